@@ -1,0 +1,1 @@
+"""The service: ingress, protocols, routing and the life of a Ray Serve application."""

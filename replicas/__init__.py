@@ -1,0 +1,1 @@
+"""One engine serving one model: loading, scheduling, running, text."""

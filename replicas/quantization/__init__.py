@@ -1,0 +1,1 @@
+"""Quantization formats: one class in one file each."""

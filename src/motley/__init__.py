@@ -1,0 +1,1 @@
+"""Motley: one quantized language model on a mix of unequal devices."""
