@@ -1,0 +1,59 @@
+"""Weights in canonical form: what a checkpoint format hands out and every kernel can repack."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class DenseWeight:
+    """weight [N, K] floating point; bias [N] or None."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.weight.shape[0], self.weight.shape[1]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedWeight:
+    """Affine integer weights: w[n, k] = scales[n, k // group] * (codes[n, k] - zeros[n, k // group]).
+
+    codes        uint8 [N, K], below 2**bits
+    scales       floating point [N, K // group_size], as stored
+    zeros        uint8 [N, K // group_size]; up to 2**bits inclusive
+    bits         4 or 8
+    permutation  int64 [K] or None: column k of `codes` belongs to input feature permutation[k] (GPTQ's
+                 desc_act, sorted so that groups lie together); y = x[:, permutation] @ w.T + bias
+    bias         [N] or None
+    """
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+    zeros: torch.Tensor
+    bits: int
+    group_size: int
+    permutation: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.codes.shape[0], self.codes.shape[1]
+
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """Reference: [N, K] in the order of the input features."""
+        scales = self.scales.float().repeat_interleave(self.group_size, dim=1)
+        zeros = self.zeros.float().repeat_interleave(self.group_size, dim=1)
+        dense = scales * (self.codes.float() - zeros)
+        if self.permutation is not None:
+            restored = torch.empty_like(dense)
+            restored[:, self.permutation] = dense
+            dense = restored
+        return dense.to(dtype)
+
+
+Weight = DenseWeight | GroupedWeight

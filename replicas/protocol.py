@@ -1,0 +1,153 @@
+"""The border types: what crosses between the door, the replica and the engine.
+
+Everything here is plain, frozen data that pickles and compares by value. A `Request` is validated by
+construction: whoever holds one need not check it again.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from .sampling_params import SamplingParams
+
+__all__ = [
+    "BLOCK_TOKENS",
+    "Delta",
+    "FinishReason",
+    "ModelInfo",
+    "PromptLogprob",
+    "ReplicaLoad",
+    "ReplicaProfile",
+    "Request",
+    "SamplingParams",
+    "StreamMessage",
+    "TokenLogprob",
+]
+
+BLOCK_TOKENS = 16  # tokens per KV block: part of the protocol, since block hashes are shared
+
+
+class FinishReason(enum.StrEnum):
+    """Why a choice ended. Every admitted choice gets exactly one."""
+
+    STOP = "stop"  # end-of-sequence id, stop id or stop string
+    LENGTH = "length"  # max_tokens or the context is full
+    CANCELLED = "cancelled"  # the consumer went away
+    DEADLINE = "deadline"  # the request's deadline passed
+    REPLICA_LOST = "replica_lost"  # the stream could not be continued elsewhere
+    ERROR = "error"  # the engine failed; the stream raises EngineFault
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log-probability (natural log) of one token, with the most likely alternatives, best first."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+# Log-probabilities of a prompt: the first token has none.
+PromptLogprob = TokenLogprob | None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One validated request.
+
+    prompt_ids    token ids of the prompt, at least one
+    output_ids    per choice, the output so far (resume); empty, or one tuple for each of `sampling.n`
+    sampling      seed is always set here (fixed at the door), so a resumed request repeats exactly
+    deadline_s    seconds left, from the moment of sending; None waits for ever. A duration, not a
+                  time of day: clocks of two machines differ
+    priority      higher runs first
+    tenant        who asks; separates prefix caches and queues
+    cache_salt    derived from the tenant by the door, never given by a client
+    """
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams
+    output_ids: tuple[tuple[int, ...], ...] = ()
+    deadline_s: float | None = None
+    priority: int = 0
+    tenant: str = ""
+    cache_salt: bytes = b""
+
+    def __post_init__(self) -> None:
+        assert self.prompt_ids, "a request has at least one prompt token"
+        assert len(self.output_ids) in (0, self.sampling.n), "output_ids: none, or one per choice"
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What became ready for one choice since its last delta.
+
+    `text` may lag behind `token_ids` (incomplete UTF-8, a possible stop string) and never exceeds them.
+    `finish_reason` is set on the last delta of the choice, and only there.
+    `stop_reason`: the stop string or stop id that ended it, if one did.
+    """
+
+    index: int
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaLoad:
+    """What a replica carries right now. Token counts, not request counts: prompts differ a thousandfold."""
+
+    running: int = 0  # sequences in the running batch
+    waiting: int = 0  # sequences admitted and not yet running
+    queued_prefill_tokens: int = 0  # tokens still to be computed before their first output
+    kv_blocks_free: int = 0  # free or evictable
+    kv_blocks_total: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StreamMessage:
+    """One message of a replica's stream: every delta that is ready, and the load for the router.
+
+    The first message of a stream has `cached_tokens` (prompt tokens that were not computed again) and,
+    if asked for, `prompt_logprobs`.
+    """
+
+    deltas: tuple[Delta, ...] = ()
+    load: ReplicaLoad | None = None
+    cached_tokens: int | None = None
+    prompt_logprobs: tuple[PromptLogprob, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What the door must know of the model to validate and translate."""
+
+    name: str
+    family: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    dtype: str
+    quantization: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaProfile:
+    """What a replica is; published once at readiness. Rates are measured during warm-up."""
+
+    replica_id: str
+    model: ModelInfo
+    device: str  # "cpu" or e.g. "cuda:0"
+    device_name: str
+    compute_capability: str | None  # "6.1"; None for a CPU
+    numerics: str  # replicas of one numerics class give the same tokens
+    fingerprint: str  # what may share KV: weights, config, rope, kv dtype, numerics
+    prefill_tokens_per_s: float
+    decode_step_s: float  # one step at batch 1
+    kv_blocks_total: int
+    max_batch_tokens: int
+    choices: dict[str, str] = field(default_factory=dict)  # automatic choice -> reason

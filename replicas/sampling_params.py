@@ -1,0 +1,155 @@
+"""Sampling parameters, validated by construction: the one validator behind gRPC, HTTP and Python."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .errors import InvalidRequest
+
+MAX_CHOICES = 128
+MAX_LOGPROBS = 20
+MAX_STOP_STRINGS = 4
+MAX_STOP_CHARS = 1024
+MAX_LOGIT_BIAS = 300
+MAX_TEMPERATURE = 100.0
+SEED_RANGE = (-(2**63), 2**63 - 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How tokens are chosen and when a choice ends.
+
+    temperature         0 is greedy. 0 to 100
+    top_k               keep the k most likely; 0 or -1 keeps all
+    top_p               keep the smallest set with this much probability, (0, 1]
+    min_p               drop tokens below this fraction of the best one's probability, [0, 1]
+    presence_penalty    subtracted once from the logit of any token in the output, [-2, 2]
+    frequency_penalty   subtracted per occurrence in the output, [-2, 2]
+    repetition_penalty  divides positive and multiplies negative logits of tokens in prompt or output, (0, 10]
+    logit_bias          token id -> added to its logit, [-100, 100]; at most 300
+    seed                None draws one at the door; the same seed repeats the same text
+    n                   number of choices
+    logprobs            None, or how many alternatives beside each output token's own, 0 to 20
+    prompt_logprobs     likewise for the prompt
+    min_tokens          no end-of-sequence or stop before this many
+    max_tokens          None: until the context is full
+    stop                strings that end a choice and are not part of its text
+    stop_token_ids      ids that end a choice
+    ignore_eos          go on past end-of-sequence ids
+
+    Raises InvalidRequest naming the field.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    n: int = 1
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    min_tokens: int = 0
+    max_tokens: int | None = None
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        _number("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
+        _integer("top_k", self.top_k, -1, 2**31 - 1)
+        _number("top_p", self.top_p, 0.0, 1.0, low_open=True)
+        _number("min_p", self.min_p, 0.0, 1.0)
+        _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _number("repetition_penalty", self.repetition_penalty, 0.0, 10.0, low_open=True)
+        _integer("n", self.n, 1, MAX_CHOICES)
+        _integer("min_tokens", self.min_tokens, 0, 2**31 - 1)
+        _optional_integer("seed", self.seed, *SEED_RANGE)
+        _optional_integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        _optional_integer("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
+        _optional_integer("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise _invalid("min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})")
+        if not isinstance(self.ignore_eos, bool):
+            raise _invalid("ignore_eos", self.ignore_eos, "true or false")
+        object.__setattr__(self, "stop", _stop_strings(self.stop))
+        object.__setattr__(self, "stop_token_ids", _ids("stop_token_ids", self.stop_token_ids))
+        object.__setattr__(self, "logit_bias", _logit_bias(self.logit_bias))
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Raise InvalidRequest if an id is not in a vocabulary of that size."""
+        for name, ids in (("stop_token_ids", self.stop_token_ids), ("logit_bias", self.logit_bias)):
+            for token_id in ids:
+                if token_id >= vocab_size:
+                    raise _invalid(name, token_id, f"ids below the vocabulary size, {vocab_size}")
+
+
+def _invalid(name: str, value: Any, accepted: str) -> InvalidRequest:
+    shown = repr(value)
+    shown = shown if len(shown) <= 80 else shown[:77] + "..."
+    return InvalidRequest(f"{name}: {shown} is not accepted; expected {accepted}", param=name, code="invalid_value")
+
+
+def _number(name: str, value: Any, low: float, high: float, *, low_open: bool = False) -> None:
+    bounds = f"a number in {'(' if low_open else '['}{low:g}, {high:g}]"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise _invalid(name, value, bounds)
+    if not (low <= value <= high) or (low_open and value == low) or math.isnan(value):
+        raise _invalid(name, value, bounds)
+
+
+def _integer(name: str, value: Any, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise _invalid(name, value, f"an integer from {low} to {high}")
+
+
+def _optional_integer(name: str, value: Any, low: int, high: int) -> None:
+    if value is not None:
+        _integer(name, value, low, high)
+
+
+def _stop_strings(stop: Any) -> tuple[str, ...]:
+    if stop is None:
+        return ()
+    strings = (stop,) if isinstance(stop, str) else stop
+    if not isinstance(strings, list | tuple) or len(strings) > MAX_STOP_STRINGS:
+        raise _invalid("stop", stop, f"a string or at most {MAX_STOP_STRINGS} strings")
+    for text in strings:
+        if not isinstance(text, str) or not 1 <= len(text) <= MAX_STOP_CHARS:
+            raise _invalid("stop", text, f"strings of 1 to {MAX_STOP_CHARS} characters")
+        if any("\ud800" <= char <= "\udfff" for char in text):
+            raise _invalid("stop", text, "text without lone surrogates")
+    return tuple(strings)
+
+
+def _ids(name: str, ids: Any) -> tuple[int, ...]:
+    if not isinstance(ids, list | tuple) or len(ids) > MAX_LOGIT_BIAS:
+        raise _invalid(name, ids, f"a list of at most {MAX_LOGIT_BIAS} token ids")
+    for token_id in ids:
+        _integer(name, token_id, 0, 2**31 - 1)
+    return tuple(ids)
+
+
+def _logit_bias(bias: Any) -> dict[int, float]:
+    if bias is None:
+        return {}
+    if not isinstance(bias, Mapping) or len(bias) > MAX_LOGIT_BIAS:
+        raise _invalid("logit_bias", bias, f"an object of at most {MAX_LOGIT_BIAS} token ids")
+    checked: dict[int, float] = {}
+    for key, value in bias.items():
+        token_id = int(key) if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 11 else key
+        _integer("logit_bias", token_id, 0, 2**31 - 1)
+        _number("logit_bias", value, -100.0, 100.0)
+        checked[token_id] = float(value)
+    return checked
