@@ -43,7 +43,9 @@ class Ops(Protocol):
         """Repack a weight for this device. "head": the vocabulary projection."""
         ...
 
-    def allocate_kv(self, num_layers: int, num_blocks: int, num_kv_heads: int, head_dim: int) -> list[torch.Tensor]:
+    def allocate_kv(
+        self, num_layers: int, num_blocks: int, num_kv_heads: int, head_dim: int
+    ) -> list[torch.Tensor]:
         """One cache tensor per layer, in whatever layout this device's attention wants."""
         ...
 
@@ -79,3 +81,42 @@ class Ops(Protocol):
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """silu(gate) * up for gate_up [T, 2 * I] = [gate | up]; returns [T, I]."""
         ...
+
+
+def for_device(
+    device: torch.device | str,
+    dtype: torch.dtype = torch.float32,
+    numerics: Numerics = "exact",
+    cpu_weights: CpuWeights | None = None,
+) -> Ops:
+    """The operators of a device.
+
+    dtype        of the activations and of KV: float32 or bfloat16 on a CPU
+    cpu_weights  how a CPU holds quantized weights; None dequantises them to `dtype`
+
+    Raises ValueError naming what the device cannot do.
+    """
+    device = torch.device(device)
+    if device.type != "cpu":
+        raise ValueError(f"device: {device} has no operators; expected cpu")
+    if dtype not in (torch.float32, torch.bfloat16):
+        raise ValueError(f"dtype: {dtype} is not computed on a CPU; expected float32 or bfloat16")
+    from .cpu import CpuOps  # here, since it implements what this module declares
+
+    return CpuOps(dtype, numerics, cpu_weights)
+
+
+def choose_dtype(device: torch.device | str, checkpoint_dtype: torch.dtype) -> tuple[torch.dtype, str]:
+    """The activation dtype for `dtype="auto"`, and why."""
+    device = torch.device(device)
+    if device.type != "cpu":
+        raise ValueError(f"device: {device} has no operators; expected cpu")
+    if checkpoint_dtype == torch.float32:
+        return torch.float32, "the checkpoint is fp32"
+    if has_bf16_arithmetic():
+        return torch.bfloat16, "this CPU multiplies bf16 (AVX512-BF16 or AMX)"
+    return torch.float32, "this CPU has no bf16 arithmetic; fp32 is faster"
+
+
+def has_bf16_arithmetic() -> bool:
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()) and torch.cpu._is_avx512_bf16_supported()
