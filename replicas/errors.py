@@ -77,7 +77,13 @@ class CheckpointError(MotleyError):
     """A checkpoint cannot be loaded. Names the file and, where there is one, the tensor or key."""
 
     def __init__(
-        self, message: str, *, file: str = "", tensor: str = "", param: str | None = None, code: str | None = None
+        self,
+        message: str,
+        *,
+        file: str = "",
+        tensor: str = "",
+        param: str | None = None,
+        code: str | None = None,
     ) -> None:
         where = " · ".join(part for part in (file, tensor) if part)
         super().__init__(f"{where}: {message}" if where else message, param=param, code=code or "bad_checkpoint")

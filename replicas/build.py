@@ -1,0 +1,193 @@
+"""From a model's name to an engine that is ready: choose, load, size the KV cache, warm up."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from ..kernels.ops import Ops, choose_dtype, for_device
+from .blocks import BlockPool, blocks_for
+from .checkpoint import inspect_checkpoint, resolve_model
+from .engine import EngineCore, Limits
+from .engine_config import EngineConfig
+from .errors import InvalidRequest
+from .model import LoadedModel, load_model
+from .protocol import BLOCK_TOKENS, ModelInfo, ReplicaProfile, Request
+from .runner import ModelRunner
+from .sampling_params import SamplingParams
+from .scheduler import Scheduler
+from .tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+Progress = Callable[[int, int], None]  # done bytes, total bytes
+
+_KV_SHARE = 0.25  # of the memory that is free once the weights are loaded
+_WARM_UP_PROMPT = 256
+_WARM_UP_STEPS = 8
+
+
+@dataclass(slots=True)
+class BuiltEngine:
+    """An engine and what is known of it. `choices`: what was decided automatically -> why."""
+
+    core: EngineCore
+    runner: ModelRunner
+    tokenizer: Tokenizer | None
+    profile: ReplicaProfile
+    choices: Mapping[str, str]
+
+    def warm_up(self) -> None:
+        """Run every path once, so that readiness means speed, and measure the rates of the profile."""
+        prefill_s, decode_s = _measure(self.core)
+        length = _warm_up_length(self.core)
+        self.profile = replace(self.profile, prefill_tokens_per_s=length / prefill_s, decode_step_s=decode_s)
+        self.core.scheduler.pool.forget_prefixes()
+
+
+def build_engine(
+    model: str | Path, config: EngineConfig, *, name: str | None = None, progress: Progress | None = None
+) -> BuiltEngine:
+    """Load `model` (a folder or a Hugging Face id) under `config`. Raises CheckpointError, InvalidRequest."""
+    path = resolve_model(model)
+    torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
+    checkpoint = inspect_checkpoint(path)
+    device = torch.device(config.device)
+    dtype, why = _dtype(config.dtype, device, checkpoint.config.dtype)
+    ops = for_device(device, dtype, numerics=config.numerics, cpu_weights=config.cpu_weights)
+    loaded = load_model(path, ops, progress=progress)
+    tokenizer = Tokenizer.load(path) if Tokenizer.is_in(path) else None
+    num_blocks, kv_why = _num_blocks(config, loaded, ops)
+    max_model_len, len_why = _max_model_len(config, loaded, num_blocks)
+    kv = ops.allocate_kv(*_kv_geometry(loaded, num_blocks))
+    choices = {"dtype": why, "kv_blocks": kv_why, "max_model_len": len_why, **ops.choices}
+    for what, reason in choices.items():
+        log.info("%s: %s", what, reason)
+    limits = Limits(loaded.config.vocab_size, max_model_len, loaded.defaults.eos_token_ids)
+    pool = BlockPool(num_blocks, reuse_prefixes=config.reuse_prefixes)
+    scheduler = Scheduler(pool, max_batch_tokens=config.max_batch_tokens, max_running=config.max_running)
+    runner = ModelRunner(loaded.decoder, kv, device)
+    core = EngineCore(runner, scheduler, limits, tokenizer)
+    info = ModelInfo(
+        name=name or path.name,
+        family=loaded.config.family,
+        vocab_size=limits.vocab_size,
+        max_model_len=max_model_len,
+        eos_token_ids=limits.eos_token_ids,
+        dtype=str(dtype).removeprefix("torch."),
+        quantization=loaded.quantization,
+    )
+    profile = _profile(info, config, loaded, num_blocks, choices)
+    return BuiltEngine(core, runner, tokenizer, profile, choices)
+
+
+def _dtype(asked: str, device: torch.device, stored: torch.dtype) -> tuple[torch.dtype, str]:
+    if asked == "auto":
+        return choose_dtype(device, stored)
+    return getattr(torch, asked), f"{asked}: as configured"
+
+
+def _kv_geometry(loaded: LoadedModel, num_blocks: int) -> tuple[int, int, int, int]:
+    config = loaded.config
+    return config.num_layers, num_blocks, config.num_kv_heads, config.head_dim
+
+
+def _num_blocks(config: EngineConfig, loaded: LoadedModel, ops: Ops) -> tuple[int, str]:
+    block_bytes = sum(tensor.nbytes for tensor in ops.allocate_kv(*_kv_geometry(loaded, 1)))
+    longest = config.max_model_len or loaded.config.max_position_embeddings
+    useful = config.max_running * blocks_for(longest)
+    if config.kv_memory_bytes is not None:
+        blocks, source = config.kv_memory_bytes // block_bytes, "as configured"
+    else:
+        blocks, source = int(_free_memory() * _KV_SHARE) // block_bytes, f"{_KV_SHARE:.0%} of free memory"
+    blocks = min(blocks, useful)
+    if blocks < 1:
+        raise InvalidRequest(f"kv_memory_bytes: one block needs {block_bytes} bytes", param="kv_memory_bytes")
+    size = blocks * block_bytes / 2**20
+    return (
+        blocks,
+        f"{blocks} blocks of {BLOCK_TOKENS} tokens, {size:.0f} MiB: {source}, at most what max_running can use",
+    )
+
+
+def _free_memory() -> int:
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _max_model_len(config: EngineConfig, loaded: LoadedModel, num_blocks: int) -> tuple[int, str]:
+    made_for = loaded.config.max_position_embeddings
+    wanted = config.max_model_len or made_for
+    if wanted > made_for:
+        message = f"max_model_len: {wanted} exceeds the {made_for} positions that the model was made for"
+        raise InvalidRequest(message, param="max_model_len")
+    room = num_blocks * BLOCK_TOKENS
+    if config.max_model_len and room < config.max_model_len:
+        message = f"max_model_len: the KV cache holds {room} tokens, fewer than {config.max_model_len}"
+        raise InvalidRequest(message, param="max_model_len")
+    if room < wanted:
+        return room, f"{room}: the KV cache holds no more (the model was made for {made_for})"
+    return wanted, f"{wanted}: " + ("as configured" if config.max_model_len else "what the model was made for")
+
+
+def _profile(
+    info: ModelInfo, config: EngineConfig, loaded: LoadedModel, num_blocks: int, choices: Mapping[str, str]
+) -> ReplicaProfile:
+    numerics = f"{config.device.split(':')[0]}-{info.dtype}-{config.numerics}-{config.cpu_weights or 'auto'}"
+    fingerprint = hashlib.sha256(f"{loaded.fingerprint}|{numerics}|kv={info.dtype}".encode()).hexdigest()
+    return ReplicaProfile(
+        replica_id="",
+        model=info,
+        device=config.device,
+        device_name=_device_name(config.device),
+        compute_capability=_compute_capability(config.device),
+        numerics=numerics,
+        fingerprint=fingerprint,
+        prefill_tokens_per_s=0.0,
+        decode_step_s=0.0,
+        kv_blocks_total=num_blocks,
+        max_batch_tokens=config.max_batch_tokens,
+        choices=dict(choices),
+    )
+
+
+def _device_name(device: str) -> str:
+    return (
+        torch.cuda.get_device_name(device) if device.startswith("cuda") else platform.processor() or platform.machine()
+    )
+
+
+def _compute_capability(device: str) -> str | None:
+    return ".".join(map(str, torch.cuda.get_device_capability(device))) if device.startswith("cuda") else None
+
+
+def _warm_up_length(core: EngineCore) -> int:
+    return max(
+        1,
+        min(_WARM_UP_PROMPT, core.limits.max_model_len - _WARM_UP_STEPS - 1, core.scheduler.max_batch_tokens),
+    )
+
+
+def _measure(core: EngineCore) -> tuple[float, float]:
+    """Seconds of one prefill step and of one decode step (median), of two equal runs the second."""
+    length = _warm_up_length(core)
+    params = SamplingParams(temperature=0.0, max_tokens=_WARM_UP_STEPS, ignore_eos=True, seed=0)
+    steps: list[float] = []
+    for run in range(2):
+        # Different prompts: the second must not find the first one's prefix.
+        prompt = tuple((token * 7 + run) % core.limits.vocab_size for token in range(length))
+        core.add(-1, Request(request_id="warm-up", prompt_ids=prompt, sampling=params))
+        steps = []
+        while core.busy:
+            began = time.perf_counter()
+            core.step()
+            steps.append(time.perf_counter() - began)
+    return steps[0], statistics.median(steps[1:]) if len(steps) > 1 else steps[0]

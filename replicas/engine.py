@@ -1,0 +1,277 @@
+"""The loop: plan, run, commit."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from .errors import EngineFault, InvalidRequest, MotleyError
+from .plan import ItemResult, StepPlan, StepResult
+from .protocol import Delta, FinishReason, ReplicaLoad, Request, StreamMessage, TokenLogprob
+from .runner import Runner
+from .scheduler import Scheduler
+from .sequence import Sequence
+from .text import TextStream
+from .tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the engine checks of a request that the door has already validated."""
+
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Emission:
+    """What one step has for one request. `done`: nothing follows. `error` is set only when done."""
+
+    key: int
+    message: StreamMessage
+    done: bool
+    error: MotleyError | None = None
+
+
+@dataclass(slots=True)
+class _Job:
+    """A request in the engine: its live sequences, and what is ready to be sent."""
+
+    key: int
+    lead: Sequence
+    live: list[Sequence]
+    deltas: list[Delta] = field(default_factory=list)
+    opened: bool = False
+    error: MotleyError | None = None
+
+
+class EngineCore:
+    """Requests in, emissions out, one step at a time. Not thread-safe: one thread owns it.
+
+    Requests go by the caller's own integer key, never by a client's id.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        scheduler: Scheduler,
+        limits: Limits,
+        tokenizer: Tokenizer | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.scheduler = scheduler
+        self.limits = limits
+        self.num_steps = 0
+        self._runner = runner
+        self._tokenizer = tokenizer
+        self._clock = clock
+        self._jobs: dict[int, _Job] = {}
+        self._texts: dict[int, TextStream | None] = {}  # by sequence id
+        self._job_of: dict[int, _Job] = {}  # by sequence id
+        self._ids = itertools.count()
+        self._ready: dict[int, _Job] = {}  # jobs with something to send
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._jobs)
+
+    def check(self, request: Request) -> None:
+        """Raise InvalidRequest if this model cannot serve the request."""
+        check_request(request, self.limits)
+        if self._tokenizer is None and request.sampling.stop:
+            raise InvalidRequest("stop: this model has no tokenizer", param="stop")
+
+    def add(self, key: int, request: Request) -> None:
+        """Take a request in. Raises InvalidRequest if the model cannot serve it."""
+        self.check(request)
+        assert key not in self._jobs
+        sequences = [self._sequence(request, choice) for choice in range(request.sampling.n)]
+        if self.scheduler.pool.reuse_prefixes:
+            for sequence in sequences[1:]:
+                sequence.leader = sequences[0]
+        job = self._jobs[key] = _Job(key, sequences[0], list(sequences))
+        for sequence in sequences:
+            self._start(job, sequence)
+
+    def cancel(self, key: int) -> None:
+        """Drop a request and free what it holds. Unknown keys are ignored: it may just have ended."""
+        job = self._jobs.pop(key, None)
+        self._ready.pop(key, None)
+        for sequence in job.live if job else ():
+            self._forget(sequence)
+
+    def step(self) -> list[Emission]:
+        """Plan, run, commit; returns what became ready."""
+        self._expire()
+        plan = self.scheduler.plan()
+        if plan.items:
+            try:
+                result = self._runner.run(plan)
+            except Exception as error:  # noqa: BLE001  whatever a kernel raises must end these streams, not the engine
+                self._fail(plan, error)
+            else:
+                self._commit(plan, result)
+            self.num_steps += 1
+        return list(self._emit())
+
+    def _sequence(self, request: Request, choice: int) -> Sequence:
+        number = next(self._ids)
+        params = request.sampling
+        room = self.limits.max_model_len - len(request.prompt_ids)
+        outputs = list(request.output_ids[choice]) if request.output_ids else []
+        return Sequence(
+            id=number,
+            request=request,
+            choice=choice,
+            arrival=number,
+            limit=len(request.prompt_ids) + min(params.max_tokens or room, room),
+            eos_ids=self.limits.eos_token_ids,
+            deadline=None if request.deadline_s is None else self._clock() + request.deadline_s,
+            output_ids=outputs,
+            wants_prompt_logprobs=params.prompt_logprobs is not None and choice == 0 and not any(request.output_ids),
+        )
+
+    def _start(self, job: _Job, sequence: Sequence) -> None:
+        self._job_of[sequence.id] = job
+        text = self._texts[sequence.id] = self._text(sequence.request)
+        if sequence.wants_prompt_logprobs:
+            sequence.prompt_logprobs.append(None)  # nothing predicts the first token
+        reason = None
+        if sequence.output_ids:
+            if text is not None:
+                text.replay(sequence.output_ids)
+            stopped = text is not None and text.stopped is not None
+            reason = FinishReason.STOP if stopped else sequence.finish_after_last()
+        self.scheduler.add(sequence)
+        if reason is not None:  # it had already ended when it was lost
+            self._finish(sequence, Delta(sequence.choice, finish_reason=reason, stop_reason=text and text.stopped))
+
+    def _text(self, request: Request) -> TextStream | None:
+        if self._tokenizer is None:
+            return None
+        return TextStream(self._tokenizer, stop=request.sampling.stop, min_tokens=request.sampling.min_tokens)
+
+    def _expire(self) -> None:
+        now = self._clock()
+        for sequence in self.scheduler.sequences:
+            if sequence.deadline is not None and now >= sequence.deadline:
+                self._finish(sequence, self._closing(sequence, FinishReason.DEADLINE))
+
+    def _fail(self, plan: StepPlan, error: Exception) -> None:
+        log.exception("a step of %d sequences failed", len(plan.items), exc_info=error)
+        for item in plan.items:
+            self._fault(self.scheduler.sequence(item.sequence_id), f"the step failed: {error}")
+
+    def _fault(self, sequence: Sequence, message: str) -> None:
+        job = self._job_of[sequence.id]
+        job.error = EngineFault(message, code="engine_fault")
+        for other in list(job.live):
+            self._finish(other, self._closing(other, FinishReason.ERROR))
+
+    def _commit(self, plan: StepPlan, result: StepResult) -> None:
+        self.scheduler.commit(plan)
+        for item, outcome in zip(plan.items, result.items, strict=True):
+            sequence = self.scheduler.sequence(item.sequence_id) if item.sequence_id in self._job_of else None
+            if sequence is None:
+                continue  # a sibling's fault has ended it within this very step
+            _keep_prompt_logprobs(sequence, item.start, outcome)
+            if outcome.fault:
+                self._fault(sequence, outcome.fault)
+            elif outcome.token:
+                self._advance(sequence, outcome.token)
+
+    def _advance(self, sequence: Sequence, token: TokenLogprob) -> None:
+        sequence.output_ids.append(token.token_id)
+        reason = sequence.finish_after_last()
+        text = self._texts[sequence.id]
+        piece, stop_reason = "", None
+        if reason is FinishReason.STOP:
+            piece = text.flush() if text else ""  # the token that ends a choice is not part of its text
+            stop_reason = token.token_id if token.token_id in sequence.request.sampling.stop_token_ids else None
+        elif text is not None:
+            piece = text.push((token.token_id,))
+            if text.stopped is not None:
+                reason, stop_reason = FinishReason.STOP, text.stopped
+            elif reason is not None:
+                piece += text.flush()
+        wanted = sequence.request.sampling.logprobs is not None
+        delta = Delta(
+            index=sequence.choice,
+            token_ids=(token.token_id,),
+            text=piece,
+            logprobs=(token,) if wanted else None,
+            finish_reason=reason,
+            stop_reason=stop_reason,
+        )
+        self._finish(sequence, delta) if reason else self._send(sequence, delta)
+
+    def _closing(self, sequence: Sequence, reason: FinishReason) -> Delta:
+        text = self._texts[sequence.id]
+        return Delta(sequence.choice, text=text.flush() if text else "", finish_reason=reason)
+
+    def _send(self, sequence: Sequence, delta: Delta) -> None:
+        job = self._job_of[sequence.id]
+        job.deltas.append(delta)
+        self._ready[job.key] = job
+
+    def _finish(self, sequence: Sequence, delta: Delta) -> None:
+        sequence.finish_reason = delta.finish_reason
+        self._send(sequence, delta)
+        self._job_of[sequence.id].live.remove(sequence)
+        self._forget(sequence)
+
+    def _forget(self, sequence: Sequence) -> None:
+        self.scheduler.remove(sequence)
+        del self._texts[sequence.id], self._job_of[sequence.id]
+
+    def _emit(self) -> Iterator[Emission]:
+        load = self.scheduler.load()
+        for job in self._ready.values():
+            done = not job.live
+            yield Emission(job.key, _message(job, load), done, job.error if done else None)
+            job.deltas = []
+            if done:
+                del self._jobs[job.key]
+        self._ready = {}
+
+
+def check_request(request: Request, limits: Limits) -> None:
+    """Raise InvalidRequest where the request does not fit the model. The door calls it too, before any queue."""
+    for token_id in request.prompt_ids:
+        if not 0 <= token_id < limits.vocab_size:
+            message = f"prompt: token id {token_id} is not in the vocabulary of {limits.vocab_size}"
+            raise InvalidRequest(message, param="prompt", code="invalid_value")
+    if len(request.prompt_ids) >= limits.max_model_len:
+        message = (
+            f"prompt: {len(request.prompt_ids)} tokens leave no room for an answer in the context of "
+            f"{limits.max_model_len}"
+        )
+        raise InvalidRequest(message, param="prompt", code="context_length_exceeded")
+    request.sampling.check_vocabulary(limits.vocab_size)
+    for output in request.output_ids:
+        room = limits.max_model_len - len(request.prompt_ids)
+        if len(output) > min(request.sampling.max_tokens or room, room):
+            raise InvalidRequest(f"output_ids: more than the {room} tokens allowed", param="output_ids")
+        if any(not 0 <= token_id < limits.vocab_size for token_id in output):
+            raise InvalidRequest("output_ids: an id is not in the vocabulary", param="output_ids")
+
+
+def _keep_prompt_logprobs(sequence: Sequence, start: int, outcome: ItemResult) -> None:
+    """Append those that are new: a preempted sequence computes some of its prompt twice."""
+    known = len(sequence.prompt_logprobs) - (start + 1)
+    if outcome.prompt_logprobs:
+        sequence.prompt_logprobs.extend(outcome.prompt_logprobs[max(known, 0) :])
+
+
+def _message(job: _Job, load: ReplicaLoad) -> StreamMessage:
+    first, job.opened = not job.opened, True
+    if not first:
+        return StreamMessage(tuple(job.deltas), load)
+    prompt_logprobs = tuple(job.lead.prompt_logprobs) if job.lead.wants_prompt_logprobs else None
+    return StreamMessage(tuple(job.deltas), load, job.lead.cached_tokens or 0, prompt_logprobs)

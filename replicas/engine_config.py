@@ -1,0 +1,70 @@
+"""How one engine is set up. Frozen: derived values are returned by whoever derives them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..kernels.ops import CpuWeights, Numerics
+from .errors import InvalidRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Settings of one engine.
+
+    device                "cpu" or "cuda[:i]"
+    dtype                 activations: "auto", "float32", "bfloat16", "float16"
+    numerics              "exact": a batch, a chunk or a prefix hit never changes a token; "fast": kernels may
+                          switch by batch size, within their stated bounds
+    cpu_weights           which copies of int4 weights a CPU keeps; None lets the operator table choose
+    max_model_len         tokens of prompt and output together; None: what the model was made for
+    max_batch_tokens      tokens computed per step, prefill chunks and decodes together
+    max_running           sequences in one step
+    kv_memory_bytes       None: a share of free memory
+    reuse_prefixes        find prompts' prefixes in the KV of earlier requests
+    max_waiting_tokens    prompt tokens admitted and not yet started; above it requests are refused
+    max_waiting           requests admitted and not yet started
+    threads               CPU threads; None: all cores this process may use
+    watchdog_s            a step longer than this makes the replica unhealthy
+    """
+
+    device: str = "cpu"
+    dtype: str = "auto"
+    numerics: Numerics = "exact"
+    cpu_weights: CpuWeights | None = None
+    max_model_len: int | None = None
+    max_batch_tokens: int = 512
+    max_running: int = 64
+    kv_memory_bytes: int | None = None
+    reuse_prefixes: bool = True
+    max_waiting_tokens: int = 262_144
+    max_waiting: int = 512
+    threads: int | None = None
+    watchdog_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        _one_of("dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
+        _one_of("numerics", self.numerics, ("exact", "fast"))
+        _one_of("cpu_weights", self.cpu_weights, (None, "int4", "int8", "both"))
+        for name in ("max_batch_tokens", "max_running", "max_waiting_tokens", "max_waiting"):
+            _positive(name, getattr(self, name))
+        for name in ("max_model_len", "kv_memory_bytes", "threads"):
+            if getattr(self, name) is not None:
+                _positive(name, getattr(self, name))
+        if self.max_batch_tokens < self.max_running:
+            # Every running sequence must be able to decode in every step.
+            raise _bad("max_batch_tokens", self.max_batch_tokens, f"at least max_running ({self.max_running})")
+
+
+def _bad(name: str, value: object, accepted: str) -> InvalidRequest:
+    return InvalidRequest(f"{name}: {value!r} is not accepted; expected {accepted}", param=name)
+
+
+def _one_of(name: str, value: object, accepted: tuple[object, ...]) -> None:
+    if value not in accepted:
+        raise _bad(name, value, " or ".join(map(repr, accepted)))
+
+
+def _positive(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise _bad(name, value, "a positive integer")

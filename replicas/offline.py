@@ -1,0 +1,207 @@
+"""The engine as a library: no server, no threads, no Ray."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .build import BuiltEngine, Progress, build_engine
+from .engine_config import EngineConfig
+from .errors import InvalidRequest, MotleyError
+from .plan import PlanItem, StepPlan
+from .protocol import Delta, FinishReason, ModelInfo, PromptLogprob, Request, StreamMessage, TokenLogprob
+from .sampling_params import SamplingParams
+from .seeds import fresh_seed
+
+Prompt = str | Sequence[int]
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One choice. `logprobs` has one entry per token when asked for."""
+
+    index: int
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    logprobs: list[TokenLogprob] | None = None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """All choices of one prompt. `token_ids`, `text`, `finish_reason` and `logprobs` are the first one's."""
+
+    prompt_ids: list[int]
+    outputs: list[CompletionOutput]
+    prompt_logprobs: list[PromptLogprob] | None = None
+    cached_tokens: int = 0
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self.outputs[0].token_ids
+
+    @property
+    def text(self) -> str:
+        return self.outputs[0].text
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        return self.outputs[0].finish_reason
+
+    @property
+    def logprobs(self) -> list[TokenLogprob] | None:
+        return self.outputs[0].logprobs
+
+
+class Engine:
+    """A model, ready to generate.
+
+    path      a folder with safetensors, or a Hugging Face id
+    device    "cpu" or "cuda[:i]"
+    dtype     of activations: "auto", "float32", "bfloat16", "float16"
+    settings  any other field of EngineConfig
+    progress  called with (bytes loaded, bytes in all)
+
+    Raises CheckpointError if the model cannot be loaded, InvalidRequest for a bad setting.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        device: str = "cpu",
+        dtype: str = "auto",
+        progress: Progress | None = None,
+        **settings: Any,
+    ) -> None:
+        known = set(EngineConfig.__dataclass_fields__)
+        if unknown := sorted(set(settings) - known):
+            accepted = ", ".join(sorted(known))
+            raise InvalidRequest(f"{unknown[0]}: no such setting; there are {accepted}", param=unknown[0])
+        config = EngineConfig(device=device, dtype=dtype, **settings)
+        self._built: BuiltEngine = build_engine(path, config, progress=progress)
+        self._keys = itertools.count()
+
+    @property
+    def model(self) -> ModelInfo:
+        return self._built.profile.model
+
+    @property
+    def choices(self) -> dict[str, str]:
+        """What was decided automatically -> why."""
+        return dict(self._built.choices)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: SamplingParams | None = None,
+        *,
+        output_ids: Sequence[Sequence[int]] | None = None,
+    ) -> list[RequestOutput]:
+        """Generate for every prompt (text, or token ids), batched; outputs in the order of the prompts.
+
+        output_ids: resume, one list of ids so far per choice, the same for every prompt; the outputs hold what
+        follows. Raises InvalidRequest, EngineFault.
+        """
+        requests = [self._request(prompt, sampling, output_ids) for prompt in _as_list(prompts)]
+        outputs = [_empty(request) for request in requests]
+        for position, message in self._run(requests):
+            _add(outputs[position], message)
+        return outputs
+
+    def stream(self, prompt: Prompt, sampling: SamplingParams | None = None) -> Iterator[Delta]:
+        """Generate for one prompt, yielding deltas as they come. Closing the iterator cancels."""
+        for _, message in self._run([self._request(prompt, sampling, None)]):
+            yield from message.deltas
+
+    @torch.inference_mode()
+    def logits(self, token_ids: Sequence[int]) -> torch.Tensor:
+        """Logits fp32 [num_tokens, vocabulary] of every position of one sequence, computed in one step."""
+        pool = self._built.core.scheduler.pool
+        self._built.core.check(Request("logits", tuple(token_ids), SamplingParams(seed=0)))
+        with pool.open(()) as allocation:
+            if not allocation.grow(len(token_ids)):
+                raise InvalidRequest(f"token_ids: {len(token_ids)} tokens do not fit the KV cache", param="token_ids")
+            item = PlanItem(sequence_id=-1, start=0, token_ids=tuple(token_ids), blocks=tuple(allocation.blocks))
+            return self._built.runner.logits(StepPlan((item,)))
+
+    def _request(
+        self, prompt: Prompt, sampling: SamplingParams | None, output_ids: Sequence[Sequence[int]] | None
+    ) -> Request:
+        sampling = sampling or SamplingParams()
+        if sampling.seed is None:
+            sampling = replace(sampling, seed=fresh_seed())
+        if output_ids is not None and len(output_ids) != sampling.n:
+            raise InvalidRequest(f"output_ids: expected one list for each of n={sampling.n}", param="output_ids")
+        return Request(
+            request_id=f"offline-{next(self._keys)}",
+            prompt_ids=self._prompt_ids(prompt),
+            sampling=sampling,
+            output_ids=tuple(tuple(ids) for ids in output_ids or ()),
+        )
+
+    def _prompt_ids(self, prompt: Prompt) -> tuple[int, ...]:
+        if isinstance(prompt, str):
+            if self._built.tokenizer is None:
+                raise InvalidRequest("prompt: this model has no tokenizer; give token ids", param="prompt")
+            prompt = self._built.tokenizer.encode(prompt)
+        if not prompt:
+            raise InvalidRequest("prompt: empty", param="prompt", code="invalid_value")
+        if any(isinstance(token, bool) or not isinstance(token, int) for token in prompt):
+            raise InvalidRequest("prompt: expected text or integer token ids", param="prompt", code="invalid_value")
+        return tuple(prompt)
+
+    def _run(self, requests: list[Request]) -> Iterator[tuple[int, StreamMessage]]:
+        core = self._built.core
+        for request in requests:
+            core.check(request)  # all or none
+        position_of = {next(self._keys): position for position in range(len(requests))}
+        for key, position in position_of.items():
+            core.add(key, requests[position])
+        fault: MotleyError | None = None
+        try:
+            while core.busy:
+                for emission in core.step():
+                    fault = fault or emission.error
+                    yield position_of[emission.key], emission.message
+                if fault is not None:
+                    raise fault
+        finally:
+            for key in position_of:
+                core.cancel(key)
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """A list of prompts; a single text or a single list of ids is a list of one."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if prompts and all(isinstance(item, int) for item in prompts):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _empty(request: Request) -> RequestOutput:
+    wanted = request.sampling.logprobs is not None
+    outputs = [CompletionOutput(index, logprobs=[] if wanted else None) for index in range(request.sampling.n)]
+    return RequestOutput(list(request.prompt_ids), outputs)
+
+
+def _add(output: RequestOutput, message: StreamMessage) -> None:
+    if message.cached_tokens is not None:
+        output.cached_tokens = message.cached_tokens
+    if message.prompt_logprobs is not None:
+        output.prompt_logprobs = list(message.prompt_logprobs)
+    for delta in message.deltas:
+        choice = output.outputs[delta.index]
+        choice.token_ids.extend(delta.token_ids)
+        choice.text += delta.text
+        choice.finish_reason = delta.finish_reason or choice.finish_reason
+        choice.stop_reason = delta.stop_reason if delta.stop_reason is not None else choice.stop_reason
+        if choice.logprobs is not None:
+            choice.logprobs.extend(delta.logprobs or ())

@@ -1,0 +1,78 @@
+"""What one step computes, as plain data: the scheduler writes it, the runner reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .protocol import TokenLogprob
+from .sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class SampleSpec:
+    """How to choose the token after a sequence's last one; the sampler keeps no state of its own.
+
+    position       index of the token in the output, from 0; with seed and choice it fixes the random number
+    suppressed     ids that must not be chosen (the end of sequence before min_tokens)
+    prompt_ids, output_ids   history for the penalties; views of the sequence's own lists
+    """
+
+    params: SamplingParams
+    seed: int
+    choice: int
+    position: int
+    suppressed: tuple[int, ...]
+    prompt_ids: Sequence[int]
+    output_ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanItem:
+    """One sequence's share of a step.
+
+    token_ids       the new tokens, at positions start .. start + len(token_ids) - 1
+    blocks          KV blocks that hold positions 0 .. start + len(token_ids) - 1
+    sample          set when the step reaches the sequence's last token
+    prompt_targets  the prompt tokens whose log-probabilities are wanted: targets[i] follows token_ids[i]
+    prompt_top      how many alternatives beside each of them
+    """
+
+    sequence_id: int
+    start: int
+    token_ids: tuple[int, ...]
+    blocks: tuple[int, ...]
+    sample: SampleSpec | None = None
+    prompt_targets: tuple[int, ...] = ()
+    prompt_top: int = 0
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """Items with one token come first."""
+
+    items: tuple[PlanItem, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(item.token_ids) for item in self.items)
+
+
+@dataclass(frozen=True, slots=True)
+class ItemResult:
+    """`token` is None when nothing was sampled, or when the logits were not finite (`fault` says so)."""
+
+    token: TokenLogprob | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    fault: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """One result per item of the plan, in its order."""
+
+    items: tuple[ItemResult, ...]

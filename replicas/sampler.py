@@ -1,0 +1,110 @@
+"""From logits to tokens. Stateless: everything that a choice depends on is in its SampleSpec.
+
+Order: bias and penalties, suppressed ids, temperature, min_p, top_k, top_p, then one draw by inverse
+distribution function over token ids. Log-probabilities are those of the model itself, before all of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from .philox import uniform
+from .plan import ItemResult, SampleSpec
+from .protocol import TokenLogprob
+from .sampling_params import SamplingParams
+
+_COLDEST = 1e-6  # below this every draw is the most likely token already
+_TOP_P_CANDIDATES = 1024  # a nucleus seldom has more; sorting these beats sorting a whole vocabulary
+
+
+def sample(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> list[ItemResult]:
+    """One token for each row of logits fp32 [R, vocabulary]. A row's result depends on that row alone."""
+    if not specs:
+        return []
+    best, ids = logits.max(dim=-1)  # NaN wins a maximum, so this also finds it
+    finite = torch.isfinite(best).tolist()
+    greedy = ids.tolist()
+    return [
+        _sample_row(logits[row], spec, greedy[row]) if finite[row] else ItemResult(fault="logits are not finite")
+        for row, spec in enumerate(specs)
+    ]
+
+
+def _sample_row(logits: torch.Tensor, spec: SampleSpec, best: int) -> ItemResult:
+    params = spec.params
+    adjusted = adjust(logits, spec)
+    if not params.greedy:
+        token = _draw(adjusted, params, uniform(spec.seed, spec.choice, spec.position))
+    else:
+        token = best if adjusted is logits else int(adjusted.argmax())
+    return ItemResult(token=token_logprob(logits, token, params.logprobs))
+
+
+def token_logprob(logits: torch.Tensor, token: int, top: int | None) -> TokenLogprob:
+    """Log-probability of `token` under logits fp32 [vocabulary]; not computed (0.0) when not asked for."""
+    if top is None:
+        return TokenLogprob(token, 0.0)
+    logprobs = torch.log_softmax(logits, dim=-1)
+    values, ids = logprobs.topk(top) if top else (logprobs[:0], logprobs[:0].long())
+    return TokenLogprob(token, float(logprobs[token]), tuple(zip(ids.tolist(), values.tolist(), strict=True)))
+
+
+def adjust(logits: torch.Tensor, spec: SampleSpec) -> torch.Tensor:
+    """Bias, penalties and suppressed ids applied to a copy; the very same tensor when there are none."""
+    params = spec.params
+    penalised = params.presence_penalty != 0 or params.frequency_penalty != 0 or params.repetition_penalty != 1
+    if not (penalised or params.logit_bias or spec.suppressed):
+        return logits
+    logits = logits.clone()
+    if penalised:
+        _penalise(logits, spec)
+    if params.logit_bias:
+        ids = torch.tensor(list(params.logit_bias), device=logits.device)
+        logits[ids] += torch.tensor(list(params.logit_bias.values()), device=logits.device)
+    if spec.suppressed:
+        logits[list(spec.suppressed)] = -torch.inf
+    return logits
+
+
+def _penalise(logits: torch.Tensor, spec: SampleSpec) -> None:
+    params = spec.params
+    output = torch.tensor(list(spec.output_ids), dtype=torch.int64, device=logits.device)
+    if params.repetition_penalty != 1:
+        prompt = torch.tensor(list(spec.prompt_ids), dtype=torch.int64, device=logits.device)
+        seen = torch.cat([prompt, output]).unique()
+        values = logits[seen]
+        penalty = params.repetition_penalty
+        logits[seen] = torch.where(values > 0, values / penalty, values * penalty)
+    ids, counts = output.unique(return_counts=True)
+    logits[ids] -= params.presence_penalty + params.frequency_penalty * counts.to(logits.dtype)
+
+
+def _draw(logits: torch.Tensor, params: SamplingParams, u: float) -> int:
+    # Shifted first: dividing by a tiny temperature must not make infinity minus infinity.
+    probs = torch.softmax((logits - logits.max()) / max(params.temperature, _COLDEST), dim=-1)
+    if params.min_p > 0:
+        probs = torch.where(probs >= params.min_p * probs.max(), probs, 0)
+    if 0 < params.top_k < probs.numel():
+        values, ids = probs.topk(params.top_k)
+        probs = torch.zeros_like(probs).scatter_(0, ids, values)
+    if params.top_p < 1:
+        probs = _nucleus(probs, params.top_p)
+    # Token-id order and float64: the draw moves little when the logits do.
+    cumulative = probs.double().cumsum(0)
+    index = int(torch.searchsorted(cumulative, u * cumulative[-1], right=True))
+    if index >= probs.numel() or probs[index] == 0:  # u landed on the rounding edge of the last kept token
+        index = int(probs.nonzero()[-1])
+    return index
+
+
+def _nucleus(probs: torch.Tensor, top_p: float) -> torch.Tensor:
+    """Keep the most likely tokens up to and including the one that reaches top_p of what is left."""
+    target = top_p * float(probs.double().sum())
+    values, ids = probs.topk(min(_TOP_P_CANDIDATES, probs.numel()))
+    if float(values.double().sum()) < target:
+        values, ids = probs.sort(descending=True, stable=True)
+    before = values.double().cumsum(0) - values.double()
+    kept = before < target
+    return torch.zeros_like(probs).scatter_(0, ids[kept], values[kept])

@@ -1,0 +1,171 @@
+"""Who computes how many tokens in the next step. Pure: no tensors, no clock, no threads.
+
+There is no prefill and no decode phase. Every sequence has a counter of computed tokens that catches up with
+its length under one token budget; a prompt in chunks, a prefix hit, a resumed or preempted sequence and a
+decode differ only in how far the counter has to go.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+
+from .blocks import BlockPool, blocks_for
+from .plan import PlanItem, StepPlan
+from .protocol import BLOCK_TOKENS, ReplicaLoad
+from .sequence import Sequence, State
+
+
+class Scheduler:
+    """Continuous batching over one block pool.
+
+    The pool must hold the longest sequence that is ever added: then the first in rank can always advance,
+    if need be alone, and no set of sequences can block each other.
+    """
+
+    def __init__(self, pool: BlockPool, *, max_batch_tokens: int, max_running: int) -> None:
+        assert max_batch_tokens >= max_running >= 1
+        self.pool = pool
+        self.max_batch_tokens = max_batch_tokens
+        self.max_running = max_running
+        self.waiting: list[Sequence] = []  # by rank
+        self.running: list[Sequence] = []
+        self.num_preemptions = 0
+        self._by_id: dict[int, Sequence] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        return [*self.running, *self.waiting]
+
+    def add(self, sequence: Sequence) -> None:
+        assert blocks_for(sequence.limit) <= self.pool.total, "the pool holds the longest sequence"
+        self._by_id[sequence.id] = sequence
+        insort(self.waiting, sequence, key=lambda s: s.rank)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Forget a finished or cancelled sequence, wherever it is, and free its blocks."""
+        (self.running if sequence.state is State.RUNNING else self.waiting).remove(sequence)
+        sequence.state = State.FINISHED
+        del self._by_id[sequence.id]
+        self._free(sequence)
+        if not self:
+            self.pool.check(idle=True)
+
+    def plan(self) -> StepPlan:
+        """The next step. Grows allocations, admits and preempts; advances no counter."""
+        planned: dict[int, PlanItem] = {}
+        preemptions = self.num_preemptions
+        budget = self._plan_running(planned, self.max_batch_tokens)
+        if self.num_preemptions == preemptions:  # no room was found by force: then admit
+            self._plan_waiting(planned, budget)
+        return StepPlan(tuple(sorted(planned.values(), key=lambda item: len(item.token_ids) > 1)))
+
+    def commit(self, plan: StepPlan) -> None:
+        """The planned tokens have been computed: their full blocks may now be found by others."""
+        for item in plan.items:
+            sequence = self._by_id[item.sequence_id]
+            sequence.num_computed = item.end
+            sequence.update_hashes()
+            assert sequence.allocation is not None
+            sequence.allocation.publish(sequence.hashes, sequence.num_computed)
+
+    def sequence(self, sequence_id: int) -> Sequence:
+        return self._by_id[sequence_id]
+
+    def load(self) -> ReplicaLoad:
+        return ReplicaLoad(
+            running=len(self.running),
+            waiting=len(self.waiting),
+            queued_prefill_tokens=sum(s.remaining for s in self.sequences if s.remaining > 1),
+            kv_blocks_free=self.pool.available,
+            kv_blocks_total=self.pool.total,
+        )
+
+    def _plan_running(self, planned: dict[int, PlanItem], budget: int) -> int:
+        # Decodes first: a long prompt must not stall the streams beside it.
+        for sequence in sorted(self.running, key=lambda s: (s.remaining > 1, s.rank)):
+            count = min(sequence.remaining, budget)
+            if count == 0:
+                break
+            if sequence.state is State.RUNNING and self._make_room(sequence, count, planned):
+                planned[sequence.id] = _item(sequence, count)
+                budget -= count
+        return budget
+
+    def _plan_waiting(self, planned: dict[int, PlanItem], budget: int) -> None:
+        for sequence in list(self.waiting):
+            if budget == 0 or len(self.running) >= self.max_running:
+                return
+            if sequence.blocked:
+                continue
+            if not self._fits(sequence):
+                return  # those behind must not overtake for ever
+            count = self._admit(sequence, budget)
+            planned[sequence.id] = _item(sequence, count)
+            budget -= count
+
+    def _fits(self, sequence: Sequence) -> bool:
+        """Room for all its tokens and the next: admitting by its first chunk alone would only cause preemption."""
+        hashes = sequence.reusable_hashes()
+        wanted = blocks_for(min(sequence.num_tokens + 1, sequence.limit)) - self.pool.cached_prefix(hashes)
+        return wanted <= self.pool.headroom(hashes)
+
+    def _admit(self, sequence: Sequence, budget: int) -> int:
+        allocation = self.pool.open(sequence.reusable_hashes())
+        sequence.allocation = allocation
+        sequence.num_computed = allocation.prefix_blocks * BLOCK_TOKENS
+        if sequence.cached_tokens is None:
+            sequence.cached_tokens = min(sequence.num_computed, sequence.num_prompt)
+        count = min(sequence.remaining, budget)
+        grown = allocation.grow(sequence.num_computed + count)
+        assert grown, "admission has checked the room"
+        self.waiting.remove(sequence)
+        self.running.append(sequence)
+        sequence.state = State.RUNNING
+        return count
+
+    def _make_room(self, sequence: Sequence, count: int, planned: dict[int, PlanItem]) -> bool:
+        assert sequence.allocation is not None
+        while not sequence.allocation.grow(sequence.num_computed + count):
+            victims = [s for s in self.running if s.id not in planned and s.rank > sequence.rank]
+            if not victims:
+                return False  # it keeps what it has and waits for a step
+            self._preempt(max(victims, key=lambda s: s.rank))
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Back to waiting; its blocks stay findable for as long as nobody needs the room."""
+        self.running.remove(sequence)
+        self._free(sequence)
+        sequence.num_computed = 0
+        sequence.state = State.WAITING
+        insort(self.waiting, sequence, key=lambda s: s.rank)
+        self.num_preemptions += 1
+
+    def _free(self, sequence: Sequence) -> None:
+        if sequence.allocation is not None:
+            sequence.allocation.close()
+            sequence.allocation = None
+
+
+def _item(sequence: Sequence, count: int) -> PlanItem:
+    start, end = sequence.num_computed, sequence.num_computed + count
+    assert sequence.allocation is not None
+    return PlanItem(
+        sequence_id=sequence.id,
+        start=start,
+        token_ids=sequence.tokens(start, end),
+        blocks=tuple(sequence.allocation.blocks[: blocks_for(end)]),
+        sample=sequence.sample_spec() if end == sequence.num_tokens else None,
+        prompt_targets=_prompt_targets(sequence, start, end),
+        prompt_top=sequence.request.sampling.prompt_logprobs or 0,
+    )
+
+
+def _prompt_targets(sequence: Sequence, start: int, end: int) -> tuple[int, ...]:
+    """The prompt tokens that follow positions start .. end - 1, while their log-probabilities are wanted."""
+    if not sequence.wants_prompt_logprobs or len(sequence.prompt_logprobs) >= sequence.num_prompt:
+        return ()
+    return sequence.tokens(start + 1, min(end + 1, sequence.num_prompt))

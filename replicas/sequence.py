@@ -1,0 +1,115 @@
+"""One choice of one request while the engine works on it."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from .blocks import Allocation, extend_hashes
+from .plan import SampleSpec
+from .protocol import BLOCK_TOKENS, FinishReason, Request, TokenLogprob
+
+
+class State(enum.Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """Prompt, output so far, and how much of both has been computed.
+
+        |<------------ prompt ------------>|<---- output ---->|
+        0             num_computed  ->  catches up with  num_tokens
+
+    Between steps 0 <= num_computed < num_tokens: the last token is computed by the step that samples the next.
+
+    limit      num_tokens at which it ends by length
+    eos_ids    ids that end it, unless ignored
+    leader     a sibling with the same prompt: wait until it has computed the prompt, then find it in the cache
+    """
+
+    id: int
+    request: Request
+    choice: int
+    arrival: int
+    limit: int
+    eos_ids: tuple[int, ...]
+    deadline: float | None = None  # monotonic seconds
+    leader: Sequence | None = None
+    output_ids: list[int] = field(default_factory=list)
+    num_computed: int = 0
+    state: State = State.WAITING
+    finish_reason: FinishReason | None = None
+    allocation: Allocation | None = None
+    hashes: list[bytes] = field(default_factory=list)
+    cached_tokens: int | None = None
+    prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
+    wants_prompt_logprobs: bool = False
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.request.prompt_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_prompt + len(self.output_ids)
+
+    @property
+    def remaining(self) -> int:
+        """Tokens to compute before the next one can be sampled."""
+        return self.num_tokens - self.num_computed
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Lower runs first."""
+        return -self.request.priority, self.arrival
+
+    @property
+    def blocked(self) -> bool:
+        """Its prompt is being computed by its leader right now."""
+        leader = self.leader
+        if leader is None or leader.state is State.FINISHED:
+            return False
+        return leader.num_computed < self.num_prompt // BLOCK_TOKENS * BLOCK_TOKENS
+
+    def tokens(self, start: int, stop: int) -> tuple[int, ...]:
+        """Ids at positions start .. stop - 1."""
+        prompt = self.request.prompt_ids
+        output = self.output_ids[max(start - len(prompt), 0) : max(stop - len(prompt), 0)]
+        return (*prompt[start:stop], *output)
+
+    def reusable_hashes(self) -> list[bytes]:
+        """Hashes of the blocks that a lookup may use: at least one token is always left to compute."""
+        if self.wants_prompt_logprobs and len(self.prompt_logprobs) < self.num_prompt:
+            return []  # every prompt position's logits are needed
+        self.update_hashes()
+        return self.hashes[: (self.num_tokens - 1) // BLOCK_TOKENS]
+
+    def update_hashes(self) -> None:
+        if len(self.hashes) < self.num_tokens // BLOCK_TOKENS:
+            extend_hashes(self.hashes, self.request.cache_salt, self.tokens(0, self.num_tokens))
+
+    def sample_spec(self) -> SampleSpec:
+        params = self.request.sampling
+        assert params.seed is not None, "the door fixes the seed"
+        held_back = len(self.output_ids) < params.min_tokens
+        return SampleSpec(
+            params=params,
+            seed=params.seed,
+            choice=self.choice,
+            position=len(self.output_ids),
+            suppressed=(*self.eos_ids, *params.stop_token_ids) if held_back else (),
+            prompt_ids=self.request.prompt_ids,
+            output_ids=self.output_ids,
+        )
+
+    def finish_after_last(self) -> FinishReason | None:
+        """Whether the last output token ends the sequence; stop strings are the text's business."""
+        params = self.request.sampling
+        if self.output_ids and len(self.output_ids) > params.min_tokens:
+            last = self.output_ids[-1]
+            if last in params.stop_token_ids or (last in self.eos_ids and not params.ignore_eos):
+                return FinishReason.STOP
+        return FinishReason.LENGTH if self.num_tokens >= self.limit else None
