@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import hypothesis.strategies as st
+from hypothesis import given, settings
+
+from motley.replicas.blocks import BlockPool
+from motley.replicas.plan import StepPlan
+from motley.replicas.protocol import BLOCK_TOKENS, Request, SamplingParams
+from motley.replicas.scheduler import Scheduler
+from motley.replicas.sequence import Sequence, State
+
+BLOCKS = 10
+
+
+def make(number: int, prompt: list[int], output: int, priority: int = 0, leader: Sequence | None = None) -> Sequence:
+    request = Request(f"r{number}", tuple(prompt), SamplingParams(seed=0, max_tokens=output), priority=priority)
+    return Sequence(number, request, 0, arrival=number, limit=len(prompt) + output, eos_ids=(), leader=leader)
+
+
+def scheduler(budget: int = 32, running: int = 4, blocks: int = BLOCKS) -> Scheduler:
+    return Scheduler(BlockPool(blocks), max_batch_tokens=budget, max_running=running)
+
+
+def step(scheduler: Scheduler) -> StepPlan:
+    """Plan, pretend to run, commit; each sampled token is 7."""
+    plan = scheduler.plan()
+    scheduler.commit(plan)
+    for item in plan.items:
+        sequence = scheduler.sequence(item.sequence_id)
+        assert sequence.num_computed <= sequence.num_tokens
+        if item.sample is not None:
+            sequence.output_ids.append(7)
+            if sequence.finish_after_last():
+                scheduler.remove(sequence)
+    return plan
+
+
+job = st.tuples(
+    st.integers(1, (BLOCKS - 1) * BLOCK_TOKENS),  # prompt length
+    st.integers(1, BLOCK_TOKENS),  # output length
+    st.integers(0, 2),  # prompt family: equal families share prefixes
+    st.integers(-1, 1),  # priority
+    st.integers(0, 6),  # arrives at this step
+    st.sampled_from([None, 2, 9]),  # cancelled after so many steps
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(jobs=st.lists(job, min_size=1, max_size=12), budget=st.integers(4, 64), running=st.integers(1, 4))
+def test_every_sequence_ends_within_the_limits(jobs: list[tuple], budget: int, running: int) -> None:
+    under_test = scheduler(budget, running)
+    sequences: list[Sequence] = []
+    for now in range(10_000):
+        for number, (length, output, family, priority, arrives, _) in enumerate(jobs):
+            if arrives == now:
+                sequences.append(make(number, [family] * length, output, priority))
+                under_test.add(sequences[-1])
+        for sequence in sequences:
+            _, _, _, _, arrives, cancelled = jobs[sequence.id]
+            if cancelled is not None and now == arrives + cancelled and sequence.state is not State.FINISHED:
+                under_test.remove(sequence)
+        if now > 6 and not under_test:
+            break
+        plan = step(under_test)
+        assert plan.items or not under_test, "nothing planned though somebody waits"
+        assert plan.num_tokens <= budget
+        assert len(plan.items) <= running
+        assert len({item.sequence_id for item in plan.items}) == len(plan.items)
+        lengths = [len(item.token_ids) for item in plan.items]
+        assert lengths == sorted(lengths, key=lambda n: n > 1)
+        under_test.pool.check()
+    assert len(sequences) == len(jobs)
+    assert all(sequence.state is State.FINISHED for sequence in sequences)
+    under_test.pool.check(idle=True)
+
+
+def test_a_long_prompt_is_chunked_beside_decodes() -> None:
+    under_test = scheduler(budget=16)
+    under_test.add(make(0, [1], 20))
+    step(under_test)
+    under_test.add(make(1, [2] * 40, 2))
+    chunks = [[len(item.token_ids) for item in step(under_test).items] for _ in range(4)]
+    assert chunks == [[1, 15], [1, 15], [1, 10], [1, 1]]
+
+
+def test_a_second_equal_prompt_computes_only_its_last_block() -> None:
+    under_test = scheduler(budget=64)
+    under_test.add(make(0, [5] * 48, 1))
+    step(under_test)
+    under_test.add(twin := make(1, [5] * 48, 1))
+    plan = step(under_test)
+    assert [item.start for item in plan.items] == [32]
+    assert twin.cached_tokens == 32
+
+
+def test_siblings_wait_for_their_leader_and_then_hit() -> None:
+    under_test = scheduler(budget=16)
+    leader = make(0, [5] * 33, 4)
+    under_test.add(leader)
+    under_test.add(make(1, [5] * 33, 4, leader=leader))
+    plans = [step(under_test) for _ in range(3)]
+    assert [[(i.sequence_id, i.start) for i in plan.items] for plan in plans] == [
+        [(0, 0)],
+        [(0, 16)],
+        [(0, 32), (1, 32)],
+    ]
+
+
+def test_siblings_do_not_wait_for_a_leader_that_is_gone() -> None:
+    under_test = scheduler(budget=16)
+    leader = make(0, [5] * 33, 4)
+    under_test.add(leader)
+    under_test.add(make(1, [5] * 33, 4, leader=leader))
+    step(under_test)
+    under_test.remove(leader)
+    assert [item.sequence_id for item in step(under_test).items] == [1]
+
+
+def test_preemption_takes_the_lowest_rank_and_it_comes_back() -> None:
+    under_test = scheduler(budget=64, blocks=4)
+    urgent, patient = make(0, [1] * 16, 40, priority=1), make(1, [2] * 16, 40)
+    under_test.add(urgent)
+    under_test.add(patient)
+    while patient.state is not State.WAITING or not patient.output_ids:
+        step(under_test)
+    assert under_test.num_preemptions == 1
+    assert urgent.state is State.RUNNING
+    while under_test:
+        step(under_test)
+    assert len(urgent.output_ids) == len(patient.output_ids) == 40
+
+
+def test_priority_goes_before_arrival() -> None:
+    under_test = scheduler(running=1)
+    under_test.add(make(0, [1] * 4, 1))
+    under_test.add(make(1, [2] * 4, 1, priority=5))
+    assert [item.sequence_id for item in step(under_test).items] == [1]
+
+
+def test_load_counts_tokens_not_requests() -> None:
+    under_test = scheduler(budget=16)
+    under_test.add(make(0, [1] * 100, 4))
+    under_test.add(make(1, [2] * 10, 4))
+    step(under_test)
+    load = under_test.load()
+    assert (load.running, load.waiting, load.queued_prefill_tokens) == (1, 1, 84 + 10)
+    assert load.kv_blocks_free == BLOCKS - 1
