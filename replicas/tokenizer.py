@@ -1,0 +1,206 @@
+"""Text to token ids and back, from a checkpoint's own tokenizer files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from .chat_template import ChatTemplate, is_text
+from .detokenizer import Detokenizer, PieceTable
+from .errors import CheckpointError, InvalidRequest
+from .tokenizer_files import CONFIG, TokenizerConfig, read_text
+
+__all__ = ["Tokenizer"]
+
+FILE = "tokenizer.json"
+OLDER_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+MAX_FILE_BYTES = 512 * 2**20
+PROBE_CHARS = 8  # characters per allowed token that are tokenized before the rest of a long text is
+PROBE_SLACK = 1.25  # how much a text's beginning may shrink once its rest is known: far more than it can
+
+
+class Tokenizer:
+    """A checkpoint's tokenizer. Made by `load`; safe to use from several threads.
+
+    vocab_size         one more than the highest id
+    special_ids        ids whose text is control, not content; skipped when decoding
+    named_tokens       bos_token, eos_token and so on, as text; those that are set
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, config: TokenizerConfig) -> None:
+        backend.no_truncation()  # a file may ask for either; the first loses text, the second invents it
+        backend.no_padding()
+        _add_missing(backend, config)
+        self._backend = backend
+        added = backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(i for i, token in added.items() if token.special)
+        self.vocab_size: int = max([backend.get_vocab_size(with_added_tokens=True) - 1, *added]) + 1
+        self.named_tokens = dict(config.named)
+        self._pieces = PieceTable(backend, self.special_ids, FILE)
+        self._template: ChatTemplate | None = None
+        self._anchor = next((added[i].content for i in sorted(self.special_ids) if not added[i].rstrip), "")
+        if "default" in config.templates:
+            source, file = config.templates["default"]
+            literal = [added[i].content for i in self.special_ids]
+            self._template = ChatTemplate(source, file=file, special_tokens=config.named, literal=literal)
+
+    @classmethod
+    def load(cls, folder: Path | str) -> Tokenizer:
+        """Read a checkpoint folder. Raises CheckpointError naming the file."""
+        folder = Path(folder)
+        config = TokenizerConfig.read(folder)
+        return cls(_read_backend(folder), config)
+
+    @staticmethod
+    def is_in(folder: Path) -> bool:
+        """Whether a checkpoint folder holds a tokenizer at all; some hold weights only."""
+        return any((folder / name).exists() for name in (FILE, *OLDER_FILES))
+
+    @cached_property
+    def longest_token_chars(self) -> int:
+        """No token stands for more characters than this."""
+        return max(map(len, self._backend.get_vocab(with_added_tokens=True)))
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._template is not None
+
+    def token_id(self, text: str) -> int | None:
+        """The id of a token given by its exact text, such as a special token."""
+        found: int | None = self._backend.token_to_id(text)
+        return found
+
+    def encode(
+        self,
+        text: str,
+        add_special_tokens: bool = True,
+        *,
+        max_tokens: int | None = None,
+        param: str = "prompt",
+    ) -> list[int]:
+        """Token ids of a text, in which the text of a special token is that token.
+
+        `max_tokens` refuses a text that is certainly longer, soon and without tokenizing all of it; a text
+        slightly longer may pass. Raises InvalidRequest naming `param`.
+        """
+        if not is_text(text):
+            raise InvalidRequest(f"{param} holds half of a surrogate pair, which is not text", param=param)
+        if max_tokens is not None:
+            self._refuse_too_long(text, max_tokens, param)
+        return self._encode(text, add_special_tokens)
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        *,
+        arguments: Mapping[str, bool | str] | None = None,
+        max_tokens: int | None = None,
+    ) -> list[int]:
+        """Token ids of a conversation in the model's own format.
+
+        Text of a special token inside a message stays text. Raises InvalidRequest naming `messages`, with
+        code "chat_template_missing" if the model has no template.
+        """
+        if self._template is None:
+            raise InvalidRequest(
+                "this model has no chat template; use completions instead",
+                param="messages",
+                code="chat_template_missing",
+            )
+        pieces = self._template.render(messages, add_generation_prompt=add_generation_prompt, arguments=arguments)
+        ids = self.encode(pieces[0], add_special_tokens=False, max_tokens=max_tokens, param="messages")
+        for piece in pieces[1:]:
+            ids += self._encode_after(piece, max_tokens)
+        return ids
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of these ids; bytes that are not UTF-8 become U+FFFD."""
+        stream = self.detokenizer(skip_special_tokens=skip_special_tokens)
+        return stream.push(token_ids) + stream.flush()
+
+    def detokenizer(self, *, prompt_ids: Sequence[int] = (), skip_special_tokens: bool = True) -> Detokenizer:
+        """A decoder for tokens that arrive one by one, behind `prompt_ids`."""
+        return Detokenizer(self._pieces, prompt_ids=prompt_ids, skip_special_tokens=skip_special_tokens)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The exact bytes this id adds to a text; they need not be whole characters."""
+        return self._pieces.piece(token_id)
+
+    def token_text(self, token_id: int) -> str:
+        """The same as text, incomplete characters as U+FFFD."""
+        return self.token_bytes(token_id).decode("utf-8", errors="replace")
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def _encode_after(self, piece: str, max_tokens: int | None) -> list[int]:
+        """Ids of text that stands inside a longer one: behind an anchor, so that no leading space is added."""
+        ids = self.encode(self._anchor + piece, add_special_tokens=False, max_tokens=max_tokens, param="messages")
+        return ids[1:]
+
+    def _refuse_too_long(self, text: str, max_tokens: int, param: str) -> None:
+        probe = text[: PROBE_CHARS * max_tokens]
+        if len(probe) == len(text):
+            return
+        count = len(self._encode(probe, False))
+        if count > PROBE_SLACK * max_tokens:
+            raise InvalidRequest(
+                f"{param}: {len(text)} characters are certainly more than the {max_tokens} tokens that the model can "
+                f"take; the first {len(probe)} characters alone are {count} tokens",
+                param=param,
+                code="context_length_exceeded",
+            )
+
+
+def _read_backend(folder: Path) -> tokenizers.Tokenizer:
+    path = folder / FILE
+    if not path.exists():
+        return _convert(folder)
+    text = read_text(path, MAX_FILE_BYTES)
+    try:
+        return tokenizers.Tokenizer.from_str(text)
+    except Exception as error:  # the library raises nothing narrower
+        raise CheckpointError(f"not a tokenizer: {error}", file=FILE) from error
+
+
+def _convert(folder: Path) -> tokenizers.Tokenizer:
+    """Older checkpoints have only a sentencepiece model or vocabulary files; transformers converts them."""
+    if not any((folder / name).exists() for name in OLDER_FILES):
+        raise CheckpointError("missing; the folder holds no other tokenizer either", file=FILE)
+    import transformers
+
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            str(folder), use_fast=True, trust_remote_code=False, local_files_only=True
+        )
+        backend: tokenizers.Tokenizer = tokenizer.backend_tokenizer
+    except Exception as error:  # many kinds, none of them documented
+        raise CheckpointError(f"missing, and transformers cannot make one: {error}", file=FILE) from error
+    return tokenizers.Tokenizer.from_str(backend.to_str())
+
+
+def _add_missing(backend: tokenizers.Tokenizer, config: TokenizerConfig) -> None:
+    """Tokens that only tokenizer_config.json knows, and special ones that tokenizer.json does not call so."""
+    flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
+    known = backend.get_added_tokens_decoder()
+    for token_id, entry in config.added.items():
+        if token_id in known and known[token_id].content == entry["content"]:
+            continue
+        chosen = {flag: bool(entry[flag]) for flag in flags if flag in entry}
+        backend.add_tokens([tokenizers.AddedToken(entry["content"], **chosen)])
+        if backend.token_to_id(entry["content"]) != token_id:
+            raise CheckpointError(
+                f"token {entry['content']!r} cannot have id {token_id}: {FILE} gives it another",
+                file=CONFIG,
+                tensor="added_tokens_decoder",
+            )
+    special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
+    for text in config.special:
+        if text not in special and backend.token_to_id(text) is not None:
+            backend.add_special_tokens([tokenizers.AddedToken(text, special=True, normalized=False)])
