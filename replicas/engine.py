@@ -142,20 +142,17 @@ class EngineCore:
         text = self._texts[sequence.id] = self._text(sequence.request)
         if sequence.wants_prompt_logprobs:
             sequence.prompt_logprobs.append(None)  # nothing predicts the first token
-        reason = None
-        if sequence.output_ids:
-            if text is not None:
-                text.replay(sequence.output_ids)
-            stopped = text is not None and text.stopped is not None
-            reason = FinishReason.STOP if stopped else sequence.finish_after_last()
         self.scheduler.add(sequence)
-        if reason is not None:  # it had already ended when it was lost
-            self._finish(sequence, Delta(sequence.choice, finish_reason=reason, stop_reason=text and text.stopped))
+        if (ended := _ended_already(sequence, text)) is not None:
+            self._finish(sequence, ended)
 
     def _text(self, request: Request) -> TextStream | None:
         if self._tokenizer is None:
             return None
-        return TextStream(self._tokenizer, stop=request.sampling.stop, min_tokens=request.sampling.min_tokens)
+        params = request.sampling
+        return TextStream(
+            self._tokenizer, prompt_ids=request.prompt_ids, stop=params.stop, min_tokens=params.min_tokens
+        )
 
     def _expire(self) -> None:
         now = self._clock()
@@ -166,7 +163,8 @@ class EngineCore:
     def _fail(self, plan: StepPlan, error: Exception) -> None:
         log.exception("a step of %d sequences failed", len(plan.items), exc_info=error)
         for item in plan.items:
-            self._fault(self.scheduler.sequence(item.sequence_id), f"the step failed: {error}")
+            if item.sequence_id in self._job_of:  # a sibling's fault may have ended it already
+                self._fault(self.scheduler.sequence(item.sequence_id), f"the step failed: {error}")
 
     def _fault(self, sequence: Sequence, message: str) -> None:
         job = self._job_of[sequence.id]
@@ -177,9 +175,9 @@ class EngineCore:
     def _commit(self, plan: StepPlan, result: StepResult) -> None:
         self.scheduler.commit(plan)
         for item, outcome in zip(plan.items, result.items, strict=True):
-            sequence = self.scheduler.sequence(item.sequence_id) if item.sequence_id in self._job_of else None
-            if sequence is None:
+            if item.sequence_id not in self._job_of:
                 continue  # a sibling's fault has ended it within this very step
+            sequence = self.scheduler.sequence(item.sequence_id)
             _keep_prompt_logprobs(sequence, item.start, outcome)
             if outcome.fault:
                 self._fault(sequence, outcome.fault)
@@ -193,7 +191,7 @@ class EngineCore:
         piece, stop_reason = "", None
         if reason is FinishReason.STOP:
             piece = text.flush() if text else ""  # the token that ends a choice is not part of its text
-            stop_reason = token.token_id if token.token_id in sequence.request.sampling.stop_token_ids else None
+            stop_reason = sequence.stop_id
         elif text is not None:
             piece = text.push((token.token_id,))
             if text.stopped is not None:
@@ -260,6 +258,20 @@ def check_request(request: Request, limits: Limits) -> None:
             raise InvalidRequest(f"output_ids: more than the {room} tokens allowed", param="output_ids")
         if any(not 0 <= token_id < limits.vocab_size for token_id in output):
             raise InvalidRequest("output_ids: an id is not in the vocabulary", param="output_ids")
+
+
+def _ended_already(sequence: Sequence, text: TextStream | None) -> Delta | None:
+    """Replay a resumed sequence's output; its end, if it had reached that when it was lost."""
+    if not sequence.output_ids:
+        return None
+    if text is not None:
+        text.replay(sequence.output_ids)
+    reason = sequence.finish_after_last()
+    if reason is FinishReason.STOP:
+        return Delta(sequence.choice, finish_reason=reason, stop_reason=sequence.stop_id)
+    if text is not None and text.stopped is not None:
+        return Delta(sequence.choice, finish_reason=FinishReason.STOP, stop_reason=text.stopped)
+    return Delta(sequence.choice, finish_reason=reason) if reason else None
 
 
 def _keep_prompt_logprobs(sequence: Sequence, start: int, outcome: ItemResult) -> None:

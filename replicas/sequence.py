@@ -105,6 +105,12 @@ class Sequence:
             output_ids=self.output_ids,
         )
 
+    @property
+    def stop_id(self) -> int | None:
+        """The last output token, if it is one of the request's stop ids."""
+        last = self.output_ids[-1] if self.output_ids else None
+        return last if last in self.request.sampling.stop_token_ids else None
+
     def finish_after_last(self) -> FinishReason | None:
         """Whether the last output token ends the sequence; stop strings are the text's business."""
         params = self.request.sampling

@@ -73,7 +73,7 @@ class TextStream:
                 self.stopped, self._held = max(ended, key=len), ""
                 return text[: position - len(self.stopped)]
         # |<------ safe ------>|<-- held: could begin a stop string -->|
-        cut = len(text) - max(matcher.matched for matcher in self._matchers)
+        cut = len(text) - max((matcher.matched for matcher in self._matchers), default=0)
         self._held = text[cut:]
         return text[:cut]
 

@@ -1,0 +1,310 @@
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from fake_runner import FakeRunner, logits_of
+from hypothesis import given, settings
+
+from motley.replicas.blocks import BlockPool
+from motley.replicas.engine import EngineCore, Limits
+from motley.replicas.errors import EngineFault, InvalidRequest
+from motley.replicas.protocol import Delta, FinishReason, Request, SamplingParams, StreamMessage
+from motley.replicas.scheduler import Scheduler
+
+VOCAB = 27
+EOS = 26
+
+
+class Letters:
+    """A tokenizer of one letter per id."""
+
+    def detokenizer(self, **_: Any) -> Letters:
+        return self
+
+    def push(self, token_ids: Any) -> str:
+        return "".join(chr(ord("a") + token) for token in token_ids)
+
+    def flush(self) -> str:
+        return ""
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def engine(blocks: int = 16, budget: int = 32, running: int = 8, reuse: bool = True, max_len: int = 96) -> EngineCore:
+    scheduler = Scheduler(BlockPool(blocks, reuse_prefixes=reuse), max_batch_tokens=budget, max_running=running)
+    limits = Limits(vocab_size=VOCAB, max_model_len=max_len, eos_token_ids=(EOS,))
+    return EngineCore(FakeRunner(blocks, VOCAB), scheduler, limits, Letters(), clock=Clock())  # type: ignore[arg-type]
+
+
+def request(prompt: list[int], output_ids: tuple[tuple[int, ...], ...] = (), **params: Any) -> Request:
+    deadline, priority = params.pop("deadline_s", None), params.pop("priority", 0)
+    params = {"temperature": 0.0, "max_tokens": 12, "seed": 5, "ignore_eos": True} | params
+    return Request(
+        "r", tuple(prompt), SamplingParams(**params), output_ids=output_ids, deadline_s=deadline, priority=priority
+    )
+
+
+def run(core: EngineCore, requests: list[Request]) -> list[list[StreamMessage]]:
+    """All messages of each request, submitted together."""
+    messages: list[list[StreamMessage]] = [[] for _ in requests]
+    for key, one in enumerate(requests):
+        core.add(key, one)
+    for _ in range(5000):
+        if not core.busy:
+            break
+        for emission in core.step():
+            messages[emission.key].append(emission.message)
+            if emission.error:
+                raise emission.error
+    assert not core.busy
+    core.scheduler.pool.check(idle=True)
+    return messages
+
+
+def choice(messages: list[StreamMessage], index: int = 0) -> Delta:
+    """All deltas of one choice as one."""
+    deltas = [delta for message in messages for delta in message.deltas if delta.index == index]
+    ends = [delta.finish_reason for delta in deltas if delta.finish_reason]
+    assert len(ends) == 1, "every choice ends exactly once"
+    assert deltas[-1].finish_reason, "and nothing follows its end"
+    return Delta(
+        index,
+        tuple(token for delta in deltas for token in delta.token_ids),
+        "".join(delta.text for delta in deltas),
+        tuple(item for delta in deltas for item in delta.logprobs or ()),
+        deltas[-1].finish_reason,
+        deltas[-1].stop_reason,
+    )
+
+
+def naive(prompt: list[int], length: int) -> tuple[int, ...]:
+    history = list(prompt)
+    for _ in range(length):
+        history.append(int(logits_of(history, VOCAB).argmax()))
+    return tuple(history[len(prompt) :])
+
+
+def alone(one: Request) -> Delta:
+    return choice(run(engine(), [one])[0])
+
+
+prompts = st.tuples(st.integers(0, 1), st.integers(1, 70), st.integers(0, 25)).map(
+    lambda p: [p[0]] * (p[1] - 1) + [p[2]]  # families that share prefixes
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    batch=st.lists(prompts, min_size=1, max_size=6),
+    budget=st.integers(8, 64),
+    blocks=st.integers(6, 16),
+    reuse=st.booleans(),
+)
+def test_greedy_text_is_that_of_a_naive_loop(batch: list[list[int]], budget: int, blocks: int, reuse: bool) -> None:
+    """Whatever the chunking, batching, prefix hits and preemptions."""
+    core = engine(blocks=blocks, budget=budget, reuse=reuse)
+    messages = run(core, [request(prompt, priority=i % 3) for i, prompt in enumerate(batch)])
+    for prompt, stream in zip(batch, messages, strict=True):
+        got = choice(stream)
+        assert got.token_ids == naive(prompt, 12)
+        assert got.finish_reason is FinishReason.LENGTH
+
+
+def test_preemption_happens_in_a_small_pool_and_changes_nothing() -> None:
+    core = engine(blocks=6)
+    batch = [[i] * 30 for i in range(4)]
+    messages = run(core, [request(prompt, max_tokens=40) for prompt in batch])
+    assert core.scheduler.num_preemptions > 0
+    assert [choice(stream).token_ids for stream in messages] == [naive(prompt, 40) for prompt in batch]
+
+
+resumable = st.fixed_dictionaries(
+    {},
+    optional={
+        "temperature": st.sampled_from([0.0, 0.7, 1.5]),
+        "top_k": st.integers(1, 20),
+        "top_p": st.floats(0.3, 1.0),
+        "min_p": st.floats(0.0, 0.3),
+        "presence_penalty": st.floats(-2, 2),
+        "frequency_penalty": st.floats(-2, 2),
+        "repetition_penalty": st.floats(0.5, 2),
+        "logit_bias": st.dictionaries(st.integers(0, EOS), st.floats(-3, 3), max_size=3),
+        "seed": st.integers(0, 2**63 - 1),
+        "logprobs": st.integers(0, 3),
+        "min_tokens": st.integers(0, 6),
+        "max_tokens": st.integers(6, 14),
+        "stop": st.lists(st.text("abcdefgh", min_size=1, max_size=3), max_size=3),
+        "stop_token_ids": st.lists(st.integers(0, EOS), max_size=2),
+        "ignore_eos": st.booleans(),
+        "n": st.integers(1, 3),
+    },
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(params=resumable, prompt=prompts.filter(lambda p: len(p) < 40))
+def test_resume_continues_exactly_for_every_k(params: dict[str, Any], prompt: list[int]) -> None:
+    whole_run = run(engine(), [request(prompt, **params)])[0]
+    for index in range(params.get("n", 1)):
+        whole = choice(whole_run, index)
+        assert len(whole.token_ids) >= params.get("min_tokens", 0)
+        sent = _text_after_each_token(whole_run, index)
+        for k in range(len(whole.token_ids) + 1):
+            so_far = [()] * params.get("n", 1)
+            so_far[index] = whole.token_ids[:k]
+            rest = choice(run(engine(), [request(prompt, tuple(so_far), **params)])[0], index)
+            assert rest.token_ids == whole.token_ids[k:]
+            assert rest.text == whole.text[len(sent[k]) :]
+            assert rest.logprobs == (whole.logprobs or ())[k:]
+            assert (rest.finish_reason, rest.stop_reason) == (whole.finish_reason, whole.stop_reason)
+
+
+def _text_after_each_token(messages: list[StreamMessage], index: int) -> list[str]:
+    """The text that had been sent when k tokens had been, for every k."""
+    deltas = [delta for message in messages for delta in message.deltas if delta.index == index]
+    assert all(len(delta.token_ids) == 1 for delta in deltas)
+    return ["", *itertools.accumulate(delta.text for delta in deltas)]
+
+
+def test_choices_differ_by_number_and_share_their_prompt() -> None:
+    core = engine()
+    stream = run(core, [request([3] * 40, temperature=1.5, n=3)])[0]
+    assert len({choice(stream, index).token_ids for index in range(3)}) == 3
+    assert core.scheduler.pool.hit_tokens == 2 * 32
+
+
+def test_stop_string_never_leaks_and_is_named() -> None:
+    prompt = [1, 2, 3]
+    text = "".join(chr(ord("a") + token) for token in naive(prompt, 12))
+    got = alone(request(prompt, stop=[text[4:6]]))
+    assert (got.text, got.finish_reason, got.stop_reason) == (text[:4], FinishReason.STOP, text[4:6])
+    assert len(got.token_ids) == 6
+
+
+def test_stop_token_ends_without_its_text() -> None:
+    tokens = naive([4], 12)
+    first = tokens.index(tokens[5])
+    got = alone(request([4], stop_token_ids=[tokens[5]]))
+    assert got.token_ids == tokens[: first + 1]
+    assert got.stop_reason == tokens[5]
+    assert len(got.text) == first
+
+
+def test_eos_ends_unless_ignored() -> None:
+    bias = {EOS: 100.0}
+    assert alone(request([1], logit_bias=bias, ignore_eos=False)).token_ids == (EOS,)
+    assert alone(request([1], logit_bias=bias, ignore_eos=True)).token_ids == (EOS,) * 12
+    late = alone(request([1], logit_bias=bias, ignore_eos=False, min_tokens=3))
+    assert late.token_ids[-1] == EOS
+    assert len(late.token_ids) == 4
+    assert EOS not in late.token_ids[:3]
+
+
+def test_the_context_ends_a_choice_by_length() -> None:
+    got = alone(request([1] * 90, max_tokens=50))
+    assert len(got.token_ids) == 6
+    assert got.finish_reason is FinishReason.LENGTH
+    assert len(alone(request([1] * 95, max_tokens=None)).token_ids) == 1
+
+
+@pytest.mark.parametrize(
+    ("bad", "param", "code"),
+    [
+        (request([1] * 96), "prompt", "context_length_exceeded"),
+        (request([VOCAB]), "prompt", "invalid_value"),
+        (request([1], stop_token_ids=[VOCAB]), "stop_token_ids", "invalid_value"),
+        (request([1], logit_bias={VOCAB: 1.0}), "logit_bias", "invalid_value"),
+        (request([1], ((VOCAB,),)), "output_ids", None),
+        (request([1], ((1,) * 13,)), "output_ids", None),
+    ],
+)
+def test_what_the_model_cannot_serve_is_refused_by_name(bad: Request, param: str, code: str | None) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        engine().add(0, bad)
+    assert (caught.value.param, caught.value.code) == (param, code)
+
+
+def test_prompt_logprobs_survive_chunks_prefixes_and_preemption() -> None:
+    prompt = [(i * 7) % 26 for i in range(45)]
+    core = engine(blocks=6, budget=8)
+    run(core, [request(prompt)])  # so that a prefix could be found
+    first, _ = run(
+        core, [request(prompt, prompt_logprobs=2, max_tokens=40), request([2] * 40, max_tokens=40, priority=1)]
+    )
+    got = first[0].prompt_logprobs
+    assert got is not None
+    assert got[0] is None
+    for position in range(1, len(prompt)):
+        expected = torch.log_softmax(logits_of(prompt[:position], VOCAB), 0)
+        item = got[position]
+        assert item is not None
+        assert item.token_id == prompt[position]
+        assert item.logprob == pytest.approx(float(expected[prompt[position]]), abs=1e-5)
+        assert item.top[0][0] == int(expected.argmax())
+    assert len(got) == len(prompt)
+
+
+def test_cancel_frees_everything_in_every_state() -> None:
+    core = engine(running=1)
+    for key in range(3):
+        core.add(key, request([key] * 40))
+    core.step()
+    for key in (1, 0, 2, 2, 77):
+        core.cancel(key)
+    assert not core.busy
+    core.scheduler.pool.check(idle=True)
+
+
+def test_deadline_ends_waiting_and_running_and_a_past_one_never_runs() -> None:
+    core = engine(running=1)
+    clock = core._clock
+    core.add(0, request([1] * 10, deadline_s=5.0, max_tokens=50))
+    core.add(1, request([2] * 10, deadline_s=5.0))
+    core.add(2, request([3] * 10, deadline_s=0.0))
+    seen: dict[int, list[StreamMessage]] = {0: [], 1: [], 2: []}
+    for step in range(20):
+        clock.now = float(step)  # type: ignore[attr-defined]
+        for emission in core.step():
+            seen[emission.key].append(emission.message)
+    ends = {key: choice(messages) for key, messages in seen.items()}
+    assert {end.finish_reason for end in ends.values()} == {FinishReason.DEADLINE}
+    assert [len(ends[key].token_ids) for key in (0, 1, 2)] == [5, 0, 0]
+    assert not core.busy
+
+
+def test_a_failed_step_ends_its_streams_with_a_fault_and_the_engine_lives_on() -> None:
+    core = engine()
+    core._runner.fail_next = RuntimeError("device is gone")  # type: ignore[attr-defined]
+    with pytest.raises(EngineFault, match="device is gone"):
+        run(core, [request([1] * 5, n=2)])
+    assert choice(run(core, [request([1] * 5)])[0]).token_ids == naive([1] * 5, 12)
+
+
+def test_not_finite_logits_end_their_own_request_only() -> None:
+    core = engine()
+    core._runner.poisoned.add(9)  # type: ignore[attr-defined]
+    core.add(0, request([9], n=2))
+    core.add(1, request([1] * 5, logit_bias={9: -100.0}))
+    emissions = [emission for _ in range(40) for emission in core.step()]
+    ended = {emission.key: emission.error for emission in emissions if emission.done}
+    assert isinstance(ended[0], EngineFault)
+    assert ended[1] is None
+
+
+def test_usage_counts_the_cached_prompt_once() -> None:
+    core = engine()
+    run(core, [request([1] * 40)])
+    first = run(core, [request([1] * 40, n=2)])[0][0]
+    assert first.cached_tokens == 32
+    second = run(core, [replace(request([1] * 40), cache_salt=b"other tenant")])[0][0]
+    assert second.cached_tokens == 0
