@@ -1,0 +1,130 @@
+"""A checkpoint on disk: found, and checked as far as that goes without reading a tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from .config import ModelConfig
+from .errors import CheckpointError
+from .families.registry import read_config
+from .folder import contained
+from .generation import GenerationDefaults, read_generation
+from .hub import resolve_model
+from .json_file import Fields, read_json
+from .layout import check_tensors, decoder_layout
+from .quantization.base import Format
+from .quantization.registry import read_format
+from .safetensors_file import SafetensorsFile, TensorInfo, read_header
+
+__all__ = ["Checkpoint", "inspect_checkpoint", "resolve_model"]
+
+CONFIG = "config.json"
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle")
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A folder whose config and headers hold together: nothing missing, left over or of the wrong shape.
+
+    tensors  name -> (file, header entry)
+    """
+
+    folder: Path
+    config: ModelConfig
+    defaults: GenerationDefaults
+    format: Format
+    tensors: dict[str, tuple[Path, TensorInfo]]
+
+    @property
+    def quantization(self) -> str:
+        """What users call it: "gptq-int4-g128", or the dtype of an unquantized one."""
+        return self.format.name
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors as stored."""
+        return sum(info.nbytes for _, info in self.tensors.values())
+
+
+def inspect_checkpoint(path: str | Path) -> Checkpoint:
+    """Check a local folder from its JSON files and headers alone; no tensor is read or allocated.
+
+    Raises CheckpointError naming the file and the tensor or key at fault.
+    """
+    folder = Path(path).resolve()
+    if not folder.is_dir():
+        raise CheckpointError("there is no such folder", file=str(path))
+    config_path = contained(folder, CONFIG)
+    if not config_path.is_file():
+        raise CheckpointError("is missing; a checkpoint folder has one", file=CONFIG)
+    fields = Fields(read_json(config_path), CONFIG)
+    config = read_config(fields)
+    defaults = read_generation(folder, config.vocab_size, config.eos_token_ids)
+    format = read_format(fields, folder, config)
+    files = [read_header(file) for file in _weight_files(folder)]
+    tensors = _by_name(files)
+    if (folder / INDEX).is_file() and not (folder / SINGLE).is_file():
+        _check_index(_weight_map(folder), tensors)
+    check_tensors(tensors, decoder_layout(config, format))
+    return Checkpoint(folder, config, defaults, format, tensors)
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """model.safetensors, the shards of its index, or the only safetensors file there is."""
+    if (folder / SINGLE).exists() or (folder / SINGLE).is_symlink():
+        return [contained(folder, SINGLE)]
+    if (folder / INDEX).exists():
+        return [_shard(folder, name) for name in sorted(set(_weight_map(folder).values()))]
+    others = sorted(folder.glob("*.safetensors"))
+    if len(others) == 1:
+        return [contained(folder, others[0].name)]
+    pickles = sorted(file.name for pattern in PICKLES for file in folder.glob(pattern))
+    if pickles:
+        raise CheckpointError(
+            "a pickle can run code and is never opened; convert the checkpoint to safetensors", file=pickles[0]
+        )
+    found = "none" if not others else ", ".join(file.name for file in others)
+    raise CheckpointError(f"is missing, and so is {INDEX}; safetensors files found: {found}", file=SINGLE)
+
+
+def _weight_map(folder: Path) -> dict[str, str]:
+    """Tensor name -> shard name, both strings."""
+    weight_map = read_json(contained(folder, INDEX)).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError("must be an object of tensor names and files", file=INDEX, tensor="weight_map")
+    for tensor, name in weight_map.items():
+        if not isinstance(name, str):
+            raise CheckpointError(f"{name!r} is no file name", file=INDEX, tensor=tensor)
+    return weight_map
+
+
+def _shard(folder: Path, name: str) -> Path:
+    if PurePosixPath(name).name != name or "\\" in name or "\0" in name or not name.endswith(".safetensors"):
+        raise CheckpointError(f"{name[:80]!r} is not the plain name of a safetensors file in the folder", file=INDEX)
+    path = contained(folder, name)
+    if not path.is_file():
+        raise CheckpointError(f"is missing, though {INDEX} names it", file=name)
+    return path
+
+
+def _by_name(files: list[SafetensorsFile]) -> dict[str, tuple[Path, TensorInfo]]:
+    tensors: dict[str, tuple[Path, TensorInfo]] = {}
+    for file in files:
+        for name, info in file.tensors.items():
+            if name in tensors:
+                other = tensors[name][0].name
+                raise CheckpointError(f"is in {other} as well", file=file.path.name, tensor=name)
+            tensors[name] = (file.path, info)
+    return tensors
+
+
+def _check_index(weight_map: dict[str, str], tensors: dict[str, tuple[Path, TensorInfo]]) -> None:
+    for name, file in weight_map.items():
+        if name not in tensors or tensors[name][0].name != file:
+            raise CheckpointError(f"is missing, though {INDEX} names it", file=file, tensor=name)
+    for name, (path, _) in tensors.items():
+        if name not in weight_map:
+            raise CheckpointError(f"is not in {INDEX}", file=path.name, tensor=name)

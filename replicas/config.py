@@ -1,0 +1,125 @@
+"""What a model is, read from its config.json: frozen, checked, and the same for both dialects."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from .json_file import Fields
+from .rope import RopeConfig, read_rope
+
+# Limits far above any model known and far below what would hurt to believe.
+MAX_HIDDEN = 1 << 17
+MAX_INTERMEDIATE = 1 << 19
+MAX_LAYERS = 1024
+MAX_HEADS = 1024
+MAX_HEAD_DIM = 1024
+MAX_VOCABULARY = 1 << 22
+MAX_POSITIONS = 1 << 24
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """One decoder. All families are instances of the same one.
+
+    windows   per layer, how many positions a query sees, itself included; None sees all
+    dtype     what the checkpoint says its tensors are in
+    """
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    max_position_embeddings: int
+    rope: RopeConfig
+    windows: tuple[int | None, ...]
+    tie_word_embeddings: bool
+    qkv_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    dtype: torch.dtype
+    eos_token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        assert len(self.windows) == self.num_layers
+        assert self.num_heads % self.num_kv_heads == 0
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens that prompt and output may have together.
+
+        Configs with linear or yarn rope may keep the length before the extension in max_position_embeddings.
+        """
+        if self.rope.kind in ("linear", "yarn"):
+            return max(self.max_position_embeddings, int(self.rope.original_length * self.rope.factor))
+        return self.max_position_embeddings
+
+
+def read_decoder(
+    config: Fields,
+    *,
+    family: str,
+    qkv_bias: bool,
+    output_bias: bool,
+    windows: tuple[int | None, ...],
+    mlp_bias: bool = False,
+    qk_norm: bool = False,
+    head_dim: int | None = None,
+    num_kv_heads: int | None = None,
+) -> ModelConfig:
+    """The fields that all families share; `head_dim` and `num_kv_heads` are a family's own defaults.
+
+    Raises CheckpointError naming the key.
+    """
+    hidden = config.integer("hidden_size", 1, MAX_HIDDEN)
+    heads = config.integer("num_attention_heads", 1, MAX_HEADS)
+    if "head_dim" not in config and head_dim is None and hidden % heads:
+        raise config.error("num_attention_heads", f"a divisor of hidden_size, {hidden}")
+    kv_heads = config.integer("num_key_value_heads", 1, heads, default=num_kv_heads or heads)
+    if heads % kv_heads:
+        raise config.error("num_key_value_heads", f"a divisor of num_attention_heads, {heads}")
+    dim = config.integer("head_dim", 2, MAX_HEAD_DIM, default=head_dim or hidden // heads)
+    if dim % 2:
+        raise config.error("head_dim", "an even number, since rope turns pairs")
+    config.choice("hidden_act", ("silu", "swish"), default="silu")
+    vocab_size = config.integer("vocab_size", 1, MAX_VOCABULARY)
+    positions = config.integer("max_position_embeddings", 1, MAX_POSITIONS)
+    return ModelConfig(
+        family=family,
+        vocab_size=vocab_size,
+        hidden_size=hidden,
+        intermediate_size=config.integer("intermediate_size", 1, MAX_INTERMEDIATE),
+        num_layers=len(windows),
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=dim,
+        rms_norm_eps=config.number("rms_norm_eps", 0.0, 1.0, default=1e-6),
+        max_position_embeddings=positions,
+        rope=read_rope(config, positions),
+        windows=windows,
+        tie_word_embeddings=config.boolean("tie_word_embeddings", False),
+        qkv_bias=qkv_bias,
+        output_bias=output_bias,
+        mlp_bias=mlp_bias,
+        qk_norm=qk_norm,
+        dtype=_dtype(config),
+        eos_token_ids=config.integers("eos_token_id", 0, vocab_size - 1),
+    )
+
+
+def read_num_layers(config: Fields) -> int:
+    return config.integer("num_hidden_layers", 1, MAX_LAYERS)
+
+
+def _dtype(config: Fields) -> torch.dtype:
+    """`dtype` (transformers 5) or `torch_dtype` (4); where neither is, fp32 loses nothing."""
+    key = "dtype" if "dtype" in config else "torch_dtype"
+    return DTYPES[config.choice(key, tuple(DTYPES), default="float32")]

@@ -1,0 +1,1 @@
+"""Model families: each a small description of how its config.json maps to the one decoder."""

@@ -1,0 +1,18 @@
+"""Mistral: Llama with 8 KV heads unless said otherwise, and a window on every layer."""
+
+from __future__ import annotations
+
+from ..config import ModelConfig, read_decoder
+from ..json_file import Fields
+from .windows import every_layer
+
+
+def read(config: Fields) -> ModelConfig:
+    return read_decoder(
+        config,
+        family="mistral",
+        qkv_bias=False,
+        output_bias=False,
+        num_kv_heads=8,
+        windows=every_layer(config, default=4096),
+    )

@@ -1,0 +1,39 @@
+"""Which family reads which checkpoint. A new family is a new file and a line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..config import ModelConfig
+from ..errors import CheckpointError
+from ..json_file import Fields
+from . import llama, mistral, qwen2, qwen3
+
+FAMILIES: dict[str, Callable[[Fields], ModelConfig]] = {
+    "LlamaForCausalLM": llama.read,
+    "MistralForCausalLM": mistral.read,
+    "Qwen2ForCausalLM": qwen2.read,
+    "Qwen3ForCausalLM": qwen3.read,
+}
+_BY_MODEL_TYPE = {name.removesuffix("ForCausalLM").lower(): name for name in FAMILIES}
+
+
+def read_config(config: Fields) -> ModelConfig:
+    """The decoder that a config.json describes. Raises CheckpointError naming the key at fault."""
+    if "auto_map" in config:
+        raise CheckpointError(
+            "the checkpoint wants its own code run, which is never done; use a checkpoint of one of "
+            + ", ".join(FAMILIES),
+            file=config.file,
+            tensor="auto_map",
+        )
+    return FAMILIES[_architecture(config)](config)
+
+
+def _architecture(config: Fields) -> str:
+    names = config.raw.get("architectures")
+    if names is None:
+        return _BY_MODEL_TYPE[config.choice("model_type", tuple(_BY_MODEL_TYPE))]
+    if not isinstance(names, list) or len(names) != 1 or names[0] not in FAMILIES:
+        raise config.error("architectures", "one of " + ", ".join(FAMILIES))
+    return str(names[0])

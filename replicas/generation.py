@@ -1,0 +1,56 @@
+"""generation_config.json: what a checkpoint's authors want by default."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .errors import CheckpointError, InvalidRequest
+from .folder import contained
+from .json_file import Fields, read_json
+from .sampling_params import SamplingParams
+
+FILE = "generation_config.json"
+_NAMES = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationDefaults:
+    """Sampling defaults (None: not stated) and every id that ends a sequence.
+
+    do_sample False means greedy: the other fields then have no effect.
+    """
+
+    eos_token_ids: tuple[int, ...] = ()
+    do_sample: bool | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+    def sampling(self) -> dict[str, Any]:
+        """The stated ones, as keyword arguments of SamplingParams; `do_sample` false gives temperature 0."""
+        stated = {name: getattr(self, name) for name in _NAMES if getattr(self, name) is not None}
+        if self.do_sample is False:
+            stated["temperature"] = 0.0
+        return stated
+
+
+def read_generation(folder: Path, vocab_size: int, config_eos: tuple[int, ...]) -> GenerationDefaults:
+    """From the folder's file, or nothing but config.json's EOS ids. Raises CheckpointError naming the key."""
+    path = contained(folder, FILE)
+    if not path.exists():
+        return GenerationDefaults(eos_token_ids=config_eos)
+    fields = Fields(read_json(path), FILE)
+    stated = {name: fields.raw[name] for name in _NAMES if name in fields}
+    try:
+        SamplingParams(**stated)
+    except InvalidRequest as error:
+        raise CheckpointError(error.message, file=FILE) from error
+    return GenerationDefaults(
+        eos_token_ids=fields.integers("eos_token_id", 0, vocab_size - 1) or config_eos,
+        do_sample=fields.boolean("do_sample", False) if "do_sample" in fields else None,
+        **stated,
+    )

@@ -1,0 +1,57 @@
+"""From what a user types to a folder on disk."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from .errors import CheckpointError
+
+# What a checkpoint of ours can consist of. Never a pickle, never code.
+FILES = ("*.safetensors", "*.json", "*.txt", "*.jinja", "tokenizer.model")
+NOT = ("*/*", "consolidated*")  # other formats' folders, and Mistral's second copy of the weights
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+
+
+def resolve_model(name_or_path: str | Path) -> Path:
+    """A local folder as it is, or a Hugging Face id ("org/name", "org/name@revision") downloaded or cached.
+
+    Raises CheckpointError with a remedy.
+    """
+    path = Path(name_or_path).expanduser()
+    if path.is_dir():
+        return path
+    name, _, revision = str(name_or_path).partition("@")
+    if not _HUB_ID.fullmatch(name):
+        raise CheckpointError(
+            "there is no such folder, and it is no Hugging Face id (org/name) either", file=str(name_or_path)
+        )
+    return _download(name, revision or None)
+
+
+def _download(name: str, revision: str | None) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    # Bases: the HTTP client's own errors, those of requests, httpx or httpx2 by the hub's version.
+    offline: tuple[type[BaseException], ...] = (OSError, *HfHubHTTPError.__bases__)
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=list(FILES), ignore_patterns=list(NOT)))
+    except GatedRepoError as error:
+        problem = "is gated: accept its licence on its page and log in with `hf auth login`"
+        raise CheckpointError(problem, file=name) from error
+    except RevisionNotFoundError as error:
+        raise CheckpointError(f"has no revision {revision!r}", file=name) from error
+    except RepositoryNotFoundError as error:
+        problem = "is not on the Hugging Face hub, or is private: check the name, or log in with `hf auth login`"
+        raise CheckpointError(problem, file=name) from error
+    except offline as error:
+        problem = (
+            "cannot be downloaded, and is not in the local cache: check the network, or give the path of a local folder"
+        )
+        raise CheckpointError(problem, file=name) from error

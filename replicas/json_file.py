@@ -1,0 +1,123 @@
+"""JSON files of a checkpoint: read within a size, and their fields with types and ranges."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .errors import CheckpointError
+
+MAX_JSON_BYTES = 64 << 20  # the index of a model of 100,000 tensors is below 10 MB
+
+
+def read_json(path: Path, limit: int = MAX_JSON_BYTES) -> dict[str, Any]:
+    """The object in a file. Raises CheckpointError naming the file."""
+    try:
+        if path.stat().st_size > limit:
+            raise CheckpointError(f"larger than {limit} bytes", file=path.name)
+        data = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"cannot be read: {error.strerror}", file=path.name) from error
+    return parse_json(data, path.name)
+
+
+def parse_json(data: bytes, file: str) -> dict[str, Any]:
+    """A JSON object without duplicate keys. Raises CheckpointError naming `file`."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            keys = [key for key, _ in pairs]
+            twice = next(key for key in keys if keys.count(key) > 1)
+            raise CheckpointError("is there twice", file=file, tensor=twice)
+        return found
+
+    try:
+        value = json.loads(data.decode("utf-8"), object_pairs_hook=unique)
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"not UTF-8 at byte {error.start}", file=file) from error
+    except RecursionError as error:
+        raise CheckpointError("nested too deeply", file=file) from error
+    except ValueError as error:  # malformed, or an integer of thousands of digits
+        raise CheckpointError(f"not valid JSON: {error}", file=file) from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"holds a {type(value).__name__}; expected an object", file=file)
+    return value
+
+
+class Fields:
+    """The fields of one JSON object, read with type and range.
+
+    Every method raises CheckpointError naming the file, the key, the value and what would be accepted. A key
+    that is absent or null takes the default; without a default it is an error.
+    """
+
+    def __init__(self, raw: Mapping[str, Any], file: str, prefix: str = "") -> None:
+        self.raw = raw
+        self.file = file
+        self.prefix = prefix
+
+    def __contains__(self, key: str) -> bool:
+        return self.raw.get(key) is not None
+
+    def error(self, key: str, accepted: str) -> CheckpointError:
+        value = self.raw.get(key)
+        shown = repr(value)
+        shown = shown if len(shown) <= 80 else shown[:77] + "..."
+        problem = "is missing" if value is None else f"{shown} is not accepted"
+        return CheckpointError(f"{problem}; expected {accepted}", file=self.file, tensor=self.prefix + key)
+
+    def integer(self, key: str, low: int, high: int, default: int | None = None) -> int:
+        value = self.raw.get(key)
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise self.error(key, f"an integer from {low} to {high}")
+        return value
+
+    def number(self, key: str, low: float, high: float, default: float | None = None) -> float:
+        value = self.raw.get(key)
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.error(key, f"a number from {low:g} to {high:g}")
+        if not low <= value <= high:  # false for NaN too
+            raise self.error(key, f"a number from {low:g} to {high:g}")
+        return float(value)
+
+    def boolean(self, key: str, default: bool) -> bool:
+        value = self.raw.get(key)
+        value = default if value is None else value
+        if not isinstance(value, bool):
+            raise self.error(key, "true or false")
+        return value
+
+    def choice(self, key: str, accepted: tuple[str, ...], default: str | None = None) -> str:
+        value = self.raw.get(key)
+        value = default if value is None else value
+        if not isinstance(value, str) or value not in accepted:
+            raise self.error(key, " or ".join(accepted))
+        return value
+
+    def section(self, key: str) -> Fields | None:
+        """A nested object, or None where the key is absent or null."""
+        value = self.raw.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self.error(key, "an object")
+        return Fields(value, self.file, f"{self.prefix}{key}.")
+
+    def integers(self, key: str, low: int, high: int) -> tuple[int, ...]:
+        """An integer or a list of integers; absent gives none."""
+        value = self.raw.get(key)
+        values = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(isinstance(v, int) and not isinstance(v, bool) and low <= v <= high for v in values):
+            raise self.error(key, f"an integer from {low} to {high}, or a list of them")
+        return tuple(values)
+
+    def refuse_unknown(self, known: frozenset[str]) -> None:
+        """Refuse a key that is not known and says something (null, false and empty say nothing)."""
+        for key, value in self.raw.items():
+            if key not in known and value not in (None, False, "", [], {}):
+                raise self.error(key, "this key to be absent, since it is not understood here")

@@ -1,0 +1,123 @@
+"""Which tensors a decoder consists of, and the proof from headers alone that a checkpoint has just those."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from .config import ModelConfig
+from .errors import CheckpointError
+from .quantization.base import FLOATS, Format, LinearSpec, TensorSpec
+from .quantization.dense import Dense
+from .safetensors_file import TensorInfo
+
+EMBEDDING = "model.embed_tokens.weight"
+FINAL_NORM = "model.norm.weight"
+HEAD = "lm_head"
+
+# Left over in real checkpoints and without meaning: tables that are computed here.
+TOLERATED = re.compile(r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)")
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """The linears and norms of one decoder layer, by their names in the checkpoint."""
+
+    q: LinearSpec
+    k: LinearSpec
+    v: LinearSpec
+    o: LinearSpec
+    gate: LinearSpec
+    up: LinearSpec
+    down: LinearSpec
+    input_norm: str
+    post_attention_norm: str
+    q_norm: str
+    k_norm: str
+
+    @property
+    def linears(self) -> tuple[LinearSpec, ...]:
+        return (self.q, self.k, self.v, self.o, self.gate, self.up, self.down)
+
+
+def layer_spec(config: ModelConfig, index: int) -> LayerSpec:
+    prefix = f"model.layers.{index}"
+    hidden, inner = config.hidden_size, config.intermediate_size
+    heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+    return LayerSpec(
+        q=LinearSpec(f"{attention}.q_proj", heads, hidden, config.qkv_bias),
+        k=LinearSpec(f"{attention}.k_proj", kv_heads, hidden, config.qkv_bias),
+        v=LinearSpec(f"{attention}.v_proj", kv_heads, hidden, config.qkv_bias),
+        o=LinearSpec(f"{attention}.o_proj", hidden, heads, config.output_bias),
+        gate=LinearSpec(f"{mlp}.gate_proj", inner, hidden, config.mlp_bias),
+        up=LinearSpec(f"{mlp}.up_proj", inner, hidden, config.mlp_bias),
+        down=LinearSpec(f"{mlp}.down_proj", hidden, inner, config.mlp_bias),
+        input_norm=f"{prefix}.input_layernorm.weight",
+        post_attention_norm=f"{prefix}.post_attention_layernorm.weight",
+        q_norm=f"{attention}.q_norm.weight" if config.qk_norm else "",
+        k_norm=f"{attention}.k_norm.weight" if config.qk_norm else "",
+    )
+
+
+def head_spec(config: ModelConfig) -> LinearSpec:
+    return LinearSpec(HEAD, config.vocab_size, config.hidden_size, bias=False)
+
+
+def head_format(format: Format) -> Format:
+    return format if format.quantizes_head else Dense()
+
+
+def head_is_tied(config: ModelConfig, format: Format) -> bool:
+    """A quantized head stands for itself, whatever the config says of tying."""
+    return config.tie_word_embeddings and not format.quantizes_head
+
+
+def decoder_layout(config: ModelConfig, format: Format) -> dict[str, TensorSpec]:
+    """Every tensor that the checkpoint may hold, by name."""
+    return dict(_tensors(config, format))
+
+
+def _tensors(config: ModelConfig, format: Format) -> Iterator[tuple[str, TensorSpec]]:
+    hidden = config.hidden_size
+    yield EMBEDDING, TensorSpec((config.vocab_size, hidden), FLOATS)
+    for index in range(config.num_layers):
+        layer = layer_spec(config, index)
+        for linear in layer.linears:
+            yield from format.tensors(linear).items()
+        for norm in (layer.input_norm, layer.post_attention_norm):
+            yield norm, TensorSpec((hidden,), FLOATS)
+        if config.qk_norm:
+            yield layer.q_norm, TensorSpec((config.head_dim,), FLOATS)
+            yield layer.k_norm, TensorSpec((config.head_dim,), FLOATS)
+    yield FINAL_NORM, TensorSpec((hidden,), FLOATS)
+    optional = head_is_tied(config, format)  # some writers store the tied head once more
+    for name, spec in head_format(format).tensors(head_spec(config)).items():
+        yield name, TensorSpec(spec.shape, spec.dtypes, optional or spec.optional)
+
+
+def check_tensors(found: Mapping[str, tuple[Path, TensorInfo]], wanted: Mapping[str, TensorSpec]) -> None:
+    """Raise CheckpointError unless `found` holds just what is wanted, in shape and dtype."""
+    some_file = next((path.name for path, _ in found.values()), "")
+    for name, spec in wanted.items():
+        if name in found:
+            path, info = found[name]
+            _check_tensor(name, path.name, info, spec)
+        elif not spec.optional:
+            raise CheckpointError("is missing", file=some_file, tensor=name)
+    for name, (path, _) in found.items():
+        if name not in wanted and not TOLERATED.fullmatch(name):
+            raise CheckpointError("belongs to no part of the model", file=path.name, tensor=name)
+
+
+def _check_tensor(name: str, file: str, info: TensorInfo, spec: TensorSpec) -> None:
+    if info.shape != spec.shape:
+        raise CheckpointError(
+            f"shape is {list(info.shape)}; config.json implies {list(spec.shape)}", file=file, tensor=name
+        )
+    if info.dtype not in spec.dtypes:
+        raise CheckpointError(
+            f"dtype is {info.dtype}; expected {' or '.join(sorted(spec.dtypes))}", file=file, tensor=name
+        )

@@ -1,0 +1,96 @@
+"""What a checkpoint format is: which tensors a linear layer has in it, and how they become a weight."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+
+from ...kernels.weights import DenseWeight, GroupedWeight, Weight
+from ..weights import Weights
+
+FLOATS = frozenset({"F32", "F16", "BF16"})
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """What a tensor must look like: shape, and the dtypes it may have by safetensors' names."""
+
+    shape: tuple[int, ...]
+    dtypes: frozenset[str]
+    optional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LinearSpec:
+    """A linear layer [out_features, in_features] by its name in the checkpoint."""
+
+    name: str
+    out_features: int
+    in_features: int
+    bias: bool
+
+
+class Format(Protocol):
+    """A format is one class in one file, and one line in registry.py."""
+
+    @property
+    def name(self) -> str:
+        """What users call it."""
+        ...
+
+    @property
+    def quantizes_head(self) -> bool:
+        """Whether the vocabulary projection is in this format too."""
+        ...
+
+    def tensors(self, linear: LinearSpec) -> dict[str, TensorSpec]:
+        """The tensors of a layer by full name. Raises CheckpointError if the format cannot hold it."""
+        ...
+
+    def linear(self, weights: Weights, linear: LinearSpec, dtype: torch.dtype) -> Weight:
+        """Take a layer's tensors. `dtype`: of the activations; unquantized tensors are cast to it.
+
+        Raises CheckpointError naming file and tensor.
+        """
+        ...
+
+
+def fuse(weights: Sequence[Weight]) -> list[Weight]:
+    """One weight of stacked rows where the members allow it, else the members themselves.
+
+    y of the fused one is the members' y side by side, to the bit: rows are independent.
+    """
+    dense = [weight for weight in weights if isinstance(weight, DenseWeight)]
+    if len(dense) == len(weights):
+        return [DenseWeight(torch.cat([weight.weight for weight in dense]), _stacked_bias(weights))]
+    grouped = [weight for weight in weights if isinstance(weight, GroupedWeight)]
+    if len(grouped) == len(weights) and all(_alike(grouped[0], other) for other in grouped):
+        return [
+            replace(
+                grouped[0],
+                codes=torch.cat([weight.codes for weight in grouped]),
+                scales=torch.cat([weight.scales for weight in grouped]),
+                zeros=torch.cat([weight.zeros for weight in grouped]),
+                bias=_stacked_bias(weights),
+            )
+        ]
+    return list(weights)
+
+
+def _alike(one: GroupedWeight, other: GroupedWeight) -> bool:
+    if (one.bits, one.group_size) != (other.bits, other.group_size):
+        return False
+    if one.permutation is None or other.permutation is None:
+        return one.permutation is other.permutation
+    return torch.equal(one.permutation, other.permutation)
+
+
+def _stacked_bias(weights: Sequence[Weight]) -> torch.Tensor | None:
+    """Members without a bias count as zero; None if none has one."""
+    some = next((weight.bias for weight in weights if weight.bias is not None), None)
+    if some is None:
+        return None
+    return torch.cat([some.new_zeros(w.shape[0]) if w.bias is None else w.bias for w in weights])

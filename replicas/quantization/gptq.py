@@ -1,0 +1,192 @@
+"""GPTQ checkpoints: 4 and 8 bit codes packed into int32, one scale and zero point per group and output.
+
+Of a layer [N, K] with G = K / group_size groups and P = 32 / bits codes to a word, the lowest bits first:
+
+    qweight  int32 [K / P, N]   codes of P input features of one output in a word
+    qzeros   int32 [G, N / P]   zero points of P outputs in a word
+    scales   float [G, N]
+    g_idx    int32 [K]          the group of each input feature; absent: k // group_size
+
+w[n, k] = scales[g, n] * (code[k, n] - zero[g, n]) with g = g_idx[k].
+
+`checkpoint_format` "gptq" (v1) stores zero - 1, and 0 comes round as the largest code; "gptq_v2" stores zero.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ...kernels.weights import GroupedWeight
+from ..errors import CheckpointError
+from ..json_file import Fields
+from ..weights import Weights
+from .base import FLOATS, LinearSpec, TensorSpec
+
+INTS = frozenset({"I32", "U32"})
+GROUP_SIZES = (-1, 32, 64, 128)
+
+_READ = frozenset(
+    {
+        *("quant_method", "bits", "group_size", "sym", "desc_act", "lm_head", "checkpoint_format"),
+        *("pack_dtype", "meta", "is_marlin_format", "format"),
+    }
+)
+# How it was made or which kernel its authors had in mind: nothing that changes what the numbers mean.
+_HISTORY = frozenset(
+    {
+        *("damp_percent", "damp_auto_increment", "static_groups", "true_sequential", "dataset", "tokenizer"),
+        *("model_name_or_path", "model_file_base_name", "model_seqlen", "batch_size", "block_name_to_quantize"),
+        *("module_name_preceding_first_block", "pad_token_id", "use_cuda_fp16", "use_exllama", "exllama_config"),
+        *("disable_exllama", "max_input_length", "cache_block_outputs", "backend", "mse", "act_group_aware"),
+        *("quant_group", "awq_gemm_checkpoint", "gptq_transformer_layers", "packing_dtype"),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GPTQ:
+    """One checkpoint's flavour of GPTQ.
+
+    zero_offset   what was subtracted from a zero point before storing: 1 in v1, 0 in v2
+    zeros_borrow  v1 as GPTQModel writes it: 1 is subtracted from the packed word's lanes with borrowing
+    """
+
+    bits: int
+    group_size: int
+    sym: bool = True
+    zero_offset: int = 1
+    zeros_borrow: bool = False
+    quantizes_head: bool = False
+
+    @classmethod
+    def read(cls, config: Fields) -> GPTQ:
+        """From the `quantization_config` of config.json, or AutoGPTQ's quantize_config.json.
+
+        Raises CheckpointError naming a key that asks for what is not supported or not understood.
+        """
+        config.refuse_unknown(_READ | _HISTORY)  # names modules_in_block_to_quantize and dynamic, among others
+        bits = config.integer("bits", 1, 64)
+        if bits not in (4, 8):
+            raise config.error("bits", "4 or 8")
+        group_size = config.integer("group_size", -1, 1 << 20)
+        if group_size not in GROUP_SIZES:
+            raise config.error("group_size", ", ".join(map(str, GROUP_SIZES)))
+        if config.boolean("is_marlin_format", False):
+            raise config.error("is_marlin_format", "false: only gptq and gptq_v2 layouts are read")
+        config.choice("pack_dtype", ("int32",), default="int32")
+        key = "checkpoint_format" if "checkpoint_format" in config else "format"
+        version = config.choice(key, ("gptq", "gptq_v2"), default="gptq")
+        config.boolean("desc_act", False)  # g_idx says it all
+        sym = config.boolean("sym", True)
+        return cls(
+            bits=bits,
+            group_size=group_size,
+            sym=sym,
+            zero_offset=1 if version == "gptq" else 0,
+            zeros_borrow=not sym and "gptqmodel" in str(config.raw.get("meta")).lower(),
+            quantizes_head=config.boolean("lm_head", False),
+        )
+
+    @property
+    def name(self) -> str:
+        return f"gptq-int{self.bits}" + (f"-g{self.group_size}" if self.group_size > 0 else "")
+
+    @property
+    def codes_per_word(self) -> int:
+        return 32 // self.bits
+
+    def tensors(self, linear: LinearSpec) -> dict[str, TensorSpec]:
+        outputs, inputs, per_word = linear.out_features, linear.in_features, self.codes_per_word
+        group = self._group(linear)
+        if outputs % per_word or inputs % per_word:
+            raise CheckpointError(
+                f"its shape [{outputs}, {inputs}] does not fill words of {per_word} codes", tensor=linear.name
+            )
+        return {
+            f"{linear.name}.qweight": TensorSpec((inputs // per_word, outputs), INTS),
+            f"{linear.name}.qzeros": TensorSpec((inputs // group, outputs // per_word), INTS),
+            f"{linear.name}.scales": TensorSpec((inputs // group, outputs), FLOATS),
+            f"{linear.name}.g_idx": TensorSpec((inputs,), INTS, optional=True),
+            f"{linear.name}.bias": TensorSpec((outputs,), FLOATS, optional=not linear.bias),
+        }
+
+    def linear(self, weights: Weights, linear: LinearSpec, dtype: torch.dtype) -> GroupedWeight:
+        name, group = linear.name, self._group(linear)
+        order = _permutation(weights, linear, group)
+        codes = unpack(weights.take(f"{name}.qweight"), self.bits).permute(1, 0, 2).reshape(linear.out_features, -1)
+        return GroupedWeight(
+            codes=codes if order is None else codes[:, order],
+            scales=_scales(weights, f"{name}.scales").t().contiguous(),
+            zeros=self._zeros(weights.take(f"{name}.qzeros")).t().contiguous(),
+            bits=self.bits,
+            group_size=group,
+            permutation=order,
+            bias=_bias(weights, linear, dtype),
+        )
+
+    def _group(self, linear: LinearSpec) -> int:
+        group = linear.in_features if self.group_size == -1 else self.group_size
+        if linear.in_features % group:
+            raise CheckpointError(
+                f"group_size {group} does not divide its {linear.in_features} input features", tensor=linear.name
+            )
+        return group
+
+    def _zeros(self, packed: torch.Tensor) -> torch.Tensor:
+        """True zero points, uint8 [G, N]."""
+        if self.zeros_borrow and self.zero_offset:
+            ones = sum(1 << shift for shift in range(0, 32, self.bits))
+            return unpack((packed.view(torch.int32).long() + ones).to(torch.int32), self.bits).flatten(1)
+        stored = unpack(packed, self.bits).flatten(1)
+        # Some writers say "gptq" and store symmetric zero points as they are: 8 and not 7 of 4 bits.
+        if self.sym and bool((stored == 2 ** (self.bits - 1)).all()):
+            return stored
+        largest = (1 << self.bits) - 1
+        return (stored + self.zero_offset).bitwise_and(largest)
+
+
+def unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """int32 [R, C] -> uint8 [R, C, 32 / bits], the lowest bits first. Little-endian hosts."""
+    octets = words.contiguous().view(torch.uint8).view(*words.shape, 4)
+    if bits == 8:
+        return octets
+    return torch.stack([octets & 15, octets >> 4], dim=-1).flatten(-2)
+
+
+def _permutation(weights: Weights, linear: LinearSpec, group: int) -> torch.Tensor | None:
+    """Input features in the order of their groups; None where they are in order already."""
+    name = f"{linear.name}.g_idx"
+    if name not in weights:
+        return None
+    groups = weights.take(name).long()
+    count = linear.in_features // group
+    if bool((groups < 0).any() | (groups >= count).any()):
+        raise weights.error(name, f"has groups outside 0 to {count - 1}")
+    if bool((torch.bincount(groups, minlength=count) != group).any()):
+        raise weights.error(name, f"has groups of other sizes than {group}")
+    if bool((groups[1:] >= groups[:-1]).all()):
+        return None
+    return torch.argsort(groups, stable=True)
+
+
+def _scales(weights: Weights, name: str) -> torch.Tensor:
+    """[G, N] as stored, finite and nowhere zero."""
+    scales = weights.take(name).clone()
+    if not bool(torch.isfinite(scales).all()):
+        raise weights.error(name, "has scales that are NaN or infinite")
+    if bool((scales == 0).any()):
+        raise weights.error(name, "has scales that are zero")
+    return scales
+
+
+def _bias(weights: Weights, linear: LinearSpec, dtype: torch.dtype) -> torch.Tensor | None:
+    """AutoGPTQ stores a bias of zeros for layers that have none; such a one is dropped."""
+    name = f"{linear.name}.bias"
+    if name not in weights:
+        return None
+    bias = weights.take_finite(name, dtype)
+    if not linear.bias and bool((bias != 0).any()):
+        raise weights.error(name, "is not zero, but config.json says that this layer has no bias")
+    return bias if linear.bias else None

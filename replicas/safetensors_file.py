@@ -1,0 +1,116 @@
+"""The header of a safetensors file, checked to the last byte before anything is mapped.
+
+    8 bytes            H bytes      the rest
+    |<- H, uint64 ->|<- JSON ->|<- tensor data: [begin, end) of every tensor, gapless, to the end ->|
+
+The JSON maps each tensor's name to dtype, shape and data_offsets; "__metadata__" maps strings to strings.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .errors import CheckpointError
+from .json_file import parse_json
+
+MAX_HEADER_BYTES = 100_000_000  # the cap that the format's own library applies
+_MAX_ELEMENTS = 1 << 62
+BITS = {
+    **{"BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8},
+    **{"U16": 16, "I16": 16, "F16": 16, "BF16": 16, "U32": 32, "I32": 32, "F32": 32},
+    **{"U64": 64, "I64": 64, "F64": 64},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """dtype as the format names it; data bytes [begin, end) from the start of the tensor data."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.end - self.begin
+
+
+@dataclass(frozen=True, slots=True)
+class SafetensorsFile:
+    """A file and its checked header."""
+
+    path: Path
+    tensors: dict[str, TensorInfo]
+
+
+def read_header(path: Path) -> SafetensorsFile:
+    """Read and check a header; no tensor is touched. Raises CheckpointError naming file and tensor."""
+    try:
+        with path.open("rb") as file:
+            size = path.stat().st_size
+            data = _header_bytes(file.read(8), size, path.name)
+            header = parse_json(file.read(data), path.name)
+    except OSError as error:
+        raise CheckpointError(f"cannot be read: {error.strerror}", file=path.name) from error
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
+        raise CheckpointError("must map strings to strings", file=path.name, tensor="__metadata__")
+    tensors = {name: _tensor(name, entry, path.name) for name, entry in header.items()}
+    _check_layout(tensors, size - 8 - data, path.name)
+    return SafetensorsFile(path, tensors)
+
+
+def _header_bytes(prefix: bytes, size: int, file: str) -> int:
+    """The header's length, known to lie within the file."""
+    if len(prefix) < 8:
+        raise CheckpointError(f"truncated: {size} bytes hold no header", file=file)
+    length = int(struct.unpack("<Q", prefix)[0])
+    if length > MAX_HEADER_BYTES:
+        raise CheckpointError(f"header length {length} is above the cap of {MAX_HEADER_BYTES}", file=file)
+    if 8 + length > size:
+        raise CheckpointError(f"truncated: header of {length} bytes in a file of {size}", file=file)
+    return length
+
+
+def _tensor(name: str, entry: Any, file: str) -> TensorInfo:
+    def bad(problem: str) -> CheckpointError:
+        return CheckpointError(problem, file=file, tensor=name)
+
+    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+        raise bad("its entry must have dtype, shape and data_offsets")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in BITS:
+        raise bad(f"dtype {str(dtype)[:40]!r} is unknown; expected one of {', '.join(BITS)}")
+    if not _naturals(shape) or not _naturals(offsets) or len(offsets) != 2:
+        raise bad("shape and data_offsets must be lists of integers from 0")
+    elements = math.prod(shape)
+    if elements > _MAX_ELEMENTS:
+        raise bad(f"the product of its shape {str(shape)[:80]} overflows")
+    begin, end = offsets
+    if end - begin != elements * BITS[dtype] // 8:
+        raise bad(f"data_offsets {offsets} do not fit {dtype} {shape}")
+    return TensorInfo(dtype, tuple(shape), begin, end)
+
+
+def _naturals(values: Any) -> bool:
+    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
+
+
+def _check_layout(tensors: dict[str, TensorInfo], data_bytes: int, file: str) -> None:
+    """Tensors follow each other without gap or overlap and end where the file ends."""
+    position = 0
+    for name, info in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
+        if info.begin != position:
+            problem = "overlaps the tensor before it" if info.begin < position else "leaves a gap before it"
+            raise CheckpointError(f"{problem}, at byte {info.begin}", file=file, tensor=name)
+        if info.end > data_bytes:
+            problem = f"truncated: ends at byte {info.end} of {data_bytes}"
+            raise CheckpointError(problem, file=file, tensor=name)
+        position = info.end
+    if position != data_bytes:
+        raise CheckpointError(f"{data_bytes - position} trailing bytes after the last tensor", file=file)
