@@ -103,7 +103,7 @@ def _kv_geometry(loaded: LoadedModel, num_blocks: int) -> tuple[int, int, int, i
 
 def _num_blocks(config: EngineConfig, loaded: LoadedModel, ops: Ops) -> tuple[int, str]:
     block_bytes = sum(tensor.nbytes for tensor in ops.allocate_kv(*_kv_geometry(loaded, 1)))
-    longest = config.max_model_len or loaded.config.max_position_embeddings
+    longest = config.max_model_len or loaded.config.max_model_len
     useful = config.max_running * blocks_for(longest)
     if config.kv_memory_bytes is not None:
         blocks, source = config.kv_memory_bytes // block_bytes, "as configured"
@@ -124,7 +124,7 @@ def _free_memory() -> int:
 
 
 def _max_model_len(config: EngineConfig, loaded: LoadedModel, num_blocks: int) -> tuple[int, str]:
-    made_for = loaded.config.max_position_embeddings
+    made_for = loaded.config.max_model_len
     wanted = config.max_model_len or made_for
     if wanted > made_for:
         message = f"max_model_len: {wanted} exceeds the {made_for} positions that the model was made for"
