@@ -33,6 +33,7 @@ class TextStream:
     ) -> None:
         self._decoder = tokenizer.detokenizer(prompt_ids=prompt_ids, skip_special_tokens=skip_special_tokens)
         self._matchers = tuple(_Matcher(text) for text in dict.fromkeys(stop))
+        self._starts = frozenset(text[0] for text in stop)
         self._min_tokens = min_tokens
         self._held = ""  # complete characters not yet handed out
         self.stopped: str | None = None
@@ -65,6 +66,8 @@ class TextStream:
         return safe
 
     def _scan(self, new: str) -> str:
+        if not self._held and self._starts.isdisjoint(new):
+            return new  # most tokens: nothing is begun and nothing begins
         text = self._held + new
         checked = self.num_tokens >= self._min_tokens
         for position, char in enumerate(new, start=len(self._held) + 1):
