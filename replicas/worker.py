@@ -214,8 +214,8 @@ class Worker:
                 _end(stream, EngineFault(f"the engine has died: {self._died}", code="engine_fault"))
         for emission in emissions:
             stream = self._streams.get(emission.key)
-            if stream is None:
-                continue  # cancelled while the step ran
+            if stream is None or stream.done:
+                continue  # cancelled, or ended from here, while the step ran
             stream.started = True
             stream.pending.append(emission.message)
             stream.done, stream.error = emission.done, emission.error
