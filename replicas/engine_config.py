@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from ..kernels.ops import CpuWeights, Numerics
 from .errors import InvalidRequest
+
+if TYPE_CHECKING:  # importing the operators imports torch, which the service's other processes do without
+    from ..kernels.ops import CpuWeights, Numerics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

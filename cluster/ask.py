@@ -1,0 +1,46 @@
+"""What a client asked for, read from the wire but not yet checked against the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..replicas.protocol import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One prompt and how to continue it.
+
+    model        the name asked for; empty takes the one served
+    prompt       text, token ids, or the messages of a chat
+    sampling     only what the client gave, by SamplingParams' names
+    wire_names   SamplingParams' name -> the protocol's, where they differ: errors name the client's field
+    output_ids   resume: per choice, the ids received so far
+    client_id    the client's own id, echoed and logged
+    template_arguments   of a chat: what the model's template calls them -> a boolean or short string
+    default_max_tokens   the protocol's, where it has one
+    """
+
+    model: str
+    prompt: str | Sequence[int] | Sequence[Mapping[str, Any]]
+    chat: bool = False
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    wire_names: Mapping[str, str] = field(default_factory=dict)
+    output_ids: Sequence[Sequence[int]] = ()
+    client_id: str = ""
+    template_arguments: Mapping[str, Any] = field(default_factory=dict)
+    timeout_s: float | None = None
+    priority: int = 0
+    default_max_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A validated request, and what its answer needs besides."""
+
+    request: Request
+    ask: Ask
+    model: str
+    created: int  # Unix seconds

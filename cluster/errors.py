@@ -1,0 +1,63 @@
+"""Errors that only a door can raise, and what another process's failure means to a client."""
+
+from __future__ import annotations
+
+from ray.exceptions import RayError, RayTaskError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
+
+from ..replicas.errors import EngineFault, InvalidRequest, MotleyError, NotFound, Overloaded, Unavailable
+
+
+class MethodNotAllowed(MotleyError):
+    """This path has other methods."""
+
+    status = 405
+    grpc_code = "UNIMPLEMENTED"
+    kind = "invalid_request_error"
+
+
+class TooLarge(MotleyError):
+    """The body is over the limit; it was not parsed."""
+
+    status = 413
+    grpc_code = "RESOURCE_EXHAUSTED"
+    kind = "invalid_request_error"
+
+
+class UnsupportedMedia(MotleyError):
+    """The body is not plain JSON."""
+
+    status = 415
+    grpc_code = "INVALID_ARGUMENT"
+    kind = "invalid_request_error"
+
+
+def unknown_field(name: str) -> InvalidRequest:
+    return InvalidRequest(f"{name}: there is no such field", param=name, code="unknown_parameter")
+
+
+def unsupported_field(name: str, instead: str = "leave it out") -> InvalidRequest:
+    return InvalidRequest(f"{name} is not supported; {instead}", param=name, code="unsupported_parameter")
+
+
+def from_pool(error: Exception) -> MotleyError:
+    """What a failure of a call to a replica is to the client. Keeps internals out of the message."""
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    if isinstance(cause, MotleyError):
+        return cause
+    if isinstance(error, BackPressureError):
+        return Overloaded("every replica is full; try again shortly", code="overloaded")
+    if isinstance(error, RayTaskError):
+        return EngineFault("the replica failed on this request; its log says why", code="engine_fault")
+    if isinstance(error, DeploymentUnavailableError | RayServeException | RayError):
+        return Unavailable("the replica went away; try again shortly", code="replica_lost")
+    return EngineFault("the request failed inside the service; its log says why", code="internal_error")
+
+
+def http_error(status: int, method: str, path: str) -> MotleyError:
+    """What the HTTP framework itself refuses: a wrong path or method."""
+    if status == 405:
+        return MethodNotAllowed(f"{method} is not a method of {path}", code="method_not_allowed")
+    if status == 404:
+        return NotFound(f"there is no {path}", code="not_found")
+    return InvalidRequest(f"the request was refused with status {status}", code="bad_request")

@@ -1,0 +1,71 @@
+"""What `motley serve` shows when it is ready: endpoints, examples, and one answer over each protocol."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from dataclasses import dataclass
+
+from ..client import Client
+
+PROMPT = "The with statement"
+MAX_TOKENS = 48
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    """Where a running service is reached. `start_s`: seconds from the command to ready."""
+
+    model: str
+    http: str
+    grpc: str
+    dashboard: str
+    pid: int
+    start_s: float
+
+
+def greet(endpoints: Endpoints) -> None:
+    """Stream one answer over gRPC and one over HTTP, by the clients that anyone would use."""
+    print(f"\nover gRPC: {PROMPT}", end="", flush=True)
+    with Client(endpoints.grpc) as client:
+        for chunk in client.stream(PROMPT, max_tokens=MAX_TOKENS, temperature=0.0):
+            for choice in chunk.choices:
+                print(choice.text, end="", flush=True)
+    print(f"\n\nover HTTP: {PROMPT}", end="", flush=True)
+    for text in _http_stream(endpoints):
+        print(text, end="", flush=True)
+    print(flush=True)
+
+
+def show(endpoints: Endpoints) -> None:
+    print(
+        f"""
+{endpoints.model} is ready after {endpoints.start_s} s
+
+  HTTP        {endpoints.http}/v1
+  gRPC        {endpoints.grpc} (motley.v1.Inference)
+  dashboard   {endpoints.dashboard}
+
+  curl {endpoints.http}/v1/completions -H 'Content-Type: application/json' \\
+    -d '{{"prompt": "{PROMPT}", "max_tokens": {MAX_TOKENS}, "stream": true}}'
+
+  python -c '
+from motley.client import Client
+for chunk in Client("{endpoints.grpc}").stream("{PROMPT}", max_tokens={MAX_TOKENS}):
+    print("".join(choice.text for choice in chunk.choices), end="", flush=True)'
+
+Ctrl-C stops it.""",
+        flush=True,
+    )
+
+
+def _http_stream(endpoints: Endpoints):  # type: ignore[no-untyped-def]
+    body = {"prompt": PROMPT, "max_tokens": MAX_TOKENS, "temperature": 0.0, "stream": True}
+    request = urllib.request.Request(
+        f"{endpoints.http}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=60) as response:
+        for line in response:
+            data = line.decode().removeprefix("data: ").strip()
+            if data and data != "[DONE]":
+                yield "".join(choice["text"] for choice in json.loads(data)["choices"])

@@ -1,0 +1,101 @@
+"""A Ray head of our own, and Serve on it. Import after the settings are in the environment."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import grpc
+import ray
+from ray import serve
+
+from .app import NAME, build_app
+from .failures import ConfigurationError
+from .options import ServeOptions
+from .ports import first_free
+from .protos import inference_pb2 as pb
+from .protos import inference_pb2_grpc
+from .servicers import SERVICER_FUNCTIONS
+
+DASHBOARD_PORT = 8265
+OBJECT_STORE_BYTES = 128 * 2**20  # messages travel by value; Ray would take 30% of memory
+_POLL_S = 0.05
+
+
+def start_ray(folder: Path, options: ServeOptions) -> str:
+    """Start a new cluster, never join one. Returns the dashboard's address."""
+    context = ray.init(
+        address="local",
+        num_cpus=max(options.replicas, os.cpu_count() or 1),
+        object_store_memory=OBJECT_STORE_BYTES,
+        include_dashboard=True,
+        dashboard_host="127.0.0.1",
+        dashboard_port=options.dashboard_port or first_free("127.0.0.1", DASHBOARD_PORT),
+        logging_level=logging.ERROR,
+        log_to_driver=False,
+        namespace=NAME,
+        _temp_dir=str(folder),
+    )
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
+    return str(context.dashboard_url)
+
+
+def deploy(model: str, options: ServeOptions, make_worker: Any = None) -> None:
+    """Start Serve's proxies and the application; returns before it is ready."""
+    serve.start(
+        proxy_location="HeadOnly",
+        http_options={"host": options.host, "port": options.http_port},
+        grpc_options={"port": options.grpc_port, "grpc_servicer_functions": list(SERVICER_FUNCTIONS)},
+    )
+    serve._run(build_app(model, options, make_worker), name=NAME, route_prefix="/", _blocking=False)
+
+
+def wait_ready(options: ServeOptions) -> str:
+    """Wait until the model answers on both doors; its name. Raises ConfigurationError if it cannot start."""
+    while not _running():
+        time.sleep(_POLL_S)
+    while not _http_ready(f"http://{options.host}:{options.http_port}/health"):
+        time.sleep(_POLL_S)
+    with grpc.insecure_channel(f"{options.host}:{options.grpc_port}") as channel:
+        model = inference_pb2_grpc.InferenceStub(channel).GetModel(
+            pb.GetModelRequest(), wait_for_ready=True, timeout=30
+        )
+        return str(model.name)
+
+
+def stop(drain_s: float) -> None:
+    """Let streams end, then end Serve and Ray."""
+    if ray.is_initialized():
+        serve.shutdown()
+        ray.shutdown()
+
+
+def _running() -> bool:
+    app = serve.status().applications.get(NAME)
+    if app is None:
+        return False
+    if app.status in ("DEPLOY_FAILED", "UNHEALTHY"):
+        raise ConfigurationError(_reason(app), code="deploy_failed")
+    return bool(app.status == "RUNNING")
+
+
+def _reason(app: Any) -> str:
+    """The last line of the trace that Serve keeps: our own error, if it was one."""
+    messages = [deployment.message for deployment in app.deployments.values() if deployment.message]
+    lines = [line.strip() for line in "\n".join(messages or [app.message]).splitlines() if line.strip()]
+    ours = [line for line in lines if re.match(r"(motley\.|[\w.]*Error)\S*: ", line)]
+    return (ours or lines or ["the service did not start"])[-1]
+
+
+def _http_ready(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as response:
+            return bool(response.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False

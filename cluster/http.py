@@ -1,0 +1,70 @@
+"""JSON answers, errors and event streams over HTTP."""
+
+from __future__ import annotations
+
+import json
+from contextlib import aclosing
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from ..replicas.errors import MotleyError
+from .protocols.openai import Answer, Streaming
+from .protocols.openai_reply import Object
+
+RETRY_AFTER_S = 1
+
+
+def answer(content: Answer) -> Response:
+    if isinstance(content, Streaming):
+        return EventStream(content)
+    return Response(dump(content), media_type="application/json")
+
+
+def error_body(error: MotleyError) -> Object:
+    return {"error": {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}}
+
+
+def error_response(error: MotleyError) -> Response:
+    headers = {"retry-after": str(RETRY_AFTER_S)} if error.status in (429, 503) else None
+    # ASCII, since a client's own words may be quoted in it, lone surrogates included.
+    body = json.dumps(error_body(error))
+    return Response(body, status_code=error.status, headers=headers, media_type="application/json")
+
+
+def dump(content: Any) -> bytes:
+    return json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+
+
+class EventStream(Response):
+    """Server-sent events: one write for each message of the replica, `[DONE]` at a good end.
+
+    An error after the beginning is an event of its own, and then there is no `[DONE]`.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, streaming: Streaming) -> None:
+        super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._streaming = streaming
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def write(data: bytes, *, more: bool = True) -> None:
+            await send({"type": "http.response.body", "body": data, "more_body": more})
+
+        async with aclosing(self._streaming.rest) as rest:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await write(_events(self._streaming.first))
+            try:
+                async for chunks in rest:
+                    await write(_events(chunks))
+            except MotleyError as error:
+                await write(_events([error_body(error)]), more=False)
+                return
+            await write(b"data: [DONE]\n\n", more=False)
+
+
+def _events(chunks: list[Object]) -> bytes:
+    return b"".join(b"data: " + dump(chunk) + b"\n\n" for chunk in chunks)

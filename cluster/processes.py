@@ -1,0 +1,67 @@
+"""The processes that this one started, directly or not; and their end."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+_PR_SET_CHILD_SUBREAPER = 36
+_POLL_S = 0.05
+
+
+def become_subreaper() -> None:
+    """From now on orphans among our descendants become our children (Linux), so that `descendants` sees them."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def descendants(root: int | None = None) -> list[int]:
+    """Living processes below `root` (this one), parents first. Empty where there is no /proc."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it ended meanwhile
+            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
+            if state != "Z":
+                children.setdefault(int(parent), []).append(int(stat.parent.name))
+    found = [os.getpid() if root is None else root]
+    for pid in found:
+        found += children.get(pid, [])
+    return found[1:]
+
+
+def end_descendants(*, polite_s: float, patience_s: float) -> list[int]:
+    """Wait, then SIGTERM, then SIGKILL. Returns those that are left, which should be none."""
+    for number, seconds in ((None, polite_s), (signal.SIGTERM, patience_s), (signal.SIGKILL, patience_s)):
+        if number is not None:
+            _signal_all(number)
+        if _wait(lambda: not _reap_and_list(), seconds):
+            return []
+    return _reap_and_list()
+
+
+def _signal_all(number: signal.Signals) -> None:
+    for pid in descendants():
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def _reap_and_list() -> list[int]:
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    return descendants()
+
+
+def _wait(condition: Callable[[], bool], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_S)
+    return True

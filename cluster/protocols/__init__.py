@@ -1,0 +1,1 @@
+"""One translator per protocol: wire <-> `Ask`, `StreamMessage`."""

@@ -1,0 +1,67 @@
+"""motley.v1.Inference, on a door and a router."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from ...replicas.errors import InvalidRequest
+from ..ask import Ask
+from ..door import Door
+from ..gather import gather
+from ..protos import inference_pb2 as pb
+from ..router import Router
+from . import motley_wire as wire
+
+
+class MotleyProtocol:
+    """One method for each RPC. Errors leave as MotleyError."""
+
+    def __init__(self, door: Door, router: Router) -> None:
+        self._door = door
+        self._router = router
+        self._replies = wire.Replies(door.tokenizer)
+
+    async def complete(self, ask: Ask) -> pb.Completion:
+        admitted = await self._door.admit(ask)
+        async with aclosing(self._router.stream(admitted.request)) as messages:
+            gathered = await gather(messages, admitted.request.sampling.n)
+        return self._replies.completion(admitted, gathered)
+
+    async def complete_stream(self, ask: Ask) -> AsyncGenerator[pb.CompletionChunk, None]:
+        admitted = await self._door.admit(ask)
+        async with (
+            aclosing(self._router.stream(admitted.request)) as messages,
+            aclosing(self._replies.chunks(admitted, messages)) as chunks,
+        ):
+            async for chunk in chunks:
+                yield chunk
+
+    async def tokenize(self, request: pb.TokenizeRequest) -> pb.TokenizeResponse:
+        wire.refuse_unknown(request)
+        self._door.check_model(request.model)
+        if request.WhichOneof("input") == "chat":
+            ids = await self._door.prompt_ids(wire.messages(request.chat.messages), chat=True)
+        elif request.WhichOneof("input") == "text":
+            special = request.add_special_tokens if request.HasField("add_special_tokens") else True
+            ids = await self._door.prompt_ids(request.text, add_special_tokens=special)
+        else:
+            raise InvalidRequest("input: give text or chat", param="input", code="missing_field")
+        return pb.TokenizeResponse(token_ids=ids, max_model_len=self._door.info.max_model_len)
+
+    async def detokenize(self, request: pb.DetokenizeRequest) -> pb.DetokenizeResponse:
+        wire.refuse_unknown(request)
+        self._door.check_model(request.model)
+        text = await self._door.text(
+            "token_ids", tuple(request.token_ids), skip_special_tokens=request.skip_special_tokens
+        )
+        return pb.DetokenizeResponse(text=text)
+
+    def list_models(self, request: pb.ListModelsRequest) -> pb.ListModelsResponse:
+        wire.refuse_unknown(request)
+        return pb.ListModelsResponse(models=[wire.model(self._door.info)])
+
+    def get_model(self, request: pb.GetModelRequest) -> pb.Model:
+        wire.refuse_unknown(request)
+        self._door.check_model(request.model)
+        return wire.model(self._door.info)

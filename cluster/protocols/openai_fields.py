@@ -1,0 +1,75 @@
+"""Reads a JSON body strictly: nothing is coerced, nothing is ignored."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable
+from typing import Any, TypeVar
+
+from ...replicas.errors import InvalidRequest
+from ..door import check_text
+from ..errors import unknown_field, unsupported_field
+
+T = TypeVar("T")
+_WORDS = {str: "a string", bool: "true or false", int: "an integer", list: "a list", dict: "an object"}
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """A JSON object. Raises InvalidRequest with code `invalid_json`, or naming the doubled field."""
+    try:
+        value = json.loads(body.decode(), object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        reason = str(error) if isinstance(error, json.JSONDecodeError) else type(error).__name__
+        raise InvalidRequest(f"the body is not JSON: {reason}", code="invalid_json") from None
+    if not isinstance(value, dict):
+        raise InvalidRequest("the body is not a JSON object", code="invalid_json")
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidRequest(f"{twice}: given twice", param=twice, code="invalid_json")
+    return value
+
+
+def refuse_others(
+    body: dict[str, Any], known: Collection[str], unsupported: Collection[str] = (), *, path: str = ""
+) -> None:
+    """Raise InvalidRequest naming a field outside `known`; those of `unsupported` may be null."""
+    for name in body:
+        if name in known:
+            continue
+        if name not in unsupported:
+            raise unknown_field(path + name)
+        if body[name] is not None:
+            raise unsupported_field(path + name)
+
+
+def take(body: dict[str, Any], name: str, kind: type[T], default: T, *, path: str = "") -> T:
+    """The field if it has exactly this type; the default if it is absent or null."""
+    value = body.get(name)
+    if value is None:
+        return default
+    if type(value) is not kind:
+        raise wrong_type(path + name, value, _WORDS[kind])
+    if isinstance(value, str):
+        check_text(path + name, value)
+    return value
+
+
+def wrong_type(name: str, value: Any, accepted: str) -> InvalidRequest:
+    shown = repr(value)
+    shown = shown if len(shown) <= 80 else shown[:77] + "..."
+    return InvalidRequest(f"{name}: {shown} is not accepted; expected {accepted}", param=name, code="invalid_value")
+
+
+def missing(name: str) -> InvalidRequest:
+    return InvalidRequest(f"{name} is required", param=name, code="missing_field")
+
+
+def pick(body: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """These fields, as they came, where they are neither absent nor null."""
+    return {name: body[name] for name in names if body.get(name) is not None}

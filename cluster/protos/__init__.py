@@ -1,0 +1,1 @@
+"""The wire: `.proto` files with their generated code. `make protos` writes it again."""

@@ -1,0 +1,62 @@
+"""A worker without an engine: it answers with the prompt, token by token. For tests of what is around it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+from motley.replicas.protocol import (
+    Delta,
+    FinishReason,
+    ModelInfo,
+    ReplicaLoad,
+    ReplicaProfile,
+    Request,
+    StreamMessage,
+)
+from motley.replicas.tokenizer import Tokenizer
+
+MAX_MODEL_LEN = 512
+
+
+class EchoWorker:
+    """Serves the tokenizer found in `folder`. `step_s`: seconds between tokens."""
+
+    def __init__(self, folder: str, *, step_s: float = 0.0) -> None:
+        self._folder = Path(folder)
+        self._step_s = step_s
+        self._running = 0
+
+    async def start(self) -> None:
+        self._tokenizer = Tokenizer.load(self._folder)
+
+    async def generate(self, request: Request) -> AsyncGenerator[StreamMessage, None]:
+        self._running += 1
+        try:
+            yield StreamMessage(cached_tokens=0)
+            length = request.sampling.max_tokens or len(request.prompt_ids)
+            for step in range(length):
+                await asyncio.sleep(self._step_s)
+                token = request.prompt_ids[step % len(request.prompt_ids)]
+                reason = FinishReason.LENGTH if step == length - 1 else None
+                text = self._tokenizer.decode([token])
+                yield StreamMessage(
+                    tuple(Delta(i, (token,), text, None, reason) for i in range(request.sampling.n)), self.load()
+                )
+        finally:
+            self._running -= 1
+
+    def load(self) -> ReplicaLoad:
+        return ReplicaLoad(running=self._running, kv_blocks_free=100 - self._running, kv_blocks_total=100)
+
+    def profile(self) -> ReplicaProfile:
+        size = self._tokenizer.vocab_size
+        info = ModelInfo("echo", "echo", size, MAX_MODEL_LEN, (size - 1,), "float32", "none")
+        return ReplicaProfile("echo", info, "cpu", "echo", None, "exact", "echo", 1.0, 1.0, 100, 512)
+
+    async def check_health(self) -> None:
+        return None
+
+    async def close(self) -> None:
+        return None

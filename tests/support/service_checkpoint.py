@@ -1,0 +1,32 @@
+"""A small random model with a byte-level tokenizer and a chat template: enough for a whole service."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tiny_checkpoints import build_checkpoint
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+VOCABULARY = 256 + len(SPECIAL)
+
+
+def build(folder: Path, *, max_len: int = 512, chat_template: bool = True) -> Path:
+    """Every byte is a token: the length of a text in tokens is its length in UTF-8."""
+    build_checkpoint(folder, "qwen2", vocab_size=VOCABULARY, max_position_embeddings=max_len, eos_token_id=258, seed=7)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(list(SPECIAL))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"eos_token": "<|im_end|>", "clean_up_tokenization_spaces": False}
+    if chat_template:
+        config["chat_template"] = CHAT_TEMPLATE
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
