@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -115,7 +115,7 @@ class Engine:
             _add(outputs[position], message)
         return outputs
 
-    def stream(self, prompt: Prompt, sampling: SamplingParams | None = None) -> Iterator[Delta]:
+    def stream(self, prompt: Prompt, sampling: SamplingParams | None = None) -> Generator[Delta, None, None]:
         """Generate for one prompt, yielding deltas as they come. Closing the iterator cancels."""
         for _, message in self._run([self._request(prompt, sampling, None)]):
             yield from message.deltas

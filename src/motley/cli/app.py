@@ -1,0 +1,95 @@
+"""The `motley` command: its subcommands, and how errors are told."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from ..replicas.errors import InvalidRequest, MotleyError
+from . import bench, chat, doctor, generate, serve
+
+__all__ = ["app", "run"]
+
+OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+
+# typer has its own copy of click in some versions and click's in others: both derive these.
+UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+ClickError: type[Exception] = typer.BadParameter.__mro__[2]
+
+app = typer.Typer(
+    name="motley",
+    rich_markup_mode=None,  # plain help: quick, and examples keep their lines
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"motley {version('motley')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", is_eager=True, callback=_show_version)
+    ] = False,
+) -> None:
+    """Serve one quantized language model on whatever mix of devices you own.
+
+    \b
+    Examples:
+      motley serve                               the built-in demo model, on this CPU
+      motley generate demo -p "The with statement"
+      motley chat "What is a generator?"         ask a running service
+      motley doctor                              what this machine offers, and what would be chosen
+    """
+
+
+app.command()(serve.serve)
+app.command()(generate.generate)
+app.command()(chat.chat)
+app.command()(doctor.doctor)
+app.add_typer(bench.app, name="bench")
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line. Returns the exit status: 1 for a failure, 2 for a wrong call, 130 for Ctrl-C."""
+    try:
+        status = typer.main.get_command(app).main(list(arguments), prog_name="motley", standalone_mode=False)
+    except MotleyError as error:
+        return _tell(error.message, USAGE if isinstance(error, InvalidRequest) else FAILED)
+    except ClickError as error:
+        return _tell_usage(error)
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader (`| head`) has gone; what is still buffered has nowhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    return status if isinstance(status, int) else OK
+
+
+def _tell_usage(error: Exception) -> int:
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "motley"
+    message = error.format_message() if hasattr(error, "format_message") else str(error)
+    if message.startswith("Usage:"):  # called without a subcommand: help is the answer
+        print(message)
+        return USAGE
+    hint = f" (see {command} --help)" if isinstance(error, UsageError) else ""
+    line = " ".join(message.split()).removeprefix("Invalid value: ").rstrip(".")
+    return _tell(f"{line}{hint}", USAGE, command)
+
+
+def _tell(message: str, status: int, command: str = "motley") -> int:
+    print(f"{command}: {message}", file=sys.stderr)
+    return status

@@ -1,0 +1,77 @@
+"""`--config FILE`: a file's values stand between the flags and the defaults."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+__all__ = ["ConfigFile"]
+
+MAX_BYTES = 2**20
+
+
+def _load(context: typer.Context, path: Path | None) -> Path | None:
+    if path is not None and not context.resilient_parsing:
+        values = _options(context, _read(path), path)
+        context.default_map = {**(context.default_map or {}), **values}
+    return path
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise typer.BadParameter(f"{path} is larger than {MAX_BYTES} bytes")
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise typer.BadParameter(f"{path} cannot be read: {error}") from error
+    values = _parse(text, path)
+    if not isinstance(values, dict):
+        raise typer.BadParameter(f"{path} holds no options; expected lines such as `max-tokens: 64`")
+    return values
+
+
+def _parse(text: str, path: Path) -> Any:
+    if path.suffix == ".toml":
+        try:
+            return tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise typer.BadParameter(f"{path} is not valid TOML: {error}") from error
+    if path.suffix not in (".yaml", ".yml", ".json"):
+        raise typer.BadParameter(f"{path}: expected a name ending in .yaml, .yml, .json or .toml")
+    import yaml  # type: ignore[import-untyped, unused-ignore]
+
+    try:
+        return yaml.safe_load(text) or {}
+    except (yaml.YAMLError, RecursionError) as error:
+        raise typer.BadParameter(f"{path} is not valid YAML: {error}") from error
+
+
+def _options(context: typer.Context, values: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """The command's own section if the file has sections, else the whole file; by parameter name."""
+    name = context.info_name or ""
+    if isinstance(values.get(name), dict):
+        values = values[name]
+    known = {parameter.name for parameter in context.command.params} - {"config", "help"}
+    options = {str(key).replace("-", "_"): value for key, value in values.items()}
+    if unknown := sorted(set(options) - known):
+        accepted = ", ".join(sorted(str(key).replace("_", "-") for key in known))
+        raise typer.BadParameter(
+            f"{path}: {unknown[0].replace('_', '-')!r} is not an option here; there are {accepted}"
+        )
+    return options
+
+
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        is_eager=True,
+        callback=_load,
+        help="Options from a YAML, JSON or TOML file; flags win over it.",
+    ),
+]

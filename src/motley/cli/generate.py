@@ -1,0 +1,209 @@
+"""`motley generate`: a model in this process, no service."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from . import options
+from .config import ConfigFile
+from .progress import load_bar
+
+if TYPE_CHECKING:
+    from ..replicas.engine_config import EngineConfig
+    from ..replicas.offline import Engine
+    from ..replicas.sampling_params import SamplingParams
+
+
+def generate(
+    model: Annotated[str, typer.Argument(help="A folder, a Hugging Face id, or demo.")] = "demo",
+    prompt: Annotated[
+        list[str] | None, typer.Option("--prompt", "-p", help="Text to continue; may be repeated.")
+    ] = None,
+    prompt_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Read the prompt from a file; - is stdin.")
+    ] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Give the prompt as a user's message.")] = False,
+    system: Annotated[str | None, typer.Option(help="System message, with --chat.")] = None,
+    max_tokens: Annotated[int, typer.Option(help="Longest output.")] = 128,
+    min_tokens: Annotated[int, typer.Option(help="Shortest output.")] = 0,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Sample from this much probability.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Sample from so many tokens; 0 from all.")] = 0,
+    min_p: Annotated[float, typer.Option(help="Drop tokens below this fraction of the best.")] = 0.0,
+    repetition_penalty: Annotated[float, typer.Option(help="Above 1 discourages repetition.")] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="The same seed repeats the same text.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be repeated.")] = None,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end of sequence.")] = False,
+    device: options.Device = "cpu",
+    dtype: options.Dtype = "auto",
+    numerics: options.Numerics = "exact",
+    cpu_weights: options.CpuWeights = None,
+    threads: options.Threads = None,
+    max_model_len: options.MaxModelLen = None,
+    kv_memory: options.KVMemory = None,
+    stats: Annotated[bool, typer.Option("--stats", help="Tell the speed afterwards, on stderr.")] = False,
+    as_json: options.Json = False,
+    config: ConfigFile = None,
+) -> None:
+    """Continue a prompt with a model in this process; the text streams to the terminal.
+
+    \b
+    Examples:
+      motley generate demo -p "The with statement"
+      motley generate demo --chat -p "What is a generator?" --max-tokens 64 --stats
+      motley generate ./my-gptq-model -p "def " -p "class " --temperature 0.8 --seed 1 --json
+      motley generate org/name --prompt-file question.txt --stop "User:"
+    """
+    prompts = _prompts(prompt or [], prompt_file)
+    sampling = _sampling(
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+        stop=tuple(stop or ()),
+        ignore_eos=ignore_eos,
+    )
+    settings = options.engine_config(
+        device=device,
+        dtype=dtype,
+        numerics=numerics,
+        cpu_weights=cpu_weights,
+        threads=threads,
+        max_model_len=max_model_len,
+        kv_memory=kv_memory,
+    )
+    path = _folder(model)
+    inputs = _inputs(path, prompts, chat=chat, system=system)
+    engine = _load(path, settings)
+    if as_json:
+        _print_json(engine, inputs, sampling)
+    else:
+        _print_text(engine, inputs, sampling, stats=stats)
+
+
+def _prompts(prompts: list[str], file: Path | None) -> list[str]:
+    if file is not None:
+        prompts = [*prompts, _read(file)]
+    if not prompts and not sys.stdin.isatty():
+        prompts = [sys.stdin.read()]
+    if not any(prompts):
+        raise typer.BadParameter("nothing to continue: give --prompt TEXT, --prompt-file FILE, or text on stdin")
+    return prompts
+
+
+def _read(file: Path) -> str:
+    try:
+        return sys.stdin.read() if str(file) == "-" else file.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise typer.BadParameter(f"--prompt-file {file} cannot be read: {error}") from error
+
+
+def _sampling(**values: Any) -> SamplingParams:
+    from ..replicas.sampling_params import SamplingParams
+
+    return SamplingParams(**values)
+
+
+def _folder(model: str) -> Path:
+    from ..replicas.hub import resolve_model
+
+    return resolve_model(options.find_model(model))
+
+
+def _inputs(folder: Path, prompts: list[str], *, chat: bool, system: str | None) -> list[str | list[int]]:
+    """Texts as they are, or the ids of one conversation each."""
+    if not chat:
+        if system is not None:
+            raise typer.BadParameter("--system needs --chat: a plain prompt has no system message")
+        return list(prompts)
+    from ..replicas.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.load(folder)
+    first = [{"role": "system", "content": system}] if system is not None else []
+    return [tokenizer.chat([*first, {"role": "user", "content": prompt}]) for prompt in prompts]
+
+
+def _load(folder: Path, settings: EngineConfig) -> Engine:
+    from ..replicas.offline import Engine
+
+    with load_bar(f"loading {folder.name}") as progress:
+        return Engine(folder, progress=progress, **asdict(settings))
+
+
+@dataclass(slots=True)
+class _Speed:
+    """Time to the first token and per token after it."""
+
+    began: float
+    first_s: float | None = None
+    num_tokens: int = 0
+
+    def count(self, tokens: int) -> None:
+        if tokens and self.first_s is None:
+            self.first_s = time.perf_counter() - self.began
+        self.num_tokens += tokens
+
+    def tell(self, reason: object) -> None:
+        total_s = time.perf_counter() - self.began
+        rest = self.num_tokens - 1
+        rate = f", then {rest / (total_s - self.first_s):.1f} tokens/s" if self.first_s is not None and rest > 0 else ""
+        print(
+            f"{self.num_tokens} tokens in {total_s:.2f} s; first after {self.first_s or total_s:.2f} s{rate}; "
+            f"ended by: {reason}",
+            file=sys.stderr,
+        )
+
+
+def _print_text(engine: Engine, inputs: list[str | list[int]], sampling: SamplingParams, *, stats: bool) -> None:
+    """One prompt streams; several are computed together and printed under their numbers."""
+    speed = _Speed(time.perf_counter())
+    if len(inputs) > 1:
+        outputs = engine.generate(inputs, sampling)
+        for number, output in enumerate(outputs, start=1):
+            typer.echo(f"--- {number} ({output.finish_reason})\n{output.text}")
+            speed.num_tokens += len(output.token_ids)
+        reason: object = ", ".join(str(output.finish_reason) for output in outputs)
+    else:
+        reason = _stream(engine, inputs[0], sampling, speed)
+    if stats:
+        speed.tell(reason)
+
+
+def _stream(engine: Engine, prompt: str | list[int], sampling: SamplingParams, speed: _Speed) -> object:
+    reason = None
+    with closing(engine.stream(prompt, sampling)) as deltas:
+        for delta in deltas:
+            speed.count(len(delta.token_ids))
+            print(delta.text, end="", flush=True)
+            reason = delta.finish_reason or reason
+    print()
+    return reason
+
+
+def _print_json(engine: Engine, inputs: list[str | list[int]], sampling: SamplingParams) -> None:
+    began = time.perf_counter()
+    outputs = engine.generate(inputs, sampling)
+    rows = [
+        {
+            "prompt_tokens": len(output.prompt_ids),
+            "text": output.text,
+            "token_ids": output.token_ids,
+            "finish_reason": output.finish_reason,
+            "stop_reason": output.outputs[0].stop_reason,
+        }
+        for output in outputs
+    ]
+    seconds = round(time.perf_counter() - began, 4)
+    print(json.dumps({"model": engine.model.name, "seconds": seconds, "outputs": rows, "choices": engine.choices}))
