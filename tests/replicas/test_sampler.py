@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from motley.replicas.philox import philox4x32, uniform
 from motley.replicas.plan import SampleSpec
 from motley.replicas.protocol import SamplingParams
-from motley.replicas.sampler import adjust, sample
+from motley.replicas.sampler import _wide_nucleus, adjust, sample
 
 
 def spec(
@@ -81,6 +81,25 @@ def test_a_nucleus_wider_than_the_candidates_is_found() -> None:
     seen = draw([0.0] * 4096, n=4000, top_p=0.5)
     assert len(seen) > 1024
     assert max(seen) < 4096
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    levels=st.lists(st.integers(1, 40), min_size=4, max_size=4),
+    top_p=st.floats(0.05, 0.999),
+    seed=st.integers(0, 2**32),
+)
+def test_bisection_finds_the_nucleus_that_sorting_finds(levels: list[int], top_p: float, seed: int) -> None:
+    """With many ties: only four different probabilities."""
+    generator = torch.Generator().manual_seed(seed)
+    probs = torch.tensor(levels, dtype=torch.float32)[torch.randint(0, 4, (200,), generator=generator)]
+    probs /= probs.sum()
+    target = top_p * float(probs.double().sum())
+    values = probs.sort(descending=True).values
+    kept = values[values.double().cumsum(0) - values.double() < target]
+    found = probs[_wide_nucleus(probs, target)].sort(descending=True).values
+    assert abs(len(found) - len(kept)) <= 1, "at most the rounding of the last one"
+    assert torch.equal(found[: len(kept)], kept[: len(found)])
 
 
 def test_penalties() -> None:
