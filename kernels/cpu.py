@@ -8,45 +8,82 @@ import torch
 
 from . import cpu_attention, reference
 from .batch import StepBatch
-from .cpu_linear import DenseLinear
+from .cpu_choice import choose, kind
+from .cpu_native import Native, Tiles, cut, supports_head_dim
+from .cpu_setting import Setting
 from .ops import CpuWeights, Linear, Numerics, Role
 from .weights import Weight
 
 
 class CpuOps:
-    """Implements `ops.Ops`."""
+    """Implements `ops.Ops` with the C kernels, or with torch's operators where there are none."""
 
-    def __init__(self, dtype: torch.dtype, numerics: Numerics, weights: CpuWeights | None) -> None:
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        numerics: Numerics,
+        weights: CpuWeights | None,
+        native: Native | None,
+        native_reason: str,
+    ) -> None:
         self.device = torch.device("cpu")
         self.dtype = dtype
         self.numerics = numerics
-        self.weights = weights
-        self.choices: Mapping[str, str] = {}
+        self._choices = {"cpu kernels": native_reason}
+        self.choices: Mapping[str, str] = self._choices
+        self._native = native
+        self._setting = Setting(dtype, numerics, weights, native)
+        self._cut: tuple[StepBatch, Tiles] | None = None
 
     def linear(self, weight: Weight, role: Role = "layer") -> Linear:
-        return DenseLinear(weight, self.dtype)
+        linear, why = choose(weight, role, self._setting)
+        name = f"{role}, {kind(weight)}"
+        known = self._choices.get(name, "")
+        if why not in known:
+            self._choices[name] = f"{known} | {why}" if known else why
+        return linear
 
-    def allocate_kv(
-        self, num_layers: int, num_blocks: int, num_kv_heads: int, head_dim: int
-    ) -> list[torch.Tensor]:
-        return [
-            cpu_attention.allocate(num_blocks, num_kv_heads, head_dim, self.dtype) for _ in range(num_layers)
-        ]
+    def allocate_kv(self, num_layers: int, num_blocks: int, num_kv_heads: int, head_dim: int) -> list[torch.Tensor]:
+        if self._native and not supports_head_dim(head_dim):
+            self._choices["attention"] = f"torch: head_dim {head_dim} is no multiple of 16"
+        return [cpu_attention.allocate(num_blocks, num_kv_heads, head_dim, self.dtype) for _ in range(num_layers)]
 
     def write_kv(self, k: torch.Tensor, v: torch.Tensor, cache: torch.Tensor, batch: StepBatch) -> None:
         cpu_attention.write(k, v, cache, batch)
 
+    def rotary_write(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        cache: torch.Tensor,
+        batch: StepBatch,
+    ) -> torch.Tensor:
+        if self._native:
+            return self._native.rotary_write(q, k, v, cos, sin, cache, batch.slots)
+        q, k = self.rotary(q, k, cos, sin)
+        self.write_kv(k, v, cache, batch)
+        return q
+
     def attention(
         self, q: torch.Tensor, cache: torch.Tensor, batch: StepBatch, scale: float, window: int | None
     ) -> torch.Tensor:
-        return cpu_attention.attention(q, cache, batch, scale, window)
+        if self._native is None or not supports_head_dim(q.shape[2]):
+            return cpu_attention.attention(q, cache, batch, scale, window)
+        if self._cut is None or self._cut[0] is not batch:  # once a step, not once a layer
+            self._cut = batch, cut(batch, q.shape[1] // cache.shape[2])
+        return self._native.attention(q, cache, batch, self._cut[1], scale, window)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        return reference.rms_norm(x, weight, eps)
+        return self._native.rms_norm(x, weight, eps) if self._native else reference.rms_norm(x, weight, eps)
 
     def add_rms_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._native:
+            return self._native.add_rms_norm(x, residual, weight, eps)
         return reference.add_rms_norm(x, residual, weight, eps)
 
     def rotary(
@@ -55,4 +92,4 @@ class CpuOps:
         return reference.rotary(q, k, cos, sin)
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        return reference.silu_mul(gate_up)
+        return self._native.silu_mul(gate_up) if self._native else reference.silu_mul(gate_up)

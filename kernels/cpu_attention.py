@@ -40,9 +40,7 @@ def read(cache: torch.Tensor, blocks: torch.Tensor, num_tokens: int) -> tuple[to
     return k[:num_tokens], v[:num_tokens]
 
 
-def attention(
-    q: torch.Tensor, cache: torch.Tensor, batch: StepBatch, scale: float, window: int | None
-) -> torch.Tensor:
+def attention(q: torch.Tensor, cache: torch.Tensor, batch: StepBatch, scale: float, window: int | None) -> torch.Tensor:
     """Sequence by sequence: q [T, H, D] -> [T, H, D]."""
     out = torch.empty_like(q)
     for index, length in enumerate(batch.context_lens):

@@ -14,7 +14,7 @@ from .batch import StepBatch
 from .weights import Weight
 
 Numerics = Literal["exact", "fast"]
-CpuWeights = Literal["int4", "int8", "both"]
+CpuWeights = Literal["int4", "int8", "both", "dense"]
 Role = Literal["layer", "head"]
 
 
@@ -43,14 +43,25 @@ class Ops(Protocol):
         """Repack a weight for this device. "head": the vocabulary projection."""
         ...
 
-    def allocate_kv(
-        self, num_layers: int, num_blocks: int, num_kv_heads: int, head_dim: int
-    ) -> list[torch.Tensor]:
+    def allocate_kv(self, num_layers: int, num_blocks: int, num_kv_heads: int, head_dim: int) -> list[torch.Tensor]:
         """One cache tensor per layer, in whatever layout this device's attention wants."""
         ...
 
     def write_kv(self, k: torch.Tensor, v: torch.Tensor, cache: torch.Tensor, batch: StepBatch) -> None:
         """k, v [T, KH, D] into the slots of this step."""
+        ...
+
+    def rotary_write(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        cache: torch.Tensor,
+        batch: StepBatch,
+    ) -> torch.Tensor:
+        """`rotary`, then `write_kv` of the rotated keys and of v, in one pass; returns the rotated q."""
         ...
 
     def attention(
@@ -92,7 +103,9 @@ def for_device(
     """The operators of a device.
 
     dtype        of the activations and of KV: float32 or bfloat16 on a CPU
-    cpu_weights  how a CPU holds quantized weights; None dequantises them to `dtype`
+    cpu_weights  how a CPU holds quantized weights: "int4" as stored; "int8" a byte each; "both" where int4 and
+                 int8 need different kernels; "dense" dequantised to `dtype`. None: dense for float32, as
+                 stored for bfloat16. Unless dense, the vocabulary head is held in int8
 
     Raises ValueError naming what the device cannot do.
     """
@@ -101,9 +114,12 @@ def for_device(
         raise ValueError(f"device: {device} has no operators; expected cpu")
     if dtype not in (torch.float32, torch.bfloat16):
         raise ValueError(f"dtype: {dtype} is not computed on a CPU; expected float32 or bfloat16")
-    from .cpu import CpuOps  # here, since it implements what this module declares
+    # here, since these implement what this module declares
+    from .cpu import CpuOps
+    from .cpu_native import load
 
-    return CpuOps(dtype, numerics, cpu_weights)
+    native, reason = load()
+    return CpuOps(dtype, numerics, cpu_weights, native, reason)
 
 
 def choose_dtype(device: torch.device | str, checkpoint_dtype: torch.dtype) -> tuple[torch.dtype, str]:

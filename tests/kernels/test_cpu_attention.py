@@ -68,9 +68,7 @@ def make_history(batch: StepBatch) -> StepBatch:
     for index, length in enumerate(batch.context_lens):
         before = length - (batch.query_starts[index + 1] - batch.query_starts[index])
         where = torch.arange(before)
-        slots.append(
-            batch.block_tables[index, where // BLOCK_TOKENS].long() * BLOCK_TOKENS + where % BLOCK_TOKENS
-        )
+        slots.append(batch.block_tables[index, where // BLOCK_TOKENS].long() * BLOCK_TOKENS + where % BLOCK_TOKENS)
         starts.append(starts[-1] + before)
         lengths.append(before)
     flat = torch.cat(slots)

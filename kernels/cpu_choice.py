@@ -1,0 +1,63 @@
+"""Which linear kernel stands behind each weight on a CPU, and why.
+
+Adding a kernel: a class or function that builds it, or raises Unsuitable, and a line in a list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from .cpu_linear import NativeDense, as_stored, in_bytes
+from .cpu_linear_torch import TorchBoth, TorchDense, TorchInt4, TorchInt8
+from .cpu_setting import Setting, Unsuitable
+from .ops import Linear, Role
+from .weights import GroupedWeight, Weight
+
+Build = Callable[[Weight, Setting], Linear]
+Candidates = list[tuple[Build, str]]
+
+_DENSE_EXACT: Candidates = [
+    (NativeDense, "summed in one order for any batch"),
+    (TorchDense, "row tiles of one size for any batch"),
+]
+_DENSE_FAST: Candidates = [(TorchDense, "torch's own product")]
+_INT8: Candidates = [
+    (in_bytes, "a byte a weight, integer sums, the same bits for any batch"),
+    (TorchInt8, "integer sums per row, the same bits for any batch"),
+]
+_AS_STORED: Candidates = [(as_stored, "as stored, integer sums, the same bits for any batch")]
+_INT4: Candidates = [*_AS_STORED, (TorchInt4, "4 bits a weight, numerics may be fast")]
+_BOTH: Candidates = [*_AS_STORED, (TorchBoth, "int4 for few rows, int8 for many: 1.5 bytes a weight")]
+
+
+def choose(weight: Weight, role: Role, setting: Setting) -> tuple[Linear, str]:
+    """The first candidate that takes the weight; why it, and why not those before it."""
+    refused = []
+    for build, why in _candidates(weight, role, setting):
+        try:
+            linear = build(weight, setting)
+        except Unsuitable as reason:
+            refused.append(str(reason))
+            continue
+        return linear, f"{linear.kernel}: {why}" + (f" (before it: {'; '.join(refused)})" if refused else "")
+    raise ValueError(f"no kernel for a weight of shape {weight.shape}: {'; '.join(refused)}")
+
+
+def _candidates(weight: Weight, role: Role, setting: Setting) -> Candidates:
+    dense = _DENSE_EXACT if setting.numerics == "exact" else _DENSE_FAST
+    if setting.weights == "dense" or (setting.weights is None and setting.dtype == torch.float32):
+        return dense
+    if not isinstance(weight, GroupedWeight):
+        return [*_INT8, *dense] if role == "head" else dense
+    if setting.weights is None:
+        return [*_INT4, *_INT8, *dense]
+    return [*{"int4": _INT4, "int8": _INT8, "both": _BOTH}[setting.weights], *dense]
+
+
+def kind(weight: Weight) -> str:
+    """How the weight comes, in a word or two."""
+    if isinstance(weight, GroupedWeight):
+        return f"int{weight.bits} g{weight.group_size}"
+    return str(weight.weight.dtype).removeprefix("torch.")

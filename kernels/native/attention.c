@@ -1,0 +1,192 @@
+// Paged attention with grouped KV heads: decodes and prefill chunks alike.
+//
+//   cache   [num_blocks][2][KH][D * 16]: for one block and head K is [D][16] and V is [16][D]
+//   tile    some new tokens of one sequence; with the query heads of one KV head they make the rows of a task
+//
+// Keys are taken in steps of 64, at absolute positions. Every row does the same arithmetic on the same keys in
+// the same order, whichever tile or thread it is in; keys it may not see add exact zeros.
+#include <math.h>
+#include <stdlib.h>
+#include "simd.h"
+
+#define BLOCK 16
+#define STEP_BLOCKS 4
+#define STEP_KEYS (BLOCK * STEP_BLOCKS)
+
+typedef struct {
+    const void *q;             // [T][H][D], rows q_stride elements apart
+    const void *cache;
+    void *out;                 // [T][H][D]
+    const int64_t *positions;  // [T]
+    const int32_t *tables;     // [S][table_stride] block ids
+    const int32_t *tiles;      // [num_tiles][3]: sequence, first row, rows
+    int64_t num_tiles, tile_tokens, table_stride, q_stride, heads, kv_heads, head_dim, window, type;
+    float scale;
+} attention_args;
+
+typedef struct {
+    float *q, *acc, *scores;  // [rows][D], [rows][D], [rows][64]
+    f32x16 *total;            // [rows], by lane
+    float *top;               // [rows]
+    int64_t *position;        // [rows]
+} task_memory;
+
+// scores of `rows` rows with 64 keys; missing blocks repeat the first and are masked later.
+INLINE void score_rows(const float *q, float *scores, const void *const *keys, int64_t dim, enum dtype type,
+                       const int rows) {
+    f32x16 sum[4][STEP_BLOCKS];
+#pragma GCC unroll 16
+    for (int i = 0; i < rows; i++)
+#pragma GCC unroll 16
+        for (int b = 0; b < STEP_BLOCKS; b++) sum[i][b] = splat(0.0f);
+    for (int64_t d = 0; d < dim; d++) {
+        f32x16 k[STEP_BLOCKS];
+#pragma GCC unroll 16
+        for (int b = 0; b < STEP_BLOCKS; b++) k[b] = load(keys[b], d * BLOCK, type);
+#pragma GCC unroll 16
+        for (int i = 0; i < rows; i++) {
+            f32x16 x = splat(q[i * dim + d]);
+#pragma GCC unroll 16
+            for (int b = 0; b < STEP_BLOCKS; b++) sum[i][b] = fma16(x, k[b], sum[i][b]);
+        }
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < rows; i++)
+#pragma GCC unroll 16
+        for (int b = 0; b < STEP_BLOCKS; b++) store_f32(scores + i * STEP_KEYS + b * BLOCK, sum[i][b]);
+}
+
+// acc += scores @ V over `count` keys, for `rows` rows and `width` vectors of the head from `d` on.
+INLINE void add_values(float *acc, const float *scores, const void *const *values, int count, int64_t d,
+                       int64_t dim, enum dtype type, const int rows, const int width) {
+    f32x16 sum[4][4];
+#pragma GCC unroll 16
+    for (int i = 0; i < rows; i++)
+#pragma GCC unroll 16
+        for (int c = 0; c < width; c++) sum[i][c] = load_f32(acc + i * dim + d + c * LANES);
+    for (int t = 0; t < count; t++) {
+        f32x16 v[4];
+#pragma GCC unroll 16
+        for (int c = 0; c < width; c++) v[c] = load(values[t / BLOCK], t % BLOCK * dim + d + c * LANES, type);
+#pragma GCC unroll 16
+        for (int i = 0; i < rows; i++) {
+            f32x16 p = splat(scores[i * STEP_KEYS + t]);
+#pragma GCC unroll 16
+            for (int c = 0; c < width; c++) sum[i][c] = fma16(p, v[c], sum[i][c]);
+        }
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < rows; i++)
+#pragma GCC unroll 16
+        for (int c = 0; c < width; c++) store_f32(acc + i * dim + d + c * LANES, sum[i][c]);
+}
+
+INLINE void add_values_wide(float *acc, const float *scores, const void *const *values, int count, int64_t dim,
+                            enum dtype type, const int rows) {
+    int64_t d = 0;
+    for (; d + 64 <= dim; d += 64) add_values(acc, scores, values, count, d, dim, type, rows, 4);
+    for (; d < dim; d += 16) add_values(acc, scores, values, count, d, dim, type, rows, 1);
+}
+
+// Scores of one row become weights; its running maximum, total and sum are brought to the new maximum.
+INLINE void soften(const task_memory *m, int row, int64_t first_key, int64_t window, int64_t dim) {
+    const i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    float *scores = m->scores + row * STEP_KEYS;
+    f32x16 s[STEP_BLOCKS], highest = splat(-INFINITY);
+    for (int b = 0; b < STEP_BLOCKS; b++) {
+        int64_t ago = m->position[row] - first_key - b * BLOCK;  // of the block's first key
+        i32x16 age = splat_i32((int32_t)ago) - lane;
+        i32x16 seen = (age >= 0) & (age < (int32_t)window);
+        s[b] = pick(seen, load_f32(scores + b * BLOCK), splat(-INFINITY));
+        highest = max16(highest, s[b]);
+    }
+    float before = m->top[row], top = reduce_max(highest);
+    top = top > before ? top : before;
+    f32x16 total = m->total[row];
+    if (top != before) {
+        f32x16 shrink = exp16(splat(before - top));
+        total *= shrink;
+        for (int64_t d = 0; d < dim; d += LANES)
+            store_f32(m->acc + row * dim + d, load_f32(m->acc + row * dim + d) * shrink);
+        m->top[row] = top;
+    }
+    for (int b = 0; b < STEP_BLOCKS; b++) {
+        f32x16 p = exp16(s[b] - top);
+        total += p;
+        store_f32(scores + b * BLOCK, p);
+    }
+    m->total[row] = total;
+}
+
+INLINE void run_task(const attention_args *a, const task_memory *m, const int32_t *tile, int64_t kv_head,
+                     int64_t first_head, int64_t num_heads, enum dtype type) {
+    const int64_t dim = a->head_dim, size = type == F32 ? 4 : 2, part = dim * BLOCK * size;
+    const int rows = tile[2] * num_heads;
+    const int32_t *table = a->tables + tile[0] * a->table_stride;
+    const int64_t oldest = a->positions[tile[1]], newest = a->positions[tile[1] + tile[2] - 1];
+    for (int r = 0; r < rows; r++) {
+        int64_t token = tile[1] + r / num_heads, head = first_head + r % num_heads;
+        for (int64_t d = 0; d < dim; d += LANES) {
+            f32x16 x = load(a->q, token * a->q_stride + head * dim + d, type) * a->scale;
+            store_f32(m->q + r * dim + d, x);
+            store_f32(m->acc + r * dim + d, splat(0.0f));
+        }
+        m->total[r] = splat(0.0f), m->top[r] = -1e30f, m->position[r] = a->positions[token];
+    }
+    int64_t key = oldest + 1 > a->window ? (oldest + 1 - a->window) / STEP_KEYS * STEP_KEYS : 0;
+    for (; key <= newest; key += STEP_KEYS) {
+        const void *keys[STEP_BLOCKS], *values[STEP_BLOCKS];
+        for (int b = 0; b < STEP_BLOCKS; b++) {
+            int64_t block = table[key / BLOCK + (key + b * BLOCK <= newest ? b : 0)];
+            keys[b] = (const char *)a->cache + (block * 2 * a->kv_heads + kv_head) * part;
+            values[b] = (const char *)keys[b] + a->kv_heads * part;
+        }
+        int count = MIN(newest + 1 - key, STEP_KEYS), r = 0;
+        for (; r + 4 <= rows; r += 4) score_rows(m->q + r * dim, m->scores + r * STEP_KEYS, keys, dim, type, 4);
+        for (; r + 2 <= rows; r += 2) score_rows(m->q + r * dim, m->scores + r * STEP_KEYS, keys, dim, type, 2);
+        for (; r < rows; r++) score_rows(m->q + r * dim, m->scores + r * STEP_KEYS, keys, dim, type, 1);
+        for (r = 0; r < rows; r++) soften(m, r, key, a->window, dim);
+        for (r = 0; r + 4 <= rows; r += 4)
+            add_values_wide(m->acc + r * dim, m->scores + r * STEP_KEYS, values, count, dim, type, 4);
+        for (; r < rows; r++)
+            add_values_wide(m->acc + r * dim, m->scores + r * STEP_KEYS, values, count, dim, type, 1);
+    }
+    for (int r = 0; r < rows; r++) {
+        int64_t token = tile[1] + r / num_heads, head = first_head + r % num_heads;
+        float share = 1.0f / reduce_sum(m->total[r]);
+        for (int64_t d = 0; d < dim; d += LANES)
+            store(a->out, (token * a->heads + head) * dim + d, type, load_f32(m->acc + r * dim + d) * share);
+    }
+}
+
+// Returns 0, or 1 where memory is refused. head_dim is a multiple of 16; `window` at least 1.
+int motley_attention(const attention_args *a, int threads) {
+    const int64_t group = a->heads / a->kv_heads, tasks = a->num_tiles * a->kv_heads;
+    int64_t splits = tasks >= threads ? 1 : MIN(group, (threads + tasks - 1) / tasks);  // of the query heads
+    const int64_t heads = (group + splits - 1) / splits;
+    splits = (group + heads - 1) / heads;
+    const int64_t rows = a->tile_tokens * heads, bytes = rows * (a->head_dim * 8 + STEP_KEYS * 4 + 64 + 16) + 64;
+    int failed = 0;
+#pragma omp parallel if (tasks * splits > 1)
+    {
+        char *memory = aligned_alloc(64, (bytes + 63) / 64 * 64);
+        if (!memory) {
+#pragma omp atomic write
+            failed = 1;
+        }
+        task_memory m = {.total = (f32x16 *)memory};
+        m.q = (float *)(memory + rows * 64), m.acc = m.q + rows * a->head_dim;
+        m.scores = m.acc + rows * a->head_dim, m.position = (int64_t *)(m.scores + rows * STEP_KEYS);
+        m.top = (float *)(m.position + rows);
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t i = 0; i < tasks * splits; i++) {
+            if (!memory) continue;
+            int64_t split = i % splits, kv_head = i / splits % a->kv_heads, tile = i / splits / a->kv_heads;
+            int64_t first = split * heads, count = MIN(heads, group - first);
+            if (a->type == F32) run_task(a, &m, a->tiles + tile * 3, kv_head, kv_head * group + first, count, F32);
+            else run_task(a, &m, a->tiles + tile * 3, kv_head, kv_head * group + first, count, BF16);
+        }
+        free(memory);
+    }
+    return failed;
+}

@@ -1,0 +1,115 @@
+// What lies between the matrix products: norms, rotary embedding with the KV write, the MLP's gate.
+#include <math.h>
+#include "simd.h"
+
+#define BLOCK 16
+
+// One row of n numbers: y = x / rms(x) * weight. x may have been `residual` + `x`, which is kept in `total`.
+INLINE void norm_row(const void *x, const void *residual, void *total, const void *weight, void *y, int64_t row,
+                     int64_t n, float eps, enum dtype type) {
+    const int64_t first = row * n, whole = n / LANES * LANES;
+    const int rest = n - whole;
+    f32x16 squares = splat(0.0f);
+    for (int64_t i = 0; i < n; i += LANES) {
+        int tail = i == whole;
+        f32x16 v = tail ? load_tail(x, first + i, type, rest) : load(x, first + i, type);
+        if (residual) {
+            v += tail ? load_tail(residual, first + i, type, rest) : load(residual, first + i, type);
+            if (tail) store_tail(total, first + i, type, v, rest);
+            else store(total, first + i, type, v);
+            if (type == BF16) v = (f32x16)(__builtin_convertvector(to_bf16(v), u32x16) << 16);  // as stored
+        }
+        squares = fma16(v, v, squares);
+    }
+    float scale = 1.0f / sqrtf(reduce_sum(squares) / n + eps);
+    const void *from = residual ? total : x;
+    for (int64_t i = 0; i < whole; i += LANES)
+        store(y, first + i, type, load(from, first + i, type) * scale * load(weight, i, type));
+    if (rest)
+        store_tail(y, first + whole, type,
+                   load_tail(from, first + whole, type, rest) * scale * load_tail(weight, whole, type, rest), rest);
+}
+
+// x, residual, total, y [rows][n]; residual and total may be NULL together.
+void motley_norm(const void *x, const void *residual, void *total, const void *weight, void *y, int64_t rows,
+                 int64_t n, float eps, int type) {
+#pragma omp parallel for schedule(static) if (rows * n > 1 << 15)
+    for (int64_t row = 0; row < rows; row++)
+        if (type == F32) norm_row(x, residual, total, weight, y, row, n, eps, F32);
+        else norm_row(x, residual, total, weight, y, row, n, eps, BF16);
+}
+
+INLINE f32x16 gated(f32x16 gate, f32x16 up) { return gate / (1.0f + exp16(-gate)) * up; }
+
+INLINE void gate_row(const void *gate_up, void *y, int64_t row, int64_t n, enum dtype type) {
+    const int64_t gate = row * 2 * n, up = gate + n, whole = n / LANES * LANES;
+    const int rest = n - whole;
+    for (int64_t i = 0; i < whole; i += LANES)
+        store(y, row * n + i, type, gated(load(gate_up, gate + i, type), load(gate_up, up + i, type)));
+    if (rest)
+        store_tail(y, row * n + whole, type,
+                   gated(load_tail(gate_up, gate + whole, type, rest), load_tail(gate_up, up + whole, type, rest)),
+                   rest);
+}
+
+// gate_up [rows][2 * n] -> y [rows][n] = silu(gate) * up
+void motley_silu_mul(const void *gate_up, void *y, int64_t rows, int64_t n, int type) {
+#pragma omp parallel for schedule(static) if (rows * n > 1 << 14)
+    for (int64_t row = 0; row < rows; row++)
+        if (type == F32) gate_row(gate_up, y, row, n, F32);
+        else gate_row(gate_up, y, row, n, BF16);
+}
+
+typedef struct {
+    const void *q, *k, *v;    // [T][heads][D]; rows q_stride, k_stride, v_stride elements apart
+    const float *cos, *sin;   // [T][D / 2]
+    const int64_t *slots;     // [T]
+    void *q_out, *cache;      // [T][H][D]; [num_blocks][2][KH][D * 16]
+    int64_t tokens, heads, kv_heads, head_dim, q_stride, k_stride, v_stride, type;
+} rotary_args;
+
+INLINE float get(const void *p, int64_t i, enum dtype type) {
+    if (type == F32) return ((const float *)p)[i];
+    uint32_t bits = (uint32_t)((const uint16_t *)p)[i] << 16;
+    float x; memcpy(&x, &bits, 4);
+    return x;
+}
+
+INLINE void put(void *p, int64_t i, enum dtype type, float x) {
+    if (type == F32) { ((float *)p)[i] = x; return; }
+    uint32_t bits; memcpy(&bits, &x, 4);
+    ((uint16_t *)p)[i] = x == x ? (bits + 0x7fff + ((bits >> 16) & 1)) >> 16 : 0x7fc0;
+}
+
+INLINE void rotate_row(const rotary_args *a, int64_t t, enum dtype type) {
+    const int64_t dim = a->head_dim, half = dim / 2;
+    const float *cos = a->cos + t * half, *sin = a->sin + t * half;
+    for (int64_t h = 0; h < a->heads; h++) {
+        const int64_t from = t * a->q_stride + h * dim, to = (t * a->heads + h) * dim;
+        for (int64_t i = 0; i < half; i++) {
+            float x = get(a->q, from + i, type), y = get(a->q, from + half + i, type);
+            put(a->q_out, to + i, type, x * cos[i] - y * sin[i]);
+            put(a->q_out, to + half + i, type, y * cos[i] + x * sin[i]);
+        }
+    }
+    const int64_t block = a->slots[t] / BLOCK, offset = a->slots[t] % BLOCK;
+    for (int64_t h = 0; h < a->kv_heads; h++) {
+        const int64_t from = t * a->k_stride + h * dim, vfrom = t * a->v_stride + h * dim;
+        const int64_t key = (block * 2 * a->kv_heads + h) * dim * BLOCK + offset;
+        const int64_t value = ((block * 2 + 1) * a->kv_heads + h) * dim * BLOCK + offset * dim;
+        for (int64_t i = 0; i < half; i++) {
+            float x = get(a->k, from + i, type), y = get(a->k, from + half + i, type);
+            put(a->cache, key + i * BLOCK, type, x * cos[i] - y * sin[i]);
+            put(a->cache, key + (half + i) * BLOCK, type, y * cos[i] + x * sin[i]);
+        }
+        for (int64_t i = 0; i < dim; i++) put(a->cache, value + i, type, get(a->v, vfrom + i, type));
+    }
+}
+
+// Rotate the halves of q and k by their positions; q to q_out, k and v to their slots of the cache.
+void motley_rotary_write(const rotary_args *a) {
+#pragma omp parallel for schedule(static) if (a->tokens > 8)
+    for (int64_t t = 0; t < a->tokens; t++)
+        if (a->type == F32) rotate_row(a, t, F32);
+        else rotate_row(a, t, BF16);
+}

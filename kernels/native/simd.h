@@ -1,0 +1,122 @@
+// Sixteen lanes, whatever the machine has: GCC and clang split or fuse them. Every helper works lane by lane
+// in a fixed order, so that a row's result never depends on its neighbours.
+#pragma once
+#include <stdint.h>
+#include <string.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#define LANES 16
+#define INLINE static inline __attribute__((always_inline))
+#define MIN(a, b) ((a) < (b) ? (a) : (b))
+
+typedef float f32x16 __attribute__((vector_size(64)));
+typedef int32_t i32x16 __attribute__((vector_size(64)));
+typedef uint32_t u32x16 __attribute__((vector_size(64)));
+typedef uint16_t u16x16 __attribute__((vector_size(32)));
+typedef int8_t i8x16 __attribute__((vector_size(16)));
+typedef uint8_t u8x16 __attribute__((vector_size(16)));
+typedef uint8_t u8x64 __attribute__((vector_size(64)));
+
+enum dtype { F32 = 0, BF16 = 1 };
+
+INLINE f32x16 splat(float x) { return x - (f32x16){0}; }
+INLINE i32x16 splat_i32(int32_t x) { return x - (i32x16){0}; }
+
+INLINE f32x16 load_f32(const float *p) { f32x16 v; memcpy(&v, p, 64); return v; }
+INLINE void store_f32(float *p, f32x16 v) { memcpy(p, &v, 64); }
+
+// Sixteen numbers at element `i` of a tensor of either type.
+INLINE f32x16 load(const void *p, int64_t i, enum dtype type) {
+    if (type == F32) return load_f32((const float *)p + i);
+    u16x16 half; memcpy(&half, (const uint16_t *)p + i, 32);
+    return (f32x16)(__builtin_convertvector(half, u32x16) << 16);
+}
+
+// Round to nearest, ties to even; NaN stays NaN.
+INLINE u16x16 to_bf16(f32x16 v) {
+    u32x16 bits = (u32x16)v, number = (u32x16)(v == v);
+    u32x16 rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    return __builtin_convertvector((rounded & number) | (0x7fc0 & ~number), u16x16);
+}
+
+INLINE void store(void *p, int64_t i, enum dtype type, f32x16 v) {
+    if (type == F32) { store_f32((float *)p + i, v); return; }
+    u16x16 half = to_bf16(v); memcpy((uint16_t *)p + i, &half, 32);
+}
+
+// The last, incomplete sixteen of a row: `count` lanes, the rest zero.
+INLINE f32x16 load_tail(const void *p, int64_t i, enum dtype type, int count) {
+    char buffer[64] = {0};
+    int size = type == F32 ? 4 : 2;
+    memcpy(buffer, (const char *)p + i * size, count * size);
+    return load(buffer, 0, type);
+}
+
+INLINE void store_tail(void *p, int64_t i, enum dtype type, f32x16 v, int count) {
+    char buffer[64];
+    int size = type == F32 ? 4 : 2;
+    store(buffer, 0, type, v);
+    memcpy((char *)p + i * size, buffer, count * size);
+}
+
+// a * b + c, rounded once where the machine can.
+INLINE f32x16 fma16(f32x16 a, f32x16 b, f32x16 c) {
+#if defined(__AVX512F__)
+    return (f32x16)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+    union { f32x16 v; __m256 h[2]; } x = {a}, y = {b}, z = {c};
+    z.h[0] = _mm256_fmadd_ps(x.h[0], y.h[0], z.h[0]);
+    z.h[1] = _mm256_fmadd_ps(x.h[1], y.h[1], z.h[1]);
+    return z.v;
+#else
+    return a * b + c;
+#endif
+}
+
+INLINE f32x16 pick(i32x16 mask, f32x16 yes, f32x16 no) {
+    return (f32x16)(((i32x16)yes & mask) | ((i32x16)no & ~mask));
+}
+
+INLINE f32x16 max16(f32x16 a, f32x16 b) { return pick(a > b, a, b); }
+
+INLINE float reduce_sum(f32x16 v) {
+    float lanes[16]; store_f32(lanes, v);
+    for (int width = 8; width; width /= 2)
+        for (int i = 0; i < width; i++) lanes[i] += lanes[i + width];
+    return lanes[0];
+}
+
+INLINE float reduce_max(f32x16 v) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps((__m512)v);
+#else
+    float lanes[16]; store_f32(lanes, v);
+    float top = lanes[0];
+    for (int i = 1; i < 16; i++) top = lanes[i] > top ? lanes[i] : top;
+    return top;
+#endif
+}
+
+// Nearest integer, by adding 1.5 * 2^23; for |x| below 2^22.
+INLINE i32x16 round_i32(f32x16 x) { return (i32x16)(x + 12582912.0f) - 0x4B400000; }
+
+// e^x within 2 units in the last place up to 88, where it stays; 0 below -87; NaN of NaN.
+INLINE f32x16 exp16(f32x16 x) {
+    f32x16 low = splat(-87.0f), high = splat(88.0f), clamped = max16(x, low);
+    clamped = pick(clamped > high, high, clamped);
+    i32x16 n = round_i32(clamped * 1.44269504f);
+    f32x16 whole = __builtin_convertvector(n, f32x16);
+    f32x16 r = fma16(whole, splat(-0.693359375f), clamped);
+    r = fma16(whole, splat(2.12194440e-4f), r);
+    f32x16 y = splat(1.0f / 720);
+    y = fma16(y, r, splat(1.0f / 120));
+    y = fma16(y, r, splat(1.0f / 24));
+    y = fma16(y, r, splat(1.0f / 6));
+    y = fma16(y, r, splat(0.5f));
+    y = fma16(y, r, splat(1.0f));
+    y = fma16(y, r, splat(1.0f));
+    f32x16 result = (f32x16)((i32x16)y + (n << 23));
+    return pick(x == x, pick(x < low, splat(0.0f), result), x);
+}

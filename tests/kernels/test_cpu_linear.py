@@ -1,0 +1,208 @@
+"""Every linear kernel of the CPU within its stated bound, and exact where it says so."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from motley.kernels import cpu_native, reference
+from motley.kernels.cpu_choice import choose
+from motley.kernels.cpu_linear import NativeDense, as_stored, in_bytes
+from motley.kernels.cpu_linear_torch import TorchBoth, TorchDense, TorchInt4, TorchInt8
+from motley.kernels.cpu_pack import round_to_int8
+from motley.kernels.cpu_setting import INT8_ERROR, Setting
+from motley.kernels.weights import DenseWeight, GroupedWeight
+
+NATIVE, REASON = cpu_native.load()
+needs_native = pytest.mark.skipif(NATIVE is None, reason=REASON)
+
+
+def grouped(outputs=80, inputs=512, bits=4, group=128, *, symmetric=False, permuted=False, bias=False, seed=0):
+    rng = torch.Generator().manual_seed(seed)
+    groups = inputs // group
+    zeros = torch.randint(1, 2**bits, (outputs, groups), generator=rng, dtype=torch.uint8)
+    return GroupedWeight(
+        codes=torch.randint(0, 2**bits, (outputs, inputs), generator=rng, dtype=torch.uint8),
+        scales=torch.rand(outputs, groups, generator=rng).half() * 0.01 + 0.001,
+        zeros=torch.full_like(zeros, 2 ** (bits - 1)) if symmetric else zeros,
+        bits=bits,
+        group_size=group,
+        permutation=torch.randperm(inputs, generator=rng) if permuted else None,
+        bias=torch.randn(outputs, generator=rng) if bias else None,
+    )
+
+
+def dense(outputs=80, inputs=512, *, bias=False):
+    rng = torch.Generator().manual_seed(1)
+    weight = torch.randn(outputs, inputs, generator=rng) * 0.02
+    return DenseWeight(weight, torch.randn(outputs, generator=rng) if bias else None)
+
+
+def error(linear, weight, dtype, rows=9):
+    """Root mean square of what is wrong, relative to the output's own."""
+    x = torch.randn(rows, weight.shape[1], generator=torch.Generator().manual_seed(2)).to(dtype)
+    y, want = linear(x), reference.linear(x.float(), weight)
+    assert y.shape == want.shape
+    assert y.dtype == dtype
+    return ((y.float() - want).square().mean() / want.square().mean()).sqrt().item()
+
+
+def setting(dtype=torch.bfloat16, numerics="exact", weights=None, native=NATIVE):
+    return Setting(dtype, numerics, weights, native)
+
+
+SHAPES = [
+    {},
+    {"group": 32},
+    {"group": 64, "symmetric": True},
+    {"group": 512},
+    {"permuted": True, "bias": True},
+    {"outputs": 37, "bias": True},
+    {"outputs": 16, "inputs": 96, "group": 96},
+    {"bits": 8, "group": 128},
+    {"bits": 8, "group": 32, "permuted": True},
+]
+
+
+@needs_native
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("build", [as_stored, in_bytes])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_native_grouped_within_bound(shape, build, dtype):
+    weight = grouped(**shape)
+    assert error(build(weight, setting(dtype)), weight, dtype) < 0.01
+
+
+@needs_native
+def test_nibbles_and_bytes_agree_to_the_bit():
+    weight = grouped(permuted=True, bias=True)
+    x = torch.randn(5, 512)
+    four, eight = as_stored(weight, setting()), in_bytes(weight, setting())
+    assert torch.equal(four(x), eight(x))
+    assert four.nbytes < 0.6 * eight.nbytes
+
+
+@pytest.mark.parametrize("shape", [{}, {"group": 32}, {"group": 512}, {"permuted": True, "bias": True}], ids=str)
+@pytest.mark.parametrize(("build", "bound"), [(TorchInt4, 0.01), (TorchInt8, 0.03), (TorchBoth, 0.03)])
+def test_torch_quantized_within_bound(shape, build, bound):
+    weight = grouped(**shape)
+    linear = build(weight, setting(numerics="fast"))
+    assert error(linear, weight, torch.bfloat16) < bound
+    assert error(linear, weight, torch.bfloat16, rows=2) < bound
+
+
+@pytest.mark.parametrize("build", [pytest.param(NativeDense, marks=needs_native), TorchDense])
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-6), (torch.bfloat16, 0.005)])
+@pytest.mark.parametrize(
+    "weight", [dense(bias=True), dense(37, 50), grouped(permuted=True)], ids=["dense", "odd", "int4"]
+)
+def test_dense_within_bound(build, dtype, bound, weight):
+    assert error(build(weight, setting(dtype)), weight, dtype) < bound
+
+
+@needs_native
+def test_head_is_held_in_int8_within_bound():
+    linear, why = choose(dense(bias=True), "head", setting())
+    assert linear.kernel == "c-int8"
+    assert "c-int8" in why
+    assert error(linear, dense(bias=True), torch.bfloat16) < 0.02
+
+
+def test_int8_above_its_bound_is_not_chosen():
+    weight = dense()
+    assert round_to_int8(weight, 512)[1] < INT8_ERROR
+    weight.weight[:, 7] = 50 * weight.weight.abs().max()  # one input takes the whole scale
+    assert round_to_int8(weight, 512)[1] > INT8_ERROR
+    linear, why = choose(weight, "head", setting(native=None))
+    assert linear.kernel == "torch-dense"
+    assert "above its bound" in why
+
+
+EXACT = [
+    pytest.param(as_stored, grouped(permuted=True, bias=True), marks=needs_native, id="c-int4"),
+    pytest.param(as_stored, grouped(bits=8), marks=needs_native, id="c-int8"),
+    pytest.param(in_bytes, dense(), marks=needs_native, id="c-int8-head"),
+    pytest.param(NativeDense, dense(bias=True), marks=needs_native, id="c-dense"),
+    pytest.param(TorchInt8, grouped(), id="onednn-int8"),
+    pytest.param(TorchDense, dense(), id="torch-dense"),
+]
+
+
+@pytest.mark.parametrize(("build", "weight"), EXACT)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@settings(max_examples=25, deadline=None)
+@given(rows=st.integers(1, 70), start=st.integers(0, 69), count=st.integers(1, 70), outlier=st.booleans())
+def test_a_row_never_depends_on_its_neighbours(build, weight, dtype, rows, start, count, outlier):
+    linear = build(weight, setting(dtype))
+    x = torch.randn(rows, weight.shape[1], generator=torch.Generator().manual_seed(rows)).to(dtype)
+    part = slice(start % rows, min(rows, start % rows + count))
+    alone = linear(x[part])
+    crowd = x.clone()
+    if outlier:
+        others = torch.ones(rows, dtype=torch.bool)
+        others[part] = False
+        crowd[others] *= 1e6
+    assert torch.equal(linear(crowd)[part], alone)
+
+
+@needs_native
+def test_same_bits_for_any_number_of_threads():
+    linear, x = as_stored(grouped(), setting()), torch.randn(33, 512)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        one = linear(x)
+        torch.set_num_threads(3)
+        assert torch.equal(linear(x), one)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("build", [pytest.param(as_stored, marks=needs_native), TorchInt8])
+def test_what_is_not_finite_stays_visible(build, bad):
+    linear, x = build(grouped(), setting()), torch.randn(3, 512)
+    x[1, 200] = bad
+    y = linear(x)
+    assert not y[1].isfinite().any()
+    assert y[[0, 2]].isfinite().all()
+
+
+def test_zero_rows_give_the_bias():
+    weight = grouped(bias=True)
+    for build in [TorchInt8, *([as_stored] if NATIVE else [])]:
+        torch.testing.assert_close(build(weight, setting())(torch.zeros(2, 512)), weight.bias.expand(2, -1))
+
+
+@pytest.mark.parametrize(
+    ("weights", "dtype", "kernel"),
+    [
+        (None, torch.bfloat16, "c-int4"),
+        (None, torch.float32, "c-dense"),
+        ("int4", torch.float32, "c-int4"),
+        ("int8", torch.bfloat16, "c-int8"),
+        ("both", torch.bfloat16, "c-int4"),
+        ("dense", torch.bfloat16, "c-dense"),
+    ],
+)
+@needs_native
+def test_choice(weights, dtype, kernel):
+    linear, why = choose(grouped(), "layer", setting(dtype, weights=weights))
+    assert linear.kernel == kernel
+    assert why.startswith(kernel)
+
+
+@pytest.mark.parametrize(
+    ("weights", "numerics", "kernel"),
+    [
+        (None, "exact", "onednn-int8"),
+        (None, "fast", "torch-int4"),
+        ("int8", "exact", "onednn-int8"),
+        ("both", "fast", "torch-int4+onednn-int8"),
+        ("dense", "exact", "torch-dense"),
+    ],
+)
+def test_choice_without_a_compiler(weights, numerics, kernel):
+    linear, why = choose(grouped(), "layer", setting(numerics=numerics, weights=weights, native=None))
+    assert linear.kernel == kernel
+    assert "no C kernels" in why or weights in ("int8", "dense")
