@@ -66,8 +66,7 @@ class Attention:
         if self.q_norm is not None and self.k_norm is not None:
             q = self.ops.rms_norm(q, self.q_norm, self.config.rms_norm_eps)
             k = self.ops.rms_norm(k, self.k_norm, self.config.rms_norm_eps)
-        q, k = self.ops.rotary(q, k, *rope)
-        self.ops.write_kv(k, v, cache, batch)
+        q = self.ops.rotary_write(q, k, v, *rope, cache, batch)
         context = self.ops.attention(q, cache, batch, self.scale, self.window)
         return self.o(context.reshape(x.shape[0], -1))
 
