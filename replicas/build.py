@@ -61,11 +61,9 @@ def build_engine(
     path = resolve_model(model)
     torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
     checkpoint = inspect_checkpoint(path)
-    device = torch.device(config.device)
-    dtype, why = _dtype(config.dtype, device, checkpoint.config.dtype)
-    ops = for_device(device, dtype, numerics=config.numerics, cpu_weights=config.cpu_weights)
-    loaded = load_model(path, ops, progress=progress)
     tokenizer = Tokenizer.load(path) if Tokenizer.is_in(path) else None
+    ops, why = _ops(config, checkpoint.config.dtype)
+    loaded = load_model(path, ops, progress=progress)
     num_blocks, kv_why = _num_blocks(config, loaded, ops)
     max_model_len, len_why = _max_model_len(config, loaded, num_blocks)
     kv = ops.allocate_kv(*_kv_geometry(loaded, num_blocks))
@@ -75,7 +73,7 @@ def build_engine(
     limits = Limits(loaded.config.vocab_size, max_model_len, loaded.defaults.eos_token_ids)
     pool = BlockPool(num_blocks, reuse_prefixes=config.reuse_prefixes)
     scheduler = Scheduler(pool, max_batch_tokens=config.max_batch_tokens, max_running=config.max_running)
-    runner = ModelRunner(loaded.decoder, kv, device)
+    runner = ModelRunner(loaded.decoder, kv, ops.device)
     core = EngineCore(runner, scheduler, limits, tokenizer)
     info = ModelInfo(
         name=name or path.name,
@@ -83,11 +81,24 @@ def build_engine(
         vocab_size=limits.vocab_size,
         max_model_len=max_model_len,
         eos_token_ids=limits.eos_token_ids,
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=str(ops.dtype).removeprefix("torch."),
         quantization=loaded.quantization,
     )
     profile = _profile(info, config, loaded, num_blocks, choices)
     return BuiltEngine(core, runner, tokenizer, profile, choices)
+
+
+def _ops(config: EngineConfig, stored: torch.dtype) -> tuple[Ops, str]:
+    """The operators, and why they compute in their dtype. Raises InvalidRequest for what the device cannot do."""
+    try:
+        device = torch.device(config.device)
+    except RuntimeError as error:
+        raise InvalidRequest(f"device: {config.device!r} is none; expected cpu or cuda[:i]", param="device") from error
+    try:
+        dtype, why = _dtype(config.dtype, device, stored)
+        return for_device(device, dtype, numerics=config.numerics, cpu_weights=config.cpu_weights), why
+    except ValueError as error:
+        raise InvalidRequest(str(error), param=str(error).partition(":")[0]) from error
 
 
 def _dtype(asked: str, device: torch.device, stored: torch.dtype) -> tuple[torch.dtype, str]:
