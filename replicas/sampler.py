@@ -6,7 +6,6 @@ distribution function over token ids. Log-probabilities are those of the model i
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -94,7 +93,7 @@ def _draw(logits: torch.Tensor, params: SamplingParams, u: float) -> int:
     if params.min_p > 0:
         probs, ids = _select(probs, ids, (probs >= params.min_p * probs.amax()).nonzero().squeeze(1))
     if 0 < params.top_k < probs.numel():
-        probs, ids = _select(probs, ids, probs.topk(params.top_k).indices)
+        probs, ids = _select(probs, ids, probs.topk(params.top_k).indices.sort().values)
     if params.top_p < 1:
         probs, ids = _select(probs, ids, _nucleus(probs, params.top_p))
     # Token-id order and float64: the draw moves little when the logits do.
@@ -106,28 +105,28 @@ def _draw(logits: torch.Tensor, params: SamplingParams, u: float) -> int:
 
 
 def _select(probs: torch.Tensor, ids: torch.Tensor | None, kept: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    kept = kept.sort().values
     return probs[kept], kept if ids is None else ids[kept]
 
 
 def _nucleus(probs: torch.Tensor, top_p: float) -> torch.Tensor:
-    """Positions of the most likely tokens up to and including the one that reaches top_p of what is left."""
+    """Positions, ascending, of the most likely tokens up to and including the one that reaches top_p of what is left."""
     target = top_p * float(probs.double().sum())
     values, at = probs.topk(min(_TOP_P_CANDIDATES, probs.numel()))
     reached = values.double().cumsum(0)
     if reached[-1] < target and len(values) < probs.numel():
         return _wide_nucleus(probs, target)
-    return at[reached - values.double() < target]
+    return at[reached - values.double() < target].sort().values
 
 
 def _wide_nucleus(probs: torch.Tensor, target: float) -> torch.Tensor:
-    """The same by bisection on the least probability kept: ordering a whole vocabulary takes five times as long."""
-    bits = probs.view(torch.int32)  # floats that are not negative are ordered like their bits
-    low, high = 0, int(bits.amax())
-    while low < high:  # the largest threshold that still keeps enough
-        middle = (low + high + 1) // 2
-        enough = float(torch.where(bits >= middle, probs, 0).sum(dtype=torch.float64)) >= target
-        low, high = (middle, high) if enough else (low, middle - 1)
-    above, equal = (bits > low).nonzero().squeeze(1), (bits == low).nonzero().squeeze(1)
-    missing = (target - float(probs[above].double().sum())) / float(probs[equal[0]])
-    return torch.cat([above, equal[: max(math.ceil(missing), 1)]])
+    """The same by buckets: only the bucket in which the target is reached has to be put in order."""
+    bucket = probs.view(torch.int32) >> 16  # floats that are not negative are ordered like their bits
+    mass = torch.bincount(bucket, weights=probs.double())
+    from_top = mass.flip(0).cumsum(0)
+    edge = len(mass) - 1 - int(torch.searchsorted(from_top, target).clamp(max=len(mass) - 1))
+    kept = bucket > edge
+    inside = (bucket == edge).nonzero().squeeze(1)
+    values, order = probs[inside].double().sort(descending=True, stable=True)
+    above = from_top[len(mass) - 1 - edge] - mass[edge]
+    kept[inside[order[above + values.cumsum(0) - values < target]]] = True
+    return kept.nonzero().squeeze(1)

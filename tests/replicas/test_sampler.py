@@ -89,7 +89,7 @@ def test_a_nucleus_wider_than_the_candidates_is_found() -> None:
     top_p=st.floats(0.05, 0.999),
     seed=st.integers(0, 2**32),
 )
-def test_bisection_finds_the_nucleus_that_sorting_finds(levels: list[int], top_p: float, seed: int) -> None:
+def test_buckets_find_the_nucleus_that_sorting_finds(levels: list[int], top_p: float, seed: int) -> None:
     """With many ties: only four different probabilities."""
     generator = torch.Generator().manual_seed(seed)
     probs = torch.tensor(levels, dtype=torch.float32)[torch.randint(0, 4, (200,), generator=generator)]
