@@ -8,10 +8,10 @@ import torch
 
 from . import cpu_attention, reference
 from .batch import StepBatch
+from .contract import CpuWeights, Linear, Numerics, Role
 from .cpu_choice import choose, kind
 from .cpu_native import Native, Tiles, cut, supports_head_dim
 from .cpu_setting import Setting
-from .ops import CpuWeights, Linear, Numerics, Role
 from .weights import Weight
 
 

@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 import torch
 
+from .contract import Linear, Role
 from .cpu_linear import NativeDense, as_stored, in_bytes
 from .cpu_linear_torch import TorchBoth, TorchDense, TorchInt4, TorchInt8
 from .cpu_setting import Setting, Unsuitable
-from .ops import Linear, Role
 from .weights import GroupedWeight, Weight
 
 Build = Callable[[Weight, Setting], Linear]

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
+from .contract import CpuWeights, Numerics
 from .cpu_native import Native
 from .cpu_pack import round_to_int8
-from .ops import CpuWeights, Numerics
 from .weights import GroupedWeight, Weight
 
 INT8_ERROR = 0.02  # of round_to_int8, above which int8 is not chosen

@@ -1,0 +1,91 @@
+"""The operators a model is made of. A model calls only this protocol, whatever device stands behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, Protocol
+
+import torch
+
+from .batch import StepBatch
+from .weights import Weight
+
+Numerics = Literal["exact", "fast"]
+CpuWeights = Literal["int4", "int8", "both", "dense"]
+Role = Literal["layer", "head"]
+
+
+class Linear(Protocol):
+    """y [M, N] = x [M, K] @ w.T + bias, in the dtype of x, for any M >= 1."""
+
+    kernel: str  # its name in the op table
+    nbytes: int  # what it holds, all copies counted
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
+
+
+class Ops(Protocol):
+    """One device's operators. Activations are `dtype`; T is the number of new tokens in the step.
+
+    numerics "exact": a row's result does not depend on what else is in the batch, on chunking or on prefix
+    hits. "fast": may switch kernels by M, within the bound that each kernel states.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    numerics: Numerics
+    choices: Mapping[str, str]  # what was chosen for each op -> why
+
+    def linear(self, weight: Weight, role: Role = "layer") -> Linear:
+        """Repack a weight for this device. "head": the vocabulary projection."""
+        ...
+
+    def allocate_kv(self, num_layers: int, num_blocks: int, num_kv_heads: int, head_dim: int) -> list[torch.Tensor]:
+        """One cache tensor per layer, in whatever layout this device's attention wants."""
+        ...
+
+    def write_kv(self, k: torch.Tensor, v: torch.Tensor, cache: torch.Tensor, batch: StepBatch) -> None:
+        """k, v [T, KH, D] into the slots of this step."""
+        ...
+
+    def rotary_write(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        cache: torch.Tensor,
+        batch: StepBatch,
+    ) -> torch.Tensor:
+        """`rotary`, then `write_kv` of the rotated keys and of v, in one pass; returns the rotated q."""
+        ...
+
+    def attention(
+        self, q: torch.Tensor, cache: torch.Tensor, batch: StepBatch, scale: float, window: int | None
+    ) -> torch.Tensor:
+        """Causal attention of q [T, H, D] over each sequence's own context; returns [T, H, D].
+
+        window: a query at position p sees positions p - window + 1 .. p; None sees all.
+        """
+        ...
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """x [..., N] normalised over its last dimension, in fp32, times weight [N]."""
+        ...
+
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(rms_norm(x + residual), x + residual)."""
+        ...
+
+    def rotary(
+        self, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rotate halves: q [T, H, D], k [T, KH, D], cos and sin fp32 [T, D / 2] already at the positions."""
+        ...
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """silu(gate) * up for gate_up [T, 2 * I] = [gate | up]; returns [T, I]."""
+        ...
