@@ -1,0 +1,87 @@
+# `make serve` and `make test` are all a newcomer needs; `make help` lists the rest.
+# Both need Python 3.11 to 3.13, make and a C compiler, and put everything else into .venv.
+
+PYTHON ?= python3
+TORCH_INDEX ?=
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# One entry of pyproject.toml, so that a version range is written down once.
+ENTRY = $(BIN)/python -c "import sys, tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; $(1)"
+TORCH = $(call ENTRY,print(*[d for d in project['dependencies'] if d.startswith('torch>')]))
+PROTOS = $(call ENTRY,print(*project['optional-dependencies']['protos']))
+
+.DEFAULT_GOAL := help
+.PHONY: help serve install test lint types imports unit graph protos clean
+.DELETE_ON_ERROR:
+
+help:  ## this list
+	@awk -F ':.*## *' '/^[a-z]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo 'Variables: PYTHON=python3.12, TORCH_INDEX=URL (another index for torch alone), ARGS="--http-port 8080"'
+
+# Ctrl-C reaches the whole process group: `exec` leaves no shell between make and the service, make waits
+# for it to drain, and since the service then exits with 0, make has nothing to complain of.
+serve: $(VENV)/.run  ## install if needed, serve the demo model with a greeting, until Ctrl-C
+	@exec $(BIN)/motley serve --greet $(ARGS)
+
+install: $(VENV)/.dev  ## make .venv with everything for development
+
+test: lint types imports unit  ## lint, types, import rules and the whole suite
+
+lint: $(VENV)/.dev  ## ruff: errors and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev  ## mypy --strict
+	$(BIN)/mypy --strict -p motley
+
+imports: $(VENV)/.dev  ## which package may import which
+	$(BIN)/lint-imports
+
+unit: $(VENV)/.dev  ## pytest; ARGS="-k text" runs a part
+	$(BIN)/pytest $(ARGS)
+
+graph: $(VENV)/.dev  ## draw the module graph of the README anew
+	$(BIN)/python tests/support/module_graph.py
+
+protos: $(VENV)/.protos  ## generate the gRPC code anew
+	PATH="$(CURDIR)/$(VENV)/protos/bin:$$PATH" python -m grpc_tools.protoc -I src \
+	  --python_out=src --grpc_python_out=src --mypy_out=quiet:src --mypy_grpc_out=quiet:src \
+	  src/motley/cluster/protos/*.proto
+
+clean:  ## remove .venv and caches
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist src/*.egg-info
+
+# A stamp is newer than pyproject.toml once what that asks for is installed.
+$(VENV)/.run: pyproject.toml $(VENV)/.torch
+	@echo 'installing Motley into $(VENV) (the first time this takes some minutes)'
+	@$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml $(VENV)/.torch
+	@echo 'installing Motley and its development tools into $(VENV) (the first time this takes some minutes)'
+	@$(PIP) --editable '.[dev]'
+	@touch $(VENV)/.run $@
+
+# From TORCH_INDEX comes torch alone, without its dependencies: those follow from the usual index.
+$(VENV)/.torch: pyproject.toml $(VENV)/.python
+	@$(if $(TORCH_INDEX),echo 'installing torch from $(TORCH_INDEX)' && \
+	  $(PIP) --no-deps --index-url '$(TORCH_INDEX)' "$$($(TORCH))",:)
+	@touch $@
+
+# A venv of its own: the generator wants an older protobuf than the one that runs.
+$(VENV)/.protos: pyproject.toml $(VENV)/.python
+	@$(BIN)/python -m venv $(VENV)/protos
+	@$(VENV)/protos/bin/python -m pip install --quiet --disable-pip-version-check $$($(PROTOS))
+	@touch $@
+
+$(VENV)/.python:
+	@command -v $(PYTHON) >/dev/null || \
+	  { echo 'make: no $(PYTHON) here; name one of 3.11 to 3.13: make serve PYTHON=/path/to/python3.12' >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
+	  { echo "make: $$($(PYTHON) --version 2>&1) is $(PYTHON); Motley needs 3.11, 3.12 or 3.13 (Ray has wheels for" \
+	         'those): make serve PYTHON=python3.12' >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
