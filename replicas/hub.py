@@ -18,15 +18,23 @@ def resolve_model(name_or_path: str | Path) -> Path:
 
     Raises CheckpointError with a remedy.
     """
-    path = Path(name_or_path).expanduser()
-    if path.is_dir():
+    path = Path(name_or_path)
+    if str(name_or_path) and _is_folder(path):
         return path
     name, _, revision = str(name_or_path).partition("@")
     if not _HUB_ID.fullmatch(name):
         raise CheckpointError(
-            "there is no such folder, and it is no Hugging Face id (org/name) either", file=str(name_or_path)
+            "there is no such folder, and it is no Hugging Face id (org/name) either",
+            file=str(name_or_path)[:200] or "(empty name)",
         )
     return _download(name, revision or None)
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:  # for one, a name longer than the system allows
+        return False
 
 
 def _download(name: str, revision: str | None) -> Path:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from .errors import CheckpointError
 from .safetensors_file import TensorInfo
@@ -44,9 +44,12 @@ class Weights:
         """The tensor as stored, on the device. On a CPU it is a view of the mapped file: copy what is kept."""
         assert name not in self._digests, f"{name} is taken twice"
         path, info = self._tensors[name]
-        if path not in self._files:
-            self._files[path] = safe_open(str(path), framework="pt", device="cpu")
-        tensor: torch.Tensor = self._files[path].get_tensor(name)
+        try:
+            if path not in self._files:
+                self._files[path] = safe_open(str(path), framework="pt", device="cpu")
+            tensor: torch.Tensor = self._files[path].get_tensor(name)
+        except (SafetensorError, OSError) as error:  # the file changed since its header was checked
+            raise self.error(name, f"cannot be read: {error}") from error
         self._digests[name] = _digest(tensor)
         self._done_bytes += info.nbytes
         if self._progress is not None:

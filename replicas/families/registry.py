@@ -34,6 +34,7 @@ def _architecture(config: Fields) -> str:
     names = config.raw.get("architectures")
     if names is None:
         return _BY_MODEL_TYPE[config.choice("model_type", tuple(_BY_MODEL_TYPE))]
-    if not isinstance(names, list) or len(names) != 1 or names[0] not in FAMILIES:
+    name = names[0] if isinstance(names, list) and len(names) == 1 else None
+    if not isinstance(name, str) or name not in FAMILIES:
         raise config.error("architectures", "one of " + ", ".join(FAMILIES))
-    return str(names[0])
+    return name

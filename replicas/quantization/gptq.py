@@ -102,7 +102,9 @@ class GPTQ:
         group = self._group(linear)
         if outputs % per_word or inputs % per_word:
             raise CheckpointError(
-                f"its shape [{outputs}, {inputs}] does not fill words of {per_word} codes", tensor=linear.name
+                f"its shape [{outputs}, {inputs}] does not fill words of {per_word} codes",
+                file="config.json",
+                tensor=linear.name,
             )
         return {
             f"{linear.name}.qweight": TensorSpec((inputs // per_word, outputs), INTS),
@@ -130,7 +132,9 @@ class GPTQ:
         group = linear.in_features if self.group_size == -1 else self.group_size
         if linear.in_features % group:
             raise CheckpointError(
-                f"group_size {group} does not divide its {linear.in_features} input features", tensor=linear.name
+                f"group_size {group} does not divide its {linear.in_features} input features",
+                file="config.json",
+                tensor=linear.name,
             )
         return group
 
