@@ -17,9 +17,10 @@ import torch
 from ..kernels.ops import Ops, choose_dtype, for_device
 from .blocks import BlockPool, blocks_for
 from .checkpoint import inspect_checkpoint, resolve_model
-from .engine import EngineCore, Limits
+from .engine import EngineCore
 from .engine_config import EngineConfig
 from .errors import InvalidRequest
+from .limits import Limits
 from .model import LoadedModel, load_model
 from .protocol import BLOCK_TOKENS, ModelInfo, ReplicaProfile, Request
 from .runner import ModelRunner

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from .errors import EngineFault, InvalidRequest, MotleyError
+from .limits import Limits
 from .plan import ItemResult, StepPlan, StepResult
 from .protocol import Delta, FinishReason, ReplicaLoad, Request, StreamMessage, TokenLogprob
 from .runner import Runner
@@ -18,15 +19,6 @@ from .text import TextStream
 from .tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What the engine checks of a request that the door has already validated."""
-
-    vocab_size: int
-    max_model_len: int
-    eos_token_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +75,7 @@ class EngineCore:
 
     def check(self, request: Request) -> None:
         """Raise InvalidRequest if this model cannot serve the request."""
-        check_request(request, self.limits)
+        self.limits.check(request)
         if self._tokenizer is None and request.sampling.stop:
             raise InvalidRequest("stop: this model has no tokenizer", param="stop")
 
@@ -237,27 +229,6 @@ class EngineCore:
             if done:
                 del self._jobs[job.key]
         self._ready = {}
-
-
-def check_request(request: Request, limits: Limits) -> None:
-    """Raise InvalidRequest where the request does not fit the model. The door calls it too, before any queue."""
-    for token_id in request.prompt_ids:
-        if not 0 <= token_id < limits.vocab_size:
-            message = f"prompt: token id {token_id} is not in the vocabulary of {limits.vocab_size}"
-            raise InvalidRequest(message, param="prompt", code="invalid_value")
-    if len(request.prompt_ids) >= limits.max_model_len:
-        message = (
-            f"prompt: {len(request.prompt_ids)} tokens leave no room for an answer in the context of "
-            f"{limits.max_model_len}"
-        )
-        raise InvalidRequest(message, param="prompt", code="context_length_exceeded")
-    request.sampling.check_vocabulary(limits.vocab_size)
-    for output in request.output_ids:
-        room = limits.max_model_len - len(request.prompt_ids)
-        if len(output) > min(request.sampling.max_tokens or room, room):
-            raise InvalidRequest(f"output_ids: more than the {room} tokens allowed", param="output_ids")
-        if any(not 0 <= token_id < limits.vocab_size for token_id in output):
-            raise InvalidRequest("output_ids: an id is not in the vocabulary", param="output_ids")
 
 
 def _ended_already(sequence: Sequence, text: TextStream | None) -> Delta | None:

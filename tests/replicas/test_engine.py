@@ -11,8 +11,9 @@ from fake_runner import FakeRunner, logits_of
 from hypothesis import given, settings
 
 from motley.replicas.blocks import BlockPool
-from motley.replicas.engine import EngineCore, Limits
+from motley.replicas.engine import EngineCore
 from motley.replicas.errors import EngineFault, InvalidRequest
+from motley.replicas.limits import Limits
 from motley.replicas.protocol import Delta, FinishReason, Request, SamplingParams, StreamMessage
 from motley.replicas.scheduler import Scheduler
 
@@ -224,8 +225,8 @@ def test_the_context_ends_a_choice_by_length() -> None:
         (request([VOCAB]), "prompt", "invalid_value"),
         (request([1], stop_token_ids=[VOCAB]), "stop_token_ids", "invalid_value"),
         (request([1], logit_bias={VOCAB: 1.0}), "logit_bias", "invalid_value"),
-        (request([1], ((VOCAB,),)), "output_ids", None),
-        (request([1], ((1,) * 13,)), "output_ids", None),
+        (request([1], ((VOCAB,),)), "output_ids", "invalid_value"),
+        (request([1], ((1,) * 13,)), "output_ids", "invalid_value"),
     ],
 )
 def test_what_the_model_cannot_serve_is_refused_by_name(bad: Request, param: str, code: str | None) -> None:

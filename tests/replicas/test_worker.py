@@ -12,9 +12,10 @@ from fake_runner import FakeRunner
 from motley.replicas import worker as module
 from motley.replicas.blocks import BlockPool
 from motley.replicas.build import BuiltEngine
-from motley.replicas.engine import EngineCore, Limits
+from motley.replicas.engine import EngineCore
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import EngineFault, InvalidRequest, Overloaded, Unavailable
+from motley.replicas.limits import Limits
 from motley.replicas.plan import StepPlan, StepResult
 from motley.replicas.protocol import (
     Delta,
