@@ -180,7 +180,8 @@ class EngineCore:
         sequence.output_ids.append(token.token_id)
         reason = sequence.finish_after_last()
         text = self._texts[sequence.id]
-        piece, stop_reason = "", None
+        piece = ""
+        stop_reason: str | int | None = None
         if reason is FinishReason.STOP:
             piece = text.flush() if text else ""  # the token that ends a choice is not part of its text
             stop_reason = sequence.stop_id

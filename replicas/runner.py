@@ -41,7 +41,7 @@ class ModelRunner:
         last = [end - 1 for item, end in zip(plan.items, ends, strict=True) if item.sample]
         chosen = logits if len(last) == len(logits) else logits[last]
         sampled = iter(sample(chosen, [item.sample for item in plan.items if item.sample]))
-        rows = logits.split(counts)
+        rows = torch.split(logits, counts)
         return StepResult(
             tuple(
                 _with_prompt_logprobs(item, item_rows, next(sampled) if item.sample else ItemResult())

@@ -78,11 +78,11 @@ def _penalise(logits: torch.Tensor, spec: SampleSpec) -> None:
     output = torch.tensor(list(spec.output_ids), dtype=torch.int64, device=logits.device)
     if params.repetition_penalty != 1:
         prompt = torch.tensor(list(spec.prompt_ids), dtype=torch.int64, device=logits.device)
-        seen = torch.cat([prompt, output]).unique()
+        seen = torch.unique(torch.cat([prompt, output]))
         values = logits[seen]
         penalty = params.repetition_penalty
         logits[seen] = torch.where(values > 0, values / penalty, values * penalty)
-    ids, counts = output.unique(return_counts=True)
+    ids, counts = torch.unique(output, return_counts=True)
     logits[ids] -= params.presence_penalty + params.frequency_penalty * counts.to(logits.dtype)
 
 

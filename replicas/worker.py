@@ -213,13 +213,13 @@ class Worker:
             for stream in self._streams.values():
                 _end(stream, EngineFault(f"the engine has died: {self._died}", code="engine_fault"))
         for emission in emissions:
-            stream = self._streams.get(emission.key)
-            if stream is None or stream.done:
+            mailbox = self._streams.get(emission.key)
+            if mailbox is None or mailbox.done:
                 continue  # cancelled, or ended from here, while the step ran
-            stream.started = True
-            stream.pending.append(emission.message)
-            stream.done, stream.error = emission.done, emission.error
-            stream.wake.set()
+            mailbox.started = True
+            mailbox.pending.append(emission.message)
+            mailbox.done, mailbox.error = emission.done, emission.error
+            mailbox.wake.set()
 
 
 def _end(stream: _Stream, error: MotleyError) -> None:
