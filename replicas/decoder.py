@@ -53,6 +53,8 @@ class Decoder:
         """Logits fp32 [R, vocabulary] of `batch.logit_rows`; writes this step's keys and values."""
         x, residual = self._layers(batch, kv)
         rows = batch.logit_rows
+        if not rows.numel():  # a piece of a prompt that is not its last
+            return x.new_empty(0, self.config.vocab_size, dtype=torch.float32)
         return self.logits(self._normed(x[rows], residual[rows]))
 
     @torch.inference_mode()

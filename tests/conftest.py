@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
+
+# Nothing here may fail for being slow: the cores are shared.
+settings.register_profile("motley", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("motley")
 
 
 @pytest.fixture(autouse=True)

@@ -30,7 +30,7 @@ GROUP_SIZES = (-1, 32, 64, 128)
 _READ = frozenset(
     {
         *("quant_method", "bits", "group_size", "sym", "desc_act", "lm_head", "checkpoint_format"),
-        *("pack_dtype", "meta", "is_marlin_format", "format"),
+        *("pack_dtype", "meta", "is_marlin_format", "format", "method"),
     }
 )
 # How it was made or which kernel its authors had in mind: nothing that changes what the numbers mean.
@@ -40,7 +40,7 @@ _HISTORY = frozenset(
         *("model_name_or_path", "model_file_base_name", "model_seqlen", "batch_size", "block_name_to_quantize"),
         *("module_name_preceding_first_block", "pad_token_id", "use_cuda_fp16", "use_exllama", "exllama_config"),
         *("disable_exllama", "max_input_length", "cache_block_outputs", "backend", "mse", "act_group_aware"),
-        *("quant_group", "awq_gemm_checkpoint", "gptq_transformer_layers", "packing_dtype"),
+        *("failsafe", "hyb_act", "offload_to_disk", "offload_to_disk_path", "v2", "v2_alpha"),
     }
 )
 
@@ -76,6 +76,7 @@ class GPTQ:
         if config.boolean("is_marlin_format", False):
             raise config.error("is_marlin_format", "false: only gptq and gptq_v2 layouts are read")
         config.choice("pack_dtype", ("int32",), default="int32")
+        config.choice("method", ("gptq",), default="gptq")
         key = "checkpoint_format" if "checkpoint_format" in config else "format"
         version = config.choice(key, ("gptq", "gptq_v2"), default="gptq")
         config.boolean("desc_act", False)  # g_idx says it all

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -182,3 +182,10 @@ def test_weight_bytes_cover_what_is_stored(tmp_path):
     model = load_model(build_checkpoint(tmp_path, "llama"), exact_ops())
     reference = sum(tensor.nbytes for tensor in build_model("llama").state_dict().values())
     assert model.weight_bytes == reference
+
+
+def test_no_logits_wanted(tmp_path):
+    decoder = load_model(build_checkpoint(tmp_path), exact_ops()).decoder
+    session = Session(decoder)
+    batch = replace(chunk_batch(PROMPT, 0, session.blocks), logit_rows=torch.arange(0))
+    assert decoder.forward(batch, session.kv).shape == (0, decoder.config.vocab_size)
