@@ -24,7 +24,7 @@ class NativeGrouped:
         if setting.native is None or group is None:
             raise Unsuitable("no C kernels" if group else f"group size {weight.group_size}")
         self.kernel = f"c-int{bits}"
-        self._run, self._num_outputs = setting.native.grouped, weight.shape[0]
+        self._native, self._num_outputs = setting.native, weight.shape[0]
         bias = None if weight.bias is None else weight.bias.float().contiguous()
         order = None if weight.permutation is None else weight.permutation.int().contiguous()
         self._held = (*interleave(regroup(weight, group), bits), bias, order)
@@ -37,7 +37,8 @@ class NativeGrouped:
         x = x.contiguous()
         rows = x.shape[0]
         y = x.new_empty(rows, self._num_outputs)
-        if self._run(self._ref, x.data_ptr(), y.data_ptr(), rows, TYPES[x.dtype]):
+        native = self._native
+        if native.grouped(self._ref, x.data_ptr(), y.data_ptr(), rows, TYPES[x.dtype], native.threads):
             raise OutOfMemory(f"a linear layer over {rows} rows")
         return y
 
@@ -50,7 +51,7 @@ class NativeDense:
     def __init__(self, weight: Weight, setting: Setting) -> None:
         if setting.native is None:
             raise Unsuitable("no C kernels")
-        self._run, self._num_outputs = setting.native.dense, weight.shape[0]
+        self._native, self._num_outputs = setting.native, weight.shape[0]
         packed = interleave_dense(dequantized(weight).to(setting.dtype))
         bias = None if weight.bias is None else weight.bias.float().contiguous()
         self._held = (packed, bias)
@@ -62,7 +63,7 @@ class NativeDense:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         x = x.contiguous()
         y = x.new_empty(x.shape[0], self._num_outputs)
-        self._run(self._ref, x.data_ptr(), y.data_ptr(), x.shape[0])
+        self._native.dense(self._ref, x.data_ptr(), y.data_ptr(), x.shape[0], self._native.threads)
         return y
 
 

@@ -18,7 +18,7 @@ TYPES = {torch.float32: 0, torch.bfloat16: 1}
 _UNBOUNDED = 2**31 - 1
 _TILE_ROWS = 64  # query rows (tokens times heads) of one attention task
 
-_P, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+_P, _I, _N, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 
 
 def _structure(name: str, **fields: type) -> type[ctypes.Structure]:
@@ -38,7 +38,7 @@ DenseArgs = _structure("DenseArgs", **_named("weights bias", _P), **_named("outp
 AttentionArgs = _structure(
     "AttentionArgs",
     **_named("q cache out positions tables tiles", _P),
-    **_named("num_tiles tile_tokens table_stride q_stride heads kv_heads head_dim window type", _I),
+    **_named("num_tiles table_stride q_stride heads kv_heads head_dim window type", _I),
     scale=_F,
 )
 RotaryArgs = _structure(
@@ -53,27 +53,30 @@ class OutOfMemory(RuntimeError):
 
 
 class Native:
-    """The loaded kernels. One per process is enough; they keep no state."""
+    """The loaded kernels, and how many threads they may use."""
 
-    def __init__(self, lib: ctypes.CDLL) -> None:
+    def __init__(self, lib: ctypes.CDLL, threads: int) -> None:
+        self.threads = threads
         self.grouped = lib.motley_linear
-        self.grouped.argtypes = (_P, _P, _P, _I, ctypes.c_int)
+        self.grouped.argtypes = (_P, _P, _P, _I, _N, _N)
         self.dense = lib.motley_dense
-        self.dense.argtypes, self.dense.restype = (_P, _P, _P, _I), None
+        self.dense.argtypes, self.dense.restype = (_P, _P, _P, _I, _N), None
         self._attention = lib.motley_attention
-        self._attention.argtypes = (_P, ctypes.c_int)
+        self._attention.argtypes = (_P, _N)
         self._norm = lib.motley_norm
-        self._norm.argtypes, self._norm.restype = (_P, _P, _P, _P, _P, _I, _I, _F, ctypes.c_int), None
+        self._norm.argtypes, self._norm.restype = (_P, _P, _P, _P, _P, _I, _I, _F, _N, _N), None
         self._silu_mul = lib.motley_silu_mul
-        self._silu_mul.argtypes, self._silu_mul.restype = (_P, _P, _I, _I, ctypes.c_int), None
+        self._silu_mul.argtypes, self._silu_mul.restype = (_P, _P, _I, _I, _N, _N), None
         self._rotary_write = lib.motley_rotary_write
-        self._rotary_write.argtypes, self._rotary_write.restype = (_P,), None
+        self._rotary_write.argtypes, self._rotary_write.restype = (_P, _N), None
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         x = x.contiguous()
         y, n = torch.empty_like(x), x.shape[-1]
         rows = x.numel() // n
-        self._norm(x.data_ptr(), None, None, weight.data_ptr(), y.data_ptr(), rows, n, eps, TYPES[x.dtype])
+        self._norm(
+            x.data_ptr(), None, None, weight.data_ptr(), y.data_ptr(), rows, n, eps, TYPES[x.dtype], self.threads
+        )
         return y
 
     def add_rms_norm(
@@ -82,14 +85,14 @@ class Native:
         x, residual = x.contiguous(), residual.contiguous()
         y, total, n = torch.empty_like(x), torch.empty_like(x), x.shape[-1]
         pointers = (x.data_ptr(), residual.data_ptr(), total.data_ptr(), weight.data_ptr(), y.data_ptr())
-        self._norm(*pointers, x.numel() // n, n, eps, TYPES[x.dtype])
+        self._norm(*pointers, x.numel() // n, n, eps, TYPES[x.dtype], self.threads)
         return y, total
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         rows, both = gate_up.shape
         gate_up = gate_up.contiguous()
         y = gate_up.new_empty(rows, both // 2)
-        self._silu_mul(gate_up.data_ptr(), y.data_ptr(), rows, both // 2, TYPES[y.dtype])
+        self._silu_mul(gate_up.data_ptr(), y.data_ptr(), rows, both // 2, TYPES[y.dtype], self.threads)
         return y
 
     def rotary_write(
@@ -111,7 +114,7 @@ class Native:
             *(tokens, heads, k.shape[1], dim),
             *(q.stride(0), k.stride(0), v.stride(0), TYPES[q.dtype]),
         )
-        self._rotary_write(ctypes.byref(args))
+        self._rotary_write(ctypes.byref(args), self.threads)
         return out
 
     def attention(
@@ -124,10 +127,10 @@ class Native:
         tables = batch.block_tables
         args = AttentionArgs(
             *(t.data_ptr() for t in (q, cache, out, batch.positions, tables, tiles.spans)),
-            *(len(tiles.spans), tiles.tokens, tables.stride(0), q.stride(0), heads, cache.shape[2], dim),
+            *(len(tiles.spans), tables.stride(0), q.stride(0), heads, cache.shape[2], dim),
             *(window or _UNBOUNDED, TYPES[q.dtype], scale),
         )
-        if self._attention(ctypes.byref(args), torch.get_num_threads()):
+        if self._attention(ctypes.byref(args), self.threads):
             raise OutOfMemory(f"attention over {tokens} tokens")
         return out
 
@@ -160,6 +163,6 @@ def _packed(x: torch.Tensor) -> torch.Tensor:
 
 
 def load() -> tuple[Native | None, str]:
-    """The kernels, or None and why."""
+    """The kernels with as many threads as torch has now, or None and why."""
     lib, reason = library()
-    return (None if lib is None else Native(lib)), reason
+    return (None if lib is None else Native(lib, torch.get_num_threads())), reason

@@ -7,6 +7,7 @@
 // the same order, whichever tile or thread it is in; keys it may not see add exact zeros.
 #include <math.h>
 #include <stdlib.h>
+#include "pool.h"
 #include "simd.h"
 
 #define BLOCK 16
@@ -20,7 +21,7 @@ typedef struct {
     const int64_t *positions;  // [T]
     const int32_t *tables;     // [S][table_stride] block ids
     const int32_t *tiles;      // [num_tiles][3]: sequence, first row, rows
-    int64_t num_tiles, tile_tokens, table_stride, q_stride, heads, kv_heads, head_dim, window, type;
+    int64_t num_tiles, table_stride, q_stride, heads, kv_heads, head_dim, window, type;
     float scale;
 } attention_args;
 
@@ -159,34 +160,37 @@ INLINE void run_task(const attention_args *a, const task_memory *m, const int32_
     }
 }
 
+typedef struct {
+    const attention_args *a;
+    int64_t group, splits, heads;  // query heads of a KV head; tasks they are split into; heads of a task
+    int *failed;
+} job;
+
+static void unit_of_job(const void *context, int64_t unit) {
+    const job *j = context;
+    const attention_args *a = j->a;
+    const int64_t split = unit % j->splits, kv_head = unit / j->splits % a->kv_heads;
+    const int32_t *tile = a->tiles + unit / j->splits / a->kv_heads * 3;
+    const int64_t first = split * j->heads, count = MIN(j->heads, j->group - first), rows = tile[2] * count;
+    const int64_t bytes = rows * (a->head_dim * 8 + STEP_KEYS * 4 + 64 + 8 + 4);
+    char *memory = aligned_alloc(64, (bytes + 63) / 64 * 64);
+    if (!memory) { *j->failed = 1; return; }
+    task_memory m = {.total = (f32x16 *)memory};
+    m.q = (float *)(memory + rows * 64), m.acc = m.q + rows * a->head_dim;
+    m.scores = m.acc + rows * a->head_dim, m.position = (int64_t *)(m.scores + rows * STEP_KEYS);
+    m.top = (float *)(m.position + rows);
+    if (a->type == F32) run_task(a, &m, tile, kv_head, kv_head * j->group + first, count, F32);
+    else run_task(a, &m, tile, kv_head, kv_head * j->group + first, count, BF16);
+    free(memory);
+}
+
 // Returns 0, or 1 where memory is refused. head_dim is a multiple of 16; `window` at least 1.
 int motley_attention(const attention_args *a, int threads) {
     const int64_t group = a->heads / a->kv_heads, tasks = a->num_tiles * a->kv_heads;
-    int64_t splits = tasks >= threads ? 1 : MIN(group, (threads + tasks - 1) / tasks);  // of the query heads
-    const int64_t heads = (group + splits - 1) / splits;
-    splits = (group + heads - 1) / heads;
-    const int64_t rows = a->tile_tokens * heads, bytes = rows * (a->head_dim * 8 + STEP_KEYS * 4 + 64 + 16) + 64;
+    const int64_t wanted = tasks >= threads ? 1 : MIN(group, (threads + tasks - 1) / tasks);
+    const int64_t heads = (group + wanted - 1) / wanted;
     int failed = 0;
-#pragma omp parallel if (tasks * splits > 1)
-    {
-        char *memory = aligned_alloc(64, (bytes + 63) / 64 * 64);
-        if (!memory) {
-#pragma omp atomic write
-            failed = 1;
-        }
-        task_memory m = {.total = (f32x16 *)memory};
-        m.q = (float *)(memory + rows * 64), m.acc = m.q + rows * a->head_dim;
-        m.scores = m.acc + rows * a->head_dim, m.position = (int64_t *)(m.scores + rows * STEP_KEYS);
-        m.top = (float *)(m.position + rows);
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t i = 0; i < tasks * splits; i++) {
-            if (!memory) continue;
-            int64_t split = i % splits, kv_head = i / splits % a->kv_heads, tile = i / splits / a->kv_heads;
-            int64_t first = split * heads, count = MIN(heads, group - first);
-            if (a->type == F32) run_task(a, &m, a->tiles + tile * 3, kv_head, kv_head * group + first, count, F32);
-            else run_task(a, &m, a->tiles + tile * 3, kv_head, kv_head * group + first, count, BF16);
-        }
-        free(memory);
-    }
+    job j = {a, group, (group + heads - 1) / heads, heads, &failed};
+    parallel(tasks * j.splits, threads, unit_of_job, &j);
     return failed;
 }

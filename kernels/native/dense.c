@@ -2,6 +2,7 @@
 // same bits whatever the number of rows, which no BLAS promises.
 //
 //   weights   [blocks of 16 outputs][K][16]
+#include "pool.h"
 #include "simd.h"
 
 #define MAX_ROWS 8
@@ -57,20 +58,33 @@ INLINE void panel(const dense_weights *w, const void *x, void *y, int64_t row, i
     for (; row < end; row++) tile(w, x, y, row, block, type, 1, blocks);
 }
 
-// x [rows][K] -> y [rows][N], all of the weights' type.
-void motley_dense(const dense_weights *w, const void *x, void *y, int64_t rows) {
-    const int64_t blocks = (w->outputs + LANES - 1) / LANES, units = (blocks + 1) / 2, panel_rows = 64;
-    const int64_t chunk = units / 64 + 1;
-#pragma omp parallel
-    for (int64_t row = 0; row < rows; row += panel_rows) {
-        int64_t end = MIN(row + panel_rows, rows);
-#pragma omp for schedule(dynamic, chunk) nowait
-        for (int64_t i = 0; i < units; i++) {
-            if (i * 2 + 2 > blocks) {
-                if (w->type == F32) panel(w, x, y, row, end, i * 2, F32, 1);
-                else panel(w, x, y, row, end, i * 2, BF16, 1);
-            } else if (w->type == F32) panel(w, x, y, row, end, i * 2, F32, 2);
-            else panel(w, x, y, row, end, i * 2, BF16, 2);
-        }
+typedef struct {
+    const dense_weights *w;
+    const void *x;
+    void *y;
+    int64_t rows, blocks, pairs;
+} job;
+
+#define PANEL_ROWS 64
+#define UNIT_PAIRS 2
+
+static void unit_of_job(const void *context, int64_t unit) {
+    const job *j = context;
+    const int64_t units = (j->pairs + UNIT_PAIRS - 1) / UNIT_PAIRS;
+    const int64_t row = unit / units * PANEL_ROWS, end = MIN(row + PANEL_ROWS, j->rows);
+    for (int64_t pair = unit % units * UNIT_PAIRS; pair < MIN((unit % units + 1) * UNIT_PAIRS, j->pairs); pair++) {
+        const int64_t block = pair * 2;
+        if (block + 2 > j->blocks) {
+            if (j->w->type == F32) panel(j->w, j->x, j->y, row, end, block, F32, 1);
+            else panel(j->w, j->x, j->y, row, end, block, BF16, 1);
+        } else if (j->w->type == F32) panel(j->w, j->x, j->y, row, end, block, F32, 2);
+        else panel(j->w, j->x, j->y, row, end, block, BF16, 2);
     }
+}
+
+// x [rows][K] -> y [rows][N], all of the weights' type.
+void motley_dense(const dense_weights *w, const void *x, void *y, int64_t rows, int threads) {
+    const int64_t blocks = (w->outputs + LANES - 1) / LANES, pairs = (blocks + 1) / 2;
+    job j = {w, x, y, rows, blocks, pairs};
+    parallel((rows + PANEL_ROWS - 1) / PANEL_ROWS * ((pairs + UNIT_PAIRS - 1) / UNIT_PAIRS), threads, unit_of_job, &j);
 }

@@ -9,6 +9,7 @@
 //             first four inputs of eight, the high nibbles the last four
 //   scales    float [blocks][groups][16];  zeros uint8 likewise
 #include <stdlib.h>
+#include "pool.h"
 #include "simd.h"
 
 #define MAX_ROWS 8
@@ -171,33 +172,42 @@ static void quantize_row(const void *x, enum dtype type, const weights *w, int64
     }
 }
 
+typedef struct {
+    const weights *w;
+    const void *x;
+    void *y;
+    quantized q;
+    int64_t rows, blocks, unit_blocks, panel_units;
+    enum dtype type;
+} job;
+
+static void quantize_unit(const void *context, int64_t unit) {
+    const job *j = context;
+    for (int64_t row = unit * 8; row < MIN(unit * 8 + 8, j->rows); row++)
+        quantize_row(j->x, j->type, j->w, row, &j->q);
+}
+
+#define PANEL_ROWS 128  // rows of x that stay in the L2 cache while the weights go by
+
+static void multiply_unit(const void *context, int64_t unit) {
+    const job *j = context;
+    const int64_t row = unit / j->panel_units * PANEL_ROWS, end = MIN(row + PANEL_ROWS, j->rows);
+    const int64_t block = unit % j->panel_units * j->unit_blocks, last = MIN(block + j->unit_blocks, j->blocks);
+    if (j->w->bits == 4) panel(j->w, &j->q, j->y, j->type, row, end, block, last, 4);
+    else panel(j->w, &j->q, j->y, j->type, row, end, block, last, 8);
+}
+
 // x [rows][K] -> y [rows][N], both of `type`. Returns 0, or 1 where memory for the rounded x is refused.
-int motley_linear(const weights *w, const void *x, void *y, int64_t rows, int type) {
+int motley_linear(const weights *w, const void *x, void *y, int64_t rows, int type, int threads) {
     const int64_t groups = w->inputs / w->group, blocks = (w->outputs + LANES - 1) / LANES;
     int8_t *memory = malloc(rows * (w->inputs + groups * 8));
     if (!memory) return 1;
     quantized q = {memory + rows * groups * 8, (float *)memory, (int32_t *)memory + rows * groups};
-    const int64_t panel_rows = 128, unit = rows < 8 ? 4 : 2;  // a panel of x stays in the L2 cache
-    const int64_t units = (blocks + unit - 1) / unit, chunk = units / 64 + 1;
-
-    if (rows < 8)
-        for (int64_t row = 0; row < rows; row++) quantize_row(x, type, w, row, &q);
-#pragma omp parallel
-    {
-        if (rows >= 8) {
-#pragma omp for schedule(static)
-            for (int64_t row = 0; row < rows; row++) quantize_row(x, type, w, row, &q);
-        }
-        for (int64_t row = 0; row < rows; row += panel_rows) {
-            int64_t end = MIN(row + panel_rows, rows);
-#pragma omp for schedule(dynamic, chunk) nowait
-            for (int64_t i = 0; i < units; i++) {
-                int64_t last = MIN((i + 1) * unit, blocks);
-                if (w->bits == 4) panel(w, &q, y, type, row, end, i * unit, last, 4);
-                else panel(w, &q, y, type, row, end, i * unit, last, 8);
-            }
-        }
-    }
+    const int64_t share = blocks / (threads * 8) / 4 * 4, unit_blocks = MIN(share > 4 ? share : 4, 64);
+    const int64_t panel_units = (blocks + unit_blocks - 1) / unit_blocks;
+    job j = {w, x, y, q, rows, blocks, unit_blocks, panel_units, type};
+    parallel((rows + 7) / 8, threads, quantize_unit, &j);
+    parallel((rows + PANEL_ROWS - 1) / PANEL_ROWS * panel_units, threads, multiply_unit, &j);
     free(memory);
     return 0;
 }

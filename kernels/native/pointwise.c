@@ -1,8 +1,10 @@
 // What lies between the matrix products: norms, rotary embedding with the KV write, the MLP's gate.
 #include <math.h>
+#include "pool.h"
 #include "simd.h"
 
 #define BLOCK 16
+#define UNIT_ROWS 8  // rows that one thread takes at a time: fewer are not worth sharing
 
 // One row of n numbers: y = x / rms(x) * weight. x may have been `residual` + `x`, which is kept in `total`.
 INLINE void norm_row(const void *x, const void *residual, void *total, const void *weight, void *y, int64_t row,
@@ -30,13 +32,26 @@ INLINE void norm_row(const void *x, const void *residual, void *total, const voi
                    load_tail(from, first + whole, type, rest) * scale * load_tail(weight, whole, type, rest), rest);
 }
 
+typedef struct {
+    const void *x, *residual, *weight;
+    void *total, *y;
+    int64_t rows, n;
+    float eps;
+    int type;
+} norm_job;
+
+static void norm_unit(const void *context, int64_t unit) {
+    const norm_job *j = context;
+    for (int64_t row = unit * UNIT_ROWS; row < MIN((unit + 1) * UNIT_ROWS, j->rows); row++)
+        if (j->type == F32) norm_row(j->x, j->residual, j->total, j->weight, j->y, row, j->n, j->eps, F32);
+        else norm_row(j->x, j->residual, j->total, j->weight, j->y, row, j->n, j->eps, BF16);
+}
+
 // x, residual, total, y [rows][n]; residual and total may be NULL together.
 void motley_norm(const void *x, const void *residual, void *total, const void *weight, void *y, int64_t rows,
-                 int64_t n, float eps, int type) {
-#pragma omp parallel for schedule(static) if (rows * n > 1 << 15)
-    for (int64_t row = 0; row < rows; row++)
-        if (type == F32) norm_row(x, residual, total, weight, y, row, n, eps, F32);
-        else norm_row(x, residual, total, weight, y, row, n, eps, BF16);
+                 int64_t n, float eps, int type, int threads) {
+    norm_job j = {x, residual, weight, total, y, rows, n, eps, type};
+    parallel((rows + UNIT_ROWS - 1) / UNIT_ROWS, threads, norm_unit, &j);
 }
 
 INLINE f32x16 gated(f32x16 gate, f32x16 up) { return gate / (1.0f + exp16(-gate)) * up; }
@@ -52,12 +67,23 @@ INLINE void gate_row(const void *gate_up, void *y, int64_t row, int64_t n, enum 
                    rest);
 }
 
+typedef struct {
+    const void *gate_up;
+    void *y;
+    int64_t n;
+    int type;
+} gate_job;
+
+static void gate_unit(const void *context, int64_t row) {
+    const gate_job *j = context;
+    if (j->type == F32) gate_row(j->gate_up, j->y, row, j->n, F32);
+    else gate_row(j->gate_up, j->y, row, j->n, BF16);
+}
+
 // gate_up [rows][2 * n] -> y [rows][n] = silu(gate) * up
-void motley_silu_mul(const void *gate_up, void *y, int64_t rows, int64_t n, int type) {
-#pragma omp parallel for schedule(static) if (rows * n > 1 << 14)
-    for (int64_t row = 0; row < rows; row++)
-        if (type == F32) gate_row(gate_up, y, row, n, F32);
-        else gate_row(gate_up, y, row, n, BF16);
+void motley_silu_mul(const void *gate_up, void *y, int64_t rows, int64_t n, int type, int threads) {
+    gate_job j = {gate_up, y, n, type};
+    parallel(rows, threads, gate_unit, &j);
 }
 
 typedef struct {
@@ -106,10 +132,14 @@ INLINE void rotate_row(const rotary_args *a, int64_t t, enum dtype type) {
     }
 }
 
-// Rotate the halves of q and k by their positions; q to q_out, k and v to their slots of the cache.
-void motley_rotary_write(const rotary_args *a) {
-#pragma omp parallel for schedule(static) if (a->tokens > 8)
-    for (int64_t t = 0; t < a->tokens; t++)
+static void rotate_unit(const void *context, int64_t unit) {
+    const rotary_args *a = context;
+    for (int64_t t = unit * UNIT_ROWS; t < MIN((unit + 1) * UNIT_ROWS, a->tokens); t++)
         if (a->type == F32) rotate_row(a, t, F32);
         else rotate_row(a, t, BF16);
+}
+
+// Rotate the halves of q and k by their positions; q to q_out, k and v to their slots of the cache.
+void motley_rotary_write(const rotary_args *a, int threads) {
+    parallel((a->tokens + UNIT_ROWS - 1) / UNIT_ROWS, threads, rotate_unit, a);
 }

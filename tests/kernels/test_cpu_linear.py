@@ -146,16 +146,15 @@ def test_a_row_never_depends_on_its_neighbours(build, weight, dtype, rows, start
 
 
 @needs_native
-def test_same_bits_for_any_number_of_threads():
-    linear, x = as_stored(grouped(), setting()), torch.randn(33, 512)
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        one = linear(x)
-        torch.set_num_threads(3)
-        assert torch.equal(linear(x), one)
-    finally:
-        torch.set_num_threads(threads)
+@pytest.mark.parametrize("rows", [1, 33, 300])
+def test_same_bits_for_any_number_of_threads(rows):
+    x, outputs = torch.randn(rows, 512), []
+    for threads in (1, 2, 5):
+        kernels, _ = cpu_native.load()
+        kernels.threads = threads
+        outputs.append(as_stored(grouped(), setting(native=kernels))(x))
+    assert torch.equal(outputs[0], outputs[1])
+    assert torch.equal(outputs[0], outputs[2])
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
