@@ -47,9 +47,7 @@ graph: $(VENV)/.dev  ## draw the module graph of the README anew
 	$(BIN)/python tests/support/module_graph.py
 
 protos: $(VENV)/.protos  ## generate the gRPC code anew
-	PATH="$(CURDIR)/$(VENV)/protos/bin:$$PATH" python -m grpc_tools.protoc -I src \
-	  --python_out=src --grpc_python_out=src --mypy_out=quiet:src --mypy_grpc_out=quiet:src \
-	  src/motley/cluster/protos/*.proto
+	$(VENV)/protos/bin/python cluster/protos/generate.py
 
 clean:  ## remove .venv and caches
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist src/*.egg-info

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import re
+import threading
 import time
 import urllib.error
 import urllib.request
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,7 @@ from .servicers import SERVICER_FUNCTIONS
 
 DASHBOARD_PORT = 8265
 OBJECT_STORE_BYTES = 128 * 2**20  # messages travel by value; Ray would take 30% of memory
+SERVE_END_S = 4.0  # what Serve needs to end when no stream is left, and half as much again
 _POLL_S = 0.05
 
 
@@ -71,8 +75,13 @@ def wait_ready(options: ServeOptions) -> str:
 
 def stop(drain_s: float) -> None:
     """Let streams end, then end Serve and Ray."""
-    if ray.is_initialized():
-        serve.shutdown()
+    if not ray.is_initialized():
+        return
+    polite = threading.Thread(target=serve.shutdown, daemon=True)
+    # Ray tells the planned end of Serve's controller as an error, on stdout.
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        polite.start()
+        polite.join(drain_s + SERVE_END_S)
         ray.shutdown()
 
 

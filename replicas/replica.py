@@ -38,10 +38,6 @@ class Replica:
         """Serve replaces the replica when this raises."""
         await self._worker.check_health()
 
-    async def __del__(self) -> None:
-        """Serve calls this after the streams have ended, or their time to end has."""
-        await self._worker.close()
-
 
 def engine_worker(model: str, config: EngineConfig, name: str | None = None) -> Any:
     """A worker with a real engine. Imports torch, so it is called in the replica and nowhere else."""

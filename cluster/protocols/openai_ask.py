@@ -52,8 +52,6 @@ class Call:
 
 def completion_call(body: dict[str, Any]) -> Call:
     refuse_others(body, _COMPLETION, _COMPLETION_UNSUPPORTED)
-    if "messages" in body:
-        raise unsupported_field("messages", "use /v1/chat/completions")
     sampling = pick(body, (*_SHARED_SAMPLING, "logprobs"))
     echo = take(body, "echo", bool, False)
     if echo and sampling.get("logprobs") is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tiny_checkpoints import build_checkpoint
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 CHAT_TEMPLATE = (
@@ -18,7 +17,14 @@ VOCABULARY = 256 + len(SPECIAL)
 
 def build(folder: Path, *, max_len: int = 512, chat_template: bool = True) -> Path:
     """Every byte is a token: the length of a text in tokens is its length in UTF-8."""
+    from tiny_checkpoints import build_checkpoint  # imports torch and transformers
+
     build_checkpoint(folder, "qwen2", vocab_size=VOCABULARY, max_position_embeddings=max_len, eos_token_id=258, seed=7)
+    return write_tokenizer(folder, chat_template=chat_template)
+
+
+def write_tokenizer(folder: Path, *, chat_template: bool = True) -> Path:
+    """The tokenizer's files alone."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

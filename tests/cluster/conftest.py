@@ -1,0 +1,71 @@
+"""An ingress in this process: real tokenizer, real translators, a worker that echoes, and no Ray."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import asgi
+import grpc
+import pytest
+from echo_worker import EchoWorker
+from local_pool import LocalPool
+from service_checkpoint import write_tokenizer
+
+from motley.cluster.ingress import Ingress
+from motley.cluster.protos import inference_pb2_grpc
+from motley.cluster.servicers import add_inference
+from motley.replicas.replica import Replica
+
+
+async def make_ingress(folder: Path, worker: Any) -> Any:
+    replica = object.__new__(Replica)
+    await replica.__init__(lambda: worker)
+    ingress = object.__new__(Ingress)
+    await ingress.__init__(str(folder), LocalPool(replica))
+    return ingress
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture(scope="session")
+def worker(folder: Path) -> EchoWorker:
+    return EchoWorker(str(folder))
+
+
+@pytest.fixture(scope="session")
+async def ingress(folder: Path, worker: EchoWorker) -> Any:
+    return await make_ingress(folder, worker)
+
+
+@pytest.fixture(scope="session")
+def call(ingress: Any) -> Callable[..., Any]:
+    """HTTP: `await call(method, path, body, …)`."""
+    return partial(asgi.request, ingress.__serve_build_asgi_app__())
+
+
+@pytest.fixture(scope="session")
+def post(call: Callable[..., Any]) -> Callable[..., Any]:
+    return partial(call, "POST")
+
+
+@pytest.fixture(scope="session")
+async def grpc_target(ingress: Any) -> AsyncIterator[str]:
+    """A real gRPC server whose servicer is the ingress, registered as Serve does it."""
+    server = grpc.aio.server()
+    add_inference(ingress, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    yield f"127.0.0.1:{port}"
+    await server.stop(None)
+
+
+@pytest.fixture(scope="session")
+async def stub(grpc_target: str) -> AsyncIterator[Any]:
+    async with grpc.aio.insecure_channel(grpc_target) as channel:
+        yield inference_pb2_grpc.InferenceStub(channel)

@@ -1,0 +1,77 @@
+"""The keyless rule: who may bind, and who may call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from motley.cluster.failures import ConfigurationError, Forbidden
+from motley.cluster.guard import check_bind, check_host, check_peer, is_loopback
+from motley.cluster.rpc import _host
+
+LOOPBACK = ["127.0.0.1", "127.8.9.10", "::1", "[::1]", "localhost", "LOCALHOST.", "api.localhost", "::ffff:127.0.0.1"]
+FOREIGN = ["0.0.0.0", "::", "10.0.0.1", "192.168.1.2", "example.com", "localhost.example.com", "", "127.0.0.1.nip.io"]
+
+
+@pytest.mark.parametrize("host", LOOPBACK)
+def test_loopback(host: str) -> None:
+    assert is_loopback(host)
+    check_bind(host)
+
+
+@pytest.mark.parametrize("host", FOREIGN)
+def test_off_loopback_nothing_binds_without_keys(host: str) -> None:
+    assert not is_loopback(host)
+    with pytest.raises(ConfigurationError, match=r"127\.0\.0\.1"):
+        check_bind(host)
+
+
+@pytest.mark.parametrize("host", ["localhost", "localhost:8000", "127.0.0.1:1", "[::1]", "[::1]:8000"])
+def test_own_hosts(host: str) -> None:
+    check_host(host)
+
+
+@pytest.mark.parametrize("host", ["", "example.com", "example.com:8000", "evil.test:80", "[::2]:1", "[", "127.0.0.1.x"])
+def test_foreign_hosts(host: str) -> None:
+    with pytest.raises(Forbidden):
+        check_host(host)
+
+
+@pytest.mark.parametrize("name", ["X-Forwarded-For", "x-forwarded-proto", "Forwarded", "X-Real-IP", "via"])
+def test_forwarded_calls(name: str) -> None:
+    with pytest.raises(Forbidden):
+        check_peer("127.0.0.1", ["accept", name])
+
+
+@pytest.mark.parametrize(
+    ("peer", "host"),
+    [
+        ("ipv4:127.0.0.1:4711", "127.0.0.1"),
+        ("ipv4:10.1.2.3:4711", "10.1.2.3"),
+        ("ipv6:%5B::1%5D:4711", "::1"),
+        ("ipv6:[::1]:4711", "::1"),
+        ("unix:/tmp/socket", "127.0.0.1"),
+        ("", ""),
+    ],
+)
+def test_peers_of_grpc(peer: str, host: str) -> None:
+    assert _host(peer) == host
+
+
+async def test_http_asks_all_of_them(call: Any) -> None:
+    for options in (
+        {"client": "10.0.0.7"},
+        {"headers": {"host": "example.com"}},
+        {"headers": {"host": None}},
+        {"headers": {"x-forwarded-for": "127.0.0.1"}},
+    ):
+        for method, path in (("GET", "/v1/models"), ("POST", "/v1/completions"), ("GET", "/nowhere")):
+            reply = await call(method, path, {}, **options)
+            assert (reply.status, reply.json()["error"]["type"]) == (403, "permission_error"), options
+
+
+async def test_a_header_that_would_keep_closed_connections_running(post: Any) -> None:
+    reply = await post("/v1/completions", {"prompt": "a"}, headers={"x-request-disconnect-disabled": "?1"})
+    assert reply.status == 400
+    assert reply.json()["error"]["param"] == "x-request-disconnect-disabled"

@@ -1,0 +1,189 @@
+"""What OpenAI's HTTP refuses, and how: always in the same form, always naming the field."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from bad_requests import (
+    BAD_BODIES,
+    BAD_JSON_FIELDS,
+    BAD_MESSAGES,
+    BAD_PROMPTS,
+    BAD_SAMPLING,
+    UNSUPPORTED_OR_UNKNOWN,
+    label,
+)
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+def refused(reply: Any, status: int = 400) -> dict[str, Any]:
+    assert reply.status == status, reply.body[:300]
+    assert reply.headers["content-type"] == "application/json"
+    error = reply.json()
+    assert set(error) == {"error"}
+    assert set(error["error"]) == {"message", "type", "param", "code"}
+    return dict(error["error"])
+
+
+@pytest.mark.parametrize(("fields", "param"), BAD_SAMPLING + BAD_JSON_FIELDS, ids=label)
+async def test_bad_fields_are_named(post: Any, fields: dict[str, Any], param: str) -> None:
+    error = refused(await post(COMPLETIONS, {"prompt": "abc", **fields}))
+    assert error["param"] == param
+    assert error["type"] == "invalid_request_error"
+    assert error["code"] in ("invalid_value", "unknown_parameter")
+
+
+@pytest.mark.parametrize(("fields", "param"), BAD_SAMPLING, ids=label)
+async def test_chat_names_them_in_its_own_words(post: Any, fields: dict[str, Any], param: str) -> None:
+    if "logprobs" in fields:
+        fields, param = {"logprobs": True, "top_logprobs": fields["logprobs"]}, "top_logprobs"
+    if "max_tokens" in fields and "min_tokens" not in fields:
+        fields, param = {"max_completion_tokens": fields["max_tokens"]}, "max_completion_tokens"
+    error = refused(await post(CHAT, {"messages": HELLO, **fields}))
+    assert error["param"] == param
+    assert param in error["message"]
+
+
+@pytest.mark.parametrize("prompt", BAD_PROMPTS, ids=label)
+async def test_bad_prompts(post: Any, prompt: Any) -> None:
+    assert refused(await post(COMPLETIONS, {"prompt": prompt}))["param"] == "prompt"
+
+
+@pytest.mark.parametrize("body", [{}, {"prompt": None}])
+async def test_missing_prompt(post: Any, body: Any) -> None:
+    error = refused(await post(COMPLETIONS, body or {"model": "echo"}))
+    assert (error["param"], error["code"]) == ("prompt", "missing_field")
+
+
+@pytest.mark.parametrize("messages", BAD_MESSAGES, ids=label)
+async def test_bad_messages(post: Any, messages: Any) -> None:
+    assert refused(await post(CHAT, {"messages": messages}))["param"].startswith("messages")
+
+
+@pytest.mark.parametrize(("fields", "param", "code"), UNSUPPORTED_OR_UNKNOWN, ids=label)
+async def test_what_is_not_supported_is_never_ignored(post: Any, fields: Any, param: str, code: str) -> None:
+    error = refused(await post(COMPLETIONS, {"prompt": "abc", **fields}))
+    assert (error["param"], error["code"]) == (param, code)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"tools": []}, {"tool_choice": "auto"}, {"response_format": {"type": "json_object"}}, {"prompt": "abc"}],
+    ids=label,
+)
+async def test_chat_refuses_what_it_cannot_do(post: Any, fields: dict[str, Any]) -> None:
+    assert refused(await post(CHAT, {"messages": HELLO, **fields}))["param"] == next(iter(fields))
+
+
+async def test_fields_of_a_message_that_are_not_supported(post: Any) -> None:
+    message = {"role": "assistant", "content": "x", "refusal": None, "tool_calls": None}
+    assert (await post(CHAT, {"messages": [message], "max_tokens": 1})).status == 200  # as clients send them back
+    error = refused(await post(CHAT, {"messages": [{**message, "tool_calls": [{}]}]}))
+    assert error["param"] == "messages[0].tool_calls"
+    assert error["code"] == "unsupported_parameter"
+
+
+@pytest.mark.parametrize("body", BAD_BODIES, ids=label)
+async def test_bodies_that_are_not_json(post: Any, body: bytes) -> None:
+    assert refused(await post(COMPLETIONS, body))["code"] == "invalid_json"
+
+
+async def test_context_boundary(post: Any) -> None:
+    for length, status in ((511, 200), (512, 400), (513, 400), (5000, 400)):
+        reply = await post(COMPLETIONS, {"prompt": "x" * length, "max_tokens": 1})
+        assert reply.status == status, length
+        if status == 400:
+            error = reply.json()["error"]
+            assert (error["param"], error["code"]) == ("prompt", "context_length_exceeded")
+
+
+async def test_chat_longer_than_the_context_names_messages(post: Any) -> None:
+    for length in (500, 10**6):
+        error = refused(await post(CHAT, {"messages": [{"role": "user", "content": "x" * length}]}))
+        assert (error["param"], error["code"]) == ("messages", "context_length_exceeded")
+
+
+async def test_max_tokens_beyond_the_context_ends_with_it(post: Any) -> None:
+    answer = (await post(COMPLETIONS, {"prompt": "abc", "max_tokens": 10_000})).json()
+    assert answer["usage"]["total_tokens"] == 512
+    assert answer["choices"][0]["finish_reason"] == "length"
+
+
+async def test_special_tokens_and_nul_in_content_are_text(post: Any, ingress: Any) -> None:
+    plain = (await post("/tokenize", {"messages": [{"role": "user", "content": ""}]})).json()["count"]
+    content = "<|im_end|>\x00"
+    ids = (await post("/tokenize", {"messages": [{"role": "user", "content": content}]})).json()
+    assert ids["count"] == plain + len(content)
+
+
+async def test_unknown_model(post: Any) -> None:
+    for path, body in ((COMPLETIONS, {"prompt": "a"}), (CHAT, {"messages": HELLO}), ("/tokenize", {"prompt": "a"})):
+        error = refused(await post(path, {**body, "model": "gpt-4"}), 404)
+        assert (error["param"], error["code"]) == ("model", "model_not_found")
+
+
+async def test_too_many_choices_altogether(post: Any) -> None:
+    assert refused(await post(COMPLETIONS, {"prompt": ["a"] * 65, "n": 2}))["param"] == "n"
+
+
+async def test_deadline_already_over_never_runs(post: Any) -> None:
+    error = refused(await post(COMPLETIONS, {"prompt": "a", "timeout_s": 0}), 504)
+    assert error["type"] == "timeout_error"
+
+
+async def test_paths_and_methods(call: Any) -> None:
+    assert refused(await call("POST", "/v1/embeddings", {"input": "a"}), 404)["code"] == "not_found"
+    reply = await call("GET", COMPLETIONS)
+    assert refused(reply, 405)["code"] == "method_not_allowed"
+    assert reply.headers["allow"] == "POST"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"content-type": None},
+        {"content-type": "text/plain"},
+        {"content-type": "multipart/form-data"},
+        {"content-encoding": "gzip"},
+    ],
+    ids=label,
+)
+async def test_other_media(post: Any, headers: dict[str, str]) -> None:
+    assert refused(await post(COMPLETIONS, {"prompt": "a"}, headers=headers), 415)["code"] == "unsupported_media"
+
+
+async def test_charset_is_no_other_medium(post: Any) -> None:
+    headers = {"content-type": "Application/JSON; charset=utf-8"}
+    assert (await post(COMPLETIONS, {"prompt": "a", "max_tokens": 1}, headers=headers)).status == 200
+
+
+async def test_large_bodies_are_refused_unread(post: Any) -> None:
+    class Untouched:
+        def __iter__(self) -> Any:
+            return iter([b""])
+
+    declared = await post(COMPLETIONS, Untouched(), headers={"content-length": str(100 * 2**20)})
+    assert refused(declared, 413)["code"] == "body_too_large"
+    chunked = await post(COMPLETIONS, [b" " * 2**20] * 9)  # nothing declared: counted as it comes
+    assert refused(chunked, 413)["code"] == "body_too_large"
+    lying = await post(COMPLETIONS, [b" " * 2**20] * 9, headers={"content-length": "10"})
+    assert refused(lying, 413)["code"] == "body_too_large"
+
+
+async def test_refusals_leave_no_request_behind(post: Any, call: Any) -> None:
+    await post(COMPLETIONS, {"prompt": "abc", "n": 0})
+    assert (await call("GET", "/health")).json()["load"]["running"] == 0
+
+
+async def test_a_bug_tells_nothing_of_itself(post: Any, ingress: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(*args: Any) -> None:
+        raise ZeroDivisionError("secret")
+
+    monkeypatch.setattr(ingress.openai, "completions", broken)
+    # The framework answers, then raises again, for the server's log.
+    reply = await post(COMPLETIONS, {"prompt": "a"}, raises=ZeroDivisionError)
+    assert "secret" not in json.dumps(refused(reply, 500))

@@ -1,0 +1,135 @@
+"""Requests that must be refused, with the field to be named. One table for both protocols and both test levels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def label(value: Any) -> str:
+    """A short test id."""
+    return repr(value)[:40]
+
+
+# fields of a completion -> the field named in the refusal. VOCABULARY ids exist: 0 to 258.
+BAD_SAMPLING: list[tuple[dict[str, Any], str]] = [
+    ({"n": 0}, "n"),
+    ({"n": -1}, "n"),
+    ({"n": 10**9}, "n"),
+    ({"temperature": float("nan")}, "temperature"),
+    ({"temperature": float("inf")}, "temperature"),
+    ({"temperature": float("-inf")}, "temperature"),
+    ({"temperature": -0.1}, "temperature"),
+    ({"temperature": 1e6}, "temperature"),
+    ({"top_p": 0.0}, "top_p"),
+    ({"top_p": 1.01}, "top_p"),
+    ({"top_p": float("nan")}, "top_p"),
+    ({"top_k": -2}, "top_k"),
+    ({"min_p": 1.1}, "min_p"),
+    ({"presence_penalty": 2.1}, "presence_penalty"),
+    ({"frequency_penalty": -2.1}, "frequency_penalty"),
+    ({"repetition_penalty": 0.0}, "repetition_penalty"),
+    ({"repetition_penalty": float("inf")}, "repetition_penalty"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": -1}, "max_tokens"),
+    ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
+    ({"min_tokens": 10**6}, "min_tokens"),
+    ({"logit_bias": {259: 1.0}}, "logit_bias"),
+    ({"logit_bias": {-1: 1.0}}, "logit_bias"),
+    ({"logit_bias": {1: float("nan")}}, "logit_bias"),
+    ({"logit_bias": dict.fromkeys(range(301), 1.0)}, "logit_bias"),
+    ({"stop": [""]}, "stop"),
+    ({"stop": ["a", "b", "c", "d", "e"]}, "stop"),
+    ({"stop": ["x" * 2**20]}, "stop"),
+    ({"stop_token_ids": [259]}, "stop_token_ids"),
+    ({"logprobs": 21}, "logprobs"),
+    ({"prompt_logprobs": -1}, "prompt_logprobs"),
+]
+
+# Only JSON can say these.
+BAD_JSON_FIELDS: list[tuple[dict[str, Any], str]] = [
+    ({"n": True}, "n"),
+    ({"n": 1.5}, "n"),
+    ({"temperature": "NaN"}, "temperature"),
+    ({"temperature": True}, "temperature"),
+    ({"top_k": 0.01}, "top_k"),
+    ({"seed": 2**64}, "seed"),
+    ({"max_tokens": 2**63}, "max_tokens"),
+    ({"logit_bias": {"x": 1.0}}, "logit_bias"),
+    ({"logit_bias": [1]}, "logit_bias"),
+    ({"stop": [None]}, "stop"),
+    ({"stop": "\ud800"}, "stop"),
+    ({"stop_token_ids": [None]}, "stop_token_ids"),
+    ({"stop_token_ids": [True]}, "stop_token_ids"),
+    ({"ignore_eos": 1}, "ignore_eos"),
+    ({"priority": 2**63}, "priority"),
+    ({"priority": "high"}, "priority"),
+    ({"timeout_s": "soon"}, "timeout_s"),
+    ({"stream": 1}, "stream"),
+    ({"stream": "true"}, "stream"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+    ({"stream": True, "stream_options": {"other": 1}}, "stream_options.other"),
+    ({"echo": 1}, "echo"),
+    ({"user": 7}, "user"),
+    ({"model": 7}, "model"),
+    ({"output_ids": [1]}, "output_ids"),
+    ({"output_ids": [[1], [2]]}, "output_ids"),
+    ({"output_ids": [[-1]]}, "output_ids"),
+]
+
+BAD_PROMPTS: list[Any] = [
+    "",
+    [],
+    [[]],
+    [""],
+    [259],
+    [-1],
+    [2**63],
+    [True],
+    [1.0],
+    [None],
+    ["a", 1],
+    ["a", [1]],
+    {"text": "a"},
+    7,
+    "\ud800",
+]
+
+UNSUPPORTED_OR_UNKNOWN: list[tuple[dict[str, Any], str, str]] = [
+    ({"suffix": "x"}, "suffix", "unsupported_parameter"),
+    ({"best_of": 2}, "best_of", "unsupported_parameter"),
+    ({"messages": []}, "messages", "unknown_parameter"),
+    ({"temprature": 0.5}, "temprature", "unknown_parameter"),
+    ({"cache_salt": "mine"}, "cache_salt", "unknown_parameter"),
+    ({"block_hashes": []}, "block_hashes", "unknown_parameter"),
+    ({"chat_template": "{{ 1 }}"}, "chat_template", "unknown_parameter"),
+    ({"\ud800": 1}, "\ud800", "unknown_parameter"),
+]
+
+BAD_MESSAGES: list[Any] = [
+    [],
+    {},
+    "hello",
+    [7],
+    [{"role": "user"}],
+    [{"content": "x"}],
+    [{"role": "oracle", "content": "x"}],
+    [{"role": "user", "content": None}],
+    [{"role": "user", "content": 7}],
+    [{"role": "user", "content": "\ud800"}],
+    [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+]
+
+BAD_BODIES: list[bytes] = [
+    b"",
+    b"{",
+    b"[]",
+    b"null",
+    b'"text"',
+    b"[" * 100_000 + b"]" * 100_000,
+    b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}",
+    b'{"prompt": "\xff\xfe"}',
+    b'{"prompt": "a", "prompt": "b"}',
+    b"{'prompt': 'a'}",
+]
