@@ -118,7 +118,7 @@ class GPTQ:
     def linear(self, weights: Weights, linear: LinearSpec, dtype: torch.dtype) -> GroupedWeight:
         name, group = linear.name, self._group(linear)
         order = _permutation(weights, linear, group)
-        codes = unpack(weights.take(f"{name}.qweight"), self.bits).permute(1, 0, 2).reshape(linear.out_features, -1)
+        codes = unpack(weights.take(f"{name}.qweight").t(), self.bits)
         return GroupedWeight(
             codes=codes if order is None else codes[:, order],
             scales=_scales(weights, f"{name}.scales").t().contiguous(),
@@ -143,8 +143,8 @@ class GPTQ:
         """True zero points, uint8 [G, N]."""
         if self.zeros_borrow and self.zero_offset:
             ones = sum(1 << shift for shift in range(0, 32, self.bits))
-            return unpack((packed.view(torch.int32).long() + ones).to(torch.int32), self.bits).flatten(1)
-        stored = unpack(packed, self.bits).flatten(1)
+            return unpack((packed.view(torch.int32).long() + ones).to(torch.int32), self.bits)
+        stored = unpack(packed, self.bits)
         # Some writers say "gptq" and store symmetric zero points as they are: 8 and not 7 of 4 bits.
         if self.sym and bool((stored == 2 ** (self.bits - 1)).all()):
             return stored
@@ -153,11 +153,11 @@ class GPTQ:
 
 
 def unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """int32 [R, C] -> uint8 [R, C, 32 / bits], the lowest bits first. Little-endian hosts."""
-    octets = words.contiguous().view(torch.uint8).view(*words.shape, 4)
+    """int32 [R, C] -> uint8 [R, C * 32 / bits], the lowest bits first. For little-endian hosts."""
+    octets = words.contiguous().view(torch.uint8)
     if bits == 8:
         return octets
-    return torch.stack([octets & 15, octets >> 4], dim=-1).flatten(-2)
+    return torch.stack([octets & 15, octets >> 4], dim=-1).flatten(1)
 
 
 def _permutation(weights: Weights, linear: LinearSpec, group: int) -> torch.Tensor | None:
