@@ -65,7 +65,7 @@ CASES = [
     Case("mistral", "mistral"),
     Case("mistral-window", "mistral", {"sliding_window": 20}, {}),
     Case("mistral-head-dim", "mistral", {"head_dim": 24}, {}),
-    Case("mistral-window-yarn", "mistral", {"sliding_window": 20, **yarn()}, {"sliding_window": 20}),
+    Case("mistral-window-yarn", "mistral", {"sliding_window": 20, "head_dim": 16, **yarn()}, {"sliding_window": 20}),
     Case("qwen2", "qwen2", {}, {"without_bias": True}),
     Case("qwen2-tied", "qwen2", {"tie_word_embeddings": True}, {}),
     Case("qwen2-upper-window", "qwen2", UPPER, {}),
