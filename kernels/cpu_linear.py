@@ -27,7 +27,7 @@ class NativeGrouped:
         self._native, self._num_outputs = setting.native, weight.shape[0]
         bias = None if weight.bias is None else weight.bias.float().contiguous()
         order = None if weight.permutation is None else weight.permutation.int().contiguous()
-        self._held = (*interleave(regroup(weight, group), bits), bias, order)
+        self._held = (interleave(regroup(weight, group), bits), bias, order)
         self.nbytes = sum(t.nbytes for t in self._held if t is not None)
         pointers = (None if t is None else t.data_ptr() for t in self._held)
         self._args = GroupedArgs(*pointers, *weight.shape, group, bits)

@@ -31,7 +31,7 @@ def _named(names: str, kind: type) -> dict[str, type]:
 
 GroupedArgs = _structure(
     "GroupedArgs",
-    **_named("codes scales zeros bias permutation", _P),
+    **_named("strips bias permutation", _P),
     **_named("outputs inputs group bits", _I),
 )
 DenseArgs = _structure("DenseArgs", **_named("weights bias", _P), **_named("outputs inputs type", _I))

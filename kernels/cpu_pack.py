@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from .weights import DenseWeight, GroupedWeight, Weight
 
 LANES = 16
+STRIP = 64
 _ROWS_AT_ONCE = 1024  # of a weight, where all of it in fp32 would be too much
 _GROUPS = (128, 64, 32, 16)  # what long groups are cut into, best first: x is rounded per group
 
@@ -37,18 +38,19 @@ def regroup(weight: GroupedWeight, group: int) -> GroupedWeight:
     )
 
 
-def interleave(weight: GroupedWeight, bits: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """codes uint8, scales fp32 and zeros uint8 as native/linear.c lays them out."""
-    num_outputs, num_inputs = weight.shape
-    blocks = -(-num_outputs // LANES)
-    codes, scales, zeros = (_pad_rows(t, blocks * LANES) for t in (weight.codes, weight.scales.float(), weight.zeros))
+def interleave(weight: GroupedWeight, bits: int) -> torch.Tensor:
+    """uint8 [strips, groups, bytes] as native/linear.c lays it out: scales, zero points and codes of 64 outputs."""
+    strips = -(-weight.shape[0] // STRIP)
+    groups = weight.shape[1] // weight.group_size
+    codes, scales, zeros = (_pad_rows(t, strips * STRIP) for t in (weight.codes, weight.scales.float(), weight.zeros))
     if bits == 4:
-        pairs = codes.view(blocks, LANES, num_inputs // 8, 2, 4)
-        codes = pairs[:, :, :, 0] | pairs[:, :, :, 1] << 4
+        pairs = codes.view(strips, STRIP, groups, -1, 2, 4)
+        codes = pairs[:, :, :, :, 0] | pairs[:, :, :, :, 1] << 4
     else:
-        codes = codes.view(blocks, LANES, num_inputs // 4, 4)
-    scales, zeros = (t.view(blocks, LANES, -1).transpose(1, 2).contiguous() for t in (scales, zeros))
-    return codes.transpose(1, 2).contiguous(), scales, zeros
+        codes = codes.view(strips, STRIP, groups, -1, 4)
+    scales, zeros = (t.view(strips, STRIP, groups).transpose(1, 2).contiguous() for t in (scales, zeros))
+    stream = codes.permute(0, 2, 3, 1, 4).reshape(strips, groups, -1)
+    return torch.cat((scales.view(torch.uint8), zeros, stream), dim=2)
 
 
 def interleave_dense(weight: torch.Tensor) -> torch.Tensor:

@@ -144,13 +144,15 @@ INLINE void run_task(const attention_args *a, const task_memory *m, const int32_
         }
         int count = MIN(newest + 1 - key, STEP_KEYS), r = 0;
         for (; r + 4 <= rows; r += 4) score_rows(m->q + r * dim, m->scores + r * STEP_KEYS, keys, dim, type, 4);
-        for (; r + 2 <= rows; r += 2) score_rows(m->q + r * dim, m->scores + r * STEP_KEYS, keys, dim, type, 2);
-        for (; r < rows; r++) score_rows(m->q + r * dim, m->scores + r * STEP_KEYS, keys, dim, type, 1);
+        if (rows - r == 3) score_rows(m->q + r * dim, m->scores + r * STEP_KEYS, keys, dim, type, 3);
+        if (rows - r == 2) score_rows(m->q + r * dim, m->scores + r * STEP_KEYS, keys, dim, type, 2);
+        if (rows - r == 1) score_rows(m->q + r * dim, m->scores + r * STEP_KEYS, keys, dim, type, 1);
         for (r = 0; r < rows; r++) soften(m, r, key, a->window, dim);
         for (r = 0; r + 4 <= rows; r += 4)
             add_values_wide(m->acc + r * dim, m->scores + r * STEP_KEYS, values, count, dim, type, 4);
-        for (; r < rows; r++)
-            add_values_wide(m->acc + r * dim, m->scores + r * STEP_KEYS, values, count, dim, type, 1);
+        if (rows - r == 3) add_values_wide(m->acc + r * dim, m->scores + r * STEP_KEYS, values, count, dim, type, 3);
+        if (rows - r == 2) add_values_wide(m->acc + r * dim, m->scores + r * STEP_KEYS, values, count, dim, type, 2);
+        if (rows - r == 1) add_values_wide(m->acc + r * dim, m->scores + r * STEP_KEYS, values, count, dim, type, 1);
     }
     for (int r = 0; r < rows; r++) {
         int64_t token = tile[1] + r / num_heads, head = first_head + r % num_heads;

@@ -4,21 +4,20 @@
 // exact integer arithmetic; groups are added in fp32 from the first to the last. A row's result is therefore
 // the same bits whatever the number of rows, their values, or the number of threads.
 //
-//   block     16 outputs, one per lane
-//   codes     [blocks][K / 4][16][4] bytes, or with 4 bits [blocks][K / 8][16][4]: the low nibbles are the
-//             first four inputs of eight, the high nibbles the last four
-//   scales    float [blocks][groups][16];  zeros uint8 likewise
+// Weights come in strips of 64 outputs, four vectors of 16. A strip is one stream, group after group:
+//
+//   64 scales fp32 · 64 zero points uint8 · codes [K / 4][64][4] bytes, or with 4 bits [K / 8][64][4]: the low
+//   nibbles are the first four inputs of eight, the high nibbles the last four
 #include <stdlib.h>
 #include "pool.h"
 #include "simd.h"
 
+#define STRIP 64
 #define MAX_ROWS 8
-#define MAX_BLOCKS 4
+#define VECTORS 4  // of a strip
 
 typedef struct {
-    const uint8_t *codes;
-    const float *scales;
-    const uint8_t *zeros;
+    const uint8_t *strips;
     const float *bias;          // [N] or NULL
     const int32_t *permutation; // [K] or NULL: column k takes input feature permutation[k]
     int64_t outputs, inputs, group, bits;
@@ -60,83 +59,84 @@ INLINE i32x16 dot4(i32x16 acc, u8x64 w, int32_t x, int bits) {
 
 INLINE int32_t four_bytes(const int8_t *p) { int32_t v; memcpy(&v, p, 4); return v; }
 
-// `rows` rows from `row` on, times `blocks` blocks from `block` on; both are constants once inlined.
-INLINE void tile(const weights *w, const quantized *x, void *y, enum dtype type, int64_t row, int64_t block,
-                 const int rows, const int blocks, const int bits) {
-    const int64_t inputs = w->inputs, group = w->group, groups = inputs / group, block_bytes = inputs * 2 * bits;
-    const int step = bits == 4 ? 8 : 4;  // inputs in one 64-byte load
-    f32x16 out[MAX_ROWS][MAX_BLOCKS];
+// One group of a strip for `rows` rows: `width` vectors from `first` on.
+INLINE void add_group(f32x16 out[][VECTORS], const uint8_t *at, const quantized *x, int64_t row, int64_t g,
+                      const weights *w, const int first, const int rows, const int width, const int bits) {
+    const int64_t inputs = w->inputs, group = w->group, groups = inputs / group;
+    const int step = bits == 4 ? 8 : 4;  // inputs in 64 bytes of one vector
+    const int8_t *values = x->values + row * inputs + g * group;
+    i32x16 acc[MAX_ROWS][VECTORS];
+#pragma GCC unroll 16
+    for (int j = 0; j < width; j++) {
+        u8x16 zeros; memcpy(&zeros, at + STRIP * 4 + (first + j) * LANES, 16);
+        i32x16 minus = -__builtin_convertvector(zeros, i32x16);
+#pragma GCC unroll 16
+        for (int i = 0; i < rows; i++) acc[i][j] = minus * x->sums[(row + i) * groups + g];
+    }
+    const uint8_t *codes = at + STRIP * 5 + first * 64;
+    for (int64_t k = 0; k < group; k += step, codes += STRIP * 4) {
+        u8x64 low[VECTORS], high[VECTORS];
+#pragma GCC unroll 16
+        for (int j = 0; j < width; j++) {
+            u8x64 both; memcpy(&both, codes + j * 64, 64);
+            low[j] = bits == 4 ? both & 15 : both;
+            high[j] = both >> 4;
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < rows; i++) {
+            const int8_t *four = values + i * inputs + k;
+#pragma GCC unroll 16
+            for (int j = 0; j < width; j++) acc[i][j] = dot4(acc[i][j], low[j], four_bytes(four), bits);
+            if (bits == 8) continue;
+#pragma GCC unroll 16
+            for (int j = 0; j < width; j++) acc[i][j] = dot4(acc[i][j], high[j], four_bytes(four + 4), bits);
+        }
+    }
+#pragma GCC unroll 16
+    for (int j = 0; j < width; j++) {
+        f32x16 scale = load_f32((const float *)at + (first + j) * LANES);
+#pragma GCC unroll 16
+        for (int i = 0; i < rows; i++)
+            out[i][first + j] = fma16(__builtin_convertvector(acc[i][j], f32x16),
+                                      scale * x->scales[(row + i) * groups + g], out[i][first + j]);
+    }
+}
+
+// A strip for `rows` rows from `row` on. Few rows leave registers for all its vectors at once, many for two.
+INLINE void tile(const weights *w, const quantized *x, void *y, enum dtype type, int64_t row, int64_t strip,
+                 const int rows, const int bits) {
+    const int64_t groups = w->inputs / w->group, bytes = STRIP * 5 + w->group * STRIP * bits / 8;
+    const uint8_t *at = w->strips + strip * groups * bytes;
+    f32x16 out[MAX_ROWS][VECTORS];
 #pragma GCC unroll 16
     for (int i = 0; i < rows; i++)
 #pragma GCC unroll 16
-        for (int j = 0; j < blocks; j++) out[i][j] = splat(0.0f);
-    const uint8_t *codes = w->codes + block * block_bytes;
-    const int8_t *values = x->values + row * inputs;
-
-    for (int64_t g = 0; g < groups; g++) {
-        i32x16 acc[MAX_ROWS][MAX_BLOCKS];
-#pragma GCC unroll 16
-        for (int j = 0; j < blocks; j++) {
-            u8x16 zeros; memcpy(&zeros, w->zeros + ((block + j) * groups + g) * LANES, 16);
-            i32x16 minus = -__builtin_convertvector(zeros, i32x16);
-#pragma GCC unroll 16
-            for (int i = 0; i < rows; i++) acc[i][j] = minus * x->sums[(row + i) * groups + g];
-        }
-        for (int64_t k = 0; k < group; k += step) {
-            u8x64 low[MAX_BLOCKS], high[MAX_BLOCKS];
-#pragma GCC unroll 16
-            for (int j = 0; j < blocks; j++) {
-                u8x64 both; memcpy(&both, codes + j * block_bytes, 64);
-                low[j] = bits == 4 ? both & 15 : both;
-                high[j] = both >> 4;
-            }
-#pragma GCC unroll 16
-            for (int i = 0; i < rows; i++) {
-                const int8_t *at = values + i * inputs;
-#pragma GCC unroll 16
-                for (int j = 0; j < blocks; j++) acc[i][j] = dot4(acc[i][j], low[j], four_bytes(at), bits);
-                if (bits == 8) continue;
-#pragma GCC unroll 16
-                for (int j = 0; j < blocks; j++) acc[i][j] = dot4(acc[i][j], high[j], four_bytes(at + 4), bits);
-            }
-            codes += 64, values += step;
+        for (int j = 0; j < VECTORS; j++) out[i][j] = splat(0.0f);
+    for (int64_t g = 0; g < groups; g++, at += bytes)
+        if (rows <= 4) add_group(out, at, x, row, g, w, 0, rows, 4, bits);
+        else {
+            add_group(out, at, x, row, g, w, 0, rows, 2, bits);
+            add_group(out, at, x, row, g, w, 2, rows, 2, bits);
         }
 #pragma GCC unroll 16
-        for (int j = 0; j < blocks; j++) {
-            f32x16 scale = load_f32(w->scales + ((block + j) * groups + g) * LANES);
-#pragma GCC unroll 16
-            for (int i = 0; i < rows; i++)
-                out[i][j] = fma16(__builtin_convertvector(acc[i][j], f32x16),
-                                  scale * x->scales[(row + i) * groups + g], out[i][j]);
-        }
-    }
-#pragma GCC unroll 16
-    for (int j = 0; j < blocks; j++) {
-        int64_t first = (block + j) * LANES;
-        int count = MIN(w->outputs - first, LANES);
-        f32x16 bias = w->bias ? load_tail(w->bias, first, F32, count) : splat(0.0f);
+    for (int j = 0; j < VECTORS; j++) {
+        int64_t output = strip * STRIP + j * LANES;
+        int count = MIN(w->outputs - output, LANES);
+        if (count <= 0) break;
+        f32x16 bias = w->bias ? load_tail(w->bias, output, F32, count) : splat(0.0f);
 #pragma GCC unroll 16
         for (int i = 0; i < rows; i++)
-            if (count == LANES) store(y, (row + i) * w->outputs + first, type, out[i][j] + bias);
-            else store_tail(y, (row + i) * w->outputs + first, type, out[i][j] + bias, count);
+            if (count == LANES) store(y, (row + i) * w->outputs + output, type, out[i][j] + bias);
+            else store_tail(y, (row + i) * w->outputs + output, type, out[i][j] + bias, count);
     }
 }
 
-INLINE void rows_by_blocks(const weights *w, const quantized *x, void *y, enum dtype type, int64_t row,
-                           int64_t end, int64_t block, const int blocks, const int bits) {
-    for (; row + 8 <= end; row += 8) tile(w, x, y, type, row, block, 8, blocks, bits);
-    for (; row + 4 <= end; row += 4) tile(w, x, y, type, row, block, 4, blocks, bits);
-    for (; row + 2 <= end; row += 2) tile(w, x, y, type, row, block, 2, blocks, bits);
-    for (; row < end; row++) tile(w, x, y, type, row, block, 1, blocks, bits);
-}
-
-// A few blocks for every row of a panel: few rows want many streams of weights, many rows many registers.
-INLINE void panel(const weights *w, const quantized *x, void *y, enum dtype type, int64_t row, int64_t end,
-                  int64_t block, int64_t last, const int bits) {
-    if (end - row < 8)
-        for (; block + 4 <= last; block += 4) rows_by_blocks(w, x, y, type, row, end, block, 4, bits);
-    for (; block + 2 <= last; block += 2) rows_by_blocks(w, x, y, type, row, end, block, 2, bits);
-    for (; block < last; block++) rows_by_blocks(w, x, y, type, row, end, block, 1, bits);
+INLINE void strip_of_panel(const weights *w, const quantized *x, void *y, enum dtype type, int64_t row, int64_t end,
+                           int64_t strip, const int bits) {
+    for (; row + 8 <= end; row += 8) tile(w, x, y, type, row, strip, 8, bits);
+    for (; row + 4 <= end; row += 4) tile(w, x, y, type, row, strip, 4, bits);
+    for (; row + 2 <= end; row += 2) tile(w, x, y, type, row, strip, 2, bits);
+    for (; row < end; row++) tile(w, x, y, type, row, strip, 1, bits);
 }
 
 static void quantize_row(const void *x, enum dtype type, const weights *w, int64_t row, quantized *q) {
@@ -177,7 +177,7 @@ typedef struct {
     const void *x;
     void *y;
     quantized q;
-    int64_t rows, blocks, unit_blocks, panel_units;
+    int64_t rows, strips, unit_strips, panel_units;
     enum dtype type;
 } job;
 
@@ -192,20 +192,21 @@ static void quantize_unit(const void *context, int64_t unit) {
 static void multiply_unit(const void *context, int64_t unit) {
     const job *j = context;
     const int64_t row = unit / j->panel_units * PANEL_ROWS, end = MIN(row + PANEL_ROWS, j->rows);
-    const int64_t block = unit % j->panel_units * j->unit_blocks, last = MIN(block + j->unit_blocks, j->blocks);
-    if (j->w->bits == 4) panel(j->w, &j->q, j->y, j->type, row, end, block, last, 4);
-    else panel(j->w, &j->q, j->y, j->type, row, end, block, last, 8);
+    const int64_t first = unit % j->panel_units * j->unit_strips, last = MIN(first + j->unit_strips, j->strips);
+    for (int64_t strip = first; strip < last; strip++)
+        if (j->w->bits == 4) strip_of_panel(j->w, &j->q, j->y, j->type, row, end, strip, 4);
+        else strip_of_panel(j->w, &j->q, j->y, j->type, row, end, strip, 8);
 }
 
 // x [rows][K] -> y [rows][N], both of `type`. Returns 0, or 1 where memory for the rounded x is refused.
 int motley_linear(const weights *w, const void *x, void *y, int64_t rows, int type, int threads) {
-    const int64_t groups = w->inputs / w->group, blocks = (w->outputs + LANES - 1) / LANES;
+    const int64_t groups = w->inputs / w->group, strips = (w->outputs + STRIP - 1) / STRIP;
     int8_t *memory = malloc(rows * (w->inputs + groups * 8));
     if (!memory) return 1;
     quantized q = {memory + rows * groups * 8, (float *)memory, (int32_t *)memory + rows * groups};
-    const int64_t share = blocks / (threads * 8) / 4 * 4, unit_blocks = MIN(share > 4 ? share : 4, 64);
-    const int64_t panel_units = (blocks + unit_blocks - 1) / unit_blocks;
-    job j = {w, x, y, q, rows, blocks, unit_blocks, panel_units, type};
+    const int64_t share = strips / (threads * 8), unit_strips = MIN(share > 1 ? share : 1, 16);
+    const int64_t panel_units = (strips + unit_strips - 1) / unit_strips;
+    job j = {w, x, y, q, rows, strips, unit_strips, panel_units, type};
     parallel((rows + 7) / 8, threads, quantize_unit, &j);
     parallel((rows + PANEL_ROWS - 1) / PANEL_ROWS * panel_units, threads, multiply_unit, &j);
     free(memory);
