@@ -133,7 +133,10 @@ def _arrows(edges: Edges, place: Mapping[str, tuple[int, int]]) -> Iterable[str]
 
 
 def _shape(box: str, x: int, y: int) -> str:
-    color, name = COLORS[band(box)], escape(box.removeprefix(band(box) + ".").removeprefix("motley.")) + ("/" if box in BOXES else "")
+    color, name = (
+        COLORS[band(box)],
+        escape(box.removeprefix(band(box) + ".").removeprefix("motley.")) + ("/" if box in BOXES else ""),
+    )
     return (
         f'<rect x="{x - BOX_W // 2}" y="{y - BOX_H // 2}" width="{BOX_W}" height="{BOX_H}" rx="4" fill="#ffffff" '
         f'stroke="{color}"/><text x="{x}" y="{y + 4}" fill="{color}">{name}</text>'

@@ -12,7 +12,12 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..kernels.weights import Weight
 
 __all__ = ["Fact", "gather"]
 
@@ -123,7 +128,7 @@ def _cuda_device(index: int, archs: str) -> Fact:
 
 
 def _choices() -> Iterator[Fact]:
-    """What `dtype="auto"` and the operator table come to for a bf16 and for an fp32 checkpoint."""
+    """What the automatic settings come to on this CPU, for a bf16 and for an fp32 checkpoint."""
     import torch
 
     from ..kernels.ops import choose_dtype, for_device
@@ -133,8 +138,29 @@ def _choices() -> Iterator[Fact]:
         name, chosen = (str(each).removeprefix("torch.") for each in (stored, dtype))
         section = f"Chosen on this CPU for a {name} checkpoint"
         yield Fact(section, "activations", f"{chosen}: {why}")
-        for op, reason in for_device("cpu", dtype).choices.items():
+        ops = for_device("cpu", dtype)
+        for weight in _sample_weights(dtype):
+            ops.linear(weight, "layer")
+            ops.linear(weight, "head")
+        for op, reason in sorted(ops.choices.items()):
             yield Fact(section, op, reason)
+
+
+def _sample_weights(dtype: torch.dtype) -> list[Weight]:
+    """One of each kind that a checkpoint may hold, of a shape that suits every kernel."""
+    import torch
+
+    from ..kernels.weights import DenseWeight, GroupedWeight
+
+    rows, columns, group = 256, 256, 128
+    codes = torch.zeros(rows, columns, dtype=torch.uint8)
+    scales = torch.ones(rows, columns // group, dtype=torch.float16)
+    zeros = torch.zeros(rows, columns // group, dtype=torch.uint8)
+    return [
+        DenseWeight(torch.zeros(rows, columns, dtype=dtype)),
+        GroupedWeight(codes, scales, zeros, bits=4, group_size=group),
+        GroupedWeight(codes, scales, zeros, bits=8, group_size=group),
+    ]
 
 
 def _versions() -> Iterator[Fact]:

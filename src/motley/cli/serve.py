@@ -13,7 +13,9 @@ from .config import ConfigFile
 
 def serve(
     model: Annotated[str, typer.Argument(help="A folder, a Hugging Face id, or demo.")] = "demo",
-    host: Annotated[str, typer.Option(help="Where to listen; without API keys loopback only.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="Where to listen: on loopback, as there are no API keys yet.")
+    ] = "127.0.0.1",
     http_port: Annotated[int, typer.Option(help="OpenAI's HTTP.", min=1, max=65535)] = 8000,
     grpc_port: Annotated[int, typer.Option(help="motley.v1 over gRPC.", min=1, max=65535)] = 9000,
     dashboard_port: Annotated[

@@ -1,0 +1,229 @@
+"""The command line in this process: help, results, and errors in one line with the right status."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import service_checkpoint
+
+from motley import Engine, SamplingParams
+from motley.cli import serve as serve_module
+from motley.cli.app import app, run
+from motley.cli.options import parse_size
+from motley.cluster import serve as service
+from motley.cluster.options import ServeOptions
+
+COMMANDS = [["serve"], ["generate"], ["chat"], ["doctor"], ["bench", "engine"]]
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return service_checkpoint.build(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(autouse=True)
+def _no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+
+
+def one_line(capsys: pytest.CaptureFixture[str]) -> str:
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1, err
+    assert "Traceback" not in err
+    return err
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_has_help_with_examples(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*command, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "Examples:\n    motley " + " ".join(command) in shown
+    assert "--config FILE" in shown
+
+
+def test_the_list_above_is_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert {command[0] for command in COMMANDS} == {
+        *(command.callback.__name__ for command in app.registered_commands if command.callback),
+        *(group.name for group in app.registered_groups),
+    }
+    assert run(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"\n  {command[0]} " in shown for command in COMMANDS)
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from motley.cli.app import run; run(['serve', '--help']); "
+        "print([name for name in ('torch', 'ray', 'transformers', 'grpc', 'numpy') if name in sys.modules])"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
+    assert shown.splitlines()[-1] == "[]"
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("motley 0.")
+
+
+def test_without_a_command_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([]) == 2
+    assert "Commands:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "says"),
+    [
+        (["nope"], 2, "No such command 'nope'"),
+        (["serve", "--nope"], 2, "--nope"),
+        (["serve", "--http-port", "x"], 2, "--http-port"),
+        (["serve", "--http-port", "70000"], 2, "--http-port"),
+        (["serve", "--kv-memory", "much"], 2, "--kv-memory: 'much' is no size; expected one such as 512MiB"),
+        (["serve", "--dtype", "float17"], 2, "dtype: 'float17' is not accepted; expected 'auto' or"),
+        (["generate", "demo"], 2, "give --prompt TEXT"),
+        (["generate", "demo", "--prompt-file", "/no/such"], 2, "--prompt-file /no/such cannot be read"),
+        (["generate", "/no/such", "-p", "x"], 1, "/no/such: there is no such folder"),
+        (["generate", "demo", "-p", "x", "--temperature", "-1"], 2, "temperature: -1.0 is not accepted"),
+        (["generate", "demo", "-p", "x", "--config", "/no/such.yaml"], 2, "/no/such.yaml cannot be read"),
+        (["chat", "--url", "nonsense", "hi"], 2, "--url nonsense: expected one such as http://127.0.0.1:8000"),
+        (["chat", "--url", "http://127.0.0.1:1", "hi"], 1, "start one with `motley serve`"),
+    ],
+)
+def test_a_wrong_call_is_told_in_one_line(
+    arguments: list[str], status: int, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(arguments) == status
+    assert says in one_line(capsys)
+
+
+def test_errors_of_the_model_are_told_in_one_line(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["generate", str(tmp_path), "-p", "x"]) == 1
+    assert "config.json" in one_line(capsys)
+    assert run(["generate", str(model), "-p", "x", "--device", "cuda:9"]) == 2
+    assert "device" in one_line(capsys)
+    assert run(["generate", str(model), "-p", "x" * 5000]) == 2
+    one_line(capsys)
+
+
+def test_generate_prints_what_the_engine_gives(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    expected = Engine(model).generate("abc", SamplingParams(temperature=0.0, max_tokens=9))[0]
+    assert run(["generate", str(model), "-p", "abc", "--max-tokens", "9", "--stats"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == expected.text + "\n"
+    assert "9 tokens in " in shown.err
+    assert run(["generate", str(model), "-p", "abc", "-p", "d", "--max-tokens", "9", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["outputs"][0]["text"] == expected.text
+    assert result["outputs"][0]["token_ids"] == expected.token_ids
+    assert len(result["outputs"]) == 2
+    assert result["choices"]["dtype"]
+
+
+def test_generate_reads_stdin_and_files_and_chats(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def prompt_tokens(*arguments: str) -> int:
+        assert run(["generate", str(model), *arguments, "--max-tokens", "1", "--json"]) == 0
+        return int(json.loads(capsys.readouterr().out)["outputs"][0]["prompt_tokens"])
+
+    (tmp_path / "prompt.txt").write_text("12345")
+    assert prompt_tokens("--prompt-file", str(tmp_path / "prompt.txt")) == 5
+    monkeypatch.setattr(sys, "stdin", io.StringIO("1234567"))
+    assert prompt_tokens() == 7
+    assert prompt_tokens("-p", "123", "--chat", "--system", "4") > 20
+    assert run(["generate", str(model), "-p", "x", "--system", "y"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.yaml", "max-tokens: 3\nprompt: [abc]\n"),
+        ("a.yml", "generate: {max_tokens: 3, prompt: [abc]}\nserve: {http-port: 1}\n"),
+        ("a.toml", 'max-tokens = 3\nprompt = ["abc"]\n'),
+        ("a.json", '{"max-tokens": 3, "prompt": ["abc"]}'),
+    ],
+)
+def test_flags_win_over_the_file_and_the_file_over_defaults(
+    name: str, text: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).write_text(text)
+    arguments = ["generate", str(model), "--json", "--ignore-eos", "--config", str(tmp_path / name)]
+    for flags, expected in ([], 3), (["--max-tokens", "2"], 2):
+        assert run([*arguments, *flags]) == 0
+        assert len(json.loads(capsys.readouterr().out)["outputs"][0]["token_ids"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("a.yaml", "max-tokns: 3", "'max-tokns' is not an option here; there are"),
+        ("a.yaml", "[1, 2]", "holds no options"),
+        ("a.yaml", "a: [", "not valid YAML"),
+        ("a.toml", "a = ", "not valid TOML"),
+        ("a.ini", "a = 1", "ending in .yaml"),
+        ("a.yaml", "max-tokens: many", "max-tokens"),
+        ("a.yaml", "!!python/object/apply:os.system ['true']", "not valid YAML"),
+    ],
+)
+def test_a_wrong_file_is_told_in_one_line(
+    name: str, text: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).write_text(text)
+    assert run(["generate", "demo", "-p", "x", "--config", str(tmp_path / name)]) == 2
+    assert says in one_line(capsys)
+
+
+def test_serve_passes_its_options_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    seen: list[ServeOptions] = []
+    monkeypatch.setattr(service, "run_serve", lambda options: (seen.append(options), 3)[1])
+    (tmp_path / "serve.yaml").write_text("http-port: 8080\ngrpc-port: 9090\nkv-memory: 1GiB\nthreads: 2\n")
+    status = run(["serve", "some/model", "--config", str(tmp_path / "serve.yaml"), "--http-port", "8081", "--greet"])
+    assert status == 3
+    (options,) = seen
+    assert (options.model, options.http_port, options.grpc_port, options.greet) == ("some/model", 8081, 9090, True)
+    assert (options.engine.kv_memory_bytes, options.engine.threads) == (2**30, 2)
+    assert run(["serve"]) == 3
+    assert seen[1] == ServeOptions()
+
+
+def test_serve_flags_cover_the_options() -> None:
+    """A new option of the service needs a flag."""
+    flags = set(serve_module.serve.__annotations__)
+    assert set(ServeOptions.__dataclass_fields__) - {"engine"} <= flags
+
+
+def test_doctor_says_what_is_chosen_and_why(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["doctor", "--json"]) == 0
+    facts: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["facts"]
+    named = {(fact["section"], fact["name"]): fact for fact in facts}
+    assert named["Versions", "torch"]["value"]
+    assert "GiB" in named["Machine", "memory"]["value"]
+    chosen = {name: fact["value"] for (section, name), fact in named.items() if "bfloat16" in section}
+    assert ": " in chosen["activations"]
+    assert {"layer, int4 g128", "head, int4 g128", "head, bfloat16"} <= chosen.keys()
+    assert all(fact["remedy"] for fact in facts if fact["status"] == "missing")
+    assert run(["doctor"]) == 0
+    assert "Versions" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("5", 5), ("2GiB", 2**31), ("1.5k", 1500), ("512 MiB", 2**29), ("3MB", 3_000_000), ("4g", 4 * 10**9)],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size(text, "--x") == size
+
+
+def test_a_reader_that_leaves_early_is_no_crash() -> None:
+    code = "import sys; from motley.cli.app import run; sys.exit(run(['doctor', '--json']))"
+    script = f'{sys.executable} -c "{code}" | true'
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=120)
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,117 @@
+"""The rules of the house that no linter checks."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import module_graph
+import pytest
+
+import motley
+from motley.cli.app import app
+
+ROOT = Path(__file__).resolve().parents[1]
+OURS = ("src/motley/*.py", "src/motley/cli/**/*.py", "kernels/**/*.py", "replicas/**/*.py", "cluster/**/*.py")
+BANNED_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
+BANNED_CALLS = {"eval", "exec", "__import__", "torch.load", "yaml.load", "os.system"}
+
+
+def _sources() -> list[Path]:
+    return sorted(path for pattern in OURS for path in ROOT.glob(pattern) if "_pb2" not in path.name)
+
+
+def _offences(source: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(source)):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+        yield from (f"line {node.lineno}: imports {name}" for name in names if name.split(".")[0] in BANNED_MODULES)
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            if called in BANNED_CALLS:
+                yield f"line {node.lineno}: calls {called}"
+            for keyword in node.keywords:
+                given = (keyword.arg, ast.unparse(keyword.value))
+                if given in {("trust_remote_code", "True"), ("shell", "True"), ("allow_pickle", "True")}:
+                    yield f"line {node.lineno}: passes {given[0]}=True"
+        if isinstance(node, ast.ExceptHandler) and node.type is None:
+            yield f"line {node.lineno}: catches everything"
+
+
+def test_the_search_for_offences_finds_them() -> None:
+    guilty = (
+        "import pickle, json\nfrom joblib import load\neval('1')\ntorch.load('x')\nrun('x', shell=True)\n"
+        "from .pickle import jar\ntry: f()\nexcept: pass\nmodel.eval()\nsafetensors.load('x')\n"
+    )
+    assert [offence.split(":")[0] for offence in sorted(_offences(guilty))] == [f"line {i}" for i in (1, 2, 3, 4, 5, 8)]
+
+
+@pytest.mark.parametrize("path", _sources(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_nothing_of_ours_runs_code_from_data(path: Path) -> None:
+    assert list(_offences(path.read_text())) == []
+
+
+def test_the_sources_are_found() -> None:
+    found = {str(path.relative_to(ROOT)).split("/")[0] for path in _sources()}
+    assert found == {"src", "kernels", "replicas", "cluster"}
+
+
+def test_the_picture_in_the_readme_shows_the_imports_as_they_are() -> None:
+    drawn = module_graph.draw(module_graph.read_imports())  # raises if an arrow would not point down
+    assert drawn == module_graph.PICTURE.read_text(), "run `make graph`"
+    assert str(module_graph.PICTURE.relative_to(ROOT)) in (ROOT / "README.md").read_text()
+
+
+def test_the_picture_refuses_what_does_not_point_down() -> None:
+    with pytest.raises(ValueError, match="cycle"):
+        module_graph.draw({"motley.kernels.a": {"motley.kernels.b"}, "motley.kernels.b": {"motley.kernels.a"}})
+    with pytest.raises(ValueError, match="which is above it"):
+        module_graph.draw({"motley.kernels.a": {"motley.cluster.b"}, "motley.cluster.b": set()})
+
+
+def test_the_picture_leaves_out_what_follows() -> None:
+    names = [f"motley.kernels.{letter}" for letter in "abc"]
+    a, b, c = names
+    assert module_graph.reduced({a: {b, c}, b: {c}, c: set()}) == {a: {b}, b: {c}, c: set()}
+    assert module_graph.rows({a: {b, c}, b: {c}, c: set()}) == [[a], [b], [c]]
+
+
+def test_importing_motley_imports_nothing_heavy() -> None:
+    code = "import sys, motley; print(*sorted(sys.modules))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
+    assert not {"torch", "ray", "transformers", "tokenizers", "grpc", "numpy", "typer"} & set(loaded.split())
+
+
+def test_public_names_exist() -> None:
+    assert all(getattr(motley, name).__name__ == name for name in motley.__all__)
+    assert motley.__version__
+    assert set(motley.__all__) <= set(dir(motley))
+    with pytest.raises(AttributeError, match="nonsense"):
+        _ = motley.nonsense
+
+
+def test_the_kernels_package_is_a_docstring() -> None:
+    """Run from here, transformers imports this folder under the name of Hugging Face's `kernels`."""
+    (statement,) = ast.parse((ROOT / "kernels" / "__init__.py").read_text()).body
+    assert isinstance(statement, ast.Expr)
+
+
+def test_test_files_have_names_of_their_own() -> None:
+    files = [path for path in ROOT.glob("tests/**/*.py") if path.name != "conftest.py"]
+    assert len({path.name for path in files}) == len(files)
+    assert "__init__.py" not in {path.name for path in files}
+
+
+def test_commands_in_the_readme_exist() -> None:
+    known = {command.callback.__name__ for command in app.registered_commands if command.callback}
+    known |= {group.name for group in app.registered_groups}
+    text = (ROOT / "README.md").read_text()
+    named = set(re.findall(r"(?:^|`|/)motley ([a-z]+)", text, re.MULTILINE))
+    assert named
+    assert named <= known
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"(?:^|`)make ([a-z]+)", text, re.MULTILINE)) <= targets
