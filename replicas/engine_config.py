@@ -48,7 +48,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         _one_of("dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
         _one_of("numerics", self.numerics, ("exact", "fast"))
-        _one_of("cpu_weights", self.cpu_weights, (None, "int4", "int8", "both"))
+        _one_of("cpu_weights", self.cpu_weights, (None, "int4", "int8", "both", "dense"))
         for name in ("max_batch_tokens", "max_running", "max_waiting_tokens", "max_waiting"):
             _positive(name, getattr(self, name))
         for name in ("max_model_len", "kv_memory_bytes", "threads"):
