@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from .config import ModelConfig
@@ -12,17 +12,21 @@ from .folder import contained
 from .generation import GenerationDefaults, read_generation
 from .hub import resolve_model
 from .json_file import Fields, read_json
-from .layout import check_tensors, decoder_layout
-from .quantization.base import Format
+from .layout import EMBEDDING, check_tensors, decoder_layout
+from .quantization.base import FLOATS, Format
 from .quantization.registry import read_format
-from .safetensors_file import SafetensorsFile, TensorInfo, read_header
+from .safetensors_file import TensorInfo, read_header
 
 __all__ = ["Checkpoint", "inspect_checkpoint", "resolve_model"]
 
 CONFIG = "config.json"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+MAX_INDEX_BYTES = 64 << 20  # that of 100,000 tensors is below 10 MB
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle")
+
+
+Tensors = dict[str, tuple[Path, TensorInfo]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +40,7 @@ class Checkpoint:
     config: ModelConfig
     defaults: GenerationDefaults
     format: Format
-    tensors: dict[str, tuple[Path, TensorInfo]]
+    tensors: Tensors
 
     @property
     def quantization(self) -> str:
@@ -64,35 +68,40 @@ def inspect_checkpoint(path: str | Path) -> Checkpoint:
     config = read_config(fields)
     defaults = read_generation(folder, config.vocab_size, config.eos_token_ids)
     format = read_format(fields, folder, config)
-    files = [read_header(file) for file in _weight_files(folder)]
-    tensors = _by_name(files)
-    if (folder / INDEX).is_file() and not (folder / SINGLE).is_file():
-        _check_index(_weight_map(folder), tensors)
+    tensors = _tensors(folder)
     check_tensors(tensors, decoder_layout(config, format))
+    if "dtype" not in fields and "torch_dtype" not in fields:
+        config = replace(config, dtype=FLOATS[tensors[EMBEDDING][1].dtype])
     return Checkpoint(folder, config, defaults, format, tensors)
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    """model.safetensors, the shards of its index, or the only safetensors file there is."""
+def _tensors(folder: Path) -> Tensors:
+    """From model.safetensors, from the shards of its index, or from the only safetensors file there is."""
     if (folder / SINGLE).exists() or (folder / SINGLE).is_symlink():
-        return [contained(folder, SINGLE)]
+        return _by_name([contained(folder, SINGLE)])
     if (folder / INDEX).exists():
-        return [_shard(folder, name) for name in sorted(set(_weight_map(folder).values()))]
+        weight_map = _weight_map(folder)
+        tensors = _by_name([_shard(folder, name) for name in sorted(set(weight_map.values()))])
+        _check_index(weight_map, tensors)
+        return tensors
     others = sorted(folder.glob("*.safetensors"))
     if len(others) == 1:
-        return [contained(folder, others[0].name)]
+        return _by_name([contained(folder, others[0].name)])
+    raise _no_weights(folder, [file.name for file in others])
+
+
+def _no_weights(folder: Path, others: list[str]) -> CheckpointError:
     pickles = sorted(file.name for pattern in PICKLES for file in folder.glob(pattern))
     if pickles:
-        raise CheckpointError(
-            "a pickle can run code and is never opened; convert the checkpoint to safetensors", file=pickles[0]
-        )
-    found = "none" if not others else ", ".join(file.name for file in others)
-    raise CheckpointError(f"is missing, and so is {INDEX}; safetensors files found: {found}", file=SINGLE)
+        problem = "a pickle can run code and is never opened; convert the checkpoint to safetensors"
+        return CheckpointError(problem, file=pickles[0])
+    found = ", ".join(others[:5]) or "none"
+    return CheckpointError(f"is missing, and so is {INDEX}; safetensors files found: {found}", file=SINGLE)
 
 
 def _weight_map(folder: Path) -> dict[str, str]:
     """Tensor name -> shard name, both strings."""
-    weight_map = read_json(contained(folder, INDEX)).get("weight_map")
+    weight_map = read_json(contained(folder, INDEX), MAX_INDEX_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError("must be an object of tensor names and files", file=INDEX, tensor="weight_map")
     for tensor, name in weight_map.items():
@@ -110,18 +119,17 @@ def _shard(folder: Path, name: str) -> Path:
     return path
 
 
-def _by_name(files: list[SafetensorsFile]) -> dict[str, tuple[Path, TensorInfo]]:
-    tensors: dict[str, tuple[Path, TensorInfo]] = {}
-    for file in files:
-        for name, info in file.tensors.items():
+def _by_name(paths: list[Path]) -> Tensors:
+    tensors: Tensors = {}
+    for path in paths:
+        for name, info in read_header(path).items():
             if name in tensors:
-                other = tensors[name][0].name
-                raise CheckpointError(f"is in {other} as well", file=file.path.name, tensor=name)
-            tensors[name] = (file.path, info)
+                raise CheckpointError(f"is in {tensors[name][0].name} as well", file=path.name, tensor=name)
+            tensors[name] = (path, info)
     return tensors
 
 
-def _check_index(weight_map: dict[str, str], tensors: dict[str, tuple[Path, TensorInfo]]) -> None:
+def _check_index(weight_map: dict[str, str], tensors: Tensors) -> None:
     for name, file in weight_map.items():
         if name not in tensors or tensors[name][0].name != file:
             raise CheckpointError(f"is missing, though {INDEX} names it", file=file, tensor=name)

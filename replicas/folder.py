@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 
 from .errors import CheckpointError
@@ -25,3 +26,11 @@ def contained(folder: Path, name: str) -> Path:
     if not any(target.is_relative_to(root) for root in roots):
         raise CheckpointError("is a link that leaves the checkpoint's folder", file=name)
     return path
+
+
+def regular_size(path: Path) -> int:
+    """Bytes of a file that is a file: to open a pipe or a device might wait for ever. Raises OSError."""
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise CheckpointError("is no regular file", file=path.name)
+    return found.st_size

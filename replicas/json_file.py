@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from .errors import CheckpointError
+from .folder import regular_size
 
-MAX_JSON_BYTES = 64 << 20  # the index of a model of 100,000 tensors is below 10 MB
+MAX_JSON_BYTES = 1 << 20
 
 
 def read_json(path: Path, limit: int = MAX_JSON_BYTES) -> dict[str, Any]:
     """The object in a file. Raises CheckpointError naming the file."""
     try:
-        if path.stat().st_size > limit:
+        if regular_size(path) > limit:
             raise CheckpointError(f"larger than {limit} bytes", file=path.name)
         data = path.read_bytes()
     except OSError as error:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import CheckpointError
+from .folder import regular_size
 from .json_file import parse_json
 
 MAX_HEADER_BYTES = 100_000_000  # the cap that the format's own library applies
@@ -40,19 +41,11 @@ class TensorInfo:
         return self.end - self.begin
 
 
-@dataclass(frozen=True, slots=True)
-class SafetensorsFile:
-    """A file and its checked header."""
-
-    path: Path
-    tensors: dict[str, TensorInfo]
-
-
-def read_header(path: Path) -> SafetensorsFile:
-    """Read and check a header; no tensor is touched. Raises CheckpointError naming file and tensor."""
+def read_header(path: Path) -> dict[str, TensorInfo]:
+    """The tensors of a file by name; none is touched. Raises CheckpointError naming file and tensor."""
     try:
+        size = regular_size(path)
         with path.open("rb") as file:
-            size = path.stat().st_size
             data = _header_bytes(file.read(8), size, path.name)
             header = parse_json(file.read(data), path.name)
     except OSError as error:
@@ -62,7 +55,7 @@ def read_header(path: Path) -> SafetensorsFile:
         raise CheckpointError("must map strings to strings", file=path.name, tensor="__metadata__")
     tensors = {name: _tensor(name, entry, path.name) for name, entry in header.items()}
     _check_layout(tensors, size - 8 - data, path.name)
-    return SafetensorsFile(path, tensors)
+    return tensors
 
 
 def _header_bytes(prefix: bytes, size: int, file: str) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -11,7 +11,7 @@ import torch
 from ...kernels.weights import DenseWeight, GroupedWeight, Weight
 from ..weights import Weights
 
-FLOATS = frozenset({"F32", "F16", "BF16"})
+FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class TensorSpec:
     """What a tensor must look like: shape, and the dtypes it may have by safetensors' names."""
 
     shape: tuple[int, ...]
-    dtypes: frozenset[str]
+    dtypes: Collection[str]
     optional: bool = False
 
 

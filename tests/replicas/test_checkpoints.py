@@ -142,6 +142,14 @@ def linked_shard(folder: Path) -> None:
     (folder / first).symlink_to(outside)
 
 
+def pipe(name: str) -> Break:
+    def spoil(folder: Path) -> None:
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+
+    return spoil
+
+
 def circle(folder: Path) -> None:
     (folder / WEIGHTS).unlink()
     (folder / WEIGHTS).symlink_to(WEIGHTS)
@@ -175,6 +183,9 @@ TABLE = [
     Bad("no-weights", "dense", lambda folder: (folder / WEIGHTS).unlink(), WEIGHTS, says="missing"),
     Bad("pickles", "dense", pickles, "pytorch_model.bin", says="never opened"),
     Bad("auto-map", "dense", config(auto_map={"AutoModel": "code.Model"}), "config.json", "auto_map", "code"),
+    Bad("weights-a-pipe", "dense", pipe(WEIGHTS), WEIGHTS, says="regular"),
+    Bad("config-a-pipe", "dense", pipe("config.json"), "config.json", says="regular|missing"),
+    Bad("config-2-MB", "dense", text("config.json", '{"a": "' + "x" * 2**21 + '"}'), "config.json", says="larger"),
     Bad("link-in-a-circle", "dense", circle, WEIGHTS, says="link"),
     # headers
     Bad("truncated-data", "dense", cut_end(100), WEIGHTS, "model.", "truncated"),
@@ -403,7 +414,7 @@ def test_hub_cache_links_out_of_it_are_not(good, tmp_path):
 def test_overflow_on_the_way_to_half_precision_names_the_remedy(tmp_path):
     """A bf16 or fp32 checkpoint may hold values that fp16 cannot."""
     save_file({"big": torch.tensor([1e30])}, tmp_path / "one.safetensors")
-    header = read_header(tmp_path / "one.safetensors")
-    found = {name: (header.path, info) for name, info in header.tensors.items()}
+    path = tmp_path / "one.safetensors"
+    found = {name: (path, info) for name, info in read_header(path).items()}
     with pytest.raises(CheckpointError, match="float16; load with dtype bfloat16"):
         weights_module.Weights(found, torch.device("cpu")).take_finite("big", torch.float16)

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 from steps import Session, chunk_batch, exact_ops, prompt_logits
-from tiny_checkpoints import build_checkpoint, build_model, save_model
+from tiny_checkpoints import build_checkpoint, build_model, rewrite_config, save_model
 
+from motley.replicas.checkpoint import inspect_checkpoint
 from motley.replicas.model import load_model
 
 PROMPT = torch.randint(0, 256, (96,), generator=torch.Generator().manual_seed(7)).tolist()
@@ -133,6 +134,12 @@ def test_stored_dtype_is_widened(dtype: str, tmp_path):
     assert model.config.dtype == getattr(torch, dtype)
     assert model.quantization == dtype
     assert difference(Session(model.decoder).feed(PROMPT), reference_logits(reference, PROMPT)) <= TOLERANCE
+
+
+def test_dtype_is_that_of_the_tensors_where_config_json_is_silent(tmp_path):
+    folder = build_checkpoint(tmp_path, dtype="bfloat16")
+    rewrite_config(folder, lambda config: config.pop("dtype") and config)
+    assert inspect_checkpoint(folder).config.dtype == torch.bfloat16
 
 
 def test_shards_equal_one_file(tmp_path):
