@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 
@@ -32,11 +33,12 @@ class CpuOps:
         self._choices = {"cpu kernels": native_reason}
         self.choices: Mapping[str, str] = self._choices
         self._native = native
-        self._setting = Setting(dtype, numerics, weights, native)
+        self._layer = Setting(dtype, dtype, numerics, weights, native)
+        self._head = replace(self._layer, out_dtype=torch.float32)
         self._cut: tuple[StepBatch, Tiles] | None = None
 
     def linear(self, weight: Weight, role: Role = "layer") -> Linear:
-        linear, why = choose(weight, role, self._setting)
+        linear, why = choose(weight, role, self._head if role == "head" else self._layer)
         name = f"{role}, {kind(weight)}"
         known = self._choices.get(name, "")
         if why not in known:

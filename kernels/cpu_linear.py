@@ -24,7 +24,7 @@ class NativeGrouped:
         if setting.native is None or group is None:
             raise Unsuitable("no C kernels" if group else f"group size {weight.group_size}")
         self.kernel = f"c-int{bits}"
-        self._native, self._num_outputs = setting.native, weight.shape[0]
+        self._native, self._num_outputs, self._out = setting.native, weight.shape[0], setting.out_dtype
         bias = None if weight.bias is None else weight.bias.float().contiguous()
         order = None if weight.permutation is None else weight.permutation.int().contiguous()
         self._held = (interleave(regroup(weight, group), bits), bias, order)
@@ -36,9 +36,10 @@ class NativeGrouped:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         x = x.contiguous()
         rows = x.shape[0]
-        y = x.new_empty(rows, self._num_outputs)
+        y = torch.empty(rows, self._num_outputs, dtype=self._out)
         native = self._native
-        if native.grouped(self._ref, x.data_ptr(), y.data_ptr(), rows, TYPES[x.dtype], native.threads):
+        types = TYPES[x.dtype], TYPES[self._out]
+        if native.grouped(self._ref, x.data_ptr(), y.data_ptr(), rows, *types, native.threads):
             raise OutOfMemory(f"a linear layer over {rows} rows")
         return y
 
@@ -51,18 +52,18 @@ class NativeDense:
     def __init__(self, weight: Weight, setting: Setting) -> None:
         if setting.native is None:
             raise Unsuitable("no C kernels")
-        self._native, self._num_outputs = setting.native, weight.shape[0]
+        self._native, self._num_outputs, self._out = setting.native, weight.shape[0], setting.out_dtype
         packed = interleave_dense(dequantized(weight).to(setting.dtype))
         bias = None if weight.bias is None else weight.bias.float().contiguous()
         self._held = (packed, bias)
         self.nbytes = packed.nbytes + (0 if bias is None else bias.nbytes)
         pointers = (None if t is None else t.data_ptr() for t in self._held)
-        self._args = DenseArgs(*pointers, *weight.shape, TYPES[setting.dtype])
+        self._args = DenseArgs(*pointers, *weight.shape, TYPES[setting.dtype], TYPES[self._out])
         self._ref = ctypes.byref(self._args)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         x = x.contiguous()
-        y = x.new_empty(x.shape[0], self._num_outputs)
+        y = torch.empty(x.shape[0], self._num_outputs, dtype=self._out)
         self._native.dense(self._ref, x.data_ptr(), y.data_ptr(), x.shape[0], self._native.threads)
         return y
 

@@ -20,15 +20,16 @@ class TorchDense:
     def __init__(self, weight: Weight, setting: Setting) -> None:
         self._weight = dequantized(weight).to(setting.dtype).contiguous()
         self._bias = None if weight.bias is None else weight.bias.to(setting.dtype)
-        self._padded = setting.numerics == "exact"
+        self._padded, self._out = setting.numerics == "exact", setting.out_dtype
         self.nbytes = self._weight.nbytes + (0 if self._bias is None else self._bias.nbytes)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if not self._padded:
-            return F.linear(x, self._weight, self._bias)
+            return F.linear(x, self._weight, self._bias).to(self._out)
         rows = x.shape[0]
         x = F.pad(x, (0, 0, 0, -rows % _EXACT_ROWS))
-        return torch.cat([F.linear(part, self._weight, self._bias) for part in torch.split(x, _EXACT_ROWS)])[:rows]
+        parts = [F.linear(part, self._weight, self._bias) for part in torch.split(x, _EXACT_ROWS)]
+        return torch.cat(parts)[:rows].to(self._out)
 
 
 class TorchInt8:
@@ -42,6 +43,7 @@ class TorchInt8:
     kernel = "onednn-int8"
 
     def __init__(self, weight: Weight, setting: Setting) -> None:
+        self._out = setting.out_dtype
         rounded = within_int8(weight, weight.shape[1])
         signed = (rounded.codes.short() - 128).to(torch.int8)
         self._weight = torch.ops.onednn.qlinear_prepack(signed, None)
@@ -59,7 +61,7 @@ class TorchInt8:
         )
         y = y * most
         biased: torch.Tensor = y if self._bias is None else y + self._bias
-        return biased.to(x.dtype)
+        return biased.to(self._out)
 
 
 class TorchInt4:
@@ -79,7 +81,7 @@ class TorchInt4:
             weight = regroup(weight, 128)
         require(weight.group_size in (32, 64, 128, 256), f"group size {weight.group_size}")
         require(weight.shape[0] % 16 == 0, f"{weight.shape[0]} outputs are no multiple of 16")
-        self._group, self._order = weight.group_size, weight.permutation
+        self._group, self._order, self._out = weight.group_size, weight.permutation, setting.out_dtype
         self._weight = torch.ops.aten._convert_weight_to_int4pack_for_cpu(weight.codes.int(), 1)
         # w = (code - 8) * scale + offset
         offset = (8 - weight.zeros.float()) * weight.scales.float()
@@ -92,7 +94,7 @@ class TorchInt4:
         if self._order is not None:
             x = x[:, self._order]
         y: torch.Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(x, self._weight, self._group, self._scales)
-        return y if self._bias is None else y + self._bias
+        return (y if self._bias is None else y + self._bias).to(self._out)
 
 
 class TorchBoth:

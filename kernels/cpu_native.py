@@ -34,7 +34,7 @@ GroupedArgs = _structure(
     **_named("strips bias permutation", _P),
     **_named("outputs inputs group bits", _I),
 )
-DenseArgs = _structure("DenseArgs", **_named("weights bias", _P), **_named("outputs inputs type", _I))
+DenseArgs = _structure("DenseArgs", **_named("weights bias", _P), **_named("outputs inputs type y_type", _I))
 AttentionArgs = _structure(
     "AttentionArgs",
     **_named("q cache out positions tables tiles", _P),
@@ -58,7 +58,7 @@ class Native:
     def __init__(self, lib: ctypes.CDLL, threads: int) -> None:
         self.threads = threads
         self.grouped = lib.motley_linear
-        self.grouped.argtypes = (_P, _P, _P, _I, _N, _N)
+        self.grouped.argtypes = (_P, _P, _P, _I, _N, _N, _N)
         self.dense = lib.motley_dense
         self.dense.argtypes, self.dense.restype = (_P, _P, _P, _I, _N), None
         self._attention = lib.motley_attention

@@ -19,6 +19,7 @@ class Setting:
     """What the choice depends on beside the weight."""
 
     dtype: torch.dtype
+    out_dtype: torch.dtype
     numerics: Numerics
     weights: CpuWeights | None
     native: Native | None

@@ -11,7 +11,7 @@
 typedef struct {
     const void *weights;
     const float *bias;  // [N] or NULL
-    int64_t outputs, inputs, type;
+    int64_t outputs, inputs, type, y_type;
 } dense_weights;
 
 INLINE float number(const void *p, int64_t i, enum dtype type) {
@@ -47,7 +47,7 @@ INLINE void tile(const dense_weights *w, const void *x, void *y, int64_t row, in
         f32x16 bias = w->bias ? load_tail(w->bias, first, F32, count) : splat(0.0f);
 #pragma GCC unroll 16
         for (int i = 0; i < rows; i++)
-            store_tail(y, (row + i) * w->outputs + first, type, sum[i][j] + bias, count);
+            store_tail(y, (row + i) * w->outputs + first, w->y_type, sum[i][j] + bias, count);
     }
 }
 
@@ -82,7 +82,7 @@ static void unit_of_job(const void *context, int64_t unit) {
     }
 }
 
-// x [rows][K] -> y [rows][N], all of the weights' type.
+// x [rows][K], of the weights' type -> y [rows][N], of y_type.
 void motley_dense(const dense_weights *w, const void *x, void *y, int64_t rows, int threads) {
     const int64_t blocks = (w->outputs + LANES - 1) / LANES, pairs = (blocks + 1) / 2;
     job j = {w, x, y, rows, blocks, pairs};

@@ -178,13 +178,13 @@ typedef struct {
     void *y;
     quantized q;
     int64_t rows, strips, unit_strips, panel_units;
-    enum dtype type;
+    enum dtype x_type, y_type;
 } job;
 
 static void quantize_unit(const void *context, int64_t unit) {
     const job *j = context;
     for (int64_t row = unit * 8; row < MIN(unit * 8 + 8, j->rows); row++)
-        quantize_row(j->x, j->type, j->w, row, &j->q);
+        quantize_row(j->x, j->x_type, j->w, row, &j->q);
 }
 
 #define PANEL_ROWS 128  // rows of x that stay in the L2 cache while the weights go by
@@ -194,19 +194,20 @@ static void multiply_unit(const void *context, int64_t unit) {
     const int64_t row = unit / j->panel_units * PANEL_ROWS, end = MIN(row + PANEL_ROWS, j->rows);
     const int64_t first = unit % j->panel_units * j->unit_strips, last = MIN(first + j->unit_strips, j->strips);
     for (int64_t strip = first; strip < last; strip++)
-        if (j->w->bits == 4) strip_of_panel(j->w, &j->q, j->y, j->type, row, end, strip, 4);
-        else strip_of_panel(j->w, &j->q, j->y, j->type, row, end, strip, 8);
+        if (j->w->bits == 4) strip_of_panel(j->w, &j->q, j->y, j->y_type, row, end, strip, 4);
+        else strip_of_panel(j->w, &j->q, j->y, j->y_type, row, end, strip, 8);
 }
 
-// x [rows][K] -> y [rows][N], both of `type`. Returns 0, or 1 where memory for the rounded x is refused.
-int motley_linear(const weights *w, const void *x, void *y, int64_t rows, int type, int threads) {
+// x [rows][K] -> y [rows][N]. Returns 0, or 1 where memory for the rounded x is refused.
+int motley_linear(const weights *w, const void *x, void *y, int64_t rows, int x_type, int y_type,
+                  int threads) {
     const int64_t groups = w->inputs / w->group, strips = (w->outputs + STRIP - 1) / STRIP;
     int8_t *memory = malloc(rows * (w->inputs + groups * 8));
     if (!memory) return 1;
     quantized q = {memory + rows * groups * 8, (float *)memory, (int32_t *)memory + rows * groups};
     const int64_t share = strips / (threads * 8), unit_strips = MIN(share > 1 ? share : 1, 16);
     const int64_t panel_units = (strips + unit_strips - 1) / unit_strips;
-    job j = {w, x, y, q, rows, strips, unit_strips, panel_units, type};
+    job j = {w, x, y, q, rows, strips, unit_strips, panel_units, x_type, y_type};
     parallel((rows + 7) / 8, threads, quantize_unit, &j);
     parallel((rows + PANEL_ROWS - 1) / PANEL_ROWS * panel_units, threads, multiply_unit, &j);
     free(memory);

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from motley.kernels import cpu_native, reference
+from motley.kernels.cpu import CpuOps
 from motley.kernels.cpu_choice import choose
 from motley.kernels.cpu_linear import NativeDense, as_stored, in_bytes
 from motley.kernels.cpu_linear_torch import TorchBoth, TorchDense, TorchInt4, TorchInt8
@@ -48,7 +49,7 @@ def error(linear, weight, dtype, rows=9):
 
 
 def setting(dtype=torch.bfloat16, numerics="exact", weights=None, native=NATIVE):
-    return Setting(dtype, numerics, weights, native)
+    return Setting(dtype, dtype, numerics, weights, native)
 
 
 SHAPES = [
@@ -170,7 +171,7 @@ def test_what_is_not_finite_stays_visible(build, bad):
 def test_zero_rows_give_the_bias():
     weight = grouped(bias=True)
     for build in [TorchInt8, *([as_stored] if NATIVE else [])]:
-        torch.testing.assert_close(build(weight, setting())(torch.zeros(2, 512)), weight.bias.expand(2, -1))
+        torch.testing.assert_close(build(weight, setting(torch.float32))(torch.zeros(2, 512)), weight.bias.expand(2, -1))
 
 
 @pytest.mark.parametrize(
@@ -205,3 +206,13 @@ def test_choice_without_a_compiler(weights, numerics, kernel):
     linear, why = choose(grouped(), "layer", setting(numerics=numerics, weights=weights, native=None))
     assert linear.kernel == kernel
     assert "no C kernels" in why or weights in ("int8", "dense")
+
+
+@pytest.mark.parametrize("native", [pytest.param(True, marks=needs_native), False])
+@pytest.mark.parametrize("weight", [grouped(), dense()], ids=["int4", "dense"])
+@pytest.mark.parametrize("numerics", ["exact", "fast"])
+def test_logits_are_fp32(native, weight, numerics):
+    cpu = CpuOps(torch.bfloat16, numerics, None, NATIVE if native else None, "test")
+    x = torch.randn(3, 512).bfloat16()
+    assert cpu.linear(weight, "head")(x).dtype == torch.float32
+    assert cpu.linear(weight)(x).dtype == torch.bfloat16

@@ -1,0 +1,152 @@
+"""`motley bench engine`: prefill and decode rates of the engine that serves, beside the peers installed here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from .peers import PEERS, SideProcess, is_installed
+from .report import machine, row, versions
+from .shapes import SHAPES, write_gptq
+
+Progress = Callable[[str], None]
+Samples = dict[str, list[float]]  # by side
+
+_PACKAGES = ("motley", "torch", "transformers", "llama-cpp-python")
+_STEPS = 8  # of one side before it is another's turn
+
+
+def run(
+    shape: str = "qwen2-0.5b",
+    batches: Sequence[int] = (1, 8, 32),
+    peers: Sequence[str] = PEERS,
+    prompt_tokens: int = 512,
+    output_tokens: int = 64,
+    context_tokens: int = 64,
+    threads: int | None = None,
+    repeats: int = 5,
+    quick: bool = False,
+    progress: Progress = lambda _: None,
+) -> dict[str, Any]:
+    """Measure and report.
+
+    shape           a name in SHAPES: a checkpoint of it with random weights is made once and kept
+    batches         sequences that decode together
+    prompt_tokens   of the prompt whose prefill is measured, `repeats` times
+    output_tokens   decoded by each sequence of a batch, after `context_tokens` in KV, on each side
+    threads         for each side; None takes the cores this process may use
+    quick           a smaller shape and less of everything: within a minute on two cores
+
+    Raises ValueError for an unknown shape or peer, SideFailed if a side breaks.
+    """
+    if quick:
+        shape, prompt_tokens, output_tokens, repeats = "quick", min(prompt_tokens, 128), 16, 2
+    if shape not in SHAPES:
+        raise ValueError(f"shape: {shape!r} is not known; expected {' or '.join(SHAPES)}")
+    threads = threads or len(os.sched_getaffinity(0))
+    installed = [name for name in peers if is_installed(name)]
+    absent = [name for name in peers if name not in installed]
+    before, folder = machine(), _checkpoint(shape, progress)
+    rows: list[dict[str, Any]] = []
+    with ExitStack() as stack:
+        sides = {}
+        for name in ("motley", *installed):
+            progress(f"loading {name}")
+            sides[name] = stack.enter_context(SideProcess(name, folder, threads))
+        common = {"shape": shape, "threads": threads}
+        progress(f"prefill of {prompt_tokens} tokens")
+        samples = _prefill(sides, prompt_tokens, repeats)
+        workload = {**common, "prompt_tokens": prompt_tokens}
+        rows += _rows("prefill", workload, "tokens/s", samples, prompt_tokens, absent)
+        for batch in batches:
+            progress(f"decode at batch {batch}")
+            samples = _decode(sides, batch, context_tokens, output_tokens)
+            workload = {**common, "batch": batch, "context_tokens": context_tokens}
+            rows += _rows("decode", workload, "tokens/s", samples, batch, absent)
+            rows += _inside(sides["motley"], workload, samples["motley"])
+        rows += _bytes_per_token(sides, common, absent)
+        described = {name: side.description for name, side in sides.items()}
+    after = {"load_average_1min_after": machine()["load_average_1min"]}
+    return {
+        "bench": "engine",
+        "machine": before | after,
+        "versions": versions(*_PACKAGES),
+        "sides": described,
+        "rows": rows,
+    }
+
+
+def _checkpoint(shape: str, progress: Progress) -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    folder = Path(base) / "motley" / "bench" / shape
+    if not (folder / "config.json").exists():  # written last
+        progress(f"writing a random checkpoint of {shape} to {folder}")
+        write_gptq(SHAPES[shape], folder)
+    return folder
+
+
+def _prefill(sides: dict[str, SideProcess], tokens: int, repeats: int) -> Samples:
+    samples: Samples = {name: [] for name in sides}
+    for repeat in range(repeats + 1):  # the first warms up
+        for name, side in sides.items():
+            seconds = side.ask("prefill", tokens=tokens)
+            if repeat:
+                samples[name].append(seconds)
+    return samples
+
+
+def _decode(sides: dict[str, SideProcess], batch: int, context: int, tokens: int) -> Samples:
+    """Seconds per step. The sides take turns every few steps, since what else the machine does changes."""
+    samples: Samples = {name: [] for name in sides}
+    for side in sides.values():
+        side.ask("open", batch=batch, context=context)
+        side.ask("decode", steps=2)  # warms up
+    for _ in range(-(-tokens // _STEPS)):
+        for name, side in sides.items():
+            samples[name] += side.ask("decode", steps=_STEPS)
+    for side in sides.values():
+        side.ask("close")
+    return samples
+
+
+def _rows(
+    metric: str, workload: dict[str, Any], unit: str, seconds: Samples, work: int, absent: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Rates: `work` per time. One row for each peer, or one alone."""
+    rates = {name: [work / each for each in times] for name, times in seconds.items()}
+    ours = rates.pop("motley")
+    rows = [row(metric, workload, unit, ours, peer=name, peer_samples=theirs) for name, theirs in rates.items()]
+    rows += [row(metric, workload, unit, ours, peer=name) for name in absent]
+    return rows or [row(metric, workload, unit, ours)]
+
+
+def _inside(motley: SideProcess, workload: dict[str, Any], engine: list[float]) -> list[dict[str, Any]]:
+    """What the engine adds to the bare model, and where the model's time goes."""
+    sizes = {"batch": workload["batch"], "context": workload["context_tokens"], "steps": max(_STEPS, len(engine) // 2)}
+    bare = motley.ask("bare", **sizes)
+    rows = [
+        row("decode step, engine", workload, "ms", [each * 1e3 for each in engine]),
+        row("decode step, bare model", workload, "ms", [each * 1e3 for each in bare]),
+    ]
+    spent = motley.ask("profile", **sizes)
+    whole = spent.pop("step")
+    spent["rest"] = whole - sum(spent.values())
+    for name, seconds in sorted(spent.items(), key=lambda item: -item[1]):
+        rows.append(row("profile", {"batch": workload["batch"], "op": name}, "of the step", [seconds / whole]))
+    return rows
+
+
+def _bytes_per_token(
+    sides: dict[str, SideProcess], workload: dict[str, Any], absent: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Weights read for one token at batch 1: below it nobody gets, whatever the kernels."""
+    read = {name: [float(side.description["bytes_per_token"])] for name, side in sides.items()}
+    ours = read.pop("motley")
+    rows = [
+        row("weights read per token", workload, "bytes", ours, peer=name, peer_samples=theirs, higher_is_better=False)
+        for name, theirs in read.items()
+    ]
+    return rows or [row("weights read per token", workload, "bytes", ours)]

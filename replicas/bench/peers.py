@@ -1,0 +1,65 @@
+"""Handles on the processes that hold the sides of a comparison."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+NEEDED_PACKAGES = {"motley": ("motley",), "transformers": ("transformers",), "llama.cpp": ("llama_cpp", "gguf")}
+PEERS = tuple(name for name in NEEDED_PACKAGES if name != "motley")
+
+
+class SideFailed(RuntimeError):
+    """A side ended or refused; the message has the end of what it said."""
+
+
+def is_installed(name: str) -> bool:
+    """Whether a peer can be started here. Raises ValueError for an unknown one."""
+    if name not in NEEDED_PACKAGES:
+        raise ValueError(f"peer: {name!r} is not known; expected {' or '.join(PEERS)}")
+    return all(find_spec(package) is not None for package in NEEDED_PACKAGES[name])
+
+
+class SideProcess:
+    """A side in its own process. A context manager: leaving it ends the process."""
+
+    def __init__(self, name: str, folder: Path, threads: int) -> None:
+        self.name = name
+        command = [sys.executable, "-m", "motley.replicas.bench.side", name, str(folder), str(threads)]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        self.description: dict[str, Any] = {}
+
+    def __enter__(self) -> SideProcess:
+        self.description = self._answer()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.terminate()
+        self._process.communicate()
+
+    def ask(self, do: str, **arguments: Any) -> Any:
+        """Call a method of the side. Raises SideFailed."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # it has ended: reading its answer says how
+        return self._answer()
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith('{"result"'):  # libraries print what they like
+                return json.loads(line)["result"]
+        _, said = self._process.communicate()
+        raise SideFailed(f"{self.name} ended: {(said or 'without a word').strip()[-500:]}")

@@ -1,0 +1,99 @@
+"""The one form in which measurements are reported: machine, versions, rows (see `row`)."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+NOT_INSTALLED = "not installed"
+
+
+def machine() -> dict[str, Any]:
+    """CPU, cores that this process may use, memory, and how busy the machine is."""
+    return {
+        "cpu": _cpu_name(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1),
+        "system": platform.platform(),
+        "load_average_1min": round(os.getloadavg()[0], 2),
+    }
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """Installed versions of packages, and Python's."""
+    found = {"python": platform.python_version()}
+    for package in packages:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = NOT_INSTALLED
+    return found
+
+
+def row(
+    metric: str,
+    workload: dict[str, Any],
+    unit: str,
+    samples: Sequence[float],
+    *,
+    peer: str | None = None,
+    peer_samples: Sequence[float] | None = None,
+    higher_is_better: bool = True,
+) -> dict[str, Any]:
+    """One measured row: value is the median, ratio above 1 means Motley is better.
+
+    A peer without samples is one that is not installed.
+    """
+    value = statistics.median(samples)
+    result: dict[str, Any] = {"metric": metric, "workload": workload, "unit": unit}
+    result |= {"value": value, "p20": quantile(samples, 0.2), "p50": value, "p80": quantile(samples, 0.8)}
+    result |= {"peer": peer, "peer_value": None, "ratio": None}
+    if peer_samples:
+        theirs = statistics.median(peer_samples)
+        result |= {"peer_value": theirs, "ratio": value / theirs if higher_is_better else theirs / value}
+        result |= {"peer_p20": quantile(peer_samples, 0.2), "peer_p80": quantile(peer_samples, 0.8)}
+    elif peer:
+        result["peer_value"] = NOT_INSTALLED
+    return result | {"source": "measured"}
+
+
+def quantile(samples: Sequence[float], share: float) -> float:
+    """The sample below which `share` of the others lie, interpolated."""
+    ordered = sorted(samples)
+    at = share * (len(ordered) - 1)
+    low = int(at)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
+
+
+def table(report: dict[str, Any]) -> str:
+    """The rows as aligned text."""
+    lines = [("metric", "workload", "motley", "p20 .. p80", "peer", "peer's", "ratio")]
+    for each in report["rows"]:
+        workload = " ".join(f"{key}={value}" for key, value in each["workload"].items())
+        spread = f"{_number(each['p20'])} .. {_number(each['p80'])}"
+        ratio = "" if each["ratio"] is None else f"{each['ratio']:.2f}x"
+        ours = f"{_number(each['value'])} {each['unit']}"
+        lines.append((each["metric"], workload, ours, spread, each["peer"] or "", _number(each["peer_value"]), ratio))
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
+
+
+def _number(value: Any) -> str:
+    if isinstance(value, int | float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return "" if value is None else str(value)
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

@@ -1,0 +1,113 @@
+"""Checkpoints of a known shape with random weights: what a model computes does not matter for its speed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+GROUP_SIZE = 128
+_PER_WORD = 8  # 4-bit codes in an int32
+_SCALE = 0.0043  # uniform codes then have a standard deviation of about 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A Qwen2 model's sizes; the head is tied to the embedding."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    vocab_size: int
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_attention_heads
+
+    @property
+    def linears(self) -> dict[str, tuple[int, int]]:
+        """One layer's linears by name: (outputs, inputs)."""
+        hidden, inner, kv = self.hidden_size, self.intermediate_size, self.num_key_value_heads * self.head_dim
+        return {
+            "self_attn.q_proj": (hidden, hidden),
+            "self_attn.k_proj": (kv, hidden),
+            "self_attn.v_proj": (kv, hidden),
+            "self_attn.o_proj": (hidden, hidden),
+            "mlp.gate_proj": (inner, hidden),
+            "mlp.up_proj": (inner, hidden),
+            "mlp.down_proj": (hidden, inner),
+        }
+
+    @property
+    def layer_weights(self) -> int:
+        """Weights in the linears of all layers."""
+        return self.num_hidden_layers * sum(outputs * inputs for outputs, inputs in self.linears.values())
+
+    @property
+    def head_weights(self) -> int:
+        return self.vocab_size * self.hidden_size
+
+
+SHAPES = {
+    "qwen2-0.5b": Shape(896, 4864, 24, 14, 2, 151_936),
+    "qwen2-1.5b": Shape(1536, 8960, 28, 12, 2, 151_936),
+    "quick": Shape(896, 4864, 4, 14, 2, 32_768),  # a sixth of qwen2-0.5b: the same layers, fewer of them
+    "tiny": Shape(256, 768, 2, 4, 2, 4_096),
+}
+BIASED = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+
+
+def config_json(shape: Shape) -> dict[str, object]:
+    """config.json without its quantization section."""
+    return {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        **asdict(shape),
+        "hidden_act": "silu",
+        "max_position_embeddings": 32_768,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+        "use_sliding_window": False,
+    }
+
+
+def write_gptq(shape: Shape, folder: Path) -> None:
+    """A GPTQ int4 g128 checkpoint (symmetric, v1) with random codes, the same for the same shape."""
+    rng = torch.Generator().manual_seed(0)
+    tensors = {
+        "model.embed_tokens.weight": _normal(rng, shape.vocab_size, shape.hidden_size),
+        "model.norm.weight": torch.ones(shape.hidden_size, dtype=torch.bfloat16),
+    }
+    for index in range(shape.num_hidden_layers):
+        prefix = f"model.layers.{index}"
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            tensors[f"{prefix}.{name}.weight"] = torch.ones(shape.hidden_size, dtype=torch.bfloat16)
+        for name, (outputs, inputs) in shape.linears.items():
+            tensors |= _gptq_linear(rng, f"{prefix}.{name}", outputs, inputs)
+            if name in BIASED:
+                tensors[f"{prefix}.{name}.bias"] = _normal(rng, outputs)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    section = {"quant_method": "gptq", "bits": 4, "group_size": GROUP_SIZE, "sym": True, "desc_act": False}
+    (folder / "config.json").write_text(json.dumps(config_json(shape) | {"quantization_config": section}, indent=2))
+
+
+def _normal(rng: torch.Generator, *size: int) -> torch.Tensor:
+    return torch.empty(size, dtype=torch.bfloat16).normal_(0, 0.02, generator=rng)
+
+
+def _gptq_linear(rng: torch.Generator, name: str, outputs: int, inputs: int) -> dict[str, torch.Tensor]:
+    groups = inputs // GROUP_SIZE
+    words = torch.randint(-(2**31), 2**31, (inputs // _PER_WORD, outputs), generator=rng).to(torch.int32)
+    return {
+        f"{name}.qweight": words,
+        f"{name}.qzeros": torch.full((groups, outputs // _PER_WORD), 0x77777777, dtype=torch.int32),
+        f"{name}.scales": torch.full((groups, outputs), _SCALE, dtype=torch.float16),
+    }
