@@ -18,6 +18,7 @@ from motley.cli.app import app, run
 from motley.cli.options import parse_size
 from motley.cluster import serve as service
 from motley.cluster.options import ServeOptions
+from motley.replicas.bench import engine as bench
 
 COMMANDS = [["serve"], ["generate"], ["chat"], ["doctor"], ["bench", "engine"]]
 
@@ -198,6 +199,25 @@ def test_serve_flags_cover_the_options() -> None:
     """A new option of the service needs a flag."""
     flags = set(serve_module.serve.__annotations__)
     assert set(ServeOptions.__dataclass_fields__) - {"engine"} <= flags
+
+
+def test_bench_passes_its_options_on(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    seen: list[dict[str, Any]] = []
+    monkeypatch.setattr(bench, "run", lambda **given: (seen.append(given), {"bench": "engine", "rows": []})[1])
+    call = "bench engine --shape tiny --batch 1 8 32 --peer transformers --peer llama.cpp --threads 2 --json"
+    assert run(call.split()) == 0
+    assert json.loads(capsys.readouterr().out)["bench"] == "engine"
+    assert (seen[0]["shape"], seen[0]["batches"], seen[0]["threads"]) == ("tiny", [1, 8, 32], 2)
+    assert seen[0]["peers"] == ["transformers", "llama.cpp"]
+    assert run(["bench", "engine"]) == 0
+    assert seen[1]["batches"] == [1, 8, 32]
+    assert run(["bench", "engine", "--batch", "0"]) == 2
+
+
+@pytest.mark.parametrize(("flag", "value"), [("--shape", "huge"), ("--peer", "other")])
+def test_bench_refuses_by_name(flag: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["bench", "engine", flag, value]) == 2
+    assert f"{flag}: '{value}' is not known; expected" in capsys.readouterr().err
 
 
 def test_doctor_says_what_is_chosen_and_why(capsys: pytest.CaptureFixture[str]) -> None:

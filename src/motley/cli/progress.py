@@ -1,4 +1,4 @@
-"""Progress bars on stderr, so that stdout stays what was asked for."""
+"""Progress on stderr, so that stdout stays what was asked for."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["load_bar"]
+__all__ = ["doing", "load_bar"]
 
 
 @contextmanager
@@ -22,3 +22,18 @@ def load_bar(what: str) -> Iterator[Callable[[int, int], None] | None]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(what, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+@contextmanager
+def doing(what: str) -> Iterator[Callable[[str], None]]:
+    """Says what is being done, for work of unknown length: with the time it takes, or a line each in a log."""
+    if not sys.stderr.isatty():
+        yield lambda step: print(step, file=sys.stderr, flush=True)
+        return
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(what, total=None)
+        yield lambda step: progress.update(task, description=step)
