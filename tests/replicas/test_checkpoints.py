@@ -175,7 +175,7 @@ def swap(one: str, other: str) -> Callable[[dict[str, Any]], None]:
     return lambda found: found[other].update(data_offsets=found[one]["data_offsets"])
 
 
-K_NORM = "model.layers.0.input_layernorm.weight"
+INPUT_NORM = "model.layers.0.input_layernorm.weight"
 
 TABLE = [
     # folders and files
@@ -200,8 +200,8 @@ TABLE = [
     Bad("header-deep", "dense", raw_header(b'{"a":' * 100_000), WEIGHTS, says="nested|JSON"),
     Bad("header-long-integer", "dense", raw_header(b'{"a": ' + b"9" * 5000 + b"}"), WEIGHTS, says="JSON"),
     Bad("metadata-numbers", "dense", header(lambda h: h.update(__metadata__={"a": 1})), WEIGHTS, "__metadata__"),
-    Bad("overlap", "dense", header(swap(K_NORM, NORM)), WEIGHTS, "norm", "overlaps"),
-    Bad("gap", "dense", header(lambda h: h.pop(NORM)), WEIGHTS, says="gap|trailing"),
+    Bad("overlap", "dense", header(swap(INPUT_NORM, NORM)), WEIGHTS, "norm", "overlaps"),
+    Bad("gap", "dense", header(lambda h: h.pop(INPUT_NORM)), WEIGHTS, "model.layers.0", "gap"),
     Bad("trailing-bytes", "dense", append, WEIGHTS, says="4 trailing bytes"),
     Bad("duplicate-tensor", "dense", duplicate, WEIGHTS, NORM, "twice"),
     Bad("product-overflow", "dense", entry(NORM, shape=[2**40, 2**40]), WEIGHTS, NORM, "overflows"),
