@@ -19,6 +19,7 @@ __all__ = ["Tokenizer"]
 FILE = "tokenizer.json"
 OLDER_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 MAX_FILE_BYTES = 512 * 2**20
+LONG_CHARS = 4096  # a longer text takes more than about 1 ms
 PROBE_CHARS = 8  # characters per allowed token that are tokenized before the rest of a long text is
 PROBE_SLACK = 1.25  # how much a text's beginning may shrink once its rest is known: far more than it can
 
@@ -136,7 +137,12 @@ class Tokenizer:
         return self.token_bytes(token_id).decode("utf-8", errors="replace")
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        if len(text) < LONG_CHARS:
+            encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
+        else:
+            # Of the library's calls only those for batches let other threads run meanwhile.
+            (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
         return ids
 
     def _encode_after(self, piece: str, max_tokens: int | None) -> list[int]:

@@ -21,6 +21,7 @@ TEXTS = [
     " leading and  double   spaces \n\n\tand tabs",
     "naïve café – “quotes” 中文 😀👩‍👩‍👧 \x00 end ",
     "x = {'a': 1}\n    return x\n",
+    "A long text goes another way through the library. 😀\n" * 100,
 ]
 
 
@@ -35,7 +36,7 @@ def folder(tokenizer_folders: dict[str, Path], tmp_path: Path) -> Path:
     return Path(shutil.copytree(tokenizer_folders["qwen"], tmp_path / "copy"))
 
 
-@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
 @pytest.mark.parametrize("style", STYLES)
 def test_same_ids_and_text_as_transformers(
     style: str, text: str, loaded: dict[str, Tokenizer], tokenizer_folders: dict[str, Path]
