@@ -16,7 +16,7 @@ Role = Literal["layer", "head"]
 
 
 class Linear(Protocol):
-    """y [M, N] = x [M, K] @ w.T + bias, in the dtype of x, for any M >= 1."""
+    """y [M, N] = x [M, K] @ w.T + bias, for any M >= 1; in the dtype of x, or fp32 for the head."""
 
     kernel: str  # its name in the op table
     nbytes: int  # what it holds, all copies counted
@@ -35,6 +35,15 @@ class Ops(Protocol):
     dtype: torch.dtype
     numerics: Numerics
     choices: Mapping[str, str]  # what was chosen for each op -> why
+
+    @property
+    def torch_threads(self) -> int:
+        """Threads that torch should have once the model is loaded.
+
+        1 where our own kernels do the work with threads of their own: two pools on the same cores hold each
+        other up.
+        """
+        ...
 
     def linear(self, weight: Weight, role: Role = "layer") -> Linear:
         """Repack a weight for this device. "head": the vocabulary projection."""

@@ -33,12 +33,18 @@ class CpuOps:
         self._choices = {"cpu kernels": native_reason}
         self.choices: Mapping[str, str] = self._choices
         self._native = native
+        self._uses_torch = native is None
         self._layer = Setting(dtype, dtype, numerics, weights, native)
         self._head = replace(self._layer, out_dtype=torch.float32)
         self._cut: tuple[StepBatch, Tiles] | None = None
 
+    @property
+    def torch_threads(self) -> int:
+        return 1 if self._native and not self._uses_torch else torch.get_num_threads()
+
     def linear(self, weight: Weight, role: Role = "layer") -> Linear:
         linear, why = choose(weight, role, self._head if role == "head" else self._layer)
+        self._uses_torch |= not linear.kernel.startswith("c-")
         name = f"{role}, {kind(weight)}"
         known = self._choices.get(name, "")
         if why not in known:

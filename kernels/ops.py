@@ -44,7 +44,9 @@ def choose_dtype(device: torch.device | str, checkpoint_dtype: torch.dtype) -> t
         return torch.float32, "the checkpoint is fp32"
     if has_bf16_arithmetic():
         return torch.bfloat16, "this CPU multiplies bf16 (AVX512-BF16 or AMX)"
-    return torch.float32, "this CPU has no bf16 arithmetic; fp32 is faster"
+    if load()[0]:
+        return torch.bfloat16, "the C kernels take bf16 on any CPU"
+    return torch.float32, "this CPU has no bf16 arithmetic, and there are no C kernels"
 
 
 def has_bf16_arithmetic() -> bool:

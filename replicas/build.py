@@ -65,6 +65,7 @@ def build_engine(
     tokenizer = Tokenizer.load(path) if Tokenizer.is_in(path) else None
     ops, why = _ops(config, checkpoint.config.dtype)
     loaded = load_model(path, ops, progress=progress)
+    torch.set_num_threads(ops.torch_threads)
     num_blocks, kv_why = _num_blocks(config, loaded, ops)
     max_model_len, len_why = _max_model_len(config, loaded, num_blocks)
     kv = ops.allocate_kv(*_kv_geometry(loaded, num_blocks))
