@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 import subprocess
 import sys
@@ -104,6 +105,15 @@ def test_test_files_have_names_of_their_own() -> None:
     files = [path for path in ROOT.glob("tests/**/*.py") if path.name != "conftest.py"]
     assert len({path.name for path in files}) == len(files)
     assert "__init__.py" not in {path.name for path in files}
+
+
+def test_python_in_the_readme_names_what_exists() -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    imports = [node for block in blocks for node in ast.parse(block).body if isinstance(node, ast.ImportFrom)]
+    assert len(blocks) >= 3
+    for node in imports:
+        module = importlib.import_module(node.module or "")
+        assert all(hasattr(module, alias.name) for alias in node.names), node.module
 
 
 def test_commands_in_the_readme_exist() -> None:

