@@ -52,7 +52,7 @@ def build_model(family: str, *, seed: int = 0, without_bias: bool = False, **opt
             elif name.endswith(".bias"):
                 parameter.copy_(0.0 * noise if without_bias else 0.3 * noise)
             else:
-                parameter.copy_((1.0 if "embed" in name else 0.15) * noise)
+                parameter.copy_((0.3 if "embed" in name else 0.15) * noise)
     return model
 
 
