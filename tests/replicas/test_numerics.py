@@ -29,7 +29,7 @@ CASES = {
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     tiny = build_checkpoint(tmp_path_factory.mktemp("tiny"), "qwen3", sliding_window=None)
-    demo = build_checkpoint(tmp_path_factory.mktemp("demo"), "qwen2")
+    demo = Path(shutil.copytree(demo_path(), tmp_path_factory.mktemp("demo") / "model"))
     for folder in (tiny, demo):
         tensors = load_file(folder / "model.safetensors")
         tensors["model.embed_tokens.weight"][OUTLIER] *= 1000
