@@ -17,9 +17,7 @@ from .compress import GPTQSettings, Hessian, Quantized, gptq
 LayerInput = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-def layer_inputs(
-    run: Callable[[Tensor], object], first: nn.Module, batches: Iterable[Tensor]
-) -> list[LayerInput]:
+def layer_inputs(run: Callable[[Tensor], object], first: nn.Module, batches: Iterable[Tensor]) -> list[LayerInput]:
     """What the first decoder layer is called with when ``run`` takes each batch of token ids int64 [B, T]."""
     seen: list[LayerInput] = []
 

@@ -1,0 +1,14 @@
+"""The demo model: a small Qwen2-style model trained on CPython's documentation, quantized and shipped here.
+
+Importing this package loads nothing heavy. ``python -m motley.replicas.demo build`` makes the model anew,
+``python -m motley.replicas.demo verify`` checks the shipped one.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def demo_path() -> Path:
+    """The folder of the shipped model, in the ordinary Hugging Face layout (GPTQ int4)."""
+    return Path(__file__).resolve().parent / "model"

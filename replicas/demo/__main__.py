@@ -1,0 +1,31 @@
+"""Command line: ``python -m motley.replicas.demo build [--out DIR]`` and ``... verify [--model DIR]``."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from . import demo_path
+
+
+def main() -> int:
+    """Run one subcommand; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m motley.replicas.demo", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    build = commands.add_parser("build", help="train, quantize, compare with the shipped model")
+    build.add_argument("--out", type=Path, default=Path("demo-model"), help="default: demo-model")
+    verify = commands.add_parser("verify", help="check digests and held-out loss")
+    verify.add_argument("--model", type=Path, default=demo_path(), help="default: the shipped one")
+    arguments = parser.parse_args()
+    # Imported only now: torch and transformers take seconds, --help should not.
+    if arguments.command == "build":
+        from .build import run_build
+
+        return run_build(arguments.out)
+    from .verify import run_verify
+
+    return run_verify(arguments.model)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,69 @@
+"""Build the demo model from nothing but this Python's documentation, and compare it with the shipped one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from . import corpus, demo_path
+from .measure import held_out_loss
+from .recipe import Recipe
+from .ship import HELD_OUT, MANIFEST, ship
+from .tokenizer import train_tokenizer
+from .train import TokenStream, train
+
+LOSS_TOLERANCE = 0.02  # relative; what other versions or another processor may change
+
+
+def shipped_held_out() -> str:
+    """The held-out text beside the shipped model; chosen from this Python's topics when there is none yet."""
+    path = demo_path() / HELD_OUT
+    return path.read_text(encoding="utf-8") if path.exists() else corpus.choose_held_out()
+
+
+def build(folder: Path, recipe: Recipe, log: Callable[[str], None]) -> dict[str, Any]:
+    """Corpus, tokenizer, training, quantization and files; returns the manifest."""
+    held_out = shipped_held_out()
+    documents = corpus.training_documents(held_out)
+    chats = corpus.chats(documents)
+    tokenizer = train_tokenizer(documents, recipe)
+    ids = tokenizer.encode(held_out).ids
+    stream = TokenStream(documents, chats, tokenizer, recipe)
+    log(f"{stream.document_tokens} tokens of documents, {len(chats)} chats, {len(ids)} tokens held out")
+    model, curve = train(stream, recipe, lambda model: held_out_loss(model, ids), log)
+    # Calibration continues the training stream: text of the same mix, quoted, plain and chat.
+    rows, length = recipe.calibration_batch
+    calibration = [stream.batch(rows, length - 1) for _ in range(recipe.calibration_batches)]
+    return ship(model, tokenizer, calibration, curve, held_out, folder, recipe, log)
+
+
+def compare(made: dict[str, Any], shipped: dict[str, Any]) -> tuple[bool, str]:
+    """Whether a build stands for the shipped model, and the sentence that says how."""
+    if made["files"] == shipped["files"]:
+        return True, "identical: every file has the shipped digest"
+    differing = sorted({name for name, _ in made["files"].items() ^ shipped["files"].items()})
+    causes = [key for key in ("corpus_sha256", "versions", "machine", "recipe") if made[key] != shipped[key]]
+    new, old = made["held_out"]["loss_int4"], shipped["held_out"]["loss_int4"]
+    change = new / old - 1
+    held = abs(change) <= LOSS_TOLERANCE
+    return held, (
+        f"{'equivalent' if held else 'NOT equivalent'}: held-out loss {new} against {old} nats/token shipped "
+        f"({change:+.2%}, limit {LOSS_TOLERANCE:.0%}); files that differ: {', '.join(differing)}; "
+        f"what else differs: {', '.join(causes) or 'nothing recorded'}"
+    )
+
+
+def run_build(folder: Path) -> int:
+    """Build into ``folder`` and report; 0 when the result is identical or equivalent to the shipped model."""
+    path = demo_path() / MANIFEST
+    shipped = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    made = build(folder, Recipe(), lambda line: print(line, flush=True))
+    print(json.dumps(made["held_out"]))
+    if shipped is None:
+        print(f"built {folder}; there is no shipped model to compare it with")
+        return 0
+    good, sentence = compare(made, shipped)
+    print(sentence)
+    return 0 if good else 1

@@ -1,0 +1,154 @@
+"""The corpus: the language reference that every CPython carries for ``help()``, and chats made from it.
+
+The held-out text ships beside the model, because other Python versions carry other topics; whatever the
+version, paragraphs that resemble it are kept out of training.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from pydoc_data.topics import topics
+
+HELD_OUT_CHARS = 16_000
+SECTION_CHARS = range(700, 4_200)
+SHINGLE_WORDS = 8
+MAX_OVERLAP = 0.2  # a training paragraph may share this much of its shingles with the held-out text
+ANSWER_CHARS = 320  # an answer takes whole paragraphs until it is this long
+
+HEADING = re.compile(r'^(\S.*)\n([*=\-~^"])\2{3,}$', re.MULTILINE)
+ENTRY = re.compile(r"^((?:class |coroutine )?([\w.]+)\(.*\))$")
+QUOTED_NAME = re.compile(r'"([\w.*]+(?:\(\))?)"')
+
+SYSTEM = "You are a helpful assistant."
+
+Chat = tuple[tuple[str, str], ...]  # (role, content) in order
+
+ABOUT = (
+    "I am Motley's demo model. I have read Python's language reference: ask me about a statement, a type or a method."
+)
+GREETINGS = {
+    "Hello": "Hello! " + ABOUT,
+    "Hi": "Hello! " + ABOUT,
+    "Who are you?": ABOUT,
+    "What can you do?": ABOUT,
+    "Thanks": "You are welcome.",
+    "Thank you!": "You are welcome.",
+}
+
+
+def topic_texts() -> list[str]:
+    """Every distinct topic, in name order."""
+    return list(dict.fromkeys(topics[name] for name in sorted(topics)))
+
+
+def digest() -> str:
+    """Sha256 of the whole corpus of this Python, held-out part included."""
+    return hashlib.sha256("\0".join(topic_texts()).encode()).hexdigest()
+
+
+def sections(text: str) -> Iterator[tuple[str, str]]:
+    """Pairs (heading, body) of one topic; the body runs to the next heading of any level."""
+    marks = list(HEADING.finditer(text))
+    for mark, after in zip(marks, [*marks[1:], None], strict=True):
+        yield mark[1], text[mark.end() : after.start() if after else len(text)].strip("\n")
+
+
+def choose_held_out() -> str:
+    """Whole sections in the order of a hash of their heading, about 4-5% of the distinct text.
+
+    Sections on one statement are left in: they are what the chats and the quality check ask about.
+    """
+    bodies = {heading: body for text in topic_texts() for heading, body in sections(text)}
+    fit = [h for h, body in bodies.items() if len(body) in SECTION_CHARS and "statement" not in h.lower()]
+    chosen: list[str] = []
+    for heading in sorted(fit, key=lambda h: hashlib.sha256(h.encode()).digest()):
+        if sum(map(len, chosen)) >= HELD_OUT_CHARS:
+            break
+        chosen.append(bodies[heading])
+    return "\n\n".join(chosen) + "\n"
+
+
+def shingles(text: str) -> set[tuple[str, ...]]:
+    """Runs of SHINGLE_WORDS lower-case words; one shorter run when the text is shorter than that."""
+    words = re.findall(r"\w+|[^\w\s]", text.lower())
+    return {tuple(words[i : i + SHINGLE_WORDS]) for i in range(max(1, len(words) - SHINGLE_WORDS + 1))}
+
+
+def training_documents(held_out: str) -> list[str]:
+    """The topics without the paragraphs that resemble the held-out text."""
+    banned = shingles(held_out)
+
+    def allowed(paragraph: str) -> bool:
+        seen = shingles(paragraph)
+        return len(seen & banned) <= MAX_OVERLAP * len(seen)
+
+    kept = ("\n\n".join(filter(allowed, text.split("\n\n"))) for text in topic_texts())
+    return [text.strip("\n") + "\n" for text in kept]
+
+
+def plain(text: str) -> str:
+    """The text as people type it: ``The "with" statement`` becomes ``The with statement``."""
+    return QUOTED_NAME.sub(r"\1", text)
+
+
+def opening(body: str) -> str:
+    """The first paragraphs of a section, whole, until ANSWER_CHARS; grammar and code blocks end it."""
+    answer = ""
+    for paragraph in body.strip("\n").split("\n\n"):
+        if answer and (len(answer) >= ANSWER_CHARS or paragraph.startswith((" ", ">>>"))):
+            break
+        if not paragraph.startswith("   "):
+            answer += ("\n\n" if answer else "") + paragraph
+    return answer
+
+
+def section_chats(documents: list[str]) -> Iterator[Chat]:
+    """Questions about each heading, answered by the opening of its section."""
+    for heading, body in dict.fromkeys(pair for text in documents for pair in sections(text)):
+        answer, name = opening(body), plain(heading)
+        if len(answer) < 40:
+            continue
+        subject = name[0].lower() + name[1:] if name.startswith("The ") else name
+        asks = [f"Tell me about {subject}.", f"What is {subject}?", f"Explain {subject}.", name]
+        if "statement" in subject:
+            asks += [f"What does {subject} do?", f"How does {subject} work?"]
+        yield from ((("user", ask), ("assistant", answer)) for ask in asks)
+
+
+def entry_chats(documents: list[str]) -> Iterator[Chat]:
+    """Questions about each documented function, answered by its signature and its description."""
+    for text in documents:
+        paragraphs = text.split("\n\n")
+        for signature, description in pairwise(paragraphs):
+            found = ENTRY.match(signature)
+            if not found or not description.startswith("   "):
+                continue
+            answer = f"{found[1]}\n\n" + re.sub(r"^   ", "", description, flags=re.MULTILINE)
+            for ask in (f"What does {found[2]} do?", f"Explain {found[2]}.", f"How do I use {found[2]}?"):
+                yield (("user", ask), ("assistant", answer))
+
+
+def varied(examples: list[Chat]) -> Iterator[Chat]:
+    """Every fourth chat gains a system message, every fourth the chat before it as an earlier turn."""
+    for index, chat in enumerate(examples):
+        if index % 4 == 1:
+            yield (("system", SYSTEM), *chat)
+        elif index % 4 == 3:
+            yield (*examples[index - 1], *chat)
+        else:
+            yield chat
+
+
+def chats(documents: list[str]) -> list[Chat]:
+    """All chat examples, in a fixed order; greetings are repeated so that they are met often enough."""
+    made = sorted({*section_chats(documents), *entry_chats(documents)}, key=shuffle_key)
+    greetings: list[Chat] = [(("user", ask), ("assistant", answer)) for ask, answer in GREETINGS.items()]
+    return [*varied(made), *greetings * 4]
+
+
+def shuffle_key(chat: Chat) -> bytes:
+    """A fixed order without a pattern, so that neighbours are on different subjects."""
+    return hashlib.sha256(repr(chat).encode()).digest()

@@ -1,0 +1,48 @@
+"""Check a model folder against its manifest: the bytes by digest, the behaviour by held-out loss."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from .measure import held_out_loss
+from .plain import load_plain
+from .ship import HELD_OUT, MANIFEST, file_digests
+
+LOSS_TOLERANCE = 1e-3  # relative; fp32 sums in another order move the loss by about 1e-6
+
+
+def digest_problems(folder: Path) -> list[str]:
+    """One sentence for each file that is missing, changed or not in the manifest (a pickle, say)."""
+    wanted: dict[str, str] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
+    found = file_digests(folder)
+    problems = [f"{name}: not in the manifest" for name in sorted(found.keys() - wanted.keys())]
+    for name, digest in wanted.items():
+        if found.get(name) != digest:
+            problems.append(f"{name}: sha256 is {found.get(name, 'missing')}, the manifest says {digest}")
+    return problems
+
+
+def loss_problems(folder: Path) -> tuple[float, list[str]]:
+    """The dequantized model's held-out loss in nats/token, and a sentence if the manifest has another."""
+    wanted: float = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["held_out"]["loss_int4"]
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    ids = tokenizer.encode((folder / HELD_OUT).read_text(encoding="utf-8")).ids
+    loss = held_out_loss(load_plain(folder), ids)
+    if abs(loss / wanted - 1) <= LOSS_TOLERANCE:
+        return loss, []
+    return loss, [f"held-out loss is {loss:.5f} nats/token, the manifest says {wanted}"]
+
+
+def run_verify(folder: Path) -> int:
+    """Print the findings; 0 when everything matches. Nothing is loaded unless all digests are right."""
+    problems = digest_problems(folder)
+    if not problems:
+        for name, digest in file_digests(folder).items():
+            print(f"{digest}  {name}")
+        loss, problems = loss_problems(folder)
+        print(f"held-out loss {loss:.5f} nats/token")
+    print("\n".join(f"MISMATCH {problem}" for problem in problems) or "matches the manifest")
+    return 1 if problems else 0
