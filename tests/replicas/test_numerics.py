@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
 from tiny_checkpoints import build_checkpoint
 
+from motley.replicas.demo import demo_path
 from motley.replicas.offline import Engine, RequestOutput
 from motley.replicas.protocol import SamplingParams
 
