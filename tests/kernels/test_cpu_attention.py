@@ -1,84 +1,136 @@
-"""Paged attention against the plain reference."""
+"""Paged attention against the plain reference, and the same bits however a sequence is cut."""
+
+import itertools
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from step_batches import block_tables, step_batch
 
-from motley.kernels import ops, reference
-from motley.kernels.batch import BLOCK_TOKENS, StepBatch
+from motley.kernels import cpu_attention, cpu_native, reference
+from motley.kernels.cpu import CpuOps
 
-
-def make_batch(spans: list[tuple[int, int]], generator: torch.Generator) -> StepBatch:
-    """One sequence for each (computed before, new) span, decodes first, over scattered blocks."""
-    lengths = [before + new for before, new in spans]
-    widths = [-(-length // BLOCK_TOKENS) for length in lengths]
-    free = torch.randperm(sum(widths) + 3, generator=generator)
-    tables = torch.zeros(len(spans), max(widths), dtype=torch.int32)
-    positions, slots, starts, taken = [], [], [0], 0
-    for row, (before, new) in enumerate(spans):
-        tables[row, : widths[row]] = free[taken : taken + widths[row]].int()
-        taken += widths[row]
-        where = torch.arange(before, before + new)
-        positions.append(where)
-        slots.append(tables[row, where // BLOCK_TOKENS].long() * BLOCK_TOKENS + where % BLOCK_TOKENS)
-        starts.append(starts[-1] + new)
-    return StepBatch(
-        token_ids=torch.zeros(starts[-1], dtype=torch.int64),
-        positions=torch.cat(positions),
-        slots=torch.cat(slots),
-        query_starts=tuple(starts),
-        context_lens=tuple(lengths),
-        block_tables=tables,
-        logit_rows=torch.arange(starts[-1]),
-        num_decodes=sum(1 for _, new in spans if new == 1),
-    )
+NATIVE, REASON = cpu_native.load()
+needs_native = pytest.mark.skipif(NATIVE is None, reason=REASON)
+KERNELS = [pytest.param(NATIVE, marks=needs_native, id="c"), pytest.param(None, id="torch")]
+SPANS = [[(0, 1)], [(16, 1), (3, 1), (90, 1)], [(0, 37)], [(40, 1), (7, 1), (20, 33), (0, 5)], [(130, 150)]]
+HEADS = [(4, 4, 8), (14, 2, 64), (6, 3, 40), (8, 1, 128), (2, 2, 96)]
+BOUNDS = {torch.float32: 2e-6, torch.bfloat16: 8e-3}
 
 
-SPANS = [[(0, 1)], [(16, 1), (3, 1), (90, 1)], [(0, 37)], [(40, 1), (7, 1), (20, 33), (0, 5)]]
+def cpu(native, dtype=torch.float32):
+    return CpuOps(dtype, "exact", None, native, "test")
 
 
-@pytest.mark.parametrize("spans", SPANS)
-@pytest.mark.parametrize("heads", [(4, 4, 8), (14, 2, 64), (6, 3, 40)])
-@pytest.mark.parametrize("window", [None, 19])
-def test_matches_reference(spans, heads, window):
+def written(device_ops, k, v, tables, heads):
+    """A cache that holds k, v [S][L, KH, D] in the blocks of `tables`, and NaN wherever nothing was written."""
+    (cache,) = device_ops.allocate_kv(1, int(tables.max()) + 4, k[0].shape[1], k[0].shape[2])
+    cache.fill_(float("nan"))
+    batch = step_batch([(0, len(rows)) for rows in k], tables)
+    device_ops.write_kv(torch.cat(k), torch.cat(v), cache, batch)
+    return cache
+
+
+@pytest.mark.parametrize("native", KERNELS)
+@pytest.mark.parametrize("spans", SPANS, ids=str)
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+@pytest.mark.parametrize("window", [None, 19, 1])
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+def test_matches_reference(native, spans, heads, window, dtype):
     num_heads, num_kv_heads, head_dim = heads
     rng = torch.Generator().manual_seed(0)
-    device_ops = ops.for_device("cpu")
-    batch = make_batch(spans, rng)
-    (cache,) = device_ops.allocate_kv(1, int(batch.block_tables.max()) + 4, num_kv_heads, head_dim)
-    scale = head_dim**-0.5
-    contexts = [torch.randn(2, n, num_kv_heads, head_dim, generator=rng) for n in batch.context_lens]
-    history = make_history(batch)
-    if history.num_tokens:
-        old = torch.cat([c[:, :before] for c, (before, _) in zip(contexts, spans, strict=True)], dim=1)
-        device_ops.write_kv(old[0], old[1], cache, history)
-    new = torch.cat([c[:, before:] for c, (before, _) in zip(contexts, spans, strict=True)], dim=1)
-    device_ops.write_kv(new[0], new[1], cache, batch)
+    device_ops, scale = cpu(native, dtype), head_dim**-0.5
+    lengths = [before + new for before, new in spans]
+    k, v = ([torch.randn(n, num_kv_heads, head_dim, generator=rng).to(dtype) for n in lengths] for _ in range(2))
+    tables = block_tables(lengths, rng)
+    batch = step_batch(spans, tables)
+    q = torch.randn(batch.num_tokens, num_heads, head_dim, generator=rng).to(dtype)
 
-    q = torch.randn(batch.num_tokens, num_heads, head_dim, generator=rng)
-    got = device_ops.attention(q, cache, batch, scale, window)
-    for index, context in enumerate(contexts):
+    got = device_ops.attention(q, written(device_ops, k, v, tables, heads), batch, scale, window)
+    for index in range(len(spans)):
         rows = slice(batch.query_starts[index], batch.query_starts[index + 1])
-        want = reference.attention(q[rows], *context, batch.positions[rows], scale, window)
-        torch.testing.assert_close(got[rows], want, atol=2e-6, rtol=1e-5)
+        want = reference.attention(q[rows], k[index], v[index], batch.positions[rows], scale, window)
+        torch.testing.assert_close(got[rows], want, atol=BOUNDS[dtype], rtol=BOUNDS[dtype])
 
 
-def make_history(batch: StepBatch) -> StepBatch:
-    """What had been written before this batch."""
-    slots, starts, lengths = [torch.empty(0, dtype=torch.int64)], [0], []
-    for index, length in enumerate(batch.context_lens):
-        before = length - (batch.query_starts[index + 1] - batch.query_starts[index])
-        where = torch.arange(before)
-        slots.append(batch.block_tables[index, where // BLOCK_TOKENS].long() * BLOCK_TOKENS + where % BLOCK_TOKENS)
-        starts.append(starts[-1] + before)
-        lengths.append(before)
-    flat = torch.cat(slots)
-    return StepBatch(
-        token_ids=torch.zeros_like(flat),
-        positions=torch.zeros_like(flat),
-        slots=flat,
-        query_starts=tuple(starts),
-        context_lens=tuple(lengths),
-        block_tables=batch.block_tables,
-        logit_rows=flat,
-        num_decodes=0,
+@pytest.mark.parametrize("native", KERNELS)
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+@pytest.mark.parametrize("heads", [(14, 2, 64), (3, 3, 16)], ids=str)
+@settings(max_examples=20)
+@given(
+    length=st.integers(1, 200),
+    window=st.sampled_from([None, 1, 30, 100]),
+    cuts=st.lists(st.integers(1, 199), max_size=4, unique=True),
+    neighbours=st.lists(st.tuples(st.integers(0, 90), st.integers(2, 40)), max_size=2),
+    loud=st.booleans(),
+)
+def test_same_bits_however_it_is_cut(native, dtype, heads, length, window, cuts, neighbours, loud):
+    """One chunk alone, against any chunks, decodes among them, beside other sequences with outliers."""
+    num_heads, num_kv_heads, head_dim = heads
+    rng = torch.Generator().manual_seed(length)
+    device_ops, scale = cpu(native, dtype), head_dim**-0.5
+    lengths = [length, *(before + new for before, new in neighbours)]
+    k, v = ([torch.randn(n, num_kv_heads, head_dim, generator=rng).to(dtype) for n in lengths] for _ in range(2))
+    q = torch.randn(length, num_heads, head_dim, generator=rng).to(dtype)
+    alone = block_tables([length], rng)
+    whole = device_ops.attention(
+        q, written(device_ops, k[:1], v[:1], alone, heads), step_batch([(0, length)], alone), scale, window
     )
+
+    tables = block_tables(lengths, rng)
+    if loud:
+        k, v = ([rows if index == 0 else rows * 1e4 for index, rows in enumerate(each)] for each in (k, v))
+    cache = written(device_ops, k, v, tables, heads)
+    borders = sorted({0, length, *(cut for cut in cuts if cut < length)})
+    for start, end in itertools.pairwise(borders):
+        batch = step_batch([(start, end - start), *neighbours], tables)
+        others = torch.randn(batch.num_tokens - (end - start), num_heads, head_dim, generator=rng).to(dtype)
+        got = device_ops.attention(torch.cat((q[start:end], others)), cache, batch, scale, window)
+        assert torch.equal(got[: end - start], whole[start:end])
+
+
+@needs_native
+@pytest.mark.parametrize("spans", [[(100, 1)], [(30, 1), (0, 50)]], ids=str)
+def test_same_bits_for_any_number_of_threads(spans):
+    rng, outputs = torch.Generator().manual_seed(0), []
+    lengths = [before + new for before, new in spans]
+    k, v = ([torch.randn(n, 2, 32, generator=rng) for n in lengths] for _ in range(2))
+    tables = block_tables(lengths, rng)
+    q = torch.randn(sum(new for _, new in spans), 14, 32, generator=rng)
+    for threads in (1, 2, 7):
+        native, _ = cpu_native.load()
+        native.threads = threads
+        device_ops = cpu(native)
+        cache = written(device_ops, k, v, tables, None)
+        outputs.append(device_ops.attention(q, cache, step_batch(spans, tables), 0.2, None))
+    assert torch.equal(outputs[0], outputs[1])
+    assert torch.equal(outputs[0], outputs[2])
+
+
+@pytest.mark.parametrize("native", KERNELS)
+def test_a_bad_key_stays_visible_and_in_its_sequence(native):
+    rng = torch.Generator().manual_seed(0)
+    k, v = ([torch.randn(n, 1, 16, generator=rng) for n in (40, 40)] for _ in range(2))
+    k[0][20] = float("nan")
+    tables = block_tables([40, 40], rng)
+    device_ops = cpu(native)
+    got = device_ops.attention(
+        torch.randn(80, 2, 16, generator=rng),
+        written(device_ops, k, v, tables, None),
+        step_batch([(0, 40), (0, 40)], tables),
+        0.25,
+        None,
+    )
+    assert got[:20].isfinite().all()
+    assert got[20:40].isnan().all()
+    assert got[40:].isfinite().all()
+
+
+def test_read_gives_back_what_was_written():
+    rng = torch.Generator().manual_seed(0)
+    k, v = ([torch.randn(37, 2, 8, generator=rng)] for _ in range(2))
+    tables = block_tables([37], rng)
+    back = cpu_attention.read(written(cpu(None), k, v, tables, None), tables[0], 37)
+    assert torch.equal(back[0], k[0])
+    assert torch.equal(back[1], v[0])

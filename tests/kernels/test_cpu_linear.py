@@ -131,7 +131,7 @@ EXACT = [
 
 @pytest.mark.parametrize(("build", "weight"), EXACT)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=20)
 @given(rows=st.integers(1, 70), start=st.integers(0, 69), count=st.integers(1, 70), outlier=st.booleans())
 def test_a_row_never_depends_on_its_neighbours(build, weight, dtype, rows, start, count, outlier):
     linear = build(weight, setting(dtype))
@@ -171,7 +171,9 @@ def test_what_is_not_finite_stays_visible(build, bad):
 def test_zero_rows_give_the_bias():
     weight = grouped(bias=True)
     for build in [TorchInt8, *([as_stored] if NATIVE else [])]:
-        torch.testing.assert_close(build(weight, setting(torch.float32))(torch.zeros(2, 512)), weight.bias.expand(2, -1))
+        torch.testing.assert_close(
+            build(weight, setting(torch.float32))(torch.zeros(2, 512)), weight.bias.expand(2, -1)
+        )
 
 
 @pytest.mark.parametrize(
