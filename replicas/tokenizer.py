@@ -41,6 +41,7 @@ class Tokenizer:
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self.vocab_size: int = max([backend.get_vocab_size(with_added_tokens=True) - 1, *added]) + 1
         self.named_tokens = dict(config.named)
+        _probe(backend, self.vocab_size)
         self._pieces = PieceTable(backend, self.special_ids, FILE)
         self._template: ChatTemplate | None = None
         self._anchor = next((added[i].content for i in sorted(self.special_ids) if not added[i].rstrip), "")
@@ -173,6 +174,18 @@ def _read_backend(folder: Path) -> tokenizers.Tokenizer:
         return tokenizers.Tokenizer.from_str(text)
     except Exception as error:  # the library raises nothing narrower
         raise CheckpointError(f"not a tokenizer: {error}", file=FILE) from error
+
+
+def _probe(backend: tokenizers.Tokenizer, vocab_size: int) -> None:
+    """Some faults of a file show only when it is used: better now than in the first request."""
+    try:
+        ids = backend.encode("A probe: 1 é 中 😀", add_special_tokens=True).ids
+    except BaseException as error:  # a panic in the library derives from nothing narrower
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise
+        raise CheckpointError(f"cannot tokenize a short text: {error}", file=FILE) from error
+    if max(ids, default=0) >= vocab_size:
+        raise CheckpointError(f"gives id {max(ids)} beyond its own vocabulary of {vocab_size}", file=FILE)
 
 
 def _convert(folder: Path) -> tokenizers.Tokenizer:

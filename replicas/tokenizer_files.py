@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,7 @@ class TokenizerConfig:
         """Raises CheckpointError naming the file and key."""
         path = folder / CONFIG
         config = read_json(path) if path.exists() else {}
+        _check_text(config)
         named = {key: text for key in NAMED_TOKENS if (text := _token(config.get(key), key)) is not None}
         more = _extra(config, "additional_special_tokens") + _extra(config, "extra_special_tokens")
         return cls(
@@ -59,6 +61,15 @@ def read_text(path: Path, limit: int) -> str:
         raise CheckpointError(f"not UTF-8: {error}", file=path.name) from error
     except OSError as error:
         raise CheckpointError(f"cannot be read: {error.strerror}", file=path.name) from error
+
+
+def _check_text(config: Mapping[str, Any]) -> None:
+    """JSON can write half of a surrogate pair, which no library downstream takes."""
+    for key, value in config.items():
+        try:
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise CheckpointError("holds half of a surrogate pair", file=CONFIG, tensor=ascii(key)) from error
 
 
 def _token(value: Any, key: str) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tokenizers
@@ -157,6 +158,8 @@ def test_tokens_that_only_the_config_knows_are_added(folder: Path) -> None:
         ("tokenizer_config.json", b"[1]"),
         ("tokenizer_config.json", b"[" * 100_000),
         ("tokenizer_config.json", b'{"eos_token": 3}'),
+        ("tokenizer_config.json", rb'{"eos_token": "\ud800"}'),
+        ("tokenizer_config.json", rb'{"chat_template": "\ud800"}'),
         ("tokenizer_config.json", b'{"chat_template": 3}'),
         ("tokenizer_config.json", b'{"added_tokens_decoder": {"9000": {"content": "<|far|>"}}}'),
         ("tokenizer_config.json", b'{"added_tokens_decoder": {"x": {}}}'),
@@ -170,6 +173,19 @@ def test_a_corrupt_file_is_named(folder: Path, file: str, content: bytes) -> Non
     with pytest.raises(CheckpointError) as caught:
         Tokenizer.load(folder)
     assert caught.value.file == file
+
+
+@pytest.mark.parametrize("change", [{"special_tokens": {}}, {"ids": [9000]}])
+def test_a_file_that_fails_only_in_use_is_named(
+    change: dict[str, Any], tokenizer_folders: dict[str, Path], tmp_path: Path
+) -> None:
+    state = json.loads((tokenizer_folders["llama3"] / "tokenizer.json").read_text())
+    processor = state["post_processor"]
+    (processor if "special_tokens" in change else processor["special_tokens"]["<|begin_of_text|>"]).update(change)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(state))
+    with pytest.raises(CheckpointError) as caught:
+        Tokenizer.load(tmp_path)
+    assert caught.value.file == "tokenizer.json"
 
 
 def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
