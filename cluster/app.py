@@ -23,7 +23,7 @@ def build_app(model: str, options: ServeOptions, make_worker: Any = None) -> Any
     make_worker = make_worker or partial(engine_worker, model, options.engine, name)
     shared = {
         "max_ongoing_requests": MAX_ONGOING,
-        "graceful_shutdown_timeout_s": options.drain_s,
+        "graceful_shutdown_timeout_s": 1.0,  # the head has drained the streams by then
         "graceful_shutdown_wait_loop_s": 0.1,
         "max_constructor_retry_count": 1,  # a bad checkpoint does not get better
         "health_check_period_s": HEALTH_CHECK_PERIOD_S,

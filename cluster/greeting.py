@@ -14,7 +14,7 @@ MAX_TOKENS = 48
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """Where a running service is reached. `start_s`: seconds from the command to ready."""
+    """Where a running service is reached. `start_s`: seconds from the command to ready. `folder`: Ray's files."""
 
     model: str
     http: str
@@ -22,6 +22,7 @@ class Endpoints:
     dashboard: str
     pid: int
     start_s: float
+    folder: str
 
 
 def greet(endpoints: Endpoints) -> None:
@@ -45,6 +46,7 @@ def show(endpoints: Endpoints) -> None:
   HTTP        {endpoints.http}/v1
   gRPC        {endpoints.grpc} (motley.v1.Inference)
   dashboard   {endpoints.dashboard}
+  logs        {endpoints.folder}/session_latest/logs
 
   curl {endpoints.http}/v1/completions -H 'Content-Type: application/json' \\
     -d '{{"prompt": "{PROMPT}", "max_tokens": {MAX_TOKENS}, "stream": true}}'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import logging
 import os
@@ -10,6 +11,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,8 @@ from typing import Any
 import grpc
 import ray
 from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
 
 from .app import NAME, build_app
 from .failures import ConfigurationError
@@ -26,9 +30,12 @@ from .protos import inference_pb2 as pb
 from .protos import inference_pb2_grpc
 from .servicers import SERVICER_FUNCTIONS
 
+log = logging.getLogger(__name__)
+
 DASHBOARD_PORT = 8265
 OBJECT_STORE_BYTES = 128 * 2**20  # messages travel by value; Ray would take 30% of memory
 SERVE_END_S = 4.0  # what Serve needs to end when no stream is left, and half as much again
+DRAIN_CALL_S = 1.0
 _POLL_S = 0.05
 
 
@@ -74,15 +81,38 @@ def wait_ready(options: ServeOptions) -> str:
 
 
 def stop(drain_s: float) -> None:
-    """Let streams end, then end Serve and Ray."""
+    """Let streams end for `drain_s` at most, then end Serve and Ray."""
     if not ray.is_initialized():
         return
-    polite = threading.Thread(target=serve.shutdown, daemon=True)
     # Ray tells the planned end of Serve's controller as an error, on stdout.
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-        polite.start()
-        polite.join(drain_s + SERVE_END_S)
+        # Serve's own draining ends HAProxy first, and so every stream with it.
+        _within(drain_s + DRAIN_CALL_S, lambda: asyncio.run(_drain(time.monotonic() + drain_s)))
+        _within(SERVE_END_S, serve.shutdown)
         ray.shutdown()
+
+
+async def _drain(deadline: float) -> None:
+    """Returns when two looks in a row find no stream: what the last one wrote is then on its way.
+
+    A coroutine, since Serve's handles want a running loop.
+    """
+    try:
+        ingress = serve.get_app_handle(NAME)
+        looks = 0
+        while looks < 2 and time.monotonic() < deadline:
+            left = await asyncio.wait_for(ingress.drain.remote(), DRAIN_CALL_S)
+            looks = 0 if left else looks + 1
+            await asyncio.sleep(_POLL_S)
+    except (RayError, RayServeException, TimeoutError) as error:
+        log.debug("draining: %s", error)  # there is nothing to drain, or nobody to do it
+
+
+def _within(seconds: float, action: Callable[[], None]) -> None:
+    """Run it, and go on without it when it takes longer."""
+    thread = threading.Thread(target=action, daemon=True)
+    thread.start()
+    thread.join(seconds)
 
 
 def _running() -> bool:

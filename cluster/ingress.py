@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from fastapi import FastAPI
+from grpc_health.v1 import health_pb2
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -20,6 +21,7 @@ from . import http_app
 from .door import Door
 from .http import answer
 from .protocols import motley_wire as wire
+from .protocols.health import HealthProtocol
 from .protocols.motley import MotleyProtocol
 from .protocols.openai import OpenAIProtocol
 from .protos import inference_pb2 as pb
@@ -40,9 +42,15 @@ class Ingress:
         self.door = Door(profile.model, tokenizer, _defaults(model, profile), secrets.token_bytes(16))
         self.motley = MotleyProtocol(self.door, self.router)
         self.openai = OpenAIProtocol(self.door, self.router)
+        self.health_protocol = HealthProtocol(self.router)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return http_app.build(self, max_body_bytes=MAX_MESSAGE_BYTES)
+
+    async def drain(self) -> int:
+        """Refuse new requests from now on; how many streams are left. For whoever stops the service."""
+        self.router.draining = True
+        return self.router.num_streams
 
     # motley.v1.Inference
 
@@ -79,6 +87,22 @@ class Ingress:
     @unary(pb.Model)
     async def GetModel(self, request: pb.GetModelRequest, grpc_context: Any) -> pb.Model:
         return self.motley.get_model(request)
+
+    # grpc.health.v1.Health
+
+    @unary(health_pb2.HealthCheckResponse)
+    async def Check(self, request: health_pb2.HealthCheckRequest, grpc_context: Any) -> health_pb2.HealthCheckResponse:
+        return await self.health_protocol.check(request)
+
+    @stream
+    def Watch(
+        self, request: health_pb2.HealthCheckRequest, grpc_context: Any
+    ) -> AsyncGenerator[health_pb2.HealthCheckResponse, None]:
+        return self.health_protocol.watch(request)
+
+    @unary(health_pb2.HealthListResponse)
+    async def List(self, request: health_pb2.HealthListRequest, grpc_context: Any) -> health_pb2.HealthListResponse:
+        return await self.health_protocol.list()
 
     # HTTP
 

@@ -1,31 +1,40 @@
-"""Ports: whether one is free, and some that are."""
+"""Ports: whether one is free, and one that is."""
 
 from __future__ import annotations
 
+import random
 import socket
-from contextlib import ExitStack
 
 from .failures import ConfigurationError
 
+SETTLED = (20_000, 30_000)
 
-def free_ports(count: int, host: str = "") -> list[int]:
-    """Different ports that nobody listens on now, on any interface unless `host` says which."""
-    with ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind((host, 0))
-        return [one.getsockname()[1] for one in sockets]
+
+def settled_port(wanted: int) -> int:
+    """This port if it is free on every interface, else another for someone who will bind it later.
+
+    Below the range from which the system takes ports for outgoing connections: there, one that is free now
+    may be in use seconds later.
+    """
+    port = wanted
+    while not is_free("", port):
+        port = random.randrange(*SETTLED)
+    return port
+
+
+def is_free(host: str, port: int) -> bool:
+    try:
+        check_port(host, port, "port")
+    except ConfigurationError:
+        return False
+    return True
 
 
 def first_free(host: str, port: int) -> int:
     """This port, or the next above it that is free."""
-    while True:
-        try:
-            check_port(host, port, "port")
-        except ConfigurationError:
-            port += 1
-        else:
-            return port
+    while not is_free(host, port):
+        port += 1
+    return port
 
 
 def bracketed(host: str) -> str:

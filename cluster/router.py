@@ -11,7 +11,7 @@ from typing import Any
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
-from ..replicas.errors import MotleyError
+from ..replicas.errors import MotleyError, Unavailable
 from ..replicas.protocol import ReplicaLoad, ReplicaProfile, Request, StreamMessage
 from .errors import from_pool
 
@@ -20,12 +20,17 @@ class Router:
     """Holds the pool's handle. Messages travel by value: Ray's object store would cost a trip each."""
 
     def __init__(self, pool: Any) -> None:
+        self.num_streams = 0
+        self.draining = False
         self._generate = pool.options(method_name="generate", stream=True, _by_reference=False)
         self._load = pool.options(method_name="load", _by_reference=False)
         self._profile = pool.options(method_name="profile", _by_reference=False)
 
     async def stream(self, request: Request) -> AsyncGenerator[StreamMessage, None]:
         """Messages of one request. Closing the generator, or cancelling its reader, stops the sequence."""
+        if self.draining:
+            raise Unavailable("the service is stopping", code="draining")
+        self.num_streams += 1
         response = self._generate.remote(request)
         try:
             async for message in response:
@@ -34,10 +39,14 @@ class Router:
             raise from_pool(error) from error
         finally:
             response.cancel()
+            self.num_streams -= 1
 
     async def load(self) -> ReplicaLoad:
-        """What a replica carries. Raises EngineFault or Unavailable when it is not healthy."""
-        load: ReplicaLoad = await self._call(self._load)
+        """What a replica carries. Raises Unavailable when it is not healthy."""
+        try:
+            load: ReplicaLoad = await self._call(self._load)
+        except MotleyError as error:
+            raise Unavailable(error.message, code="unhealthy") from error
         return load
 
     async def profile(self) -> ReplicaProfile:

@@ -23,6 +23,7 @@ from .ports import bracketed, check_port
 from .processes import become_subreaper, end_descendants
 from .settings import check_environment, choose_haproxy, ray_settings
 
+INTERRUPTED = 130  # stopped before it was ready
 END_S = 1.5  # how long each step of an end may take before the next, harsher one
 
 
@@ -32,7 +33,7 @@ def run_serve(options: ServeOptions, make_worker: Any = None) -> int:
     `make_worker` replaces the engine in tests. Never touches a cluster that it did not start. A second
     signal while it stops hurries it.
     """
-    signal.signal(signal.SIGTERM, _interrupt)
+    _take_signals()
     try:
         check(options)
         become_subreaper()
@@ -42,8 +43,8 @@ def run_serve(options: ServeOptions, make_worker: Any = None) -> int:
     except MotleyError as error:
         print(f"motley serve: {error.message}", file=sys.stderr, flush=True)
         return 1
-    except KeyboardInterrupt:
-        return 130  # before it was ready
+    except (KeyboardInterrupt, SystemExit):  # ray.init's own handler of SIGTERM raises the latter
+        return INTERRUPTED
     return 0
 
 
@@ -87,7 +88,7 @@ def _start(options: ServeOptions, folder: Path, make_worker: Any, began: float) 
     from . import head  # imports ray.serve: after the settings
 
     dashboard = head.start_ray(folder, options)
-    signal.signal(signal.SIGTERM, _interrupt)  # ray.init put its own there
+    _take_signals()  # ray.init put its own there
     model = options.model or _demo()
     print(f"loading {model}", flush=True)
     head.deploy(model, options, make_worker)
@@ -99,6 +100,7 @@ def _start(options: ServeOptions, folder: Path, make_worker: Any, began: float) 
         dashboard=f"http://{dashboard}",
         pid=os.getpid(),
         start_s=round(time.monotonic() - began, 1),
+        folder=str(folder),
     )
 
 
@@ -119,6 +121,12 @@ def _stop(drain_s: float) -> None:
     left = end_descendants(polite_s=END_S, patience_s=END_S)
     if left:
         print(f"motley serve: these processes could not be ended: {left}", file=sys.stderr)
+
+
+def _take_signals() -> None:
+    """SIGINT too: a shell starts background jobs with it ignored."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -13,11 +13,15 @@ from typing import Any, cast
 
 import grpc
 from google.protobuf.message import DecodeError, Message
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from .protos import inference_pb2, inference_pb2_grpc
 
-SERVICER_FUNCTIONS = ("motley.cluster.servicers.add_inference",)
-SERVICES = (inference_pb2.DESCRIPTOR.services_by_name["Inference"],)
+SERVICER_FUNCTIONS = ("motley.cluster.servicers.add_inference", "motley.cluster.servicers.add_health")
+SERVICES = (
+    inference_pb2.DESCRIPTOR.services_by_name["Inference"],
+    health_pb2.DESCRIPTOR.services_by_name["Health"],
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,10 @@ class Malformed:
 
 def add_inference(servicer: Any, server: grpc.aio.Server) -> None:
     inference_pb2_grpc.add_InferenceServicer_to_server(servicer, cast(grpc.aio.Server, _Tolerant(server)))
+
+
+def add_health(servicer: Any, server: grpc.aio.Server) -> None:
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, cast(grpc.aio.Server, _Tolerant(server)))
 
 
 def parse(decode: Callable[[bytes], Message], data: bytes) -> Message | Malformed:

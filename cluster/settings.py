@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .failures import ConfigurationError
-from .ports import free_ports
+from .ports import settled_port
 
 MAX_MESSAGE_BYTES = 8 * 2**20  # a body or gRPC message from a client: a million token ids
 MAX_REPLY_BYTES = 64 * 2**20  # between ingress and replica: log-probabilities of a long prompt
@@ -28,7 +28,6 @@ def ray_settings(folder: Path, *, haproxy: bool) -> tuple[Setting, ...]:
 
 
 def _shared() -> tuple[Setting, ...]:
-    fallback_http, fallback_grpc = free_ports(2)
     return (
         Setting("RAY_SERVE_THROUGHPUT_OPTIMIZED", "1", "replica calls by gRPC: streams 4 times faster"),
         Setting("RAY_SERVE_GRPC_MAX_MESSAGE_SIZE", str(MAX_MESSAGE_BYTES), "2 GiB by default"),
@@ -36,15 +35,17 @@ def _shared() -> tuple[Setting, ...]:
         Setting("RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S", "1", "else shutdown takes 32 s"),
         Setting("RAY_SERVE_LOG_TO_STDERR", "0", "replicas log to their files"),
         Setting("FORWARDED_ALLOW_IPS", "", "uvicorn otherwise believes X-Forwarded-For"),
-        Setting("RAY_SERVE_FALLBACK_PROXY_HTTP_PORT", str(fallback_http), "beside another cluster on this machine"),
-        Setting("RAY_SERVE_FALLBACK_PROXY_GRPC_PORT", str(fallback_grpc), "likewise"),
+        Setting(
+            "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT", str(settled_port(8500)), "beside another cluster on this machine"
+        ),
+        Setting("RAY_SERVE_FALLBACK_PROXY_GRPC_PORT", str(settled_port(9500)), "likewise"),
+        Setting("RAY_worker_niceness", "0", "15 by default: any other process would stall the streams"),
         Setting("RAY_USAGE_STATS_ENABLED", "0", "nothing is reported to anyone"),
         Setting("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0", "a replica without GPUs must not lose sight of them"),
     )
 
 
 def _haproxy(folder: Path) -> tuple[Setting, ...]:
-    stats, metrics = free_ports(2)
     own = "the default path is shared by all clusters of a machine"
     return (
         Setting("RAY_SERVE_ENABLE_HA_PROXY", "1", "streams 15 times faster than Serve's own proxy; cancels arrive"),
@@ -53,8 +54,8 @@ def _haproxy(folder: Path) -> tuple[Setting, ...]:
         Setting("RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH", str(folder / "metrics.sock"), own),
         Setting("RAY_SERVE_HAPROXY_SERVER_STATE_BASE", str(folder), own),
         Setting("RAY_SERVE_HAPROXY_SERVER_STATE_FILE", str(folder / "server-state"), own),
-        Setting("RAY_SERVE_HAPROXY_STATS_PORT", str(stats), "beside another cluster on this machine"),
-        Setting("RAY_SERVE_HAPROXY_METRICS_PORT", str(metrics), "likewise"),
+        Setting("RAY_SERVE_HAPROXY_STATS_PORT", str(settled_port(8404)), "beside another cluster on this machine"),
+        Setting("RAY_SERVE_HAPROXY_METRICS_PORT", str(settled_port(9101)), "likewise"),
         Setting("RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S", "30", "an old HAProxy worker must not outlive a shutdown"),
     )
 

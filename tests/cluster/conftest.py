@@ -16,7 +16,7 @@ from service_checkpoint import write_tokenizer
 
 from motley.cluster.ingress import Ingress
 from motley.cluster.protos import inference_pb2_grpc
-from motley.cluster.servicers import add_inference
+from motley.cluster.servicers import add_health, add_inference
 from motley.replicas.replica import Replica
 
 
@@ -59,6 +59,7 @@ async def grpc_target(ingress: Any) -> AsyncIterator[str]:
     """A real gRPC server whose servicer is the ingress, registered as Serve does it."""
     server = grpc.aio.server()
     add_inference(ingress, server)
+    add_health(ingress, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     yield f"127.0.0.1:{port}"

@@ -1,0 +1,33 @@
+"""One real `motley serve` for all system tests: Ray takes its time to start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+from served import Served, served
+from service_checkpoint import build
+
+CONTEXT = 4096
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model: every byte is a token, and an answer of 4,000 tokens takes seconds."""
+    return build(tmp_path_factory.mktemp("checkpoint"), max_len=CONTEXT)
+
+
+@pytest.fixture(scope="session")
+def service(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    arguments = [str(checkpoint), "--served-model-name", "tiny", "--threads", "1"]
+    with served(arguments, tmp_path_factory.mktemp("serve")) as service:
+        service.wait_ready()
+        yield service
+
+
+@pytest.fixture(scope="session")
+def client(service: Served) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{service.http}/v1", api_key="none", max_retries=0) as client:
+        yield client

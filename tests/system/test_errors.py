@@ -1,0 +1,139 @@
+"""Bad requests against the whole service: refused in the right form, and nothing else happens."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from bad_requests import BAD_BODIES, BAD_JSON_FIELDS, BAD_MESSAGES, BAD_PROMPTS, BAD_SAMPLING, UNSUPPORTED_OR_UNKNOWN
+from served import Served
+
+from motley.client import Client
+from motley.cluster.protos import inference_pb2 as pb
+
+JSON = {"Content-Type": "application/json"}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _nothing_else_happens(service: Served) -> Iterator[None]:
+    """Same processes, same greedy answer, everything free, whatever was asked in between."""
+    with Client(service.grpc) as client:
+
+        def answer() -> list[int]:
+            return list(client.complete("neighbour", temperature=0.0, max_tokens=48).choices[0].token_ids)
+
+        before, replicas = answer(), service.replicas()
+        assert len(replicas) == 2, "an ingress and an engine"
+        yield
+        assert answer() == before
+        assert service.replicas() == replicas
+        service.wait_idle()
+
+
+def send(service: Served, method: str, path: str, body: Any = None, headers: dict[str, str] = JSON) -> Any:
+    connection = http.client.HTTPConnection("127.0.0.1", service.http_port, timeout=30)
+    connection.request(method, path, body, headers)
+    response = connection.getresponse()
+    content = response.read()
+    connection.close()
+    assert response.getheader("content-type") == "application/json", content[:200]
+    return response.status, json.loads(content).get("error")
+
+
+def test_every_bad_field_over_http(service: Served) -> None:
+    for fields, param in BAD_SAMPLING + BAD_JSON_FIELDS:
+        status, error = send(service, "POST", "/v1/completions", json.dumps({"prompt": "abc", **fields}))
+        assert (status, error["param"]) == (400, param)
+    for prompt in BAD_PROMPTS:
+        status, error = send(service, "POST", "/v1/completions", json.dumps({"prompt": prompt}))
+        assert (status, error["param"]) == (400, "prompt")
+    for fields, param, code in UNSUPPORTED_OR_UNKNOWN:
+        status, error = send(service, "POST", "/v1/completions", json.dumps({"prompt": "abc", **fields}))
+        assert (status, error["param"], error["code"]) == (400, param, code)
+    for messages in BAD_MESSAGES:
+        status, error = send(service, "POST", "/v1/chat/completions", json.dumps({"messages": messages}))
+        assert status == 400
+        assert error["param"].startswith("messages")
+
+
+def test_every_bad_field_over_grpc(service: Served) -> None:
+    with Client(service.grpc) as client:
+        for fields, param in BAD_SAMPLING:
+            with pytest.raises(grpc.RpcError) as caught:
+                client.complete("abc", **fields)
+            assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+            assert caught.value.details().startswith(f"{param}: ")
+            with pytest.raises(grpc.RpcError) as caught:
+                list(client.stream("abc", **fields))
+            assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_bodies_paths_methods_and_media(service: Served) -> None:
+    for body in BAD_BODIES:
+        status, error = send(service, "POST", "/v1/completions", body)
+        assert (status, error["code"]) == (400, "invalid_json")
+    assert send(service, "POST", "/nowhere", "{}")[0] == 404
+    assert send(service, "GET", "/v1/completions")[0] == 405
+    assert send(service, "POST", "/v1/completions", "{}", {"Content-Type": "text/plain"})[0] == 415
+    assert send(service, "POST", "/v1/completions", "{}", {**JSON, "Content-Encoding": "gzip"})[0] == 415
+
+
+def test_large_bodies_over_both_protocols(service: Served) -> None:
+    status, error = send(service, "POST", "/v1/completions", iter([b" " * 2**20] * 9))
+    assert (status, error["code"]) == (413, "body_too_large")
+    with Client(service.grpc) as client:
+        with pytest.raises(grpc.RpcError) as caught:
+            client.complete("x" * (9 * 2**20))
+        assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_a_declared_size_is_refused_before_it_is_sent(service: Served) -> None:
+    with socket.create_connection(("127.0.0.1", service.http_port), timeout=30) as connection:
+        head = f"Content-Length: {100 * 2**20}\r\nContent-Type: application/json\r\n"
+        connection.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n{head}\r\n".encode())
+        assert b" 413 " in connection.recv(4096).split(b"\r\n")[0]
+
+
+def test_malformed_messages_over_grpc(service: Served) -> None:
+    with grpc.insecure_channel(service.grpc) as channel:
+        with pytest.raises(grpc.RpcError) as caught:
+            channel.unary_unary("/motley.v1.Inference/Complete")(b"\xff\xff\xff")
+        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        with pytest.raises(grpc.RpcError) as caught:
+            channel.unary_unary("/motley.v1.Inference/NoSuchMethod")(b"")
+        assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_without_keys_strangers_are_refused(service: Served) -> None:
+    for headers in ({"Host": "example.com"}, {"X-Forwarded-For": "127.0.0.1"}):
+        assert send(service, "GET", "/v1/models", headers=headers)[0] == 403
+    with Client(service.grpc) as client:
+        with pytest.raises(grpc.RpcError) as caught:
+            client.stub.ListModels(pb.ListModelsRequest(), metadata=(("x-forwarded-for", "127.0.0.1"),))
+        assert caught.value.code() == grpc.StatusCode.PERMISSION_DENIED
+
+
+def test_direct_ports_serve_loopback_only(service: Served) -> None:
+    """HAProxy's way to the ingress is open to the network: Serve binds it on all interfaces."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing: asks which address would be used
+        except OSError:
+            pytest.skip("this machine has no address but loopback")
+        own = probe.getsockname()[0]
+    [file] = Path(service.endpoints["folder"]).glob("**/haproxy.cfg")
+    config = file.read_text()
+    ports = {int(port) for port in re.findall(r"server SERVE_REPLICA\S+ \S+:(\d+) proto h2", config)}
+    assert ports
+    for port in ports:
+        with Client(f"{own}:{port}") as client:
+            with pytest.raises(grpc.RpcError) as caught:
+                client.models()
+            assert caught.value.code() == grpc.StatusCode.PERMISSION_DENIED

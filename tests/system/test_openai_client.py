@@ -1,0 +1,112 @@
+"""The unmodified `openai` client against the whole service."""
+
+from __future__ import annotations
+
+import math
+
+import openai
+import pytest
+from served import Served
+
+HELLO: list[dict[str, str]] = [{"role": "user", "content": "Hello"}]
+GREEDY = {"model": "tiny", "temperature": 0, "extra_body": {"ignore_eos": True}}
+
+
+def test_completion(client: openai.OpenAI) -> None:
+    answer = client.completions.create(prompt="abc", max_tokens=12, **GREEDY)
+    assert answer.choices[0].finish_reason == "length"
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (3, 12)
+    assert client.completions.create(prompt="abc", max_tokens=12, **GREEDY).choices[0].text == answer.choices[0].text
+
+
+def test_streamed_completion_is_the_whole_one(client: openai.OpenAI) -> None:
+    whole = client.completions.create(prompt="abc", max_tokens=64, **GREEDY)
+    chunks = list(
+        client.completions.create(
+            prompt="abc", max_tokens=64, stream=True, stream_options={"include_usage": True}, **GREEDY
+        )
+    )
+    assert "".join(chunk.choices[0].text for chunk in chunks if chunk.choices) == whole.choices[0].text
+    assert chunks[-1].usage == whole.usage
+    assert len(chunks) > 8, "tokens come as they are made"
+
+
+def test_chat_and_its_stream(client: openai.OpenAI) -> None:
+    whole = client.chat.completions.create(messages=HELLO, max_completion_tokens=32, **GREEDY)
+    message = whole.choices[0].message
+    assert message.role == "assistant"
+    chunks = list(client.chat.completions.create(messages=HELLO, max_completion_tokens=32, stream=True, **GREEDY))
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == message.content
+    assert chunks[-1].choices[0].finish_reason == "length"
+
+
+def test_chat_logprobs(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        messages=HELLO, max_completion_tokens=8, logprobs=True, top_logprobs=3, **GREEDY
+    )
+    entries = answer.choices[0].logprobs.content
+    assert len(entries) == 8
+    for entry in entries:
+        assert entry.logprob == entry.top_logprobs[0].logprob, "greedy takes the best"
+        assert [top.logprob for top in entry.top_logprobs] == sorted(
+            (top.logprob for top in entry.top_logprobs), reverse=True
+        )
+        assert math.exp(entry.logprob) <= 1.0
+    content = b"".join(bytes(entry.bytes) for entry in entries).decode(errors="replace")
+    assert content == answer.choices[0].message.content
+
+
+def test_completion_logprobs_with_echo(client: openai.OpenAI) -> None:
+    answer = client.completions.create(prompt="abc", max_tokens=4, logprobs=2, echo=True, **GREEDY)
+    logprobs = answer.choices[0].logprobs
+    assert logprobs.tokens[:3] == ["a", "b", "c"]
+    assert logprobs.text_offset[:4] == [0, 1, 2, 3]
+    assert len(logprobs.tokens) == len(logprobs.token_logprobs) == len(logprobs.top_logprobs) == 7
+    assert logprobs.token_logprobs[0] is None
+    assert all(value is not None for value in logprobs.token_logprobs[1:])
+    assert answer.choices[0].text.startswith("abc")
+
+
+def test_choices_differ_and_repeat_with_the_seed(client: openai.OpenAI) -> None:
+    def texts(seed: int) -> list[str]:
+        answer = client.completions.create(model="tiny", prompt="abc", max_tokens=16, n=3, seed=seed)
+        return [choice.text for choice in answer.choices]
+
+    assert len(set(texts(1))) == 3
+    assert texts(1) == texts(1) != texts(2)
+
+
+def test_stop_strings_are_no_part_of_the_text(client: openai.OpenAI) -> None:
+    whole = client.completions.create(prompt="abc", max_tokens=64, **GREEDY).choices[0].text
+    stop = next(char for char in whole[8:] if char.isascii() and char not in whole[:4])
+    stopped = client.completions.create(prompt="abc", max_tokens=64, stop=[stop], **GREEDY).choices[0]
+    assert stopped.finish_reason == "stop"
+    assert stopped.text == whole[: whole.index(stop)]
+    chunks = client.completions.create(prompt="abc", max_tokens=64, stop=[stop], stream=True, **GREEDY)
+    assert "".join(chunk.choices[0].text for chunk in chunks) == stopped.text
+
+
+def test_several_prompts(client: openai.OpenAI) -> None:
+    alone = [client.completions.create(prompt=p, max_tokens=8, **GREEDY).choices[0].text for p in ("abc", "xyz")]
+    together = client.completions.create(prompt=["abc", "xyz"], max_tokens=8, **GREEDY)
+    assert [choice.text for choice in together.choices] == alone
+
+
+def test_models(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    assert client.models.retrieve("tiny").id == "tiny"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("gpt-4")
+
+
+def test_errors_are_the_clients_own_exceptions(client: openai.OpenAI, service: Served) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model="tiny", prompt="abc", n=0)
+    assert caught.value.param == "n"
+    with pytest.raises(openai.NotFoundError):
+        client.chat.completions.create(model="gpt-4", messages=HELLO)
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model="tiny", prompt="x" * 4096, stream=True)
+    assert caught.value.code == "context_length_exceeded", "refused before the stream begins"
+    service.wait_idle()
