@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
@@ -31,8 +32,10 @@ class SideProcess:
     def __init__(self, name: str, folder: Path, threads: int) -> None:
         self.name = name
         command = [sys.executable, "-m", "motley.replicas.bench.side", name, str(folder), str(threads)]
+        # A file, since a pipe that nobody reads would block the side once full.
+        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed in __exit__
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said, text=True
         )
         self.description: dict[str, Any] = {}
 
@@ -45,6 +48,7 @@ class SideProcess:
     ) -> None:
         self._process.terminate()
         self._process.communicate()
+        self._said.close()
 
     def ask(self, do: str, **arguments: Any) -> Any:
         """Call a method of the side. Raises SideFailed."""
@@ -61,5 +65,6 @@ class SideProcess:
         for line in self._process.stdout:
             if line.startswith('{"result"'):  # libraries print what they like
                 return json.loads(line)["result"]
-        _, said = self._process.communicate()
-        raise SideFailed(f"{self.name} ended: {(said or 'without a word').strip()[-500:]}")
+        self._process.wait()
+        self._said.seek(0)
+        raise SideFailed(f"{self.name} ended: {self._said.read().strip()[-500:] or 'without a word'}")

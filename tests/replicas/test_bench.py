@@ -1,0 +1,72 @@
+"""`bench engine`: the report's arithmetic, the sides' protocol, and a run of all that is installed."""
+
+import json
+from importlib.util import find_spec
+
+import pytest
+
+from motley.replicas.bench import engine, peers, report, shapes
+from motley.replicas.model import load_model
+
+
+def test_row_has_quantiles_and_a_ratio_above_one_when_better():
+    fast, slow = [10.0, 20.0, 30.0, 40.0, 50.0], [15.0]
+    row = report.row("decode", {"batch": 1}, "tokens/s", fast, peer="p", peer_samples=slow)
+    assert (row["p20"], row["value"], row["p80"], row["ratio"]) == (18.0, 30.0, 42.0, 2.0)
+    row = report.row("latency", {}, "ms", fast, peer="p", peer_samples=slow, higher_is_better=False)
+    assert row["ratio"] == 0.5
+    assert row["source"] == "measured"
+
+
+def test_absent_peer_has_no_ratio():
+    row = report.row("decode", {}, "tokens/s", [1.0], peer="llama.cpp")
+    assert row["peer_value"] == report.NOT_INSTALLED
+    assert row["ratio"] is None
+    assert report.NOT_INSTALLED in report.table({"rows": [row]})
+
+
+def test_unknown_names_are_refused():
+    with pytest.raises(ValueError, match="qwen9"):
+        engine.run(shape="qwen9")
+    with pytest.raises(ValueError, match="ollama"):
+        engine.run(shape="tiny", peers=["ollama"])
+
+
+def test_a_side_that_dies_says_why(tmp_path):
+    with pytest.raises(peers.SideFailed, match=r"config\.json"), peers.SideProcess("transformers", tmp_path, 1):
+        pass
+
+
+def test_shape_is_the_checkpoint_that_loads(tmp_path):
+    from motley.kernels.ops import for_device
+
+    shape = shapes.SHAPES["tiny"]
+    shapes.write_gptq(shape, tmp_path)
+    loaded = load_model(tmp_path, for_device("cpu"))
+    assert loaded.config.num_layers == shape.num_hidden_layers
+    assert loaded.quantization == "gptq-int4-g128"
+    assert shapes.SHAPES["qwen2-0.5b"].layer_weights == 357_826_560
+    assert shapes.SHAPES["qwen2-0.5b"].head_weights == 136_134_656
+
+
+def test_run_measures_every_installed_side(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    native = peers.is_installed
+    has_llama = find_spec("llama_cpp") is not None and find_spec("gguf") is not None
+    monkeypatch.setattr(engine, "is_installed", lambda name: name == "llama.cpp" and has_llama and native(name))
+    said = []
+    result = engine.run(
+        "tiny", [2], prompt_tokens=32, output_tokens=8, context_tokens=20, threads=1, repeats=1, progress=said.append
+    )
+    rows = json.loads(json.dumps(result))["rows"]
+    assert result["bench"] == "engine"
+    assert said
+    decode = {row["peer"]: row for row in rows if row["metric"] == "decode"}
+    assert decode["transformers"]["peer_value"] == report.NOT_INSTALLED
+    assert decode["transformers"]["value"] > 0
+    assert (decode["llama.cpp"]["ratio"] is not None) == has_llama
+    shares = [row["value"] for row in rows if row["metric"] == "profile"]
+    assert sum(shares) == pytest.approx(1.0)
+    read = next(row for row in rows if row["metric"] == "weights read per token")
+    shape = shapes.SHAPES["tiny"]
+    assert shape.layer_weights / 2 + shape.head_weights < read["value"] < shape.layer_weights + 2 * shape.head_weights
