@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +20,7 @@ __all__ = ["Tokenizer"]
 FILE = "tokenizer.json"
 OLDER_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 MAX_FILE_BYTES = 512 * 2**20
+SUBWORD_PREFIX = re.compile(r'"continuing_subword_prefix"\s*:\s*"[^"]')
 LONG_CHARS = 4096  # a longer text takes more than about 1 ms
 PROBE_CHARS = 8  # characters per allowed token that are tokenized before the rest of a long text is
 PROBE_SLACK = 1.25  # how much a text's beginning may shrink once its rest is known: far more than it can
@@ -170,6 +172,8 @@ def _read_backend(folder: Path) -> tokenizers.Tokenizer:
     if not path.exists():
         return _convert(folder)
     text = read_text(path, MAX_FILE_BYTES)
+    if SUBWORD_PREFIX.search(text):  # the library ends the whole process when merges do not fit the prefix
+        raise CheckpointError("continuing_subword_prefix is not supported", file=FILE, tensor="model")
     try:
         return tokenizers.Tokenizer.from_str(text)
     except Exception as error:  # the library raises nothing narrower

@@ -155,6 +155,7 @@ def test_tokens_that_only_the_config_knows_are_added(folder: Path) -> None:
         ("tokenizer.json", b"\xff\xfe"),
         ("tokenizer.json", b'{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": ["a z"]}}'),
         ("tokenizer.json", b'{"model": null}'),
+        ("tokenizer.json", b'{"model": {"type": "BPE", "continuing_subword_prefix": "x"}}'),
         ("tokenizer_config.json", b"[1]"),
         ("tokenizer_config.json", b"[" * 100_000),
         ("tokenizer_config.json", b'{"eos_token": 3}'),
