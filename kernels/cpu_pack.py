@@ -54,9 +54,10 @@ def interleave(weight: GroupedWeight, bits: int) -> torch.Tensor:
 
 
 def interleave_dense(weight: torch.Tensor) -> torch.Tensor:
-    """[N, K] -> [blocks, K, 16] as native/dense.c lays it out."""
-    blocks = -(-weight.shape[0] // LANES)
-    return _pad_rows(weight, blocks * LANES).view(blocks, LANES, -1).transpose(1, 2).contiguous()
+    """fp32 [blocks, K, 16] or bf16 [blocks, K / 2, 16, 2] as native/dense.c lays it out."""
+    blocks, together = -(-weight.shape[0] // LANES), 1 if weight.dtype == torch.float32 else 2
+    padded = F.pad(weight, (0, -weight.shape[1] % together, 0, blocks * LANES - weight.shape[0]))
+    return padded.view(blocks, LANES, -1, together).transpose(1, 2).contiguous()
 
 
 def round_to_int8(weight: Weight, group: int) -> tuple[GroupedWeight, float]:

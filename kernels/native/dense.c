@@ -1,7 +1,7 @@
 // y = x @ w.T for fp32 or bf16 weights, summed in fp32 from the first input to the last: a row's result is the
 // same bits whatever the number of rows, which no BLAS promises.
 //
-//   weights   [blocks of 16 outputs][K][16]
+//   weights   fp32 [blocks of 16 outputs][K][16], bf16 [blocks][K / 2][16][2]; an odd K is filled up with zeros
 #include "pool.h"
 #include "simd.h"
 
@@ -14,32 +14,50 @@ typedef struct {
     int64_t outputs, inputs, type, y_type;
 } dense_weights;
 
-INLINE float number(const void *p, int64_t i, enum dtype type) {
-    if (type == F32) return ((const float *)p)[i];
-    uint32_t bits = (uint32_t)((const uint16_t *)p)[i] << 16;
-    float x; memcpy(&x, &bits, 4);
-    return x;
+// sum[lane] += w[lane] * x for fp32; for bf16 w and x are pairs and both products are added.
+INLINE f32x16 add_product(f32x16 sum, const void *w, int64_t vector, uint32_t x, enum dtype type) {
+    float first; uint32_t bits = type == F32 ? x : x << 16;
+    memcpy(&first, &bits, 4);
+    if (type == F32) return fma16(splat(first), load_f32((const float *)w + vector * LANES), sum);
+#if defined(__AVX512BF16__)
+    __m512i pairs = _mm512_loadu_si512((const uint32_t *)w + vector * LANES);
+    return (f32x16)_mm512_dpbf16_ps((__m512)sum, (__m512bh)pairs, (__m512bh)_mm512_set1_epi32(x));
+#else
+    u32x16 pairs; memcpy(&pairs, (const uint32_t *)w + vector * LANES, 64);
+    float second; bits = x & 0xffff0000u;
+    memcpy(&second, &bits, 4);
+    sum = fma16(splat(first), (f32x16)(pairs << 16), sum);
+    return fma16(splat(second), (f32x16)(pairs & 0xffff0000u), sum);
+#endif
 }
 
 INLINE void tile(const dense_weights *w, const void *x, void *y, int64_t row, int64_t block, enum dtype type,
                  const int rows, const int blocks) {
-    const int64_t inputs = w->inputs;
+    const int64_t inputs = w->inputs, size = type == F32 ? 4 : 2, steps = type == F32 ? inputs : (inputs + 1) / 2;
+    const int64_t whole = type == F32 ? inputs : inputs / 2;
+    const char *from = (const char *)x + row * inputs * size;
     f32x16 sum[MAX_ROWS][MAX_BLOCKS];
 #pragma GCC unroll 16
     for (int i = 0; i < rows; i++)
 #pragma GCC unroll 16
         for (int j = 0; j < blocks; j++) sum[i][j] = splat(0.0f);
-    for (int64_t k = 0; k < inputs; k++) {
-        f32x16 v[MAX_BLOCKS];
-#pragma GCC unroll 16
-        for (int j = 0; j < blocks; j++) v[j] = load(w->weights, ((block + j) * inputs + k) * LANES, type);
+    for (int64_t k = 0; k < whole; k++) {
 #pragma GCC unroll 16
         for (int i = 0; i < rows; i++) {
-            f32x16 one = splat(number(x, (row + i) * inputs + k, type));
+            uint32_t bits; memcpy(&bits, from + i * inputs * size + k * 4, 4);
 #pragma GCC unroll 16
-            for (int j = 0; j < blocks; j++) sum[i][j] = fma16(one, v[j], sum[i][j]);
+            for (int j = 0; j < blocks; j++)
+                sum[i][j] = add_product(sum[i][j], w->weights, (block + j) * steps + k, bits, type);
         }
     }
+    if (whole < steps)  // the last input of an odd number of bf16
+#pragma GCC unroll 16
+        for (int i = 0; i < rows; i++) {
+            uint16_t last; memcpy(&last, from + ((i + 1) * inputs - 1) * size, 2);
+#pragma GCC unroll 16
+            for (int j = 0; j < blocks; j++)
+                sum[i][j] = add_product(sum[i][j], w->weights, (block + j) * steps + whole, last, type);
+        }
 #pragma GCC unroll 16
     for (int j = 0; j < blocks; j++) {
         int64_t first = (block + j) * LANES;

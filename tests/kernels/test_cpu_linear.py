@@ -95,7 +95,7 @@ def test_torch_quantized_within_bound(shape, build, bound):
 @pytest.mark.parametrize("build", [pytest.param(NativeDense, marks=needs_native), TorchDense])
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-6), (torch.bfloat16, 0.005)])
 @pytest.mark.parametrize(
-    "weight", [dense(bias=True), dense(37, 50), grouped(permuted=True)], ids=["dense", "odd", "int4"]
+    "weight", [dense(bias=True), dense(37, 51), grouped(permuted=True)], ids=["dense", "odd", "int4"]
 )
 def test_dense_within_bound(build, dtype, bound, weight):
     assert error(build(weight, setting(dtype)), weight, dtype) < bound
