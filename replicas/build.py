@@ -17,6 +17,7 @@ import torch
 from ..kernels.ops import Ops, choose_dtype, for_device
 from .blocks import BlockPool, blocks_for
 from .checkpoint import inspect_checkpoint, resolve_model
+from .cores import usable_cores
 from .engine import EngineCore
 from .engine_config import EngineConfig
 from .errors import InvalidRequest
@@ -60,7 +61,7 @@ def build_engine(
 ) -> BuiltEngine:
     """Load `model` (a folder or a Hugging Face id) under `config`. Raises CheckpointError, InvalidRequest."""
     path = resolve_model(model)
-    torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
+    torch.set_num_threads(config.threads or usable_cores())
     checkpoint = inspect_checkpoint(path)
     tokenizer = Tokenizer.load(path) if Tokenizer.is_in(path) else None
     ops, why = _ops(config, checkpoint.config.dtype)

@@ -109,7 +109,7 @@ def _select(probs: torch.Tensor, ids: torch.Tensor | None, kept: torch.Tensor) -
 
 
 def _nucleus(probs: torch.Tensor, top_p: float) -> torch.Tensor:
-    """Positions, ascending, of the most likely tokens up to and including the one that reaches top_p of what is left."""
+    """Positions, ascending, of the most likely tokens up to and with the one that reaches top_p of what is left."""
     target = top_p * float(probs.double().sum())
     values, at = probs.topk(min(_TOP_P_CANDIDATES, probs.numel()))
     reached = values.double().cumsum(0)

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from ..cores import usable_cores
 from .peers import PEERS, SideProcess, is_installed
 from .report import machine, row, versions
 from .shapes import SHAPES, write_gptq
@@ -46,7 +47,7 @@ def run(
         shape, prompt_tokens, output_tokens, repeats = "quick", min(prompt_tokens, 128), 16, 2
     if shape not in SHAPES:
         raise ValueError(f"shape: {shape!r} is not known; expected {' or '.join(SHAPES)}")
-    threads = threads or len(os.sched_getaffinity(0))
+    threads = threads or usable_cores()
     installed = [name for name in peers if is_installed(name)]
     absent = [name for name in peers if name not in installed]
     before, folder = machine(), _checkpoint(shape, progress)

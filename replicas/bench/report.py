@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..cores import usable_cores
+
 NOT_INSTALLED = "not installed"
 
 
@@ -17,7 +19,7 @@ def machine() -> dict[str, Any]:
     """CPU, cores that this process may use, memory, and how busy the machine is."""
     return {
         "cpu": _cpu_name(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": usable_cores(),
         "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1),
         "system": platform.platform(),
         "load_average_1min": round(os.getloadavg()[0], 2),

@@ -14,6 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..replicas.cores import usable_cores
+
 if TYPE_CHECKING:
     import torch
 
@@ -52,7 +54,7 @@ def gather() -> list[Fact]:
 def _machine() -> Iterator[Fact]:
     yield Fact("Machine", "system", f"{platform.system()} {platform.release()}, Python {platform.python_version()}")
     name, flags = _cpu()
-    yield Fact("Machine", "CPU", f"{name}, {_usable_cores()} usable cores")
+    yield Fact("Machine", "CPU", f"{name}, {usable_cores()} usable cores")
     found = [flag for flag in CPU_FLAGS if flag in flags]
     yield Fact("Machine", "CPU flags", ", ".join(found) or "none of those that matter here", "ok" if found else "note")
     yield _memory()
@@ -69,10 +71,6 @@ def _cpu() -> tuple[str, frozenset[str]]:
         elif key in ("flags", "Features"):
             return name, frozenset(value.split())
     return name, flags
-
-
-def _usable_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _memory() -> Fact:
