@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import torch.nn.functional as F
 
@@ -32,6 +34,30 @@ class TorchDense:
         return torch.cat(parts)[:rows].to(self._out)
 
 
+def _int8_product(codes: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor) -> torch.Tensor:
+    """fp32 [M, N]: codes uint8 [M, K] around 128 in units of 1 / 127, times a packed int8 weight."""
+    y: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
+        codes, 1 / 127, 128, weight, scales, zeros, None, 1.0, 0, torch.float32, "none", [], ""
+    )
+    return y
+
+
+@functools.cache
+def _int8_refused() -> str:
+    """Why oneDNN's product cannot be used on this machine; empty if it can.
+
+    Without VNNI it adds pairs of products in 16 bits, which the largest values overflow: they are tried here.
+    """
+    most, zeros = torch.full((1, 64), 255, dtype=torch.uint8), torch.zeros(16, dtype=torch.int64)
+    try:
+        weight = torch.ops.onednn.qlinear_prepack(torch.full((16, 64), 127, dtype=torch.int8), None)
+        y = _int8_product(most, weight, torch.ones(16), zeros)
+    except (RuntimeError, AttributeError, NotImplementedError) as error:
+        return f"oneDNN's int8 product does not run here: {str(error).splitlines()[0]}"
+    right = torch.allclose(y, torch.full_like(y, 64 * 127.0))
+    return "" if right else "oneDNN's int8 product overflows on this CPU"
+
+
 class TorchInt8:
     """oneDNN's int8 product, weights rounded to int8 per output, x per row.
 
@@ -44,6 +70,7 @@ class TorchInt8:
 
     def __init__(self, weight: Weight, setting: Setting) -> None:
         self._out = setting.out_dtype
+        require(not _int8_refused(), _int8_refused())
         rounded = within_int8(weight, weight.shape[1])
         signed = (rounded.codes.short() - 128).to(torch.int8)
         self._weight = torch.ops.onednn.qlinear_prepack(signed, None)
@@ -56,9 +83,7 @@ class TorchInt8:
         most = wide.abs().amax(dim=1, keepdim=True)
         scaled = wide * torch.where(most > 0, 127 / most, 0)
         codes = (scaled.round_() + 128).to(torch.uint8)
-        y = torch.ops.onednn.qlinear_pointwise(
-            codes, 1 / 127, 128, self._weight, self._scales, self._zeros, None, 1.0, 0, torch.float32, "none", [], ""
-        )
+        y = _int8_product(codes, self._weight, self._scales, self._zeros)
         y = y * most
         biased: torch.Tensor = y if self._bias is None else y + self._bias
         return biased.to(self._out)

@@ -139,7 +139,7 @@ INLINE void strip_of_panel(const weights *w, const quantized *x, void *y, enum d
     for (; row < end; row++) tile(w, x, y, type, row, strip, 1, bits);
 }
 
-static void quantize_row(const void *x, enum dtype type, const weights *w, int64_t row, quantized *q) {
+static void quantize_row(const void *x, enum dtype type, const weights *w, int64_t row, const quantized *q) {
     const int64_t groups = w->inputs / w->group;
     float gathered[w->group];
     for (int64_t g = 0; g < groups; g++) {

@@ -44,7 +44,7 @@ def run(
     Raises ValueError for an unknown shape or peer, SideFailed if a side breaks.
     """
     if quick:
-        shape, prompt_tokens, output_tokens, repeats = "quick", min(prompt_tokens, 128), 16, 2
+        shape, prompt_tokens, output_tokens, repeats = "quick", min(prompt_tokens, 128), 8, 2
     if shape not in SHAPES:
         raise ValueError(f"shape: {shape!r} is not known; expected {' or '.join(SHAPES)}")
     threads = threads or usable_cores()
@@ -53,10 +53,11 @@ def run(
     before, folder = machine(), _checkpoint(shape, progress)
     rows: list[dict[str, Any]] = []
     with ExitStack() as stack:
-        sides = {}
-        for name in ("motley", *installed):
-            progress(f"loading {name}")
-            sides[name] = stack.enter_context(SideProcess(name, folder, threads))
+        names = ("motley", *installed)
+        progress(f"loading {', '.join(names)}")
+        sides = {name: stack.enter_context(SideProcess(name, folder, threads)) for name in names}
+        for side in sides.values():
+            side.wait_until_loaded()
         common = {"shape": shape, "threads": threads}
         progress(f"prefill of {prompt_tokens} tokens")
         samples = _prefill(sides, prompt_tokens, repeats)

@@ -27,7 +27,7 @@ def is_installed(name: str) -> bool:
 
 
 class SideProcess:
-    """A side in its own process. A context manager: leaving it ends the process."""
+    """A side in its own process, started at once. A context manager: leaving it ends the process."""
 
     def __init__(self, name: str, folder: Path, threads: int) -> None:
         self.name = name
@@ -40,8 +40,11 @@ class SideProcess:
         self.description: dict[str, Any] = {}
 
     def __enter__(self) -> SideProcess:
-        self.description = self._answer()
         return self
+
+    def wait_until_loaded(self) -> None:
+        """Raises SideFailed."""
+        self.description = self._answer()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from motley.kernels import cpu_native, reference
+from motley.kernels import cpu_linear_torch, cpu_native, reference
 from motley.kernels.cpu import CpuOps
 from motley.kernels.cpu_choice import choose
 from motley.kernels.cpu_linear import NativeDense, as_stored, in_bytes
@@ -218,3 +218,10 @@ def test_logits_are_fp32(native, weight, numerics):
     x = torch.randn(3, 512).bfloat16()
     assert cpu.linear(weight, "head")(x).dtype == torch.float32
     assert cpu.linear(weight)(x).dtype == torch.bfloat16
+
+
+def test_int8_that_overflows_is_not_chosen(monkeypatch):
+    monkeypatch.setattr(cpu_linear_torch, "_int8_refused", lambda: "oneDNN's int8 product overflows on this CPU")
+    linear, why = choose(grouped(), "layer", setting(native=None))
+    assert linear.kernel == "torch-dense"
+    assert "overflows" in why

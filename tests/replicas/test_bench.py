@@ -33,8 +33,8 @@ def test_unknown_names_are_refused():
 
 
 def test_a_side_that_dies_says_why(tmp_path):
-    with pytest.raises(peers.SideFailed, match=r"config\.json"), peers.SideProcess("transformers", tmp_path, 1):
-        pass
+    with peers.SideProcess("transformers", tmp_path, 1) as side, pytest.raises(peers.SideFailed, match=r"config\.json"):
+        side.wait_until_loaded()
 
 
 def test_shape_is_the_checkpoint_that_loads(tmp_path):
