@@ -37,6 +37,11 @@ class Ops(Protocol):
     choices: Mapping[str, str]  # what was chosen for each op -> why
 
     @property
+    def arithmetic(self) -> str:
+        """In a few words, whatever rounds in its own way: ops that agree in it give the same bits."""
+        ...
+
+    @property
     def torch_threads(self) -> int:
         """Threads that torch should have once the model is loaded.
 

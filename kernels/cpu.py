@@ -39,6 +39,12 @@ class CpuOps:
         self._cut: tuple[StepBatch, Tiles] | None = None
 
     @property
+    def arithmetic(self) -> str:
+        kernels = f"c-{self._native.arithmetic}" if self._native else f"torch-{torch.backends.cpu.get_cpu_capability()}"
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"cpu-{kernels}-{dtype}-{self.numerics}-{self._layer.weights or 'auto'}".lower()
+
+    @property
     def torch_threads(self) -> int:
         return 1 if self._native and not self._uses_torch else torch.get_num_threads()
 

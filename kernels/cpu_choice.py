@@ -18,11 +18,7 @@ from .weights import GroupedWeight, Weight
 Build = Callable[[Weight, Setting], Linear]
 Candidates = list[tuple[Build, str]]
 
-_DENSE_EXACT: Candidates = [
-    (NativeDense, "summed in one order for any batch"),
-    (TorchDense, "row tiles of one size for any batch"),
-]
-_DENSE_FAST: Candidates = [(TorchDense, "torch's own product")]
+_DENSE: Candidates = [(NativeDense, "summed in one order for any batch"), (TorchDense, "torch's own product")]
 _INT8: Candidates = [
     (in_bytes, "a byte a weight, integer sums, the same bits for any batch"),
     (TorchInt8, "integer sums per row, the same bits for any batch"),
@@ -46,14 +42,13 @@ def choose(weight: Weight, role: Role, setting: Setting) -> tuple[Linear, str]:
 
 
 def _candidates(weight: Weight, role: Role, setting: Setting) -> Candidates:
-    dense = _DENSE_EXACT if setting.numerics == "exact" else _DENSE_FAST
     if setting.weights == "dense" or (setting.weights is None and setting.dtype == torch.float32):
-        return dense
+        return _DENSE
     if not isinstance(weight, GroupedWeight):
-        return [*_INT8, *dense] if role == "head" else dense
+        return [*_INT8, *_DENSE] if role == "head" else _DENSE
     if setting.weights is None:
-        return [*_INT4, *_INT8, *dense]
-    return [*{"int4": _INT4, "int8": _INT8, "both": _BOTH}[setting.weights], *dense]
+        return [*_INT4, *_INT8, *_DENSE]
+    return [*{"int4": _INT4, "int8": _INT8, "both": _BOTH}[setting.weights], *_DENSE]
 
 
 def kind(weight: Weight) -> str:

@@ -67,6 +67,8 @@ class Native:
         self._norm.argtypes, self._norm.restype = (_P, _P, _P, _P, _P, _I, _I, _F, _N, _N), None
         self._silu_mul = lib.motley_silu_mul
         self._silu_mul.argtypes, self._silu_mul.restype = (_P, _P, _I, _I, _N, _N), None
+        lib.motley_arithmetic.restype = ctypes.c_char_p
+        self.arithmetic: str = lib.motley_arithmetic().decode()
         self._rotary_write = lib.motley_rotary_write
         self._rotary_write.argtypes, self._rotary_write.restype = (_P, _N), None
 
@@ -110,8 +112,8 @@ class Native:
         q, k, v = _packed(q), _packed(k), _packed(v)
         out = q.new_empty(tokens, heads, dim)
         args = RotaryArgs(
-            *(t.data_ptr() for t in (q, k, v, cos, sin, slots, out, cache)),
-            *(tokens, heads, k.shape[1], dim),
+            *(q.data_ptr(), k.data_ptr(), v.data_ptr(), cos.data_ptr(), sin.data_ptr(), slots.data_ptr()),
+            *(out.data_ptr(), cache.data_ptr(), tokens, heads, k.shape[1], dim),
             *(q.stride(0), k.stride(0), v.stride(0), TYPES[q.dtype]),
         )
         self._rotary_write(ctypes.byref(args), self.threads)
@@ -126,7 +128,8 @@ class Native:
         out = q.new_empty(tokens, heads, dim)
         tables = batch.block_tables
         args = AttentionArgs(
-            *(t.data_ptr() for t in (q, cache, out, batch.positions, tables, tiles.spans)),
+            *(q.data_ptr(), cache.data_ptr(), out.data_ptr(), batch.positions.data_ptr()),
+            *(tables.data_ptr(), tiles.spans.data_ptr()),
             *(len(tiles.spans), tables.stride(0), q.stride(0), heads, cache.shape[2], dim),
             *(window or _UNBOUNDED, TYPES[q.dtype], scale),
         )

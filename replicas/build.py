@@ -87,7 +87,7 @@ def build_engine(
         dtype=str(ops.dtype).removeprefix("torch."),
         quantization=loaded.quantization,
     )
-    profile = _profile(info, config, loaded, num_blocks, choices)
+    profile = _profile(info, config, loaded, ops, num_blocks, choices)
     return BuiltEngine(core, runner, tokenizer, profile, choices)
 
 
@@ -153,9 +153,14 @@ def _max_model_len(config: EngineConfig, loaded: LoadedModel, num_blocks: int) -
 
 
 def _profile(
-    info: ModelInfo, config: EngineConfig, loaded: LoadedModel, num_blocks: int, choices: Mapping[str, str]
+    info: ModelInfo,
+    config: EngineConfig,
+    loaded: LoadedModel,
+    ops: Ops,
+    num_blocks: int,
+    choices: Mapping[str, str],
 ) -> ReplicaProfile:
-    numerics = f"{config.device.split(':')[0]}-{info.dtype}-{config.numerics}-{config.cpu_weights or 'auto'}"
+    numerics = ops.arithmetic
     fingerprint = hashlib.sha256(f"{loaded.fingerprint}|{numerics}|kv={info.dtype}".encode()).hexdigest()
     return ReplicaProfile(
         replica_id="",

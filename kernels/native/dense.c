@@ -106,3 +106,14 @@ void motley_dense(const dense_weights *w, const void *x, void *y, int64_t rows, 
     job j = {w, x, y, rows, blocks, pairs};
     parallel((rows + PANEL_ROWS - 1) / PANEL_ROWS * ((pairs + UNIT_PAIRS - 1) / UNIT_PAIRS), threads, unit_of_job, &j);
 }
+
+// What rounds differently from machine to machine: the same words promise the same bits. Integer products do not.
+const char *motley_arithmetic(void) {
+#if defined(__AVX512BF16__)
+    return "fma-bf16dot";
+#elif defined(__FMA__)
+    return "fma";
+#else
+    return "plain";
+#endif
+}

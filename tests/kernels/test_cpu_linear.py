@@ -225,3 +225,14 @@ def test_int8_that_overflows_is_not_chosen(monkeypatch):
     linear, why = choose(grouped(), "layer", setting(native=None))
     assert linear.kernel == "torch-dense"
     assert "overflows" in why
+
+
+@needs_native
+def test_arithmetic_tells_apart_what_rounds_apart():
+    kinds = [
+        CpuOps(dtype, "exact", weights, native, "test").arithmetic
+        for dtype in (torch.float32, torch.bfloat16)
+        for weights in (None, "int8")
+        for native in (NATIVE, None)
+    ]
+    assert len(set(kinds)) == len(kinds)
