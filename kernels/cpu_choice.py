@@ -46,9 +46,8 @@ def _candidates(weight: Weight, role: Role, setting: Setting) -> Candidates:
         return _DENSE
     if not isinstance(weight, GroupedWeight):
         return [*_INT8, *_DENSE] if role == "head" else _DENSE
-    if setting.weights is None:
-        return [*_INT4, *_INT8, *_DENSE]
-    return [*{"int4": _INT4, "int8": _INT8, "both": _BOTH}[setting.weights], *_DENSE]
+    first = {"int8": [], "both": _BOTH}.get(setting.weights or "int4", _INT4)
+    return [*first, *_INT8, *_DENSE]
 
 
 def kind(weight: Weight) -> str:

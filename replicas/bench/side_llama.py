@@ -48,6 +48,7 @@ class LlamaSide:
             "version": version("llama-cpp-python"),
             "bytes_per_token": self._api.llama_model_size(self._model),
             "weights": "Q4_0 layers, Q8_0 head",
+            "build": self._api.llama_print_system_info().decode(),
         }
 
     def prefill(self, tokens: int) -> float:

@@ -200,6 +200,8 @@ def test_choice(weights, dtype, kernel):
         (None, "exact", "onednn-int8"),
         (None, "fast", "torch-int4"),
         ("int8", "exact", "onednn-int8"),
+        ("int4", "exact", "onednn-int8"),
+        ("both", "exact", "onednn-int8"),
         ("both", "fast", "torch-int4+onednn-int8"),
         ("dense", "exact", "torch-dense"),
     ],
