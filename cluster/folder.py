@@ -20,19 +20,21 @@ def ray_folder() -> Iterator[Path]:
     parent = tempfile.gettempdir()
     if len(parent) > MAX_PREFIX_CHARS and os.path.isdir("/tmp"):
         parent = "/tmp"
-    folder = Path(tempfile.mkdtemp(prefix="motley-", dir=parent))
+    private = Path(tempfile.mkdtemp(prefix="motley-", dir=parent))
+    folder = private / "ray"  # Ray opens its own folder to everyone, and HAProxy's admin socket with it
+    folder.mkdir()
     try:
         yield folder
     except MotleyError as error:
         if (folder / "session_latest").exists():
             error.message += f" (logs: {folder / 'session_latest' / 'logs'})"
             raise
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(private, ignore_errors=True)
         raise
     except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(private, ignore_errors=True)
         raise
-    shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(private, ignore_errors=True)
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -24,8 +24,9 @@ from ray.serve.exceptions import RayServeException
 
 from .app import NAME, build_app
 from .failures import ConfigurationError
+from .haproxy import open_requests, replicas_up
 from .options import ServeOptions
-from .ports import first_free
+from .ports import bracketed, first_free
 from .protos import inference_pb2 as pb
 from .protos import inference_pb2_grpc
 from .servicers import SERVICER_FUNCTIONS
@@ -37,6 +38,7 @@ OBJECT_STORE_BYTES = 128 * 2**20  # messages travel by value; Ray would take 30%
 SERVE_END_S = 4.0  # what Serve needs to end when no stream is left, and half as much again
 DRAIN_CALL_S = 1.0
 _POLL_S = 0.05
+_HAPROXY_METRICS = "RAY_SERVE_HAPROXY_METRICS_PORT"  # set by settings.py when there is one
 
 
 def start_ray(folder: Path, options: ServeOptions) -> str:
@@ -71,9 +73,12 @@ def wait_ready(options: ServeOptions) -> str:
     """Wait until the model answers on both doors; its name. Raises ConfigurationError if it cannot start."""
     while not _running():
         time.sleep(_POLL_S)
-    while not _http_ready(f"http://{options.host}:{options.http_port}/health"):
+    while not _get(f"http://{bracketed(options.host)}:{options.http_port}/health"):
         time.sleep(_POLL_S)
-    with grpc.insecure_channel(f"{options.host}:{options.grpc_port}") as channel:
+    # Until HAProxy knows the ingress it uses Serve's own proxy, which is slow and loses cancellations.
+    while _HAPROXY_METRICS in os.environ and replicas_up(_haproxy_metrics()) < len(("http", "grpc")):
+        time.sleep(_POLL_S)
+    with grpc.insecure_channel(f"{bracketed(options.host)}:{options.grpc_port}") as channel:
         model = inference_pb2_grpc.InferenceStub(channel).GetModel(
             pb.GetModelRequest(), wait_for_ready=True, timeout=30
         )
@@ -93,16 +98,15 @@ def stop(drain_s: float) -> None:
 
 
 async def _drain(deadline: float) -> None:
-    """Returns when two looks in a row find no stream: what the last one wrote is then on its way.
+    """Refuse new requests; return when no stream is left, neither in the ingress nor on its way to a client.
 
     A coroutine, since Serve's handles want a running loop.
     """
     try:
         ingress = serve.get_app_handle(NAME)
-        looks = 0
-        while looks < 2 and time.monotonic() < deadline:
-            left = await asyncio.wait_for(ingress.drain.remote(), DRAIN_CALL_S)
-            looks = 0 if left else looks + 1
+        while await asyncio.wait_for(ingress.drain.remote(), DRAIN_CALL_S) or open_requests(_haproxy_metrics()):
+            if time.monotonic() > deadline:
+                return
             await asyncio.sleep(_POLL_S)
     except (RayError, RayServeException, TimeoutError) as error:
         log.debug("draining: %s", error)  # there is nothing to drain, or nobody to do it
@@ -132,9 +136,15 @@ def _reason(app: Any) -> str:
     return (ours or lines or ["the service did not start"])[-1]
 
 
-def _http_ready(url: str) -> bool:
+def _haproxy_metrics() -> str:
+    port = os.environ.get(_HAPROXY_METRICS)
+    return "" if port is None else _get(f"http://127.0.0.1:{port}/metrics")
+
+
+def _get(url: str) -> str:
+    """The body of a good answer, or nothing."""
     try:
         with urllib.request.urlopen(url, timeout=5) as response:
-            return bool(response.status == 200)
+            return str(response.read().decode())
     except (urllib.error.URLError, OSError):
-        return False
+        return ""

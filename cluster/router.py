@@ -28,8 +28,7 @@ class Router:
 
     async def stream(self, request: Request) -> AsyncGenerator[StreamMessage, None]:
         """Messages of one request. Closing the generator, or cancelling its reader, stops the sequence."""
-        if self.draining:
-            raise Unavailable("the service is stopping", code="draining")
+        self._refuse_if_draining()
         self.num_streams += 1
         response = self._generate.remote(request)
         try:
@@ -42,7 +41,8 @@ class Router:
             self.num_streams -= 1
 
     async def load(self) -> ReplicaLoad:
-        """What a replica carries. Raises Unavailable when it is not healthy."""
+        """What a replica carries. Raises Unavailable when it is not healthy, or the service is stopping."""
+        self._refuse_if_draining()
         try:
             load: ReplicaLoad = await self._call(self._load)
         except MotleyError as error:
@@ -53,6 +53,10 @@ class Router:
         """What the replicas are, as soon as there is one."""
         profile: ReplicaProfile = await self._call(self._profile)
         return profile
+
+    def _refuse_if_draining(self) -> None:
+        if self.draining:
+            raise Unavailable("the service is stopping", code="draining")
 
     async def _call(self, method: Any) -> Any:
         try:

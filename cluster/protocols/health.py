@@ -41,6 +41,8 @@ class HealthProtocol:
             if response != last:
                 yield response
             last = response
+            if self._router.draining:
+                return  # or the watchers would be waited for
             await asyncio.sleep(WATCH_PERIOD_S)
 
     async def _response(self) -> pb.HealthCheckResponse:

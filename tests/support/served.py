@@ -66,14 +66,14 @@ class Served:
         with urllib.request.urlopen(f"{self.http}/health", timeout=10) as response:
             return dict(json.load(response)["load"])
 
-    def wait_idle(self) -> None:
+    def wait_idle(self, seconds: float = 20.0) -> None:
         """Every sequence has ended and its KV is free."""
 
         def idle() -> bool:
             load = self.load()
             return load["running"] == load["waiting"] == 0 and load["kv_blocks_free"] == load["kv_blocks_total"]
 
-        wait_for(idle, "an idle replica")
+        wait_for(idle, "an idle replica", seconds)
 
     def descendants(self) -> list[int]:
         return descendants(self.process.pid)

@@ -10,18 +10,18 @@ import pytest
 from served import Served, served
 from service_checkpoint import build
 
-CONTEXT = 4096
+CONTEXT = 65_536
 
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random model: every byte is a token, and an answer of 4,000 tokens takes seconds."""
+    """A random model: every byte is a token, and an answer that fills the context takes half a minute."""
     return build(tmp_path_factory.mktemp("checkpoint"), max_len=CONTEXT)
 
 
 @pytest.fixture(scope="session")
 def service(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    arguments = [str(checkpoint), "--served-model-name", "tiny", "--threads", "1"]
+    arguments = [str(checkpoint), "--served-model-name", "tiny", "--threads", "1", "--kv-memory", "256MiB"]
     with served(arguments, tmp_path_factory.mktemp("serve")) as service:
         service.wait_ready()
         yield service

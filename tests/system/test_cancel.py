@@ -13,7 +13,9 @@ from served import Served, wait_for
 from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import inference_pb2_grpc
 
-LONG = {"max_tokens": 4000, "ignore_eos": True, "n": 2, "temperature": 1.0}
+LONG = {"max_tokens": 65_000, "ignore_eos": True, "n": 2, "temperature": 1.0}
+
+LEAVE_S = 5.0  # far less than what was asked for would take
 
 
 def http_stream(service: Served) -> Callable[[], None]:
@@ -29,6 +31,7 @@ def http_whole(service: Served) -> Callable[[], None]:
 
 
 def _post(service: Served, body: dict[str, object]) -> http.client.HTTPConnection:
+    """Head and body in two packets, as this client and most others send them."""
     connection = http.client.HTTPConnection("127.0.0.1", service.http_port, timeout=60)
     connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
     return connection
@@ -65,7 +68,7 @@ def test_leaving_frees_everything(service: Served, start: Callable[[Served], Cal
     leave = start(service)
     wait_for(lambda: service.load()["running"] == 2, "the sequences to run")
     leave()
-    service.wait_idle()
+    service.wait_idle(LEAVE_S)
 
 
 def test_a_deadline_ends_the_sequence(service: Served) -> None:
@@ -74,11 +77,11 @@ def test_a_deadline_ends_the_sequence(service: Served) -> None:
         with pytest.raises(grpc.RpcError) as caught:
             stub.Complete(_request(), timeout=0.5)
         assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-        service.wait_idle()
+        service.wait_idle(LEAVE_S)
         with pytest.raises(grpc.RpcError) as caught:
             stub.Complete(pb.CompleteRequest(text="abc", sampling=pb.SamplingParams(**LONG), timeout_s=0.3))
         assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-    service.wait_idle()
+    service.wait_idle(LEAVE_S)
 
 
 def test_many_that_leave_at_once_do_not_hurt_a_neighbour(service: Served) -> None:

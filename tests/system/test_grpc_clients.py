@@ -31,7 +31,7 @@ assert "".join(c.text for chunk in stream for c in chunk.choices) == chat.choice
 ids = stub.Tokenize(pb.TokenizeRequest(text="abc")).token_ids
 assert stub.Detokenize(pb.DetokenizeRequest(token_ids=ids)).text == "abc"
 assert [m.name for m in stub.ListModels(pb.ListModelsRequest()).models] == ["tiny"]
-assert stub.GetModel(pb.GetModelRequest(model="tiny")).max_model_len == 4096
+assert stub.GetModel(pb.GetModelRequest(model="tiny")).max_model_len == 65536
 assert not any(name.startswith(("ray", "torch", "fastapi")) for name in sys.modules)
 print("all of motley.v1 answers")
 """

@@ -72,7 +72,7 @@ def test_a_bad_checkpoint_is_one_line_that_names_the_file(checkpoint: Path, tmp_
         last = service.output.strip().splitlines()[-1]
         assert "model.safetensors" in last
         assert "Traceback" not in service.output
-    shutil.rmtree(Path(last.partition("(logs: ")[2].split("/session_latest")[0]))
+    shutil.rmtree(Path(last.partition("(logs: ")[2].split("/ray/session_latest")[0]))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -112,3 +112,5 @@ def test_the_ready_file_says_where(service: Served) -> None:
     assert json.loads(json.dumps(service.endpoints)) == service.endpoints
     assert service.endpoints["pid"] == service.process.pid
     assert service.endpoints["model"] == "tiny"
+    private = Path(service.endpoints["folder"]).parent
+    assert private.stat().st_mode & 0o077 == 0, "sockets and logs are for nobody else"

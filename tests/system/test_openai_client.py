@@ -107,6 +107,6 @@ def test_errors_are_the_clients_own_exceptions(client: openai.OpenAI, service: S
     with pytest.raises(openai.NotFoundError):
         client.chat.completions.create(model="gpt-4", messages=HELLO)
     with pytest.raises(openai.BadRequestError) as caught:
-        client.completions.create(model="tiny", prompt="x" * 4096, stream=True)
+        client.completions.create(model="tiny", prompt="x" * 65_536, stream=True)
     assert caught.value.code == "context_length_exceeded", "refused before the stream begins"
     service.wait_idle()
