@@ -14,7 +14,7 @@ TORCH = $(call ENTRY,print(*[d for d in project['dependencies'] if d.startswith(
 PROTOS = $(call ENTRY,print(*project['optional-dependencies']['protos']))
 
 .DEFAULT_GOAL := help
-.PHONY: help serve install test lint types imports unit graph protos clean
+.PHONY: help serve install test lint types imports unit gencode graph protos clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -28,7 +28,7 @@ serve: $(VENV)/.run  ## install if needed, serve the demo model with a greeting,
 
 install: $(VENV)/.dev  ## make .venv with everything for development
 
-test: lint types imports unit  ## lint, types, import rules and the whole suite
+test: lint types imports gencode unit  ## lint, types, import rules, generated code and the whole suite
 
 lint: $(VENV)/.dev  ## ruff: errors and format
 	$(BIN)/ruff check .
@@ -42,6 +42,9 @@ imports: $(VENV)/.dev  ## which package may import which
 
 unit: $(VENV)/.dev  ## pytest; ARGS="-k text" runs a part
 	$(BIN)/pytest $(ARGS)
+
+gencode: $(VENV)/.protos  ## the gRPC code is what the protos make
+	$(VENV)/protos/bin/python cluster/protos/generate.py --check
 
 graph: $(VENV)/.dev  ## draw the module graph of the README anew
 	$(BIN)/python tests/support/module_graph.py

@@ -28,13 +28,6 @@ def test_digests_change_with_a_proto(tmp_path: Path) -> None:
     assert generate.digests(tmp_path) != generate.digests()
 
 
-@pytest.mark.skipif(not generate.installed(), reason="the generators live in an environment of their own: make protos")
-def test_generating_again_changes_nothing(tmp_path: Path) -> None:
-    generate.generate(tmp_path, generate.HERE.parents[1] / "src")
-    for path in sorted((tmp_path / "motley/cluster/protos").iterdir()):
-        assert path.read_text() == (generate.HERE / path.name).read_text(), path.name
-
-
 def test_every_proto_has_its_code() -> None:
     for proto in generate.HERE.glob("*.proto"):
         assert all((generate.HERE / f"{proto.stem}{end}").is_file() for end in CODE), proto.name
