@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from ..replicas.errors import DeadlineExceeded, InvalidRequest, NotFound
 from ..replicas.protocol import ModelInfo, Request
 from ..replicas.sampling_params import SamplingParams
+from ..replicas.seeds import fresh_seed
 from ..replicas.tokenizer import Tokenizer
 from .ask import Admitted, Ask
 
@@ -102,7 +103,7 @@ class Door:
             sampling.check_vocabulary(self.info.vocab_size)
         except InvalidRequest as error:
             raise _in_wire_names(error, ask.wire_names) from None
-        return sampling if sampling.seed is not None else replace(sampling, seed=secrets.randbits(63))
+        return sampling if sampling.seed is not None else replace(sampling, seed=fresh_seed())
 
     def _fit(self, sampling: SamplingParams, prompt_ids: Sequence[int], ask: Ask) -> SamplingParams:
         """Fix max_tokens: as asked, else the protocol's default, else until the context is full."""
