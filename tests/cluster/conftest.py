@@ -11,21 +11,11 @@ import asgi
 import grpc
 import pytest
 from echo_worker import EchoWorker
-from local_pool import LocalPool
+from local_ingress import make_ingress
 from service_checkpoint import write_tokenizer
 
-from motley.cluster.ingress import Ingress
 from motley.cluster.protos import inference_pb2_grpc
 from motley.cluster.servicers import add_health, add_inference
-from motley.replicas.replica import Replica
-
-
-async def make_ingress(folder: Path, worker: Any) -> Any:
-    replica = object.__new__(Replica)
-    await replica.__init__(lambda: worker)
-    ingress = object.__new__(Ingress)
-    await ingress.__init__(str(folder), LocalPool(replica))
-    return ingress
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,19 @@
+"""An ingress without Serve, before a worker in this process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from local_pool import LocalPool
+
+from motley.cluster.ingress import Ingress
+from motley.replicas.replica import Replica
+
+
+async def make_ingress(folder: Path, worker: Any) -> Any:
+    replica = object.__new__(Replica)
+    await replica.__init__(lambda: worker)
+    ingress = object.__new__(Ingress)
+    await ingress.__init__(str(folder), LocalPool(replica))
+    return ingress
