@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..replicas.errors import MotleyError
+from .failures import ConfigurationError
 
 MAX_PREFIX_CHARS = 40  # Unix socket paths end at 107 characters, and Ray's own part takes up to 60 of them
 
@@ -27,8 +28,8 @@ def ray_folder() -> Iterator[Path]:
         yield folder
     except MotleyError as error:
         if (folder / "session_latest").exists():
-            error.message += f" (logs: {folder / 'session_latest' / 'logs'})"
-            raise
+            logs = folder / "session_latest" / "logs"
+            raise ConfigurationError(f"{error.message} (logs: {logs})", param=error.param, code=error.code) from error
         shutil.rmtree(private, ignore_errors=True)
         raise
     except BaseException:

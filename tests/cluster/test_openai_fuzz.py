@@ -1,0 +1,49 @@
+"""Whatever JSON comes, the translators answer with a call or with a refusal that has a name."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from motley.cluster.protocols import openai_ask
+from motley.cluster.protocols.openai_ask import Call
+from motley.cluster.protocols.openai_fields import parse_object
+from motley.replicas.errors import InvalidRequest
+
+NAMES = sorted(openai_ask._COMPLETION | openai_ask._CHAT | openai_ask._COMPLETION_UNSUPPORTED)
+JSON: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.just("\ud800"),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+MESSAGES = st.lists(
+    st.dictionaries(st.sampled_from(["role", "content", "name", "refusal", "other"]), JSON, max_size=4), max_size=2
+)
+BODIES = st.dictionaries(st.sampled_from(NAMES) | st.text(max_size=5), JSON | MESSAGES, max_size=5)
+
+
+@given(BODIES)
+def test_bodies(body: dict[str, Any]) -> None:
+    for translate, needed in ((openai_ask.completion_call, "prompt"), (openai_ask.chat_call, "messages")):
+        try:
+            call = translate(parse_object(json.dumps(body).encode()))
+        except InvalidRequest as error:
+            assert error.param is not None
+            assert error.code
+        else:
+            assert isinstance(call, Call)
+            assert body[needed] is not None
+            assert set(body) <= openai_ask._COMPLETION | openai_ask._CHAT | {
+                name for name in body if body[name] is None
+            }
+
+
+@given(st.binary(max_size=50))
+def test_bytes(body: bytes) -> None:
+    try:
+        assert isinstance(parse_object(body), dict)
+    except InvalidRequest as error:
+        assert error.code == "invalid_json"

