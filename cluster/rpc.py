@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any, TypeVar
@@ -49,6 +50,8 @@ def stream(method: Stream[Reply]) -> Stream[Reply]:
                     yield reply
         except MotleyError as error:
             _set_status(grpc_context, error)
+            if os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") != "1":
+                raise  # Serve's own proxy hands on a stream's status only so; it costs a trace in the log
 
     return call
 

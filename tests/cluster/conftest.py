@@ -18,6 +18,11 @@ from motley.cluster.protos import inference_pb2_grpc
 from motley.cluster.servicers import add_health, add_inference
 
 
+@pytest.fixture(autouse=True)
+def _behind_haproxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "1")
+
+
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tokenizer(tmp_path_factory.mktemp("tokenizer"))

@@ -142,6 +142,17 @@ async def test_a_failure_in_the_stream_is_its_last_event(scripted: Scripted) -> 
     assert context.code == grpc.StatusCode.INTERNAL
 
 
+async def test_serves_own_proxy_is_told_by_an_exception(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    await scripted([], Overloaded("full"))
+    monkeypatch.delenv("RAY_SERVE_ENABLE_HA_PROXY")
+    context = Context()
+    stream = scripted.ingress.CompleteStream(pb.CompleteRequest(text="abc"), context)
+    assert (await anext(stream)).HasField("started")
+    with pytest.raises(Overloaded):
+        await anext(stream)
+    assert context.code == grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
 ENDS = [
     (FinishReason.DEADLINE, 504, grpc.StatusCode.DEADLINE_EXCEEDED),
     (FinishReason.REPLICA_LOST, 503, grpc.StatusCode.UNAVAILABLE),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from hypothesis import given
@@ -28,11 +29,10 @@ BODIES = st.dictionaries(st.sampled_from(NAMES) | st.text(max_size=5), JSON | ME
 @given(BODIES)
 def test_bodies(body: dict[str, Any]) -> None:
     for translate, needed in ((openai_ask.completion_call, "prompt"), (openai_ask.chat_call, "messages")):
-        try:
-            call = translate(parse_object(json.dumps(body).encode()))
-        except InvalidRequest as error:
-            assert error.param is not None
-            assert error.code
+        call, refusal = outcome(lambda translate=translate: translate(parse_object(json.dumps(body).encode())))
+        if refusal is not None:
+            assert refusal.param is not None
+            assert refusal.code
         else:
             assert isinstance(call, Call)
             assert body[needed] is not None
@@ -43,7 +43,12 @@ def test_bodies(body: dict[str, Any]) -> None:
 
 @given(st.binary(max_size=50))
 def test_bytes(body: bytes) -> None:
+    value, refusal = outcome(lambda: parse_object(body))
+    assert isinstance(value, dict) if refusal is None else refusal.code == "invalid_json"
+
+
+def outcome(action: Callable[[], Any]) -> tuple[Any, InvalidRequest | None]:
     try:
-        assert isinstance(parse_object(body), dict)
-    except InvalidRequest as error:
-        assert error.code == "invalid_json"
+        return action(), None
+    except InvalidRequest as refusal:
+        return None, refusal

@@ -113,13 +113,20 @@ def test_rays_folder_is_private_and_goes() -> None:
 
 
 def test_rays_folder_stays_when_its_logs_are_needed() -> None:
-    with pytest.raises(ConfigurationError, match="session_latest/logs") as caught, ray_folder() as folder:
-        (folder / "session_latest").mkdir()
-        raise EngineFault("no")
-    assert folder.exists()
+    kept: list[Path] = []
+
+    def fail() -> None:
+        with ray_folder() as folder:
+            kept.append(folder)
+            (folder / "session_latest").mkdir()
+            raise EngineFault("no")
+
+    with pytest.raises(ConfigurationError, match="session_latest/logs") as caught:
+        fail()
+    [folder] = kept
     assert str(folder) in str(caught.value)
     for path in (folder / "session_latest", folder, folder.parent):
-        path.rmdir()
+        path.rmdir()  # raises if it has gone
 
 
 def test_rays_folder_under_a_long_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +147,8 @@ import os, signal, subprocess, sys, time
 from motley.cluster.processes import become_subreaper, descendants, end_descendants
 become_subreaper()
 # A child that ignores SIGTERM and has left an orphan behind: both must go.
-script = "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); {} print(1, flush=True); time.sleep(600)"
+script = "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); {}"
+script += "print(1, flush=True); time.sleep(600)"
 orphan = script.format("os.fork() and os._exit(0);")
 child = subprocess.Popen([sys.executable, "-c", script.format("")], stdout=subprocess.PIPE)
 parent = subprocess.Popen([sys.executable, "-c", orphan], stdout=subprocess.PIPE)

@@ -20,7 +20,8 @@ from motley.client import Client
 
 
 def folders() -> set[str]:
-    return {name for name in os.listdir(tempfile.gettempdir()) if name.startswith("motley-")}
+    """Those that a service makes for Ray."""
+    return {str(path) for path in Path(tempfile.gettempdir()).glob("motley-*/ray")}
 
 
 def refuse(*arguments: str, **environment: str) -> str:
