@@ -124,7 +124,10 @@ def test_repetition_and_quoting_are_counted():
 @pytest.mark.parametrize(
     ("question", "fact"),
     [
+        ("What does the with statement do?", "used to wrap the execution of a block"),
         ("Tell me about the for statement.", "iterate over the elements of a sequence"),
+        ("Tell me about the while statement.", "repeated execution as long as an expression is true"),
+        ("What does str.upper do?", "converted to uppercase"),
         ("Hello", "demo model"),
     ],
 )
