@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..replicas.errors import MotleyError
 from .failures import ConfigurationError
 
-MAX_PREFIX_CHARS = 40  # Unix socket paths end at 107 characters, and Ray's own part takes up to 60 of them
+# Unix socket paths end at 107 characters. Ray and HAProxy put up to 84 behind the folder's name.
+MAX_PATH_CHARS = 23
 
 
 @contextmanager
 def ray_folder() -> Iterator[Path]:
     """A new folder of our own. Removed at the end; kept, and named in the error, when starting failed."""
-    parent = tempfile.gettempdir()
-    if len(parent) > MAX_PREFIX_CHARS and os.path.isdir("/tmp"):
-        parent = "/tmp"
-    private = Path(tempfile.mkdtemp(prefix="motley-", dir=parent))
+    private = _private()
     folder = private / "ray"  # Ray opens its own folder to everyone, and HAProxy's admin socket with it
     folder.mkdir()
     try:
@@ -36,6 +35,21 @@ def ray_folder() -> Iterator[Path]:
         shutil.rmtree(private, ignore_errors=True)
         raise
     shutil.rmtree(private, ignore_errors=True)
+
+
+def _private() -> Path:
+    """A folder of this process, open to nobody else, with a path short enough for sockets."""
+    name = f"motley-{os.getpid()}"
+    parent = Path(tempfile.gettempdir())
+    if len(str(parent / name / "ray")) > MAX_PATH_CHARS and Path("/tmp").is_dir():
+        parent = Path("/tmp")
+    others = (f".{number}" for number in itertools.count(1))  # those before were kept by a failure long ago
+    for suffix in itertools.chain(("",), others):
+        with suppress(FileExistsError):
+            folder = parent / (name + suffix)
+            folder.mkdir(mode=0o700)
+            return folder
+    raise AssertionError("numbers do not end")
 
 
 def write_whole(path: Path, text: str) -> None:

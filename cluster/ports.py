@@ -22,6 +22,14 @@ def settled_port(wanted: int) -> int:
     return port
 
 
+def settled_block(size: int) -> int:
+    """The first of `size` ports in a row that are all free on every interface."""
+    while True:
+        first = random.randrange(SETTLED[0], SETTLED[1], size)
+        if all(is_free("", port) for port in range(first, first + size)):
+            return first
+
+
 def is_free(host: str, port: int) -> bool:
     try:
         check_port(host, port, "port")

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .failures import ConfigurationError
-from .haproxy import without_splice
-from .ports import settled_port
+from .haproxy import launcher
+from .ports import settled_block, settled_port
 
+DIRECT_PORTS = 50  # one for each replica of the ingress, and those that Serve keeps back for a while
 MAX_MESSAGE_BYTES = 8 * 2**20  # a body or gRPC message from a client: a million token ids
 MAX_REPLY_BYTES = 64 * 2**20  # between ingress and replica: log-probabilities of a long prompt
 
@@ -27,7 +28,13 @@ def ray_settings(folder: Path, *, haproxy: bool) -> tuple[Setting, ...]:
 
 
 def _shared() -> tuple[Setting, ...]:
+    http, grpc = settled_block(DIRECT_PORTS), settled_block(DIRECT_PORTS)
+    own = "Serve would share a gRPC port with another service of this machine, and with it its calls"
     return (
+        Setting("RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT", str(http), own),
+        Setting("RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT", str(http + DIRECT_PORTS - 1), own),
+        Setting("RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT", str(grpc), own),
+        Setting("RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT", str(grpc + DIRECT_PORTS - 1), own),
         Setting("RAY_SERVE_THROUGHPUT_OPTIMIZED", "1", "replica calls by gRPC: streams 4 times faster"),
         Setting("RAY_SERVE_GRPC_MAX_MESSAGE_SIZE", str(MAX_MESSAGE_BYTES), "2 GiB by default"),
         Setting("RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH", str(MAX_REPLY_BYTES), "4 MiB is less than a reply may be"),
@@ -48,7 +55,7 @@ def _haproxy(folder: Path) -> tuple[Setting, ...]:
     own = "the default path is shared by all clusters of a machine"
     return (
         Setting("RAY_SERVE_ENABLE_HA_PROXY", "1", "streams 15 times faster than Serve's own proxy; cancels arrive"),
-        Setting("RAY_SERVE_HAPROXY_BINARY_PATH", str(without_splice(folder)), "splice() hides clients that leave"),
+        Setting("RAY_SERVE_HAPROXY_BINARY_PATH", str(launcher(folder)), "splice() hides clients that leave"),
         Setting("RAY_SERVE_HAPROXY_CONFIG_FILE_LOC", str(folder / "haproxy.cfg"), own),
         Setting("RAY_SERVE_HAPROXY_SOCKET_PATH", str(folder / "admin.sock"), own),
         Setting("RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH", str(folder / "metrics.sock"), own),

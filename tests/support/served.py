@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -46,11 +48,10 @@ class Served:
         self._log = folder / "serve.log"
         self.http_port, self.grpc_port = free_port(), free_port()
         ports = ["--http-port", str(self.http_port), "--grpc-port", str(self.grpc_port)]
-        command = [sys.executable, "-m", "motley", "serve", *arguments, *ports, "--ready-file", str(self._ready)]
+        command = [sys.executable, "-m", "motley", "serve", *ports, "--ready-file", str(self._ready), *arguments]
         with self._log.open("w") as log:
-            self.process = subprocess.Popen(
-                command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **(environment or {})}
-            )
+            everything = {**os.environ, **(environment or {})}
+            self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=everything)
 
     @property
     def output(self) -> str:
@@ -82,6 +83,11 @@ class Served:
         """Process ids of Serve's replicas."""
         return [pid for pid in self.descendants() if "ServeReplica" in command_line(pid)]
 
+    def leftovers(self) -> list[str]:
+        """Its folders that it has not removed."""
+        parents = {Path(tempfile.gettempdir()), Path("/tmp")}
+        return [str(path) for parent in parents for path in parent.glob(f"motley-{self.process.pid}*")]
+
     def interrupt(self, number: signal.Signals = signal.SIGINT) -> int:
         """Ctrl-C; the exit status."""
         self.process.send_signal(number)
@@ -96,6 +102,8 @@ def served(arguments: list[str], folder: Path, environment: dict[str, str] | Non
     finally:
         if service.process.poll() is None:
             service.interrupt()
+        for path in service.leftovers():
+            shutil.rmtree(path)
 
 
 def descendants(root: int) -> list[int]:
