@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -40,13 +41,18 @@ _WARM_UP_STEPS = 8
 
 @dataclass(slots=True)
 class BuiltEngine:
-    """An engine and what is known of it. `choices`: what was decided automatically -> why."""
+    """An engine and what is known of it.
+
+    choices   what was decided automatically -> why
+    defaults  sampling that the checkpoint's authors want, as arguments of SamplingParams
+    """
 
     core: EngineCore
     runner: ModelRunner
     tokenizer: Tokenizer | None
     profile: ReplicaProfile
     choices: Mapping[str, str]
+    defaults: Mapping[str, Any]
 
     def warm_up(self) -> None:
         """Run every path once, so that readiness means speed, and measure the rates of the profile."""
@@ -88,7 +94,7 @@ def build_engine(
         quantization=loaded.quantization,
     )
     profile = _profile(info, config, loaded, ops, num_blocks, choices)
-    return BuiltEngine(core, runner, tokenizer, profile, choices)
+    return BuiltEngine(core, runner, tokenizer, profile, choices, loaded.defaults.sampling())
 
 
 def _ops(config: EngineConfig, stored: torch.dtype) -> tuple[Ops, str]:

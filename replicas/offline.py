@@ -97,6 +97,10 @@ class Engine:
         """What was decided automatically -> why."""
         return dict(self._built.choices)
 
+    def sampling(self, **given: Any) -> SamplingParams:
+        """What the checkpoint's generation_config.json asks for, and over it the parameters given."""
+        return SamplingParams(**{**self._built.defaults, **given})
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -106,6 +110,7 @@ class Engine:
     ) -> list[RequestOutput]:
         """Generate for every prompt (text, or token ids), batched; outputs in the order of the prompts.
 
+        sampling: None takes the checkpoint's own defaults.
         output_ids: resume, one list of ids so far per choice, the same for every prompt; the outputs hold what
         follows. Raises InvalidRequest, EngineFault.
         """
@@ -121,29 +126,31 @@ class Engine:
             yield from message.deltas
 
     @torch.inference_mode()
-    def logits(self, token_ids: Sequence[int]) -> torch.Tensor:
-        """Logits fp32 [num_tokens, vocabulary] of every position of one sequence, computed in one step."""
+    def logits(self, token_ids: Prompt) -> torch.Tensor:
+        """Logits fp32 [num_tokens, vocabulary] of every position of one sequence (ids, or text), in one step."""
         pool = self._built.core.scheduler.pool
-        self._built.core.check(Request("logits", tuple(token_ids), SamplingParams(seed=0)))
+        token_ids = self._prompt_ids(token_ids)
+        self._built.core.check(Request("logits", token_ids, SamplingParams(seed=0)))
         with pool.open(()) as allocation:
             if not allocation.grow(len(token_ids)):
                 raise InvalidRequest(f"token_ids: {len(token_ids)} tokens do not fit the KV cache", param="token_ids")
-            item = PlanItem(sequence_id=-1, start=0, token_ids=tuple(token_ids), blocks=tuple(allocation.blocks))
+            item = PlanItem(sequence_id=-1, start=0, token_ids=token_ids, blocks=tuple(allocation.blocks))
             return self._built.runner.logits(StepPlan((item,)))
 
     def _request(
         self, prompt: Prompt, sampling: SamplingParams | None, output_ids: Sequence[Sequence[int]] | None
     ) -> Request:
-        sampling = sampling or SamplingParams()
+        sampling = sampling or self.sampling()
         if sampling.seed is None:
             sampling = replace(sampling, seed=fresh_seed())
-        if output_ids is not None and len(output_ids) != sampling.n:
+        output_ids = output_ids or ()
+        if output_ids and len(output_ids) != sampling.n:
             raise InvalidRequest(f"output_ids: expected one list for each of n={sampling.n}", param="output_ids")
         return Request(
             request_id=f"offline-{next(self._keys)}",
             prompt_ids=self._prompt_ids(prompt),
             sampling=sampling,
-            output_ids=tuple(tuple(ids) for ids in output_ids or ()),
+            output_ids=tuple(_ids("output_ids", ids) for ids in output_ids),
         )
 
     def _prompt_ids(self, prompt: Prompt) -> tuple[int, ...]:
@@ -151,11 +158,10 @@ class Engine:
             if self._built.tokenizer is None:
                 raise InvalidRequest("prompt: this model has no tokenizer; give token ids", param="prompt")
             prompt = self._built.tokenizer.encode(prompt)
-        if not prompt:
+        ids = _ids("prompt", prompt)
+        if not ids:
             raise InvalidRequest("prompt: empty", param="prompt", code="invalid_value")
-        if any(isinstance(token, bool) or not isinstance(token, int) for token in prompt):
-            raise InvalidRequest("prompt: expected text or integer token ids", param="prompt", code="invalid_value")
-        return tuple(prompt)
+        return ids
 
     def _run(self, requests: list[Request]) -> Iterator[tuple[int, StreamMessage]]:
         core = self._built.core
@@ -177,13 +183,25 @@ class Engine:
                 core.cancel(key)
 
 
+def _ids(name: str, given: object) -> tuple[int, ...]:
+    """Token ids of a caller who may have mistaken a type. Tensors and arrays give theirs by tolist()."""
+    given = given.tolist() if hasattr(given, "tolist") else given
+    if not isinstance(given, list | tuple) or any(type(token) is not int for token in given):
+        message = f"{name}: {str(given)[:60]!r} is not accepted; expected text or a list of integer token ids"
+        raise InvalidRequest(message, param=name, code="invalid_value")
+    return tuple(given)
+
+
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """A list of prompts; a single text or a single list of ids is a list of one."""
     if isinstance(prompts, str):
         return [prompts]
+    if not isinstance(prompts, list | tuple):
+        message = f"prompts: {str(prompts)[:60]!r} is not accepted; expected text, token ids, or a list of either"
+        raise InvalidRequest(message, param="prompts", code="invalid_value")
     if prompts and all(isinstance(item, int) for item in prompts):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+        return [prompts]
+    return list(prompts)
 
 
 def _empty(request: Request) -> RequestOutput:

@@ -116,11 +116,13 @@ def test_errors_of_the_model_are_told_in_one_line(
 
 def test_generate_prints_what_the_engine_gives(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     expected = Engine(model).generate("abc", SamplingParams(temperature=0.0, max_tokens=9))[0]
-    assert run(["generate", str(model), "-p", "abc", "--max-tokens", "9", "--stats"]) == 0
+    assert run(["generate", str(model), "-p", "abc", "--max-tokens", "9", "--temperature", "0", "--stats"]) == 0
     shown = capsys.readouterr()
     assert shown.out == expected.text + "\n"
     assert "9 tokens in " in shown.err
-    assert run(["generate", str(model), "-p", "abc", "-p", "d", "--max-tokens", "9", "--json"]) == 0
+    assert (
+        run(["generate", str(model), "-p", "abc", "-p", "d", "--max-tokens", "9", "--temperature", "0", "--json"]) == 0
+    )
     result = json.loads(capsys.readouterr().out)
     assert result["outputs"][0]["text"] == expected.text
     assert result["outputs"][0]["token_ids"] == expected.token_ids

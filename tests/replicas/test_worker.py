@@ -51,7 +51,7 @@ def built(runner: FakeRunner) -> BuiltEngine:
     core = EngineCore(runner, scheduler, Limits(VOCAB, 256, ()), None)
     info = ModelInfo("fake", "fake", VOCAB, 256, (), "float32", "none")
     profile = ReplicaProfile("", info, "cpu", "", None, "", "", 0.0, 0.0, BLOCKS, 64)
-    return BuiltEngine(core, runner, None, profile, {})  # type: ignore[arg-type]
+    return BuiltEngine(core, runner, None, profile, {}, {})  # type: ignore[arg-type]
 
 
 @pytest.fixture

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from ..replicas.sampling_params import SamplingParams
 
 
+_THEIRS = "; default: what the checkpoint asks for."
+
+
 def generate(
     model: Annotated[str, typer.Argument(help="A folder, a Hugging Face id, or demo.")] = "demo",
     prompt: Annotated[
@@ -34,11 +37,11 @@ def generate(
     system: Annotated[str | None, typer.Option(help="System message, with --chat.")] = None,
     max_tokens: Annotated[int, typer.Option(help="Longest output.")] = 128,
     min_tokens: Annotated[int, typer.Option(help="Shortest output.")] = 0,
-    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.0,
-    top_p: Annotated[float, typer.Option(help="Sample from this much probability.")] = 1.0,
-    top_k: Annotated[int, typer.Option(help="Sample from so many tokens; 0 from all.")] = 0,
-    min_p: Annotated[float, typer.Option(help="Drop tokens below this fraction of the best.")] = 0.0,
-    repetition_penalty: Annotated[float, typer.Option(help="Above 1 discourages repetition.")] = 1.0,
+    temperature: Annotated[float | None, typer.Option(help=f"0 takes the likeliest token{_THEIRS}")] = None,
+    top_p: Annotated[float | None, typer.Option(help=f"Sample from this much probability{_THEIRS}")] = None,
+    top_k: Annotated[int | None, typer.Option(help=f"Sample from so many tokens, 0 from all{_THEIRS}")] = None,
+    min_p: Annotated[float | None, typer.Option(help=f"Drop tokens below this fraction of the best{_THEIRS}")] = None,
+    repetition_penalty: Annotated[float | None, typer.Option(help=f"Above 1 discourages repetition{_THEIRS}")] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed repeats the same text.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be repeated.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end of sequence.")] = False,
@@ -63,7 +66,7 @@ def generate(
       motley generate org/name --prompt-file question.txt --stop "User:"
     """
     prompts = _prompts(prompt or [], prompt_file)
-    sampling = _sampling(
+    given = _given(
         max_tokens=max_tokens,
         min_tokens=min_tokens,
         temperature=temperature,
@@ -87,6 +90,7 @@ def generate(
     path = _folder(model)
     inputs = _inputs(path, prompts, chat=chat, system=system)
     engine = _load(path, settings)
+    sampling = engine.sampling(**given)
     if as_json:
         _print_json(engine, inputs, sampling)
     else:
@@ -110,10 +114,13 @@ def _read(file: Path) -> str:
         raise typer.BadParameter(f"--prompt-file {file} cannot be read: {error}") from error
 
 
-def _sampling(**values: Any) -> SamplingParams:
+def _given(**flags: Any) -> dict[str, Any]:
+    """The flags that were given, checked before anything is loaded."""
     from ..replicas.sampling_params import SamplingParams
 
-    return SamplingParams(**values)
+    given = {name: value for name, value in flags.items() if value is not None}
+    SamplingParams(**given)
+    return given
 
 
 def _folder(model: str) -> Path:
