@@ -41,6 +41,12 @@ class MotleyProtocol:
         wire.refuse_unknown(request)
         self._door.check_model(request.model)
         if request.WhichOneof("input") == "chat":
+            if request.HasField("add_special_tokens"):
+                raise InvalidRequest(
+                    "add_special_tokens: expected no value beside chat: the template decides",
+                    param="add_special_tokens",
+                    code="invalid_value",
+                )
             ids = await self._door.prompt_ids(wire.messages(request.chat.messages), chat=True)
         elif request.WhichOneof("input") == "text":
             special = request.add_special_tokens if request.HasField("add_special_tokens") else True

@@ -16,7 +16,7 @@ from ..streams import all_of, merge
 from . import openai_ask
 from .openai_ask import Call
 from .openai_chunks import ChunkWriter
-from .openai_fields import missing, parse_object, refuse_others, take
+from .openai_fields import parse_object, refuse_others, take
 from .openai_reply import ChatForm, CompletionForm, Echo, Form, Object, Tokens, whole
 
 MAX_CHOICES = 128  # of all prompts of one call together
@@ -53,14 +53,12 @@ class OpenAIProtocol:
         fields = parse_object(body)
         refuse_others(fields, ("model", "prompt", "messages", "add_special_tokens", "chat_template_kwargs"))
         self._door.check_model(take(fields, "model", str, ""))
-        if "messages" in fields:
+        if openai_ask.tokenizes_chat(fields):
             ids = await self._door.prompt_ids(
                 openai_ask.messages(fields),
                 chat=True,
                 template_arguments=take(fields, "chat_template_kwargs", dict, {}),
             )
-        elif fields.get("prompt") is None:
-            raise missing("prompt")
         else:
             special = take(fields, "add_special_tokens", bool, True)
             ids = await self._door.prompt_ids(take(fields, "prompt", str, ""), add_special_tokens=special)

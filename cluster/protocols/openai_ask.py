@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...replicas.errors import InvalidRequest
 from ..ask import Ask
 from ..errors import unsupported_field
 from .openai_fields import missing, pick, refuse_others, take, wrong_type
@@ -16,17 +15,22 @@ COMPLETION_MAX_TOKENS = 16  # what OpenAI's completions give when max_tokens is 
 
 _SHARED_SAMPLING = (
     "temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
-    "logit_bias", "seed", "n", "prompt_logprobs", "min_tokens", "max_tokens", "stop", "stop_token_ids",
-    "ignore_eos",
+    "logit_bias", "seed", "n", "min_tokens", "max_tokens", "stop", "stop_token_ids", "ignore_eos",
 )  # fmt: skip
-_SHARED = ("model", "stream", "stream_options", "user", "timeout_s", "priority", "output_ids", *_SHARED_SAMPLING)
+_SHARED = ("model", "stream", "stream_options", "user", "timeout_s", "priority", *_SHARED_SAMPLING)
 _COMPLETION = frozenset((*_SHARED, "prompt", "echo", "logprobs"))
 _CHAT = frozenset((
     *_SHARED, "messages", "logprobs", "top_logprobs", "max_completion_tokens", "response_format",
     "chat_template_kwargs",
 ))  # fmt: skip
-_COMPLETION_UNSUPPORTED = frozenset(("suffix", "best_of"))
+# OpenAI's answers have no place for what these ask for.
+_GRPC_ONLY = {
+    "prompt_logprobs": "use gRPC: its Complete and Chat return them",
+    "output_ids": "use gRPC: its Complete and Chat resume after them",
+}
+_COMPLETION_UNSUPPORTED = frozenset((*_GRPC_ONLY, "suffix", "best_of"))
 _CHAT_UNSUPPORTED = frozenset((
+    *_GRPC_ONLY,
     "audio", "function_call", "functions", "metadata", "modalities", "moderation", "parallel_tool_calls", "prediction",
     "prompt_cache_key", "prompt_cache_retention", "reasoning_effort", "safety_identifier", "service_tier", "store",
     "tool_choice", "tools", "verbosity", "web_search_options",
@@ -51,11 +55,12 @@ class Call:
 
 
 def completion_call(body: dict[str, Any]) -> Call:
+    _refuse_grpc_only(body)
     refuse_others(body, _COMPLETION, _COMPLETION_UNSUPPORTED)
     sampling = pick(body, (*_SHARED_SAMPLING, "logprobs"))
     echo = take(body, "echo", bool, False)
     if echo and sampling.get("logprobs") is not None:
-        sampling.setdefault("prompt_logprobs", sampling["logprobs"])
+        sampling["prompt_logprobs"] = sampling["logprobs"]
     asks = tuple(
         _ask(body, prompt, sampling, default_max_tokens=COMPLETION_MAX_TOKENS) for prompt in prompts(body.get("prompt"))
     )
@@ -63,6 +68,7 @@ def completion_call(body: dict[str, Any]) -> Call:
 
 
 def chat_call(body: dict[str, Any]) -> Call:
+    _refuse_grpc_only(body)
     refuse_others(body, _CHAT, _CHAT_UNSUPPORTED)
     _check_response_format(body)
     sampling = pick(body, _SHARED_SAMPLING)
@@ -72,13 +78,30 @@ def chat_call(body: dict[str, Any]) -> Call:
     return Call((ask,), *_streaming(body))
 
 
+def tokenizes_chat(body: dict[str, Any]) -> bool:
+    """Whether `messages` are to be tokenized, not `prompt`. Refuses both, neither, and an option of the other."""
+    chat = body.get("messages") is not None
+    if not chat and body.get("prompt") is None:
+        raise missing("prompt")
+    beside = "messages" if chat else "prompt"
+    for name in ("prompt", "add_special_tokens") if chat else ("chat_template_kwargs",):
+        if body.get(name) is not None:
+            raise wrong_type(name, body[name], f"no value beside {beside}")
+    return chat
+
+
+def _refuse_grpc_only(body: dict[str, Any]) -> None:
+    for name, instead in _GRPC_ONLY.items():
+        if body.get(name) is not None:
+            raise unsupported_field(name, instead)
+
+
 def _ask(body: dict[str, Any], prompt: Any, sampling: dict[str, Any], **more: Any) -> Ask:
     take(body, "user", str, "")
     return Ask(
         model=take(body, "model", str, ""),
         prompt=prompt,
         sampling=sampling,
-        output_ids=_output_ids(take(body, "output_ids", list, [])),
         timeout_s=body.get("timeout_s"),
         priority=0 if body.get("priority") is None else body["priority"],
         **more,
@@ -155,11 +178,3 @@ def _streaming(body: dict[str, Any]) -> tuple[bool, bool]:
     options = take(body, "stream_options", dict, {})
     refuse_others(options, ("include_usage",), ("include_obfuscation",), path="stream_options.")
     return stream, take(options, "include_usage", bool, False, path="stream_options.")
-
-
-def _output_ids(given: list[Any]) -> list[list[int]]:
-    if not all(isinstance(ids, list) for ids in given):
-        raise InvalidRequest(
-            "output_ids: expected one list of token ids per choice", param="output_ids", code="invalid_value"
-        )
-    return given

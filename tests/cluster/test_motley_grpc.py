@@ -112,8 +112,22 @@ async def test_chat_without_messages(stub: Any) -> None:
     assert (await refused(stub.Chat(pb.ChatRequest()))).startswith("messages")
 
 
+async def test_prompt_logprobs_are_checked(stub: Any) -> None:
+    request = ask(sampling=pb.SamplingParams(prompt_logprobs=-1))
+    assert (await refused(stub.Complete(request))).startswith("prompt_logprobs")
+
+
+@pytest.mark.parametrize("special", [True, False])
+async def test_special_tokens_of_a_chat_are_the_templates(stub: Any, special: bool) -> None:
+    chat = pb.ChatMessages(messages=[pb.ChatMessage(role="user", content="Hello")])
+    request = pb.TokenizeRequest(chat=chat, add_special_tokens=special)
+    assert (await refused(stub.Tokenize(request))).startswith("add_special_tokens")
+
+
 async def test_output_ids_fit_the_choices(stub: Any) -> None:
     request = ask(output_ids=[pb.TokenIds(ids=[1])] * 2)
+    assert (await refused(stub.Complete(request))).startswith("output_ids")
+    request = ask(output_ids=[pb.TokenIds(ids=[-1])])
     assert (await refused(stub.Complete(request))).startswith("output_ids")
 
 

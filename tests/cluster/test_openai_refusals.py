@@ -79,6 +79,42 @@ async def test_chat_refuses_what_it_cannot_do(post: Any, fields: dict[str, Any])
     assert refused(await post(CHAT, {"messages": HELLO, **fields}))["param"] == next(iter(fields))
 
 
+@pytest.mark.parametrize("fields", [{"prompt_logprobs": 0}, {"output_ids": [[1]]}, {"output_ids": []}], ids=label)
+async def test_what_only_grpc_answers_is_sent_there(post: Any, fields: dict[str, Any]) -> None:
+    [name] = fields
+    for path, body in ((COMPLETIONS, {"prompt": "abc", "echo": True, "logprobs": 1}), (CHAT, {"messages": HELLO})):
+        error = refused(await post(path, {**body, **fields}))
+        assert (error["param"], error["code"]) == (name, "unsupported_parameter")
+        assert "gRPC" in error["message"]
+        assert (await post(path, {**body, name: None, "max_tokens": 1})).status == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "code"),
+    [
+        ({"prompt": "a", "messages": HELLO}, "prompt", "invalid_value"),
+        ({"prompt": "", "messages": []}, "prompt", "invalid_value"),
+        ({"messages": HELLO, "add_special_tokens": True}, "add_special_tokens", "invalid_value"),
+        ({"messages": HELLO, "add_special_tokens": False}, "add_special_tokens", "invalid_value"),
+        ({"prompt": "a", "chat_template_kwargs": {}}, "chat_template_kwargs", "invalid_value"),
+        ({"prompt": None, "messages": None}, "prompt", "missing_field"),
+        ({"messages": []}, "messages", "invalid_value"),
+    ],
+    ids=label,
+)
+async def test_tokenize_ignores_nothing(post: Any, body: dict[str, Any], param: str, code: str) -> None:
+    error = refused(await post("/tokenize", body))
+    assert (error["param"], error["code"]) == (param, code)
+
+
+async def test_tokenize_takes_null_as_absent(post: Any) -> None:
+    prompt, chat = {"prompt": "abc"}, {"messages": HELLO}
+    for body, nulls in ((prompt, ("messages", "chat_template_kwargs")), (chat, ("prompt", "add_special_tokens"))):
+        reply = await post("/tokenize", {**body, **dict.fromkeys(nulls)})
+        assert reply.status == 200
+        assert reply.json() == (await post("/tokenize", body)).json()
+
+
 async def test_fields_of_a_message_that_are_not_supported(post: Any) -> None:
     message = {"role": "assistant", "content": "x", "refusal": None, "tool_calls": None}
     assert (await post(CHAT, {"messages": [message], "max_tokens": 1})).status == 200  # as clients send them back
