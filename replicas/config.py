@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
 
 import torch
 
@@ -18,6 +21,43 @@ MAX_HEAD_DIM = 1024
 MAX_VOCABULARY = 1 << 22
 MAX_POSITIONS = 1 << 24
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+# Keys of other decoders that change what is computed -> the values, besides null, that leave it as it is here.
+FOREIGN: Final[Mapping[str, tuple[Any, ...]]] = MappingProxyType(
+    {
+        # attention
+        "attention_chunk_size": (),
+        "attention_multiplier": (),
+        "attn_logit_softcapping": (),
+        "clip_qkv": (),
+        "is_causal": (True,),
+        "query_pre_attn_scalar": (),
+        "use_bidirectional_attention": (False,),
+        "use_logn_attn": (False,),
+        # positions
+        "alibi": (False,),
+        "no_rope_layer_interval": (0,),
+        "no_rope_layers": ([],),
+        "position_embedding_type": ("rope", "rotary"),
+        "rope_local_base_freq": (),
+        # the layer
+        "hidden_activation": ("silu", "swish"),
+        "layer_norm_type": ("rms", "rmsnorm", "rms_norm"),
+        "num_experts": (0,),
+        "num_kv_shared_layers": (0,),
+        "num_local_experts": (0,),
+        "parallel_attn": (False,),
+        "pretraining_tp": (1,),
+        "residual_multiplier": (1,),
+        "use_parallel_residual": (False,),
+        # embeddings and logits
+        "embedding_multiplier": (1,),
+        "final_logit_softcapping": (),
+        "logit_scale": (1,),
+        "logit_softcapping": (),
+        "logits_scaling": (1,),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +117,9 @@ def read_decoder(
 ) -> ModelConfig:
     """The fields that all families share; `head_dim` and `num_kv_heads` are a family's own defaults.
 
-    Raises CheckpointError naming the key.
+    Raises CheckpointError naming the key, for a key in FOREIGN too.
     """
+    _refuse_foreign(config, qk_norm)
     hidden = config.integer("hidden_size", 1, MAX_HIDDEN)
     heads = config.integer("num_attention_heads", 1, MAX_HEADS)
     if "head_dim" not in config and head_dim is None and hidden % heads:
@@ -117,6 +158,15 @@ def read_decoder(
 
 def read_num_layers(config: Fields) -> int:
     return config.integer("num_hidden_layers", 1, MAX_LAYERS)
+
+
+def _refuse_foreign(config: Fields, qk_norm: bool) -> None:
+    """What this decoder does not compute is refused by name: ignored, it would give other logits."""
+    for key, neutral in FOREIGN.items():
+        if key in config and config.raw[key] not in neutral:
+            raise config.error(key, " or ".join(["no such key", *map(repr, neutral)]) + ": not computed here")
+    if config.boolean("use_qk_norm", qk_norm) is not qk_norm:
+        raise config.error("use_qk_norm", f"{qk_norm}, as this family has it")
 
 
 def _dtype(config: Fields) -> torch.dtype:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_checkpoints import to_dialect_4, to_dialect_5
 
-from motley.replicas.config import ModelConfig
+from motley.replicas.config import FOREIGN, ModelConfig
 from motley.replicas.errors import CheckpointError
 from motley.replicas.families.registry import read_config
 from motley.replicas.generation import GenerationDefaults, read_generation
@@ -129,6 +129,41 @@ def test_rotary_table_does_not_depend_on_how_it_grew():
     assert torch.allclose(at_once.at(positions, 9001)[0].double(), angles.cos() * 1.2, atol=2e-3)
 
 
+# --- what other decoders compute ----------------------------------------------------------------------------
+
+ELSEWHERE = {
+    "attention_multiplier": 0.0078125, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
+    "logit_softcapping": 0, "query_pre_attn_scalar": 144, "embedding_multiplier": 12.0, "logits_scaling": 8.0,
+    "residual_multiplier": 0.22, "logit_scale": 0.0625, "num_local_experts": 8, "num_experts": 128,
+    "no_rope_layers": [1, 1, 1, 0], "pretraining_tp": 2, "attention_chunk_size": 8192, "is_causal": False,
+    "layer_norm_type": "layernorm", "hidden_activation": "gelu_pytorch_tanh",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("raw", PUBLISHED, ids=lambda raw: raw["model_type"])
+@pytest.mark.parametrize("key", ELSEWHERE)
+def test_what_only_other_decoders_compute_is_refused(key: str, raw: dict[str, Any]):
+    with pytest.raises(CheckpointError, match="not computed here") as refusal:
+        read(raw | {key: ELSEWHERE[key]})
+    assert (refusal.value.file, refusal.value.tensor) == ("config.json", key)
+
+
+@pytest.mark.parametrize("key", FOREIGN)
+def test_a_foreign_key_that_changes_nothing_is_accepted(key: str):
+    for neutral in (None, *FOREIGN[key]):
+        assert read(LLAMA_3_1_8B | {key: neutral}) == read(LLAMA_3_1_8B)
+    with pytest.raises(CheckpointError, match=key):
+        read(LLAMA_3_1_8B | {key: ["anything", "else"]})
+
+
+@pytest.mark.parametrize("raw", PUBLISHED, ids=lambda raw: raw["model_type"])
+def test_query_and_key_norms_are_the_familys(raw: dict[str, Any]):
+    has = read(raw).qk_norm
+    assert read(raw | {"use_qk_norm": has}) == read(raw)
+    with pytest.raises(CheckpointError, match="use_qk_norm"):
+        read(raw | {"use_qk_norm": not has})
+
+
 # --- generation_config.json ---------------------------------------------------------------------------------
 
 
@@ -191,7 +226,17 @@ def outcome(call: Callable[[], Any]) -> Any:
 
 @given(st.sampled_from(PUBLISHED), st.data())
 def test_any_value_of_any_key_gives_a_config_or_a_checkpoint_error(raw: dict[str, Any], data: st.DataObject):
-    keys = [*raw, "head_dim", "layer_types", "rope_parameters", "dtype", "sliding_window", "hidden_act"]
+    keys = [
+        *raw,
+        *FOREIGN,
+        "use_qk_norm",
+        "head_dim",
+        "layer_types",
+        "rope_parameters",
+        "dtype",
+        "sliding_window",
+        "hidden_act",
+    ]
     changes = data.draw(st.dictionaries(st.sampled_from(keys), JSON, max_size=2))
     changes |= data.draw(st.fixed_dictionaries({}, optional={"rope_parameters": ROPE}))
     config = outcome(lambda: read(raw | changes))
