@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import urllib.request
 from dataclasses import dataclass
 
@@ -51,7 +52,7 @@ def show(endpoints: Endpoints) -> None:
   curl {endpoints.http}/v1/completions -H 'Content-Type: application/json' \\
     -d '{{"prompt": "{PROMPT}", "max_tokens": {MAX_TOKENS}, "stream": true}}'
 
-  python -c '
+  {sys.executable} -c '
 from motley.client import Client
 for chunk in Client("{endpoints.grpc}").stream("{PROMPT}", max_tokens={MAX_TOKENS}):
     print("".join(choice.text for choice in chunk.choices), end="", flush=True)'

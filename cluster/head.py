@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import io
 import logging
 import os
@@ -27,6 +28,7 @@ from .failures import ConfigurationError
 from .haproxy import open_requests, replicas_up
 from .options import ServeOptions
 from .ports import bracketed, first_free
+from .processes import have_descendants
 from .protos import inference_pb2 as pb
 from .protos import inference_pb2_grpc
 from .servicers import SERVICER_FUNCTIONS
@@ -37,6 +39,8 @@ DASHBOARD_PORT = 8265
 OBJECT_STORE_BYTES = 128 * 2**20  # messages travel by value; Ray would take 30% of memory
 SERVE_END_S = 4.0  # what Serve needs to end when no stream is left, and half as much again
 DRAIN_CALL_S = 1.0
+RAY_END_S = 5.0
+RAY_DAEMONS = ("gcs_server", "raylet")
 _POLL_S = 0.05
 _HAPROXY_METRICS = "RAY_SERVE_HAPROXY_METRICS_PORT"  # set by settings.py when there is one
 
@@ -94,7 +98,8 @@ def stop(drain_s: float) -> None:
         # Serve's own draining ends HAProxy first, and so every stream with it.
         _within(drain_s + DRAIN_CALL_S, lambda: asyncio.run(_drain(time.monotonic() + drain_s)))
         _within(SERVE_END_S, serve.shutdown)
-        ray.shutdown()
+        _within(RAY_END_S, ray.shutdown)
+    atexit.unregister(ray.shutdown)  # it would wait for daemons that are no more
 
 
 async def _drain(deadline: float) -> None:
@@ -113,10 +118,15 @@ async def _drain(deadline: float) -> None:
 
 
 def _within(seconds: float, action: Callable[[], None]) -> None:
-    """Run it, and go on without it when it takes longer."""
+    """Run it; go on without it when it takes longer, or when Ray is dead and it would wait in vain.
+
+    A signal to the whole process group, as `timeout` and service managers send it, reaches Ray's daemons too.
+    """
     thread = threading.Thread(target=action, daemon=True)
     thread.start()
-    thread.join(seconds)
+    deadline = time.monotonic() + seconds
+    while thread.is_alive() and time.monotonic() < deadline and have_descendants(RAY_DAEMONS):
+        thread.join(_POLL_S)
 
 
 def _running() -> bool:
@@ -133,7 +143,7 @@ def _reason(app: Any) -> str:
     messages = [deployment.message for deployment in app.deployments.values() if deployment.message]
     lines = [line.strip() for line in "\n".join(messages or [app.message]).splitlines() if line.strip()]
     ours = [line for line in lines if re.match(r"(motley\.|[\w.]*Error)\S*: ", line)]
-    return (ours or lines or ["the service did not start"])[-1]
+    return re.sub(r"^motley\.[\w.]+: ", "", (ours or lines or ["the service did not start"])[-1])
 
 
 def _haproxy_metrics() -> str:

@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any
 
 from ..replicas.errors import MotleyError
+from ..replicas.hub import resolve_model
 from .folder import ray_folder, write_whole
 from .greeting import Endpoints, greet, show
 from .guard import check_bind
@@ -53,6 +54,8 @@ def run_serve(options: ServeOptions, make_worker: Any = None) -> int:
 def check(options: ServeOptions) -> None:
     """Raise ConfigurationError for what would fail later, or open a door."""
     check_bind(options.host)
+    if options.model is not None:
+        resolve_model(options.model)  # a wrong path is told at once, and a download shows its progress
     check_environment(os.environ)
     check_port(options.host, options.http_port, "--http-port")
     check_port(options.host, options.grpc_port, "--grpc-port")
@@ -73,9 +76,9 @@ def _run(options: ServeOptions, folder: Path, make_worker: Any) -> None:
     began = time.monotonic()
     try:
         endpoints = _start(options, folder, make_worker, began)
-        show(endpoints)
         if options.greet:
             greet(endpoints)
+        show(endpoints)
         if options.ready_file is not None:
             write_whole(options.ready_file, json.dumps(asdict(endpoints)))
         with suppress(KeyboardInterrupt):
@@ -128,8 +131,8 @@ def _stop(drain_s: float) -> None:
 
 
 def _take_signals() -> None:
-    """SIGINT too: a shell starts background jobs with it ignored."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    """SIGINT too: a shell starts background jobs with it ignored. SIGHUP: the terminal was closed."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
 
 

@@ -85,7 +85,7 @@ def build_engine(
     runner = ModelRunner(loaded.decoder, kv, ops.device)
     core = EngineCore(runner, scheduler, limits, tokenizer)
     info = ModelInfo(
-        name=name or path.name,
+        name=name or (path.name if Path(model).is_dir() else str(model)),
         family=loaded.config.family,
         vocab_size=limits.vocab_size,
         max_model_len=max_model_len,
