@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -10,8 +12,23 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("motley", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("motley")
 
+MEASURED = pytest.StashKey[list[str]]()
+
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     """On tensors as small as the tests' a second thread costs 50 times more than it gives on busy cores."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def report(pytestconfig: pytest.Config) -> Callable[[str], None]:
+    """Records a line of what was measured; all are shown after the tests, passed or not."""
+    return pytestconfig.stash.setdefault(MEASURED, []).append
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if lines := config.stash.get(MEASURED, []):
+        terminalreporter.section("measured")
+        for line in lines:
+            terminalreporter.write_line(line)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -81,9 +82,20 @@ CASES = [
 ]
 
 
+@pytest.fixture(scope="module")
+def near_ties(report: Callable[[str], None]) -> Iterator[list[int]]:
+    """How many greedy tokens of each case differ from transformers', each one at a near-tie; reported as one sum."""
+    counts: list[int] = []
+    yield counts
+    total, gap = len(counts) * NEW_TOKENS, f"choices within {TOLERANCE:g}"
+    report(
+        f"parity with transformers: {sum(counts)} of {total} greedy tokens differ; allowed only at near-ties ({gap})"
+    )
+
+
 @pytest.mark.parametrize("dialect", [4, 5])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_equals_transformers(case: Case, dialect: int, tmp_path, record_property):
+def test_equals_transformers(case: Case, dialect: int, tmp_path, near_ties: list[int]):
     reference = build_model(case.family, **case.options)
     decoder = load_model(save_model(reference, tmp_path / "with", dialect=dialect), exact_ops()).decoder
 
@@ -93,9 +105,7 @@ def test_equals_transformers(case: Case, dialect: int, tmp_path, record_property
     tokens, chosen_from = Session(decoder).greedy(PROMPT, NEW_TOKENS)
     expected = reference_logits(reference, PROMPT + tokens[:-1])[len(PROMPT) - 1 :]
     assert difference(chosen_from, expected) <= TOLERANCE
-    near_ties = count_near_ties(tokens, expected)
-    record_property("near_ties", near_ties)
-    print(f"{case.name}: {near_ties} of {NEW_TOKENS} greedy tokens differ, all at near-ties")
+    near_ties.append(count_near_ties(tokens, expected))
 
     if case.without is not None:
         family = case.without_family or case.family
