@@ -47,7 +47,6 @@ FOREIGN: Final[Mapping[str, tuple[Any, ...]]] = MappingProxyType(
         "num_kv_shared_layers": (0,),
         "num_local_experts": (0,),
         "parallel_attn": (False,),
-        "pretraining_tp": (1,),
         "residual_multiplier": (1,),
         "use_parallel_residual": (False,),
         # embeddings and logits

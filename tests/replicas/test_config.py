@@ -135,7 +135,7 @@ ELSEWHERE = {
     "attention_multiplier": 0.0078125, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
     "logit_softcapping": 0, "query_pre_attn_scalar": 144, "embedding_multiplier": 12.0, "logits_scaling": 8.0,
     "residual_multiplier": 0.22, "logit_scale": 0.0625, "num_local_experts": 8, "num_experts": 128,
-    "no_rope_layers": [1, 1, 1, 0], "pretraining_tp": 2, "attention_chunk_size": 8192, "is_causal": False,
+    "no_rope_layers": [1, 1, 1, 0], "attention_chunk_size": 8192, "is_causal": False,
     "layer_norm_type": "layernorm", "hidden_activation": "gelu_pytorch_tanh",
 }  # fmt: skip
 
