@@ -27,8 +27,7 @@ from .app import NAME, build_app
 from .failures import ConfigurationError
 from .haproxy import open_requests, replicas_up
 from .options import ServeOptions
-from .ports import bracketed, first_free
-from .processes import have_descendants
+from .ports import bracketed, first_free, listens
 from .protos import inference_pb2 as pb
 from .protos import inference_pb2_grpc
 from .servicers import SERVICER_FUNCTIONS
@@ -40,7 +39,6 @@ OBJECT_STORE_BYTES = 128 * 2**20  # messages travel by value; Ray would take 30%
 SERVE_END_S = 4.0  # what Serve needs to end when no stream is left, and half as much again
 DRAIN_CALL_S = 1.0
 RAY_END_S = 5.0
-RAY_DAEMONS = ("gcs_server", "raylet")
 _POLL_S = 0.05
 _HAPROXY_METRICS = "RAY_SERVE_HAPROXY_METRICS_PORT"  # set by settings.py when there is one
 
@@ -125,7 +123,8 @@ def _within(seconds: float, action: Callable[[], None]) -> None:
     thread = threading.Thread(target=action, daemon=True)
     thread.start()
     deadline = time.monotonic() + seconds
-    while thread.is_alive() and time.monotonic() < deadline and have_descendants(RAY_DAEMONS):
+    host, _, port = str(ray.get_runtime_context().gcs_address).rpartition(":")
+    while thread.is_alive() and time.monotonic() < deadline and listens(host.strip("[]"), int(port)):
         thread.join(_POLL_S)
 
 

@@ -30,6 +30,15 @@ def settled_block(size: int) -> int:
             return first
 
 
+def listens(host: str, port: int) -> bool:
+    """Whether somebody takes connections there."""
+    try:
+        socket.create_connection((host, port), timeout=1.0).close()
+    except OSError:
+        return False
+    return True
+
+
 def is_free(host: str, port: int) -> bool:
     try:
         check_port(host, port, "port")

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import sys
-import threading
 import time
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -82,7 +81,8 @@ def _run(options: ServeOptions, folder: Path, make_worker: Any) -> None:
         if options.ready_file is not None:
             write_whole(options.ready_file, json.dumps(asdict(endpoints)))
         with suppress(KeyboardInterrupt):
-            threading.Event().wait()
+            while True:  # a signal that another thread got is seen when this one wakes
+                time.sleep(1.0)
         print("\nstopping", flush=True)
     finally:
         _stop(options.drain_s)

@@ -51,7 +51,9 @@ class Served:
         command = [sys.executable, "-m", "motley", "serve", *ports, "--ready-file", str(self._ready), *arguments]
         with self._log.open("w") as log:
             everything = {**os.environ, **(environment or {})}
-            self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=everything)
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=subprocess.STDOUT, env=everything, start_new_session=True
+            )
 
     @property
     def output(self) -> str:

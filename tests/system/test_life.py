@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import socket
@@ -94,6 +95,17 @@ def test_it_greets_drains_and_leaves_nothing(service: Served, checkpoint: Path, 
         assert "Traceback" not in second.output
         assert second.leftovers() == []
     assert service.load()["running"] == 0
+
+
+def test_a_signal_to_the_whole_group_ends_it_too(checkpoint: Path, tmp_path: Path) -> None:
+    """As `timeout` and service managers send it: Ray's daemons are gone before they could be asked to go."""
+    with served([str(checkpoint), "--threads", "1", "--kv-memory", "64MiB"], tmp_path) as service:
+        service.wait_ready()
+        children = service.descendants()
+        os.killpg(service.process.pid, signal.SIGTERM)
+        assert service.process.wait(60) == 0
+        assert alive(children) == []
+        assert service.leftovers() == []
 
 
 def test_the_ready_file_says_where(service: Served) -> None:
