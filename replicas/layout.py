@@ -1,4 +1,4 @@
-"""Which tensors a decoder consists of, and the proof from headers alone that a checkpoint has just those."""
+"""Which tensors a decoder consists of, and the proof that a checkpoint has just those, with sound values."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from .config import ModelConfig
 from .errors import CheckpointError
 from .quantization.base import FLOATS, Format, LinearSpec, TensorSpec
 from .quantization.dense import Dense
 from .safetensors_file import TensorInfo
+from .weights import Weights
 
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
@@ -110,6 +113,34 @@ def check_tensors(found: Mapping[str, tuple[Path, TensorInfo]], wanted: Mapping[
     for name, (path, _) in found.items():
         if name not in wanted and not TOLERATED.fullmatch(name):
             raise CheckpointError("belongs to no part of the model", file=path.name, tensor=name)
+
+
+def check_values(weights: Weights, wanted: Mapping[str, TensorSpec]) -> None:
+    """Look at every value in the mapped files, before any memory is taken for a weight.
+
+    Raises CheckpointError naming file and tensor.
+    """
+    for name, spec in wanted.items():
+        if name in weights:
+            problem = (spec.problem or _not_finite)(weights.peek(name))
+            if problem is not None:
+                raise weights.error(name, problem)
+
+
+def check_tied_head(weights: Weights) -> None:
+    """A tied head that is stored once more must be the embedding. Raises CheckpointError."""
+    name = f"{HEAD}.weight"
+    if name in weights:
+        head, embedding = weights.peek(name), weights.peek(EMBEDDING)
+        if not torch.equal(head, embedding.to(head.dtype)):
+            raise weights.error(name, f"differs from {EMBEDDING}, though config.json says tie_word_embeddings")
+
+
+def _not_finite(tensor: torch.Tensor) -> str | None:
+    if not tensor.is_floating_point():
+        return None
+    low, high = torch.aminmax(tensor)  # NaN wins both
+    return None if bool(torch.isfinite(low) & torch.isfinite(high)) else "has values that are not finite"
 
 
 def _check_tensor(name: str, file: str, info: TensorInfo, spec: TensorSpec) -> None:

@@ -11,7 +11,7 @@ from .checkpoint import Checkpoint, inspect_checkpoint
 from .config import ModelConfig
 from .decoder import Decoder
 from .generation import GenerationDefaults
-from .layout import TOLERATED
+from .layout import TOLERATED, check_tied_head, check_values, decoder_layout, head_is_tied
 from .weights import Progress, Weights
 
 __all__ = ["Decoder", "LoadedModel", "load_model"]
@@ -38,10 +38,14 @@ def load_model(path: str | Path, ops: Ops, *, progress: Progress | None = None) 
 
     progress  called with (bytes read, bytes in all) after every tensor
 
-    Raises CheckpointError naming file and tensor; all but the tensors' values is checked before any is read.
+    Raises CheckpointError naming file and tensor: for all that headers can tell before a value is read, for the
+    values themselves before anything is allocated.
     """
     checkpoint = inspect_checkpoint(path)
     weights = Weights(checkpoint.tensors, ops.device, progress)
+    check_values(weights, decoder_layout(checkpoint.config, checkpoint.format))
+    if head_is_tied(checkpoint.config, checkpoint.format):
+        check_tied_head(weights)
     decoder = Decoder(checkpoint.config, checkpoint.format, weights, ops)
     weights.finish(tolerated=lambda name: TOLERATED.fullmatch(name) is not None)
     return LoadedModel(

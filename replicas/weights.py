@@ -43,18 +43,23 @@ class Weights:
     def take(self, name: str) -> torch.Tensor:
         """The tensor as stored, on the device. On a CPU it is a view of the mapped file: copy what is kept."""
         assert name not in self._digests, f"{name} is taken twice"
-        path, info = self._tensors[name]
+        tensor = self.peek(name)
+        self._digests[name] = _digest(tensor)
+        self._done_bytes += self._tensors[name][1].nbytes
+        if self._progress is not None:
+            self._progress(self._done_bytes, self._total_bytes)
+        return tensor.to(self.device)
+
+    def peek(self, name: str) -> torch.Tensor:
+        """A view of the mapped file, on the CPU; nothing is recorded."""
+        path, _ = self._tensors[name]
         try:
             if path not in self._files:
                 self._files[path] = safe_open(str(path), framework="pt", device="cpu")
             tensor: torch.Tensor = self._files[path].get_tensor(name)
         except (SafetensorError, OSError) as error:  # the file changed since its header was checked
             raise self.error(name, f"cannot be read: {error}") from error
-        self._digests[name] = _digest(tensor)
-        self._done_bytes += info.nbytes
-        if self._progress is not None:
-            self._progress(self._done_bytes, self._total_bytes)
-        return tensor.to(self.device)
+        return tensor
 
     def take_finite(self, name: str, dtype: torch.dtype) -> torch.Tensor:
         """A copy in `dtype`. Raises CheckpointError where a value is not finite, or not in that dtype."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -16,11 +16,15 @@ FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """What a tensor must look like: shape, and the dtypes it may have by safetensors' names."""
+    """What a tensor must look like: shape, and the dtypes it may have by safetensors' names.
+
+    problem  what is wrong with its values, if anything; None: floats must be finite
+    """
 
     shape: tuple[int, ...]
     dtypes: Collection[str]
     optional: bool = False
+    problem: Callable[[torch.Tensor], str | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)

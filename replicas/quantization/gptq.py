@@ -15,6 +15,7 @@ w[n, k] = scales[g, n] * (code[k, n] - zero[g, n]) with g = g_idx[k].
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -110,18 +111,18 @@ class GPTQ:
         return {
             f"{linear.name}.qweight": TensorSpec((inputs // per_word, outputs), INTS),
             f"{linear.name}.qzeros": TensorSpec((inputs // group, outputs // per_word), INTS),
-            f"{linear.name}.scales": TensorSpec((inputs // group, outputs), FLOATS),
-            f"{linear.name}.g_idx": TensorSpec((inputs,), INTS, optional=True),
+            f"{linear.name}.scales": TensorSpec((inputs // group, outputs), FLOATS, problem=_scales_problem),
+            f"{linear.name}.g_idx": TensorSpec((inputs,), INTS, True, partial(_groups_problem, group=group)),
             f"{linear.name}.bias": TensorSpec((outputs,), FLOATS, optional=not linear.bias),
         }
 
     def linear(self, weights: Weights, linear: LinearSpec, dtype: torch.dtype) -> GroupedWeight:
         name, group = linear.name, self._group(linear)
-        order = _permutation(weights, linear, group)
+        order = _permutation(weights, linear)
         codes = unpack(weights.take(f"{name}.qweight").t(), self.bits)
         return GroupedWeight(
             codes=codes if order is None else codes[:, order],
-            scales=_scales(weights, f"{name}.scales").t().contiguous(),
+            scales=weights.take(f"{name}.scales").clone().t().contiguous(),
             zeros=self._zeros(weights.take(f"{name}.qzeros")).t().contiguous(),
             bits=self.bits,
             group_size=group,
@@ -160,30 +161,30 @@ def unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
     return torch.stack([octets & 15, octets >> 4], dim=-1).flatten(1)
 
 
-def _permutation(weights: Weights, linear: LinearSpec, group: int) -> torch.Tensor | None:
+def _permutation(weights: Weights, linear: LinearSpec) -> torch.Tensor | None:
     """Input features in the order of their groups; None where they are in order already."""
     name = f"{linear.name}.g_idx"
     if name not in weights:
         return None
     groups = weights.take(name).long()
-    count = linear.in_features // group
-    if bool((groups < 0).any() | (groups >= count).any()):
-        raise weights.error(name, f"has groups outside 0 to {count - 1}")
-    if bool((torch.bincount(groups, minlength=count) != group).any()):
-        raise weights.error(name, f"has groups of other sizes than {group}")
     if bool((groups[1:] >= groups[:-1]).all()):
         return None
     return torch.argsort(groups, stable=True)
 
 
-def _scales(weights: Weights, name: str) -> torch.Tensor:
-    """[G, N] as stored, finite and nowhere zero."""
-    scales = weights.take(name).clone()
+def _groups_problem(groups: torch.Tensor, group: int) -> str | None:
+    groups, count = groups.long(), groups.numel() // group
+    if bool((groups < 0).any() | (groups >= count).any()):
+        return f"has groups outside 0 to {count - 1}"
+    if bool((torch.bincount(groups, minlength=count) != group).any()):
+        return f"has groups of other sizes than {group}"
+    return None
+
+
+def _scales_problem(scales: torch.Tensor) -> str | None:
     if not bool(torch.isfinite(scales).all()):
-        raise weights.error(name, "has scales that are NaN or infinite")
-    if bool((scales == 0).any()):
-        raise weights.error(name, "has scales that are zero")
-    return scales
+        return "has scales that are NaN or infinite"
+    return "has scales that are zero" if bool((scales == 0).any()) else None
 
 
 def _bias(weights: Weights, linear: LinearSpec, dtype: torch.dtype) -> torch.Tensor | None:

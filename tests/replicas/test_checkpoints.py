@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from steps import exact_ops
 from tiny_checkpoints import build_checkpoint, rewrite_config
 
+from motley.replicas import model as model_module
 from motley.replicas import weights as weights_module
 from motley.replicas.checkpoint import inspect_checkpoint
 from motley.replicas.errors import CheckpointError
@@ -339,8 +340,18 @@ def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weights_module, "safe_open", refuse)
 
 
+@pytest.fixture
+def unbuilt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on, building a decoder, which is what takes memory, is a failure."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("a decoder was built before the values were checked")
+
+    monkeypatch.setattr(model_module, "Decoder", refuse)
+
+
 @pytest.mark.parametrize("bad", TABLE, ids=lambda bad: bad.name)
-def test_is_refused_by_name(bad: Bad, good, tmp_path, request):
+def test_is_refused_by_name(bad: Bad, good, tmp_path, request, unbuilt):
     folder = tmp_path / "model"
     shutil.copytree(good[bad.base], folder)
     bad.spoil(folder)
