@@ -249,3 +249,15 @@ def test_a_reader_that_leaves_early_is_no_crash() -> None:
     script = f'{sys.executable} -c "{code}" | true'
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=120)
     assert "Traceback" not in done.stderr
+
+
+def test_a_file_gives_one_value_or_several_and_no_switch_for_a_number(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text("prompt: abc\nstop: zzz\nmax-tokens: 2\nignore-eos: true\n")
+    assert run(["generate", str(model), "--json", "--config", str(file)]) == 0
+    assert len(json.loads(capsys.readouterr().out)["outputs"]) == 1
+    file.write_text("prompt: abc\nmax-tokens: true\n")
+    assert run(["generate", str(model), "--config", str(file)]) == 2
+    assert "max-tokens: true is not accepted" in one_line(capsys)

@@ -55,14 +55,25 @@ def _options(context: typer.Context, values: Mapping[str, Any], path: Path) -> d
     name = context.info_name or ""
     if isinstance(values.get(name), dict):
         values = values[name]
-    known = {parameter.name for parameter in context.command.params} - {"config", "help"}
+    known = {str(each.name): each for each in context.command.params if each.name not in ("config", "help")}
     options = {str(key).replace("-", "_"): value for key, value in values.items()}
-    if unknown := sorted(set(options) - known):
-        accepted = ", ".join(sorted(str(key).replace("_", "-") for key in known))
+    if unknown := sorted(options.keys() - known.keys()):
+        accepted = ", ".join(sorted(key.replace("_", "-") for key in known))
         raise typer.BadParameter(
             f"{path}: {unknown[0].replace('_', '-')!r} is not an option here; there are {accepted}"
         )
-    return options
+    return {name: _fit(known[name], value, path) for name, value in options.items()}
+
+
+def _fit(parameter: Any, value: Any, path: Path) -> Any:
+    """One value for an option that may be repeated is a list of one; a flag's value is no number."""
+    if isinstance(value, bool) and not getattr(parameter, "is_flag", False):
+        name = str(parameter.name).replace("_", "-")
+        raise typer.BadParameter(
+            f"{path}: {name}: {str(value).lower()} is not accepted; expected a value, not a switch"
+        )
+    repeated = getattr(parameter, "multiple", False) or parameter.nargs == -1
+    return [value] if repeated and not isinstance(value, list) else value
 
 
 ConfigFile = Annotated[
