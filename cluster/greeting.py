@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import urllib.request
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..client import Client
@@ -62,7 +63,7 @@ Ctrl-C stops it.""",
     )
 
 
-def _http_stream(endpoints: Endpoints):  # type: ignore[no-untyped-def]
+def _http_stream(endpoints: Endpoints) -> Iterator[str]:
     body = {"prompt": PROMPT, "max_tokens": MAX_TOKENS, "temperature": 0.0, "stream": True}
     request = urllib.request.Request(
         f"{endpoints.http}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}

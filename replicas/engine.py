@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from .errors import EngineFault, InvalidRequest, MotleyError
 from .limits import Limits
 from .plan import ItemResult, StepPlan, StepResult
-from .protocol import Delta, FinishReason, ReplicaLoad, Request, StreamMessage, TokenLogprob
+from .protocol import Delta, FinishReason, Request, StreamMessage, TokenLogprob
 from .runner import Runner
 from .scheduler import Scheduler
 from .sequence import Sequence
@@ -80,8 +80,7 @@ class EngineCore:
             raise InvalidRequest("stop: this model has no tokenizer", param="stop")
 
     def add(self, key: int, request: Request) -> None:
-        """Take a request in. Raises InvalidRequest if the model cannot serve it."""
-        self.check(request)
+        """Take a request in, which `check` has let pass."""
         assert key not in self._jobs
         sequences = [self._sequence(request, choice) for choice in range(request.sampling.n)]
         if self.scheduler.pool.reuse_prefixes:
@@ -222,10 +221,9 @@ class EngineCore:
         del self._texts[sequence.id], self._job_of[sequence.id]
 
     def _emit(self) -> Iterator[Emission]:
-        load = self.scheduler.load()
         for job in self._ready.values():
             done = not job.live
-            yield Emission(job.key, _message(job, load), done, job.error if done else None)
+            yield Emission(job.key, _message(job), done, job.error if done else None)
             job.deltas = []
             if done:
                 del self._jobs[job.key]
@@ -253,9 +251,9 @@ def _keep_prompt_logprobs(sequence: Sequence, start: int, outcome: ItemResult) -
         sequence.prompt_logprobs.extend(outcome.prompt_logprobs[max(known, 0) :])
 
 
-def _message(job: _Job, load: ReplicaLoad) -> StreamMessage:
+def _message(job: _Job) -> StreamMessage:
     first, job.opened = not job.opened, True
     if not first:
-        return StreamMessage(tuple(job.deltas), load)
+        return StreamMessage(tuple(job.deltas))
     prompt_logprobs = tuple(job.lead.prompt_logprobs) if job.lead.wants_prompt_logprobs else None
-    return StreamMessage(tuple(job.deltas), load, job.lead.cached_tokens or 0, prompt_logprobs)
+    return StreamMessage(tuple(job.deltas), cached_tokens=job.lead.cached_tokens or 0, prompt_logprobs=prompt_logprobs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .errors import InvalidRequest
@@ -31,8 +31,8 @@ class Limits:
                 message = f"output_ids: {len(output)} tokens are more than the request may have, {most}"
                 raise InvalidRequest(message, param="output_ids", code="invalid_value")
 
-    def _check_ids(self, name: str, token_ids: Iterable[int]) -> None:
-        for token_id in token_ids:
+    def _check_ids(self, name: str, token_ids: Sequence[int]) -> None:
+        for token_id in (min(token_ids, default=0), max(token_ids, default=0)):
             if not 0 <= token_id < self.vocab_size:
                 message = f"{name}: token id {token_id} is not in the vocabulary of {self.vocab_size}"
                 raise InvalidRequest(message, param=name, code="invalid_value")

@@ -13,7 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from .build import BuiltEngine, build_engine
@@ -102,7 +102,7 @@ class Worker:
                 stream.wake.clear()
                 messages, stream.pending = stream.pending, []
                 if messages:
-                    yield merge(messages)
+                    yield replace(merge(messages), load=self._load)
                 if stream.error is not None:
                     raise stream.error
                 if stream.done and not stream.pending:
@@ -228,7 +228,7 @@ def _end(stream: _Stream, error: MotleyError) -> None:
 
 
 def merge(messages: list[StreamMessage]) -> StreamMessage:
-    """Everything that is ready as one message: one delta per choice, and the latest load."""
+    """Everything that is ready as one message: one delta per choice."""
     if len(messages) == 1:
         return messages[0]
     by_choice: dict[int, list[Delta]] = {}
@@ -237,7 +237,6 @@ def merge(messages: list[StreamMessage]) -> StreamMessage:
             by_choice.setdefault(delta.index, []).append(delta)
     return StreamMessage(
         deltas=tuple(_join(deltas) for deltas in by_choice.values()),
-        load=messages[-1].load,
         cached_tokens=messages[0].cached_tokens,
         prompt_logprobs=messages[0].prompt_logprobs,
     )

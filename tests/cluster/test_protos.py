@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from google.protobuf.descriptor import ServiceDescriptor
 
 from motley.cluster.ingress import Ingress
 from motley.cluster.protos import generate
@@ -34,7 +35,7 @@ def test_every_proto_has_its_code() -> None:
 
 
 @pytest.mark.parametrize("service", SERVICES, ids=lambda service: service.full_name)
-def test_every_rpc_has_a_method_of_its_kind(service) -> None:  # type: ignore[no-untyped-def]
+def test_every_rpc_has_a_method_of_its_kind(service: ServiceDescriptor) -> None:
     for rpc in service.methods:
         method = getattr(Ingress, rpc.name)
         assert "grpc_context" in inspect.signature(method).parameters, "without it Serve gives no context"

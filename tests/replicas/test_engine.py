@@ -231,7 +231,7 @@ def test_the_context_ends_a_choice_by_length() -> None:
 )
 def test_what_the_model_cannot_serve_is_refused_by_name(bad: Request, param: str, code: str | None) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        engine().add(0, bad)
+        engine().check(bad)
     assert (caught.value.param, caught.value.code) == (param, code)
 
 

@@ -99,7 +99,9 @@ async def test_streams_run_side_by_side_and_end_once(worker: Worker) -> None:
 
 async def test_closing_the_stream_cancels_and_frees(worker: Worker) -> None:
     stream = worker.generate(request(40, max_tokens=200))
-    await anext(stream)
+    first = await anext(stream)
+    assert first.load is not None
+    assert first.load.running == 1
     await stream.aclose()
     await until(lambda: idle(worker))
     assert worker.num_streams == 0
