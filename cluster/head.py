@@ -28,6 +28,7 @@ from .failures import ConfigurationError
 from .haproxy import open_requests, replicas_up
 from .options import ServeOptions
 from .ports import bracketed, first_free, listens
+from .processes import wait_until
 from .protos import inference_pb2 as pb
 from .protos import inference_pb2_grpc
 from .servicers import SERVICER_FUNCTIONS
@@ -36,6 +37,7 @@ log = logging.getLogger(__name__)
 
 DASHBOARD_PORT = 8265
 OBJECT_STORE_BYTES = 128 * 2**20  # messages travel by value; Ray would take 30% of memory
+DOOR_S = 60.0  # from a model that is ready to doors that answer; seconds are usual
 SERVE_END_S = 4.0  # what Serve needs to end when no stream is left, and half as much again
 DRAIN_CALL_S = 1.0
 RAY_END_S = 5.0
@@ -73,13 +75,12 @@ def deploy(model: str, options: ServeOptions, make_worker: Any = None) -> None:
 
 def wait_ready(options: ServeOptions) -> str:
     """Wait until the model answers on both doors; its name. Raises ConfigurationError if it cannot start."""
-    while not _running():
-        time.sleep(_POLL_S)
-    while not _get(f"http://{bracketed(options.host)}:{options.http_port}/health"):
-        time.sleep(_POLL_S)
-    # Until HAProxy knows the ingress it uses Serve's own proxy, which is slow and loses cancellations.
-    while _HAPROXY_METRICS in os.environ and replicas_up(_haproxy_metrics()) < len(("http", "grpc")):
-        time.sleep(_POLL_S)
+    wait_until(_running)  # as long as a model takes to load
+    health = f"http://{bracketed(options.host)}:{options.http_port}/health"
+    _expect(lambda: bool(_get(health)), f"{health} does not answer")
+    if _HAPROXY_METRICS in os.environ:
+        # Until HAProxy knows the ingress it uses Serve's own proxy, which is slow and loses cancellations.
+        _expect(lambda: replicas_up(_haproxy_metrics()) >= len(("http", "grpc")), "HAProxy does not see the ingress")
     with grpc.insecure_channel(f"{bracketed(options.host)}:{options.grpc_port}") as channel:
         model = inference_pb2_grpc.InferenceStub(channel).GetModel(
             pb.GetModelRequest(), wait_for_ready=True, timeout=30
@@ -126,6 +127,11 @@ def _within(seconds: float, action: Callable[[], None]) -> None:
     host, _, port = str(ray.get_runtime_context().gcs_address).rpartition(":")
     while thread.is_alive() and time.monotonic() < deadline and listens(host.strip("[]"), int(port)):
         thread.join(_POLL_S)
+
+
+def _expect(condition: Callable[[], bool], otherwise: str) -> None:
+    if not wait_until(condition, DOOR_S):
+        raise ConfigurationError(f"{otherwise}, {DOOR_S:g} s after the model was ready", code="deploy_failed")
 
 
 def _running() -> bool:

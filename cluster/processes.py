@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import signal
 import sys
@@ -40,7 +41,7 @@ def end_descendants(*, polite_s: float, patience_s: float) -> list[int]:
     for number, seconds in ((None, polite_s), (signal.SIGTERM, patience_s), (signal.SIGKILL, patience_s)):
         if number is not None:
             _signal_all(number)
-        if _wait(lambda: not _reap_and_list(), seconds):
+        if wait_until(lambda: not _reap_and_list(), seconds):
             return []
     return _reap_and_list()
 
@@ -58,7 +59,8 @@ def _reap_and_list() -> list[int]:
     return descendants()
 
 
-def _wait(condition: Callable[[], bool], seconds: float) -> bool:
+def wait_until(condition: Callable[[], bool], seconds: float = math.inf) -> bool:
+    """Whether it came true in that time."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

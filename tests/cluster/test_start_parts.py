@@ -14,12 +14,12 @@ import pytest
 from served import alive, wait_for
 
 from motley.cluster import folder as folders
-from motley.cluster import ports
+from motley.cluster import head, ports
 from motley.cluster.failures import ConfigurationError
 from motley.cluster.folder import MAX_PATH_CHARS, ray_folder, write_whole
 from motley.cluster.haproxy import choose_haproxy, launcher, open_requests, replicas_up
 from motley.cluster.ports import SETTLED, bracketed, check_port, first_free, settled_block, settled_port
-from motley.cluster.processes import descendants
+from motley.cluster.processes import descendants, wait_until
 from motley.cluster.settings import check_environment, ray_settings
 from motley.replicas.errors import EngineFault
 
@@ -197,3 +197,15 @@ def test_descendants_are_those_of_the_process() -> None:
         child.send_signal(signal.SIGKILL)
         child.wait()
         assert child.pid not in descendants()
+
+
+def test_waiting_ends_by_the_condition_or_by_time() -> None:
+    answers = iter([False, False, True])
+    assert wait_until(lambda: next(answers), 10.0)
+    assert not wait_until(lambda: False, 0.0)
+
+
+def test_doors_that_stay_shut_are_an_error_and_no_endless_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head, "DOOR_S", 0.0)
+    with pytest.raises(ConfigurationError, match="the door is shut, 0 s after"):
+        head._expect(lambda: False, "the door is shut")
