@@ -12,7 +12,8 @@ import torch
 from .contract import Linear, Role
 from .cpu_linear import NativeDense, as_stored, in_bytes
 from .cpu_linear_torch import TorchBoth, TorchDense, TorchInt4, TorchInt8
-from .cpu_setting import Setting, Unsuitable
+from .cpu_rounding import ROUNDING_BOUND, rounding_error
+from .cpu_setting import Setting, Unsuitable, require
 from .weights import GroupedWeight, Weight
 
 Build = Callable[[Weight, Setting], Linear]
@@ -25,20 +26,30 @@ _INT8: Candidates = [
 ]
 _AS_STORED: Candidates = [(as_stored, "as stored, integer sums, the same bits for any batch")]
 _INT4: Candidates = [*_AS_STORED, (TorchInt4, "4 bits a weight, numerics may be fast")]
-_BOTH: Candidates = [*_AS_STORED, (TorchBoth, "int4 for few rows, int8 for many: 1.5 bytes a weight")]
+_BOTH: Candidates = [*_AS_STORED, (TorchBoth, "int4 for few rows, int8 for many: 1.5 bytes a weight"), *_INT4[1:]]
 
 
 def choose(weight: Weight, role: Role, setting: Setting) -> tuple[Linear, str]:
-    """The first candidate that takes the weight; why it, and why not those before it."""
+    """The first candidate that takes the weight and rounds it within the bound; why it, and why not those before it."""
     refused = []
     for build, why in _candidates(weight, role, setting):
         try:
             linear = build(weight, setting)
+            _check_rounding(linear, weight, setting)
         except Unsuitable as reason:
             refused.append(str(reason))
             continue
         return linear, f"{linear.kernel}: {why}" + (f" (before it: {'; '.join(refused)})" if refused else "")
     raise ValueError(f"no kernel for a weight of shape {weight.shape}: {'; '.join(refused)}")
+
+
+def _check_rounding(linear: Linear, weight: Weight, setting: Setting) -> None:
+    """Raise Unsuitable if an integer kernel rounds too much on this very weight."""
+    if linear.kernel.endswith("-dense"):
+        return
+    error = rounding_error(linear, weight, setting.dtype)
+    # In whole percents, so that a model's many layers have few reasons between them.
+    require(error <= ROUNDING_BOUND, f"{linear.kernel} rounds by {error:.0%}, above its bound of {ROUNDING_BOUND:.1%}")
 
 
 def _candidates(weight: Weight, role: Role, setting: Setting) -> Candidates:

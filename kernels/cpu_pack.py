@@ -92,7 +92,12 @@ def dequantized(weight: Weight) -> torch.Tensor:
     return weight.weight.float() if isinstance(weight, DenseWeight) else weight.dequantize()
 
 
-def _rows(weight: Weight, rows: slice) -> Weight:
+def dequantized_rows(weight: Weight, rows: torch.Tensor) -> torch.Tensor:
+    """fp32 [len(rows), K] of these outputs."""
+    return dequantized(_rows(weight, rows))
+
+
+def _rows(weight: Weight, rows: slice | torch.Tensor) -> Weight:
     if isinstance(weight, DenseWeight):
         return DenseWeight(weight.weight[rows])
     tensors = (weight.codes[rows], weight.scales[rows], weight.zeros[rows])
