@@ -45,11 +45,11 @@ def compare(made: dict[str, Any], shipped: dict[str, Any]) -> tuple[bool, str]:
         return True, "identical: every file has the shipped digest"
     differing = sorted({name for name, _ in made["files"].items() ^ shipped["files"].items()})
     causes = [key for key in ("corpus_sha256", "versions", "machine", "recipe") if made[key] != shipped[key]]
-    new, old = made["held_out"]["loss_int4"], shipped["held_out"]["loss_int4"]
+    new, old = made["held_out"]["loss_int4_per_byte"], shipped["held_out"]["loss_int4_per_byte"]
     change = new / old - 1
     held = abs(change) <= LOSS_TOLERANCE
     return held, (
-        f"{'equivalent' if held else 'NOT equivalent'}: held-out loss {new} against {old} nats/token shipped "
+        f"{'equivalent' if held else 'NOT equivalent'}: held-out loss {new} against {old} nats/byte shipped "
         f"({change:+.2%}, limit {LOSS_TOLERANCE:.0%}); files that differ: {', '.join(differing)}; "
         f"what else differs: {', '.join(causes) or 'nothing recorded'}"
     )

@@ -36,13 +36,13 @@ class Recipe:
     plain_share: float = 0.35  # documents read with the quotes around "names" removed
     chat_share: float = 0.5  # of the chats, in each epoch
 
-    steps: int = 1200
+    steps: int = 900
     warmup_steps: int = 60
     decay_share: float = 0.35  # last part of the run, in which the rate falls linearly to zero
     matrix_rate: float = 0.02  # Muon, the hidden matrices
     other_rate: float = 3e-3  # AdamW, the embedding, biases and norms
     weight_decay: float = 0.1
-    dropout: float = 0.1  # on each residual branch and on the embedding; the corpus is read many times
+    dropout: float = 0.25  # on each residual branch and on the embedding; the corpus is read many times
     clip_norm: float = 1.0
     seed: int = 20_221_031
     threads: int = 2  # each takes its share of every batch
