@@ -17,6 +17,7 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from types import TracebackType
 
+from .kv_log import KvLog
 from .protocol import BLOCK_TOKENS
 
 
@@ -54,6 +55,8 @@ class BlockPool:
         self._references = [0] * num_blocks
         self._block_of: dict[bytes, int] = {}
         self._hash_of: dict[int, bytes] = {}
+        self._owner_of: dict[bytes, str] = {}  # hash -> the tenant whose prefix it is
+        self.log: KvLog | None = None  # told of every change of the index; None: nobody listens
         self._evictable: OrderedDict[int, None] = OrderedDict()  # least recently used first
 
     @property
@@ -89,13 +92,15 @@ class BlockPool:
         held = self.cached_prefix(hashes)
         return self.available - sum(self._block_of[key] in self._evictable for key in hashes[:held])
 
-    def forget_prefixes(self) -> None:
-        """Drop every cached prefix that no sequence uses, and unlist those in use."""
-        for block in self._evictable:
-            self._free.append(block)
-        self._evictable.clear()
-        self._block_of.clear()
-        self._hash_of.clear()
+    def forget_prefixes(self, owner: str | None = None) -> None:
+        """Drop every cached prefix (of that owner) that no sequence uses, and unlist those in use."""
+        for key, block in list(self._block_of.items()):
+            if owner is not None and self._owner_of[key] != owner:
+                continue
+            if block in self._evictable:
+                del self._evictable[block]
+                self._free.append(block)
+            self._unlist(block)
 
     def check(self, *, idle: bool = False) -> None:
         """Assert conservation: every block in exactly one state; with `idle`, none in use."""
@@ -107,6 +112,11 @@ class BlockPool:
         if idle:
             assert referenced == 0, f"{referenced} blocks still in use while idle"
 
+    def check_idle(self) -> None:
+        """Assert that no block is in use: what of `check` costs the same however many there are."""
+        in_use = self.total - len(self._free) - len(self._evictable)
+        assert in_use == 0, f"{in_use} blocks still in use while idle"
+
     def _take(self, block: int) -> None:
         self._references[block] += 1
         self._evictable.pop(block, None)
@@ -116,15 +126,30 @@ class BlockPool:
             block = self._free.popleft()
         else:
             block, _ = self._evictable.popitem(last=False)
-            del self._block_of[self._hash_of.pop(block)]
+            self._unlist(block)
         assert self._references[block] == 0
         self._references[block] = 1
         return block
 
-    def _publish(self, block: int, key: bytes) -> None:
-        if self.reuse_prefixes and block not in self._hash_of and key not in self._block_of:
-            self._block_of[key] = block
-            self._hash_of[block] = key
+    def _publish(self, block: int, key: bytes, owner: str) -> bool:
+        """Whether it was listed now."""
+        if not self.reuse_prefixes or block in self._hash_of or key in self._block_of:
+            return False
+        self._block_of[key] = block
+        self._hash_of[block] = key
+        self._owner_of[key] = owner
+        return True
+
+    def _unlist(self, block: int) -> None:
+        key = self._hash_of.pop(block)
+        del self._block_of[key]
+        owner = self._owner_of.pop(key)
+        if self.log is not None:
+            self.log.removed(key, owner)
+
+    def _withdraw(self, block: int) -> None:
+        if (key := self._hash_of.pop(block, None)) is not None:
+            del self._block_of[key]
 
     def _release(self, block: int) -> None:
         self._references[block] -= 1
@@ -157,12 +182,19 @@ class Allocation:
         self.blocks.extend(self._pool._allocate() for _ in range(wanted))
         return True
 
-    def publish(self, hashes: Sequence[bytes], num_computed: int) -> None:
-        """Let others find the full blocks whose tokens have all been computed."""
+    def publish(self, hashes: Sequence[bytes], num_computed: int, owner: str = "") -> tuple[int, ...]:
+        """Let others find the full blocks whose tokens have all been computed; the positions that are new."""
         full = min(num_computed // BLOCK_TOKENS, len(hashes))
-        for position in range(self._published, full):
-            self._pool._publish(self.blocks[position], hashes[position])
-        self._published = max(self._published, full)
+        if full <= self._published:
+            return ()
+        new = range(self._published, full)
+        self._published = full
+        return tuple(i for i in new if self._pool._publish(self.blocks[i], hashes[i], owner))
+
+    def withdraw(self) -> None:
+        """Let nobody find these blocks from now on; those who hold them keep them."""
+        for block in self.blocks:
+            self._pool._withdraw(block)
 
     def close(self) -> None:
         # Last block first: a chain is useful only from its beginning, so its end is evicted first.

@@ -2,37 +2,44 @@
 
 Jinja's own sandbox keeps a template from touching Python, but not from looping for a day or doubling a string
 forty times. Time is bounded by a line tracer on the rendering thread: a template compiles to Python, so every
-round of every loop passes it, and nothing else can stop a thread from inside. Size is bounded where values are
-made: operators, `~`, filters and calls.
+round of every loop passes it, and nothing else can stop a thread from inside; what loops inside a filter asks
+the clock as well. Size is bounded where values are made, before they are: operators, `~`, slices, filters,
+methods, blocks of text. Nothing is computed while compiling, where no limit would hold.
 """
 
 from __future__ import annotations
 
-import json
 import sys
-import time
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
-from types import FrameType
+from functools import partial
+from types import BuiltinMethodType, FrameType, MethodDescriptorType, MethodType, WrapperDescriptorType
 from typing import Any
 
 import jinja2
 import jinja2.compiler
+import jinja2.exceptions
 import jinja2.ext
 import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 import jinja2.runtime
 import jinja2.sandbox
+import jinja2.tests
 
-__all__ = ["BoundedTemplate", "TemplateLimit", "TemplateRefusal"]
+from .jinja_filters import COMPARING, FILTERS
+from .jinja_meter import KEPT_ITEM_CHARS, MAX_VALUE, Meter, TemplateLimit, check_size, text_size
+from .jinja_text import METHODS, added, check_fields, percent, repeated
+
+__all__ = ["COMPILE_FAULTS", "BoundedTemplate", "TemplateLimit", "TemplateRefusal"]
 
 FILENAME = "<chat template>"
-MAX_VALUE = 16_000_000  # characters or items of any one value
-
-
-class TemplateLimit(jinja2.TemplateRuntimeError):
-    """The template took too long or made too much."""
+MAX_SOURCE = 1_000_000  # characters; those of well-known models have up to 20,000
+MAX_DATE_FORMAT = 256
+# What compiling may end with; the last four by nesting too deeply, or by numbers of thousands of digits.
+COMPILE_FAULTS = (jinja2.TemplateError, RecursionError, MemoryError, SyntaxError, ValueError)
 
 
 class TemplateRefusal(jinja2.TemplateRuntimeError):
@@ -42,11 +49,13 @@ class TemplateRefusal(jinja2.TemplateRuntimeError):
 class BoundedTemplate:
     """A compiled template; `variables` are the names it expects to be given.
 
-    Raises jinja2.TemplateSyntaxError, or RecursionError for absurd nesting.
+    Raises one of COMPILE_FAULTS.
     """
 
     def __init__(self, source: str, *, max_seconds: float, max_chars: int) -> None:
-        environment = _Environment()
+        if len(source) > MAX_SOURCE:
+            raise TemplateLimit(f"it is longer than {MAX_SOURCE} characters")
+        self._environment = environment = _Environment()
         self._template = environment.compile_template(source)
         names = jinja2.meta.find_undeclared_variables(environment.parse(source))
         self.variables = frozenset(names - environment.globals.keys())
@@ -55,25 +64,25 @@ class BoundedTemplate:
 
     def render(self, values: Mapping[str, Any]) -> str:
         """The rendered text. Raises TemplateLimit, TemplateRefusal or whatever the template ran into."""
-        with _Deadline(self._max_seconds):
-            parts, total = [], 0
-            for part in self._template.generate(**values):
-                total += len(part)
-                if total > self._max_chars:
-                    raise TemplateLimit(f"the text is longer than {self._max_chars} characters")
-                parts.append(part)
-            return "".join(parts)
+        meter = Meter(self._max_seconds)
+        try:
+            with self._environment.metered(meter), _Deadline(meter):
+                parts, total = [], 0
+                for part in self._template.generate(**values):
+                    total += len(part)
+                    if total > self._max_chars:
+                        raise TemplateLimit(f"the text is longer than {self._max_chars} characters")
+                    parts.append(part)
+                return "".join(parts)
+        except MemoryError as error:
+            raise TemplateLimit("there is not enough memory for what it makes") from error
 
 
 class _Deadline:
-    """While open, every line of template code that runs on this thread after the deadline raises.
+    """While open, every line of template code that runs on this thread asks the meter's clock."""
 
-    Seconds of this thread's own CPU time: a template never waits, and a busy machine is not its fault.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._ends = time.thread_time() + seconds
+    def __init__(self, meter: Meter) -> None:
+        self._meter = meter
         self._before: Any = None
 
     def __enter__(self) -> None:
@@ -87,8 +96,7 @@ class _Deadline:
         return self._on_line if frame.f_code.co_filename == FILENAME else None
 
     def _on_line(self, frame: FrameType, event: str, arg: object) -> Callable[..., Any]:
-        if time.thread_time() > self._ends:
-            raise TemplateLimit(f"rendering took longer than {self._seconds:g} s")
+        self._meter.tick()
         return self._on_line
 
 
@@ -103,6 +111,8 @@ class _Generation(jinja2.ext.Extension):
 
 
 class _CodeGenerator(jinja2.compiler.CodeGenerator):
+    """Where Jinja writes plain Python, it writes a call of the environment instead."""
+
     def visit_Concat(self, node: jinja2.nodes.Concat, frame: jinja2.compiler.Frame) -> None:
         self.write("environment.concatenate((")
         for part in node.nodes:
@@ -110,87 +120,202 @@ class _CodeGenerator(jinja2.compiler.CodeGenerator):
             self.write(", ")
         self.write("))")
 
+    def visit_Getitem(self, node: jinja2.nodes.Getitem, frame: jinja2.compiler.Frame) -> None:
+        self.write("environment.sliced(" if isinstance(node.arg, jinja2.nodes.Slice) else "(")
+        super().visit_Getitem(node, frame)
+        self.write(")")
+
+    def visit_Tuple(self, node: jinja2.nodes.Tuple, frame: jinja2.compiler.Frame) -> None:
+        if node.ctx != "load":
+            super().visit_Tuple(node, frame)
+            return
+        self.write("environment.comparable(")
+        super().visit_Tuple(node, frame)
+        self.write(")")
+
+    def visit_Compare(self, node: jinja2.nodes.Compare, frame: jinja2.compiler.Frame) -> None:
+        self.write("(environment.comparable(")
+        self.visit(node.expr, frame)
+        self.write(")")
+        for operand in node.ops:
+            looked = "searchable" if operand.op in ("in", "notin") else "comparable"
+            self.write(f" {jinja2.compiler.operators[operand.op]} environment.{looked}(")
+            self.visit(operand.expr, frame)
+            self.write(")")
+        self.write(")")
+
+    def visit_ScopedEvalContextModifier(
+        self, node: jinja2.nodes.ScopedEvalContextModifier, frame: jinja2.compiler.Frame
+    ) -> None:
+        self.fail("autoescape has no place in a chat template", node.lineno)
+
+
+class _Format:
+    """The `format` method of a text."""
+
+    def __init__(self, environment: _Environment, text: str) -> None:
+        self._environment, self._text = environment, text
+
+    def __call__(self, *args: Any, **kwargs: Any) -> str:
+        check_fields(self._text, args, kwargs)
+        return jinja2.sandbox.SandboxedFormatter(self._environment).vformat(self._text, args, kwargs)
+
 
 class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset(["+", "*", "**", "%"])
     code_generator_class = _CodeGenerator
 
     def __init__(self) -> None:
-        # optimized=False: constants are not folded while compiling, where no limit would hold.
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
             extensions=[jinja2.ext.loopcontrols, _Generation],
             optimized=False,
             cache_size=0,
+            finalize=_written,
         )
-        self.filters = {name: _bounded_filter(function) for name, function in self.filters.items()}
-        self.filters["tojson"] = _tojson
+        self._rendering = threading.local()
+        tests: Any = jinja2.tests.TESTS
+        self.filters = {name: self._metered(function) for name, function in FILTERS.items()}
+        self.tests = {name: self._test(name, function) for name, function in tests.items()}
         self.globals = {name: self.globals[name] for name in ("range", "dict", "namespace", "cycler", "joiner")}
         self.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+        self.concat = self.concatenate  # type: ignore[method-assign]  # of blocks and macros
 
     def compile_template(self, source: str) -> jinja2.Template:
         code = self.compile(source, filename=FILENAME)
         return self.template_class.from_code(self, code, self.make_globals(None))
 
+    @contextmanager
+    def metered(self, meter: Meter) -> Iterator[None]:
+        """While open, what this thread renders is measured by `meter`."""
+        self._rendering.meter = meter
+        try:
+            yield
+        finally:
+            del self._rendering.meter
+
+    @property
+    def _meter(self) -> Meter:
+        meter: Meter = self._rendering.meter
+        return meter
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        self._meter.tick()
+        return super().getitem(obj, argument)
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        self._meter.tick()
+        return super().getattr(obj, attribute)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        if isinstance(value, BuiltinMethodType) and value.__name__ == "format" and isinstance(value.__self__, str):
+            return _Format(self, str(value.__self__))
+        return None
+
     def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
-        if operator == "**" or (operator == "*" and not _small_product(left, right)):
-            raise TemplateLimit(f"operator {operator} with these operands is not allowed in a chat template")
-        return _bounded(super().call_binop(context, operator, left, right))
+        self._meter.tick()
+        if operator == "**":
+            raise TemplateLimit("operator ** is not allowed in a chat template")
+        if operator == "%" and isinstance(left, str):
+            return self._meter.charge(percent(left, right))
+        if operator == "+":
+            added(left, right)
+        elif operator == "*":
+            repeated(left, right)
+        result = self._meter.charge(super().call_binop(context, operator, left, right), KEPT_ITEM_CHARS)
+        if isinstance(result, tuple):  # which may become a key
+            text_size(result)
+        return result
 
     def call(self, context: jinja2.runtime.Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-        _bounded_arguments(args, kwargs)
-        return _bounded(super().call(context, function, *args, **kwargs))
+        self._meter.tick()
+        _check_arguments(args, kwargs)
+        return self._meter.charge(super().call(context, _bounded_method(function), *args, **kwargs))
 
-    def concatenate(self, parts: tuple[Any, ...]) -> str:
-        return str(_bounded("".join(map(str, parts))))
+    def concatenate(self, parts: Iterable[Any]) -> str:
+        texts, size = [], 0
+        for part in parts:
+            size = check_size(size + text_size(part))
+            texts.append(str(part))
+        self._meter.spend(size)
+        return "".join(texts)
+
+    def sliced(self, value: Any) -> Any:
+        """A slice is no longer than what it is of, but there may be many."""
+        return self._meter.charge(value, KEPT_ITEM_CHARS)
+
+    def comparable(self, value: Any) -> Any:
+        """The same, if comparing it or hashing it comes to an end."""
+        if isinstance(value, list | tuple | dict):
+            text_size(value)
+        return value
+
+    def searchable(self, value: Any) -> Any:
+        """The same, if looking for something in it does: of a mapping only a key is looked up."""
+        return value if isinstance(value, dict) else self.comparable(value)
+
+    def _metered(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def bounded(*args: Any, **kwargs: Any) -> Any:
+            self._meter.tick()
+            _check_arguments(args, kwargs)
+            return self._meter.charge(function(*args, **kwargs))
+
+        # Jinja marks filters that want its context or environment with an attribute.
+        bounded.__dict__.update(getattr(function, "__dict__", {}))
+        return bounded
+
+    def _test(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def bounded(*args: Any) -> Any:
+            self._meter.tick()
+            if name in COMPARING:
+                for value in args:
+                    text_size(value)
+            return function(*args)
+
+        bounded.__dict__.update(getattr(function, "__dict__", {}))
+        return bounded
 
 
-def _bounded(value: Any) -> Any:
-    if isinstance(value, str | list | tuple | dict) and len(value) > MAX_VALUE:
-        raise TemplateLimit(f"a value is longer than {MAX_VALUE}")
+@jinja2.pass_context
+def _written(context: jinja2.runtime.Context, value: Any) -> Any:
+    """What `{{ … }}` writes. With a context, so that Jinja does not do it beforehand for what is constant."""
+    text_size(value)
     return value
 
 
-def _bounded_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+def _bounded_method(function: Any) -> Any:
+    """A method of a built-in type in the form that is bounded. Raises SecurityError if there is none."""
+    if isinstance(function, MethodDescriptorType | WrapperDescriptorType):
+        raise jinja2.exceptions.SecurityError("a method without its object is not called")
+    if not isinstance(function, BuiltinMethodType | MethodType):
+        return function
+    owner, name = function.__self__, function.__name__
+    if isinstance(owner, str) and name in METHODS:
+        return partial(METHODS[name], str(owner))
+    if isinstance(owner, list | tuple) and name in ("index", "count", "copy"):
+        text_size(owner)
+        return function
+    if isinstance(owner, dict) and name in ("get", "items", "keys", "values", "copy"):
+        return function
+    if isinstance(function, MethodType) and not isinstance(owner, str):
+        return function
+    raise jinja2.exceptions.SecurityError(f"{type(owner).__name__}.{name} is not allowed in a chat template")
+
+
+def _check_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     # A width or a count is how one call makes a huge value.
     for value in (*args, *kwargs.values()):
         if isinstance(value, int) and abs(value) > MAX_VALUE:
-            raise TemplateLimit(f"argument {value} is above {MAX_VALUE}")
-
-
-def _small_product(left: Any, right: Any) -> bool:
-    if isinstance(left, int | float) and isinstance(right, int | float):
-        return abs(left) < 2**64 and abs(right) < 2**64
-    count, value = (left, right) if isinstance(left, int) else (right, left)
-    return isinstance(count, int) and isinstance(value, str | list | tuple) and count * len(value) <= MAX_VALUE
-
-
-def _bounded_filter(function: Callable[..., Any]) -> Callable[..., Any]:
-    def bounded(*args: Any, **kwargs: Any) -> Any:
-        _bounded_arguments(args, kwargs)
-        return _bounded(function(*args, **kwargs))
-
-    # Jinja marks filters that want its context or environment with an attribute.
-    bounded.__dict__.update(getattr(function, "__dict__", {}))
-    return bounded
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """As transformers has it: Jinja's own escapes HTML, which a prompt is not."""
-    _bounded_arguments((indent,), {})
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+            raise TemplateLimit(f"argument {value if abs(value) < 2**64 else '…'} is above {MAX_VALUE}")
 
 
 def _raise_exception(message: object) -> None:
+    text_size(message)
     raise TemplateRefusal(str(message))
 
 
 def _strftime_now(form: str) -> str:
+    if len(form) > MAX_DATE_FORMAT:
+        raise TemplateLimit(f"a format of a date is longer than {MAX_DATE_FORMAT} characters")
     return datetime.now().strftime(form)

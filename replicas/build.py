@@ -22,6 +22,7 @@ from .cores import usable_cores
 from .engine import EngineCore
 from .engine_config import EngineConfig
 from .errors import InvalidRequest
+from .grammars import Grammars
 from .limits import Limits
 from .model import LoadedModel, load_model
 from .protocol import BLOCK_TOKENS, ModelInfo, ReplicaProfile, Request
@@ -77,13 +78,17 @@ def build_engine(
     max_model_len, len_why = _max_model_len(config, loaded, num_blocks)
     kv = ops.allocate_kv(*_kv_geometry(loaded, num_blocks))
     choices = {"dtype": why, "kv_blocks": kv_why, "max_model_len": len_why, **ops.choices}
+    if tokenizer is None:
+        choices["tokenizer"] = "none in the folder: token ids only, no text and no chat"
+        log.warning("tokenizer: %s", choices["tokenizer"])
     for what, reason in choices.items():
         log.info("%s: %s", what, reason)
     limits = Limits(loaded.config.vocab_size, max_model_len, loaded.defaults.eos_token_ids)
     pool = BlockPool(num_blocks, reuse_prefixes=config.reuse_prefixes)
     scheduler = Scheduler(pool, max_batch_tokens=config.max_batch_tokens, max_running=config.max_running)
     runner = ModelRunner(loaded.decoder, kv, ops.device)
-    core = EngineCore(runner, scheduler, limits, tokenizer)
+    grammars = Grammars(tokenizer, limits.vocab_size, limits.eos_token_ids) if tokenizer else None
+    core = EngineCore(runner, scheduler, limits, tokenizer, grammars=grammars)
     info = ModelInfo(
         name=name or (path.name if Path(model).is_dir() else str(model)),
         family=loaded.config.family,

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import jinja2
 
-from .bounded_jinja import BoundedTemplate, TemplateLimit
+from .bounded_jinja import COMPILE_FAULTS, BoundedTemplate, TemplateLimit
 from .errors import CheckpointError, InvalidRequest
+from .messages import Message, check_messages
+from .tools import Tool
 
-__all__ = ["ROLES", "ChatTemplate", "check_messages", "is_text"]
+__all__ = ["ChatTemplate", "special_starts"]
 
-ROLES = ("system", "developer", "user", "assistant", "tool")
 MAX_SECONDS = 2.0
 MAX_CHARS = 16_000_000
 MAX_ARGUMENT_CHARS = 256
+MAX_SHOWN = 500  # characters of a template's own complaint
 # What a template may run into when a conversation is not what it expects.
 TEMPLATE_FAULTS = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 
-Message = Mapping[str, Any]
+PROBE = "motley-probe"  # shows what of a conversation a template has a place for
+_PROBE_TOOL = {"type": "function", "function": {"name": PROBE, "description": "", "parameters": {}}}
 
 
 class ChatTemplate:
@@ -31,46 +36,99 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, *, file: str, special_tokens: Mapping[str, str], literal: Iterable[str]) -> None:
+        self.source = source
         try:
             self._template = BoundedTemplate(source, max_seconds=MAX_SECONDS, max_chars=MAX_CHARS)
-        except (jinja2.TemplateError, RecursionError) as error:
+        except COMPILE_FAULTS as error:
             raise CheckpointError(f"not a valid chat template: {error}", file=file, tensor="chat_template") from error
         self._special_tokens = dict(special_tokens)
-        self._literal = _starts(literal)
+        self._literal = special_starts(literal)
+        given = {"messages", "tools", "documents", "add_generation_prompt", *special_tokens}
+        self._arguments = sorted(self._template.variables - given)
         self._probe(file)
 
     def render(
-        self, messages: Sequence[Message], *, add_generation_prompt: bool, arguments: Mapping[str, Any] | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        arguments: Mapping[str, Any] | None = None,
+        tools: Sequence[Tool] = (),
     ) -> list[str]:
         """Pieces of the prompt's text, to be tokenized one by one and joined as ids.
 
-        Messages are checked first. Usually there is one piece; text of a special token inside a message is
-        divided between two, and so remains text. Raises InvalidRequest.
+        Messages are checked first; `tools` are as `check_tools` gives them. Usually there is one piece; text of a
+        special token in what the client wrote is divided between two, and so remains text. Raises InvalidRequest.
         """
         mark = f"\ufdd0{secrets.randbits(64)}\ufdd1"  # nobody can write it into a message beforehand
-        arguments = dict(arguments or {})
-        for name, value in arguments.items():
+        for name, value in (arguments or {}).items():
             self._check_argument(name, value)
-            arguments[name] = self._break(value, mark) if isinstance(value, str) else value
-        checked = [
-            {key: self._break(text, mark) for key, text in message.items()} for message in check_messages(messages)
-        ]
+        if tools and not self.takes_tools:
+            raise _unsupported("tools", "the model's chat template has no place for them")
+        checked = [self._placed(message, f"messages[{i}]") for i, message in enumerate(check_messages(messages))]
         try:
-            return self._render(checked, add_generation_prompt, arguments).split(mark)
+            checked, tools, arguments = self._break([checked, list(tools), dict(arguments or {})], mark)
+            text = self._render(checked, add_generation_prompt, arguments, tools)
         except TemplateLimit as error:
             raise _invalid(f"rendering them was stopped: {error}", "chat_template_limit") from error
         except RecursionError as error:
             raise _invalid("the chat template recurses too deeply on them", "chat_template_limit") from error
         except TEMPLATE_FAULTS as error:
-            raise _invalid(f"the model's chat template refuses them: {error}", "chat_template_refused") from error
+            raise _invalid(
+                f"the model's chat template refuses them: {str(error)[:MAX_SHOWN]}", "chat_template_refused"
+            ) from error
+        return re.split(f"{mark}|{re.escape(json.dumps(mark)[1:-1])}", text)
 
-    def _render(self, messages: list[dict[str, str]], add_generation_prompt: bool, arguments: Mapping[str, Any]) -> str:
+    @cached_property
+    def takes_tools(self) -> bool:
+        """Whether descriptions of tools become part of the prompt."""
+        return self._shows([{"role": "user", "content": "Hello"}], [_PROBE_TOOL])
+
+    @cached_property
+    def _takes_calls(self) -> bool:
+        return self._shows(_with_result(PROBE, "x"), [])
+
+    @cached_property
+    def _takes_results(self) -> bool:
+        return self._shows(_with_result("f", PROBE), [])
+
+    @cached_property
+    def _takes_developer(self) -> bool:
+        return self._shows([{"role": "developer", "content": PROBE}, {"role": "user", "content": "Hello"}], [])
+
+    def has_argument(self, name: str) -> bool:
+        """Whether the template reads this, beside what it is always given."""
+        return name in self._arguments
+
+    def _shows(self, messages: list[Message], tools: list[Tool]) -> bool:
+        try:
+            return PROBE in self._render(messages, True, {}, tools)
+        except (RecursionError, *TEMPLATE_FAULTS):
+            return False
+
+    def _placed(self, message: Message, at: str) -> Message:
+        """Nothing of a message may go unseen: refuse what this template would leave out."""
+        if message["role"] == "developer" and not self._takes_developer:
+            return {**message, "role": "system"}  # the newer name of the same role
+        if message["role"] == "tool" and not self._takes_results:
+            raise _unsupported(f"{at}.role", "the model's chat template has no place for results of tools")
+        if "tool_calls" in message and not self._takes_calls:
+            raise _unsupported(f"{at}.tool_calls", "the model's chat template has no place for calls of tools")
+        return message
+
+    def _render(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool,
+        arguments: Mapping[str, Any],
+        tools: Sequence[Tool] = (),
+    ) -> str:
         return self._template.render(
             {
                 **self._special_tokens,
                 **arguments,
                 "messages": messages,
-                "tools": None,
+                "tools": tools or None,
                 "documents": None,
                 "add_generation_prompt": add_generation_prompt,
             }
@@ -85,16 +143,23 @@ class ChatTemplate:
         except TEMPLATE_FAULTS:
             return  # it may want a system message, or two turns: that is for the requests to find out
 
-    def _break(self, text: str, mark: str) -> str:
-        return text if self._literal is None else self._literal.sub(lambda found: found[0] + mark, text)
+    def _break(self, value: Any, mark: str) -> Any:
+        """The same value, with a mark inside the text of every special token."""
+        if self._literal is None:
+            return value
+        if isinstance(value, str):
+            return self._literal.sub(lambda found: found[0] + mark, value)
+        if isinstance(value, list):
+            return [self._break(item, mark) for item in value]
+        if isinstance(value, Mapping):
+            return {self._break(key, mark): self._break(item, mark) for key, item in value.items()}
+        return value
 
     def _check_argument(self, name: str, value: Any) -> None:
-        given = {"messages", "tools", "documents", "add_generation_prompt", *self._special_tokens}
-        accepted = sorted(self._template.variables - given)
-        if name not in accepted:
+        if name not in self._arguments:
             raise InvalidRequest(
                 f"chat_template_kwargs: the model's template has no argument {name[:80]!r}; "
-                f"it has {', '.join(accepted) or 'none'}",
+                f"it has {', '.join(self._arguments) or 'none'}",
                 param="chat_template_kwargs",
                 code="unknown_parameter",
             )
@@ -106,7 +171,20 @@ class ChatTemplate:
             )
 
 
-def _starts(literal: Iterable[str]) -> re.Pattern[str] | None:
+def _with_result(name: str, result: str) -> list[Message]:
+    function = {"name": name, "arguments": {}}
+    return [
+        {"role": "user", "content": "Hello"},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"id": "call00001", "type": "function", "function": function}],
+        },
+        {"role": "tool", "content": result, "name": name, "tool_call_id": "call00001"},
+    ]
+
+
+def special_starts(literal: Iterable[str]) -> re.Pattern[str] | None:
     """Matches the first character of any of these strings, wherever one stands, also inside another."""
     texts = sorted({text for text in literal if len(text) > 1})
     if not texts:
@@ -115,65 +193,9 @@ def _starts(literal: Iterable[str]) -> re.Pattern[str] | None:
     return re.compile(f"(?=[{first}])(?={'|'.join(map(re.escape, texts))}).", re.DOTALL)
 
 
-def check_messages(messages: Any) -> list[dict[str, str]]:
-    """Messages with `role`, `content` as one string and, where given, `name`. Raises InvalidRequest."""
-    if not isinstance(messages, list | tuple) or not messages:
-        raise _invalid("expected a list of at least one message", "invalid_value")
-    return [_check_message(message, f"[{i}]") for i, message in enumerate(messages)]
-
-
-def _check_message(message: Any, at: str) -> dict[str, str]:
-    if not isinstance(message, Mapping):
-        raise _invalid(f"{at} is not an object with role and content", "invalid_value")
-    for key in message:
-        if key not in ("role", "content", "name"):
-            raise _invalid(f"{at}.{str(key)[:80]} is not supported; a message has role, content and name",
-                           "unknown_parameter")  # fmt: skip
-    role, name = message.get("role"), message.get("name")
-    if role not in ROLES:
-        raise _invalid(f"{at}.role is {_shown(role)}; expected one of {', '.join(ROLES)}", "invalid_value")
-    checked = {"role": str(role), "content": _text(message.get("content"), f"{at}.content")}
-    if name is not None:
-        checked["name"] = _string(name, f"{at}.name")
-    return checked
-
-
-def _text(content: Any, at: str) -> str:
-    """A string, or the joined texts of a list of text parts."""
-    if not isinstance(content, list | tuple):
-        return _string(content, at)
-    return "".join(_part(part, f"{at}[{i}]") for i, part in enumerate(content))
-
-
-def _part(part: Any, at: str) -> str:
-    if not isinstance(part, Mapping) or part.get("type") != "text" or part.keys() - {"type", "text"}:
-        raise _invalid(f'{at} must be {{"type": "text", "text": …}}: this model reads text only', "invalid_value")
-    return _string(part.get("text"), f"{at}.text")
-
-
-def _string(value: Any, at: str) -> str:
-    if not isinstance(value, str):
-        raise _invalid(f"{at} is {_shown(value)}; expected a string", "invalid_value")
-    if not is_text(value):
-        raise _invalid(f"{at} holds half of a surrogate pair, which is not text", "invalid_value")
-    return value
-
-
-def is_text(value: str) -> bool:
-    """False if the string holds a lone surrogate, which no encoding of text can carry."""
-    try:
-        value.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _shown(value: Any) -> str:
-    if value is None:
-        return "null"
-    shown = repr(value)
-    return shown if len(shown) <= 80 else shown[:77] + "..."
-
-
 def _invalid(message: str, code: str) -> InvalidRequest:
-    return InvalidRequest(f"messages{'' if message.startswith('[') else ': '}{message}", param="messages", code=code)
+    return InvalidRequest(f"messages: {message}", param="messages", code=code)
+
+
+def _unsupported(at: str, message: str) -> InvalidRequest:
+    return InvalidRequest(f"{at}: {message}", param=at, code="unsupported_parameter")

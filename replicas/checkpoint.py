@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from .config import ModelConfig
 from .errors import CheckpointError
 from .families.registry import read_config
-from .folder import contained
+from .folder import contained, is_there
 from .generation import GenerationDefaults, read_generation
 from .hub import resolve_model
 from .json_file import Fields, read_json
@@ -56,15 +56,16 @@ class Checkpoint:
 def inspect_checkpoint(path: str | Path) -> Checkpoint:
     """Check a local folder from its JSON files and headers alone; no tensor is read or allocated.
 
+    Pickles may lie beside safetensors, as in many repositories: nothing here opens one, so they do no harm.
+    Without safetensors they are refused by name, and `auto_map` (code of the checkpoint's own) always is.
     Raises CheckpointError naming the file and the tensor or key at fault.
     """
     folder = Path(path).resolve()
     if not folder.is_dir():
         raise CheckpointError("there is no such folder", file=str(path))
-    config_path = contained(folder, CONFIG)
-    if not config_path.is_file():
+    if not is_there(folder, CONFIG):
         raise CheckpointError("is missing; a checkpoint folder has one", file=CONFIG)
-    fields = Fields(read_json(config_path), CONFIG)
+    fields = Fields(read_json(folder, CONFIG), CONFIG)
     config = read_config(fields)
     defaults = read_generation(folder, config.vocab_size, config.eos_token_ids)
     format = read_format(fields, folder, config)
@@ -77,9 +78,9 @@ def inspect_checkpoint(path: str | Path) -> Checkpoint:
 
 def _tensors(folder: Path) -> Tensors:
     """From model.safetensors, from the shards of its index, or from the only safetensors file there is."""
-    if (folder / SINGLE).exists() or (folder / SINGLE).is_symlink():
+    if is_there(folder, SINGLE):
         return _by_name([contained(folder, SINGLE)])
-    if (folder / INDEX).exists():
+    if is_there(folder, INDEX):
         weight_map = _weight_map(folder)
         tensors = _by_name([_shard(folder, name) for name in sorted(set(weight_map.values()))])
         _check_index(weight_map, tensors)
@@ -101,7 +102,7 @@ def _no_weights(folder: Path, others: list[str]) -> CheckpointError:
 
 def _weight_map(folder: Path) -> dict[str, str]:
     """Tensor name -> shard name, both strings."""
-    weight_map = read_json(contained(folder, INDEX), MAX_INDEX_BYTES).get("weight_map")
+    weight_map = read_json(folder, INDEX, MAX_INDEX_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError("must be an object of tensor names and files", file=INDEX, tensor="weight_map")
     for tensor, name in weight_map.items():
@@ -114,7 +115,7 @@ def _shard(folder: Path, name: str) -> Path:
     if PurePosixPath(name).name != name or "\\" in name or "\0" in name or not name.endswith(".safetensors"):
         raise CheckpointError(f"{name[:80]!r} is not the plain name of a safetensors file in the folder", file=INDEX)
     path = contained(folder, name)
-    if not path.is_file():
+    if not is_there(folder, name):
         raise CheckpointError(f"is missing, though {INDEX} names it", file=name)
     return path
 

@@ -64,6 +64,8 @@ class Decoder:
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[R, hidden] -> fp32 [R, vocabulary]."""
+        if not len(hidden):  # a step of pieces of prompts
+            return hidden.new_empty(0, self.config.vocab_size, dtype=torch.float32)
         return self.head(hidden).float()
 
     def _normed(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:

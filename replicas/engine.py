@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from .errors import EngineFault, InvalidRequest, MotleyError
+from .grammar_process import GrammarProcess, MatchState, collect
+from .grammars import Grammars
 from .limits import Limits
 from .plan import ItemResult, StepPlan, StepResult
 from .protocol import Delta, FinishReason, Request, StreamMessage, TokenLogprob
@@ -19,6 +21,9 @@ from .text import TextStream
 from .tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
+
+_CAUTIOUS = 16  # tokens after which a slow grammar is again taken to be in time
+_IDLE_S = 0.02  # a step with nothing to compute waits this long for a grammar's word
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +45,7 @@ class _Job:
     live: list[Sequence]
     deltas: list[Delta] = field(default_factory=list)
     opened: bool = False
+    embedding: tuple[float, ...] | None = None
     error: MotleyError | None = None
 
 
@@ -56,10 +62,13 @@ class EngineCore:
         limits: Limits,
         tokenizer: Tokenizer | None,
         clock: Callable[[], float] = time.monotonic,
+        grammars: Grammars | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.limits = limits
+        self.grammars = grammars
         self.num_steps = 0
+        self.failed_steps = 0  # in a row, of which nothing came
         self._runner = runner
         self._tokenizer = tokenizer
         self._clock = clock
@@ -68,6 +77,7 @@ class EngineCore:
         self._job_of: dict[int, _Job] = {}  # by sequence id
         self._ids = itertools.count()
         self._ready: dict[int, _Job] = {}  # jobs with something to send
+        self._matching: dict[int, Sequence] = {}  # by sequence id, those with a grammar
 
     @property
     def busy(self) -> bool:
@@ -78,11 +88,24 @@ class EngineCore:
         self.limits.check(request)
         if self._tokenizer is None and request.sampling.stop:
             raise InvalidRequest("stop: this model has no tokenizer", param="stop")
+        if (grammar := request.sampling.grammar) is not None and self.grammars is None:
+            message = f"{grammar.field}: this engine has no structured output"
+            raise InvalidRequest(message, param=grammar.field, code="structured_output_unavailable")
 
-    def add(self, key: int, request: Request) -> None:
-        """Take a request in, which `check` has let pass."""
+    def add(
+        self, key: int, request: Request, arrived: float | None = None, grammar: GrammarProcess | None = None
+    ) -> None:
+        """Take a request in, which `check` has let pass. Its deadline counts from `arrived` (now), by the clock.
+
+        grammar   the request's own, compiled: `grammars.prepare` gives it
+        """
         assert key not in self._jobs
-        sequences = [self._sequence(request, choice) for choice in range(request.sampling.n)]
+        assert (grammar is None) == (request.sampling.grammar is None), "grammars are compiled beforehand"
+        arrived = self._clock() if arrived is None else arrived
+        sequences = [self._sequence(request, choice, arrived) for choice in range(request.sampling.n)]
+        if grammar is not None:
+            for sequence in sequences:
+                sequence.matcher = grammar.open(sequence.output_ids)
         if self.scheduler.pool.reuse_prefixes:
             for sequence in sequences[1:]:
                 sequence.leader = sequences[0]
@@ -100,18 +123,36 @@ class EngineCore:
     def step(self) -> list[Emission]:
         """Plan, run, commit; returns what became ready."""
         self._expire()
+        self._heed_grammars()
         plan = self.scheduler.plan()
         if plan.items:
-            try:
-                result = self._runner.run(plan)
-            except Exception as error:  # noqa: BLE001  whatever a kernel raises must end these streams, not the engine
-                self._fail(plan, error)
-            else:
-                self._commit(plan, result)
+            self._commit(plan, self._run(plan))
             self.num_steps += 1
+        elif paused := [one.matcher for one in self._matching.values() if one.matcher and one.paused]:
+            collect(paused, _IDLE_S, first=True)
         return list(self._emit())
 
-    def _sequence(self, request: Request, choice: int) -> Sequence:
+    def _run(self, plan: StepPlan) -> StepResult:
+        """Run the plan; if that raises, each item apart, since one of them may have been too much for all.
+
+        What KV the first attempt has written is then written again, alike.
+        """
+        results = [self._attempt(plan)]
+        if isinstance(results[0], str) and len(plan.items) > 1:
+            results = [self._attempt(StepPlan((item,))) for item in plan.items]
+        self.failed_steps = self.failed_steps + 1 if all(isinstance(result, str) for result in results) else 0
+        faults_or_items = ((ItemResult(fault=r),) if isinstance(r, str) else r.items for r in results)
+        return StepResult(tuple(itertools.chain.from_iterable(faults_or_items)))
+
+    def _attempt(self, plan: StepPlan) -> StepResult | str:
+        """Whatever a kernel raises (out of memory, above all) must end these requests, not the engine: it is told."""
+        try:
+            return self._runner.run(plan)
+        except Exception as error:
+            log.exception("a step of %d sequences failed", len(plan.items))
+            return f"the step failed: {error}"
+
+    def _sequence(self, request: Request, choice: int, arrived: float) -> Sequence:
         number = next(self._ids)
         params = request.sampling
         room = self.limits.max_model_len - len(request.prompt_ids)
@@ -123,13 +164,15 @@ class EngineCore:
             arrival=number,
             limit=len(request.prompt_ids) + min(params.max_tokens or room, room),
             eos_ids=self.limits.eos_token_ids,
-            deadline=None if request.deadline_s is None else self._clock() + request.deadline_s,
+            deadline=None if request.deadline_s is None else arrived + request.deadline_s,
             output_ids=outputs,
             wants_prompt_logprobs=params.prompt_logprobs is not None and choice == 0 and not any(request.output_ids),
         )
 
     def _start(self, job: _Job, sequence: Sequence) -> None:
         self._job_of[sequence.id] = job
+        if sequence.matcher is not None:
+            self._matching[sequence.id] = sequence
         text = self._texts[sequence.id] = self._text(sequence.request)
         if sequence.wants_prompt_logprobs:
             sequence.prompt_logprobs.append(None)  # nothing predicts the first token
@@ -142,7 +185,11 @@ class EngineCore:
             return None
         params = request.sampling
         return TextStream(
-            self._tokenizer, prompt_ids=request.prompt_ids, stop=params.stop, min_tokens=params.min_tokens
+            self._tokenizer,
+            prompt_ids=request.prompt_ids,
+            stop=params.stop,
+            min_tokens=params.min_tokens,
+            skip_special_tokens=params.skip_special_tokens,
         )
 
     def _expire(self) -> None:
@@ -151,20 +198,44 @@ class EngineCore:
             if sequence.deadline is not None and now >= sequence.deadline:
                 self._finish(sequence, self._closing(sequence, FinishReason.DEADLINE))
 
-    def _fail(self, plan: StepPlan, error: Exception) -> None:
-        log.exception("a step of %d sequences failed", len(plan.items), exc_info=error)
-        for item in plan.items:
-            if item.sequence_id in self._job_of:  # a sibling's fault may have ended it already
-                self._fault(self.scheduler.sequence(item.sequence_id), f"the step failed: {error}")
+    def _heed_grammars(self) -> None:
+        """End sequences whose text is complete, or whose grammar has failed them."""
+        if not self._matching:
+            return
+        collect([sequence.matcher for sequence in self._matching.values() if sequence.matcher], 0.0)
+        for sequence in list(self._matching.values()):
+            if sequence.id not in self._matching or (matcher := sequence.matcher) is None:
+                continue  # a sibling's failure has ended it
+            if matcher.state is MatchState.DONE:
+                self._finish(sequence, self._closing(sequence, FinishReason.STOP))
+            elif matcher.state is MatchState.DEAD_END:
+                self._drop_job(sequence, matcher.spec.invalid("the output so far does not follow it, or nothing can"))
+            elif matcher.state is MatchState.LOST:
+                error = matcher.process.too_complex()
+                assert self.grammars is not None
+                self.grammars.refuse(matcher.spec, error)
+                self._drop_job(sequence, error)
 
     def _fault(self, sequence: Sequence, message: str) -> None:
+        if sequence.allocation is not None:
+            sequence.allocation.withdraw()  # whatever is wrong with its KV, nobody shall find it
         job = self._job_of[sequence.id]
         job.error = EngineFault(message, code="engine_fault")
         for other in list(job.live):
             self._finish(other, self._closing(other, FinishReason.ERROR))
 
+    def _drop_job(self, sequence: Sequence, error: MotleyError) -> None:
+        """End the request with an error that is the client's, in place of whatever was not sent yet."""
+        job = self._job_of[sequence.id]
+        self._ready[job.key] = job
+        job.error, job.deltas = error, []
+        for other in job.live:
+            self._forget(other)
+        job.live = []
+
     def _commit(self, plan: StepPlan, result: StepResult) -> None:
-        self.scheduler.commit(plan)
+        sound = [item for item, outcome in zip(plan.items, result.items, strict=True) if not outcome.fault]
+        self.scheduler.commit(StepPlan(tuple(sound)))
         for item, outcome in zip(plan.items, result.items, strict=True):
             if item.sequence_id not in self._job_of:
                 continue  # a sibling's fault has ended it within this very step
@@ -174,6 +245,12 @@ class EngineCore:
                 self._fault(sequence, outcome.fault)
             elif outcome.token:
                 self._advance(sequence, outcome.token)
+            elif item.sample is not None:
+                sequence.cautious = _CAUTIOUS
+                sequence.num_computed -= 1  # the last token is computed again, by the step that samples
+            elif item.pooling and (embedding := sequence.pool(item.start, outcome.pooled)) is not None:
+                self._job_of[sequence.id].embedding = embedding
+                self._finish(sequence, Delta(sequence.choice, finish_reason=FinishReason.STOP))
 
     def _advance(self, sequence: Sequence, token: TokenLogprob) -> None:
         sequence.output_ids.append(token.token_id)
@@ -199,6 +276,9 @@ class EngineCore:
             finish_reason=reason,
             stop_reason=stop_reason,
         )
+        if reason is None and sequence.matcher is not None:
+            sequence.cautious = max(sequence.cautious - 1, 0)
+            sequence.matcher.accept(token.token_id)
         self._finish(sequence, delta) if reason else self._send(sequence, delta)
 
     def _closing(self, sequence: Sequence, reason: FinishReason) -> Delta:
@@ -218,6 +298,9 @@ class EngineCore:
 
     def _forget(self, sequence: Sequence) -> None:
         self.scheduler.remove(sequence)
+        if sequence.matcher is not None:
+            sequence.matcher.close()
+            del self._matching[sequence.id]
         del self._texts[sequence.id], self._job_of[sequence.id]
 
     def _emit(self) -> Iterator[Emission]:
@@ -256,4 +339,9 @@ def _message(job: _Job) -> StreamMessage:
     if not first:
         return StreamMessage(tuple(job.deltas))
     prompt_logprobs = tuple(job.lead.prompt_logprobs) if job.lead.wants_prompt_logprobs else None
-    return StreamMessage(tuple(job.deltas), cached_tokens=job.lead.cached_tokens or 0, prompt_logprobs=prompt_logprobs)
+    return StreamMessage(
+        tuple(job.deltas),
+        cached_tokens=job.lead.cached_tokens or 0,
+        prompt_logprobs=prompt_logprobs,
+        embedding=job.embedding,
+    )

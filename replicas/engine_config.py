@@ -10,6 +10,8 @@ from .errors import InvalidRequest
 if TYPE_CHECKING:  # importing the operators imports torch, which the service's other processes do without
     from ..kernels.ops import CpuWeights, Numerics
 
+MAX_SECONDS = 24 * 3600.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
@@ -28,7 +30,8 @@ class EngineConfig:
     max_waiting_tokens    prompt tokens admitted and not yet started; above it requests are refused
     max_waiting           requests admitted and not yet started
     threads               CPU threads; None: all cores this process may use
-    watchdog_s            a step longer than this makes the replica unhealthy
+    watchdog_s            a step longer than this makes the replica unhealthy and ends its streams
+    reader_timeout_s      a stream of which nothing is read for so long is ended
     """
 
     device: str = "cpu"
@@ -44,6 +47,7 @@ class EngineConfig:
     max_waiting: int = 512
     threads: int | None = None
     watchdog_s: float = 60.0
+    reader_timeout_s: float = 30.0
 
     def __post_init__(self) -> None:
         _one_of("dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
@@ -54,6 +58,8 @@ class EngineConfig:
         for name in ("max_model_len", "kv_memory_bytes", "threads"):
             if getattr(self, name) is not None:
                 _positive(name, getattr(self, name))
+        for name in ("watchdog_s", "reader_timeout_s"):
+            _seconds(name, getattr(self, name))
         if self.max_batch_tokens < self.max_running:
             # Every running sequence must be able to decode in every step.
             raise _bad("max_batch_tokens", self.max_batch_tokens, f"at least max_running ({self.max_running})")
@@ -71,3 +77,8 @@ def _one_of(name: str, value: object, accepted: tuple[object, ...]) -> None:
 def _positive(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise _bad(name, value, "a positive integer")
+
+
+def _seconds(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MAX_SECONDS:
+        raise _bad(name, value, f"seconds, above 0 and at most {MAX_SECONDS:g}")

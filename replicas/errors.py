@@ -14,19 +14,26 @@ class MotleyError(Exception):
     grpc_code = "INTERNAL"
     kind = "server_error"
 
-    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, param: str | None = None, code: str | None = None, retry_after_s: int | None = None
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
         self.code = code
+        self.retry_after_s = retry_after_s  # when trying again may help; None: nobody has reckoned
 
     def __reduce__(self) -> tuple[object, ...]:
         # Ray carries exceptions between processes; keyword-only fields need this to survive the trip.
-        return (_rebuild, (type(self), self.message, self.param, self.code))
+        return (_rebuild, (type(self), self.message, self.param, self.code, self.retry_after_s))
 
 
-def _rebuild(cls: type[MotleyError], message: str, param: str | None, code: str | None) -> MotleyError:
-    return cls(message, param=param, code=code)
+def _rebuild(
+    cls: type[MotleyError], message: str, param: str | None, code: str | None, retry_after_s: int | None
+) -> MotleyError:
+    error = cls(message, param=param, code=code)
+    error.retry_after_s = retry_after_s
+    return error
 
 
 class InvalidRequest(MotleyError):
@@ -66,6 +73,14 @@ class DeadlineExceeded(MotleyError):
 
     status = 504
     grpc_code = "DEADLINE_EXCEEDED"
+    kind = "timeout_error"
+
+
+class ReaderStalled(MotleyError):
+    """The client took nothing of its answer for too long; the request was ended to free what it held."""
+
+    status = 408
+    grpc_code = "CANCELLED"
     kind = "timeout_error"
 
 

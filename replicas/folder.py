@@ -1,11 +1,48 @@
-"""A checkpoint's folder, and what lies within it."""
+"""A checkpoint's folder, and the one way to open what lies within it."""
 
 from __future__ import annotations
 
+import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from .errors import CheckpointError
+
+
+def is_there(folder: Path, name: str) -> bool:
+    """Whether the folder has an entry of this name, even one that cannot be opened: then opening it says why."""
+    return os.path.lexists(folder / name)
+
+
+@contextmanager
+def open_file(folder: Path, name: str) -> Iterator[tuple[BinaryIO, int]]:
+    """A file of the folder, and its size in bytes. Every file of a checkpoint is opened here.
+
+    Raises CheckpointError naming it for a link out of the folder, for a pipe or a device, which might be waited
+    for or read for ever, and for whatever cannot be opened or read.
+    """
+    path = contained(folder.resolve(), name)
+    try:
+        # Not waiting: the other end of a pipe may never come.
+        with os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise CheckpointError("is no regular file", file=name)
+            yield file, found.st_size
+    except OSError as error:
+        raise CheckpointError(f"cannot be read: {error.strerror}", file=name) from error
+
+
+def read_file(folder: Path, name: str, limit: int) -> bytes:
+    """The contents of a file of at most `limit` bytes. Raises CheckpointError."""
+    with open_file(folder, name) as (file, size):
+        data = file.read(limit + 1)
+    if max(size, len(data)) > limit:
+        raise CheckpointError(f"larger than {limit} bytes", file=name)
+    return data
 
 
 def contained(folder: Path, name: str) -> Path:

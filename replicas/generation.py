@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import CheckpointError, InvalidRequest
-from .folder import contained
+from .folder import is_there
 from .json_file import Fields, read_json
 from .sampling_params import SamplingParams
 
@@ -40,10 +40,9 @@ class GenerationDefaults:
 
 def read_generation(folder: Path, vocab_size: int, config_eos: tuple[int, ...]) -> GenerationDefaults:
     """From the folder's file, or nothing but config.json's EOS ids. Raises CheckpointError naming the key."""
-    path = contained(folder, FILE)
-    if not path.exists():
+    if not is_there(folder, FILE):
         return GenerationDefaults(eos_token_ids=config_eos)
-    fields = Fields(read_json(path), FILE)
+    fields = Fields(read_json(folder, FILE), FILE)
     stated = {name: fields.raw[name] for name in _NAMES if name in fields}
     try:
         SamplingParams(**stated)

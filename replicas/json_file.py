@@ -8,20 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from .errors import CheckpointError
-from .folder import regular_size
+from .folder import read_file
 
 MAX_JSON_BYTES = 1 << 20
 
 
-def read_json(path: Path, limit: int = MAX_JSON_BYTES) -> dict[str, Any]:
-    """The object in a file. Raises CheckpointError naming the file."""
-    try:
-        if regular_size(path) > limit:
-            raise CheckpointError(f"larger than {limit} bytes", file=path.name)
-        data = path.read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"cannot be read: {error.strerror}", file=path.name) from error
-    return parse_json(data, path.name)
+def read_json(folder: Path, name: str, limit: int = MAX_JSON_BYTES) -> dict[str, Any]:
+    """The object in a checkpoint's file. Raises CheckpointError naming the file."""
+    return parse_json(read_file(folder, name, limit), name)
 
 
 def parse_json(data: bytes, file: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from .errors import InvalidRequest
 from .protocol import Request
+from .sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +22,14 @@ class Limits:
         """Raise InvalidRequest where the request does not fit the model."""
         self._check_ids("prompt", request.prompt_ids)
         room = self.max_model_len - len(request.prompt_ids)
-        if room < 1:
+        if room < (request.pooling is None):
             message = f"prompt: {len(request.prompt_ids)} tokens leave no room in the context of {self.max_model_len}"
             raise InvalidRequest(message, param="prompt", code="context_length_exceeded")
         request.sampling.check_vocabulary(self.vocab_size)
+        most = room if request.pooling is not None else most_tokens(request.sampling, room)
         for output in request.output_ids:
             self._check_ids("output_ids", output)
-            if len(output) > (most := min(request.sampling.max_tokens or room, room)):
+            if len(output) > most:
                 message = f"output_ids: {len(output)} tokens are more than the request may have, {most}"
                 raise InvalidRequest(message, param="output_ids", code="invalid_value")
 
@@ -36,3 +38,20 @@ class Limits:
             if not 0 <= token_id < self.vocab_size:
                 message = f"{name}: token id {token_id} is not in the vocabulary of {self.vocab_size}"
                 raise InvalidRequest(message, param=name, code="invalid_value")
+
+
+def most_tokens(sampling: SamplingParams, room: int, default: int | None = None) -> int:
+    """How many tokens a choice may have: max_tokens, or else a protocol's default, and no more than there is room for.
+
+    Raises InvalidRequest if min_tokens is more: it would raise the other in silence.
+    """
+    asked = sampling.max_tokens or default or room
+    most = min(asked, room)
+    if sampling.min_tokens > most:
+        why = "that is all the room after the prompt" if room <= asked else "the default of max_tokens"
+        raise InvalidRequest(
+            f"min_tokens: {sampling.min_tokens} is not accepted; expected at most {most}: {why}",
+            param="min_tokens",
+            code="invalid_value",
+        )
+    return most

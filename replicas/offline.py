@@ -1,4 +1,4 @@
-"""The engine as a library: no server, no threads, no Ray."""
+"""The engine as a library: no server, no threads, no Ray. Any number of streams may be open on it at a time."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ import itertools
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from .build import BuiltEngine, Progress, build_engine
 from .engine_config import EngineConfig
-from .errors import InvalidRequest, MotleyError
+from .errors import InvalidRequest
+from .grammar_process import GrammarProcess
 from .plan import PlanItem, StepPlan
-from .protocol import Delta, FinishReason, ModelInfo, PromptLogprob, Request, StreamMessage, TokenLogprob
+from .protocol import Delta, FinishReason, ModelInfo, Pooling, PromptLogprob, Request, StreamMessage, TokenLogprob
 from .sampling_params import SamplingParams
 from .seeds import fresh_seed
+from .turns import Turns
 
 Prompt = str | Sequence[int]
 
@@ -86,6 +88,7 @@ class Engine:
             raise InvalidRequest(f"{unknown[0]}: no such setting; there are {accepted}", param=unknown[0])
         config = EngineConfig(device=device, dtype=dtype, **settings)
         self._built: BuiltEngine = build_engine(path, config, progress=progress)
+        self._turns = Turns(self._built.core)
         self._keys = itertools.count()
 
     @property
@@ -124,6 +127,24 @@ class Engine:
         """Generate for one prompt, yielding deltas as they come. Closing the iterator cancels."""
         for _, message in self._run([self._request(prompt, sampling, None)]):
             yield from message.deltas
+
+    def embed(
+        self, prompts: Prompt | Sequence[Prompt], *, pooling: Literal["last", "mean"] = "last", normalize: bool = True
+    ) -> torch.Tensor:
+        """One vector for each prompt (text, or token ids), fp32 [number of prompts, hidden], batched.
+
+        pooling: the last token's final hidden state, or the mean over all tokens'.
+        normalize: to unit length. Raises InvalidRequest, EngineFault.
+        """
+        if pooling not in tuple(Pooling):
+            raise InvalidRequest(f"pooling: {pooling!r} is not accepted; expected 'last' or 'mean'", param="pooling")
+        requests = [
+            replace(self._request(prompt, SamplingParams(), None), pooling=Pooling(pooling))
+            for prompt in _as_list(prompts)
+        ]
+        embeddings = {position: message.embedding for position, message in self._run(requests)}
+        vectors = torch.tensor([embeddings[position] for position in range(len(requests))])
+        return torch.nn.functional.normalize(vectors, dim=-1) if normalize else vectors
 
     @torch.inference_mode()
     def logits(self, token_ids: Prompt) -> torch.Tensor:
@@ -167,20 +188,23 @@ class Engine:
         core = self._built.core
         for request in requests:
             core.check(request)  # all or none
+        grammars = [self._grammar(request) for request in requests]
         position_of = {next(self._keys): position for position in range(len(requests))}
-        for key, position in position_of.items():
-            core.add(key, requests[position])
-        fault: MotleyError | None = None
+        keys = list(position_of)
         try:
-            while core.busy:
-                for emission in core.step():
-                    fault = fault or emission.error
+            for key, position in position_of.items():
+                self._turns.open(key, requests[position], grammars[position])
+            for emissions in self._turns.read(keys):
+                for emission in emissions:
                     yield position_of[emission.key], emission.message
-                if fault is not None:
-                    raise fault
+                for error in (emission.error for emission in emissions if emission.error):
+                    raise error
         finally:
-            for key in position_of:
-                core.cancel(key)
+            self._turns.close(keys)
+
+    def _grammar(self, request: Request) -> GrammarProcess | None:
+        spec, grammars = request.sampling.grammar, self._built.core.grammars
+        return grammars.prepare(spec).result() if spec and grammars else None
 
 
 def _ids(name: str, given: object) -> tuple[int, ...]:

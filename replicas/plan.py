@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .protocol import TokenLogprob
+from .grammar_process import Matcher
+from .protocol import Pooling, TokenLogprob
 from .sampling_params import SamplingParams
 
 
@@ -16,6 +17,7 @@ class SampleSpec:
     position       index of the token in the output, from 0; with seed and choice it fixes the random number
     suppressed     ids that must not be chosen (the end of sequence before min_tokens)
     prompt_ids, output_ids   history for the penalties; views of the sequence's own lists
+    matcher        says which tokens may follow, if it knows by the time of sampling
     """
 
     params: SamplingParams
@@ -25,6 +27,7 @@ class SampleSpec:
     suppressed: tuple[int, ...]
     prompt_ids: Sequence[int]
     output_ids: Sequence[int]
+    matcher: Matcher | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,7 @@ class PlanItem:
     sample          set when the step reaches the sequence's last token
     prompt_targets  the prompt tokens whose log-probabilities are wanted: targets[i] follows token_ids[i]
     prompt_top      how many alternatives beside each of them
+    pooling         set: the hidden states of these tokens are wanted, as one vector
     """
 
     sequence_id: int
@@ -45,6 +49,7 @@ class PlanItem:
     sample: SampleSpec | None = None
     prompt_targets: tuple[int, ...] = ()
     prompt_top: int = 0
+    pooling: Pooling | None = None
 
     @property
     def end(self) -> int:
@@ -64,11 +69,16 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class ItemResult:
-    """`token` is None when nothing was sampled, or when the logits were not finite (`fault` says so)."""
+    """`token` is None when nothing was sampled: nothing was asked for, the sequence's matcher was not ready, or
+    the logits were not finite (`fault` says so).
+
+    `pooled`: fp32 [hidden], the sum over the item's tokens (mean) or the last one's state (last).
+    """
 
     token: TokenLogprob | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     fault: str | None = None
+    pooled: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

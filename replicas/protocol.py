@@ -13,9 +13,13 @@ from .sampling_params import SamplingParams
 
 __all__ = [
     "BLOCK_TOKENS",
+    "NULL",
     "Delta",
     "FinishReason",
+    "KvEvent",
+    "KvEvents",
     "ModelInfo",
+    "Pooling",
     "PromptLogprob",
     "ReplicaLoad",
     "ReplicaProfile",
@@ -25,6 +29,7 @@ __all__ = [
     "TokenLogprob",
 ]
 
+NULL = "null"  # device, numerics, family and so on of an engine that computes nothing
 BLOCK_TOKENS = 16  # tokens per KV block: part of the protocol, since block hashes are shared
 
 
@@ -37,6 +42,13 @@ class FinishReason(enum.StrEnum):
     DEADLINE = "deadline"  # the request's deadline passed
     REPLICA_LOST = "replica_lost"  # the stream could not be continued elsewhere
     ERROR = "error"  # the engine failed; the stream raises EngineFault
+
+
+class Pooling(enum.StrEnum):
+    """How a prompt's hidden states become one vector; nothing is generated then."""
+
+    LAST = "last"  # of the last token
+    MEAN = "mean"  # of all tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +76,7 @@ class Request:
     priority      higher runs first
     tenant        who asks; separates prefix caches and queues
     cache_salt    derived from the tenant by the door, never given by a client
+    pooling       set: the answer is one embedding of the prompt, and no token
     """
 
     request_id: str
@@ -74,10 +87,12 @@ class Request:
     priority: int = 0
     tenant: str = ""
     cache_salt: bytes = b""
+    pooling: Pooling | None = None
 
     def __post_init__(self) -> None:
         assert self.prompt_ids, "a request has at least one prompt token"
         assert len(self.output_ids) in (0, self.sampling.n), "output_ids: none, or one per choice"
+        assert self.pooling is None or (self.sampling.n == 1 and not self.output_ids), "a pooled request has no output"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +128,36 @@ class StreamMessage:
     """One message of a replica's stream: every delta that is ready, and the load for the router.
 
     The first message of a stream has `cached_tokens` (prompt tokens that were not computed again) and,
-    if asked for, `prompt_logprobs`.
+    if asked for, `prompt_logprobs`. The only message of a pooled request has `embedding`: fp32 values, one
+    per hidden dimension, not normalised to unit length.
     """
 
     deltas: tuple[Delta, ...] = ()
     load: ReplicaLoad | None = None
     cached_tokens: int | None = None
     prompt_logprobs: tuple[PromptLogprob, ...] | None = None
+    embedding: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KvEvent:
+    """A block came to be found by its hash (`token_ids` are its tokens), or no longer is (there are none)."""
+
+    hash: bytes
+    token_ids: tuple[int, ...] = ()
+    parent: bytes | None = None  # hash of the block before it; None: it is the first
+
+
+@dataclass(frozen=True, slots=True)
+class KvEvents:
+    """What became of one tenant's blocks since the last message, and the replica's load.
+
+    `lost`: more happened than could be kept, and `events` is only what came after that.
+    """
+
+    events: tuple[KvEvent, ...]
+    load: ReplicaLoad
+    lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)

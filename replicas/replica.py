@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from .protocol import ReplicaLoad, ReplicaProfile, Request, StreamMessage
+from .loading import LoadingFile
+from .logs import log_to_stderr
+from .protocol import KvEvents, ReplicaLoad, ReplicaProfile, Request, StreamMessage
+from .trunk import Batch, Ticket, Trunk, by_trunk
 
 if TYPE_CHECKING:
     from .engine_config import EngineConfig
@@ -17,30 +21,73 @@ class Replica:
     """One engine as an actor. Warm before ready: Serve sends requests when `__init__` has returned."""
 
     async def __init__(self, make_worker: Callable[[], Worker]) -> None:  # type: ignore[misc]  # Serve awaits it
+        log_to_stderr()
+        self._trunks: dict[str, Trunk] = {}  # by ingress
         self._worker = make_worker()
         await self._worker.start()
 
-    async def generate(self, request: Request) -> AsyncGenerator[StreamMessage, None]:
-        """Closing the generator stops the sequence and frees its KV."""
-        stream = cast(AsyncGenerator[StreamMessage, None], self._worker.generate(request))
-        async with aclosing(stream) as messages:
-            async for message in messages:
-                yield message
+    async def generate(
+        self, request: Request, ticket: Ticket | None = None
+    ) -> AsyncGenerator[StreamMessage | str | int, None]:
+        """Closing the generator stops the sequence and frees its KV. See trunk.py for what it yields.
 
-    async def load(self) -> ReplicaLoad:
+        The last argument is for the router, here as below; what arrives of it is `ticket`.
+        """
+        stream = cast(AsyncGenerator[StreamMessage, None], self._worker.generate(request))
+        async with aclosing(stream) as messages, aclosing(by_trunk(messages, self._trunks, ticket)) as items:
+            async for item in items:
+                yield item
+
+    async def trunk(self, ingress: str, name: str, placement: None = None) -> AsyncGenerator[Batch, None]:
+        """The messages of that ingress's streams together, from now on."""
+        trunk = self._trunks[ingress] = Trunk(name)
+        try:
+            async with aclosing(trunk.batches()) as batches:
+                async for batch in batches:
+                    yield batch
+        finally:
+            if self._trunks.get(ingress) is trunk:
+                del self._trunks[ingress]
+
+    async def load(self, placement: None = None) -> ReplicaLoad:
+        """Raises EngineFault when the engine is not well."""
         await self._worker.check_health()
         return self._worker.load()
 
-    async def profile(self) -> ReplicaProfile:
+    async def profile(self, placement: None = None) -> ReplicaProfile:
         return self._worker.profile()
+
+    async def flush(self, tenant: str | None, placement: None = None) -> None:
+        """Drop cached prefixes of that tenant, or all."""
+        await self._worker.flush(tenant)
+
+    async def kv_events(self, tenant: str, placement: None = None) -> AsyncGenerator[KvEvents, None]:
+        """What becomes of that tenant's KV blocks from now on."""
+        async with aclosing(self._worker.kv_events(tenant)) as messages:
+            async for message in messages:
+                yield message
+
+    def record_replica_metadata(self) -> dict[str, str]:
+        """What routers know of it from the beginning: Serve asks once, when it is ready."""
+        return {"numerics": self._worker.profile().numerics}
 
     async def check_health(self) -> None:
         """Serve replaces the replica when this raises."""
         await self._worker.check_health()
 
 
-def engine_worker(model: str, config: EngineConfig, name: str | None = None) -> Any:
-    """A worker with a real engine. Imports torch, so it is called in the replica and nowhere else."""
+def engine_worker(model: str, config: EngineConfig, name: str | None = None, loading: Path | None = None) -> Any:
+    """A worker with a real engine. Imports torch, so it is called in the replica and nowhere else.
+
+    loading  folder to say in how far the model is loaded
+    """
     from .worker import Worker
 
-    return Worker(model, config, name=name)
+    return Worker(model, config, name=name, progress=None if loading is None else LoadingFile(loading))
+
+
+def null_worker(model: str, config: EngineConfig, name: str | None = None, step_s: float = 0.0) -> Any:
+    """A worker whose engine computes nothing: `motley serve --null-engine`."""
+    from .null_engine import NullWorker
+
+    return NullWorker(model, config, name=name, step_s=step_s)

@@ -8,8 +8,9 @@ from typing import Protocol
 import torch
 
 from ..kernels.batch import StepBatch
+from .grammar_process import await_masks
 from .plan import ItemResult, PlanItem, StepPlan, StepResult
-from .protocol import BLOCK_TOKENS
+from .protocol import BLOCK_TOKENS, Pooling
 from .sampler import sample, token_logprob
 
 
@@ -20,9 +21,18 @@ class Runner(Protocol):
 
 
 class Model(Protocol):
-    """A decoder bound to its operators: writes this step's KV and returns logits fp32 [R, vocabulary]."""
+    """A decoder bound to its operators. `forward` and `hidden` write this step's KV.
+
+    forward  logits fp32 [R, vocabulary] of the batch's `logit_rows`
+    hidden   last hidden states [T, hidden], normalised
+    logits   hidden states [R, hidden] -> fp32 [R, vocabulary]
+    """
 
     def forward(self, batch: StepBatch, kv: list[torch.Tensor]) -> torch.Tensor: ...
+
+    def hidden(self, batch: StepBatch, kv: list[torch.Tensor]) -> torch.Tensor: ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
 
 
 class ModelRunner:
@@ -35,17 +45,27 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
-        logits = self.model.forward(prepare(plan, self.device), self.kv)
+        batch = prepare(plan, self.device)
+        pooled: list[tuple[float, ...]] = [()] * len(plan.items)
+        if any(item.pooling for item in plan.items):
+            hidden = self.model.hidden(batch, self.kv)
+            logits = self.model.logits(hidden[batch.logit_rows])
+            pooled = _pooled(plan, hidden)
+        else:
+            logits = self.model.forward(batch, self.kv)
         counts = [_num_rows(item) for item in plan.items]
         ends = list(itertools.accumulate(counts))
         last = [end - 1 for item, end in zip(plan.items, ends, strict=True) if item.sample]
         chosen = logits if len(last) == len(logits) else logits[last]
-        sampled = iter(sample(chosen, [item.sample for item in plan.items if item.sample]))
+        specs = [item.sample for item in plan.items if item.sample]
+        matchers = [spec.matcher for spec in specs if spec.matcher]
+        await_masks(matchers, unconstrained=len(matchers) < len(plan.items))
+        sampled = iter(sample(chosen, specs))
         rows = torch.split(logits, counts)
         return StepResult(
             tuple(
-                _with_prompt_logprobs(item, item_rows, next(sampled) if item.sample else ItemResult())
-                for item, item_rows in zip(plan.items, rows, strict=True)
+                _with_prompt_logprobs(item, item_rows, next(sampled) if item.sample else ItemResult(pooled=vector))
+                for item, item_rows, vector in zip(plan.items, rows, pooled, strict=True)
             )
         )
 
@@ -94,6 +114,17 @@ def _rows(item: PlanItem, at: int) -> list[int]:
 
 def _num_rows(item: PlanItem) -> int:
     return len(item.prompt_targets) + (item.sample is not None)
+
+
+def _pooled(plan: StepPlan, hidden: torch.Tensor) -> list[tuple[float, ...]]:
+    """For each item that wants it, fp32 [hidden] of its own rows."""
+    parts = torch.split(hidden, [len(item.token_ids) for item in plan.items])
+    return [
+        tuple((rows.float().sum(0) if item.pooling is Pooling.MEAN else rows[-1].float()).tolist())
+        if item.pooling
+        else ()
+        for item, rows in zip(plan.items, parts, strict=True)
+    ]
 
 
 def _with_prompt_logprobs(item: PlanItem, rows: torch.Tensor, result: ItemResult) -> ItemResult:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import CheckpointError
-from .folder import regular_size
+from .folder import open_file
 from .json_file import parse_json
 
 MAX_HEADER_BYTES = 100_000_000  # the cap that the format's own library applies
@@ -43,13 +43,9 @@ class TensorInfo:
 
 def read_header(path: Path) -> dict[str, TensorInfo]:
     """The tensors of a file by name; none is touched. Raises CheckpointError naming file and tensor."""
-    try:
-        size = regular_size(path)
-        with path.open("rb") as file:
-            data = _header_bytes(file.read(8), size, path.name)
-            header = parse_json(file.read(data), path.name)
-    except OSError as error:
-        raise CheckpointError(f"cannot be read: {error.strerror}", file=path.name) from error
+    with open_file(path.parent, path.name) as (file, size):
+        data = _header_bytes(file.read(8), size, path.name)
+        header = parse_json(file.read(data), path.name)
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
         raise CheckpointError("must map strings to strings", file=path.name, tensor="__metadata__")

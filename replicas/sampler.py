@@ -1,13 +1,14 @@
 """From logits to tokens. Stateless: everything that a choice depends on is in its SampleSpec.
 
-Order: bias and penalties, suppressed ids, temperature, min_p, top_k, top_p, then one draw by inverse
-distribution function over token ids. Log-probabilities are those of the model itself, before all of that.
+Order: bias and penalties, suppressed ids, what a grammar forbids, temperature, min_p, top_k, top_p, then one draw
+by inverse distribution function over token ids. Log-probabilities are those of the model itself, before all of that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from .philox import uniform
@@ -20,7 +21,10 @@ _TOP_P_CANDIDATES = 1024  # a nucleus seldom has more
 
 
 def sample(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> list[ItemResult]:
-    """One token for each row of logits fp32 [R, vocabulary]. A row's result depends on that row alone."""
+    """One token for each row of logits fp32 [R, vocabulary]. A row's result depends on that row alone.
+
+    A row whose grammar's mask is not there is left without a token.
+    """
     if not specs:
         return []
     finite = torch.isfinite(logits.amax(dim=-1)).tolist()  # NaN wins a maximum, so this finds it too
@@ -32,7 +36,13 @@ def sample(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> list[ItemResult
 
 def _sample_row(logits: torch.Tensor, spec: SampleSpec) -> ItemResult:
     params = spec.params
+    if spec.matcher is not None and not spec.matcher.mask:
+        return ItemResult()
     adjusted = adjust(logits, spec)
+    if spec.matcher is not None:
+        adjusted = _constrain(adjusted, spec.matcher.mask)
+        if spec.suppressed and adjusted.amax() == -torch.inf:  # the grammar leaves nothing else: it wins
+            adjusted = _constrain(logits, spec.matcher.mask)
     if params.greedy:
         token = _argmax(adjusted)
     else:
@@ -71,6 +81,12 @@ def adjust(logits: torch.Tensor, spec: SampleSpec) -> torch.Tensor:
     if spec.suppressed:
         logits[list(spec.suppressed)] = -torch.inf
     return logits
+
+
+def _constrain(logits: torch.Tensor, mask: bytes) -> torch.Tensor:
+    """A copy with forbidden tokens at minus infinity. `mask`: a bit for each token that may follow."""
+    bits = np.unpackbits(~np.frombuffer(mask, dtype=np.uint8), count=logits.numel(), bitorder="little")
+    return logits.masked_fill(torch.from_numpy(bits).view(torch.bool).to(logits.device), -torch.inf)
 
 
 def _penalise(logits: torch.Tensor, spec: SampleSpec) -> None:

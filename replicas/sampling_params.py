@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .errors import InvalidRequest
+from .grammar_spec import GrammarSpec
 
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
@@ -39,6 +40,11 @@ class SamplingParams:
     stop                strings that end a choice and are not part of its text
     stop_token_ids      ids that end a choice
     ignore_eos          go on past end-of-sequence ids
+    grammar             what the text of each choice must follow. Its end is the choice's end (finish reason stop),
+                        whatever min_tokens and ignore_eos say; until then stop strings, stop ids and max_tokens
+                        cut it short as they do any text, and an end-of-sequence id is possible only where the text
+                        may end. Bias and penalties move what is left to choose from
+    skip_special_tokens the text, and what stop strings are looked for in, leaves out special tokens
 
     Raises InvalidRequest naming the field.
     """
@@ -60,6 +66,8 @@ class SamplingParams:
     stop: Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
+    grammar: GrammarSpec | None = None
+    skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
         _number("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
@@ -77,8 +85,11 @@ class SamplingParams:
         _optional_integer("max_tokens", self.max_tokens, 1, 2**31 - 1)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise _invalid("min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})")
-        if not isinstance(self.ignore_eos, bool):
-            raise _invalid("ignore_eos", self.ignore_eos, "true or false")
+        for name in ("ignore_eos", "skip_special_tokens"):
+            if not isinstance(getattr(self, name), bool):
+                raise _invalid(name, getattr(self, name), "true or false")
+        if self.grammar is not None and not isinstance(self.grammar, GrammarSpec):
+            raise _invalid("grammar", self.grammar, "a GrammarSpec")
         object.__setattr__(self, "stop", _stop_strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _ids("stop_token_ids", self.stop_token_ids))
         object.__setattr__(self, "logit_bias", _logit_bias(self.logit_bias))

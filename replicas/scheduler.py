@@ -51,7 +51,7 @@ class Scheduler:
         del self._by_id[sequence.id]
         self._free(sequence)
         if not self:
-            self.pool.check(idle=True)
+            self.pool.check_idle()
 
     def plan(self) -> StepPlan:
         """The next step. Grows allocations, admits and preempts; advances no counter."""
@@ -69,7 +69,10 @@ class Scheduler:
             sequence.num_computed = item.end
             sequence.update_hashes()
             assert sequence.allocation is not None
-            sequence.allocation.publish(sequence.hashes, sequence.num_computed)
+            tenant = sequence.request.tenant
+            new = sequence.allocation.publish(sequence.hashes, sequence.num_computed, tenant)
+            if new and self.pool.log is not None:
+                self.pool.log.stored(tenant, sequence.hashes, new, sequence.tokens)
 
     def sequence(self, sequence_id: int) -> Sequence:
         return self._by_id[sequence_id]
@@ -89,6 +92,8 @@ class Scheduler:
             count = min(sequence.remaining, budget)
             if count == 0:
                 break
+            if sequence.paused:
+                continue
             if sequence.state is State.RUNNING and self._make_room(sequence, count, planned):
                 planned[sequence.id] = _item(sequence, count)
                 budget -= count
@@ -98,7 +103,7 @@ class Scheduler:
         for sequence in list(self.waiting):
             if budget == 0 or len(self.running) >= self.max_running:
                 return
-            if sequence.blocked:
+            if sequence.blocked or sequence.paused:
                 continue
             if not self._fits(sequence):
                 return  # those behind must not overtake for ever
@@ -152,15 +157,17 @@ class Scheduler:
 
 def _item(sequence: Sequence, count: int) -> PlanItem:
     start, end = sequence.num_computed, sequence.num_computed + count
+    pooling = sequence.request.pooling
     assert sequence.allocation is not None
     return PlanItem(
         sequence_id=sequence.id,
         start=start,
         token_ids=sequence.tokens(start, end),
         blocks=tuple(sequence.allocation.blocks[: blocks_for(end)]),
-        sample=sequence.sample_spec() if end == sequence.num_tokens else None,
+        sample=sequence.sample_spec() if end == sequence.num_tokens and not pooling else None,
         prompt_targets=_prompt_targets(sequence, start, end),
         prompt_top=sequence.request.sampling.prompt_logprobs or 0,
+        pooling=pooling,
     )
 
 

@@ -6,8 +6,9 @@ import enum
 from dataclasses import dataclass, field
 
 from .blocks import Allocation, extend_hashes
+from .grammar_process import Matcher
 from .plan import SampleSpec
-from .protocol import BLOCK_TOKENS, FinishReason, Request, TokenLogprob
+from .protocol import BLOCK_TOKENS, FinishReason, Pooling, Request, TokenLogprob
 
 
 class State(enum.Enum):
@@ -28,6 +29,8 @@ class Sequence:
     limit      num_tokens at which it ends by length
     eos_ids    ids that end it, unless ignored
     leader     a sibling with the same prompt: wait until it has computed the prompt, then find it in the cache
+    matcher    its place in its grammar; a step that finds that not ready samples nothing
+    cautious   tokens for which, after such a step, it waits for its matcher before it takes part in another
     """
 
     id: int
@@ -47,6 +50,9 @@ class Sequence:
     cached_tokens: int | None = None
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
     wants_prompt_logprobs: bool = False
+    pooled: list[float] = field(default_factory=list)
+    matcher: Matcher | None = None
+    cautious: int = 0
 
     @property
     def num_prompt(self) -> int:
@@ -74,6 +80,11 @@ class Sequence:
             return False
         return leader.num_computed < self.num_prompt // BLOCK_TOKENS * BLOCK_TOKENS
 
+    @property
+    def paused(self) -> bool:
+        """A step of late was in vain, and which tokens may follow is not known yet."""
+        return self.cautious > 0 and self.matcher is not None and self.matcher.pending
+
     def tokens(self, start: int, stop: int) -> tuple[int, ...]:
         """Ids at positions start .. stop - 1."""
         prompt = self.request.prompt_ids
@@ -84,6 +95,8 @@ class Sequence:
         """Hashes of the blocks that a lookup may use: at least one token is always left to compute."""
         if self.wants_prompt_logprobs and len(self.prompt_logprobs) < self.num_prompt:
             return []  # every prompt position's logits are needed
+        if self.request.pooling is Pooling.MEAN:
+            return []  # and here every position's hidden state
         self.update_hashes()
         return self.hashes[: (self.num_tokens - 1) // BLOCK_TOKENS]
 
@@ -95,15 +108,33 @@ class Sequence:
         params = self.request.sampling
         assert params.seed is not None, "the door fixes the seed"
         held_back = len(self.output_ids) < params.min_tokens
+        suppressed = (*self.eos_ids, *params.stop_token_ids) if held_back else ()
+        if self.matcher is not None and params.ignore_eos:
+            suppressed = (*suppressed, *self.eos_ids)  # the grammar would take it for the end
         return SampleSpec(
             params=params,
             seed=params.seed,
             choice=self.choice,
             position=len(self.output_ids),
-            suppressed=(*self.eos_ids, *params.stop_token_ids) if held_back else (),
+            suppressed=suppressed,
             prompt_ids=self.request.prompt_ids,
             output_ids=self.output_ids,
+            matcher=self.matcher,
         )
+
+    def pool(self, start: int, part: tuple[float, ...]) -> tuple[float, ...] | None:
+        """Take the hidden states of tokens from `start` on; the embedding, once all are in.
+
+        A preempted sequence begins again at 0.
+        """
+        mean = self.request.pooling is Pooling.MEAN
+        if start == 0 or not mean:
+            self.pooled = list(part)
+        else:
+            self.pooled = [total + new for total, new in zip(self.pooled, part, strict=True)]
+        if self.num_computed < self.num_prompt:
+            return None
+        return tuple(value / self.num_prompt for value in self.pooled) if mean else tuple(self.pooled)
 
     @property
     def stop_id(self) -> int | None:

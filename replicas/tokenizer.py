@@ -5,22 +5,28 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
-from .chat_template import ChatTemplate, is_text
+from .chat_template import ChatTemplate, special_starts
 from .detokenizer import Detokenizer, PieceTable
 from .errors import CheckpointError, InvalidRequest
+from .folder import is_there, open_file
+from .messages import is_text
 from .tokenizer_files import CONFIG, TokenizerConfig, read_text
+from .tools import Tool
 
 __all__ = ["Tokenizer"]
 
 FILE = "tokenizer.json"
 OLDER_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+LIBRARY_SUFFIXES = (".json", ".txt", ".model", ".jinja")  # what transformers reads of a tokenizer
 MAX_FILE_BYTES = 512 * 2**20
 SUBWORD_PREFIX = re.compile(r'"continuing_subword_prefix"\s*:\s*"[^"]')
+SHOWN = ("<think>", "</think>", "<tool_call>", "</tool_call>")  # marks in an answer, even where called special
 LONG_CHARS = 4096  # a longer text takes more than about 1 ms
 PROBE_CHARS = 8  # characters per allowed token that are tokenized before the rest of a long text is
 PROBE_SLACK = 1.25  # how much a text's beginning may shrink once its rest is known: far more than it can
@@ -30,8 +36,10 @@ class Tokenizer:
     """A checkpoint's tokenizer. Made by `load`; safe to use from several threads.
 
     vocab_size         one more than the highest id
-    special_ids        ids whose text is control, not content; skipped when decoding
+    special_ids        ids whose text is control, not content
+    skipped_ids        those of them that decoding skips: all but the ids of SHOWN
     named_tokens       bos_token, eos_token and so on, as text; those that are set
+    chat_template      None if the model has none
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, config: TokenizerConfig) -> None:
@@ -44,13 +52,15 @@ class Tokenizer:
         self.vocab_size: int = max([backend.get_vocab_size(with_added_tokens=True) - 1, *added]) + 1
         self.named_tokens = dict(config.named)
         _probe(backend, self.vocab_size)
-        self._pieces = PieceTable(backend, self.special_ids, FILE)
-        self._template: ChatTemplate | None = None
+        self.skipped_ids = self.special_ids - {i for i in self.special_ids if added[i].content in SHOWN}
+        self._pieces = PieceTable(backend, self.skipped_ids, FILE)
+        self._starts = special_starts(added[i].content for i in self.special_ids)
+        self.chat_template: ChatTemplate | None = None
         self._anchor = next((added[i].content for i in sorted(self.special_ids) if not added[i].rstrip), "")
         if "default" in config.templates:
             source, file = config.templates["default"]
             literal = [added[i].content for i in self.special_ids]
-            self._template = ChatTemplate(source, file=file, special_tokens=config.named, literal=literal)
+            self.chat_template = ChatTemplate(source, file=file, special_tokens=config.named, literal=literal)
 
     @classmethod
     def load(cls, folder: Path | str) -> Tokenizer:
@@ -62,7 +72,7 @@ class Tokenizer:
     @staticmethod
     def is_in(folder: Path) -> bool:
         """Whether a checkpoint folder holds a tokenizer at all; some hold weights only."""
-        return any((folder / name).exists() for name in (FILE, *OLDER_FILES))
+        return any(is_there(folder, name) for name in (FILE, *OLDER_FILES))
 
     @cached_property
     def longest_token_chars(self) -> int:
@@ -71,7 +81,7 @@ class Tokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        return self._template is not None
+        return self.chat_template is not None
 
     def token_id(self, text: str) -> int | None:
         """The id of a token given by its exact text, such as a special token."""
@@ -83,10 +93,11 @@ class Tokenizer:
         text: str,
         add_special_tokens: bool = True,
         *,
+        parse_special: bool = True,
         max_tokens: int | None = None,
         param: str = "prompt",
     ) -> list[int]:
-        """Token ids of a text, in which the text of a special token is that token.
+        """Token ids of a text, in which the text of a special token is that token, unless `parse_special` is false.
 
         `max_tokens` refuses a text that is certainly longer, soon and without tokenizing all of it; a text
         slightly longer may pass. Raises InvalidRequest naming `param`.
@@ -95,7 +106,15 @@ class Tokenizer:
             raise InvalidRequest(f"{param} holds half of a surrogate pair, which is not text", param=param)
         if max_tokens is not None:
             self._refuse_too_long(text, max_tokens, param)
-        return self._encode(text, add_special_tokens)
+        if parse_special or self._starts is None:
+            return self._encode(text, add_special_tokens)
+        # |<|-- the rest of a special token's text, up to the next beginning of one --|
+        cuts = [0, *(found.end() for found in self._starts.finditer(text)), len(text)]
+        pieces = [text[start:end] for start, end in pairwise(cuts)]
+        ids = self._encode(pieces[0], add_special_tokens)
+        for piece in pieces[1:]:
+            ids += self._encode_after(piece, None)
+        return ids
 
     def chat(
         self,
@@ -103,20 +122,23 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         *,
         arguments: Mapping[str, bool | str] | None = None,
+        tools: Sequence[Tool] = (),
         max_tokens: int | None = None,
     ) -> list[int]:
-        """Token ids of a conversation in the model's own format.
+        """Token ids of a conversation in the model's own format, with `tools` as `check_tools` gives them.
 
         Text of a special token inside a message stays text. Raises InvalidRequest naming `messages`, with
         code "chat_template_missing" if the model has no template.
         """
-        if self._template is None:
+        if self.chat_template is None:
             raise InvalidRequest(
                 "this model has no chat template; use completions instead",
                 param="messages",
                 code="chat_template_missing",
             )
-        pieces = self._template.render(messages, add_generation_prompt=add_generation_prompt, arguments=arguments)
+        pieces = self.chat_template.render(
+            messages, add_generation_prompt=add_generation_prompt, arguments=arguments, tools=tools
+        )
         ids = self.encode(pieces[0], add_special_tokens=False, max_tokens=max_tokens, param="messages")
         for piece in pieces[1:]:
             ids += self._encode_after(piece, max_tokens)
@@ -168,10 +190,9 @@ class Tokenizer:
 
 
 def _read_backend(folder: Path) -> tokenizers.Tokenizer:
-    path = folder / FILE
-    if not path.exists():
+    if not is_there(folder, FILE):
         return _convert(folder)
-    text = read_text(path, MAX_FILE_BYTES)
+    text = read_text(folder, FILE, MAX_FILE_BYTES)
     if SUBWORD_PREFIX.search(text):  # the library ends the whole process when merges do not fit the prefix
         raise CheckpointError("continuing_subword_prefix is not supported", file=FILE, tensor="model")
     try:
@@ -194,8 +215,11 @@ def _probe(backend: tokenizers.Tokenizer, vocab_size: int) -> None:
 
 def _convert(folder: Path) -> tokenizers.Tokenizer:
     """Older checkpoints have only a sentencepiece model or vocabulary files; transformers converts them."""
-    if not any((folder / name).exists() for name in OLDER_FILES):
+    if not any(is_there(folder, name) for name in OLDER_FILES):
         raise CheckpointError("missing; the folder holds no other tokenizer either", file=FILE)
+    for name in sorted(entry.name for entry in folder.iterdir() if entry.suffix in LIBRARY_SUFFIXES):
+        with open_file(folder, name):  # the library opens what it likes, without looking
+            pass
     import transformers
 
     try:

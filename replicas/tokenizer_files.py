@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import CheckpointError
+from .folder import contained, is_there, read_file
 from .json_file import read_json
 
 __all__ = ["CONFIG", "TokenizerConfig", "read_text"]
@@ -36,8 +37,9 @@ class TokenizerConfig:
     @classmethod
     def read(cls, folder: Path) -> TokenizerConfig:
         """Raises CheckpointError naming the file and key."""
-        path = folder / CONFIG
-        config = read_json(path) if path.exists() else {}
+        config = read_json(folder, CONFIG, MAX_CONFIG_BYTES) if is_there(folder, CONFIG) else {}
+        if config.get("auto_map") is not None:
+            raise CheckpointError("wants its own code run, which is never done", file=CONFIG, tensor="auto_map")
         _check_text(config)
         named = {key: text for key in NAMED_TOKENS if (text := _token(config.get(key), key)) is not None}
         more = _extra(config, "additional_special_tokens") + _extra(config, "extra_special_tokens")
@@ -49,18 +51,12 @@ class TokenizerConfig:
         )
 
 
-def read_text(path: Path, limit: int) -> str:
+def read_text(folder: Path, name: str, limit: int) -> str:
     """A UTF-8 file of at most `limit` bytes. Raises CheckpointError."""
     try:
-        with path.open("rb") as file:
-            data = file.read(limit + 1)
-        if len(data) > limit:
-            raise CheckpointError(f"larger than {limit} bytes", file=path.name)
-        return data.decode("utf-8")
+        return read_file(folder, name, limit).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise CheckpointError(f"not UTF-8: {error}", file=path.name) from error
-    except OSError as error:
-        raise CheckpointError(f"cannot be read: {error.strerror}", file=path.name) from error
+        raise CheckpointError(f"not UTF-8: {error}", file=name) from error
 
 
 def _check_text(config: Mapping[str, Any]) -> None:
@@ -117,7 +113,8 @@ def _config_templates(config: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
 
 def _template_files(folder: Path) -> dict[str, tuple[str, str]]:
     """`chat_template.jinja` and `additional_chat_templates/NAME.jinja`; they win over the config's."""
-    files = {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
-    if (folder / "chat_template.jinja").exists():
-        files["default"] = folder / "chat_template.jinja"
-    return {name: (read_text(path, MAX_CONFIG_BYTES), path.name) for name, path in files.items()}
+    more = contained(folder.resolve(), "additional_chat_templates")
+    files = {path.stem: f"{more.name}/{path.name}" for path in sorted(more.glob("*.jinja"))}
+    if is_there(folder, "chat_template.jinja"):
+        files["default"] = "chat_template.jinja"
+    return {name: (read_text(folder, file, MAX_CONFIG_BYTES), file) for name, file in files.items()}

@@ -13,7 +13,7 @@ from .peers import PEERS, SideProcess, is_installed
 from .report import machine, row, versions
 from .shapes import SHAPES, write_gptq
 
-Progress = Callable[[str], None]
+Progress = Callable[[str, int, int], None]  # what is being done, steps begun, steps in all
 Samples = dict[str, list[float]]  # by side
 
 _PACKAGES = ("motley", "torch", "transformers", "llama-cpp-python")
@@ -30,7 +30,7 @@ def run(
     threads: int | None = None,
     repeats: int = 5,
     quick: bool = False,
-    progress: Progress = lambda _: None,
+    progress: Progress = lambda *_: None,
 ) -> dict[str, Any]:
     """Measure and report.
 
@@ -50,24 +50,24 @@ def run(
     threads = threads or usable_cores()
     installed = [name for name in peers if is_installed(name)]
     absent = [name for name in peers if name not in installed]
-    before, folder = machine(), _checkpoint(shape, progress)
+    names = ("motley", *installed)
+    begin = _Steps(progress, _count(len(names), len(batches), output_tokens, repeats))
+    before, folder = machine(), _checkpoint(shape, begin)
     rows: list[dict[str, Any]] = []
     with ExitStack() as stack:
-        names = ("motley", *installed)
-        progress(f"loading {', '.join(names)}")
+        begin(f"loading {', '.join(names)}")
         sides = {name: stack.enter_context(SideProcess(name, folder, threads)) for name in names}
         for side in sides.values():
             side.wait_until_loaded()
         common = {"shape": shape, "threads": threads}
-        progress(f"prefill of {prompt_tokens} tokens")
-        samples = _prefill(sides, prompt_tokens, repeats)
+        samples = _prefill(sides, prompt_tokens, repeats, begin)
         workload = {**common, "prompt_tokens": prompt_tokens}
         rows += _rows("prefill", workload, "tokens/s", samples, prompt_tokens, absent)
         for batch in batches:
-            progress(f"decode at batch {batch}")
-            samples = _decode(sides, batch, context_tokens, output_tokens)
+            samples = _decode(sides, batch, context_tokens, output_tokens, begin)
             workload = {**common, "batch": batch, "context_tokens": context_tokens}
             rows += _rows("decode", workload, "tokens/s", samples, batch, absent)
+            begin(f"bare model and profile at batch {batch}")
             rows += _inside(sides["motley"], workload, samples["motley"])
         rows += _bytes_per_token(sides, common, absent)
         described = {name: side.description for name, side in sides.items()}
@@ -81,33 +81,59 @@ def run(
     }
 
 
-def _checkpoint(shape: str, progress: Progress) -> Path:
+class _Steps:
+    """Tells what begins, and how far along that is."""
+
+    def __init__(self, progress: Progress, total: int) -> None:
+        self._progress, self._total, self._begun = progress, total, 0
+
+    def __call__(self, what: str) -> None:
+        self._begun += 1
+        self._progress(what, self._begun, self._total)
+
+
+def _count(sides: int, batches: int, output_tokens: int, repeats: int) -> int:
+    """How many steps `run` begins."""
+    return 2 + sides * (repeats + 1) + batches * (sides * (1 + _turns(output_tokens)) + 1)
+
+
+def _turns(output_tokens: int) -> int:
+    return -(-output_tokens // _STEPS)
+
+
+def _checkpoint(shape: str, begin: Callable[[str], None]) -> Path:
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     folder = Path(base) / "motley" / "bench" / shape
-    if not (folder / "config.json").exists():  # written last
-        progress(f"writing a random checkpoint of {shape} to {folder}")
+    missing = not (folder / "config.json").exists()  # written last
+    begin(f"writing a random checkpoint of {shape} to {folder}" if missing else f"checkpoint of {shape}")
+    if missing:
         write_gptq(SHAPES[shape], folder)
     return folder
 
 
-def _prefill(sides: dict[str, SideProcess], tokens: int, repeats: int) -> Samples:
+def _prefill(sides: dict[str, SideProcess], tokens: int, repeats: int, begin: Callable[[str], None]) -> Samples:
     samples: Samples = {name: [] for name in sides}
     for repeat in range(repeats + 1):  # the first warms up
         for name, side in sides.items():
+            begin(f"prefill of {tokens} tokens: {name}")
             seconds = side.ask("prefill", tokens=tokens)
             if repeat:
                 samples[name].append(seconds)
     return samples
 
 
-def _decode(sides: dict[str, SideProcess], batch: int, context: int, tokens: int) -> Samples:
+def _decode(
+    sides: dict[str, SideProcess], batch: int, context: int, tokens: int, begin: Callable[[str], None]
+) -> Samples:
     """Seconds per step. The sides take turns every few steps, since what else the machine does changes."""
     samples: Samples = {name: [] for name in sides}
-    for side in sides.values():
+    for name, side in sides.items():
+        begin(f"prompts at batch {batch}: {name}")
         side.ask("open", batch=batch, context=context)
         side.ask("decode", steps=2)  # warms up
-    for _ in range(-(-tokens // _STEPS)):
+    for _ in range(_turns(tokens)):
         for name, side in sides.items():
+            begin(f"decode at batch {batch}: {name}")
             samples[name] += side.ask("decode", steps=_STEPS)
     for side in sides.values():
         side.ask("close")
@@ -151,4 +177,5 @@ def _bytes_per_token(
         row("weights read per token", workload, "bytes", ours, peer=name, peer_samples=theirs, higher_is_better=False)
         for name, theirs in read.items()
     ]
+    rows += [row("weights read per token", workload, "bytes", ours, peer=name) for name in absent]
     return rows or [row("weights read per token", workload, "bytes", ours)]

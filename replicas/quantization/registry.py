@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..config import ModelConfig
-from ..folder import contained
+from ..folder import is_there
 from ..json_file import Fields, read_json
 from .base import Format
 from .dense import Dense
@@ -23,7 +23,6 @@ def read_format(config: Fields, folder: Path, model: ModelConfig) -> Format:
     section = config.section("quantization_config")
     if section is not None:
         return READERS[section.choice("quant_method", tuple(READERS))](section)
-    path = contained(folder, AUTOGPTQ_CONFIG)
-    if path.is_file():
-        return GPTQ.read(Fields(read_json(path), AUTOGPTQ_CONFIG))
+    if is_there(folder, AUTOGPTQ_CONFIG):
+        return GPTQ.read(Fields(read_json(folder, AUTOGPTQ_CONFIG), AUTOGPTQ_CONFIG))
     return Dense(name=str(model.dtype).removeprefix("torch."))

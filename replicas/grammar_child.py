@@ -1,0 +1,203 @@
+"""One grammar in a process of its own: compiles it, then says which tokens may follow.
+
+A hostile grammar can occupy the library for hours, in matching no less than in compiling, or crash it. Here it
+harms only those who use it: timers and limits of the operating system end the process, whatever it is at.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import signal
+import socket
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import xgrammar
+
+from .grammar_spec import OBJECT_SCHEMA, GrammarKind
+from .grammar_wire import From, To, frame, receive, to_ids
+
+COMPILE_CPU_S = 2.0
+MATCH_CPU_S = 0.25  # for one token, or a resumed sequence's replay
+WALL_FACTOR = 5.0  # on a busy machine a process gets but a share of a core
+MAX_WHITESPACE = 40  # characters in a row between JSON's parts: a model may indent, not idle
+MEMORY_BYTES = 512 * 2**20  # beyond what the process has before it compiles
+_BOUNDED = re.compile(r'"(minLength|maxLength|pattern|format)"\s*:')  # in a structural tag's schemas
+# First bytes of UTF-8 -> the least second byte that makes half of a surrogate pair, or no character at all.
+_NO_TEXT = {b"\xed": b"\xa0", b"\xf4": b"\x90"}
+_WHERE = re.compile(r"^(\[[\d:]+\] )?(\S+:\d+: )?")
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """A model's tokens.
+
+    plain   xgrammar.TokenizerInfo of all
+    json    without those that hold control characters other than a line's end: where a string's length is bounded
+            the library lets them pass, which is no JSON
+    """
+
+    tokens: list[bytes]
+    plain: Any
+    json: Any
+    vocab_size: int
+    stop_ids: tuple[int, ...]
+
+    @property
+    def mask_words(self) -> int:
+        return (self.vocab_size + 31) // 32
+
+    @cached_property
+    def no_text(self) -> dict[bytes, Any]:
+        """A token's last byte -> the tokens that must not follow, as a mask; few bytes are concerned."""
+        starts = enumerate(token[:1] for token in self.tokens)
+        found: dict[bytes, list[int]] = {lead: [] for lead in _NO_TEXT}
+        for token_id, start in starts:
+            for lead, least in _NO_TEXT.items():
+                if least <= start < b"\xc0":
+                    found[lead].append(token_id)
+        return {lead: self.pack(token_ids) for lead, token_ids in found.items()}
+
+    def pack(self, token_ids: Iterable[int]) -> Any:
+        """These ids as a mask, uint8 [4 * mask_words]."""
+        bits = np.zeros(self.mask_words * 32, dtype=bool)
+        bits[list(token_ids)] = True
+        return np.packbits(bits, bitorder="little")
+
+
+class Refused(Exception):
+    """The grammar cannot be used; the client hears why."""
+
+
+def serve(connection: socket.socket, vocabulary: Vocabulary) -> None:
+    """Until the engine closes the connection, or a limit ends the process."""
+    _limit_memory()
+    first = receive(connection)
+    if first is None:
+        return
+    try:
+        with _Timer(COMPILE_CPU_S):
+            matching = Matching(_compile(vocabulary, **json.loads(first[2])), vocabulary)
+            matching.check()
+    except Refused as refused:
+        connection.sendall(frame(From.REFUSED, payload=str(refused).encode()))
+        return
+    connection.sendall(frame(From.READY))
+    while (received := receive(connection)) is not None:
+        what, sequence, payload = received
+        if what == To.CLOSE:
+            matching.close(sequence)
+            continue
+        with _Timer(MATCH_CPU_S):
+            answer, mask = matching.take(sequence, to_ids(payload), new=what == To.OPEN)
+        connection.sendall(frame(answer, sequence, mask))
+
+
+class Matching:
+    """The sequences of one compiled grammar."""
+
+    def __init__(self, compiled: Any, vocabulary: Vocabulary) -> None:
+        self._compiled = compiled
+        self._matchers: dict[int, Any] = {}
+        self._mask = np.zeros((1, vocabulary.mask_words), dtype=np.int32)
+        self._tokens = vocabulary.tokens
+        self._stops = vocabulary.pack(vocabulary.stop_ids)
+        self._no_text = vocabulary.no_text
+
+    def check(self) -> None:
+        """Raise Refused unless some text follows the grammar, as far as its first token tells."""
+        answer, _ = self.take(0, [], new=True)
+        self.close(0)
+        if answer == From.DEAD_END:
+            raise Refused("no text at all follows it")
+
+    def take(self, sequence: int, token_ids: list[int], *, new: bool) -> tuple[From, bytes]:
+        if new:
+            self._matchers[sequence] = xgrammar.GrammarMatcher(self._compiled)
+        matcher = self._matchers[sequence]
+        for token_id in token_ids:
+            if not matcher.accept_token(token_id):
+                return From.DEAD_END, b""
+        if matcher.is_terminated():
+            return From.DONE, b""
+        matcher.fill_next_token_bitmask(self._mask)
+        bits = self._mask.view(np.uint8)[0]
+        if token_ids and (last := self._tokens[token_ids[-1]][-1:]) in self._no_text:
+            bits &= ~self._no_text[last]
+        if (bits & ~self._stops).any():
+            return From.MASK, bits.tobytes()
+        return (From.DONE if matcher.is_completed() else From.DEAD_END), b""
+
+    def close(self, sequence: int) -> None:
+        self._matchers.pop(sequence, None)
+
+
+def _compile(vocabulary: Vocabulary, *, kind: str, source: str) -> Any:
+    info = vocabulary.json if kind.startswith("json") or _BOUNDED.search(source) else vocabulary.plain
+    compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+    with tempfile.TemporaryFile() as warnings:
+        kept = os.dup(2)
+        os.dup2(warnings.fileno(), 2)  # what the library leaves out it says there, and nowhere else
+        try:
+            compiled = _compile_kind(compiler, GrammarKind(kind), source)
+        except (RuntimeError, ValueError, TypeError, RecursionError) as error:
+            raise Refused(_reason(str(error))) from None
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+        warnings.seek(0)
+        said = warnings.read().decode(errors="replace")
+    if "Warning" in said:
+        raise Refused(_reason(said).removeprefix("Warning: "))
+    return compiled
+
+
+def _compile_kind(compiler: Any, kind: GrammarKind, source: str) -> Any:
+    match kind:
+        case GrammarKind.JSON_OBJECT:
+            return compiler.compile_json_schema(OBJECT_SCHEMA, max_whitespace_cnt=MAX_WHITESPACE)
+        case GrammarKind.JSON_SCHEMA:
+            return compiler.compile_json_schema(source, max_whitespace_cnt=MAX_WHITESPACE)
+        case GrammarKind.REGEX:
+            return compiler.compile_regex(source)
+        case GrammarKind.EBNF:
+            return compiler.compile_grammar(source)
+        case GrammarKind.STRUCTURAL_TAG:
+            return compiler.compile_structural_tag(source)
+
+
+def _reason(said: str) -> str:
+    """The library's first line, without the place in its own code."""
+    return _WHERE.sub("", said.strip().partition("\n")[0])[:300] or "it cannot be compiled"
+
+
+def _limit_memory() -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    try:
+        with open("/proc/self/statm") as statm:
+            now = int(statm.read().split()[0]) * resource.getpagesize()
+    except OSError:
+        return  # no Linux: the timers alone
+    resource.setrlimit(resource.RLIMIT_AS, (now + MEMORY_BYTES, now + MEMORY_BYTES))
+
+
+class _Timer:
+    """Both signals end the process by default, even inside the library."""
+
+    def __init__(self, cpu_s: float) -> None:
+        self._cpu_s = cpu_s
+
+    def __enter__(self) -> None:
+        signal.setitimer(signal.ITIMER_PROF, self._cpu_s)
+        signal.setitimer(signal.ITIMER_REAL, self._cpu_s * WALL_FACTOR)
+
+    def __exit__(self, *_: object) -> None:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)

@@ -1,0 +1,69 @@
+"""The process from which grammars' processes are forked: it has paid for the imports and the vocabulary.
+
+Run as `python -m motley.replicas.grammar_nursery FD`. It has one thread and touches no device, so that forking it
+is safe; it ends when its engine does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import sys
+from typing import Any, NoReturn
+
+import xgrammar
+
+from .grammar_child import Vocabulary, serve
+from .grammar_wire import From, frame, receive, to_vocabulary
+
+_CONTROL = re.compile(rb"[\x00-\x09\x0b-\x1f]")
+
+NICENESS = 10  # the engine's own threads go first
+
+
+def main(descriptor: int) -> None:
+    with contextlib.suppress(OSError):
+        os.nice(NICENESS)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children need no one to wait for them
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the service, which closes the socket
+    control = socket.socket(fileno=descriptor)
+    received = receive(control)
+    if received is None:
+        return
+    vocabulary = _vocabulary(received[2])
+    assert vocabulary.no_text  # worked out here, once for all children
+    control.sendall(frame(From.READY))
+    while True:
+        data, descriptors, *_ = socket.recv_fds(control, 1, 1)
+        if not data:
+            return
+        if os.fork() == 0:
+            control.close()
+            _child(socket.socket(fileno=descriptors[0]), vocabulary)
+        os.close(descriptors[0])
+
+
+def _child(connection: socket.socket, vocabulary: Vocabulary) -> NoReturn:
+    try:
+        with contextlib.suppress(OSError):  # the engine has closed its end
+            serve(connection, vocabulary)
+    finally:
+        os._exit(0)
+
+
+def _vocabulary(payload: bytes) -> Vocabulary:
+    tokens, vocab_size, stop_ids = to_vocabulary(payload)
+
+    def info(those: list[bytes]) -> Any:
+        kind = xgrammar.VocabType.RAW
+        return xgrammar.TokenizerInfo(those, kind, vocab_size=vocab_size, stop_token_ids=stop_ids or None)
+
+    printable = [b"" if _CONTROL.search(token) else token for token in tokens]
+    return Vocabulary(tokens, info(tokens), info(printable), vocab_size, tuple(stop_ids))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,221 @@
+"""Which JSON Schemas can be kept to. The grammar library drops what it cannot express; here it is refused by name.
+
+The vocabulary is that of draft 2020-12. What is accepted is kept to exactly or more strictly: properties come in
+the schema's order, an object has no properties beside those named unless `additionalProperties` says so, a
+`pattern` covers the whole string, and a keyword that implies a type makes it so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from .errors import InvalidRequest
+from .grammar_pattern import FORMAT_PATTERNS, json_pattern
+
+MAX_DEPTH = 32
+MAX_NODES = 4096
+MAX_COUNT = 10_000  # of items, properties or characters that a bound may ask for
+
+_TYPES = {
+    "string": str,
+    "number": (int, float),
+    "integer": int,
+    "boolean": bool,
+    "null": type(None),
+    "array": list,
+    "object": dict,
+}
+_ANNOTATIONS = frozenset((
+    "$comment", "$defs", "$id", "$schema", "default", "definitions", "deprecated", "description", "discriminator",
+    "example", "examples", "readOnly", "title", "writeOnly",
+))  # fmt: skip
+# Keywords that say which values are meant as a whole: nothing else may narrow the same values.
+_WHOLE = ("$ref", "anyOf", "oneOf", "allOf", "enum", "const")
+_OF_TYPE = {
+    "string": ("minLength", "maxLength", "pattern", "format"),
+    "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
+    "integer": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+    "array": ("items", "prefixItems", "minItems", "maxItems"),
+    "object": ("properties", "required", "additionalProperties", "minProperties", "maxProperties"),
+    "boolean": (),
+    "null": (),
+}
+_KEYWORDS = frozenset(("type", *_WHOLE, *(keyword for group in _OF_TYPE.values() for keyword in group)))
+_IMPLIED = ("object", "array")  # types that their keywords alone imply
+_COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+FORMATS = frozenset((
+    "date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uri-reference", "uuid",
+))  # fmt: skip
+_POINTER = re.compile(r"#(/[^/]*)*")
+
+
+class _Refused(Exception):
+    """Why, without the field's name."""
+
+    def __init__(self, why: str, code: str = "invalid_grammar") -> None:
+        super().__init__(why)
+        self.why, self.code = why, code
+
+
+def check_schema(schema: Any, field: str) -> None:
+    """Raise InvalidRequest naming `field`, the place in the schema and the keyword that cannot be kept to.
+
+    Patterns and formats in `schema` are replaced by what the grammar library makes the same of.
+    """
+    try:
+        for count, (node, path, depth) in enumerate(_nodes(schema, "#", 0)):
+            if count >= MAX_NODES or depth > MAX_DEPTH:
+                raise _Refused(f"at most {MAX_NODES} schemas, {MAX_DEPTH} deep, are accepted", "grammar_too_complex")
+            _check_node(node, path)
+            if "$ref" in node:
+                _check_target(schema, node["$ref"], path)
+    except _Refused as refused:
+        raise InvalidRequest(f"{field}: {refused.why}", param=field, code=refused.code) from None
+
+
+def _nodes(node: Any, path: str, depth: int) -> Iterator[tuple[dict[str, Any], str, int]]:
+    """Every schema that is an object, outer ones first: a caller may stop before it gets too deep."""
+    if isinstance(node, bool):
+        return
+    if not isinstance(node, dict):
+        raise _Refused(f"{path}: a schema is an object or a boolean, not {type(node).__name__}")
+    yield node, path, depth
+    for keyword in ("properties", "$defs", "definitions"):
+        for name, inner in _typed(node, keyword, dict, {}, path).items():
+            yield from _nodes(inner, f"{path}/{keyword}/{name}", depth + 1)
+    for keyword in ("anyOf", "oneOf", "allOf", "prefixItems"):
+        for index, inner in enumerate(_typed(node, keyword, list, [], path)):
+            yield from _nodes(inner, f"{path}/{keyword}/{index}", depth + 1)
+    for keyword in ("items", "additionalProperties"):
+        if keyword in node:
+            yield from _nodes(node[keyword], f"{path}/{keyword}", depth + 1)
+
+
+def _check_node(node: dict[str, Any], path: str) -> None:
+    for keyword in node:
+        if keyword not in _KEYWORDS and keyword not in _ANNOTATIONS and not keyword.startswith("x-"):
+            raise _Refused(f"{path}: the keyword {keyword[:60]!r} is not supported")
+    if "$id" in node and path != "#":
+        raise _Refused(f"{path}: $id is supported at the top only")
+    narrowing = [keyword for keyword in node if keyword in _KEYWORDS]
+    whole = next((keyword for keyword in _WHOLE if keyword in node), None)
+    if whole in ("enum", "const"):
+        _check_values(node, whole, narrowing, path)
+    elif whole is not None:
+        if len(narrowing) > 1:
+            beside = next(keyword for keyword in narrowing if keyword != whole)
+            raise _Refused(f"{path}: {beside!r} beside {whole!r} is not supported")
+        if whole != "$ref" and not node[whole]:
+            raise _Refused(f"{path}: {whole!r} is empty")
+        if whole == "allOf" and len(node["allOf"]) > 1:
+            raise _Refused(f"{path}: 'allOf' of more than one schema is not supported")
+    else:
+        _check_types(node, narrowing, path)
+
+
+def _check_values(node: dict[str, Any], whole: str, narrowing: list[str], path: str) -> None:
+    for keyword in narrowing:
+        if keyword not in (whole, "type"):
+            raise _Refused(f"{path}: {keyword!r} beside {whole!r} is not supported")
+    values = _typed(node, "enum", list, [], path) if whole == "enum" else [node["const"]]
+    if not values:
+        raise _Refused(f"{path}: 'enum' is empty")
+    for value in values:
+        if "type" in node and not any(_is_type(value, name) for name in _type_names(node, path)):
+            raise _Refused(f"{path}: the {whole} {str(value)[:40]!r} is not of type {str(node['type'])[:40]}")
+
+
+def _check_types(node: dict[str, Any], narrowing: list[str], path: str) -> None:
+    names = _type_names(node, path)
+    for keyword in narrowing:
+        if keyword == "type" or any(keyword in _OF_TYPE[name] for name in names):
+            continue
+        if names:
+            raise _Refused(f"{path}: {keyword!r} is not supported for type {', '.join(names)}")
+        if not any(keyword in _OF_TYPE[name] for name in _IMPLIED):
+            raise _Refused(f"{path}: {keyword!r} needs a 'type' beside it")
+    if not names and {keyword in _OF_TYPE["object"] for keyword in narrowing} == {True, False}:
+        raise _Refused(f"{path}: keywords of objects and of arrays need a 'type' beside them")
+    if len(names) > 1 and "multipleOf" in node:
+        raise _Refused(f"{path}: 'multipleOf' is supported for type integer alone")
+    _check_strings(node, path)
+    _check_counts(node, path)
+    _check_required(node, path)
+
+
+def _check_strings(node: dict[str, Any], path: str) -> None:
+    given = [keyword for keyword in ("pattern", "format") if keyword in node]
+    if len(given) > 1 or (given and ("minLength" in node or "maxLength" in node)):
+        raise _Refused(f"{path}: of pattern, format and the lengths only one can be kept to")
+    if "format" in node and node["format"] not in FORMATS:
+        raise _Refused(f"{path}: format {str(node['format'])[:40]!r} is none of {', '.join(sorted(FORMATS))}")
+    try:
+        if "pattern" in node:
+            node["pattern"] = json_pattern(_typed(node, "pattern", str, "", path))
+    except ValueError as error:
+        raise _Refused(f"{path}/pattern: {error}") from None
+    if node.get("format") in FORMAT_PATTERNS:
+        node["pattern"] = json_pattern(FORMAT_PATTERNS[node.pop("format")])
+
+
+def _check_counts(node: dict[str, Any], path: str) -> None:
+    for keyword in _COUNTS:
+        value = node.get(keyword, 0)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise _Refused(f"{path}/{keyword}: expected an integer of at least 0")
+        if value > MAX_COUNT:
+            raise _Refused(f"{path}/{keyword}: {str(value)[:20]} is more than {MAX_COUNT}", "grammar_too_complex")
+
+
+def _check_required(node: dict[str, Any], path: str) -> None:
+    required = _typed(node, "required", list, [], path)
+    if not all(isinstance(name, str) for name in required):
+        raise _Refused(f"{path}/required: expected a list of strings")
+    unknown = [name for name in required if name not in node.get("properties", {})]
+    if unknown:
+        raise _Refused(f"{path}/required: {unknown[0][:60]!r} is not among the properties")
+
+
+def _check_target(root: Any, target: Any, path: str) -> None:
+    """A reference points to a schema within this document, and chains of them end."""
+    seen = set()
+    while True:
+        if not isinstance(target, str) or not _POINTER.fullmatch(target):
+            raise _Refused(f"{path}/$ref: {str(target)[:60]!r} is not supported; expected '#' or '#/…'")
+        if target in seen:
+            raise _Refused(f"{path}/$ref: {target[:60]!r} leads back to itself")
+        seen.add(target)
+        node = root
+        for part in target.split("/")[1:]:
+            part = part.replace("~1", "/").replace("~0", "~")
+            if not isinstance(node, dict) or part not in node:
+                raise _Refused(f"{path}/$ref: there is no {target[:60]!r}")
+            node = node[part]
+        if not isinstance(node, dict) or "$ref" not in node:
+            return
+        target = node["$ref"]
+
+
+def _type_names(node: dict[str, Any], path: str) -> list[str]:
+    given = node.get("type", [])
+    names = [given] if isinstance(given, str) else given
+    if not isinstance(names, list) or not all(isinstance(name, str) and name in _TYPES for name in names):
+        raise _Refused(f"{path}/type: {str(given)[:60]!r} is not among {', '.join(_TYPES)}")
+    return names
+
+
+def _is_type(value: Any, name: str) -> bool:
+    if isinstance(value, bool):
+        return name == "boolean"
+    if name == "integer" and isinstance(value, float):
+        return value.is_integer()
+    return isinstance(value, _TYPES[name])  # type: ignore[arg-type]
+
+
+def _typed(node: dict[str, Any], keyword: str, kind: type[Any], default: Any, path: str) -> Any:
+    value = node.get(keyword, default)
+    if not isinstance(value, kind):
+        raise _Refused(f"{path}/{keyword}: expected {'an object' if kind is dict else f'a {kind.__name__}'}")
+    return value

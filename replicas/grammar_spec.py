@@ -1,0 +1,149 @@
+"""What a text must look like, as a client says it: checked for size and sense, not yet compiled."""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from .errors import InvalidRequest
+from .grammar_schema import check_schema
+
+MAX_SOURCE_BYTES = 64 * 2**10
+MAX_CHOICES = 1024
+OBJECT_SCHEMA = '{"type": "object", "additionalProperties": true}'
+
+
+class GrammarKind(enum.StrEnum):
+    """How `source` is to be read."""
+
+    JSON_OBJECT = "json_object"  # any JSON object; no source
+    JSON_SCHEMA = "json_schema"  # JSON Schema, as JSON text
+    REGEX = "regex"  # the whole text matches
+    EBNF = "ebnf"  # GBNF as llama.cpp has it; the rule `root` is the whole text
+    STRUCTURAL_TAG = "structural_tag"  # xgrammar's description of text with constrained parts, as JSON text
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarSpec:
+    """A grammar that the whole output of a choice follows. Compares and hashes by what it says, not by `field`.
+
+    source   the schema, expression or grammar; at most 64 KiB of UTF-8
+    field    what the client calls it: errors name it
+
+    Raises InvalidRequest naming `field`, code `invalid_grammar` or `grammar_too_complex`.
+    """
+
+    kind: GrammarKind
+    source: str = ""
+    field: str = field(default="grammar", compare=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.kind, GrammarKind):
+            raise self.invalid(f"kind {str(self.kind)[:40]!r} is none of {', '.join(GrammarKind)}")
+        if not isinstance(self.source, str):
+            raise self.invalid(f"expected text, not {type(self.source).__name__}")
+        self._check_size()
+        if self.kind is GrammarKind.JSON_OBJECT:
+            if self.source:
+                raise self.invalid("json_object takes no source")
+        elif not self.source:
+            raise self.invalid("it is empty")
+        if self.kind is GrammarKind.JSON_SCHEMA:
+            schema = _parse(self)
+            check_schema(schema, self.field)
+            object.__setattr__(self, "source", _dump(schema, self.field))
+        elif self.kind is GrammarKind.STRUCTURAL_TAG and not isinstance(_parse(self), dict):
+            raise self.invalid("expected a JSON object")
+
+    @classmethod
+    def json_object(cls, *, field: str = "grammar") -> GrammarSpec:
+        return cls(GrammarKind.JSON_OBJECT, field=field)
+
+    @classmethod
+    def json_schema(cls, schema: Mapping[str, Any] | bool | str, *, field: str = "grammar") -> GrammarSpec:
+        """A JSON Schema, as an object or as its text."""
+        return cls(GrammarKind.JSON_SCHEMA, schema if isinstance(schema, str) else _dump(schema, field), field)
+
+    @classmethod
+    def regex(cls, pattern: str, *, field: str = "grammar") -> GrammarSpec:
+        return cls(GrammarKind.REGEX, pattern, field)
+
+    @classmethod
+    def ebnf(cls, grammar: str, *, field: str = "grammar") -> GrammarSpec:
+        return cls(GrammarKind.EBNF, grammar, field)
+
+    @classmethod
+    def structural_tag(cls, tag: Mapping[str, Any] | str, *, field: str = "grammar") -> GrammarSpec:
+        return cls(GrammarKind.STRUCTURAL_TAG, tag if isinstance(tag, str) else _dump(tag, field), field)
+
+    @classmethod
+    def choice(cls, texts: Sequence[str], *, field: str = "grammar") -> GrammarSpec:
+        """Exactly one of these texts."""
+        strings = isinstance(texts, list | tuple) and all(isinstance(text, str) and text for text in texts)
+        if not strings or not 1 <= len(texts) <= MAX_CHOICES:
+            raise InvalidRequest(
+                f"{field}: expected a list of 1 to {MAX_CHOICES} strings, none of them empty",
+                param=field,
+                code="invalid_grammar",
+            )
+        return cls(GrammarKind.EBNF, "root ::= " + " | ".join(map(_quoted, dict.fromkeys(texts))), field)
+
+    def named(self, field: str) -> GrammarSpec:
+        """The same under another name."""
+        return replace(self, field=field)
+
+    def invalid(self, why: str) -> InvalidRequest:
+        return InvalidRequest(f"{self.field}: {why}", param=self.field, code="invalid_grammar")
+
+    def too_complex(self, why: str) -> InvalidRequest:
+        return InvalidRequest(f"{self.field}: {why}", param=self.field, code="grammar_too_complex")
+
+    def _check_size(self) -> None:
+        try:
+            size = len(self.source.encode())
+        except UnicodeEncodeError:
+            raise self.invalid("it holds a lone surrogate") from None
+        if "\0" in self.source:
+            raise self.invalid("it holds a NUL character")
+        if size > MAX_SOURCE_BYTES:
+            raise self.too_complex(f"{size} bytes; at most {MAX_SOURCE_BYTES} are accepted")
+
+
+def _parse(spec: GrammarSpec) -> Any:
+    try:
+        return json.loads(spec.source, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise spec.too_complex("nested too deeply") from None
+    except ValueError as error:
+        raise spec.invalid(f"not valid JSON: {error}") from None
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _dump(value: Any, field: str) -> str:
+    """JSON text in the order given: it is the order of the properties in the output."""
+    encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
+    parts: list[str] = []
+    size = 0
+    try:
+        for part in encoder.iterencode(value):
+            parts.append(part)
+            size += len(part)
+            if size > MAX_SOURCE_BYTES:  # it is refused, and what its parts share may make it endless
+                break
+        return "".join(parts)
+    except RecursionError:
+        raise InvalidRequest(f"{field}: nested too deeply", param=field, code="grammar_too_complex") from None
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(f"{field}: not JSON: {error}", param=field, code="invalid_grammar") from None
+
+
+def _quoted(text: str) -> str:
+    """A literal of the grammar's notation. Every character that could mean something there is escaped."""
+    plain = "".join(char if char.isalnum() and char.isascii() else f"\\U{ord(char):08x}" for char in text)
+    return f'"{plain}"'

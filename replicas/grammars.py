@@ -1,0 +1,192 @@
+"""Grammars of one engine: compiled in processes of their own, kept while they are used, refused when too much."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from .errors import InvalidRequest, MotleyError, Overloaded, Unavailable
+from .grammar_process import GrammarProcess
+from .grammar_spec import GrammarSpec
+from .grammar_wire import From, To, frame, receive, vocabulary
+from .tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+MAX_KEPT = 16  # compiled grammars that nobody uses right now are kept as well, up to this many in all
+MAX_COMPILING = 2  # at a time
+MAX_QUEUED = 64
+MAX_REFUSED = 256  # remembered, so that asking again costs nothing
+REFUSED_S = 60.0
+START_S = 120.0  # importing the library, on a busy machine
+
+
+class Grammars:
+    """Compiles grammars for one vocabulary. Starts nothing before the first is asked for.
+
+    vocab_size   of the model: masks have a bit for each of its ids
+    stop_ids     ids that end a sequence; they may follow when the text is complete
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, stop_ids: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._stop_ids = tuple(stop_ids)
+        self._lock = threading.Lock()
+        self._nursery: _Nursery | None = None
+        self._nursery_lock = threading.Lock()
+        self._threads = ThreadPoolExecutor(MAX_COMPILING, thread_name_prefix="motley-grammar")
+        self._compiling: dict[GrammarSpec, Future[GrammarProcess]] = {}
+        self._kept: OrderedDict[GrammarSpec, GrammarProcess] = OrderedDict()
+        self._refused: OrderedDict[GrammarSpec, tuple[float, InvalidRequest]] = OrderedDict()
+
+    def prepare(self, spec: GrammarSpec) -> Future[GrammarProcess]:
+        """Compile, or find compiled. All who ask for one grammar at a time share the future: do not cancel it.
+
+        It raises InvalidRequest naming the spec's field. Raises Overloaded when too many wait.
+        """
+        with self._lock:
+            if (known := self._known(spec)) is not None:
+                return known
+            if (future := self._compiling.get(spec)) is not None:
+                return future
+            if len(self._compiling) >= MAX_QUEUED:
+                raise Overloaded(f"{spec.field}: {MAX_QUEUED} grammars are waiting to be compiled", code="queue_full")
+            future = self._compiling[spec] = self._threads.submit(self._compile, spec)
+        future.add_done_callback(lambda done: self._settle(spec, done))
+        return future
+
+    def refuse(self, spec: GrammarSpec, error: InvalidRequest) -> None:
+        """A grammar has proved too much while it was used: for a while it is not tried again."""
+        with self._lock:
+            self._kept.pop(spec, None)
+            self._refused[spec] = (time.monotonic() + REFUSED_S, error)
+            while len(self._refused) > MAX_REFUSED:
+                self._refused.popitem(last=False)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        with self._lock:
+            self._kept.clear()
+        if self._nursery is not None:
+            self._nursery.close()
+
+    def _known(self, spec: GrammarSpec) -> Future[GrammarProcess] | None:
+        future: Future[GrammarProcess] = Future()
+        if (process := self._kept.get(spec)) is not None:
+            if process.alive:
+                self._kept.move_to_end(spec)
+                future.set_result(process)
+                return future
+            del self._kept[spec]
+        until, error = self._refused.get(spec, (0.0, None))
+        if error is None or time.monotonic() >= until:
+            return None
+        future.set_exception(_renamed(error, spec))
+        return future
+
+    def _settle(self, spec: GrammarSpec, done: Future[GrammarProcess]) -> None:
+        with self._lock:
+            self._compiling.pop(spec, None)
+        if done.cancelled():
+            return
+        error = done.exception()
+        if isinstance(error, InvalidRequest):
+            self.refuse(spec, error)
+        elif error is None:
+            with self._lock:
+                self._kept[spec] = done.result()
+                while len(self._kept) > MAX_KEPT:
+                    self._kept.popitem(last=False)
+
+    def _compile(self, spec: GrammarSpec) -> GrammarProcess:
+        began = time.perf_counter()
+        process = GrammarProcess(self._running_nursery(spec).child(), spec)
+        process.compile()
+        log.info("compiled a %s of %d bytes in %.3f s", spec.kind, len(spec.source), time.perf_counter() - began)
+        return process
+
+    def _running_nursery(self, spec: GrammarSpec) -> _Nursery:
+        with self._nursery_lock:
+            if self._nursery is None or not self._nursery.alive:
+                if importlib.util.find_spec("xgrammar") is None:
+                    raise Unsupported(
+                        f"{spec.field}: this replica has no xgrammar package, which structured output needs",
+                        param=spec.field,
+                        code="structured_output_unavailable",
+                    )
+                self._nursery = _Nursery(self._vocabulary())
+            return self._nursery
+
+    def _vocabulary(self) -> bytes:
+        count = min(self._tokenizer.vocab_size, self._vocab_size)
+        skipped = self._tokenizer.skipped_ids
+        tokens = [b"" if i in skipped or i in self._stop_ids else self._tokenizer.token_bytes(i) for i in range(count)]
+        return vocabulary(tokens, self._vocab_size, self._stop_ids)
+
+
+class Unsupported(InvalidRequest):
+    """Not the client's fault, and not remembered against its grammar."""
+
+
+class _Nursery:
+    """The process that grammars' processes are forked from. Started with what it needs of the environment."""
+
+    def __init__(self, tokens: bytes) -> None:
+        began = time.perf_counter()
+        self._control, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", f"{__package__}.grammar_nursery", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, **_ONE_THREAD},
+                stdin=subprocess.DEVNULL,
+            )
+        self._control.settimeout(START_S)
+        try:
+            self._control.sendall(frame(To.VOCABULARY, payload=tokens))
+            ready = receive(self._control)
+        except OSError:
+            ready = None
+        if ready is None or ready[0] != From.READY:
+            self.close()
+            raise Unavailable("the process that compiles grammars did not start", code="structured_output_unavailable")
+        log.info("structured output: ready after %.1f s", time.perf_counter() - began)
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def child(self) -> socket.socket:
+        """A new process, at the other end of this socket."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            socket.send_fds(self._control, [b"+"], [theirs.fileno()])
+        return ours
+
+    def close(self) -> None:
+        self._control.close()
+        try:
+            self._process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+# Threads would not survive the forks, and a device is none of its business.
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+
+def _renamed(error: MotleyError, spec: GrammarSpec) -> InvalidRequest:
+    """The same refusal, by the name that this client uses."""
+    message = error.message.partition(": ")[2]
+    return InvalidRequest(f"{spec.field}: {message}", param=spec.field, code=error.code)

@@ -1,0 +1,140 @@
+"""Jinja's filters and tests for chat templates, each within the limits; those without a use there are left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jinja2
+import jinja2.filters
+import jinja2.runtime
+
+from .jinja_meter import TemplateLimit, at_most, check_items, text_size
+from .jinja_text import indented, joined, percent, replaced, to_json
+
+__all__ = ["COMPARING", "FILTERS"]
+
+# What they give is no larger than what they are given, or comes one by one.
+_CHEAP = (
+    "abs", "attr", "count", "d", "default", "filesizeformat", "float", "int", "items", "length", "map", "reject",
+    "rejectattr", "select", "selectattr",
+)  # fmt: skip
+# They see all of a list, and some compare its members: a text may be as long as a list at most.
+_LISTING = ("batch", "dictsort", "first", "groupby", "last", "max", "min", "slice", "sort", "unique")
+# They write out what they are given, grown by a small factor at most.
+_WRITING = ("capitalize", "e", "escape", "lower", "safe", "string", "title", "trim", "truncate", "upper", "wordcount")
+
+
+def _listing(name: str) -> Callable[..., Any]:
+    function = jinja2.filters.FILTERS[name]
+    with_context = hasattr(function, "jinja_pass_arg")
+    compares = name not in ("batch", "first", "last", "slice")
+
+    def bounded(*args: Any, **kwargs: Any) -> Any:
+        value = args[with_context]
+        if not isinstance(value, str | list | tuple | dict):
+            value = at_most(value)
+        check_items(len(value))
+        if compares:
+            text_size(value)
+        return function(*args[:with_context], value, *args[with_context + 1 :], **kwargs)
+
+    return _marked(bounded, function)
+
+
+def _writing(name: str) -> Callable[..., Any]:
+    function = jinja2.filters.FILTERS[name]
+
+    def bounded(*args: Any, **kwargs: Any) -> Any:
+        for value in args:
+            text_size(value)
+        result = function(*args, **kwargs)
+        return str(result) if isinstance(result, str) else result  # Markup has methods of its own
+
+    return _marked(bounded, function)
+
+
+def _marked(bounded: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    """Jinja marks filters that want its context or environment with an attribute."""
+    bounded.__dict__.update(getattr(function, "__dict__", {}))
+    return bounded
+
+
+@jinja2.pass_environment
+def _join(
+    environment: jinja2.Environment, value: Iterable[Any], d: str = "", attribute: str | int | None = None
+) -> str:
+    values = at_most(value)
+    if attribute is not None:
+        values = [*map(jinja2.filters.make_attrgetter(environment, attribute), values)]
+    return joined(str(d), values)
+
+
+def _list(value: Iterable[Any]) -> list[Any]:
+    return at_most(value)
+
+
+def _reverse(value: Any) -> Any:
+    return value[::-1] if isinstance(value, str) else at_most(value)[::-1]
+
+
+def _replace(s: Any, old: str, new: str, count: int | None = None) -> str:
+    text_size(s)
+    return replaced(str(s), str(old), str(new), -1 if count is None else count)
+
+
+def _indent(s: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
+    indented(s, width)
+    return str(jinja2.filters.do_indent(s, width, first, blank))
+
+
+def _center(value: str, width: int = 80) -> str:
+    text_size(value)
+    return str(value).center(width)
+
+
+def _format(value: str, *args: Any, **kwargs: Any) -> str:
+    if args and kwargs:
+        raise TypeError("format: either positional or keyword arguments")
+    text_size(value)
+    return percent(str(value), kwargs or args)
+
+
+@jinja2.pass_environment
+def _sum(
+    environment: jinja2.Environment, iterable: Iterable[Any], attribute: str | int | None = None, start: Any = 0
+) -> Any:
+    values = at_most(iterable)
+    if attribute is not None:
+        values = [*map(jinja2.filters.make_attrgetter(environment, attribute), values)]
+    if not all(isinstance(value, int | float) for value in (start, *values)):
+        raise TemplateLimit("only numbers are summed")
+    return sum(values, start)
+
+
+def _round(value: float, precision: int = 0, method: str = "common") -> float:
+    if abs(precision) > 300:
+        raise TemplateLimit(f"rounding to {precision} digits")
+    rounded: float = jinja2.filters.do_round(value, precision, method)  # type: ignore[arg-type]
+    return rounded
+
+
+FILTERS: dict[str, Callable[..., Any]] = {
+    **{name: jinja2.filters.FILTERS[name] for name in _CHEAP},
+    **{name: _listing(name) for name in _LISTING},
+    **{name: _writing(name) for name in _WRITING},
+    "center": _center,
+    "format": _format,
+    "indent": _indent,
+    "join": _join,
+    "list": _list,
+    "replace": _replace,
+    "reverse": _reverse,
+    "round": _round,
+    "sum": _sum,
+    "tojson": to_json,
+}
+# Tests that compare what they are given.
+COMPARING = frozenset(
+    ("eq", "==", "equalto", "ne", "!=", "lt", "<", "lessthan", "le", "<=", "gt", ">", "greaterthan", "ge", ">=", "in")
+)

@@ -1,0 +1,106 @@
+"""What a template may make: sizes are reckoned before a value is built, since afterwards is too late."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+import jinja2
+import jinja2.utils
+
+__all__ = ["MAX_ITEMS", "MAX_VALUE", "Meter", "TemplateLimit", "at_most", "check_items", "check_size", "text_size"]
+
+MAX_VALUE = 16_000_000  # characters of any one text, also of what a list would be as text
+MAX_ITEMS = 250_000  # of any one list
+MAX_MADE = 128_000_000  # characters of all texts that one rendering makes; also those it has dropped again
+ITEM_CHARS = 64  # what a new item of a list counts for
+KEPT_ITEM_CHARS = 8  # an item that is in another list already
+MAX_INT_BITS = 1024
+VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
+
+
+class TemplateLimit(jinja2.TemplateRuntimeError):
+    """The template took too long or would make too much."""
+
+
+class Meter:
+    """Time and characters of one rendering.
+
+    Seconds of this thread's own CPU time: a template never waits, and a busy machine is not its fault.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._ends = time.thread_time() + seconds
+        self._made = 0
+
+    def tick(self) -> None:
+        if time.thread_time() > self._ends:
+            raise TemplateLimit(f"rendering took longer than {self._seconds:g} s")
+
+    def charge(self, value: Any, item_chars: int = ITEM_CHARS) -> Any:
+        """The same value, known to be within the limits and counted."""
+        if isinstance(value, str):
+            self.spend(check_size(len(value)))
+        elif isinstance(value, list | tuple | dict):
+            check_items(len(value))
+            self.spend(item_chars * len(value))
+        elif isinstance(value, int) and value.bit_length() > MAX_INT_BITS:
+            raise TemplateLimit(f"a number of {value.bit_length()} bits")
+        return value
+
+    def spend(self, chars: int) -> None:
+        self._made += chars
+        if self._made > MAX_MADE:
+            raise TemplateLimit(f"all values together are longer than {MAX_MADE} characters")
+
+
+def check_size(chars: int) -> int:
+    """`chars`, which a text is about to have."""
+    if chars > MAX_VALUE:
+        raise TemplateLimit(f"a text would be longer than {MAX_VALUE} characters")
+    return chars
+
+
+def check_items(count: int) -> int:
+    """`count`, which a list is about to have."""
+    if count > MAX_ITEMS:
+        raise TemplateLimit(f"a list would be longer than {MAX_ITEMS}")
+    return count
+
+
+def at_most(values: Iterable[Any]) -> list[Any]:
+    """Everything in it, if that is not too much."""
+    if isinstance(values, str | list | tuple | dict):
+        check_items(len(values))
+    found = list(itertools.islice(values, MAX_ITEMS + 1))
+    check_items(len(found))
+    return found
+
+
+def text_size(value: Any) -> int:
+    """About how long it is as text. Raises TemplateLimit above MAX_VALUE, having looked at no more than that.
+
+    A list may hold the same list many times, and be short only until it is written out or compared.
+    """
+    if isinstance(value, str):
+        return check_size(len(value))
+    size, nodes, waiting = 0, 0, [value]
+    while waiting:
+        item = waiting.pop()
+        nodes += 1
+        if isinstance(item, str):
+            size += len(item)
+        elif isinstance(item, Mapping):
+            waiting += (*item.keys(), *item.values())
+        elif isinstance(item, (list, tuple, set, *VIEWS)):
+            waiting.extend(cast(Iterable[Any], item))
+        elif isinstance(item, jinja2.utils.Namespace):
+            waiting.append(item._Namespace__attrs)  # its repr shows them
+        else:
+            size += item.bit_length() // 3 + 8 if isinstance(item, int) else 32
+        check_size(size)
+        check_items(max(nodes, len(waiting)))
+    return size

@@ -1,0 +1,174 @@
+"""Methods, operators and filters of texts as a chat template may call them: reckoned first, then done."""
+
+from __future__ import annotations
+
+import json
+import re
+import string
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from .jinja_meter import MAX_ITEMS, TemplateLimit, at_most, check_items, check_size, text_size
+
+__all__ = ["METHODS", "added", "check_fields", "indented", "joined", "percent", "repeated", "replaced", "to_json"]
+
+MAX_FIELDS = 10_000  # of one format
+ESCAPED = 10  # characters that one may become in a repr
+BREAKS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
+STARRED = re.compile(r"%[^a-zA-Z%]*\*")
+MAX_DIGITS = 9  # of a number in a format: more is no width that anyone wants
+
+
+def replaced(text: str, old: str, new: str, count: int = -1) -> str:
+    times = text.count(old) if count < 0 else min(text.count(old), count)
+    check_size(len(text) + times * max(0, len(new) - len(old)))
+    return text.replace(old, new, count)
+
+
+def joined(separator: str, values: Iterable[Any]) -> str:
+    """Of anything: what is no text is written as one."""
+    found, size = at_most(values), 0
+    for value in found:
+        size = check_size(size + len(separator) + text_size(value))
+    return separator.join([str(value) for value in found])
+
+
+def percent(text: str, values: Any) -> str:
+    """text % values, with every number in the text taken for a width, and every field for the longest value."""
+    if text.count("%") > MAX_FIELDS or STARRED.search(text):
+        raise TemplateLimit("a format with so many fields, or with a width from outside, is not allowed")
+    given = values.values() if isinstance(values, Mapping) else values if isinstance(values, tuple) else (values,)
+    longest = max((text_size(value) for value in given), default=0)
+    check_size(len(text) + _numbers(text) + text.count("%") * ESCAPED * (longest + 400))  # 400: a float by %f
+    formatted: str = text % values
+    return formatted
+
+
+def check_fields(text: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Likewise for text.format(…)."""
+    if text.count("{") > MAX_FIELDS:
+        raise TemplateLimit("a format with so many fields is not allowed")
+    longest = max((text_size(value) for value in (*args, *kwargs.values())), default=0)
+    size = len(text)
+    for _, name, spec, _ in string.Formatter().parse(text):
+        if spec and "{" in spec:
+            raise TemplateLimit("a format with a width from outside is not allowed")
+        size += 0 if name is None else _numbers(spec or "") + ESCAPED * (longest + 400)
+    check_size(size)
+
+
+def indented(text: str, width: int | str) -> None:
+    """What |indent would make."""
+    lines = sum(text.count(mark) for mark in BREAKS) + 1
+    check_size(len(text) + lines * (len(width) if isinstance(width, str) else width))
+
+
+def added(left: Any, right: Any) -> None:
+    """What left + right would make."""
+    if isinstance(left, str) and isinstance(right, str):
+        check_size(len(left) + len(right))
+    elif isinstance(left, list | tuple) and isinstance(right, list | tuple):
+        check_items(len(left) + len(right))
+
+
+def repeated(left: Any, right: Any) -> None:
+    """What left * right would make."""
+    count, value = (left, right) if isinstance(left, int | float) else (right, left)
+    if isinstance(value, int | float):
+        if abs(value) >= 2**64 or abs(count) >= 2**64:
+            raise TemplateLimit("numbers as large as these are not multiplied")
+    elif isinstance(count, int) and isinstance(value, str):
+        check_size(count * len(value))
+    elif isinstance(count, int) and isinstance(value, list | tuple):
+        check_items(count * len(value))
+    else:
+        raise TypeError(f"cannot multiply {type(left).__name__} by {type(right).__name__}")
+
+
+def to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """As transformers has it: Jinja's own escapes HTML, which a prompt is not."""
+    check_size(ESCAPED * sum(map(len, separators or ())))
+    encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    text_size(value)
+    if indent is None and separators is None:
+        return encoder.encode(value)
+    pieces: list[str] = []
+    size = 0
+    for piece in encoder.iterencode(value):  # what it makes is not known beforehand, but comes in pieces
+        size = check_size(size + len(piece))
+        check_items(len(pieces))
+        pieces.append(piece)
+    return "".join(pieces)
+
+
+def _numbers(text: str) -> int:
+    """The sum of the numbers in it."""
+    runs = re.findall(r"\d+", text)
+    if any(len(run) > MAX_DIGITS for run in runs):
+        raise TemplateLimit("a width as large as this is not allowed")
+    return sum(map(int, runs))
+
+
+def _padded(name: str) -> Callable[..., str]:
+    def pad(text: str, width: int, *fill: str) -> str:
+        check_size(width)
+        result: str = getattr(text, name)(width, *fill)
+        return result
+
+    return pad
+
+
+def _plain(name: str) -> Callable[..., Any]:
+    """What grows by no more than a small factor, or gives no text at all."""
+    return lambda text, *args, **kwargs: getattr(text, name)(*args, **kwargs)
+
+
+def _split(name: str) -> Callable[..., list[str]]:
+    def split(text: str, sep: str | None = None, maxsplit: int = -1) -> list[str]:
+        most = MAX_ITEMS if maxsplit < 0 else min(maxsplit, MAX_ITEMS)
+        found: list[str] = getattr(text, name)(sep, most)
+        check_items(len(found) + (maxsplit < 0))
+        return found
+
+    return split
+
+
+def _splitlines(text: str, keepends: bool = False) -> list[str]:
+    check_items(sum(text.count(mark) for mark in BREAKS))
+    return text.splitlines(keepends)
+
+
+def _expandtabs(text: str, tabsize: int = 8) -> str:
+    check_size(len(text) + text.count("\t") * max(0, tabsize))
+    return text.expandtabs(tabsize)
+
+
+def _join(separator: str, values: Iterable[Any]) -> str:
+    found = at_most(values)
+    for value in found:
+        if not isinstance(value, str):
+            raise TypeError(f"join: expected texts, found {type(value).__name__}")
+    return joined(separator, found)
+
+
+PLAIN = (
+    "capitalize", "casefold", "count", "endswith", "find", "index", "isalnum", "isalpha", "isascii", "isdecimal",
+    "isdigit", "isidentifier", "islower", "isnumeric", "isprintable", "isspace", "istitle", "isupper", "lower",
+    "lstrip", "partition", "removeprefix", "removesuffix", "rfind", "rindex", "rpartition", "rstrip", "startswith",
+    "strip", "swapcase", "title", "upper",
+)  # fmt: skip
+METHODS: dict[str, Callable[..., Any]] = {
+    **{name: _plain(name) for name in PLAIN},
+    **{name: _padded(name) for name in ("center", "ljust", "rjust", "zfill")},
+    **{name: _split(name) for name in ("split", "rsplit")},
+    "splitlines": _splitlines,
+    "expandtabs": _expandtabs,
+    "replace": replaced,
+    "join": _join,
+}

@@ -1,0 +1,134 @@
+"""The one validator of a chat's messages, whatever the protocol."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from .errors import InvalidRequest
+
+__all__ = ["ROLES", "Message", "check_messages", "check_string", "is_text"]
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+MAX_CALLS = 128  # of one message
+_FIELDS = ("role", "content", "name")
+_ONLY = {"tool_calls": "assistant", "reasoning_content": "assistant", "tool_call_id": "tool"}  # field -> its role
+_PARTS = ("image_url", "input_audio", "file", "refusal")  # kinds of content that exist, and not here
+
+Message = dict[str, Any]
+
+
+def check_messages(messages: Any) -> list[Message]:
+    """Messages as a chat template takes them. Raises InvalidRequest naming the field by its path.
+
+    Each has `role` and `content` as one string; where given `name`, of an assistant `tool_calls` and
+    `reasoning_content`, of a tool `tool_call_id`. A call's arguments are an object if they are one in JSON.
+    """
+    if not isinstance(messages, list | tuple) or not messages:
+        raise _invalid("messages", "expected a list of at least one message")
+    return [_check_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+
+
+def _check_message(message: Any, at: str) -> Message:
+    if not isinstance(message, Mapping):
+        raise _invalid(at, "is not an object with role and content")
+    role = message.get("role")
+    if role not in ROLES:
+        raise _invalid(f"{at}.role", f"is {_shown(role)}; expected one of {', '.join(ROLES)}")
+    for key in message:
+        if key not in _FIELDS and _ONLY.get(key) != role:
+            raise _invalid(f"{at}.{str(key)[:80]}", f"is not a field of a message of role {role}", "unknown_parameter")
+    checked: Message = {"role": role, "content": _content(message, at)}
+    for key in ("name", "reasoning_content", "tool_call_id"):
+        if message.get(key) is not None:
+            checked[key] = check_string(message[key], f"{at}.{key}")
+    if message.get("tool_calls") is not None:
+        checked["tool_calls"] = _calls(message["tool_calls"], f"{at}.tool_calls")
+    return checked
+
+
+def _content(message: Mapping[str, Any], at: str) -> str:
+    """A string, or the joined texts of a list of text parts; nothing where calls of tools say it all."""
+    content, at = message.get("content"), f"{at}.content"
+    if content is None and message.get("tool_calls"):
+        return ""
+    if not isinstance(content, list | tuple):
+        return check_string(content, at)
+    return "".join(_part(part, f"{at}[{i}]") for i, part in enumerate(content))
+
+
+def _part(part: Any, at: str) -> str:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind in _PARTS:
+        raise _invalid(at, f"is of type {kind}, which is not supported: this model reads text", "unsupported_parameter")
+    if kind != "text" or part.keys() - {"type", "text", "prompt_cache_breakpoint"}:
+        raise _invalid(at, 'must be {"type": "text", "text": …}: this model reads text only')
+    if part.get("prompt_cache_breakpoint") is not None:
+        at = f"{at}.prompt_cache_breakpoint"
+        raise _invalid(at, "is not supported: prefixes are found without marks", "unsupported_parameter")
+    return check_string(part.get("text"), f"{at}.text")
+
+
+def _calls(calls: Any, at: str) -> list[dict[str, Any]]:
+    if not isinstance(calls, list | tuple) or not 1 <= len(calls) <= MAX_CALLS:
+        raise _invalid(at, f"is {_shown(calls)}; expected a list of 1 to {MAX_CALLS} calls")
+    return [_call(call, f"{at}[{i}]") for i, call in enumerate(calls)]
+
+
+def _call(call: Any, at: str) -> dict[str, Any]:
+    call = _members(call, at, ("id", "type", "function", "index"))
+    if call.get("type", "function") != "function":
+        raise _invalid(f"{at}.type", f"is {_shown(call['type'])}; only function is supported", "unsupported_parameter")
+    function = _members(call.get("function"), f"{at}.function", ("name", "arguments"))
+    name = check_string(function.get("name"), f"{at}.function.name")
+    arguments = check_string(function.get("arguments"), f"{at}.function.arguments")
+    checked = {"type": "function", "function": {"name": name, "arguments": _arguments(arguments)}}
+    return checked if call.get("id") is None else {"id": check_string(call["id"], f"{at}.id"), **checked}
+
+
+def _arguments(text: str) -> Any:
+    """What a model wrote need not be JSON, and is then shown to it as it was."""
+    try:
+        value = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return text
+    return value if isinstance(value, dict) else text
+
+
+def _members(value: Any, at: str, known: tuple[str, ...]) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise _invalid(at, f"is {_shown(value)}; expected an object")
+    for key in value:
+        if key not in known:
+            raise _invalid(f"{at}.{str(key)[:80]}", "is not a field of it", "unknown_parameter")
+    return value
+
+
+def check_string(value: Any, at: str) -> str:
+    """Raises InvalidRequest naming `at` unless it is text."""
+    if not isinstance(value, str):
+        raise _invalid(at, f"is {_shown(value)}; expected a string")
+    if not is_text(value):
+        raise _invalid(at, "holds half of a surrogate pair, which is not text")
+    return value
+
+
+def is_text(value: str) -> bool:
+    """False if the string holds a lone surrogate, which no encoding of text can carry."""
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "null"
+    shown = repr(value)
+    return shown if len(shown) <= 80 else shown[:77] + "..."
+
+
+def _invalid(at: str, message: str, code: str = "invalid_value") -> InvalidRequest:
+    return InvalidRequest(f"{at} {message}", param=at, code=code)

@@ -1,0 +1,168 @@
+"""The null engine: one token per sequence and step, and nothing computed.
+
+It measures what is around a model: the scheduler, KV accounting, text and the worker are the real ones, only the
+runner is not. It is never chosen by itself, and whatever it serves calls itself null: family, dtype,
+quantization, device and numerics.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import cast
+
+from .blocks import BlockPool, blocks_for
+from .build import BuiltEngine
+from .checkpoint import inspect_checkpoint, resolve_model
+from .engine import Emission, EngineCore
+from .engine_config import EngineConfig
+from .errors import InvalidRequest
+from .limits import Limits
+from .plan import ItemResult, PlanItem, StepPlan, StepResult
+from .protocol import NULL, ModelInfo, ReplicaLoad, ReplicaProfile, Request, StreamMessage, TokenLogprob
+from .runner import ModelRunner
+from .scheduler import Scheduler
+from .tokenizer import Tokenizer
+from .worker import Worker
+
+log = logging.getLogger(__name__)
+
+TEXT = " The null engine computes nothing: it says these words again and again, one token in each step."
+MAX_BLOCKS = 1 << 17  # nothing is behind them, but they are listed
+PATIENCE_S = 0.05  # how long one step waits for a stream's reader before it counts as slow
+
+
+class NullRunner:
+    """Says `pattern` round and round, with log-probability 0. A step takes `step_s` at least."""
+
+    def __init__(self, pattern: Sequence[int], step_s: float = 0.0) -> None:
+        assert pattern, "at least one token"
+        self._tokens = [TokenLogprob(token_id, 0.0) for token_id in pattern]
+        self._step_s = step_s
+        self._next = 0.0
+
+    def run(self, plan: StepPlan) -> StepResult:
+        self._pace()
+        return StepResult(tuple(self._run_item(item) for item in plan.items))
+
+    def _run_item(self, item: PlanItem) -> ItemResult:
+        if item.pooling is not None:
+            return ItemResult(fault="the null engine has no embeddings")
+        found = tuple(TokenLogprob(target, 0.0) for target in item.prompt_targets)
+        if item.sample is None:
+            return ItemResult(prompt_logprobs=found)
+        token = self._tokens[(item.sample.position + item.sample.choice) % len(self._tokens)]
+        return ItemResult(token=token, prompt_logprobs=found)
+
+    def _pace(self) -> None:
+        """Wait for the step's time to be over; time that went by outside counts, as it would beside a device."""
+        if self._step_s:
+            time.sleep(max(0.0, self._next - time.monotonic()))
+            self._next = time.monotonic() + self._step_s
+
+
+def pattern(tokenizer: Tokenizer | None, vocab_size: int, eos_token_ids: Sequence[int]) -> list[int]:
+    """TEXT in a model's own tokens; without a tokenizer its first ids. Never one that ends a sequence."""
+    ids = range(min(vocab_size, 64)) if tokenizer is None else tokenizer.encode(TEXT, False)
+    return [token_id for token_id in ids if token_id not in eos_token_ids and token_id < vocab_size]
+
+
+def build_null_engine(
+    model: str | Path, config: EngineConfig, *, name: str | None = None, step_s: float = 0.0
+) -> BuiltEngine:
+    """Like `build_engine`, of a checkpoint's configuration and tokenizer; no weight is read.
+
+    Raises CheckpointError, InvalidRequest.
+    """
+    path = resolve_model(model)
+    checkpoint = inspect_checkpoint(path)
+    tokenizer = Tokenizer.load(path) if Tokenizer.is_in(path) else None
+    longest = config.max_model_len or checkpoint.config.max_model_len
+    num_blocks = min(config.max_running * blocks_for(longest), MAX_BLOCKS)
+    if longest > checkpoint.config.max_model_len:
+        message = f"max_model_len: the model was made for {checkpoint.config.max_model_len} positions"
+        raise InvalidRequest(message, param="max_model_len")
+    limits = Limits(checkpoint.config.vocab_size, longest, checkpoint.defaults.eos_token_ids)
+    runner = NullRunner(pattern(tokenizer, limits.vocab_size, limits.eos_token_ids), step_s)
+    scheduler = Scheduler(
+        BlockPool(num_blocks, reuse_prefixes=config.reuse_prefixes),
+        max_batch_tokens=config.max_batch_tokens,
+        max_running=config.max_running,
+    )
+    info = ModelInfo(name or NULL, NULL, limits.vocab_size, longest, limits.eos_token_ids, NULL, NULL)
+    profile = _profile(info, num_blocks, config.max_batch_tokens)
+    core = EngineCore(runner, scheduler, limits, tokenizer)
+    # The worker asks for the core and the profile alone.
+    return BuiltEngine(core, cast(ModelRunner, runner), tokenizer, profile, profile.choices, {})
+
+
+def _profile(info: ModelInfo, num_blocks: int, max_batch_tokens: int) -> ReplicaProfile:
+    return ReplicaProfile(
+        replica_id="",
+        model=info,
+        device=NULL,
+        device_name="null engine: computes nothing",
+        compute_capability=None,
+        numerics=NULL,
+        fingerprint=NULL,
+        prefill_tokens_per_s=0.0,
+        decode_step_s=0.0,
+        kv_blocks_total=num_blocks,
+        max_batch_tokens=max_batch_tokens,
+        choices={"engine": "null: computes nothing, as asked; what it says means nothing"},
+    )
+
+
+class NullWorker(Worker):
+    """The real worker around a null engine.
+
+    An engine without work to do would run ahead of its readers, whose messages would then be merged. Here the
+    next step begins when every reader has taken its message, so that each step's tokens travel by themselves.
+    One who does not come within PATIENCE_S is not waited for again until they do.
+    """
+
+    def __init__(
+        self, model: str | Path, config: EngineConfig, *, name: str | None = None, step_s: float = 0.0
+    ) -> None:
+        super().__init__(model, config, name=name)
+        self._step_s = step_s
+        self._taken = threading.Event()
+        self._handed = self._delivered = 0  # steps given to the event loop, and seen by it
+        self._slow: frozenset[int] = frozenset()
+
+    def _build(self) -> BuiltEngine:
+        log.warning("null engine: nothing is computed")
+        return build_null_engine(self._model, self._config, name=self._name, step_s=self._step_s)
+
+    async def generate(self, request: Request) -> AsyncIterator[StreamMessage]:
+        stream = cast(AsyncGenerator[StreamMessage, None], super().generate(request))
+        try:
+            async with aclosing(stream) as messages:
+                async for message in messages:
+                    self._look()
+                    yield message
+        finally:
+            self._look()
+
+    def _hand_over(self, emissions: list[Emission]) -> None:
+        self._taken.clear()
+        self._handed += 1
+        super()._hand_over(emissions)
+        if emissions and not self._taken.wait(PATIENCE_S):
+            self._slow = frozenset(key for key, stream in list(self._streams.items()) if stream.pending)
+
+    def _deliver(self, emissions: list[Emission], load: ReplicaLoad) -> None:
+        super()._deliver(emissions, load)
+        self._delivered += 1
+        self._look()
+
+    def _look(self) -> None:
+        """Let the engine go on when every message has been taken."""
+        waiting = [key for key, stream in self._streams.items() if stream.pending]
+        self._slow = self._slow.intersection(waiting)
+        if self._delivered == self._handed and self._slow.issuperset(waiting):
+            self._taken.set()

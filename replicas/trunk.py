@@ -1,0 +1,124 @@
+"""What many streams of one replica have for one ingress, sent together.
+
+A message between two processes costs more than what is in it. So the ingress keeps one stream open for all of
+its requests, the trunk, and what a step has made for each of them goes there as one batch: still a message for
+each request and step, in order. A request's own stream says where it went:
+
+    message, message, ... the trunk's name   [messages by the trunk]   how many they were
+
+Without a trunk it is messages to the end. The first always goes by the request's own stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import contextmanager
+
+from .errors import Unavailable
+from .protocol import Delta, FinishReason, ReplicaLoad, StreamMessage
+
+IDLE_S = 0.5  # a trunk that nobody uses ends: it must not hold up a replica that is taken away
+MAX_READY = 2048  # messages that wait for the ingress; then their streams wait, whose readers are watched
+
+Ticket = tuple[str, int]  # which ingress, and which of its requests
+PackedDelta = tuple[int, tuple[int, ...], str, FinishReason | None, str | int | None]
+Packed = tuple[PackedDelta, ...] | StreamMessage
+Batch = tuple[ReplicaLoad | None, list[tuple[int, Packed]]]
+
+
+class Trunk:
+    """Lives on the event loop. `name`: each has one of its own. `closed`: the ingress reads it no longer."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.closed = False
+        self._lines = 0
+        self._load: ReplicaLoad | None = None
+        self._ready: list[tuple[int, Packed]] = []
+        self._wake = asyncio.Event()
+        self._room = asyncio.Event()
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        self._lines += 1
+        try:
+            yield
+        finally:
+            self._lines -= 1
+
+    async def put(self, line: int, message: StreamMessage) -> None:
+        """Waits for room. Raises Unavailable when the ingress has gone."""
+        while len(self._ready) >= MAX_READY and not self.closed:
+            self._room.clear()
+            await self._room.wait()
+        if self.closed:
+            raise Unavailable("the trunk to the ingress is closed", code="replica_lost")
+        self._load = message.load
+        self._ready.append((line, pack(message)))
+        self._wake.set()
+
+    async def batches(self) -> AsyncGenerator[Batch, None]:
+        """Everything that is ready, each time the ingress asks; ends when nobody has used it for IDLE_S."""
+        try:
+            while await self._something():
+                self._wake.clear()
+                ready, self._ready = self._ready, []
+                self._room.set()
+                yield self._load, ready
+        finally:
+            self.closed = True
+            self._room.set()
+
+    async def _something(self) -> bool:
+        while True:
+            try:
+                async with asyncio.timeout(IDLE_S):
+                    return await self._wake.wait()
+            except TimeoutError:
+                if self._ready:  # it came at that very moment
+                    return True
+                if not self._lines:
+                    return False
+
+
+async def by_trunk(
+    messages: AsyncGenerator[StreamMessage, None], trunks: Mapping[str, Trunk], ticket: Ticket | None
+) -> AsyncGenerator[StreamMessage | str | int, None]:
+    """What a request's own stream carries: see above. Closing it closes `messages` no more than a loop would."""
+    ingress, line = ticket or ("", 0)
+    async for message in messages:
+        yield message
+        trunk = trunks.get(ingress)
+        if trunk is not None and not trunk.closed and _goes_on_plainly(message):
+            break
+    else:
+        return
+    yield trunk.name
+    count = 0
+    with trunk.in_use():
+        async for message in messages:
+            await trunk.put(line, message)
+            count += 1
+    yield count
+
+
+def pack(message: StreamMessage) -> Packed:
+    """As little as pickles fast; a message with more in it than tokens and text stays as it is."""
+    if message.deltas and message == StreamMessage(message.deltas, message.load):
+        plain = tuple([(d.index, d.token_ids, d.text, d.finish_reason, d.stop_reason) for d in message.deltas])
+        if all(delta.logprobs is None for delta in message.deltas):
+            return plain
+    return message
+
+
+def unpack(packed: Packed, load: ReplicaLoad | None) -> StreamMessage:
+    if isinstance(packed, StreamMessage):
+        return packed
+    return StreamMessage(tuple([Delta(i, ids, text, None, end, why) for i, ids, text, end, why in packed]), load)
+
+
+def _goes_on_plainly(message: StreamMessage) -> bool:
+    """Not the last of its request, most likely; and without log-probabilities, which a slow reader would pile up."""
+    deltas = message.deltas
+    return all(delta.logprobs is None for delta in deltas) and not all(delta.finish_reason for delta in deltas)
