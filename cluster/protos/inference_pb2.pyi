@@ -52,6 +52,29 @@ FINISH_REASON_REPLICA_LOST: FinishReason.ValueType  # 5
 FINISH_REASON_ERROR: FinishReason.ValueType  # 6
 Global___FinishReason: typing_extensions.TypeAlias = FinishReason
 
+class _Pooling:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _PoolingEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_Pooling.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    POOLING_UNSPECIFIED: _Pooling.ValueType  # 0
+    """last"""
+    POOLING_LAST: _Pooling.ValueType  # 1
+    """the last token's hidden state"""
+    POOLING_MEAN: _Pooling.ValueType  # 2
+    """the mean of all tokens'"""
+
+class Pooling(_Pooling, metaclass=_PoolingEnumTypeWrapper): ...
+
+POOLING_UNSPECIFIED: Pooling.ValueType  # 0
+"""last"""
+POOLING_LAST: Pooling.ValueType  # 1
+"""the last token's hidden state"""
+POOLING_MEAN: Pooling.ValueType  # 2
+"""the mean of all tokens'"""
+Global___Pooling: typing_extensions.TypeAlias = Pooling
+
 @typing.final
 class SamplingParams(google.protobuf.message.Message):
     """How tokens are chosen. What is absent takes the model's own default
@@ -93,6 +116,8 @@ class SamplingParams(google.protobuf.message.Message):
     STOP_FIELD_NUMBER: builtins.int
     STOP_TOKEN_IDS_FIELD_NUMBER: builtins.int
     IGNORE_EOS_FIELD_NUMBER: builtins.int
+    SKIP_SPECIAL_TOKENS_FIELD_NUMBER: builtins.int
+    GRAMMAR_FIELD_NUMBER: builtins.int
     temperature: builtins.float
     """1; 0 is greedy"""
     top_k: builtins.int
@@ -121,6 +146,8 @@ class SamplingParams(google.protobuf.message.Message):
     """until the context is full"""
     ignore_eos: builtins.bool
     """false"""
+    skip_special_tokens: builtins.bool
+    """true: the text, and where `stop` is looked for, is without them"""
     @property
     def logit_bias(self) -> google.protobuf.internal.containers.ScalarMap[builtins.int, builtins.float]:
         """token id -> added to its logit"""
@@ -131,6 +158,8 @@ class SamplingParams(google.protobuf.message.Message):
 
     @property
     def stop_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    @property
+    def grammar(self) -> Global___Grammar: ...
     def __init__(
         self,
         *,
@@ -151,9 +180,11 @@ class SamplingParams(google.protobuf.message.Message):
         stop: collections.abc.Iterable[builtins.str] | None = ...,
         stop_token_ids: collections.abc.Iterable[builtins.int] | None = ...,
         ignore_eos: builtins.bool | None = ...,
+        skip_special_tokens: builtins.bool | None = ...,
+        grammar: Global___Grammar | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_frequency_penalty", b"_frequency_penalty", "_ignore_eos", b"_ignore_eos", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_prompt_logprobs", b"_prompt_logprobs", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "n", b"n", "presence_penalty", b"presence_penalty", "prompt_logprobs", b"prompt_logprobs", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_frequency_penalty", b"_frequency_penalty", "_ignore_eos", b"_ignore_eos", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_prompt_logprobs", b"_prompt_logprobs", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "n", b"n", "presence_penalty", b"presence_penalty", "prompt_logprobs", b"prompt_logprobs", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_frequency_penalty", b"_frequency_penalty", "_ignore_eos", b"_ignore_eos", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_prompt_logprobs", b"_prompt_logprobs", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_skip_special_tokens", b"_skip_special_tokens", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "ignore_eos", b"ignore_eos", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "n", b"n", "presence_penalty", b"presence_penalty", "prompt_logprobs", b"prompt_logprobs", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "skip_special_tokens", b"skip_special_tokens", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_frequency_penalty", b"_frequency_penalty", "_ignore_eos", b"_ignore_eos", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_prompt_logprobs", b"_prompt_logprobs", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_skip_special_tokens", b"_skip_special_tokens", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "ignore_eos", b"ignore_eos", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "n", b"n", "presence_penalty", b"presence_penalty", "prompt_logprobs", b"prompt_logprobs", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_frequency_penalty", b"_frequency_penalty"]) -> typing.Literal["frequency_penalty"] | None: ...
     @typing.overload
@@ -177,6 +208,8 @@ class SamplingParams(google.protobuf.message.Message):
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_seed", b"_seed"]) -> typing.Literal["seed"] | None: ...
     @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_skip_special_tokens", b"_skip_special_tokens"]) -> typing.Literal["skip_special_tokens"] | None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_temperature", b"_temperature"]) -> typing.Literal["temperature"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_top_k", b"_top_k"]) -> typing.Literal["top_k"] | None: ...
@@ -184,6 +217,64 @@ class SamplingParams(google.protobuf.message.Message):
     def WhichOneof(self, oneof_group: typing.Literal["_top_p", b"_top_p"]) -> typing.Literal["top_p"] | None: ...
 
 Global___SamplingParams: typing_extensions.TypeAlias = SamplingParams
+
+@typing.final
+class Choices(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TEXTS_FIELD_NUMBER: builtins.int
+    @property
+    def texts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        texts: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["texts", b"texts"]) -> None: ...
+
+Global___Choices: typing_extensions.TypeAlias = Choices
+
+@typing.final
+class Grammar(google.protobuf.message.Message):
+    """What the whole text of every choice must follow. A schema's keywords that cannot be kept to are refused by name."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JSON_OBJECT_FIELD_NUMBER: builtins.int
+    JSON_SCHEMA_FIELD_NUMBER: builtins.int
+    REGEX_FIELD_NUMBER: builtins.int
+    EBNF_FIELD_NUMBER: builtins.int
+    CHOICE_FIELD_NUMBER: builtins.int
+    STRUCTURAL_TAG_FIELD_NUMBER: builtins.int
+    json_object: builtins.bool
+    """true: any JSON object"""
+    json_schema: builtins.str
+    """as JSON text"""
+    regex: builtins.str
+    """the whole text matches"""
+    ebnf: builtins.str
+    """GBNF, as llama.cpp has it; the rule `root` is the whole text"""
+    structural_tag: builtins.str
+    """xgrammar's, as JSON text"""
+    @property
+    def choice(self) -> Global___Choices:
+        """exactly one of these texts"""
+
+    def __init__(
+        self,
+        *,
+        json_object: builtins.bool = ...,
+        json_schema: builtins.str = ...,
+        regex: builtins.str = ...,
+        ebnf: builtins.str = ...,
+        choice: Global___Choices | None = ...,
+        structural_tag: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["choice", b"choice", "ebnf", b"ebnf", "json_object", b"json_object", "json_schema", b"json_schema", "kind", b"kind", "regex", b"regex", "structural_tag", b"structural_tag"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["choice", b"choice", "ebnf", b"ebnf", "json_object", b"json_object", "json_schema", b"json_schema", "kind", b"kind", "regex", b"regex", "structural_tag", b"structural_tag"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["json_object", "json_schema", "regex", "ebnf", "choice", "structural_tag"] | None: ...
+
+Global___Grammar: typing_extensions.TypeAlias = Grammar
 
 @typing.final
 class TokenIds(google.protobuf.message.Message):
@@ -582,6 +673,115 @@ class CompletionChunk(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["choices", b"choices", "prompt_logprobs", b"prompt_logprobs", "started", b"started", "usage", b"usage"]) -> None: ...
 
 Global___CompletionChunk: typing_extensions.TypeAlias = CompletionChunk
+
+@typing.final
+class EmbeddingInput(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: builtins.int
+    TOKEN_IDS_FIELD_NUMBER: builtins.int
+    text: builtins.str
+    @property
+    def token_ids(self) -> Global___TokenIds: ...
+    def __init__(
+        self,
+        *,
+        text: builtins.str = ...,
+        token_ids: Global___TokenIds | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["input", b"input", "text", b"text", "token_ids", b"token_ids"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["input", b"input", "text", b"text", "token_ids", b"token_ids"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["input", b"input"]) -> typing.Literal["text", "token_ids"] | None: ...
+
+Global___EmbeddingInput: typing_extensions.TypeAlias = EmbeddingInput
+
+@typing.final
+class EmbeddingsRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: builtins.int
+    INPUTS_FIELD_NUMBER: builtins.int
+    POOLING_FIELD_NUMBER: builtins.int
+    NORMALIZE_FIELD_NUMBER: builtins.int
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    TIMEOUT_S_FIELD_NUMBER: builtins.int
+    PRIORITY_FIELD_NUMBER: builtins.int
+    model: builtins.str
+    """empty: the model served"""
+    pooling: Global___Pooling.ValueType
+    normalize: builtins.bool
+    """true: vectors of unit length"""
+    request_id: builtins.str
+    """the client's own; logged, nothing else"""
+    timeout_s: builtins.float
+    """an end also set by the call's own deadline, whichever is sooner"""
+    priority: builtins.int
+    """higher runs first"""
+    @property
+    def inputs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___EmbeddingInput]: ...
+    def __init__(
+        self,
+        *,
+        model: builtins.str = ...,
+        inputs: collections.abc.Iterable[Global___EmbeddingInput] | None = ...,
+        pooling: Global___Pooling.ValueType = ...,
+        normalize: builtins.bool | None = ...,
+        request_id: builtins.str = ...,
+        timeout_s: builtins.float | None = ...,
+        priority: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_normalize", b"_normalize", "_timeout_s", b"_timeout_s", "normalize", b"normalize", "timeout_s", b"timeout_s"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_normalize", b"_normalize", "_timeout_s", b"_timeout_s", "inputs", b"inputs", "model", b"model", "normalize", b"normalize", "pooling", b"pooling", "priority", b"priority", "request_id", b"request_id", "timeout_s", b"timeout_s"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_normalize", b"_normalize"]) -> typing.Literal["normalize"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_timeout_s", b"_timeout_s"]) -> typing.Literal["timeout_s"] | None: ...
+
+Global___EmbeddingsRequest: typing_extensions.TypeAlias = EmbeddingsRequest
+
+@typing.final
+class Embedding(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    VALUES_FIELD_NUMBER: builtins.int
+    @property
+    def values(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]:
+        """one for each hidden dimension"""
+
+    def __init__(
+        self,
+        *,
+        values: collections.abc.Iterable[builtins.float] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["values", b"values"]) -> None: ...
+
+Global___Embedding: typing_extensions.TypeAlias = Embedding
+
+@typing.final
+class EmbeddingsResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: builtins.int
+    EMBEDDINGS_FIELD_NUMBER: builtins.int
+    USAGE_FIELD_NUMBER: builtins.int
+    model: builtins.str
+    @property
+    def embeddings(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Embedding]:
+        """in the order of the inputs"""
+
+    @property
+    def usage(self) -> Global___Usage: ...
+    def __init__(
+        self,
+        *,
+        model: builtins.str = ...,
+        embeddings: collections.abc.Iterable[Global___Embedding] | None = ...,
+        usage: Global___Usage | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["usage", b"usage"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["embeddings", b"embeddings", "model", b"model", "usage", b"usage"]) -> None: ...
+
+Global___EmbeddingsResponse: typing_extensions.TypeAlias = EmbeddingsResponse
 
 @typing.final
 class ChatMessages(google.protobuf.message.Message):

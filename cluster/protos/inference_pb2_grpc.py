@@ -54,6 +54,11 @@ class InferenceStub(object):
                 request_serializer=motley_dot_cluster_dot_protos_dot_inference__pb2.ChatRequest.SerializeToString,
                 response_deserializer=motley_dot_cluster_dot_protos_dot_inference__pb2.CompletionChunk.FromString,
                 _registered_method=True)
+        self.Embeddings = channel.unary_unary(
+                '/motley.v1.Inference/Embeddings',
+                request_serializer=motley_dot_cluster_dot_protos_dot_inference__pb2.EmbeddingsRequest.SerializeToString,
+                response_deserializer=motley_dot_cluster_dot_protos_dot_inference__pb2.EmbeddingsResponse.FromString,
+                _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/motley.v1.Inference/Tokenize',
                 request_serializer=motley_dot_cluster_dot_protos_dot_inference__pb2.TokenizeRequest.SerializeToString,
@@ -98,6 +103,12 @@ class InferenceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ChatStream(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Embeddings(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -149,6 +160,11 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.ChatStream,
                     request_deserializer=motley_dot_cluster_dot_protos_dot_inference__pb2.ChatRequest.FromString,
                     response_serializer=motley_dot_cluster_dot_protos_dot_inference__pb2.CompletionChunk.SerializeToString,
+            ),
+            'Embeddings': grpc.unary_unary_rpc_method_handler(
+                    servicer.Embeddings,
+                    request_deserializer=motley_dot_cluster_dot_protos_dot_inference__pb2.EmbeddingsRequest.FromString,
+                    response_serializer=motley_dot_cluster_dot_protos_dot_inference__pb2.EmbeddingsResponse.SerializeToString,
             ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
@@ -279,6 +295,33 @@ class Inference(object):
             '/motley.v1.Inference/ChatStream',
             motley_dot_cluster_dot_protos_dot_inference__pb2.ChatRequest.SerializeToString,
             motley_dot_cluster_dot_protos_dot_inference__pb2.CompletionChunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Embeddings(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/motley.v1.Inference/Embeddings',
+            motley_dot_cluster_dot_protos_dot_inference__pb2.EmbeddingsRequest.SerializeToString,
+            motley_dot_cluster_dot_protos_dot_inference__pb2.EmbeddingsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -91,6 +91,22 @@ _InferenceChatStreamType = typing_extensions.TypeVar(
     ],
 )
 
+_InferenceEmbeddingsType = typing_extensions.TypeVar(
+    '_InferenceEmbeddingsType',
+    grpc.UnaryUnaryMultiCallable[
+        motley.cluster.protos.inference_pb2.EmbeddingsRequest,
+        motley.cluster.protos.inference_pb2.EmbeddingsResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        motley.cluster.protos.inference_pb2.EmbeddingsRequest,
+        motley.cluster.protos.inference_pb2.EmbeddingsResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        motley.cluster.protos.inference_pb2.EmbeddingsRequest,
+        motley.cluster.protos.inference_pb2.EmbeddingsResponse,
+    ],
+)
+
 _InferenceTokenizeType = typing_extensions.TypeVar(
     '_InferenceTokenizeType',
     grpc.UnaryUnaryMultiCallable[
@@ -155,7 +171,7 @@ _InferenceGetModelType = typing_extensions.TypeVar(
     ],
 )
 
-class InferenceStub(typing.Generic[_InferenceCompleteType, _InferenceCompleteStreamType, _InferenceChatType, _InferenceChatStreamType, _InferenceTokenizeType, _InferenceDetokenizeType, _InferenceListModelsType, _InferenceGetModelType]):
+class InferenceStub(typing.Generic[_InferenceCompleteType, _InferenceCompleteStreamType, _InferenceChatType, _InferenceChatStreamType, _InferenceEmbeddingsType, _InferenceTokenizeType, _InferenceDetokenizeType, _InferenceListModelsType, _InferenceGetModelType]):
     @typing.overload
     def __init__(self: InferenceStub[
         grpc.UnaryUnaryMultiCallable[
@@ -173,6 +189,10 @@ class InferenceStub(typing.Generic[_InferenceCompleteType, _InferenceCompleteStr
         grpc.UnaryStreamMultiCallable[
             motley.cluster.protos.inference_pb2.ChatRequest,
             motley.cluster.protos.inference_pb2.CompletionChunk,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            motley.cluster.protos.inference_pb2.EmbeddingsRequest,
+            motley.cluster.protos.inference_pb2.EmbeddingsResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             motley.cluster.protos.inference_pb2.TokenizeRequest,
@@ -211,6 +231,10 @@ class InferenceStub(typing.Generic[_InferenceCompleteType, _InferenceCompleteStr
             motley.cluster.protos.inference_pb2.CompletionChunk,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            motley.cluster.protos.inference_pb2.EmbeddingsRequest,
+            motley.cluster.protos.inference_pb2.EmbeddingsResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             motley.cluster.protos.inference_pb2.TokenizeRequest,
             motley.cluster.protos.inference_pb2.TokenizeResponse,
         ],
@@ -236,6 +260,8 @@ class InferenceStub(typing.Generic[_InferenceCompleteType, _InferenceCompleteStr
 
     ChatStream: _InferenceChatStreamType
 
+    Embeddings: _InferenceEmbeddingsType
+
     Tokenize: _InferenceTokenizeType
 
     Detokenize: _InferenceDetokenizeType
@@ -260,6 +286,10 @@ InferenceAsyncStub: typing_extensions.TypeAlias = InferenceStub[
     grpc.aio.UnaryStreamMultiCallable[
         motley.cluster.protos.inference_pb2.ChatRequest,
         motley.cluster.protos.inference_pb2.CompletionChunk,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        motley.cluster.protos.inference_pb2.EmbeddingsRequest,
+        motley.cluster.protos.inference_pb2.EmbeddingsResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         motley.cluster.protos.inference_pb2.TokenizeRequest,
@@ -307,6 +337,13 @@ class InferenceServicer(metaclass=abc.ABCMeta):
         request: motley.cluster.protos.inference_pb2.ChatRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[motley.cluster.protos.inference_pb2.CompletionChunk], collections.abc.AsyncIterator[motley.cluster.protos.inference_pb2.CompletionChunk]]: ...
+
+    @abc.abstractmethod
+    def Embeddings(
+        self,
+        request: motley.cluster.protos.inference_pb2.EmbeddingsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[motley.cluster.protos.inference_pb2.EmbeddingsResponse, collections.abc.Awaitable[motley.cluster.protos.inference_pb2.EmbeddingsResponse]]: ...
 
     @abc.abstractmethod
     def Tokenize(
