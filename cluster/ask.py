@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..replicas.protocol import Request
+from ..replicas.protocol import Pooling, Request
+from ..replicas.tools import Tool
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,11 +17,15 @@ class Ask:
     model        the name asked for; empty takes the one served
     prompt       text, token ids, or the messages of a chat
     sampling     only what the client gave, by SamplingParams' names
-    wire_names   SamplingParams' name -> the protocol's, where they differ: errors name the client's field
+    wire_names   our name of a field -> the protocol's, where they differ: errors name the client's field
     output_ids   resume: per choice, the ids received so far
     client_id    the client's own id, echoed and logged
     template_arguments   of a chat: what the model's template calls them -> a boolean or short string
+    tools        of a chat: what the model is told that it may call
+    parse_special   of a text: what reads like a special token is one
     default_max_tokens   the protocol's, where it has one
+    pooling      set: an embedding is wanted, and `sampling` is empty
+    prompt_name  what the client calls the prompt: errors name it
     """
 
     model: str
@@ -31,9 +36,13 @@ class Ask:
     output_ids: Sequence[Sequence[int]] = ()
     client_id: str = ""
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
+    tools: Sequence[Tool] = ()
     timeout_s: float | None = None
     priority: int = 0
+    parse_special: bool = True
     default_max_tokens: int | None = None
+    pooling: Pooling | None = None
+    prompt_name: str = "prompt"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,17 +11,22 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from ..replicas.errors import DeadlineExceeded, InvalidRequest, NotFound
+from ..replicas.errors import DeadlineExceeded, InvalidRequest, NotFound, Overloaded
+from ..replicas.limits import most_tokens
 from ..replicas.protocol import ModelInfo, Request
 from ..replicas.sampling_params import SamplingParams
 from ..replicas.seeds import fresh_seed
 from ..replicas.tokenizer import Tokenizer
+from ..replicas.tools import Tool
 from .ask import Admitted, Ask
+from .caller import Caller
 
 T = TypeVar("T")
 
+SHORT_CHARS = 512  # a text up to this is tokenized where it is: sooner done than handed to another thread and back
 MAX_PRIORITY = 2**31 - 1
 MAX_TIMEOUT_S = 24 * 3600.0
+MAX_AT_WORK = 512  # prompts that are being tokenized, or wait for it
 
 
 class Door:
@@ -33,6 +38,7 @@ class Door:
         self.started = int(time.time())
         self._defaults = defaults
         self._salt = salt
+        self._at_work = 0  # calls in the executor or before it
 
     def check_model(self, name: str) -> None:
         if name and name != self.info.name:
@@ -40,23 +46,42 @@ class Door:
                 f"model: {name!r} is not served here; this is {self.info.name!r}", param="model", code="model_not_found"
             )
 
-    async def admit(self, ask: Ask, *, tenant: str = "") -> Admitted:
+    async def admit(self, ask: Ask, caller: Caller) -> Admitted:
         """Raises InvalidRequest naming the client's field, NotFound, DeadlineExceeded."""
+        try:
+            return await self._admit(ask, caller)
+        except InvalidRequest as error:
+            raise _in_wire_names(error, ask.wire_names) from None
+
+    async def _admit(self, ask: Ask, caller: Caller) -> Admitted:
         self.check_model(ask.model)
         _check_priority(ask.priority)
         _check_timeout(ask.timeout_s)
         sampling = self._sampling(ask)
-        prompt_ids = await self.prompt_ids(ask.prompt, chat=ask.chat, template_arguments=ask.template_arguments)
+        timeout_s, began = _sooner(ask.timeout_s, caller.timeout_s), time.monotonic()
+        try:
+            async with asyncio.timeout(timeout_s):
+                prompt_ids = await self.prompt_ids(
+                    ask.prompt,
+                    chat=ask.chat,
+                    template_arguments=ask.template_arguments,
+                    tools=ask.tools,
+                    parse_special=ask.parse_special,
+                    name=ask.prompt_name,
+                )
+        except TimeoutError:
+            raise DeadlineExceeded("the deadline passed before the request began") from None
         sampling = self._fit(sampling, prompt_ids, ask)
         request = Request(
             request_id=secrets.token_hex(16),
             prompt_ids=tuple(prompt_ids),
             sampling=sampling,
             output_ids=self._output_ids(ask.output_ids, sampling.n),
-            deadline_s=ask.timeout_s,
+            deadline_s=_left(timeout_s, began),
             priority=ask.priority,
-            tenant=tenant,
-            cache_salt=self._salt + tenant.encode(),
+            tenant=caller.tenant,
+            cache_salt=self._salt + caller.tenant.encode(),
+            pooling=ask.pooling,
         )
         return Admitted(request, ask, self.info.name, int(time.time()))
 
@@ -66,22 +91,40 @@ class Door:
         *,
         chat: bool = False,
         template_arguments: Mapping[str, Any] | None = None,
+        tools: Sequence[Tool] = (),
         add_special_tokens: bool = True,
+        parse_special: bool = True,
+        name: str = "prompt",
     ) -> Sequence[int]:
-        """Token ids of text, of ids (checked) or of a chat's messages; at least one."""
+        """Token ids of text, of ids (checked) or of a chat's messages; at least one. Errors call it `name`."""
         limit = self.info.max_model_len
         if chat:
-            return await _in_executor(self.tokenizer.chat, prompt, arguments=template_arguments, max_tokens=limit)
+            chosen = {"arguments": template_arguments, "tools": tools}
+            return await self._in_executor(self.tokenizer.chat, prompt, max_tokens=limit, **chosen)
         if not isinstance(prompt, str):
-            return self.check_ids("prompt", prompt)
-        ids = await _in_executor(self.tokenizer.encode, prompt, add_special_tokens, max_tokens=limit)
+            return self.check_ids(name, prompt)
+        encode = partial(self.tokenizer.encode, parse_special=parse_special, max_tokens=limit, param=name)
+        if len(prompt) <= SHORT_CHARS:
+            ids = encode(prompt, add_special_tokens)
+        else:
+            ids = await self._in_executor(encode, prompt, add_special_tokens)
         if not prompt or not ids:
-            raise InvalidRequest("prompt: it is empty; give at least one token", param="prompt", code="invalid_value")
+            raise InvalidRequest(f"{name}: it is empty; give at least one token", param=name, code="invalid_value")
         return ids
 
     async def text(self, field: str, ids: Sequence[Any], *, skip_special_tokens: bool) -> str:
         checked = self.check_ids(field, ids)
-        return await _in_executor(self.tokenizer.decode, checked, skip_special_tokens=skip_special_tokens)
+        return await self._in_executor(self.tokenizer.decode, checked, skip_special_tokens=skip_special_tokens)
+
+    async def _in_executor(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Off the event loop. Raises Overloaded rather than queue without end."""
+        if self._at_work >= MAX_AT_WORK:
+            raise Overloaded(f"{self._at_work} prompts are being read; try again shortly", code="queue_full")
+        self._at_work += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(None, partial(function, *args, **kwargs))
+        finally:
+            self._at_work -= 1
 
     def check_ids(self, field: str, ids: Sequence[Any]) -> tuple[int, ...]:
         if not ids:
@@ -98,29 +141,19 @@ class Door:
 
     def _sampling(self, ask: Ask) -> SamplingParams:
         given = {name: value for name, value in ask.sampling.items() if value is not None}
-        try:
-            sampling = SamplingParams(**{**self._defaults, **given})
-            sampling.check_vocabulary(self.info.vocab_size)
-        except InvalidRequest as error:
-            raise _in_wire_names(error, ask.wire_names) from None
+        sampling = SamplingParams(**{**self._defaults, **given})
+        sampling.check_vocabulary(self.info.vocab_size)
         return sampling if sampling.seed is not None else replace(sampling, seed=fresh_seed())
 
     def _fit(self, sampling: SamplingParams, prompt_ids: Sequence[int], ask: Ask) -> SamplingParams:
         """Fix max_tokens: as asked, else the protocol's default, else until the context is full."""
         room = self.info.max_model_len - len(prompt_ids)
-        if room < 1:
-            field = "messages" if ask.chat else "prompt"
+        field = "messages" if ask.chat else ask.prompt_name
+        if room < (ask.pooling is None):
             raise self._too_long(field, f"it has {len(prompt_ids)} tokens")
-        wanted = sampling.max_tokens or ask.default_max_tokens or room
-        if ask.default_max_tokens and sampling.max_tokens is None:
-            wanted = max(wanted, sampling.min_tokens)
-        if sampling.min_tokens > room:
-            raise InvalidRequest(
-                f"min_tokens: {sampling.min_tokens} is not accepted; after the prompt there is room for {room} tokens",
-                param="min_tokens",
-                code="invalid_value",
-            )
-        return replace(sampling, max_tokens=min(wanted, room))
+        if ask.pooling is not None:
+            return sampling
+        return replace(sampling, max_tokens=most_tokens(sampling, room, ask.default_max_tokens))
 
     def _output_ids(self, output_ids: Sequence[Sequence[int]], n: int) -> tuple[tuple[int, ...], ...]:
         if not output_ids:
@@ -141,16 +174,26 @@ class Door:
         )
 
 
+def _sooner(*timeouts: float | None) -> float | None:
+    return min((timeout for timeout in timeouts if timeout is not None), default=None)
+
+
+def _left(timeout_s: float | None, began: float) -> float | None:
+    """What reading the prompt has left of it. Raises DeadlineExceeded: what has expired is never sent on."""
+    if timeout_s is None:
+        return None
+    left = timeout_s - (time.monotonic() - began)
+    if left <= 0:
+        raise DeadlineExceeded("the deadline passed before the request began")
+    return left
+
+
 def check_text(field: str, text: str) -> None:
     """Raise InvalidRequest for lone surrogates: they have no UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:
         raise InvalidRequest(f"{field}: it holds a lone surrogate", param=field, code="invalid_value") from None
-
-
-async def _in_executor(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    return await asyncio.get_running_loop().run_in_executor(None, partial(function, *args, **kwargs))
 
 
 def _in_wire_names(error: InvalidRequest, names: Mapping[str, str]) -> InvalidRequest:

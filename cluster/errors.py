@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import grpc
 from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
 
@@ -16,11 +19,27 @@ class MethodNotAllowed(MotleyError):
     kind = "invalid_request_error"
 
 
+class NotImplementedHere(MotleyError):
+    """A protocol has this call; this service does not."""
+
+    status = 501
+    grpc_code = "UNIMPLEMENTED"
+    kind = "invalid_request_error"
+
+
 class TooLarge(MotleyError):
     """The body is over the limit; it was not parsed."""
 
     status = 413
     grpc_code = "RESOURCE_EXHAUSTED"
+    kind = "invalid_request_error"
+
+
+class SlowBody(MotleyError):
+    """The body took too long to arrive."""
+
+    status = 408
+    grpc_code = "DEADLINE_EXCEEDED"
     kind = "invalid_request_error"
 
 
@@ -36,8 +55,10 @@ def unknown_field(name: str) -> InvalidRequest:
     return InvalidRequest(f"{name}: there is no such field", param=name, code="unknown_parameter")
 
 
-def unsupported_field(name: str, instead: str = "leave it out") -> InvalidRequest:
-    return InvalidRequest(f"{name} is not supported; {instead}", param=name, code="unsupported_parameter")
+def unsupported_field(name: str, instead: str = "leave it out", value: Any = None) -> InvalidRequest:
+    """`value`: the one that is not supported, where others are."""
+    what = name if value is None else f"{name}: {str(value)[:80]!r}"
+    return InvalidRequest(f"{what} is not supported; {instead}", param=name, code="unsupported_parameter")
 
 
 def from_pool(error: Exception) -> MotleyError:
@@ -49,9 +70,14 @@ def from_pool(error: Exception) -> MotleyError:
         return Overloaded("every replica is full; try again shortly", code="overloaded")
     if isinstance(error, RayTaskError):
         return EngineFault("the replica failed on this request; its log says why", code="engine_fault")
-    if isinstance(error, DeploymentUnavailableError | RayServeException | RayError):
+    if isinstance(error, DeploymentUnavailableError | RayServeException | RayError) or _connection_lost(error):
         return Unavailable("the replica went away; try again shortly", code="replica_lost")
     return EngineFault("the request failed inside the service; its log says why", code="internal_error")
+
+
+def _connection_lost(error: Exception) -> bool:
+    """Serve carries messages over gRPC and lets its errors through; a reply that is too large is not a loss."""
+    return isinstance(error, grpc.aio.AioRpcError) and error.code() != grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 def http_error(status: int, method: str, path: str) -> MotleyError:

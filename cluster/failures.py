@@ -17,3 +17,11 @@ class Forbidden(MotleyError):
     status = 403
     grpc_code = "PERMISSION_DENIED"
     kind = "permission_error"
+
+
+class Unauthenticated(MotleyError):
+    """No API key came with the call, or none that is accepted; which of them is not told."""
+
+    status = 401
+    grpc_code = "UNAUTHENTICATED"
+    kind = "authentication_error"

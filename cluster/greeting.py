@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..client import Client
+from .inside import Inside
 
 PROMPT = "The with statement"
 MAX_TOKENS = 48
@@ -27,20 +28,25 @@ class Endpoints:
     folder: str
 
 
-def greet(endpoints: Endpoints) -> None:
+def greet(inside: Inside) -> None:
     """Stream one answer over gRPC and one over HTTP, by the clients that anyone would use."""
     print(f"\nover gRPC: {PROMPT}", end="", flush=True)
-    with Client(endpoints.grpc) as client:
+    with Client(inside.grpc, api_key=inside.key or None) as client:
         for chunk in client.stream(PROMPT, max_tokens=MAX_TOKENS, temperature=0.0):
             for choice in chunk.choices:
                 print(choice.text, end="", flush=True)
     print(f"\n\nover HTTP: {PROMPT}", end="", flush=True)
-    for text in _http_stream(endpoints):
+    for text in _http_stream(inside):
         print(text, end="", flush=True)
     print(flush=True)
 
 
-def show(endpoints: Endpoints) -> None:
+def show(endpoints: Endpoints, *, keys: bool = False) -> None:
+    """`keys`: the service wants one; the examples say where it goes."""
+    bearer = ' -H "Authorization: Bearer $MOTLEY_API_KEY"' if keys else ""
+    names = "Client, Tls" if endpoints.http.startswith("https") else "Client"
+    more = ', api_key="KEY"' if keys else ""
+    more += ', tls=Tls(ca="CA.pem")' if "Tls" in names else ""
     print(
         f"""
 {endpoints.model} is ready after {endpoints.start_s} s
@@ -50,12 +56,12 @@ def show(endpoints: Endpoints) -> None:
   dashboard   {endpoints.dashboard}
   logs        {endpoints.folder}/session_latest/logs
 
-  curl {endpoints.http}/v1/completions -H 'Content-Type: application/json' \\
+  curl {endpoints.http}/v1/completions{bearer} -H 'Content-Type: application/json' \\
     -d '{{"prompt": "{PROMPT}", "max_tokens": {MAX_TOKENS}, "stream": true}}'
 
   {sys.executable} -c '
-from motley.client import Client
-for chunk in Client("{endpoints.grpc}").stream("{PROMPT}", max_tokens={MAX_TOKENS}):
+from motley.client import {names}
+for chunk in Client("{endpoints.grpc}"{more}).stream("{PROMPT}", max_tokens={MAX_TOKENS}):
     print("".join(choice.text for choice in chunk.choices), end="", flush=True)'
 
 Ctrl-C stops it.""",
@@ -63,11 +69,9 @@ Ctrl-C stops it.""",
     )
 
 
-def _http_stream(endpoints: Endpoints) -> Iterator[str]:
+def _http_stream(inside: Inside) -> Iterator[str]:
     body = {"prompt": PROMPT, "max_tokens": MAX_TOKENS, "temperature": 0.0, "stream": True}
-    request = urllib.request.Request(
-        f"{endpoints.http}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
+    request = inside.request("/v1/completions", json.dumps(body).encode())
     with urllib.request.urlopen(request, timeout=60) as response:
         for line in response:
             data = line.decode().removeprefix("data: ").strip()

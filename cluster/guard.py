@@ -1,19 +1,70 @@
-"""The keyless rule: without API keys this service is for this machine only.
+"""Who may call. With API keys: whoever brings one. Without: this machine only (the keyless rule).
 
-Behind HAProxy every peer is 127.0.0.1, so the peer alone proves nothing: the start refuses to bind off
-loopback (`check_bind`), and each call must neither have been forwarded nor name a foreign host. A direct
-port that listens on all interfaces serves loopback peers only.
+Behind HAProxy every peer is 127.0.0.1, so the peer alone proves nothing: without keys the start refuses to
+bind off loopback (`check_bind`), and each call must neither have been forwarded nor name a foreign host. A
+direct port that listens on all interfaces serves loopback peers only.
 """
 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
-from .failures import ConfigurationError, Forbidden
+from .failures import ConfigurationError, Forbidden, Unauthenticated
 
 FORWARDED = ("forwarded", "via", "x-real-ip")
 FORWARDED_PREFIX = "x-forwarded-"
+
+Headers = Sequence[tuple[str, str]]  # names in any case; gRPC's metadata are the same
+
+
+class Keys(Protocol):
+    def tenant_of(self, key: str) -> str | None: ...
+
+
+class Guard:
+    """Asked about every call of every protocol, before anything else is looked at. Denies by default.
+
+    keys          None: the keyless rule holds
+    open_health   health is told without a key, for load balancers that hold none
+    """
+
+    def __init__(self, keys: Keys | None = None, *, open_health: bool = False) -> None:
+        self._keys = keys
+        self._open_health = open_health
+
+    def tenant(self, peer: str, headers: Headers, *, host: str | None = None, health: bool = False) -> str:
+        """The tenant who calls; empty without keys. Raises Unauthenticated or Forbidden.
+
+        `host`: the Host header, of a protocol that has one. `health`: the call tells health and no more.
+        """
+        if self._keys is None:
+            check_peer(peer, (name for name, _ in headers))
+            if host is not None:
+                check_host(host)
+            return ""
+        given = credentials(headers)
+        tenant = self._keys.tenant_of(given.pop()) if len(given) == 1 else None
+        if tenant is None and not (health and self._open_health):
+            # The same words whatever was wrong: an answer that differs would tell.
+            raise Unauthenticated(
+                "an API key is required: Authorization: Bearer KEY, or x-api-key: KEY", code="invalid_api_key"
+            )
+        return tenant or ""
+
+
+def credentials(headers: Headers) -> set[str]:
+    """Every different key that came with a call; more than one is as bad as none."""
+    found = set()
+    for name, value in headers:
+        match name.lower():
+            case "authorization":
+                scheme, _, key = value.strip().partition(" ")
+                found.add(key.strip() if scheme.lower() == "bearer" else "")
+            case "x-api-key":
+                found.add(value.strip())
+    return found
 
 
 def is_loopback(host: str) -> bool:
@@ -29,13 +80,30 @@ def is_loopback(host: str) -> bool:
     return (mapped or address).is_loopback
 
 
-def check_bind(host: str) -> None:
-    """Raise ConfigurationError unless `host` is loopback: there are no API keys yet to let others in by."""
-    if not is_loopback(host):
+def check_bind(host: str, *, keys: bool = False, tls: bool = False, tls_upstream: bool = False) -> None:
+    """Raise ConfigurationError for a bind that would let strangers in, or let keys travel in the clear."""
+    if not keys and (tls or tls_upstream):
+        flag = "--tls-cert" if tls else "--tls-terminated-upstream"
         raise ConfigurationError(
-            f"--host {host} would let other machines in, and there are no API keys; use --host 127.0.0.1",
+            f"{flag} means that others than this machine will call; give their keys with --api-keys FILE",
+            param="api_keys",
+            code="keys_required",
+        )
+    if is_loopback(host):
+        return
+    if not keys:
+        raise ConfigurationError(
+            f"--host {host} would let other machines in, and there are no API keys; give --api-keys FILE, or use "
+            "--host 127.0.0.1",
             param="host",
             code="keys_required",
+        )
+    if not tls and not tls_upstream:
+        raise ConfigurationError(
+            f"--host {host} would let keys and prompts travel in the clear; give --tls-cert and --tls-key, or "
+            "--tls-terminated-upstream if something before this service does it",
+            param="host",
+            code="tls_required",
         )
 
 

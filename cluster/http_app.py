@@ -1,36 +1,53 @@
-"""The FastAPI application: routes to the ingress's methods, and errors in OpenAI's form."""
+"""The FastAPI application: every protocol's routes, and errors in OpenAI's form."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ..replicas.errors import EngineFault, MotleyError
 from .errors import http_error
-from .http import error_response
-from .http_guard import HttpGuard
+from .guard import Guard
+from .http import Route, error_response
+from .http_guard import REQUEST_ID, HttpGuard
+from .readers import Readers
 
-if TYPE_CHECKING:
-    from .ingress import Ingress
+CORS_AGE_S = 600
 
 
-def build(ingress: Ingress, *, max_body_bytes: int) -> FastAPI:
+def build(
+    routes: Sequence[Route],
+    guard: Guard,
+    *,
+    max_body_bytes: int,
+    cors_origins: Sequence[str] = (),
+    echo_id: bool = True,
+    readers: Readers | None = None,
+) -> FastAPI:
+    """`cors_origins`: web pages from there may call; with a key of their own, never with a browser's cookies."""
     app = FastAPI(title="Motley", docs_url=None, redoc_url=None, openapi_url=None)
-    for method, path, endpoint in (
-        ("POST", "/v1/completions", ingress.completions),
-        ("POST", "/v1/chat/completions", ingress.chat_completions),
-        ("GET", "/v1/models", ingress.models),
-        ("GET", "/v1/models/{name:path}", ingress.model),
-        ("POST", "/tokenize", ingress.tokenize),
-        ("POST", "/detokenize", ingress.detokenize),
-        ("GET", "/health", ingress.health),
-    ):
-        app.add_api_route(path, endpoint, methods=[method], response_model=None)
-    app.add_middleware(HttpGuard, max_body_bytes=max_body_bytes)
+    app.state.readers = Readers() if readers is None else readers
+    for route in routes:
+        app.add_api_route(route.path, route.endpoint, methods=[route.method], response_model=None)
+    health_paths = [route.path for route in routes if route.health]
+    app.add_middleware(
+        HttpGuard, guard=guard, max_body_bytes=max_body_bytes, health_paths=health_paths, echo_id=echo_id
+    )
+    if cors_origins:  # before the guard: a browser asks without a key whether it may send one
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(cors_origins),
+            allow_credentials=False,
+            allow_methods=["GET", "POST"],
+            allow_headers=["authorization", "content-type", "x-api-key", REQUEST_ID],
+            expose_headers=[REQUEST_ID, "retry-after"],
+            max_age=CORS_AGE_S,
+        )
     app.add_exception_handler(MotleyError, _motley_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _bug)

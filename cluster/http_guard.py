@@ -1,47 +1,92 @@
-"""Stands before every route: who may call, and what kind of body is looked at, before any of it is parsed."""
+"""Stands before every route: who may call, and what kind of body is looked at, before any of it is parsed.
+
+Also writes each call to the access log, at its end.
+"""
 
 from __future__ import annotations
 
-from starlette.datastructures import Headers
+import asyncio
+from collections.abc import Collection
+
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..replicas.errors import InvalidRequest, MotleyError
-from .errors import TooLarge, UnsupportedMedia
-from .guard import check_host, check_peer
-from .http import error_response
+from . import access_log
+from .access_log import CallRecord, clean_id
+from .caller import MAX_CLIENT_ID, Caller
+from .errors import SlowBody, TooLarge, UnsupportedMedia
+from .guard import Guard
+from .http import CALLER, error_response
 
 # Serve would obey it, and a closed connection would then no longer stop its sequence.
 _SERVE_ONLY = "x-request-disconnect-disabled"
 
 
-class HttpGuard:
-    """ASGI middleware. `max_body_bytes` counts what arrives, whatever Content-Length says."""
+REQUEST_ID = "x-request-id"
+BODY_S = 30.0  # from the head of a request to the last byte of its body
+LEFT = 499  # what the log says when the client went before the answer was whole
 
-    def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
+
+class HttpGuard:
+    """ASGI middleware.
+
+    guard            who may call
+    max_body_bytes   counts what arrives, whatever Content-Length says
+    health_paths     tell health and no more
+    echo_id          answers carry x-request-id; Serve's own server puts it there itself
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        guard: Guard,
+        max_body_bytes: int,
+        health_paths: Collection[str] = (),
+        echo_id: bool = True,
+    ) -> None:
         self._app = app
+        self._guard = guard
         self._max_body_bytes = max_body_bytes
+        self._health_paths = frozenset(health_paths)
+        self._echo_id = echo_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            if scope["type"] == "lifespan":
-                await self._app(scope, receive, send)
-            return
-        try:
-            self._check(scope)
-        except MotleyError as error:
-            await error_response(error)(scope, receive, send)
-            return
-        await self._app(scope, self._bounded(receive), send)
+        if scope["type"] == "http":
+            await self._serve(scope, receive, send)
+        elif scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+        else:
+            await send({"type": "websocket.close", "code": 1008})  # before it is accepted: HTTP 403
 
-    def _check(self, scope: Scope) -> None:
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
+        given = clean_id(headers.get(REQUEST_ID, ""), MAX_CLIENT_ID)
+        record = access_log.begin(CallRecord("http", f"{scope['method']} {scope['path']}", given))
+        answer = _Answer(send, (record.client_id or record.id) if self._echo_id else None)
+        try:
+            try:
+                scope[CALLER] = self._check(scope, headers, record)
+            except MotleyError as error:
+                await error_response(error)(scope, receive, answer)
+                return
+            await self._app(scope, self._bounded(receive), answer)
+        finally:
+            record.ended(answer.status if answer.whole else LEFT)
+
+    def _check(self, scope: Scope, headers: Headers, record: CallRecord) -> Caller:
         client = scope.get("client")
-        check_peer(client[0] if client else "", headers.keys())
-        check_host(headers.get("host", ""))
+        record.tenant = self._guard.tenant(
+            client[0] if client else "",
+            headers.items(),
+            host=headers.get("host", ""),
+            health=scope["path"] in self._health_paths and scope["method"] in ("GET", "HEAD"),
+        )
         if _SERVE_ONLY in headers:
             raise InvalidRequest(f"{_SERVE_ONLY} is not supported", param=_SERVE_ONLY, code="unsupported_parameter")
         if scope["method"] in ("POST", "PUT", "PATCH"):
             self._check_body(headers)
+        return Caller(tenant=record.tenant, client_id=record.client_id)
 
     def _check_body(self, headers: Headers) -> None:
         if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
@@ -53,17 +98,43 @@ class HttpGuard:
             raise self._too_large()
 
     def _bounded(self, receive: Receive) -> Receive:
-        left = self._max_body_bytes
+        left, whole = self._max_body_bytes, False
+        deadline = asyncio.get_running_loop().time() + BODY_S
 
         async def bounded() -> Message:
-            nonlocal left
-            message = await receive()
+            nonlocal left, whole
+            if whole:
+                return await receive()  # from now on only to see the client leave
+            try:
+                async with asyncio.timeout_at(deadline):
+                    message = await receive()
+            except TimeoutError:
+                raise SlowBody(f"the body did not arrive within {BODY_S:g} s", code="slow_body") from None
             left -= len(message.get("body", b""))
             if left < 0:
                 raise self._too_large()
+            whole = not message.get("more_body", False)
             return message
 
         return bounded
 
     def _too_large(self) -> TooLarge:
         return TooLarge(f"the body is larger than {self._max_body_bytes} bytes", code="body_too_large")
+
+
+class _Answer:
+    """Sends on what the application answers, and knows how that ended."""
+
+    def __init__(self, send: Send, request_id: str | None) -> None:
+        self._send = send
+        self._request_id = request_id
+        self.status = 500
+        self.whole = False
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            if self._request_id is not None:
+                MutableHeaders(scope=message)[REQUEST_ID] = self._request_id
+        await self._send(message)
+        self.whole = message["type"] == "http.response.body" and not message.get("more_body", False)

@@ -16,11 +16,22 @@ class ServeOptions:
     engine             settings of the replica's engine
     replicas           how many
     host               where HTTP and gRPC listen; without API keys loopback only
+    api_keys           file of API keys (`motley keys`); None: only this machine may call
+    open_health        health is told without a key
+    cors_origins       web pages from there may call, each as `https://host[:port]`; `*` alone: from anywhere
+    tls_cert, tls_key  PEM files: HTTP and gRPC are served over TLS
+    client_ca          PEM file: with TLS, only clients with a certificate of this authority
+    tls_terminated_upstream  something before this service does TLS
     http_port          OpenAI's HTTP
-    grpc_port          motley.v1
+    grpc_port          gRPC: every protocol that is not HTTP
     dashboard_port     Ray's dashboard, on loopback; None takes 8265 if it is free, or another
     served_model_name  what clients call the model; None: its folder's name
-    drain_s            how long streams may go on after Ctrl-C
+    null_engine        compute nothing, to measure the service itself; then the model is only its tokenizer and limits
+    null_step_ms       what a step of it takes; 0: as long as its readers
+    tool_parser        how the model writes calls of tools; auto: told from its chat template
+    reasoning_parser   likewise for what it thinks before it answers
+    drain_s            how long streams may go on after Ctrl-C, or on a replica that is taken away before they move
+    stall_s            a replica that shows no sign of life for so long is given up, and its streams move
     greet              show an answer over gRPC and one over HTTP when ready
     ready_file         written when ready, as JSON, for whoever waits for that
     """
@@ -29,10 +40,22 @@ class ServeOptions:
     engine: EngineConfig = field(default_factory=EngineConfig)
     replicas: int = 1
     host: str = "127.0.0.1"
+    api_keys: Path | None = None
+    open_health: bool = False
+    cors_origins: tuple[str, ...] = ()
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    client_ca: Path | None = None
+    tls_terminated_upstream: bool = False
     http_port: int = 8000
     grpc_port: int = 9000
     dashboard_port: int | None = None
     served_model_name: str | None = None
+    null_engine: bool = False
+    null_step_ms: float = 0.0
+    tool_parser: str = "auto"
+    reasoning_parser: str = "auto"
     drain_s: float = 3.0
+    stall_s: float = 5.0
     greet: bool = False
     ready_file: Path | None = None

@@ -10,20 +10,12 @@ from .failures import ConfigurationError
 SETTLED = (20_000, 30_000)
 
 
-def settled_port(wanted: int) -> int:
-    """This port if it is free on every interface, else another for someone who will bind it later.
+def settled_block(size: int) -> int:
+    """The first of `size` ports in a row, all free on every interface, for somebody who will bind them later.
 
     Below the range from which the system takes ports for outgoing connections: there, one that is free now
-    may be in use seconds later.
+    may be in use seconds later. By chance, so that two services that start at once take different ones.
     """
-    port = wanted
-    while not is_free("", port):
-        port = random.randrange(*SETTLED)
-    return port
-
-
-def settled_block(size: int) -> int:
-    """The first of `size` ports in a row that are all free on every interface."""
     while True:
         first = random.randrange(SETTLED[0], SETTLED[1], size)
         if all(is_free("", port) for port in range(first, first + size)):
@@ -45,13 +37,6 @@ def is_free(host: str, port: int) -> bool:
     except ConfigurationError:
         return False
     return True
-
-
-def first_free(host: str, port: int) -> int:
-    """This port, or the next above it that is free."""
-    while not is_free(host, port):
-        port += 1
-    return port
 
 
 def bracketed(host: str) -> str:

@@ -1,34 +1,54 @@
-"""What every gRPC method has around it: who may call, and errors as status codes."""
+"""What every gRPC method has around it: who may call, errors as status codes, a line in the access log.
+
+A class with such methods has a `guard` and its `readers`.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager
 from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.message import Message
 
-from ..replicas.errors import InvalidRequest, MotleyError
-from .guard import check_peer
+from ..replicas.errors import DeadlineExceeded, InvalidRequest, MotleyError
+from . import access_log
+from .access_log import CallRecord, clean_id
+from .caller import MAX_CLIENT_ID, Caller
+from .edge import TIMEOUT_HEADER
+from .guard import Headers
+from .retry_after import add_metadata
 from .servicers import Malformed
 
+REQUEST_ID = "x-request-id"
+_UNITS_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+
+Method = TypeVar("Method", bound=Callable[..., Any])
 Reply = TypeVar("Reply", bound=Message)
 Unary = Callable[[Any, Any, Any], Awaitable[Reply]]
 Stream = Callable[[Any, Any, Any], AsyncGenerator[Reply, None]]
 
 
+def tells_health(method: Method) -> Method:
+    """Below `unary` or `stream`: the method tells health and no more, so `--open-health` opens it."""
+    method.tells_health = True  # type: ignore[attr-defined]
+    return method
+
+
 def unary(reply: type[Reply]) -> Callable[[Unary[Reply]], Unary[Reply]]:
-    """For `async def Method(self, request, grpc_context) -> reply`."""
+    """For `async def Method(self, request, caller) -> reply`."""
 
     def decorate(method: Unary[Reply]) -> Unary[Reply]:
-        @functools.wraps(method)
+        @_named(method)
         async def call(self: Any, request: Any, grpc_context: Any) -> Reply:
             try:
-                _admit(request, grpc_context)
-                return await method(self, request, grpc_context)
+                with _admitted(self, method, request, grpc_context) as caller:
+                    return await method(self, request, caller)
             except MotleyError as error:
                 _set_status(grpc_context, error)
                 return reply()
@@ -39,15 +59,15 @@ def unary(reply: type[Reply]) -> Callable[[Unary[Reply]], Unary[Reply]]:
 
 
 def stream(method: Stream[Reply]) -> Stream[Reply]:
-    """For `async def Method(self, request, grpc_context)`, a generator of replies."""
+    """For `def Method(self, request, caller)`, which returns a generator of replies."""
 
-    @functools.wraps(method)
+    @_named(method)
     async def call(self: Any, request: Any, grpc_context: Any) -> AsyncGenerator[Reply, None]:
         try:
-            _admit(request, grpc_context)
-            async with aclosing(method(self, request, grpc_context)) as replies:
-                async for reply in replies:
-                    yield reply
+            with _admitted(self, method, request, grpc_context) as caller:
+                async with aclosing(self.readers.watched(method(self, request, caller))) as replies:
+                    async for reply in replies:
+                        yield reply
         except MotleyError as error:
             _set_status(grpc_context, error)
             if os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") != "1":
@@ -56,10 +76,55 @@ def stream(method: Stream[Reply]) -> Stream[Reply]:
     return call
 
 
-def _admit(request: Any, context: Any) -> None:
-    check_peer(_host(context.peer()), (key for key, _ in context.invocation_metadata()))
-    if isinstance(request, Malformed):
-        raise InvalidRequest(f"the request's bytes do not parse: {request.reason}", code="malformed_message")
+def _named(method: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Its name and docstring, but not its signature: Serve looks there for `grpc_context`."""
+
+    def name(call: Callable[..., Any]) -> Callable[..., Any]:
+        functools.update_wrapper(call, method)
+        del call.__wrapped__  # type: ignore[attr-defined]
+        return call
+
+    return name
+
+
+@contextmanager
+def _admitted(ingress: Any, method: Callable[..., Any], request: Any, context: Any) -> Iterator[Caller]:
+    """Who calls, once that is settled; at the end the call is written to the access log."""
+    metadata = [(name, value) for name, value in context.invocation_metadata() if isinstance(value, str)]
+    given = next((value for name, value in metadata if name == REQUEST_ID), "")
+    record = access_log.begin(CallRecord("grpc", method.__name__, clean_id(given, MAX_CLIENT_ID)))
+    context.set_trailing_metadata([(REQUEST_ID, record.client_id or record.id)])
+    status = "UNKNOWN"
+    try:
+        health = getattr(method, "tells_health", False)
+        record.tenant = ingress.guard.tenant(_host(context.peer()), metadata, health=health)
+        if isinstance(request, Malformed):
+            raise InvalidRequest(f"the request's bytes do not parse: {request.reason}", code="malformed_message")
+        yield Caller(tenant=record.tenant, timeout_s=_timeout_s(context, metadata), client_id=record.client_id)
+        status = "OK"
+    except MotleyError as error:
+        status = error.grpc_code
+        raise
+    except (asyncio.CancelledError, GeneratorExit):
+        status = "CANCELLED"
+        raise
+    finally:
+        record.ended(status)
+
+
+def _timeout_s(context: Any, metadata: Headers) -> float | None:
+    """What is left of the call's own deadline. Serve does not hand it on, so HAProxy writes it into a header."""
+    given = next((value for name, value in metadata if name == TIMEOUT_HEADER), None)
+    timeout_s = context.time_remaining() if given is None and hasattr(context, "time_remaining") else _parse(given)
+    if timeout_s is not None and timeout_s <= 0:
+        raise DeadlineExceeded("the call's deadline has passed")
+    return timeout_s
+
+
+def _parse(timeout: str | None) -> float | None:
+    """As gRPC writes it on the wire: at most eight digits and a unit."""
+    match = re.fullmatch(r"([0-9]{1,8})([HMSmun])", timeout or "")
+    return None if match is None else int(match[1]) * _UNITS_S[match[2]]
 
 
 def _host(peer: str) -> str:
@@ -73,3 +138,4 @@ def _host(peer: str) -> str:
 def _set_status(context: Any, error: MotleyError) -> None:
     context.set_code(grpc.StatusCode[error.grpc_code])
     context.set_details(error.message)
+    add_metadata(context, error)

@@ -14,13 +14,26 @@ from typing import Any, cast
 import grpc
 from google.protobuf.message import DecodeError, Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from .protos import inference_pb2, inference_pb2_grpc
+from .protos import (
+    inference_pb2,
+    inference_pb2_grpc,
+    kserve_pb2,
+    kserve_pb2_grpc,
+    vllm_engine_pb2,
+    vllm_engine_pb2_grpc,
+)
 
-SERVICER_FUNCTIONS = ("motley.cluster.servicers.add_inference", "motley.cluster.servicers.add_health")
+SERVICER_FUNCTIONS = tuple(
+    f"motley.cluster.servicers.add_{name}" for name in ("inference", "kserve", "vllm", "health", "reflection")
+)
 SERVICES = (
     inference_pb2.DESCRIPTOR.services_by_name["Inference"],
+    kserve_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"],
+    vllm_engine_pb2.DESCRIPTOR.services_by_name["VllmEngine"],
     health_pb2.DESCRIPTOR.services_by_name["Health"],
+    reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"],
 )
 
 
@@ -35,8 +48,20 @@ def add_inference(servicer: Any, server: grpc.aio.Server) -> None:
     inference_pb2_grpc.add_InferenceServicer_to_server(servicer, cast(grpc.aio.Server, _Tolerant(server)))
 
 
+def add_kserve(servicer: Any, server: grpc.aio.Server) -> None:
+    kserve_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(servicer, cast(grpc.aio.Server, _Tolerant(server)))
+
+
+def add_vllm(servicer: Any, server: grpc.aio.Server) -> None:
+    vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(servicer, cast(grpc.aio.Server, _Tolerant(server)))
+
+
 def add_health(servicer: Any, server: grpc.aio.Server) -> None:
     health_pb2_grpc.add_HealthServicer_to_server(servicer, cast(grpc.aio.Server, _Tolerant(server)))
+
+
+def add_reflection(servicer: Any, server: grpc.aio.Server) -> None:
+    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, cast(grpc.aio.Server, _Tolerant(server)))
 
 
 def parse(decode: Callable[[bytes], Message], data: bytes) -> Message | Malformed:

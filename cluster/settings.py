@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from .edge import BUFFER_BYTES, Edge
 from .failures import ConfigurationError
 from .haproxy import launcher
-from .ports import settled_block, settled_port
+from .loopback import HOOK
+from .ports import settled_block
 
 DIRECT_PORTS = 50  # one for each replica of the ingress, and those that Serve keeps back for a while
 MAX_MESSAGE_BYTES = 8 * 2**20  # a body or gRPC message from a client: a million token ids
@@ -22,13 +24,13 @@ class Setting:
     reason: str
 
 
-def ray_settings(folder: Path, *, haproxy: bool) -> tuple[Setting, ...]:
-    """For a cluster that keeps its files in `folder`."""
-    return (*_shared(), *(_haproxy(folder) if haproxy else ()))
+def ray_settings(folder: Path, edge: Edge | None) -> tuple[Setting, ...]:
+    """For a cluster that keeps its files in `folder`; HAProxy is used if there is an edge for it."""
+    return (*_shared(), *(() if edge is None else _haproxy(folder, edge)))
 
 
 def _shared() -> tuple[Setting, ...]:
-    http, grpc = settled_block(DIRECT_PORTS), settled_block(DIRECT_PORTS)
+    http, grpc, fallback = settled_block(DIRECT_PORTS), settled_block(DIRECT_PORTS), settled_block(2)
     own = "Serve would share a gRPC port with another service of this machine, and with it its calls"
     return (
         Setting("RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT", str(http), own),
@@ -39,32 +41,47 @@ def _shared() -> tuple[Setting, ...]:
         Setting("RAY_SERVE_GRPC_MAX_MESSAGE_SIZE", str(MAX_MESSAGE_BYTES), "2 GiB by default"),
         Setting("RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH", str(MAX_REPLY_BYTES), "4 MiB is less than a reply may be"),
         Setting("RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S", "1", "else shutdown takes 32 s"),
+        Setting("RAY_ENABLE_AUTO_CONNECT", "0", "a call after Ray has ended would start another Ray"),
         Setting("RAY_SERVE_LOG_TO_STDERR", "0", "replicas log to their files"),
         Setting("FORWARDED_ALLOW_IPS", "", "uvicorn otherwise believes X-Forwarded-For"),
-        Setting(
-            "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT", str(settled_port(8500)), "beside another cluster on this machine"
-        ),
-        Setting("RAY_SERVE_FALLBACK_PROXY_GRPC_PORT", str(settled_port(9500)), "likewise"),
+        Setting("RAY_SERVE_FALLBACK_PROXY_HTTP_PORT", str(fallback), "two services that start at once share none"),
+        Setting("RAY_SERVE_FALLBACK_PROXY_GRPC_PORT", str(fallback + 1), "likewise"),
         Setting("RAY_worker_niceness", "0", "15 by default: any other process would stall the streams"),
         Setting("RAY_USAGE_STATS_ENABLED", "0", "nothing is reported to anyone"),
         Setting("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0", "a replica without GPUs must not lose sight of them"),
     )
 
 
-def _haproxy(folder: Path) -> tuple[Setting, ...]:
+def _haproxy(folder: Path, edge: Edge) -> tuple[Setting, ...]:
     own = "the default path is shared by all clusters of a machine"
+    stats = settled_block(2)
     return (
         Setting("RAY_SERVE_ENABLE_HA_PROXY", "1", "streams 15 times faster than Serve's own proxy; cancels arrive"),
-        Setting("RAY_SERVE_HAPROXY_BINARY_PATH", str(launcher(folder)), "splice() hides clients that leave"),
+        Setting(
+            "RAY_SERVE_HAPROXY_BINARY_PATH", str(launcher(folder, edge.write(folder))), "its configuration is edited"
+        ),
+        Setting("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", HOOK, "gRPC behind HAProxy stays on loopback"),
+        Setting("RAY_SERVE_HAPROXY_TUNE_BUFSIZE", str(BUFFER_BYTES), "so that long heads can be told from broken ones"),
+        Setting("RAY_SERVE_HAPROXY_MAXCONN", str(max_connections()), "idle connections must not keep others out"),
         Setting("RAY_SERVE_HAPROXY_CONFIG_FILE_LOC", str(folder / "haproxy.cfg"), own),
         Setting("RAY_SERVE_HAPROXY_SOCKET_PATH", str(folder / "admin.sock"), own),
         Setting("RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH", str(folder / "metrics.sock"), own),
         Setting("RAY_SERVE_HAPROXY_SERVER_STATE_BASE", str(folder), own),
         Setting("RAY_SERVE_HAPROXY_SERVER_STATE_FILE", str(folder / "server-state"), own),
-        Setting("RAY_SERVE_HAPROXY_STATS_PORT", str(settled_port(8404)), "beside another cluster on this machine"),
-        Setting("RAY_SERVE_HAPROXY_METRICS_PORT", str(settled_port(9101)), "likewise"),
+        Setting("RAY_SERVE_HAPROXY_STATS_PORT", str(stats), "two services that start at once share none"),
+        Setting("RAY_SERVE_HAPROXY_METRICS_PORT", str(stats + 1), "likewise"),
         Setting("RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S", "30", "an old HAProxy worker must not outlive a shutdown"),
     )
+
+
+def max_connections() -> int:
+    """As many as HAProxy finds files for, which wants two and a half each; at most 16,384."""
+    import resource  # there is none on Windows, and no HAProxy
+
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if files == resource.RLIM_INFINITY:
+        return 16_384
+    return min(max((files - 1024) * 2 // 5, 1024), 16_384)
 
 
 def check_environment(environ: Mapping[str, str]) -> None:

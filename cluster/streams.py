@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Coroutine, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -21,7 +23,7 @@ async def all_of(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
 
 async def merge(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
     """Items of all streams as they come, each with its stream's number. Closes them all at the end."""
-    pending = {asyncio.create_task(_next(stream)): which for which, stream in enumerate(streams)}
+    pending = {asyncio.create_task(next_of(stream)): which for which, stream in enumerate(streams)}
     try:
         while pending:
             done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
@@ -29,7 +31,7 @@ async def merge(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tu
                 which = pending.pop(task)
                 items = task.result()
                 if items:
-                    pending[asyncio.create_task(_next(streams[which]))] = which
+                    pending[asyncio.create_task(next_of(streams[which]))] = which
                     yield which, items[0]
     finally:
         for task in pending:
@@ -39,8 +41,52 @@ async def merge(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tu
             await stream.aclose()
 
 
-async def _next(stream: AsyncGenerator[T, None]) -> list[T]:
+@dataclass(frozen=True, slots=True)
+class _End:
+    error: Exception | None = None
+
+
+async def fan_in(sources: AsyncIterable[AsyncGenerator[T, None]], *, at_once: int) -> AsyncGenerator[T, None]:
+    """Items of all sources as they come, of at most so many sources at a time; the others wait unread.
+
+    An item waits for its reader before its source makes another. The first failure, of a source or in
+    finding sources, closes the others and is raised itself.
+    """
+    queue: asyncio.Queue[T | _End] = asyncio.Queue(maxsize=1)
+    room = asyncio.Semaphore(at_once)
+
+    async def drain(source: AsyncGenerator[T, None]) -> None:
+        try:
+            async with aclosing(source) as items:
+                async for item in items:
+                    await queue.put(item)
+        finally:
+            room.release()
+
+    async def drain_all() -> None:
+        end = _End()
+        try:
+            async with asyncio.TaskGroup() as group:
+                async for source in sources:
+                    await room.acquire()
+                    group.create_task(drain(source))
+        except ExceptionGroup as failures:
+            end = _End(failures.exceptions[0])
+        await queue.put(end)
+
+    running = asyncio.create_task(drain_all())
+    try:
+        while not isinstance(item := await queue.get(), _End):
+            yield item
+        if item.error is not None:
+            raise item.error
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def next_of(items: AsyncIterable[T]) -> list[T]:
     """The next item, or nothing at the end: a task cannot carry StopAsyncIteration."""
-    async for item in stream:
+    async for item in items:
         return [item]
     return []

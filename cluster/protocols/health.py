@@ -1,53 +1,100 @@
-"""grpc.health.v1: whether a replica answers, in the words that load balancers and Kubernetes know."""
+"""grpc.health.v1: whether the engine steps, in the words that load balancers and Kubernetes know."""
 
 from __future__ import annotations
 
 import asyncio
+import time
+from collections import Counter
 from collections.abc import AsyncGenerator
 
 from grpc_health.v1 import health_pb2 as pb
 
-from ...replicas.errors import MotleyError, NotFound
+from ...replicas.errors import MotleyError, NotFound, Overloaded
+from .. import servicers
+from ..caller import Caller
 from ..router import Router
 
-SERVICES = ("", "motley.v1.Inference")  # the empty name is the whole server
+SERVICES = ("", *(service.full_name for service in servicers.SERVICES))  # the empty name is the whole server
 WATCH_PERIOD_S = 1.0
+MAX_WATCHES = 16  # of one caller at a time: of one tenant, or without keys of all
 _SERVING = pb.HealthCheckResponse.ServingStatus.SERVING
 _NOT_SERVING = pb.HealthCheckResponse.ServingStatus.NOT_SERVING
 _UNKNOWN = pb.HealthCheckResponse.ServingStatus.SERVICE_UNKNOWN
 
 
 class HealthProtocol:
-    """A service is as healthy as the pool: a live process whose engine does not step is not."""
+    """A service is as healthy as the pool: a live process whose engine does not step is not.
+
+    However many ask, a replica is asked once at a time, and no more often than each WATCH_PERIOD_S for all
+    watchers together. Whoever watches is no load: the drain does not wait for them, they wait for it.
+    """
 
     def __init__(self, router: Router) -> None:
         self._router = router
+        self._watches: Counter[str] = Counter()
+        self._poll: asyncio.Task[bool] | None = None
+        self._polled = -WATCH_PERIOD_S  # monotonic: when the last answer came
+        self._well = False
 
     async def check(self, request: pb.HealthCheckRequest) -> pb.HealthCheckResponse:
         if request.service not in SERVICES:
             raise NotFound(f"service: there is no {request.service[:80]!r} here", param="service")
-        return await self._response()
+        return _response(await self._fresh())
 
     async def list(self) -> pb.HealthListResponse:
-        response = await self._response()
+        response = _response(await self._fresh())
         return pb.HealthListResponse(statuses=dict.fromkeys(SERVICES, response))
 
-    async def watch(self, request: pb.HealthCheckRequest) -> AsyncGenerator[pb.HealthCheckResponse, None]:
-        """The status now, and again whenever it changes; of an unknown service too, which may yet appear."""
-        last = None
-        while True:
-            known = request.service in SERVICES
-            response = await self._response() if known else pb.HealthCheckResponse(status=_UNKNOWN)
-            if response != last:
-                yield response
-            last = response
-            if self._router.draining:
-                return  # or the watchers would be waited for
-            await asyncio.sleep(WATCH_PERIOD_S)
+    async def watch(
+        self, request: pb.HealthCheckRequest, caller: Caller
+    ) -> AsyncGenerator[pb.HealthCheckResponse, None]:
+        """The status now, and again whenever it changes; of an unknown service too, which may yet appear.
 
-    async def _response(self) -> pb.HealthCheckResponse:
+        Ends with NOT_SERVING when the service drains. Raises Overloaded beyond MAX_WATCHES.
+        """
+        if self._watches[caller.tenant] >= MAX_WATCHES:
+            raise Overloaded(f"at most {MAX_WATCHES} watches at a time", code="too_many_watches")
+        self._watches[caller.tenant] += 1
+        try:
+            last = None
+            while True:
+                draining = self._router.draining  # before the answer: what comes last says NOT_SERVING
+                known = request.service in SERVICES
+                response = _response(await self._shared()) if known else pb.HealthCheckResponse(status=_UNKNOWN)
+                if response != last:
+                    yield response
+                last = response
+                if draining:
+                    return
+                await asyncio.sleep(WATCH_PERIOD_S)
+        finally:
+            self._watches[caller.tenant] -= 1
+
+    async def _shared(self) -> bool:
+        """An answer that may be WATCH_PERIOD_S old."""
+        if self._router.draining:
+            return False
+        if time.monotonic() - self._polled < WATCH_PERIOD_S:
+            return self._well
+        return await self._fresh()
+
+    async def _fresh(self) -> bool:
+        """An answer of now, to all who ask while it is on its way."""
+        if self._poll is None:
+            self._poll = asyncio.create_task(self._ask())
+        return await asyncio.shield(self._poll)
+
+    async def _ask(self) -> bool:
         try:
             await self._router.load()
         except MotleyError:
-            return pb.HealthCheckResponse(status=_NOT_SERVING)
-        return pb.HealthCheckResponse(status=_SERVING)
+            self._well = False
+        else:
+            self._well = True
+        finally:
+            self._poll, self._polled = None, time.monotonic()
+        return self._well
+
+
+def _response(well: bool) -> pb.HealthCheckResponse:
+    return pb.HealthCheckResponse(status=_SERVING if well else _NOT_SERVING)

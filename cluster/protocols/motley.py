@@ -7,10 +7,14 @@ from contextlib import aclosing
 
 from ...replicas.errors import InvalidRequest
 from ..ask import Ask
+from ..caller import Caller
 from ..door import Door
+from ..embed import embed
 from ..gather import gather
 from ..protos import inference_pb2 as pb
 from ..router import Router
+from ..streams import all_of
+from . import motley_embeddings
 from . import motley_wire as wire
 
 
@@ -22,20 +26,26 @@ class MotleyProtocol:
         self._router = router
         self._replies = wire.Replies(door.tokenizer)
 
-    async def complete(self, ask: Ask) -> pb.Completion:
-        admitted = await self._door.admit(ask)
+    async def complete(self, ask: Ask, caller: Caller) -> pb.Completion:
+        admitted = await self._door.admit(ask, caller)
         async with aclosing(self._router.stream(admitted.request)) as messages:
             gathered = await gather(messages, admitted.request.sampling.n)
         return self._replies.completion(admitted, gathered)
 
-    async def complete_stream(self, ask: Ask) -> AsyncGenerator[pb.CompletionChunk, None]:
-        admitted = await self._door.admit(ask)
+    async def complete_stream(self, ask: Ask, caller: Caller) -> AsyncGenerator[pb.CompletionChunk, None]:
+        admitted = await self._door.admit(ask, caller)
         async with (
             aclosing(self._router.stream(admitted.request)) as messages,
             aclosing(self._replies.chunks(admitted, messages)) as chunks,
         ):
             async for chunk in chunks:
                 yield chunk
+
+    async def embeddings(self, request: pb.EmbeddingsRequest, caller: Caller) -> pb.EmbeddingsResponse:
+        admitted = [await self._door.admit(ask, caller) for ask in motley_embeddings.asks(request)]
+        embedded = await all_of([embed(self._router, one) for one in admitted])
+        normalize = request.normalize if request.HasField("normalize") else True
+        return motley_embeddings.response(self._door.info.name, embedded, normalize=normalize)
 
     async def tokenize(self, request: pb.TokenizeRequest) -> pb.TokenizeResponse:
         wire.refuse_unknown(request)

@@ -9,14 +9,17 @@ from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from ...replicas.errors import InvalidRequest
+from ...replicas.grammar_spec import GrammarSpec
 from ...replicas.protocol import Delta, FinishReason, ModelInfo, PromptLogprob, StreamMessage, TokenLogprob
 from ...replicas.tokenizer import Tokenizer
 from ..ask import Admitted, Ask
 from ..errors import unknown_field
 from ..gather import Gathered, GatheredChoice, check_finish
 from ..protos import inference_pb2 as pb
+from . import formats
 
-_REPEATED = ("logit_bias", "stop", "stop_token_ids")
+_NOT_SCALAR = ("logit_bias", "stop", "stop_token_ids", "grammar")
+_GRAMMARS = {"json_schema": "json", "ebnf": "grammar"}  # where vLLM's words differ
 _FINISH = {reason: pb.FinishReason.Value(f"FINISH_REASON_{reason.name}") for reason in FinishReason}
 
 
@@ -32,7 +35,8 @@ def chat_ask(request: pb.ChatRequest) -> Ask:
     refuse_unknown(request)
     given = request.template_arguments.items()
     arguments = {name: getattr(value, value.WhichOneof("value") or "text") for name, value in given}
-    return _ask(request, messages(request.messages), chat=True, template_arguments=arguments)
+    names = {"chat_template_kwargs": "template_arguments"}
+    return _ask(request, messages(request.messages), chat=True, template_arguments=arguments, wire_names=names)
 
 
 def messages(given: Iterable[pb.ChatMessage]) -> list[dict[str, str]]:
@@ -57,7 +61,7 @@ def _ask(request: Any, prompt: Any, **more: Any) -> Ask:
 
 def sampling(params: pb.SamplingParams) -> dict[str, Any]:
     """Only the fields that the client set, by SamplingParams' names, which are the wire's as well."""
-    scalars = [field.name for field, _ in params.ListFields() if field.name not in _REPEATED]
+    scalars = [field.name for field, _ in params.ListFields() if field.name not in _NOT_SCALAR]
     given: dict[str, Any] = {name: getattr(params, name) for name in scalars}
     if params.logit_bias:
         given["logit_bias"] = dict(params.logit_bias)
@@ -65,7 +69,17 @@ def sampling(params: pb.SamplingParams) -> dict[str, Any]:
         given["stop"] = tuple(params.stop)
     if params.stop_token_ids:
         given["stop_token_ids"] = tuple(params.stop_token_ids)
+    if params.HasField("grammar"):
+        given["grammar"] = _grammar(params.grammar)
     return given
+
+
+def _grammar(grammar: pb.Grammar) -> GrammarSpec:
+    kind = grammar.WhichOneof("kind")
+    if kind is None:
+        raise InvalidRequest("sampling.grammar: it is empty", param="sampling.grammar", code="missing_field")
+    value = list(grammar.choice.texts) if kind == "choice" else getattr(grammar, kind)
+    return formats.constraint(_GRAMMARS.get(kind, kind), value, f"sampling.grammar.{kind}")
 
 
 def refuse_unknown(message: Message, path: str = "") -> None:

@@ -4,60 +4,65 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 
 from ...replicas.errors import InvalidRequest
-from ...replicas.protocol import PromptLogprob
+from ...replicas.protocol import PromptLogprob, StreamMessage
+from ...replicas.tools import check_tools
+from ..answers import Answer, Object, Streaming
 from ..ask import Admitted
+from ..caller import Caller
 from ..door import Door
+from ..errors import unsupported_field
 from ..gather import Gathered, check_finish, gather
+from ..parsers.styles import TOOL_PARSERS, Reading, Styles, Thinking, thinking
 from ..router import Router
 from ..streams import all_of, merge
 from . import openai_ask
 from .openai_ask import Call
+from .openai_chat_reply import ChatForm
 from .openai_chunks import ChunkWriter
+from .openai_enforce import enforce
 from .openai_fields import parse_object, refuse_others, take
-from .openai_reply import ChatForm, CompletionForm, Echo, Form, Object, Tokens, whole
+from .openai_logprobs import Tokens
+from .openai_reply import CompletionForm, Echo, Form, whole
+from .openai_silent import prompt_only
 
 MAX_CHOICES = 128  # of all prompts of one call together
-
-
-@dataclass(frozen=True, slots=True)
-class Streaming:
-    """An answer in chunks: those of the first message, and the rest, to be closed by whoever holds it."""
-
-    first: list[Object]
-    rest: AsyncGenerator[list[Object], None]
-
-
-Answer = Object | Streaming
 
 
 class OpenAIProtocol:
     """Bodies in, plain objects out: one for an answer, or a stream of them. Errors leave as MotleyError."""
 
-    def __init__(self, door: Door, router: Router) -> None:
+    def __init__(self, door: Door, router: Router, styles: Styles | None = None, fingerprint: str = "") -> None:
         self._door = door
         self._router = router
-        tokens = Tokens(door.tokenizer)
-        self._completion = CompletionForm(tokens)
-        self._chat = ChatForm(tokens)
+        self._styles = styles or Styles()
+        self._tokens = Tokens(door.tokenizer)
+        self._fingerprint = f"fp_{fingerprint[:16]}"
 
-    async def completions(self, body: bytes) -> Answer:
-        return await self._answer(self._completion, openai_ask.completion_call(parse_object(body)))
+    async def completions(self, body: bytes, caller: Caller) -> Answer:
+        call = openai_ask.completion_call(parse_object(body))
+        form = CompletionForm(self._tokens, self._fingerprint, logprobs=call.logprobs)
+        return await self._answer(form, call, await self._admit(call, caller))
 
-    async def chat(self, body: bytes) -> Answer:
-        return await self._answer(self._chat, openai_ask.chat_call(parse_object(body)))
+    async def chat(self, body: bytes, caller: Caller) -> Answer:
+        call = openai_ask.chat_call(parse_object(body), self._door.tokenizer.chat_template)
+        self._check_tools(call)
+        [admitted] = await self._admit(call, caller)
+        thinks = thinking(self._door.tokenizer, admitted.request.prompt_ids) if self._styles.thinks else None
+        form = ChatForm(self._tokens, self._fingerprint, self._reading(call, thinks))
+        return await self._answer(form, call, [enforce(admitted, call.tools, self._styles.tools.name, thinks)])
 
     async def tokenize(self, body: bytes) -> Object:
         fields = parse_object(body)
-        refuse_others(fields, ("model", "prompt", "messages", "add_special_tokens", "chat_template_kwargs"))
+        refuse_others(fields, ("model", "prompt", "messages", "tools", "add_special_tokens", "chat_template_kwargs"))
         self._door.check_model(take(fields, "model", str, ""))
         if openai_ask.tokenizes_chat(fields):
             ids = await self._door.prompt_ids(
                 openai_ask.messages(fields),
                 chat=True,
                 template_arguments=take(fields, "chat_template_kwargs", dict, {}),
+                tools=[] if fields.get("tools") is None else check_tools(fields["tools"]),
             )
         else:
             special = take(fields, "add_special_tokens", bool, True)
@@ -87,12 +92,39 @@ class OpenAIProtocol:
             "quantization": info.quantization,
         }
 
-    async def _answer(self, form: Form, call: Call) -> Answer:
-        admitted = [await self._door.admit(ask) for ask in call.asks]
+    def tokenizer_info(self) -> Object:
+        """What harnesses ask of a tokenizer that they do not have: its named tokens and its chat template."""
+        tokenizer = self._door.tokenizer
+        named: Object = {name: tokenizer.named_tokens.get(name) for name in ("bos_token", "eos_token", "pad_token")}
+        template = tokenizer.chat_template
+        return named | {
+            "tokenizer_class": "Tokenizer",
+            "model_max_length": self._door.info.max_model_len,
+            "chat_template": None if template is None else template.source,
+        }
+
+    async def _admit(self, call: Call, caller: Caller) -> list[Admitted]:
+        admitted = [await self._door.admit(ask, caller) for ask in call.asks]
         if len(admitted) * admitted[0].request.sampling.n > MAX_CHOICES:
             raise InvalidRequest(
                 f"n: at most {MAX_CHOICES} choices for all prompts of a call", param="n", code="invalid_value"
             )
+        return admitted
+
+    def _check_tools(self, call: Call) -> None:
+        if call.tools.tools and self._styles.tools.name not in TOOL_PARSERS:
+            raise unsupported_field("tools", f"{self._styles.tools.reason}; --tool-parser of motley serve names one")
+
+    def _reading(self, call: Call, thinks: Thinking | None) -> Reading:
+        return Reading(
+            tools=TOOL_PARSERS[self._styles.tools.name].parser if call.tools.tools else None,
+            names=call.tools.names,
+            single=call.tools.single,
+            thinks=thinks in ("free", "opened"),
+            opened=thinks == "opened",
+        )
+
+    async def _answer(self, form: Form, call: Call, admitted: Sequence[Admitted]) -> Answer:
         if not call.stream:
             return await self._whole(form, call, admitted)
         chunks = self._chunks(form, call, admitted)
@@ -100,20 +132,25 @@ class OpenAIProtocol:
         return Streaming(await anext(chunks), chunks)
 
     async def _whole(self, form: Form, call: Call, admitted: Sequence[Admitted]) -> Object:
-        gathered = await all_of([self._gather(one) for one in admitted])
+        gathered = await all_of([self._gather(call, one) for one in admitted])
         echoes = [
             await self._echo(call, one, answer.prompt_logprobs) for one, answer in zip(admitted, gathered, strict=True)
         ]
-        return whole(form, admitted, gathered, echoes)
+        keep = admitted[0].request.sampling.n if call.keep is None else call.keep
+        return whole(form, admitted, gathered, echoes, keep)
 
-    async def _gather(self, admitted: Admitted) -> Gathered:
-        async with aclosing(self._router.stream(admitted.request)) as messages:
+    async def _gather(self, call: Call, admitted: Admitted) -> Gathered:
+        async with aclosing(self._messages(call, admitted)) as messages:
             return await gather(messages, admitted.request.sampling.n)
+
+    def _messages(self, call: Call, admitted: Admitted) -> AsyncGenerator[StreamMessage, None]:
+        messages = self._router.stream(admitted.request)
+        return prompt_only(messages) if call.silent else messages
 
     async def _chunks(self, form: Form, call: Call, admitted: Sequence[Admitted]) -> AsyncGenerator[list[Object], None]:
         """For each message of a replica the chunks it makes, to be sent in one write."""
         writer = ChunkWriter(form, admitted, include_usage=call.include_usage)
-        async with aclosing(merge([self._router.stream(one.request) for one in admitted])) as messages:
+        async with aclosing(merge([self._messages(call, one) for one in admitted])) as messages:
             async for which, message in messages:
                 chunks: list[Object] = []
                 if not writer.opened(which):
@@ -129,6 +166,6 @@ class OpenAIProtocol:
         if not call.echo:
             return None
         text, ids = admitted.ask.prompt, admitted.request.prompt_ids
-        if not isinstance(text, str):
-            text = await self._door.text("prompt", ids, skip_special_tokens=False)
-        return Echo(text, ids, logprobs)
+        shown = await self._door.text("prompt", ids, skip_special_tokens=False)
+        text = text if isinstance(text, str) else shown
+        return Echo(text, ids, logprobs, literal=shown == text)

@@ -3,50 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from ...replicas.chat_template import ChatTemplate
 from ..ask import Ask
 from ..errors import unsupported_field
-from .openai_fields import missing, pick, refuse_others, take, wrong_type
+from .formats import format_of
+from .openai_fields import check_fields, missing, pick, refuse_others, take, wrong_type
+from .openai_reasoning import template_arguments
+from .openai_table import CHAT, COMPLETION, SAMPLING, by_name
+from .openai_tools import ToolUse, tool_use
 
 MAX_PROMPTS = 128
+MAX_METADATA = 16
 COMPLETION_MAX_TOKENS = 16  # what OpenAI's completions give when max_tokens is absent
 
-_SHARED_SAMPLING = (
-    "temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
-    "logit_bias", "seed", "n", "min_tokens", "max_tokens", "stop", "stop_token_ids", "ignore_eos",
-)  # fmt: skip
-_SHARED = ("model", "stream", "stream_options", "user", "timeout_s", "priority", *_SHARED_SAMPLING)
-_COMPLETION = frozenset((*_SHARED, "prompt", "echo", "logprobs"))
-_CHAT = frozenset((
-    *_SHARED, "messages", "logprobs", "top_logprobs", "max_completion_tokens", "response_format",
-    "chat_template_kwargs",
-))  # fmt: skip
-# OpenAI's answers have no place for what these ask for.
-_GRPC_ONLY = {
-    "prompt_logprobs": "use gRPC: its Complete and Chat return them",
-    "output_ids": "use gRPC: its Complete and Chat resume after them",
-}
-_COMPLETION_UNSUPPORTED = frozenset((*_GRPC_ONLY, "suffix", "best_of"))
-_CHAT_UNSUPPORTED = frozenset((
-    *_GRPC_ONLY,
-    "audio", "function_call", "functions", "metadata", "modalities", "moderation", "parallel_tool_calls", "prediction",
-    "prompt_cache_key", "prompt_cache_retention", "reasoning_effort", "safety_identifier", "service_tier", "store",
-    "tool_choice", "tools", "verbosity", "web_search_options",
-))  # fmt: skip
-_MESSAGE = ("role", "content", "name")
-_MESSAGE_UNSUPPORTED = frozenset(("annotations", "audio", "function_call", "refusal", "tool_call_id", "tool_calls"))
+_COMPLETION, _CHAT = by_name(COMPLETION), by_name(CHAT)
+_SAMPLING = tuple(field.name for field in SAMPLING)
+_LABELS = ("user", "safety_identifier", "prompt_cache_key")  # change nothing, and are text all the same
+_MESSAGE = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "reasoning")
+_MESSAGE_UNSUPPORTED = ("annotations", "audio", "function_call", "refusal")
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One OpenAI request: a prompt or several, and the form of its answer."""
+    """One OpenAI request: a prompt or several, and the form of its answer.
+
+    keep      choices of each prompt to return, of those that were made; None: all
+    silent    nothing is generated, as far as the client sees
+    logprobs  whether those of the choices are part of the answer
+    """
 
     asks: tuple[Ask, ...]
     stream: bool
     include_usage: bool
     echo: bool = False
+    keep: int | None = None
+    silent: bool = False
+    logprobs: bool = True
+    tools: ToolUse = field(default_factory=ToolUse)
 
     @property
     def n(self) -> int:
@@ -55,27 +51,42 @@ class Call:
 
 
 def completion_call(body: dict[str, Any]) -> Call:
-    _refuse_grpc_only(body)
-    refuse_others(body, _COMPLETION, _COMPLETION_UNSUPPORTED)
-    sampling = pick(body, (*_SHARED_SAMPLING, "logprobs"))
+    check_fields(body, _COMPLETION)
+    sampling = pick(body, (*_SAMPLING, "max_tokens", "logprobs")) | _grammar(body)
     echo = take(body, "echo", bool, False)
     if echo and sampling.get("logprobs") is not None:
         sampling["prompt_logprobs"] = sampling["logprobs"]
-    asks = tuple(
-        _ask(body, prompt, sampling, default_max_tokens=COMPLETION_MAX_TOKENS) for prompt in prompts(body.get("prompt"))
-    )
-    return Call(asks, *_streaming(body), echo=echo)
+    silent = echo and type(sampling.get("max_tokens")) is int and sampling["max_tokens"] == 0
+    if silent:
+        sampling["max_tokens"] = 1  # the engine always computes what follows; it is not shown
+    keep = _best_of(body, sampling)
+    more = {
+        "default_max_tokens": COMPLETION_MAX_TOKENS,
+        "wire_names": _names(keep),
+        "parse_special": take(body, "parse_special", bool, True),
+    }
+    asks = tuple(_ask(body, prompt, sampling, **more) for prompt in prompts(body.get("prompt")))
+    logprobs = body.get("logprobs") is not None
+    return Call(asks, *_streaming(body), echo=echo, keep=keep, silent=silent, logprobs=logprobs)
 
 
-def chat_call(body: dict[str, Any]) -> Call:
-    _refuse_grpc_only(body)
-    refuse_others(body, _CHAT, _CHAT_UNSUPPORTED)
-    _check_response_format(body)
-    sampling = pick(body, _SHARED_SAMPLING)
+def chat_call(body: dict[str, Any], template: ChatTemplate | None) -> Call:
+    """`template`: the model's, which decides what some fields can do."""
+    check_fields(body, _CHAT)
+    _check_metadata(body)
+    sampling = pick(body, (*_SAMPLING, "max_tokens")) | _grammar(body)
     names = _chat_logprobs(body, sampling) | _chat_max_tokens(body, sampling)
-    arguments = take(body, "chat_template_kwargs", dict, {})
-    ask = _ask(body, messages(body), sampling, chat=True, wire_names=names, template_arguments=arguments)
-    return Call((ask,), *_streaming(body))
+    tools = tool_use(body)
+    ask = _ask(
+        body,
+        messages(body),
+        sampling,
+        chat=True,
+        wire_names=names,
+        template_arguments=template_arguments(body, template),
+        tools=tools.tools,
+    )
+    return Call((ask,), *_streaming(body), tools=tools)
 
 
 def tokenizes_chat(body: dict[str, Any]) -> bool:
@@ -84,20 +95,15 @@ def tokenizes_chat(body: dict[str, Any]) -> bool:
     if not chat and body.get("prompt") is None:
         raise missing("prompt")
     beside = "messages" if chat else "prompt"
-    for name in ("prompt", "add_special_tokens") if chat else ("chat_template_kwargs",):
+    for name in ("prompt", "add_special_tokens") if chat else ("chat_template_kwargs", "tools"):
         if body.get(name) is not None:
             raise wrong_type(name, body[name], f"no value beside {beside}")
     return chat
 
 
-def _refuse_grpc_only(body: dict[str, Any]) -> None:
-    for name, instead in _GRPC_ONLY.items():
-        if body.get(name) is not None:
-            raise unsupported_field(name, instead)
-
-
 def _ask(body: dict[str, Any], prompt: Any, sampling: dict[str, Any], **more: Any) -> Ask:
-    take(body, "user", str, "")
+    for label in _LABELS:
+        take(body, label, str, "")
     return Ask(
         model=take(body, "model", str, ""),
         prompt=prompt,
@@ -108,20 +114,20 @@ def _ask(body: dict[str, Any], prompt: Any, sampling: dict[str, Any], **more: An
     )
 
 
-def prompts(prompt: Any) -> Sequence[str | list[int]]:
-    """A string, token ids, or a list of either -> a list of prompts. Ids are checked at the door."""
+def prompts(prompt: Any, name: str = "prompt") -> Sequence[str | list[int]]:
+    """A string, token ids, or a list of either -> a list of prompts. Ids are checked at the door. Errors say `name`."""
     if prompt is None:
-        raise missing("prompt")
+        raise missing(name)
     if isinstance(prompt, str):
         return [prompt]
     if not isinstance(prompt, list) or not prompt:
-        raise wrong_type("prompt", prompt, "a string, token ids, or a list of them that is not empty")
+        raise wrong_type(name, prompt, "a string, token ids, or a list of them that is not empty")
     if len(prompt) <= MAX_PROMPTS and all(isinstance(item, str) for item in prompt):
         return prompt
     if len(prompt) <= MAX_PROMPTS and all(isinstance(item, list) for item in prompt):
         return prompt
     if any(isinstance(item, str | list) for item in prompt):
-        raise wrong_type("prompt", prompt, f"token ids, or at most {MAX_PROMPTS} prompts of one kind")
+        raise wrong_type(name, prompt, f"token ids, or at most {MAX_PROMPTS} prompts of one kind")
     return [prompt]
 
 
@@ -135,11 +141,44 @@ def messages(body: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _message(message: Any, path: str) -> dict[str, Any]:
-    """Role and content go through as they are: the chat template's own check names what is wrong with them."""
+    """Fields go through as they are: the check of messages names what is wrong with them."""
     if not isinstance(message, dict):
         raise wrong_type(path, message, "an object with role and content")
     refuse_others(message, _MESSAGE, _MESSAGE_UNSUPPORTED, path=f"{path}.")
-    return {"content": None} | pick(message, _MESSAGE)
+    given = {"content": None} | pick(message, _MESSAGE)
+    if "reasoning" in given:  # the newer name; clients send back what they got
+        given.setdefault("reasoning_content", given.pop("reasoning"))
+        given.pop("reasoning", None)
+    return given
+
+
+def _best_of(body: dict[str, Any], sampling: dict[str, Any]) -> int | None:
+    """How many choices to keep, if more are made: n of them, the likeliest per token."""
+    made = take(body, "best_of", int, 0)
+    if body.get("best_of") is None:
+        return None
+    kept = take(body, "n", int, 1)
+    if made < kept:
+        raise wrong_type("best_of", made, f"at least n ({kept})")
+    if made > kept and take(body, "stream", bool, False):
+        raise wrong_type("best_of", made, f"n ({kept}) with stream: which is best shows at the end")
+    sampling["n"] = made
+    sampling.setdefault("logprobs", 0)
+    return kept
+
+
+def _names(keep: int | None) -> dict[str, str]:
+    return {} if keep is None else {"n": "best_of"}
+
+
+def _check_metadata(body: dict[str, Any]) -> None:
+    metadata = take(body, "metadata", dict, {})
+    if len(metadata) > MAX_METADATA:
+        raise wrong_type("metadata", metadata, f"at most {MAX_METADATA} pairs")
+    for key in metadata:
+        value = take(metadata, key, str, "", path="metadata.")
+        if len(key) > 64 or len(value) > 512:
+            raise wrong_type(f"metadata.{key[:64]}", value, "keys of 64 and values of 512 characters at most")
 
 
 def _chat_logprobs(body: dict[str, Any], sampling: dict[str, Any]) -> dict[str, str]:
@@ -162,10 +201,9 @@ def _chat_max_tokens(body: dict[str, Any], sampling: dict[str, Any]) -> dict[str
     return {"max_tokens": "max_completion_tokens"}
 
 
-def _check_response_format(body: dict[str, Any]) -> None:
-    wanted = take(body, "response_format", dict, {"type": "text"})
-    if wanted != {"type": "text"}:
-        raise unsupported_field("response_format", 'only {"type": "text"} is')
+def _grammar(body: dict[str, Any]) -> dict[str, Any]:
+    wanted = format_of(body)
+    return {} if wanted is None else {"grammar": wanted}
 
 
 def _streaming(body: dict[str, Any]) -> tuple[bool, bool]:
@@ -176,5 +214,7 @@ def _streaming(body: dict[str, Any]) -> tuple[bool, bool]:
     if not stream:
         raise wrong_type("stream_options", options, "no value unless stream is true")
     options = take(body, "stream_options", dict, {})
-    refuse_others(options, ("include_usage",), ("include_obfuscation",), path="stream_options.")
+    refuse_others(options, ("include_usage", "include_obfuscation"), path="stream_options.")
+    if take(options, "include_obfuscation", bool, False, path="stream_options."):
+        raise unsupported_field("stream_options.include_obfuscation", "leave it out, or give false")
     return stream, take(options, "include_usage", bool, False, path="stream_options.")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...replicas.protocol import Delta, StreamMessage
+from ..answers import Object
 from ..ask import Admitted
-from .openai_reply import Echo, Form, Object, head, usage
+from .openai_reply import ChoiceStream, Echo, Form, head, usage
 
 
 class ChunkWriter:
@@ -18,32 +19,35 @@ class ChunkWriter:
         self._n = admitted[0].request.sampling.n
         self._include_usage = include_usage
         self._head = head(form, admitted[0], form.chunk_object)
-        self._chars: dict[int, int] = {}  # per index, how far the text of its tokens reaches
+        self._choices: dict[int, ChoiceStream] = {}  # by index
         self._tokens = self._cached = 0
 
     def opened(self, which: int) -> bool:
-        return which * self._n in self._chars
+        return which * self._n in self._choices
 
     def opening(self, which: int, echo: Echo | None) -> list[Object]:
-        indices = range(which * self._n, (which + 1) * self._n)
-        self._chars.update(dict.fromkeys(indices, 0 if echo is None else len(echo.text)))
-        fields = self._form.opening(echo)
-        return [] if fields is None else [self._chunk([{"index": index} | fields]) for index in indices]
+        chunks = []
+        for index in range(which * self._n, (which + 1) * self._n):
+            choice = self._choices[index] = self._form.stream(self._admitted[which], echo)
+            if (fields := choice.opening()) is not None:
+                chunks.append(self._chunk([{"index": index} | fields]))
+        return chunks
 
     def message(self, which: int, message: StreamMessage) -> list[Object]:
         self._cached += message.cached_tokens or 0
-        return [self._delta(which * self._n + delta.index, delta) for delta in message.deltas]
+        chunks = [self._delta(which * self._n + delta.index, delta) for delta in message.deltas]
+        return [chunk for chunk in chunks if chunk is not None]
 
     def closing(self) -> list[Object]:
         if not self._include_usage:
             return []
-        return [self._chunk([]) | {"usage": usage(self._admitted, self._tokens, self._cached)}]
+        counted = usage(self._admitted, self._tokens, self._cached) | self._form.usage_details()
+        return [self._chunk([]) | {"usage": counted}]
 
-    def _delta(self, index: int, delta: Delta) -> Object:
+    def _delta(self, index: int, delta: Delta) -> Object | None:
         self._tokens += len(delta.token_ids)
-        fields = self._form.delta(delta, self._chars[index])
-        self._chars[index] += self._form.chars(delta)
-        return self._chunk([{"index": index} | fields])
+        fields = self._choices[index].delta(delta)
+        return None if fields is None else self._chunk([{"index": index} | fields])
 
     def _chunk(self, choices: list[Object]) -> Object:
         usage_field = {"usage": None} if self._include_usage else {}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, TypeVar
 
 from ...replicas.errors import InvalidRequest
 from ..door import check_text
 from ..errors import unknown_field, unsupported_field
+from .openai_table import Field
 
 T = TypeVar("T")
 _WORDS = {str: "a string", bool: "true or false", int: "an integer", list: "a list", dict: "an object"}
@@ -48,6 +49,21 @@ def refuse_others(
             raise unsupported_field(path + name)
 
 
+def check_fields(body: Mapping[str, Any], table: Mapping[str, Field]) -> None:
+    """Raise InvalidRequest for a field that is unknown or not supported, or has a value that is not."""
+    for name, value in body.items():
+        field = table.get(name)
+        if field is None:
+            raise unknown_field(name)
+        if value is None:
+            continue
+        if field.instead is not None:
+            raise unsupported_field(name, field.instead)
+        if field.only and not any(type(value) is type(one) and value == one for one in field.only):
+            accepted = " or ".join(json.dumps(one) for one in field.only)
+            raise unsupported_field(name, f"leave it out, or give {accepted}", value)
+
+
 def take(body: dict[str, Any], name: str, kind: type[T], default: T, *, path: str = "") -> T:
     """The field if it has exactly this type; the default if it is absent or null."""
     value = body.get(name)
@@ -70,6 +86,6 @@ def missing(name: str) -> InvalidRequest:
     return InvalidRequest(f"{name} is required", param=name, code="missing_field")
 
 
-def pick(body: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+def pick(body: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
     """These fields, as they came, where they are neither absent nor null."""
     return {name: body[name] for name in names if body.get(name) is not None}

@@ -1,161 +1,129 @@
-"""Deltas and gathered choices -> OpenAI's objects, whole and in chunks."""
+"""What completions and chats have in common in OpenAI's answers, and the form of a completion."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from ...replicas.protocol import Delta, PromptLogprob, TokenLogprob
-from ...replicas.tokenizer import Tokenizer
+from ...replicas.protocol import Delta, FinishReason, PromptLogprob
+from ..answers import Object
 from ..ask import Admitted
 from ..gather import Gathered, GatheredChoice
+from .openai_logprobs import Offsets, Tokens
 
-NO_PROBABILITY = -9999.0  # what OpenAI writes for minus infinity, which JSON cannot
+
+class Echo:
+    """A prompt to be repeated before its completion.
+
+    literal   the text shows special tokens, as ids decode to; otherwise the tokenizer added them to it
+    """
+
+    def __init__(
+        self, text: str, ids: Sequence[int], logprobs: Sequence[PromptLogprob] | None, *, literal: bool
+    ) -> None:
+        self.text = text
+        self.ids = ids
+        self.logprobs = logprobs
+        self.literal = literal
 
 
-Object = dict[str, Any]
+class ChoiceStream(Protocol):
+    """Writes the chunks of one choice, without its index."""
+
+    def opening(self) -> Object | None: ...
+
+    def delta(self, delta: Delta) -> Object | None:
+        """None while there is nothing to say: text may be held back until it is clear what it is."""
+        ...
 
 
 class Form(Protocol):
-    """What differs between completions and chat."""
+    """What differs between completions and chats. One for each call."""
 
     prefix: str
     object: str
     chunk_object: str
+    fingerprint: str
 
-    def choice(self, choice: GatheredChoice, prompt: Echo | None) -> Object: ...
+    def choice(self, choice: GatheredChoice, admitted: Admitted, echo: Echo | None) -> Object: ...
 
-    def opening(self, prompt: Echo | None) -> Object | None: ...
+    def stream(self, admitted: Admitted, echo: Echo | None) -> ChoiceStream: ...
 
-    def delta(self, delta: Delta, offset: int) -> Object: ...
-
-    def chars(self, delta: Delta) -> int: ...
-
-
-class Echo:
-    """A prompt to be repeated before its completion."""
-
-    def __init__(self, text: str, ids: Sequence[int], logprobs: Sequence[PromptLogprob] | None) -> None:
-        self.text = text
-        self.ids = ids
-        self.logprobs = logprobs
+    def usage_details(self) -> Object:
+        """More of `usage`, once every choice is written."""
+        ...
 
 
 class CompletionForm:
     prefix, object, chunk_object = "cmpl-", "text_completion", "text_completion"
 
-    def __init__(self, tokens: Tokens) -> None:
+    def __init__(self, tokens: Tokens, fingerprint: str, *, logprobs: bool) -> None:
+        self.fingerprint = fingerprint
         self._tokens = tokens
+        self._logprobs = logprobs
 
-    def choice(self, choice: GatheredChoice, prompt: Echo | None) -> Object:
-        text, entries = choice.text, _optional_list(choice.logprobs)
-        ids: list[int] = list(choice.token_ids)
-        if prompt is not None:
-            text = prompt.text + text
-            if entries is not None:
-                entries = list(prompt.logprobs or ()) + entries
-                ids = [*prompt.ids, *ids]
-        return _ended({"text": text, "logprobs": self._tokens.legacy(ids, entries, 0)}, choice)
+    def choice(self, choice: GatheredChoice, admitted: Admitted, echo: Echo | None) -> Object:
+        stream = self.stream(admitted, echo)
+        begun = stream.opening() or {"text": "", "logprobs": None}
+        logprobs = stream.logprobs(choice.token_ids, choice.logprobs if self._logprobs else None)
+        if logprobs is not None and begun["logprobs"] is not None:
+            logprobs = {name: begun["logprobs"][name] + values for name, values in logprobs.items()}
+        return {"text": begun["text"] + choice.text, "logprobs": logprobs} | ending(choice)
 
-    def opening(self, prompt: Echo | None) -> Object | None:
-        if prompt is None:
+    def stream(self, admitted: Admitted, echo: Echo | None) -> _CompletionStream:
+        return _CompletionStream(self._tokens, admitted, echo)
+
+    def usage_details(self) -> Object:
+        return {}
+
+
+class _CompletionStream:
+    def __init__(self, tokens: Tokens, admitted: Admitted, echo: Echo | None) -> None:
+        self._tokens = tokens
+        self._admitted = admitted
+        self._echo = echo
+        self._offsets: Offsets | None = None
+
+    def opening(self) -> Object | None:
+        echo = self._echo
+        if echo is None:
             return None
-        entries = _optional_list(prompt.logprobs)
-        return {"text": prompt.text, "logprobs": self._tokens.legacy(prompt.ids, entries, 0)} | _UNENDED
+        logprobs = None
+        if echo.logprobs is not None:
+            offsets = Offsets(self._tokens.tokenizer, skip_special_tokens=not echo.literal)
+            logprobs = self._tokens.legacy(echo.ids, echo.logprobs, offsets.push(echo.ids))
+        return {"text": echo.text, "logprobs": logprobs, "finish_reason": None}
 
-    def delta(self, delta: Delta, offset: int) -> Object:
-        entries = _optional_list(delta.logprobs)
-        return _ended({"text": delta.text, "logprobs": self._tokens.legacy(delta.token_ids, entries, offset)}, delta)
+    def delta(self, delta: Delta) -> Object | None:
+        logprobs = self.logprobs(delta.token_ids, delta.logprobs)
+        if not delta.text and logprobs is None and delta.finish_reason is None:
+            return None
+        return {"text": delta.text, "logprobs": logprobs} | ending(delta)
 
-    def chars(self, delta: Delta) -> int:
-        """Characters of its tokens, as `text_offset` counts them; only log-probabilities need it."""
-        return sum(len(self._tokens.text(i)) for i in delta.token_ids) if delta.logprobs is not None else 0
-
-
-class ChatForm:
-    prefix, object, chunk_object = "chatcmpl-", "chat.completion", "chat.completion.chunk"
-
-    def __init__(self, tokens: Tokens) -> None:
-        self._tokens = tokens
-
-    def choice(self, choice: GatheredChoice, prompt: Echo | None) -> Object:
-        message = {"role": "assistant", "content": choice.text, "refusal": None}
-        return _ended({"message": message, "logprobs": self._tokens.content(choice.logprobs)}, choice)
-
-    def opening(self, prompt: Echo | None) -> Object | None:
-        return {"delta": {"role": "assistant", "content": ""}, "logprobs": None} | _UNENDED
-
-    def delta(self, delta: Delta, offset: int) -> Object:
-        content = {"content": delta.text} if delta.text else {}
-        return _ended({"delta": content, "logprobs": self._tokens.content(delta.logprobs)}, delta)
-
-    def chars(self, delta: Delta) -> int:
-        return 0
+    def logprobs(self, ids: Sequence[int], entries: Sequence[PromptLogprob] | None) -> Object | None:
+        if entries is None:
+            return None
+        if self._offsets is None:
+            start = 0 if self._echo is None else len(self._echo.text)
+            request = self._admitted.request
+            self._offsets = Offsets(
+                self._tokens.tokenizer,
+                start=start,
+                prompt_ids=request.prompt_ids,
+                skip_special_tokens=request.sampling.skip_special_tokens,
+            )
+        return self._tokens.legacy(ids, entries, self._offsets.push(ids))
 
 
-_UNENDED: dict[str, Any] = {"finish_reason": None}
-
-
-def _ended(fields: dict[str, Any], of: Delta | GatheredChoice) -> Object:
+def ending(of: Delta | GatheredChoice, *, called: bool = False) -> Object:
+    """`finish_reason`, and `stop_reason` where there is one. `called`: whole calls of tools were found."""
     reason = of.finish_reason
+    if called and reason is FinishReason.STOP:
+        return {"finish_reason": "tool_calls"}
     ended: dict[str, Any] = {"finish_reason": None if reason is None else str(reason)}
     if of.stop_reason is not None:
         ended["stop_reason"] = of.stop_reason
-    return fields | ended
-
-
-class Tokens:
-    """Log-probabilities in both of OpenAI's forms."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-
-    def text(self, token_id: int) -> str:
-        return self._tokenizer.token_bytes(token_id).decode(errors="replace")
-
-    def legacy(self, ids: Sequence[int], entries: Sequence[PromptLogprob] | None, offset: int) -> Object | None:
-        """Completions: parallel lists. `offset` is where the first token's text begins."""
-        if entries is None:
-            return None
-        texts = [self.text(token_id) for token_id in ids]
-        offsets = []
-        for text in texts:
-            offsets.append(offset)
-            offset += len(text)
-        return {
-            "tokens": texts,
-            "token_logprobs": [None if entry is None else _finite(entry.logprob) for entry in entries],
-            "top_logprobs": [self._top(entry) for entry in entries],
-            "text_offset": offsets,
-        }
-
-    def _top(self, entry: PromptLogprob) -> dict[str, float] | None:
-        if entry is None:
-            return None
-        return {self.text(token_id): _finite(logprob) for token_id, logprob in entry.top}
-
-    def content(self, entries: Sequence[TokenLogprob] | None) -> Object | None:
-        """Chat: one object for each token."""
-        if entries is None:
-            return None
-        return {"content": [self.entry(entry) for entry in entries], "refusal": None}
-
-    def entry(self, entry: TokenLogprob) -> Object:
-        top = [self._one(token_id, logprob) for token_id, logprob in entry.top]
-        return self._one(entry.token_id, entry.logprob) | {"top_logprobs": top}
-
-    def _one(self, token_id: int, logprob: float) -> Object:
-        data = self._tokenizer.token_bytes(token_id)
-        return {"token": data.decode(errors="replace"), "logprob": _finite(logprob), "bytes": list(data)}
-
-
-def _finite(logprob: float) -> float:
-    return logprob if math.isfinite(logprob) else NO_PROBABILITY
-
-
-def _optional_list(entries: Sequence[PromptLogprob] | None) -> list[PromptLogprob] | None:
-    return None if entries is None else list(entries)
+    return ended
 
 
 def usage(admitted: Sequence[Admitted], completion_tokens: int, cached_tokens: int) -> Object:
@@ -174,16 +142,31 @@ def head(form: Form, first: Admitted, object_name: str) -> Object:
         "object": object_name,
         "created": first.created,
         "model": first.model,
+        "system_fingerprint": form.fingerprint,
     }
 
 
 def whole(
-    form: Form, admitted: Sequence[Admitted], gathered: Sequence[Gathered], echoes: Sequence[Echo | None]
+    form: Form, admitted: Sequence[Admitted], gathered: Sequence[Gathered], echoes: Sequence[Echo | None], keep: int
 ) -> Object:
+    """The whole answer, with the `keep` best choices of each prompt."""
     choices: list[dict[str, Any]] = []
-    for answer, prompt in zip(gathered, echoes, strict=True):
-        for choice in answer.choices:
-            choices.append({"index": len(choices)} | form.choice(choice, prompt))
+    for one, answer, echo in zip(admitted, gathered, echoes, strict=True):
+        for choice in best(answer.choices, keep):
+            choices.append({"index": len(choices)} | form.choice(choice, one, echo))
     tokens = sum(answer.completion_tokens for answer in gathered)
     cached = sum(answer.cached_tokens for answer in gathered)
-    return head(form, admitted[0], form.object) | {"choices": choices, "usage": usage(admitted, tokens, cached)}
+    counted = usage(admitted, tokens, cached) | form.usage_details()
+    return head(form, admitted[0], form.object) | {"choices": choices, "usage": counted}
+
+
+def best(choices: Sequence[GatheredChoice], keep: int) -> Sequence[GatheredChoice]:
+    """Those with the highest log-probability per token, best first; as they are where all are kept."""
+    if keep >= len(choices):
+        return choices
+    return sorted(choices, key=_mean_logprob, reverse=True)[:keep]
+
+
+def _mean_logprob(choice: GatheredChoice) -> float:
+    entries = choice.logprobs or ()
+    return sum(entry.logprob for entry in entries) / max(len(entries), 1)

@@ -1,0 +1,108 @@
+"""One line for every call, at its end: who, what, how it ended, how many tokens. Never prompts, never keys."""
+
+from __future__ import annotations
+
+import json
+import logging
+import logging.handlers
+import re
+import secrets
+import time
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ..replicas.protocol import Request, StreamMessage
+
+log = logging.getLogger("motley.access")
+
+FILE_BYTES = 64 * 2**20
+FILES = 4
+MAX_CALL_CHARS = 128
+_UNCLEAN = re.compile(r"[^\x21-\x7e]")
+MAX_REQUESTS = 8  # of a call with many prompts the first ones are named
+
+
+@dataclass(slots=True)
+class CallRecord:
+    """What is noted of one call while it runs.
+
+    protocol, call   "http" and "POST /v1/completions", or "grpc" and "Complete"
+    client_id        x-request-id as the client gave it, cleaned
+    id               the server's own, told to a client that gave none
+    requests         ids of its requests, as replicas know them: several prompts, several requests
+    """
+
+    protocol: str
+    call: str
+    client_id: str = ""
+    tenant: str = ""
+    id: str = field(default_factory=partial(secrets.token_hex, 16))
+    requests: list[str] = field(default_factory=list)
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    began_s: float = field(default_factory=time.monotonic)
+
+    def began(self, request: Request) -> None:
+        if request.request_id not in self.requests:  # resumed on another replica it is still one request
+            self.requests.append(request.request_id)
+            self.prompt_tokens += len(request.prompt_ids)
+
+    def count(self, message: StreamMessage) -> None:
+        for delta in message.deltas:
+            self.completion_tokens += len(delta.token_ids)
+
+    def ended(self, status: int | str) -> None:
+        """Write the line. `status`: HTTP's number (499: the client left), or gRPC's code by name."""
+        log.info("%s", json.dumps(self._line(status)))  # ASCII, and no line break whatever a client sent
+
+    def _line(self, status: int | str) -> dict[str, Any]:
+        return {
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "id": self.id,
+            "client_id": self.client_id,
+            "tenant": self.tenant,
+            "protocol": self.protocol,
+            "call": self.call[:MAX_CALL_CHARS],
+            "status": status,
+            "requests": self.requests[:MAX_REQUESTS],
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "duration_s": round(time.monotonic() - self.began_s, 4),
+        }
+
+
+_current: ContextVar[CallRecord | None] = ContextVar("motley_call", default=None)
+
+
+def begin(record: CallRecord) -> CallRecord:
+    """Make it what `current` returns in this task and those it starts."""
+    _current.set(record)
+    return record
+
+
+def current() -> CallRecord:
+    """The call that is being served here; one that nobody writes if none is."""
+    return _current.get() or CallRecord("", "")
+
+
+def clean_id(given: str, limit: int) -> str:
+    """A client's id as it may be echoed and logged: visible ASCII, at most `limit` of it."""
+    return _UNCLEAN.sub("", given[:limit])
+
+
+def write_to(folder: Path | None) -> None:
+    """Write lines to `access.log` in `folder`, or where there is none to stderr, which Ray keeps."""
+    handler: logging.Handler = logging.StreamHandler()
+    if folder is not None and folder.is_dir():
+        handler = logging.handlers.RotatingFileHandler(
+            folder / "access.log", maxBytes=FILE_BYTES, backupCount=FILES - 1, delay=True
+        )
+    for old in log.handlers[:]:
+        log.removeHandler(old)
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False

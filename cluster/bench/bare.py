@@ -1,0 +1,88 @@
+"""The engine that serves, without the service: one worker in a process with its readers, under the same load.
+
+`python -m motley.cluster.bench.bare MODEL real|null`; one workload a line on stdin, what it saw on stdout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ...replicas.engine_config import EngineConfig
+from ...replicas.null_engine import NullWorker
+from ...replicas.protocol import Request, SamplingParams
+from ...replicas.worker import Worker
+from .children import Child, answer
+from .load import Load
+from .samples import Outcome
+from .workload import Job, Workload, jobs
+
+KV_BYTES = 512 << 20
+
+
+class WorkerSender:
+    """A worker as what requests are sent to."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._numbers = itertools.count()
+
+    async def stream(self, job: Job, on_message: Callable[[], None]) -> int:
+        tokens = 0
+        async for message in self._worker.generate(self._request(job)):
+            if message.deltas:
+                on_message()
+                tokens += sum(len(delta.token_ids) for delta in message.deltas)
+        return tokens
+
+    async def whole(self, job: Job) -> int:
+        return await self.stream(job, lambda: None)
+
+    async def close(self) -> None:
+        await self._worker.close()
+
+    def _request(self, job: Job) -> Request:
+        sampling = SamplingParams(max_tokens=job.output_tokens, ignore_eos=True, temperature=0.0, seed=0)
+        return Request(f"bare {next(self._numbers)}", job.prompt_ids, sampling)
+
+
+class Bare:
+    """The process, from its parent. A context manager."""
+
+    def __init__(self, model: str, *, null: bool) -> None:
+        self._child = Child("bare", model, "null" if null else "real")
+
+    def __enter__(self) -> Bare:
+        self._child.read()  # it is ready
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._child.__exit__(*exc_info)
+
+    def run(self, workload: Workload, alphabet: tuple[int, ...]) -> Outcome:
+        self._child.write({"workload": workload.to_json(), "alphabet": alphabet})
+        return Outcome.from_json(self._child.read())
+
+
+async def serve(model: str, *, null: bool) -> None:
+    # Two engines share this machine's memory, of which one alone would take what is free.
+    worker = NullWorker(model, EngineConfig()) if null else Worker(model, EngineConfig(kv_memory_bytes=KV_BYTES))
+    await worker.start()
+    answer({"ready": True})
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        answer((await _measure(worker, json.loads(line))).to_json())
+
+
+async def _measure(worker: Worker, asked: dict[str, Any]) -> Outcome:
+    workload = Workload.from_json(asked["workload"])
+    work = jobs(workload, asked["alphabet"])
+    return await Load(workload, WorkerSender(worker), work, time.monotonic()).run(workload.concurrency)
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(sys.argv[1], null=sys.argv[2] == "null"))

@@ -1,0 +1,24 @@
+"""Charts of one line each, for a terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+BARS = "▁▂▃▄▅▆▇█"
+
+
+def bars(values: Sequence[float]) -> str:
+    """A bar for each value, from nothing to the greatest."""
+    top = max(values, default=0.0)
+    return "".join(BARS[min(len(BARS) - 1, int(value / top * len(BARS)))] if top else BARS[0] for value in values)
+
+
+def histogram(values: Sequence[float], bins: int = 40) -> str:
+    """How often values of each size came, the sizes on a logarithmic scale: `0.9 ▁▃█▂ 12.5`. All above 0."""
+    low, high = min(values), max(values)
+    width = math.log(high / low) / bins
+    counts = [0] * bins
+    for value in values:
+        counts[min(bins - 1, int(math.log(value / low) / width)) if width else 0] += 1
+    return f"{low:.3g} {bars(counts)} {high:.3g}"

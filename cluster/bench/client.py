@@ -1,0 +1,55 @@
+"""One client process: `python -m motley.cluster.bench.client`, its part as one JSON line on stdin.
+
+Answers that it is ready when it is, waits for the line with the time to start, and answers what it saw.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import json
+import sys
+from collections.abc import Coroutine
+from typing import Any
+
+from .children import answer
+from .load import Load
+from .samples import Outcome
+from .senders import sender
+from .workload import Workload, jobs
+
+
+async def measure(part: dict[str, Any]) -> Outcome:
+    """`part`: workload, target, model, api_key, alphabet, and which of how many clients it is."""
+    workload = Workload.from_json(part["workload"])
+    index, clients = part["index"], part["clients"]
+    mine = itertools.islice(jobs(workload, part["alphabet"]), index, None, clients)
+    concurrency = len(range(index, workload.concurrency, clients))
+    service = sender(workload, part["target"], part["model"], part["api_key"])
+    try:
+        answer({"ready": True})
+        started = float(await asyncio.to_thread(sys.stdin.readline))
+        return await Load(workload, service, mine, started).run(concurrency)
+    finally:
+        await service.close()
+
+
+def main() -> None:
+    part = json.loads(sys.stdin.readline())
+    gc.freeze()  # what was imported need not be walked again and again
+    answer(on_fast_loop(measure(part)).to_json())
+
+
+def on_fast_loop(work: Coroutine[Any, Any, Outcome]) -> Outcome:
+    """On uvloop's event loop, where it is installed: a client should cost as little as it can."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(work)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(work)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""The processes that make the load: started, begun at the same moment and read."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from typing import Any
+
+from .children import Child
+from .samples import Outcome
+from .service import Service
+from .workload import Workload
+
+_LEAD_S = 0.2  # from the word to begin to the beginning
+
+
+def run(workload: Workload, service: Service, clients: int = 1) -> Outcome:
+    """Measure from `clients` processes together. Raises EngineFault if one breaks."""
+    with ExitStack() as stack:
+        children = [stack.enter_context(Child("client")) for _ in range(clients)]
+        for index, child in enumerate(children):
+            child.write(_part(workload, service, index, clients))
+        for child in children:
+            child.read()  # it is ready
+        begin = time.monotonic() + _LEAD_S  # one clock for all processes of a machine
+        for child in children:
+            child.write(begin)
+        outcome = Outcome()
+        for child in children:
+            outcome.merge(Outcome.from_json(child.read()))
+    return outcome
+
+
+def _part(workload: Workload, service: Service, index: int, clients: int) -> dict[str, Any]:
+    return {
+        "workload": workload.to_json(),
+        "target": service.target,
+        "model": service.model,
+        "api_key": service.api_key,
+        "alphabet": service.alphabet,
+        "index": index,
+        "clients": clients,
+    }

@@ -1,0 +1,86 @@
+"""`motley bench serve`: one measurement of one service."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...replicas.errors import InvalidRequest
+from . import clients, report
+from .lengths import Lengths
+from .samples import Slo
+from .service import Service, inspect, started
+from .workload import PROTOCOLS, Workload
+
+Progress = Callable[[str], None]
+TARGETS = {"grpc": "127.0.0.1:9000", "http": "http://127.0.0.1:8000"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """target: None takes TARGETS. start: arguments of `motley serve` for a service of its own; None: it runs."""
+
+    workload: Workload
+    slo: Slo = field(default_factory=Slo)
+    target: str | None = None
+    start: Sequence[str] | None = None
+    clients: int = 1
+    api_key: str | None = None
+
+
+def run(asked: Asked, progress: Progress = lambda _: None) -> dict[str, Any]:
+    """Measure and report. Raises InvalidRequest, Unavailable, EngineFault."""
+    with _service(asked, progress) as service:
+        check(asked.workload, service)
+        progress(f"{asked.workload.end_s:g} s of load on {service.model}")
+        outcome = clients.run(asked.workload, service, asked.clients)
+        return report.build(asked.workload, service, outcome, asked.slo, asked.clients)
+
+
+def workload(*, protocol: str, rate: float | None, **settings: Any) -> Workload:
+    """From what the command line has. Raises InvalidRequest naming the option."""
+    if protocol not in PROTOCOLS:
+        raise _invalid("protocol", f"{protocol!r}: expected {' or '.join(PROTOCOLS)}")
+    if rate is not None and not 0 < rate < 1e6:
+        raise _invalid("rate", f"{rate}: expected requests per second, above 0")
+    for name in ("prompt_tokens", "output_tokens"):
+        try:
+            settings[name] = Lengths.parse(settings[name])
+        except ValueError as error:
+            raise _invalid(name, str(error)) from error
+    return Workload(protocol=protocol, rate=rate, **settings)
+
+
+def slo(*, ttft_ms: float | None, tpot_ms: float | None, e2e_ms: float | None) -> Slo:
+    seconds = (None if value is None else value / 1e3 for value in (ttft_ms, tpot_ms, e2e_ms))
+    return Slo(*seconds)
+
+
+def check(workload: Workload, service: Service) -> None:
+    """Raise InvalidRequest when not even the shortest request fits the model."""
+    shortest = sum(
+        lengths.a for lengths in (workload.prompt_tokens, workload.output_tokens) if lengths.kind != "lognormal"
+    )
+    if shortest > service.max_model_len:
+        raise _invalid(
+            "prompt_tokens", f"with the output {shortest:.0f} tokens, and the context holds {service.max_model_len}"
+        )
+
+
+@contextmanager
+def _service(asked: Asked, progress: Progress) -> Iterator[Service]:
+    protocol = asked.workload.protocol
+    if asked.start is None:
+        yield inspect(protocol, asked.target or TARGETS[protocol], asked.api_key)
+        return
+    if asked.target is not None:
+        raise _invalid("target", "either a service that runs, or --start")
+    progress("starting the service")
+    with started(asked.start) as endpoints:
+        yield inspect(protocol, endpoints[protocol], asked.api_key)
+
+
+def _invalid(option: str, problem: str) -> InvalidRequest:
+    return InvalidRequest(f"--{option.replace('_', '-')}: {problem}", param=option)

@@ -1,0 +1,112 @@
+"""What one request showed, and what all of them come to."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
+
+from .histogram import Histogram
+
+OK = "OK"
+UNFINISHED = "UNFINISHED"  # still under way when the measurement had to end
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One request. Seconds from the start of the measurement; `code` is OK or what it failed with.
+
+    intended_s       when it was meant to be sent: what its latencies count from
+    sent_s           when it was
+    first_s, last_s  first and last message of a stream; None of an answer in one piece
+    """
+
+    intended_s: float
+    sent_s: float
+    end_s: float
+    code: str = OK
+    first_s: float | None = None
+    last_s: float | None = None
+    tokens: int = 0
+    messages: int = 0
+
+    @property
+    def ttft_s(self) -> float | None:
+        return None if self.first_s is None else self.first_s - self.intended_s
+
+    @property
+    def e2e_s(self) -> float:
+        return self.end_s - self.intended_s
+
+    @property
+    def tpot_s(self) -> float | None:
+        """(end-to-end - TTFT) / (tokens - 1); undefined at one token, and where the first one was not seen."""
+        if self.first_s is None or self.tokens < 2:
+            return None
+        return (self.end_s - self.first_s) / (self.tokens - 1)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What one client process saw, or several together.
+
+    gaps       between messages of a stream that came in the window
+    messages   that came in the window; `tokens` likewise
+    busy       of one core, what the process used in the window: the greatest of any process
+    lag_s      how late the event loop was, 99 times of 100 at most: the greatest of any process
+    by_second  messages in each second of the window
+    """
+
+    samples: list[Sample] = field(default_factory=list)
+    gaps: Histogram = field(default_factory=Histogram)
+    messages: int = 0
+    tokens: float = 0.0
+    busy: float = 0.0
+    lag_s: float = 0.0
+    by_second: Counter[int] = field(default_factory=Counter)
+
+    def merge(self, other: Outcome) -> None:
+        self.samples += other.samples
+        self.gaps.merge(other.gaps)
+        self.messages += other.messages
+        self.tokens += other.tokens
+        self.busy, self.lag_s = max(self.busy, other.busy), max(self.lag_s, other.lag_s)
+        self.by_second.update(other.by_second)
+
+    def to_json(self) -> dict[str, Any]:
+        fields = {name: getattr(self, name) for name in ("messages", "tokens", "busy", "lag_s")}
+        samples = [list(asdict(sample).values()) for sample in self.samples]
+        return fields | {"samples": samples, "gaps": self.gaps.to_json(), "by_second": dict(self.by_second)}
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Self:
+        return cls(
+            samples=[Sample(*values) for values in fields.pop("samples")],
+            gaps=Histogram.from_json(fields.pop("gaps")),
+            by_second=Counter({int(second): count for second, count in fields.pop("by_second").items()}),
+            **fields,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """What a request must keep to count as good; None: whatever it is."""
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    e2e_s: float | None = None
+
+    def met_by(self, sample: Sample) -> bool:
+        pairs = ((sample.ttft_s, self.ttft_s), (sample.tpot_s, self.tpot_s), (sample.e2e_s, self.e2e_s))
+        return sample.code == OK and all(limit is None or value is None or value <= limit for value, limit in pairs)
+
+
+def in_window(samples: Sequence[Sample], begin_s: float, end_s: float) -> list[Sample]:
+    """Those that were meant to be sent in it."""
+    return [sample for sample in samples if begin_s <= sample.intended_s < end_s]
+
+
+def codes(samples: Sequence[Sample]) -> dict[str, int]:
+    """How many ended with each code."""
+    return dict(Counter(sample.code for sample in samples).most_common())

@@ -1,0 +1,153 @@
+"""One request over each protocol, as cheaply as a client can: what it costs is taken from the service's cores."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import aiohttp
+import grpc
+
+from ..protos import inference_pb2 as pb
+from .workload import Job, Workload
+
+SERVICE = "/motley.v1.Inference"
+
+
+class RequestFailed(Exception):
+    """A request that ended without its answer. `code`: a gRPC status, an HTTP status or what broke."""
+
+    def __init__(self, code: str) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+class Sender(Protocol):
+    """Both return the answer's tokens and raise RequestFailed. Cancelling the caller cancels the request."""
+
+    async def stream(self, job: Job, on_message: Callable[[], None]) -> int:
+        """Calls `on_message` for each message that carries part of the answer."""
+        ...
+
+    async def whole(self, job: Job) -> int:
+        """An answer in one piece."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class GrpcSender:
+    """motley.v1 on one channel, as a gRPC client has it."""
+
+    def __init__(self, target: str, model: str, api_key: str | None) -> None:
+        self._model = model
+        self._metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()
+        self._channel = grpc.aio.insecure_channel(target)
+        types: dict[str, Callable[[Any], Any]] = {"request_serializer": pb.CompleteRequest.SerializeToString}
+        self._stream = self._channel.unary_stream(
+            f"{SERVICE}/CompleteStream", response_deserializer=pb.CompletionChunk.FromString, **types
+        )
+        self._whole = self._channel.unary_unary(
+            f"{SERVICE}/Complete", response_deserializer=pb.Completion.FromString, **types
+        )
+
+    async def stream(self, job: Job, on_message: Callable[[], None]) -> int:
+        call = self._stream(self._request(job), metadata=self._metadata)
+        tokens = 0
+        try:
+            async for chunk in call:
+                if chunk.choices:
+                    on_message()
+                    tokens += sum(len(choice.token_ids) for choice in chunk.choices)
+        except grpc.aio.AioRpcError as error:
+            raise RequestFailed(error.code().name) from error
+        finally:
+            call.cancel()
+        return tokens
+
+    async def whole(self, job: Job) -> int:
+        try:
+            reply = await self._whole(self._request(job), metadata=self._metadata)
+        except grpc.aio.AioRpcError as error:
+            raise RequestFailed(error.code().name) from error
+        return int(reply.usage.completion_tokens)
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    def _request(self, job: Job) -> pb.CompleteRequest:
+        sampling = pb.SamplingParams(max_tokens=job.output_tokens, ignore_eos=True, temperature=0.0)
+        return pb.CompleteRequest(model=self._model, token_ids=pb.TokenIds(ids=job.prompt_ids), sampling=sampling)
+
+
+class HttpSender:
+    """OpenAI's completions; any server of them will do that takes token ids and `ignore_eos`."""
+
+    def __init__(self, base: str, model: str, api_key: str | None) -> None:
+        self._url = f"{base}/v1/completions"
+        self._model = model
+        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None), headers=headers
+        )
+
+    async def stream(self, job: Job, on_message: Callable[[], None]) -> int:
+        tokens = 0
+        try:
+            async with self._session.post(self._url, data=self._body(job, stream=True)) as response:
+                await _check(response)
+                rest = b""
+                async for data in response.content.iter_any():
+                    *events, rest = (rest + data).split(b"\n\n")
+                    for event in events:
+                        if _is_message(event):
+                            on_message()
+                        else:
+                            tokens += _tokens(event)
+        except (aiohttp.ClientError, OSError) as error:
+            raise RequestFailed(type(error).__name__) from error
+        return tokens
+
+    async def whole(self, job: Job) -> int:
+        try:
+            async with self._session.post(self._url, data=self._body(job, stream=False)) as response:
+                await _check(response)
+                return int(json.loads(await response.read())["usage"]["completion_tokens"])
+        except (aiohttp.ClientError, OSError) as error:
+            raise RequestFailed(type(error).__name__) from error
+
+    async def close(self) -> None:
+        await self._session.close()
+        await asyncio.sleep(0)  # its sockets close in the next round of the loop
+
+    def _body(self, job: Job, *, stream: bool) -> bytes:
+        fields: dict[str, Any] = {"model": self._model, "prompt": job.prompt_ids, "max_tokens": job.output_tokens}
+        fields |= {"temperature": 0, "ignore_eos": True, "stream": stream}
+        return json.dumps(fields | ({"stream_options": {"include_usage": True}} if stream else {})).encode()
+
+
+def sender(workload: Workload, target: str, model: str, api_key: str | None) -> Sender:
+    """`target`: host:port for gRPC, a URL without path for HTTP. Call it where the event loop runs."""
+    return (GrpcSender if workload.protocol == "grpc" else HttpSender)(target, model, api_key)
+
+
+async def _check(response: aiohttp.ClientResponse) -> None:
+    if response.status != 200:
+        raise RequestFailed(str(response.status))
+
+
+def _is_message(event: bytes) -> bool:
+    return event.startswith(b"data: {") and b'"choices":[{' in event
+
+
+def _tokens(event: bytes) -> int:
+    """What the event with `usage` says; errors after the beginning are events of their own."""
+    if not event.startswith(b"data: {"):
+        return 0
+    fields = json.loads(event[len(b"data: ") :])
+    if "error" in fields:
+        raise RequestFailed(str(fields["error"].get("code") or "error"))
+    usage = fields.get("usage")
+    return int(usage["completion_tokens"]) if usage else 0

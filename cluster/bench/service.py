@@ -1,0 +1,112 @@
+"""The service that is measured: where it is and what it says of itself; or one started for the purpose."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from ...replicas.errors import Unavailable
+from ..ports import SETTLED, is_free
+from ..protos import inference_pb2 as pb
+from ..protos import inference_pb2_grpc
+
+# Its tokens are what prompts are made of: ids that every model's tokenizer gives for ordinary words.
+WORDS = (
+    "The quick brown fox jumps over the lazy dog while seven wizards count silver coins, compare long lists of "
+    "numbers, and write down what they found in a small green book; nobody asked them to, and yet they never stop."
+)
+START_S = 600.0
+STOP_S = 60.0
+CALL_S = 120.0  # a machine that is busy besides takes its time
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A running service over one protocol. `null`: it computes nothing, and its figures are of the service alone."""
+
+    protocol: str
+    target: str
+    model: str
+    alphabet: tuple[int, ...]
+    max_model_len: int
+    null: bool
+    api_key: str | None = None
+
+
+def inspect(protocol: str, target: str, api_key: str | None = None) -> Service:
+    """Ask a running service what it is. Raises Unavailable."""
+    ask = _over_grpc if protocol == "grpc" else _over_http
+    try:
+        model, ids, length, null = ask(target, api_key)
+    except (grpc.RpcError, urllib.error.URLError, OSError) as error:
+        why = error.details() if isinstance(error, grpc.Call) else str(error)
+        raise Unavailable(f"no service answers at {target}: {why}; start one, or give --start") from error
+    return Service(protocol, target, model, tuple(sorted(set(ids))), length, null, api_key)
+
+
+def _over_grpc(target: str, api_key: str | None) -> tuple[str, Sequence[int], int, bool]:
+    metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()
+    with grpc.insecure_channel(target) as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        model = stub.GetModel(pb.GetModelRequest(), metadata=metadata, timeout=CALL_S)
+        ids = stub.Tokenize(pb.TokenizeRequest(text=WORDS), metadata=metadata, timeout=CALL_S).token_ids
+    return model.name, ids, model.max_model_len, model.family == "null"
+
+
+def _over_http(base: str, api_key: str | None) -> tuple[str, Sequence[int], int, bool]:
+    model = _get(f"{base}/v1/models", api_key)["data"][0]
+    tokens = _get(f"{base}/tokenize", api_key, {"prompt": WORDS})
+    return model["id"], tokens["tokens"], tokens["max_model_len"], model.get("quantization") == "null"
+
+
+def _get(url: str, api_key: str | None, body: dict[str, Any] | None = None) -> Any:
+    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
+    data = None if body is None else json.dumps(body).encode()
+    with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=CALL_S) as response:
+        return json.load(response)
+
+
+@contextmanager
+def started(arguments: Sequence[str]) -> Iterator[dict[str, str]]:
+    """`motley serve` with these arguments on free ports, as a process; its endpoints. Raises Unavailable."""
+    with tempfile.TemporaryDirectory(prefix="motley-bench-") as folder:
+        ready, log = Path(folder) / "ready.json", Path(folder) / "log"
+        command = [sys.executable, "-m", "motley", "serve", *arguments, "--ready-file", str(ready)]
+        for flag in ("--http-port", "--grpc-port"):
+            command += [flag, str(_free_port())]
+        with log.open("w") as output:
+            process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            yield _wait_ready(process, ready, log)
+        finally:
+            process.terminate()
+            process.wait(STOP_S)
+
+
+def _wait_ready(process: subprocess.Popen[bytes], ready: Path, log: Path) -> dict[str, str]:
+    deadline = time.monotonic() + START_S
+    while not ready.exists():
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise Unavailable(f"the service did not start: {' '.join(log.read_text().split())[-500:]}")
+        time.sleep(0.1)
+    endpoints: dict[str, str] = json.loads(ready.read_text())
+    return endpoints
+
+
+def _free_port() -> int:
+    while not is_free("127.0.0.1", port := random.randrange(*SETTLED)):
+        pass
+    return port

@@ -1,0 +1,254 @@
+"""`motley bench service`: what the service itself costs, beside the bare worker and beside plain gRPC.
+
+With the null engine, which computes nothing, and then with real engines. Sides take turns, since what else the
+machine does changes; figures of a turn are its samples.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ...replicas.bench.report import machine, quantile, row, versions
+from ...replicas.bench.shapes import SHAPES
+from ...replicas.demo import demo_path
+from ...replicas.errors import EngineFault
+from . import clients, report
+from .bare import KV_BYTES, Bare
+from .checkpoint import random_checkpoint
+from .children import Child
+from .lengths import Lengths
+from .report import Row
+from .samples import OK, Outcome, Sample, codes, in_window
+from .service import Service, inspect, started
+from .workload import Workload
+
+Progress = Callable[[str], None]
+Turn = Callable[[Workload], Outcome]
+
+NULL_STREAMS, UNARY = 16, 32
+REAL_STREAMS = 8
+DEMO = "demo"
+MODELS = ("qwen2-0.5b", DEMO)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """models: shapes with random weights, or "demo". turns: of each side. seconds: of one turn's window.
+
+    warmup_s: before each window; three times as long with a real engine.
+    """
+
+    models: Sequence[str] = MODELS
+    turns: int = 3
+    seconds: float = 10.0
+    warmup_s: float = 1.0
+    clients: int = 1
+
+
+def run(plan: Plan, progress: Progress = lambda _: None) -> dict[str, Any]:
+    """Raises ValueError for an unknown shape, Unavailable or EngineFault when something breaks."""
+    for model in plan.models:
+        if model != DEMO and model not in SHAPES:
+            raise ValueError(f"{model!r} is not known; expected {' or '.join((DEMO, *SHAPES))}")
+    before = machine()
+    rows: list[Row] = []
+    limits: list[dict[str, Any]] = []
+    for part in (_null, *(_real(model) for model in plan.models)):
+        found = part(plan, progress)
+        rows += found.rows
+        limits += found.clients
+    after = {"load_average_1min_after": round(os.getloadavg()[0], 2)}
+    return {
+        "bench": "service",
+        "machine": before | after,
+        "versions": versions(*report.PACKAGES),
+        "settings": {
+            "models": list(plan.models),
+            "turns": plan.turns,
+            "seconds": plan.seconds,
+            "clients": plan.clients,
+        },
+        "clients": limits,
+        "rows": rows,
+    }
+
+
+@dataclass(slots=True)
+class _Found:
+    rows: list[Row]
+    clients: list[dict[str, Any]]
+
+
+def _null(plan: Plan, progress: Progress) -> _Found:
+    progress("starting the null engine, with the service and without")
+    with started(["demo", "--null-engine"]) as at, Bare(str(demo_path()), null=True) as bare, Child("plain") as plain:
+        grpc, http = inspect("grpc", at["grpc"]), inspect("http", at["http"])
+        server = replace(grpc, target=plain.read()["target"])
+        bench = _Bench(plan, progress, null=True)
+        sides: dict[str, Turn] = {
+            "service": _over(grpc, plan),
+            "bare worker": lambda workload: bare.run(workload, grpc.alphabet),
+        }
+        alone = Workload(concurrency=1, output_tokens=Lengths("fixed", 8))
+        bench.compare("unloaded, streams", alone, sides, {"ttft": ttfts})
+        many = Workload(concurrency=NULL_STREAMS, output_tokens=Lengths("fixed", 256))
+        plainly = {"plain grpc server": _over(server, plan)}
+        bench.compare(f"{NULL_STREAMS} streams", many, sides | plainly, {"messages": messages, "itl": gaps})
+        bench.compare(
+            f"{NULL_STREAMS} streams over HTTP", replace(many, protocol="http"), {"service": _over(http, plan)},
+            {"messages": messages, "itl": gaps},
+        )  # fmt: skip
+        unary = Workload(streaming=False, output_tokens=Lengths("fixed", 1))
+        for concurrency in (1, NULL_STREAMS, UNARY):
+            bench.compare(
+                f"{concurrency} unary", replace(unary, concurrency=concurrency),
+                {"service": _over(grpc, plan)} | plainly, {"requests": requests, "e2e": e2es},
+            )  # fmt: skip
+    return bench.found
+
+
+def _real(model: str) -> Callable[[Plan, Progress], _Found]:
+    def measure(plan: Plan, progress: Progress) -> _Found:
+        progress(f"starting {model}, with the service and without")
+        folder = str(demo_path() if model == DEMO else random_checkpoint(model))
+        arguments = [folder, "--served-model-name", model, "--kv-memory", str(KV_BYTES)]
+        with started(arguments) as at, Bare(folder, null=False) as bare:
+            service = inspect("grpc", at["grpc"])
+            bench = _Bench(plan, progress, null=False)
+            workload = Workload(concurrency=REAL_STREAMS, output_tokens=Lengths("fixed", 128))
+            sides: dict[str, Turn] = {
+                "service": _over(service, plan),
+                "bare worker": lambda asked: bare.run(asked, service.alphabet),
+            }
+            bench.compare(f"{model}, {REAL_STREAMS} streams", workload, sides, {"output": output, "itl": gaps})
+        return bench.found
+
+    return measure
+
+
+def _over(service: Service, plan: Plan) -> Turn:
+    return lambda workload: clients.run(workload, service, plan.clients)
+
+
+class _Bench:
+    """Gathers rows. `null`: what is behind the service computes nothing."""
+
+    def __init__(self, plan: Plan, progress: Progress, *, null: bool) -> None:
+        self._plan = plan
+        self._progress = progress
+        self._null = null
+        self.found = _Found([], [])
+
+    def compare(
+        self, name: str, workload: Workload, sides: dict[str, Turn], metrics: dict[str, Callable[..., _Metric]]
+    ) -> None:
+        """Every side in turn under that workload; a row for each metric and peer, or one alone."""
+        warmup_s = self._plan.warmup_s * (1 if self._null else 3)
+        workload = replace(workload, duration_s=self._plan.seconds, warmup_s=warmup_s)
+        seen: dict[str, list[Outcome]] = {side: [] for side in sides}
+        for turn in range(self._plan.turns):
+            for side, take in sides.items():
+                self._progress(f"{name}: {side}, turn {turn + 1} of {self._plan.turns}")
+                seen[side].append(take(workload))
+        self.found.clients.append({"what": name, **report.client(workload, _merged(seen["service"]))})
+        for metric, measure in metrics.items():
+            self._rows(metric, name, workload, {side: measure(workload, outcomes) for side, outcomes in seen.items()})
+
+    def _rows(self, metric: str, name: str, workload: Workload, found: dict[str, _Metric]) -> None:
+        ours = found["service"]
+        what = {"what": name, "engine": "null" if self._null else "real", **report.described(workload)}
+        peers: list[str | None] = [side for side in found if side != "service"]
+        for peer in peers or [None]:
+            theirs = None if peer is None else found[peer]
+            line = row(
+                metric, what, ours.unit, ours.samples, peer=peer,
+                peer_samples=None if theirs is None else theirs.samples, higher_is_better=ours.higher_is_better,
+            )  # fmt: skip
+            if theirs is not None and not ours.higher_is_better:
+                line["added"] = line["value"] - line["peer_value"]
+                line |= {f"peer_{share}": value for share, value in theirs.tail.items()}
+            self.found.rows.append(line | ours.tail)
+
+
+@dataclass(frozen=True, slots=True)
+class _Metric:
+    """`samples`: one for each turn. `tail`: what else is worth telling, of all turns together."""
+
+    unit: str
+    samples: list[float]
+    higher_is_better: bool
+    tail: dict[str, float]
+
+
+def messages(workload: Workload, outcomes: Sequence[Outcome]) -> _Metric:
+    """`tokens_per_message`: 1 if no two steps' tokens shared a message."""
+    rates = [outcome.messages / workload.duration_s for outcome in outcomes]
+    together = sum(outcome.tokens for outcome in outcomes) / max(1, sum(outcome.messages for outcome in outcomes))
+    return _Metric("messages/s", rates, True, {"tokens_per_message": together})
+
+
+def output(workload: Workload, outcomes: Sequence[Outcome]) -> _Metric:
+    return _Metric("tokens/s", [outcome.tokens / workload.duration_s for outcome in outcomes], True, {})
+
+
+def requests(workload: Workload, outcomes: Sequence[Outcome]) -> _Metric:
+    """Answers in one piece that came in the window; `failed`: requests that did not get one."""
+    rates = [outcome.messages / workload.duration_s for outcome in outcomes]
+    failed = sum(sample.code != OK for outcome in outcomes for sample in outcome.samples)
+    return _Metric("requests/s", rates, True, {"failed": float(failed)})
+
+
+def gaps(workload: Workload, outcomes: Sequence[Outcome]) -> _Metric:
+    samples = [outcome.gaps.quantile(0.5) * 1e3 for outcome in outcomes]
+    together = _merged(outcomes).gaps
+    return _Metric("ms", samples, False, {f"p{share}": together.quantile(share / 100) * 1e3 for share in (50, 90, 99)})
+
+
+def ttfts(workload: Workload, outcomes: Sequence[Outcome]) -> _Metric:
+    return _latency(workload, outcomes, lambda sample: sample.ttft_s)
+
+
+def e2es(workload: Workload, outcomes: Sequence[Outcome]) -> _Metric:
+    return _latency(workload, outcomes, lambda sample: sample.e2e_s)
+
+
+def _latency(workload: Workload, outcomes: Sequence[Outcome], of: Callable[[Sample], float | None]) -> _Metric:
+    """The median of each turn; the tail is of all requests together."""
+    by_turn = [
+        [1e3 * seconds for sample in in_window(outcome.samples, workload.warmup_s, workload.end_s)
+         if sample.code == OK and (seconds := of(sample)) is not None]
+        for outcome in outcomes
+    ]  # fmt: skip
+    if not all(by_turn):
+        found = ", ".join(f"{number} × {code}" for code, number in codes(_merged(outcomes).samples).items())
+        raise EngineFault(f"no request of a turn ended well: {found or 'none was begun'}")
+    everything = [each for turn in by_turn for each in turn]
+    tail = {f"p{share}": quantile(everything, share / 100) for share in (50, 90, 99)}
+    return _Metric("ms", [quantile(turn, 0.5) for turn in by_turn], False, tail)
+
+
+def text(report: dict[str, Any]) -> str:
+    """A line for each row: what it is, ours, and whom it stands beside."""
+    lines = []
+    for each in report["rows"]:
+        line = f"{each['workload']['what']:<30} {each['metric']:<9}{each['value']:>10,.2f} {each['unit']:<11}"
+        tail = [f"{name} {each[name]:,.2f}" for name in ("p90", "p99", "tokens_per_message", "failed") if name in each]
+        if each["peer"]:
+            tail.append(f"{each['peer']}: {each['peer_value']:,.2f}, ratio {each['ratio']:.2f}")
+        if "added" in each:
+            tail.append(f"added {each['added']:,.2f} {each['unit']}")
+        lines.append(line + "; ".join(tail))
+    lines += [f"LIMITED BY THE CLIENT: {each['what']}: {each['why']}" for each in report["clients"] if each["limited"]]
+    machine_ = report["machine"]
+    load = f"{machine_['load_average_1min']} before, {machine_['load_average_1min_after']} after"
+    return "\n".join([*lines, f"{machine_['cores']} cores of {machine_['cpu']}, load average {load}"])
+
+
+def _merged(outcomes: Sequence[Outcome]) -> Outcome:
+    together = Outcome()
+    for outcome in outcomes:
+        together.merge(outcome)
+    return together

@@ -1,0 +1,21 @@
+"""Who calls, as the guard has established it, and how long they wait."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MAX_CLIENT_ID = 128  # characters; the rest is cut off
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """One call's origin, the same over every protocol.
+
+    tenant      whose key came with it; empty without keys. Separates prefix caches and queues
+    timeout_s   seconds left of the call's own deadline (gRPC); None: it has none
+    client_id   the client's own id of the call, for the log only
+    """
+
+    tenant: str = ""
+    timeout_s: float | None = None
+    client_id: str = ""

@@ -1,0 +1,162 @@
+"""The edge: what HAProxy, which Serve configures, shall do besides. One table of edits to its configuration.
+
+Serve is told to listen on loopback; HAProxy alone listens where the service was asked to, over TLS if so.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from .guard import FORWARDED, FORWARDED_PREFIX
+from .ports import bracketed
+from .tls import Tls
+
+LOOPBACK = "127.0.0.1"
+TIMEOUT_HEADER = "motley-grpc-timeout"  # a call's own deadline, which Serve does not hand on
+HEAD_S = 10  # from a connection, or the first byte of a next request, to the end of its head
+MIN_STALL_S = 30  # a client may owe what it sends, and leave unread what is there, for so long at least
+BUFFER_BYTES = 32 * 2**10  # a head that does not fit is answered with 400
+MAX_HEAD_BYTES = 16 * 2**10  # a longer one with 431
+SOCKET_BYTES = 128 * 2**10  # between ingress and client; the kernel's own would swallow minutes of a stream
+_TUNING = [f"tune.sndbuf.client {SOCKET_BYTES}", f"tune.rcvbuf.server {SOCKET_BYTES}"]
+_ID = "^[!-~]{1,128}$"  # an x-request-id that is passed on
+
+Edit = tuple[str, str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edge:
+    """Where HAProxy listens for the world, and how.
+
+    host, http_port, grpc_port   as asked
+    tls                          None: in the clear
+    reader_timeout_s             the ingress leaves a client that reads nothing for so long; HAProxy not before
+    inner_http, inner_grpc       with TLS: ports on loopback without it, for `motley serve` itself
+    """
+
+    host: str
+    http_port: int
+    grpc_port: int
+    tls: Tls | None = None
+    inner_http: int = 0
+    inner_grpc: int = 0
+    reader_timeout_s: float = 0.0
+
+    def write(self, folder: Path) -> Path:
+        """Write error pages and edits into `folder`; the file of edits."""
+        pages = folder / "errors"
+        pages.mkdir(exist_ok=True)
+        for status, (shown, message, code) in _PAGES.items():
+            (pages / f"{status}.http").write_text(_page(shown, message, code), newline="")
+        path = folder / "haproxy-edits.json"
+        path.write_text(json.dumps(self.edits(folder)))
+        return path
+
+    def edits(self, folder: Path) -> list[Edit]:
+        """Pattern, replacement, and how often it must fit."""
+        tls = "" if self.tls is None else " " + self.tls.bind(folder)
+        http = [f"bind {self._at(self.http_port)}{tls}" + (" alpn h2,http/1.1" if tls else "")]
+        grpc = [f"bind {self._at(self.grpc_port)}{tls}" + (" alpn h2" if tls else " proto h2")]
+        if tls:
+            http.append(f"bind {LOOPBACK}:{self.inner_http}")
+            grpc.append(f"bind {LOOPBACK}:{self.inner_grpc} proto h2")
+        at = re.escape(LOOPBACK)
+        return [
+            (r"^( +)bind (?:\*|):(\d+)$", rf"\1bind {LOOPBACK}:\2", 2),  # statistics and metrics
+            (rf"^    bind {at}:{self.http_port}$", _lines(http + self._http_rules()), 1),
+            (rf"^    bind {at}:{self.grpc_port} proto h2$", _lines(grpc + self._grpc_rules()), 1),
+            (r"^    timeout client .*$", _lines(self._timeouts()), 1),
+            (r"^(    nbthread .*)$", rf"\1\n{_lines(_TUNING)}", 1),
+            (r"(?:^    errorfile 50\d .*\n)+", _lines(_errorfiles(folder / "errors")) + "\n", 1),
+            (r"^(    http-request return status 404 )content-type text/plain.*$", rf"\g<1>{_NOT_READY}", 1),
+            (r"^(    stats socket .* mode) 666 ", r"\1 600 ", 1),
+        ]
+
+    def _timeouts(self) -> list[str]:
+        stall_s = max(MIN_STALL_S, math.ceil(self.reader_timeout_s))
+        return [f"timeout client {stall_s}s", f"timeout http-request {HEAD_S}s"]
+
+    def _at(self, port: int) -> str:
+        return f"{bracketed(self.host)}:{port}"
+
+    def _http_rules(self) -> list[str]:
+        serves_own = _json("there is no such path", "not_found")
+        too_long = _json(f"the head of the request is longer than {MAX_HEAD_BYTES} bytes", "head_too_large")
+        return [
+            # Serve would answer these itself, without a key; a path may be written in several ways.
+            f"http-request return status 404 {serves_own} if {{ path,url_dec -m beg -i /-/ }}",
+            f"http-request return status 431 {too_long} if {{ req.hdrs,length gt {MAX_HEAD_BYTES} }}",
+            f"http-request del-header x-request-id if !{{ req.hdr(x-request-id) -m reg '{_ID}' }}",
+            *self._forwarded(),
+        ]
+
+    def _grpc_rules(self) -> list[str]:
+        return [
+            "http-request return status 200 content-type application/grpc hdr grpc-status 12 hdr grpc-message "
+            "'there is no such method' if { path_beg /ray.serve. }",
+            "http-request del-header application",  # Serve would look for an application of that name
+            f"http-request del-header {TIMEOUT_HEADER}",
+            f"http-request set-header {TIMEOUT_HEADER} %[req.hdr(grpc-timeout)] if "
+            "{ req.hdr(grpc-timeout) -m found }",
+            *self._forwarded(),
+        ]
+
+    def _forwarded(self) -> list[str]:
+        """With TLS this is the edge: what others say of forwarding is dropped, and said truly."""
+        if self.tls is None:
+            return []
+        return [
+            f"http-request del-header {FORWARDED_PREFIX} -m beg",
+            *(f"http-request del-header {name}" for name in FORWARDED),
+            f"http-request set-header {FORWARDED_PREFIX}for %[src]",
+            f"http-request set-header {FORWARDED_PREFIX}proto https if {{ ssl_fc }}",
+        ]
+
+
+# HAProxy's own status -> what is answered, why, and its code
+_PAGES = {
+    400: (400, f"the request is malformed, or its head longer than {BUFFER_BYTES} bytes", "bad_request"),
+    408: (408, f"the head of the request did not arrive within {HEAD_S} s", "slow_request"),
+    500: (500, "the request failed inside the service", "internal_error"),
+    502: (503, "the service went away; try again shortly", "unavailable"),
+    503: (503, "the service is not ready; try again shortly", "unavailable"),
+    504: (504, "the service did not answer in time", "timeout"),
+}
+_REASONS = {
+    400: "Bad Request",
+    408: "Request Timeout",
+    500: "Internal Server Error",
+    503: "Service Unavailable",
+    504: "Gateway Timeout",
+}
+
+
+def _body(message: str, code: str, kind: str = "invalid_request_error") -> str:
+    return json.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}})
+
+
+def _json(message: str, code: str) -> str:
+    return f"content-type application/json string '{_body(message, code)}'"
+
+
+_NOT_READY = _json("there is no application yet", "not_ready")
+
+
+def _page(status: int, message: str, code: str) -> str:
+    body = _body(message, code, "server_error" if status >= 500 else "invalid_request_error")
+    head = [f"HTTP/1.1 {status} {_REASONS[status]}", "Content-Type: application/json", f"Content-Length: {len(body)}"]
+    head += ["Cache-Control: no-store", "Connection: close"] + ["Retry-After: 1"] * (status == 503)
+    return "\r\n".join([*head, "", body])
+
+
+def _errorfiles(pages: Path) -> list[str]:
+    return [f"errorfile {status} {pages / f'{status}.http'}" for status in _PAGES]
+
+
+def _lines(lines: list[str]) -> str:
+    """Indented, and with nothing in them that a replacement would understand otherwise."""
+    return "\n".join(f"    {line}" for line in lines).replace("\\", r"\\")

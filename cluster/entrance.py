@@ -1,0 +1,45 @@
+"""Who may come in by the ingress, and what is noted of them: its settings, as they travel to its process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from .guard import Guard
+from .key_file import KeyFile
+from .keys import StoredKey
+from .readers import READER_TIMEOUT_S
+from .resume import ResumePolicy
+
+OWN_TENANT = "_motley"  # no name that a key file may hold
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entrance:
+    """Settings of an ingress's door.
+
+    api_keys      the file of keys; None: the keyless rule holds
+    own_key       of `motley serve` itself, which must see that the doors answer; made anew at each start
+    open_health   health is told without a key
+    cors_origins  web pages from there may call
+    log_folder    where the access log goes; None: stderr
+    echo_id       answers over HTTP carry x-request-id; Serve's own server does that itself
+    reader_timeout_s   a client that reads nothing of its answer for so long is left
+    resume             when a replica is given up, and how another is looked for
+    """
+
+    api_keys: Path | None = None
+    own_key: StoredKey | None = None
+    open_health: bool = False
+    cors_origins: tuple[str, ...] = ()
+    log_folder: Path | None = None
+    echo_id: bool = True
+    reader_timeout_s: float = READER_TIMEOUT_S
+    resume: ResumePolicy = ResumePolicy()  # noqa: RUF009  frozen
+
+    def guard(self) -> Guard:
+        """Raises ConfigurationError when the file of keys cannot be used."""
+        if self.api_keys is None:
+            return Guard(open_health=self.open_health)
+        own = () if self.own_key is None else (self.own_key,)
+        return Guard(KeyFile(self.api_keys, own), open_health=self.open_health)

@@ -1,0 +1,113 @@
+"""API keys: 256 random bits each, kept as SHA-256; every entry is compared, in constant time."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from .failures import ConfigurationError
+
+PREFIX = "mk-"  # so that scanners for leaked secrets know one when they see it
+MAX_KEYS = 10_000  # all are compared on each call: 0.1 ms for a thousand
+MAX_KEY_CHARS = 512  # what a client may give; longer is no key
+_TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+ID_CHARS = 12  # of a hash, to speak of a key without telling it
+
+
+@dataclass(frozen=True, slots=True)
+class StoredKey:
+    """What is kept of one key: whose it is, its SHA-256 in hex, and when it ends (Unix seconds; None: never)."""
+
+    tenant: str
+    sha256: str
+    expires: float | None = None
+
+    def __post_init__(self) -> None:
+        if not _SHA256.fullmatch(self.sha256):
+            raise ConfigurationError(
+                f"tenants.{self.tenant}: {self.sha256[:16]!r} is no SHA-256; expected 64 lower-case hex digits, and "
+                "never the key itself",
+                param="api_keys",
+                code="bad_key_file",
+            )
+
+    @property
+    def id(self) -> str:
+        """Names the key without telling it."""
+        return self.sha256[:ID_CHARS]
+
+
+def check_tenant(name: str) -> str:
+    """Raise ConfigurationError unless it is 1 to 64 of letters, digits, `.`, `_` and `-`, the first no sign."""
+    if not _TENANT.fullmatch(name):
+        raise ConfigurationError(
+            f"tenant {name[:80]!r}: expected 1 to 64 letters, digits, dots, dashes or underscores, a letter or digit "
+            "first",
+            param="tenant",
+            code="bad_tenant",
+        )
+    return name
+
+
+def new_key() -> str:
+    return PREFIX + secrets.token_urlsafe(32)
+
+
+def hash_key(key: str) -> str:
+    """SHA-256 in hex. A slow hash would add nothing: nobody guesses 256 random bits."""
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+class KeyRing:
+    """All keys of a service. Raises ConfigurationError for one that two tenants would share."""
+
+    def __init__(self, keys: Iterable[StoredKey]) -> None:
+        self.keys = tuple(keys)
+        if len(self.keys) > MAX_KEYS:
+            raise ConfigurationError(f"{len(self.keys)} keys; at most {MAX_KEYS}", code="bad_key_file")
+        seen: dict[str, str] = {}
+        for key in self.keys:
+            if key.sha256 in seen:
+                raise ConfigurationError(
+                    f"tenants.{key.tenant}: key {key.id} is there twice, also for {seen[key.sha256]}",
+                    param="api_keys",
+                    code="bad_key_file",
+                )
+            seen[key.sha256] = key.tenant
+
+    def tenant_of(self, key: str, now: float | None = None) -> str | None:
+        """Whose key this is; None when nobody's, or no longer. Takes the same time whichever it is."""
+        digest = hash_key(key[:MAX_KEY_CHARS]) if len(key) <= MAX_KEY_CHARS else ""
+        now = time.time() if now is None else now
+        found: str | None = None
+        for stored in self.keys:
+            same = hmac.compare_digest(stored.sha256, digest)
+            if same and (stored.expires is None or now < stored.expires):
+                found = stored.tenant
+        return found
+
+
+def read_expiry(value: object, where: str) -> float | None:
+    """Unix seconds of an ISO 8601 date or time; without a zone UTC, a date alone from its beginning."""
+    if value is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(str(value))
+    except ValueError:
+        raise ConfigurationError(
+            f"{where}: {str(value)[:40]!r} is no time; expected one such as 2027-01-31T12:00:00Z",
+            param="api_keys",
+            code="bad_key_file",
+        ) from None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def write_expiry(expires: float) -> str:
+    return datetime.fromtimestamp(expires, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,143 @@
+"""The HTTP interface as an OpenAPI 3.1 document: every route, field, default and error."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from importlib.metadata import version
+from typing import Any
+
+from ..replicas.errors import (
+    DeadlineExceeded,
+    EngineFault,
+    InvalidRequest,
+    MotleyError,
+    Overloaded,
+    Unavailable,
+)
+from .answers import Object
+from .errors import SlowBody, TooLarge, UnsupportedMedia
+from .failures import Forbidden, Unauthenticated
+
+Schema = Mapping[str, Any]
+_ALWAYS = (Unauthenticated, Forbidden, EngineFault, Unavailable)
+_WITH_BODY = (InvalidRequest, SlowBody, TooLarge, UnsupportedMedia)
+_WITH_ENGINE = (Overloaded, DeadlineExceeded)
+_ERROR: Schema = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string", "description": "what is wrong, and what is accepted"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"], "description": "the field at fault"},
+                "code": {"type": ["string", "null"], "description": "a stable word for programs"},
+            },
+        }
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """What one route does.
+
+    body    schema of the JSON body; None: it has none
+    answer  schema of the JSON answer
+    chunk   schema of one server-sent event, where the answer may be a stream of them
+    engine  the model is at work: the request can be refused for lack of room, or miss its deadline
+    error   schema of a refusal; None: OpenAI's
+    more    error classes beside those that follow from the rest
+    """
+
+    summary: str
+    answer: Schema
+    body: Schema | None = None
+    chunk: Schema | None = None
+    engine: bool = False
+    error: Schema | None = None
+    more: tuple[type[MotleyError], ...] = ()
+
+    @property
+    def errors(self) -> tuple[type[MotleyError], ...]:
+        """By ascending status; one for each."""
+        found: set[type[MotleyError]] = {*_ALWAYS, *self.more}
+        found |= {*_WITH_BODY} if self.body is not None else set()
+        found |= {*_WITH_ENGINE} if self.engine else set()
+        return tuple(sorted(found, key=lambda kind: kind.status))
+
+
+Operations = Mapping[tuple[str, str], Operation]  # by method and path
+
+
+def document(operations: Operations) -> Object:
+    """The whole document. `{name:path}` of a route is `{name}` here."""
+    paths: dict[str, Object] = {}
+    for (method, path), operation in operations.items():
+        paths.setdefault(re.sub(r":path}", "}", path), {})[method.lower()] = _described(path, operation)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Motley", "version": version("motley"), "description": "One language model, served."},
+        "paths": paths,
+        "components": {"securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+        "security": [{"key": []}, {}],  # without keys the service is for its own machine
+    }
+
+
+def _described(path: str, operation: Operation) -> Object:
+    described: Object = {"summary": operation.summary, "responses": dict(_responses(operation))}
+    if names := re.findall(r"{(\w+)", path):
+        described["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+            for name in names
+        ]
+    if operation.body is not None:
+        described["requestBody"] = {"required": True, "content": {"application/json": {"schema": operation.body}}}
+    return described
+
+
+def _responses(operation: Operation) -> Iterator[tuple[str, Object]]:
+    content: Object = {"application/json": {"schema": operation.answer}}
+    if operation.chunk is not None:
+        content["text/event-stream"] = {"schema": {"type": "string"}, "x-event": operation.chunk}
+    yield "200", {"description": "the answer", "content": content}
+    for kind in operation.errors:
+        yield str(kind.status), _refusal(kind, operation.error or _ERROR)
+
+
+def _refusal(kind: type[MotleyError], schema: Schema) -> Object:
+    said = (kind.__doc__ or HTTPStatus(kind.status).phrase).partition("\n")[0]
+    described: Object = {"description": said, "content": {"application/json": {"schema": schema}}}
+    if kind.status in (429, 503):
+        described["headers"] = {
+            "Retry-After": {"description": "seconds after which trying again may help", "schema": {"type": "integer"}}
+        }
+    return described
+
+
+def body(properties: Mapping[str, Schema], required: Iterable[str] = ()) -> Schema:
+    """A JSON object with these fields and no other; a field that is not required may be null."""
+    needed = list(required)
+    described = {name: schema if name in needed else or_null(schema) for name, schema in properties.items()}
+    found: Object = {"type": "object", "properties": described, "additionalProperties": False}
+    return found | ({"required": needed} if needed else {})
+
+
+def answer(**properties: Schema) -> Schema:
+    """A JSON object that has these fields, and maybe more."""
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+def or_null(schema: Schema) -> Schema:
+    """`null` is as good as leaving it out."""
+    kind = schema.get("type")
+    if isinstance(kind, str) and "enum" not in schema:
+        return {**schema, "type": [kind, "null"]}
+    about = {key: schema[key] for key in ("description", "default") if key in schema}
+    rest = {key: value for key, value in schema.items() if key not in about}
+    return about | {"anyOf": [rest, {"type": "null"}]}

@@ -1,0 +1,69 @@
+"""A model's text, taken apart: reasoning first, calls of tools in what follows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .calls import Call
+from .events import CallPiece, CallStart, Event, Reasoning, Text
+from .hermes import HermesParser
+from .llama import LlamaParser
+from .think import ThinkParser
+
+ToolParser = HermesParser | LlamaParser
+
+
+class AnswerParser:
+    """Both parsers in a row; without any, all is text."""
+
+    def __init__(self, think: ThinkParser | None = None, tools: ToolParser | None = None) -> None:
+        self._think, self._tools = think, tools
+
+    @property
+    def num_calls(self) -> int:
+        """Whole calls so far."""
+        return self._tools.num_calls if self._tools is not None else 0
+
+    def push(self, text: str) -> list[Event]:
+        if self._think is None:
+            return self._call([Text(text)]) if text else []
+        return self._call(self._think.push(text))
+
+    def finish(self) -> list[Event]:
+        events = self._call(self._think.finish()) if self._think is not None else []
+        return events + self._tools.finish() if self._tools is not None else events
+
+    def _call(self, events: list[Event]) -> list[Event]:
+        if self._tools is None:
+            return events
+        found: list[Event] = []
+        for event in events:
+            found += self._tools.push(event.text) if isinstance(event, Text) else [event]
+        return found
+
+
+@dataclass(slots=True)
+class Answer:
+    """A whole answer, or what one message of it brings."""
+
+    text: str = ""
+    reasoning: str = ""
+    calls: dict[int, Call] = field(default_factory=dict)  # by index; the name is empty where it was given before
+
+    def add(self, events: list[Event]) -> Answer:
+        for event in events:
+            match event:
+                case Text(text):
+                    self.text += text
+                case Reasoning(text):
+                    self.reasoning += text
+                case CallStart(index, name):
+                    self.calls[index] = Call(name, "")
+                case CallPiece(index, text):
+                    before = self.calls.get(index, Call("", ""))
+                    self.calls[index] = Call(before.name, before.arguments + text)
+        return self
+
+
+def parse_whole(parser: AnswerParser, text: str) -> Answer:
+    return Answer().add(parser.push(text)).add(parser.finish())

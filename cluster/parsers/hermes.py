@@ -1,0 +1,141 @@
+"""Calls as Hermes and Qwen write them: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+from .calls import CallReader
+from .events import MAX_SPACE, CallPiece, Event, held, space_from, texts
+from .tags import Format, Signature, json_schema, repeated, tag
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+
+
+class HermesParser:
+    """Text and calls in any order. White space next to a call is dropped with its marks.
+
+    What is no JSON object, or calls no known tool, stays text, marks included. A call that breaks off after it
+    was begun to be handed out (`eager`) takes what follows up to its closing mark as arguments, and does not count.
+
+    single      hand out the first call alone; others are dropped
+    num_calls   whole calls handed out
+    """
+
+    def __init__(self, names: Collection[str], *, eager: bool, single: bool = False) -> None:
+        self.num_calls = 0
+        self._names, self._eager, self._single = names, eager, single
+        self._started = 0  # calls handed out, whole or not
+        self._after_call = False  # nothing but white space has come since
+        self._buffer = ""  # not yet looked at, or too short to tell
+        self._opening = ""  # white space and mark before an object, given back if it is no call
+        self._reader: CallReader | None = None
+        self._state: Callable[[], list[Event] | None] = self._in_text
+
+    def push(self, text: str) -> list[Event]:
+        self._buffer += text
+        events: list[Event] = []
+        while (found := self._state()) is not None:
+            events += found
+        return events
+
+    def finish(self) -> list[Event]:
+        raw = self._reader.raw if self._reader is not None and not self._reader.started else ""
+        rest = self._opening + raw + self._buffer
+        self._opening = self._buffer = ""
+        if self._state == self._in_broken_call:
+            return [CallPiece(self._started - 1, rest)] if rest else []
+        return [] if self._after_call and not rest.strip() else texts(rest)
+
+    # Each state takes what it can from the buffer and returns its events, or None: it needs more text.
+
+    def _in_text(self) -> list[Event] | None:
+        at = self._buffer.find(OPEN)
+        if at < 0:
+            at = len(self._buffer) - held(self._buffer, OPEN)
+            return self._text(space_from(self._buffer[:at])) or None
+        events = self._text(space_from(self._buffer[:at]))
+        self._opening = self._take(self._buffer.index(OPEN) + len(OPEN))
+        self._state = self._before_object
+        return events
+
+    def _before_object(self) -> list[Event] | None:
+        space = len(self._buffer) - len(self._buffer.lstrip())
+        if space == len(self._buffer) <= MAX_SPACE:
+            return None
+        if space > MAX_SPACE or self._buffer[space] != "{":
+            return self._back_to_text(self._opening)
+        self._opening += self._take(space)
+        eager = self._eager and not self._full
+        self._reader = CallReader(self._started, self._names, eager=eager)
+        self._state = self._in_object
+        return []
+
+    def _in_object(self) -> list[Event] | None:
+        reader = self._reader
+        assert reader is not None, "set by the state before"
+        if not self._buffer:
+            return None
+        events, self._buffer = reader.push(self._buffer)
+        if not reader.done:
+            return events
+        self._reader = None
+        if not reader.started:
+            return self._back_to_text(self._opening + reader.raw)
+        self._opening = ""
+        self._state = self._in_broken_call if reader.open else self._after_object
+        self._after_call = True
+        if self._full:
+            return []
+        self._started += 1
+        self.num_calls += reader.call is not None
+        return events
+
+    def _after_object(self) -> list[Event] | None:
+        text = self._buffer.lstrip()
+        space = len(self._buffer) - len(text)
+        if CLOSE.startswith(text) and text != CLOSE and space <= MAX_SPACE:
+            return None
+        if text.startswith(CLOSE) and space <= MAX_SPACE:
+            self._take(space + len(CLOSE))
+        self._state = self._in_text
+        return []
+
+    def _in_broken_call(self) -> list[Event] | None:
+        at = self._buffer.find(CLOSE)
+        if at >= 0:
+            self._state = self._after_object
+        piece = self._take(at if at >= 0 else len(self._buffer) - held(self._buffer, CLOSE))
+        if at < 0 and not piece:
+            return None
+        return [CallPiece(self._started - 1, piece)] if piece else []
+
+    @property
+    def _full(self) -> bool:
+        return self._single and self._started > 0
+
+    def _text(self, length: int) -> list[Event]:
+        self._after_call = self._after_call and length == 0
+        return texts(self._take(length))
+
+    def _take(self, length: int) -> str:
+        taken, self._buffer = self._buffer[:length], self._buffer[length:]
+        return taken
+
+    def _back_to_text(self, text: str) -> list[Event]:
+        self._opening, self._state, self._after_call = "", self._in_text, False
+        return texts(text)
+
+
+def required(tools: Sequence[Signature], *, single: bool) -> Format:
+    """A text of one call or more and nothing else."""
+    return repeated(_tags(tools), separator="\n", single=single)
+
+
+def optional(tools: Sequence[Signature]) -> Format:
+    """Any text, in which what begins like a call is one."""
+    return {"type": "triggered_tags", "triggers": [OPEN], "tags": _tags(tools)}
+
+
+def _tags(tools: Sequence[Signature]) -> list[Format]:
+    begin, end = f'{OPEN}\n{{"name": "%s", "arguments": ', f"}}\n{CLOSE}"
+    return [tag(begin % tool.name, json_schema(tool.schema), end) for tool in tools]

@@ -1,0 +1,101 @@
+"""Calls as Llama 3 writes them: the answer is `{"name": …, "parameters": {…}}`, or several with `;` between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+from .calls import CallReader
+from .events import MAX_SPACE, CallPiece, Event, texts
+from .tags import Format, Signature, json_schema, repeated, tag
+
+MARK = "<|python_tag|>"  # some models put it first
+BETWEEN = " \t\n\r;,"
+
+
+class LlamaParser:
+    """Calls stand at the beginning or nowhere: from the first character that cannot be one, all is text.
+
+    What is no JSON object, or calls no known tool, is text too. A call that breaks off after it was begun to be
+    handed out (`eager`) takes all that follows as arguments, and does not count.
+
+    single      hand out the first call alone; others are dropped
+    num_calls   whole calls handed out
+    """
+
+    def __init__(self, names: Collection[str], *, eager: bool, single: bool = False) -> None:
+        self.num_calls = 0
+        self._names, self._eager, self._single = names, eager, single
+        self._started = 0
+        self._buffer = ""
+        self._opening = ""  # what stood before an object, given back if it is no call
+        self._reader: CallReader | None = None
+        self._state: Callable[[], list[Event] | None] = self._before_object
+
+    def push(self, text: str) -> list[Event]:
+        self._buffer += text
+        events: list[Event] = []
+        while self._buffer and (found := self._state()) is not None:
+            events += found
+        return events
+
+    def finish(self) -> list[Event]:
+        raw = self._reader.raw if self._reader is not None and not self._reader.started else ""
+        rest = self._opening + raw + self._buffer
+        self._opening = self._buffer = ""
+        return texts(rest) if rest.strip(BETWEEN) or not self._started else []
+
+    def _before_object(self) -> list[Event] | None:
+        text = self._buffer.lstrip(BETWEEN if self._started else None)
+        if len(self._buffer) - len(text) <= MAX_SPACE:
+            if MARK.startswith(text) and text != MARK:
+                return None
+            text = text.removeprefix(MARK).lstrip()
+            if not text and len(self._buffer) <= 2 * MAX_SPACE:
+                return None
+            if text.startswith("{"):
+                return self._open(text)
+        self._state = self._in_text
+        return []
+
+    def _open(self, text: str) -> list[Event]:
+        self._opening, self._buffer = self._buffer[: len(self._buffer) - len(text)], text
+        self._reader = CallReader(self._started, self._names, eager=self._eager and not self._full)
+        self._state = self._in_object
+        return []
+
+    def _in_object(self) -> list[Event] | None:
+        reader = self._reader
+        assert reader is not None, "set by the state before"
+        events, self._buffer = reader.push(self._buffer)
+        if not reader.done:
+            return events
+        self._reader = None
+        if not reader.started:
+            self._buffer = self._opening + reader.raw + self._buffer
+            self._opening, self._state = "", self._in_text
+            return []
+        self._opening = ""
+        self._state = self._in_broken_call if reader.open else self._before_object
+        if self._full:
+            return []
+        self._started += 1
+        self.num_calls += reader.call is not None
+        return events
+
+    def _in_text(self) -> list[Event] | None:
+        text, self._buffer = self._buffer, ""
+        return texts(text)
+
+    def _in_broken_call(self) -> list[Event] | None:
+        piece, self._buffer = self._buffer, ""
+        return [CallPiece(self._started - 1, piece)]
+
+    @property
+    def _full(self) -> bool:
+        return self._single and self._started > 0
+
+
+def required(tools: Sequence[Signature], *, single: bool) -> Format:
+    """A text of one call or more and nothing else."""
+    tags = [tag(f'{{"name": "{tool.name}", "parameters": ', json_schema(tool.schema), "}") for tool in tools]
+    return repeated(tags, separator="; ", single=single)

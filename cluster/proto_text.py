@@ -1,0 +1,94 @@
+"""Reads our .proto files with their comments, which generated code does not keep."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_BLOCK = re.compile(r"^\s*(service|message|enum|oneof)\s+(\w+)\s*{(})?")
+_RPC = re.compile(r"^\s*rpc\s+(\w+)\((stream )?([\w.]+)\)\s*returns\s*\((stream )?([\w.]+)\)")
+_FIELD = re.compile(r"^\s*(optional |repeated )?(map<[^>]+>|[\w.]+)\s+(\w+)\s*=\s*(\d+)")
+_VALUE = re.compile(r"^\s*(\w+)\s*=\s*(\d+)")
+
+
+@dataclass(slots=True)
+class Line:
+    """An RPC, a field or a value: what it is called, its type, and its comment."""
+
+    name: str
+    kind: str
+    doc: str = ""
+
+
+@dataclass(slots=True)
+class Block:
+    """A service, message or enum. `name` is as written; a nested one's is `Outer.Inner`."""
+
+    kind: str
+    name: str
+    doc: str
+    lines: list[Line] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class ProtoFile:
+    package: str
+    doc: str
+    blocks: list[Block]
+
+    def of(self, kind: str) -> Iterator[Block]:
+        return (block for block in self.blocks if block.kind == kind)
+
+
+def read(path: Path) -> ProtoFile:
+    """Our own layout: one declaration on each line, comments above it or behind it."""
+    reader = _Reader()
+    for line in path.read_text(encoding="utf-8").splitlines():
+        reader.take(line)
+    return ProtoFile(reader.package, reader.doc, reader.blocks)
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self.package = self.doc = ""
+        self.blocks: list[Block] = []
+        self._open: list[Block] = []
+        self._comment: list[str] = []
+
+    def take(self, line: str) -> None:
+        code, _, behind = line.partition("//")
+        if not code.strip():
+            self._comment = [*self._comment, behind[1:].rstrip()] if "//" in line else []
+            return
+        doc = " ".join([*self._comment, behind.strip()]).strip()
+        raw, self._comment = self._comment, []
+        if found := re.match(r"package ([\w.]+);", code):
+            self.package, self.doc = found[1], "\n".join(raw)
+        elif found := _BLOCK.match(code):
+            self._begin(found[1], found[2], doc, closed=bool(found[3]))
+        elif code.strip().startswith("}"):
+            self._open.pop()
+        elif self._open:
+            self._declare(code, doc)
+
+    def _begin(self, kind: str, name: str, doc: str, *, closed: bool) -> None:
+        if kind == "oneof":  # its fields are its message's
+            self._open.append(self._open[-1])
+            return
+        outer = f"{self._open[-1].name}." if self._open else ""
+        block = Block(kind, outer + name, doc)
+        self.blocks.append(block)
+        if not closed:
+            self._open.append(block)
+
+    def _declare(self, code: str, doc: str) -> None:
+        lines = self._open[-1].lines
+        if found := _RPC.match(code):
+            asked, told = (f"{found[i] or ''}{found[i + 1]}" for i in (2, 4))
+            lines.append(Line(found[1], f"{asked} → {told}", doc))
+        elif found := _FIELD.match(code):
+            lines.append(Line(found[3], f"{found[1] or ''}{found[2]}", doc))
+        elif found := _VALUE.match(code):
+            lines.append(Line(found[1], found[2], doc))

@@ -1,0 +1,131 @@
+"""What a text must look like, in the words of several protocols -> GrammarSpec."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from ...replicas.errors import InvalidRequest
+from ...replicas.grammar_spec import GrammarSpec
+from ..errors import unsupported_field
+from .openai_fields import missing, refuse_others, take, wrong_type
+
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_VLLM_UNSUPPORTED = (
+    "backend", "disable_additional_properties", "disable_any_whitespace", "disable_fallback", "whitespace_pattern",
+)  # fmt: skip
+
+
+def format_of(body: dict[str, Any]) -> GrammarSpec | None:
+    """OpenAI's `response_format`, or vLLM's `structured_outputs` beside it; None asks for free text.
+
+    Raises InvalidRequest naming the field.
+    """
+    wanted, other = body.get("response_format"), body.get("structured_outputs")
+    if wanted is not None and other is not None:
+        raise wrong_type("structured_outputs", other, "no value beside response_format")
+    if other is not None:
+        return _structured_outputs(take(body, "structured_outputs", dict, {}))
+    return _response_format(take(body, "response_format", dict, {"type": "text"}))
+
+
+def _response_format(wanted: dict[str, Any]) -> GrammarSpec | None:
+    kind = wanted.get("type")
+    if not isinstance(kind, str) or kind not in _RESPONSE_FORMATS:
+        raise wrong_type("response_format.type", kind, f"one of {', '.join(_RESPONSE_FORMATS)}")
+    return _RESPONSE_FORMATS[kind](wanted)
+
+
+def _text(wanted: dict[str, Any]) -> None:
+    refuse_others(wanted, ("type",), path="response_format.")
+
+
+def _json_object(wanted: dict[str, Any]) -> GrammarSpec:
+    refuse_others(wanted, ("type",), path="response_format.")
+    return GrammarSpec.json_object(field="response_format")
+
+
+def _json_schema(wanted: dict[str, Any]) -> GrammarSpec:
+    """`strict` changes nothing: the schema is always kept to, or refused."""
+    refuse_others(wanted, ("type", "json_schema"), path="response_format.")
+    path = "response_format.json_schema."
+    given = take(wanted, "json_schema", dict, {}, path="response_format.")
+    refuse_others(given, ("name", "description", "schema", "strict"), path=path)
+    if not _NAME.fullmatch(name := take(given, "name", str, "", path=path)):
+        raise wrong_type(f"{path}name", name, "1 to 64 letters, digits, underscores or dashes")
+    take(given, "description", str, "", path=path)
+    take(given, "strict", bool, False, path=path)
+    if given.get("schema") is None:
+        raise missing(f"{path}schema")
+    return GrammarSpec.json_schema(take(given, "schema", dict, {}, path=path), field=f"{path}schema")
+
+
+def _written(name: str, make: Callable[..., GrammarSpec]) -> Callable[[dict[str, Any]], GrammarSpec]:
+    """{"type": name, name: text}"""
+
+    def read(wanted: dict[str, Any]) -> GrammarSpec:
+        refuse_others(wanted, ("type", name), path="response_format.")
+        text = take(wanted, name, str, "", path="response_format.")
+        return make(text, field=f"response_format.{name}")
+
+    return read
+
+
+def _structural_tag(wanted: dict[str, Any]) -> GrammarSpec:
+    return GrammarSpec.structural_tag(wanted, field="response_format")
+
+
+_RESPONSE_FORMATS: dict[str, Callable[[dict[str, Any]], GrammarSpec | None]] = {
+    "text": _text,
+    "json_object": _json_object,
+    "json_schema": _json_schema,
+    "regex": _written("regex", GrammarSpec.regex),
+    "grammar": _written("grammar", GrammarSpec.ebnf),
+    "structural_tag": _structural_tag,
+}
+
+
+def _structured_outputs(given: dict[str, Any]) -> GrammarSpec:
+    """vLLM's words: exactly one of json, json_object, regex, choice, grammar and structural_tag."""
+    path = "structured_outputs."
+    refuse_others(given, tuple(_STRUCTURED), _VLLM_UNSUPPORTED, path=path)
+    names = [name for name in _STRUCTURED if given.get(name) is not None]
+    if len(names) != 1:
+        raise wrong_type("structured_outputs", given, f"exactly one of {', '.join(_STRUCTURED)}")
+    return constraint(names[0], given[names[0]], path + names[0])
+
+
+def constraint(kind: str, value: Any, field: str) -> GrammarSpec:
+    """`kind`: one of vLLM's words. Raises InvalidRequest naming `field`."""
+    if isinstance(value, str) and not value:
+        raise InvalidRequest(f"{field}: it is empty", param=field, code="invalid_grammar")
+    return _STRUCTURED[kind](value, field)
+
+
+def _json(value: Any, field: str) -> GrammarSpec:
+    if not isinstance(value, dict | str):
+        raise wrong_type(field, value, "a JSON schema, as an object or as text")
+    return GrammarSpec.json_schema(value, field=field)
+
+
+def _any_object(value: Any, field: str) -> GrammarSpec:
+    if value is not True:
+        raise unsupported_field(field, "leave it out, or give true", value)
+    return GrammarSpec.json_object(field=field)
+
+
+def _tag(value: Any, field: str) -> GrammarSpec:
+    if not isinstance(value, dict | str):
+        raise wrong_type(field, value, "a structural tag, as an object or as text")
+    return GrammarSpec.structural_tag(value, field=field)
+
+
+_STRUCTURED: dict[str, Callable[[Any, str], GrammarSpec]] = {
+    "json": _json,
+    "json_object": _any_object,
+    "regex": lambda value, field: GrammarSpec.regex(value, field=field),
+    "choice": lambda value, field: GrammarSpec.choice(value, field=field),
+    "grammar": lambda value, field: GrammarSpec.ebnf(value, field=field),
+    "structural_tag": _tag,
+}

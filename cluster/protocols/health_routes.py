@@ -1,0 +1,21 @@
+"""Health over HTTP: for load balancers that do not speak gRPC."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from starlette.responses import Response
+
+from ..http import Route, answer
+from ..router import Router
+
+
+class HealthRoutes:
+    def __init__(self, router: Router) -> None:
+        self._router = router
+
+    def routes(self) -> tuple[Route, ...]:
+        return (Route("GET", "/health", self.health, health=True),)
+
+    async def health(self) -> Response:
+        return answer({"status": "ok", "load": asdict(await self._router.load())})

@@ -1,0 +1,146 @@
+"""KServe's inference protocol, on a door and a router, whichever wire it comes by."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterable
+from contextlib import aclosing
+from dataclasses import replace
+
+from ...replicas.errors import InvalidRequest, MotleyError
+from ...replicas.protocol import StreamMessage
+from ..ask import Admitted
+from ..caller import MAX_CLIENT_ID, Caller
+from ..door import Door
+from ..errors import unsupported_field
+from ..gather import check_finish, gather
+from ..router import Router
+from .kserve_ask import EMPTY_FINAL, InferRequest, check_version, infer_ask
+from .kserve_reply import InferResponse, outputs, usage, wanted_outputs
+from .wire_names import in_wire_names
+
+FINAL = "triton_final_response"
+_NOT_FINAL = {FINAL: False}  # of every response of a stream but the last
+
+
+class KServeProtocol:
+    """Errors leave as MotleyError; only those of `infer_stream` are responses."""
+
+    def __init__(self, door: Door, router: Router) -> None:
+        self.door = door
+        self._router = router
+
+    async def infer(self, request: InferRequest, caller: Caller) -> InferResponse:
+        infer = infer_ask(request)
+        if infer.streaming:
+            raise InvalidRequest(
+                "streaming: this call has one response; use ModelStreamInfer", param="streaming", code="invalid_value"
+            )
+        if infer.empty_final:
+            raise unsupported_field(f"parameters.{EMPTY_FINAL}", "this call has one response; use ModelStreamInfer")
+        with in_wire_names(infer.names):
+            admitted = await self.door.admit(infer.ask, caller)
+        return await self._whole(admitted, wanted_outputs(request.outputs, admitted.request.sampling))
+
+    async def infer_stream(self, request: InferRequest, caller: Caller) -> AsyncGenerator[InferResponse, None]:
+        """The responses to one of a stream's requests, the last of them marked. Never raises MotleyError."""
+        try:
+            infer = infer_ask(request)
+            with in_wire_names(infer.names):
+                admitted = await self.door.admit(infer.ask, caller)
+            wanted = wanted_outputs(request.outputs, admitted.request.sampling)
+            if not infer.streaming:
+                for response in _ending(await self._whole(admitted, wanted), empty=infer.empty_final):
+                    yield response
+                return
+            async with (
+                aclosing(self._router.stream(admitted.request)) as messages,
+                aclosing(_parts(admitted, wanted, messages)) as parts,
+            ):
+                async for part in parts:
+                    for response in _ending(part, empty=infer.empty_final) if part.last else (part,):
+                        yield response
+        except MotleyError as error:
+            yield failed(request.id, error)
+
+    @property
+    def stopping(self) -> bool:
+        return self._router.draining
+
+    async def check_ready(self) -> None:
+        """Raise Unavailable unless a replica answers."""
+        await self._router.load()
+
+    async def why_not_ready(self) -> str:
+        """Empty when a replica answers."""
+        try:
+            await self.check_ready()
+        except MotleyError as error:
+            return error.message
+        return ""
+
+    def serves(self, name: str, version: str) -> bool:
+        try:
+            self.check_model(name, version)
+        except MotleyError:
+            return False
+        return True
+
+    def check_model(self, name: str, version: str) -> None:
+        """Raise NotFound unless it is served here."""
+        with in_wire_names({"model": "name", "model_version": "version"}):
+            self.door.check_model(name)
+            check_version(version)
+
+    async def _whole(self, admitted: Admitted, wanted: tuple[str, ...]) -> InferResponse:
+        sampling = admitted.request.sampling
+        async with aclosing(self._router.stream(admitted.request)) as messages:
+            gathered = await gather(messages, sampling.n)
+        return InferResponse(
+            admitted.ask.client_id,
+            admitted.model,
+            outputs(wanted, gathered.choices, sampling, gathered.prompt_logprobs),
+            usage(admitted.request, gathered.completion_tokens, gathered.cached_tokens),
+            last=True,
+        )
+
+
+def failed(request_id: str, error: MotleyError) -> InferResponse:
+    """As a response of a stream. Clients see the message alone, so it says whose it is."""
+    prefix = f"[request id: {request_id[:MAX_CLIENT_ID]}] " if request_id else ""
+    return InferResponse(request_id, parameters={FINAL: True}, error=f"{prefix}{error.message}", last=True)
+
+
+async def _parts(
+    admitted: Admitted, wanted: tuple[str, ...], messages: AsyncIterable[StreamMessage]
+) -> AsyncGenerator[InferResponse, None]:
+    """One response for each message that has something new; the last has the usage."""
+    request = admitted.request
+    num_tokens = cached_tokens = num_ended = 0
+    prompt = None
+    async for message in messages:
+        cached_tokens = cached_tokens if message.cached_tokens is None else message.cached_tokens
+        prompt = prompt or message.prompt_logprobs
+        if not message.deltas:
+            continue
+        num_tokens += sum(len(delta.token_ids) for delta in message.deltas)
+        ended = [delta.finish_reason for delta in message.deltas if delta.finish_reason is not None]
+        num_ended += len(ended)
+        for reason in ended:
+            check_finish(reason)
+        last = num_ended == request.sampling.n
+        tensors = outputs(wanted, message.deltas, request.sampling, prompt)
+        totals = usage(request, num_tokens, cached_tokens) if last else _NOT_FINAL
+        yield InferResponse(admitted.ask.client_id, admitted.model, tensors, totals, last=last)
+        prompt = None
+    if num_ended < request.sampling.n:
+        check_finish(None)
+
+
+def _ending(response: InferResponse, *, empty: bool) -> tuple[InferResponse, ...]:
+    """The last response, marked as Triton does; if `empty`, another one without outputs is the last."""
+    if not empty:
+        return (replace(response, parameters={**response.parameters, FINAL: True}),)
+    return (
+        replace(response, parameters=_NOT_FINAL),
+        replace(response, outputs=(), parameters={**response.parameters, FINAL: True}),
+    )

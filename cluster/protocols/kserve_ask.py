@@ -1,0 +1,206 @@
+"""KServe's inference request, whichever way it came, as an `Ask`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from ...replicas.errors import InvalidRequest, NotFound
+from ...replicas.sampling_params import SamplingParams
+from ..ask import Ask
+from ..errors import unknown_field
+from .constraints import CONSTRAINTS, constraint
+from .kserve_tensors import BOOL, BYTES, INT32, INT64, Tensor, bad_tensor, shown
+
+VERSION = "1"  # of every model
+PRIORITY_LEVELS = 100  # Triton's order: 1 is first
+DEFAULT_PRIORITY = 50
+EMPTY_FINAL = "triton_enable_empty_final_response"
+
+INPUTS: Mapping[str, tuple[str, ...]] = {
+    "text_input": (BYTES,),
+    "input_ids": (INT32, INT64),
+    "streaming": (BOOL,),
+    "stop": (BYTES,),
+    "stop_token_ids": (INT32, INT64),
+}
+_SAMPLING = frozenset(field.name for field in fields(SamplingParams)) - {"grammar"}
+_JSON = {
+    "stop_token_ids": list,
+    "logit_bias": dict,
+    "choice": list,
+}  # parameters have no kind for these, so they come as JSON
+_IN_WORDS = {list: "a JSON list", dict: "a JSON object"}
+
+
+@dataclass(frozen=True, slots=True)
+class InferRequest:
+    """As read from the wire. `parameters`: bool, int, float or str by name. `raw`: answer in raw contents."""
+
+    model: str = ""
+    version: str = ""
+    id: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    inputs: Sequence[Tensor] = ()
+    outputs: Sequence[str] = ()
+    raw: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class InferAsk:
+    """`names`: our field -> the client's, for errors. `empty_final`: the stream ends with an empty response."""
+
+    ask: Ask
+    names: Mapping[str, str]
+    streaming: bool
+    empty_final: bool
+
+
+def infer_ask(request: InferRequest) -> InferAsk:
+    """Raises InvalidRequest naming the input or parameter, NotFound for a version that is not served."""
+    check_version(request.version)
+    inputs = _inputs(request.inputs)
+    parameters = dict(request.parameters)
+    empty_final = _flag(parameters, EMPTY_FINAL)
+    priority = _priority(parameters.pop("priority", 0))
+    timeout_s = _timeout_s(parameters.pop("timeout", 0))
+    sampling, names = _sampling(parameters, inputs)
+    prompt_name, prompt = _prompt(inputs)
+    names |= {"prompt": prompt_name, "model": "model_name", "timeout_s": "parameters.timeout"}
+    ask = Ask(
+        model=request.model,
+        prompt=prompt,
+        prompt_name=prompt_name,
+        sampling=sampling,
+        client_id=request.id,
+        timeout_s=timeout_s,
+        priority=priority,
+    )
+    return InferAsk(ask, names, _streaming(inputs), empty_final)
+
+
+def check_version(version: str) -> None:
+    if version not in ("", VERSION):
+        raise NotFound(
+            f"model_version: there is no version {version[:40]!r}; expected {VERSION!r} or none",
+            param="model_version",
+            code="model_not_found",
+        )
+
+
+def _inputs(given: Sequence[Tensor]) -> dict[str, Tensor]:
+    inputs: dict[str, Tensor] = {}
+    for tensor in given:
+        if tensor.name not in INPUTS:
+            raise unknown_field(f"inputs.{tensor.name[:80]}")
+        if tensor.name in inputs:
+            raise bad_tensor(tensor.name, "given twice")
+        if tensor.datatype not in INPUTS[tensor.name]:
+            accepted = " or ".join(INPUTS[tensor.name])
+            raise bad_tensor(tensor.name, f"datatype {tensor.datatype[:40]!r} is not accepted; expected {accepted}")
+        if len(tensor.shape) != 1 and not (len(tensor.shape) == 2 and tensor.shape[0] == 1):
+            raise bad_tensor(tensor.name, f"shape {shown(tensor.shape)} is not accepted; expected [n] or [1, n]")
+        inputs[tensor.name] = tensor
+    return inputs
+
+
+def _prompt(inputs: Mapping[str, Tensor]) -> tuple[str, str | Sequence[int]]:
+    """What the client calls it, and the prompt."""
+    if ("text_input" in inputs) == ("input_ids" in inputs):
+        raise InvalidRequest(
+            "text_input: give either text_input or input_ids", param="text_input", code="missing_field"
+        )
+    if "input_ids" in inputs:
+        return "input_ids", tuple(inputs["input_ids"].elements)
+    return "text_input", _text("text_input", _single(inputs["text_input"]))
+
+
+def _streaming(inputs: Mapping[str, Tensor]) -> bool:
+    return bool(_single(inputs["streaming"])) if "streaming" in inputs else False
+
+
+def _single(tensor: Tensor) -> Any:
+    if len(tensor.elements) != 1:
+        raise bad_tensor(tensor.name, f"shape {shown(tensor.shape)} is not accepted; expected [1]")
+    return tensor.elements[0]
+
+
+def _text(name: str, element: bytes) -> str:
+    try:
+        return element.decode()
+    except UnicodeDecodeError:
+        raise bad_tensor(name, "it is not UTF-8") from None
+
+
+def _sampling(parameters: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, str]]:
+    """By SamplingParams' names, and what the client calls them."""
+    given: dict[str, Any] = {}
+    names = {name: f"parameters.{name}" for name in _SAMPLING}
+    for name, value in parameters.items():
+        if name in _JSON:
+            value = _from_json(name, value)
+        if name in CONSTRAINTS:
+            _constrain(given, name, value)
+        elif name in _SAMPLING:
+            given[name] = value
+        else:
+            raise unknown_field(f"parameters.{name[:80]}")
+    for name in ("stop", "stop_token_ids"):
+        if name in inputs:
+            if name in given:
+                raise bad_tensor(name, "given twice, as an input and as a parameter")
+            elements = inputs[name].elements
+            given[name] = tuple(_text(name, element) for element in elements) if name == "stop" else tuple(elements)
+            names[name] = name
+    return given, names
+
+
+def _constrain(given: dict[str, Any], name: str, value: Any) -> None:
+    field = f"parameters.{name}"
+    grammar = constraint(name, value, field)
+    if grammar is not None and "grammar" in given:
+        raise InvalidRequest(f"{field}: give one of {', '.join(CONSTRAINTS)}", param=field, code="invalid_value")
+    if grammar is not None:
+        given["grammar"] = grammar
+
+
+def _from_json(name: str, value: Any) -> Any:
+    kind = _JSON[name]
+    try:
+        found = json.loads(value) if isinstance(value, str) else None
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, kind):
+        raise _bad_parameter(name, value, f"{_IN_WORDS[kind]} as a string")
+    return found
+
+
+def _flag(parameters: dict[str, Any], name: str) -> bool:
+    value = parameters.pop(name, False)
+    if not isinstance(value, bool):
+        raise _bad_parameter(name, value, "true or false")
+    return value
+
+
+def _priority(level: Any) -> int:
+    """Triton's level as our priority, of which the higher runs first."""
+    if type(level) is not int or not 0 <= level <= PRIORITY_LEVELS:
+        raise _bad_parameter("priority", level, f"an integer from 0 to {PRIORITY_LEVELS}")
+    return DEFAULT_PRIORITY - (level or DEFAULT_PRIORITY)
+
+
+def _timeout_s(microseconds: Any) -> float | None:
+    if type(microseconds) is not int or microseconds < 0:
+        raise _bad_parameter("timeout", microseconds, "a number of microseconds")
+    return microseconds / 1e6 if microseconds else None
+
+
+def _bad_parameter(name: str, value: Any, accepted: str) -> InvalidRequest:
+    shown_value = repr(value)
+    shown_value = shown_value if len(shown_value) <= 80 else shown_value[:77] + "..."
+    param = f"parameters.{name}"
+    return InvalidRequest(
+        f"{param}: {shown_value} is not accepted; expected {accepted}", param=param, code="invalid_value"
+    )

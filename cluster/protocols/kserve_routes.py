@@ -1,0 +1,82 @@
+"""KServe's inference protocol over HTTP."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from importlib.metadata import version
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ...replicas.errors import MotleyError
+from ..http import Route, answer, caller_of, error_response
+from . import kserve_json
+from .kserve import KServeProtocol
+from .kserve_rpcs import EXTENSIONS
+from .kserve_wire import PLATFORM
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+class KServeRoutes:
+    """A model's name may hold slashes. Errors are `{"error": message}`, as this protocol has them."""
+
+    def __init__(self, protocol: KServeProtocol) -> None:
+        self._protocol = protocol
+
+    def routes(self) -> tuple[Route, ...]:
+        model, versioned = "/v2/models/{name:path}", "/v2/models/{name:path}/versions/{number}"
+        return (  # the longer path first: a name would swallow its end
+            Route("GET", "/v2", self.server),
+            Route("GET", "/v2/health/live", self.live, health=True),
+            Route("GET", "/v2/health/ready", _own_errors(self.ready), health=True),
+            Route("GET", f"{versioned}/ready", _own_errors(self.model_ready)),
+            Route("POST", f"{versioned}/infer", _own_errors(self.infer)),
+            Route("GET", versioned, _own_errors(self.model)),
+            Route("GET", f"{model}/ready", _own_errors(self.model_ready)),
+            Route("POST", f"{model}/infer", _own_errors(self.infer)),
+            Route("GET", model, _own_errors(self.model)),
+        )
+
+    async def server(self) -> Response:
+        return answer({"name": PLATFORM, "version": version("motley"), "extensions": list(EXTENSIONS)})
+
+    async def live(self) -> Response:
+        return answer({"live": True})
+
+    async def ready(self, request: Request) -> Response:
+        await self._protocol.check_ready()
+        return answer({"ready": True})
+
+    async def model_ready(self, request: Request) -> Response:
+        name, number = _model(request)
+        self._protocol.check_model(name, number)
+        await self._protocol.check_ready()
+        return answer({"name": name, "ready": True})
+
+    async def model(self, request: Request) -> Response:
+        self._protocol.check_model(*_model(request))
+        return answer(kserve_json.metadata(self._protocol.door.info))
+
+    async def infer(self, request: Request) -> Response:
+        infer = kserve_json.infer_request(await request.body(), *_model(request))
+        return answer(kserve_json.infer_response(await self._protocol.infer(infer, caller_of(request))))
+
+
+def _model(request: Request) -> tuple[str, str]:
+    """Name and version; the latter may be absent."""
+    return request.path_params["name"], request.path_params.get("number", "")
+
+
+def _own_errors(endpoint: Endpoint) -> Endpoint:
+    async def call(request: Request) -> Response:
+        try:
+            return await endpoint(request)
+        except MotleyError as error:
+            response = error_response(error)
+            response.body = json.dumps({"error": error.message}).encode()
+            response.headers["content-length"] = str(len(response.body))
+            return response
+
+    return call

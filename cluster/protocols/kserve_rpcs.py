@@ -1,0 +1,79 @@
+"""inference.GRPCInferenceService as methods of the ingress."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from importlib.metadata import version
+
+from ...replicas.errors import NotFound
+from ..caller import Caller
+from ..protos import kserve_pb2 as pb
+from ..rpc import stream, tells_health, unary
+from . import kserve_wire as wire
+from .kserve import KServeProtocol
+from .kserve_ask import VERSION
+from .kserve_stream import Requests, StreamInfer
+from .motley_wire import refuse_unknown
+
+EXTENSIONS = ("model_configuration", "binary_tensor_data", "parameters", "schedule_policy")  # Triton's names
+
+
+class KServeRpcs:
+    kserve: KServeProtocol
+
+    @unary(pb.ServerLiveResponse)
+    @tells_health
+    async def ServerLive(self, request: pb.ServerLiveRequest, caller: Caller) -> pb.ServerLiveResponse:
+        refuse_unknown(request)
+        return pb.ServerLiveResponse(live=True)
+
+    @unary(pb.ServerReadyResponse)
+    @tells_health
+    async def ServerReady(self, request: pb.ServerReadyRequest, caller: Caller) -> pb.ServerReadyResponse:
+        refuse_unknown(request)
+        return pb.ServerReadyResponse(ready=not await self.kserve.why_not_ready())
+
+    @unary(pb.ModelReadyResponse)
+    @tells_health
+    async def ModelReady(self, request: pb.ModelReadyRequest, caller: Caller) -> pb.ModelReadyResponse:
+        refuse_unknown(request)
+        served = self.kserve.serves(request.name, request.version)
+        return pb.ModelReadyResponse(ready=served and not await self.kserve.why_not_ready())
+
+    @unary(pb.ServerMetadataResponse)
+    async def ServerMetadata(self, request: pb.ServerMetadataRequest, caller: Caller) -> pb.ServerMetadataResponse:
+        refuse_unknown(request)
+        return pb.ServerMetadataResponse(name=wire.PLATFORM, version=version("motley"), extensions=EXTENSIONS)
+
+    @unary(pb.ModelMetadataResponse)
+    async def ModelMetadata(self, request: pb.ModelMetadataRequest, caller: Caller) -> pb.ModelMetadataResponse:
+        refuse_unknown(request)
+        self.kserve.check_model(request.name, request.version)
+        return wire.metadata(self.kserve.door.info)
+
+    @unary(pb.ModelConfigResponse)
+    async def ModelConfig(self, request: pb.ModelConfigRequest, caller: Caller) -> pb.ModelConfigResponse:
+        refuse_unknown(request)
+        self.kserve.check_model(request.name, request.version)
+        return pb.ModelConfigResponse(config=wire.config(self.kserve.door.info))
+
+    @unary(pb.RepositoryIndexResponse)
+    async def RepositoryIndex(self, request: pb.RepositoryIndexRequest, caller: Caller) -> pb.RepositoryIndexResponse:
+        refuse_unknown(request)
+        if request.repository_name:
+            raise NotFound("repository_name: there is one repository, without a name", param="repository_name")
+        reason = await self.kserve.why_not_ready()
+        state = "UNAVAILABLE" if reason else "READY"
+        index = pb.RepositoryIndexResponse()
+        if not (request.ready and reason):
+            index.models.add(name=self.kserve.door.info.name, version=VERSION, state=state, reason=reason)
+        return index
+
+    @unary(pb.ModelInferResponse)
+    async def ModelInfer(self, request: pb.ModelInferRequest, caller: Caller) -> pb.ModelInferResponse:
+        infer = wire.infer_request(request)
+        return wire.infer_response(await self.kserve.infer(infer, caller), raw=infer.raw)
+
+    @stream
+    def ModelStreamInfer(self, requests: Requests, caller: Caller) -> AsyncGenerator[pb.ModelStreamInferResponse, None]:
+        return StreamInfer(self.kserve, caller).responses(requests)

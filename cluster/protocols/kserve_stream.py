@@ -1,0 +1,85 @@
+"""One ModelStreamInfer call: its requests are answered side by side, as they come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterable
+from contextlib import aclosing
+from dataclasses import replace
+
+from ...replicas.errors import InvalidRequest, MotleyError, Unavailable
+from ..caller import Caller
+from ..protos import kserve_pb2 as pb
+from ..servicers import Malformed
+from ..streams import fan_in, next_of
+from . import kserve_wire as wire
+from .kserve import KServeProtocol, failed
+
+MAX_AT_ONCE = 128  # requests of one call; more wait unread
+IDLE_CHECK_S = 1.0  # how often a call without requests looks whether the service is stopping
+
+Requests = AsyncIterable[pb.ModelInferRequest | Malformed]
+Responses = AsyncGenerator[pb.ModelStreamInferResponse, None]
+
+
+class StreamInfer:
+    """`responses` ends when the client has no more requests and all are answered.
+
+    What is wrong with a request is a response. Raises InvalidRequest for bytes that do not parse, and Unavailable
+    when the service stops and nothing is left to answer.
+    """
+
+    def __init__(self, protocol: KServeProtocol, caller: Caller) -> None:
+        self._protocol = protocol
+        self._caller = caller
+        self._began = asyncio.get_running_loop().time()
+        self._open = 0  # requests not yet answered
+
+    async def responses(self, requests: Requests) -> Responses:
+        async with aclosing(fan_in(self._answers(requests), at_once=MAX_AT_ONCE)) as responses:
+            async for response in responses:
+                yield response
+
+    async def _answers(self, requests: Requests) -> AsyncGenerator[Responses, None]:
+        """For each request its responses, not yet begun."""
+        async with aclosing(self._until_stopping(requests)) as received:
+            async for request in received:
+                if isinstance(request, Malformed):
+                    raise InvalidRequest(f"a request's bytes do not parse: {request.reason}", code="malformed_message")
+                self._open += 1
+                yield self._answer(request)
+
+    async def _until_stopping(self, requests: Requests) -> AsyncGenerator[pb.ModelInferRequest | Malformed, None]:
+        """The requests; a call that has none must not keep a service from stopping."""
+        reading = asyncio.create_task(next_of(requests))
+        try:
+            while True:
+                done, _ = await asyncio.wait({reading}, timeout=IDLE_CHECK_S)
+                if done:
+                    if not (found := reading.result()):
+                        return
+                    yield found[0]
+                    reading = asyncio.create_task(next_of(requests))
+                elif self._protocol.stopping and not self._open:
+                    raise Unavailable("the service is stopping", code="draining")
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+
+    async def _answer(self, request: pb.ModelInferRequest) -> Responses:
+        try:
+            infer = wire.infer_request(request)
+            async with aclosing(self._protocol.infer_stream(infer, self._caller_now())) as responses:
+                async for response in responses:
+                    yield wire.stream_response(response, raw=infer.raw)
+        except MotleyError as error:
+            yield wire.stream_response(failed(request.id, error), raw=True)
+        finally:
+            self._open -= 1
+
+    def _caller_now(self) -> Caller:
+        """The call's deadline is that of all its requests."""
+        timeout_s = self._caller.timeout_s
+        if timeout_s is None:
+            return self._caller
+        return replace(self._caller, timeout_s=timeout_s - (asyncio.get_running_loop().time() - self._began))

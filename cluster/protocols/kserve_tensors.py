@@ -1,0 +1,78 @@
+"""KServe's tensors: names, datatypes, shapes and elements, and their raw form."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...replicas.errors import InvalidRequest
+
+BYTES, BOOL, INT32, INT64, FP32 = "BYTES", "BOOL", "INT32", "INT64", "FP32"
+_FORMATS = {BOOL: "?", INT32: "i", INT64: "q", FP32: "f"}  # little-endian
+_LENGTH = struct.Struct("<I")  # before each element of BYTES
+
+Elements = Sequence[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """`elements` are flattened: bytes, bool, int or float by the datatype, as many as the shape says."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    elements: Elements
+
+
+def bad_tensor(name: str, what: str) -> InvalidRequest:
+    shown_name = name[:80]
+    return InvalidRequest(f"{shown_name}: {what}", param=shown_name, code="invalid_value")
+
+
+def checked(name: str, datatype: str, shape: Sequence[int], elements: Elements) -> Tensor:
+    """A tensor whose shape fits its elements. Raises InvalidRequest naming it."""
+    if any(size < 0 for size in shape) or math.prod(shape) != len(elements):
+        raise bad_tensor(name, f"shape {shown(shape)} does not fit its {len(elements)} elements")
+    return Tensor(name, datatype, tuple(shape), elements)
+
+
+def shown(shape: Sequence[int]) -> str:
+    text = str(list(shape[:8]))
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def from_raw(name: str, datatype: str, data: bytes) -> Elements:
+    """Elements of raw contents. Raises InvalidRequest where the bytes do not come out even."""
+    if datatype == BYTES:
+        return tuple(_strings(name, data))
+    code = _FORMATS.get(datatype)
+    if code is None:
+        raise bad_tensor(
+            name, f"datatype {datatype[:40]!r} is not accepted; expected one of BYTES, {', '.join(_FORMATS)}"
+        )
+    count, rest = divmod(len(data), struct.calcsize(f"<{code}"))
+    if rest:
+        raise bad_tensor(name, f"{len(data)} raw bytes are not whole elements of {datatype}")
+    return struct.unpack(f"<{count}{code}", data)
+
+
+def to_raw(tensor: Tensor) -> bytes:
+    if tensor.datatype == BYTES:
+        return b"".join([_LENGTH.pack(len(element)) + element for element in tensor.elements])
+    return struct.pack(f"<{len(tensor.elements)}{_FORMATS[tensor.datatype]}", *tensor.elements)
+
+
+def _strings(name: str, data: bytes) -> Iterator[bytes]:
+    position = 0
+    while position < len(data):
+        begin = position + _LENGTH.size
+        if begin > len(data):
+            raise bad_tensor(name, "the raw bytes end within the length of an element")
+        (length,) = _LENGTH.unpack_from(data, position)
+        position = begin + length
+        if position > len(data):
+            raise bad_tensor(name, f"an element of {length} bytes is longer than what is left of the raw bytes")
+        yield data[begin:position]

@@ -1,0 +1,176 @@
+"""KServe's protobuf messages <-> our requests, responses and what is told of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ...replicas.errors import InvalidRequest
+from ...replicas.protocol import ModelInfo
+from ..errors import unsupported_field
+from ..protos import kserve_pb2 as pb
+from .kserve_ask import DEFAULT_PRIORITY, INPUTS, PRIORITY_LEVELS, VERSION, InferRequest
+from .kserve_reply import OUTPUTS, InferResponse
+from .kserve_tensors import BOOL, BYTES, FP32, INT32, INT64, Elements, Tensor, checked, from_raw, to_raw
+from .motley_wire import refuse_unknown
+
+PLATFORM = "motley"
+_CONTENTS = {
+    BOOL: "bool_contents",
+    INT32: "int_contents",
+    INT64: "int64_contents",
+    FP32: "fp32_contents",
+    BYTES: "bytes_contents",
+}
+_TYPES = {
+    BOOL: pb.TYPE_BOOL,
+    INT32: pb.TYPE_INT32,
+    INT64: pb.TYPE_INT64,
+    FP32: pb.TYPE_FP32,
+    BYTES: pb.TYPE_STRING,
+}
+_INT64_MAX = 2**63 - 1
+
+
+def infer_request(message: pb.ModelInferRequest) -> InferRequest:
+    """Raises InvalidRequest naming the tensor, parameter or field."""
+    refuse_unknown(message)
+    raw = message.raw_input_contents
+    if raw and len(raw) != len(message.inputs):
+        raise InvalidRequest(
+            f"raw_input_contents: {len(raw)} for {len(message.inputs)} inputs; expected one for each",
+            param="raw_input_contents",
+            code="invalid_value",
+        )
+    return InferRequest(
+        model=message.model_name,
+        version=message.model_version,
+        id=message.id,
+        parameters={name: _value(name, parameter) for name, parameter in message.parameters.items()},
+        inputs=[_input(tensor, raw[i] if raw else None) for i, tensor in enumerate(message.inputs)],
+        outputs=[_output_name(output) for output in message.outputs],
+        raw=bool(raw),
+    )
+
+
+def infer_response(response: InferResponse, *, raw: bool) -> pb.ModelInferResponse:
+    message = pb.ModelInferResponse()
+    _fill(message, response, raw=raw)
+    return message
+
+
+def stream_response(response: InferResponse, *, raw: bool) -> pb.ModelStreamInferResponse:
+    message = pb.ModelStreamInferResponse(error_message=response.error)
+    _fill(message.infer_response, response, raw=raw)
+    return message
+
+
+def _fill(message: pb.ModelInferResponse, response: InferResponse, *, raw: bool) -> None:
+    """In place: once for every message of a stream, and a copy would cost as much again."""
+    message.model_name, message.model_version, message.id = response.model, VERSION, response.id
+    for name, value in response.parameters.items():
+        _set(message.parameters[name], value)
+    for tensor in response.outputs:
+        output = message.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+        if raw:
+            message.raw_output_contents.append(to_raw(tensor))
+        else:
+            getattr(output.contents, _CONTENTS[tensor.datatype]).extend(tensor.elements)
+
+
+def metadata(info: ModelInfo) -> pb.ModelMetadataResponse:
+    return pb.ModelMetadataResponse(
+        name=info.name,
+        versions=[VERSION],
+        platform=PLATFORM,
+        inputs=[_tensor_metadata(name, types[0], dims) for name, types, dims in _inputs()],
+        outputs=[_tensor_metadata(name, datatype, dims) for name, (datatype, dims) in OUTPUTS.items()],
+    )
+
+
+def config(info: ModelInfo) -> pb.ModelConfig:
+    config = pb.ModelConfig(
+        name=info.name,
+        platform=PLATFORM,
+        backend=PLATFORM,
+        input=[
+            pb.ModelInput(name=name, data_type=_TYPES[types[0]], dims=dims, optional=True)
+            for name, types, dims in _inputs()
+        ],
+        output=[
+            pb.ModelOutput(name=name, data_type=_TYPES[datatype], dims=dims)
+            for name, (datatype, dims) in OUTPUTS.items()
+        ],
+        dynamic_batching=pb.ModelDynamicBatching(
+            priority_levels=PRIORITY_LEVELS, default_priority_level=DEFAULT_PRIORITY
+        ),
+        model_transaction_policy=pb.ModelTransactionPolicy(decoupled=True),
+    )
+    for name, value in _facts(info).items():
+        config.parameters[name].string_value = value
+    return config
+
+
+def _facts(info: ModelInfo) -> Mapping[str, str]:
+    return {
+        "max_model_len": str(info.max_model_len),
+        "vocab_size": str(info.vocab_size),
+        "eos_token_ids": ",".join(map(str, info.eos_token_ids)),
+        "dtype": info.dtype,
+        "quantization": info.quantization,
+    }
+
+
+def _inputs() -> Iterable[tuple[str, tuple[str, ...], tuple[int, ...]]]:
+    scalars = ("text_input", "streaming")
+    return [(name, types, (1,) if name in scalars else (-1,)) for name, types in INPUTS.items()]
+
+
+def _tensor_metadata(name: str, datatype: str, dims: tuple[int, ...]) -> pb.ModelMetadataResponse.TensorMetadata:
+    return pb.ModelMetadataResponse.TensorMetadata(name=name, datatype=datatype, shape=dims)
+
+
+def _value(name: str, parameter: pb.InferParameter) -> Any:
+    kind = parameter.WhichOneof("parameter_choice")
+    if kind is None:
+        param = f"parameters.{name[:80]}"
+        raise InvalidRequest(f"{param}: it has no value", param=param, code="invalid_value")
+    return getattr(parameter, kind)
+
+
+def _set(parameter: pb.InferParameter, value: bool | int | str) -> None:
+    if isinstance(value, bool):
+        parameter.bool_param = value
+    elif isinstance(value, str):
+        parameter.string_param = value
+    elif value <= _INT64_MAX:
+        parameter.int64_param = value
+    else:
+        parameter.uint64_param = value
+
+
+def _input(tensor: pb.ModelInferRequest.InferInputTensor, raw: bytes | None) -> Tensor:
+    for name in tensor.parameters:
+        raise unsupported_field(f"inputs.{tensor.name[:80]}.parameters.{name[:80]}")
+    if raw is not None and tensor.HasField("contents"):
+        raise unsupported_field(f"inputs.{tensor.name[:80]}.contents", "raw_input_contents has this tensor already")
+    elements = _typed(tensor) if raw is None else from_raw(tensor.name, tensor.datatype, raw)
+    return checked(tensor.name, tensor.datatype, tensor.shape, elements)
+
+
+def _typed(tensor: pb.ModelInferRequest.InferInputTensor) -> Elements:
+    wanted = _CONTENTS.get(tensor.datatype)
+    for field, _ in tensor.contents.ListFields():
+        if field.name != wanted:
+            raise InvalidRequest(
+                f"{tensor.name[:80]}: {field.name} are not of datatype {tensor.datatype[:40]!r}; expected {wanted}",
+                param=tensor.name[:80],
+                code="invalid_value",
+            )
+    return tuple(getattr(tensor.contents, wanted)) if wanted else ()
+
+
+def _output_name(output: pb.ModelInferRequest.InferRequestedOutputTensor) -> str:
+    for name in output.parameters:
+        raise unsupported_field(f"outputs.{output.name[:80]}.parameters.{name[:80]}")
+    return output.name

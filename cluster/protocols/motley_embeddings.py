@@ -1,0 +1,55 @@
+"""Embeddings of motley.v1: requests -> Asks, vectors -> the reply."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...replicas.errors import InvalidRequest
+from ...replicas.protocol import Pooling
+from ..ask import Ask
+from ..embed import Embedded
+from ..protos import inference_pb2 as pb
+from .motley_wire import refuse_unknown
+
+MAX_INPUTS = 128
+_POOLING = {pb.POOLING_UNSPECIFIED: Pooling.LAST, pb.POOLING_LAST: Pooling.LAST, pb.POOLING_MEAN: Pooling.MEAN}
+
+
+def asks(request: pb.EmbeddingsRequest) -> list[Ask]:
+    """One for each input. Raises InvalidRequest naming the field."""
+    refuse_unknown(request)
+    if not 1 <= len(request.inputs) <= MAX_INPUTS:
+        raise _invalid("inputs", f"{len(request.inputs)} of them; expected 1 to {MAX_INPUTS}")
+    if request.pooling not in _POOLING:
+        raise _invalid("pooling", f"{request.pooling} is not accepted; expected POOLING_LAST or POOLING_MEAN")
+    return [_ask(request, item, f"inputs[{index}]") for index, item in enumerate(request.inputs)]
+
+
+def response(model: str, embedded: Sequence[Embedded], *, normalize: bool) -> pb.EmbeddingsResponse:
+    vectors = [one.normalized() if normalize else one for one in embedded]
+    usage = pb.Usage(
+        prompt_tokens=sum(one.prompt_tokens for one in embedded),
+        cached_tokens=sum(one.cached_tokens for one in embedded),
+    )
+    return pb.EmbeddingsResponse(
+        model=model, embeddings=[pb.Embedding(values=vector.values) for vector in vectors], usage=usage
+    )
+
+
+def _ask(request: pb.EmbeddingsRequest, item: pb.EmbeddingInput, name: str) -> Ask:
+    kind = item.WhichOneof("input")
+    if kind is None:
+        raise InvalidRequest(f"{name}: give text or token_ids", param=name, code="missing_field")
+    return Ask(
+        model=request.model,
+        prompt=item.text if kind == "text" else tuple(item.token_ids.ids),
+        client_id=request.request_id,
+        timeout_s=request.timeout_s if request.HasField("timeout_s") else None,
+        priority=request.priority,
+        pooling=_POOLING[request.pooling],
+        prompt_name=name,
+    )
+
+
+def _invalid(name: str, what: str) -> InvalidRequest:
+    return InvalidRequest(f"{name}: {what}", param=name, code="invalid_value")

@@ -1,0 +1,51 @@
+"""motley.v1.Inference as methods of the ingress, by the names of their RPCs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+
+from ..caller import Caller
+from ..protos import inference_pb2 as pb
+from ..rpc import stream, unary
+from . import motley_wire as wire
+from .motley import MotleyProtocol
+
+
+class MotleyRpcs:
+    motley: MotleyProtocol
+
+    @unary(pb.Completion)
+    async def Complete(self, request: pb.CompleteRequest, caller: Caller) -> pb.Completion:
+        return await self.motley.complete(wire.complete_ask(request), caller)
+
+    @stream
+    def CompleteStream(self, request: pb.CompleteRequest, caller: Caller) -> AsyncGenerator[pb.CompletionChunk, None]:
+        return self.motley.complete_stream(wire.complete_ask(request), caller)
+
+    @unary(pb.Completion)
+    async def Chat(self, request: pb.ChatRequest, caller: Caller) -> pb.Completion:
+        return await self.motley.complete(wire.chat_ask(request), caller)
+
+    @stream
+    def ChatStream(self, request: pb.ChatRequest, caller: Caller) -> AsyncGenerator[pb.CompletionChunk, None]:
+        return self.motley.complete_stream(wire.chat_ask(request), caller)
+
+    @unary(pb.EmbeddingsResponse)
+    async def Embeddings(self, request: pb.EmbeddingsRequest, caller: Caller) -> pb.EmbeddingsResponse:
+        return await self.motley.embeddings(request, caller)
+
+    @unary(pb.TokenizeResponse)
+    async def Tokenize(self, request: pb.TokenizeRequest, caller: Caller) -> pb.TokenizeResponse:
+        return await self.motley.tokenize(request)
+
+    @unary(pb.DetokenizeResponse)
+    async def Detokenize(self, request: pb.DetokenizeRequest, caller: Caller) -> pb.DetokenizeResponse:
+        return await self.motley.detokenize(request)
+
+    @unary(pb.ListModelsResponse)
+    async def ListModels(self, request: pb.ListModelsRequest, caller: Caller) -> pb.ListModelsResponse:
+        return self.motley.list_models(request)
+
+    @unary(pb.Model)
+    async def GetModel(self, request: pb.GetModelRequest, caller: Caller) -> pb.Model:
+        return self.motley.get_model(request)

@@ -1,0 +1,87 @@
+"""OpenAI's /v1/embeddings: a vector for each input, of unit length as OpenAI's are."""
+
+from __future__ import annotations
+
+import base64
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ...replicas.protocol import Pooling
+from ..answers import Object
+from ..ask import Ask
+from ..caller import Caller
+from ..door import Door
+from ..embed import Embedded, embed
+from ..errors import unsupported_field
+from ..http import Route, answer, caller_of
+from ..router import Router
+from ..streams import all_of
+from .openai_ask import prompts
+from .openai_fields import parse_object, refuse_others, take, wrong_type
+
+_FIELDS = ("input", "model", "encoding_format", "user", "pooling", "timeout_s", "priority")
+_FORMATS = ("float", "base64")
+
+
+class EmbeddingsProtocol:
+    def __init__(self, door: Door, router: Router) -> None:
+        self._door = door
+        self._router = router
+
+    def routes(self) -> tuple[Route, ...]:
+        return (Route("POST", "/v1/embeddings", self._post),)
+
+    async def embeddings(self, body: bytes, caller: Caller) -> Object:
+        fields = parse_object(body)
+        refuse_others(fields, (*_FIELDS, "dimensions"))
+        form = one_of(fields, "encoding_format", _FORMATS)
+        admitted = [await self._door.admit(ask, caller) for ask in asks(fields)]
+        embedded = await all_of([embed(self._router, one) for one in admitted])
+        tokens = sum(one.prompt_tokens for one in embedded)
+        return {
+            "object": "list",
+            "data": [entry(index, one.normalized(), form) for index, one in enumerate(embedded)],
+            "model": self._door.info.name,
+            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        }
+
+    async def _post(self, request: Request) -> Response:
+        return answer(await self.embeddings(await request.body(), caller_of(request)))
+
+
+def asks(fields: dict[str, Any]) -> list[Ask]:
+    """One for each input. `pooling` is ours: "last" (default) or "mean"."""
+    if fields.get("dimensions") is not None:
+        raise unsupported_field("dimensions", "shortened vectors need a model that was trained for it")
+    take(fields, "user", str, "")
+    return [
+        Ask(
+            model=take(fields, "model", str, ""),
+            prompt=prompt,
+            timeout_s=fields.get("timeout_s"),
+            priority=0 if fields.get("priority") is None else fields["priority"],
+            pooling=Pooling(one_of(fields, "pooling", tuple(map(str, Pooling)))),
+            prompt_name="input",
+        )
+        for prompt in prompts(fields.get("input"), "input")
+    ]
+
+
+def one_of(fields: dict[str, Any], name: str, accepted: Sequence[str]) -> str:
+    """One of these words; the first when it is absent."""
+    value = take(fields, name, str, accepted[0])
+    if value not in accepted:
+        raise wrong_type(name, value, " or ".join(map(repr, accepted)))
+    return value
+
+
+def entry(index: int, embedded: Embedded, form: str) -> Object:
+    """base64 is of the values as little-endian fp32."""
+    values: Any = list(embedded.values)
+    if form == "base64":
+        values = base64.b64encode(struct.pack(f"<{len(values)}f", *values)).decode()
+    return {"object": "embedding", "index": index, "embedding": values}

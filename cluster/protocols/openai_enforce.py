@@ -1,0 +1,72 @@
+"""Grammars that hold a chat to what it promised: calls that are required, arguments that follow their schema.
+
+Where the model thinks before it answers, what it thinks is left free.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from ...replicas.grammar_spec import OBJECT_SCHEMA, GrammarKind, GrammarSpec
+from ..ask import Admitted
+from ..errors import unsupported_field
+from ..parsers import think
+from ..parsers.styles import TOOL_PARSERS, Thinking
+from ..parsers.tags import Format, any_of, json_schema
+from .openai_tools import ToolUse
+
+
+def enforce(admitted: Admitted, tools: ToolUse, style: str, thinks: Thinking | None) -> Admitted:
+    """The same request with the grammar that it needs. `thinks` is None for a model that does not.
+
+    Raises InvalidRequest naming the field that asks for what a grammar cannot hold.
+    """
+    asked = admitted.request.sampling.grammar
+    may_think = thinks in ("free", "opened")
+    if tools.tools:
+        wanted = _with_calls(asked, tools, style)
+    else:
+        wanted = None if asked is None or not may_think else _format(asked)
+    if wanted is None:
+        return admitted  # as asked
+    if may_think and wanted["type"] != "triggered_tags":
+        wanted = think.before(wanted, opened=thinks == "opened")
+    field = asked.field if asked is not None else "tool_choice" if tools.required else "tools"
+    grammar = GrammarSpec.structural_tag({"type": "structural_tag", "format": wanted}, field=field)
+    sampling = replace(admitted.request.sampling, grammar=grammar)
+    return replace(admitted, request=replace(admitted.request, sampling=sampling))
+
+
+def _with_calls(asked: GrammarSpec | None, tools: ToolUse, style: str) -> Format | None:
+    """What the answer must look like; None: calls are the model's own affair."""
+    writes = TOOL_PARSERS[style]
+    if asked is not None:
+        if tools.required:
+            raise unsupported_field(asked.field, "required calls leave no room for it; leave out one of them")
+        return any_of(writes.required(tools.allowed, single=tools.single), _format(asked))
+    if tools.required:
+        return writes.required(tools.allowed, single=tools.single)
+    if not tools.strict:
+        return None
+    if writes.optional is None:
+        raise unsupported_field("tools[].function.strict", f"with {style} only where tool_choice requires a call")
+    return writes.optional(tools.allowed)
+
+
+def _format(asked: GrammarSpec) -> Format:
+    """A grammar as a part of a larger one."""
+    match asked.kind:
+        case GrammarKind.JSON_OBJECT:
+            return json_schema(json.loads(OBJECT_SCHEMA))
+        case GrammarKind.JSON_SCHEMA:
+            return json_schema(json.loads(asked.source))
+        case GrammarKind.REGEX:
+            return {"type": "regex", "pattern": asked.source}
+        case GrammarKind.EBNF:
+            return {"type": "grammar", "grammar": asked.source}
+        case GrammarKind.STRUCTURAL_TAG:
+            inner = json.loads(asked.source).get("format")
+    if not isinstance(inner, dict):
+        raise unsupported_field(asked.field, "this model needs room to think or to call: describe it as one `format`")
+    return inner

@@ -1,0 +1,77 @@
+"""Log-probabilities in both of OpenAI's forms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ...replicas.protocol import PromptLogprob, TokenLogprob
+from ...replicas.tokenizer import Tokenizer
+from ..answers import Object
+
+NO_PROBABILITY = -9999.0  # what OpenAI writes for minus infinity, which JSON cannot
+
+
+class Offsets:
+    """Where each token begins in a text, in characters. A token inside a character begins where that does."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, *, start: int = 0, prompt_ids: Sequence[int] = (), skip_special_tokens: bool = True
+    ) -> None:
+        self._stream = tokenizer.detokenizer(prompt_ids=prompt_ids, skip_special_tokens=skip_special_tokens)
+        self._at = start
+
+    def push(self, ids: Sequence[int]) -> list[int]:
+        offsets = []
+        for token_id in ids:
+            offsets.append(self._at)
+            self._at += len(self._stream.push((token_id,)))
+        return offsets
+
+
+class Tokens:
+    """Names tokens in the words of one tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+
+    def legacy(self, ids: Sequence[int], entries: Sequence[PromptLogprob], offsets: Sequence[int]) -> Object:
+        """Completions: parallel lists. The token itself is always among the alternatives."""
+        return {
+            "tokens": [self._name(token_id) for token_id in ids],
+            "token_logprobs": [None if entry is None else _finite(entry.logprob) for entry in entries],
+            "top_logprobs": [self._top(entry) for entry in entries],
+            "text_offset": list(offsets),
+        }
+
+    def content(self, entries: Sequence[TokenLogprob] | None) -> Object | None:
+        """Chat: one object for each token, those of reasoning and calls included."""
+        if entries is None:
+            return None
+        return {"content": [self._entry(entry) for entry in entries], "refusal": None}
+
+    def _name(self, token_id: int) -> str:
+        """Its text, or its bytes where they are no whole characters: two such tokens must not look the same."""
+        data = self.tokenizer.token_bytes(token_id)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+    def _top(self, entry: PromptLogprob) -> dict[str, float] | None:
+        if entry is None:
+            return None
+        named = {self._name(token_id): _finite(logprob) for token_id, logprob in entry.top}
+        return named | {self._name(entry.token_id): _finite(entry.logprob)}
+
+    def _entry(self, entry: TokenLogprob) -> Object:
+        top = [self._one(token_id, logprob) for token_id, logprob in entry.top]
+        return self._one(entry.token_id, entry.logprob) | {"top_logprobs": top}
+
+    def _one(self, token_id: int, logprob: float) -> Object:
+        data = self.tokenizer.token_bytes(token_id)
+        return {"token": data.decode(errors="replace"), "logprob": _finite(logprob), "bytes": list(data)}
+
+
+def _finite(logprob: float) -> float:
+    return logprob if math.isfinite(logprob) else NO_PROBABILITY

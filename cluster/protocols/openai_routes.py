@@ -1,0 +1,50 @@
+"""OpenAI's HTTP, and the two beside it that every server of models has, as routes."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ..http import Route, answer, caller_of
+from .openai import OpenAIProtocol
+from .openai_refused import refused_routes
+
+
+class OpenAIRoutes:
+    """Each handler answers with what the protocol says; errors leave as MotleyError."""
+
+    def __init__(self, protocol: OpenAIProtocol) -> None:
+        self._protocol = protocol
+
+    def routes(self) -> tuple[Route, ...]:
+        return (
+            Route("POST", "/v1/completions", self.completions),
+            Route("POST", "/v1/chat/completions", self.chat_completions),
+            Route("GET", "/v1/models", self.models),
+            Route("GET", "/v1/models/{name:path}", self.model),
+            Route("POST", "/tokenize", self.tokenize),
+            Route("POST", "/detokenize", self.detokenize),
+            Route("GET", "/tokenizer_info", self.tokenizer_info),
+            *refused_routes(),
+        )
+
+    async def completions(self, request: Request) -> Response:
+        return answer(await self._protocol.completions(await request.body(), caller_of(request)))
+
+    async def chat_completions(self, request: Request) -> Response:
+        return answer(await self._protocol.chat(await request.body(), caller_of(request)))
+
+    async def models(self) -> Response:
+        return answer(self._protocol.models())
+
+    async def model(self, name: str) -> Response:
+        return answer(self._protocol.model(name))
+
+    async def tokenize(self, request: Request) -> Response:
+        return answer(await self._protocol.tokenize(await request.body()))
+
+    async def tokenizer_info(self) -> Response:
+        return answer(self._protocol.tokenizer_info())
+
+    async def detokenize(self, request: Request) -> Response:
+        return answer(await self._protocol.detokenize(await request.body()))

@@ -1,0 +1,22 @@
+"""A completion of which only the prompt is shown: `max_tokens: 0` with `echo`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+
+from ...replicas.protocol import Delta, FinishReason, StreamMessage
+
+
+async def prompt_only(messages: AsyncGenerator[StreamMessage, None]) -> AsyncGenerator[StreamMessage, None]:
+    """The same messages without what was generated: a choice ends by length, with no token."""
+    async with aclosing(messages):
+        async for message in messages:
+            yield replace(message, deltas=tuple(_emptied(delta) for delta in message.deltas))
+
+
+def _emptied(delta: Delta) -> Delta:
+    ended = delta.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
+    reason = FinishReason.LENGTH if ended else delta.finish_reason
+    return Delta(delta.index, logprobs=None if delta.logprobs is None else (), finish_reason=reason)

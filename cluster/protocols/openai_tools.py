@@ -1,0 +1,123 @@
+"""`tools`, `tool_choice` and `parallel_tool_calls` of a chat."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...replicas.errors import InvalidRequest
+from ...replicas.grammar_schema import check_schema
+from ...replicas.grammar_spec import OBJECT_SCHEMA
+from ...replicas.tools import Tool, check_tools
+from ..errors import unsupported_field
+from ..parsers.tags import Signature
+from .openai_fields import refuse_others, take, wrong_type
+
+MODES = ("auto", "none", "required")
+_ANY_OBJECT = json.loads(OBJECT_SCHEMA)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """What the model is told of tools, and what it may do with them.
+
+    tools     shown to the model; none where it may call none
+    allowed   those that it may call
+    required  it must call one
+    strict    arguments must follow their schema
+    single    one call at most
+    """
+
+    tools: tuple[Tool, ...] = ()
+    allowed: tuple[Signature, ...] = ()
+    required: bool = False
+    strict: bool = False
+    single: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(tool.name for tool in self.allowed)
+
+
+def tool_use(body: dict[str, Any]) -> ToolUse:
+    """Raises InvalidRequest naming the field."""
+    choice = body.get("tool_choice")
+    parallel = take(body, "parallel_tool_calls", bool, True)
+    if body.get("tools") is None:
+        _refuse_alone(body, choice)
+        return ToolUse()
+    tools = check_tools(body["tools"])
+    mode, names = _choice(choice, [tool["function"]["name"] for tool in tools])
+    if mode == "none":
+        return ToolUse()
+    both = [(i, tool) for i, tool in enumerate(tools) if tool["function"]["name"] in names]
+    allowed = tuple(_signature(tool, body["tools"][i], f"tools[{i}]") for i, tool in both)
+    if isinstance(choice, dict) and choice["type"] == "allowed_tools":
+        tools = [tool for _, tool in both]
+    strict = any(body["tools"][i]["function"].get("strict") for i, _ in both)
+    return ToolUse(tuple(tools), allowed, required=mode == "required", strict=strict, single=not parallel)
+
+
+def _refuse_alone(body: dict[str, Any], choice: Any) -> None:
+    """Without tools there is nothing to choose."""
+    if choice not in (None, "auto", "none"):
+        raise wrong_type("tool_choice", choice, "no value, auto or none where there are no tools")
+    if body.get("parallel_tool_calls") is not None:
+        raise wrong_type("parallel_tool_calls", body["parallel_tool_calls"], "no value where there are no tools")
+
+
+def _choice(choice: Any, known: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """The mode, and the names that may be called."""
+    if choice is None:
+        return "auto", known
+    if isinstance(choice, str) and choice in MODES:
+        return choice, known
+    if not isinstance(choice, dict):
+        raise wrong_type("tool_choice", choice, "auto, none, required or a function by name")
+    kind = choice.get("type")
+    if kind == "function":
+        refuse_others(choice, ("type", "function"), path="tool_choice.")
+        return "required", [_name(choice, "tool_choice.", known)]
+    if kind == "allowed_tools":
+        refuse_others(choice, ("type", "allowed_tools"), path="tool_choice.")
+        return _allowed(take(choice, "allowed_tools", dict, {}, path="tool_choice."), known)
+    if kind == "custom":
+        raise unsupported_field("tool_choice.type", "custom tools are not; describe a function")
+    raise wrong_type("tool_choice.type", kind, "function or allowed_tools")
+
+
+def _allowed(allowed: dict[str, Any], known: Sequence[str]) -> tuple[str, Sequence[str]]:
+    path = "tool_choice.allowed_tools."
+    refuse_others(allowed, ("mode", "tools"), path=path)
+    mode = take(allowed, "mode", str, "", path=path)
+    if mode not in ("auto", "required"):
+        raise wrong_type(f"{path}mode", mode, "auto or required")
+    tools = take(allowed, "tools", list, [], path=path)
+    if not tools or not all(isinstance(tool, dict) for tool in tools):
+        raise wrong_type(f"{path}tools", tools, "at least one of the tools by name")
+    return mode, [_name(tool, f"{path}tools[{i}].", known) for i, tool in enumerate(tools)]
+
+
+def _name(choice: dict[str, Any], path: str, known: Sequence[str]) -> str:
+    function = take(choice, "function", dict, {}, path=path)
+    refuse_others(function, ("name",), path=f"{path}function.")
+    name = take(function, "name", str, "", path=f"{path}function.")
+    if name not in known:
+        raise wrong_type(f"{path}function.name", name, f"one of the tools: {', '.join(known)}")
+    return name
+
+
+def _signature(tool: Tool, given: dict[str, Any], at: str) -> Signature:
+    """With `strict` arguments are held to their schema, or it is refused; without it, where that can be done."""
+    schema, name = tool["function"]["parameters"], tool["function"]["name"]
+    if "properties" not in schema:
+        return Signature(name, _ANY_OBJECT)
+    try:
+        check_schema(schema, f"{at}.function.parameters")
+    except InvalidRequest:
+        if given["function"].get("strict"):
+            raise
+        return Signature(name, _ANY_OBJECT)
+    return Signature(name, schema)

@@ -1,0 +1,31 @@
+"""gRPC's reflection as a method of the ingress. Serve's own would answer before anyone has asked who calls."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
+
+from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection_pb2 as pb
+
+from ...replicas.errors import InvalidRequest
+from ..caller import Caller
+from ..rpc import stream
+from ..servicers import SERVICES, Malformed
+
+
+class ReflectionRpcs:
+    @stream
+    def ServerReflectionInfo(self, requests: Any, caller: Caller) -> AsyncGenerator[pb.ServerReflectionResponse, None]:
+        servicer = reflection.aio.ReflectionServicer([service.full_name for service in SERVICES])
+        replies: AsyncGenerator[pb.ServerReflectionResponse, None] = servicer.ServerReflectionInfo(
+            _well_formed(requests), None
+        )
+        return replies
+
+
+async def _well_formed(requests: Any) -> AsyncIterator[pb.ServerReflectionRequest]:
+    async for request in requests:
+        if isinstance(request, Malformed):
+            raise InvalidRequest(f"the request's bytes do not parse: {request.reason}", code="malformed_message")
+        yield request

@@ -1,0 +1,197 @@
+"""vllm.grpc.engine.VllmEngine, on a door and a router."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any
+
+from ...replicas.errors import InvalidRequest, MotleyError, Overloaded
+from ...replicas.protocol import BLOCK_TOKENS, ReplicaLoad, StreamMessage
+from ..aborts import Aborts, until
+from ..ask import Admitted
+from ..caller import Caller
+from ..door import Door
+from ..embed import embed
+from ..errors import unsupported_field
+from ..gather import Gathered, GatheredChoice, check_finish
+from ..protos import vllm_common_pb2 as common
+from ..protos import vllm_engine_pb2 as pb
+from ..router import Router
+from . import vllm_reply as reply
+from .motley_wire import refuse_unknown
+from .vllm_ask import check_rank, embed_ask, generate_ask
+from .vllm_events import KvBatches
+from .wire_names import in_wire_names
+
+MAX_SUBSCRIBERS = 8  # of KV events, of one tenant, or without keys of all
+SERVER_TYPE = "vllm-grpc"  # how clients tell this protocol from its sisters
+
+
+class VllmProtocol:
+    """`defaults`: what the checkpoint says of sampling. Errors leave as MotleyError."""
+
+    def __init__(self, door: Door, router: Router, defaults: Mapping[str, Any]) -> None:
+        self._door = door
+        self._router = router
+        self._defaults = defaults
+        self._aborts = Aborts()
+        self._subscribers: Counter[str] = Counter()
+        self._began = time.monotonic()
+        self._received = 0.0
+
+    async def generate(self, request: pb.GenerateRequest, caller: Caller) -> AsyncGenerator[pb.GenerateResponse, None]:
+        self._received = time.time()
+        ask = generate_ask(request)
+        with in_wire_names(ask.wire_names):
+            admitted = await self._door.admit(ask, caller)
+        with self._aborts.running(caller.tenant, request.request_id) as aborted:
+            async with (
+                aclosing(self._router.stream(admitted.request)) as messages,
+                aclosing(until(aborted, messages)) as taken,
+                aclosing(_responses(admitted, taken, aborted, chunks=request.stream)) as responses,
+            ):
+                async for response in responses:
+                    yield response
+
+    def abort(self, request: pb.AbortRequest, caller: Caller) -> None:
+        refuse_unknown(request)
+        if "" in request.request_ids:
+            raise InvalidRequest("request_ids: one is empty", param="request_ids", code="invalid_value")
+        for client_id in request.request_ids:
+            self._aborts.abort(caller.tenant, client_id)
+
+    async def embed(self, request: pb.EmbedRequest, caller: Caller) -> pb.EmbedResponse:
+        self._received = time.time()
+        embedded = await embed(self._router, await self._door.admit(embed_ask(request), caller))
+        values = embedded.normalized().values
+        return pb.EmbedResponse(embedding=values, prompt_tokens=embedded.prompt_tokens, embedding_dim=len(values))
+
+    async def flush(self, request: common.FlushCacheRequest, caller: Caller) -> common.FlushCacheResponse:
+        """Of the caller's tenant alone; without keys, of all. The engine need not be idle, so nothing is waited for."""
+        refuse_unknown(request)
+        if not request.timeout_s >= 0:
+            raise InvalidRequest(
+                f"timeout_s: {request.timeout_s} is not accepted; expected seconds",
+                param="timeout_s",
+                code="invalid_value",
+            )
+        try:
+            await self._router.flush(caller.tenant or None)
+        except MotleyError as error:
+            return common.FlushCacheResponse(success=False, message=error.message)
+        return common.FlushCacheResponse(success=True)
+
+    async def kv_events(
+        self, request: common.SubscribeKvEventsRequest, caller: Caller
+    ) -> AsyncGenerator[common.KvEventBatch, None]:
+        """The caller's own tenant's blocks: their tokens are its prompts."""
+        refuse_unknown(request)
+        if self._subscribers[caller.tenant] >= MAX_SUBSCRIBERS:
+            raise Overloaded(f"at most {MAX_SUBSCRIBERS} subscribers at a time", code="too_many_watches")
+        batches = KvBatches(request)
+        self._subscribers[caller.tenant] += 1
+        try:
+            async with aclosing(self._router.kv_events(caller.tenant)) as messages:
+                async for rank, message in messages:
+                    batch = batches.batch(message, rank)
+                    if batch is not None:
+                        yield batch
+        finally:
+            self._subscribers[caller.tenant] -= 1
+
+    async def health(self) -> pb.HealthCheckResponse:
+        try:
+            await self._router.load()
+        except MotleyError as error:
+            return pb.HealthCheckResponse(healthy=False, message=error.message)
+        return pb.HealthCheckResponse(healthy=True)
+
+    def model_info(self) -> pb.GetModelInfoResponse:
+        info, tokenizer = self._door.info, self._door.tokenizer
+        special = {name: tokenizer.token_id(text) or 0 for name, text in tokenizer.named_tokens.items()}
+        return pb.GetModelInfoResponse(
+            model_path=info.name,
+            tokenizer_path=info.name,
+            served_model_name=info.name,
+            is_generation=True,
+            max_context_length=info.max_model_len,
+            max_req_input_len=info.max_model_len - 1,
+            vocab_size=info.vocab_size,
+            model_type=info.family,
+            eos_token_ids=info.eos_token_ids,
+            pad_token_id=special.get("pad_token", 0),
+            bos_token_id=special.get("bos_token", 0),
+            default_sampling_params_json=json.dumps(dict(self._defaults)),
+        )
+
+    def server_info(self) -> pb.GetServerInfoResponse:
+        return pb.GetServerInfoResponse(
+            active_requests=self._router.num_streams,
+            is_paused=self._router.draining,
+            last_receive_timestamp=self._received,
+            uptime_seconds=time.monotonic() - self._began,
+            server_type=SERVER_TYPE,
+            data_parallel_size=1,
+            block_size=BLOCK_TOKENS,
+            model_dtype=self._door.info.dtype,
+        )
+
+    async def loads(self, request: pb.GetLoadsRequest) -> pb.GetLoadsResponse:
+        refuse_unknown(request)
+        for name in request.include:
+            if name not in ("core", "all"):
+                raise unsupported_field(f"include: {name[:40]!r}", "expected 'core'")
+        loads = await self._router.loads()
+        if request.HasField("dp_rank"):
+            check_rank("dp_rank", request.dp_rank, len(loads))
+        wanted = [request.dp_rank] if request.HasField("dp_rank") else range(len(loads))
+        return pb.GetLoadsResponse(
+            timestamp=datetime.now(UTC).isoformat(),
+            version=version("motley"),
+            dp_rank_count=len(loads),
+            loads=[scheduler_load(rank, loads[rank]) for rank in wanted],
+        )
+
+
+async def _responses(
+    admitted: Admitted, messages: AsyncGenerator[StreamMessage, None], aborted: asyncio.Event, *, chunks: bool
+) -> AsyncGenerator[pb.GenerateResponse, None]:
+    request = admitted.request
+    gathered = Gathered([GatheredChoice(index) for index in range(request.sampling.n)])
+    begun: set[int] = set()
+    async for message in messages:
+        gathered.add(message)
+        for delta in message.deltas:
+            if chunks and delta.token_ids:
+                yield reply.chunk(request, gathered, delta, first=delta.index not in begun)
+                begun.add(delta.index)
+            if delta.finish_reason is not None:
+                check_finish(delta.finish_reason)
+                yield reply.complete(request, gathered, gathered.choices[delta.index], delta.finish_reason)
+    for choice in gathered.choices:
+        if choice.finish_reason is None:
+            if not aborted.is_set():
+                check_finish(None)
+            yield reply.complete(request, gathered, choice, reply.ABORTED)
+
+
+def scheduler_load(rank: int, load: ReplicaLoad) -> pb.SchedulerLoad:
+    used = load.kv_blocks_total - load.kv_blocks_free
+    return pb.SchedulerLoad(
+        dp_rank=rank,
+        num_running_reqs=load.running,
+        num_waiting_reqs=load.waiting,
+        num_total_reqs=load.running + load.waiting,
+        num_used_tokens=used * BLOCK_TOKENS,
+        max_total_num_tokens=load.kv_blocks_total * BLOCK_TOKENS,
+        token_usage=used / load.kv_blocks_total if load.kv_blocks_total else 0.0,
+        utilization=used / load.kv_blocks_total if load.kv_blocks_total else 0.0,
+        num_waiting_uncached_tokens=load.queued_prefill_tokens,
+    )

@@ -1,0 +1,108 @@
+"""vllm.grpc.engine's requests as an `Ask`. Every field works or is refused by name."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from ...replicas.errors import InvalidRequest
+from ...replicas.grammar_spec import GrammarSpec
+from ...replicas.protocol import Pooling
+from ...replicas.sampling_params import SamplingParams
+from ..ask import Ask
+from ..errors import unsupported_field
+from ..protos import vllm_engine_pb2 as pb
+from .constraints import constraint
+from .motley_wire import refuse_unknown
+
+WIRE_NAMES: Mapping[str, str] = {
+    **{field.name: f"sampling_params.{field.name}" for field in fields(SamplingParams)},
+}
+_REFUSED = ("kv_transfer_params", "mm_inputs", "kv_transfer_params_json", "media_refs", "extra_mm_inputs")
+_REFUSED_SAMPLING = ("truncate_prompt_tokens",)
+# Of these 0 is no value of the protocol's own, so it is neutral.
+_ZERO_IS_ONE = ("top_p", "repetition_penalty", "n")
+_PLAIN = ("top_k", "min_tokens", "ignore_eos", "skip_special_tokens")
+_FLOATS = ("min_p", "frequency_penalty", "presence_penalty")
+_OPTIONAL = ("max_tokens", "logprobs", "prompt_logprobs", "seed")
+
+
+def generate_ask(request: pb.GenerateRequest) -> Ask:
+    """Raises InvalidRequest naming the field."""
+    refuse_unknown(request)
+    for field, _ in request.ListFields():
+        if field.name in _REFUSED:
+            raise unsupported_field(field.name)
+    check_rank("data_parallel_rank", request.data_parallel_rank, 1)
+    name, prompt = _prompt(request)
+    return Ask(
+        model="",
+        prompt=prompt,
+        prompt_name=name,
+        sampling=_sampling(request.sampling_params),
+        wire_names=WIRE_NAMES,
+        client_id=request.request_id,
+    )
+
+
+def embed_ask(request: pb.EmbedRequest) -> Ask:
+    refuse_unknown(request)
+    return Ask(
+        model="",
+        prompt=tuple(request.tokenized.input_ids),
+        prompt_name="tokenized.input_ids",
+        client_id=request.request_id,
+        pooling=Pooling.LAST,
+    )
+
+
+def check_rank(name: str, rank: int, count: int) -> None:
+    if not 0 <= rank < count:
+        raise InvalidRequest(f"{name}: there is no {rank}; expected 0 to {count - 1}", param=name, code="invalid_value")
+
+
+def _prompt(request: pb.GenerateRequest) -> tuple[str, Any]:
+    kind = request.WhichOneof("input")
+    if kind is None:
+        raise InvalidRequest("input: give tokenized or text", param="input", code="missing_field")
+    if kind == "text":
+        return "text", request.text
+    return "tokenized.input_ids", tuple(request.tokenized.input_ids)
+
+
+def _sampling(params: pb.SamplingParams) -> dict[str, Any]:
+    """All of them, since the model's own defaults are not this protocol's."""
+    for name in _REFUSED_SAMPLING:
+        if params.HasField(name):  # type: ignore[arg-type]
+            raise unsupported_field(f"sampling_params.{name}")
+    given: dict[str, Any] = {name: getattr(params, name) for name in _PLAIN}
+    given |= {name: decimal(getattr(params, name)) for name in _FLOATS}
+    given |= {name: decimal(getattr(params, name)) or 1 for name in _ZERO_IS_ONE}
+    given |= {name: getattr(params, name) for name in _OPTIONAL if params.HasField(name)}  # type: ignore[arg-type]
+    given["temperature"] = decimal(params.temperature) if params.HasField("temperature") else 1.0
+    given["stop"] = tuple(params.stop)
+    given["stop_token_ids"] = tuple(params.stop_token_ids)
+    given["grammar"] = _grammar(params)
+    given["logit_bias"] = {token_id: decimal(bias) for token_id, bias in params.logit_bias.items()}
+    return given
+
+
+def _grammar(params: pb.SamplingParams) -> GrammarSpec | None:
+    name = params.WhichOneof("constraint")
+    if name is None:
+        return None
+    value = list(params.choice.choices) if name == "choice" else getattr(params, name)
+    return constraint(name, value, f"sampling_params.{name}")
+
+
+def decimal(value: float) -> float:
+    """The number that was meant by these 32 bits: 0.7 rather than 0.699999988, as over other protocols."""
+    if isinstance(value, int) or value != value or value in (float("inf"), -float("inf")):
+        return value
+    for digits in range(6, 9):
+        short = float(f"{value:.{digits}g}")
+        if struct.pack("f", short) == struct.pack("f", value):
+            return short
+    return value

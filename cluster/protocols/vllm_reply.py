@@ -1,0 +1,74 @@
+"""Deltas and choices in the words of vllm.grpc.engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ...replicas.protocol import Delta, FinishReason, PromptLogprob, Request, TokenLogprob
+from ..gather import Gathered, GatheredChoice
+from ..protos import vllm_engine_pb2 as pb
+
+ABORTED = "abort"
+
+
+def chunk(request: Request, gathered: Gathered, delta: Delta, *, first: bool) -> pb.GenerateResponse:
+    """What is new of one choice; `first` of that choice."""
+    reply = pb.GenerateStreamChunk(
+        token_ids=delta.token_ids,
+        prompt_tokens=len(request.prompt_ids),
+        completion_tokens=len(delta.token_ids),
+        cached_tokens=gathered.cached_tokens,
+        index=delta.index,
+    )
+    if delta.logprobs:
+        reply.output_logprobs.CopyFrom(_output_logprobs(delta.logprobs))
+    if first and gathered.prompt_logprobs is not None:
+        reply.input_logprobs.CopyFrom(_input_logprobs(request.prompt_ids, gathered.prompt_logprobs))
+    return pb.GenerateResponse(chunk=reply)
+
+
+def complete(
+    request: Request, gathered: Gathered, choice: GatheredChoice, reason: FinishReason | str
+) -> pb.GenerateResponse:
+    """A whole choice."""
+    reply = pb.GenerateComplete(
+        output_ids=choice.token_ids,
+        finish_reason=reason,
+        prompt_tokens=len(request.prompt_ids),
+        completion_tokens=len(choice.token_ids),
+        cached_tokens=gathered.cached_tokens,
+        index=choice.index,
+    )
+    if isinstance(choice.stop_reason, str):
+        reply.matched_stop_str = choice.stop_reason
+    elif choice.stop_reason is not None:
+        reply.matched_token_id = choice.stop_reason
+    if choice.logprobs:
+        reply.output_logprobs.CopyFrom(_output_logprobs(choice.logprobs))
+    if gathered.prompt_logprobs is not None:
+        reply.input_logprobs.CopyFrom(_input_logprobs(request.prompt_ids, gathered.prompt_logprobs))
+    return pb.GenerateResponse(complete=reply)
+
+
+def _output_logprobs(entries: Iterable[TokenLogprob]) -> pb.OutputLogProbs:
+    reply = pb.OutputLogProbs()
+    for entry in entries:
+        reply.token_logprobs.append(entry.logprob)
+        reply.token_ids.append(entry.token_id)
+        if entry.top:
+            reply.top_logprobs.append(_top(entry))
+    return reply
+
+
+def _input_logprobs(prompt_ids: Sequence[int], entries: Sequence[PromptLogprob]) -> pb.InputLogProbs:
+    reply = pb.InputLogProbs(token_ids=prompt_ids)
+    wants_top = any(entry is not None and entry.top for entry in entries)
+    for entry in entries:
+        reply.token_logprobs.add() if entry is None else reply.token_logprobs.add(value=entry.logprob)
+        if wants_top:
+            reply.top_logprobs.append(pb.TopLogProbs() if entry is None else _top(entry))
+    return reply
+
+
+def _top(entry: TokenLogprob) -> pb.TopLogProbs:
+    return pb.TopLogProbs(values=[logprob for _, logprob in entry.top], token_ids=[i for i, _ in entry.top])

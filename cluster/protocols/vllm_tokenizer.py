@@ -1,0 +1,76 @@
+"""A checkpoint's tokenizer as one zip archive, always the same bytes for the same files."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import io
+import zipfile
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+from ...replicas.errors import EngineFault, MotleyError, NotFound
+from ...replicas.folder import contained, regular_size
+from ..protos import vllm_common_pb2 as pb
+
+# What any tokenizer library reads; nothing else leaves the folder.
+FILES = (
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "spiece.model",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+    "vocab.txt",
+)
+CHUNK_BYTES = 1 << 20  # clients take 4 MiB in one message
+MAX_FILE_BYTES = 512 << 20
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # zip's first day
+
+
+class TokenizerArchive:
+    """Packed once, when first asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._packing = asyncio.Lock()
+        self._archive = b""
+
+    async def chunks(self) -> AsyncGenerator[pb.GetTokenizerChunk, None]:
+        """Raises NotFound where there is no tokenizer."""
+        async with self._packing:
+            if not self._archive:
+                self._archive = await asyncio.to_thread(pack, self._folder)
+        archive = self._archive
+        digest = hashlib.sha256(archive).hexdigest()
+        for start in range(0, len(archive), CHUNK_BYTES):
+            last = start + CHUNK_BYTES >= len(archive)
+            data = archive[start : start + CHUNK_BYTES]
+            yield pb.GetTokenizerChunk(data=data, sha256=digest if last else "")
+
+
+def pack(folder: Path) -> bytes:
+    folder = folder.resolve()
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in FILES:
+            if (folder / name).exists():
+                archive.writestr(zipfile.ZipInfo(name, _EPOCH), _read(folder, name), zipfile.ZIP_DEFLATED)
+        if not archive.namelist():
+            raise NotFound("this model has no tokenizer files", code="tokenizer_missing")
+    return packed.getvalue()
+
+
+def _read(folder: Path, name: str) -> bytes:
+    """Raises EngineFault: what is wrong in the server's folder is no fault of the client, nor its business."""
+    try:
+        path = contained(folder, name)
+        if regular_size(path) > MAX_FILE_BYTES:
+            raise EngineFault(f"{name} is too large to be sent", code="tokenizer_unreadable")
+        return path.read_bytes()
+    except (OSError, MotleyError) as error:
+        raise EngineFault(f"{name} of this model cannot be read", code="tokenizer_unreadable") from error

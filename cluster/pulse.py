@@ -1,0 +1,155 @@
+"""Whether replicas live: a stream that is silent says nothing, so its replica is asked."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import math
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from ..replicas.errors import DeadlineExceeded, MotleyError, Unavailable
+from .placement import Placement, Suspects
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+Ask = Callable[[str], Awaitable[object]]  # asks the replica of that name; returns if it is well
+
+
+class Attempt:
+    """One call to one replica. Its reader can be interrupted while it waits, and only then.
+
+    deadline   when waiting ends whatever the replica says, in the loop's seconds
+    wait_s     how long it may wait for a replica to be found
+    """
+
+    def __init__(self, placement: Placement, *, deadline: float = math.inf, wait_s: float = math.inf) -> None:
+        self.placement = placement
+        self.deadline = deadline
+        self.wait_s = wait_s
+        self.since = self._now()
+        self._error: MotleyError | None = None
+        self._scope: asyncio.Timeout | None = None
+        placement.on_nowhere = self._nowhere
+
+    @property
+    def waiting(self) -> bool:
+        return self._scope is not None and self._error is None
+
+    async def wait(self, answer: Awaitable[T]) -> T:
+        """The answer. Raises what `interrupt` was given, if that came first."""
+        self.since = self._now()
+        try:
+            async with asyncio.timeout(None) as self._scope:
+                return await answer
+        except TimeoutError:
+            if self._error is None:
+                raise
+            raise self._error from None
+        finally:
+            self._scope = None
+
+    def interrupt(self, error: MotleyError) -> None:
+        if self.waiting and self._scope is not None:
+            self._error = error
+            self._scope.reschedule(self._now())
+
+    def _nowhere(self) -> None:
+        self.interrupt(Unavailable("no other replica can take it; try again shortly", code="no_replica"))
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
+
+
+class Pulse:
+    """Watches the attempts of one ingress and ends those whose replica is silent for `stall_s`.
+
+    A replica lives if one of its streams moves, or if it answers when asked; a long prefill or a long queue
+    is not a hang. One question for each silent replica, not for each stream, and none while streams move.
+    """
+
+    def __init__(self, ask: Ask, suspects: Suspects, stall_s: float) -> None:
+        self._ask = ask
+        self._suspects = suspects
+        self._stall_s = stall_s
+        self._tick_s = min(stall_s / 5, 1.0)
+        self._attempts: set[Attempt] = set()
+        self._alive: dict[str, float] = {}  # replica -> when it last showed that it lives
+        self._asked: dict[str, asyncio.Task[None]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._awake_since = 0.0
+
+    def watch(self, attempt: Attempt) -> None:
+        self._attempts.add(attempt)
+        if self._timer is None:
+            self._arm()
+
+    def forget(self, attempt: Attempt) -> None:
+        self._attempts.discard(attempt)
+        attempt.placement.release()
+
+    def interrupt_all(self, error: MotleyError) -> None:
+        for attempt in self._attempts:
+            attempt.interrupt(error)
+
+    def moved(self, attempt: Attempt) -> None:
+        """A message came: its replica lives."""
+        if attempt.placement.replica is not None:
+            self.lives(attempt.placement.replica)
+
+    def lives(self, replica: str) -> None:
+        self._alive[replica] = asyncio.get_running_loop().time()
+        self._suspects.clear(replica)
+
+    def _arm(self) -> None:
+        # Without the context of the request that happens to be first: Serve would take the questions for its own.
+        loop = asyncio.get_running_loop()
+        due = loop.time() + self._tick_s
+        self._timer = loop.call_at(due, self._tick, due, context=contextvars.Context())
+
+    def _tick(self, due: float) -> None:
+        now = asyncio.get_running_loop().time()
+        self._timer = None
+        if now - due > self._tick_s:
+            self._awake_since = now  # it was this process that stood still: replicas had no chance to be heard
+        for attempt in [attempt for attempt in self._attempts if attempt.waiting]:
+            self._look_at(attempt, now)
+        for replica in self._suspects:
+            self._inquire(replica)  # one that lives is not to be idle for long
+        if self._attempts or any(self._suspects):
+            self._arm()
+        else:
+            self._alive.clear()
+
+    def _look_at(self, attempt: Attempt, now: float) -> None:
+        replica = attempt.placement.replica
+        if now > attempt.deadline:
+            attempt.interrupt(DeadlineExceeded("the deadline passed before the answer was complete"))
+        elif replica is None:
+            if now - attempt.since > attempt.wait_s:
+                attempt.interrupt(Unavailable("no replica can take it; try again shortly", code="no_replica"))
+        elif now - max(attempt.since, self._alive.get(replica, 0.0), self._awake_since) > self._stall_s:
+            if replica not in self._suspects:
+                log.warning("replica %s has shown no sign of life for %g s", replica, self._stall_s)
+            self._suspects.add(replica)
+            attempt.interrupt(Unavailable("the replica does not answer", code="replica_stalled"))
+        else:
+            self._inquire(replica)
+
+    def _inquire(self, replica: str) -> None:
+        if replica not in self._asked:
+            self._asked[replica] = asyncio.create_task(self._question(replica))
+
+    async def _question(self, replica: str) -> None:
+        try:
+            async with asyncio.timeout(self._stall_s):
+                await self._ask(replica)
+            self.lives(replica)
+        except (MotleyError, TimeoutError) as error:
+            log.info("replica %s is not well: %s", replica, error)
+        finally:
+            del self._asked[replica]

@@ -1,0 +1,191 @@
+"""A request on its way through one replica or several: what its reader has seen, and what comes after a loss.
+
+The rest of an answer is a request with the ids so far: penalties, random numbers, stop strings, held-back text
+and min_tokens follow from them in the engine. Here is only what the reader must not see twice.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from ..replicas.errors import DeadlineExceeded, EngineFault, MotleyError, Overloaded, ReaderStalled, Unavailable
+from ..replicas.protocol import Delta, FinishReason, Request, StreamMessage
+from .placement import Placement, Suspects
+
+# These end a choice on one replica; another may still go on with it.
+_NOT_FINAL = (FinishReason.REPLICA_LOST, FinishReason.ERROR, FinishReason.CANCELLED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumePolicy:
+    """How long and how often a request looks for another replica. Times in seconds.
+
+    stall_s     a replica that shows no sign of life for so long is given up
+    wait_s      a request waits so long, since it last moved, for a replica that takes it
+    max_losses  replicas lost one after the other without a new token: such a request may be what kills them
+    max_moves   replicas lost in all
+    backoff_s   before the second attempt; twice as long before each that follows, up to `max_backoff_s`
+    """
+
+    stall_s: float = 5.0
+    wait_s: float = 30.0
+    max_losses: int = 3
+    max_moves: int = 16
+    backoff_s: float = 0.05
+    max_backoff_s: float = 1.0
+
+
+class Progress:
+    """What the reader of one request has seen of it.
+
+    begun   the reader has had something
+    """
+
+    def __init__(self, request: Request) -> None:
+        count = request.sampling.n
+        self._request = request
+        self._ids = [list(ids) for ids in request.output_ids] or [[] for _ in range(count)]
+        self._finished = [False] * count
+        self._opened = False  # cached_tokens and prompt_logprobs have been seen
+        self.begun = False
+
+    @property
+    def done(self) -> bool:
+        return all(self._finished)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(map(len, self._ids))
+
+    def rest(self, deadline_s: float | None) -> Request:
+        """The request for what is still to come. A choice that has finished ends again at once, uncomputed."""
+        output_ids = tuple(map(tuple, self._ids)) if any(self._ids) else ()
+        return replace(self._request, output_ids=output_ids, deadline_s=deadline_s)
+
+    def take(self, message: StreamMessage) -> StreamMessage | None:
+        """The message as the reader is to see it; None if there is nothing new in it."""
+        deltas = tuple([delta for delta in message.deltas if self._is_new(delta)])
+        for delta in deltas:
+            self._ids[delta.index] += delta.token_ids
+            self._finished[delta.index] = delta.finish_reason is not None
+        opens = message.cached_tokens is not None
+        if opens and self._opened:
+            message = replace(message, cached_tokens=None, prompt_logprobs=None)
+        if not deltas and (not opens or self._opened):
+            return None
+        self._opened = self._opened or opens
+        self.begun = True
+        return message if len(deltas) == len(message.deltas) else replace(message, deltas=deltas)
+
+    def closing(self, error: MotleyError) -> StreamMessage:
+        """The end of every choice that has none yet."""
+        reason = FinishReason.REPLICA_LOST
+        if isinstance(error, DeadlineExceeded):
+            reason = FinishReason.DEADLINE
+        elif isinstance(error, EngineFault):
+            reason = FinishReason.ERROR
+        elif isinstance(error, ReaderStalled):
+            reason = FinishReason.CANCELLED
+        still_open = [index for index, finished in enumerate(self._finished) if not finished]
+        return StreamMessage(tuple(Delta(index, finish_reason=reason) for index in still_open))
+
+    def _is_new(self, delta: Delta) -> bool:
+        return not self._finished[delta.index] and delta.finish_reason not in _NOT_FINAL
+
+
+def is_loss(error: MotleyError) -> bool:
+    """The replica is gone or does not answer, as opposed to one that refuses."""
+    return error.code in ("replica_lost", "replica_stalled")
+
+
+class Retry:
+    """Decides after each failed attempt of one request whether there is another, and where it may go.
+
+    avoid   replicas that it has failed on since it last moved
+    strict  only one that it has not failed on is of use
+    """
+
+    def __init__(self, policy: ResumePolicy, clock: Callable[[], float] = time.monotonic) -> None:
+        self._policy = policy
+        self._clock = clock
+        self._tokens = self._failures = self._losses = self._moves = 0
+        self._stuck_since: float | None = None
+        self._refusal: MotleyError | None = None
+        self._faulted = False
+        self.avoid: frozenset[str] = frozenset()
+
+    @property
+    def strict(self) -> bool:
+        return self._refusal is not None
+
+    def after(self, error: MotleyError, replica: str | None, *, num_tokens: int = 0, begun: bool = False) -> float:
+        """Seconds to wait before the next attempt. Raises what the client is to be told if there is none.
+
+        `num_tokens`: of the output so far; `begun`: the reader has had something.
+        """
+        if num_tokens > self._tokens:
+            self._tokens, self._failures, self._losses = num_tokens, 0, 0
+            self._stuck_since, self.avoid = None, frozenset()
+        self._failures += 1
+        if replica is not None:
+            self.avoid |= {replica}
+        if isinstance(error, Overloaded) and not begun:
+            return self._elsewhere(error)
+        if isinstance(error, EngineFault) and not self._faulted:
+            self._faulted = True
+            return self._elsewhere(error)
+        if isinstance(error, Unavailable | Overloaded):
+            return self._later(error)
+        raise error
+
+    def _elsewhere(self, error: MotleyError) -> float:
+        """Another replica may have room, or no such fault. If there is none, this error stands."""
+        self._refusal = self._refusal or error
+        return 0.0
+
+    def _later(self, error: MotleyError) -> float:
+        policy, now = self._policy, self._clock()
+        self._stuck_since = now if self._stuck_since is None else self._stuck_since
+        self._losses += is_loss(error)
+        self._moves += is_loss(error)
+        nowhere = error.code == "no_replica"
+        if nowhere and self._refusal is not None:
+            raise self._refusal
+        waited = now - self._stuck_since >= policy.wait_s
+        if nowhere or waited or self._losses >= policy.max_losses or self._moves >= policy.max_moves:
+            raise Unavailable("the replica went away, and no other could take over; try again", code="replica_lost")
+        longest = min(policy.backoff_s * 2.0 ** (self._failures - 1), policy.max_backoff_s)
+        return longest * random.uniform(0.5, 1.0)
+
+
+class Journey:
+    """One request, its attempts so far, and where it is.
+
+    deadline   in the clock's seconds; infinite: none
+    placement  of the current attempt
+    """
+
+    def __init__(self, request: Request, policy: ResumePolicy, now: float) -> None:
+        self.request = request
+        self.progress = Progress(request)
+        self.retry = Retry(policy)
+        self.deadline = math.inf if request.deadline_s is None else now + request.deadline_s
+        self.placement: Placement | None = None
+
+    def rest(self, now: float) -> Request:
+        """The request for the next attempt. Raises DeadlineExceeded when it is too late for one."""
+        if math.isinf(self.deadline):
+            return self.progress.rest(None)
+        if now >= self.deadline:
+            raise DeadlineExceeded("the deadline passed before the answer was complete")
+        return self.progress.rest(self.deadline - now)
+
+    def place(self, suspects: Suspects) -> Placement:
+        """Of the numerics class that began the answer, if there is a replica of it."""
+        numerics = self.placement.found or self.placement.numerics if self.placement is not None else ""
+        self.placement = Placement(suspects, self.retry.avoid, self.retry.strict, numerics)
+        return self.placement
