@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         Overloaded,
         Unavailable,
     )
+    from .replicas.grammar_spec import GrammarSpec
     from .replicas.offline import CompletionOutput, Engine, RequestOutput
     from .replicas.protocol import Delta, FinishReason, TokenLogprob
     from .replicas.sampling_params import SamplingParams
@@ -31,6 +32,7 @@ __all__ = [
     "Engine",
     "EngineFault",
     "FinishReason",
+    "GrammarSpec",
     "InvalidRequest",
     "MotleyError",
     "NotFound",
@@ -50,6 +52,7 @@ _HOME = dict.fromkeys(_ERRORS, ".replicas.errors") | {
     "Delta": ".replicas.protocol",
     "Engine": ".replicas.offline",
     "FinishReason": ".replicas.protocol",
+    "GrammarSpec": ".replicas.grammar_spec",
     "RequestOutput": ".replicas.offline",
     "SamplingParams": ".replicas.sampling_params",
     "TokenLogprob": ".replicas.protocol",

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from ..replicas.errors import InvalidRequest, MotleyError
-from . import bench, chat, doctor, generate, serve
+from . import bench, chat, doctor, generate, keys, serve
 
 __all__ = ["app", "run"]
 
@@ -59,6 +59,7 @@ app.command()(generate.generate)
 app.command()(chat.chat)
 app.command()(doctor.doctor)
 app.add_typer(bench.app, name="bench")
+app.add_typer(keys.app, name="keys")
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -3,21 +3,37 @@
 from __future__ import annotations
 
 import sys
-from contextlib import closing
-from typing import Annotated, Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..replicas.errors import Unavailable
 from .config import ConfigFile
-from .openai_http import Service
+
+if TYPE_CHECKING:  # gRPC is imported when it is needed: --help is quicker without
+    from ..client import Client
+    from ..client.asks import CallOptions
 
 HELP = "Enter sends, /reset forgets the conversation, /quit or Ctrl-D ends, Ctrl-C stops an answer."
+Messages = list[tuple[str, str]]
 
 
 def chat(
     message: Annotated[str | None, typer.Argument(help="Ask this once; without it, talk.")] = None,
-    url: Annotated[str, typer.Option(help="Where the service listens.")] = "http://127.0.0.1:8000",
+    target: Annotated[str, typer.Option(help="Host and port of the service's gRPC.")] = "127.0.0.1:9000",
     api_key: Annotated[str | None, typer.Option(envvar="MOTLEY_API_KEY", help="If the service wants one.")] = None,
+    tls: Annotated[bool, typer.Option("--tls", help="Over TLS; --ca, --cert and --key imply it.")] = False,
+    ca: Annotated[
+        Path | None,
+        typer.Option(help="Whom to trust, a PEM file; default: public authorities.", exists=True, dir_okay=False),
+    ] = None,
+    cert: Annotated[
+        Path | None, typer.Option(help="Own certificate, if the service asks for one.", exists=True, dir_okay=False)
+    ] = None,
+    key: Annotated[Path | None, typer.Option(help="And its key.", exists=True, dir_okay=False)] = None,
     model: Annotated[str | None, typer.Option(help="Default: the one it serves.")] = None,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Longest answer.", min=1)] = None,
@@ -25,30 +41,45 @@ def chat(
     seed: Annotated[int | None, typer.Option(help="The same seed repeats the same answer.")] = None,
     config: ConfigFile = None,
 ) -> None:
-    """Chat with a running service; answers stream.
+    """Chat with a running service; answers stream, and go on if a replica is lost.
 
     \b
     Examples:
       motley chat "What does the with statement do?"
       motley chat --system "Answer in one sentence." --temperature 0
       git diff | motley chat "Say what changes here:"
-      motley chat --url http://gpu-box:8080 --api-key "$KEY"
+      motley chat --target gpu-box:9000 --tls --api-key "$KEY"
     """
-    service = Service(url, api_key)
-    wanted = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
-    body: dict[str, Any] = {name: value for name, value in wanted.items() if value is not None}
-    body["model"] = model or service.model()
-    messages = [{"role": "system", "content": system}] if system is not None else []
+    from ..client import Client, Tls
+
+    wanted = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed, "model": model}
+    options: CallOptions = {name: value for name, value in wanted.items() if value is not None}  # type: ignore[assignment]
+    messages = [("system", system)] if system is not None else []
     if not sys.stdin.isatty() and message is not None:
         message = f"{message}\n{sys.stdin.read()}".strip()
-    if message is not None:
-        _answer(service, body, [*messages, {"role": "user", "content": message}])
-    else:
-        _talk(service, body, messages)
+    secure = Tls(ca, cert, key) if tls or ca or cert or key else None
+    with _told_where(target), Client(target, api_key=api_key, tls=secure) as client:
+        if message is not None:
+            _answer(client, options, [*messages, ("user", message)])
+        else:
+            print(f"{model or client.models()[0].name} at {target}. {HELP}", file=sys.stderr)
+            _talk(client, options, messages)
 
 
-def _talk(service: Service, body: dict[str, Any], first: list[dict[str, str]]) -> None:
-    print(f"{body['model']} at {service.url}. {HELP}", file=sys.stderr)
+@contextmanager
+def _told_where(target: str) -> Iterator[None]:
+    """What gRPC says of a service that is not there helps nobody."""
+    try:
+        yield
+    except Unavailable as error:
+        if "failed to connect" not in error.message:
+            raise
+        raise Unavailable(
+            f"no service answers at {target}; start one with `motley serve`, or give its --target"
+        ) from error
+
+
+def _talk(client: Client, options: CallOptions, first: Messages) -> None:
     messages = list(first)
     while (line := _line()) is not None:
         if line in ("/quit", "/exit"):
@@ -56,8 +87,8 @@ def _talk(service: Service, body: dict[str, Any], first: list[dict[str, str]]) -
         if line == "/reset":
             messages = list(first)
         elif line:
-            messages.append({"role": "user", "content": line})
-            messages.append({"role": "assistant", "content": _answer_or_stop(service, body, messages)})
+            messages.append(("user", line))
+            messages.append(("assistant", _answer_or_stop(client, options, messages)))
 
 
 def _line() -> str | None:
@@ -68,22 +99,21 @@ def _line() -> str | None:
         return None
 
 
-def _answer_or_stop(service: Service, body: dict[str, Any], messages: list[dict[str, str]]) -> str:
+def _answer_or_stop(client: Client, options: CallOptions, messages: Messages) -> str:
     shown: list[str] = []
     try:
-        _answer(service, body, messages, shown)
+        _answer(client, options, messages, shown)
     except KeyboardInterrupt:
         print("  [stopped]")
     return "".join(shown)
 
 
-def _answer(
-    service: Service, body: dict[str, Any], messages: list[dict[str, str]], shown: list[str] | None = None
-) -> None:
-    """Print an answer as it comes, and note what was printed. Leaving early closes the call, which cancels it."""
-    with closing(service.chat({**body, "messages": messages})) as texts:
-        for text in texts:
-            print(text, end="", flush=True)
-            if shown is not None:
-                shown.append(text)
+def _answer(client: Client, options: CallOptions, messages: Messages, shown: list[str] | None = None) -> None:
+    """Print an answer as it comes, and note what was printed. Leaving early cancels it."""
+    with client.chat_stream(messages, **options) as chunks:
+        for chunk in chunks:
+            for choice in chunk.choices:
+                print(choice.text, end="", flush=True)
+                if shown is not None:
+                    shown.append(choice.text)
     print()

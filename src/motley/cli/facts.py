@@ -150,15 +150,20 @@ def _sample_weights(dtype: torch.dtype) -> list[Weight]:
 
     from ..kernels.weights import DenseWeight, GroupedWeight
 
-    rows, columns, group = 256, 256, 128
-    codes = torch.zeros(rows, columns, dtype=torch.uint8)
-    scales = torch.ones(rows, columns // group, dtype=torch.float16)
-    zeros = torch.zeros(rows, columns // group, dtype=torch.uint8)
-    return [
-        DenseWeight(torch.zeros(rows, columns, dtype=dtype)),
-        GroupedWeight(codes, scales, zeros, bits=4, group_size=group),
-        GroupedWeight(codes, scales, zeros, bits=8, group_size=group),
+    rows, columns, group = 256, 1024, 128
+    random = torch.Generator().manual_seed(0)  # what is chosen depends on how it rounds, so they hold something
+    scales = torch.full((rows, columns // group), 0.01, dtype=torch.float16)
+    grouped = [
+        GroupedWeight(
+            torch.randint(0, 2**bits, (rows, columns), generator=random, dtype=torch.uint8),
+            scales,
+            torch.full((rows, columns // group), 2 ** (bits - 1), dtype=torch.uint8),
+            bits=bits,
+            group_size=group,
+        )
+        for bits in (4, 8)
     ]
+    return [DenseWeight(torch.randn(rows, columns, generator=random).to(dtype)), *grouped]
 
 
 def _versions() -> Iterator[Fact]:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["doing", "load_bar"]
+__all__ = ["counted", "doing", "load_bar"]
 
 
 @contextmanager
@@ -37,3 +37,38 @@ def doing(what: str) -> Iterator[Callable[[str], None]]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(what, total=None)
         yield lambda step: progress.update(task, description=step)
+
+
+@contextmanager
+def counted(what: str) -> Iterator[Callable[[str, int, int], None]]:
+    """A bar over steps whose number is known: (what begins, steps begun, steps in all); in a log a line each."""
+    if not sys.stderr.isatty():
+        yield _each_once()
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    text = TextColumn("{task.description}", markup=False)
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(), text)
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(what, total=None)
+        yield lambda step, begun, total: progress.update(task, description=step, completed=begun - 1, total=total)
+
+
+def _each_once() -> Callable[[str, int, int], None]:
+    """What has been said is not said again: sides take turns, and a log wants no line for each."""
+    said: set[str] = set()
+
+    def tell(step: str, begun: int, total: int) -> None:
+        if step not in said:
+            said.add(step)
+            print(f"{step} ({begun} of {total})", file=sys.stderr, flush=True)
+
+    return tell

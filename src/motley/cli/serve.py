@@ -9,21 +9,67 @@ import typer
 
 from . import options
 from .config import ConfigFile
+from .progress import load_bar
+
+ACCESS = "Access"  # heading in --help, where the version of typer shows one
 
 
 def serve(
     model: Annotated[str, typer.Argument(help="A folder, a Hugging Face id, or demo.")] = "demo",
     host: Annotated[
-        str, typer.Option(help="Where to listen: on loopback, as there are no API keys yet.")
+        str, typer.Option(help="Where to listen; off loopback with API keys and TLS only.", rich_help_panel=ACCESS)
     ] = "127.0.0.1",
+    api_keys: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Who may call: a file made by `motley keys`.", rich_help_panel=ACCESS),
+    ] = None,
+    open_health: Annotated[
+        bool, typer.Option("--open-health", help="Tell health without a key.", rich_help_panel=ACCESS)
+    ] = False,
+    tls_cert: Annotated[
+        Path | None, typer.Option(metavar="PEM", help="Serve over TLS with this certificate.", rich_help_panel=ACCESS)
+    ] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option(metavar="PEM", help="The certificate's key.", rich_help_panel=ACCESS)
+    ] = None,
+    client_ca: Annotated[
+        Path | None,
+        typer.Option(metavar="PEM", help="Admit clients with a certificate of this CA only.", rich_help_panel=ACCESS),
+    ] = None,
+    tls_terminated_upstream: Annotated[
+        bool,
+        typer.Option("--tls-terminated-upstream", help="What stands before this does TLS.", rich_help_panel=ACCESS),
+    ] = False,
+    cors_origin: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ORIGIN", help="Web pages from there may call; repeatable.", rich_help_panel=ACCESS),
+    ] = None,
     http_port: Annotated[int, typer.Option(help="OpenAI's HTTP.", min=1, max=65535)] = 8000,
-    grpc_port: Annotated[int, typer.Option(help="motley.v1 over gRPC.", min=1, max=65535)] = 9000,
+    grpc_port: Annotated[int, typer.Option(help="gRPC: motley.v1, KServe and Triton, vLLM.", min=1, max=65535)] = 9000,
     dashboard_port: Annotated[
         int | None, typer.Option(help="Ray's dashboard; default: 8265 or another free one.", min=1, max=65535)
     ] = None,
     served_model_name: Annotated[str | None, typer.Option(help="What clients call the model.")] = None,
     replicas: Annotated[int, typer.Option(help="Copies of the model.", min=1)] = 1,
-    drain_s: Annotated[float, typer.Option(help="Seconds that streams may go on after Ctrl-C.", min=0.0)] = 3.0,
+    null_engine: Annotated[
+        bool, typer.Option("--null-engine", help="Compute nothing, to measure the service itself.")
+    ] = False,
+    null_step_ms: Annotated[
+        float, typer.Option(help="What a step of the null engine takes; 0: as long as its readers.", min=0.0)
+    ] = 0.0,
+    tool_parser: Annotated[
+        str, typer.Option(help="How calls are written: auto (by the chat template), hermes, llama3_json, none.")
+    ] = "auto",
+    reasoning_parser: Annotated[
+        str, typer.Option(help="How reasoning is written: auto (by the chat template), qwen3, none.")
+    ] = "auto",
+    drain_s: Annotated[
+        float,
+        typer.Option(help="Seconds that streams may go on after Ctrl-C, or on a replica that is taken away.", min=0.0),
+    ] = 3.0,
+    stall_s: Annotated[
+        float, typer.Option(help="Seconds until the streams of a replica that shows no sign of life move.", min=1.0)
+    ] = 5.0,
     greet: Annotated[
         bool, typer.Option("--greet", help="Show an answer over gRPC and one over HTTP when ready.")
     ] = False,
@@ -37,6 +83,14 @@ def serve(
     kv_memory: options.KVMemory = None,
     max_batch_tokens: Annotated[int | None, typer.Option(help="Tokens computed per step.", min=1)] = None,
     max_running: Annotated[int | None, typer.Option(help="Sequences per step.", min=1)] = None,
+    max_waiting: Annotated[int | None, typer.Option(help="Requests that may wait; more are refused.", min=1)] = None,
+    max_waiting_tokens: Annotated[
+        int | None, typer.Option(help="Prompt tokens that may wait; more are refused.", min=1)
+    ] = None,
+    reader_timeout_s: Annotated[
+        float | None, typer.Option(help="Seconds until a client that reads nothing is left; default: 30.")
+    ] = None,
+    watchdog_s: Annotated[float | None, typer.Option(help="Seconds until a step counts as hung; default: 60.")] = None,
     config: ConfigFile = None,
 ) -> None:
     """Serve a model over gRPC and OpenAI's HTTP until Ctrl-C, which drains and stops everything it started.
@@ -47,6 +101,7 @@ def serve(
       motley serve ./my-gptq-model --http-port 8080 --grpc-port 9090
       motley serve org/name --served-model-name mine --max-model-len 8192 --kv-memory 2GiB
       motley serve --config serve.yaml                 lines such as `http-port: 8080`
+      motley serve --host 0.0.0.0 --api-keys keys.yaml --tls-cert cert.pem --tls-key key.pem
     """
     engine = options.engine_config(
         device=device,
@@ -58,6 +113,10 @@ def serve(
         kv_memory=kv_memory,
         max_batch_tokens=max_batch_tokens,
         max_running=max_running,
+        max_waiting=max_waiting,
+        max_waiting_tokens=max_waiting_tokens,
+        reader_timeout_s=reader_timeout_s,
+        watchdog_s=watchdog_s,
     )
     from ..cluster.options import ServeOptions
     from ..cluster.serve import run_serve
@@ -68,13 +127,26 @@ def serve(
             engine=engine,
             replicas=replicas,
             host=host,
+            api_keys=api_keys,
+            open_health=open_health,
+            cors_origins=tuple(cors_origin or ()),
+            tls_cert=tls_cert,
+            tls_key=tls_key,
+            client_ca=client_ca,
+            tls_terminated_upstream=tls_terminated_upstream,
             http_port=http_port,
             grpc_port=grpc_port,
             dashboard_port=dashboard_port,
             served_model_name=served_model_name,
+            null_engine=null_engine,
+            null_step_ms=null_step_ms,
+            tool_parser=tool_parser,
+            reasoning_parser=reasoning_parser,
             drain_s=drain_s,
+            stall_s=stall_s,
             greet=greet,
             ready_file=ready_file,
-        )
+        ),
+        bar=load_bar,
     )
     raise typer.Exit(status)

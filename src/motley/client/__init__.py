@@ -1,0 +1,30 @@
+"""A client of motley.v1 over gRPC, blocking (`Client`) or asynchronous (`AsyncClient`).
+
+    with Client("127.0.0.1:9000") as client:
+        with client.stream("The with statement", temperature=0, max_tokens=64) as chunks:
+            for chunk in chunks:
+                print(chunk.choices[0].text if chunk.choices else "", end="")
+
+Calls are tried again where that is safe, and streams survive the loss of a replica or of the door: the first
+message carries the seed, every message the ids, and a stream that breaks is asked for again from where it was.
+Errors are the service's own: `InvalidRequest`, `Overloaded`, … of `motley.replicas.errors`, with the field at
+fault in `param`; `__cause__` is gRPC's.
+"""
+
+from .aio import AsyncClient, AsyncCompletionStream
+from .asks import Sampling, chat_request, complete_request
+from .blocking import Client, CompletionStream
+from .channel import Tls
+from .resume import Resume
+
+__all__ = [
+    "AsyncClient",
+    "AsyncCompletionStream",
+    "Client",
+    "CompletionStream",
+    "Resume",
+    "Sampling",
+    "Tls",
+    "chat_request",
+    "complete_request",
+]

@@ -1,0 +1,141 @@
+"""The asynchronous client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any, Literal, Self, TypeVar, Unpack
+
+import grpc
+
+from ..cluster.protos import inference_pb2 as pb
+from ..cluster.protos import inference_pb2_grpc
+from .asks import CallOptions, GenerateRequest, Message, Prompt, chat_request, complete_request, embeddings_request
+from .channel import Tls, aio_channel, metadata
+from .resume import Resume
+from .retry import Retry
+
+Reply = TypeVar("Reply")
+
+
+class AsyncClient:
+    """As `Client`, to be awaited; use it in an `async with`, or `close` it."""
+
+    def __init__(
+        self,
+        target: str = "127.0.0.1:9000",
+        *,
+        api_key: str | None = None,
+        tls: Tls | None = None,
+        timeout_s: float | None = None,
+        retries: int = 3,
+    ) -> None:
+        self._channel = aio_channel(target, tls)
+        self._metadata = metadata(api_key)
+        self._timeout_s, self._retries = timeout_s, retries
+        self.stub: inference_pb2_grpc.InferenceAsyncStub = inference_pb2_grpc.InferenceStub(self._channel)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Ends the streams that are left, too."""
+        await self._channel.close()
+
+    async def complete(self, prompt: Prompt, **options: Unpack[CallOptions]) -> pb.Completion:
+        """The whole answer to a text, or to token ids."""
+        return await self._unary(self.stub.Complete, complete_request(prompt, options), options.get("timeout_s"))
+
+    async def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        template_arguments: Mapping[str, bool | str] | None = None,
+        **options: Unpack[CallOptions],
+    ) -> pb.Completion:
+        """The whole answer to a conversation."""
+        request = chat_request(messages, options, template_arguments)
+        return await self._unary(self.stub.Chat, request, options.get("timeout_s"))
+
+    def stream(self, prompt: Prompt, **options: Unpack[CallOptions]) -> AsyncCompletionStream:
+        """The answer as it is made. Closing the stream stops it in the service."""
+        return self._stream(self.stub.CompleteStream, complete_request(prompt, options), options.get("timeout_s"))
+
+    def chat_stream(
+        self,
+        messages: Sequence[Message],
+        *,
+        template_arguments: Mapping[str, bool | str] | None = None,
+        **options: Unpack[CallOptions],
+    ) -> AsyncCompletionStream:
+        """Likewise for a conversation."""
+        request = chat_request(messages, options, template_arguments)
+        return self._stream(self.stub.ChatStream, request, options.get("timeout_s"))
+
+    async def embed(
+        self, prompts: Sequence[Prompt], *, pooling: Literal["last", "mean"] = "last", normalize: bool = True
+    ) -> list[list[float]]:
+        """One vector for each text, or list of token ids; of unit length unless told otherwise."""
+        request = embeddings_request(prompts, pooling, normalize=normalize)
+        return [list(one.values) for one in (await self._unary(self.stub.Embeddings, request)).embeddings]
+
+    async def tokenize(self, text: str) -> list[int]:
+        return list((await self._unary(self.stub.Tokenize, pb.TokenizeRequest(text=text))).token_ids)
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        return (await self._unary(self.stub.Detokenize, pb.DetokenizeRequest(token_ids=token_ids))).text
+
+    async def models(self) -> list[pb.Model]:
+        return list((await self._unary(self.stub.ListModels, pb.ListModelsRequest())).models)
+
+    async def _unary(
+        self, method: Callable[..., Awaitable[Reply]], request: Any, timeout_s: float | None = None
+    ) -> Reply:
+        retry = Retry(self._retries, self._timeout_s if timeout_s is None else timeout_s)
+        while True:
+            try:
+                return await method(request, timeout=retry.left_s, metadata=self._metadata)
+            except grpc.RpcError as error:
+                wait_s = retry.after(error)
+            await asyncio.sleep(wait_s)
+
+    def _stream(self, method: Any, request: GenerateRequest, timeout_s: float | None) -> AsyncCompletionStream:
+        retry = Retry(self._retries, self._timeout_s if timeout_s is None else timeout_s)
+        return AsyncCompletionStream(self._chunks(method, Resume(request), retry))
+
+    async def _chunks(self, method: Any, resume: Resume, retry: Retry) -> AsyncGenerator[pb.CompletionChunk, None]:
+        while True:
+            call = method(resume.rest(), timeout=retry.left_s, metadata=self._metadata)
+            try:
+                async for chunk in call:
+                    for new in resume.take(chunk):
+                        retry.renew()
+                        yield new
+                return
+            except grpc.RpcError as error:
+                wait_s = retry.after(error)
+            finally:
+                call.cancel()
+            await asyncio.sleep(wait_s)
+
+
+class AsyncCompletionStream(AsyncIterator[pb.CompletionChunk]):
+    """Chunks of one answer; what each holds is new since the last. Leaving its `async with` cancels what is left."""
+
+    def __init__(self, chunks: AsyncGenerator[pb.CompletionChunk, None]) -> None:
+        self._chunks = chunks
+
+    async def __anext__(self) -> pb.CompletionChunk:
+        return await anext(self._chunks)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        await self._chunks.aclose()

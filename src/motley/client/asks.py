@@ -1,0 +1,102 @@
+"""Python arguments -> requests of motley.v1."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypedDict
+
+from ..cluster.protos import inference_pb2 as pb
+
+Prompt = str | Sequence[int]
+Message = tuple[str, str] | Mapping[str, str]  # (role, content), or {"role", "content", "name"}
+GenerateRequest = pb.CompleteRequest | pb.ChatRequest
+
+
+class Sampling(TypedDict, total=False):
+    """Fields of motley.v1.SamplingParams; what is left out takes the model's default."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    logit_bias: Mapping[int, float]
+    seed: int
+    n: int
+    logprobs: int
+    prompt_logprobs: int
+    min_tokens: int
+    max_tokens: int
+    stop: str | Sequence[str]
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+    grammar: Mapping[str, Any]  # a field of motley.v1.Grammar: {"regex": …}, {"json_schema": JSON text}
+
+
+class CallOptions(Sampling, total=False):
+    """Sampling, and what belongs to the call.
+
+    model       empty: the one served
+    request_id  the client's own, echoed and logged
+    timeout_s   for the whole call, attempts and waits between them included
+    priority    higher runs first
+    """
+
+    model: str
+    request_id: str
+    timeout_s: float | None
+    priority: int
+
+
+def complete_request(prompt: Prompt, options: CallOptions | Mapping[str, Any] | None = None) -> pb.CompleteRequest:
+    """Raises TypeError or ValueError for what protobuf cannot carry."""
+    fields = _fields(options or {})
+    if isinstance(prompt, str):
+        return pb.CompleteRequest(text=prompt, **fields)
+    return pb.CompleteRequest(token_ids=pb.TokenIds(ids=prompt), **fields)
+
+
+def chat_request(
+    messages: Sequence[Message],
+    options: CallOptions | Mapping[str, Any] | None = None,
+    template_arguments: Mapping[str, bool | str] | None = None,
+) -> pb.ChatRequest:
+    """`template_arguments`: only those that the model's chat template names."""
+    arguments = {
+        name: pb.TemplateArgument(flag=value) if isinstance(value, bool) else pb.TemplateArgument(text=value)
+        for name, value in (template_arguments or {}).items()
+    }
+    fields = _fields(options or {})
+    return pb.ChatRequest(messages=[_message(message) for message in messages], template_arguments=arguments, **fields)
+
+
+def embeddings_request(
+    prompts: Sequence[Prompt], pooling: Literal["last", "mean"], *, normalize: bool
+) -> pb.EmbeddingsRequest:
+    """Texts or token ids; `pooling` of their last hidden states."""
+    inputs = [
+        pb.EmbeddingInput(text=prompt)
+        if isinstance(prompt, str)
+        else pb.EmbeddingInput(token_ids=pb.TokenIds(ids=prompt))
+        for prompt in prompts
+    ]
+    kind = pb.POOLING_MEAN if pooling == "mean" else pb.POOLING_LAST
+    return pb.EmbeddingsRequest(inputs=inputs, pooling=kind, normalize=normalize)
+
+
+def _message(message: Message) -> pb.ChatMessage:
+    if isinstance(message, Mapping):
+        return pb.ChatMessage(**message)
+    role, content = message
+    return pb.ChatMessage(role=role, content=content)
+
+
+def _fields(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The request's own fields, and the rest as its sampling. A lone stop string is a list of one."""
+    sampling = {name: value for name, value in options.items() if value is not None}
+    own = {name: sampling.pop(name) for name in ("model", "request_id", "timeout_s", "priority") if name in sampling}
+    if isinstance(sampling.get("stop"), str):
+        sampling["stop"] = [sampling["stop"]]
+    return own | {"sampling": pb.SamplingParams(**sampling)}

@@ -1,0 +1,148 @@
+"""The blocking client."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from typing import Any, Literal, Self, TypeVar, Unpack
+
+import grpc
+
+from ..cluster.protos import inference_pb2 as pb
+from ..cluster.protos import inference_pb2_grpc
+from .asks import CallOptions, GenerateRequest, Message, Prompt, chat_request, complete_request, embeddings_request
+from .channel import Tls, blocking_channel, metadata
+from .resume import Resume
+from .retry import Retry
+
+Reply = TypeVar("Reply")
+
+
+class Client:
+    """One service. Use it in a `with`, or `close` it.
+
+    target      host:port of its gRPC door
+    api_key     sent with every call
+    tls         None speaks in the clear
+    timeout_s   of each call that is not given its own; None waits for ever
+    retries     further attempts of a call that may yet succeed
+
+    Every call raises the service's errors: InvalidRequest, NotFound, Unauthenticated, Overloaded, Unavailable,
+    DeadlineExceeded, EngineFault.
+    """
+
+    def __init__(
+        self,
+        target: str = "127.0.0.1:9000",
+        *,
+        api_key: str | None = None,
+        tls: Tls | None = None,
+        timeout_s: float | None = None,
+        retries: int = 3,
+    ) -> None:
+        self._channel = blocking_channel(target, tls)
+        self._metadata = metadata(api_key)
+        self._timeout_s, self._retries = timeout_s, retries
+        self.stub = inference_pb2_grpc.InferenceStub(self._channel)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the streams that are left, too."""
+        self._channel.close()
+
+    def complete(self, prompt: Prompt, **options: Unpack[CallOptions]) -> pb.Completion:
+        """The whole answer to a text, or to token ids."""
+        return self._unary(self.stub.Complete, complete_request(prompt, options), options.get("timeout_s"))
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        template_arguments: Mapping[str, bool | str] | None = None,
+        **options: Unpack[CallOptions],
+    ) -> pb.Completion:
+        """The whole answer to a conversation."""
+        request = chat_request(messages, options, template_arguments)
+        return self._unary(self.stub.Chat, request, options.get("timeout_s"))
+
+    def stream(self, prompt: Prompt, **options: Unpack[CallOptions]) -> CompletionStream:
+        """The answer as it is made. Closing the stream stops it in the service."""
+        return self._stream(self.stub.CompleteStream, complete_request(prompt, options), options.get("timeout_s"))
+
+    def chat_stream(
+        self,
+        messages: Sequence[Message],
+        *,
+        template_arguments: Mapping[str, bool | str] | None = None,
+        **options: Unpack[CallOptions],
+    ) -> CompletionStream:
+        """Likewise for a conversation."""
+        request = chat_request(messages, options, template_arguments)
+        return self._stream(self.stub.ChatStream, request, options.get("timeout_s"))
+
+    def embed(
+        self, prompts: Sequence[Prompt], *, pooling: Literal["last", "mean"] = "last", normalize: bool = True
+    ) -> list[list[float]]:
+        """One vector for each text, or list of token ids; of unit length unless told otherwise."""
+        request = embeddings_request(prompts, pooling, normalize=normalize)
+        return [list(one.values) for one in self._unary(self.stub.Embeddings, request).embeddings]
+
+    def tokenize(self, text: str) -> list[int]:
+        return list(self._unary(self.stub.Tokenize, pb.TokenizeRequest(text=text)).token_ids)
+
+    def detokenize(self, token_ids: Sequence[int]) -> str:
+        return self._unary(self.stub.Detokenize, pb.DetokenizeRequest(token_ids=token_ids)).text
+
+    def models(self) -> list[pb.Model]:
+        return list(self._unary(self.stub.ListModels, pb.ListModelsRequest()).models)
+
+    def _unary(self, method: Callable[..., Reply], request: Any, timeout_s: float | None = None) -> Reply:
+        retry = Retry(self._retries, self._timeout_s if timeout_s is None else timeout_s)
+        while True:
+            try:
+                return method(request, timeout=retry.left_s, metadata=self._metadata)
+            except grpc.RpcError as error:
+                time.sleep(retry.after(error))
+
+    def _stream(self, method: Any, request: GenerateRequest, timeout_s: float | None) -> CompletionStream:
+        retry = Retry(self._retries, self._timeout_s if timeout_s is None else timeout_s)
+        return CompletionStream(self._chunks(method, Resume(request), retry))
+
+    def _chunks(self, method: Any, resume: Resume, retry: Retry) -> Generator[pb.CompletionChunk, None, None]:
+        while True:
+            call = method(resume.rest(), timeout=retry.left_s, metadata=self._metadata)
+            try:
+                for chunk in call:
+                    for new in resume.take(chunk):
+                        retry.renew()
+                        yield new
+                return
+            except grpc.RpcError as error:
+                wait_s = retry.after(error)
+            finally:
+                call.cancel()
+            time.sleep(wait_s)
+
+
+class CompletionStream(Iterator[pb.CompletionChunk]):
+    """Chunks of one answer; what each holds is new since the last. Leaving its `with` cancels what is left."""
+
+    def __init__(self, chunks: Generator[pb.CompletionChunk, None, None]) -> None:
+        self._chunks = chunks
+
+    def __next__(self) -> pb.CompletionChunk:
+        return next(self._chunks)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._chunks.close()

@@ -1,0 +1,67 @@
+"""Follows a stream, so that it can be asked for again from where it broke."""
+
+from __future__ import annotations
+
+import copy
+
+from ..cluster.protos import inference_pb2 as pb
+from .asks import GenerateRequest
+
+MAX_CHOICES = 1024
+
+
+class Resume:
+    """Knows the request that continues a stream.
+
+    request   what to ask for now: the original, later with seed and ids so far
+    started   whether any message has come: from then on asking again continues
+    """
+
+    def __init__(self, request: GenerateRequest) -> None:
+        self.request: GenerateRequest = copy.deepcopy(request)
+        self.started = False
+        choices = range(min(self._n, MAX_CHOICES))  # a service refuses more, but is asked only later
+        self._ids: list[list[int]] = [list(ids.ids) for ids in request.output_ids] or [[] for _ in choices]
+        self._given = self._num_ids
+        self._ended: set[int] = set()
+        self._prompt_seen = False
+
+    def take(self, chunk: pb.CompletionChunk) -> list[pb.CompletionChunk]:
+        """The chunk as the caller is to see it; nothing if all of it has been seen before."""
+        if chunk.HasField("started"):
+            self.request.sampling.seed = chunk.started.seed
+            if self.started:
+                return []
+            self.started = True
+        if self._prompt_seen:
+            del chunk.prompt_logprobs[:]
+        self._prompt_seen |= bool(chunk.prompt_logprobs)
+        new = [choice for choice in chunk.choices if self._is_new(choice)]
+        for choice in new:
+            self._ids[choice.index] += choice.token_ids
+            if choice.finish_reason:
+                self._ended.add(choice.index)
+        if len(new) < len(chunk.choices):  # a choice that had ended says so again
+            chunk = pb.CompletionChunk(choices=new, prompt_logprobs=chunk.prompt_logprobs)
+        if chunk.HasField("usage"):
+            chunk.usage.completion_tokens = self._num_ids - self._given
+        return [chunk] if chunk.ListFields() else []
+
+    def _is_new(self, choice: pb.Choice) -> bool:
+        """What was lost on the way has no end yet: the error that follows says whether it goes on."""
+        return choice.index not in self._ended and choice.finish_reason != pb.FINISH_REASON_REPLICA_LOST
+
+    def rest(self) -> GenerateRequest:
+        """The request for what has not come yet."""
+        if self.started:
+            del self.request.output_ids[:]
+            self.request.output_ids.extend(pb.TokenIds(ids=ids) for ids in self._ids)
+        return self.request
+
+    @property
+    def _num_ids(self) -> int:
+        return sum(map(len, self._ids))
+
+    @property
+    def _n(self) -> int:
+        return self.request.sampling.n if self.request.sampling.HasField("n") else 1

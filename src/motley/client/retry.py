@@ -1,0 +1,85 @@
+"""Which failures are worth another attempt, how long to wait, and what the others are to the caller."""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from typing import Any, cast
+
+import grpc
+
+from ..cluster.failures import Forbidden, Unauthenticated
+from ..replicas.errors import (
+    DeadlineExceeded,
+    EngineFault,
+    InvalidRequest,
+    MotleyError,
+    NotFound,
+    Overloaded,
+    Unavailable,
+)
+
+FIRST_WAIT_S = 0.1
+LONGEST_WAIT_S = 10.0
+RETRY_AFTER = "retry-after"  # trailing metadata, in seconds
+_KINDS: dict[str, type[MotleyError]] = {
+    kind.grpc_code: kind
+    for kind in (
+        DeadlineExceeded, EngineFault, Forbidden, InvalidRequest, NotFound, Overloaded, Unauthenticated, Unavailable,
+    )
+}  # fmt: skip
+
+
+class Retry:
+    """The attempts of one call.
+
+    `timeout_s` bounds all of them and the waits between; `left_s` is what remains for the next.
+    """
+
+    def __init__(self, retries: int, timeout_s: float | None) -> None:
+        self._retries = retries
+        self.renew()
+        self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
+
+    @property
+    def left_s(self) -> float | None:
+        return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+
+    def renew(self) -> None:
+        """The call has come further: what follows may fail as often as a new one."""
+        self._left, self._wait_s = self._retries, FIRST_WAIT_S
+
+    def after(self, error: grpc.RpcError) -> float:
+        """Seconds to wait before the next attempt. Raises what the error is to the caller if none can help.
+
+        Generating changes nothing in the service, so whatever it has not refused for good may be asked again.
+        """
+        failure = from_call(error)
+        wait_s = max(self._wait_s * random.uniform(0.5, 1.5), failure.retry_after_s or 0.0)
+        helps = isinstance(failure, Unavailable) or failure.retry_after_s is not None
+        in_time = wait_s <= LONGEST_WAIT_S and (self.left_s is None or wait_s < self.left_s)
+        if not (helps and in_time and self._left):
+            raise failure from error
+        self._left -= 1
+        self._wait_s *= 2
+        return wait_s
+
+
+def from_call(error: grpc.RpcError) -> MotleyError:
+    """gRPC's error as one of the service's own family."""
+    call = cast(grpc.Call, error)
+    message = call.details() or "the call failed"
+    kind = Unavailable if _reset(call) else _KINDS.get(call.code().name, MotleyError)
+    found = re.match(r"([\w.\[\]]+)(?:: | is )", message) if kind in (InvalidRequest, NotFound) else None
+    return kind(message, param=found and found[1], code=call.code().name.lower(), retry_after_s=_retry_after(call))
+
+
+def _reset(call: grpc.Call) -> bool:
+    """The door has gone while it answered: HAProxy then resets the stream, which gRPC takes for a cancel."""
+    return call.code() is grpc.StatusCode.CANCELLED and "RST_STREAM" in (call.details() or "")
+
+
+def _retry_after(call: Any) -> int | None:
+    given = dict(call.trailing_metadata() or ()).get(RETRY_AFTER, "")
+    return int(given) if re.fullmatch(r"[0-9]{1,6}", str(given)) else None
