@@ -1,18 +1,20 @@
-"""`motley chat` against a service played by the standard library."""
+"""`motley chat` against a service played by a real gRPC server."""
 
 from __future__ import annotations
 
 import io
-import json
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, ClassVar
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+import grpc
 import pytest
 
 from motley.cli.app import run
+from motley.client import retry
+from motley.cluster.protos import inference_pb2 as pb
+from motley.cluster.protos import inference_pb2_grpc
 
 
 class Terminal(io.StringIO):
@@ -20,94 +22,106 @@ class Terminal(io.StringIO):
         return True
 
 
-class Played(BaseHTTPRequestHandler):
-    """Answers every chat with its last message, word by word."""
+class Played(inference_pb2_grpc.InferenceServicer):
+    """Answers every chat with its last message, word by word; fails as it is told to."""
 
-    seen: ClassVar[list[dict[str, Any]]] = []
-    keys: ClassVar[list[str | None]] = []
-    fails: ClassVar[str] = ""
+    def __init__(self) -> None:
+        self.seen: list[pb.ChatRequest] = []
+        self.keys: list[str | None] = []
+        self.fails: tuple[grpc.StatusCode, str] | None = None
+        self.breaks = 0
+        self.target = ""
 
-    def do_GET(self) -> None:
-        self._send(200, json.dumps({"data": [{"id": "played"}]}))
+    def ListModels(self, request: pb.ListModelsRequest, context: Any) -> pb.ListModelsResponse:
+        return pb.ListModelsResponse(models=[pb.Model(name="played")])
 
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.seen.append(body)
-        self.keys.append(self.headers["Authorization"])
-        if self.fails == "refuse":
-            self._send(429, json.dumps({"error": {"message": "no room now"}}))
-            return
-        words = [f"{word} " for word in body["messages"][-1]["content"].split()]
-        events = [json.dumps({"choices": [{"delta": {"content": word}}]}) for word in words]
-        events.insert(0, json.dumps({"choices": [{"delta": {"role": "assistant"}}]}))
-        events.append({"": "[DONE]", "break": "", "fault": json.dumps({"error": {"message": "lost it"}})}[self.fails])
-        self._send(200, "".join(f"data: {event}\n\n" for event in events if event))
-
-    def _send(self, status: int, text: str) -> None:
-        self.send_response(status)
-        self.end_headers()
-        self.wfile.write(text.encode())
-
-    def log_message(self, *_: Any) -> None: ...
+    def ChatStream(self, request: pb.ChatRequest, context: Any) -> Iterator[pb.CompletionChunk]:
+        self.seen.append(request)
+        self.keys.append(dict(context.invocation_metadata()).get("authorization"))
+        if self.fails is not None:
+            context.abort(*self.fails)
+        yield pb.CompletionChunk(started=pb.Started(seed=7))
+        done = len(request.output_ids[0].ids) if request.output_ids else 0
+        for number, word in enumerate(request.messages[-1].content.split()[done:]):
+            if self.breaks and number == 1:
+                self.breaks -= 1
+                context.abort(grpc.StatusCode.UNAVAILABLE, "lost it")
+            yield pb.CompletionChunk(choices=[pb.Choice(text=f"{word} ", token_ids=[1])])
+        yield pb.CompletionChunk(usage=pb.Usage())
 
 
 @pytest.fixture
-def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.setattr(Played, "seen", [])
-    monkeypatch.setattr(Played, "keys", [])
+def played(monkeypatch: pytest.MonkeyPatch) -> Iterator[Played]:
     monkeypatch.setattr(sys, "stdin", Terminal(""))
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Played)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
+    monkeypatch.setattr(retry, "FIRST_WAIT_S", 0.01)
+    service = Played()
+    server = grpc.server(ThreadPoolExecutor(2))
+    inference_pb2_grpc.add_InferenceServicer_to_server(service, server)
+    service.target = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    yield service
+    server.stop(None)
 
 
-def test_one_question(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--url", url + "/v1/", "--system", "Be kind.", "--temperature", "0", "--api-key", "k"]
+def asked(request: pb.ChatRequest) -> list[tuple[str, str]]:
+    return [(message.role, message.content) for message in request.messages]
+
+
+def test_one_question(played: Played, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--target", played.target, "--system", "Be kind.", "--temperature", "0", "--api-key", "k"]
     assert run(["chat", "naïve words", *arguments]) == 0
     assert capsys.readouterr().out == "naïve words \n"
-    assert Played.seen == [
-        {
-            "model": "played",
-            "messages": [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "naïve words"}],
-            "stream": True,
-            "temperature": 0.0,
-        }
-    ]
-    assert Played.keys == ["Bearer k"]
+    [request] = played.seen
+    assert asked(request) == [("system", "Be kind."), ("user", "naïve words")]
+    assert request.sampling == pb.SamplingParams(temperature=0.0)
+    assert played.keys == ["Bearer k"]
 
 
 def test_a_conversation_remembers_and_forgets(
-    url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    played: Played, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "stdin", Terminal("one two\n\nthree\n/reset\nfour\n/quit\nnever\n"))
-    assert run(["chat", "--url", url]) == 0
-    asked = [[message["content"] for message in body["messages"]] for body in Played.seen]
-    assert asked == [["one two"], ["one two", "one two ", "three"], ["four"]]
-    assert "four " in capsys.readouterr().out
+    assert run(["chat", "--target", played.target]) == 0
+    texts = [[text for _, text in asked(request)] for request in played.seen]
+    assert texts == [["one two"], ["one two", "one two ", "three"], ["four"]]
+    shown = capsys.readouterr()
+    assert "four " in shown.out
+    assert shown.err.startswith(f"played at {played.target}")
 
 
-def test_what_is_piped_in_follows_the_question(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_piped_in_follows_the_question(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("the text"))
-    assert run(["chat", "Shorten:", "--url", url]) == 0
-    assert Played.seen[0]["messages"][-1]["content"] == "Shorten:\nthe text"
+    assert run(["chat", "Shorten:", "--target", played.target]) == 0
+    assert asked(played.seen[0])[-1] == ("user", "Shorten:\nthe text")
+
+
+def test_an_answer_that_breaks_goes_on(played: Played, capsys: pytest.CaptureFixture[str]) -> None:
+    played.breaks = 2
+    assert run(["chat", "one two three four", "--target", played.target]) == 0
+    assert capsys.readouterr().out == "one two three four \n"
+    assert [request.sampling.seed for request in played.seen] == [0, 7, 7]
 
 
 @pytest.mark.parametrize(
-    ("fails", "says"),
+    ("code", "says", "exit_status"),
     [
-        ("refuse", "the service answered 429: no room now"),
-        ("fault", "lost it"),
-        ("break", "the stream ended before its last message"),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, "no room now", 1),
+        (grpc.StatusCode.UNAUTHENTICATED, "no API key came with the call", 1),
+        (grpc.StatusCode.INVALID_ARGUMENT, "max_tokens: too many", 2),  # as for a bad option
     ],
 )
-def test_a_failing_service_is_told_in_one_line(
-    fails: str, says: str, url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_refusal_is_told_in_one_line(
+    code: grpc.StatusCode, says: str, exit_status: int, played: Played, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(Played, "fails", fails)
-    assert run(["chat", "x", "--url", url]) == 1
+    played.fails = (code, says)
+    assert run(["chat", "x", "--target", played.target]) == exit_status
     err = capsys.readouterr().err
     assert says in err
+    assert err.count("\n") == 1
+
+
+def test_no_service_is_told_with_the_remedy(played: Played, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["chat", "x", "--target", "127.0.0.1:1"]) == 1
+    err = capsys.readouterr().err
+    assert "motley serve" in err
     assert err.count("\n") == 1

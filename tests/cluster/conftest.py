@@ -14,8 +14,8 @@ from echo_worker import EchoWorker
 from local_ingress import make_ingress
 from service_checkpoint import write_tokenizer
 
+from motley.cluster import servicers
 from motley.cluster.protos import inference_pb2_grpc
-from motley.cluster.servicers import add_health, add_inference
 
 
 @pytest.fixture(autouse=True)
@@ -53,8 +53,8 @@ def post(call: Callable[..., Any]) -> Callable[..., Any]:
 async def grpc_target(ingress: Any) -> AsyncIterator[str]:
     """A real gRPC server whose servicer is the ingress, registered as Serve does it."""
     server = grpc.aio.server()
-    add_inference(ingress, server)
-    add_health(ingress, server)
+    for path in servicers.SERVICER_FUNCTIONS:
+        getattr(servicers, path.rpartition(".")[2])(ingress, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     yield f"127.0.0.1:{port}"

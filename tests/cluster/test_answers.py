@@ -78,7 +78,7 @@ async def test_logprobs_in_both_of_openais_forms(scripted: Scripted) -> None:
     assert legacy == {
         "tokens": [a, b],
         "token_logprobs": [-0.5, -9999.0],
-        "top_logprobs": [{a: -0.5, b: -1.5}, {c: -0.25}],
+        "top_logprobs": [{a: -0.5, b: -1.5}, {c: -0.25, b: -9999.0}],
         "text_offset": [0, 1],
     }
     body = {"messages": HELLO, "logprobs": True, "top_logprobs": 2}
@@ -108,6 +108,7 @@ async def test_echoed_prompts_bring_their_logprobs(scripted: Scripted) -> None:
     assert scripted.worker.requests[-1].sampling.prompt_logprobs == 0
 
 
+NOWHERE = "the replica went away, and no other could take over; try again"
 FAILURES = [
     (Overloaded("full", code="queue_full"), 429, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (Unavailable("gone", code="replica_lost"), 503, grpc.StatusCode.UNAVAILABLE),
@@ -123,11 +124,12 @@ async def test_failures_before_the_first_token(
 ) -> None:
     post = await scripted([], error)
     reply = await post(COMPLETIONS, {"prompt": "abc", "stream": stream})
-    assert (reply.status, reply.json()["error"]["message"]) == (status, str(error))
+    said = NOWHERE if isinstance(error, Unavailable) else str(error)
+    assert (reply.status, reply.json()["error"]["message"]) == (status, said)
     assert ("retry-after" in reply.headers) == (status in (429, 503))
     context = Context()
     await scripted.ingress.Complete(pb.CompleteRequest(text="abc"), context)
-    assert (context.code, context.details) == (code, str(error))
+    assert (context.code, context.details) == (code, said)
 
 
 async def test_a_failure_in_the_stream_is_its_last_event(scripted: Scripted) -> None:
@@ -138,7 +140,9 @@ async def test_a_failure_in_the_stream_is_its_last_event(scripted: Scripted) -> 
     assert last["error"]["code"] == "engine_fault"
     context = Context()
     chunks = [c async for c in scripted.ingress.CompleteStream(pb.CompleteRequest(text="abc"), context)]
-    assert [choice.text for chunk in chunks for choice in chunk.choices] == ["bc"]
+    choices = [choice for chunk in chunks for choice in chunk.choices]
+    assert [choice.text for choice in choices] == ["bc", ""]
+    assert choices[-1].finish_reason == pb.FINISH_REASON_ERROR
     assert context.code == grpc.StatusCode.INTERNAL
 
 
@@ -156,8 +160,6 @@ async def test_serves_own_proxy_is_told_by_an_exception(scripted: Scripted, monk
 ENDS = [
     (FinishReason.DEADLINE, 504, grpc.StatusCode.DEADLINE_EXCEEDED),
     (FinishReason.REPLICA_LOST, 503, grpc.StatusCode.UNAVAILABLE),
-    (FinishReason.CANCELLED, 503, grpc.StatusCode.UNAVAILABLE),
-    (FinishReason.ERROR, 500, grpc.StatusCode.INTERNAL),
 ]
 
 
@@ -176,9 +178,15 @@ async def test_half_an_answer_is_no_answer(
     assert context.code == code
 
 
-async def test_a_stream_without_an_end_is_a_fault(scripted: Scripted) -> None:
-    post = await scripted(WHOLE[:2])
-    assert (await post(COMPLETIONS, {"prompt": "abc"})).status == 500
+@pytest.mark.parametrize("reason", [None, FinishReason.CANCELLED, FinishReason.ERROR], ids=str)
+async def test_a_stream_without_a_good_end_is_a_lost_replica(scripted: Scripted, reason: FinishReason | None) -> None:
+    """Nobody here has cancelled it, and a fault would have been raised; there is no other replica."""
+    post = await scripted([*WHOLE[:2], message(Delta(0, (), "", None, reason))] if reason else WHOLE[:2])
+    reply = await post(COMPLETIONS, {"prompt": "abc"})
+    assert (reply.status, reply.json()["error"]["code"]) == (503, "replica_lost")
+    events = (await post(COMPLETIONS, {"prompt": "abc", "stream": True})).events()
+    assert events[-2]["choices"][0]["finish_reason"] == FinishReason.REPLICA_LOST
+    assert events[-1]["error"]["code"] == "replica_lost"
 
 
 async def test_stop_reasons_on_the_wire(scripted: Scripted) -> None:
@@ -211,6 +219,7 @@ class Context:
 
     code: grpc.StatusCode | None = None
     details = ""
+    trailing: Sequence[tuple[str, str]] = ()
 
     def peer(self) -> str:
         return "ipv4:127.0.0.1:4711"
@@ -223,3 +232,9 @@ class Context:
 
     def set_details(self, details: str) -> None:
         self.details = details
+
+    def trailing_metadata(self) -> Sequence[tuple[str, str]]:
+        return self.trailing
+
+    def set_trailing_metadata(self, metadata: list[tuple[str, str]]) -> None:
+        self.trailing = metadata

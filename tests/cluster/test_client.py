@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import grpc
 import pytest
 
-from motley import client as module
-from motley.client import AsyncClient, Client, Resume, complete_request
+from motley.client import AsyncClient, Client, Resume, complete_request, retry
+from motley.cluster.failures import Unauthenticated
 from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import inference_pb2_grpc
+from motley.replicas.errors import EngineFault, InvalidRequest, MotleyError, NotFound, Overloaded, Unavailable
 
 IDS = list(range(10))
 
@@ -36,7 +38,7 @@ class Breaking(inference_pb2_grpc.InferenceServicer):
         yield pb.CompletionChunk(usage=pb.Usage(completion_tokens=len(IDS)))
 
 
-async def serve(servicer: Breaking) -> tuple[grpc.aio.Server, str]:
+async def serve(servicer: inference_pb2_grpc.InferenceServicer) -> tuple[grpc.aio.Server, str]:
     server = grpc.aio.server()
     inference_pb2_grpc.add_InferenceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -46,7 +48,7 @@ async def serve(servicer: Breaking) -> tuple[grpc.aio.Server, str]:
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "FIRST_WAIT_S", 0.0)
+    monkeypatch.setattr(retry, "FIRST_WAIT_S", 0.01)
 
 
 @pytest.mark.parametrize("breaks_after", [[], [4], [0, 3, 10]])
@@ -64,30 +66,156 @@ async def test_nothing_is_lost_and_nothing_comes_twice(breaks_after: list[int]) 
 
 
 @pytest.mark.parametrize(
-    ("breaks_after", "code"),
-    [([1, 2, 3, 4], grpc.StatusCode.UNAVAILABLE), ([1], grpc.StatusCode.INTERNAL)],
+    ("breaks_after", "code", "raised"),
+    [
+        ([2, 2, 2, 2, 2], grpc.StatusCode.UNAVAILABLE, Unavailable),  # no further from attempt to attempt
+        ([1], grpc.StatusCode.INTERNAL, EngineFault),
+        ([1], grpc.StatusCode.RESOURCE_EXHAUSTED, Overloaded),  # too large a message, say: nothing says when to retry
+    ],
 )
-async def test_what_cannot_help_is_raised(breaks_after: list[int], code: grpc.StatusCode) -> None:
-    server, target = await serve(Breaking(breaks_after, code))
+async def test_what_cannot_help_is_raised(
+    breaks_after: list[int], code: grpc.StatusCode, raised: type[MotleyError]
+) -> None:
+    servicer = Breaking(breaks_after, code)
+    server, target = await serve(servicer)
     async with AsyncClient(target) as client:
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
+        with pytest.raises(raised, match="broken") as caught:
             [chunk async for chunk in client.stream("abc")]
     await server.stop(None)
-    assert caught.value.code() == code
+    assert isinstance(caught.value.__cause__, grpc.RpcError)
+    assert len(servicer.requests) == (4 if raised is Unavailable else 1)
 
 
-def test_a_service_that_is_not_there_is_not_asked_again() -> None:
-    with Client("127.0.0.1:1") as client, pytest.raises(grpc.RpcError) as caught:
+def test_a_service_that_is_not_there_is_unavailable() -> None:
+    with Client("127.0.0.1:1") as client, pytest.raises(Unavailable):
         list(client.stream("abc"))
-    assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+
+
+class Refusing(inference_pb2_grpc.InferenceServicer):
+    """Refuses `times` calls with a code, perhaps saying when to try again; then answers."""
+
+    slow_s = 0.0
+
+    def __init__(self, times: int, code: grpc.StatusCode, message: str, retry_after: str | None) -> None:
+        self.left, self.code, self.message, self.retry_after = times, code, message, retry_after
+        self.metadata: list[dict[str, Any]] = []
+        self.remaining: list[float | None] = []
+
+    async def Complete(self, request: pb.CompleteRequest, context: Any) -> pb.Completion:
+        self.metadata.append(dict(context.invocation_metadata()))
+        self.remaining.append(context.time_remaining())
+        if self.left:
+            self.left -= 1
+            await asyncio.sleep(self.slow_s)
+            trailing = (("retry-after", self.retry_after),) if self.retry_after else ()
+            await context.abort(self.code, self.message, trailing)
+        return pb.Completion(choices=[pb.Choice(text=request.text)])
+
+
+BUSY = (grpc.StatusCode.RESOURCE_EXHAUSTED, "the queue is full")
+
+
+@pytest.mark.parametrize("refusal", [(*BUSY, "0"), (grpc.StatusCode.UNAVAILABLE, "starting", None)])
+async def test_a_refusal_that_may_pass_is_asked_again(refusal: Any) -> None:
+    servicer = Refusing(2, *refusal)
+    servicer.slow_s = 0.6
+    server, target = await serve(servicer)
+    async with AsyncClient(target, api_key="sesame") as client:
+        assert (await client.complete("abc", timeout_s=8.0)).choices[0].text == "abc"
+    await server.stop(None)
+    assert [sent["authorization"] for sent in servicer.metadata] == ["Bearer sesame"] * 3
+    assert servicer.remaining[2] < 7.5, "one deadline for all attempts; gRPC rounds it up to a second"
+
+
+@pytest.mark.parametrize(
+    ("refusal", "raised"),
+    [
+        ((*BUSY, "30"), Overloaded),  # longer than anyone waits unasked
+        ((*BUSY, None), Overloaded),
+        ((grpc.StatusCode.INVALID_ARGUMENT, "top_p: 7 is not accepted", None), InvalidRequest),
+        ((grpc.StatusCode.UNAUTHENTICATED, "no key", None), Unauthenticated),
+        ((grpc.StatusCode.NOT_FOUND, "model: 'x' is not served here", None), NotFound),
+    ],
+)
+async def test_a_refusal_for_good_is_raised_at_once(refusal: Any, raised: type[MotleyError]) -> None:
+    servicer = Refusing(1, *refusal)
+    server, target = await serve(servicer)
+    async with AsyncClient(target) as client:
+        with pytest.raises(raised) as caught:
+            await client.complete("abc")
+    await server.stop(None)
+    assert caught.value.param == {InvalidRequest: "top_p", NotFound: "model"}.get(raised)
+    assert len(servicer.metadata) == 1
+
+
+async def test_no_wait_goes_beyond_the_callers_time() -> None:
+    servicer = Refusing(9, *BUSY, "5")
+    server, target = await serve(servicer)
+    async with AsyncClient(target) as client:
+        with pytest.raises(Overloaded):
+            await client.complete("abc", timeout_s=4.0)
+    await server.stop(None)
+    assert len(servicer.metadata) == 1
+
+
+class Endless(inference_pb2_grpc.InferenceServicer):
+    def __init__(self) -> None:
+        self.cancelled = asyncio.Event()
+
+    async def ChatStream(self, request: pb.ChatRequest, context: Any) -> AsyncIterator[pb.CompletionChunk]:
+        try:
+            while True:
+                yield pb.CompletionChunk(choices=[pb.Choice(text="more")])
+                await asyncio.sleep(0.01)
+        finally:
+            self.cancelled.set()
+
+
+async def test_leaving_a_stream_cancels_it() -> None:
+    servicer = Endless()
+    server, target = await serve(servicer)
+
+    def read() -> None:
+        with Client(target) as client, client.chat_stream([{"role": "user", "content": "Hi"}]) as chunks:
+            assert next(chunks).choices[0].text == "more"
+
+    await asyncio.to_thread(read)
+    await asyncio.wait_for(servicer.cancelled.wait(), 10)
+    servicer.cancelled.clear()
+    async with AsyncClient(target) as client, client.chat_stream([("user", "Hi")]) as chunks:
+        await anext(chunks)
+    await asyncio.wait_for(servicer.cancelled.wait(), 10)
+    await server.stop(None)
+
+
+def test_options_go_where_they_belong() -> None:
+    request = complete_request(
+        "a", {"model": "m", "stop": "x", "timeout_s": 2.0, "priority": 3, "logit_bias": {5: 1.0}}
+    )
+    assert (request.model, request.timeout_s, request.priority) == ("m", 2.0, 3)
+    assert list(request.sampling.stop) == ["x"]
+    assert dict(request.sampling.logit_bias) == {5: 1.0}
+    with pytest.raises(ValueError, match="temprature"):
+        complete_request("a", {"temprature": 1.0})
+
+
+def test_a_choice_that_ended_does_not_end_again() -> None:
+    resume = Resume(complete_request([1, 2], {"n": 2}))
+    resume.take(pb.CompletionChunk(started=pb.Started(seed=9)))
+    end = pb.Choice(index=0, token_ids=[5], finish_reason=pb.FINISH_REASON_STOP)
+    assert resume.take(pb.CompletionChunk(choices=[end, pb.Choice(index=1, token_ids=[6])]))
+    assert [list(ids.ids) for ids in resume.rest().output_ids] == [[5], [6]]
+    again = pb.CompletionChunk(choices=[pb.Choice(index=0, finish_reason=pb.FINISH_REASON_STOP)])
+    assert resume.take(again) == []
+    [last] = resume.take(pb.CompletionChunk(usage=pb.Usage(completion_tokens=0)))
+    assert last.usage.completion_tokens == 2
 
 
 def test_several_choices_are_followed_each() -> None:
     resume = Resume(complete_request([1, 2], {"n": 2}))
     taken = list(follow(resume, [(0, [5]), (1, [6, 7]), (0, [8])]))
     assert len(taken) == 4
-    resume.after(Lost())
-    assert [list(ids.ids) for ids in resume.request.output_ids] == [[5, 8], [6, 7]]
+    assert [list(ids.ids) for ids in resume.rest().output_ids] == [[5, 8], [6, 7]]
     assert (resume.request.sampling.seed, resume.request.sampling.n) == (9, 2)
 
 
@@ -97,6 +225,26 @@ def follow(resume: Resume, deltas: list[tuple[int, list[int]]]) -> Iterator[pb.C
         yield from resume.take(pb.CompletionChunk(choices=[pb.Choice(index=index, token_ids=ids)]))
 
 
-class Lost(grpc.RpcError):
-    def code(self) -> grpc.StatusCode:
-        return grpc.StatusCode.UNAVAILABLE
+def test_a_lost_replica_is_no_end_of_a_choice() -> None:
+    resume = Resume(complete_request("abc", {}))
+    [begun] = resume.take(pb.CompletionChunk(started=pb.Started(seed=9), choices=[pb.Choice(token_ids=[5])]))
+    assert len(begun.choices) == 1
+    assert resume.take(pb.CompletionChunk(choices=[pb.Choice(finish_reason=pb.FINISH_REASON_REPLICA_LOST)])) == []
+    assert [list(ids.ids) for ids in resume.rest().output_ids] == [[5]]
+    [rest] = resume.take(pb.CompletionChunk(choices=[pb.Choice(token_ids=[6], finish_reason=pb.FINISH_REASON_STOP)]))
+    assert rest.choices[0].finish_reason == pb.FINISH_REASON_STOP
+
+
+@pytest.mark.parametrize(("details", "kind"), [("RST_STREAM with error code 8", Unavailable), ("", MotleyError)])
+def test_a_stream_that_is_reset_is_a_door_that_is_gone(details: str, kind: type[MotleyError]) -> None:
+    class Reset(grpc.RpcError):
+        def code(self) -> grpc.StatusCode:
+            return grpc.StatusCode.CANCELLED
+
+        def details(self) -> str:
+            return details
+
+        def trailing_metadata(self) -> None:
+            return None
+
+    assert type(retry.from_call(Reset())) is kind

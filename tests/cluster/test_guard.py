@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from typing import Any
 
 import pytest
 
+from motley.cluster import http_guard
 from motley.cluster.failures import ConfigurationError, Forbidden
 from motley.cluster.guard import check_bind, check_host, check_peer, is_loopback
 from motley.cluster.rpc import _host
@@ -75,3 +78,23 @@ async def test_a_header_that_would_keep_closed_connections_running(post: Any) ->
     reply = await post("/v1/completions", {"prompt": "a"}, headers={"x-request-disconnect-disabled": "?1"})
     assert reply.status == 400
     assert reply.json()["error"]["param"] == "x-request-disconnect-disabled"
+
+
+async def test_a_body_that_does_not_arrive(ingress: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_guard, "BODY_S", 0.05)
+    sent: list[Any] = []
+    parts = iter([{"type": "http.request", "body": b"{", "more_body": True}])
+
+    async def receive() -> Any:
+        for part in parts:
+            return part
+        await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "query_string": b"", "headers": headers}
+    await ingress.__serve_build_asgi_app__()(scope | {"client": ("127.0.0.1", 1)}, receive, send)
+    assert sent[0]["status"] == 408
+    assert json.loads(sent[1]["body"])["error"]["code"] == "slow_body"

@@ -2,18 +2,66 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from echo_worker import EchoWorker
 from grpc_health.v1 import health_pb2 as pb
 from grpc_health.v1 import health_pb2_grpc
+from local_ingress import make_ingress
 
+from motley.cluster import servicers
+from motley.cluster.caller import Caller
 from motley.cluster.protocols import health
-from motley.replicas.errors import EngineFault
+from motley.cluster.protocols.health import HealthProtocol
+from motley.cluster.servicers import add_health
+from motley.replicas.errors import EngineFault, Overloaded
 
 SERVING = pb.HealthCheckResponse.SERVING
 NOT_SERVING = pb.HealthCheckResponse.NOT_SERVING
+
+
+class CountedWorker(EchoWorker):
+    """Counts how often it is asked for its health; `fault` is its answer."""
+
+    asked = 0
+    fault: EngineFault | None = None
+
+    async def check_health(self) -> None:
+        self.asked += 1
+        await asyncio.sleep(0)
+        if self.fault is not None:
+            raise self.fault
+
+
+@pytest.fixture
+async def counted(folder: Path) -> CountedWorker:
+    return CountedWorker(str(folder))
+
+
+@pytest.fixture
+async def own(folder: Path, counted: CountedWorker) -> Any:
+    """An ingress for one test, which may drain it."""
+    return await make_ingress(folder, counted)
+
+
+@pytest.fixture
+async def stub(own: Any) -> AsyncIterator[health_pb2_grpc.HealthStub]:
+    server = grpc.aio.server()
+    add_health(own, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        yield health_pb2_grpc.HealthStub(channel)
+    await server.stop(None)
+
+
+def request(service: str = "") -> pb.HealthCheckRequest:
+    return pb.HealthCheckRequest(service=service)
 
 
 async def test_health_follows_the_replica(
@@ -25,13 +73,13 @@ async def test_health_follows_the_replica(
     monkeypatch.setattr(health, "WATCH_PERIOD_S", 0.0)
     async with grpc.aio.insecure_channel(grpc_target) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
-        watch = stub.Watch(pb.HealthCheckRequest(service="motley.v1.Inference"))
+        watch = stub.Watch(request("motley.v1.Inference"))
         assert (await watch.read()).status == SERVING
         for service in health.SERVICES:
-            assert (await stub.Check(pb.HealthCheckRequest(service=service))).status == SERVING
+            assert (await stub.Check(request(service))).status == SERVING
         monkeypatch.setattr(worker, "check_health", stuck)
         assert (await watch.read()).status == NOT_SERVING
-        assert (await stub.Check(pb.HealthCheckRequest())).status == NOT_SERVING
+        assert (await stub.Check(request())).status == NOT_SERVING
         statuses = (await stub.List(pb.HealthListRequest())).statuses
         assert {name: status.status for name, status in statuses.items()} == dict.fromkeys(health.SERVICES, NOT_SERVING)
         reply = await call("GET", "/health")
@@ -41,12 +89,80 @@ async def test_health_follows_the_replica(
         watch.cancel()
 
 
-async def test_unknown_services(grpc_target: str) -> None:
-    async with grpc.aio.insecure_channel(grpc_target) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stub.Check(pb.HealthCheckRequest(service="other"))
-        assert caught.value.code() == grpc.StatusCode.NOT_FOUND
-        watch = stub.Watch(pb.HealthCheckRequest(service="other"))
-        assert (await watch.read()).status == pb.HealthCheckResponse.SERVICE_UNKNOWN
+def test_every_registered_service_has_its_health() -> None:
+    assert set(health.SERVICES) == {"", *(service.full_name for service in servicers.SERVICES)}
+
+
+async def test_unknown_services(stub: Any) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stub.Check(request("other"))
+    assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+    watch = stub.Watch(request("other"))
+    assert (await watch.read()).status == pb.HealthCheckResponse.SERVICE_UNKNOWN
+    watch.cancel()
+
+
+async def test_watches_end_with_not_serving_at_the_drain(stub: Any, own: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "WATCH_PERIOD_S", 0.01)
+    watches = [stub.Watch(request()) for _ in range(3)]
+    assert [(await watch.read()).status for watch in watches] == [SERVING] * 3
+    assert await own.drain() == 0, "whoever watches is no load"
+    for watch in watches:
+        assert (await watch.read()).status == NOT_SERVING
+        assert await watch.read() is grpc.aio.EOF
+        assert await watch.code() == grpc.StatusCode.OK
+    assert (await stub.Check(request())).status == NOT_SERVING
+    assert [message.status async for message in stub.Watch(request())] == [NOT_SERVING], "one that comes too late"
+
+
+async def test_watches_of_one_caller_are_capped_and_their_places_come_back(
+    stub: Any, own: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "WATCH_PERIOD_S", 0.01)
+    watches = [stub.Watch(request()) for _ in range(health.MAX_WATCHES)]
+    assert [(await watch.read()).status for watch in watches] == [SERVING] * health.MAX_WATCHES
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stub.Watch(request()).read()
+    assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    other = own.health.watch(request(), Caller(tenant="other"))
+    assert (await anext(other)).status == SERVING, "the cap is each caller's own"
+    await other.aclose()
+    assert (await stub.Check(request())).status == SERVING, "checks are not watches"
+    for watch in watches:
         watch.cancel()
+    async with asyncio.timeout(10):
+        while own.health._watches.total():
+            await asyncio.sleep(0.005)
+    watch = stub.Watch(request())
+    assert (await watch.read()).status == SERVING
+    watch.cancel()
+
+
+async def test_watchers_share_one_question(own: Any, counted: CountedWorker) -> None:
+    protocol: HealthProtocol = own.health
+    counted.asked = 0
+    watchers = [protocol.watch(request(), Caller(tenant=str(number))) for number in range(50)]
+    answers = await asyncio.gather(*(anext(watcher) for watcher in watchers))
+    assert {answer.status for answer in answers} == {SERVING}
+    assert counted.asked == 1
+    late = protocol.watch(request(), Caller())
+    assert (await anext(late)).status == SERVING
+    assert counted.asked == 1, "an answer lasts for a period"
+    for watcher in [*watchers, late]:
+        await watcher.aclose()
+    counted.fault = EngineFault("a step hangs")
+    assert (await protocol.check(request())).status == NOT_SERVING, "a check is asked anew"
+
+
+async def test_one_question_serves_all_checks_that_wait_for_it(own: Any, counted: CountedWorker) -> None:
+    counted.asked = 0
+    await asyncio.gather(*(own.health.check(request()) for _ in range(20)))
+    assert counted.asked == 1
+    watchers = [own.health.watch(request(), Caller()) for _ in range(health.MAX_WATCHES + 1)]
+    for watcher in watchers[:-1]:
+        await anext(watcher)
+    with pytest.raises(Overloaded):
+        await anext(watchers[-1])
+    for watcher in watchers:
+        await watcher.aclose()
+    assert own.health._watches.total() == 0

@@ -6,7 +6,7 @@ from typing import Any
 
 import grpc
 import pytest
-from bad_requests import BAD_SAMPLING, label
+from bad_requests import BAD_SAMPLING, NO_ROOM, label
 from google.protobuf.descriptor import FieldDescriptor
 
 from motley.cluster.protos import inference_pb2 as pb
@@ -85,7 +85,7 @@ def in_range(fields: dict[str, Any]) -> bool:
     return all(abs(value) < 2**31 for value in fields.values() if isinstance(value, int))
 
 
-@pytest.mark.parametrize(("fields", "param"), [row for row in BAD_SAMPLING if in_range(row[0])], ids=label)
+@pytest.mark.parametrize(("fields", "param"), [row for row in BAD_SAMPLING + NO_ROOM if in_range(row[0])], ids=label)
 async def test_bad_fields_are_named(stub: Any, fields: dict[str, Any], param: str) -> None:
     request = ask(sampling=pb.SamplingParams(**fields))
     assert (await refused(stub.Complete(request))).startswith(f"{param}: ")
@@ -110,6 +110,14 @@ async def test_bad_prompts(stub: Any, request_: pb.CompleteRequest) -> None:
 
 async def test_chat_without_messages(stub: Any) -> None:
     assert (await refused(stub.Chat(pb.ChatRequest()))).startswith("messages")
+
+
+async def test_arguments_of_the_template_go_by_their_name_here(stub: Any) -> None:
+    chat = pb.ChatRequest(messages=[pb.ChatMessage(role="user", content="x")])
+    chat.template_arguments["foo"].flag = True
+    details = await refused(stub.Chat(chat))
+    assert details.startswith("template_arguments: ")
+    assert "chat_template_kwargs" not in details
 
 
 async def test_prompt_logprobs_are_checked(stub: Any) -> None:

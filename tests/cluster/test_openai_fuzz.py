@@ -9,26 +9,37 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motley.cluster.protocols import openai_ask
+from motley.cluster.protocols import openai_ask, openai_table
 from motley.cluster.protocols.openai_ask import Call
 from motley.cluster.protocols.openai_fields import parse_object
 from motley.replicas.errors import InvalidRequest
 
-NAMES = sorted(openai_ask._COMPLETION | openai_ask._CHAT | openai_ask._COMPLETION_UNSUPPORTED)
+TABLES = {"prompt": openai_table.by_name(openai_table.COMPLETION), "messages": openai_table.by_name(openai_table.CHAT)}
+NAMES = sorted({*TABLES["prompt"], *TABLES["messages"]})
 JSON: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.just("\ud800"),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=6,
 )
 MESSAGES = st.lists(
-    st.dictionaries(st.sampled_from(["role", "content", "name", "refusal", "other"]), JSON, max_size=4), max_size=2
+    st.dictionaries(
+        st.sampled_from(["role", "content", "name", "refusal", "tool_calls", "reasoning", "other"]), JSON, max_size=4
+    ),
+    max_size=2,
 )
-BODIES = st.dictionaries(st.sampled_from(NAMES) | st.text(max_size=5), JSON | MESSAGES, max_size=5)
+TOOLS = st.lists(
+    st.fixed_dictionaries(
+        {"type": st.just("function") | JSON},
+        optional={"function": st.dictionaries(st.sampled_from(["name", "parameters", "strict", "other"]), JSON) | JSON},
+    ),
+    max_size=2,
+)
+BODIES = st.dictionaries(st.sampled_from(NAMES) | st.text(max_size=5), JSON | MESSAGES | TOOLS, max_size=5)
 
 
 @given(BODIES)
 def test_bodies(body: dict[str, Any]) -> None:
-    for translate, needed in ((openai_ask.completion_call, "prompt"), (openai_ask.chat_call, "messages")):
+    for needed, translate in (("prompt", openai_ask.completion_call), ("messages", chat_call)):
         call, refusal = outcome(lambda translate=translate: translate(parse_object(json.dumps(body).encode())))
         if refusal is not None:
             assert refusal.param is not None
@@ -36,9 +47,11 @@ def test_bodies(body: dict[str, Any]) -> None:
         else:
             assert isinstance(call, Call)
             assert body[needed] is not None
-            assert set(body) <= openai_ask._COMPLETION | openai_ask._CHAT | {
-                name for name in body if body[name] is None
-            }
+            assert all(TABLES[needed][name].instead is None or value is None for name, value in body.items())
+
+
+def chat_call(body: dict[str, Any]) -> Call:
+    return openai_ask.chat_call(body, None)
 
 
 @given(st.binary(max_size=50))

@@ -33,8 +33,13 @@ async def test_completions_default_to_openais_16_tokens_and_chat_to_the_rest_of_
     assert chat["usage"]["total_tokens"] == 512
 
 
-async def test_min_tokens_raises_the_default_of_completions(post: Any) -> None:
-    assert (await post(COMPLETIONS, {"prompt": "abc", "min_tokens": 20})).json()["usage"]["completion_tokens"] == 20
+async def test_min_tokens_does_not_raise_the_default_of_completions(post: Any) -> None:
+    error = (await post(COMPLETIONS, {"prompt": "abc", "min_tokens": 17})).json()["error"]
+    assert error["param"] == "min_tokens"
+    assert "at most 16: the default of max_tokens" in error["message"]
+    for fields in ({"min_tokens": 16}, {"min_tokens": 20, "max_tokens": 20}):
+        used = (await post(COMPLETIONS, {"prompt": "abc", **fields})).json()["usage"]
+        assert used["completion_tokens"] == fields["min_tokens"]
 
 
 @pytest.mark.parametrize(

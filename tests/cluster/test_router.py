@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from echo_worker import EchoWorker
 from local_pool import LocalPool
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
+from motley.cluster.leave import leave
 from motley.cluster.router import Router
 from motley.replicas.errors import EngineFault, InvalidRequest, MotleyError, Overloaded, Unavailable
 from motley.replicas.protocol import Request, SamplingParams
@@ -53,6 +56,11 @@ def task_error(cause: Exception) -> RayTaskError:
     return RayTaskError("generate", "Traceback: secret", cause)
 
 
+def broken(code: grpc.StatusCode) -> Exception:
+    """As Serve lets it through when the connection to a replica breaks."""
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details="secret")
+
+
 def died() -> Exception:
     """As Ray makes it: the cause is its own structure."""
     return ActorDiedError()
@@ -69,6 +77,9 @@ def died() -> Exception:
         (died(), Unavailable, "replica_lost"),
         (ActorUnavailableError("secret", b"\0" * 16), Unavailable, "replica_lost"),
         (DeploymentUnavailableError("deployment"), Unavailable, "replica_lost"),
+        (broken(grpc.StatusCode.UNAVAILABLE), Unavailable, "replica_lost"),
+        (broken(grpc.StatusCode.CANCELLED), Unavailable, "replica_lost"),
+        (broken(grpc.StatusCode.RESOURCE_EXHAUSTED), EngineFault, "internal_error"),  # a reply that is too large
         (BackPressureError(num_queued_requests=1, max_queued_requests=1), Overloaded, "overloaded"),
     ],
     ids=lambda value: type(value).__name__,
@@ -93,3 +104,30 @@ async def test_failures_become_ours_and_tell_no_secrets(failure: Exception, kind
     assert "secret" not in caught.value.message
     with pytest.raises(Unavailable):
         await router.load()
+
+
+async def test_a_call_that_has_just_been_given_to_a_replica_is_cancelled_too() -> None:
+    """As Serve has it then: the future has its result, which nobody has taken."""
+
+    class Call:
+        cancelled = 0
+
+        def cancel(self) -> None:
+            self.cancelled += 1
+
+    class Response(Call):
+        def __init__(self, future: asyncio.Future[Call]) -> None:
+            self._replica_result_future = future
+
+    loop, call = asyncio.get_running_loop(), Call()
+    given, unassigned, failed, cancelled = (loop.create_future() for _ in range(4))
+    given.set_result(call)
+    failed.set_exception(RuntimeError("no replica"))
+    cancelled.cancel()
+    for future in (given, unassigned, failed, cancelled):
+        response = Response(future)
+        leave(response)
+        assert response.cancelled == 1
+    assert call.cancelled == 1
+    leave(other := Call())
+    assert other.cancelled == 1, "what Serve may give one day"

@@ -8,7 +8,7 @@ from contextlib import aclosing
 
 import pytest
 
-from motley.cluster.streams import all_of, merge
+from motley.cluster.streams import all_of, fan_in, merge
 
 
 class Source:
@@ -77,3 +77,67 @@ async def test_all_of_raises_the_failure_itself_and_cancels_the_rest() -> None:
         await all_of([wait(), fail()])
     assert cancelled.is_set()
     assert await all_of([asyncio.sleep(0, result) for result in (1, 2)]) == [1, 2]
+
+
+async def each(*sources: Source) -> AsyncGenerator[AsyncGenerator[int, None], None]:
+    for source in sources:
+        yield source.stream()
+
+
+async def test_sources_that_come_one_by_one_are_read_side_by_side() -> None:
+    sources = [Source([1, 2, 3]), Source([]), Source([4, 5])]
+    items = [item async for item in fan_in(each(*sources), at_once=2)]
+    assert sorted(items) == [1, 2, 3, 4, 5]
+    assert [item for item in items if item < 4] == [1, 2, 3]
+    assert all(source.closed for source in sources)
+
+
+async def test_no_more_sources_are_open_at_once_than_allowed() -> None:
+    open_now = most = 0
+
+    async def source() -> AsyncGenerator[int, None]:
+        nonlocal open_now, most
+        open_now += 1
+        most = max(most, open_now)
+        await asyncio.sleep(0)
+        yield 1
+        open_now -= 1
+
+    async def sources() -> AsyncGenerator[AsyncGenerator[int, None], None]:
+        for _ in range(9):
+            yield source()
+
+    assert len([item async for item in fan_in(sources(), at_once=2)]) == 9
+    assert most == 2
+
+
+@pytest.mark.parametrize("number", [0, 1])
+async def test_a_failure_of_one_source_closes_all(number: int) -> None:
+    sources = [Source([1], forever=True), Source([1], forever=True)]
+    sources[number].fail, sources[number].forever = True, False
+    with pytest.raises(ValueError, match="source"):
+        _ = [item async for item in fan_in(each(*sources), at_once=2)]
+    assert all(source.closed for source in sources)
+
+
+async def test_a_reader_who_goes_closes_all() -> None:
+    sources = [Source([1], forever=True), Source([1], forever=True)]
+    before = len(asyncio.all_tasks())
+    async with aclosing(fan_in(each(*sources), at_once=2)) as items:
+        await anext(items)
+        await anext(items)
+    assert all(source.closed for source in sources)
+    assert len(asyncio.all_tasks()) == before
+
+
+async def test_a_failure_in_finding_sources_closes_those_found() -> None:
+    source = Source([1], forever=True)
+
+    async def sources() -> AsyncGenerator[AsyncGenerator[int, None], None]:
+        yield source.stream()
+        await asyncio.sleep(0.01)
+        raise ValueError("finding")
+
+    with pytest.raises(ValueError, match="finding"):
+        _ = [item async for item in fan_in(sources(), at_once=2)]
+    assert source.closed

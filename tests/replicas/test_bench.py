@@ -54,13 +54,17 @@ def test_run_measures_every_installed_side(tmp_path, monkeypatch):
     native = peers.is_installed
     has_llama = find_spec("llama_cpp") is not None and find_spec("gguf") is not None
     monkeypatch.setattr(engine, "is_installed", lambda name: name == "llama.cpp" and has_llama and native(name))
-    said = []
+    told = []
+
+    def tell(what: str, begun: int, total: int) -> None:
+        told.append((begun, total))
+
     result = engine.run(
-        "tiny", [2], prompt_tokens=32, output_tokens=8, context_tokens=20, threads=1, repeats=1, progress=said.append
+        "tiny", [2], prompt_tokens=32, output_tokens=8, context_tokens=20, threads=1, repeats=1, progress=tell
     )
     rows = json.loads(json.dumps(result))["rows"]
     assert result["bench"] == "engine"
-    assert said
+    assert told == [(begun, len(told)) for begun in range(1, len(told) + 1)]  # one step at a time, to the last
     decode = {row["peer"]: row for row in rows if row["metric"] == "decode"}
     assert decode["transformers"]["peer_value"] == report.NOT_INSTALLED
     assert decode["transformers"]["value"] > 0
@@ -68,5 +72,9 @@ def test_run_measures_every_installed_side(tmp_path, monkeypatch):
     shares = [row["value"] for row in rows if row["metric"] == "profile"]
     assert sum(shares) == pytest.approx(1.0)
     read = next(row for row in rows if row["metric"] == "weights read per token")
+    for metric in ("prefill", "decode", "weights read per token"):
+        named = {row["peer"]: row["peer_value"] for row in rows if row["metric"] == metric}
+        assert set(named) == {"transformers", "llama.cpp"}, metric
+        assert named["transformers"] == report.NOT_INSTALLED
     shape = shapes.SHAPES["tiny"]
     assert shape.layer_weights / 2 + shape.head_weights < read["value"] < shape.layer_weights + 2 * shape.head_weights

@@ -6,6 +6,7 @@ from hypothesis import settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from motley.replicas.blocks import Allocation, BlockPool, blocks_for, extend_hashes
+from motley.replicas.kv_log import KvLog
 from motley.replicas.protocol import BLOCK_TOKENS
 
 TOTAL = 12
@@ -25,6 +26,8 @@ class PoolMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.pool = BlockPool(TOTAL)
+        self.pool.log = KvLog()
+        self.told: dict[bytes, str] = {}  # what a listener knows: hash -> owner
         self.held: list[Allocation] = []
 
     @rule(target=open_allocations, family=st.integers(0, 2), length=st.integers(0, TOTAL * BLOCK_TOKENS))
@@ -48,7 +51,11 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(pair=open_allocations, computed=st.integers(0, TOTAL * BLOCK_TOKENS))
     def publish(self, pair: tuple[Allocation, list[bytes]], computed: int) -> None:
         allocation, hashes = pair
-        allocation.publish(hashes, min(computed, len(allocation.blocks) * BLOCK_TOKENS))
+        computed = min(computed, len(allocation.blocks) * BLOCK_TOKENS)
+        owner = hashes[0].hex() if hashes else ""
+        new = allocation.publish(hashes, computed, owner)
+        assert self.pool.log is not None
+        self.pool.log.stored(owner, hashes, new, lambda start, stop: (1,) * (stop - start))
 
     @rule(pair=consumes(open_allocations))
     def close(self, pair: tuple[Allocation, list[bytes]]) -> None:
@@ -59,9 +66,32 @@ class PoolMachine(RuleBasedStateMachine):
     def forget(self) -> None:
         self.pool.forget_prefixes()
 
+    @rule(family=st.integers(0, 2))
+    def forget_one(self, family: int) -> None:
+        hashes = hashes_of([family] * TOTAL * BLOCK_TOKENS)
+        others = [hashes_of([other] * TOTAL * BLOCK_TOKENS) for other in range(3) if other != family]
+        held = [self.pool.cached_prefix(other) for other in others]
+        self.pool.forget_prefixes(hashes[0].hex())
+        assert self.pool.cached_prefix(hashes) == 0
+        assert [self.pool.cached_prefix(other) for other in others] == held
+
+    @invariant()
+    def listeners_know_the_index(self) -> None:
+        assert self.pool.log is not None
+        for owner, event in self.pool.log.take():
+            if event.token_ids:
+                assert event.hash not in self.told, "told of twice"
+                self.told[event.hash] = owner
+            else:
+                assert self.told.pop(event.hash) == owner
+        assert self.told == self.pool._owner_of
+        assert self.told.keys() == self.pool._block_of.keys()
+
     @invariant()
     def conserved(self) -> None:
         self.pool.check(idle=not self.held)
+        if not self.held:
+            self.pool.check_idle()
         private = [block for allocation in self.held for block in allocation.blocks[allocation.prefix_blocks :]]
         assert len(private) == len(set(private)), "two sequences write one block"
 
@@ -125,3 +155,5 @@ def test_a_leak_is_noticed() -> None:
     pool.open([]).grow(1)
     with pytest.raises(AssertionError, match="still in use"):
         pool.check(idle=True)
+    with pytest.raises(AssertionError, match="1 blocks still in use"):
+        pool.check_idle()

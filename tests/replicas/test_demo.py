@@ -212,7 +212,7 @@ def test_a_build_is_judged_by_digests_first_and_by_loss_otherwise():
     shipped = json.loads((demo_path() / MANIFEST).read_text())
     assert compare(shipped, shipped) == (True, "identical: every file has the shipped digest")
     for factor, good in ((1.019, True), (0.981, True), (1.021, False)):
-        loss = {**shipped["held_out"], "loss_int4": shipped["held_out"]["loss_int4"] * factor}
+        loss = {**shipped["held_out"], "loss_int4_per_byte": shipped["held_out"]["loss_int4_per_byte"] * factor}
         other = {**shipped, "files": {**shipped["files"], "model.safetensors": "0"}, "held_out": loss}
         held, sentence = compare(other, shipped)
         assert held is good, sentence

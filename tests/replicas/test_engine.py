@@ -14,6 +14,7 @@ from motley.replicas.blocks import BlockPool
 from motley.replicas.engine import EngineCore
 from motley.replicas.errors import EngineFault, InvalidRequest
 from motley.replicas.limits import Limits
+from motley.replicas.plan import StepPlan, StepResult
 from motley.replicas.protocol import Delta, FinishReason, Request, SamplingParams, StreamMessage
 from motley.replicas.scheduler import Scheduler
 
@@ -283,12 +284,55 @@ def test_deadline_ends_waiting_and_running_and_a_past_one_never_runs() -> None:
     assert not core.busy
 
 
-def test_a_failed_step_ends_its_streams_with_a_fault_and_the_engine_lives_on() -> None:
+def test_a_failed_step_ends_its_stream_with_a_fault_and_the_engine_lives_on() -> None:
     core = engine()
     core._runner.fail_next = RuntimeError("device is gone")  # type: ignore[attr-defined]
     with pytest.raises(EngineFault, match="device is gone"):
-        run(core, [request([1] * 5, n=2)])
+        run(core, [request([1] * 5)])
+    assert core.failed_steps == 1
     assert choice(run(core, [request([1] * 5)])[0]).token_ids == naive([1] * 5, 12)
+    assert core.failed_steps == 0
+
+
+def test_what_is_too_much_for_a_step_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = engine()
+    runner = core._runner
+    take = runner.run
+
+    def out_of_memory(plan: StepPlan) -> StepResult:
+        if any(9 in item.token_ids for item in plan.items):
+            raise RuntimeError("out of memory")
+        return take(plan)
+
+    monkeypatch.setattr(runner, "run", out_of_memory)
+    neighbours = [request([1] * 5), request([2] * 20), request([1] * 40, n=2)]
+    for key, one in enumerate([*neighbours, request([9] * 30, n=2, logit_bias={9: -100.0})]):
+        core.add(key, replace(one, sampling=replace(one.sampling, logit_bias={9: -100.0})))
+    seen: dict[int, list[StreamMessage]] = {key: [] for key in range(4)}
+    ended: dict[int, object] = {}
+    while core.busy:
+        for emission in core.step():
+            seen[emission.key].append(emission.message)
+            if emission.done:
+                ended[emission.key] = emission.error
+    assert isinstance(ended.pop(3), EngineFault)
+    assert ended == dict.fromkeys(range(3))
+    monkeypatch.undo()
+    alone = run(engine(), [replace(one, sampling=replace(one.sampling, logit_bias={9: -100.0})) for one in neighbours])
+    for key in range(3):
+        assert choice(seen[key]).token_ids == choice(alone[key]).token_ids
+    core.scheduler.pool.check(idle=True)
+
+
+def test_nobody_finds_the_kv_of_a_fault() -> None:
+    core = engine()
+    core._runner.poisoned.add(9)  # type: ignore[attr-defined]
+    with pytest.raises(EngineFault, match="not finite"):
+        run(core, [request([1] * 40 + [9])])
+    core._runner.poisoned.clear()  # type: ignore[attr-defined]
+    [again] = run(core, [request([1] * 40 + [9])])
+    assert again[0].cached_tokens == 0
+    core.scheduler.pool.check(idle=True)
 
 
 def test_not_finite_logits_end_their_own_request_only() -> None:

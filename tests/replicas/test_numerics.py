@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file, save_file
+from loud_checkpoints import loudness, plant
 from tiny_checkpoints import build_checkpoint
 
 from motley.replicas.demo import demo_path
 from motley.replicas.offline import Engine, RequestOutput
 from motley.replicas.protocol import SamplingParams
 
-OUTLIER = 7  # a token whose embedding is a thousand times the others'
+OUTLIER = 7  # a loud token: see loud_checkpoints
+FACTOR = 40.0  # of its one channel in the norms
+TIMES = 10.0  # how much larger a linear's largest input must be for a neighbour to count as loud
 PROMPTS = [[11 + (i * step) % 200 for i in range(length)] for step, length in ((3, 50), (3, 37), (5, 70), (1, 9))]
-LOUD = [OUTLIER, 12, OUTLIER, 13] * 8
+LOUD = [12, OUTLIER, 13, OUTLIER] * 8
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, logprobs=2)
 
 CASES = {
@@ -33,10 +36,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     tiny = build_checkpoint(tmp_path_factory.mktemp("tiny"), "qwen3", sliding_window=None)
     demo = Path(shutil.copytree(demo_path(), tmp_path_factory.mktemp("demo") / "model"))
     for folder in (tiny, demo):
-        tensors = load_file(folder / "model.safetensors")
-        tensors["model.embed_tokens.weight"][OUTLIER] *= 1000
-        save_file(tensors, folder / "model.safetensors")
-    return {"tiny": tiny, "demo": demo}
+        plant(folder, OUTLIER, FACTOR)
+    plain = Path(shutil.copytree(demo_path(), tmp_path_factory.mktemp("plain") / "model"))
+    plant(plain, OUTLIER, 1.0)
+    return {"tiny": tiny, "demo": demo, "plain": plain}
 
 
 @pytest.fixture(scope="module", params=list(CASES))
@@ -68,10 +71,16 @@ def test_batch_neighbours_even_loud_ones(case: tuple[Path, dict], alone: list[Re
         assert_same(got, expected)
 
 
-def test_the_loud_neighbour_is_loud(case: tuple[Path, dict]) -> None:
+def test_the_loud_neighbour_is_loud_at_every_linear(case: tuple[Path, dict], report: Callable[[str], None]) -> None:
     """Else the test above shows nothing."""
-    quiet, loud = make(case).generate([[12, 13], [OUTLIER, 13]], GREEDY)
-    assert quiet.logprobs[0] != loud.logprobs[0]
+    times = loudness(make(case), LOUD, PROMPTS)
+    report(f"the loud neighbour's largest inputs: {', '.join(f'{kind} {by:.0f}x' for kind, by in times.items())}")
+    assert min(times.values()) > TIMES, times
+
+
+def test_without_the_factor_nothing_is_loud(folders: dict[str, Path]) -> None:
+    times = loudness(Engine(folders["plain"], max_model_len=256), LOUD, PROMPTS)
+    assert max(times.values()) < TIMES / 2, times
 
 
 def test_chunked_prefill(case: tuple[Path, dict], alone: list[RequestOutput]) -> None:

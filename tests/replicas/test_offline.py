@@ -48,6 +48,13 @@ def test_output_ids_and_settings_of_other_kinds_are_refused(engine: Engine) -> N
         Engine(demo_path(), max_batch_size=3)
 
 
+def test_more_tokens_at_least_than_there_is_room_for(engine: Engine) -> None:
+    room = engine.model.max_model_len - 3
+    for asked in ({"min_tokens": room + 1}, {"min_tokens": room + 1, "max_tokens": 10 * room}):
+        with pytest.raises(InvalidRequest, match=f"min_tokens: {room + 1} is not accepted; expected at most {room}"):
+            engine.generate([1, 2, 3], SamplingParams(temperature=0.0, **asked))
+
+
 def test_logits_of_every_position(engine: Engine) -> None:
     ids = engine.generate("The with statement", SHORT)[0].prompt_ids
     logits = engine.logits(ids)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +15,16 @@ from motley.replicas.blocks import BlockPool
 from motley.replicas.build import BuiltEngine
 from motley.replicas.engine import EngineCore
 from motley.replicas.engine_config import EngineConfig
-from motley.replicas.errors import EngineFault, InvalidRequest, Overloaded, Unavailable
+from motley.replicas.errors import (
+    DeadlineExceeded,
+    EngineFault,
+    InvalidRequest,
+    Overloaded,
+    ReaderStalled,
+    Unavailable,
+)
 from motley.replicas.limits import Limits
+from motley.replicas.mailbox import merge
 from motley.replicas.plan import StepPlan, StepResult
 from motley.replicas.protocol import (
     Delta,
@@ -27,7 +36,7 @@ from motley.replicas.protocol import (
     StreamMessage,
 )
 from motley.replicas.scheduler import Scheduler
-from motley.replicas.worker import Worker, merge
+from motley.replicas.worker import Worker
 
 BLOCKS = 32
 VOCAB = 50
@@ -40,9 +49,11 @@ class GatedRunner(FakeRunner):
         super().__init__(BLOCKS, VOCAB)
         self.gate = threading.Event()
         self.gate.set()
+        self.step_s = 0.0
 
     def run(self, plan: StepPlan) -> StepResult:
         assert self.gate.wait(20)
+        time.sleep(self.step_s)
         return super().run(plan)
 
 
@@ -62,7 +73,8 @@ def runner() -> GatedRunner:
 @pytest.fixture
 async def worker(runner: GatedRunner, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Worker]:
     monkeypatch.setattr(module, "build_engine", lambda *_, **__: built(runner))
-    worker = Worker(Path("unused"), EngineConfig(max_waiting=20, max_waiting_tokens=400, watchdog_s=0.05))
+    monkeypatch.setattr(module, "TICK_S", 0.01)
+    worker = Worker(Path("unused"), EngineConfig(max_waiting=20, max_waiting_tokens=400, reader_timeout_s=0.3))
     await worker.start()
     yield worker
     runner.gate.set()
@@ -136,8 +148,10 @@ async def test_it_refuses_at_once_by_count_and_by_tokens(
     runner.gate.clear()
     tasks = [asyncio.create_task(collect(worker.generate(request(length)))) for _ in range(count)]
     await until(lambda: worker.num_streams == count)
-    with pytest.raises(Overloaded, match=message):
+    with pytest.raises(Overloaded, match=message) as caught:
         await anext(worker.generate(request(41)))
+    assert caught.value.retry_after_s is not None
+    assert caught.value.retry_after_s >= 1
     runner.gate.set()
     await asyncio.gather(*tasks)
     assert await collect(worker.generate(request(41)))
@@ -156,21 +170,137 @@ async def test_a_fault_reaches_its_stream_and_not_the_next(worker: Worker, runne
     assert len(await collect(worker.generate(request()))) > 0
 
 
-async def test_the_watchdog_sees_a_step_that_hangs(worker: Worker, runner: GatedRunner) -> None:
+async def unhealthy(worker: Worker) -> None:
+    while True:
+        await worker.check_health()
+        await asyncio.sleep(0.01)
+
+
+async def test_a_step_that_hangs_is_seen_and_ends_its_streams(
+    worker: Worker, runner: GatedRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the word by which the router takes them to another replica."""
+    monkeypatch.setattr(worker, "_config", replace(worker._config, watchdog_s=0.05))
     await worker.check_health()
     runner.gate.clear()
     task = asyncio.create_task(collect(worker.generate(request())))
-
-    async def unhealthy() -> None:
-        while True:
-            await worker.check_health()
-            await asyncio.sleep(0.01)
-
     with pytest.raises(EngineFault, match="a step has been running"):
-        await asyncio.wait_for(unhealthy(), 10)
+        await asyncio.wait_for(unhealthy(worker), 10)
+    with pytest.raises(Unavailable) as caught:
+        await asyncio.wait_for(task, 10)
+    assert caught.value.code == "replica_lost"
+    with pytest.raises(Unavailable):
+        await anext(worker.generate(request()))
     runner.gate.set()
-    await task
+    await until(lambda: worker._step_began is None and idle(worker))
     await worker.check_health()
+    assert await collect(worker.generate(request()))
+
+
+async def test_health_of_an_idle_engine_is_a_step_shared_by_all_who_ask(
+    worker: Worker, runner: GatedRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner.plans.clear()
+    await worker.check_health()
+    assert runner.plans == [], "the warm-up is recent enough"
+    monkeypatch.setattr(module, "PROBE_AFTER_S", 0.0)
+    runner.gate.clear()
+    asked = [asyncio.create_task(worker.check_health()) for _ in range(20)]
+    await until(lambda: worker._step_began is not None)
+    assert not any(task.done() for task in asked)
+    runner.gate.set()
+    await asyncio.gather(*asked)
+    assert [plan.num_tokens for plan in runner.plans] == [1]
+    await until(lambda: idle(worker))
+    assert worker.num_streams == 0, "a probe is no load"
+
+
+async def test_an_idle_engine_that_takes_no_step_is_unhealthy(
+    worker: Worker, runner: GatedRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PROBE_AFTER_S", 0.0)
+    monkeypatch.setattr(module, "PROBE_S", 0.05)
+    runner.gate.clear()
+    with pytest.raises(EngineFault, match="no step within"):
+        await worker.check_health()
+    runner.gate.set()
+
+
+async def test_steps_that_fail_in_a_row_make_it_unhealthy_until_one_succeeds(
+    worker: Worker, runner: GatedRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert worker._engine is not None
+    core, run = worker._engine.core, runner.run
+
+    def fail(plan: StepPlan) -> StepResult:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(runner, "run", fail)
+    for _ in range(module.MAX_FAILED_STEPS):
+        with pytest.raises(EngineFault, match="illegal memory"):
+            await collect(worker.generate(request()))
+    with pytest.raises(EngineFault, match="steps failed"):
+        await worker.check_health()
+    monkeypatch.setattr(runner, "run", run)
+    await worker.check_health()
+    assert core.failed_steps == 0
+
+
+async def test_a_reader_that_takes_nothing_is_ended_and_its_kv_freed(worker: Worker, runner: GatedRunner) -> None:
+    runner.step_s = 0.005
+    stalled = worker.generate(request(max_tokens=250))
+    await anext(stalled)
+    runner.plans.clear()
+    steady = await collect(worker.generate(request(5, max_tokens=200)))
+    assert sum(len(delta.token_ids) for delta in steady) == 200
+    await until(lambda: idle(worker))
+    assert len(runner.plans) < 220, "it did not run to its end"
+    with pytest.raises(ReaderStalled) as caught:
+        await collect(stalled)
+    assert caught.value.status == 408
+    assert worker.num_streams == 0
+
+
+async def test_a_reader_that_stalls_after_the_end_keeps_nothing_either(worker: Worker) -> None:
+    stalled = worker.generate(request(max_tokens=50))
+    await anext(stalled)
+    await until(lambda: not worker._streams[0].pending and idle(worker))
+    with pytest.raises(ReaderStalled):
+        await collect(stalled)
+
+
+async def test_what_has_expired_is_never_run(worker: Worker, runner: GatedRunner) -> None:
+    runner.gate.clear()
+    first = asyncio.create_task(collect(worker.generate(request())))
+    await until(lambda: worker._step_began is not None)
+    late = asyncio.create_task(collect(worker.generate(replace(request(7), deadline_s=0.001))))
+    with pytest.raises(DeadlineExceeded):
+        await asyncio.wait_for(late, 10)  # while the step before it still runs
+    with pytest.raises(DeadlineExceeded):
+        await anext(worker.generate(replace(request(7), deadline_s=0.0)))
+    runner.gate.set()
+    await first
+    await until(lambda: idle(worker))
+    assert [item for plan in runner.plans for item in plan.items if len(item.token_ids) == 7] == []
+
+
+async def test_a_deadline_counts_from_the_arrival_not_from_the_engines_next_step(
+    worker: Worker, runner: GatedRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert worker._engine is not None
+    core = worker._engine.core
+    added: list[float] = []
+    add = core.add
+    monkeypatch.setattr(core, "add", lambda key, one, at, *more: (added.append(at), add(key, one, at, *more)))
+    runner.gate.clear()
+    tasks = [asyncio.create_task(collect(worker.generate(request())))]
+    await until(lambda: worker._step_began is not None)
+    tasks.append(asyncio.create_task(collect(worker.generate(replace(request(), deadline_s=60.0)))))
+    await until(lambda: worker.num_streams == 2)
+    before = time.monotonic()
+    runner.gate.set()
+    await asyncio.gather(*tasks)
+    assert added[1] <= before
 
 
 async def test_an_engine_that_dies_ends_its_streams(
@@ -183,8 +313,9 @@ async def test_an_engine_that_dies_ends_its_streams(
 
     monkeypatch.setattr(worker._engine.core, "step", die)
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
-    with pytest.raises(EngineFault, match="on fire"):
+    with pytest.raises(Unavailable, match="on fire") as caught:
         await collect(worker.generate(request()))
+    assert caught.value.code == "replica_lost"
     with pytest.raises(EngineFault, match="on fire"):
         await worker.check_health()
     with pytest.raises(Unavailable):

@@ -41,8 +41,12 @@ async def request(
     headers: dict[str, str | None] | None = None,
     client: str = "127.0.0.1",
     raises: type[Exception] | tuple[()] = (),
+    send: Any = None,
 ) -> Reply:
-    """`body`: bytes, several chunks of them, or what is to be sent as JSON. A header of None is left out."""
+    """`body`: bytes, several chunks of them, or what is to be sent as JSON. A header of None is left out.
+
+    `send` takes the answer in place of the reply.
+    """
     chunks = (
         [body] if isinstance(body, bytes) else [json.dumps(body).encode()] if isinstance(body, dict) else list(body)
     )
@@ -71,7 +75,7 @@ async def request(
             return messages.pop(0)
         await asyncio.Event().wait()
 
-    async def send(message: Any) -> None:
+    async def keep(message: Any) -> None:
         if message["type"] == "http.response.start":
             reply.status = message["status"]
             reply.headers = {k.decode(): v.decode() for k, v in message["headers"]}
@@ -79,5 +83,5 @@ async def request(
             reply.parts.append(message.get("body", b""))
 
     with suppress(*([raises] if raises else [])):
-        await app(scope, receive, send)
+        await app(scope, receive, send or keep)
     return reply

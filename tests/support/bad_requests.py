@@ -10,6 +10,16 @@ def label(value: Any) -> str:
     return repr(value)[:40]
 
 
+def refused(reply: Any, status: int = 400) -> dict[str, Any]:
+    """The error of a JSON reply, which must be in OpenAI's form."""
+    assert reply.status == status, reply.body[:300]
+    assert reply.headers["content-type"] == "application/json"
+    error = reply.json()
+    assert set(error) == {"error"}
+    assert set(error["error"]) == {"message", "type", "param", "code"}
+    return dict(error["error"])
+
+
 # fields of a completion -> the field named in the refusal. VOCABULARY ids exist: 0 to 258.
 BAD_SAMPLING: list[tuple[dict[str, Any], str]] = [
     ({"n": 0}, "n"),
@@ -43,6 +53,9 @@ BAD_SAMPLING: list[tuple[dict[str, Any], str]] = [
     ({"stop_token_ids": [259]}, "stop_token_ids"),
     ({"logprobs": 21}, "logprobs"),
 ]
+
+# The whole context of the worker that echoes, and there is a prompt.
+NO_ROOM: list[tuple[dict[str, Any], str]] = [({"min_tokens": 512}, "min_tokens")]
 
 # Only JSON can say these.
 BAD_JSON_FIELDS: list[tuple[dict[str, Any], str]] = [
@@ -93,7 +106,10 @@ BAD_PROMPTS: list[Any] = [
 
 UNSUPPORTED_OR_UNKNOWN: list[tuple[dict[str, Any], str, str]] = [
     ({"suffix": "x"}, "suffix", "unsupported_parameter"),
-    ({"best_of": 2}, "best_of", "unsupported_parameter"),
+    ({"best_of": 2, "n": 3}, "best_of", "invalid_value"),
+    ({"best_of": 2, "stream": True}, "best_of", "invalid_value"),
+    ({"best_of": 200}, "best_of", "invalid_value"),
+    ({"best_of": 1.5}, "best_of", "invalid_value"),
     ({"prompt_logprobs": 0}, "prompt_logprobs", "unsupported_parameter"),
     ({"output_ids": [[1]]}, "output_ids", "unsupported_parameter"),
     ({"messages": []}, "messages", "unknown_parameter"),

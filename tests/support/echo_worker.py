@@ -9,6 +9,7 @@ from pathlib import Path
 from motley.replicas.protocol import (
     Delta,
     FinishReason,
+    KvEvents,
     ModelInfo,
     ReplicaLoad,
     ReplicaProfile,
@@ -34,6 +35,10 @@ class EchoWorker:
     async def generate(self, request: Request) -> AsyncGenerator[StreamMessage, None]:
         self._running += 1
         try:
+            if request.pooling is not None:
+                end = Delta(0, finish_reason=FinishReason.STOP)
+                yield StreamMessage((end,), self.load(), cached_tokens=0, embedding=(3.0, 4.0))
+                return
             yield StreamMessage(cached_tokens=0)
             length = request.sampling.max_tokens or len(request.prompt_ids)
             for step in range(length):
@@ -57,6 +62,14 @@ class EchoWorker:
 
     async def check_health(self) -> None:
         return None
+
+    async def flush(self, tenant: str | None) -> None:
+        return None
+
+    async def kv_events(self, tenant: str) -> AsyncGenerator[KvEvents, None]:
+        while True:
+            yield KvEvents((), self.load())
+            await asyncio.sleep(0.05)
 
     async def close(self) -> None:
         return None

@@ -7,13 +7,14 @@ from typing import Any
 
 from local_pool import LocalPool
 
+from motley.cluster.entrance import Entrance
 from motley.cluster.ingress import Ingress
 from motley.replicas.replica import Replica
 
 
-async def make_ingress(folder: Path, worker: Any) -> Any:
+async def make_ingress(folder: Path, worker: Any, entrance: Entrance | None = None) -> Any:
     replica = object.__new__(Replica)
     await replica.__init__(lambda: worker)
     ingress = object.__new__(Ingress)
-    await ingress.__init__(str(folder), LocalPool(replica))
+    await ingress.__init__(str(folder), LocalPool(replica), entrance)
     return ingress

@@ -1,36 +1,77 @@
-"""A pool handle as Serve gives one, with its only replica in this process."""
+"""A pool handle as Serve gives one, with its replicas in this process."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
+
+from motley.cluster.placement import Candidate, Placement
 
 
 class LocalPool:
-    def __init__(self, replica: Any) -> None:
-        self.replica = replica
+    """`replicas`: one, or several with names of their own. Asks the placement as Serve's router does.
+
+    tickets   what is asked of a replica comes with the placement's ticket, as through Serve; else it has no trunk
+    sent      the names of the replicas that streams went to
+    """
+
+    def __init__(self, *replicas: Any, numerics: Sequence[str] = (), tickets: bool = False) -> None:
+        self.tickets = tickets
+        self.replicas = {f"r{number}": replica for number, replica in enumerate(replicas)}
+        self.numerics = dict(zip(self.replicas, numerics, strict=False))
         self.cancelled = 0
+        self.sent: list[str] = []
 
     def options(self, *, method_name: str, stream: bool = False, _by_reference: bool = True) -> Any:
         assert not _by_reference, "messages travel by value"
-        method = getattr(self.replica, method_name)
-        return _Method(self, method, stream)
+        return _Method(self, method_name, stream)
+
+    async def find(self, placement: Placement) -> Any:
+        """The replica to be asked, as soon as there is one."""
+        while True:
+            candidates = [Candidate(name, self.numerics.get(name, "")) for name in self.replicas]
+            chosen, wait = placement.choose(candidates)
+            if chosen is not None:
+                return self.replicas[chosen.id]
+            assert wait, "Serve would ask again at once, and for ever"
+            await asyncio.sleep(0.001)
 
 
 class _Method:
-    def __init__(self, pool: LocalPool, method: Any, stream: bool) -> None:
-        self._pool, self._method, self._stream = pool, method, stream
+    def __init__(self, pool: LocalPool, name: str, stream: bool) -> None:
+        self._pool, self._name, self._stream = pool, name, stream
 
     def remote(self, *args: Any) -> Any:
-        return _Stream(self._pool, self._method(*args)) if self._stream else self._method(*args)
+        *values, placement = args
+        return _Stream(self._pool, self._name, values, placement) if self._stream else self._answer(values, placement)
+
+    async def _answer(self, values: list[Any], placement: Placement) -> Any:
+        return await getattr(await self._pool.find(placement), self._name)(*values)
 
 
 class _Stream:
-    def __init__(self, pool: LocalPool, messages: AsyncGenerator[Any, None]) -> None:
-        self._pool, self._messages = pool, messages
+    def __init__(self, pool: LocalPool, name: str, values: list[Any], placement: Placement) -> None:
+        self._pool, self._name, self._values, self._placement = pool, name, values, placement
+        self._messages = self._generate()
+
+    async def _generate(self) -> AsyncGenerator[Any, None]:
+        replica = await self._pool.find(self._placement)
+        assert self._placement.replica is not None
+        if self._name == "trunk" and not self._pool.tickets:
+            return
+        self._pool.sent.append(self._placement.replica)
+        ticket = (self._placement.ticket,) if self._pool.tickets else ()
+        messages = getattr(replica, self._name)(*self._values, *ticket)
+        try:
+            async for message in messages:
+                yield message
+        finally:
+            await messages.aclose()
 
     def __aiter__(self) -> Any:
         return self._messages
 
     def cancel(self) -> None:
-        self._pool.cancelled += 1
+        self._pool.cancelled += self._name == "generate"
+        self._closing = asyncio.get_running_loop().create_task(self._messages.aclose())

@@ -28,6 +28,15 @@ def service(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 @pytest.fixture(scope="session")
+def pair(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Another service, with two replicas and little time for streams of those that are taken away."""
+    arguments = [str(checkpoint), "--served-model-name", "tiny", "--threads", "1", "--kv-memory", "64MiB"]
+    with served([*arguments, "--replicas", "2", "--drain-s", "1"], tmp_path_factory.mktemp("pair")) as service:
+        service.wait_ready()
+        yield service
+
+
+@pytest.fixture(scope="session")
 def client(service: Served) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{service.http}/v1", api_key="none", max_retries=0) as client:
         yield client

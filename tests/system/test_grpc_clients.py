@@ -11,7 +11,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from served import Served
 
-from motley.client import AsyncClient, Client
+from motley.client import AsyncClient, Client, complete_request
+from motley.cluster.protos import inference_pb2 as pb
 
 # Nothing of ours but the generated code: what any client in any language would hold.
 FOREIGN = """
@@ -65,8 +66,6 @@ def test_a_resumed_stream_goes_on_as_it_would_have(service: Served, taken: int) 
     with Client(service.grpc) as client:
         whole = client.complete("abc", seed=11, **sampling).choices[0]
         stub = client.stub
-        from motley.client import complete_request, pb
-
         request = complete_request("abc", {"seed": 11, **sampling})
         request.output_ids.append(pb.TokenIds(ids=whole.token_ids[:taken]))
         rest = stub.Complete(request).choices[0]

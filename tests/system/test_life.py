@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
 import signal
 import socket
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from raw_http import post
+from safetensors.torch import load_file, save_file
 from served import Served, alive, served, wait_for
 
 from motley.client import Client
+from motley.cluster.protos import inference_pb2 as pb
+from motley.cluster.protos import inference_pb2_grpc
 
 
 def refuse(folder: Path, *arguments: str, **environment: str) -> str:
@@ -52,13 +62,35 @@ def test_a_bad_checkpoint_is_one_line_that_names_the_file(checkpoint: Path, tmp_
     shutil.copytree(checkpoint, bad)
     weights = bad / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
+    line = refuse(tmp_path, str(bad))
+    assert "model.safetensors" in line
+    assert "truncated" in line
+    assert "convert" in line, "the remedy"
+
+
+def test_a_checkpoint_without_a_tokenizer_is_refused_before_anything_starts(checkpoint: Path, tmp_path: Path) -> None:
+    bad = tmp_path / "bad"
+    shutil.copytree(checkpoint, bad)
+    (bad / "tokenizer.json").unlink()
+    line = refuse(tmp_path, str(bad))
+    assert "tokenizer.json: is missing" in line
+    assert "put the tokenizer's files into the folder" in line
+
+
+def test_what_only_loading_finds_is_one_line_too(checkpoint: Path, tmp_path: Path) -> None:
+    bad = tmp_path / "bad"
+    shutil.copytree(checkpoint, bad)
+    tensors = load_file(bad / "model.safetensors")
+    tensors["model.norm.weight"][3] = float("nan")
+    save_file(tensors, bad / "model.safetensors")
     with served([str(bad)], tmp_path) as service:
         assert service.process.wait(120) == 1
-        last = service.output.strip().splitlines()[-1]
-        assert "model.safetensors" in last
-        logs = Path(last.partition("(logs: ")[2].rstrip(")"))
+        started, loading, told = service.output.strip().splitlines()
+        assert started == "starting Ray"
+        assert loading.startswith("loading ")
+        assert "model.safetensors · model.norm.weight: has values that are not finite" in told
+        logs = Path(told.partition("(logs: ")[2].rstrip(")"))
         assert list(logs.glob("serve/*.log")), "kept, since somebody will want to read them"
-        assert "Traceback" not in service.output
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -95,6 +127,44 @@ def test_it_greets_drains_and_leaves_nothing(service: Served, checkpoint: Path, 
         assert "Traceback" not in second.output
         assert second.leftovers() == []
     assert service.load()["running"] == 0
+
+
+def test_streams_that_outlast_the_drain_are_told_so(checkpoint: Path, tmp_path: Path) -> None:
+    """SIGTERM: what is new is refused with a time to come again, what runs is not cut off in silence."""
+    arguments = [str(checkpoint), "--threads", "1", "--kv-memory", "64MiB", "--drain-s", "2"]
+    long = {"max_tokens": 60_000, "ignore_eos": True}
+    with served(arguments, tmp_path) as service:
+        service.wait_ready()
+        port = service.http_port
+        with ThreadPoolExecutor() as threads, grpc.insecure_channel(service.grpc) as channel:
+            stub = inference_pb2_grpc.InferenceStub(channel)
+            request = pb.CompleteRequest(text="abc", sampling=pb.SamplingParams(**long))
+            over_grpc = stub.CompleteStream(request)
+            chunks = threads.submit(lambda: [*read_to_the_end(over_grpc)])
+            over_http = threads.submit(
+                asyncio.run, post(port, "/v1/completions", {"prompt": "abc", "stream": True, **long})
+            )
+            watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+            assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+            wait_for(lambda: service.load()["running"] == 2, "two streams")
+            service.process.send_signal(signal.SIGTERM)
+            assert [answer.status for answer in watch] == [health_pb2.HealthCheckResponse.NOT_SERVING]
+            late = asyncio.run(post(port, "/v1/completions", {"prompt": "abc"}))
+            assert (late.status, late.headers["retry-after"]) == (503, "1")
+            with pytest.raises(grpc.RpcError) as caught:
+                stub.Complete(request)
+            assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+            events = over_http.result(30).events()
+            assert events[-1]["error"]["code"] in ("draining", "replica_lost")
+            assert len(events) > 2, "it had begun"
+            assert chunks.result(30)
+            assert over_grpc.code() == grpc.StatusCode.UNAVAILABLE
+        assert service.process.wait(60) == 0
+
+
+def read_to_the_end(call: Any) -> Iterator[Any]:
+    with suppress(grpc.RpcError):
+        yield from call
 
 
 def test_a_signal_to_the_whole_group_ends_it_too(checkpoint: Path, tmp_path: Path) -> None:

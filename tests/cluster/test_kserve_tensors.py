@@ -1,0 +1,46 @@
+"""KServe's raw tensors: every value comes back, and no bytes do harm."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from motley.cluster.protocols.kserve_tensors import Tensor, checked, from_raw, to_raw
+from motley.replicas.errors import InvalidRequest
+
+ELEMENTS = {
+    "BYTES": st.binary(max_size=20),
+    "BOOL": st.booleans(),
+    "INT32": st.integers(-(2**31), 2**31 - 1),
+    "INT64": st.integers(-(2**63), 2**63 - 1),
+    "FP32": st.floats(width=32, allow_nan=False),
+}
+
+
+@pytest.mark.parametrize("datatype", ELEMENTS)
+@given(data=st.data())
+def test_raw_there_and_back(datatype: str, data: Any) -> None:
+    elements = tuple(data.draw(st.lists(ELEMENTS[datatype], max_size=20)))
+    tensor = Tensor("x", datatype, (len(elements),), elements)
+    assert from_raw("x", datatype, to_raw(tensor)) == elements
+
+
+@pytest.mark.parametrize("datatype", [*ELEMENTS, "FP64", "", "bytes"])
+@given(data=st.binary(max_size=64), shape=st.lists(st.integers(-(2**63), 2**63 - 1), max_size=3))
+def test_any_bytes_are_elements_or_refused_by_name(datatype: str, data: bytes, shape: list[int]) -> None:
+    refused = None
+    try:
+        tensor = checked("x" * 200, datatype, shape, from_raw("x" * 200, datatype, data))
+        assert to_raw(tensor) == data or datatype == "BOOL"  # any byte but 0 is true
+    except InvalidRequest as error:
+        refused = error.message
+    assert refused is None or (refused.startswith("x" * 80 + ": ") and len(refused) < 400)
+
+
+def test_an_element_longer_than_the_rest() -> None:
+    with pytest.raises(InvalidRequest, match="longer than what is left"):
+        from_raw("x", "BYTES", struct.pack("<I", 2**32 - 1) + b"abc")

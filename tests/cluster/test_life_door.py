@@ -1,0 +1,120 @@
+"""Before a request begins: deadlines are kept and nothing queues without end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import asgi
+import pytest
+from echo_worker import EchoWorker
+from local_ingress import make_ingress
+from scripted_worker import ScriptedWorker
+
+from motley.cluster import door as module
+from motley.cluster import router
+from motley.cluster.ask import Ask
+from motley.cluster.caller import Caller
+from motley.replicas.errors import DeadlineExceeded, Overloaded
+
+
+@pytest.fixture
+async def scripted(folder: Path) -> ScriptedWorker:
+    return ScriptedWorker(str(folder), [])
+
+
+@pytest.fixture
+async def own(folder: Path, scripted: ScriptedWorker) -> Any:
+    return await make_ingress(folder, scripted)
+
+
+async def test_a_deadline_of_a_millisecond_is_never_run(
+    own: Any, scripted: ScriptedWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading the prompt alone takes longer."""
+    encode = own.door.tokenizer.encode
+    monkeypatch.setattr(own.door.tokenizer, "encode", lambda *a, **k: (time.sleep(0.01), encode(*a, **k))[1])
+    app = own.__serve_build_asgi_app__()
+    for stream in (False, True):
+        body = {"prompt": "abc", "timeout_s": 0.001, "stream": stream}
+        reply = await asgi.request(app, "POST", "/v1/completions", body)
+        assert (reply.status, reply.json()["error"]["type"]) == (504, "timeout_error")
+    with pytest.raises(DeadlineExceeded):
+        await own.motley.complete(Ask(model="", prompt="abc", timeout_s=0.001), Caller())
+    with pytest.raises(DeadlineExceeded):
+        await own.motley.complete(Ask(model="", prompt="abc"), Caller(timeout_s=0.001))
+    assert scripted.requests == []
+
+
+async def test_what_reading_the_prompt_took_is_no_longer_left(own: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    encode = own.door.tokenizer.encode
+    monkeypatch.setattr(own.door.tokenizer, "encode", lambda *a, **k: (time.sleep(0.05), encode(*a, **k))[1])
+    admitted = await own.door.admit(Ask(model="", prompt="abc", timeout_s=60.0), Caller(timeout_s=30.0))
+    assert 0 < admitted.request.deadline_s <= 30.0 - 0.05
+
+
+async def test_prompts_that_wait_to_be_read_are_bounded(own: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SHORT_CHARS", 0)  # every text is handed to another thread
+    monkeypatch.setattr(module, "MAX_AT_WORK", 3)
+    gate = threading.Event()
+    encode = own.door.tokenizer.encode
+    monkeypatch.setattr(own.door.tokenizer, "encode", lambda *a, **k: (gate.wait(20), encode(*a, **k))[1])
+    ask = Ask(model="", prompt="abc")
+    waiting = [asyncio.create_task(own.door.admit(ask, Caller())) for _ in range(3)]
+    async with asyncio.timeout(10):
+        while own.door._at_work < 3:
+            await asyncio.sleep(0)
+    with pytest.raises(Overloaded):
+        await own.door.admit(ask, Caller())
+    waiting.pop().cancel()
+    gate.set()
+    await asyncio.gather(*waiting)
+    async with asyncio.timeout(10):
+        while own.door._at_work:
+            await asyncio.sleep(0)
+    assert await own.door.admit(ask, Caller())
+
+
+async def test_streams_of_one_ingress_are_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Below the number at which Serve would let them wait, unseen and without an end."""
+    monkeypatch.setattr(router, "MAX_STREAMS", 2)
+    own = await make_ingress(folder, EchoWorker(str(folder), step_s=0.01))
+    app = own.__serve_build_asgi_app__()
+    body = {"prompt": "abc", "max_tokens": 20}
+    replies = await asyncio.gather(*(asgi.request(app, "POST", "/v1/completions", body) for _ in range(6)))
+    assert sorted(reply.status for reply in replies) == [200, 200, 429, 429, 429, 429]
+    assert {reply.headers.get("retry-after") for reply in replies if reply.status == 429} == {"1"}
+    assert own.router.num_streams == 0
+
+
+async def test_a_call_whose_client_goes_is_ended_in_every_form(folder: Path) -> None:
+    worker = EchoWorker(str(folder), step_s=0.01)
+    own = await make_ingress(folder, worker)
+    ask = Ask(model="", prompt="abc", sampling={"max_tokens": 400})
+
+    async def stream() -> None:
+        async for _ in own.motley.complete_stream(ask, Caller()):
+            pass
+
+    app = own.__serve_build_asgi_app__()
+    body = {"prompt": ["abc", "xyz"], "max_tokens": 400}
+    calls = [
+        own.motley.complete(ask, Caller()),
+        stream(),
+        asgi.request(app, "POST", "/v1/completions", body),
+        asgi.request(app, "POST", "/v1/completions", {**body, "stream": True}),
+    ]
+    for number, call in enumerate(calls):
+        task = asyncio.create_task(call)
+        async with asyncio.timeout(10):
+            while worker.load().running < (1 if number < 2 else 2):
+                await asyncio.sleep(0.001)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            while worker.load().running:
+                await asyncio.sleep(0.001)
+        assert own.router.num_streams == 0

@@ -1,0 +1,63 @@
+"""The OpenAPI document is valid, and says of every route and field what the service does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from openapi_spec_validator import validate
+
+from motley.cluster.openapi import document, or_null
+from motley.cluster.protocols.openai_refused import refused_routes
+from motley.cluster.protocols.openai_table import CHAT, COMPLETION, Field
+from motley.cluster.protocols.openapi_routes import OPERATIONS
+
+
+@pytest.fixture(scope="module")
+async def served(call: Any) -> dict[str, Any]:
+    reply = await call("GET", "/openapi.json")
+    assert reply.status == 200
+    return reply.json()
+
+
+def test_it_is_valid(served: dict[str, Any]) -> None:
+    validate(served)
+    assert served == document(OPERATIONS)
+
+
+def test_it_has_every_route_that_answers(ingress: Any) -> None:
+    routes = {(route.method, route.path) for route in ingress._routes}
+    assert routes - {(route.method, route.path) for route in refused_routes()} == set(OPERATIONS)
+
+
+@pytest.mark.parametrize(("path", "fields"), [("/v1/completions", COMPLETION), ("/v1/chat/completions", CHAT)])
+def test_it_describes_every_field(served: dict[str, Any], path: str, fields: tuple[Field, ...]) -> None:
+    body = served["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    for field in fields:
+        if field.instead is None:
+            assert field.doc.partition(";")[0] in str(body["properties"][field.name]["description"])
+        else:
+            assert field.name not in body["properties"]
+            assert f"{field.name}: {field.instead}" in body["description"]
+    assert body["additionalProperties"] is False
+
+
+def test_defaults_are_told(served: dict[str, Any]) -> None:
+    body = served["paths"]["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    told = {name: schema["default"] for name, schema in body["properties"].items() if "default" in schema}
+    assert told["temperature"] == 1
+    assert told["max_tokens"] == 16
+    assert told["stream"] is False
+
+
+def test_refusals_are_told(served: dict[str, Any]) -> None:
+    told = served["paths"]["/v1/completions"]["post"]["responses"]
+    assert set(told) == {"200", "400", "401", "403", "404", "408", "413", "415", "429", "500", "503", "504"}
+    assert "Retry-After" in told["429"]["headers"]
+    told = served["paths"]["/v1/models"]["get"]["responses"]
+    assert set(told) == {"200", "401", "403", "500", "503"}
+
+
+def test_null_is_as_good_as_nothing() -> None:
+    assert or_null({"type": "integer", "default": 1}) == {"type": ["integer", "null"], "default": 1}
+    assert or_null({"enum": ["a"], "default": "a"}) == {"default": "a", "anyOf": [{"enum": ["a"]}, {"type": "null"}]}

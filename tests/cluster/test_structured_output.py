@@ -1,0 +1,258 @@
+"""response_format, structured_outputs and the grammars of gRPC: a real engine behind every protocol's own words."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import socket
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from typing import Any, Literal
+
+import asgi
+import grpc
+import openai
+import pytest
+import service_checkpoint
+import uvicorn
+from grammar_engine import check_json
+from local_ingress import make_ingress
+from pydantic import BaseModel, Field
+
+from motley.cluster import servicers
+from motley.cluster.protos import inference_pb2 as pb
+from motley.cluster.protos import inference_pb2_grpc
+from motley.replicas.engine_config import EngineConfig
+from motley.replicas.worker import Worker
+
+COLOUR = {"type": "object", "properties": {"colour": {"enum": ["red", "blue"]}}, "required": ["colour"]}
+NAMED = {"type": "json_schema", "json_schema": {"name": "colour", "schema": COLOUR, "strict": True}}
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+class Step(BaseModel):
+    title: str = Field(max_length=6)
+    minutes: int = Field(ge=0, le=90)
+    kind: Literal["boil", "bake"]
+    note: str | None = Field(max_length=4)
+
+
+class Recipe(BaseModel):
+    steps: list[Step] = Field(max_length=2)
+
+
+@pytest.fixture(scope="module")
+async def ingress(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Any]:
+    folder = service_checkpoint.build(tmp_path_factory.mktemp("structured"), max_len=1024)
+    worker = Worker(str(folder), EngineConfig(threads=1), name="tiny")
+    yield await make_ingress(folder, worker)
+    await worker.close()
+
+
+@pytest.fixture(scope="module")
+def post(ingress: Any) -> Callable[..., Any]:
+    return partial(asgi.request, ingress.__serve_build_asgi_app__(), "POST")
+
+
+@pytest.fixture(scope="module")
+async def client(ingress: Any) -> AsyncIterator[openai.AsyncOpenAI]:
+    """The unmodified client, over a socket."""
+    server = uvicorn.Server(uvicorn.Config(ingress.__serve_build_asgi_app__(), log_level="warning", lifespan="off"))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+            yield client
+        server.should_exit = True
+        await serving
+
+
+@pytest.fixture(scope="module")
+async def stub(ingress: Any) -> AsyncIterator[Any]:
+    server = grpc.aio.server()
+    servicers.add_inference(ingress, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        yield inference_pb2_grpc.InferenceStub(channel)
+    await server.stop(None)
+
+
+async def test_openai_json_schema(client: openai.AsyncOpenAI) -> None:
+    answer = await client.chat.completions.create(
+        model="tiny", messages=HELLO, response_format=NAMED, max_tokens=400, n=3, seed=1
+    )
+    for choice in answer.choices:
+        assert choice.finish_reason == "stop"
+        check_json(choice.message.content, COLOUR)
+
+
+async def test_openai_parse(client: openai.AsyncOpenAI) -> None:
+    """The client makes the schema of a class, and an object of that class of the answer."""
+    for seed in range(4):
+        answer = await client.chat.completions.parse(
+            model="tiny", messages=HELLO, response_format=Recipe, max_tokens=900, seed=seed
+        )
+        recipe = answer.choices[0].message.parsed
+        assert isinstance(recipe, Recipe)
+        assert len(recipe.steps) <= 2
+
+
+async def test_openai_stream_is_the_whole_answer(client: openai.AsyncOpenAI) -> None:
+    asked: dict[str, Any] = {"model": "tiny", "messages": HELLO, "response_format": NAMED, "max_tokens": 400, "seed": 9}
+    whole = (await client.chat.completions.create(**asked)).choices[0]
+    chunks = [chunk async for chunk in await client.chat.completions.create(**asked, stream=True)]
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.message.content
+    assert chunks[-1].choices[0].finish_reason == whole.finish_reason == "stop"
+
+
+async def test_openai_json_object(client: openai.AsyncOpenAI) -> None:
+    answer = await client.chat.completions.create(
+        model="tiny", messages=HELLO, response_format={"type": "json_object"}, max_tokens=800, n=8, seed=2
+    )
+    ended = [choice for choice in answer.choices if choice.finish_reason == "stop"]
+    assert ended
+    for choice in ended:
+        assert isinstance(json.loads(choice.message.content or ""), dict)
+
+
+WORDS: dict[str, tuple[dict[str, Any], str]] = {
+    "vllm regex": ({"structured_outputs": {"regex": "[0-9]{4}"}}, "[0-9]{4}"),
+    "vllm choice": ({"structured_outputs": {"choice": ["yes", "no"]}}, "yes|no"),
+    "vllm grammar": ({"structured_outputs": {"grammar": 'root ::= "a" | "b" root'}}, "b*a"),
+    "vllm json": ({"structured_outputs": {"json": {"const": 12}}}, "12"),
+    "vllm json text": ({"structured_outputs": {"json": '{"enum": [7]}'}}, "7"),
+    "regex": ({"response_format": {"type": "regex", "regex": "x{3}"}}, "xxx"),
+    "grammar": ({"response_format": {"type": "grammar", "grammar": 'root ::= "ok"'}}, "ok"),
+    "text": ({"response_format": {"type": "text"}}, "(?s).*"),
+}
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("name", WORDS)
+async def test_all_the_words(post: Callable[..., Any], path: str, name: str) -> None:
+    given, pattern = WORDS[name]
+    prompt = {"messages": HELLO} if "chat" in path else {"prompt": "Hello"}
+    reply = await post(path, {**prompt, **given, "max_tokens": 200, "seed": 4})
+    assert reply.status == 200, reply.body
+    choice = reply.json()["choices"][0]
+    assert re.fullmatch(pattern, choice["message"]["content"] if "chat" in path else choice["text"])
+
+
+@pytest.mark.parametrize(
+    ("grammar", "pattern"),
+    [
+        (pb.Grammar(regex="[a-c]{5}"), "[a-c]{5}"),
+        (pb.Grammar(ebnf='root ::= "x" [0-9]'), "x[0-9]"),
+        (pb.Grammar(choice=pb.Choices(texts=["left", "right"])), "left|right"),
+        (pb.Grammar(json_schema='{"const": true}'), "true"),
+    ],
+)
+async def test_grpc(stub: Any, grammar: pb.Grammar, pattern: str) -> None:
+    request = pb.CompleteRequest(text="x", sampling=pb.SamplingParams(grammar=grammar, max_tokens=50))
+    (choice,) = (await stub.Complete(request)).choices
+    assert re.fullmatch(pattern, choice.text)
+    assert choice.finish_reason == pb.FINISH_REASON_STOP
+    chunks = [chunk async for chunk in stub.CompleteStream(request)]
+    assert re.fullmatch(pattern, "".join(choice.text for chunk in chunks for choice in chunk.choices))
+
+
+async def test_grpc_resumes_within_a_grammar(stub: Any) -> None:
+    sampling = pb.SamplingParams(grammar=pb.Grammar(regex="[a-z]{30}"), max_tokens=50, seed=11)
+    whole = (await stub.Complete(pb.CompleteRequest(text="x", sampling=sampling))).choices[0]
+    begun = pb.TokenIds(ids=whole.token_ids[:12])
+    rest = (await stub.Complete(pb.CompleteRequest(text="x", sampling=sampling, output_ids=[begun]))).choices[0]
+    assert [*begun.ids, *rest.token_ids] == list(whole.token_ids)
+
+
+def _schema(**schema: Any) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
+
+
+SCHEMA = "response_format.json_schema.schema"
+BAD: dict[str, tuple[dict[str, Any], str, str]] = {
+    "no type": ({"response_format": {}}, "response_format.type", "invalid_value"),
+    "unknown type": ({"response_format": {"type": "xml"}}, "response_format.type", "invalid_value"),
+    "not an object": ({"response_format": "json"}, "response_format", "invalid_value"),
+    "no schema": (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, SCHEMA, "missing_field",
+    ),
+    "no name": (
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
+        "response_format.json_schema.name", "invalid_value",
+    ),
+    "strict is no word": (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}, "strict": "yes"}}},
+        "response_format.json_schema.strict", "invalid_value",
+    ),
+    "unknown field": ({"response_format": {"type": "json_object", "x": 1}}, "response_format.x", "unknown_parameter"),
+    "unknown keyword": (_schema(type="array", uniqueItems=True), SCHEMA, "invalid_grammar"),
+    "if": (_schema(**{"if": {"type": "string"}, "then": False}), SCHEMA, "invalid_grammar"),
+    "two of allOf": (_schema(allOf=[{"type": "integer"}, {"minimum": 3}]), SCHEMA, "invalid_grammar"),
+    "overlapping oneOf": (_schema(oneOf=[{"type": "integer"}, {"type": "number"}]), SCHEMA, "invalid_grammar"),
+    "foreign reference": (_schema(**{"$ref": "http://x/y"}), SCHEMA, "invalid_grammar"),
+    "bounds without a type": (_schema(minimum=3), SCHEMA, "invalid_grammar"),
+    "wrong type": (_schema(type="foo"), SCHEMA, "invalid_grammar"),
+    "bounds in the wrong order": (_schema(type="integer", minimum=4, maximum=3), SCHEMA, "invalid_grammar"),
+    "escape in a pattern": (_schema(type="string", pattern='^"$'), SCHEMA, "invalid_grammar"),
+    "a billion items": (_schema(type="array", minItems=10**9), SCHEMA, "grammar_too_complex"),
+    "lookahead": ({"structured_outputs": {"regex": "(?=a)b"}}, "structured_outputs.regex", "invalid_grammar"),
+    "bad regex": ({"structured_outputs": {"regex": "(a"}}, "structured_outputs.regex", "invalid_grammar"),
+    "empty regex": ({"structured_outputs": {"regex": ""}}, "structured_outputs.regex", "invalid_grammar"),
+    "huge regex": ({"structured_outputs": {"regex": "a" * 70_000}}, "structured_outputs.regex", "grammar_too_complex"),
+    "endless rule": (
+        {"structured_outputs": {"grammar": "root ::= root"}}, "structured_outputs.grammar", "invalid_grammar",
+    ),
+    "no choice": ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "invalid_grammar"),
+    "two of them": ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs", "invalid_value"),
+    "neither": ({"structured_outputs": {}}, "structured_outputs", "invalid_value"),
+    "whitespace": (
+        {"structured_outputs": {"regex": "a", "whitespace_pattern": " "}},
+        "structured_outputs.whitespace_pattern", "unsupported_parameter",
+    ),
+    "both": (
+        {"structured_outputs": {"regex": "a"}, "response_format": {"type": "text"}},
+        "structured_outputs", "invalid_value",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", BAD)
+async def test_refused_by_name(post: Callable[..., Any], name: str, stream: bool) -> None:
+    given, param, code = BAD[name]
+    reply = await post("/v1/chat/completions", {"messages": HELLO, **given, "max_tokens": 5, "stream": stream})
+    assert reply.status == 400, reply.body
+    error = reply.json()["error"]
+    assert (error["param"], error["code"]) == (param, code), error
+    assert error["message"].startswith(param)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "field"),
+    [
+        (pb.Grammar(), "sampling.grammar"),
+        (pb.Grammar(regex="(a"), "sampling.grammar.regex"),
+        (pb.Grammar(json_schema="{"), "sampling.grammar.json_schema"),
+        (pb.Grammar(json_schema='{"not": {}}'), "sampling.grammar.json_schema"),
+        (pb.Grammar(choice=pb.Choices()), "sampling.grammar.choice"),
+        (pb.Grammar(json_object=False), "sampling.grammar.json_object"),
+    ],
+)
+async def test_grpc_refused_by_name(stub: Any, grammar: pb.Grammar, field: str) -> None:
+    request = pb.CompleteRequest(text="x", sampling=pb.SamplingParams(grammar=grammar, max_tokens=5))
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await stub.Complete(request)
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert (refused.value.details() or "").startswith(field)
+
+
+async def test_one_grammar_two_names(post: Callable[..., Any]) -> None:
+    """A refusal that is remembered names the field of whoever asks again."""
+    for given, param in (
+        ({"structured_outputs": {"regex": "(z"}}, "structured_outputs.regex"),
+        ({"response_format": {"type": "regex", "regex": "(z"}}, "response_format.regex"),
+    ):
+        reply = await post("/v1/chat/completions", {"messages": HELLO, **given})
+        assert reply.json()["error"]["param"] == param

@@ -1,0 +1,218 @@
+"""Calls of tools in a model's text: found however the text is cut, and never at the cost of the text."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from motley.cluster.parsers.answer import Answer, AnswerParser, ToolParser, parse_whole
+from motley.cluster.parsers.calls import ObjectEnd, read_call
+from motley.cluster.parsers.events import CallPiece, CallStart, Event, Text
+from motley.cluster.parsers.hermes import HermesParser
+from motley.cluster.parsers.llama import LlamaParser
+
+NAMES = ("f", "get_weather")
+PARSERS = [HermesParser, LlamaParser]
+
+
+def call(name: str, arguments: str, key: str = "arguments") -> str:
+    return f'{{"name": "{name}", "{key}": {arguments}}}'
+
+
+def hermes(body: str) -> str:
+    return f"<tool_call>\n{body}\n</tool_call>"
+
+
+def run(parser: ToolParser, pieces: list[str]) -> list[Event]:
+    """Events with neighbours of a kind joined: what they say must not depend on the cuts."""
+    events: list[Event] = []
+    for event in [event for piece in pieces for event in parser.push(piece)] + parser.finish():
+        last = events[-1] if events else None
+        if isinstance(event, Text) and isinstance(last, Text):
+            events[-1] = Text(last.text + event.text)
+        elif isinstance(event, CallPiece) and isinstance(last, CallPiece) and last.index == event.index:
+            events[-1] = CallPiece(event.index, last.text + event.text)
+        else:
+            events.append(event)
+    return events
+
+
+def told(parser: ToolParser, text: str) -> tuple[str, list[tuple[str, str]]]:
+    answer = parse_whole(AnswerParser(tools=parser), text)
+    return answer.text, [(call.name, call.arguments) for _, call in sorted(answer.calls.items())]
+
+
+ARGUMENTS = '{"place": "Zür\\"ich }", "n": [1, {"x": null}], "s": "</tool_call>"}'
+FINE_HERMES: list[tuple[str, str, list[tuple[str, str]]]] = [
+    ("Hello there.\n", "Hello there.\n", []),
+    (hermes(call("f", ARGUMENTS)), "", [("f", ARGUMENTS)]),
+    ("  " + hermes(call("f", "{}")) + "\n", "", [("f", "{}")]),
+    ("I will look.\n\n" + hermes(call("f", "{}")), "I will look.", [("f", "{}")]),
+    (hermes(call("f", "{}")) + "\n" + hermes(call("get_weather", "{}")), "", [("f", "{}"), ("get_weather", "{}")]),
+    (hermes(call("f", "{}")) + "\nDone. ", "\nDone. ", [("f", "{}")]),
+    (hermes('{"arguments": {"a":1}, "name": "f"}'), "", [("f", '{"a":1}')]),
+    (hermes('{"id": 7, "name": "f", "arguments": {"a": 1} , "x": [2]}'), "", [("f", '{"a": 1}')]),
+    (hermes('{"name": "f", "arguments": "{\\"a\\": 1}"}'), "", [("f", '{"a": 1}')]),
+    (hermes('{"name": "f"}'), "", [("f", "{}")]),
+    (hermes(call("f", "{}", key="parameters")), "", [("f", "{}")]),
+    ("<tool_call>" + call("f", "{}"), "", [("f", "{}")]),  # the end came in place of the closing mark
+    ("<tool_call>" + call("f", "{}") + " and more", " and more", [("f", "{}")]),
+    ("<tool_<tool_call>" + call("f", "{}") + "</tool_call>", "<tool_", [("f", "{}")]),
+]  # fmt: skip
+BROKEN_HERMES = [
+    "the <tool_call> mark",
+    "<tool_call>",
+    "<tool_call",
+    "x </tool_call>",
+    hermes("not json"),
+    hermes("{'name': 'f', 'arguments': {}}"),
+    hermes(call("unknown", "{}")),
+    hermes(call("f", "[1]")),
+    hermes(call("f", '"text"')),
+    hermes(call("f", "{}")[:-1]),
+    hermes('{"name": "f", "arguments": {}, "parameters": {}}'),
+    hermes('{"name": 7, "arguments": {}}'),
+    hermes(call("f", '{"a": NaN}')),
+    hermes(call("f", '{"a": 1 2}')),
+    hermes(call("f", '{"a": "line\nend"}')),
+    hermes(call("f", '{"a": [}')),
+    hermes("[" + call("f", "{}") + "]"),
+    hermes("{" + '"a":' + "[" * 5000),
+    "<tool_call>" + " " * 100 + call("f", "{}"),
+]
+
+
+@pytest.mark.parametrize(("text", "content", "calls"), FINE_HERMES)
+@pytest.mark.parametrize("eager", [False, True])
+def test_hermes_calls(text: str, content: str, calls: list[tuple[str, str]], eager: bool) -> None:
+    assert told(parser := HermesParser(NAMES, eager=eager), text) == (content, calls)
+    assert parser.num_calls == len(calls)
+
+
+@pytest.mark.parametrize("text", BROKEN_HERMES)
+def test_what_is_no_call_stays_text_to_the_letter(text: str) -> None:
+    for whole in (text, f"Before. {text} after", f"{text}\n"):
+        assert told(parser := HermesParser(NAMES, eager=False), whole) == (whole, [])
+        assert parser.num_calls == 0
+
+
+FINE_LLAMA: list[tuple[str, str, list[tuple[str, str]]]] = [
+    ("Hello {there}.", "Hello {there}.", []),
+    (call("f", ARGUMENTS, "parameters"), "", [("f", ARGUMENTS)]),
+    ("\n<|python_tag|>" + call("f", "{}", "parameters"), "", [("f", "{}")]),
+    (call("f", "{}") + "; " + call("get_weather", '{"a": 1}'), "", [("f", "{}"), ("get_weather", '{"a": 1}')]),
+    ('{"type": "function", "name": "f", "parameters": {"a": 1}}\n', "", [("f", '{"a": 1}')]),
+    (call("f", "{}") + " as asked", " as asked", [("f", "{}")]),
+]
+BROKEN_LLAMA = [
+    "<|python_tag|>print(1)",
+    "<|python_tag|>",
+    "{",
+    '{"answer": 42}',
+    '{"name": "Bob", "parameters": {}}',
+    "Sure: " + call("f", "{}"),
+    call("f", '{"a": 1')[:-1],
+]
+
+
+@pytest.mark.parametrize(("text", "content", "calls"), FINE_LLAMA)
+@pytest.mark.parametrize("eager", [False, True])
+def test_llama_calls(text: str, content: str, calls: list[tuple[str, str]], eager: bool) -> None:
+    assert told(parser := LlamaParser(NAMES, eager=eager), text) == (content, calls)
+    assert parser.num_calls == len(calls)
+
+
+@pytest.mark.parametrize("text", BROKEN_LLAMA)
+def test_other_json_is_the_answer(text: str) -> None:
+    assert told(parser := LlamaParser(NAMES, eager=False), text) == (text, [])
+    assert parser.num_calls == 0
+
+
+def test_arguments_are_handed_out_while_they_are_written() -> None:
+    for parser, text in ((HermesParser(NAMES, eager=True), hermes(call("f", ARGUMENTS))),
+                         (LlamaParser(NAMES, eager=True), call("f", ARGUMENTS, "parameters"))):  # fmt: skip
+        pushed = [parser.push(char) for char in text]
+        pieces = [event.text for events in pushed for event in events if isinstance(event, CallPiece)]
+        assert "".join(pieces) == ARGUMENTS
+        assert len(pieces) == len(ARGUMENTS)
+        assert sum(isinstance(event, CallStart) for events in pushed for event in events) == 1
+
+
+@pytest.mark.parametrize("arguments", ['{"a": 1', '{"a": "x\ny"}', '{"a": [}'])
+def test_a_call_that_breaks_off_while_handed_out_does_not_count(arguments: str) -> None:
+    parser = HermesParser(NAMES, eager=True)
+    events = run(parser, list("<tool_call>" + call("f", arguments)[:-1] + "</tool_call>" + hermes(call("f", "{}"))))
+    assert events[0] == CallStart(0, "f")
+    assert isinstance(events[1], CallPiece)
+    assert events[1].text.startswith(arguments)
+    if "\n" in arguments or "[" in arguments:
+        assert events[2:] == [CallStart(1, "f"), CallPiece(1, "{}")]
+        assert parser.num_calls == 1
+    else:
+        assert parser.num_calls == 0
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_one_call_alone_where_calls_in_parallel_are_not_wanted(eager: bool) -> None:
+    two = [call("f", '{"a": 1}'), call("get_weather", "{}")]
+    single = HermesParser(NAMES, eager=eager, single=True)
+    assert told(single, "\n".join(map(hermes, two))) == ("", [("f", '{"a": 1}')])
+    assert told(LlamaParser(NAMES, eager=eager, single=True), "; ".join(two)) == ("", [("f", '{"a": 1}')])
+    assert single.num_calls == 1
+
+
+FRAGMENTS = st.sampled_from([
+    *(text for text, _, _ in FINE_HERMES + FINE_LLAMA), *BROKEN_HERMES[:-2], *BROKEN_LLAMA,
+    "<tool_call>", "</tool_call>", "<tool", "_call>", "<", "\n", "  ", "{", "}", '"', "\\", ";", "é😀",
+    '{"name": "f", ', '"arguments": {', " " * 70,
+]) | st.text(max_size=5)  # fmt: skip
+
+
+@st.composite
+def cut_texts(draw: Any) -> list[str]:
+    text = "".join(draw(st.lists(FRAGMENTS, max_size=6)))
+    cuts = sorted(draw(st.sets(st.integers(0, len(text)), max_size=40)))
+    return [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+
+
+@pytest.mark.parametrize("make", PARSERS)
+@pytest.mark.parametrize("eager", [False, True])
+@given(pieces=cut_texts())
+@example(pieces=list(hermes(call("f", ARGUMENTS))))
+def test_cuts_change_nothing_and_nothing_is_lost(make: Any, eager: bool, pieces: list[str]) -> None:
+    text = "".join(pieces)
+    whole = run(parser := make(NAMES, eager=eager), [text])
+    assert run(make(NAMES, eager=eager), pieces) == whole
+    assert run(make(NAMES, eager=eager), list(text)) == whole
+    answer = Answer().add(whole)
+    assert len(answer.calls) >= parser.num_calls
+    if not eager:
+        assert len(answer.calls) == parser.num_calls
+        assert all(isinstance(json.loads(call.arguments), dict) for call in answer.calls.values())
+    if not answer.calls:
+        assert answer.text == text
+    for event in whole:
+        assert event.text in text if isinstance(event, Text) else True  # in the order and form it was written
+    assert sum(len(event.text) for event in whole if isinstance(event, Text)) <= len(text)
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(),
+                    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=20),
+       st.text(), st.sampled_from([None, 1]))  # fmt: skip
+def test_the_end_of_an_object_is_found(value: Any, behind: str, indent: int | None) -> None:
+    text = json.dumps({"value": value}, indent=indent, ensure_ascii=False)
+    assert ObjectEnd().feed(text + behind) == len(text)
+
+
+@given(
+    st.dictionaries(st.text(), st.integers() | st.text() | st.lists(st.floats(allow_nan=False, allow_infinity=False)))
+)
+def test_arguments_are_those_that_were_written(arguments: dict[str, Any]) -> None:
+    for raw in (json.dumps(arguments), json.dumps(arguments, indent=2, ensure_ascii=False)):
+        found = read_call(f'{{ "x": [] ,\n"arguments" : {raw} ,"name":"f"}}', NAMES)
+        assert found is not None
+        assert found.arguments == raw

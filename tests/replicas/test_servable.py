@@ -1,0 +1,41 @@
+"""What can be told of a checkpoint before a service starts, and how far it is loaded afterwards."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from motley.replicas.demo import demo_path
+from motley.replicas.errors import CheckpointError
+from motley.replicas.loading import LoadingFile, read_loading
+from motley.replicas.offline import Engine
+from motley.replicas.servable import check_in_process
+
+
+def test_the_demo_is_and_a_folder_without_a_tokenizer_is_not(tmp_path: Path) -> None:
+    check_in_process(demo_path())
+    folder = Path(shutil.copytree(demo_path(), tmp_path / "model"))
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(CheckpointError, match=r"^tokenizer\.json: is missing, .* put the tokenizer's files"):
+        check_in_process(folder)
+    engine = Engine(folder, max_model_len=64)
+    assert engine.choices["tokenizer"] == "none in the folder: token ids only, no text and no chat"
+    assert "tokenizer" not in Engine(demo_path(), max_model_len=64).choices
+
+
+def test_a_bad_checkpoint_comes_with_a_remedy(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(demo_path(), tmp_path / "model"))
+    (folder / "config.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"^config\.json: not valid JSON.*; download the checkpoint again"):
+        check_in_process(folder)
+
+
+def test_progress_comes_through_a_file_for_each_process(tmp_path: Path) -> None:
+    assert read_loading(tmp_path) == (0, 0)
+    Engine(demo_path(), max_model_len=64, progress=LoadingFile(tmp_path))
+    done, total = read_loading(tmp_path)
+    assert done == total > 4_000_000
+    (tmp_path / "1.loading").write_text("[5, 10]")
+    assert read_loading(tmp_path) == (done + 5, total + 10)

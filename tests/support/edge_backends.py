@@ -1,0 +1,150 @@
+"""HAProxy as Serve configures and our edge edits it, before two servers of ours in place of the ingress."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import subprocess
+import threading
+from collections.abc import Iterator
+from concurrent import futures
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+import uvicorn
+from served import free_port, wait_for
+
+from motley.cluster.edge import BUFFER_BYTES, LOOPBACK, Edge
+from motley.cluster.haproxy import launcher
+from motley.cluster.ports import listens
+
+HEALTHY = b"\x0a\x07success"  # what Serve's health check answers
+
+
+def rendered(folder: Path, edge: Edge, http_port: int, grpc_port: int) -> Path:
+    """The configuration as the installed Ray writes it, for one ingress replica on these ports."""
+    from ray.serve._private.common import RequestProtocol
+    from ray.serve._private.haproxy import BackendConfig, HAProxyApi, HAProxyConfig, ServerConfig
+    from ray.serve.config import HTTPOptions, gRPCOptions
+
+    def backend(name: str, port: int, protocol: RequestProtocol) -> BackendConfig:
+        server = ServerConfig(name=f"SERVE_REPLICA_{name}", host=LOOPBACK, port=port)
+        return BackendConfig(name=name, path_prefix="/", servers=[server], app_name="motley", protocol=protocol)
+
+    path = folder / "haproxy.cfg"
+    stats = free_port()
+    api = HAProxyApi(
+        cfg=HAProxyConfig(
+            http_options=HTTPOptions(host=LOOPBACK, port=edge.http_port),
+            grpc_options=gRPCOptions(
+                port=edge.grpc_port, grpc_servicer_functions=["motley.cluster.servicers.add_inference"]
+            ),
+            is_head=True,
+            socket_path=str(folder / "admin.sock"),
+            server_state_base=str(folder),
+            server_state_file=str(folder / "server-state"),
+            metrics_socket_path=str(folder / "metrics.sock"),
+            stats_port=stats,
+            metrics_port=free_port(),
+            bufsize=BUFFER_BYTES,
+        ),
+        backend_configs={
+            "http": backend("http", http_port, RequestProtocol.HTTP),
+            "grpc": backend("grpc", grpc_port, RequestProtocol.GRPC),
+        },
+        config_file_path=str(path),
+    )
+    api._generate_config_file_internal()
+    return path
+
+
+class Backends:
+    """HTTP that echoes a request's head as JSON, waits or streams without end; gRPC that echoes metadata.
+
+    gone   set when a client left the endless stream
+    """
+
+    def __init__(self) -> None:
+        self.http_port, self.grpc_port = free_port(), free_port()
+        self.gone = threading.Event()
+        config = uvicorn.Config(
+            self._app, LOOPBACK, self.http_port, interface="asgi3", lifespan="off", log_level="critical"
+        )
+        self._uvicorn = uvicorn.Server(config)
+        self._grpc = grpc.server(futures.ThreadPoolExecutor(8))
+
+    async def _app(self, scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        if scope["path"].startswith("/wait/"):
+            await asyncio.sleep(float(scope["path"].rpartition("/")[2]))
+        if scope["path"] == "/endless":
+            writing = asyncio.create_task(_write_for_ever(send))
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            writing.cancel()
+            self.gone.set()
+            return
+        headers = [(name.decode(), value.decode()) for name, value in scope["headers"]]
+        body = json.dumps({"path": scope["path"], "headers": headers}).encode()
+        await send({"type": "http.response.body", "body": body})
+
+    def _handler(self, details: Any) -> Any:
+        method = details.method.rpartition("/")[2]
+
+        def unary(request: bytes, context: grpc.ServicerContext) -> bytes:
+            if method == "Wait":
+                threading.Event().wait(float(request))
+            return HEALTHY if method == "Healthz" else json.dumps(list(context.invocation_metadata())).encode()
+
+        def stream(request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+            yield b"first"
+            threading.Event().wait(float(request))
+            yield b"second"
+
+        if method == "Stream":
+            return grpc.unary_stream_rpc_method_handler(stream)
+        return grpc.unary_unary_rpc_method_handler(unary)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        handlers = type("Handlers", (grpc.GenericRpcHandler,), {"service": lambda _, details: self._handler(details)})
+        self._grpc.add_generic_rpc_handlers((handlers(),))
+        self._grpc.add_insecure_port(f"{LOOPBACK}:{self.grpc_port}")
+        self._grpc.start()
+        thread = threading.Thread(target=self._uvicorn.run)
+        thread.start()
+        wait_for(lambda: self._uvicorn.started, "uvicorn")
+        try:
+            yield
+        finally:
+            self._uvicorn.should_exit = self._uvicorn.force_exit = True
+            self._grpc.stop(None)
+            thread.join()
+
+
+async def _write_for_ever(send: Any) -> None:
+    while True:
+        await send({"type": "http.response.body", "body": b"x" * 65_536, "more_body": True})
+
+
+@contextmanager
+def haproxy(folder: Path, edge: Edge, http_port: int, grpc_port: int) -> Iterator[str]:
+    """Running by the launcher that Serve gets; its configuration after the edits."""
+    script = launcher(folder, edge.write(folder))
+    path = rendered(folder, edge, http_port, grpc_port)
+    with subprocess.Popen([script, "-db", "-f", path], stderr=subprocess.PIPE, text=True) as process:
+        try:
+            wait_for(lambda: listens(LOOPBACK, edge.grpc_port) or process.poll() is not None, "HAProxy")
+            assert process.poll() is None, process.communicate()[1]
+            yield path.read_text()
+        finally:
+            with suppress(ProcessLookupError):
+                process.kill()
+            process.communicate()
+
+
+def binds(config: str) -> list[str]:
+    return re.findall(r"^ *bind (\S+)", config, re.MULTILINE)

@@ -1,0 +1,294 @@
+"""Clients that press: each beside a steady neighbour, and everything at its baseline afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from neighbour import Neighbour
+from raw_http import GOAWAY, HEADERS, RST_STREAM, Http2, head, post, unread
+from served import Served, served, wait_for
+
+from motley.cluster.protos import inference_pb2 as pb
+from motley.cluster.protos import inference_pb2_grpc
+
+READER_TIMEOUT_S = 2
+RUNNING, WAITING = 8, 16
+RESETS = 10_000
+IDLE = 500
+COMPLETE_STREAM = "/motley.v1.Inference/CompleteStream"
+FLOOD: dict[str, Any] = {"max_tokens": 60_000, "ignore_eos": True, "n": 4}
+
+
+@pytest.fixture(scope="module")
+def pressed(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    arguments = [str(checkpoint), "--served-model-name", "tiny", "--threads", "1", "--kv-memory", "256MiB"]
+    arguments += ["--max-running", str(RUNNING), "--max-waiting", str(WAITING)]
+    arguments += ["--reader-timeout-s", str(READER_TIMEOUT_S)]
+    with served(arguments, tmp_path_factory.mktemp("pressed")) as service:
+        service.wait_ready()
+        yield service
+
+
+@pytest.fixture
+def neighbour(pressed: Served) -> Neighbour:
+    pressed.wait_idle()
+    return Neighbour(pressed.grpc)
+
+
+class Baseline:
+    """Processes, files and memory of the service when it is idle."""
+
+    def __init__(self, service: Served) -> None:
+        self._service = service
+        service.wait_idle()
+        self.replicas = service.replicas()
+        self.files, self.memory = self._look()
+
+    def check(self, report: Callable[[str], None], what: str) -> None:
+        """All is as it was; memory within what allocators keep."""
+        self._service.wait_idle(60)
+        assert self._service.replicas() == self.replicas, "the same processes"
+        wait_for(lambda: self._look()[0] <= self.files + 64, f"files closed after {what}", 60)
+        files, memory = self._look()
+        report(f"{what}: files {self.files} -> {files}, memory {self.memory:.0f} -> {memory:.0f} MiB")
+        assert memory < self.memory + 200, "memory of ingress and replica"
+
+    def _look(self) -> tuple[int, float]:
+        files = sum(len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in self.replicas)
+        pages = sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in self.replicas)
+        return files, pages * 4096 / 2**20
+
+
+def access_log(service: Served) -> list[dict[str, Any]]:
+    path = Path(service.endpoints["folder"]) / "session_latest" / "logs" / "access.log"
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+Leave = Callable[[], object]
+
+
+def over_http_by_hand(service: Served, stream: bool) -> Leave:
+    body = json.dumps({"prompt": "abc", "stream": stream, **FLOOD}).encode()
+    connection = socket.create_connection(("127.0.0.1", service.http_port))
+    connection.sendall(head(service.http_port, "/v1/completions", body) + body)
+    return connection.close
+
+
+def over_grpc_by_hand(service: Served, stream: bool) -> Leave:
+    channel = grpc.insecure_channel(service.grpc)
+    stub = inference_pb2_grpc.InferenceStub(channel)
+    request = pb.CompleteRequest(text="abc", sampling=pb.SamplingParams(**FLOOD))
+    call = stub.CompleteStream(request) if stream else stub.Complete.future(request)
+    return lambda: (call.cancel(), channel.close())
+
+
+def test_leaving_and_deadlines_while_waiting(pressed: Served, report: Callable[[str], None]) -> None:
+    """All places are taken, so that these requests wait in the engine."""
+    pressed.wait_idle()
+    fillers = [over_grpc_by_hand(pressed, True) for _ in range(RUNNING // 4)]
+    wait_for(lambda: pressed.load()["running"] == RUNNING, "every place taken")
+    for start in (over_http_by_hand, over_grpc_by_hand):
+        for stream in (True, False):
+            leave = start(pressed, stream)
+            wait_for(lambda: pressed.load()["waiting"] == 4, "four sequences that wait")
+            left = time.monotonic()
+            leave()
+            wait_for(lambda: pressed.load()["waiting"] == 0, "their leaving", 10)
+            report(f"left while waiting, {start.__name__}, stream={stream}: {time.monotonic() - left:.2f} s")
+    late = asyncio.run(post(pressed.http_port, "/v1/completions", {"prompt": "abc", "timeout_s": 0.5, **FLOOD}))
+    assert (late.status, late.json()["error"]["type"]) == (504, "timeout_error")
+    with grpc.insecure_channel(pressed.grpc) as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        for how in ({"timeout": 0.5}, {}):
+            request = pb.CompleteRequest(text="abc", sampling=pb.SamplingParams(**FLOOD))
+            if not how:
+                request.timeout_s = 0.5
+            with pytest.raises(grpc.RpcError) as caught:
+                stub.Complete(request, **how)
+            assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+    wait_for(lambda: pressed.load()["waiting"] == 0, "their ends", 10)
+    assert pressed.load()["running"] == RUNNING, "those before them run on"
+    left = time.monotonic()
+    for leave in fillers:
+        leave()
+    pressed.wait_idle(10)
+    report(f"left while running: everything free after {time.monotonic() - left:.2f} s")
+
+
+def test_readers_that_take_nothing(pressed: Served, neighbour: Neighbour, report: Callable[[str], None]) -> None:
+    """Over both protocols: ended long before they would have been, and nothing of theirs is kept."""
+    baseline, seen = Baseline(pressed), len(access_log(pressed))
+    body = {"prompt": "abc", "stream": True, "logprobs": 5, **FLOOD}
+    with neighbour.beside(), ExitStack() as open_things:
+        for _ in range(2):
+            open_things.enter_context(unread(pressed.http_port, "/v1/completions", body))
+        channel = open_things.enter_context(grpc.insecure_channel(pressed.grpc))
+        call = inference_pb2_grpc.InferenceStub(channel).CompleteStream(
+            pb.CompleteRequest(text="abc", sampling=pb.SamplingParams(logprobs=20, **FLOOD))
+        )
+        open_things.callback(call.cancel)
+        wait_for(lambda: pressed.load()["running"] >= 3, "the floods to run")
+        wait_for(lambda: pressed.load()["running"] + pressed.load()["waiting"] <= 1, "their end", 180)
+    report(f"stalled readers: {neighbour.pace()}")
+    baseline.check(report, "stalled readers")
+
+    def floods() -> list[dict[str, Any]]:
+        return [line for line in access_log(pressed)[seen:] if line["completion_tokens"] > 64]
+
+    ended = wait_for(lambda: len(floods()) == 3 and floods(), "three lines in the access log", 60)
+    assert {line["status"] for line in ended} <= {499, "CANCELLED"}
+    assert all(line["completion_tokens"] < 4 * 60_000 for line in ended)
+    report(f"stalled readers were left after {[line['completion_tokens'] for line in ended]} tokens")
+
+
+def test_idle_connections(pressed: Served, neighbour: Neighbour, report: Callable[[str], None]) -> None:
+    """HTTP/1.1, HTTP/2 and health watches; whoever comes after them is served."""
+    baseline = Baseline(pressed)
+    with neighbour.beside(), ExitStack() as open_things:
+        for number in range(IDLE):
+            if number % 2:
+                open_things.callback(Http2(pressed.grpc_port).close)
+                continue
+            connection = open_things.enter_context(socket.create_connection(("127.0.0.1", pressed.http_port)))
+            connection.sendall(head(pressed.http_port, "/v1/models", b"", "GET", close=False))
+            assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+        with grpc.insecure_channel(pressed.grpc) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            watches = [stub.Watch(health_pb2.HealthCheckRequest()) for _ in range(16)]
+            assert {next(watch).status for watch in watches} == {health_pb2.HealthCheckResponse.SERVING}
+            assert pressed.load()["waiting"] == 0, "whoever watches is no load"
+            answers = len(neighbour.answers)
+            wait_for(lambda: len(neighbour.answers) >= answers + 5, "the neighbour's answers", 60)
+            for watch in watches:
+                watch.cancel()
+    report(f"{IDLE} idle connections: {neighbour.pace()}")
+    baseline.check(report, f"{IDLE} idle connections")
+
+
+def reset_at_once(port: int, message: bytes, count: int) -> int:
+    """Calls opened and reset in one breath, as an attacker does."""
+    done = 0
+    while done < count:
+        client = Http2(port)
+        try:
+            for _ in range(min(count - done, 500)):
+                number, opening = client.open(port, COMPLETE_STREAM, message)
+                client.connection.sendall(opening + client.reset(number))
+                done += 1
+            client.read(0.05)
+        except OSError:
+            pass  # it is free to close such a connection
+        finally:
+            client.close()
+    return done
+
+
+def reset_when_begun(port: int, message: bytes, count: int, at_once: int = 20) -> int:
+    """Calls reset as soon as they have an answer, or are refused."""
+    done = 0
+    client = Http2(port)
+    while done < count:
+        waiting = set()
+        for _ in range(at_once):
+            number, opening = client.open(port, COMPLETE_STREAM, message)
+            waiting.add(number)
+            client.connection.sendall(opening)
+        deadline = time.monotonic() + 30
+        while waiting:
+            assert time.monotonic() < deadline, f"{len(waiting)} of {at_once} calls without an answer"
+            for kind, number in client.read(1.0):
+                assert kind != GOAWAY
+                if kind in (HEADERS, RST_STREAM) and number in waiting:
+                    waiting.remove(number)
+                    client.connection.sendall(client.reset(number))
+                    done += 1
+    client.close()
+    return done
+
+
+def test_rapid_resets(pressed: Served, neighbour: Neighbour, report: Callable[[str], None]) -> None:
+    baseline = Baseline(pressed)
+    sampling = pb.SamplingParams(max_tokens=60_000, ignore_eos=True)
+    message = pb.CompleteRequest(text="abc", sampling=sampling).SerializeToString()
+    began = time.monotonic()
+    with neighbour.beside():
+        done = reset_at_once(pressed.grpc_port, message, RESETS - 2000)
+        done += reset_when_begun(pressed.grpc_port, message, 2000)
+    assert done >= RESETS
+    report(f"{done} resets in {time.monotonic() - began:.1f} s: {neighbour.pace()}, refused {neighbour.refused} times")
+    baseline.check(report, f"{done} resets")
+
+
+def test_overload(pressed: Served, report: Callable[[str], None]) -> None:
+    """Ten times what runs and waits, at once and over both protocols: each gets its answer or a refusal."""
+    baseline = Baseline(pressed)
+    neighbour = Neighbour(pressed.grpc)
+    fields: dict[str, Any] = {"prompt": "over", "max_tokens": 48, "temperature": 0, "ignore_eos": True}
+    right = asyncio.run(post(pressed.http_port, "/v1/completions", fields)).json()["choices"][0]["text"]
+    began = time.monotonic()
+    with neighbour.beside():
+        outcomes = asyncio.run(burst(pressed, fields, 10 * (RUNNING + WAITING), right))
+    seconds = time.monotonic() - began
+    counts = Counter(outcomes)
+    assert counts.total() == 10 * (RUNNING + WAITING), "one outcome each"
+    assert set(counts) == {"right", "refused"}, counts
+    assert counts["right"] >= RUNNING + WAITING, "what has room is served"
+    report(f"overload: {counts} in {seconds:.1f} s: {neighbour.pace()}, refused {neighbour.refused} times")
+    baseline.check(report, "overload")
+
+
+async def burst(service: Served, fields: dict[str, Any], count: int, right: str) -> list[str]:
+    options = (("grpc.use_local_subchannel_pool", 1),)
+    async with grpc.aio.insecure_channel(service.grpc, options=options) as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        forms = (
+            lambda: over_http(service, fields, right, stream=False),
+            lambda: over_http(service, fields, right, stream=True),
+            lambda: over_grpc(stub, fields, right, stream=False),
+            lambda: over_grpc(stub, fields, right, stream=True),
+        )
+        return list(await asyncio.gather(*(forms[number % 4]() for number in range(count))))
+
+
+async def over_http(service: Served, fields: dict[str, Any], right: str, *, stream: bool) -> str:
+    answer = await post(service.http_port, "/v1/completions", {**fields, "stream": stream})
+    if answer.status in (429, 503):
+        assert answer.json()["error"]["code"] == "queue_full"
+        return "refused" if int(answer.headers["retry-after"]) >= 1 else "refused without a time"
+    if answer.status != 200:
+        return f"HTTP {answer.status}"
+    if not stream:
+        return "right" if answer.json()["choices"][0]["text"] == right else "wrong"
+    events = answer.events()
+    if events[-1] != "[DONE]":
+        return f"a stream that ends with {events[-1]}"
+    text = "".join(choice["text"] for event in events[:-1] for choice in event["choices"])
+    return "right" if text == right else "wrong"
+
+
+async def over_grpc(stub: Any, fields: dict[str, Any], right: str, *, stream: bool) -> str:
+    sampling = {name: value for name, value in fields.items() if name != "prompt"}
+    request = pb.CompleteRequest(text=fields["prompt"], sampling=pb.SamplingParams(**sampling))
+    try:
+        if stream:
+            chunks = [chunk async for chunk in stub.CompleteStream(request)]
+            text = "".join(choice.text for chunk in chunks for choice in chunk.choices)
+        else:
+            text = (await stub.Complete(request)).choices[0].text
+    except grpc.aio.AioRpcError as error:
+        if error.code() != grpc.StatusCode.RESOURCE_EXHAUSTED:
+            return f"gRPC {error.code()}: {error.details()}"
+        trailing = dict(error.trailing_metadata() or ())
+        return "refused" if int(trailing["retry-after"]) >= 1 else "refused without a time"
+    return "right" if text == right else "wrong"

@@ -1,0 +1,230 @@
+"""Replicas that are killed, hang or are taken away under live streams, over both protocols: nobody notices."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from served import Served, alive, command_line, wait_for
+
+from motley.client import Client
+
+TOKENS = 1500  # long enough to be cut in the middle
+SAMPLING: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0, "max_tokens": TOKENS, "ignore_eos": True},
+    "seeded": {"temperature": 1.0, "seed": 1, "max_tokens": TOKENS, "ignore_eos": True},
+    "penalties": {
+        "temperature": 0.8, "seed": 2, "presence_penalty": 0.7, "frequency_penalty": 0.1, "repetition_penalty": 1.1,
+        "max_tokens": TOKENS, "ignore_eos": True,
+    },
+    "logprobs": {"temperature": 1.0, "seed": 3, "logprobs": 2, "max_tokens": TOKENS // 2, "ignore_eos": True},
+    "several, some ended": {
+        "temperature": 1.0, "seed": 4, "n": 3, "stop": ["the", "qu"], "max_tokens": TOKENS, "min_tokens": 60,
+        "ignore_eos": True,
+    },
+}  # fmt: skip
+
+LONG = {"temperature": 1.0, "seed": 8, "max_tokens": 5 * TOKENS, "ignore_eos": True}  # still runs when all is decided
+
+
+@dataclass
+class Told:
+    """All that a client learns of one choice."""
+
+    text: str = ""
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[Any] = field(default_factory=list)
+    ends: list[Any] = field(default_factory=list)
+
+
+@dataclass
+class Answer:
+    choices: dict[int, Told] = field(default_factory=dict)
+    usages: list[int] = field(default_factory=list)
+
+    def of(self, index: int) -> Told:
+        return self.choices.setdefault(index, Told())
+
+
+def over_grpc(service: Served, name: str, answer: Answer) -> Answer:
+    with Client(service.grpc) as client:
+        for chunk in client.stream(f"Once {name}", **SAMPLING[name]):
+            for choice in chunk.choices:
+                told = answer.of(choice.index)
+                told.text += choice.text
+                told.ids += choice.token_ids
+                told.logprobs += [(entry.token_id, entry.logprob, len(entry.top)) for entry in choice.logprobs]
+                if choice.finish_reason:
+                    told.ends.append((choice.finish_reason, choice.stop_string))
+            if chunk.HasField("usage"):
+                answer.usages.append(chunk.usage.completion_tokens)
+    return answer
+
+
+OPENAI_FIELDS = ("temperature", "seed", "presence_penalty", "frequency_penalty", "logprobs", "n", "stop", "max_tokens")
+
+
+def over_http(service: Served, name: str, answer: Answer) -> Answer:
+    known = {key: value for key, value in SAMPLING[name].items() if key in OPENAI_FIELDS}
+    extra = {key: value for key, value in SAMPLING[name].items() if key not in OPENAI_FIELDS}
+    with openai.OpenAI(base_url=f"{service.http}/v1", api_key="none", max_retries=0) as client:
+        options = {"stream": True, "stream_options": {"include_usage": True}, "extra_body": extra}
+        for chunk in client.completions.create(model="tiny", prompt=f"Once {name}", **known, **options):
+            for choice in chunk.choices:
+                told = answer.of(choice.index)
+                told.text += choice.text
+                if choice.logprobs is not None:
+                    told.logprobs += zip(choice.logprobs.tokens, choice.logprobs.token_logprobs, strict=True)
+                if choice.finish_reason is not None:
+                    told.ends.append(choice.finish_reason)
+            if chunk.usage is not None:
+                answer.usages.append(chunk.usage.completion_tokens)
+    return answer
+
+
+READERS: list[tuple[Callable[[Served, str, Answer], Answer], str]] = [
+    (reader, name) for name in SAMPLING for reader in (over_grpc, over_http)
+]
+
+
+@pytest.fixture(scope="module")
+def unbroken(pair: Served) -> list[Answer]:
+    with ThreadPoolExecutor(len(READERS)) as threads:
+        answers = list(threads.map(lambda which: which[0](pair, which[1], Answer()), READERS))
+    assert all(len(told.ends) == 1 for answer in answers for told in answer.choices.values())
+    assert all(len(answer.usages) == 1 for answer in answers)
+    several = next(answer for answer, (_, name) in zip(answers, READERS, strict=True) if "several" in name)
+    assert len({len(told.text) for told in several.choices.values()}) > 1, "they end at different times"
+    return answers
+
+
+def pool(service: Served) -> list[int]:
+    """Process ids of the replicas with an engine."""
+    return [pid for pid in service.replicas() if ":cpu" in command_line(pid)]
+
+
+def resumed(service: Served) -> int:
+    """How many times a stream has gone on on another replica, says the ingress's log."""
+    logs = Path(service.endpoints["folder"], "session_latest", "logs").glob("worker-*.err")
+    return sum(log.read_text().count("goes on elsewhere after") for log in logs)
+
+
+@contextmanager
+def readers(service: Served) -> Iterator[list[Any]]:
+    """All streams of the table at once, every one of them begun."""
+    answers = [Answer() for _ in READERS]
+    with ThreadPoolExecutor(len(READERS)) as threads:
+        futures = [
+            threads.submit(reader, service, name, answer)
+            for (reader, name), answer in zip(READERS, answers, strict=True)
+        ]
+        wait_for(lambda: all(answer.choices for answer in answers), "streams", 60)
+        yield futures
+
+
+def check(service: Served, futures: list[Any], unbroken: list[Answer]) -> None:
+    for future, whole, (reader, name) in zip(futures, unbroken, READERS, strict=True):
+        assert future.result(120) == whole, f"{name} {reader.__name__}"
+
+
+def check_baseline(service: Served, count: int = 2) -> None:
+    """As many replicas as before, and nothing is left on any of them."""
+    wait_for(lambda: states(service) == ["RUNNING"] * count, "a replica in the place of the lost one", 90)
+    for _ in range(10):  # whichever of them is asked
+        service.wait_idle()
+
+
+def test_a_replica_is_killed(pair: Served, unbroken: list[Answer]) -> None:
+    before, victim = resumed(pair), pool(pair)[0]
+    with readers(pair) as futures:
+        os.kill(victim, signal.SIGKILL)
+        check(pair, futures, unbroken)
+    assert resumed(pair) > before
+    check_baseline(pair)
+
+
+def test_a_replica_hangs(pair: Served, unbroken: list[Answer]) -> None:
+    before, victim = resumed(pair), pool(pair)[0]
+    with readers(pair) as futures:
+        os.kill(victim, signal.SIGSTOP)
+        check(pair, futures, unbroken)
+    assert resumed(pair) > before
+    wait_for(lambda: not alive([victim]), "the hung replica to be removed", 90)
+    check_baseline(pair)
+
+
+def test_replicas_are_taken_away_and_added(pair: Served) -> None:
+    """Streams of the one that goes end there within --drain-s, or move."""
+    with Client(pair.grpc) as client:
+        whole = client.complete("Long", **LONG).choices[0]
+    before = resumed(pair)
+    with ThreadPoolExecutor(2) as threads:  # one on each
+        begun = threading.Barrier(3)
+        futures = [threads.submit(stream_long, pair, begun) for _ in range(2)]
+        begun.wait(60)
+        scale(pair, 1)
+        assert [future.result(120) for future in futures] == [(whole.text, list(whole.token_ids))] * 2
+    assert resumed(pair) > before
+    check_baseline(pair, 1)
+    scale(pair, 2)
+    check_baseline(pair)
+
+
+def stream_long(service: Served, begun: threading.Barrier) -> tuple[str, list[int]]:
+    text, ids = "", []
+    with Client(service.grpc) as client:
+        for chunk in client.stream("Long", **LONG):
+            for choice in chunk.choices:
+                if not ids:
+                    begun.wait(60)
+                text += choice.text
+                ids += choice.token_ids
+    return text, ids
+
+
+def scale(service: Served, count: int) -> None:
+    """As the control plane does it."""
+    dashboard(service, "v1/applications/motley/deployments/cpu/scale", {"target_num_replicas": count})
+
+
+def states(service: Served) -> list[str]:
+    """What Serve thinks of the replicas with an engine."""
+    pool = dashboard(service, "serve/applications/")["applications"]["motley"]["deployments"]["cpu"]
+    return [replica["state"] for replica in pool["replicas"]]
+
+
+def dashboard(service: Served, path: str, body: dict[str, int] | None = None) -> Any:
+    token = Path("~/.ray/auth_token").expanduser().read_text().strip()
+    request = urllib.request.Request(
+        f"{service.endpoints['dashboard']}/api/{path}",
+        None if body is None else json.dumps(body).encode(),
+        {"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=30) as response:
+        return json.load(response)
+
+
+def test_a_replica_is_killed_before_the_first_token(pair: Served) -> None:
+    """Nobody has seen anything yet: it is tried again, streamed or not."""
+    prompt, sampling = "x" * 12_000, {"temperature": 0.0, "max_tokens": 8}
+    with Client(pair.grpc) as client:
+        whole = client.complete(prompt, **sampling).choices[0].text
+    with ThreadPoolExecutor(4) as threads, Client(pair.grpc) as client:
+        fresh = ["y" * number + prompt for number in range(4)]  # no prefix of these is known
+        futures = [threads.submit(client.complete, one, **sampling) for one in fresh]
+        wait_for(lambda: pair.load()["queued_prefill_tokens"] > 0, "prompts to be computed")
+        os.kill(pool(pair)[0], signal.SIGKILL)
+        assert all(len(future.result(120).choices[0].token_ids) == 8 for future in futures)
+        assert client.complete(prompt, **sampling).choices[0].text == whole
+    check_baseline(pair)

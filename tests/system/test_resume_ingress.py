@@ -1,0 +1,110 @@
+"""The door itself is killed under live streams: our client goes on with them, others hear of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import openai
+import pytest
+from served import Served, command_line, wait_for
+
+from motley.client import AsyncClient, Client
+
+TOKENS = 3000
+SAMPLING: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 1.0, "seed": 1, "presence_penalty": 0.5, "logprobs": 1},
+    {"temperature": 1.0, "seed": 2, "n": 3, "stop": ["the", "qu"], "min_tokens": 50},
+    {"temperature": 1.0},  # no seed: the door draws one, and tells it with its first message
+]
+
+
+class Heard:
+    """What a client hears of its choices, and of all together."""
+
+    def __init__(self) -> None:
+        self.choices: dict[int, list[Any]] = {}
+        self.seeds: list[int] = []
+        self.usages: list[int] = []
+
+    def add(self, chunk: Any) -> None:
+        if chunk.HasField("started"):
+            self.seeds.append(chunk.started.seed)
+        if chunk.HasField("usage"):
+            self.usages.append(chunk.usage.completion_tokens)
+        for choice in chunk.choices:
+            text, ids, logprobs, ends = self.choices.setdefault(choice.index, ["", [], [], []])
+            ends += [(choice.finish_reason, choice.stop_string)] if choice.finish_reason else []
+            ids += choice.token_ids
+            logprobs += [entry.logprob for entry in choice.logprobs]
+            self.choices[choice.index] = [text + choice.text, ids, logprobs, ends]
+
+    def same(self, other: Heard) -> bool:
+        return (self.choices, self.usages, len(self.seeds)) == (other.choices, other.usages, len(other.seeds))
+
+
+def options(number: int) -> dict[str, Any]:
+    return {"max_tokens": TOKENS, "ignore_eos": True, **SAMPLING[number]}
+
+
+def blocking(service: Served, number: int, **more: Any) -> Heard:
+    heard = Heard()
+    with Client(service.grpc) as client:
+        for chunk in client.stream(f"Once {number}", **(options(number) | more)):
+            heard.add(chunk)
+    return heard
+
+
+def asynchronous(service: Served, number: int) -> Heard:
+    async def read() -> Heard:
+        heard = Heard()
+        async with AsyncClient(service.grpc) as client:
+            async for chunk in client.stream(f"Once {number}", **options(number)):
+                heard.add(chunk)
+        return heard
+
+    return asyncio.run(read())
+
+
+def whole(service: Served, number: int) -> list[int]:
+    with Client(service.grpc) as client:
+        return list(client.complete(f"Once {number}", **options(number)).choices[0].token_ids)
+
+
+def over_http(service: Served) -> list[Any]:
+    with openai.OpenAI(base_url=f"{service.http}/v1", api_key="none", max_retries=0) as client:
+        known = {"temperature": 0.0, "max_tokens": TOKENS, "extra_body": {"ignore_eos": True}}
+        return list(client.completions.create(model="tiny", prompt="Once 0", stream=True, **known))
+
+
+def strike_the_ingress(service: Served, how: signal.Signals) -> None:
+    wait_for(lambda: service.load()["running"] > 0, "streams")
+    time.sleep(1.0)  # no event tells that all of them have begun; those that have not are covered as well
+    [pid] = [pid for pid in service.replicas() if ":ingress" in command_line(pid)]
+    os.kill(pid, how)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_the_door_is_lost(pair: Served, how: signal.Signals) -> None:
+    """Killed, it is heard of at once; when it hangs, as soon as Serve has ended it."""
+    numbers = range(len(SAMPLING))
+    with ThreadPoolExecutor(len(SAMPLING) + 3) as threads:
+        streams = [threads.submit(blocking, pair, number) for number in numbers]
+        concurrent = threads.submit(asynchronous, pair, 1)
+        answer = threads.submit(whole, pair, 0)
+        foreign = threads.submit(over_http, pair)
+        strike_the_ingress(pair, how)
+        broken = [future.result(120) for future in streams]
+    for number, heard in zip(numbers, broken, strict=True):
+        assert len(heard.seeds) == len(heard.usages) == 1
+        assert heard.same(blocking(pair, number, seed=heard.seeds[0])), SAMPLING[number]
+    assert concurrent.result().same(broken[1])
+    assert answer.result() == broken[0].choices[0][1], "what was not streamed is asked for again"
+    with pytest.raises(openai.APIConnectionError):  # cannot be resumed, but must not look as if it had ended well
+        foreign.result()
+    pair.wait_idle()

@@ -1,0 +1,92 @@
+"""Unmodified third-party clients over gRPC, each in a process and an environment of its own."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import grpc
+import pytest
+import wire_facts
+from client_env import run_client
+from served import Served, wait_for
+
+from motley.cluster.protos import kserve_pb2, kserve_pb2_grpc, vllm_common_pb2, vllm_engine_pb2
+
+CALLS = Path(__file__).resolve().parents[1] / "support" / "third_party"
+TRITON = ("tritonclient.grpc.service_pb2", "tritonclient.grpc.model_config_pb2")
+SMG = ("smg_grpc_proto.generated.vllm_engine_pb2", "smg_grpc_proto.generated.common_pb2")
+
+
+def run(client: str, script: str, *arguments: str) -> str:
+    return run_client(client, (CALLS / script).read_text(), *arguments)
+
+
+def test_tritonclient(service: Served) -> None:
+    assert run("triton", "triton_calls.py", service.grpc).split() == ["cancelling", "done"]
+    wait_for(lambda: service.load()["running"] == 0, "the cancelled request to leave the engine")
+
+
+def test_stubs_of_the_published_vllm_protocol(service: Served) -> None:
+    assert run("smg", "smg_calls.py", service.grpc) == "done\n"
+
+
+def test_health_and_calls_by_reflection(service: Served) -> None:
+    assert run("grpc", "reflected_calls.py", service.grpc) == "done\n"
+
+
+def test_kserve_over_http(service: Served) -> None:
+    """As `curl` would: the same request over gRPC gives the same text."""
+    text = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["abc"]}
+    body = {"id": "1", "inputs": [text], "parameters": {"max_tokens": 8, "temperature": 0}}
+    answer = fetch(f"{service.http}/v2/models/tiny/infer", body)
+    with grpc.insecure_channel(service.grpc) as channel:
+        contents = kserve_pb2.InferTensorContents(bytes_contents=[b"abc"])
+        tensor = kserve_pb2.ModelInferRequest.InferInputTensor(
+            name="text_input", datatype="BYTES", shape=[1], contents=contents
+        )
+        request = kserve_pb2.ModelInferRequest(inputs=[tensor])
+        request.parameters["max_tokens"].int64_param = 8
+        request.parameters["temperature"].double_param = 0.0
+        over_grpc = kserve_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(request)
+    assert answer["id"] == "1"
+    assert answer["outputs"][0]["data"] == [over_grpc.outputs[0].contents.bytes_contents[0].decode()]
+    assert fetch(f"{service.http}/v2/health/ready") == {"ready": True}
+    assert fetch(f"{service.http}/v2/models/tiny")["versions"] == ["1"]
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        fetch(f"{service.http}/v2/models/tiny/infer", {"inputs": []})
+    assert json.load(caught.value)["error"].startswith("text_input: ")
+
+
+def fetch(url: str, body: dict[str, Any] | None = None) -> Any:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as response:
+        return json.load(response)
+
+
+@pytest.mark.parametrize(
+    ("client", "published", "ours"),
+    [("triton", TRITON, (kserve_pb2,)), ("smg", SMG, (vllm_engine_pb2, vllm_common_pb2))],
+    ids=["kserve", "vllm"],
+)
+def test_our_definitions_are_the_published_ones(
+    client: str, published: tuple[str, ...], ours: tuple[ModuleType, ...]
+) -> None:
+    """What ours declare is there and the same: what is left out they would call an unknown field."""
+    theirs: dict[str, dict[str, object]] = {"messages": {}, "rpcs": {}, "enums": {}}
+    for facts in json.loads(run_client(client, Path(wire_facts.__file__).read_text(), *published)):
+        for kind, found in facts.items():
+            theirs[kind] |= found
+    for module in ours:
+        facts = wire_facts.facts(module)
+        assert {name: theirs["rpcs"].get(name) for name in facts["rpcs"]} == facts["rpcs"]
+        assert {name: theirs["enums"].get(name) for name in facts["enums"]} == facts["enums"]
+        for name, fields in facts["messages"].items():
+            known = theirs["messages"][name]
+            assert isinstance(known, dict)
+            assert {field: known.get(field) for field in fields} == fields, name
