@@ -14,7 +14,7 @@ TORCH = $(call ENTRY,print(*[d for d in project['dependencies'] if d.startswith(
 PROTOS = $(call ENTRY,print(*project['optional-dependencies']['protos']))
 
 .DEFAULT_GOAL := help
-.PHONY: help serve install test lint types imports unit gencode graph protos clean
+.PHONY: help serve install test lint types imports unit gencode graph reference protos clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -48,6 +48,9 @@ gencode: $(VENV)/.protos  ## the gRPC code is what the protos make
 
 graph: $(VENV)/.dev  ## draw the module graph of the README anew
 	$(BIN)/python tests/support/module_graph.py
+
+reference: $(VENV)/.dev  ## write docs/api.md anew from the protos and the OpenAPI document
+	$(BIN)/python -m motley.cluster.reference
 
 protos: $(VENV)/.protos  ## generate the gRPC code anew
 	$(VENV)/protos/bin/python cluster/protos/generate.py
