@@ -14,11 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import grpc
 import openai
 import pytest
 from served import Served, alive, command_line, wait_for
 
 from motley.client import Client
+from motley.cluster.protos import vllm_engine_pb2, vllm_engine_pb2_grpc
 
 TOKENS = 1500  # long enough to be cut in the middle
 SAMPLING: dict[str, dict[str, Any]] = {
@@ -109,6 +111,12 @@ def unbroken(pair: Served) -> list[Answer]:
     return answers
 
 
+@pytest.fixture(autouse=True)
+def both(pair: Served) -> None:
+    """Serve may call one ready while the other still starts: what is killed must be what carries streams."""
+    wait_for(lambda: states(pair) == ["RUNNING"] * 2 and len(carried(pair)) == 2, "two replicas", 90)
+
+
 def pool(service: Served) -> list[int]:
     """Process ids of the replicas with an engine."""
     return [pid for pid in service.replicas() if ":cpu" in command_line(pid)]
@@ -122,7 +130,7 @@ def resumed(service: Served) -> int:
 
 @contextmanager
 def readers(service: Served) -> Iterator[list[Any]]:
-    """All streams of the table at once, every one of them begun."""
+    """All streams of the table at once, every one of them begun, some on each of two replicas."""
     answers = [Answer() for _ in READERS]
     with ThreadPoolExecutor(len(READERS)) as threads:
         futures = [
@@ -130,7 +138,15 @@ def readers(service: Served) -> Iterator[list[Any]]:
             for (reader, name), answer in zip(READERS, answers, strict=True)
         ]
         wait_for(lambda: all(answer.choices for answer in answers), "streams", 60)
+        wait_for(lambda: len(carried(service)) == 2 and all(carried(service)), "streams on both replicas", 10)
         yield futures
+
+
+def carried(service: Served) -> list[int]:
+    """How many sequences run on each replica that the ingress knows."""
+    with grpc.insecure_channel(service.grpc) as channel:
+        answer = vllm_engine_pb2_grpc.VllmEngineStub(channel).GetLoads(vllm_engine_pb2.GetLoadsRequest(), timeout=10)
+    return [load.num_running_reqs for load in answer.loads]
 
 
 def check(service: Served, futures: list[Any], unbroken: list[Answer]) -> None:
