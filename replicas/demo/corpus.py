@@ -1,13 +1,14 @@
 """The corpus: the language reference that every CPython carries for ``help()``, and chats made from it.
 
 The held-out text ships beside the model, because other Python versions carry other topics; whatever the
-version, paragraphs that resemble it are kept out of training.
+version, paragraphs that resemble it are kept out of training, and as much text is trained on.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 from pydoc_data.topics import topics
@@ -16,6 +17,7 @@ HELD_OUT_CHARS = 16_000
 SECTION_CHARS = range(700, 4_200)
 SHINGLE_WORDS = 8
 MAX_OVERLAP = 0.2  # a training paragraph may share this much of its shingles with the held-out text
+TRAINING_CHARS = 437_500  # all that CPython 3.11 has; later versions have more, and would make a better model
 ANSWER_CHARS = 320  # an answer takes whole paragraphs until it is this long
 
 HEADING = re.compile(r'^(\S.*)\n([*=\-~^"])\2{3,}$', re.MULTILINE)
@@ -78,7 +80,7 @@ def shingles(text: str) -> set[tuple[str, ...]]:
 
 
 def training_documents(held_out: str) -> list[str]:
-    """The topics without the paragraphs that resemble the held-out text."""
+    """The topics without the paragraphs that resemble the held-out text, and TRAINING_CHARS of them at most."""
     banned = shingles(held_out)
 
     def allowed(paragraph: str) -> bool:
@@ -86,6 +88,24 @@ def training_documents(held_out: str) -> list[str]:
         return len(seen & banned) <= MAX_OVERLAP * len(seen)
 
     kept = ("\n\n".join(filter(allowed, text.split("\n\n"))) for text in topic_texts())
+    return fitted([text.strip("\n") + "\n" for text in kept], TRAINING_CHARS)
+
+
+def fitted(documents: list[str], limit: int) -> list[str]:
+    """The documents without some paragraphs, spread evenly over all of them, so that `limit` characters are left.
+
+    A paragraph goes from all documents that have it, and headings stay.
+    """
+    surplus = sum(map(len, documents)) - limit
+    counts = Counter(paragraph for text in documents for paragraph in text.split("\n\n"))
+    left_out: set[str] = set()
+    for paragraph in sorted(counts, key=lambda p: hashlib.sha256(p.encode()).digest()):
+        if surplus <= 0:
+            break
+        if not HEADING.search(paragraph):
+            left_out.add(paragraph)
+            surplus -= counts[paragraph] * len(paragraph + "\n\n")
+    kept = ("\n\n".join(p for p in text.split("\n\n") if p not in left_out) for text in documents)
     return [text.strip("\n") + "\n" for text in kept]
 
 

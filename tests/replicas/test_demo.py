@@ -225,3 +225,13 @@ def test_finding_the_model_imports_nothing_heavy():
         "sys.exit(any(m in sys.modules for m in ('torch', 'transformers')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_later_python_trains_on_as_much_text(held_out: str):
+    documents = corpus.training_documents(held_out)
+    assert sum(map(len, documents)) <= corpus.TRAINING_CHARS
+    limit = sum(map(len, documents)) * 9 // 10
+    fewer = corpus.fitted(documents, limit)
+    assert limit * 0.99 < sum(map(len, fewer)) <= limit
+    assert [corpus.HEADING.findall(text) for text in fewer] == [corpus.HEADING.findall(text) for text in documents]
+    assert corpus.fitted(documents, limit * 2) == documents
