@@ -20,6 +20,7 @@ from .build import BuiltEngine
 from .checkpoint import inspect_checkpoint, resolve_model
 from .engine import Emission, EngineCore
 from .engine_config import EngineConfig
+from .engine_thread import EngineThread
 from .errors import InvalidRequest
 from .limits import Limits
 from .plan import ItemResult, PlanItem, StepPlan, StepResult
@@ -117,26 +118,61 @@ def _profile(info: ModelInfo, num_blocks: int, max_batch_tokens: int) -> Replica
     )
 
 
-class NullWorker(Worker):
-    """The real worker around a null engine.
+class PacedThread(EngineThread):
+    """An engine without work to do would run ahead of its readers, whose messages would then be merged.
 
-    An engine without work to do would run ahead of its readers, whose messages would then be merged. Here the
-    next step begins when every reader has taken its message, so that each step's tokens travel by themselves.
-    One who does not come within PATIENCE_S is not waited for again until they do.
+    Here the next step begins when every reader has taken its message, so that each step's tokens travel by
+    themselves. One who does not come within PATIENCE_S is not waited for again until they do.
     """
+
+    def __init__(self, core: EngineCore, watchdog_s: float, worker: NullWorker) -> None:
+        super().__init__(core, watchdog_s, worker._deliver, worker._tell)
+        self.slow: frozenset[int] = frozenset()
+        self._worker = worker
+        self._taken = threading.Event()
+        self._handed = self._delivered = 0  # steps given to the event loop, and seen by it
+
+    def look(self) -> None:
+        """Let the engine go on when every message has been taken. On the event loop."""
+        waiting = self._worker.waiting()
+        self.slow = self.slow.intersection(waiting)
+        if self._delivered == self._handed and self.slow.issuperset(waiting):
+            self._taken.set()
+
+    def _hand_over(self, emissions: list[Emission]) -> None:
+        self._taken.clear()
+        self._handed += 1
+        super()._hand_over(emissions)
+        if emissions and not self._taken.wait(PATIENCE_S):
+            self.slow = frozenset(self._worker.waiting())
+
+    def _arrive(self, emissions: list[Emission], load: ReplicaLoad) -> None:
+        super()._arrive(emissions, load)
+        self._delivered += 1
+        self.look()
+
+
+class NullWorker(Worker):
+    """The real worker around a null engine."""
 
     def __init__(
         self, model: str | Path, config: EngineConfig, *, name: str | None = None, step_s: float = 0.0
     ) -> None:
         super().__init__(model, config, name=name)
         self._step_s = step_s
-        self._taken = threading.Event()
-        self._handed = self._delivered = 0  # steps given to the event loop, and seen by it
-        self._slow: frozenset[int] = frozenset()
+        self._pace: PacedThread | None = None
+
+    def waiting(self) -> list[int]:
+        """Streams with a message that their reader has not taken. Safe from any thread."""
+        return [key for key, mailbox in list(self._streams.items()) if mailbox.pending]
 
     def _build(self) -> BuiltEngine:
         log.warning("null engine: nothing is computed")
         return build_null_engine(self._model, self._config, name=self._name, step_s=self._step_s)
+
+    def _make_thread(self, engine: BuiltEngine) -> EngineThread:
+        self._pace = PacedThread(engine.core, self._config.watchdog_s, self)
+        return self._pace
 
     async def generate(self, request: Request) -> AsyncIterator[StreamMessage]:
         stream = cast(AsyncGenerator[StreamMessage, None], super().generate(request))
@@ -148,21 +184,6 @@ class NullWorker(Worker):
         finally:
             self._look()
 
-    def _hand_over(self, emissions: list[Emission]) -> None:
-        self._taken.clear()
-        self._handed += 1
-        super()._hand_over(emissions)
-        if emissions and not self._taken.wait(PATIENCE_S):
-            self._slow = frozenset(key for key, stream in list(self._streams.items()) if stream.pending)
-
-    def _deliver(self, emissions: list[Emission], load: ReplicaLoad) -> None:
-        super()._deliver(emissions, load)
-        self._delivered += 1
-        self._look()
-
     def _look(self) -> None:
-        """Let the engine go on when every message has been taken."""
-        waiting = [key for key, stream in self._streams.items() if stream.pending]
-        self._slow = self._slow.intersection(waiting)
-        if self._delivered == self._handed and self._slow.issuperset(waiting):
-            self._taken.set()
+        if self._pace is not None:
+            self._pace.look()

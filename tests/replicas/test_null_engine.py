@@ -80,7 +80,8 @@ async def test_a_stream_without_a_reader_holds_the_others_up_once(
     async with asyncio.timeout(60):  # it is not waited for in each of 200 steps
         messages = await collect(worker, request(1, max_tokens=200))
     assert len(messages) == 200
-    assert worker._slow
+    assert worker._pace is not None
+    assert worker._pace.slow
     assert len((await anext(idle)).deltas[0].token_ids) > 100
     await idle.aclose()  # type: ignore[attr-defined]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from fake_runner import FakeRunner
 
+from motley.replicas import engine_thread
 from motley.replicas import worker as module
 from motley.replicas.blocks import BlockPool
 from motley.replicas.build import BuiltEngine
@@ -96,6 +97,11 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
+def engine_of(worker: Worker) -> engine_thread.EngineThread:
+    assert worker._thread is not None
+    return worker._thread
+
+
 def idle(worker: Worker) -> bool:
     load = worker.load()
     return load.running == load.waiting == 0 and load.kv_blocks_free == BLOCKS
@@ -180,7 +186,7 @@ async def test_a_step_that_hangs_is_seen_and_ends_its_streams(
     worker: Worker, runner: GatedRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the word by which the router takes them to another replica."""
-    monkeypatch.setattr(worker, "_config", replace(worker._config, watchdog_s=0.05))
+    monkeypatch.setattr(engine_of(worker), "watchdog_s", 0.05)
     await worker.check_health()
     runner.gate.clear()
     task = asyncio.create_task(collect(worker.generate(request())))
@@ -192,7 +198,7 @@ async def test_a_step_that_hangs_is_seen_and_ends_its_streams(
     with pytest.raises(Unavailable):
         await anext(worker.generate(request()))
     runner.gate.set()
-    await until(lambda: worker._step_began is None and idle(worker))
+    await until(lambda: engine_of(worker).step_began is None and idle(worker))
     await worker.check_health()
     assert await collect(worker.generate(request()))
 
@@ -203,10 +209,10 @@ async def test_health_of_an_idle_engine_is_a_step_shared_by_all_who_ask(
     runner.plans.clear()
     await worker.check_health()
     assert runner.plans == [], "the warm-up is recent enough"
-    monkeypatch.setattr(module, "PROBE_AFTER_S", 0.0)
+    monkeypatch.setattr(engine_thread, "PROBE_AFTER_S", 0.0)
     runner.gate.clear()
     asked = [asyncio.create_task(worker.check_health()) for _ in range(20)]
-    await until(lambda: worker._step_began is not None)
+    await until(lambda: engine_of(worker).step_began is not None)
     assert not any(task.done() for task in asked)
     runner.gate.set()
     await asyncio.gather(*asked)
@@ -218,8 +224,8 @@ async def test_health_of_an_idle_engine_is_a_step_shared_by_all_who_ask(
 async def test_an_idle_engine_that_takes_no_step_is_unhealthy(
     worker: Worker, runner: GatedRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "PROBE_AFTER_S", 0.0)
-    monkeypatch.setattr(module, "PROBE_S", 0.05)
+    monkeypatch.setattr(engine_thread, "PROBE_AFTER_S", 0.0)
+    monkeypatch.setattr(engine_thread, "PROBE_S", 0.05)
     runner.gate.clear()
     with pytest.raises(EngineFault, match="no step within"):
         await worker.check_health()
@@ -236,7 +242,7 @@ async def test_steps_that_fail_in_a_row_make_it_unhealthy_until_one_succeeds(
         raise RuntimeError("an illegal memory access was encountered")
 
     monkeypatch.setattr(runner, "run", fail)
-    for _ in range(module.MAX_FAILED_STEPS):
+    for _ in range(engine_thread.MAX_FAILED_STEPS):
         with pytest.raises(EngineFault, match="illegal memory"):
             await collect(worker.generate(request()))
     with pytest.raises(EngineFault, match="steps failed"):
@@ -272,7 +278,7 @@ async def test_a_reader_that_stalls_after_the_end_keeps_nothing_either(worker: W
 async def test_what_has_expired_is_never_run(worker: Worker, runner: GatedRunner) -> None:
     runner.gate.clear()
     first = asyncio.create_task(collect(worker.generate(request())))
-    await until(lambda: worker._step_began is not None)
+    await until(lambda: engine_of(worker).step_began is not None)
     late = asyncio.create_task(collect(worker.generate(replace(request(7), deadline_s=0.001))))
     with pytest.raises(DeadlineExceeded):
         await asyncio.wait_for(late, 10)  # while the step before it still runs
@@ -294,7 +300,7 @@ async def test_a_deadline_counts_from_the_arrival_not_from_the_engines_next_step
     monkeypatch.setattr(core, "add", lambda key, one, at, *more: (added.append(at), add(key, one, at, *more)))
     runner.gate.clear()
     tasks = [asyncio.create_task(collect(worker.generate(request())))]
-    await until(lambda: worker._step_began is not None)
+    await until(lambda: engine_of(worker).step_began is not None)
     tasks.append(asyncio.create_task(collect(worker.generate(replace(request(), deadline_s=60.0)))))
     await until(lambda: worker.num_streams == 2)
     before = time.monotonic()

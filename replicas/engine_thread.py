@@ -1,0 +1,218 @@
+"""One thread that owns an engine.
+
+Plain data crosses to it through a queue and comes back in one call per step, so that the thread can become a
+process without anyone outside noticing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .engine import Emission, EngineCore
+from .errors import EngineFault, Unavailable
+from .grammar_process import GrammarProcess
+from .kv_log import KvLog, OwnedEvent
+from .protocol import ReplicaLoad, Request, SamplingParams
+
+log = logging.getLogger(__name__)
+
+PROBE_AFTER_S = 5.0  # a step this recent proves the engine; else a probe makes it take one
+PROBE_S = 10.0  # how long a probe's one token may take
+MAX_FAILED_STEPS = 3  # in a row: what fails is not the requests
+_PROBE_KEY = -1
+_PROBE = Request("probe", (0,), SamplingParams(temperature=0.0, max_tokens=1, seed=0), cache_salt=b"probe")
+
+
+@dataclass(frozen=True, slots=True)
+class _Add:
+    key: int
+    request: Request
+    arrived: float
+    grammar: GrammarProcess | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Cancel:
+    key: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Flush:
+    tenant: str | None
+    done: asyncio.Future[None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Watch:
+    wanted: bool
+
+
+_Command = _Add | _Cancel | _Flush | _Watch | None  # None: stop
+
+
+class EngineThread:
+    """Made and called on the event loop, which it calls back. Keys of requests are the caller's, from 0.
+
+    deliver     told after each step what it made, and when the thread dies, with nothing
+    tell        told what became of KV blocks, while watched
+    watchdog_s  a step that takes longer hangs
+    load        after the last step
+    died        what the thread has died of
+    step_began  monotonic seconds; None between steps
+    """
+
+    def __init__(
+        self,
+        core: EngineCore,
+        watchdog_s: float,
+        deliver: Callable[[list[Emission]], None],
+        tell: Callable[[list[OwnedEvent]], None],
+    ) -> None:
+        self.watchdog_s = watchdog_s
+        self.load = core.scheduler.load()
+        self.died: BaseException | None = None
+        self.step_began: float | None = None
+        self._core = core
+        self._deliver = deliver
+        self._tell = tell
+        self._loop = asyncio.get_running_loop()
+        self._inbox: queue.SimpleQueue[_Command] = queue.SimpleQueue()
+        self._stepped = time.monotonic()  # when a step last ended
+        self._probe: asyncio.Future[None] | None = None
+        self._probed = 0.0  # monotonic: when the probe was sent
+        self._thread = threading.Thread(target=self._run, name="motley-engine", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def add(self, key: int, request: Request, arrived: float, grammar: GrammarProcess | None = None) -> None:
+        """`arrived`: in monotonic seconds."""
+        self._inbox.put(_Add(key, request, arrived, grammar))
+
+    def cancel(self, key: int) -> None:
+        self._inbox.put(_Cancel(key))
+
+    async def flush(self, tenant: str | None) -> None:
+        """Drop cached prefixes of that tenant, or all of them. Raises Unavailable."""
+        done = self._loop.create_future()
+        self._inbox.put(_Flush(tenant, done))
+        try:
+            await asyncio.wait_for(done, PROBE_S)
+        except TimeoutError:
+            raise Unavailable(f"the engine was not free within {PROBE_S:g} s", code="engine_busy") from None
+
+    def watch(self, *, wanted: bool) -> None:
+        """Whether anybody wants to know of KV blocks."""
+        self._inbox.put(_Watch(wanted))
+
+    async def stop(self) -> None:
+        self._inbox.put(None)
+        await asyncio.to_thread(self._thread.join, 5.0)
+
+    def raise_if_lost(self) -> None:
+        """Raise EngineFault if the thread has died or its current step takes too long."""
+        if self.died is not None:
+            raise EngineFault(f"the engine has died: {self.died}", code="engine_died")
+        began = self.step_began
+        if began is not None and time.monotonic() - began > self.watchdog_s:
+            raise EngineFault(f"a step has been running for more than {self.watchdog_s:g} s", code="engine_hangs")
+
+    async def check_health(self) -> None:
+        """Raise EngineFault unless the engine has stepped lately, or does so now.
+
+        An idle engine computes one token, whoever asks and however many ask: a live thread proves nothing.
+        """
+        self.raise_if_lost()
+        failing = self._core.failed_steps >= MAX_FAILED_STEPS
+        recent = self.step_began is not None or time.monotonic() - self._stepped < PROBE_AFTER_S
+        if recent and not failing:
+            return
+        try:
+            await asyncio.wait_for(asyncio.shield(self._one_step()), PROBE_S)
+        except TimeoutError:
+            raise EngineFault(f"an idle engine took no step within {PROBE_S:g} s", code="engine_hangs") from None
+        self.raise_if_lost()
+        if failing and self._core.failed_steps:
+            raise EngineFault(f"the last {self._core.failed_steps} steps failed", code="engine_fault")
+
+    def _one_step(self) -> asyncio.Future[None]:
+        """Done when a step has ended; makes the engine take one. All who ask at a time share it."""
+        if self._probe is None:
+            self._probe, self._probed = self._loop.create_future(), time.monotonic()
+            self._inbox.put(_Add(_PROBE_KEY, _PROBE, self._probed))
+        return self._probe
+
+    def _run(self) -> None:
+        core = self._core
+        try:
+            while self._take_commands(block=not core.busy):
+                if not core.busy:
+                    self._hand_over([])
+                    continue
+                self.step_began = time.monotonic()
+                emissions = core.step()
+                self._stepped, self.step_began = time.monotonic(), None
+                self._hand_over(emissions)
+        except BaseException as error:  # the thread's last words: every stream must hear of it
+            log.exception("the engine thread died")
+            self.died, self.step_began = error, None
+            self._hand_over([])
+            raise
+
+    def _take_commands(self, *, block: bool) -> bool:
+        """Carry out what is in the inbox; False when told to stop."""
+        core = self._core
+        while True:
+            try:
+                command = self._inbox.get(block=block)
+            except queue.Empty:
+                return True
+            if command is None:
+                return False
+            if isinstance(command, _Cancel):
+                core.cancel(command.key)
+            elif isinstance(command, _Flush):
+                core.scheduler.pool.forget_prefixes(command.tenant)
+                self._call_loop(_settle, command.done)
+            elif isinstance(command, _Watch):
+                self._log_blocks(wanted=command.wanted)
+            elif command.key != _PROBE_KEY or not core.busy:  # a busy engine steps anyway
+                core.add(command.key, command.request, command.arrived, command.grammar)
+            block = False
+
+    def _log_blocks(self, *, wanted: bool) -> None:
+        pool = self._core.scheduler.pool
+        if not wanted:
+            pool.log = None
+        elif pool.log is None:
+            pool.log = KvLog()
+
+    def _hand_over(self, emissions: list[Emission]) -> None:
+        scheduler = self._core.scheduler
+        if scheduler.pool.log is not None and (events := scheduler.pool.log.take()):
+            self._call_loop(self._tell, events)
+        self._call_loop(self._arrive, emissions, scheduler.load())
+
+    def _call_loop(self, function: Callable[..., None], *args: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(function, *args)
+        except RuntimeError:  # the loop is closed: nobody is left to listen
+            log.debug("event loop closed before the engine stopped")
+
+    def _arrive(self, emissions: list[Emission], load: ReplicaLoad) -> None:
+        self.load = load
+        if self._probe is not None and (self._stepped > self._probed or self.died is not None):
+            self._probe.set_result(None)
+            self._probe = None
+        self._deliver(emissions)
+
+
+def _settle(done: asyncio.Future[None]) -> None:
+    if not done.done():
+        done.set_result(None)
