@@ -9,21 +9,31 @@ from ...replicas.errors import InvalidRequest
 from ...replicas.grammar_spec import GrammarSpec
 
 _MAKE: Mapping[str, Callable[..., GrammarSpec]] = {
+    "json": GrammarSpec.json_schema,
     "json_schema": GrammarSpec.json_schema,
     "regex": GrammarSpec.regex,
     "grammar": GrammarSpec.ebnf,
     "structural_tag": GrammarSpec.structural_tag,
     "choice": GrammarSpec.choice,
 }
-CONSTRAINTS = ("json_object", *_MAKE)
+_JSON = (str | dict, "a text or an object")
+_TYPES: Mapping[str, tuple[Any, str]] = {
+    "json": _JSON,
+    "json_schema": _JSON,
+    "structural_tag": _JSON,
+    "choice": (list, "a list of strings"),
+    "json_object": (bool, "true or false"),
+}
+CONSTRAINTS = ("json_object", "json_schema", "regex", "grammar", "structural_tag", "choice")
 
 
 def constraint(name: str, value: Any, field: str) -> GrammarSpec | None:
-    """`value`: text, for `choice` a list of texts, for `json_object` whether. Raises InvalidRequest naming `field`."""
-    wanted = {"json_object": bool, "choice": list}.get(name, str)
+    """None when `json_object` is false, which asks for free text. Raises InvalidRequest naming `field`."""
+    wanted, words = _TYPES.get(name, (str, "a text"))
     if not isinstance(value, wanted):
-        words = {bool: "true or false", list: "a list of strings", str: "a string"}[wanted]
         raise InvalidRequest(f"{field}: expected {words}", param=field, code="invalid_value")
+    if value == "":
+        raise InvalidRequest(f"{field}: it is empty", param=field, code="invalid_grammar")
     if name == "json_object":
         return GrammarSpec.json_object(field=field) if value else None
     return _MAKE[name](value, field=field)

@@ -1,4 +1,4 @@
-"""What a text must look like, in the words of several protocols -> GrammarSpec."""
+"""OpenAI's `response_format` and vLLM's `structured_outputs` -> GrammarSpec."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from ...replicas.errors import InvalidRequest
 from ...replicas.grammar_spec import GrammarSpec
-from ..errors import unsupported_field
+from .constraints import constraint
 from .openai_fields import missing, refuse_others, take, wrong_type
 
+_STRUCTURED = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _VLLM_UNSUPPORTED = (
     "backend", "disable_additional_properties", "disable_any_whitespace", "disable_fallback", "whitespace_pattern",
@@ -86,7 +86,7 @@ _RESPONSE_FORMATS: dict[str, Callable[[dict[str, Any]], GrammarSpec | None]] = {
 }
 
 
-def _structured_outputs(given: dict[str, Any]) -> GrammarSpec:
+def _structured_outputs(given: dict[str, Any]) -> GrammarSpec | None:
     """vLLM's words: exactly one of json, json_object, regex, choice, grammar and structural_tag."""
     path = "structured_outputs."
     refuse_others(given, tuple(_STRUCTURED), _VLLM_UNSUPPORTED, path=path)
@@ -94,38 +94,3 @@ def _structured_outputs(given: dict[str, Any]) -> GrammarSpec:
     if len(names) != 1:
         raise wrong_type("structured_outputs", given, f"exactly one of {', '.join(_STRUCTURED)}")
     return constraint(names[0], given[names[0]], path + names[0])
-
-
-def constraint(kind: str, value: Any, field: str) -> GrammarSpec:
-    """`kind`: one of vLLM's words. Raises InvalidRequest naming `field`."""
-    if isinstance(value, str) and not value:
-        raise InvalidRequest(f"{field}: it is empty", param=field, code="invalid_grammar")
-    return _STRUCTURED[kind](value, field)
-
-
-def _json(value: Any, field: str) -> GrammarSpec:
-    if not isinstance(value, dict | str):
-        raise wrong_type(field, value, "a JSON schema, as an object or as text")
-    return GrammarSpec.json_schema(value, field=field)
-
-
-def _any_object(value: Any, field: str) -> GrammarSpec:
-    if value is not True:
-        raise unsupported_field(field, "leave it out, or give true", value)
-    return GrammarSpec.json_object(field=field)
-
-
-def _tag(value: Any, field: str) -> GrammarSpec:
-    if not isinstance(value, dict | str):
-        raise wrong_type(field, value, "a structural tag, as an object or as text")
-    return GrammarSpec.structural_tag(value, field=field)
-
-
-_STRUCTURED: dict[str, Callable[[Any, str], GrammarSpec]] = {
-    "json": _json,
-    "json_object": _any_object,
-    "regex": lambda value, field: GrammarSpec.regex(value, field=field),
-    "choice": lambda value, field: GrammarSpec.choice(value, field=field),
-    "grammar": lambda value, field: GrammarSpec.ebnf(value, field=field),
-    "structural_tag": _tag,
-}

@@ -16,10 +16,9 @@ from ..ask import Admitted, Ask
 from ..errors import unknown_field
 from ..gather import Gathered, GatheredChoice, check_finish
 from ..protos import inference_pb2 as pb
-from . import formats
+from .constraints import constraint
 
 _NOT_SCALAR = ("logit_bias", "stop", "stop_token_ids", "grammar")
-_GRAMMARS = {"json_schema": "json", "ebnf": "grammar"}  # where vLLM's words differ
 _FINISH = {reason: pb.FinishReason.Value(f"FINISH_REASON_{reason.name}") for reason in FinishReason}
 
 
@@ -74,12 +73,12 @@ def sampling(params: pb.SamplingParams) -> dict[str, Any]:
     return given
 
 
-def _grammar(grammar: pb.Grammar) -> GrammarSpec:
+def _grammar(grammar: pb.Grammar) -> GrammarSpec | None:
     kind = grammar.WhichOneof("kind")
     if kind is None:
         raise InvalidRequest("sampling.grammar: it is empty", param="sampling.grammar", code="missing_field")
     value = list(grammar.choice.texts) if kind == "choice" else getattr(grammar, kind)
-    return formats.constraint(_GRAMMARS.get(kind, kind), value, f"sampling.grammar.{kind}")
+    return constraint("grammar" if kind == "ebnf" else kind, value, f"sampling.grammar.{kind}")
 
 
 def refuse_unknown(message: Message, path: str = "") -> None:

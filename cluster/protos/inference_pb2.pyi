@@ -247,7 +247,7 @@ class Grammar(google.protobuf.message.Message):
     CHOICE_FIELD_NUMBER: builtins.int
     STRUCTURAL_TAG_FIELD_NUMBER: builtins.int
     json_object: builtins.bool
-    """true: any JSON object"""
+    """true: any JSON object; false: free text"""
     json_schema: builtins.str
     """as JSON text"""
     regex: builtins.str

@@ -237,7 +237,6 @@ async def test_refused_by_name(post: Callable[..., Any], name: str, stream: bool
         (pb.Grammar(json_schema="{"), "sampling.grammar.json_schema"),
         (pb.Grammar(json_schema='{"not": {}}'), "sampling.grammar.json_schema"),
         (pb.Grammar(choice=pb.Choices()), "sampling.grammar.choice"),
-        (pb.Grammar(json_object=False), "sampling.grammar.json_object"),
     ],
 )
 async def test_grpc_refused_by_name(stub: Any, grammar: pb.Grammar, field: str) -> None:
