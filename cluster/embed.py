@@ -29,7 +29,7 @@ class Embedded:
 
 async def embed(router: Router, admitted: Admitted) -> Embedded:
     """The pooled hidden state of an admitted prompt whose `pooling` is set."""
-    async with aclosing(router.stream(admitted.request)) as messages:
+    async with aclosing(router.stream(admitted.request, whole=True)) as messages:
         async for message in messages:
             if message.embedding is not None:
                 return Embedded(message.embedding, len(admitted.request.prompt_ids), message.cached_tokens or 0)

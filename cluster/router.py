@@ -27,6 +27,7 @@ from .trunks import FAILURES, Line, Trunks
 log = logging.getLogger(__name__)
 
 MAX_STREAMS = 3072  # fewer than Serve takes at a time: beyond that it would let them wait, unseen and without end
+SHORT_TOKENS = 64  # an answer up to this, if not streamed, is one call; of a longer one not all is lost with a replica
 DEADLINE_GRACE_S = 1.0  # the replica ends a request at its deadline; so much later the ingress does
 
 
@@ -47,13 +48,16 @@ class Router:
             self._pulse.lives,
         )
         self._generate = pool.options(method_name="generate", stream=True, _by_reference=False)
+        self._answer = pool.options(method_name="answer", _by_reference=False)
         self._kv_events = pool.options(method_name="kv_events", stream=True, _by_reference=False)
         self._flush = pool.options(method_name="flush", _by_reference=False)
         self._load = pool.options(method_name="load", _by_reference=False)
         self._profile = pool.options(method_name="profile", _by_reference=False)
 
-    async def stream(self, request: Request) -> AsyncGenerator[StreamMessage, None]:
+    async def stream(self, request: Request, *, whole: bool = False) -> AsyncGenerator[StreamMessage, None]:
         """Messages of one request. Closing the generator, or cancelling its reader, stops the sequence.
+
+        `whole`: nobody looks at them before the last, so there may as well be one.
 
         A lost replica is not seen: the request goes to another, with the output so far. Where that cannot be,
         choices that have begun end with `replica_lost`, and then, or if nothing has begun, it raises Unavailable.
@@ -65,10 +69,11 @@ class Router:
         record = access_log.current()
         record.began(request)
         journey = Journey(request, self._policy, _now())
+        attempt = self._short_attempt if whole and _is_short(request) else self._attempt
         try:
             while not journey.progress.done:
                 try:
-                    async with aclosing(self._attempt(journey)) as messages:
+                    async with aclosing(attempt(journey)) as messages:
                         async for message in messages:
                             record.count(message)
                             yield message
@@ -166,6 +171,18 @@ class Router:
                 line.close()
                 leave(response)
 
+    async def _short_attempt(self, journey: Journey) -> AsyncGenerator[StreamMessage, None]:
+        """The same in one message. Raises MotleyError unless every choice ended."""
+        request, placement = journey.rest(_now()), journey.place(self._suspects)
+        deadline = journey.deadline + DEADLINE_GRACE_S
+        message = await self._once(self._answer, placement, self._policy.wait_s, (request,), deadline)
+        self._raise_if_ended()
+        new = journey.progress.take(message)
+        if new is not None:
+            yield new
+        if not journey.progress.done:
+            raise Unavailable("the replica's answer broke off", code="replica_lost")
+
     async def _messages(
         self, attempt: Attempt, line: Line, own: AsyncIterator[Any], progress: Progress
     ) -> AsyncGenerator[StreamMessage, None]:
@@ -235,9 +252,14 @@ class Router:
                 await asyncio.sleep(retry.after(error, self._suspect(placement, error)))
 
     async def _once(
-        self, method: Any, placement: Placement, wait_s: float = math.inf, args: tuple[Any, ...] = ()
+        self,
+        method: Any,
+        placement: Placement,
+        wait_s: float = math.inf,
+        args: tuple[Any, ...] = (),
+        deadline: float = math.inf,
     ) -> Any:
-        attempt = Attempt(placement, wait_s=wait_s)
+        attempt = Attempt(placement, deadline=deadline, wait_s=wait_s)
         response = _in_fresh_context(method, *args, placement)
         self._pulse.watch(attempt)
         try:
@@ -246,6 +268,12 @@ class Router:
             raise from_pool(error) from error
         finally:
             self._pulse.forget(attempt)
+            leave(response)
+
+
+def _is_short(request: Request) -> bool:
+    tokens = request.sampling.max_tokens or 0
+    return request.pooling is not None or tokens * request.sampling.n <= SHORT_TOKENS
 
 
 def _in_fresh_context(method: Any, *args: Any) -> Any:

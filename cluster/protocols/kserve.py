@@ -93,7 +93,7 @@ class KServeProtocol:
 
     async def _whole(self, admitted: Admitted, wanted: tuple[str, ...]) -> InferResponse:
         sampling = admitted.request.sampling
-        async with aclosing(self._router.stream(admitted.request)) as messages:
+        async with aclosing(self._router.stream(admitted.request, whole=True)) as messages:
             gathered = await gather(messages, sampling.n)
         return InferResponse(
             admitted.ask.client_id,

@@ -28,7 +28,7 @@ class MotleyProtocol:
 
     async def complete(self, ask: Ask, caller: Caller) -> pb.Completion:
         admitted = await self._door.admit(ask, caller)
-        async with aclosing(self._router.stream(admitted.request)) as messages:
+        async with aclosing(self._router.stream(admitted.request, whole=True)) as messages:
             gathered = await gather(messages, admitted.request.sampling.n)
         return self._replies.completion(admitted, gathered)
 

@@ -140,11 +140,11 @@ class OpenAIProtocol:
         return whole(form, admitted, gathered, echoes, keep)
 
     async def _gather(self, call: Call, admitted: Admitted) -> Gathered:
-        async with aclosing(self._messages(call, admitted)) as messages:
+        async with aclosing(self._messages(call, admitted, whole=True)) as messages:
             return await gather(messages, admitted.request.sampling.n)
 
-    def _messages(self, call: Call, admitted: Admitted) -> AsyncGenerator[StreamMessage, None]:
-        messages = self._router.stream(admitted.request)
+    def _messages(self, call: Call, admitted: Admitted, *, whole: bool = False) -> AsyncGenerator[StreamMessage, None]:
+        messages = self._router.stream(admitted.request, whole=whole)
         return prompt_only(messages) if call.silent else messages
 
     async def _chunks(self, form: Form, call: Call, admitted: Sequence[Admitted]) -> AsyncGenerator[list[Object], None]:

@@ -53,7 +53,7 @@ class VllmProtocol:
             admitted = await self._door.admit(ask, caller)
         with self._aborts.running(caller.tenant, request.request_id) as aborted:
             async with (
-                aclosing(self._router.stream(admitted.request)) as messages,
+                aclosing(self._router.stream(admitted.request, whole=not request.stream)) as messages,
                 aclosing(until(aborted, messages)) as taken,
                 aclosing(_responses(admitted, taken, aborted, chunks=request.stream)) as responses,
             ):

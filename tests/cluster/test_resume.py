@@ -17,7 +17,7 @@ from local_pool import LocalPool
 from tokenizers import pre_tokenizers
 
 from motley.cluster.resume import ResumePolicy
-from motley.cluster.router import Router
+from motley.cluster.router import SHORT_TOKENS, Router
 from motley.replicas.errors import DeadlineExceeded, EngineFault, MotleyError, Overloaded, Unavailable
 from motley.replicas.protocol import (
     FinishReason,
@@ -85,9 +85,9 @@ def request(**params: object) -> Request:
     return Request("r", PROMPT, SamplingParams(**{"max_tokens": 14, "seed": 5} | params))  # type: ignore[arg-type]
 
 
-async def read(router: Router, asked: Request) -> Answer:
+async def read(router: Router, asked: Request, *, whole: bool = False) -> Answer:
     answer = Answer([Told() for _ in range(asked.sampling.n)])
-    async with aclosing(router.stream(asked)) as messages:
+    async with aclosing(router.stream(asked, whole=whole)) as messages:
         async for message in messages:
             take(answer, message)
     return answer
@@ -135,6 +135,32 @@ async def test_a_loss_at_any_token_changes_nothing(workers: list[Worker], case: 
             assert max(map(len, resumed.output_ids)) == after, "every token was a message"
         assert len(set(pool.sent)) == len(pool.sent) in (1, 2), "never again to the one that was lost"
         await until(lambda: all(map(idle, workers)))
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("kind", ["died", "hang"])
+async def test_a_short_answer_that_is_not_streamed_is_one_call_and_asked_for_again(
+    workers: list[Worker], case: str, kind: str
+) -> None:
+    asked = request(**CASES[case])
+    router, pool = faulty(workers, [])
+    whole = await read(router, asked)
+    assert await read(router, asked, whole=True) == whole
+    assert len(pool.sent) == 1, "the streamed one"
+    router, pool = faulty(workers, [Fault(1, kind), Fault(7, kind)])
+    assert await read(router, asked, whole=True) == whole
+    seen = [request for replica in pool.replicas.values() for request in replica.requests]
+    assert [request.output_ids for request in seen] == [()] * 3, "from its beginning, on another replica"
+    await until(lambda: all(map(idle, workers)))
+
+
+async def test_a_long_answer_that_is_not_streamed_goes_on_where_it_was(workers: list[Worker]) -> None:
+    asked = request(max_tokens=SHORT_TOKENS + 1, ignore_eos=True)
+    router, pool = faulty(workers, [Fault(40)])
+    answer = await read(router, asked, whole=True)
+    assert len(answer.choices[0].ids) == SHORT_TOKENS + 1
+    [resumed] = pool.replicas[pool.sent[1]].requests
+    assert len(resumed.output_ids[0]) == 40
 
 
 async def test_the_cases_are_what_they_claim(workers: list[Worker]) -> None:

@@ -20,6 +20,7 @@ from motley.replicas.engine import EngineCore
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import Overloaded, Unavailable
 from motley.replicas.limits import Limits
+from motley.replicas.mailbox import merge
 from motley.replicas.plan import StepPlan, StepResult
 from motley.replicas.protocol import ModelInfo, ReplicaLoad, ReplicaProfile, Request, StreamMessage
 from motley.replicas.replica import Replica
@@ -131,6 +132,9 @@ class FaultyReplica:
                 await fault.strike(self)
         finally:
             await messages.aclose()
+
+    async def answer(self, request: Request) -> StreamMessage:
+        return merge([message async for message in self.generate(request)])
 
     async def load(self) -> ReplicaLoad:
         if self.hangs:

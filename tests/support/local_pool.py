@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Generator, Sequence
 from typing import Any
 
 from motley.cluster.placement import Candidate, Placement
@@ -44,10 +44,25 @@ class _Method:
 
     def remote(self, *args: Any) -> Any:
         *values, placement = args
-        return _Stream(self._pool, self._name, values, placement) if self._stream else self._answer(values, placement)
+        if self._stream:
+            return _Stream(self._pool, self._name, values, placement)
+        return _Answer(self._answer(values, placement))
 
     async def _answer(self, values: list[Any], placement: Placement) -> Any:
         return await getattr(await self._pool.find(placement), self._name)(*values)
+
+
+class _Answer:
+    """Whoever waits for it and is cancelled cancels it."""
+
+    def __init__(self, answer: Coroutine[Any, Any, Any]) -> None:
+        self._answer = answer
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self._answer.__await__()
+
+    def cancel(self) -> None:
+        self._answer.close()
 
 
 class _Stream:
