@@ -5,17 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from .edge import LOOPBACK, Edge
+from .auth.guard import check_bind
+from .auth.key_file import read_keys
+from .auth.keys import StoredKey, hash_key, new_key
+from .edge.edge import LOOPBACK, Edge
+from .edge.inside import Inside
+from .edge.ports import settled_block
+from .edge.tls import Tls, choose_tls
 from .entrance import OWN_TENANT, Entrance
 from .failures import ConfigurationError
-from .guard import check_bind
-from .inside import Inside
-from .key_file import read_keys
-from .keys import StoredKey, hash_key, new_key
 from .options import ServeOptions
-from .ports import settled_block
-from .resume import ResumePolicy
-from .tls import Tls, choose_tls
+from .routing.resume import ResumePolicy
 
 
 def check_access(options: ServeOptions) -> None:

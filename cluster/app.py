@@ -14,7 +14,7 @@ from ..replicas.replica import Replica, engine_worker, null_worker
 from .entrance import Entrance
 from .ingress import Ingress
 from .options import ServeOptions
-from .request_router import PoolRouter
+from .routing.request_router import PoolRouter
 
 NAME = "motley"
 POOL = "cpu"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ..replicas.errors import EngineFault
 from .ask import Admitted
 from .gather import check_finish
-from .router import Router
+from .routing.router import Router
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from .guard import Guard
-from .key_file import KeyFile
-from .keys import StoredKey
-from .readers import READER_TIMEOUT_S
-from .resume import ResumePolicy
+from .auth.guard import Guard
+from .auth.key_file import KeyFile
+from .auth.keys import StoredKey
+from .routing.resume import ResumePolicy
+from .web.readers import READER_TIMEOUT_S
 
 OWN_TENANT = "_motley"  # no name that a key file may hold
 

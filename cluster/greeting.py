@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..client import Client
-from .inside import Inside
+from .edge.inside import Inside
 
 PROMPT = "The with statement"
 MAX_TOKENS = 48

@@ -24,17 +24,17 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
 from .app import NAME, build_app
-from .edge import LOOPBACK
+from .edge.edge import LOOPBACK
+from .edge.haproxy import open_requests, replicas_up
+from .edge.inside import Inside
+from .edge.ports import listens
 from .entrance import Entrance
 from .failures import ConfigurationError
-from .haproxy import open_requests, replicas_up
-from .inside import Inside
 from .options import ServeOptions
-from .ports import listens
 from .processes import wait_until
 from .protos import inference_pb2 as pb
 from .protos import inference_pb2_grpc
-from .servicers import SERVICER_FUNCTIONS
+from .web.servicers import SERVICER_FUNCTIONS
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from ..replicas.hub import resolve_model
 from ..replicas.logs import log_to_stderr
 from ..replicas.protocol import NULL, ReplicaProfile
 from ..replicas.tokenizer import Tokenizer
-from . import access_log, http_app
+from . import access_log
 from .door import Door
 from .entrance import Entrance
 from .parsers.styles import AUTO, choose
@@ -34,9 +34,10 @@ from .protocols.reflection_rpcs import ReflectionRpcs
 from .protocols.vllm import VllmProtocol
 from .protocols.vllm_rpcs import VllmRpcs
 from .protocols.vllm_tokenizer import TokenizerArchive
-from .readers import Readers
-from .router import Router
+from .routing.router import Router
 from .settings import MAX_MESSAGE_BYTES
+from .web import http_app
+from .web.readers import Readers
 
 log = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ from typing import Any
 from ..replicas import errors as engine_errors
 from ..replicas.errors import MotleyError
 from . import errors, failures
-from .openapi import Schema, document
 from .proto_text import Block, ProtoFile, read
 from .protocols.openapi_routes import OPERATIONS
+from .web.openapi import Schema, document
 
 PROTOS = Path(__file__).resolve().parent / "protos"
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "api.md"

@@ -19,14 +19,14 @@ from ..replicas.hub import resolve_model
 from ..replicas.loading import read_loading
 from ..replicas.servable import check_in_process
 from .access import check_access, choose_edge, choose_entrance, choose_inside
-from .edge import Edge
+from .edge.edge import Edge
+from .edge.haproxy import choose_haproxy
+from .edge.inside import Inside
+from .edge.ports import bracketed, check_port
 from .folder import ray_folder, write_whole
 from .greeting import Endpoints, greet, show
-from .haproxy import choose_haproxy
-from .inside import Inside
 from .options import ServeOptions
 from .parsers.styles import check_names
-from .ports import bracketed, check_port
 from .processes import become_subreaper, end_descendants
 from .settings import check_environment, ray_settings
 

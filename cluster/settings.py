@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from .edge import BUFFER_BYTES, Edge
+from .edge.edge import BUFFER_BYTES, Edge
+from .edge.haproxy import launcher
+from .edge.loopback import HOOK
+from .edge.ports import settled_block
 from .failures import ConfigurationError
-from .haproxy import launcher
-from .loopback import HOOK
-from .ports import settled_block
 
 DIRECT_PORTS = 50  # one for each replica of the ingress, and those that Serve keeps back for a while
 MAX_MESSAGE_BYTES = 8 * 2**20  # a body or gRPC message from a client: a million token ids

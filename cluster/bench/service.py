@@ -19,7 +19,7 @@ from typing import Any
 import grpc
 
 from ...replicas.errors import Unavailable
-from ..ports import SETTLED, is_free
+from ..edge.ports import SETTLED, is_free
 from ..protos import inference_pb2 as pb
 from ..protos import inference_pb2_grpc
 

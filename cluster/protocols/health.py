@@ -10,9 +10,9 @@ from collections.abc import AsyncGenerator
 from grpc_health.v1 import health_pb2 as pb
 
 from ...replicas.errors import MotleyError, NotFound, Overloaded
-from .. import servicers
 from ..caller import Caller
-from ..router import Router
+from ..routing.router import Router
+from ..web import servicers
 
 SERVICES = ("", *(service.full_name for service in servicers.SERVICES))  # the empty name is the whole server
 WATCH_PERIOD_S = 1.0

@@ -6,8 +6,8 @@ from dataclasses import asdict
 
 from starlette.responses import Response
 
-from ..http import Route, answer
-from ..router import Router
+from ..routing.router import Router
+from ..web.http import Route, answer
 
 
 class HealthRoutes:

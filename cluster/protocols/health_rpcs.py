@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 from grpc_health.v1 import health_pb2 as pb
 
 from ..caller import Caller
-from ..rpc import stream, tells_health, unary
+from ..web.rpc import stream, tells_health, unary
 from .health import HealthProtocol
 
 

@@ -13,7 +13,7 @@ from ..caller import MAX_CLIENT_ID, Caller
 from ..door import Door
 from ..errors import unsupported_field
 from ..gather import check_finish, gather
-from ..router import Router
+from ..routing.router import Router
 from .kserve_ask import EMPTY_FINAL, InferRequest, check_version, infer_ask
 from .kserve_reply import InferResponse, outputs, usage, wanted_outputs
 from .wire_names import in_wire_names

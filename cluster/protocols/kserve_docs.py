@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...replicas.errors import NotFound
 from ...replicas.sampling_params import MAX_LOGPROBS
-from ..openapi import Operation, Operations, Schema, answer, body
+from ..web.openapi import Operation, Operations, Schema, answer, body
 from .kserve_ask import DEFAULT_PRIORITY, INPUTS, PRIORITY_LEVELS
 from .kserve_reply import OUTPUTS
 from .openai_table import SAMPLING

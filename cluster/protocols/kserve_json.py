@@ -9,8 +9,8 @@ from typing import Any
 from google.protobuf.json_format import MessageToDict
 
 from ...replicas.protocol import ModelInfo
-from ..answers import Object
 from ..errors import unsupported_field
+from ..web.answers import Object
 from . import kserve_wire
 from .kserve_ask import VERSION, InferRequest
 from .kserve_reply import InferResponse

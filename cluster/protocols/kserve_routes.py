@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ...replicas.errors import MotleyError
-from ..http import Route, answer, caller_of, error_response
+from ..web.http import Route, answer, caller_of, error_response
 from . import kserve_json
 from .kserve import KServeProtocol
 from .kserve_rpcs import EXTENSIONS

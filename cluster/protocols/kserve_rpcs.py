@@ -8,7 +8,7 @@ from importlib.metadata import version
 from ...replicas.errors import NotFound
 from ..caller import Caller
 from ..protos import kserve_pb2 as pb
-from ..rpc import stream, tells_health, unary
+from ..web.rpc import stream, tells_health, unary
 from . import kserve_wire as wire
 from .kserve import KServeProtocol
 from .kserve_ask import VERSION

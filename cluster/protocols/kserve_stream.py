@@ -10,8 +10,8 @@ from dataclasses import replace
 from ...replicas.errors import InvalidRequest, MotleyError, Unavailable
 from ..caller import Caller
 from ..protos import kserve_pb2 as pb
-from ..servicers import Malformed
 from ..streams import fan_in, next_of
+from ..web.servicers import Malformed
 from . import kserve_wire as wire
 from .kserve import KServeProtocol, failed
 

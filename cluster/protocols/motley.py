@@ -12,7 +12,7 @@ from ..door import Door
 from ..embed import embed
 from ..gather import gather
 from ..protos import inference_pb2 as pb
-from ..router import Router
+from ..routing.router import Router
 from ..streams import all_of
 from . import motley_embeddings
 from . import motley_wire as wire

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 
 from ..caller import Caller
 from ..protos import inference_pb2 as pb
-from ..rpc import stream, unary
+from ..web.rpc import stream, unary
 from . import motley_wire as wire
 from .motley import MotleyProtocol
 

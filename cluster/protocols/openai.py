@@ -8,15 +8,15 @@ from contextlib import aclosing
 from ...replicas.errors import InvalidRequest
 from ...replicas.protocol import PromptLogprob, StreamMessage
 from ...replicas.tools import check_tools
-from ..answers import Answer, Object, Streaming
 from ..ask import Admitted
 from ..caller import Caller
 from ..door import Door
 from ..errors import unsupported_field
 from ..gather import Gathered, check_finish, gather
 from ..parsers.styles import TOOL_PARSERS, Reading, Styles, Thinking, thinking
-from ..router import Router
+from ..routing.router import Router
 from ..streams import all_of, merge
+from ..web.answers import Answer, Object, Streaming
 from . import openai_ask
 from .openai_ask import Call
 from .openai_chat_reply import ChatForm

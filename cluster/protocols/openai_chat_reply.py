@@ -6,13 +6,13 @@ import secrets
 from typing import Any
 
 from ...replicas.protocol import Delta
-from ..answers import Object
 from ..ask import Admitted
 from ..gather import GatheredChoice
 from ..parsers.answer import Answer, AnswerParser, parse_whole
 from ..parsers.calls import Call
 from ..parsers.styles import Reading
 from ..parsers.think import ThinkCounter
+from ..web.answers import Object
 from .openai_logprobs import Tokens
 from .openai_reply import Echo, ending
 

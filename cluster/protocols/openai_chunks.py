@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...replicas.protocol import Delta, StreamMessage
-from ..answers import Object
 from ..ask import Admitted
+from ..web.answers import Object
 from .openai_reply import ChoiceStream, Echo, Form, head, usage
 
 

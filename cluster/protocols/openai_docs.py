@@ -7,7 +7,7 @@ from typing import Any
 
 from ...replicas.errors import NotFound
 from ...replicas.protocol import Pooling
-from ..openapi import Operation, Operations, Schema, answer, body
+from ..web.openapi import Operation, Operations, Schema, answer, body
 from .openai_table import CHAT, COMPLETION, Field, by_name
 
 _TEXT: Schema = {"type": "string"}

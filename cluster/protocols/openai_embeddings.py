@@ -11,15 +11,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ...replicas.protocol import Pooling
-from ..answers import Object
 from ..ask import Ask
 from ..caller import Caller
 from ..door import Door
 from ..embed import Embedded, embed
 from ..errors import unsupported_field
-from ..http import Route, answer, caller_of
-from ..router import Router
+from ..routing.router import Router
 from ..streams import all_of
+from ..web.answers import Object
+from ..web.http import Route, answer, caller_of
 from .openai_ask import prompts
 from .openai_fields import parse_object, refuse_others, take, wrong_type
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ...replicas.protocol import PromptLogprob, TokenLogprob
 from ...replicas.tokenizer import Tokenizer
-from ..answers import Object
+from ..web.answers import Object
 
 NO_PROBABILITY = -9999.0  # what OpenAI writes for minus infinity, which JSON cannot
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from starlette.responses import Response
 
 from ...replicas.errors import NotFound
-from ..http import Route
+from ..web.http import Route
 
 _CHAT = "use /v1/chat/completions, which has tools, reasoning and streaming too"
 _NO_STATE = "nothing is stored between requests"

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from ...replicas.protocol import Delta, FinishReason, PromptLogprob
-from ..answers import Object
 from ..ask import Admitted
 from ..gather import Gathered, GatheredChoice
+from ..web.answers import Object
 from .openai_logprobs import Offsets, Tokens
 
 

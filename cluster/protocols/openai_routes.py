@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..http import Route, answer, caller_of
+from ..web.http import Route, answer, caller_of
 from .openai import OpenAIProtocol
 from .openai_refused import refused_routes
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
-from ..answers import Object
-from ..http import Route, answer
-from ..openapi import Operation, Operations, document
+from ..web.answers import Object
+from ..web.http import Route, answer
+from ..web.openapi import Operation, Operations, document
 from . import kserve_docs, openai_docs
 
 PATH = "/openapi.json"

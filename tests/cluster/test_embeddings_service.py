@@ -20,7 +20,7 @@ from local_ingress import make_ingress
 from motley.client import AsyncClient, Client
 from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import inference_pb2_grpc
-from motley.cluster.servicers import add_inference
+from motley.cluster.web.servicers import add_inference
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.offline import Engine
 from motley.replicas.sampling_params import SamplingParams

@@ -10,7 +10,7 @@ import grpc
 import pytest
 from google.protobuf.descriptor import MethodDescriptor
 
-from motley.cluster.servicers import SERVICES
+from motley.cluster.web.servicers import SERVICES
 
 RPCS = [rpc for service in SERVICES for rpc in service.methods]
 ROUNDS = 30

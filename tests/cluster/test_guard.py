@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from motley.cluster import http_guard
+from motley.cluster.auth.guard import check_bind, check_host, check_peer, is_loopback
 from motley.cluster.failures import ConfigurationError, Forbidden
-from motley.cluster.guard import check_bind, check_host, check_peer, is_loopback
-from motley.cluster.rpc import _host
+from motley.cluster.web import http_guard
+from motley.cluster.web.rpc import _host
 
 LOOPBACK = ["127.0.0.1", "127.8.9.10", "::1", "[::1]", "localhost", "LOCALHOST.", "api.localhost", "::ffff:127.0.0.1"]
 FOREIGN = ["0.0.0.0", "::", "10.0.0.1", "192.168.1.2", "example.com", "localhost.example.com", "", "127.0.0.1.nip.io"]

@@ -14,11 +14,11 @@ from grpc_health.v1 import health_pb2 as pb
 from grpc_health.v1 import health_pb2_grpc
 from local_ingress import make_ingress
 
-from motley.cluster import servicers
 from motley.cluster.caller import Caller
 from motley.cluster.protocols import health
 from motley.cluster.protocols.health import HealthProtocol
-from motley.cluster.servicers import add_health
+from motley.cluster.web import servicers
+from motley.cluster.web.servicers import add_health
 from motley.replicas.errors import EngineFault, Overloaded
 
 SERVING = pb.HealthCheckResponse.SERVING

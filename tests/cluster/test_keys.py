@@ -13,12 +13,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from motley.cluster import key_file
 from motley.cluster.access import check_access, choose_entrance, choose_inside
+from motley.cluster.auth import key_file
+from motley.cluster.auth.guard import Guard, check_bind, credentials
+from motley.cluster.auth.key_file import KeyFile, edited, read_keys, write_keys
+from motley.cluster.auth.keys import (
+    MAX_KEYS,
+    PREFIX,
+    KeyRing,
+    StoredKey,
+    check_tenant,
+    hash_key,
+    new_key,
+    read_expiry,
+)
 from motley.cluster.failures import ConfigurationError, Unauthenticated
-from motley.cluster.guard import Guard, check_bind, credentials
-from motley.cluster.key_file import KeyFile, edited, read_keys, write_keys
-from motley.cluster.keys import MAX_KEYS, PREFIX, KeyRing, StoredKey, check_tenant, hash_key, new_key, read_expiry
 from motley.cluster.options import ServeOptions
 
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
@@ -57,7 +66,7 @@ def test_every_entry_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
         compared.append(one)
         return one == other
 
-    monkeypatch.setattr("motley.cluster.keys.hmac.compare_digest", compare)
+    monkeypatch.setattr("motley.cluster.auth.keys.hmac.compare_digest", compare)
     for key in (keys[0], keys[4], "wrong", "x" * 10_000):
         compared.clear()
         ring.tenant_of(key)

@@ -16,13 +16,14 @@ from echo_worker import EchoWorker
 from google.protobuf import message_factory
 from local_ingress import make_ingress
 
-from motley.cluster import access_log, servicers
+from motley.cluster import access_log
+from motley.cluster.auth.guard import Headers
+from motley.cluster.auth.key_file import write_keys
+from motley.cluster.auth.keys import StoredKey, hash_key, new_key
 from motley.cluster.entrance import Entrance
-from motley.cluster.guard import Headers
-from motley.cluster.key_file import write_keys
-from motley.cluster.keys import StoredKey, hash_key, new_key
 from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import inference_pb2_grpc
+from motley.cluster.web import servicers
 
 KEY, OLD = new_key(), new_key()
 GOOD = {"authorization": f"Bearer {KEY}"}

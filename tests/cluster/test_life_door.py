@@ -15,9 +15,9 @@ from local_ingress import make_ingress
 from scripted_worker import ScriptedWorker
 
 from motley.cluster import door as module
-from motley.cluster import router
 from motley.cluster.ask import Ask
 from motley.cluster.caller import Caller
+from motley.cluster.routing import router
 from motley.replicas.errors import DeadlineExceeded, Overloaded
 
 

@@ -18,7 +18,7 @@ from scripted_worker import ScriptedWorker
 
 from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import inference_pb2_grpc
-from motley.cluster.servicers import add_inference
+from motley.cluster.web.servicers import add_inference
 from motley.replicas.errors import Overloaded
 
 LONG = {"prompt": "abc", "max_tokens": 400}

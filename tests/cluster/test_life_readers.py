@@ -15,8 +15,8 @@ from local_ingress import make_ingress
 
 from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import inference_pb2_grpc
-from motley.cluster.readers import Readers
-from motley.cluster.servicers import add_inference
+from motley.cluster.web.readers import Readers
+from motley.cluster.web.servicers import add_inference
 from motley.replicas.protocol import Delta, FinishReason, Request, StreamMessage
 
 TEXT = "x" * 2**20

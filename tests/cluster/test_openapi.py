@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from openapi_spec_validator import validate
 
-from motley.cluster.openapi import document, or_null
 from motley.cluster.protocols.openai_refused import refused_routes
 from motley.cluster.protocols.openai_table import CHAT, COMPLETION, Field
 from motley.cluster.protocols.openapi_routes import OPERATIONS
+from motley.cluster.web.openapi import document, or_null
 
 
 @pytest.fixture(scope="module")

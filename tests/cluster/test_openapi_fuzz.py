@@ -21,8 +21,8 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from motley.cluster.openapi import document
 from motley.cluster.protocols.openapi_routes import OPERATIONS
+from motley.cluster.web.openapi import document
 
 
 def not_a_fault(ctx: Any, response: Any, case: schemathesis.Case) -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from motley.cluster.placement import SUSPECT_S, Candidate, Placement, Suspects
+from motley.cluster.routing.placement import SUSPECT_S, Candidate, Placement, Suspects
 
 ABC = [Candidate("a", "exact"), Candidate("b", "exact"), Candidate("c", "fast")]
 

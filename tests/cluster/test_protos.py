@@ -11,10 +11,10 @@ from unittest.mock import Mock
 import pytest
 from google.protobuf.descriptor import ServiceDescriptor
 
-from motley.cluster import servicers
 from motley.cluster.ingress import Ingress
 from motley.cluster.protos import generate
-from motley.cluster.servicers import SERVICES
+from motley.cluster.web import servicers
+from motley.cluster.web.servicers import SERVICES
 
 SHARED_NAMES: set[str] = set()  # for which the ingress has one method that tells the requests apart
 CODE = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py", "_pb2_grpc.pyi")

@@ -10,7 +10,7 @@ from google.protobuf.descriptor import Descriptor, ServiceDescriptor
 from motley.cluster.proto_text import read
 from motley.cluster.protos import inference_pb2
 from motley.cluster.reference import PAGE, PROTOS, page
-from motley.cluster.servicers import SERVICES
+from motley.cluster.web.servicers import SERVICES
 
 
 def test_the_page_is_up_to_date() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from ray.serve.request_router import PendingRequest, ReplicaID, RunningReplica
 
-from motley.cluster.placement import Placement, Suspects
-from motley.cluster.request_router import PoolRouter
+from motley.cluster.routing.placement import Placement, Suspects
+from motley.cluster.routing.request_router import PoolRouter
 from motley.replicas.protocol import Request, SamplingParams
 
 REQUEST = Request("r", (1,), SamplingParams(seed=0))

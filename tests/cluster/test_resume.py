@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from local_pool import LocalPool
 from tokenizers import pre_tokenizers
 
-from motley.cluster.resume import ResumePolicy
-from motley.cluster.router import SHORT_TOKENS, Router
+from motley.cluster.routing.resume import ResumePolicy
+from motley.cluster.routing.router import SHORT_TOKENS, Router
 from motley.replicas.errors import DeadlineExceeded, EngineFault, MotleyError, Overloaded, Unavailable
 from motley.replicas.protocol import (
     FinishReason,

@@ -14,8 +14,8 @@ from local_pool import LocalPool
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
-from motley.cluster.leave import leave
-from motley.cluster.router import Router
+from motley.cluster.routing.leave import leave
+from motley.cluster.routing.router import Router
 from motley.replicas.errors import EngineFault, InvalidRequest, MotleyError, Overloaded, Unavailable
 from motley.replicas.protocol import Request, SamplingParams
 

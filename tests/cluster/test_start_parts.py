@@ -14,12 +14,13 @@ import pytest
 from served import alive, wait_for
 
 from motley.cluster import folder as folders
-from motley.cluster import head, ports
-from motley.cluster.edge import Edge
+from motley.cluster import head
+from motley.cluster.edge import ports
+from motley.cluster.edge.edge import Edge
+from motley.cluster.edge.haproxy import choose_haproxy, launcher, open_requests, replicas_up
+from motley.cluster.edge.ports import SETTLED, bracketed, check_port, settled_block
 from motley.cluster.failures import ConfigurationError
 from motley.cluster.folder import MAX_PATH_CHARS, ray_folder, write_whole
-from motley.cluster.haproxy import choose_haproxy, launcher, open_requests, replicas_up
-from motley.cluster.ports import SETTLED, bracketed, check_port, settled_block
 from motley.cluster.processes import descendants, wait_until
 from motley.cluster.settings import check_environment, ray_settings
 from motley.replicas.errors import EngineFault

@@ -20,9 +20,9 @@ from grammar_engine import check_json
 from local_ingress import make_ingress
 from pydantic import BaseModel, Field
 
-from motley.cluster import servicers
 from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import inference_pb2_grpc
+from motley.cluster.web import servicers
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.worker import Worker
 

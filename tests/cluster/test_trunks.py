@@ -11,10 +11,10 @@ import pytest
 from echo_worker import EchoWorker
 from local_pool import LocalPool
 
-from motley.cluster.placement import Placement, Suspects
-from motley.cluster.resume import ResumePolicy
-from motley.cluster.router import Router
-from motley.cluster.trunks import Line
+from motley.cluster.routing.placement import Placement, Suspects
+from motley.cluster.routing.resume import ResumePolicy
+from motley.cluster.routing.router import Router
+from motley.cluster.routing.trunks import Line
 from motley.replicas import trunk as replica_side
 from motley.replicas.errors import Unavailable
 from motley.replicas.protocol import Delta, Request, SamplingParams, StreamMessage

@@ -20,7 +20,7 @@ from motley.cluster.protocols.vllm import VllmProtocol
 from motley.cluster.protocols.vllm_events import KvBatches
 from motley.cluster.protos import vllm_common_pb2 as common
 from motley.cluster.protos import vllm_engine_pb2 as pb
-from motley.cluster.router import Router
+from motley.cluster.routing.router import Router
 from motley.replicas import worker as worker_module
 from motley.replicas.errors import InvalidRequest, Overloaded, Unavailable
 from motley.replicas.protocol import BLOCK_TOKENS, KvEvent, KvEvents, ReplicaLoad

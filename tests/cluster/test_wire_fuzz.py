@@ -21,7 +21,7 @@ from motley.cluster.protocols import kserve_json, kserve_wire
 from motley.cluster.protocols.kserve_ask import INPUTS
 from motley.cluster.protocols.kserve_reply import OUTPUTS
 from motley.cluster.protos import kserve_pb2, vllm_common_pb2, vllm_engine_pb2
-from motley.cluster.servicers import Malformed, parse
+from motley.cluster.web.servicers import Malformed, parse
 from motley.replicas.errors import DeadlineExceeded, InvalidRequest, MotleyError, NotFound
 from motley.replicas.protocol import Delta, FinishReason, Request, StreamMessage
 

@@ -17,9 +17,9 @@ import grpc
 import uvicorn
 from served import free_port, wait_for
 
-from motley.cluster.edge import BUFFER_BYTES, LOOPBACK, Edge
-from motley.cluster.haproxy import launcher
-from motley.cluster.ports import listens
+from motley.cluster.edge.edge import BUFFER_BYTES, LOOPBACK, Edge
+from motley.cluster.edge.haproxy import launcher
+from motley.cluster.edge.ports import listens
 
 HEALTHY = b"\x0a\x07success"  # what Serve's health check answers
 
@@ -40,7 +40,7 @@ def rendered(folder: Path, edge: Edge, http_port: int, grpc_port: int) -> Path:
         cfg=HAProxyConfig(
             http_options=HTTPOptions(host=LOOPBACK, port=edge.http_port),
             grpc_options=gRPCOptions(
-                port=edge.grpc_port, grpc_servicer_functions=["motley.cluster.servicers.add_inference"]
+                port=edge.grpc_port, grpc_servicer_functions=["motley.cluster.web.servicers.add_inference"]
             ),
             is_head=True,
             socket_path=str(folder / "admin.sock"),

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Generator, Sequence
 from typing import Any
 
-from motley.cluster.placement import Candidate, Placement
+from motley.cluster.routing.placement import Candidate, Placement
 
 
 class LocalPool:

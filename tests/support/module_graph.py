@@ -18,8 +18,9 @@ PICTURE = ROOT / "docs" / "modules.svg"
 
 # Packages of small parts, drawn as one box each.
 BOXES = (
-    "motley.cli", "motley.client", "motley.cluster.bench", "motley.cluster.parsers", "motley.cluster.protocols",
-    "motley.cluster.protos", "motley.replicas.bench", "motley.replicas.demo", "motley.replicas.families",
+    "motley.cli", "motley.client", "motley.cluster.auth", "motley.cluster.bench", "motley.cluster.edge",
+    "motley.cluster.parsers", "motley.cluster.protocols", "motley.cluster.protos", "motley.cluster.routing",
+    "motley.cluster.web", "motley.replicas.bench", "motley.replicas.demo", "motley.replicas.families",
     "motley.replicas.quantization",
 )  # fmt: skip
 BANDS = ("motley", "motley.cluster", "motley.replicas", "motley.kernels")  # from the top

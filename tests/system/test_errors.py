@@ -16,7 +16,7 @@ from bad_requests import BAD_BODIES, BAD_JSON_FIELDS, BAD_MESSAGES, BAD_PROMPTS,
 from served import Served
 
 from motley.client import Client
-from motley.cluster.ports import listens
+from motley.cluster.edge.ports import listens
 from motley.cluster.protos import inference_pb2 as pb
 from motley.replicas.errors import Overloaded
 

@@ -19,8 +19,8 @@ from certificates import Certificates
 from listeners import Listener, listeners
 from served import Served, served, wait_for
 
-from motley.cluster.key_file import edited
-from motley.cluster.keys import StoredKey, hash_key, new_key
+from motley.cluster.auth.key_file import edited
+from motley.cluster.auth.keys import StoredKey, hash_key, new_key
 from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import inference_pb2_grpc
 

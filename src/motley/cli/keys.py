@@ -13,7 +13,7 @@ import typer
 from .options import Json
 
 if TYPE_CHECKING:
-    from ..cluster.keys import StoredKey
+    from ..cluster.auth.keys import StoredKey
 
 app = typer.Typer(
     name="keys",
@@ -40,8 +40,8 @@ def new(
       motley keys new alice --file keys.yaml
       motley keys new ci --file keys.yaml --days 90
     """
-    from ..cluster import keys
-    from ..cluster.key_file import edited
+    from ..cluster.auth import keys
+    from ..cluster.auth.key_file import edited
 
     expires = None if days is None else (datetime.now(UTC) + timedelta(days=days)).timestamp()
     key = keys.new_key()
@@ -59,8 +59,8 @@ def list_(file: File = DEFAULT, as_json: Json = False) -> None:
     Examples:
       motley keys list --file keys.yaml
     """
-    from ..cluster.key_file import read_keys
-    from ..cluster.keys import write_expiry
+    from ..cluster.auth.key_file import read_keys
+    from ..cluster.auth.keys import write_expiry
 
     stored = read_keys(file)
     rows = [
@@ -87,8 +87,8 @@ def revoke(
       motley keys revoke 3f5a90c1b2d4 --file keys.yaml
       motley keys revoke alice --tenant --file keys.yaml
     """
-    from ..cluster.key_file import edited
-    from ..cluster.keys import hash_key
+    from ..cluster.auth.key_file import edited
+    from ..cluster.auth.keys import hash_key
 
     with edited(file) as stored:
         gone = [
@@ -103,7 +103,7 @@ def revoke(
 
 
 def _until(key: StoredKey) -> str:
-    from ..cluster.keys import write_expiry
+    from ..cluster.auth.keys import write_expiry
 
     if key.expires is None:
         return "until revoked"

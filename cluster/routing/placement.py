@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ..replicas.trunk import Ticket
+from ...replicas.trunk import Ticket
 
 SUSPECT_S = 30.0  # by then Serve has replaced a replica that hangs, or it has shown that it lives
 

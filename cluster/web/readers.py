@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from ..replicas.errors import ReaderStalled
+from ...replicas.errors import ReaderStalled
 
 T = TypeVar("T")
 

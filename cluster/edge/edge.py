@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from .guard import FORWARDED, FORWARDED_PREFIX
+from ..auth.guard import FORWARDED, FORWARDED_PREFIX
 from .ports import bracketed
 from .tls import Tls
 

@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError, Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from .protos import (
+from ..protos import (
     inference_pb2,
     inference_pb2_grpc,
     kserve_pb2,
@@ -26,7 +26,7 @@ from .protos import (
 )
 
 SERVICER_FUNCTIONS = tuple(
-    f"motley.cluster.servicers.add_{name}" for name in ("inference", "kserve", "vllm", "health", "reflection")
+    f"motley.cluster.web.servicers.add_{name}" for name in ("inference", "kserve", "vllm", "health", "reflection")
 )
 SERVICES = (
     inference_pb2.DESCRIPTOR.services_by_name["Inference"],

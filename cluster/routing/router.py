@@ -13,15 +13,15 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
-from ..replicas.errors import MotleyError, Overloaded, Unavailable
-from ..replicas.protocol import KvEvents, ReplicaLoad, ReplicaProfile, Request, StreamMessage
-from . import access_log
-from .errors import from_pool
+from ...replicas.errors import MotleyError, Overloaded, Unavailable
+from ...replicas.protocol import KvEvents, ReplicaLoad, ReplicaProfile, Request, StreamMessage
+from .. import access_log
+from ..errors import from_pool
+from ..streams import all_of, merge
 from .leave import leave
 from .placement import Placement, Suspects
 from .pulse import Attempt, Pulse
 from .resume import Journey, Progress, ResumePolicy, Retry, is_loss
-from .streams import all_of, merge
 from .trunks import FAILURES, Line, Trunks
 
 log = logging.getLogger(__name__)

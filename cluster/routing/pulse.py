@@ -9,7 +9,7 @@ import math
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from ..replicas.errors import DeadlineExceeded, MotleyError, Unavailable
+from ...replicas.errors import DeadlineExceeded, MotleyError, Unavailable
 from .placement import Placement, Suspects
 
 log = logging.getLogger(__name__)

@@ -16,12 +16,12 @@ from typing import Any, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from ..replicas.errors import DeadlineExceeded, InvalidRequest, MotleyError
-from . import access_log
-from .access_log import CallRecord, clean_id
-from .caller import MAX_CLIENT_ID, Caller
-from .edge import TIMEOUT_HEADER
-from .guard import Headers
+from ...replicas.errors import DeadlineExceeded, InvalidRequest, MotleyError
+from .. import access_log
+from ..access_log import CallRecord, clean_id
+from ..auth.guard import Headers
+from ..caller import MAX_CLIENT_ID, Caller
+from ..edge.edge import TIMEOUT_HEADER
 from .retry_after import add_metadata
 from .servicers import Malformed
 

@@ -11,12 +11,12 @@ from collections.abc import Collection
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..replicas.errors import InvalidRequest, MotleyError
-from . import access_log
-from .access_log import CallRecord, clean_id
-from .caller import MAX_CLIENT_ID, Caller
-from .errors import SlowBody, TooLarge, UnsupportedMedia
-from .guard import Guard
+from ...replicas.errors import InvalidRequest, MotleyError
+from .. import access_log
+from ..access_log import CallRecord, clean_id
+from ..auth.guard import Guard
+from ..caller import MAX_CLIENT_ID, Caller
+from ..errors import SlowBody, TooLarge, UnsupportedMedia
 from .http import CALLER, error_response
 
 # Serve would obey it, and a closed connection would then no longer stop its sequence.

@@ -11,7 +11,7 @@ import ipaddress
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from .failures import ConfigurationError, Forbidden, Unauthenticated
+from ..failures import ConfigurationError, Forbidden, Unauthenticated
 
 FORWARDED = ("forwarded", "via", "x-real-ip")
 FORWARDED_PREFIX = "x-forwarded-"

@@ -16,10 +16,10 @@ import grpc
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
-from ..replicas.errors import MotleyError, Unavailable
-from ..replicas.mailbox import merge
-from ..replicas.protocol import StreamMessage
-from ..replicas.trunk import unpack
+from ...replicas.errors import MotleyError, Unavailable
+from ...replicas.mailbox import merge
+from ...replicas.protocol import StreamMessage
+from ...replicas.trunk import unpack
 from .leave import leave
 from .placement import Placement
 from .pulse import Attempt

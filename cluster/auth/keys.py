@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from .failures import ConfigurationError
+from ..failures import ConfigurationError
 
 PREFIX = "mk-"  # so that scanners for leaked secrets know one when they see it
 MAX_KEYS = 10_000  # all are compared on each call: 0.1 ms for a thousand

@@ -12,8 +12,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from ..replicas.errors import DeadlineExceeded, EngineFault, MotleyError, Overloaded, ReaderStalled, Unavailable
-from ..replicas.protocol import Delta, FinishReason, Request, StreamMessage
+from ...replicas.errors import (
+    DeadlineExceeded,
+    EngineFault,
+    MotleyError,
+    Overloaded,
+    ReaderStalled,
+    Unavailable,
+)
+from ...replicas.protocol import Delta, FinishReason, Request, StreamMessage
 from .placement import Placement, Suspects
 
 # These end a choice on one replica; another may still go on with it.

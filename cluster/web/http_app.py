@@ -10,9 +10,9 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..replicas.errors import EngineFault, MotleyError
-from .errors import http_error
-from .guard import Guard
+from ...replicas.errors import EngineFault, MotleyError
+from ..auth.guard import Guard
+from ..errors import http_error
 from .http import Route, error_response
 from .http_guard import REQUEST_ID, HttpGuard
 from .readers import Readers

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from .failures import ConfigurationError
+from ..failures import ConfigurationError
 
 MINIMUM = "TLSv1.2"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import socket
 
-from .failures import ConfigurationError
+from ..failures import ConfigurationError
 
 SETTLED = (20_000, 30_000)
 

@@ -9,7 +9,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
-from ..replicas.errors import MotleyError
+from ...replicas.errors import MotleyError
 
 DEFAULT_S = 1  # where nobody has reckoned it
 STATUSES = (429, 503)  # that trying again may mend

@@ -13,9 +13,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ..replicas.errors import MotleyError
+from ...replicas.errors import MotleyError
+from ..caller import Caller
 from .answers import Answer, Object, Streaming
-from .caller import Caller
 from .readers import Reader, Readers
 from .retry_after import retry_after_s
 

@@ -9,7 +9,7 @@ from http import HTTPStatus
 from importlib.metadata import version
 from typing import Any
 
-from ..replicas.errors import (
+from ...replicas.errors import (
     DeadlineExceeded,
     EngineFault,
     InvalidRequest,
@@ -17,9 +17,9 @@ from ..replicas.errors import (
     Overloaded,
     Unavailable,
 )
+from ..errors import SlowBody, TooLarge, UnsupportedMedia
+from ..failures import Forbidden, Unauthenticated
 from .answers import Object
-from .errors import SlowBody, TooLarge, UnsupportedMedia
-from .failures import Forbidden, Unauthenticated
 
 Schema = Mapping[str, Any]
 _ALWAYS = (Unauthenticated, Forbidden, EngineFault, Unavailable)

@@ -24,7 +24,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped, unused-ignore]
 
-from .failures import ConfigurationError
+from ..failures import ConfigurationError
 from .keys import KeyRing, StoredKey, check_tenant, read_expiry, write_expiry
 
 log = logging.getLogger(__name__)

@@ -1,0 +1,1 @@
+"""What stands before the ingress: HAProxy, TLS, ports."""

@@ -1,0 +1,1 @@
+"""How calls come in and answers go out, whatever the protocol: HTTP and gRPC."""
