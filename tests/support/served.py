@@ -31,7 +31,7 @@ def free_port() -> int:
             return port
 
 
-def wait_for(condition: Callable[[], Any], what: str, seconds: float = 20.0) -> Any:
+def wait_for(condition: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
     """What `condition` returns as soon as that is true."""
     deadline = time.monotonic() + seconds
     while not (result := condition()):
@@ -69,7 +69,7 @@ class Served:
         with urllib.request.urlopen(f"{self.http}/health", timeout=10) as response:
             return dict(json.load(response)["load"])
 
-    def wait_idle(self, seconds: float = 20.0) -> None:
+    def wait_idle(self, seconds: float = 60.0) -> None:
         """Every sequence has ended and its KV is free."""
 
         def idle() -> bool:

@@ -19,7 +19,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from raw_http import post
 from safetensors.torch import load_file, save_file
-from served import Served, alive, served, wait_for
+from served import START_S, Served, alive, served, wait_for
 
 from motley.client import Client
 from motley.cluster.protos import inference_pb2 as pb
@@ -96,7 +96,7 @@ def test_what_only_loading_finds_is_one_line_too(checkpoint: Path, tmp_path: Pat
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_stopped_while_it_starts(checkpoint: Path, tmp_path: Path, number: signal.Signals) -> None:
     with served([str(checkpoint)], tmp_path) as service:
-        wait_for(lambda: len(service.descendants()) > 3, "Ray's processes")
+        wait_for(lambda: len(service.descendants()) > 3, "Ray's processes", START_S)
         children = service.descendants()
         assert service.interrupt(number) == 130
         assert alive(children) == []
