@@ -50,7 +50,8 @@ def find(name: str, capability: tuple[int, int], sms: int | None = None, memory:
         return Found(least, "shape", f"{name} is not in the table: as many SMs and as much memory as {least.name}")
     said = note or f"{name} is not in the table"
     device, origin = _least(known, sms)
-    return Found(replace(device, memory=memory or device.memory), "capability", f"{said}; {origin}")
+    device = replace(device, name=name, names=(), memory=memory or device.memory)
+    return Found(device, "capability", f"{said}; {origin}")
 
 
 def at_hand(properties: DeviceProperties) -> Found:

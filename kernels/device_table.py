@@ -75,6 +75,8 @@ _GB100 = _cite(_BRIEF, tensor_fp16=2250, tensor_bf16=2250, tensor_fp8=4500) | _c
 DEVICES: tuple[Device, ...] = (
     _device("Tesla P100-PCIE-16GB", (6, 0), _GP100,
             _cite(_sheet("Tesla P100"), fp32=9.3, fp16=18.7), _cite(_QUOTED, mhz=1303)),
+    _device("Tesla P100-PCIE-12GB", (6, 0), _cite(_A100_PAPER, sms=56), _cite(_QUOTED, mhz=1303),
+            _cite(_sheet("Tesla P100"), gib=12, gbps=549, fp32=9.3, fp16=18.7)),
     _device("Tesla P100-SXM2-16GB", (6, 0), _GP100, _cite(_A100_PAPER, mhz=1480, fp32=10.6, fp16=21.2)),
     _device("Tesla P40", (6, 1),
             _cite(_sheet("Tesla P40"), gib=24, gbps=346, dp4a=47),

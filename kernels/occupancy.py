@@ -52,16 +52,12 @@ def _by_registers(chip: Capability, warps: int, registers: int) -> int:
     if registers > chip.registers_per_thread:
         return 0
     per_warp = _round_up(registers * chip.warp, chip.register_granularity)
+
+    def blocks(schedulers: int) -> int:
+        return chip.registers_per_sm // schedulers // per_warp * schedulers // warps
+
     # 6.0 refuses what would not run on 6.1, with its four schedulers, though its own two have the room
-    return _within(chip, 4, warps, per_warp) and _within(chip, chip.schedulers, warps, per_warp)
-
-
-def _within(chip: Capability, schedulers: int, warps: int, per_warp: int) -> int:
-    """Blocks, with the registers of the SM split among the schedulers."""
-    # at launch the hardware reckons as if every scheduler held as many of the block's warps
-    if per_warp * _round_up(warps, schedulers) > chip.registers_per_sm:
-        return 0
-    return chip.registers_per_sm // schedulers // per_warp * schedulers // warps
+    return blocks(chip.schedulers) if blocks(4) else 0
 
 
 def _by_shared(chip: Capability, shared: int) -> int:

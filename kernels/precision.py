@@ -1,0 +1,176 @@
+"""In which precision a capability stores, multiplies and adds, on which unit, and why: data, made from the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from .capability import Capability, capability_of
+from .device_table import DEVICES
+from .devices import Arithmetic, Device
+
+__all__ = ["PrecisionPolicy", "Unit", "policy_of"]
+
+Half = Literal["fp16", "bf16"]
+Accumulate = Literal["fp32", "fp16 within a group, fp32 across"]
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Which arithmetic a linear layer runs on, whose kernel does it, and the instruction that shows in its PTX."""
+
+    arithmetic: Arithmetic
+    through: Literal["Triton", "cuBLAS"]
+    instruction: str
+
+
+@dataclass(frozen=True, slots=True)
+class PrecisionPolicy:
+    """One capability's choices. The figures in the reasons are of the first device of the capability in the table.
+
+    storage     of activations and KV
+    compute     what products are formed in
+    prefill     a linear layer of many rows; through cuBLAS the weights are first dequantised to fp16
+    decode      a linear layer of few rows
+    int8, fp8   for activations of 8 bits; None: not worth it here
+    attention   "per head": one program for each query head, on the lanes; "packed GQA": the heads that share keys
+                are the rows of one tensor core product
+    pipelined   whether loads may run ahead of the arithmetic (num_stages above 1)
+    reasons     name of a field above -> why
+    note        "", or which capability stands in for which
+    """
+
+    capability: Capability
+    storage: Half
+    compute: Literal["fp16", "fp32", "bf16"]
+    accumulate: Accumulate
+    prefill: Unit
+    decode: Unit
+    int8: Unit | None
+    fp8: Unit | None
+    attention: Literal["per head", "packed GQA"]
+    attention_unit: Unit
+    pipelined: bool
+    reasons: Mapping[str, str]
+    note: str = ""
+
+    def max_stages(self, stage_bytes: int) -> int:
+        """How many stages of this much shared memory a block may have; 1 where nothing is pipelined."""
+        return max(1, self.capability.shared_optin // stage_bytes) if self.pipelined else 1
+
+
+_FP32 = Unit("fp32", "Triton", "fma.rn.f32")
+_FP16 = Unit("fp16", "Triton", "fma.rn.f16x2")
+
+
+def policy_of(major: int, minor: int) -> PrecisionPolicy:
+    """Raises UnsupportedCapability below 6.0; a capability that is not known gets the policy of the next lower one."""
+    chip, note = capability_of(major, minor)
+    device = next(device for device in DEVICES if device.capability is chip)
+    storage, storage_why = _storage(chip)
+    prefill, decode, paths_why = _paths(chip, device)
+    int8, int8_why = _int8(chip, device)
+    fp8, fp8_why = _fp8(chip, device)
+    lanes_in_fp16 = decode.arithmetic == "fp16"
+    return PrecisionPolicy(
+        capability=chip,
+        storage=storage,
+        compute="fp32" if prefill.arithmetic == "fp32" else storage,
+        accumulate="fp16 within a group, fp32 across" if lanes_in_fp16 else "fp32",
+        prefill=prefill,
+        decode=decode,
+        int8=int8,
+        fp8=fp8,
+        attention="packed GQA" if chip.bf16 else "per head",
+        attention_unit=prefill if chip.bf16 else _FP32,
+        pipelined=chip.major >= 8,
+        reasons={
+            "storage": storage_why,
+            **paths_why,
+            "accumulate": "fma.rn.f16x2 rounds every sum to 11 bits: only a group's few products may be summed in it"
+            if lanes_in_fp16
+            else "sums over thousands of products lose in 11 or 8 bits what int4 weights still hold",
+            "int8": int8_why,
+            "fp8": fp8_why,
+            "attention": f"tl.dot is {chip.instruction}: the heads that share keys fill its rows"
+            if chip.bf16
+            else "tl.dot is fma.rn.f32: packing heads as rows saves nothing and costs registers; sums stay in fp32",
+            "pipelined": f"cp.async copies into shared memory, {chip.shared_optin // 1024} KiB a block"
+            if chip.major >= 8
+            else "no cp.async below 8.0: a stage ahead would wait in registers",
+        },
+        note=note,
+    )
+
+
+def _storage(chip: Capability) -> tuple[Half, str]:
+    if chip.bf16:
+        return "bf16", f"{chip} multiplies bf16, which has the range of the models' own weights"
+    return "fp16", f"no bf16 arithmetic below 8.0 ({chip}): fp16, with overflow looked for"
+
+
+def _paths(chip: Capability, device: Device) -> tuple[Unit, Unit, dict[str, str]]:
+    """Prefill, decode, and why: also "compute"."""
+    if chip.bf16:
+        few = Unit("tensor-bf16", "Triton", "mma.sync")
+        many = Unit("tensor-bf16", "Triton", chip.instruction)
+        rows = f" from {chip.instruction_rows} rows" if chip.instruction != "mma.sync" else ""
+        why = f"tensor cores: {_against(device, 'tensor-bf16', 'fp32')}"
+        bound = f"{_intensity(device, 'tensor-bf16')} before arithmetic, not {_gbps(device)}, sets the time"
+        return (
+            many,
+            few,
+            {"compute": why, "prefill": f"{chip.instruction}{rows}; {why}", "decode": f"mma.sync; {bound}"},
+        )
+    if chip.tensor_fma:
+        why = f"{_against(device, 'tensor-fp16', 'fp32')}, but Triton's tl.dot is fma.rn.f32 below 8.0"
+        bound = f"{_intensity(device, 'fp32')} before fp32 arithmetic, not {_gbps(device)}, sets the time"
+        cublas = Unit("tensor-fp16", "cuBLAS", "mma.sync")
+        return cublas, _FP32, {"compute": why, "prefill": f"cuBLAS on tensor cores: {why}", "decode": f"FMA: {bound}"}
+    why = _against(device, "fp16", "fp32")
+    chosen = _FP16 if device.rates["fp16"] > device.rates["fp32"] else _FP32
+    return chosen, chosen, dict.fromkeys(("compute", "prefill", "decode"), f"no tensor cores; {why}")
+
+
+def _int8(chip: Capability, device: Device) -> tuple[Unit | None, str]:
+    if chip.int8_unit == "none":
+        return None, f"{chip} has no dp4a (6.1 and later) and no tensor cores"
+    if not chip.bf16:
+        why = f"{_against(device, 'dp4a', 'fp32')}, as inline PTX"
+        if chip.tensor_fma:
+            why += f", for few rows: tensor-fp16 {_tera(device, 'tensor-fp16')} for many"
+        if chip.int8_tensor:
+            why += f" (tensor-int8 {_tera(device, 'tensor-int8')}, but Triton compiles no int8 dot below 8.0)"
+        return Unit("dp4a", "Triton", "dp4a.s32.s32"), why
+    why = _against(device, "tensor-int8", "tensor-bf16")
+    if device.rates["tensor-int8"] <= device.rates["tensor-bf16"]:
+        return None, f"{why}: slower than bf16 (tcgen05 has no int8 on {chip}, mma.sync only)"
+    return Unit("tensor-int8", "Triton", chip.instruction), why
+
+
+def _fp8(chip: Capability, device: Device) -> tuple[Unit | None, str]:
+    if not chip.fp8:
+        return None, f"tensor cores take fp8 from 8.9; this is {chip}"
+    return Unit("tensor-fp8", "Triton", chip.instruction), _against(device, "tensor-fp8", "tensor-bf16")
+
+
+def _tera(device: Device, kind: Arithmetic) -> str:
+    rate = device.rates[kind] / 1e12
+    unit = "TOP/s" if kind in ("dp4a", "tensor-int8") else "TFLOP/s"
+    return f"{rate:.0f} {unit}" if rate >= 100 else f"{rate:.3g} {unit}"
+
+
+def _against(device: Device, one: Arithmetic, other: Arithmetic) -> str:
+    ratio = device.rates[one] / device.rates[other]
+    times = f"{ratio:.3g} times" if ratio >= 1 else f"1/{1 / ratio:.0f} of"
+    return f"{device.name}: {one} {_tera(device, one)}, {times} {other}'s {_tera(device, other)}"
+
+
+def _gbps(device: Device) -> str:
+    return f"{device.bandwidth / 1e9:.0f} GB/s"
+
+
+def _intensity(device: Device, kind: Arithmetic) -> str:
+    """Rows at which reading int4 weights takes as long as multiplying them: 4 operations per row and byte."""
+    return f"{device.name}: some {device.rates[kind] / device.bandwidth / 4:.0f} rows of int4 weights"
