@@ -50,8 +50,8 @@ class Edge:
         """Write error pages and edits into `folder`; the file of edits."""
         pages = folder / "errors"
         pages.mkdir(exist_ok=True)
-        for status, (shown, message, code) in _PAGES.items():
-            (pages / f"{status}.http").write_text(_page(shown, message, code), newline="")
+        for status, answer in PAGES.items():
+            (pages / f"{status}.http").write_text(_page(answer), newline="")
         path = folder / "haproxy-edits.json"
         path.write_text(json.dumps(self.edits(folder)))
         return path
@@ -72,7 +72,7 @@ class Edge:
             (r"^    timeout client .*$", _lines(self._timeouts()), 1),
             (r"^(    nbthread .*)$", rf"\1\n{_lines(_TUNING)}", 1),
             (r"(?:^    errorfile 50\d .*\n)+", _lines(_errorfiles(folder / "errors")) + "\n", 1),
-            (r"^(    http-request return status 404 )content-type text/plain.*$", rf"\g<1>{_NOT_READY}", 1),
+            (r"^(    http-request return status 404 )content-type text/plain.*$", rf"\g<1>{_json(NOT_READY)}", 1),
             (r"^(    stats socket .* mode) 666 ", r"\1 600 ", 1),
         ]
 
@@ -84,12 +84,10 @@ class Edge:
         return f"{bracketed(self.host)}:{port}"
 
     def _http_rules(self) -> list[str]:
-        serves_own = _json("there is no such path", "not_found")
-        too_long = _json(f"the head of the request is longer than {MAX_HEAD_BYTES} bytes", "head_too_large")
         return [
             # Serve would answer these itself, without a key; a path may be written in several ways.
-            f"http-request return status 404 {serves_own} if {{ path,url_dec -m beg -i /-/ }}",
-            f"http-request return status 431 {too_long} if {{ req.hdrs,length gt {MAX_HEAD_BYTES} }}",
+            f"http-request return status 404 {_json(SERVES_OWN)} if {{ path,url_dec -m beg -i /-/ }}",
+            f"http-request return status 431 {_json(LONG_HEAD)} if {{ req.hdrs,length gt {MAX_HEAD_BYTES} }}",
             f"http-request del-header x-request-id if !{{ req.hdr(x-request-id) -m reg '{_ID}' }}",
             *self._forwarded(),
         ]
@@ -117,15 +115,19 @@ class Edge:
         ]
 
 
-# HAProxy's own status -> what is answered, why, and its code
-_PAGES = {
-    400: (400, f"the request is malformed, or its head longer than {BUFFER_BYTES} bytes", "bad_request"),
+Answer = tuple[int, str, str]  # status, why, and its code
+SERVES_OWN: Answer = (404, "there is no such path", "not_found")
+LONG_HEAD: Answer = (431, f"the head of the request is longer than {MAX_HEAD_BYTES} bytes", "head_too_large")
+NOT_READY: Answer = (404, "there is no application yet", "not_ready")
+PAGES: dict[int, Answer] = {  # by HAProxy's own status
+    400: (400, "the request is malformed, or its client has closed its side of the connection", "bad_request"),
     408: (408, f"the head of the request did not arrive within {HEAD_S} s", "slow_request"),
     500: (500, "the request failed inside the service", "internal_error"),
     502: (503, "the service went away; try again shortly", "unavailable"),
     503: (503, "the service is not ready; try again shortly", "unavailable"),
     504: (504, "the service did not answer in time", "timeout"),
 }
+ANSWERS = (SERVES_OWN, LONG_HEAD, NOT_READY, *PAGES.values())  # all that HAProxy says by itself over HTTP
 _REASONS = {
     400: "Bad Request",
     408: "Request Timeout",
@@ -135,26 +137,29 @@ _REASONS = {
 }
 
 
-def _body(message: str, code: str, kind: str = "invalid_request_error") -> str:
-    return json.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}})
+def error_type(status: int) -> str:
+    """OpenAI's `type` for an answer of HAProxy."""
+    return "server_error" if status >= 500 else "invalid_request_error"
 
 
-def _json(message: str, code: str) -> str:
-    return f"content-type application/json string '{_body(message, code)}'"
+def _body(answer: Answer) -> str:
+    status, message, code = answer
+    return json.dumps({"error": {"message": message, "type": error_type(status), "param": None, "code": code}})
 
 
-_NOT_READY = _json("there is no application yet", "not_ready")
+def _json(answer: Answer) -> str:
+    return f"content-type application/json string '{_body(answer)}'"
 
 
-def _page(status: int, message: str, code: str) -> str:
-    body = _body(message, code, "server_error" if status >= 500 else "invalid_request_error")
+def _page(answer: Answer) -> str:
+    status, body = answer[0], _body(answer)
     head = [f"HTTP/1.1 {status} {_REASONS[status]}", "Content-Type: application/json", f"Content-Length: {len(body)}"]
     head += ["Cache-Control: no-store", "Connection: close"] + ["Retry-After: 1"] * (status == 503)
     return "\r\n".join([*head, "", body])
 
 
 def _errorfiles(pages: Path) -> list[str]:
-    return [f"errorfile {status} {pages / f'{status}.http'}" for status in _PAGES]
+    return [f"errorfile {status} {pages / f'{status}.http'}" for status in PAGES]
 
 
 def _lines(lines: list[str]) -> str:

@@ -12,19 +12,30 @@ from .health import HealthProtocol
 
 
 class HealthRpcs:
+    """grpc.health.v1, as published in grpcio-health-checking: whether a replica's engine steps.
+
+    Every service here is as healthy as the pool, and so is the whole server, whose name is empty.
+    """
+
     health: HealthProtocol
 
     @unary(pb.HealthCheckResponse)
     @tells_health
     async def Check(self, request: pb.HealthCheckRequest, caller: Caller) -> pb.HealthCheckResponse:
+        """The status now: SERVING or NOT_SERVING. A service that is not here: NOT_FOUND."""
         return await self.health.check(request)
 
     @stream
     @tells_health
     def Watch(self, request: pb.HealthCheckRequest, caller: Caller) -> AsyncGenerator[pb.HealthCheckResponse, None]:
+        """The status now, and again whenever it changes, looked at every WATCH_PERIOD_S s; SERVICE_UNKNOWN where
+        there is no such service. Ends with NOT_SERVING when the service drains. RESOURCE_EXHAUSTED beyond MAX_WATCHES
+        watches of one tenant at a time, or without API keys of all callers together.
+        """
         return self.health.watch(request, caller)
 
     @unary(pb.HealthListResponse)
     @tells_health
     async def List(self, request: pb.HealthListRequest, caller: Caller) -> pb.HealthListResponse:
+        """The status of every service, and under the empty name of the whole server."""
         return await self.health.list()

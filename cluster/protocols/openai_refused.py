@@ -32,6 +32,8 @@ REFUSED: Mapping[str, str] = {
     "/v1/edits": _CHAT,
 }
 METHODS = ("GET", "POST", "DELETE")
+STORED = "/v1/chat/completions"  # below it and, with GET, at it: what of chats is kept elsewhere
+WHY_NOT_STORED = f"stored chats are not supported; {_NO_STATE}"
 
 
 def refused_routes() -> list[Route]:
@@ -42,12 +44,11 @@ def refused_routes() -> list[Route]:
         for path in (prefix, prefix + "/{rest:path}")
         for method in METHODS
     ]
-    stored = _refusal(f"stored chats are not supported; {_NO_STATE}")
-    below = "/v1/chat/completions"
+    stored = _refusal(WHY_NOT_STORED)
     return [
         *routes,
-        Route("GET", below, stored),
-        *(Route(method, below + "/{rest:path}", stored) for method in METHODS),
+        Route("GET", STORED, stored),
+        *(Route(method, STORED + "/{rest:path}", stored) for method in METHODS),
     ]
 
 

@@ -15,8 +15,13 @@ from ..web.servicers import SERVICES, Malformed
 
 
 class ReflectionRpcs:
+    """gRPC's reflection, as published in grpcio-reflection: what is served here, for programs without the protos."""
+
     @stream
     def ServerReflectionInfo(self, requests: Any, caller: Caller) -> AsyncGenerator[pb.ServerReflectionResponse, None]:
+        """One reply for each request, in their order; what is not found is an error_response, and the stream goes on.
+        A request whose bytes do not parse ends it with INVALID_ARGUMENT.
+        """
         servicer = reflection.aio.ReflectionServicer([service.full_name for service in SERVICES])
         replies: AsyncGenerator[pb.ServerReflectionResponse, None] = servicer.ServerReflectionInfo(
             _well_formed(requests), None

@@ -1,30 +1,178 @@
-"""docs/api.md is what the protos and the OpenAPI document make of it, and nothing is missing."""
+"""docs/api.md is what the protos, the OpenAPI document and the sources make of it, and nothing is missing."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
-from google.protobuf.descriptor import Descriptor, ServiceDescriptor
+from fastapi.routing import APIRoute
+from google.protobuf.descriptor import Descriptor, EnumDescriptor, ServiceDescriptor
 
-from motley.cluster.proto_text import read
+from motley.cluster.edge.edge import Edge
+from motley.cluster.protocols.health import MAX_WATCHES
+from motley.cluster.protocols.openai_refused import refused_routes
 from motley.cluster.protos import inference_pb2
-from motley.cluster.reference import PAGE, PROTOS, page
+from motley.cluster.reference import raised as sources
+from motley.cluster.reference.codes import AT_START, MEANINGS
+from motley.cluster.reference.page import PAGE, PROTOS, page
+from motley.cluster.reference.proto_text import read
+from motley.cluster.reference.raised import Raised, raised_in
 from motley.cluster.web.servicers import SERVICES
 
-
-def test_the_page_is_up_to_date() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(), "run `make reference`"
+BELOW = "/{rest:path}"
 
 
-OURS = [service for service in SERVICES if (PROTOS / Path(service.file.name).name).is_file()]  # the rest: gRPC's own
+@pytest.fixture(scope="module")
+def text() -> str:
+    return page()
 
 
-@pytest.mark.parametrize("service", OURS, ids=lambda service: service.full_name)
-def test_every_rpc_of_our_protos_is_there(service: ServiceDescriptor) -> None:
-    text = page()
-    assert f"#### Service `{service.full_name}`" in text
-    assert all(f"| `{rpc.name}` |" in text for rpc in service.methods)
+def test_the_page_is_up_to_date(text: str) -> None:
+    assert PAGE.read_text(encoding="utf-8") == text, "run `make reference`"
+
+
+@pytest.mark.parametrize("service", SERVICES, ids=lambda service: service.full_name)
+def test_every_rpc_and_what_it_takes_and_gives_is_there(text: str, service: ServiceDescriptor) -> None:
+    own = _package(text, service.file.package)
+    assert f"#### Service `{service.full_name}`" in own
+    for rpc in service.methods:
+        assert f"| `{rpc.name}` |" in own
+        for kind in _reached(rpc.input_type) | _reached(rpc.output_type):
+            there = _package(text, kind.file.package)
+            name = kind.full_name.removeprefix(f"{kind.file.package}.")
+            names = [field.name for field in (kind.values if isinstance(kind, EnumDescriptor) else kind.fields)]
+            if names:
+                table = _section(there, "####", f"`{name}`")
+                assert [field for field in names if f"| `{field}` |" not in table] == []
+
+
+def _package(text: str, name: str) -> str:
+    return _section(text, "###", f"Package `{name}`")
+
+
+def _section(text: str, level: str, title: str) -> str:
+    """From this heading to the next of its level or above."""
+    _, found, rest = f"\n{text}".partition(f"\n{level} {title}\n")
+    assert found, f"there is no {title}"
+    return re.split(rf"^#{{1,{len(level)}}} ", rest, maxsplit=1, flags=re.MULTILINE)[0]
+
+
+def _reached(message: Descriptor, seen: set[Any] | None = None) -> set[Any]:
+    """The message, and all messages and enums in it. A map's entries have no name."""
+    seen = set() if seen is None else seen
+    if message not in seen:
+        seen.add(message)
+        for field in message.fields:
+            if field.enum_type is not None:
+                seen.add(field.enum_type)
+            elif field.message_type is not None and not field.message_type.GetOptions().map_entry:
+                _reached(field.message_type, seen)
+            elif field.message_type is not None and (value := field.message_type.fields_by_name["value"]).message_type:
+                _reached(value.message_type, seen)
+    return seen
+
+
+def test_limits_of_grpcs_own_services_are_told(text: str) -> None:
+    assert f"{MAX_WATCHES} watches of one tenant" in _package(text, "grpc.health.v1")
+
+
+def test_every_route_of_the_application_is_there(text: str, ingress: Any) -> None:
+    refused = {(route.method, route.path) for route in refused_routes()}
+    rows = _section(text, "###", "Endpoints that are refused by name").splitlines()
+    seen = 0
+    for route in ingress.__serve_build_asgi_app__().routes:
+        assert isinstance(route, APIRoute), f"{route} is a kind of route that the page does not know"
+        seen += 1
+        for method in route.methods:
+            if (method, route.path) in refused:
+                path, below = route.path.removesuffix(BELOW), route.path.endswith(BELOW)
+                which = ("all below it", "it and all below it") if below else ("it", "it and all below it")
+                assert any(_is_refusal(row, path, which, method) for row in rows), (method, route.path)
+            else:
+                _section(text, "###", f"{method} {route.path.replace(':path}', '}')}")
+    assert seen > len(refused)
+
+
+def _is_refusal(row: str, path: str, which: tuple[str, ...], method: str) -> bool:
+    cells = [cell.strip() for cell in row.split("|")[1:-1]]
+    return len(cells) == 4 and cells[0] == f"`{path}`" and cells[1] in which and method in cells[2].split(", ")
+
+
+def test_every_answer_of_haproxy_is_there(text: str, tmp_path: Path) -> None:
+    """Read from what is written for HAProxy."""
+    edge = Edge(host="127.0.0.1", http_port=1, grpc_port=2)
+    edge.write(tmp_path)
+    pages = [path.read_text() for path in (tmp_path / "errors").iterdir()]
+    rules = [f"{old} {line}" for old, new, _ in edge.edits(tmp_path) for line in new.splitlines() if '"code"' in line]
+    said = [re.search(r'(?:status|HTTP/1.1) (\d{3})\b.*"code": "(\w+)"', answer, re.DOTALL) for answer in pages + rules]
+    answers = {(found[1], found[2]) for found in said if found is not None}
+    assert None not in said
+    assert len(pages) == 6
+    assert {("431", "head_too_large"), ("404", "not_ready"), ("504", "timeout")} <= answers
+    table = _section(text, "###", "Answered by HAProxy")
+    for status, code in answers:
+        assert re.search(rf"^\| {status} \| `\w+` \| `{code}` \|", table, re.MULTILINE), (status, code)
+
+
+def test_every_code_in_the_sources_is_there(text: str) -> None:
+    """Found by their look, as the page does not."""
+    listed = set(re.findall(r"^\| `(\w+)` \|", _section(text, "###", "Codes"), re.MULTILINE))
+    listed |= set(re.findall(r"^\| `(\w+)` \|", _section(text, "###", "At the start"), re.MULTILINE))
+    written: set[str] = set()
+    for package in ("cluster", "replicas"):
+        for path in (sources.ROOT / package).rglob("*.py"):
+            written |= set(re.findall(r"""\bcode: str(?: \| None)? = "(\w+)"|\bcode="(\w+)\"""", path.read_text()))
+    assert written
+    assert {word for pair in written for word in pair if word} <= listed
+    assert listed == MEANINGS.keys() | AT_START.keys()
+
+
+def test_a_code_that_is_not_listed_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    more = sources.raised() | {Raised("brand_new", "NotFound", "cluster")}
+    monkeypatch.setattr("motley.cluster.reference.errors_part.raised", lambda: more)
+    with pytest.raises(ValueError, match="brand_new"):
+        page()
+
+
+def test_a_code_that_is_raised_no_longer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    less = {one for one in sources.raised() if one.code != "queue_full"}
+    monkeypatch.setattr("motley.cluster.reference.errors_part.raised", lambda: less)
+    with pytest.raises(ValueError, match="queue_full"):
+        page()
+
+
+HELPER = "def made(at, code='second'):\n    return NotFound(at, code=code)\n"
+OWN = "class Own(Exception):\n    def __init__(self, why, code='third'): self.code = code\n"
+SHAPES = {
+    "raise NotFound('x', code='first')": {("first", "NotFound")},
+    "raise NotFound('x', code='first' if y else 'other')": {("first", "NotFound"), ("other", "NotFound")},
+    "raise errors.Overloaded('x')": {(None, "Overloaded")},
+    "raise CheckpointError('x')": {("bad_checkpoint", "CheckpointError")},
+    HELPER + "raise made('x')": {("second", "NotFound")},
+    HELPER + "raise made('x', 'given')": {("given", "NotFound")},
+    HELPER + "raise made('x', code='given')": {("given", "NotFound")},
+    "class Mine(InvalidRequest): pass\nraise Mine('x', code='own')": {("own", "InvalidRequest")},
+    OWN + "try:\n    raise Own('y', 'given')\nexcept Own as own:\n    raise NotFound('x', code=own.code)": {
+        ("given", "NotFound")
+    },
+    OWN + "raise Own('y')\nNotFound('x', code=own.code)": {("third", "NotFound")},
+    "print('x', file=y)": set(),
+}
+
+
+@pytest.mark.parametrize("source", SHAPES)
+def test_how_codes_are_raised(source: str) -> None:
+    found = raised_in(source, Path("cluster/web/x.py"))
+    assert {(one.code, one.kind) for one in found} == SHAPES[source]
+    assert {one.folder for one in found} <= {"cluster/web"}
+
+
+@pytest.mark.parametrize("source", ["raise NotFound('x', code=word)", "raise found_elsewhere('x', code='first')"])
+def test_what_cannot_be_told_is_an_error(source: str) -> None:
+    with pytest.raises(ValueError, match=r"cluster/x\.py:1"):
+        raised_in(source, Path("cluster/x.py"))
 
 
 def test_every_message_field_and_number_is_read() -> None:

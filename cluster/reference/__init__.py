@@ -1,0 +1,1 @@
+"""Writes docs/api.md from the protos, the OpenAPI document and the sources: `make reference`."""

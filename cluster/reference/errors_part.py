@@ -1,0 +1,92 @@
+"""Errors: their kinds, every code, what HAProxy answers in the service's name, and what stops a start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from ..edge.edge import ANSWERS, error_type
+from .codes import AT_START, MEANINGS
+from .markdown import table
+from .raised import FAMILY, Raised, raised
+
+START_ONLY = {"ConfigurationError", "CheckpointError"}
+EDGE = "cluster/edge"
+_STANDARD = """Over HTTP `{"error": {"message", "type", "param", "code"}}`, where `param` names the field at fault and
+`code` is a stable word; KServe's routes, `/v2`, answer `{"error": message}` instead, as that protocol has it. Over
+gRPC a status whose message names the field. 429 and 503 come with `Retry-After`, their gRPC statuses with
+`retry-after` and `google.rpc.RetryInfo`.
+"""
+
+
+def errors() -> Iterator[str]:
+    found = raised()
+    yield "## Errors"
+    yield _STANDARD
+    kinds = sorted(FAMILY.items(), key=lambda item: (item[1].status, item[0]))
+    rows = [
+        (str(kind.status), f"`{kind.grpc_code}`", f"`{kind.kind}`", (kind.__doc__ or "").partition("\n")[0])
+        for name, kind in kinds
+        if name not in START_ONLY | {"MotleyError"}
+    ]
+    yield table(("HTTP", "gRPC", "type", "when"), dict.fromkeys(rows))
+    yield "### Codes"
+    yield (
+        "The words of `code` over HTTP, and the statuses that they come with; over gRPC the status comes alone. "
+        "Where no word fits better, `code` is null. Last, where in the sources each comes from."
+    )
+    yield table(("code", "HTTP", "gRPC", "when", "from"), _codes(found))
+    yield "### Answered by HAProxy"
+    yield (
+        "HAProxy, which stands before the service, answers these by itself, and a 503 with `Retry-After: 1`. "
+        "Ray Serve's own paths, `/-/…`, are shut with 404, and its gRPC methods with `UNIMPLEMENTED`."
+    )
+    rows = [(str(status), f"`{error_type(status)}`", f"`{code}`", said) for status, said, code in sorted(ANSWERS)]
+    yield table(("HTTP", "type", "code", "message"), dict.fromkeys(rows))
+    yield "### At the start"
+    yield "`motley serve` ends with one of these instead of serving, and says its message; no client meets them."
+    yield table(("code", "when", "from"), _at_start(found))
+
+
+def served(found: Iterable[Raised]) -> set[Raised]:
+    """Those that a client may meet."""
+    return {one for one in found if one.kind not in START_ONLY}
+
+
+def _codes(found: set[Raised]) -> Iterator[tuple[str, ...]]:
+    met = served(found)
+    for code in [*sorted(MEANINGS), None]:
+        ours = [one for one in met if one.code == code]
+        kinds = {FAMILY[one.kind] for one in ours}
+        edge = {status for status, _, word in ANSWERS if word == code}
+        if not ours and not edge:
+            if code is None:
+                continue
+            raise ValueError(f"the code {code} is listed, and raised nowhere")
+        folders = {one.folder for one in ours} | ({EDGE} if edge else set())
+        yield (
+            "null" if code is None else f"`{code}`",
+            ", ".join(str(status) for status in sorted({kind.status for kind in kinds} | edge)),
+            ", ".join(f"`{name}`" for name in sorted({kind.grpc_code for kind in kinds})),
+            "the status and the message say it" if code is None else MEANINGS[code],
+            _places(folders),
+        )
+    _all_listed({one.code for one in met} | {code for _, _, code in ANSWERS}, MEANINGS)
+
+
+def _at_start(found: set[Raised]) -> Iterator[tuple[str, ...]]:
+    met = found - served(found)
+    _all_listed({one.code for one in met}, AT_START)
+    for code, meaning in sorted(AT_START.items()):
+        folders = {one.folder for one in met if one.code == code}
+        if not folders:
+            raise ValueError(f"the code {code} is listed, and raised nowhere")
+        yield f"`{code}`", meaning, _places(folders)
+
+
+def _all_listed(codes: set[str | None], meanings: Mapping[str, str]) -> None:
+    if missing := {code for code in codes if code is not None} - meanings.keys():
+        raise ValueError(f"cluster/reference/codes.py does not say what {', '.join(sorted(missing))} means")
+
+
+def _places(folders: set[str]) -> str:
+    return ", ".join(f"`{folder}`" for folder in sorted(folders))

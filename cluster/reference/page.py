@@ -1,0 +1,39 @@
+"""The whole page: every RPC, endpoint, field, default and error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..web.servicers import SERVICES
+from .descriptors import published
+from .errors_part import errors
+from .grpc_part import grpc
+from .http_part import http
+from .proto_text import read
+
+PROTOS = Path(__file__).resolve().parents[1] / "protos"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "api.md"
+_BEGIN = """# API reference
+
+Written by `make reference` from the protos, the OpenAPI document and the sources; edit those.
+
+One model is served over every protocol here by one service, and a request means the same over each of them. Every
+call needs an API key where the service has any: `Authorization: Bearer …` or `x-api-key: …`, as a header over HTTP
+and as metadata over gRPC. Fields that are unknown or not supported are refused by name.
+"""
+
+
+def page() -> str:
+    """In Markdown."""
+    files = [read(path) for path in sorted(PROTOS.glob("*.proto"))]
+    ours = {file.package for file in files}
+    files += [published(service) for service in SERVICES if service.file.package not in ours]
+    parts = [
+        _BEGIN,
+        *errors(),
+        "## HTTP",
+        *http(),
+        "## gRPC",
+        *(part for file in files for part in grpc(file)),
+    ]
+    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
