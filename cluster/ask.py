@@ -53,3 +53,11 @@ class Admitted:
     ask: Ask
     model: str
     created: int  # Unix seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Most:
+    """What a body may hold: values of any kind, and of those the members of objects."""
+
+    values: int
+    members: int

@@ -18,7 +18,7 @@ from ..replicas.sampling_params import SamplingParams
 from ..replicas.seeds import fresh_seed
 from ..replicas.tokenizer import Tokenizer
 from ..replicas.tools import Tool
-from .ask import Admitted, Ask
+from .ask import Admitted, Ask, Most
 from .caller import Caller
 
 T = TypeVar("T")
@@ -26,6 +26,7 @@ T = TypeVar("T")
 SHORT_CHARS = 512  # a text up to this is tokenized where it is: sooner done than handed to another thread and back
 MAX_PRIORITY = 2**31 - 1
 MAX_TIMEOUT_S = 24 * 3600.0
+MIN_VALUES = 65_536  # a body may hold so many values, whatever the model
 MAX_AT_WORK = 512  # prompts that are being tokenized, or wait for it
 
 
@@ -39,6 +40,11 @@ class Door:
         self._defaults = defaults
         self._salt = salt
         self._at_work = 0  # calls in the executor or before it
+
+    def most(self, prompts: int = 4) -> Most:
+        """What a body may hold: enough for so many prompts that fill the context, token by token."""
+        context = self.info.max_model_len
+        return Most(values=max(MIN_VALUES, prompts * context), members=max(MIN_VALUES, context))
 
     def check_model(self, name: str) -> None:
         if name and name != self.info.name:
@@ -99,6 +105,8 @@ class Door:
         """Token ids of text, of ids (checked) or of a chat's messages; at least one. Errors call it `name`."""
         limit = self.info.max_model_len
         if chat:
+            if isinstance(prompt, Sequence) and len(prompt) > limit:  # each of them is a token at least
+                raise self._too_long("messages", f"there are {len(prompt)} of them")
             chosen = {"arguments": template_arguments, "tools": tools}
             return await self._in_executor(self.tokenizer.chat, prompt, max_tokens=limit, **chosen)
         if not isinstance(prompt, str):
@@ -129,6 +137,8 @@ class Door:
     def check_ids(self, field: str, ids: Sequence[Any]) -> tuple[int, ...]:
         if not ids:
             raise InvalidRequest(f"{field}: it is empty; give at least one token", param=field, code="invalid_value")
+        if len(ids) > self.info.max_model_len:  # before each of them is looked at: there may be millions
+            raise self._too_long(field, f"it has {len(ids)} tokens")
         for token_id in ids:
             if type(token_id) is not int or not 0 <= token_id < self.info.vocab_size:
                 raise InvalidRequest(

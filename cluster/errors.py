@@ -9,6 +9,7 @@ from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
 
 from ..replicas.errors import EngineFault, InvalidRequest, MotleyError, NotFound, Overloaded, Unavailable
+from ..replicas.shown import shown
 
 
 class MethodNotAllowed(MotleyError):
@@ -57,7 +58,7 @@ def unknown_field(name: str) -> InvalidRequest:
 
 def unsupported_field(name: str, instead: str = "leave it out", value: Any = None) -> InvalidRequest:
     """`value`: the one that is not supported, where others are."""
-    what = name if value is None else f"{name}: {str(value)[:80]!r}"
+    what = name if value is None else f"{name}: {shown(value)}"
     return InvalidRequest(f"{what} is not supported; {instead}", param=name, code="unsupported_parameter")
 
 

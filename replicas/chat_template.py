@@ -93,6 +93,10 @@ class ChatTemplate:
         return self._shows(_with_result("f", PROBE), [])
 
     @cached_property
+    def _takes_names(self) -> bool:
+        return self._shows([{"role": "user", "content": "Hello", "name": PROBE}], [])
+
+    @cached_property
     def _takes_developer(self) -> bool:
         return self._shows([{"role": "developer", "content": PROBE}, {"role": "user", "content": "Hello"}], [])
 
@@ -114,6 +118,8 @@ class ChatTemplate:
             raise _unsupported(f"{at}.role", "the model's chat template has no place for results of tools")
         if "tool_calls" in message and not self._takes_calls:
             raise _unsupported(f"{at}.tool_calls", "the model's chat template has no place for calls of tools")
+        if "name" in message and message["role"] != "tool" and not self._takes_names:
+            raise _unsupported(f"{at}.name", "the model's chat template has no place for names")
         return message
 
     def _render(

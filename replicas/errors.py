@@ -13,6 +13,7 @@ class MotleyError(Exception):
     status = 500
     grpc_code = "INTERNAL"
     kind = "server_error"
+    usual_code: str | None = None  # where none is given
 
     def __init__(
         self, message: str, *, param: str | None = None, code: str | None = None, retry_after_s: int | None = None
@@ -20,7 +21,7 @@ class MotleyError(Exception):
         super().__init__(message)
         self.message = message
         self.param = param
-        self.code = code
+        self.code = code or self.usual_code
         self.retry_after_s = retry_after_s  # when trying again may help; None: nobody has reckoned
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -42,6 +43,7 @@ class InvalidRequest(MotleyError):
     status = 400
     grpc_code = "INVALID_ARGUMENT"
     kind = "invalid_request_error"
+    usual_code = "invalid_value"
 
 
 class NotFound(MotleyError):
@@ -73,6 +75,7 @@ class DeadlineExceeded(MotleyError):
 
     status = 504
     grpc_code = "DEADLINE_EXCEEDED"
+    usual_code = "deadline_exceeded"
     kind = "timeout_error"
 
 

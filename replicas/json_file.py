@@ -9,6 +9,7 @@ from typing import Any
 
 from .errors import CheckpointError
 from .folder import read_file
+from .shown import first_double, shown
 
 MAX_JSON_BYTES = 1 << 20
 
@@ -24,8 +25,7 @@ def parse_json(data: bytes, file: str) -> dict[str, Any]:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) < len(pairs):
-            keys = [key for key, _ in pairs]
-            twice = next(key for key in keys if keys.count(key) > 1)
+            twice = first_double(key for key, _ in pairs) or ""
             raise CheckpointError("is there twice", file=file, tensor=twice)
         return found
 
@@ -59,9 +59,7 @@ class Fields:
 
     def error(self, key: str, accepted: str) -> CheckpointError:
         value = self.raw.get(key)
-        shown = repr(value)
-        shown = shown if len(shown) <= 80 else shown[:77] + "..."
-        problem = "is missing" if value is None else f"{shown} is not accepted"
+        problem = "is missing" if value is None else f"{shown(value)} is not accepted"
         return CheckpointError(f"{problem}; expected {accepted}", file=self.file, tensor=self.prefix + key)
 
     def integer(self, key: str, low: int, high: int, default: int | None = None) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .errors import InvalidRequest
+from .shown import shown
 
 __all__ = ["ROLES", "Message", "check_messages", "check_string", "is_text"]
 
@@ -124,10 +125,7 @@ def is_text(value: str) -> bool:
 
 
 def _shown(value: Any) -> str:
-    if value is None:
-        return "null"
-    shown = repr(value)
-    return shown if len(shown) <= 80 else shown[:77] + "..."
+    return "null" if value is None else shown(value)
 
 
 def _invalid(at: str, message: str, code: str = "invalid_value") -> InvalidRequest:

@@ -9,6 +9,7 @@ from typing import Any
 
 from .errors import InvalidRequest
 from .grammar_spec import GrammarSpec
+from .shown import shown
 
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
@@ -107,9 +108,9 @@ class SamplingParams:
 
 
 def _invalid(name: str, value: Any, accepted: str) -> InvalidRequest:
-    shown = repr(value)
-    shown = shown if len(shown) <= 80 else shown[:77] + "..."
-    return InvalidRequest(f"{name}: {shown} is not accepted; expected {accepted}", param=name, code="invalid_value")
+    return InvalidRequest(
+        f"{name}: {shown(value)} is not accepted; expected {accepted}", param=name, code="invalid_value"
+    )
 
 
 def _number(name: str, value: Any, low: float, high: float, *, low_open: bool = False) -> None:

@@ -9,10 +9,11 @@ from typing import Any
 
 from ...replicas.errors import InvalidRequest, NotFound
 from ...replicas.sampling_params import SamplingParams
+from ...replicas.shown import shown
 from ..ask import Ask
 from ..errors import unknown_field
 from .constraints import CONSTRAINTS, constraint
-from .kserve_tensors import BOOL, BYTES, INT32, INT64, Tensor, bad_tensor, shown
+from .kserve_tensors import BOOL, BYTES, INT32, INT64, Tensor, bad_tensor, shown_shape
 
 VERSION = "1"  # of every model
 PRIORITY_LEVELS = 100  # Triton's order: 1 is first
@@ -101,7 +102,7 @@ def _inputs(given: Sequence[Tensor]) -> dict[str, Tensor]:
             accepted = " or ".join(INPUTS[tensor.name])
             raise bad_tensor(tensor.name, f"datatype {tensor.datatype[:40]!r} is not accepted; expected {accepted}")
         if len(tensor.shape) != 1 and not (len(tensor.shape) == 2 and tensor.shape[0] == 1):
-            raise bad_tensor(tensor.name, f"shape {shown(tensor.shape)} is not accepted; expected [n] or [1, n]")
+            raise bad_tensor(tensor.name, f"shape {shown_shape(tensor.shape)} is not accepted; expected [n] or [1, n]")
         inputs[tensor.name] = tensor
     return inputs
 
@@ -123,7 +124,7 @@ def _streaming(inputs: Mapping[str, Tensor]) -> bool:
 
 def _single(tensor: Tensor) -> Any:
     if len(tensor.elements) != 1:
-        raise bad_tensor(tensor.name, f"shape {shown(tensor.shape)} is not accepted; expected [1]")
+        raise bad_tensor(tensor.name, f"shape {shown_shape(tensor.shape)} is not accepted; expected [1]")
     return tensor.elements[0]
 
 
@@ -198,9 +199,7 @@ def _timeout_s(microseconds: Any) -> float | None:
 
 
 def _bad_parameter(name: str, value: Any, accepted: str) -> InvalidRequest:
-    shown_value = repr(value)
-    shown_value = shown_value if len(shown_value) <= 80 else shown_value[:77] + "..."
     param = f"parameters.{name}"
     return InvalidRequest(
-        f"{param}: {shown_value} is not accepted; expected {accepted}", param=param, code="invalid_value"
+        f"{param}: {shown(value)} is not accepted; expected {accepted}", param=param, code="invalid_value"
     )

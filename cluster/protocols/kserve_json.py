@@ -9,6 +9,8 @@ from typing import Any
 from google.protobuf.json_format import MessageToDict
 
 from ...replicas.protocol import ModelInfo
+from ...replicas.shown import shown
+from ..ask import Most
 from ..errors import unsupported_field
 from ..web.answers import Object
 from . import kserve_wire
@@ -22,9 +24,9 @@ _RANGES = {INT32: 2**31, INT64: 2**63}
 _BINARY = ("binary_data_output", "binary_data", "binary_data_size")
 
 
-def infer_request(body: bytes, model: str, version: str) -> InferRequest:
-    """Raises InvalidRequest naming the tensor, parameter or field."""
-    fields = parse_object(body)
+def infer_request(body: bytes, model: str, version: str, most: Most | None = None) -> InferRequest:
+    """Raises InvalidRequest naming the tensor, parameter or field; TooLarge above `most`."""
+    fields = parse_object(body, most)
     refuse_others(fields, ("id", "parameters", "inputs", "outputs"))
     if fields.get("inputs") is None:
         raise missing("inputs")
@@ -86,7 +88,7 @@ def _input(tensor: Object) -> Tensor:
 
 def _flat(data: Sequence[Any]) -> Sequence[Any]:
     """Rows may come as lists of their own."""
-    if data and all(isinstance(row, list) for row in data):
+    if data and set(map(type, data)) == {list}:
         return [element for row in data for element in row]
     return data
 
@@ -95,15 +97,15 @@ def _elements(name: str, datatype: str, data: Sequence[Any]) -> Sequence[Any]:
     if datatype not in _KINDS:
         raise bad_tensor(name, f"datatype {datatype[:40]!r} is not accepted; expected one of {', '.join(_KINDS)}")
     kind, words = _KINDS[datatype]
-    for element in data:
-        if type(element) is not kind or not _in_range(datatype, element):
-            raise bad_tensor(name, f"{str(element)[:40]!r} is not accepted in {datatype}; expected {words}")
+    if set(map(type, data)) - {kind} or not _in_range(datatype, data):
+        wrong = next(one for one in data if type(one) is not kind or not _in_range(datatype, [one]))
+        raise bad_tensor(name, f"{shown(wrong)} is not accepted in {datatype}; expected {words}")
     return [_utf8(name, element) for element in data] if datatype == BYTES else data
 
 
-def _in_range(datatype: str, element: Any) -> bool:
+def _in_range(datatype: str, data: Sequence[Any]) -> bool:
     limit = _RANGES.get(datatype)
-    return limit is None or -limit <= element < limit
+    return limit is None or not data or (-limit <= min(data) and max(data) < limit)
 
 
 def _utf8(name: str, text: str) -> bytes:

@@ -60,7 +60,7 @@ class KServeRoutes:
         return answer(kserve_json.metadata(self._protocol.door.info))
 
     async def infer(self, request: Request) -> Response:
-        infer = kserve_json.infer_request(await request.body(), *_model(request))
+        infer = kserve_json.infer_request(await request.body(), *_model(request), self._protocol.door.most())
         return answer(kserve_json.infer_response(await self._protocol.infer(infer, caller_of(request))))
 
 

@@ -35,11 +35,11 @@ def bad_tensor(name: str, what: str) -> InvalidRequest:
 def checked(name: str, datatype: str, shape: Sequence[int], elements: Elements) -> Tensor:
     """A tensor whose shape fits its elements. Raises InvalidRequest naming it."""
     if any(size < 0 for size in shape) or math.prod(shape) != len(elements):
-        raise bad_tensor(name, f"shape {shown(shape)} does not fit its {len(elements)} elements")
+        raise bad_tensor(name, f"shape {shown_shape(shape)} does not fit its {len(elements)} elements")
     return Tensor(name, datatype, tuple(shape), elements)
 
 
-def shown(shape: Sequence[int]) -> str:
+def shown_shape(shape: Sequence[int]) -> str:
     text = str(list(shape[:8]))
     return text if len(text) <= 80 else f"{text[:77]}..."
 

@@ -18,7 +18,7 @@ from ..routing.router import Router
 from ..streams import all_of, merge
 from ..web.answers import Answer, Object, Streaming
 from . import openai_ask
-from .openai_ask import Call
+from .openai_ask import MAX_PROMPTS, Call
 from .openai_chat_reply import ChatForm
 from .openai_chunks import ChunkWriter
 from .openai_enforce import enforce
@@ -41,12 +41,12 @@ class OpenAIProtocol:
         self._fingerprint = f"fp_{fingerprint[:16]}"
 
     async def completions(self, body: bytes, caller: Caller) -> Answer:
-        call = openai_ask.completion_call(parse_object(body))
+        call = openai_ask.completion_call(parse_object(body, self._door.most(MAX_PROMPTS)))
         form = CompletionForm(self._tokens, self._fingerprint, logprobs=call.logprobs)
         return await self._answer(form, call, await self._admit(call, caller))
 
     async def chat(self, body: bytes, caller: Caller) -> Answer:
-        call = openai_ask.chat_call(parse_object(body), self._door.tokenizer.chat_template)
+        call = openai_ask.chat_call(self._read(body), self._door.tokenizer.chat_template)
         self._check_tools(call)
         [admitted] = await self._admit(call, caller)
         thinks = thinking(self._door.tokenizer, admitted.request.prompt_ids) if self._styles.thinks else None
@@ -54,7 +54,7 @@ class OpenAIProtocol:
         return await self._answer(form, call, [enforce(admitted, call.tools, self._styles.tools.name, thinks)])
 
     async def tokenize(self, body: bytes) -> Object:
-        fields = parse_object(body)
+        fields = self._read(body)
         refuse_others(fields, ("model", "prompt", "messages", "tools", "add_special_tokens", "chat_template_kwargs"))
         self._door.check_model(take(fields, "model", str, ""))
         if openai_ask.tokenizes_chat(fields):
@@ -70,7 +70,7 @@ class OpenAIProtocol:
         return {"tokens": list(ids), "count": len(ids), "max_model_len": self._door.info.max_model_len}
 
     async def detokenize(self, body: bytes) -> Object:
-        fields = parse_object(body)
+        fields = self._read(body)
         refuse_others(fields, ("model", "tokens", "skip_special_tokens"))
         self._door.check_model(take(fields, "model", str, ""))
         skip = take(fields, "skip_special_tokens", bool, False)
@@ -102,6 +102,9 @@ class OpenAIProtocol:
             "model_max_length": self._door.info.max_model_len,
             "chat_template": None if template is None else template.source,
         }
+
+    def _read(self, body: bytes) -> Object:
+        return parse_object(body, self._door.most())
 
     async def _admit(self, call: Call, caller: Caller) -> list[Admitted]:
         admitted = [await self._door.admit(ask, caller) for ask in call.asks]

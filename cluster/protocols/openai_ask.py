@@ -16,6 +16,7 @@ from .openai_table import CHAT, COMPLETION, SAMPLING, by_name
 from .openai_tools import ToolUse, tool_use
 
 MAX_PROMPTS = 128
+MAX_MESSAGES = 8192
 MAX_METADATA = 16
 COMPLETION_MAX_TOKENS = 16  # what OpenAI's completions give when max_tokens is absent
 
@@ -122,11 +123,10 @@ def prompts(prompt: Any, name: str = "prompt") -> Sequence[str | list[int]]:
         return [prompt]
     if not isinstance(prompt, list) or not prompt:
         raise wrong_type(name, prompt, "a string, token ids, or a list of them that is not empty")
-    if len(prompt) <= MAX_PROMPTS and all(isinstance(item, str) for item in prompt):
+    kinds = set(map(type, prompt))
+    if len(prompt) <= MAX_PROMPTS and kinds in ({str}, {list}):
         return prompt
-    if len(prompt) <= MAX_PROMPTS and all(isinstance(item, list) for item in prompt):
-        return prompt
-    if any(isinstance(item, str | list) for item in prompt):
+    if kinds & {str, list}:
         raise wrong_type(name, prompt, f"token ids, or at most {MAX_PROMPTS} prompts of one kind")
     return [prompt]
 
@@ -135,8 +135,8 @@ def messages(body: dict[str, Any]) -> list[dict[str, Any]]:
     if body.get("messages") is None:
         raise missing("messages")
     given = take(body, "messages", list, [])
-    if not given:
-        raise wrong_type("messages", given, "at least one message")
+    if not 1 <= len(given) <= MAX_MESSAGES:
+        raise wrong_type("messages", given, f"1 to {MAX_MESSAGES} messages")
     return [_message(message, f"messages[{index}]") for index, message in enumerate(given)]
 
 

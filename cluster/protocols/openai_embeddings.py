@@ -20,7 +20,7 @@ from ..routing.router import Router
 from ..streams import all_of
 from ..web.answers import Object
 from ..web.http import Route, answer, caller_of
-from .openai_ask import prompts
+from .openai_ask import MAX_PROMPTS, prompts
 from .openai_fields import parse_object, refuse_others, take, wrong_type
 
 _FIELDS = ("input", "model", "encoding_format", "user", "pooling", "timeout_s", "priority")
@@ -36,7 +36,7 @@ class EmbeddingsProtocol:
         return (Route("POST", "/v1/embeddings", self._post),)
 
     async def embeddings(self, body: bytes, caller: Caller) -> Object:
-        fields = parse_object(body)
+        fields = parse_object(body, self._door.most(MAX_PROMPTS))
         refuse_others(fields, (*_FIELDS, "dimensions"))
         form = one_of(fields, "encoding_format", _FORMATS)
         admitted = [await self._door.admit(ask, caller) for ask in asks(fields)]

@@ -7,16 +7,26 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, TypeVar
 
 from ...replicas.errors import InvalidRequest
+from ...replicas.shown import MAX_CHARS, first_double, shown
+from ..ask import Most
 from ..door import check_text
-from ..errors import unknown_field, unsupported_field
+from ..errors import TooLarge, unknown_field, unsupported_field
 from .openai_table import Field
 
 T = TypeVar("T")
 _WORDS = {str: "a string", bool: "true or false", int: "an integer", list: "a list", dict: "an object"}
 
 
-def parse_object(body: bytes) -> dict[str, Any]:
-    """A JSON object. Raises InvalidRequest with code `invalid_json`, or naming the doubled field."""
+def parse_object(body: bytes, most: Most | None = None) -> dict[str, Any]:
+    """A JSON object. Raises InvalidRequest with code `invalid_json`, or naming the doubled field.
+
+    Nobody else is served while it is read, so what holds more than `most`, as far as punctuation tells, raises
+    TooLarge at once.
+    """
+    if most is not None and body.count(b",") > most.values:
+        raise TooLarge(f"the body holds more than {most.values} values", code="body_too_large")
+    if most is not None and body.count(b'":') > most.members:
+        raise TooLarge(f"the body holds more than {most.members} named values", code="body_too_large")
     try:
         value = json.loads(body.decode(), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
@@ -30,9 +40,8 @@ def parse_object(body: bytes) -> dict[str, Any]:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise InvalidRequest(f"{twice}: given twice", param=twice, code="invalid_json")
+        twice = first_double(name for name, _ in pairs) or ""
+        raise InvalidRequest(f"{twice[:MAX_CHARS]}: given twice", param=twice[:MAX_CHARS], code="invalid_json")
     return value
 
 
@@ -77,9 +86,9 @@ def take(body: dict[str, Any], name: str, kind: type[T], default: T, *, path: st
 
 
 def wrong_type(name: str, value: Any, accepted: str) -> InvalidRequest:
-    shown = repr(value)
-    shown = shown if len(shown) <= 80 else shown[:77] + "..."
-    return InvalidRequest(f"{name}: {shown} is not accepted; expected {accepted}", param=name, code="invalid_value")
+    return InvalidRequest(
+        f"{name}: {shown(value)} is not accepted; expected {accepted}", param=name, code="invalid_value"
+    )
 
 
 def missing(name: str) -> InvalidRequest:

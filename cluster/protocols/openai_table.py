@@ -75,7 +75,8 @@ _SHARED = (
     Field("stream_options", "with stream: include_usage asks for a last chunk with usage",
           {"type": "object", "properties": {"include_usage": _BOOLEAN, "include_obfuscation": _BOOLEAN}}),
     Field("user", "whose request it is, in your own words; changes nothing", _STRING),
-    Field("timeout_s", "seconds after which the request ends with status 504; default: none",
+    Field("timeout_s", "seconds after which the request ends with status 504; at once where it is not above 0; "
+          "default: none",
           {"type": "number", "exclusiveMinimum": 0, "maximum": 86400}),
     Field("priority", "higher runs first", _integer(-_INT32, _INT32, 0)),
     Field("response_format", "what the text must look like: text, json_object, json_schema (kept to with or without "
@@ -84,7 +85,7 @@ _SHARED = (
               "enum": ["text", "json_object", "json_schema", "regex", "grammar", "structural_tag"]}}}),
     Field("structured_outputs", "the same in vLLM's words: exactly one of the properties",
           {"type": "object", "minProperties": 1, "maxProperties": 1, "additionalProperties": False, "properties": {
-              "json": {"oneOf": [_OBJECT, _STRING]}, "json_object": {"const": True}, "regex": _STRING,
+              "json": {"oneOf": [_OBJECT, _STRING]}, "json_object": _BOOLEAN, "regex": _STRING,
               "choice": {"type": "array", "items": _STRING}, "grammar": _STRING,
               "structural_tag": {"oneOf": [_OBJECT, _STRING]}}}),
     Field("prompt_logprobs", "", _OBJECT, instead="use echo with logprobs, or gRPC"),

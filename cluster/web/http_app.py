@@ -30,7 +30,7 @@ def build(
     readers: Readers | None = None,
 ) -> FastAPI:
     """`cors_origins`: web pages from there may call; with a key of their own, never with a browser's cookies."""
-    app = FastAPI(title="Motley", docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(title="Motley", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     app.state.readers = Readers() if readers is None else readers
     for route in routes:
         app.add_api_route(route.path, route.endpoint, methods=[route.method], response_model=None)
@@ -44,7 +44,7 @@ def build(
             allow_origins=list(cors_origins),
             allow_credentials=False,
             allow_methods=["GET", "POST"],
-            allow_headers=["authorization", "content-type", "x-api-key", REQUEST_ID],
+            allow_headers=["*"],  # clients name many of their own; what they say is read by name
             expose_headers=[REQUEST_ID, "retry-after"],
             max_age=CORS_AGE_S,
         )

@@ -230,11 +230,14 @@ async def test_the_tenant_reaches_the_engine_and_the_log(
     assert not any(word in json.dumps(lines) for word in (secret, KEY, hash_key(KEY)))
 
 
+HEADERS = "authorization,content-type,x-stainless-lang,x-stainless-os"  # as OpenAI's own client in a browser asks
+
+
 async def test_pages_of_other_origins(keyed: Any) -> None:
     call = partial(asgi.request, keyed.__serve_build_asgi_app__())
 
     def preflight(origin: str) -> Any:
-        wanted = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+        wanted = {"access-control-request-method": "POST", "access-control-request-headers": HEADERS}
         return call("OPTIONS", "/v1/completions", b"", headers={"origin": origin, **wanted})
 
     good, bad = await preflight("https://good.example"), await preflight("https://evil.example")

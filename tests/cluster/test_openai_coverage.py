@@ -112,7 +112,7 @@ MESSAGES: dict[str, list[tuple[list[dict[str, Any]], str]]] = {
         ([{"role": "user", "content": "x"}], WORKS),
         ([{"role": "user", "content": [{"type": "text", "text": "x"}]}], WORKS),
     ],
-    "name": [([{"role": "user", "content": "x", "name": "Ann"}], WORKS)],
+    "name": [([{"role": "user", "content": "x", "name": "Ann"}], REFUSED)],  # the template has no place for it
     "tool_calls": [([*HELLO, {"role": "assistant", "content": None, "tool_calls": [CALL]}], WORKS)],
     "tool_call_id": [
         (

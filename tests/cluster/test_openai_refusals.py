@@ -217,3 +217,15 @@ async def test_a_bug_tells_nothing_of_itself(post: Any, monkeypatch: pytest.Monk
     # The framework answers, then raises again, for the server's log.
     reply = await post(COMPLETIONS, {"prompt": "a"}, raises=ZeroDivisionError)
     assert "secret" not in json.dumps(refused(reply, 500))
+
+
+async def test_a_path_with_a_slash_too_many_is_no_redirect(post: Any) -> None:
+    """It would send key and prompt to wherever the service believes itself to be."""
+    error = refused(await post(COMPLETIONS + "/", {"prompt": "a"}), 404)
+    assert error["code"] == "not_found"
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1])
+async def test_a_time_that_is_over_has_a_code(post: Any, timeout_s: int) -> None:
+    error = refused(await post(COMPLETIONS, {"prompt": "a", "timeout_s": timeout_s}), 504)
+    assert (error["param"], error["code"]) == ("timeout_s", "deadline_exceeded")

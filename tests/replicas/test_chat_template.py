@@ -126,6 +126,15 @@ def test_parts_are_joined_and_names_kept() -> None:
     ]
 
 
+def test_a_name_that_the_template_leaves_out_is_refused() -> None:
+    named = [{"role": "user", "name": "Ann", "content": "x"}]
+    takes = _template("{% for m in messages %}{{ m.name }}: {{ m.content }}{% endfor %}")
+    assert takes.render(named, add_generation_prompt=True) == ["Ann: x"]
+    with pytest.raises(InvalidRequest, match="no place for names") as caught:
+        _template("{% for m in messages %}{{ m.content }}{% endfor %}").render(named, add_generation_prompt=True)
+    assert caught.value.param == "messages[0].name"
+
+
 def test_what_the_template_refuses_is_the_clients_error(tokenizer_folders: dict[str, Path]) -> None:
     with pytest.raises(InvalidRequest, match="roles must alternate") as caught:
         Tokenizer.load(tokenizer_folders["mistral"]).chat([{"role": "assistant", "content": "x"}])

@@ -35,9 +35,9 @@ def head(port: int, path: str, body: bytes, method: str = "POST", close: bool = 
     return "\r\n".join([*lines, "", ""]).encode()
 
 
-async def post(port: int, path: str, content: dict[str, Any]) -> Answer:
+async def post(port: int, path: str, content: dict[str, Any] | bytes) -> Answer:
     """One request on a connection of its own, read to its end."""
-    body = json.dumps(content).encode()
+    body = content if isinstance(content, bytes) else json.dumps(content).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(head(port, path, body) + body)
