@@ -20,6 +20,7 @@ from pathlib import Path
 REQUIREMENTS: Mapping[str, tuple[str, ...]] = {
     "triton": ("tritonclient[grpc]>=2.60,<3",),
     "smg": ("smg-grpc-proto>=0.4.28,<0.5", "grpcio>=1.76,<2"),
+    "openai": ("openai>=2,<4",),
     "lm_eval": ("lm_eval[api]>=0.4.12,<0.5",),  # without torch and transformers: it tokenizes at the service
     "grpc": ("grpcio-health-checking>=1.76,<2", "grpcio-reflection>=1.76,<2"),
 }

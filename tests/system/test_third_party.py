@@ -1,4 +1,4 @@
-"""Unmodified third-party clients over gRPC, each in a process and an environment of its own."""
+"""Unmodified third-party clients over HTTP and gRPC, each in a process and an environment of its own."""
 
 from __future__ import annotations
 
@@ -24,6 +24,11 @@ SMG = ("smg_grpc_proto.generated.vllm_engine_pb2", "smg_grpc_proto.generated.com
 
 def run(client: str, script: str, *arguments: str) -> str:
     return run_client(client, (CALLS / script).read_text(), *arguments)
+
+
+def test_openai(service: Served) -> None:
+    assert run("openai", "openai_client.py", service.http) == "done\n"
+    service.wait_idle()
 
 
 def test_tritonclient(service: Served) -> None:
