@@ -1,0 +1,107 @@
+"""Compiles kernels for any compute capability on a machine without a GPU, and says what they would use there.
+
+Registers, stack and shared memory are ptxas's own, read from the cubin; instructions are counted in the PTX,
+since the disassembler that comes with Triton refuses the older cards.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .variant import Variant
+
+_USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
+_INSTRUCTION = re.compile(r"^\s*(?:@!?%p\d+ )?([a-z][a-z0-9_.:]*(?:\.[a-z0-9_:]+)*)\s", re.MULTILINE)
+_HALF = re.compile(r"(fma|mul|add|sub|min|max|neg|abs)\.(\w+\.)*b?f16(x2)?$")
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """One kernel for one capability.
+
+    capability  such as (6, 1)
+    registers   of one thread
+    spilled     bytes of one thread's registers that live in memory
+    shared      bytes of one block, what the driver keeps for itself not counted
+    threads     of one block
+    seconds     compiling took
+    """
+
+    name: str
+    capability: tuple[int, int]
+    registers: int
+    spilled: int
+    shared: int
+    threads: int
+    seconds: float
+    ptx: str
+
+    def mix(self) -> Counter[str]:
+        """PTX instructions by full name, as often as they are written."""
+        return Counter(_INSTRUCTION.findall(self.ptx))
+
+    def half_arithmetic(self) -> Counter[str]:
+        """Of these, arithmetic in half precision, which runs at a 64th of the fp32 rate on 6.1."""
+        mix = self.mix()
+        return Counter({name: count for name, count in mix.items() if _HALF.match(name)})
+
+
+def compile_variant(variant: Variant, capability: tuple[int, int]) -> Compiled:
+    """Raises what Triton or ptxas raises. Not in a process under TRITON_INTERPRET."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    source = ASTSource(
+        fn=variant.function, signature=_signature(variant), constexprs=variant.all_constants, attrs=_attributes(variant)
+    )
+    target = GPUTarget("cuda", 10 * capability[0] + capability[1], 32)
+    config = variant.config
+    options = {"num_warps": config.num_warps, "num_stages": config.num_stages, "enable_fp_fusion": True}
+    began = time.perf_counter()
+    kernel: Any = triton.compile(source, target=target, options=options)
+    seconds = time.perf_counter() - began
+    registers, stack, _, local = _usage(kernel.asm["cubin"])
+    return Compiled(
+        variant.name,
+        capability,
+        registers,
+        stack + local,
+        kernel.metadata.shared,
+        32 * kernel.metadata.num_warps,
+        seconds,
+        kernel.asm["ptx"],
+    )
+
+
+def _signature(variant: Variant) -> dict[str, str]:
+    types = dict(variant.types)
+    return {name: types.get(name, "constexpr") for name in variant.function.arg_names}
+
+
+def _attributes(variant: Variant) -> dict[tuple[int, ...], list[list[Any]]]:
+    names = list(variant.function.arg_names)
+    return {(names.index(name),): [["tt.divisibility", 16]] for name in variant.aligned}
+
+
+def _usage(cubin: bytes) -> tuple[int, int, int, int]:
+    """Registers, and bytes of stack, static shared and local memory."""
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        said = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True)
+    found = _USAGE.search(said.stdout + said.stderr)
+    if found is None:
+        raise RuntimeError(f"cuobjdump said nothing of resources: {said.stdout[:200]}{said.stderr[:200]}")
+    registers, stack, shared, local = map(int, found.groups())
+    return registers, stack, shared, local

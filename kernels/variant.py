@@ -1,0 +1,69 @@
+"""One specialisation of a Triton kernel: the same object is launched, tuned, and compiled without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+_TYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.int32: "i32", torch.int8: "i8"}
+
+Constant = int | float | bool | str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """What a tuner may choose of a kernel: named constants, and how a program is cut into warps and stages."""
+
+    constants: tuple[tuple[str, Constant], ...] = ()
+    num_warps: int = 4
+    num_stages: int = 1
+
+    @classmethod
+    def of(cls, num_warps: int = 4, num_stages: int = 1, **constants: Constant) -> Config:
+        return cls(tuple(sorted(constants.items())), num_warps, num_stages)
+
+    def __getitem__(self, name: str) -> Any:
+        return dict(self.constants)[name]
+
+    def to_json(self) -> dict[str, Any]:
+        return {**dict(self.constants), "num_warps": self.num_warps, "num_stages": self.num_stages}
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Config:
+        constants = {name: value for name, value in fields.items() if name not in ("num_warps", "num_stages")}
+        return cls.of(fields["num_warps"], fields["num_stages"], **constants)
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A kernel with everything fixed but its arguments.
+
+    function   what `triton.jit` made
+    types      argument -> Triton's name of its type ("*fp16", "i32", "fp32"), in the kernel's order
+    constants  the kernel's tl.constexpr arguments, those of `config` aside
+    aligned    arguments that are always multiples of 16: pointers, and strides that vector loads rely on
+    """
+
+    name: str
+    function: Any
+    types: tuple[tuple[str, str], ...]
+    constants: tuple[tuple[str, Constant], ...]
+    config: Config
+    aligned: tuple[str, ...] = ()
+
+    @property
+    def all_constants(self) -> dict[str, Constant]:
+        return {**dict(self.constants), **dict(self.config.constants)}
+
+    def launch(self, grid: tuple[int, ...], *arguments: Any) -> None:
+        """Arguments in the order of `types`."""
+        options = {"num_warps": self.config.num_warps, "num_stages": self.config.num_stages}
+        self.function[grid](*arguments, **self.all_constants, **options)
+
+
+def type_name(tensor: torch.Tensor) -> str:
+    """Triton's word for the type of its elements."""
+    return _TYPES[tensor.dtype]
