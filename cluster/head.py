@@ -25,7 +25,7 @@ from ray.serve.exceptions import RayServeException
 
 from .app import NAME, build_app
 from .edge.edge import LOOPBACK
-from .edge.haproxy import open_requests, replicas_up
+from .edge.haproxy import open_requests, replicas_up, statistics
 from .edge.inside import Inside
 from .edge.ports import listens
 from .entrance import Entrance
@@ -45,7 +45,7 @@ DRAIN_CALL_S = 1.0
 LAST_WORD_S = 0.5
 RAY_END_S = 5.0
 _POLL_S = 0.05
-_HAPROXY_METRICS = "RAY_SERVE_HAPROXY_METRICS_PORT"  # set by settings.py when there is one
+_HAPROXY = "RAY_SERVE_HAPROXY_SOCKET_PATH"  # set by settings.py when there is one
 
 
 def start_ray(folder: Path, options: ServeOptions) -> str:
@@ -85,7 +85,7 @@ def _start_serve(options: ServeOptions) -> None:
     serve.start(
         proxy_location="HeadOnly",
         # With HAProxy the ingress's own ports stay on loopback: HAProxy listens where it was asked (edge.py).
-        http_options={"host": LOOPBACK if _HAPROXY_METRICS in os.environ else options.host, "port": options.http_port},
+        http_options={"host": LOOPBACK if _HAPROXY in os.environ else options.host, "port": options.http_port},
         grpc_options={
             "port": options.grpc_port,
             "grpc_servicer_functions": list(SERVICER_FUNCTIONS),
@@ -119,9 +119,9 @@ def wait_ready(inside: Inside) -> str:
     """Wait until the loaded model answers on both doors; its name. Raises ConfigurationError if it does not."""
     health = inside.request("/health")
     _expect(lambda: bool(_get(health)), f"{health.full_url} does not answer")
-    if _HAPROXY_METRICS in os.environ:
+    if _HAPROXY in os.environ:
         # Until HAProxy knows the ingress it uses Serve's own proxy, which is slow and loses cancellations.
-        _expect(lambda: replicas_up(_haproxy_metrics()) >= len(("http", "grpc")), "HAProxy does not see the ingress")
+        _expect(lambda: replicas_up(_haproxy_statistics()) >= len(("http", "grpc")), "HAProxy does not see the ingress")
     with grpc.insecure_channel(inside.grpc) as channel:
         model = inference_pb2_grpc.InferenceStub(channel).GetModel(
             pb.GetModelRequest(), wait_for_ready=True, timeout=30, metadata=inside.metadata
@@ -152,7 +152,7 @@ async def _drain(deadline: float) -> None:
     """
     try:
         ingress = serve.get_app_handle(NAME)
-        while await asyncio.wait_for(ingress.drain.remote(), DRAIN_CALL_S) or open_requests(_haproxy_metrics()):
+        while await asyncio.wait_for(ingress.drain.remote(), DRAIN_CALL_S) or open_requests(_haproxy_statistics()):
             if time.monotonic() > deadline + LAST_WORD_S:
                 return
             if time.monotonic() > deadline:
@@ -197,9 +197,12 @@ def _reason(app: Any) -> str:
     return re.sub(r"^motley\.[\w.]+: ", "", (ours or lines or ["the service did not start"])[-1])
 
 
-def _haproxy_metrics() -> str:
-    port = os.environ.get(_HAPROXY_METRICS)
-    return "" if port is None else _get(f"http://127.0.0.1:{port}/metrics")
+def _haproxy_statistics() -> str:
+    path = os.environ.get(_HAPROXY)
+    if path is None:
+        return ""
+    folder, name = os.path.split(path)
+    return statistics(Path(folder, ray.get_runtime_context().get_node_id(), name))  # Serve has a folder for each node
 
 
 def _get(url: str | urllib.request.Request) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from .edge.edge import BUFFER_BYTES, Edge
 from .edge.haproxy import launcher
-from .edge.loopback import HOOK
+from .edge.hook import CHECK, HOOK
 from .edge.ports import settled_block
 from .failures import ConfigurationError
 
@@ -42,6 +42,7 @@ def _shared() -> tuple[Setting, ...]:
         Setting("RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH", str(MAX_REPLY_BYTES), "4 MiB is less than a reply may be"),
         Setting("RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S", "1", "else shutdown takes 32 s"),
         Setting("RAY_ENABLE_AUTO_CONNECT", "0", "a call after Ray has ended would start another Ray"),
+        Setting("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", HOOK, "Serve's own paths and RPCs want no key"),
         Setting("RAY_SERVE_LOG_TO_STDERR", "0", "replicas log to their files"),
         Setting("FORWARDED_ALLOW_IPS", "", "uvicorn otherwise believes X-Forwarded-For"),
         Setting("RAY_SERVE_FALLBACK_PROXY_HTTP_PORT", str(fallback), "two services that start at once share none"),
@@ -54,13 +55,12 @@ def _shared() -> tuple[Setting, ...]:
 
 def _haproxy(folder: Path, edge: Edge) -> tuple[Setting, ...]:
     own = "the default path is shared by all clusters of a machine"
-    stats = settled_block(2)
     return (
         Setting("RAY_SERVE_ENABLE_HA_PROXY", "1", "streams 15 times faster than Serve's own proxy; cancels arrive"),
         Setting(
             "RAY_SERVE_HAPROXY_BINARY_PATH", str(launcher(folder, edge.write(folder))), "its configuration is edited"
         ),
-        Setting("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", HOOK, "gRPC behind HAProxy stays on loopback"),
+        Setting(CHECK, edge.check, "HAProxy alone may ask Serve for its health"),
         Setting("RAY_SERVE_HAPROXY_TUNE_BUFSIZE", str(BUFFER_BYTES), "so that long heads can be told from broken ones"),
         Setting("RAY_SERVE_HAPROXY_MAXCONN", str(max_connections()), "idle connections must not keep others out"),
         Setting("RAY_SERVE_HAPROXY_CONFIG_FILE_LOC", str(folder / "haproxy.cfg"), own),
@@ -68,8 +68,6 @@ def _haproxy(folder: Path, edge: Edge) -> tuple[Setting, ...]:
         Setting("RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH", str(folder / "metrics.sock"), own),
         Setting("RAY_SERVE_HAPROXY_SERVER_STATE_BASE", str(folder), own),
         Setting("RAY_SERVE_HAPROXY_SERVER_STATE_FILE", str(folder / "server-state"), own),
-        Setting("RAY_SERVE_HAPROXY_STATS_PORT", str(stats), "two services that start at once share none"),
-        Setting("RAY_SERVE_HAPROXY_METRICS_PORT", str(stats + 1), "likewise"),
         Setting("RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S", "30", "an old HAProxy worker must not outlive a shutdown"),
     )
 

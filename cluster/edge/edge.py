@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import dataclass
+import secrets
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..auth.guard import FORWARDED, FORWARDED_PREFIX
@@ -25,7 +26,16 @@ SOCKET_BYTES = 128 * 2**10  # between ingress and client; the kernel's own would
 _TUNING = [f"tune.sndbuf.client {SOCKET_BYTES}", f"tune.rcvbuf.server {SOCKET_BYTES}"]
 _ID = "^[!-~]{1,128}$"  # an x-request-id that is passed on
 
-Edit = tuple[str, str, int]
+# Serve's own, which it would answer without a key
+OWN_PATHS = "/-/"
+HTTP_HEALTH = "/-/healthz"
+GRPC_HEALTH = "/ray.serve.RayServeAPIService/Healthz"
+
+Edit = tuple[str, str, int | None]
+
+
+def _new_check() -> str:
+    return OWN_PATHS + secrets.token_hex(17)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +46,7 @@ class Edge:
     tls                          None: in the clear
     reader_timeout_s             the ingress leaves a client that reads nothing for so long; HAProxy not before
     inner_http, inner_grpc       with TLS: ports on loopback without it, for `motley serve` itself
+    check                        HAProxy asks Serve for its health by this path and method, a secret of the two
     """
 
     host: str
@@ -45,6 +56,11 @@ class Edge:
     inner_http: int = 0
     inner_grpc: int = 0
     reader_timeout_s: float = 0.0
+    check: str = field(default_factory=_new_check, repr=False)
+
+    def __post_init__(self) -> None:
+        # It replaces the method's name among the bytes of a call, where lengths stand before it.
+        assert len(self.check) == len(GRPC_HEALTH)
 
     def write(self, folder: Path) -> Path:
         """Write error pages and edits into `folder`; the file of edits."""
@@ -57,7 +73,7 @@ class Edge:
         return path
 
     def edits(self, folder: Path) -> list[Edit]:
-        """Pattern, replacement, and how often it must fit."""
+        """Pattern, replacement, and how often it must fit; None: as often as there are servers to ask."""
         tls = "" if self.tls is None else " " + self.tls.bind(folder)
         http = [f"bind {self._at(self.http_port)}{tls}" + (" alpn h2,http/1.1" if tls else "")]
         grpc = [f"bind {self._at(self.grpc_port)}{tls}" + (" alpn h2" if tls else " proto h2")]
@@ -66,7 +82,11 @@ class Edge:
             grpc.append(f"bind {LOOPBACK}:{self.inner_grpc} proto h2")
         at = re.escape(LOOPBACK)
         return [
-            (r"^( +)bind (?:\*|):(\d+)$", rf"\1bind {LOOPBACK}:\2", 2),  # statistics and metrics
+            # Statistics and metrics have ports, without a key. Serve reads them from the admin socket, and so do we.
+            (r"^frontend prometheus\n(?: .*\n)+", "", 1),
+            (r"^listen stats\n(?: .*\n)+", "", 1),
+            (rf"^(    option httpchk GET ){HTTP_HEALTH}$", rf"\g<1>{self.check}", None),
+            (GRPC_HEALTH.encode().hex(), self.check.encode().hex(), None),
             (rf"^    bind {at}:{self.http_port}$", _lines(http + self._http_rules()), 1),
             (rf"^    bind {at}:{self.grpc_port} proto h2$", _lines(grpc + self._grpc_rules()), 1),
             (r"^    timeout client .*$", _lines(self._timeouts()), 1),
@@ -85,8 +105,8 @@ class Edge:
 
     def _http_rules(self) -> list[str]:
         return [
-            # Serve would answer these itself, without a key; a path may be written in several ways.
-            f"http-request return status 404 {_json(SERVES_OWN)} if {{ path,url_dec -m beg -i /-/ }}",
+            # A path may be written in several ways.
+            f"http-request return status 404 {_json(SERVES_OWN)} if {{ path,url_dec -m beg -i {OWN_PATHS} }}",
             f"http-request return status 431 {_json(LONG_HEAD)} if {{ req.hdrs,length gt {MAX_HEAD_BYTES} }}",
             f"http-request del-header x-request-id if !{{ req.hdr(x-request-id) -m reg '{_ID}' }}",
             *self._forwarded(),
@@ -95,7 +115,7 @@ class Edge:
     def _grpc_rules(self) -> list[str]:
         return [
             "http-request return status 200 content-type application/grpc hdr grpc-status 12 hdr grpc-message "
-            "'there is no such method' if { path_beg /ray.serve. }",
+            f"'there is no such method' if {{ path_beg /ray.serve. {OWN_PATHS} }}",
             "http-request del-header application",  # Serve would look for an application of that name
             f"http-request del-header {TIMEOUT_HEADER}",
             f"http-request set-header {TIMEOUT_HEADER} %[req.hdr(grpc-timeout)] if "
@@ -142,17 +162,17 @@ def error_type(status: int) -> str:
     return "server_error" if status >= 500 else "invalid_request_error"
 
 
-def _body(answer: Answer) -> str:
+def body_of(answer: Answer) -> str:
     status, message, code = answer
     return json.dumps({"error": {"message": message, "type": error_type(status), "param": None, "code": code}})
 
 
 def _json(answer: Answer) -> str:
-    return f"content-type application/json string '{_body(answer)}'"
+    return f"content-type application/json string '{body_of(answer)}'"
 
 
 def _page(answer: Answer) -> str:
-    status, body = answer[0], _body(answer)
+    status, body = answer[0], body_of(answer)
     head = [f"HTTP/1.1 {status} {_REASONS[status]}", "Content-Type: application/json", f"Content-Length: {len(body)}"]
     head += ["Cache-Control: no-store", "Connection: close"] + ["Retry-After: 1"] * (status == 503)
     return "\r\n".join([*head, "", body])

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import csv
 import importlib
 import importlib.util
-import re
 import shlex
+import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from . import haproxy_start
 
-_UP = re.compile(r'^haproxy_server_status\{[^}]*server="SERVE_REPLICA_[^}]*state="UP"\} 1$', re.MULTILINE)
-_OPEN = re.compile(r'^haproxy_backend_current_sessions\{proxy="(?:http|grpc)-[^}]*\} (\d+)$', re.MULTILINE)
+_ANSWER_S = 5.0
 
 
 def choose_haproxy(platform: str = sys.platform) -> tuple[bool, str]:
@@ -34,11 +35,30 @@ def launcher(folder: Path, edits: Path) -> Path:
     return script
 
 
-def open_requests(metrics: str) -> int:
+def statistics(admin: Path) -> str:
+    """HAProxy's own, as CSV, from its admin socket; empty when it is not there."""
+    try:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(_ANSWER_S)
+            connection.connect(str(admin))
+            connection.sendall(b"show stat\n")
+            return b"".join(iter(lambda: connection.recv(65_536), b"")).decode()
+    except OSError:
+        return ""
+
+
+def open_requests(stats: str) -> int:
     """Requests on their way through HAProxy, to the last byte of their answers."""
-    return sum(int(number) for number in _OPEN.findall(metrics))
+    return sum(int(row["scur"]) for row in _rows(stats) if row["svname"] == "BACKEND")
 
 
-def replicas_up(metrics: str) -> int:
+def replicas_up(stats: str) -> int:
     """How many servers that are ingress replicas HAProxy calls up: one each for HTTP and gRPC."""
-    return len(_UP.findall(metrics))
+    return sum(row["svname"].startswith("SERVE_REPLICA_") and row["status"] == "UP" for row in _rows(stats))
+
+
+def _rows(stats: str) -> Iterator[dict[str, str]]:
+    """Of the backends that are applications."""
+    for row in csv.DictReader(stats.removeprefix("# ").splitlines()):
+        if row["pxname"].startswith(("http-", "grpc-")):
+            yield row

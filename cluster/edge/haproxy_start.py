@@ -20,12 +20,12 @@ _PR_SET_PDEATHSIG = 1
 
 
 def edit(config: str, edits: list[list[object]]) -> str:
-    """Each edit is [pattern, replacement, how often it fits]. Raises ValueError for one that fits otherwise."""
+    """Each edit is [pattern, replacement, how often it fits or None]. Raises ValueError for one that fits otherwise."""
     if config.startswith(MARK):
         return config
     for pattern, replacement, times in edits:
         config, found = re.subn(str(pattern), str(replacement), config, flags=re.MULTILINE)
-        if found != times:
+        if times is not None and found != times:
             raise ValueError(f"HAProxy's configuration has {found} of {pattern!r}, not {times}")
     return MARK + config
 

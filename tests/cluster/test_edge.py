@@ -17,11 +17,19 @@ import grpc
 import pytest
 from certificates import Certificates
 from edge_backends import Backends, binds, haproxy, rendered
-from served import free_port
+from served import free_port, wait_for
 
 from motley.cluster.edge import edge as edges
-from motley.cluster.edge.edge import BUFFER_BYTES, LOOPBACK, MAX_HEAD_BYTES, TIMEOUT_HEADER, Edge
-from motley.cluster.edge.haproxy import launcher
+from motley.cluster.edge.edge import (
+    BUFFER_BYTES,
+    GRPC_HEALTH,
+    HTTP_HEALTH,
+    LOOPBACK,
+    MAX_HEAD_BYTES,
+    TIMEOUT_HEADER,
+    Edge,
+)
+from motley.cluster.edge.haproxy import launcher, open_requests, replicas_up, statistics
 from motley.cluster.edge.haproxy_start import MARK, edit
 from motley.cluster.edge.ports import settled_block
 from motley.cluster.edge.tls import Tls, choose_tls
@@ -46,12 +54,17 @@ def backends() -> Iterator[Backends]:
 
 
 @pytest.fixture(scope="module")
-def plain(backends: Backends, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Edge]:
+def plain_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return short_folder(tmp_path_factory, "e")
+
+
+@pytest.fixture(scope="module")
+def plain(backends: Backends, plain_folder: Path) -> Iterator[Edge]:
     edge = Edge(host=LOOPBACK, http_port=free_port(), grpc_port=free_port())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(edges, "HEAD_S", HEAD_S)
         patch.setattr(edges, "MIN_STALL_S", STALL_S)
-        with haproxy(short_folder(tmp_path_factory, "e"), edge, backends.http_port, backends.grpc_port):
+        with haproxy(plain_folder, edge, backends.http_port, backends.grpc_port):
             yield edge
 
 
@@ -119,6 +132,30 @@ def test_serves_own_rpcs_are_shut(plain: Edge, method: str) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         called(plain, f"/ray.serve.RayServeAPIService/{method}")
     assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_only_haproxy_knows_by_which_path_it_asks_for_health(plain: Edge, backends: Backends) -> None:
+    """Every edge has one of its own, for HTTP and gRPC."""
+    mine = {("http", plain.check), ("grpc", plain.check)}
+    wait_for(lambda: mine <= backends.checks, "HAProxy's checks")
+    assert not {("http", HTTP_HEALTH), ("grpc", GRPC_HEALTH)} & backends.checks
+    assert plain.check not in repr(plain)
+    assert plain.check != Edge(host=LOOPBACK, http_port=1, grpc_port=2).check
+    with pytest.raises(grpc.RpcError) as caught:
+        called(plain, plain.check)
+    assert (ask(plain, plain.check)[0], caught.value.code()) == (404, grpc.StatusCode.UNIMPLEMENTED)
+
+
+def test_haproxys_statistics_are_a_file_for_nobody_else(plain: Edge, plain_folder: Path) -> None:
+    admin = plain_folder / "admin.sock"
+    assert admin.stat().st_mode & 0o077 == 0
+    assert replicas_up(statistics(admin)) == 2
+    assert open_requests(statistics(admin)) == 0
+    with socket.create_connection((LOOPBACK, plain.http_port), timeout=30) as connection:
+        connection.sendall(b"GET /wait/600 HTTP/1.1\r\nHost: a\r\n\r\n")
+        wait_for(lambda: open_requests(statistics(admin)) == 1, "a request on its way")
+    wait_for(lambda: open_requests(statistics(admin)) == 0, "its end")
+    assert statistics(plain_folder / "nowhere.sock") == ""
 
 
 def test_long_heads(plain: Edge) -> None:
@@ -211,7 +248,7 @@ def test_without_a_service_behind_it(tmp_path_factory: pytest.TempPathFactory) -
 
 def test_only_the_doors_are_open_to_others(secure: tuple[Edge, str]) -> None:
     edge, config = secure
-    assert len(binds(config)) == 6
+    assert len(binds(config)) == 4, "no port for statistics, none for metrics"
     assert {bind for bind in binds(config) if not bind.startswith(f"{LOOPBACK}:")} == {
         f"0.0.0.0:{edge.http_port}",
         f"0.0.0.0:{edge.grpc_port}",
@@ -274,18 +311,17 @@ def test_an_edit_that_does_not_fit_keeps_the_door_shut(tmp_path: Path) -> None:
     edge = Edge(host=LOOPBACK, http_port=8000, grpc_port=9000)
     script = launcher(tmp_path, edge.write(tmp_path))
     path = rendered(tmp_path, edge, 1, 2)
-    path.write_text(
-        path.read_text().replace("frontend prometheus\n    bind :", "frontend prometheus\n    bind 0.0.0.0:")
-    )
+    path.write_text(path.read_text().replace("frontend prometheus\n", "frontend exporter\n"))
     started = subprocess.run([script, "-db", "-f", path], capture_output=True, text=True, timeout=30)
     assert started.returncode != 0
-    assert "HAProxy's configuration has 1 of" in started.stderr.splitlines()[-1]
+    assert "HAProxy's configuration has 0 of" in started.stderr.splitlines()[-1]
 
 
 def test_edits_are_made_once() -> None:
     once = edit("a b a", [["a", "c", 2]])
     assert once == f"{MARK}c b c"
     assert edit(once, [["a", "c", 2]]) == once
+    assert edit("a b", [["c", "d", None], ["a", "e", None]]) == f"{MARK}e b", "as often as it may"
 
 
 BREAK: list[tuple[str, Callable[[Path], dict[str, Path | None]]]] = [

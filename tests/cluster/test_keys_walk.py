@@ -14,7 +14,7 @@ import grpc
 import pytest
 from echo_worker import EchoWorker
 from google.protobuf import message_factory
-from local_ingress import make_ingress
+from local_ingress import make_ingress, routes
 
 from motley.cluster import access_log
 from motley.cluster.auth.guard import Headers
@@ -74,19 +74,6 @@ async def channel(keyed: Any) -> AsyncIterator[grpc.aio.Channel]:
     yield channel
     await channel.close()
     await server.stop(None)
-
-
-def routes(ingress: Any) -> list[tuple[str, str]]:
-    """Method and a path of everything that the application routes."""
-    app = ingress.__serve_build_asgi_app__()
-    found = [
-        (method, route.path.replace("{name:path}", "tiny").replace("{", "").replace("}", ""))
-        for route in app.routes
-        for method in getattr(route, "methods", None) or ["GET"]
-    ]
-    assert len(found) >= 10
-    assert {path for _, path in found} >= {"/v1/completions", "/v1/chat/completions", "/v1/models", "/health"}
-    return found
 
 
 NOWHERE = [("GET", "/"), ("GET", "/nowhere"), ("POST", "/v1/nothing"), ("PATCH", "/v1/completions"), ("GET", "/docs")]

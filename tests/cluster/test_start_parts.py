@@ -71,21 +71,23 @@ def test_haproxy_runs_without_splice_and_not_longer_than_its_parent(tmp_path: Pa
     wait_for(lambda: not alive([int(output)]), "its end")
 
 
-METRICS = """\
-# TYPE haproxy_backend_current_sessions gauge
-haproxy_backend_current_sessions{proxy="default_backend"} 9
-haproxy_backend_current_sessions{proxy="http-motley"} 2
-haproxy_backend_current_sessions{proxy="grpc-motley"} 1
-haproxy_server_status{proxy="http-motley",server="SERVE_REPLICA_motley-ingress-x",state="DOWN"} 0
-haproxy_server_status{proxy="http-motley",server="SERVE_REPLICA_motley-ingress-x",state="UP"} 1
-haproxy_server_status{proxy="http-motley",server="SERVE_PROXY_ACTOR-fallback-y",state="UP"} 1
-haproxy_server_status{proxy="grpc-motley",server="SERVE_REPLICA_motley-ingress-x",state="UP"} 0
+STATISTICS = """\
+# pxname,svname,scur,status,
+http_frontend,FRONTEND,5,OPEN,
+default_backend,BACKEND,9,UP,
+http-motley,SERVE_REPLICA_motley-ingress-x,2,UP,
+http-motley,SERVE_PROXY_ACTOR-fallback-y,0,UP,
+http-motley,BACKEND,2,UP,
+grpc_fallback_backend,BACKEND,7,UP,
+grpc-motley,SERVE_REPLICA_motley-ingress-x,0,DOWN,
+grpc-motley,BACKEND,1,UP,
+
 """
 
 
 def test_what_haproxy_says_of_itself() -> None:
-    assert replicas_up(METRICS) == 1, "the fallback is no replica, and 0 is not up"
-    assert open_requests(METRICS) == 3
+    assert replicas_up(STATISTICS) == 1, "the fallback is no replica, and DOWN is not up"
+    assert open_requests(STATISTICS) == 3
     assert (replicas_up(""), open_requests("")) == (0, 0)
 
 

@@ -32,10 +32,11 @@ def rendered(folder: Path, edge: Edge, http_port: int, grpc_port: int) -> Path:
 
     def backend(name: str, port: int, protocol: RequestProtocol) -> BackendConfig:
         server = ServerConfig(name=f"SERVE_REPLICA_{name}", host=LOOPBACK, port=port)
-        return BackendConfig(name=name, path_prefix="/", servers=[server], app_name="motley", protocol=protocol)
+        return BackendConfig(
+            name=f"{name}-motley", path_prefix="/", servers=[server], app_name="motley", protocol=protocol
+        )
 
     path = folder / "haproxy.cfg"
-    stats = free_port()
     api = HAProxyApi(
         cfg=HAProxyConfig(
             http_options=HTTPOptions(host=LOOPBACK, port=edge.http_port),
@@ -47,8 +48,6 @@ def rendered(folder: Path, edge: Edge, http_port: int, grpc_port: int) -> Path:
             server_state_base=str(folder),
             server_state_file=str(folder / "server-state"),
             metrics_socket_path=str(folder / "metrics.sock"),
-            stats_port=stats,
-            metrics_port=free_port(),
             bufsize=BUFFER_BYTES,
         ),
         backend_configs={
@@ -64,12 +63,14 @@ def rendered(folder: Path, edge: Edge, http_port: int, grpc_port: int) -> Path:
 class Backends:
     """HTTP that echoes a request's head as JSON, waits or streams without end; gRPC that echoes metadata.
 
-    gone   set when a client left the endless stream
+    gone     set when a client left the endless stream
+    checks   the paths and methods by which HAProxy asked for their health
     """
 
     def __init__(self) -> None:
         self.http_port, self.grpc_port = free_port(), free_port()
         self.gone = threading.Event()
+        self.checks: set[tuple[str, str]] = set()
         config = uvicorn.Config(
             self._app, LOOPBACK, self.http_port, interface="asgi3", lifespan="off", log_level="critical"
         )
@@ -78,6 +79,8 @@ class Backends:
 
     async def _app(self, scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
+        if scope["path"].startswith("/-/"):
+            self.checks.add(("http", scope["path"]))
         if scope["path"].startswith("/wait/"):
             await asyncio.sleep(float(scope["path"].rpartition("/")[2]))
         if scope["path"] == "/endless":
@@ -97,7 +100,10 @@ class Backends:
         def unary(request: bytes, context: grpc.ServicerContext) -> bytes:
             if method == "Wait":
                 threading.Event().wait(float(request))
-            return HEALTHY if method == "Healthz" else json.dumps(list(context.invocation_metadata())).encode()
+            if details.method.startswith(("/-/", "/ray.serve.")):
+                self.checks.add(("grpc", details.method))
+                return HEALTHY
+            return json.dumps(list(context.invocation_metadata())).encode()
 
         def stream(request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
             yield b"first"

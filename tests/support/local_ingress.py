@@ -18,3 +18,15 @@ async def make_ingress(folder: Path, worker: Any, entrance: Entrance | None = No
     ingress = object.__new__(Ingress)
     await ingress.__init__(str(folder), LocalPool(replica), entrance)
     return ingress
+
+
+def routes(ingress: Any) -> list[tuple[str, str]]:
+    """Method and a path of everything that its application routes."""
+    found = [
+        (method, route.path.replace("{name:path}", "tiny").replace("{", "").replace("}", ""))
+        for route in ingress.__serve_build_asgi_app__().routes
+        for method in getattr(route, "methods", None) or ["GET"]
+    ]
+    assert len(found) >= 10
+    assert {path for _, path in found} >= {"/v1/completions", "/v1/chat/completions", "/v1/models", "/health"}
+    return found

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import ssl
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +18,45 @@ import grpc
 import openai
 import pytest
 from certificates import Certificates
-from listeners import Listener, listeners
+from echo_worker import EchoWorker
+from listeners import listeners
+from local_ingress import make_ingress, routes
 from served import Served, served, wait_for
+from walk import Answer, Way, walk
 
 from motley.cluster.auth.key_file import edited
 from motley.cluster.auth.keys import StoredKey, hash_key, new_key
 from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import inference_pb2_grpc
+from motley.cluster.web import servicers
 
 KEY, REVOKED = new_key(), new_key()
 PROMPT = "nobody else's business"
 GET = ("GET", "/v1/models")
 JSON = {"Content-Type": "application/json"}
 
-# Ray's own, which it binds on all interfaces whatever it is told. Calls want Ray's token; its metrics, which are
-# numbers about nodes and actors, do not.
+# Paths and RPCs of Serve and HAProxy, beside every route and RPC of ours
+NOT_OURS = [("GET", path) for path in ("/-/routes", "/-/healthz", "/stats", "/metrics", "/")]
+SERVES_RPCS = ["ray.serve.RayServeAPIService/Healthz", "ray.serve.RayServeAPIService/ListApplications"]
+# One call at least that each of Ray's gRPC servers knows, and wants its token for
+RAYS_RPCS = [
+    "ray.rpc.CoreWorkerService/PushTask",
+    "ray.rpc.NodeInfoGcsService/GetAllNodeInfo",
+    "ray.rpc.NodeManagerService/GetNodeStats",
+    "ray.rpc.ObjectManagerService/Push",
+    "ray.rpc.ReporterService/GetTraceback",
+    "ray.serve.ASGIService/HandleRequest",
+    "grpc.channelz.v1.Channelz/GetServers",
+    "grpc.channelz.v1.Channelz/GetTopChannels",
+]
+# Serve's fallback proxy ends these with OK: it forgets the status of a stream in which there was no message.
+STREAMS = [
+    f"{service.full_name}/{rpc.name}"
+    for service in servicers.SERVICES
+    for rpc in service.methods
+    if rpc.server_streaming
+]
+# Ray's own, which it binds on all interfaces whatever it is told
 RAYS = {
     "gcs_server": "the cluster's tables",
     "raylet": "the node's scheduler and objects",
@@ -39,14 +65,53 @@ RAYS = {
     "ray/autoscaler": "the autoscaler's metrics",
     "motley serve": "the driver's calls",
 }
-# One call at least that each of its gRPC servers knows.
-RAYS_CALLS = (
-    "ray.rpc.CoreWorkerService/PushTask",
-    "ray.rpc.NodeInfoGcsService/GetAllNodeInfo",
-    "ray.rpc.NodeManagerService/GetNodeStats",
-    "ray.rpc.ObjectManagerService/Push",
-    "ray.rpc.ReporterService/GetTraceback",
-    "ray.serve.ASGIService/HandleRequest",
+
+
+@dataclass(frozen=True)
+class Open:
+    """What answers whoever asks, and is Ray's to close: it has no setting for it."""
+
+    command: str  # a part of it
+    loopback: bool
+    call: str  # this and the next: as a regular expression, the whole
+    said: str
+    body: bytes
+
+    def covers(self, answer: Answer) -> bool:
+        one = answer.way.listener
+        return (
+            self.command in one.command
+            and self.loopback == one.loopback
+            and bool(re.fullmatch(self.call, answer.call))
+            and self.said == answer.said
+            and bool(re.fullmatch(self.body, answer.body, re.DOTALL))
+        )
+
+
+EXCEPTIONS = (
+    Open("ray::ProxyActor", True, "|".join(map(re.escape, STREAMS)), "OK", b""),
+    # The page in which a browser asks for Ray's token.
+    Open("ray/dashboard", True, "GET /", "200", b"<!doctype html>.*<title>Ray Dashboard</title>.*"),
+    # Numbers about nodes and actors, under any path.
+    *(
+        Open(command, False, call, said, body)
+        for command in ("ray::DashboardAgent", "ray/autoscaler", "ray/dashboard")
+        for call, said, body in (
+            ("GET /.*", "200", b"# HELP (python_gc_|autoscaler_|ray_).*"),
+            ("(?!GET).*", "405", b"# HTTP 405 Method Not Allowed: [A-Z]+; use OPTIONS or GET\n"),
+        )
+    ),
+    # gRPC's own, in Ray's servers in C++: health (SERVING), reflection (to an empty request: an error), channelz.
+    *(
+        Open(command, False, call, "OK", body)
+        for command in ("gcs_server", "raylet", "ray::", "motley serve")
+        for call, body in (
+            (r"grpc\.health\.v1\.Health/(Check|Watch)", rb"\x08\x01"),
+            (r"grpc\.reflection\.v1alpha\.ServerReflection/ServerReflectionInfo", rb"\x12\x00:\x02\x08\x0c"),
+            (r"grpc\.channelz\.v1\.Channelz/GetServers", rb"\n.*Server created.*"),
+            (r"grpc\.channelz\.v1\.Channelz/GetTopChannels", rb"(\n.*Channel created.*)?"),
+        )
+    ),
 )
 
 
@@ -129,66 +194,46 @@ def test_grpc(channel: grpc.Channel) -> None:
     assert ("x-request-id", "mine") in list(call.trailing_metadata())
 
 
-def http_denies(listener: Listener) -> str | None:
-    """What an HTTP request without a key comes to; None if nothing there speaks HTTP."""
-    try:
-        status, body = asked(http.client.HTTPConnection(_at(listener), listener.port, timeout=10), *GET)
-    except (OSError, http.client.HTTPException):
-        return None
-    if status == 200:
-        return "metrics" if b"# TYPE" in body or b"Statistics Report" in body else "OPEN"
-    return "denied" if status == 401 and b"invalid_api_key" in body else f"{status}"
-
-
-def grpc_denies(listener: Listener) -> str | None:
-    """Likewise over gRPC."""
-    with grpc.insecure_channel(f"{_at(listener)}:{listener.port}") as channel:
-        try:
-            inference_pb2_grpc.InferenceStub(channel).GetModel(pb.GetModelRequest(), timeout=10)
-        except grpc.RpcError as error:
-            code = error.code()
-            if code == grpc.StatusCode.UNAUTHENTICATED:
-                return "denied" if "an API key is required" in (error.details() or "") else "Ray's token"
-            return None if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED) else code.name
-    return "OPEN"
-
-
-def wants_rays_token(listener: Listener) -> bool:
-    """Whether Ray's calls are refused there without its token."""
-    codes = set()
-    with grpc.insecure_channel(f"{_at(listener)}:{listener.port}") as channel:
-        for method in RAYS_CALLS:
-            with pytest.raises(grpc.RpcError) as caught:
-                channel.unary_unary(f"/{method}")(b"", timeout=10)
-            codes.add(caught.value.code())
-    return grpc.StatusCode.UNAUTHENTICATED in codes
-
-
-def _at(listener: Listener) -> str:
-    return "127.0.0.1" if listener.loopback or listener.address in ("0.0.0.0", "::") else listener.address
-
-
-def test_every_port_of_every_process(secured: Served, report: Callable[[str], None]) -> None:
+async def test_every_port_of_every_process(
+    secured: Served,
+    checkpoint: Path,
+    tls: ssl.SSLContext,
+    certificates: Certificates,
+    report: Callable[[str], None],
+) -> None:
     """Whoever has no key gets nothing of ours, on any of them; off loopback there are the two doors and Ray's own."""
-    doors = {secured.http_port, secured.grpc_port}
     found = listeners([secured.process.pid, *secured.descendants()])
-    assert doors <= {one.port for one in found}
-    answers = {one: (http_denies(one), grpc_denies(one)) for one in found}
-    assert not [one for one, answer in answers.items() if "OPEN" in answer]
-    for one in found:
-        if one.port in doors:
-            assert not one.loopback
-            assert answers[one] == (None, None), "no TLS, no answer"
-        elif not one.loopback:
-            assert any(name in one.command for name in RAYS), f"{one} is open to others, and nobody has said why"
-            assert "haproxy" not in one.command
-            assert "denied" not in answers[one], f"{one} is a door of ours, and open to others"
-            assert answers[one][0] in ("401", "metrics") or wants_rays_token(one), f"{one} answers anybody"
-    denied = [one for one, answer in answers.items() if "denied" in answer]
-    assert len(denied) >= 6, "inner doors, direct ports of the ingress and Serve's fallback: HTTP and gRPC each"
-    assert all(one.loopback for one in denied)
-    open_ = [one for one in found if not one.loopback]
-    report(f"{len(found)} ports, {len(denied)} of them ours on loopback, {len(open_) - len(doors)} Ray's on others")
+    doors = {one for one in found if one.port in (secured.http_port, secured.grpc_port)}
+    assert len(doors) == 2
+    assert not any(one.loopback for one in doors)
+    over_tls = (tls, certificates.channel_credentials())
+    ways = [*(Way(one) for one in found), *(Way(one, over_tls) for one in doors)]
+    calls = routes(await make_ingress(checkpoint, EchoWorker(str(checkpoint)))) + NOT_OURS
+    rpcs = [f"{service.full_name}/{rpc.name}" for service in servicers.SERVICES for rpc in service.methods]
+    answers = await walk(ways, calls, rpcs + SERVES_RPCS + RAYS_RPCS)
+
+    told = [str(one) for one in answers if not one.refused and not any(known.covers(one) for known in EXCEPTIONS)]
+    assert told == [], f"{len(told)} answers for nobody in particular"
+    ours = {one.way for one in answers if one.ours}
+    inner = [way for way in ours if way.listener.loopback]
+    assert len(inner) == 6, "inner doors, ports of the ingress and Serve's fallback: HTTP and gRPC each"
+    assert {way.listener for way in ours if not way.listener.loopback} == doors
+    assert all(way.tls for way in ours if not way.listener.loopback), "no TLS, no answer"
+    for way in ours:
+        here = {one.call: one.said for one in answers if one.way == way}
+        if "GET /" in here:
+            assert {here[f"{method} {path}"] for method, path in calls if not path.startswith("/-/")} == {"401"}
+        elif rpcs[0] in here:
+            assert {here[rpc] for rpc in rpcs} <= {"UNAUTHENTICATED", "OK"}, "OK: of the exceptions"
+    opened = await walk([replace(way, key=KEY) for way in ours], [GET], ["motley.v1.Inference/GetModel"])
+    assert {one.way.listener for one in opened if one.said in ("200", "OK")} == {way.listener for way in ours}
+
+    others = [one for one in found if not one.loopback and one not in doors]
+    for one in others:
+        assert any(name in one.command for name in RAYS), f"{one} is open to others, and nobody has said why"
+        said = {answer.said for answer in answers if answer.way.listener == one}
+        assert said & {"UNAUTHENTICATED", "401"} or "405" in said, f"{one} wants no token, and has no metrics"
+    report(f"{len(found)} ports asked {len(answers)} times; {len(inner)} of ours on loopback, {len(others)} Ray's")
 
 
 def test_paths_and_methods_that_are_serves_own(secured: Served, tls: ssl.SSLContext, channel: grpc.Channel) -> None:

@@ -1,0 +1,73 @@
+"""What Serve opens by itself, in the processes of the ingress and of its fallback proxy, closed.
+
+It answers paths below /-/ and the RPCs of RayServeAPIService before any guard of ours, and has no setting for that.
+Here they are refused. HAProxy, which must know who is healthy, asks by a path that only it was told (`Edge.check`).
+
+Serve also binds its gRPC ports on all interfaces, while HAProxy reaches them on loopback. Elsewhere they would be
+doors beside the edge: without its TLS and without its client certificates.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import Any
+
+from .edge import GRPC_HEALTH, HTTP_HEALTH, LOOPBACK, OWN_PATHS, SERVES_OWN, body_of
+
+HOOK = f"{__name__}.close"
+CHECK = "MOTLEY_HEALTH_CHECK"  # holds `Edge.check`; not set without HAProxy, when nobody asks
+
+
+def close() -> list[Any]:
+    """Serve calls it in each process before it binds; the HTTP middlewares, outermost last."""
+    from ray.serve._private import default_impl, grpc_util
+    from starlette.middleware import Middleware
+
+    check = os.environ.get(CHECK)
+    if check is not None:
+        default_impl.add_grpc_address = _bind
+    grpc_util.add_RayServeAPIServiceServicer_to_server = partial(_add_check, check)
+    return [Middleware(Refuse, check=check)]
+
+
+class Refuse:
+    """ASGI middleware: 404 below /-/; `check` alone is passed on, as the health check that Serve knows."""
+
+    def __init__(self, app: Any, check: str | None) -> None:
+        self._app = app
+        self._check = check
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        path = scope.get("path", "")
+        if not path.startswith(OWN_PATHS):
+            await self._app(scope, receive, send)
+        elif path == self._check:
+            await self._app({**scope, "path": HTTP_HEALTH}, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close"})
+        else:
+            answer = body_of(SERVES_OWN).encode()
+            headers = [(b"content-type", b"application/json"), (b"content-length", str(len(answer)).encode())]
+            await send({"type": "http.response.start", "status": 404, "headers": headers})
+            await send({"type": "http.response.body", "body": answer})
+
+
+def _add_check(check: str | None, _: Any, server: Any) -> None:
+    """In place of the whole RayServeAPIService: what answers its Healthz, as the method `check`."""
+    if check is None:
+        return
+    import grpc
+    from ray.serve._private.grpc_util import gRPCGenericServer
+    from ray.serve._private.proxy_request_response import gRPCStreamingType
+
+    answer = server.service_handler_factory(service_method=GRPC_HEALTH, streaming_type=gRPCStreamingType.UNARY_UNARY)
+    service, method = check.strip("/").split("/")
+    handlers: dict[str, Any] = {method: grpc.unary_unary_rpc_method_handler(answer)}
+    # Not by Serve's own `add_generic_rpc_handlers`, for which a method's name also says what answers.
+    add = super(gRPCGenericServer, server).add_generic_rpc_handlers
+    add((grpc.method_handlers_generic_handler(service, handlers),))
+
+
+def _bind(server: Any, address: str) -> None:
+    server.add_insecure_port(f"{LOOPBACK}:{address.rpartition(':')[2]}")
