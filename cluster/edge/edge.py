@@ -107,6 +107,7 @@ class Edge:
         return [
             # A path may be written in several ways.
             f"http-request return status 404 {_json(SERVES_OWN)} if {{ path,url_dec -m beg -i {OWN_PATHS} }}",
+            f"http-request return status 405 {_json(NO_METHOD)} unless {{ method {METHODS} }}",
             f"http-request return status 431 {_json(LONG_HEAD)} if {{ req.hdrs,length gt {MAX_HEAD_BYTES} }}",
             f"http-request del-header x-request-id if !{{ req.hdr(x-request-id) -m reg '{_ID}' }}",
             *self._forwarded(),
@@ -138,6 +139,8 @@ class Edge:
 Answer = tuple[int, str, str]  # status, why, and its code
 SERVES_OWN: Answer = (404, "there is no such path", "not_found")
 LONG_HEAD: Answer = (431, f"the head of the request is longer than {MAX_HEAD_BYTES} bytes", "head_too_large")
+METHODS = "GET HEAD POST PUT PATCH DELETE OPTIONS"
+NO_METHOD: Answer = (405, "there is no such method", "method_not_allowed")
 NOT_READY: Answer = (404, "there is no application yet", "not_ready")
 PAGES: dict[int, Answer] = {  # by HAProxy's own status
     400: (400, "the request is malformed, or its client has closed its side of the connection", "bad_request"),
@@ -147,7 +150,7 @@ PAGES: dict[int, Answer] = {  # by HAProxy's own status
     503: (503, "the service is not ready; try again shortly", "unavailable"),
     504: (504, "the service did not answer in time", "timeout"),
 }
-ANSWERS = (SERVES_OWN, LONG_HEAD, NOT_READY, *PAGES.values())  # all that HAProxy says by itself over HTTP
+ANSWERS = (SERVES_OWN, NO_METHOD, LONG_HEAD, NOT_READY, *PAGES.values())  # all that HAProxy says by itself over HTTP
 _REASONS = {
     400: "Bad Request",
     408: "Request Timeout",

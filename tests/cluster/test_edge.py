@@ -166,6 +166,12 @@ def test_long_heads(plain: Edge) -> None:
     assert status_of(raw(plain, endless)) == 400
 
 
+def test_a_method_that_there_is_not(plain: Edge) -> None:
+    said = raw(plain, b"BREW / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+    assert status_of(said) == 405
+    assert b'"code": "method_not_allowed"' in said
+
+
 @pytest.mark.parametrize("data", [b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\nHost: a\r\nBad\x00: x\r\n\r\n"])
 def test_malformed_heads(plain: Edge, data: bytes) -> None:
     assert status_of(raw(plain, data)) == 400
