@@ -70,7 +70,7 @@ def died() -> Exception:
     ("failure", "kind", "code"),
     [
         (Overloaded("full", code="queue_full"), Overloaded, "queue_full"),
-        (InvalidRequest("n: no", param="n"), InvalidRequest, None),
+        (InvalidRequest("n: no", param="n"), InvalidRequest, "invalid_value"),
         (task_error(EngineFault("step", code="engine_fault")), EngineFault, "engine_fault"),
         (task_error(ZeroDivisionError("secret")), EngineFault, "engine_fault"),
         (task_error(Overloaded("full")).as_instanceof_cause(), Overloaded, None),

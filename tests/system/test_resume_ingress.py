@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -76,13 +77,19 @@ def whole(service: Served, number: int) -> list[int]:
         return list(client.complete(f"Once {number}", **options(number)).choices[0].token_ids)
 
 
-def over_http(service: Served) -> list[Any]:
+def over_http(service: Served, begun: threading.Event) -> int:
+    """How many chunks came, if they ended well."""
+    count = 0
     with openai.OpenAI(base_url=f"{service.http}/v1", api_key="none", max_retries=0) as client:
         known = {"temperature": 0.0, "max_tokens": TOKENS, "extra_body": {"ignore_eos": True}}
-        return list(client.completions.create(model="tiny", prompt="Once 0", stream=True, **known))
+        for _ in client.completions.create(model="tiny", prompt="Once 0", stream=True, **known):
+            count += 1
+            begun.set()
+    return count
 
 
-def strike_the_ingress(service: Served, how: signal.Signals) -> None:
+def strike_the_ingress(service: Served, how: signal.Signals, begun: threading.Event) -> None:
+    assert begun.wait(60), "a stream that cannot be resumed"
     wait_for(lambda: service.load()["running"] > 0, "streams")
     time.sleep(1.0)  # no event tells that all of them have begun; those that have not are covered as well
     [pid] = [pid for pid in service.replicas() if ":ingress" in command_line(pid)]
@@ -92,13 +99,13 @@ def strike_the_ingress(service: Served, how: signal.Signals) -> None:
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_the_door_is_lost(pair: Served, how: signal.Signals) -> None:
     """Killed, it is heard of at once; when it hangs, as soon as Serve has ended it."""
-    numbers = range(len(SAMPLING))
+    numbers, begun = range(len(SAMPLING)), threading.Event()
     with ThreadPoolExecutor(len(SAMPLING) + 3) as threads:
         streams = [threads.submit(blocking, pair, number) for number in numbers]
         concurrent = threads.submit(asynchronous, pair, 1)
         answer = threads.submit(whole, pair, 0)
-        foreign = threads.submit(over_http, pair)
-        strike_the_ingress(pair, how)
+        foreign = threads.submit(over_http, pair, begun)
+        strike_the_ingress(pair, how, begun)
         broken = [future.result(120) for future in streams]
     for number, heard in zip(numbers, broken, strict=True):
         assert len(heard.seeds) == len(heard.usages) == 1
