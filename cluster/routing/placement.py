@@ -15,7 +15,7 @@ SUSPECT_S = 30.0  # by then Serve has replaced a replica that hangs, or it has s
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A replica as the router sees it. `queue_len`: requests it carries, as far as is known."""
+    """A replica as the router sees it. `queue_len`: requests it carried when Serve last heard of that."""
 
     id: str
     numerics: str = ""
@@ -122,12 +122,14 @@ class Placement:
             return candidate.id == self.only
         return not (self.strict and (candidate.id in self.avoid or candidate.id in self.suspects))
 
-    def _rank(self, candidate: Candidate) -> tuple[bool, bool, bool, int]:
+    def _rank(self, candidate: Candidate) -> tuple[bool, bool, bool, int, int]:
+        """What this ingress has there is exact; Serve's figure is seconds old, and decides only between equals."""
         return (
             candidate.id in self.suspects,
             candidate.id in self.avoid,
             bool(self.numerics) and candidate.numerics != self.numerics,
-            max(candidate.queue_len, self.suspects.carried[candidate.id]),
+            self.suspects.carried[candidate.id],
+            candidate.queue_len,
         )
 
     def _nowhere(self) -> None:

@@ -58,6 +58,16 @@ def test_requests_of_one_moment_are_spread() -> None:
     assert not suspects.carried, "a question is no load"
 
 
+def test_a_length_that_is_no_longer_true_draws_nothing_away() -> None:
+    """Serve may remember a busy second for ten: all that comes would go to the other replica."""
+    suspects = Suspects()
+    stale = [Candidate("a", queue_len=50), Candidate("b", queue_len=0)]
+    placements = [Placement(suspects) for _ in range(10)]
+    for placement in placements:
+        placement.choose(stale)
+    assert suspects.carried == {"a": 5, "b": 5}
+
+
 def test_suspects_then_those_it_failed_on_then_other_numerics_come_last() -> None:
     suspects = Suspects()
     suspects.add("a")
