@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from served import Served, alive, command_line, wait_for
 from motley.client import Client
 from motley.cluster.protos import vllm_engine_pb2, vllm_engine_pb2_grpc
 
-TOKENS = 1500  # long enough to be cut in the middle
+TOKENS = 2000  # long enough to be cut in the middle
 SAMPLING: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0, "max_tokens": TOKENS, "ignore_eos": True},
     "seeded": {"temperature": 1.0, "seed": 1, "max_tokens": TOKENS, "ignore_eos": True},
@@ -80,19 +81,26 @@ OPENAI_FIELDS = ("temperature", "seed", "presence_penalty", "frequency_penalty",
 def over_http(service: Served, name: str, answer: Answer) -> Answer:
     known = {key: value for key, value in SAMPLING[name].items() if key in OPENAI_FIELDS}
     extra = {key: value for key, value in SAMPLING[name].items() if key not in OPENAI_FIELDS}
-    with openai.OpenAI(base_url=f"{service.http}/v1", api_key="none", max_retries=0) as client:
-        options = {"stream": True, "stream_options": {"include_usage": True}, "extra_body": extra}
-        for chunk in client.completions.create(model="tiny", prompt=f"Once {name}", **known, **options):
-            for choice in chunk.choices:
-                told = answer.of(choice.index)
-                told.text += choice.text
-                if choice.logprobs is not None:
-                    told.logprobs += zip(choice.logprobs.tokens, choice.logprobs.token_logprobs, strict=True)
-                if choice.finish_reason is not None:
-                    told.ends.append(choice.finish_reason)
-            if chunk.usage is not None:
-                answer.usages.append(chunk.usage.completion_tokens)
+    options = {"stream": True, "stream_options": {"include_usage": True}, "extra_body": extra}
+    for chunk in openai_client(service.http).completions.create(
+        model="tiny", prompt=f"Once {name}", **known, **options
+    ):
+        for choice in chunk.choices:
+            told = answer.of(choice.index)
+            told.text += choice.text
+            if choice.logprobs is not None:
+                told.logprobs += zip(choice.logprobs.tokens, choice.logprobs.token_logprobs, strict=True)
+            if choice.finish_reason is not None:
+                told.ends.append(choice.finish_reason)
+        if chunk.usage is not None:
+            answer.usages.append(chunk.usage.completion_tokens)
     return answer
+
+
+@cache
+def openai_client(base: str) -> openai.OpenAI:
+    """One for all: making one takes so long that streams which began first would end before the last begins."""
+    return openai.OpenAI(base_url=f"{base}/v1", api_key="none", max_retries=0)
 
 
 READERS: list[tuple[Callable[[Served, str, Answer], Answer], str]] = [
