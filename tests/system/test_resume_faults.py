@@ -138,7 +138,7 @@ def resumed(service: Served) -> int:
 
 @contextmanager
 def readers(service: Served) -> Iterator[list[Any]]:
-    """All streams of the table at once, every one of them begun, some on each of two replicas."""
+    """All streams of the table at once, every one of them begun, as far as it has not ended."""
     answers = [Answer() for _ in READERS]
     with ThreadPoolExecutor(len(READERS)) as threads:
         futures = [
@@ -146,7 +146,6 @@ def readers(service: Served) -> Iterator[list[Any]]:
             for (reader, name), answer in zip(READERS, answers, strict=True)
         ]
         wait_for(lambda: all(answer.choices for answer in answers), "streams", 60)
-        wait_for(lambda: len(carried(service)) == 2 and all(carried(service)), "streams on both replicas", 10)
         yield futures
 
 
@@ -170,22 +169,30 @@ def check_baseline(service: Served, count: int = 2) -> None:
 
 
 def test_a_replica_is_killed(pair: Served, unbroken: list[Answer]) -> None:
-    before, victim = resumed(pair), pool(pair)[0]
-    with readers(pair) as futures:
-        os.kill(victim, signal.SIGKILL)
-        check(pair, futures, unbroken)
+    before = resumed(pair)
+    for turn in range(4):  # one that carries streams: on a busy machine some have ended before the last begins
+        victim = pool(pair)[turn % 2]
+        with readers(pair) as futures:
+            os.kill(victim, signal.SIGKILL)
+            check(pair, futures, unbroken)
+        check_baseline(pair)
+        if resumed(pair) > before:
+            break
     assert resumed(pair) > before
-    check_baseline(pair)
 
 
 def test_a_replica_hangs(pair: Served, unbroken: list[Answer]) -> None:
-    before, victim = resumed(pair), pool(pair)[0]
-    with readers(pair) as futures:
-        os.kill(victim, signal.SIGSTOP)
-        check(pair, futures, unbroken)
+    before = resumed(pair)
+    for turn in range(4):
+        victim = pool(pair)[turn % 2]
+        with readers(pair) as futures:
+            os.kill(victim, signal.SIGSTOP)
+            check(pair, futures, unbroken)
+        wait_for(lambda pid=victim: not alive([pid]), "the hung replica to be removed", 90)
+        check_baseline(pair)
+        if resumed(pair) > before:
+            break
     assert resumed(pair) > before
-    wait_for(lambda: not alive([victim]), "the hung replica to be removed", 90)
-    check_baseline(pair)
 
 
 def test_replicas_are_taken_away_and_added(pair: Served) -> None:
