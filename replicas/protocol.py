@@ -7,7 +7,8 @@ construction: whoever holds one need not check it again.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass, field
 
 from .sampling_params import SamplingParams
 
@@ -27,6 +28,7 @@ __all__ = [
     "SamplingParams",
     "StreamMessage",
     "TokenLogprob",
+    "sum_of",
 ]
 
 NULL = "null"  # device, numerics, family and so on of an engine that computes nothing
@@ -121,6 +123,11 @@ class ReplicaLoad:
     queued_prefill_tokens: int = 0  # tokens still to be computed before their first output
     kv_blocks_free: int = 0  # free or evictable
     kv_blocks_total: int = 0
+
+
+def sum_of(loads: Iterable[ReplicaLoad]) -> ReplicaLoad:
+    """What several replicas carry together."""
+    return ReplicaLoad(*map(sum, zip(*map(astuple, loads), strict=True)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
 from ...replicas.errors import NotFound
-from ...replicas.protocol import Pooling
+from ...replicas.protocol import Pooling, ReplicaLoad
 from ..web.openapi import Operation, Operations, Schema, answer, body
 from .openai_table import CHAT, COMPLETION, Field, by_name
 
@@ -16,6 +17,7 @@ _TRUTH: Schema = {"type": "boolean"}
 _IDS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0}}
 _MAYBE_TEXT: Schema = {"type": ["string", "null"]}
 _MAYBE: Schema = {"type": ["object", "null"]}
+_LOAD = answer(**{field.name: _COUNT for field in dataclasses.fields(ReplicaLoad)})
 _USAGE = answer(prompt_tokens=_COUNT, completion_tokens=_COUNT, total_tokens=_COUNT)
 _ENDS: Schema = {"enum": ["stop", "length", "tool_calls", None]}
 
@@ -129,6 +131,7 @@ OPERATIONS: Operations = {
         answer(tokenizer_class=_TEXT, model_max_length=_COUNT, chat_template=_MAYBE_TEXT),
     ),
     ("GET", "/health"): Operation(
-        "Whether a replica's engine goes round", answer(status={"const": "ok"}, load={"type": "object"})
+        "Whether a replica's engine goes round, and what the healthy replicas carry together",
+        answer(status={"const": "ok"}, load=_LOAD),
     ),
 }

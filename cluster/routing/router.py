@@ -10,11 +10,11 @@ import contextvars
 import logging
 import math
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any
 
 from ...replicas.errors import MotleyError, Overloaded, Unavailable
-from ...replicas.protocol import KvEvents, ReplicaLoad, ReplicaProfile, Request, StreamMessage
+from ...replicas.protocol import KvEvents, ReplicaLoad, ReplicaProfile, Request, StreamMessage, sum_of
 from .. import access_log
 from ..errors import from_pool
 from ..streams import all_of, merge
@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 MAX_STREAMS = 3072  # fewer than Serve takes at a time: beyond that it would let them wait, unseen and without end
 SHORT_TOKENS = 64  # an answer up to this, if not streamed, is one call; of a longer one not all is lost with a replica
+HEALTH_S = 1.0  # a replica that is asked for its load answers within milliseconds
 DEADLINE_GRACE_S = 1.0  # the replica ends a request at its deadline; so much later the ingress does
 
 
@@ -91,17 +92,27 @@ class Router:
         self._trunks.apart = True
 
     async def load(self) -> ReplicaLoad:
-        """What a replica carries. Raises Unavailable when it is not healthy, or the service is stopping."""
+        """What the healthy replicas carry together. Raises Unavailable if none is, or the service is stopping."""
         self._refuse_if_draining()
         try:
-            load: ReplicaLoad = await self._call(self._load, wait_s=self._policy.wait_s)
+            first, placement = await self._call(self._load, wait_s=self._policy.wait_s)
         except MotleyError as error:
             raise Unavailable(error.message, code="unhealthy") from error
-        return load
+        others = sorted(placement.seen - {placement.replica})
+        return sum_of([first, *await all_of([self._load_of(name) for name in others])])
+
+    async def _load_of(self, replica: str) -> ReplicaLoad:
+        """Nothing, of one that does not answer soon: it must not make the others look ill."""
+        with suppress(MotleyError, TimeoutError):
+            async with asyncio.timeout(HEALTH_S):
+                load: ReplicaLoad = await self._once(self._load, Placement(self._suspects, only=replica))
+                return load
+        return ReplicaLoad()
 
     async def profile(self) -> ReplicaProfile:
         """What the replicas are, as soon as there is one."""
-        profile: ReplicaProfile = await self._call(self._profile)
+        profile: ReplicaProfile
+        profile, _ = await self._call(self._profile)
         return profile
 
     async def loads(self) -> list[ReplicaLoad]:
@@ -241,13 +252,13 @@ class Router:
         """Return if the replica is well. Raises MotleyError."""
         await self._once(self._load, Placement(self._suspects, only=replica))
 
-    async def _call(self, method: Any, wait_s: float = math.inf) -> Any:
-        """One answer, of any replica that lives."""
+    async def _call(self, method: Any, wait_s: float = math.inf) -> tuple[Any, Placement]:
+        """One answer, of any replica that lives, and where that was."""
         retry = Retry(self._policy)
         while True:
             placement = Placement(self._suspects, retry.avoid, retry.strict)
             try:
-                return await self._once(method, placement, wait_s)
+                return await self._once(method, placement, wait_s), placement
             except MotleyError as error:
                 await asyncio.sleep(retry.after(error, self._suspect(placement, error)))
 

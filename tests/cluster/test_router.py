@@ -14,10 +14,12 @@ from local_pool import LocalPool
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
+from motley.cluster.routing import router as router_module
 from motley.cluster.routing.leave import leave
+from motley.cluster.routing.resume import ResumePolicy
 from motley.cluster.routing.router import Router
 from motley.replicas.errors import EngineFault, InvalidRequest, MotleyError, Overloaded, Unavailable
-from motley.replicas.protocol import Request, SamplingParams
+from motley.replicas.protocol import ReplicaLoad, Request, SamplingParams
 
 REQUEST = Request("r", (1, 2, 3), SamplingParams(max_tokens=5, seed=0))
 
@@ -50,6 +52,28 @@ async def test_draining_refuses_what_is_new_and_goes_on_with_the_rest(echo: Echo
     with pytest.raises(Unavailable):
         await router.load()
     assert len([message async for message in running]) == 5
+
+
+async def test_the_load_is_that_of_all_healthy_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Loaded:
+        def __init__(self, load: ReplicaLoad | MotleyError | None) -> None:
+            self._load = load
+
+        async def load(self) -> ReplicaLoad:
+            if isinstance(self._load, ReplicaLoad):
+                return self._load
+            if self._load is not None:
+                raise self._load
+            await asyncio.sleep(60)  # hangs
+            return ReplicaLoad()
+
+    monkeypatch.setattr(router_module, "HEALTH_S", 0.05)
+    well = Loaded(ReplicaLoad(1, 2, 3, 4, 50)), Loaded(ReplicaLoad(10, 20, 30, 40, 50))
+    ill = Loaded(EngineFault("step", code="engine_fault"))
+    for replicas in (well, (*well, ill), (ill, *well)):
+        assert await Router(LocalPool(*replicas)).load() == ReplicaLoad(11, 22, 33, 44, 100)
+    hangs = Router(LocalPool(*well, Loaded(None)), ResumePolicy(stall_s=0.1))
+    assert await hangs.load() == ReplicaLoad(11, 22, 33, 44, 100), "also when the one that hangs was asked first"
 
 
 def task_error(cause: Exception) -> RayTaskError:
