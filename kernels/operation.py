@@ -1,0 +1,118 @@
+"""An operator as the compiler, the tuner, the benchmark and the tests see it: one object, in its kernels' own file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from .precision import PrecisionPolicy
+from .roofline import Op
+from .variant import Config, Variant
+
+__all__ = ["Launch", "Operation", "Problem", "Shape"]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Problems that share a config: sizes by name, and words for what is no size."""
+
+    fields: tuple[tuple[str, int | str], ...]
+
+    @classmethod
+    def of(cls, **fields: int | str) -> Shape:
+        return cls(tuple(sorted(fields.items())))
+
+    @classmethod
+    def parse(cls, key: str) -> Shape:
+        """What `key` gave."""
+        pairs = (pair.split("=", 1) for pair in key.split())
+        return cls.of(**{name: int(value) if value.isdigit() else value for name, value in pairs})
+
+    @property
+    def key(self) -> str:
+        """Such as "group=128 k=4096 m=1 n=4096"."""
+        return " ".join(f"{name}={value}" for name, value in self.fields)
+
+    def __getitem__(self, name: str) -> Any:
+        return dict(self.fields)[name]
+
+    def distance(self, other: Shape, exact: frozenset[str] = frozenset()) -> float:
+        """Doublings between the two; infinite if words, or sizes named in `exact`, differ."""
+        mine, others = dict(self.fields), dict(other.fields)
+        if mine.keys() != others.keys():
+            return math.inf
+        total = 0.0
+        for name, value in mine.items():
+            against = others[name]
+            if isinstance(value, str) or isinstance(against, str) or name in exact or not value or not against:
+                total += 0.0 if value == against else math.inf
+            else:
+                total += abs(math.log2(value / against))
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One kernel of an operator.
+
+    grid         blocks in each dimension
+    instruction  what its inner product must have become, such as "mma.sync"; empty where there is no product
+    """
+
+    variant: Variant
+    grid: tuple[int, ...]
+    instruction: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Inputs of one shape, on a device, and all that can be asked of them.
+
+    run    the operator, with that config
+    error  the worst difference of what `run` gave to the reference in fp64, over what rounding explains: at most 1
+    work   for the roofline
+    peers  name -> the same by other means, such as torch.matmul; each may raise where it cannot run
+    """
+
+    run: Callable[[Config], Any]
+    error: Callable[[Any], float]
+    work: Op
+    peers: Mapping[str, Callable[[], object]] = field(default_factory=dict)
+
+
+class Operation(Protocol):
+    """Kernels under one name, by which their configs are kept in `tuned/`.
+
+    exact  sizes that must be equal before a config found for one shape is used for another
+    """
+
+    name: str
+    exact: frozenset[str]
+
+    def refusal(self, policy: PrecisionPolicy) -> str:
+        """Why this capability does not use it; empty if it does."""
+        ...
+
+    def shapes(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
+        """Those that are tuned and measured."""
+        ...
+
+    def samples(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
+        """Of these, a few that between them have every kernel and every branch: compiled for each capability."""
+        ...
+
+    def configs(self, policy: PrecisionPolicy, shape: Shape) -> tuple[Config, ...]:
+        """What a tuner may try; the first is right everywhere and taken where nothing is known."""
+        ...
+
+    def launches(self, policy: PrecisionPolicy, shape: Shape, config: Config) -> tuple[Launch, ...]:
+        """What `run` launches, in order."""
+        ...
+
+    def problem(self, policy: PrecisionPolicy, shape: Shape, device: torch.device, seed: int = 0) -> Problem:
+        """Random inputs as models have them. Not for fp64: references make their own."""
+        ...
