@@ -25,12 +25,12 @@ def attention(
 ) -> torch.Tensor:
     """One sequence: q [T, H, D] at `positions` [T] over its whole context k, v [L, KH, D]; returns [T, H, D].
 
-    A query at position p sees keys max(0, p - window + 1) .. p.
+    A query at position p sees keys max(0, p - window + 1) .. p. In fp64 if q is.
     """
-    groups = q.shape[1] // k.shape[1]
-    keys = k.float().repeat_interleave(groups, dim=1)
-    values = v.float().repeat_interleave(groups, dim=1)
-    scores = torch.einsum("thd,lhd->htl", q.float() * scale, keys)
+    groups, dtype = q.shape[1] // k.shape[1], torch.promote_types(q.dtype, torch.float32)
+    keys = k.to(dtype).repeat_interleave(groups, dim=1)
+    values = v.to(dtype).repeat_interleave(groups, dim=1)
+    scores = torch.einsum("thd,lhd->htl", q.to(dtype) * scale, keys)
     scores = scores.masked_fill(~visible(positions, k.shape[0], window), float("-inf"))
     return torch.einsum("htl,lhd->thd", scores.softmax(dim=-1), values).to(q.dtype)
 

@@ -1,0 +1,31 @@
+"""Paged batches whose cache is NaN wherever a kernel has no business."""
+
+from __future__ import annotations
+
+import torch
+
+from motley.kernels.attention_common import Heads
+from motley.kernels.attention_problem import PagedBatch, random_batch
+
+# Half a unit in the last place; a whole one of bf16, which the interpreter cuts off where the compiler rounds.
+EPSILON = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-7, torch.float32: 2.0**-24}
+
+
+def guarded(heads: Heads, spans: list[tuple[int, int]], window: int | None = None, seed: int = 0) -> PagedBatch:
+    """A random batch; NaN in every slot that no new token sees, and no block behind the end of a table.
+
+    A padded row is the span (-1, 1): no context.
+    """
+    batch = random_batch(heads, spans, window=window, seed=seed)
+    hidden = torch.ones_like(batch.cache.data[0, :, 0, :, 0], dtype=torch.bool)
+    for sequence, (before, new) in enumerate(spans):
+        block, offset = batch.cells(sequence)
+        oldest = 0 if window is None else max(0, before - window + 1)
+        hidden[block[oldest:], offset[oldest:]] = False
+        batch.block_tables[sequence, -(-(before + new) // 16) :] = 2**30
+    data, scales = batch.cache.data, batch.cache.scales
+    if scales is None:
+        data.masked_fill_(hidden[:, None, :, None], torch.nan)
+    else:
+        scales.masked_fill_(hidden[:, None], torch.nan)
+    return batch
