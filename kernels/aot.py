@@ -19,6 +19,8 @@ from .variant import Variant
 
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 _INSTRUCTION = re.compile(r"^\s*(?:@!?%p\d+ )?([a-z][a-z0-9_.:]*(?:\.[a-z0-9_:]+)*)\s", re.MULTILINE)
+_LABEL = re.compile(r"^\s*(\$\w+):", re.MULTILINE)
+_BRANCH = re.compile(r"\bbra(?:\.uni)?\s+(\$\w+);")
 _HALF = re.compile(r"(fma|mul|add|sub|min|max|neg|abs)\.(\w+\.)*b?f16(x2)?$")
 
 
@@ -46,6 +48,21 @@ class Compiled:
     def mix(self) -> Counter[str]:
         """PTX instructions by full name, as often as they are written."""
         return Counter(_INSTRUCTION.findall(self.ptx))
+
+    def inner_loop(self) -> Counter[str]:
+        """PTX instructions of the largest loop that has no loop in it, as `mix`; empty without a loop.
+
+        A loop is what lies between a label and the last branch back to it.
+        """
+        labels = {found[1]: found.start() for found in _LABEL.finditer(self.ptx)}
+        ends: dict[int, int] = {}
+        for branch in _BRANCH.finditer(self.ptx):
+            start = labels[branch[1]]
+            if start < branch.start():
+                ends[start] = max(ends.get(start, 0), branch.end())
+        bodies = [self.ptx[start:end] for start, end in ends.items() if not any(start < other < end for other in ends)]
+        counted = (Counter(_INSTRUCTION.findall(body)) for body in bodies)
+        return max(counted, key=lambda mix: sum(mix.values()), default=Counter())
 
     def half_arithmetic(self) -> Counter[str]:
         """Of these, arithmetic in half precision, which runs at a 64th of the fp32 rate on 6.1."""

@@ -1,0 +1,212 @@
+"""int8 linear layers: sums of products equal to int64's, the rest within the rounding of fp32 and of the result."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+
+from motley.kernels import dp4a
+from motley.kernels.packed_int8 import PanelsInt8, pack_panels, pack_rows
+from motley.kernels.precision import policy_of
+from motley.kernels.quantize_panels import QuantizedPanels
+from motley.kernels.quantize_rows import QuantizedRows, quantize_rows
+from motley.kernels.variant import Config
+from motley.kernels.w8a8 import PACKED, W8A8, linear, pack, product, product_error, quantize
+from motley.kernels.weights import GroupedWeight
+
+GEMV = Config.of(2, 1, BLOCK_N=32)
+DP4A = Config.of(1, 1, WARPS_N=1, TILE_M=4, TILE_N=4, UNROLL=4)
+
+
+def tensor(group: int, *, swap: bool = False, split: int = 1, rows: int = 16) -> Config:
+    sizes = {"BLOCK_M": rows, "BLOCK_N": 32, "BLOCK_K": group or 64}
+    return Config.of(4, 1, **sizes, SWAP=swap, SPLIT=split)
+
+
+def weight(num_rows: int, num_columns: int, group: int, *, zeros: bool = True) -> GroupedWeight:
+    torch.manual_seed(num_rows + num_columns + group)
+    groups = (num_rows, num_columns // group)
+    codes = torch.randint(0, 256, (num_rows, num_columns), dtype=torch.uint8)
+    offsets = torch.randint(0, 256, groups, dtype=torch.uint8) if zeros else torch.full(groups, 128, dtype=torch.uint8)
+    return GroupedWeight(codes, (torch.rand(groups) * 0.02 + 0.001).half(), offsets, 8, group)
+
+
+def codes_of_x(num_tokens: int, num_columns: int) -> torch.Tensor:
+    torch.manual_seed(num_tokens)
+    codes = torch.randint(-127, 128, (num_tokens, num_columns), dtype=torch.int8)
+    codes[:, 0] = 127  # so that quantising gives the same codes back
+    return codes
+
+
+def kernels(given: GroupedWeight, num_tokens: int) -> list[tuple[PACKED, Config]]:
+    """All that can take it."""
+    rows, panels = pack_rows(given), pack_panels(given)
+    group = rows.group
+    found: list[tuple[PACKED, Config]] = [
+        (rows, tensor(group)), (rows, tensor(group, swap=True)), (rows, tensor(group, split=2)), (panels, GEMV)
+    ]  # fmt: skip
+    return found if num_tokens <= dp4a.MAX_ROWS else [*found[:-1], (panels, DP4A)]
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize(("columns", "group"), [(96, 32), (128, 64), (256, 128), (112, 112)])
+@pytest.mark.parametrize("tokens", [3, 9])
+def test_integer_sums_are_exact(tokens: int, columns: int, group: int, zeros: bool) -> None:
+    """With scales of one fp32 holds every sum, the largest of them 127 * 255 * 256."""
+    given = weight(37, columns, group, zeros=zeros)
+    given = replace(given, scales=torch.ones_like(given.scales, dtype=torch.float32))
+    codes = codes_of_x(tokens, columns)
+    difference = given.codes.long() - given.zeros.long().repeat_interleave(group, 1)
+    expected = codes.long() @ difference.T
+    for packed, config in kernels(given, tokens):
+        found = linear(codes.float(), packed, config)
+        assert torch.equal(found.long(), expected), (type(packed).__name__, config)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(("group", "zeros"), [(32, True), (96, False)])
+def test_every_kernel_within_rounding(dtype: torch.dtype, group: int, zeros: bool) -> None:
+    given = replace(weight(45, 96, group, zeros=zeros), bias=torch.randn(45).half())
+    for tokens in (2, 9):
+        x = torch.randn(tokens, 96).to(dtype)
+        for packed, config in kernels(given, tokens):
+            found = linear(x, packed, config)
+            assert found.dtype == dtype
+            assert product_error(quantize_rows(x, "int8"), given, found) <= 1, (type(packed).__name__, config)
+
+
+@pytest.mark.parametrize("tokens", range(1, dp4a.MAX_ROWS + 1))
+def test_the_gemv_with_every_number_of_tokens(tokens: int) -> None:
+    given, x = weight(37, 64, 32), torch.randn(tokens, 64).half()
+    for warps, rows in ((1, 32), (4, 128)):
+        found = linear(x, pack_panels(given), Config.of(warps, 1, BLOCK_N=rows))
+        assert product_error(quantize_rows(x, "int8"), given, found) <= 1
+
+
+@pytest.mark.parametrize(
+    ("warps", "beside", "tile_m", "tile_n", "tokens", "rows"),
+    [(4, 4, 4, 4, 18, 130), (2, 2, 8, 4, 33, 67), (4, 2, 8, 8, 130, 37)],
+)
+def test_every_cut_of_the_dp4a_product(
+    warps: int, beside: int, tile_m: int, tile_n: int, tokens: int, rows: int
+) -> None:
+    """Rows of both that do not fill the last block or the last panel."""
+    given, x = weight(rows, 64, 32), torch.randn(tokens, 64).half()
+    config = Config.of(warps, 1, WARPS_N=beside, TILE_M=tile_m, TILE_N=tile_n, UNROLL=4)
+    assert product_error(quantize_rows(x, "int8"), given, linear(x, pack_panels(given), config)) <= 1
+
+
+@pytest.mark.parametrize(("rows", "split"), [(16, 4), (32, 1), (64, 3)])
+def test_every_cut_of_the_tensor_core_product(rows: int, split: int) -> None:
+    """More parts than steps of K: the last have none."""
+    given, x = weight(70, 160, 160), torch.randn(67, 160).half()
+    for swap in (False, True):
+        found = linear(x, pack_rows(given), tensor(0, swap=swap, split=split, rows=rows))
+        assert product_error(quantize_rows(x, "int8"), given, found) <= 1
+
+
+def test_an_outlier_stays_in_its_row() -> None:
+    given, x = weight(32, 64, 32), torch.randn(9, 64).half()
+    loud = x.clone()
+    loud[1] *= 1000
+    for packed, config in kernels(given, 9):
+        quiet, beside = linear(x, packed, config), linear(loud, packed, config)
+        others = [0, *range(2, 9)]
+        assert torch.equal(quiet[others], beside[others])
+
+
+def test_what_is_no_number_shows() -> None:
+    given, x = weight(32, 64, 32), torch.randn(9, 64).half()
+    x[3, 5], x[4, 6] = torch.nan, torch.inf
+    for packed, config in kernels(given, 9):
+        found = linear(x, packed, config)
+        assert not found[3:5].isfinite().any()
+        assert found[[0, 1, 2, 5, 6, 7, 8]].isfinite().all()
+
+
+def test_groups_above_128_columns_repeat_their_scale() -> None:
+    given, x = weight(33, 512, 256), torch.randn(2, 512).half()
+    for packed, config in kernels(given, 2):
+        assert packed.group == 128
+        assert product_error(quantize_rows(x, "int8"), given, linear(x, packed, config)) <= 1
+
+
+def test_a_weight_without_zero_points_has_none() -> None:
+    given = weight(16, 128, 64, zeros=False)
+    assert pack_rows(given).zeros is None
+    assert pack_panels(given).zeros is None
+
+
+@pytest.mark.parametrize(("columns", "group", "bits"), [(192, 96, 8), (200, 200, 8), (128, 64, 4), (65_552, 65_552, 8)])
+def test_shapes_that_do_not_fit_are_refused(columns: int, group: int, bits: int) -> None:
+    codes = torch.zeros((4, columns), dtype=torch.uint8)
+    other = torch.zeros((4, columns // group))
+    for packing in (pack_rows, pack_panels):
+        with pytest.raises(ValueError, match=r"group_size|K in sixteens"):
+            packing(GroupedWeight(codes, other, other.to(torch.uint8), bits, group))
+
+
+def test_operands_that_do_not_belong_together_are_refused() -> None:
+    given, x = weight(16, 64, 64), torch.randn(9, 64).half()
+    with pytest.raises(TypeError, match="panels"):
+        product(quantize(x, pack_panels(given)), pack_rows(given), x.dtype, tensor(0))
+    with pytest.raises(ValueError, match="BLOCK_K"):
+        linear(x, pack_rows(weight(16, 64, 32)), tensor(64))
+
+
+def test_the_ptx_is_what_the_interpreter_computes() -> None:
+    """c + the sum of products of signed bytes (PTX ISA, dp4a), in the order of operands that the constraint names."""
+    found = re.fullmatch(r"dp4a\.s32\.s32 \$0, \$1, \$2, \$3;", dp4a.PTX)
+    assert found
+    torch.manual_seed(0)
+    a, b = (torch.randint(-128, 128, (64, 4), dtype=torch.int8) for _ in range(2))
+    c = torch.randint(-(2**20), 2**20, (64,), dtype=torch.int32)
+    expected = c.long() + (a.long() * b.long()).sum(1)
+    plain = c.clone()
+    left, right = a.view(torch.int32)[:, 0], b.view(torch.int32)[:, 0]
+    for byte in range(4):
+        plain += ((left << (24 - 8 * byte)) >> 24) * ((right << (24 - 8 * byte)) >> 24)
+    assert torch.equal(plain.long(), expected)
+
+
+def test_the_operation_names_what_each_capability_runs() -> None:
+    operation = W8A8()
+    assert operation.refusal(policy_of(6, 0)) == policy_of(6, 0).reasons["int8"]
+    assert operation.refusal(policy_of(10, 3)) == policy_of(10, 3).reasons["int8"]
+    named = {}
+    for version in ((6, 1), (7, 5), (8, 0), (9, 0)):
+        policy = policy_of(*version)
+        assert not operation.refusal(policy)
+        shape = next(shape for shape in operation.samples(policy) if shape["m"] == 2048)
+        named[version] = operation.launches(policy, shape, operation.configs(policy, shape)[0])[0].instruction
+    assert named == {(6, 1): "dp4a.s32.s32", (7, 5): "dp4a.s32.s32", (8, 0): "mma.sync", (9, 0): "wgmma"}
+
+
+@pytest.mark.parametrize("version", [(6, 1), (8, 0), (9, 0)])
+@pytest.mark.parametrize("tokens", [2, 16])
+def test_the_operation_runs_and_finds_its_own_errors(version: tuple[int, int], tokens: int) -> None:
+    operation, policy = W8A8(), policy_of(*version)
+    shape = operation.shapes(policy)[0].of(m=tokens, n=48, k=256, group=128, zeros="yes")
+    problem = operation.problem(policy, shape, torch.device("cpu"))
+    config = operation.configs(policy, shape)[0]
+    found = problem.run(config)
+    assert problem.error(found) <= 1
+    found[1, 3] *= 1.02
+    assert problem.error(found) > 1
+    assert problem.peers["torch._int_mm"] is not None
+    assert isinstance(pack(weight(16, 64, 64), policy), PanelsInt8) is (version == (6, 1))
+
+
+def test_x_is_quantised_as_the_kernel_reads_it() -> None:
+    given, x = weight(16, 64, 64), torch.randn(9, 64).half()
+    assert isinstance(quantize(x, pack_panels(given)), QuantizedPanels)
+    assert isinstance(quantize(x[:8], pack_panels(given)), QuantizedRows)
+    assert isinstance(quantize(x, pack_rows(given)), QuantizedRows)
+
+
+def test_where_there_is_no_int8_nothing_is_packed() -> None:
+    with pytest.raises(ValueError, match=r"int8: not on 6\.0"):
+        pack(weight(16, 64, 64), policy_of(6, 0))
