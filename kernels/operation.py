@@ -61,11 +61,13 @@ class Launch:
 
     grid         blocks in each dimension
     instruction  what its inner product must have become, such as "mma.sync"; empty where there is no product
+    moved        bytes that it reads or writes beyond the operator's own, such as partial sums
     """
 
     variant: Variant
     grid: tuple[int, ...]
     instruction: str = ""
+    moved: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +76,11 @@ class Problem:
 
     run    the operator, with that config
     error  the worst difference of what `run` gave to the reference in fp64, over what rounding explains: at most 1
-    work   for the roofline
     peers  name -> the same by other means, such as torch.matmul; each may raise where it cannot run
     """
 
     run: Callable[[Config], Any]
     error: Callable[[Any], float]
-    work: Op
     peers: Mapping[str, Callable[[], object]] = field(default_factory=dict)
 
 
@@ -111,6 +111,10 @@ class Operation(Protocol):
 
     def launches(self, policy: PrecisionPolicy, shape: Shape, config: Config) -> tuple[Launch, ...]:
         """What `run` launches, in order."""
+        ...
+
+    def work(self, policy: PrecisionPolicy, shape: Shape) -> Op:
+        """For the roofline."""
         ...
 
     def problem(self, policy: PrecisionPolicy, shape: Shape, device: torch.device, seed: int = 0) -> Problem:

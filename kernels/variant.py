@@ -10,7 +10,7 @@ import torch
 
 _TYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.int32: "i32", torch.int8: "i8"}
 
-Constant = int | float | bool | str | None
+Constant = int | float | bool | str | tuple[str, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,11 @@ class Config:
 
     def __getitem__(self, name: str) -> Any:
         return dict(self.constants)[name]
+
+    def number(self, name: str) -> int:
+        value = self[name]
+        assert isinstance(value, int)
+        return value
 
     def to_json(self) -> dict[str, Any]:
         return {**dict(self.constants), "num_warps": self.num_warps, "num_stages": self.num_stages}

@@ -1,160 +1,191 @@
-"""int4 weights times fp16 or bf16 activations: the product of few rows, as decoding has it.
+"""int4 weights, half-precision activations: three kernels by the number of tokens, under one contract.
 
-Layout, made once at load. K is cut into tiles of 128 columns, 16 int32 words a row each; the eight nibbles of a
-word belong to columns 16 apart:
+y [M, N] = x [M, K] @ w.T + bias
 
-    word i of a tile:  nibble j is column 16 * j + i
-
-so that one shift and mask of a whole vector of words gives neighbouring columns, whose activations are one
-contiguous load, and no group of 16, 32, 64 or 128 columns is split between nibbles of one word.
-
-Codes become floats without a conversion: or-ed into the mantissa of 2**23, and 2**23 taken off. Zero points are
-applied to the sum of a group's activations, not to each weight. All arithmetic is fp32 whatever the storage: on
-compute capability 6.1 half precision runs at a 64th of its rate, and elsewhere this kernel waits for memory.
+w4a16_gemv        the fp32 lanes, eight tokens at a time      all capabilities; the only one below 8.0
+w4a16_gemm        tensor cores, up to 64 tokens               from 8.0
+w4a16_dequantize  written out in full, then torch.matmul      above the crossover
 """
-
-# What is inside a kernel is Triton's language, of which type checkers know nothing.
-# mypy: disable-error-code="untyped-decorator,no-untyped-def,assignment"
-# ruff: noqa: RUF005  tuples grow by addition there
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import torch
-import triton
-import triton.language as tl
 
-from .variant import Config, Variant, type_name
+from . import dequantize, w4a16_gemm, w4a16_gemv
+from .model_shapes import MODELS
+from .operation import Launch, Problem, Shape
+from .packed_int4 import PackedInt4, pack, unpack
+from .precision import PrecisionPolicy
+from .roofline import Linear
+from .variant import Config
 from .weights import GroupedWeight
 
-TILE = 128  # columns
-WORDS = 16  # of a tile's row
-GROUP_SIZES = (16, 32, 64, 128)
-MAX_ROWS = 8
+__all__ = ["OPERATIONS", "W4A16", "allowance", "reference"]
+
+TORCH = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+UNIT = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-24}  # half a unit in the last place
+GROUP = 128
 
 
-@dataclass(frozen=True, slots=True)
-class PackedInt4:
-    """w = scale * (code - zero).
+def reference(x: torch.Tensor, weight: PackedInt4) -> torch.Tensor:
+    """y in fp64; x in the order of the words' columns."""
+    y = x.double() @ unpack(weight).T
+    return y if weight.bias is None else y + weight.bias.double()
 
-    words   int32 [N, K // 8]
-    scales  [N, K // group_size] in the checkpoint's own dtype
-    zeros   likewise: whole numbers up to 16
-    bias    [N] or None
+
+def allowance(x: torch.Tensor, weight: PackedInt4, unit: float = 0.0) -> torch.Tensor:
+    """By how much a result [M, N] may differ from `reference`: its own rounding, and that of sums in fp32.
+
+    unit  by which terms are rounded before they are summed; 0 where they are not
     """
-
-    words: torch.Tensor
-    scales: torch.Tensor
-    zeros: torch.Tensor
-    group_size: int
-    bias: torch.Tensor | None = None
+    bias = None if weight.bias is None else weight.bias.abs()
+    terms = x.double().abs() @ unpack(weight).abs().T + (0.0 if bias is None else bias.double())
+    depth = 16 + x.shape[1] // 8  # additions that one term goes through at most
+    return UNIT[x.dtype] * reference(x, weight).abs() + (depth * UNIT[torch.float32] + unit) * terms
 
 
-def pack(weight: GroupedWeight) -> PackedInt4:
-    """Of a weight whose columns are in order of its groups. Groups above 128 columns repeat their scale.
+class W4A16:
+    """What the three have in common. `run` computes; `launches` says what that launches."""
 
-    Raises ValueError for shapes that do not fit the tiles.
-    """
-    num_rows, num_columns = weight.shape
-    if weight.bits != 4 or num_columns % TILE:
-        raise ValueError(f"int4 tiles take 4 bits and a K in {TILE}s, not {weight.bits} bits and K {num_columns}")
-    repeats = max(1, weight.group_size // TILE)
-    group = weight.group_size // repeats
-    if group not in GROUP_SIZES or group * repeats != weight.group_size:
-        raise ValueError(f"group_size: {weight.group_size} is none of {GROUP_SIZES} nor a multiple of {TILE}")
-    tiles = weight.codes.to(torch.int32).view(num_rows, num_columns // TILE, 8, WORDS)
-    shifts = torch.arange(0, 32, 4, dtype=torch.int64, device=tiles.device).view(1, 1, 8, 1)
-    words = (tiles.to(torch.int64) << shifts).sum(2)
-    words = torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
-    scales = weight.scales.repeat_interleave(repeats, dim=1).contiguous()
-    zeros = weight.zeros.to(scales.dtype).repeat_interleave(repeats, dim=1).contiguous()
-    return PackedInt4(words.view(num_rows, -1), scales, zeros, group, weight.bias)
+    exact = frozenset({"group"})
 
+    def __init__(
+        self,
+        name: str,
+        tokens: tuple[int, ...],
+        run: Callable[[torch.Tensor, PackedInt4, PrecisionPolicy, Config], torch.Tensor],
+        unit: Callable[[PrecisionPolicy], float],
+    ) -> None:
+        self.name = name
+        self._tokens = tokens
+        self._run = run
+        self._unit = unit  # what terms are rounded by before they are summed
 
-@triton.jit
-def _gemv(
-    x,
-    words,
-    scales,
-    zeros,
-    bias,
-    out,
-    N,
-    K: tl.constexpr,
-    M: tl.constexpr,
-    GROUP: tl.constexpr,
-    BIAS: tl.constexpr,
-    ROWS: tl.constexpr,
-    SPAN: tl.constexpr,
-):
-    """Each program: ROWS rows of the weight, SPAN words of each at a time, for all M rows of x.
+    def refusal(self, policy: PrecisionPolicy) -> str:
+        return ""
 
-    All tensors have the shape of the packed words, so that none changes hands between threads before the end.
-    """
-    NIBBLES: tl.constexpr = 8 * GROUP // 128  # of a word, in one group
-    GROUPS: tl.constexpr = 128 // GROUP  # of a tile
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    known = (row < N)[:, None]
-    wide = row[:, None].to(tl.int64)
-    sums = (tl.zeros((ROWS, SPAN), tl.float32),) * M
-    for start in range(0, K // 8, SPAN):
-        at = start + tl.arange(0, SPAN)[None, :] + tl.zeros((ROWS, 1), tl.int32)
-        inside = known & (at < K // 8)
-        packed = tl.load(words + wide * (K // 8) + at, inside, 0)
-        tile = at // 16
-        column = tile * 128 + at % 16
-        for group in tl.static_range(GROUPS):
-            which = wide * (K // GROUP) + tile * GROUPS + group
-            scale = tl.load(scales + which, inside, 0.0).to(tl.float32)
-            zero = tl.load(zeros + which, inside, 0.0).to(tl.float32)
-            dots = (tl.zeros((ROWS, SPAN), tl.float32),) * M
-            totals = (tl.zeros((ROWS, SPAN), tl.float32),) * M
-            for nibble in tl.static_range(group * NIBBLES, (group + 1) * NIBBLES):
-                code = (((packed >> (4 * nibble)) & 15) | 0x4B000000).to(tl.float32, bitcast=True) - 8388608.0
-                more_dots = ()
-                more_totals = ()
-                for m in tl.static_range(M):
-                    value = tl.load(x + m * K + column + 16 * nibble, at < K // 8, 0.0).to(tl.float32)
-                    more_dots = more_dots + (dots[m] + code * value,)
-                    more_totals = more_totals + (totals[m] + value,)
-                dots = more_dots
-                totals = more_totals
-            more = ()
-            for m in tl.static_range(M):
-                more = more + (sums[m] + scale * (dots[m] - zero * totals[m]),)
-            sums = more
-    for m in tl.static_range(M):
-        result = tl.sum(sums[m], axis=1)
-        if BIAS:
-            result += tl.load(bias + row, row < N, 0.0).to(tl.float32)
-        tl.store(out + m * N + row, result.to(out.dtype.element_ty), row < N)
+    def shapes(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
+        """Every linear layer of the models, with groups of 128."""
+        sizes = {size for model in MODELS for size in model.linears.values()}
+        return tuple(Shape.of(m=m, n=n, k=k, group=GROUP) for n, k in sorted(sizes) for m in self._numbers(policy))
+
+    def samples(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
+        """The fewest tokens and the most, and groups that divide a tile."""
+        few, *_, many = self._numbers(policy)
+        return tuple(Shape.of(m=m, n=4096, k=4096, group=group) for m, group in ((few, 128), (many, 128), (many, 32)))
+
+    def _numbers(self, policy: PrecisionPolicy) -> tuple[int, ...]:
+        return self._tokens
+
+    def work(self, policy: PrecisionPolicy, shape: Shape) -> Linear:
+        return Linear(shape["m"], shape["n"], shape["k"], 4, shape["group"])
+
+    def problem(self, policy: PrecisionPolicy, shape: Shape, device: torch.device, seed: int = 0) -> Problem:
+        """Weights as a checkpoint's, activations of unit variance. Reference: fp64 on the device."""
+        generator = torch.Generator(device).manual_seed(seed)
+        m, n, k, group = (shape[name] for name in ("m", "n", "k", "group"))
+        dtype = TORCH[policy.storage]
+        codes = torch.randint(0, 16, (n, k), generator=generator, device=device, dtype=torch.uint8)
+        zeros = torch.randint(6, 10, (n, k // group), generator=generator, device=device, dtype=torch.uint8)
+        scales = torch.rand((n, k // group), generator=generator, device=device).add_(0.5).mul_(0.01).to(dtype)
+        weight = pack(GroupedWeight(codes, scales, zeros, 4, group))
+        x = torch.randn((m, k), generator=generator, device=device, dtype=torch.float32).to(dtype)
+
+        def error(found: torch.Tensor) -> float:
+            allowed = allowance(x, weight, self._unit(policy))
+            return float(((found.double() - reference(x, weight)).abs() / allowed).max())
+
+        dense: list[torch.Tensor] = []  # made when a peer is first measured
+
+        def torch_matmul() -> torch.Tensor:
+            if not dense:
+                dense.append(unpack(weight).to(dtype))
+            return x @ dense[0].T
+
+        return Problem(
+            lambda config: self._run(x, weight, policy, config),
+            error,
+            {f"torch.matmul {policy.storage}": torch_matmul},
+        )
 
 
-def gemv_variant(
-    dtype: str, num_columns: int, num_tokens: int, group_size: int, config: Config, *, scales: str, bias: str | None
-) -> Variant:
-    """`dtype`, `scales`, `bias`: of x and the result, of the scales, of the bias, in Triton's words.
+class _Gemv(W4A16):
+    def _numbers(self, policy: PrecisionPolicy) -> tuple[int, ...]:
+        """Beyond eight tokens weights are read again, which only pays where there is no tensor core for them."""
+        return tuple(m for m in self._tokens if m <= w4a16_gemv.MAX_TOKENS or not policy.capability.bf16)
 
-    config  ROWS of the weight for a program, SPAN words of a row at a time
-    """
-    types = {
-        "x": f"*{dtype}", "words": "*i32", "scales": f"*{scales}", "zeros": f"*{scales}",
-        "bias": f"*{bias or dtype}", "out": f"*{dtype}", "N": "i32",
-    }  # fmt: skip
-    constants = {"K": num_columns, "M": num_tokens, "GROUP": group_size, "BIAS": bias is not None}
-    pointers = tuple(name for name, kind in types.items() if kind.startswith("*"))
-    return Variant("w4a16_gemv", _gemv, tuple(types.items()), tuple(constants.items()), config, pointers)
+    def configs(self, policy: PrecisionPolicy, shape: Shape) -> tuple[Config, ...]:
+        """A block of 4 warps has 512 words in hand; REPEAT lots of rows share what was read of x."""
+        repeats = (2, 1, 4) if shape["m"] <= 2 else (1, 2)
+        return tuple(
+            Config.of(warps, 1, ROWS=rows, REPEAT=repeat)
+            for rows in (8, 4, 16)
+            for warps in (4, 2)
+            for repeat in repeats
+        )
+
+    def launches(self, policy: PrecisionPolicy, shape: Shape, config: Config) -> tuple[Launch, ...]:
+        half = policy.storage
+        tokens = w4a16_gemv.tokens_at_once(shape["m"])
+        variant = w4a16_gemv.gemv_variant(
+            half, tokens, shape["group"], config, scales=half, bias=None, half=_in_half(policy)
+        )
+        product = "fma.rn.f16x2" if _in_half(policy) else "fma.rn.f32"
+        return (Launch(variant, w4a16_gemv.gemv_grid(shape["m"], shape["n"], config), product),)
 
 
-def gemv(x: torch.Tensor, weight: PackedInt4, config: Config) -> torch.Tensor:
-    """y [M, N] = x [M, K] @ w.T + bias for M up to MAX_ROWS; in the dtype of x."""
-    num_rows, bias = weight.words.shape[0], weight.bias
-    out = torch.empty((x.shape[0], num_rows), dtype=x.dtype, device=x.device)
-    variant = gemv_variant(
-        type_name(x), x.shape[1], x.shape[0], weight.group_size, config,
-        scales=type_name(weight.scales), bias=None if bias is None else type_name(bias),
-    )  # fmt: skip
-    grid = (triton.cdiv(num_rows, config["ROWS"]),)
-    variant.launch(grid, x, weight.words, weight.scales, weight.zeros, x if bias is None else bias, out, num_rows)
-    return out
+class _Gemm(W4A16):
+    def refusal(self, policy: PrecisionPolicy) -> str:
+        return "" if policy.capability.bf16 else f"tl.dot is {policy.capability.instruction} here: w4a16_gemv instead"
+
+    def configs(self, policy: PrecisionPolicy, shape: Shape) -> tuple[Config, ...]:
+        """Deep pipelines and several parts of K: what is waited for is memory."""
+        block_m = max(16, min(64, 1 << (shape["m"] - 1).bit_length()))
+        return tuple(
+            Config.of(4, stages, BLOCK_N=block_n, BLOCK_M=block_m, SPLITS=splits)
+            for block_n in (64, 128, 32)
+            for splits in (1, 2, 4, 8)
+            for stages in (4, 3, 5)
+        )
+
+    def launches(self, policy: PrecisionPolicy, shape: Shape, config: Config) -> tuple[Launch, ...]:
+        half = policy.storage
+        variants = w4a16_gemm.gemm_variants(half, shape["group"], config, scales=half, bias=None, ptx=True)
+        grids = w4a16_gemm.gemm_grids(shape["m"], shape["n"], config)
+        instruction = policy.prefill.instruction if config["BLOCK_N"] >= 64 else policy.decode.instruction
+        moved = 4 * config["SPLITS"] * shape["m"] * shape["n"] if len(variants) > 1 else 0
+        return tuple(map(Launch, variants, grids, (instruction, ""), (moved, moved)))
+
+
+class _Dequantize(W4A16):
+    def configs(self, policy: PrecisionPolicy, shape: Shape) -> tuple[Config, ...]:
+        return tuple(Config.of(4, 1, ROWS=rows) for rows in (32, 64, 16))
+
+    def launches(self, policy: PrecisionPolicy, shape: Shape, config: Config) -> tuple[Launch, ...]:
+        half = policy.storage
+        variant = dequantize.dequantize_variant(policy.compute, shape["group"], config, scales=half)
+        return (Launch(variant, dequantize.dequantize_grid(shape["n"], shape["k"], config)),)
+
+
+def _in_half(policy: PrecisionPolicy) -> bool:
+    return policy.decode.arithmetic == "fp16"
+
+
+def _gemv(x: torch.Tensor, weight: PackedInt4, policy: PrecisionPolicy, config: Config) -> torch.Tensor:
+    return w4a16_gemv.gemv(x, weight, config, half=_in_half(policy))
+
+
+def _gemm(x: torch.Tensor, weight: PackedInt4, policy: PrecisionPolicy, config: Config) -> torch.Tensor:
+    return w4a16_gemm.gemm(x, weight, config)
+
+
+def _matmul(x: torch.Tensor, weight: PackedInt4, policy: PrecisionPolicy, config: Config) -> torch.Tensor:
+    return dequantize.matmul(x, weight, TORCH[policy.compute], config)
+
+
+GEMV = _Gemv("w4a16_gemv", (1, 2, 4, 8, 16, 32, 64), _gemv, lambda policy: w4a16_gemv.HALF_UNIT * _in_half(policy))
+GEMM = _Gemm("w4a16_gemm", (1, 2, 4, 8, 16, 32, 64), _gemm, lambda policy: 0.0)
+DEQUANTIZE = _Dequantize("w4a16_dequantize", (256, 2048), _matmul, lambda policy: UNIT[TORCH[policy.compute]])
+OPERATIONS = (GEMV, GEMM, DEQUANTIZE)

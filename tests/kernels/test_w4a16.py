@@ -1,19 +1,22 @@
-"""int4 GEMV against fp64, in Triton's interpreter."""
+"""int4 linear layers against fp64, in Triton's interpreter."""
 
 from __future__ import annotations
 
+import struct
 from dataclasses import replace
 
 import pytest
 import torch
 
+from motley.kernels import dequantize, w4a16_gemm, w4a16_gemv
+from motley.kernels.packed_int4 import PackedInt4, fuse, pack, unpack
+from motley.kernels.precision import policy_of
 from motley.kernels.variant import Config
-from motley.kernels.w4a16 import MAX_ROWS, gemv, pack
+from motley.kernels.w4a16 import OPERATIONS, UNIT, allowance, reference
 from motley.kernels.weights import GroupedWeight
 
-CONFIG = Config.of(4, 1, ROWS=4, SPAN=32)
-# Half a unit in the last place; a whole one of bf16, which the interpreter cuts off where the compiler rounds.
-EPSILON = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-7, torch.float32: 2.0**-24}
+GEMV = Config.of(1, 1, ROWS=4, REPEAT=1)
+GEMM = Config.of(4, 1, BLOCK_N=16, BLOCK_M=16, SPLITS=1)
 
 
 def weight(num_rows: int, num_columns: int, group: int, *, dtype: torch.dtype = torch.float16) -> GroupedWeight:
@@ -24,53 +27,30 @@ def weight(num_rows: int, num_columns: int, group: int, *, dtype: torch.dtype = 
     return GroupedWeight(codes, scales, zeros, 4, group)
 
 
-def check(x: torch.Tensor, given: GroupedWeight, config: Config = CONFIG) -> None:
-    """Within the rounding of the result, and of fp32 sums whose terms are codes and zeros times activations."""
-    found = gemv(x, pack(given), config).double()
-    wide, group = x.double(), given.group_size
-    scales, zeros = given.scales.double(), given.zeros.double()
-    scales, zeros = scales.repeat_interleave(group, 1), zeros.repeat_interleave(group, 1)
-    codes = given.codes.double()
-    expected = wide @ (scales * (codes - zeros)).T
-    terms = wide.abs() @ (scales * (codes + zeros)).T
-    if given.bias is not None:
-        expected += given.bias.double()
-        terms += given.bias.double().abs()
-    depth = 8 + x.shape[1] // 8  # additions that one term goes through at most
-    bound = EPSILON[x.dtype] * expected.abs() + depth * 2.0**-24 * terms
-    assert ((found - expected).abs() <= bound).all(), ((found - expected).abs() / bound).max()
+def check(x: torch.Tensor, packed: PackedInt4, found: torch.Tensor, unit: float = 0.0) -> None:
+    allowed = allowance(x, packed, unit)
+    if x.dtype == torch.bfloat16:  # the interpreter cuts bf16 off where the compiler rounds
+        allowed += UNIT[torch.bfloat16] * reference(x, packed).abs()
+    difference = (found.double() - reference(x, packed)).abs()
+    assert (difference <= allowed).all(), (difference / allowed).max()
 
 
-@pytest.mark.parametrize("tokens", range(1, MAX_ROWS + 1))
-def test_every_number_of_tokens(tokens: int) -> None:
-    check(torch.randn(tokens, 384).half(), weight(10, 384, 128))
+def test_unpacked_is_what_was_packed() -> None:
+    given = weight(9, 512, 64)
+    assert torch.allclose(unpack(pack(given)), given.dequantize(torch.float64), rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("group", [16, 32, 64, 128, 256, 896])
-def test_every_group_size(group: int) -> None:
-    columns = 1792 if group == 896 else 512
-    check(torch.randn(2, columns).half(), weight(7, columns, group))
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("scales", [torch.float16, torch.bfloat16, torch.float32])
-def test_every_dtype(dtype: torch.dtype, scales: torch.dtype) -> None:
-    given = replace(weight(6, 256, 64, dtype=scales), bias=torch.randn(6))
-    check(torch.randn(3, 256).to(dtype), given)
-
-
-@pytest.mark.parametrize(("rows", "span"), [(1, 16), (2, 64), (8, 16), (16, 128)])
-def test_every_cut(rows: int, span: int) -> None:
-    """Rows and columns that do not fill the last program or the last step."""
-    check(torch.randn(2, 640).half(), weight(rows + 3, 640, 32), Config.of(4, 1, ROWS=rows, SPAN=span))
-
-
-def test_an_outlier_stays_in_its_row() -> None:
-    given, x = weight(8, 256, 128), torch.randn(4, 256).half()
-    loud = x.clone()
-    loud[1] *= 1000
-    quiet, beside = (gemv(rows, pack(given), CONFIG) for rows in (x, loud))
-    assert torch.equal(quiet[[0, 2, 3]], beside[[0, 2, 3]])
+def test_fused_weights_are_their_rows_in_order() -> None:
+    parts = [replace(weight(rows, 256, 64), bias=torch.randn(rows)) for rows in (5, 8, 3)]
+    whole = fuse([pack(part) for part in parts])
+    assert torch.equal(unpack(whole), torch.cat([unpack(pack(part)) for part in parts]))
+    assert whole.bias is not None
+    assert torch.equal(whole.bias, torch.cat([part.bias for part in parts if part.bias is not None]))
+    for other in (weight(5, 256, 32), weight(5, 512, 64), replace(weight(5, 256, 64), permutation=torch.arange(256))):
+        with pytest.raises(ValueError, match="weights that are fused"):
+            fuse([pack(weight(5, 256, 64)), pack(other)])
+    with pytest.raises(ValueError, match="have a bias, or none"):
+        fuse([pack(parts[0]), pack(weight(5, 256, 64))])
 
 
 @pytest.mark.parametrize(("columns", "group", "bits"), [(192, 64, 4), (256, 48, 4), (256, 128, 8), (768, 192, 4)])
@@ -79,3 +59,161 @@ def test_shapes_that_do_not_fit_are_refused(columns: int, group: int, bits: int)
     other = torch.zeros((4, -(-columns // group)))
     with pytest.raises(ValueError, match=r"group_size|K in 128s"):
         pack(GroupedWeight(codes, other, other.to(torch.uint8), bits, group))
+
+
+class TestGemv:
+    @pytest.mark.parametrize("tokens", range(1, w4a16_gemv.MAX_TOKENS + 1))
+    def test_every_number_of_tokens(self, tokens: int) -> None:
+        x, packed = torch.randn(tokens, 384).half(), pack(weight(10, 384, 128))
+        check(x, packed, w4a16_gemv.gemv(x, packed, GEMV))
+
+    @pytest.mark.parametrize("tokens", [9, 16, 21])
+    def test_more_tokens_go_in_eights(self, tokens: int) -> None:
+        x, packed = torch.randn(tokens, 256).half(), pack(weight(6, 256, 128))
+        check(x, packed, w4a16_gemv.gemv(x, packed, GEMV))
+
+    @pytest.mark.parametrize("group", [16, 32, 64, 128, 256, 896])
+    def test_every_group_size(self, group: int) -> None:
+        columns = 1792 if group == 896 else 512
+        x, packed = torch.randn(2, columns).half(), pack(weight(7, columns, group))
+        check(x, packed, w4a16_gemv.gemv(x, packed, GEMV))
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+    @pytest.mark.parametrize("scales", [torch.float16, torch.bfloat16, torch.float32])
+    def test_every_dtype(self, dtype: torch.dtype, scales: torch.dtype) -> None:
+        packed = pack(replace(weight(6, 256, 64, dtype=scales), bias=torch.randn(6)))
+        x = torch.randn(3, 256).to(dtype)
+        check(x, packed, w4a16_gemv.gemv(x, packed, GEMV))
+
+    @pytest.mark.parametrize(("rows", "repeat", "warps"), [(1, 2, 1), (2, 1, 1), (8, 2, 2), (16, 4, 4)])
+    def test_every_cut(self, rows: int, repeat: int, warps: int) -> None:
+        """Rows and columns that do not fill the last program or the last step."""
+        x, packed = torch.randn(2, 640).half(), pack(weight(rows * repeat + 3, 640, 32))
+        check(x, packed, w4a16_gemv.gemv(x, packed, Config.of(warps, 1, ROWS=rows, REPEAT=repeat)))
+
+    @pytest.mark.parametrize("group", [16, 128])
+    @pytest.mark.parametrize("loudness", [1.0, 60_000.0])
+    def test_in_halves_nothing_overflows(self, group: int, loudness: float) -> None:
+        packed = pack(replace(weight(6, 384, group), scales=weight(6, 384, group).scales.float() / loudness))
+        x = (torch.randn(3, 384).clamp(-1, 1) * loudness).half()
+        check(x, packed, w4a16_gemv.gemv(x, packed, GEMV, half=True), unit=w4a16_gemv.HALF_UNIT)
+
+    def test_an_outlier_stays_in_its_row(self) -> None:
+        packed, x = pack(weight(8, 256, 128)), torch.randn(4, 256).half()
+        loud = x.clone()
+        loud[1] *= 1000
+        quiet, beside = (w4a16_gemv.gemv(rows, packed, GEMV) for rows in (x, loud))
+        assert torch.equal(quiet[[0, 2, 3]], beside[[0, 2, 3]])
+
+
+class TestGemm:
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+    @pytest.mark.parametrize("tokens", [1, 7, 16, 33])
+    def test_every_number_of_tokens(self, tokens: int, dtype: torch.dtype) -> None:
+        x, packed = torch.randn(tokens, 384).to(dtype), pack(weight(32, 384, 128))
+        check(x, packed, w4a16_gemm.gemm(x, packed, GEMM))
+
+    @pytest.mark.parametrize("group", [16, 32, 64, 128, 256])
+    def test_every_group_size(self, group: int) -> None:
+        x, packed = torch.randn(2, 512).half(), pack(weight(16, 512, group))
+        check(x, packed, w4a16_gemm.gemm(x, packed, GEMM))
+
+    @pytest.mark.parametrize("splits", [1, 2, 3, 8])
+    @pytest.mark.parametrize("biased", [False, True])
+    def test_parts_of_k_some_of_them_empty(self, splits: int, biased: bool) -> None:
+        given = weight(48, 640, 64)
+        packed = pack(replace(given, bias=torch.randn(48).half()) if biased else given)
+        x = torch.randn(5, 640).half()
+        config = Config.of(4, 1, BLOCK_N=32, BLOCK_M=16, SPLITS=splits)
+        check(x, packed, w4a16_gemm.gemm(x, packed, config))
+
+    def test_a_code_is_the_same_in_ptx(self) -> None:
+        """The text that GPUs run, followed by hand for every nibble, code and zero point."""
+        for name, dtype, power in (("fp16", torch.float16, 1024), ("bf16", torch.bfloat16, 128)):
+            for nibble, text in enumerate(w4a16_gemm.PTX[name]):
+                for zero in range(17):
+                    for low in range(16):
+                        high = 15 - low
+                        words = [0xDEADBEEF & ~(15 << 4 * nibble) | code << 4 * nibble for code in (low, high)]
+                        offset = halves(power + zero, power + zero, dtype)
+                        assert numbers(execute(text, *words, offset, dtype), dtype) == (low - zero, high - zero)
+
+
+class TestDequantize:
+    @pytest.mark.parametrize("group", [16, 32, 64, 128, 256])
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+    def test_every_weight(self, group: int, dtype: torch.dtype) -> None:
+        packed = pack(weight(21, 512, group))
+        found = dequantize.dequantize(packed, dtype, Config.of(4, 1, ROWS=16))
+        assert torch.equal(found, unpack(packed).to(dtype))
+
+    def test_matmul(self) -> None:
+        packed, x = pack(replace(weight(21, 512, 128), bias=torch.randn(21))), torch.randn(70, 512).half()
+        found = dequantize.matmul(x, packed, torch.float32, Config.of(4, 1, ROWS=16))
+        check(x, packed, found, unit=UNIT[torch.float32])
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
+@pytest.mark.parametrize("capability", [(6, 0), (6, 1), (7, 5)])
+def test_a_problem_knows_right_from_wrong(operation: object, capability: tuple[int, int]) -> None:
+    policy = policy_of(*capability)
+    shape = operation.samples(policy)[0]  # type: ignore[attr-defined]
+    small = type(shape).of(**{**dict(shape.fields), "n": 32, "k": 256, "m": min(shape["m"], 16)})
+    problem = operation.problem(policy, small, torch.device("cpu"))  # type: ignore[attr-defined]
+    found = problem.run(operation.configs(policy, small)[0])  # type: ignore[attr-defined]
+    assert problem.error(found) <= 1
+    found[0, 3] += 0.1 * found.abs().max()
+    assert problem.error(found) > 1
+    for peer in problem.peers.values():
+        peer()
+
+
+def halves(low: float, high: float, dtype: torch.dtype) -> int:
+    """Two halves in one register."""
+    bits = torch.tensor([low, high], dtype=dtype).view(torch.int16).numpy().tobytes()
+    return int(struct.unpack("<I", bits)[0])
+
+
+def numbers(register: int, dtype: torch.dtype) -> tuple[float, float]:
+    low, high = torch.tensor(list(struct.unpack("<hh", struct.pack("<I", register))), dtype=torch.int16).view(dtype)
+    return float(low), float(high)
+
+
+def execute(text: str, first: int, second: int, offset: int, dtype: torch.dtype) -> int:
+    """What a GPU does with the instructions of `text`: $0 is the result, $1 to $3 are given."""
+    registers = {"$1": first, "$2": second, "$3": offset}
+
+    def value(name: str) -> int:
+        return registers[name] if name in registers else int(name, 0)
+
+    def each(operation: object, *names: str) -> int:
+        lanes = zip(*(numbers(value(name), dtype) for name in names), strict=True)
+        return halves(*(operation(*lane) for lane in lanes), dtype)  # type: ignore[operator]
+
+    for instruction in text.strip("{ }").split(";"):
+        name, _, rest = instruction.strip().partition(" ")
+        if not name or name == ".reg":
+            continue
+        target, *given = (operand.strip() for operand in rest.split(","))
+        match name:
+            case "prmt.b32":
+                both = value(given[0]) | value(given[1]) << 32
+                picks = [value(given[2]) >> 4 * byte & 7 for byte in range(4)]
+                result = sum((both >> 8 * pick & 255) << 8 * byte for byte, pick in enumerate(picks))
+            case "shr.u32":
+                result = value(given[0]) >> value(given[1])
+            case "lop3.b32":
+                assert given[3] == "0xea", "(a & b) | c"
+                result = value(given[0]) & value(given[1]) | value(given[2])
+            case "xor.b32":
+                result = value(given[0]) ^ value(given[1])
+            case "mov.b32":
+                result = value(given[0])
+            case "sub.f16x2":
+                result = each(lambda a, b: a - b, *given)
+            case "fma.rn.bf16x2":
+                result = each(lambda a, b, c: a * b + c, *given)
+            case _:
+                raise AssertionError(f"{name} is not known")
+        registers[target] = result & 0xFFFFFFFF
+    return registers["$0"]

@@ -1,0 +1,44 @@
+"""The op table, for people: which operators a capability has, and where their configs come from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from .precision import PrecisionPolicy, policy_of
+from .registry import OPERATIONS
+from .tuning import choose
+
+__all__ = ["Listed", "listing", "listing_for"]
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """refused: why the capability does without it, or empty; then sources is: how its shapes find their configs."""
+
+    capability: str
+    op: str
+    refused: str
+    sources: str
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return f"{self.capability:5} {self.op:20} " + (f"not used: {self.refused}" if self.refused else self.sources)
+
+
+def listing(capabilities: Iterable[tuple[int, int]]) -> list[Listed]:
+    return [row for each in capabilities for row in listing_for(policy_of(*each))]
+
+
+def listing_for(policy: PrecisionPolicy, sms: int | None = None) -> list[Listed]:
+    rows = []
+    for operation in OPERATIONS:
+        refused = operation.refusal(policy)
+        found = [] if refused else [choose(operation, policy, shape, sms).source for shape in operation.shapes(policy)]
+        counts = {source: found.count(source) for source in dict.fromkeys(found)}
+        told = ", ".join(f"{count} shapes {source}" for source, count in counts.items())
+        rows.append(Listed(str(policy.capability), operation.name, refused, told))
+    return rows

@@ -1,0 +1,128 @@
+"""Every operator compiled for every capability, as `tuned/` would launch it, and held to what must be true of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .capability import CAPABILITIES
+from .compiling import Failed, Job, compile_all
+from .occupancy import occupancy
+from .operation import Operation
+from .precision import policy_of
+from .static import fault
+from .tuning import choose
+
+__all__ = ["Row", "markdown", "picks", "run"]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One kernel on one capability. fault: empty, or what must not be; the rest is 0 where it did not compile.
+
+    occupancy  resident warps, of those that an SM can hold
+    mix        PTX instructions of note, and how many of each are written
+    """
+
+    op: str
+    kernel: str
+    capability: tuple[int, int]
+    shape: str
+    config: Mapping[str, Any]
+    found: str
+    fault: str
+    registers: int = 0
+    spilled: int = 0
+    shared: int = 0
+    threads: int = 0
+    occupancy: float = 0.0
+    seconds: float = 0.0
+    mix: Mapping[str, int] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        return {**fields, "capability": "{}.{}".format(*self.capability), "mix": dict(self.mix or {})}
+
+
+def picks(operation: Operation, capability: tuple[int, int]) -> tuple[Job, ...]:
+    """What is launched there: the samples, and every shape that is tuned, each with the config it would get."""
+    policy = policy_of(*capability)
+    if operation.refusal(policy):
+        return ()
+    shapes = dict.fromkeys((*operation.samples(policy), *operation.shapes(policy)))
+    return tuple(Job(operation.name, capability, shape, choose(operation, policy, shape).config) for shape in shapes)
+
+
+def run(
+    operations: Iterable[Operation],
+    capabilities: Iterable[tuple[int, int]] = tuple(CAPABILITIES),
+    workers: int = 1,
+    done: Callable[[int, int], None] = lambda count, total: None,
+) -> tuple[list[Row], float]:
+    """A row for each kernel that differs, and the seconds that all of it took."""
+    began = time.perf_counter()
+    by_name = {operation.name: operation for operation in operations}
+    capabilities = tuple(capabilities)
+    jobs = [job for each in by_name.values() for capability in capabilities for job in picks(each, capability)]
+    rows: dict[Any, Row] = {}
+    for job, results in compile_all(jobs, workers, done).items():
+        policy = policy_of(*job.capability)
+        found = choose(by_name[job.op], policy, job.shape).how
+        for launch, compiled in results:
+            variant = launch.variant
+            key = (job.op, job.capability, variant.function, variant.types, variant.constants, variant.config)
+            if key in rows:
+                continue
+            head = (job.op, variant.name, job.capability, job.shape.key, variant.config.to_json(), found)
+            if isinstance(compiled, Failed):
+                rows[key] = Row(*head, compiled.error)
+                continue
+            room = occupancy(policy.capability, compiled.threads, compiled.registers, compiled.shared)
+            rows[key] = Row(
+                *head, fault(policy, launch, compiled),
+                compiled.registers, compiled.spilled, compiled.shared, compiled.threads,
+                room.fraction, compiled.seconds, _notable(compiled.mix()),
+            )  # fmt: skip
+    return list(rows.values()), time.perf_counter() - began
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """For each operator and capability the most registers and shared memory of its kernels, and the products."""
+    lines = [
+        "| operator | " + " | ".join("{}.{}".format(*capability) for capability in CAPABILITIES) + " |",
+        "|---|" + "---|" * len(CAPABILITIES),
+    ]
+    for op in dict.fromkeys(row.op for row in rows):
+        cells = [_cell([row for row in rows if (row.op, row.capability) == (op, each)]) for each in CAPABILITIES]
+        lines.append(f"| {op} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(rows: Sequence[Row]) -> str:
+    if not rows:
+        return "–"
+    if any(row.fault for row in rows):
+        return "**fault**"
+    products = dict.fromkeys(name for row in rows for name in row.mix or {} if name in _PRODUCTS)
+    registers, shared = max(row.registers for row in rows), max(row.shared for row in rows)
+    least = min(row.occupancy for row in rows)
+    return f"{' '.join(products)} {registers} regs, {shared / 1024:.0f} KiB, {least:.0%}".strip()
+
+
+_PRODUCTS = ("fma.f32", "fma.f16x2", "dp4a", "mma.sync", "wgmma", "tcgen05.mma")
+
+
+def _notable(mix: Mapping[str, int]) -> dict[str, int]:
+    """Products, by the unit that forms them, and loads from global memory."""
+    prefixes = {
+        "fma.f32": "fma.rn.f32", "fma.f16x2": "fma.rn.f16x2", "dp4a": "dp4a", "mma.sync": "mma.sync",
+        "wgmma": "wgmma.mma", "tcgen05.mma": "tcgen05.mma", "load": "ld.global", "copy": "cp.async.c",
+        "barrier": "bar.sync",
+    }  # fmt: skip
+    counts = {
+        name: sum(count for instruction, count in mix.items() if instruction.startswith(prefix))
+        for name, prefix in prefixes.items()
+    }
+    return {name: count for name, count in counts.items() if count}

@@ -1,0 +1,128 @@
+"""Writes `tuned/`: by measurement on the GPU at hand, or with no GPU from compiled resources and the roofline."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import torch
+
+from .aot import Compiled
+from .compiling import Job, compile_all
+from .device_lookup import at_hand
+from .device_table import DEVICES
+from .measure import copy_bandwidth
+from .operation import Operation, Shape
+from .precision import policy_of
+from .search import Trial, search
+from .static import Candidate, predict
+from .tuning import FOLDER, Entry, Table, folders, write
+
+__all__ = ["measured", "static"]
+
+STATIC_CONFIGS = 12  # of each shape, the first ones: each is compiled for each capability
+
+
+def static(
+    operations: Iterable[Operation],
+    capabilities: Iterable[tuple[int, int]],
+    workers: int,
+    out: Path = FOLDER,
+    done: Callable[[int, int], None] = lambda count, total: None,
+) -> Iterator[Path]:
+    """The files it wrote. Of a capability, its first device in the table decides."""
+    import triton
+
+    operations, capabilities = tuple(operations), tuple(capabilities)
+    wanted = [job for operation in operations for capability in capabilities for job in _jobs(operation, capability)]
+    candidates: dict[tuple[str, tuple[int, int]], dict[Shape, list[Candidate]]] = {}
+    for job, results in compile_all(wanted, workers, done).items():
+        if all(isinstance(result, Compiled) for _, result in results):
+            kept = tuple((launch, result) for launch, result in results if isinstance(result, Compiled))
+            of_op = candidates.setdefault((job.op, job.capability), {})
+            of_op.setdefault(job.shape, []).append(Candidate(job.config, kept))
+    for operation in operations:
+        for capability in capabilities:
+            policy = policy_of(*capability)
+            device = next(device for device in DEVICES if device.capability is policy.capability)
+            entries = {}
+            for shape, tried in candidates.get((operation.name, capability), {}).items():
+                times = [predict(device, policy, operation, shape, candidate) for candidate in tried]
+                best = min(range(len(tried)), key=lambda index: times[index])
+                if math.isfinite(times[best]):
+                    entries[shape] = Entry(tried[best].config, _facts(tried[best], times[best]))
+            if entries:
+                about = {"device": device.name, "triton": triton.__version__}
+                folder = out / folders(policy.capability, None)[0]
+                yield write(Table(operation.name, "static", about, entries), folder)
+
+
+def measured(
+    operations: Iterable[Operation],
+    device: torch.device,
+    out: Path = FOLDER,
+    told: Callable[[str], None] = lambda line: None,
+    enough: Callable[[], bool] = lambda: False,
+) -> Iterator[Path]:
+    """The files it wrote. `enough` is asked before each shape, and ends the search when it says so."""
+    import triton
+
+    properties = torch.cuda.get_device_properties(device)
+    policy = policy_of(properties.major, properties.minor)
+    found = at_hand(properties)
+    bandwidth = copy_bandwidth(device)
+    about = {
+        "gpu": properties.name, "driver": _driver(), "torch": torch.__version__, "triton": triton.__version__,
+        "copy_gb_per_s": round(bandwidth / 1e9),
+    }  # fmt: skip
+
+    def failed(trial: Trial) -> None:
+        if trial.why:
+            told(f"  {trial.config.to_json()}: {trial.why}")
+
+    for operation in operations:
+        if operation.refusal(policy):
+            continue
+        entries = {}
+        for shape in operation.shapes(policy):
+            if enough():
+                break
+            entry = search(operation, policy, shape, device, bandwidth, failed)
+            told(f"{operation.name} {shape.key}: {entry and (entry.config.to_json(), dict(entry.facts))}")
+            if entry is not None:
+                entries[shape] = entry
+        if entries:
+            folder = out / folders(policy.capability, found.device.sms)[0]
+            yield write(Table(operation.name, "measured", about, entries), folder)
+
+
+def _jobs(operation: Operation, capability: tuple[int, int]) -> list[Job]:
+    policy = policy_of(*capability)
+    if operation.refusal(policy):
+        return []
+    shapes = dict.fromkeys((*operation.samples(policy), *operation.shapes(policy)))
+    return [
+        Job(operation.name, capability, shape, config)
+        for shape in shapes
+        for config in operation.configs(policy, shape)[:STATIC_CONFIGS]
+    ]
+
+
+def _facts(candidate: Candidate, seconds: float) -> dict[str, object]:
+    [compiled, *_] = [compiled for _, compiled in candidate.launches]
+    return {
+        "registers": compiled.registers, "shared": compiled.shared, "predicted_us": round(seconds * 1e6, 1)
+    }  # fmt: skip
+
+
+def _driver() -> str:
+    """As nvidia-smi says it; empty where that is not to be had."""
+    import subprocess
+
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return said.stdout.splitlines()[0].strip() if said.stdout else ""

@@ -1,0 +1,118 @@
+"""Which config a kernel is launched with: looked up by device and shape, and the answer says how it was found.
+
+`tuned/sm90-132sm/` is for one device, by capability and SMs; `tuned/sm90/` for its capability. An entry's source is
+"measured" (on the GPU that the file names) or "static" (from compiled resources and the roofline; nothing was run).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from .capability import Capability
+from .operation import Operation, Shape
+from .precision import PrecisionPolicy
+from .variant import Config
+
+__all__ = ["FOLDER", "Choice", "Entry", "Table", "choose", "folders", "read", "write"]
+
+FOLDER = Path(__file__).parent / "tuned"
+Source = Literal["measured", "static"]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """facts: microseconds and the like if measured; registers and the like, and a prediction, if static."""
+
+    config: Config
+    facts: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One file.
+
+    about  who made it: GPU, driver, Triton; for static ones the device whose roofline was taken
+    """
+
+    op: str
+    source: Source
+    about: Mapping[str, Any]
+    entries: Mapping[Shape, Entry]
+
+    def to_json(self) -> dict[str, Any]:
+        shapes = {
+            shape.key: {"config": entry.config.to_json(), **entry.facts}
+            for shape, entry in sorted(self.entries.items(), key=lambda item: _sizes(item[0]))
+        }
+        return {"op": self.op, "source": self.source, **self.about, "shapes": shapes}
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Table:
+        about = {name: value for name, value in fields.items() if name not in ("op", "source", "shapes")}
+        entries = {
+            Shape.parse(key): Entry(
+                Config.from_json(entry["config"]), {name: fact for name, fact in entry.items() if name != "config"}
+            )
+            for key, entry in fields["shapes"].items()
+        }
+        return cls(fields["op"], fields["source"], about, entries)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """config, and how it was found: in words for people, such as "static: nearest shape in sm61, ..."."""
+
+    config: Config
+    how: str
+    source: Source | Literal["default"]
+
+
+def choose(operation: Operation, policy: PrecisionPolicy, shape: Shape, sms: int | None = None) -> Choice:
+    """By the device's own table, then its capability's: the shape itself, then the nearest, then the default."""
+    for folder in folders(policy.capability, sms):
+        table = read(folder, operation.name)
+        if table is None or not table.entries:
+            continue
+        known = min(table.entries, key=lambda other: (shape.distance(other, operation.exact), other.key))
+        distance = shape.distance(known, operation.exact)
+        config = table.entries[known].config
+        if known == shape:
+            return Choice(config, f"{table.source}: this shape in {folder}", table.source)
+        if distance < float("inf"):
+            return Choice(config, f"{table.source}: nearest shape in {folder}, {known.key}", table.source)
+    return Choice(operation.configs(policy, shape)[0], "default: no table has such a shape", "default")
+
+
+def folders(capability: Capability, sms: int | None) -> tuple[str, ...]:
+    """Where to look, in order."""
+    general = f"sm{capability.major}{capability.minor}"
+    return (f"{general}-{sms}sm", general) if sms else (general,)
+
+
+@cache
+def read(folder: str, op: str) -> Table | None:
+    """None where there is no such file."""
+    path = FOLDER / folder / f"{op}.json"
+    return Table.from_json(json.loads(path.read_text())) if path.exists() else None
+
+
+def write(table: Table, folder: Path) -> Path:
+    """One shape a line, in order, so that a diff shows which shapes changed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{table.op}.json"
+    fields = table.to_json()
+    shapes = fields.pop("shapes")
+    head = json.dumps(fields, indent=2)[:-2]
+    lines = ",\n".join(f"    {json.dumps(key)}: {json.dumps(entry)}" for key, entry in shapes.items())
+    path.write_text(f'{head},\n  "shapes": {{\n{lines}\n  }}\n}}\n')
+    read.cache_clear()
+    return path
+
+
+def _sizes(shape: Shape) -> tuple[tuple[str, bool, int | str], ...]:
+    return tuple((name, isinstance(value, str), value) for name, value in shape.fields)

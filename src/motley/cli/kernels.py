@@ -1,0 +1,185 @@
+"""`motley kernels …`: what runs on the device, compiled, listed and tuned."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from . import options
+from .config import ConfigFile
+from .progress import counted, doing
+
+if TYPE_CHECKING:
+    from ..kernels.matrix import Row
+    from ..kernels.operation import Operation
+
+app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+
+
+@app.callback()
+def _root() -> None:
+    """Kernels of the GPU path: compiled with no GPU, tuned with or without one."""
+
+
+@app.command(name="compile")
+def compile_(
+    more: Annotated[list[str] | None, typer.Argument(metavar="CC", help="Further values of --cc.")] = None,
+    cc: Annotated[list[str] | None, typer.Option(metavar="CC ...", help="Capabilities, such as 61 or 6.1.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All capabilities.")] = False,
+    op: Annotated[list[str] | None, typer.Option(help="Operator; may be repeated; default: all.")] = None,
+    workers: Annotated[int, typer.Option(help="Compilers at a time; 0: as many as cores.", min=0)] = 0,
+    table: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the table of a README there.")] = None,
+    as_json: options.Json = False,
+    config: ConfigFile = None,
+) -> None:
+    """Compile every operator as it would be launched, and check what came out.
+
+    Registers, spills, shared memory against the capability's limits, occupancy, and the PTX instructions that do
+    the products. Ends with status 1 if a kernel spills, exceeds a limit, or has the wrong instructions.
+
+    \b
+    Examples:
+      motley kernels compile --cc 61 75 90
+      motley kernels compile --all --json
+      motley kernels compile --all --op w4a16_gemv --workers 2
+    """
+    capabilities = _capabilities([*(cc or ()), *(more or ())], everything=everything)
+    operations = _operations(op)
+    from ..kernels import matrix
+
+    _need_the_compiler()
+    with counted("compiling") as progress:
+        rows, seconds = matrix.run(
+            operations, capabilities, workers or os.cpu_count() or 1, lambda count, of: progress("compiling", count, of)
+        )
+    faults = [row for row in rows if row.fault]
+    if as_json:
+        from .. import __version__
+
+        told = {"bench": "kernels compile", "versions": {"motley": __version__, **_triton()}, "seconds": seconds}
+        print(json.dumps({**told, "source": "static", "rows": [row.to_json() for row in rows]}))
+    else:
+        for row in rows:
+            print(_line(row))
+        print(f"{len(rows)} kernels, {len(faults)} at fault, {seconds:.0f} s")
+    if table is not None:
+        table.write_text(matrix.markdown(rows))
+    if faults:
+        raise typer.Exit(1)
+
+
+def _capabilities(given: list[str], *, everything: bool) -> list[tuple[int, int]]:
+    from ..kernels.capability import CAPABILITIES
+
+    if everything or not given:
+        return list(CAPABILITIES)
+    known = {name: each for each in CAPABILITIES for name in ("{}.{}".format(*each), "{}{}".format(*each))}
+    for name in given:
+        if name not in known:
+            expected = ", ".join(name for name in known if "." in name)
+            raise typer.BadParameter(f"--cc {name}: expected some of {expected}")
+    return [known[name] for name in given]
+
+
+def _operations(names: list[str] | None) -> list[Operation]:
+    from ..kernels.registry import OPERATIONS, operation
+
+    try:
+        return [operation(name) for name in names] if names else list(OPERATIONS)
+    except KeyError as error:
+        raise typer.BadParameter(f"--op {error.args[0]}") from error
+
+
+def _need_the_compiler() -> None:
+    if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
+        raise typer.BadParameter("TRITON_INTERPRET is set: the interpreter and the compiler cannot share a process")
+
+
+def _triton() -> dict[str, str]:
+    import triton
+
+    return {"triton": triton.__version__}
+
+
+def _line(row: Row) -> str:
+    config = " ".join(f"{name}={value}" for name, value in row.config.items())
+    mix = " ".join(f"{name}:{count}" for name, count in (row.mix or {}).items())
+    used = f"{row.registers} registers, {row.shared} B shared, {row.occupancy:.0%} occupancy"
+    state = f"FAULT {row.fault}" if row.fault else used
+    return f"{row.capability[0]}.{row.capability[1]}  {row.kernel}  {row.shape}  [{config}]  {state}  {mix}"
+
+
+@app.command()
+def tune(
+    op: Annotated[list[str] | None, typer.Option(help="Operator; may be repeated; default: all.")] = None,
+    static: Annotated[bool, typer.Option("--static", help="No GPU: by what is compiled, and the roofline.")] = False,
+    cc: Annotated[list[str] | None, typer.Option(metavar="CC", help="With --static; default: all.")] = None,
+    device: Annotated[str, typer.Option(help="GPU to measure on.")] = "cuda:0",
+    seconds: Annotated[float | None, typer.Option(help="Stop measuring after so long.", min=1.0)] = None,
+    workers: Annotated[int, typer.Option(help="Compilers at a time; 0: as many as cores.", min=0)] = 0,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Default: the tables of this installation.")] = None,
+    config: ConfigFile = None,
+) -> None:
+    """Choose a config for each operator and shape, and write it where launches look it up.
+
+    On a GPU every config is checked against the reference before its time counts, and entries say "measured".
+    With --static nothing is run: entries say "static".
+
+    \b
+    Examples:
+      motley kernels tune
+      motley kernels tune --op w4a16_gemm --seconds 120 --out tuned/
+      motley kernels tune --static --cc 61
+    """
+    import time
+
+    import torch
+
+    from ..kernels import tune as tuner
+    from ..kernels.tuning import FOLDER
+
+    _need_the_compiler()
+    operations = _operations(op)
+    if static:
+        with counted("compiling") as progress:
+            capabilities = _capabilities(cc or [], everything=False)
+            for path in tuner.static(
+                operations, capabilities, workers or os.cpu_count() or 1, out or FOLDER,
+                lambda count, of: progress("compiling", count, of),
+            ):  # fmt: skip
+                print(path)
+        return
+    if not torch.cuda.is_available():
+        raise typer.BadParameter("--device: torch finds no GPU here; --static chooses without one")
+    until = time.monotonic() + (seconds or float("inf"))
+    with doing("tuning") as tell:
+        chosen = torch.device(device)
+        for path in tuner.measured(operations, chosen, out or FOLDER, tell, lambda: time.monotonic() > until):
+            print(path)
+
+
+@app.command(name="list")
+def list_(
+    cc: Annotated[list[str] | None, typer.Option(metavar="CC", help="Capabilities; default: all.")] = None,
+    as_json: options.Json = False,
+    config: ConfigFile = None,
+) -> None:
+    """Which operators a capability has, in which precision, and where their configs come from.
+
+    \b
+    Examples:
+      motley kernels list
+      motley kernels list --cc 61 --json
+    """
+    from ..kernels.listing import listing
+
+    rows = listing(_capabilities(cc or [], everything=False))
+    if as_json:
+        print(json.dumps([row.to_json() for row in rows]))
+        return
+    for row in rows:
+        print(row)
