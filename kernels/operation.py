@@ -76,11 +76,13 @@ class Problem:
 
     run    the operator, with that config
     error  the worst difference of what `run` gave to the reference in fp64, over what rounding explains: at most 1
+    work   for the roofline: as the operator's
     peers  name -> the same by other means, such as torch.matmul; each may raise where it cannot run
     """
 
     run: Callable[[Config], Any]
     error: Callable[[Any], float]
+    work: Op
     peers: Mapping[str, Callable[[], object]] = field(default_factory=dict)
 
 

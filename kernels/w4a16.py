@@ -107,6 +107,7 @@ class W4A16:
         return Problem(
             lambda config: self._run(x, weight, policy, config),
             error,
+            self.work(policy, shape),
             {f"torch.matmul {policy.storage}": torch_matmul},
         )
 
