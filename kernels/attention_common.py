@@ -13,6 +13,7 @@ subnormal.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -26,6 +27,7 @@ LOG2_E = math.log2(math.e)
 HEAD_DIMS = (64, 80, 96, 128, 256)
 FLOOR = tl.constexpr(-1e30)  # below any score, and finite: the difference of two of them is a number
 PAGE = tl.constexpr(BLOCK_TOKENS)
+TABLES = ("tables", "query_starts", "context_lens")  # parts of larger ones: they begin at any int32
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ class Heads:
     @property
     def width(self) -> int:
         """head_dim as tiles have it."""
-        return triton.next_power_of_2(self.head_dim)
+        return int(triton.next_power_of_2(self.head_dim))
 
     @property
     def constants(self) -> tuple[tuple[str, Constant], ...]:
@@ -87,6 +89,11 @@ class Heads:
         if wide or self.dtype != "fp16":
             return 0
         return 6 if self.kv == "i8" else 15
+
+
+def aligned(types: Mapping[str, str]) -> tuple[str, ...]:
+    """Of a kernel's arguments the pointers that are multiples of 16 bytes."""
+    return tuple(name for name, kind in types.items() if kind.startswith("*") and name not in TABLES)
 
 
 def cache_arguments(cache: KvCache) -> tuple[torch.Tensor, ...]:

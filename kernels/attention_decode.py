@@ -13,7 +13,7 @@ per head     on the lanes in fp32: a program has HEADS query heads of one KV hea
 """
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,assignment"
-# ruff: noqa: RUF005
+# ruff: noqa: RUF005, SIM102  tuples grow by addition there, and what is known to the compiler is asked alone
 
 from __future__ import annotations
 
@@ -23,16 +23,19 @@ import torch
 import triton
 import triton.language as tl
 
-from .attention_common import FLOOR, LOG2_E, Heads, cache_arguments, cells, tile
+from .attention_common import FLOOR, LOG2_E, TABLES, Heads, aligned, cache_arguments, cells, tile
 from .kv_cache import KvCache
-from .variant import Config, Variant
+from .variant import Config, Constant, Variant
 
 Kernel = Literal["packed GQA", "per head"]
+MAX_SPLITS = 64
 _COLUMNS = 64  # of the result, for a program that puts splits together
+# Sizes that change from step to step: a kernel must not be compiled again for those that 16 divides.
+SIZES = ("table_stride", "window", "splits")
 
 
 @triton.jit
-def _span(length, window, split, WINDOWED: tl.constexpr, SPLITS: tl.constexpr, STEP: tl.constexpr):
+def _span(length, window, split, splits, WINDOWED: tl.constexpr, STEP: tl.constexpr):
     """The oldest token that is seen, and [start, end) of this split: whole steps, counted from token 0.
 
     tokens   0 ...   | oldest ...                               length - 1 |
@@ -43,23 +46,23 @@ def _span(length, window, split, WINDOWED: tl.constexpr, SPLITS: tl.constexpr, S
     if WINDOWED:
         oldest = tl.maximum(length - window, 0)
     begin = oldest // STEP
-    each = tl.cdiv(tl.cdiv(length, STEP) - begin, SPLITS)
+    each = tl.cdiv(tl.cdiv(length, STEP) - begin, splits)
     start = (begin + split * each) * STEP
     return oldest, start, tl.minimum(start + each * STEP, length)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES, do_not_specialize_on_alignment=TABLES)
 def _packed(
-    q, k, v, k_scales, v_scales, tables, context_lens, out, tops, totals, table_stride, window, factor,
+    q, k, v, k_scales, v_scales, tables, context_lens, out, tops, totals, table_stride, window, splits, factor,
     KH: tl.constexpr, G: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, INT8: tl.constexpr,
     WINDOWED: tl.constexpr, SHIFT: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK: tl.constexpr, SPLITS: tl.constexpr, WIDE: tl.constexpr,
+    SPLIT: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Each program: the G query heads of a KV head, of one sequence, over one split."""
     kv_head, split = tl.program_id(0), tl.program_id(1)
     sequence = tl.program_id(2).to(tl.int64)
-    oldest, start, end = _span(tl.load(context_lens + sequence), window, split, WINDOWED, SPLITS, BLOCK)
-    if SPLITS > 1:
+    oldest, start, end = _span(tl.load(context_lens + sequence), window, split, splits, WINDOWED, BLOCK)
+    if SPLIT:
         if start >= end:
             return
     row, column = tl.arange(0, ROWS), tl.arange(0, WIDTH)
@@ -76,20 +79,20 @@ def _packed(
             query, mean, top, total, k, v, k_scales, v_scales, tables + sequence * table_stride, at, oldest, end,
             row, window, kv_head, factor, KH, D, WIDTH, INT8, WINDOWED, SHIFT, BLOCK, EDGE=True, CAUSAL=False,
         )  # fmt: skip
-    if SPLITS == 1:
+    if not SPLIT:
         mean = mean / tl.where(total > 0, total, 1.0)[:, None]
     else:
-        tl.store(tops + head * SPLITS + split, top * factor, row < G)
-        tl.store(totals + head * SPLITS + split, total, row < G)
-    place = (head * SPLITS + split)[:, None] * D + column[None, :]
+        tl.store(tops + head * splits + split, top * factor, row < G)
+        tl.store(totals + head * splits + split, total, row < G)
+    place = (head * splits + split)[:, None] * D + column[None, :]
     tl.store(out + place, mean.to(out.dtype.element_ty), used)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES, do_not_specialize_on_alignment=TABLES)
 def _per_head(
-    q, k, v, k_scales, v_scales, tables, context_lens, out, tops, totals, table_stride, window, factor,
+    q, k, v, k_scales, v_scales, tables, context_lens, out, tops, totals, table_stride, window, splits, factor,
     KH: tl.constexpr, G: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, INT8: tl.constexpr,
-    WINDOWED: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, UNROLL: tl.constexpr, SPLITS: tl.constexpr,
+    WINDOWED: tl.constexpr, SPLIT: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """Each program: HEADS query heads of one KV head, of one sequence, over one split; UNROLL tokens a row and step.
 
@@ -99,8 +102,8 @@ def _per_head(
     first, split = tl.program_id(0) * HEADS, tl.program_id(1)
     sequence = tl.program_id(2).to(tl.int64)
     kv_head = first // G
-    oldest, start, end = _span(tl.load(context_lens + sequence), window, split, WINDOWED, SPLITS, STEP)
-    if SPLITS > 1:
+    oldest, start, end = _span(tl.load(context_lens + sequence), window, split, splits, WINDOWED, STEP)
+    if SPLIT:
         if start >= end:
             return
     row, column = tl.arange(0, ROWS), tl.arange(0, WIDTH)
@@ -164,79 +167,84 @@ def _per_head(
         shrink = tl.exp2(highest[h] - top)
         total = tl.sum(sums[h] * shrink, 0)
         mean = tl.sum(means[h] * shrink[:, None], 0)
-        if SPLITS == 1:
+        if not SPLIT:
             mean = mean / tl.where(total > 0, total, 1.0)
         else:
-            tl.store(tops + (head + h) * SPLITS + split, top)
-            tl.store(totals + (head + h) * SPLITS + split, total)
-        tl.store(out + ((head + h) * SPLITS + split) * D + column, mean.to(out.dtype.element_ty), known)
+            tl.store(tops + (head + h) * splits + split, top)
+            tl.store(totals + (head + h) * splits + split, total)
+        tl.store(out + ((head + h) * splits + split) * D + column, mean.to(out.dtype.element_ty), known)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("window", "splits"), do_not_specialize_on_alignment=("context_lens",))
 def _reduce(
-    partial, tops, totals, context_lens, out, window,
-    H: tl.constexpr, D: tl.constexpr, WINDOWED: tl.constexpr, SPLITS: tl.constexpr, STEP: tl.constexpr,
+    partial, tops, totals, context_lens, out, window, splits,
+    H: tl.constexpr, D: tl.constexpr, WINDOWED: tl.constexpr, STEP: tl.constexpr, MOST: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Each program: COLUMNS of one head. What a split without work would have left is not read."""
+    """Each program: COLUMNS of one head, of up to MOST splits. What one without work would have left is not read."""
     head = tl.program_id(0)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     sequence = tl.program_id(2).to(tl.int64)
-    split = tl.arange(0, SPLITS)
-    _, start, end = _span(tl.load(context_lens + sequence), window, split, WINDOWED, SPLITS, STEP)
-    place = (sequence * H + head) * SPLITS + split
-    top = tl.load(tops + place, start < end, FLOOR)
+    split = tl.arange(0, MOST)
+    _, start, end = _span(tl.load(context_lens + sequence), window, split, splits, WINDOWED, STEP)
+    place = (sequence * H + head) * splits + split
+    working = (split < splits) & (start < end)
+    top = tl.load(tops + place, working, FLOOR)
     shrink = tl.exp2(top - tl.max(top, 0))
-    total = tl.sum(tl.load(totals + place, start < end, 0.0) * shrink, 0)
-    known = (start < end)[:, None] & (column < D)[None, :]
+    total = tl.sum(tl.load(totals + place, working, 0.0) * shrink, 0)
+    known = working[:, None] & (column < D)[None, :]
     mean = tl.sum(tl.load(partial + place[:, None] * D + column[None, :], known, 0.0) * shrink[:, None], 0)
     mean = mean / tl.where(total > 0, total, 1.0)
     tl.store(out + (sequence * H + head) * D + column, mean.to(out.dtype.element_ty), column < D)
 
 
-def _types(heads: Heads, splits: int) -> dict[str, str]:
-    return {
+def _variant(name: str, kernel: object, heads: Heads, config: Config, **constants: Constant) -> Variant:
+    """SPLITS is known to the kernels as one or more alone, so that all numbers of them are one compilation."""
+    split = config["SPLITS"] > 1
+    types = {
         "q": f"*{heads.dtype}", **heads.cache_types, "context_lens": "*i32",
-        "out": f"*{heads.dtype if splits == 1 else 'fp32'}", "tops": "*fp32", "totals": "*fp32",
-        "table_stride": "i32", "window": "i32", "factor": "fp32",
+        "out": "*fp32" if split else f"*{heads.dtype}", "tops": "*fp32", "totals": "*fp32",
+        "table_stride": "i32", "window": "i32", "splits": "i32", "factor": "fp32",
     }  # fmt: skip
-
-
-def _pointers(types: dict[str, str]) -> tuple[str, ...]:
-    return tuple(name for name, kind in types.items() if kind.startswith("*"))
+    own = tuple((name, value) for name, value in config.constants if name != "SPLITS")
+    config = Config(own, config.num_warps, config.num_stages)
+    fixed = (*heads.constants, *constants.items(), ("SPLIT", split))
+    return Variant(name, kernel, tuple(types.items()), fixed, config, aligned(types))
 
 
 def packed_variant(heads: Heads, config: Config) -> Variant:
     """config: BLOCK tokens a step, SPLITS, WIDE: products of fp32 (always for q in fp32, never on tensor cores)."""
-    types = _types(heads, config["SPLITS"])
-    rows = max(16, triton.next_power_of_2(heads.group))
-    constants = (*heads.constants, ("SHIFT", heads.shift(config["WIDE"])), ("ROWS", rows))
-    return Variant("attention_decode_packed", _packed, tuple(types.items()), constants, config, _pointers(types))
+    rows, shift = max(16, triton.next_power_of_2(heads.group)), heads.shift(config["WIDE"])
+    return _variant("attention_decode_packed", _packed, heads, config, ROWS=rows, SHIFT=shift)
 
 
 def per_head_variant(heads: Heads, config: Config) -> Variant:
     """config: HEADS of a program, a divisor of the group; ROWS of a tile, UNROLL tiles a step, SPLITS."""
-    types = _types(heads, config["SPLITS"])
-    return Variant("attention_decode_heads", _per_head, tuple(types.items()), heads.constants, config, _pointers(types))
+    return _variant("attention_decode_heads", _per_head, heads, config)
 
 
 def reduce_variant(heads: Heads, config: Config) -> Variant:
     """config: that of the kernel before it."""
-    types = {"partial": "*fp32", "tops": "*fp32", "totals": "*fp32", "context_lens": "*i32", "out": f"*{heads.dtype}",
-             "window": "i32"}  # fmt: skip
-    constants = {
-        "H": heads.heads, "D": heads.head_dim, "WINDOWED": heads.windowed, "SPLITS": config["SPLITS"],
-        "STEP": _step(config), "COLUMNS": _COLUMNS,
+    types = {
+        "partial": "*fp32", "tops": "*fp32", "totals": "*fp32", "context_lens": "*i32", "out": f"*{heads.dtype}",
+        "window": "i32", "splits": "i32",
     }  # fmt: skip
-    own = Config.of(1 if config["SPLITS"] <= 8 else 4)
+    few = config["SPLITS"] <= 8
+    constants = {
+        "H": heads.heads, "D": heads.head_dim, "WINDOWED": heads.windowed, "STEP": _step(config),
+        "MOST": 8 if few else MAX_SPLITS, "COLUMNS": _COLUMNS,
+    }  # fmt: skip
+    own = Config.of(1 if few else 4)
     return Variant(
-        "attention_decode_reduce", _reduce, tuple(types.items()), tuple(constants.items()), own, _pointers(types)
+        "attention_decode_reduce", _reduce, tuple(types.items()), tuple(constants.items()), own, aligned(types)
     )
 
 
 def _step(config: Config) -> int:
-    named = dict(config.constants)
-    return int(named["BLOCK"] or 0) if "BLOCK" in named else config["ROWS"] * config["UNROLL"]
+    """Tokens."""
+    if "BLOCK" in dict(config.constants):
+        return config.number("BLOCK")
+    return config.number("ROWS") * config.number("UNROLL")
 
 
 def grids(kernel: Kernel, heads: Heads, config: Config, num_sequences: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -269,7 +277,9 @@ def decode_attention(
     heads = Heads.of(q, cache, window)
     if kernel == "per head" and heads.group % config["HEADS"]:
         raise ValueError(f"HEADS: {config['HEADS']} of {heads.group} that share a KV head; expected a divisor")
-    num_sequences, splits = q.shape[0], config["SPLITS"]
+    num_sequences, splits = q.shape[0], config.number("SPLITS")
+    if not 1 <= splits <= MAX_SPLITS:
+        raise ValueError(f"SPLITS: {splits}; expected 1 to {MAX_SPLITS}")
     out = torch.empty_like(q) if out is None else out
     partial, totals, tops = out, out, out
     if splits > 1:
@@ -277,8 +287,8 @@ def decode_attention(
         tops, totals = q.new_empty((2, *q.shape[:2], splits), dtype=torch.float32)
     variant = packed_variant(heads, config) if kernel == "packed GQA" else per_head_variant(heads, config)
     first, second = grids(kernel, heads, config, num_sequences)
-    sizes = (block_tables.stride(0), window or 0, scale * LOG2_E)
+    sizes = (block_tables.stride(0), window or 0, splits, scale * LOG2_E)
     variant.launch(first, q, *cache_arguments(cache), block_tables, context_lens, partial, tops, totals, *sizes)
     if splits > 1:
-        reduce_variant(heads, config).launch(second, partial, tops, totals, context_lens, out, window or 0)
+        reduce_variant(heads, config).launch(second, partial, tops, totals, context_lens, out, window or 0, splits)
     return out

@@ -15,12 +15,12 @@ import torch
 import triton
 import triton.language as tl
 
-from .attention_common import FLOOR, LOG2_E, Heads, cache_arguments, tile
+from .attention_common import FLOOR, LOG2_E, TABLES, Heads, aligned, cache_arguments, tile
 from .kv_cache import KvCache
 from .variant import Config, Variant
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("table_stride", "window"), do_not_specialize_on_alignment=TABLES)
 def _prefill(
     q, k, v, k_scales, v_scales, tables, query_starts, context_lens, out, table_stride, window, factor,
     KH: tl.constexpr, G: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, INT8: tl.constexpr,
@@ -29,7 +29,9 @@ def _prefill(
     """Each program: ROWS // G tokens of one sequence, with the G query heads of one KV head.
 
     rows      token 0: head 0 .. G - 1 | token 1: head 0 .. G - 1 | ... | ROWS % G that stay empty
-    KV tiles  lo: edge of the windows | left: seen by all rows | right: edge of causality .. end
+    KV tiles  0 ...: seen by all rows | edge ...: not by all, so masked .. end
+
+    With a window all tiles are masked: they are few, and a third loop costs registers.
     """
     TOKENS: tl.constexpr = ROWS // G
     kv_head = tl.program_id(1)
@@ -49,29 +51,22 @@ def _prefill(
     before = tl.load(context_lens + sequence) - new
     position = before + index
     end = before + tl.minimum(first + TOKENS, new)
-    lo, left, oldest = 0, 0, 0
-    right = tl.maximum((before + first + 1) // BLOCK * BLOCK, 0)
+    oldest = 0
+    edge = tl.maximum((before + first + 1) // BLOCK * BLOCK, 0)
     if WINDOWED:
         oldest = tl.maximum(before + first - window + 1, 0)
-        lo = oldest // BLOCK * BLOCK
-        right = tl.maximum(right, lo)
-        left = tl.minimum(tl.cdiv(tl.maximum(end - window, 0), BLOCK) * BLOCK, right)
+        edge = oldest // BLOCK * BLOCK
     top = tl.full((ROWS,), FLOOR, tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     mean = tl.zeros((ROWS, WIDTH), tl.float32)
     table = tables + sequence * table_stride
-    if WINDOWED:
-        for at in range(lo, left, BLOCK):
+    if not WINDOWED:
+        for at in range(0, edge, BLOCK):
             mean, top, total = tile(
                 query, mean, top, total, k, v, k_scales, v_scales, table, at, oldest, end, position, window, kv_head,
-                factor, KH, D, WIDTH, INT8, WINDOWED, SHIFT, BLOCK, EDGE=True, CAUSAL=True,
+                factor, KH, D, WIDTH, INT8, WINDOWED, SHIFT, BLOCK, EDGE=False, CAUSAL=False,
             )  # fmt: skip
-    for at in range(left, right, BLOCK):
-        mean, top, total = tile(
-            query, mean, top, total, k, v, k_scales, v_scales, table, at, oldest, end, position, window, kv_head,
-            factor, KH, D, WIDTH, INT8, WINDOWED, SHIFT, BLOCK, EDGE=False, CAUSAL=False,
-        )  # fmt: skip
-    for at in range(right, end, BLOCK):
+    for at in range(edge, end, BLOCK):
         mean, top, total = tile(
             query, mean, top, total, k, v, k_scales, v_scales, table, at, oldest, end, position, window, kv_head,
             factor, KH, D, WIDTH, INT8, WINDOWED, SHIFT, BLOCK, EDGE=True, CAUSAL=True,
@@ -86,9 +81,8 @@ def prefill_variant(heads: Heads, config: Config) -> Variant:
         "q": f"*{heads.dtype}", **heads.cache_types, "query_starts": "*i32", "context_lens": "*i32",
         "out": f"*{heads.dtype}", "table_stride": "i32", "window": "i32", "factor": "fp32",
     }  # fmt: skip
-    pointers = tuple(name for name, kind in types.items() if kind.startswith("*"))
     constants = (*heads.constants, ("SHIFT", heads.shift(config["WIDE"])))
-    return Variant("attention_prefill", _prefill, tuple(types.items()), constants, config, pointers)
+    return Variant("attention_prefill", _prefill, tuple(types.items()), constants, config, aligned(types))
 
 
 def grid(heads: Heads, config: Config, num_sequences: int, max_new: int) -> tuple[int, ...]:

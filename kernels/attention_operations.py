@@ -1,0 +1,303 @@
+"""Paged attention as the compiler, the tuner and the benchmark see it: which shapes, which configs, against what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from itertools import product
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention.bias import causal_lower_right
+from triton import next_power_of_2
+
+from . import reference
+from .attention_common import Heads
+from .attention_decode import MAX_SPLITS, decode_attention, grids, packed_variant, per_head_variant, reduce_variant
+from .attention_prefill import grid, prefill_attention, prefill_variant
+from .attention_problem import TORCH_TYPES, PagedBatch, error, random_batch
+from .model_shapes import MODELS
+from .operation import Launch, Problem, Shape
+from .precision import PrecisionPolicy
+from .roofline import DecodeAttention, PrefillAttention
+from .variant import Config, Variant
+
+CONTEXTS = (512, 2048, 8192, 32_768)
+BATCHES = (1, 8, 64)
+_MAX_KV = 8 * 2**30  # bytes
+_MAX_NEW = 2048  # tokens of a step
+_CHECKED_ROWS = 3  # of a sequence: all would take fp64 too long
+# (heads, kv_heads, head_dim, window) that none of MODELS has: phi-2, phi-3-mini, gemma-3-12b, from their config.json.
+_OTHERS = ((32, 32, 80, 0), (32, 32, 96, 2047), (16, 8, 256, 1024))
+
+
+class DecodeOperation:
+    """One new token in each of `batch` sequences of `context` tokens; window 0 is none."""
+
+    name = "attention_decode"
+    exact = frozenset({"heads", "kv_heads", "dim"})
+
+    def refusal(self, policy: PrecisionPolicy) -> str:
+        return ""
+
+    def shapes(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
+        return _shapes(policy)
+
+    def samples(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
+        return _samples(policy)
+
+    def configs(self, policy: PrecisionPolicy, shape: Shape) -> tuple[Config, ...]:
+        """First a split for each 256 tokens, as long as there are few programs."""
+        splits = _splits(shape)
+        return _packed_configs(policy, shape, splits) if _packed(policy) else _per_head_configs(shape, splits)
+
+    def launches(self, policy: PrecisionPolicy, shape: Shape, config: Config) -> tuple[Launch, ...]:
+        heads = _heads(policy, shape)
+        first, second = grids(policy.attention, heads, config, shape["batch"])
+        if _packed(policy):
+            variant = packed_variant(heads, config)
+            launch = Launch(variant, first, _instruction(policy, variant))
+        else:
+            launch = Launch(per_head_variant(heads, config), first, policy.attention_unit.instruction)
+        splits = config.number("SPLITS")
+        if splits == 1:
+            return (launch,)
+        moved = 4 * shape["batch"] * heads.heads * splits * (heads.head_dim + 2)
+        return replace(launch, moved=moved), Launch(reduce_variant(heads, config), second, moved=moved)
+
+    def work(self, policy: PrecisionPolicy, shape: Shape) -> DecodeAttention:
+        seen = _seen(shape, 1)
+        return DecodeAttention(shape["batch"], seen, shape["heads"], shape["kv_heads"], shape["dim"], _kv_bytes(shape))
+
+    def problem(self, policy: PrecisionPolicy, shape: Shape, device: torch.device, seed: int = 0) -> Problem:
+        batch = _batch(policy, shape, [(shape["context"] - 1, 1)] * shape["batch"], device, seed)
+        lengths = batch.context_lens
+
+        def run(config: Config) -> torch.Tensor:
+            return decode_attention(
+                batch.q, batch.cache, batch.block_tables, lengths, batch.scale, batch.window, policy.attention, config
+            )
+
+        return Problem(
+            run, _error(batch, wide=not _packed(policy)), self.work(policy, shape), {"torch.sdpa": _peer(batch)}
+        )
+
+
+class PrefillOperation:
+    """`new` tokens in each of `batch` sequences, at the end of `context` tokens; window 0 is none."""
+
+    name = "attention_prefill"
+    exact = frozenset({"heads", "kv_heads", "dim"})
+
+    def refusal(self, policy: PrecisionPolicy) -> str:
+        return ""
+
+    def shapes(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
+        return tuple(map(_with_new, _shapes(policy)))
+
+    def samples(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
+        return tuple(map(_with_new, _samples(policy)))
+
+    def configs(self, policy: PrecisionPolicy, shape: Shape) -> tuple[Config, ...]:
+        return _prefill_configs(policy, shape)
+
+    def launches(self, policy: PrecisionPolicy, shape: Shape, config: Config) -> tuple[Launch, ...]:
+        heads = _heads(policy, shape)
+        variant = prefill_variant(heads, config)
+        return (Launch(variant, grid(heads, config, shape["batch"], shape["new"]), _instruction(policy, variant)),)
+
+    def work(self, policy: PrecisionPolicy, shape: Shape) -> PrefillAttention:
+        """With a window somewhat more than there is: the first of the new tokens see fewer old ones."""
+        new = shape["new"]
+        cached = _seen(shape, new) - new
+        return PrefillAttention(
+            shape["batch"], new, shape["heads"], shape["kv_heads"], shape["dim"], cached, _kv_bytes(shape)
+        )
+
+    def problem(self, policy: PrecisionPolicy, shape: Shape, device: torch.device, seed: int = 0) -> Problem:
+        new = shape["new"]
+        batch = _batch(policy, shape, [(shape["context"] - new, new)] * shape["batch"], device, seed)
+        starts, lengths = batch.query_starts, batch.context_lens
+
+        def run(config: Config) -> torch.Tensor:
+            return prefill_attention(
+                batch.q, batch.cache, batch.block_tables, starts, lengths, new, batch.scale, batch.window, config
+            )
+
+        return Problem(
+            run, _error(batch, wide=not policy.pipelined), self.work(policy, shape), {"torch.sdpa": _peer(batch)}
+        )
+
+
+DECODE = DecodeOperation()
+PREFILL = PrefillOperation()
+OPERATIONS = (DECODE, PREFILL)
+
+
+def _packed(policy: PrecisionPolicy) -> bool:
+    return policy.attention == "packed GQA"
+
+
+def _shape(batch: int, context: int, heads: int, kv_heads: int, dim: int, window: int, kv: str) -> Shape:
+    return Shape.of(batch=batch, context=context, heads=heads, kv_heads=kv_heads, dim=dim, window=window, kv=kv)
+
+
+def _shapes(policy: PrecisionPolicy) -> tuple[Shape, ...]:
+    sizes = [(m.heads, m.kv_heads, m.head_dim, 0) for m in MODELS]
+    found = [
+        _shape(batch, context, *heads, kv)
+        for heads, context, batch, kv in product(sizes, CONTEXTS, BATCHES, (policy.storage, "int8"))
+        if 2 * batch * context * heads[1] * heads[2] * (1 if kv == "int8" else 2) <= _MAX_KV
+    ]
+    others = [_shape(8, 2048, *heads, kv) for heads, kv in product(_OTHERS, (policy.storage, "int8"))]
+    return (*found, *others)
+
+
+def _samples(policy: PrecisionPolicy) -> tuple[Shape, ...]:
+    """All head dims, all group sizes, windows and none, both dtypes of KV, one split and many."""
+    wanted = {(m.heads, m.kv_heads, m.head_dim) for m in MODELS[:3]} | {heads[:3] for heads in _OTHERS}
+    found = [s for s in _shapes(policy) if (s["heads"], s["kv_heads"], s["dim"]) in wanted]
+    return tuple(s for s in found if (s["batch"], s["context"]) == (8, 2048))
+
+
+def _with_new(shape: Shape) -> Shape:
+    return Shape.of(**dict(shape.fields), new=min(shape["context"], _MAX_NEW // shape["batch"]))
+
+
+def _heads(policy: PrecisionPolicy, shape: Shape) -> Heads:
+    kv = "i8" if shape["kv"] == "int8" else shape["kv"]
+    return Heads(policy.storage, kv, shape["heads"], shape["kv_heads"], shape["dim"], shape["window"] > 0)
+
+
+def _kv_bytes(shape: Shape) -> int:
+    return 1 if shape["kv"] == "int8" else 2
+
+
+def _seen(shape: Shape, new: int) -> int:
+    """Tokens that at least one of the new ones sees."""
+    return int(min(shape["context"], shape["window"] + new - 1) if shape["window"] else shape["context"])
+
+
+def _instruction(policy: PrecisionPolicy, variant: Variant) -> str:
+    if variant.all_constants["ROWS"] < policy.capability.instruction_rows:  # type: ignore[operator]
+        return "mma.sync"
+    return policy.attention_unit.instruction
+
+
+def _splits(shape: Shape) -> list[int]:
+    """Powers of two: the one to begin with, then all that leave a split 128 tokens and the device its memory."""
+    tokens = _seen(shape, 1)
+    programs = shape["batch"] * shape["kv_heads"]
+    possible = [1 << i for i in range(MAX_SPLITS.bit_length()) if 1 << i <= max(1, tokens // 128)]
+    possible = [splits for splits in possible if splits == 1 or programs * splits <= 8192]
+    first = max(splits for splits in possible if splits == 1 or (tokens >= 256 * splits and programs * splits <= 1024))
+    return [first, *(splits for splits in possible if splits != first)]
+
+
+def _packed_configs(policy: PrecisionPolicy, shape: Shape, splits: list[int]) -> tuple[Config, ...]:
+    """A step's block ids are loaded a stage ahead of its keys: below 3 stages they are waited for, 4 gain nothing."""
+    wide = shape["dim"] > 128
+    cuts = [(32, 4, 3), (64, 8, 3)] if wide else [(64, 4, 3), (32, 4, 5), (32, 2, 3), (128, 8, 3)]
+    if shape["kv"] == "int8":  # converted in registers
+        cuts = [(32, 4, 3), (32, 8, 3)] if wide else [(32, 4, 3), (64, 4, 3), (32, 4, 5), (128, 8, 3)]
+    return tuple(
+        Config.of(warps, stages, BLOCK=block, SPLITS=count, WIDE=False)
+        for count, (block, warps, stages) in product(splits, cuts)
+    )
+
+
+def _per_head_configs(shape: Shape, splits: list[int]) -> tuple[Config, ...]:
+    """Eight elements of a tile for each thread; as many heads as keep registers for at least 12 warps go first."""
+    group = shape["heads"] // shape["kv_heads"]
+    rows = 4 * 32 * 8 // next_power_of_2(shape["dim"])
+    together = sorted((h for h in range(1, 9) if group % h == 0), key=lambda h: (h > 4 and h != group, -min(h, 4), h))
+    return tuple(
+        Config.of(4, 1, HEADS=heads, ROWS=rows, UNROLL=unroll, SPLITS=count)
+        for count, heads in product(splits, together)
+        for unroll in ((2, 4) if heads <= 4 else (2, 1))
+    )
+
+
+# (ROWS, BLOCK, warps) by what tl.dot becomes, the width of a head up to which they serve, and whether KV is int8: of
+# those that were compiled the ones without spills. Static, not measured.
+_PREFILL: dict[tuple[str, int, bool], tuple[tuple[int, int, int], ...]] = {
+    ("fma.rn.f32", 64, False): ((64, 32, 8), (64, 16, 4), (32, 32, 4), (32, 16, 4)),
+    ("fma.rn.f32", 128, False): ((64, 16, 8), (32, 16, 4), (32, 32, 8), (64, 16, 4)),
+    ("fma.rn.f32", 256, False): ((16, 16, 4),),
+    ("mma.sync", 64, False): ((128, 64, 8), (64, 64, 4), (128, 32, 8), (64, 32, 4)),
+    ("mma.sync", 128, False): ((128, 64, 8), (64, 32, 4), (128, 32, 8), (64, 64, 8)),
+    ("mma.sync", 256, False): ((64, 32, 8), (32, 32, 4)),
+    ("mma.sync", 64, True): ((128, 32, 8), (64, 64, 8), (64, 32, 4)),
+    ("mma.sync", 128, True): ((64, 64, 8), (64, 32, 8)),
+    ("mma.sync", 256, True): ((64, 32, 8),),
+    ("wgmma", 64, False): ((128, 64, 8), (128, 128, 8), (64, 64, 4), (64, 128, 4)),
+    ("wgmma", 128, False): ((128, 64, 8), (64, 64, 4), (128, 128, 8), (128, 32, 8)),
+    ("wgmma", 256, False): ((128, 32, 8), (64, 32, 8)),
+    ("wgmma", 64, True): ((128, 64, 8), (64, 64, 4), (64, 128, 4)),
+    ("wgmma", 128, True): ((128, 64, 8), (64, 64, 4), (128, 32, 8)),
+    ("wgmma", 256, True): ((128, 32, 8), (64, 32, 8)),
+    ("tcgen05", 64, False): ((128, 128, 8), (128, 32, 8), (64, 128, 4), (64, 32, 4)),
+    ("tcgen05", 128, False): ((128, 64, 8), (64, 64, 4), (128, 128, 8), (128, 32, 8)),
+    ("tcgen05", 256, False): ((128, 32, 8),),
+    ("tcgen05", 64, True): ((128, 64, 8), (64, 64, 4), (128, 32, 8)),
+    ("tcgen05", 128, True): ((128, 64, 8), (64, 64, 4), (128, 32, 8)),
+    ("tcgen05", 256, True): ((128, 32, 8),),
+}  # fmt: skip
+
+
+_SPILL_IN_WINDOWS = {("mma.sync", 128, 128, 64, 8)}
+
+
+def _prefill_configs(policy: PrecisionPolicy, shape: Shape) -> tuple[Config, ...]:
+    instruction, lanes = policy.attention_unit.instruction, not policy.pipelined
+    width = max(64, next_power_of_2(shape["dim"]))
+    cuts = _PREFILL[instruction, width, shape["kv"] == "int8" and not lanes]
+    stages = 3 if policy.pipelined else 1
+    if shape["window"]:
+        cuts = tuple(cut for cut in cuts if (instruction, width, *cut) not in _SPILL_IN_WINDOWS)
+    return tuple(Config.of(warps, stages, ROWS=rows, BLOCK=block, WIDE=lanes) for rows, block, warps in cuts)
+
+
+def _batch(
+    policy: PrecisionPolicy, shape: Shape, spans: list[tuple[int, int]], device: torch.device, seed: int
+) -> PagedBatch:
+    return random_batch(_heads(policy, shape), spans, device, window=shape["window"] or None, seed=seed)
+
+
+def _error(batch: PagedBatch, *, wide: bool) -> Callable[[torch.Tensor], float]:
+    return lambda found: error(batch, found, wide=wide, num_rows=_CHECKED_ROWS)
+
+
+def _peer(batch: PagedBatch) -> Callable[[], object]:
+    """torch's own over K and V laid out in one piece, int8 already dequantised: made at the first call."""
+    num_sequences, (before, new) = len(batch.spans), batch.spans[0]
+    heads, length = batch.heads, before + new
+    oldest = 0 if batch.window is None else max(0, before - batch.window + 1)
+
+    @cache
+    def inputs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, object]:
+        q = batch.q.view(num_sequences, new, heads.heads, heads.head_dim).transpose(1, 2).contiguous()
+        k, v = (_contiguous(batch, which, length)[:, :, oldest:].contiguous() for which in (0, 1))
+        mask: object = None
+        if new > 1 and batch.window is None:
+            mask = causal_lower_right(new, length)
+        elif new > 1:
+            positions = torch.arange(before, length, device=q.device)
+            mask = reference.visible(positions, length, batch.window)[:, oldest:]
+        return q, k, v, mask
+
+    def run() -> object:
+        q, k, v, mask = inputs()
+        return F.scaled_dot_product_attention(q, k, v, mask, scale=batch.scale, enable_gqa=True)  # type: ignore[arg-type]
+
+    return run
+
+
+def _contiguous(batch: PagedBatch, which: int, length: int) -> torch.Tensor:
+    """Keys (0) or values (1) [S, KH, length, D] in the dtype of q."""
+    tables = batch.block_tables.long()
+    found = batch.cache.data[which][tables]
+    if batch.cache.scales is not None:
+        found = (found * batch.cache.scales[which][tables][..., None]).to(TORCH_TYPES[batch.heads.dtype])
+    return found.transpose(1, 2).flatten(2, 3)[:, :, :length]

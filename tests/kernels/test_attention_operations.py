@@ -1,0 +1,73 @@
+"""Attention as the tuner and the benchmark have it: what they are offered is right, and checked by what can fail."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from motley.kernels.attention_decode import MAX_SPLITS
+from motley.kernels.attention_operations import DECODE, PREFILL
+from motley.kernels.capability import CAPABILITIES
+from motley.kernels.operation import Shape
+from motley.kernels.precision import PrecisionPolicy, policy_of
+
+POLICIES = [policy_of(*version) for version in CAPABILITIES]
+OPERATIONS = [DECODE, PREFILL]
+
+
+def in_halves(version: tuple[int, int]) -> PrecisionPolicy:
+    """That of a capability, with fp16 where it has bf16, of which the interpreter forms no products."""
+    return replace(policy_of(*version), storage="fp16")
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: str(policy.capability))
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
+def test_every_shape_has_configs_that_fit_it(operation, policy):
+    shapes = operation.shapes(policy)
+    assert len(set(shapes)) == len(shapes)
+    assert set(operation.samples(policy)) <= set(shapes)
+    for shape in shapes:
+        assert Shape.parse(shape.key) == shape
+        configs = operation.configs(policy, shape)
+        assert len(set(configs)) == len(configs) > 0
+        for config in configs:
+            launches = operation.launches(policy, shape, config)
+            assert all(0 < size < 65_536 for launch in launches for size in launch.grid[1:])
+            assert launches[0].instruction
+            splits = dict(config.constants).get("SPLITS", 1)
+            assert len(launches) == (1 if splits == 1 else 2)
+            assert splits <= MAX_SPLITS
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: str(policy.capability))
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
+def test_samples_have_every_branch(operation, policy):
+    samples = operation.samples(policy)
+    assert {shape["dim"] for shape in samples} == {64, 80, 96, 128, 256}
+    assert {shape["heads"] // shape["kv_heads"] for shape in samples} >= {1, 4, 7}
+    assert {shape["kv"] for shape in samples} == {policy.storage, "int8"}
+    assert {shape["window"] > 0 for shape in samples} == {True, False}
+
+
+@pytest.mark.parametrize("version", [(6, 1), (8, 0)])
+@pytest.mark.parametrize("kv", ["fp16", "int8"])
+@pytest.mark.parametrize("window", [0, 20])
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
+def test_problems_agree_with_fp64_and_with_torch(operation, version, kv, window):
+    policy = in_halves(version)
+    sizes = {"batch": 2, "context": 45, "heads": 2, "kv_heads": 1, "dim": 64, "kv": kv, "window": window}
+    shape = Shape.of(**sizes) if operation is DECODE else Shape.of(**sizes, new=30)
+    problem = operation.problem(policy, shape, torch.device("cpu"))
+    found = problem.run(operation.configs(policy, shape)[0])
+    assert problem.error(found) <= 1
+    [peer] = problem.peers.values()
+    beside = peer().transpose(1, 2).reshape(found.shape)
+    tolerance = 0.01 if kv == "int8" else 0.003  # torch has its codes times scales in halves
+    torch.testing.assert_close(found, beside, atol=tolerance, rtol=tolerance)
+
+    wrong = found.clone()
+    wrong[0, 0, 5] += 0.01
+    assert problem.error(wrong) > 1
+    assert problem.error(torch.full_like(found, torch.nan)) > 1
