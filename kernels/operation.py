@@ -107,6 +107,10 @@ class Operation(Protocol):
         """Of these, a few that between them have every kernel and every branch: compiled for each capability."""
         ...
 
+    def small(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
+        """Some that Triton's interpreter computes within a second or two: for a rehearsal without a GPU."""
+        ...
+
     def configs(self, policy: PrecisionPolicy, shape: Shape) -> tuple[Config, ...]:
         """What a tuner may try; the first is right everywhere and taken where nothing is known."""
         ...

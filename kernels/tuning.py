@@ -18,7 +18,7 @@ from .operation import Operation, Shape
 from .precision import PrecisionPolicy
 from .variant import Config
 
-__all__ = ["FOLDER", "Choice", "Entry", "Table", "choose", "folders", "read", "write"]
+__all__ = ["FOLDER", "Choice", "Entry", "Table", "choose", "exact", "folders", "read", "write"]
 
 FOLDER = Path(__file__).parent / "tuned"
 Source = Literal["measured", "static"]
@@ -86,6 +86,15 @@ def choose(operation: Operation, policy: PrecisionPolicy, shape: Shape, sms: int
         if distance < float("inf"):
             return Choice(config, f"{table.source}: nearest shape in {folder}, {known.key}", table.source)
     return Choice(operation.configs(policy, shape)[0], "default: no table has such a shape", "default")
+
+
+def exact(operation: Operation, policy: PrecisionPolicy, shape: Shape, sms: int | None = None) -> Entry | None:
+    """What is known of this very shape, in the first table that has it."""
+    for folder in folders(policy.capability, sms):
+        table = read(folder, operation.name)
+        if table is not None and shape in table.entries:
+            return table.entries[shape]
+    return None
 
 
 def folders(capability: Capability, sms: int | None) -> tuple[str, ...]:

@@ -15,14 +15,16 @@ import torch
 
 from . import dequantize, w4a16_gemm, w4a16_gemv
 from .model_shapes import MODELS
-from .operation import Launch, Problem, Shape
+from .devices import Device
+from .operation import Launch, Operation, Problem, Shape
 from .packed_int4 import PackedInt4, pack, unpack
 from .precision import PrecisionPolicy
-from .roofline import Linear
+from .roofline import Linear, roofline
+from .tuning import exact
 from .variant import Config
 from .weights import GroupedWeight
 
-__all__ = ["OPERATIONS", "W4A16", "allowance", "reference"]
+__all__ = ["OPERATIONS", "W4A16", "allowance", "kernel_for", "reference"]
 
 TORCH = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 UNIT = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-24}  # half a unit in the last place
@@ -75,6 +77,10 @@ class W4A16:
         """The fewest tokens and the most, and groups that divide a tile."""
         few, *_, many = self._numbers(policy)
         return tuple(Shape.of(m=m, n=4096, k=4096, group=group) for m, group in ((few, 128), (many, 128), (many, 32)))
+
+    def small(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
+        few, *_, many = self._numbers(policy)
+        return tuple(Shape.of(m=min(m, 20), n=64, k=384, group=group) for m, group in ((few, 128), (many, 32)))
 
     def _numbers(self, policy: PrecisionPolicy) -> tuple[int, ...]:
         return self._tokens
@@ -190,3 +196,33 @@ GEMV = _Gemv("w4a16_gemv", (1, 2, 4, 8, 16, 32, 64), _gemv, lambda policy: w4a16
 GEMM = _Gemm("w4a16_gemm", (1, 2, 4, 8, 16, 32, 64), _gemm, lambda policy: 0.0)
 DEQUANTIZE = _Dequantize("w4a16_dequantize", (256, 2048), _matmul, lambda policy: UNIT[TORCH[policy.compute]])
 OPERATIONS = (GEMV, GEMM, DEQUANTIZE)
+
+
+def kernel_for(policy: PrecisionPolicy, shape: Shape, device: Device) -> tuple[Operation, str]:
+    """Which of the three takes this shape on that device, and why.
+
+    As measured on it, if all that come into question are; else by what the roofline says of their arithmetic.
+    """
+    known = [each for each in OPERATIONS if not each.refusal(policy)]
+    times: dict[str, float] = {}
+    for each in known:
+        entry = exact(each, policy, shape, device.sms)
+        if entry is not None and "microseconds" in entry.facts:
+            times[each.name] = float(entry.facts["microseconds"])
+    if len(times) == len(known):
+        best = min(known, key=lambda each: times[each.name])
+        return best, f"measured: {times[best.name]:.1f} us"
+    lanes_s = roofline(device, GEMV.work(policy, shape), policy.decode.arithmetic).seconds
+    if policy.capability.bf16 and shape["m"] <= w4a16_gemm.MAX_TOKENS:
+        return GEMM, "tensor cores, and weights are read once, as they are held"
+    full_s = _written_out(device, policy, shape)
+    if shape["m"] <= w4a16_gemv.MAX_TOKENS or lanes_s <= full_s:
+        return GEMV, f"by the roofline {lanes_s * 1e6:.0f} us on the lanes, {full_s * 1e6:.0f} us written out"
+    return DEQUANTIZE, f"by the roofline {full_s * 1e6:.0f} us written out, {lanes_s * 1e6:.0f} us on the lanes"
+
+
+def _written_out(device: Device, policy: PrecisionPolicy, shape: Shape) -> float:
+    """Seconds to write the weights in full, read them again, and multiply at the rate of the policy's prefill."""
+    work = DEQUANTIZE.work(policy, shape)
+    moved = work.bytes + 2 * (4 if policy.compute == "fp32" else 2) * work.n * work.k
+    return max(moved / device.bandwidth, work.operations / device.rates[policy.prefill.arithmetic])

@@ -157,8 +157,7 @@ class TestDequantize:
 @pytest.mark.parametrize("capability", [(6, 0), (6, 1), (7, 5)])
 def test_a_problem_knows_right_from_wrong(operation: object, capability: tuple[int, int]) -> None:
     policy = policy_of(*capability)
-    shape = operation.samples(policy)[0]  # type: ignore[attr-defined]
-    small = type(shape).of(**{**dict(shape.fields), "n": 32, "k": 256, "m": min(shape["m"], 16)})
+    small = operation.small(policy)[0]  # type: ignore[attr-defined]
     problem = operation.problem(policy, small, torch.device("cpu"))  # type: ignore[attr-defined]
     found = problem.run(operation.configs(policy, small)[0])  # type: ignore[attr-defined]
     assert problem.error(found) <= 1

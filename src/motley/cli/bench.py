@@ -74,6 +74,97 @@ def engine(
     print(json.dumps(report) if as_json else table(report))
 
 
+@app.command(name="kernels")
+def kernels_(
+    device: options.Device = "cpu",
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="Layer shapes of qwen2.5-0.5b, qwen2.5-7b, llama-3-8b or qwen3-32b; may be repeated."),
+    ] = None,
+    tokens: Annotated[
+        list[int] | None, typer.Option(metavar="M", help="Rows of activations; may be repeated; default: 1 to 2048.")
+    ] = None,
+    op: Annotated[list[str] | None, typer.Option(help="Operator; may be repeated; default: all.")] = None,
+    threads: options.Threads = None,
+    seconds: Annotated[float | None, typer.Option(help="Stop after so long.", min=1.0)] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="The smallest model, 1, 8 and 64 tokens.")] = False,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the JSON object there as well.")] = None,
+    as_json: options.Json = False,
+    config: ConfigFile = None,
+) -> None:
+    """Operators one by one: time, bandwidth and operations per second, beside torch.matmul, int4pack and SDPA.
+
+    Each result is compared with a reference before its time counts, and inputs are rotated past the cache.
+
+    \b
+    Examples:
+      motley bench kernels --quick
+      motley bench kernels --model qwen2.5-7b --tokens 1 --tokens 16 --json
+      motley bench kernels --device cuda --out loadtests/results/kernels-h200.json
+    """
+    import time
+
+    from ..replicas.bench import kernels as bench
+    from ..replicas.bench.report import table
+
+    models = model or (["qwen2.5-0.5b"] if quick else ["qwen2.5-0.5b", "qwen2.5-7b", "llama-3-8b", "qwen3-32b"])
+    until = time.monotonic() + (seconds or float("inf"))
+    try:
+        with counted("starting") as progress:
+            report = bench.run(
+                device=device,
+                models=models,
+                tokens=tokens or ((1, 8, 64) if quick else bench.TOKENS),
+                ops=op or (),
+                threads=threads,
+                progress=progress,
+                enough=lambda: time.monotonic() > until,
+            )
+    except ValueError as error:
+        raise typer.BadParameter(f"--{error}") from error
+    if out is not None:
+        out.write_text(json.dumps(report, indent=1) + "\n")
+    print(json.dumps(report) if as_json else table(report))
+
+
+@app.command()
+def gpu(
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the results.")],
+    seconds: Annotated[float, typer.Option(help="End after so long.", min=1.0)] = 480.0,
+    rehearse: Annotated[
+        str | None, typer.Option(metavar="CC", help="No GPU: the steps alone, with the kernels of 6.1, say.")
+    ] = None,
+    op: Annotated[list[str] | None, typer.Option(help="Operator; may be repeated; default: all.")] = None,
+    config: ConfigFile = None,
+) -> None:
+    """Everything there is to do on a GPU, in one command: check every kernel, tune, measure, write it all down.
+
+    Where this program's own dependencies are not installed, `python -m motley.replicas.bench.gpu` does the same
+    with torch and Triton alone.
+
+    \b
+    Examples:
+      motley bench gpu --out results/
+      motley bench gpu --out results/ --rehearse 6.1
+    """
+    from ..kernels.capability import CAPABILITIES
+    from ..replicas.bench import gpu as bench
+    from ..replicas.errors import MotleyError
+
+    known = {"{}.{}".format(*each): each for each in CAPABILITIES}
+    if rehearse is not None and rehearse not in known:
+        raise typer.BadParameter(f"--rehearse {rehearse}: expected one of {', '.join(known)}")
+    try:
+        passed = bench.run(out, seconds, None if rehearse is None else known[rehearse], op or ())
+    except KeyError as error:
+        raise typer.BadParameter(f"--op {error.args[0]}") from error
+    except RuntimeError as error:
+        raise MotleyError(str(error)) from error
+    print(f"written to {out}")
+    if not passed:
+        raise MotleyError(f"some checks failed: {out / 'checks.json'}")
+
+
 @app.command()
 def service(
     model: Annotated[

@@ -1,0 +1,88 @@
+"""Operators measured one by one, beside what torch has for the same: times, bytes and operations per second."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .measure import Timing, copies, time_of
+from .operation import Operation, Problem, Shape
+from .precision import PrecisionPolicy
+from .tuning import choose
+from .variant import Config
+
+__all__ = ["Measurement", "measure", "of_operation"]
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One operator on one shape.
+
+    how     where its config is from
+    error   worst difference to the reference over what rounding explains: above 1 the result is wrong
+    bytes   that it must move at least, and operations it must do
+    peers   name -> its timing, or why there is none
+    """
+
+    op: str
+    shape: Shape
+    config: Mapping[str, Any]
+    how: str
+    error: float
+    timing: Timing
+    bytes: float
+    operations: int
+    peers: Mapping[str, Timing | str]
+
+    @property
+    def bytes_per_s(self) -> float:
+        return self.bytes / self.timing.p50
+
+    @property
+    def operations_per_s(self) -> float:
+        return self.operations / self.timing.p50
+
+
+def of_operation(
+    operation: Operation,
+    policy: PrecisionPolicy,
+    shape: Shape,
+    device: torch.device,
+    cache_bytes: int,
+    sms: int | None = None,
+) -> Measurement:
+    """With the config that a launch would have, inputs rotated past a cache of that size."""
+    choice = choose(operation, policy, shape, sms)
+    count = copies(int(operation.work(policy, shape).bytes), cache_bytes, 16)
+    problems = [operation.problem(policy, shape, device, seed) for seed in range(count)]
+    return measure(operation.name, shape, problems, choice.config, choice.how, device)
+
+
+def measure(
+    op: str, shape: Shape, problems: Sequence[Problem], config: Config, how: str, device: torch.device
+) -> Measurement:
+    """Correctness first, on the first problem; then time, over all of them in turn."""
+    first = problems[0]
+    error = first.error(first.run(config))
+    timing = time_of([_run(problem, config) for problem in problems], device)
+    peers = {name: _peer(name, problems, device) for name in first.peers}
+    return Measurement(
+        op, shape, config.to_json(), how, error, timing, first.work.bytes, first.work.operations, peers
+    )  # fmt: skip
+
+
+def _run(problem: Problem, config: Config) -> Callable[[], object]:
+    return lambda: problem.run(config)
+
+
+def _peer(name: str, problems: Sequence[Problem], device: torch.device) -> Timing | str:
+    runs = [problem.peers[name] for problem in problems]
+    try:
+        for run in runs:
+            run()  # makes what it needs, which must not be measured
+        return time_of(runs, device)
+    except (RuntimeError, NotImplementedError, AttributeError, ValueError) as error:
+        return f"not run: {type(error).__name__}: {str(error).splitlines()[0][:120]}"

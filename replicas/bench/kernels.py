@@ -1,0 +1,160 @@
+"""`motley bench kernels`: every operator on every layer shape, as one report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from ...kernels import cpu_problems, w4a16
+from ...kernels.bench import Measurement, measure, of_operation
+from ...kernels.device_lookup import at_hand
+from ...kernels.measure import Timing, copy_bandwidth
+from ...kernels.model_shapes import MODELS, ModelShape
+from ...kernels.operation import Operation, Shape
+from ...kernels.ops import for_device
+from ...kernels.precision import policy_of
+from ...kernels.registry import OPERATIONS
+from ...kernels.variant import Config
+from .report import machine, row, versions
+
+__all__ = ["TOKENS", "run"]
+
+TOKENS = (1, 2, 4, 8, 16, 32, 64, 256, 2048)
+_CPU_CACHE = 64 * 2**20  # bytes: more than most CPUs' last level gives one core
+_CONTEXTS = ((1, 2048), (8, 2048), (8, 512))  # batch, context
+
+Progress = Callable[[str, int, int], None]
+
+
+def run(
+    *,
+    device: str,
+    models: Collection[str],
+    tokens: Sequence[int],
+    ops: Collection[str] = (),
+    threads: int | None = None,
+    progress: Progress = lambda what, begun, total: None,
+    enough: Callable[[], bool] = lambda: False,
+) -> dict[str, Any]:
+    """`ops`: names of operators, all if empty. `enough` is asked before each measurement and ends the run.
+
+    Raises ValueError for a model or an operator that is not known.
+    """
+    known = {model.name: model for model in MODELS}
+    if unknown := [name for name in models if name not in known]:
+        raise ValueError(f"model {unknown[0]}: expected some of {', '.join(known)}")
+    chosen = torch.device(device)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    bandwidth = copy_bandwidth(chosen, 2**30 if chosen.type == "cuda" else 2**28)
+    shapes = [known[name] for name in models]
+    cases = _gpu_cases(chosen, shapes, tokens, ops) if chosen.type == "cuda" else _cpu_cases(shapes, tokens, ops)
+    rows: list[dict[str, Any]] = []
+    for index, (name, case) in enumerate(cases, 1):
+        if enough():
+            break
+        progress(name, index, len(cases))
+        rows += _rows(name, case(), bandwidth)
+    about = {**machine(), "threads": torch.get_num_threads(), "copy_gb_per_s": round(bandwidth / 1e9, 1)}
+    if chosen.type == "cuda":
+        about["gpu"] = torch.cuda.get_device_name(chosen)
+    return {"bench": "kernels", "machine": about, "versions": versions("torch", "triton"), "rows": rows}
+
+
+Case = tuple[str, Callable[[], Measurement]]
+
+
+def _cpu_cases(models: Sequence[ModelShape], tokens: Sequence[int], ops: Collection[str]) -> list[Case]:
+    wanted = ops or ("linear", "attention")
+    if unknown := [name for name in wanted if name not in ("linear", "attention")]:
+        raise ValueError(f"op {unknown[0]}: on a CPU there are linear and attention")
+    cases: list[Case] = []
+    for model in models:
+        if "linear" in wanted:
+            cases += [
+                (f"{model.name} {layer} m={m}", _cpu_linear(n, k, m))
+                for layer, (n, k) in model.linears.items()
+                for m in tokens
+            ]
+        if "attention" in wanted:
+            cases += [
+                (f"{model.name} attention batch={batch} context={context}", _cpu_attention(model, batch, context))
+                for batch, context in _CONTEXTS
+            ]
+    return cases
+
+
+def _cpu_linear(n: int, k: int, m: int) -> Callable[[], Measurement]:
+    def case() -> Measurement:
+        count = max(2, min(8, -(-2 * _CPU_CACHE // (n * k // 2))))
+        weights = [cpu_problems.linear_weight(n, k, 128, seed) for seed in range(count)]
+        ops = for_device("cpu", torch.bfloat16)
+        made = [cpu_problems.linear_problem(each, ops.linear(each), m, seed) for seed, each in enumerate(weights)]
+        shape, first = made[0]
+        problems = [first, *(problem for _, problem in made[1:])]
+        return measure("linear", shape, problems, Config(), "as the engine has it", torch.device("cpu"))
+
+    return case
+
+
+def _cpu_attention(model: ModelShape, batch: int, context: int) -> Callable[[], Measurement]:
+    def case() -> Measurement:
+        ops = for_device("cpu", torch.bfloat16)
+        sizes = (model.heads, model.kv_heads, model.head_dim)
+        made = [cpu_problems.attention_problem(ops, batch, context, *sizes, seed) for seed in range(4)]
+        problems = [problem for _, problem in made]
+        return measure("attention", made[0][0], problems, Config(), "as the engine has it", torch.device("cpu"))
+
+    return case
+
+
+def _gpu_cases(
+    device: torch.device, models: Sequence[ModelShape], tokens: Sequence[int], ops: Collection[str]
+) -> list[Case]:
+    """int4 layers by the kernel that would be launched; of the other operators the shapes they are tuned for."""
+    properties = torch.cuda.get_device_properties(device)
+    found = at_hand(properties).device
+    policy = policy_of(*found.capability.version)
+    if unknown := [name for name in ops if name not in {each.name for each in OPERATIONS} | {"w4a16"}]:
+        raise ValueError(f"op {unknown[0]}: expected w4a16 or some of {', '.join(each.name for each in OPERATIONS)}")
+
+    def case(operation: Operation, shape: Shape) -> Callable[[], Measurement]:
+        return lambda: of_operation(operation, policy, shape, device, found.l2 or 0, found.sms)
+
+    cases: list[Case] = []
+    for model in models if not ops or "w4a16" in ops else ():
+        for layer, (n, k) in model.linears.items():
+            for m in tokens:
+                shape = Shape.of(m=m, n=n, k=k, group=128)
+                operation, _ = w4a16.kernel_for(policy, shape, found)
+                cases.append((f"{model.name} {layer} m={m}", case(operation, shape)))
+    for operation in OPERATIONS:
+        if (operation.name in ops or (not ops and operation not in w4a16.OPERATIONS)) and not operation.refusal(policy):
+            cases += [(f"{operation.name} {shape.key}", case(operation, shape)) for shape in operation.shapes(policy)]
+    return cases
+
+
+def _rows(name: str, found: Measurement, bandwidth: float) -> Iterator[dict[str, Any]]:
+    """A row for each peer, or one without; a wrong result has no time."""
+    if not found.error <= 1:
+        raise AssertionError(f"{found.op} {found.shape.key}: off by {found.error:.3g} times what rounding explains")
+    peers: list[tuple[str | None, Timing | str | None]] = list(found.peers.items()) or [(None, None)]
+    workload = {"case": name, **dict(found.shape.fields)}
+    for peer, timing in peers:
+        samples = [seconds * 1e6 for seconds in (found.timing.p20, found.timing.p50, found.timing.p80)]
+        theirs = None
+        if isinstance(timing, Timing):
+            theirs = [seconds * 1e6 for seconds in (timing.p20, timing.p50, timing.p80)]
+        each = row(found.op, workload, "us", samples, peer=peer, peer_samples=theirs, higher_is_better=False)
+        if isinstance(timing, str):
+            each["peer_value"] = timing
+        yield each | {
+            "gb_per_s": found.bytes_per_s / 1e9,
+            "of_copy_bandwidth": found.bytes_per_s / bandwidth,
+            "tflop_per_s": found.operations_per_s / 1e12,
+            "error_of_allowed": found.error,
+            "config": dict(found.config),
+            "config_source": found.how,
+        }

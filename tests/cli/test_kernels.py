@@ -1,0 +1,112 @@
+"""`motley kernels …`, `motley bench kernels` and `motley bench gpu`, without a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from motley.cli.app import run
+from motley.kernels import tuning, w4a16
+from motley.kernels.packed_int4 import unpack
+from motley.kernels.registry import OPERATIONS
+from motley.replicas.bench import gpu
+
+
+def compiled(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """In a process of its own: the interpreter, which the tests use, and the compiler cannot share one."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "motley", "kernels", *arguments]
+    said = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert said.returncode == code, said.stderr
+    return said
+
+
+def test_compile_prints_what_each_kernel_uses(tmp_path: Path) -> None:
+    table = tmp_path / "table.md"
+    options = ["--op", "w4a16_dequantize", "--json", "--table", str(table)]
+    found = json.loads(compiled("compile", "--cc", "61", "9.0", *options).stdout)
+    assert (found["source"], found["versions"].keys()) == ("static", {"motley", "triton"})
+    assert {row["capability"] for row in found["rows"]} == {"6.1", "9.0"}
+    for row in found["rows"]:
+        assert (row["fault"], row["spilled"], row["threads"]) == ("", 0, 128)
+        assert 16 <= row["registers"] <= 255
+        assert 0 < row["occupancy"] <= 1
+    assert "| w4a16_dequantize | – |" in table.read_text(), "6.0 was not asked for"
+
+
+def test_static_tables_say_so(tmp_path: Path) -> None:
+    compiled("tune", "--static", "--cc", "7.5", "--op", "w4a16_dequantize", "--out", str(tmp_path))
+    table = tuning.Table.from_json(json.loads((tmp_path / "sm75" / "w4a16_dequantize.json").read_text()))
+    assert table.source == "static"
+    assert table.about["device"]
+    assert all("predicted_us" in entry.facts and "microseconds" not in entry.facts for entry in table.entries.values())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["compile", "--cc", "5.2"], "--cc 5.2"),
+        (["compile", "--op", "nothing"], "'nothing' is no operator; there are w4a16_gemv"),
+        (["tune", "--op", "w4a16_gemv"], "torch finds no GPU here; --static"),
+    ],
+)
+def test_refusals(arguments: list[str], told: str) -> None:
+    assert told in " ".join(compiled(*arguments, code=2).stderr.split())
+
+
+def test_under_the_interpreter_nothing_is_compiled(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["kernels", "compile", "--cc", "61"]) == 2
+    assert "TRITON_INTERPRET is set" in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_list_has_every_operator(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["kernels", "list", "--cc", "6.1", "--cc", "9.0", "--json"]) == 0
+    rows: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
+    assert {row["op"] for row in rows} == {operation.name for operation in OPERATIONS}
+    refused = {(row["capability"], row["op"]) for row in rows if row["refused"]}
+    assert ("6.1", "w4a16_gemm") in refused
+    assert ("9.0", "w4a16_gemm") not in refused
+
+
+def test_operators_of_a_cpu_are_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    out = tmp_path / "kernels.json"
+    command = ["bench", "kernels", "--model", "qwen2.5-0.5b", "--tokens", "1", "--op", "linear", "--json"]
+    assert run([*command, "--out", str(out)]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert json.loads(out.read_text()) == report
+    assert report["machine"]["copy_gb_per_s"] > 0
+    assert {row["peer"] for row in report["rows"]} == {"torch.matmul bf16", "int4pack_mm"}
+    for row in report["rows"]:
+        assert row["error_of_allowed"] <= 1
+        assert row["ratio"] == pytest.approx(row["peer_value"] / row["value"])
+        moved = row["workload"]["n"] * row["workload"]["k"] / 2
+        assert row["gb_per_s"] * row["value"] * 1e3 > moved, "the weights at least"
+
+
+def test_the_gpu_run_is_rehearsed(tmp_path: Path) -> None:
+    assert gpu.run(tmp_path, rehearse=(6, 1))
+    found = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("*.json")}
+    assert found.keys() == {"machine", "checks", "tuning", "kernels"}
+    assert found["machine"]["machine"]["rehearsal"]
+    rows = found["checks"]["rows"]
+    assert {row["op"] for row in rows} == {operation.name for operation in OPERATIONS}
+    assert all("refused" in row or row["error_of_allowed"] <= 1 for row in rows)
+    assert "skipped" in found["tuning"]
+
+
+def test_a_wrong_kernel_fails_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(w4a16, "reference", lambda x, weight: 2 * (x.double() @ unpack(weight).T))
+    assert not gpu.run(tmp_path, rehearse=(6, 1), ops=["w4a16_dequantize"])
+    checks = json.loads((tmp_path / "checks.json").read_text())
+    assert checks["failed"] == [f"w4a16_dequantize group={group} k=384 m=20 n=64" for group in (128, 32)]
+
+
+def test_without_a_gpu_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["bench", "gpu", "--out", str(tmp_path)]) == 1
+    assert "torch finds no GPU here; --rehearse" in " ".join(capsys.readouterr().err.split())

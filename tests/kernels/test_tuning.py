@@ -1,0 +1,98 @@
+"""Configs are found by device and shape, and the answer says how."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from motley.kernels import tuning
+from motley.kernels.operation import Shape
+from motley.kernels.precision import policy_of
+from motley.kernels.registry import OPERATIONS, operation
+from motley.kernels.tuning import Entry, Table, choose, write
+from motley.kernels.variant import Config
+
+GEMV = operation("w4a16_gemv")
+P40 = policy_of(6, 1)
+SHAPE = Shape.of(m=1, n=4096, k=4096, group=128)
+
+
+def entry(rows: int, **facts: object) -> Entry:
+    return Entry(Config.of(4, 1, ROWS=rows, REPEAT=1), facts)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tuning, "FOLDER", tmp_path)
+    tuning.read.cache_clear()
+    return tmp_path
+
+
+def test_a_shape_reads_as_it_was_written() -> None:
+    shape = Shape.of(m=1, dtype="fp16", k=4096)
+    assert shape.key == "dtype=fp16 k=4096 m=1"
+    assert Shape.parse(shape.key) == shape
+
+
+def test_distance_counts_doublings_and_what_must_be_equal_is() -> None:
+    assert SHAPE.distance(SHAPE) == 0
+    assert SHAPE.distance(Shape.of(m=2, n=2048, k=4096, group=128)) == 2
+    assert SHAPE.distance(Shape.of(m=1, n=4096, k=4096, group=64), frozenset({"group"})) == float("inf")
+    assert SHAPE.distance(Shape.of(m=1, n=4096, k=4096)) == float("inf"), "another operator's"
+    assert Shape.of(kv="fp16", m=0).distance(Shape.of(kv="int8", m=0)) == float("inf")
+    assert Shape.of(window=0).distance(Shape.of(window=4096)) == float("inf"), "none is not a small one"
+
+
+def test_this_shape_then_the_nearest_then_the_default(folder: Path) -> None:
+    default = choose(GEMV, P40, SHAPE)
+    assert (default.config, default.source) == (GEMV.configs(P40, SHAPE)[0], "default")
+    near, nearer = (Shape.of(m=1, n=n, k=4096, group=128) for n in (16_384, 8192))
+    other_group = Shape.of(m=1, n=4096, k=4096, group=32)
+    entries = {near: entry(4), nearer: entry(8), other_group: entry(16)}
+    write(Table(GEMV.name, "static", {}, entries), folder / "sm61")
+    found = choose(GEMV, P40, SHAPE)
+    assert (found.config["ROWS"], found.source) == (8, "static")
+    assert "nearest shape in sm61, group=128 k=4096 m=1 n=8192" in found.how
+    write(Table(GEMV.name, "static", {}, {**entries, SHAPE: entry(2)}), folder / "sm61")
+    found = choose(GEMV, P40, SHAPE)
+    assert (found.config["ROWS"], found.how) == (2, "static: this shape in sm61")
+
+
+def test_the_devices_own_table_comes_first(folder: Path) -> None:
+    write(Table(GEMV.name, "static", {}, {SHAPE: entry(2)}), folder / "sm61")
+    write(
+        Table(GEMV.name, "measured", {"gpu": "Tesla P40"}, {SHAPE: entry(4, microseconds=30.5)}), folder / "sm61-30sm"
+    )
+    assert choose(GEMV, P40, SHAPE, sms=30).how == "measured: this shape in sm61-30sm"
+    assert choose(GEMV, P40, SHAPE, sms=28).how == "static: this shape in sm61"
+    assert choose(GEMV, policy_of(7, 0), SHAPE).source == "default"
+
+
+def test_a_table_reads_as_it_was_written_and_is_in_order(folder: Path) -> None:
+    shapes = [Shape.of(m=m, n=4096, k=4096, group=128) for m in (16, 1, 2)]
+    table = Table(GEMV.name, "measured", {"gpu": "A"}, {shape: entry(4, microseconds=1.5) for shape in shapes})
+    path = write(table, folder / "sm61")
+    assert Table.from_json(json.loads(path.read_text())) == table
+    assert [json.loads(path.read_text())["shapes"][shape.key]["microseconds"] for shape in shapes] == [1.5] * 3
+    assert list(json.loads(path.read_text())["shapes"]) == [shapes[index].key for index in (1, 2, 0)]
+
+
+def test_an_operator_that_there_is_not() -> None:
+    with pytest.raises(KeyError, match="is no operator; there are w4a16_gemv"):
+        operation("nothing")
+
+
+@pytest.mark.parametrize("each", OPERATIONS, ids=lambda each: each.name)
+def test_what_is_shipped_can_be_read_and_fits_its_operator(each: object) -> None:
+    """Every entry has the constants that the operator's configs have."""
+    for path in sorted(tuning.FOLDER.glob(f"*/{each.name}.json")):  # type: ignore[attr-defined]
+        table = Table.from_json(json.loads(path.read_text()))
+        assert table.source in ("measured", "static")
+        digits = path.parent.name.removeprefix("sm").partition("-")[0]
+        policy = policy_of(int(digits[:-1]), int(digits[-1]))
+        for shape, found in table.entries.items():
+            expected = each.configs(policy, shape)  # type: ignore[attr-defined]
+            assert found.config in expected, (path, shape.key)
+            assert ("microseconds" in found.facts) == (table.source == "measured")
