@@ -3,28 +3,42 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from . import options
 from .config import ConfigFile
 
 if TYPE_CHECKING:
-    from .facts import Fact
+    from .fact import Fact
 
 MARKS = {"ok": "✓", "note": "·", "missing": "✗"}
 
 
-def doctor(as_json: options.Json = False, config: ConfigFile = None) -> None:
+def doctor(
+    gpu: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Of a GPU that is not here: a capability, or a name.")
+    ] = None,
+    as_json: options.Json = False,
+    config: ConfigFile = None,
+) -> None:
     """Show devices, precision and kernels with the reason for each choice, versions, memory and helpers.
 
     \b
     Examples:
       motley doctor
+      motley doctor --gpu 6.1
+      motley doctor --gpu "Tesla P40"
       motley doctor --json | python -m json.tool
     """
     from .facts import gather
+    from .gpu_facts import of_name
 
-    facts = gather()
+    try:
+        facts = gather() if gpu is None else of_name(gpu)
+    except KeyError as error:
+        raise typer.BadParameter(f"--gpu {error.args[0]}") from error
     if as_json:
         print(json.dumps({"facts": [fact.as_dict() for fact in facts]}))
     else:

@@ -8,13 +8,14 @@ import shutil
 import socket
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 from ..replicas.cores import usable_cores
+from .fact import Fact
+from .gpu_facts import of_gpus
 
 if TYPE_CHECKING:
     import torch
@@ -31,20 +32,6 @@ CPU_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_b
 PORTS = {"HTTP": 8000, "gRPC": 9000, "dashboard": 8265}
 GIB = 2**30
 SHM_BYTES = 256 * 2**20  # Ray's object store of one service, with room
-
-
-@dataclass(frozen=True, slots=True)
-class Fact:
-    """`status`: "ok", "note" (nothing to do), or "missing" with a `remedy`."""
-
-    section: str
-    name: str
-    value: str
-    status: Literal["ok", "note", "missing"] = "ok"
-    remedy: str = ""
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def gather() -> list[Fact]:
@@ -100,29 +87,7 @@ def _devices() -> Iterator[Fact]:
     yield Fact(
         "Devices", "cpu", f"torch uses {torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
     )
-    if not torch.cuda.is_available():
-        built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "a CPU build"
-        yield Fact("Devices", "cuda", f"none; this torch is {built}", "note")
-        return
-    archs = ", ".join(torch.cuda.get_arch_list())
-    for index in range(torch.cuda.device_count()):
-        yield _cuda_device(index, archs)
-
-
-def _cuda_device(index: int, archs: str) -> Fact:
-    import torch
-
-    properties = torch.cuda.get_device_properties(index)
-    value = (
-        f"{properties.name}, compute capability {properties.major}.{properties.minor}, "
-        f"{properties.total_memory / GIB:.1f} GiB; this torch has kernels for {archs}"
-    )
-    # Binary code runs on the same major capability from its own minor on.
-    majors = {arch.split("_")[1].rstrip("af")[:-1] for arch in archs.split(", ") if arch.startswith("sm_")}
-    if str(properties.major) in majors:
-        return Fact("Devices", f"cuda:{index}", value)
-    remedy = "install a torch build for this card: cu126 for capability 6.x and 7.0, a newer one for the newest"
-    return Fact("Devices", f"cuda:{index}", value, "missing", remedy)
+    yield from of_gpus()
 
 
 def _choices() -> Iterator[Fact]:

@@ -1,0 +1,22 @@
+"""What the doctor's findings are made of."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+__all__ = ["Fact"]
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """`status`: "ok", "note" (nothing to do), or "missing" with a `remedy`."""
+
+    section: str
+    name: str
+    value: str
+    status: Literal["ok", "note", "missing"] = "ok"
+    remedy: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)

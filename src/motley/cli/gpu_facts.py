@@ -1,0 +1,169 @@
+"""What `motley doctor` says of a GPU, at hand or only named: precision, kernels and their configs, torch's fit."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from .fact import Fact
+
+if TYPE_CHECKING:
+    from ..kernels.device_lookup import DeviceProperties
+    from ..kernels.devices import Device
+    from ..kernels.precision import PrecisionPolicy, Unit
+
+__all__ = ["has_code", "of_device", "of_gpus", "of_name"]
+
+GIB = 2**30
+_CHOICES = ("storage", "compute", "accumulate", "prefill", "decode", "int8", "fp8", "attention", "pipelined")
+_INDEX = "https://download.pytorch.org/whl"
+
+
+def of_gpus() -> Iterator[Fact]:
+    """Of every GPU that torch finds; else of what torch was built for."""
+    import torch
+
+    if not torch.cuda.is_available():
+        built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "a CPU build"
+        yield Fact("Devices", "cuda", f"none; this torch is {built}", "note")
+        return
+    archs = torch.cuda.get_arch_list()
+    for index in range(torch.cuda.device_count()):
+        properties: DeviceProperties = torch.cuda.get_device_properties(index)
+        yield from of_properties(f"cuda:{index}", properties, archs)
+
+
+def of_properties(name: str, properties: DeviceProperties, archs: Sequence[str]) -> Iterator[Fact]:
+    """Of a device as torch describes it, and of a torch whose machine code is for `archs`."""
+    from ..kernels.capability import UnsupportedCapability
+    from ..kernels.device_lookup import at_hand
+
+    try:
+        found = at_hand(properties)
+    except UnsupportedCapability as error:
+        yield Fact("Devices", name, f"{properties.name}: {error}", "missing", "use another device")
+        return
+    device = found.device
+    note = f"; {found.note}" if found.note else ""
+    yield Fact(
+        f"{name}, {device.name}", "device",
+        f"compute capability {properties.major}.{properties.minor}, {device.sms} SMs, {device.memory / GIB:.1f} GiB, "
+        f"{device.bandwidth / 1e9:.0f} GB/s by the table{note}",
+    )  # fmt: skip
+    yield _torch_fit(f"{name}, {device.name}", (properties.major, properties.minor), archs)
+    yield from of_device(f"{name}, {device.name}", device)
+
+
+def of_name(name: str) -> list[Fact]:
+    """Of a GPU that is not here: a name as torch says it ("Tesla P40"), or a capability ("6.1").
+
+    Raises KeyError with the names there are.
+    """
+    from ..kernels.capability import CAPABILITIES
+    from ..kernels.device_table import DEVICES
+
+    for device in DEVICES:
+        if name in device.names or name == str(device.capability):
+            break
+    else:
+        capabilities = ", ".join("{}.{}".format(*each) for each in CAPABILITIES)
+        raise KeyError(f"{name!r} is not in the table: expected one of {capabilities}, or a name such as Tesla P40")
+    section = f"{device.name}, which is not here: from the table"
+    figures = (
+        f"compute capability {device.capability}, {device.sms} SMs, {device.memory / GIB:.0f} GiB, "
+        f"{device.bandwidth / 1e9:.0f} GB/s"
+    )
+    builds = ", ".join(device.capability.torch_builds)
+    return [
+        Fact(section, "device", figures),
+        Fact(section, "torch", f"has machine code for it in the builds {builds}"),
+        *of_device(section, device),
+    ]
+
+
+def of_device(section: str, device: Device) -> Iterator[Fact]:
+    """Precision with reasons, and for each operator where its config comes from."""
+    from ..kernels.precision import policy_of
+
+    policy = policy_of(*device.capability.version)
+    for choice in _CHOICES:
+        why = policy.reasons.get(choice, "")
+        yield Fact(section, choice, _said(getattr(policy, choice)) + (f": {why}" if why else ""))
+    yield _compiler(section, policy)
+    yield from _operators(section, device, policy)
+
+
+def _said(choice: Unit | str | bool | None) -> str:
+    if choice is None:
+        return "not used"
+    if isinstance(choice, bool):
+        return "yes" if choice else "no"
+    return choice if isinstance(choice, str) else f"{choice.arithmetic} through {choice.through}"
+
+
+def _operators(section: str, device: Device, policy: PrecisionPolicy) -> Iterator[Fact]:
+    from ..kernels.registry import OPERATIONS
+    from ..kernels.tuning import choose
+
+    for operation in OPERATIONS:
+        if why := operation.refusal(policy):
+            yield Fact(section, operation.name, f"not used: {why}", "note")
+            continue
+        shape = operation.samples(policy)[0]
+        choice = choose(operation, policy, shape, device.sms)
+        config = " ".join(f"{name}={value}" for name, value in choice.config.to_json().items())
+        yield Fact(section, operation.name, f"{config} for {shape.key} ({choice.how})")
+
+
+def _compiler(section: str, policy: PrecisionPolicy) -> Fact:
+    """Whether Triton makes machine code for it: tried on the smallest kernel."""
+    if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
+        return Fact(section, "Triton", "not tried: TRITON_INTERPRET is set", "note")
+    try:
+        import triton
+
+        from ..kernels.aot import compile_variant
+        from ..kernels.registry import operation
+
+        small = operation("w4a16_dequantize")
+        shape = small.samples(policy)[0]
+        [launch] = small.launches(policy, shape, small.configs(policy, shape)[0])
+        compiled = compile_variant(launch.variant, policy.capability.version)
+    except Exception as error:  # noqa: BLE001  whatever its compiler or ptxas says is what one wants to know
+        return Fact(section, "Triton", f"{type(error).__name__}: {str(error)[:200]}", "missing", "pip install triton")
+    return Fact(section, "Triton", f"{triton.__version__} compiles for it ({compiled.seconds:.1f} s for one kernel)")
+
+
+def _torch_fit(section: str, capability: tuple[int, int], archs: Sequence[str]) -> Fact:
+    """Told before loading, where CUDA would say "no kernel image is available for execution on the device"."""
+    from ..kernels.capability import capability_of
+
+    built = ", ".join(archs)
+    if has_code(capability, archs):
+        return Fact(section, "torch", f"has machine code for it: {built}")
+    chip, _ = capability_of(*capability)
+    builds = chip.torch_builds
+    remedy = f"pip install torch --index-url {_INDEX}/{builds[0]}" if builds else "no build of torch has it any more"
+    value = f"has no machine code for it, only {built}: CUDA would find no kernel image"
+    return Fact(section, "torch", value, "missing", remedy)
+
+
+def has_code(capability: tuple[int, int], archs: Sequence[str]) -> bool:
+    """Machine code runs on its own major capability from its minor on; PTX on all that come after."""
+    major, minor = capability
+    for arch in archs:
+        found = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", arch)
+        if found is None:
+            continue
+        kind, built_major, built_minor, special = found[1], int(found[2]), int(found[3]), found[4]
+        if special == "a":
+            fits = (built_major, built_minor) == capability
+        elif kind == "compute":
+            fits = (built_major, built_minor) <= capability
+        else:
+            fits = built_major == major and built_minor <= minor
+        if fits:
+            return True
+    return False

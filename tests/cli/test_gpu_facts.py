@@ -1,0 +1,89 @@
+"""What the doctor says of GPUs that are not here."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import pytest
+
+from motley.cli.app import run
+from motley.cli.gpu_facts import has_code, of_name, of_properties
+from motley.kernels.capability import CAPABILITIES, TORCH_BUILDS
+from motley.kernels.registry import OPERATIONS
+
+GIB = 2**30
+CU130 = [f"sm_{major}{minor}" for major, minor in TORCH_BUILDS["cu130"]]
+
+
+@dataclass
+class Properties:
+    name: str
+    major: int
+    minor: int
+    total_memory: int
+    multi_processor_count: int
+    L2_cache_size: int = 0
+
+
+P40 = Properties("Tesla P40", 6, 1, 24 * GIB, 30)
+
+
+@pytest.mark.parametrize(
+    ("capability", "archs", "fits"),
+    [
+        ((6, 1), ["sm_60"], True),
+        ((6, 0), ["sm_61"], False),
+        ((7, 0), ["sm_60", "sm_75"], False),
+        ((8, 9), ["sm_80", "sm_86"], True),
+        ((9, 0), ["sm_90a"], True),
+        ((12, 0), ["sm_100", "sm_100a", "sm_90"], False),
+        ((12, 0), ["compute_90"], True),
+        ((8, 0), ["compute_90"], False),
+        ((10, 3), ["sm_100f"], True),
+        ((6, 1), [], False),
+    ],
+)
+def test_whether_torch_has_code_for_a_capability(capability: tuple[int, int], archs: list[str], fits: bool) -> None:
+    assert has_code(capability, archs) is fits
+
+
+def test_a_card_that_torch_has_no_code_for_is_told_before_loading() -> None:
+    facts = {fact.name: fact for fact in of_properties("cuda:0", P40, CU130)}
+    assert facts["torch"].status == "missing"
+    assert "no kernel image" in facts["torch"].value
+    assert facts["torch"].remedy == "pip install torch --index-url https://download.pytorch.org/whl/cu126"
+    fitting = {fact.name: fact for fact in of_properties("cuda:0", P40, ["sm_50", "sm_60"])}
+    assert fitting["torch"].status == "ok"
+
+
+def test_precision_and_every_operator_with_its_reason() -> None:
+    facts = {fact.name: fact.value for fact in of_properties("cuda:0", P40, CU130)}
+    assert "30 SMs, 24.0 GiB" in facts["device"]
+    assert facts["compute"].startswith("fp32: ")
+    assert "1/64 of fp32's" in facts["compute"]
+    assert facts["int8"].startswith("dp4a through Triton: ")
+    assert facts["fp8"].startswith("not used: ")
+    assert {operation.name for operation in OPERATIONS} <= facts.keys()
+    assert facts["w4a16_gemm"].startswith("not used: ")
+    assert "ROWS=" in facts["w4a16_gemv"]
+
+
+def test_a_card_that_is_too_old() -> None:
+    [fact] = of_properties("cuda:0", Properties("GeForce GTX 980", 5, 2, 4 * GIB, 16), CU130)
+    assert (fact.status, "5.2" in fact.value) == ("missing", True)
+
+
+@pytest.mark.parametrize("capability", ["{}.{}".format(*each) for each in CAPABILITIES])
+def test_every_capability_by_name(capability: str) -> None:
+    facts = of_name(capability)
+    assert f"compute capability {capability}" in facts[0].value
+    assert all("which is not here" in fact.section for fact in facts)
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["doctor", "--gpu", "Tesla P40", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)["facts"]
+    assert facts[0]["section"] == "Tesla P40, which is not here: from the table"
+    assert run(["doctor", "--gpu", "Voodoo 2"]) == 2
+    assert "'Voodoo 2' is not in the table: expected one of 6.0" in " ".join(capsys.readouterr().err.split())
