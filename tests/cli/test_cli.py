@@ -28,6 +28,11 @@ COMMANDS = [
     ["bench", "engine"],
     ["bench", "serve"],
     ["bench", "service"],
+    ["bench", "kernels"],
+    ["bench", "gpu"],
+    ["kernels", "compile"],
+    ["kernels", "tune"],
+    ["kernels", "list"],
 ]
 WITHOUT_SETTINGS = [["keys", "new"], ["keys", "list"], ["keys", "revoke"]]
 
