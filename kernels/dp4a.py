@@ -14,25 +14,39 @@ one subtraction; conversions run at a quarter of the rate.
 """
 
 # What is inside a kernel is Triton's language, of which type checkers know nothing.
-# mypy: disable-error-code="untyped-decorator,no-untyped-def,assignment"
+# mypy: disable-error-code="untyped-decorator,no-untyped-def,assignment,misc"
 # ruff: noqa: RUF005  tuples grow by addition there
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 import triton
 import triton.language as tl
 
-from .quantize_panels import PANEL
-from .variant import Config, Variant
+from .packed_int8 import PanelsInt8
+from .quantize_panels import PANEL, QuantizedPanels
+from .variant import Config, Variant, type_name
 
-__all__ = ["MAX_ROWS", "PANEL", "PTX", "gemm_grid", "gemm_variant", "gemv_variant"]
+__all__ = [
+    "PTX",
+    "beside",
+    "dp4a_variant",
+    "four",
+    "gemm",
+    "gemm_block",
+    "gemm_grid",
+    "gemm_variant",
+    "products",
+    "small_to_float",
+]
 
-MAX_ROWS = 8  # of x in the GEMV
 PTX = "dp4a.s32.s32 $0, $1, $2, $3;"
 
 
 @triton.jit
-def _products(rows, columns, sums, PTX: tl.constexpr, TILE_M: tl.constexpr, TILE_N: tl.constexpr):
+def products(rows, columns, sums, PTX: tl.constexpr, TILE_M: tl.constexpr, TILE_N: tl.constexpr):
     """sums[i, j] + the four products of bytes of rows[i] and columns[j]: dp4a; without PTX, for the interpreter."""
     more = ()
     if PTX is None:
@@ -58,7 +72,7 @@ def _products(rows, columns, sums, PTX: tl.constexpr, TILE_M: tl.constexpr, TILE
 
 
 @triton.jit
-def _four(values):
+def four(values):
     """The columns of [T, 4], each [T]."""
     even, odd = tl.split(tl.reshape(values, (values.shape[0], 2, 2)))
     first, third = tl.split(even)
@@ -67,13 +81,13 @@ def _four(values):
 
 
 @triton.jit
-def _beside(first, second, third, fourth):
+def beside(first, second, third, fourth):
     """[T, 4] of four [T]."""
     return tl.reshape(tl.join(tl.join(first, third), tl.join(second, fourth)), (first.shape[0], 4))
 
 
 @triton.jit
-def _small_to_float(value):
+def small_to_float(value):
     """Of integers below 2**22."""
     return (value + 0x4B400000).to(tl.float32, bitcast=True) - 12582912.0
 
@@ -83,7 +97,7 @@ def _words(start, TILE: tl.constexpr, STRIDE: tl.constexpr):
     """TILE words, four at a time and those STRIDE apart, of each thread."""
     found = ()
     for block in tl.static_range(TILE // 4):
-        found = found + _four(tl.load(start + block * STRIDE, cache_modifier=".ca"))
+        found = found + four(tl.load(start + block * STRIDE, cache_modifier=".ca"))
     return found
 
 
@@ -100,7 +114,7 @@ def _dots(
         for step in tl.static_range(UNROLL):
             rows = _words(x + step * PANEL, TILE_M, STRIDE_M)
             columns = _words(w + step * PANEL, TILE_N, STRIDE_N)
-            sums = _products(rows, columns, sums, PTX, TILE_M, TILE_N)
+            sums = products(rows, columns, sums, PTX, TILE_M, TILE_N)
         x += UNROLL * PANEL
         w += UNROLL * PANEL
     return sums
@@ -131,11 +145,11 @@ def _gemm(
     block_n = inside // height * BLOCK_N
     thread = tl.arange(0, THREADS)
     warp, lane = thread // 32, thread % 32
-    four = tl.arange(0, 4)[None, :]
+    column = tl.arange(0, 4)[None, :]
     m = (warp // WARPS_N * 4 + lane // 8) * 4
     n = (warp % WARPS_N * 8 + lane % 8) * 4
-    x += (block_m // PANEL).to(tl.int64) * (K // 4) * PANEL + block_m % PANEL + m[:, None] + four
-    w += (block_n // PANEL).to(tl.int64) * (K // 4) * PANEL + block_n % PANEL + n[:, None] + four
+    x += (block_m // PANEL).to(tl.int64) * (K // 4) * PANEL + block_m % PANEL + m[:, None] + column
+    w += (block_n // PANEL).to(tl.int64) * (K // 4) * PANEL + block_n % PANEL + n[:, None] + column
     m += block_m
     n += block_n
     totals = ()
@@ -146,15 +160,15 @@ def _gemm(
             dots = _dots(x, w, GROUP // 4, PANEL, PTX, THREADS, UNROLL, TILE_M, TILE_N, STRIDE_M, STRIDE_N)
             x += GROUP // 4 * PANEL
             w += GROUP // 4 * PANEL
-            at_n = group * PADDED_N + n[:, None] + four
-            at_m = group * PADDED_M + m[:, None] + four
+            at_n = group * PADDED_N + n[:, None] + column
+            at_m = group * PADDED_M + m[:, None] + column
             totals = _scaled(
                 totals, dots, sums + at_m, w_scales + at_n, zeros + at_n,
                 ZEROS, True, TILE_M, TILE_N, STRIDE_M, STRIDE_N,
             )  # fmt: skip
     else:
         dots = _dots(x, w, K // 4, PANEL, PTX, THREADS, UNROLL, TILE_M, TILE_N, STRIDE_M, STRIDE_N)
-        at_n, at_m = n[:, None] + four, m[:, None] + four
+        at_n, at_m = n[:, None] + column, m[:, None] + column
         totals = _scaled(
             totals, dots, sums + at_m, w_scales + at_n, zeros + at_n, ZEROS, False, TILE_M, TILE_N, STRIDE_M, STRIDE_N
         )
@@ -162,11 +176,11 @@ def _gemm(
         row = m + i // 4 * STRIDE_M + i % 4
         scale = tl.load(x_scales + row, row < M, 0.0)
         for block in tl.static_range(TILE_N // 4):
-            at = n[:, None] + four + block * STRIDE_N
+            at = n[:, None] + column + block * STRIDE_N
             found = ()
             for j in tl.static_range(4):
                 found = found + (totals[i * TILE_N + 4 * block + j] * scale,)
-            value = _beside(found[0], found[1], found[2], found[3])
+            value = beside(found[0], found[1], found[2], found[3])
             if BIAS:
                 value += tl.load(bias + at, at < N, 0.0).to(tl.float32)
             inside_out = (row < M)[:, None] & (at < N)
@@ -181,9 +195,9 @@ def _scaled(
     """totals + scale * (dots - zero * sum of the x codes): pointers [THREADS, 4] to the first four of each."""
     scales, offsets = (), ()
     for block in tl.static_range(TILE_N // 4):
-        scales = scales + _four(tl.load(w_scales + block * STRIDE_N).to(tl.float32))
+        scales = scales + four(tl.load(w_scales + block * STRIDE_N).to(tl.float32))
         if ZEROS:
-            offsets = offsets + _four(tl.load(zeros + block * STRIDE_N).to(tl.int32))
+            offsets = offsets + four(tl.load(zeros + block * STRIDE_N).to(tl.int32))
     of_x = ()
     if ZEROS:
         of_x = _words(sums, TILE_M, STRIDE_M)
@@ -193,77 +207,13 @@ def _scaled(
             dot = dots[i * TILE_N + j]
             if ZEROS:
                 dot -= offsets[j] * of_x[i]
-            wide = _small_to_float(dot) if SMALL else dot.to(tl.float32)
+            wide = small_to_float(dot) if SMALL else dot.to(tl.float32)
             more = more + (totals[i * TILE_N + j] + wide * scales[j],)
     return more
 
 
-@triton.jit
-def _gemv(
-    x, x_scales, w, w_scales, zeros, bias, out, N, PADDED_N, K,
-    M: tl.constexpr, GROUP: tl.constexpr, ZEROS: tl.constexpr, BIAS: tl.constexpr, PANEL: tl.constexpr,
-    PTX: tl.constexpr, WARPS: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """Each program: BLOCK_N rows of the weight, four a thread, and all of K, 16 columns a thread and step.
-
-    x is int8 [M, K] as words; a thread's 16 columns are of one group.
-    """
-    THREADS: tl.constexpr = 32 * WARPS
-    LANES_N: tl.constexpr = BLOCK_N // 4
-    LANES_K: tl.constexpr = THREADS // LANES_N
-    thread = tl.arange(0, THREADS)
-    four = tl.arange(0, 4)[None, :]
-    at_k = thread // LANES_N * 4  # words
-    n = thread % LANES_N * 4
-    block_n = tl.program_id(0) * BLOCK_N
-    w += (block_n // PANEL).to(tl.int64) * (K // 4) * PANEL + block_n % PANEL + n[:, None] + four
-    n += block_n
-    totals, ones = (), ()
-    for _ in tl.static_range(4 * M):
-        totals = totals + (tl.zeros((THREADS,), tl.float32 if GROUP > 0 else tl.int32),)
-    if ZEROS:
-        ones = (tl.full((THREADS,), 0x01010101, tl.int32),)  # a fifth column: the sum of x's own codes
-    for start in range(0, K // 4, 4 * LANES_K):
-        word = start + at_k
-        known = (word < K // 4)[:, None] & (four < 4)
-        columns = ()
-        for step in tl.static_range(4):
-            columns = columns + (_four(tl.load(w + (word + step)[:, None] * PANEL, known, 0)) + ones,)
-        if GROUP > 0:
-            at_n = (word * 4 // GROUP)[:, None] * PADDED_N + n[:, None] + four
-            scales = _four(tl.load(w_scales + at_n, known, 0.0).to(tl.float32))
-        if ZEROS and GROUP > 0:
-            offsets = _four(tl.load(zeros + at_n, known, 0).to(tl.int32))
-        elif ZEROS:
-            offsets = _four(tl.load(zeros + n[:, None] + four).to(tl.int32))
-        more = ()
-        for m in tl.static_range(M):
-            rows = _four(tl.load(x + m * (K // 4) + word[:, None] + four, known, 0))
-            dots = ()
-            for j in tl.static_range(4 + ZEROS):
-                dots = dots + (totals[4 * m + j] if GROUP == 0 and j < 4 else tl.zeros((THREADS,), tl.int32),)
-            for step in tl.static_range(4):
-                dots = _products((rows[step],), columns[step], dots, PTX, 1, 4 + ZEROS)
-            for j in tl.static_range(4):
-                dot = dots[j]
-                if ZEROS:
-                    dot -= offsets[j] * dots[4]
-                more = more + (totals[4 * m + j] + _small_to_float(dot) * scales[j] if GROUP > 0 else dot,)
-        totals = more
-    at = tl.program_id(0) * BLOCK_N + tl.arange(0, LANES_N)[:, None] * 4 + four
-    for m in tl.static_range(M):
-        of_threads = _beside(totals[4 * m], totals[4 * m + 1], totals[4 * m + 2], totals[4 * m + 3])
-        value = tl.sum(tl.reshape(of_threads, (LANES_K, LANES_N, 4)), 0).to(tl.float32)
-        if GROUP == 0:
-            value *= tl.load(w_scales + at).to(tl.float32)
-        value *= tl.load(x_scales + m)
-        if BIAS:
-            value += tl.load(bias + at, at < N, 0.0).to(tl.float32)
-        tl.store(out + m * N + at, value.to(out.dtype.element_ty), at < N)
-
-
-def _variant(
-    name: str, function: object, types: dict[str, str], constants: dict[str, int | bool | str | None], config: Config
+def dp4a_variant(
+    name: str, function: Any, types: dict[str, str], constants: dict[str, int | bool | str | None], config: Config
 ) -> Variant:
     pointers = tuple(name for name, kind in types.items() if kind.startswith("*"))
     sizes = tuple(name for name in ("PADDED_M", "N", "PADDED_N", "K") if name in types)
@@ -286,29 +236,7 @@ def gemm_variant(
     constants = {
         "GROUP": group, "ZEROS": zeros, "BIAS": bias is not None, "TOGETHER": 8, "PTX": PTX if ptx else None
     }  # fmt: skip
-    return _variant("w8a8_dp4a", _gemm, types, constants, config)
-
-
-def gemv_variant(
-    dtype: str,
-    num_tokens: int,
-    config: Config,
-    *,
-    scales: str,
-    group: int = 0,
-    zeros: bool = False,
-    bias: str | None = None,
-    ptx: bool,
-) -> Variant:
-    """As `gemm_variant`, for up to MAX_ROWS tokens. config: BLOCK_N rows of the weight, 32 to 128."""
-    types = {
-        "x": "*i32", "x_scales": "*fp32", "w": "*i32", "w_scales": f"*{scales}", "zeros": "*i8",
-        "bias": f"*{bias or dtype}", "out": f"*{dtype}", "N": "i32", "PADDED_N": "i32", "K": "i32",
-    }  # fmt: skip
-    constants = {
-        "M": num_tokens, "GROUP": group, "ZEROS": zeros, "BIAS": bias is not None, "PTX": PTX if ptx else None
-    }  # fmt: skip
-    return _variant("w8a8_gemv", _gemv, types, constants, config)
+    return dp4a_variant("w8a8_dp4a", _gemm, types, constants, config)
 
 
 def gemm_block(config: Config) -> tuple[int, int]:
@@ -320,3 +248,20 @@ def gemm_block(config: Config) -> tuple[int, int]:
 def gemm_grid(num_tokens: int, num_rows: int, config: Config) -> tuple[int, ...]:
     block_m, block_n = gemm_block(config)
     return (triton.cdiv(num_tokens, block_m) * triton.cdiv(num_rows, block_n),)
+
+
+def gemm(x: QuantizedPanels, weight: PanelsInt8, dtype: torch.dtype, config: Config) -> torch.Tensor:
+    """y [M, N] in `dtype`. Where the weight has zero points, x has the sums of its groups."""
+    num_tokens, device = x.scales.shape[0], x.scales.device
+    out = torch.empty((num_tokens, weight.num_rows), dtype=dtype, device=device)
+    variant = gemm_variant(
+        type_name(out), config, scales=type_name(weight.scales), group=weight.group, zeros=weight.zeros is not None,
+        bias=None if weight.bias is None else type_name(weight.bias), ptx=x.words.is_cuda,
+    )  # fmt: skip
+    variant.launch(
+        gemm_grid(num_tokens, weight.num_rows, config), x.words, x.scales, x.words if x.sums is None else x.sums,
+        weight.words, weight.scales, x.words if weight.zeros is None else weight.zeros,
+        out if weight.bias is None else weight.bias, out,
+        num_tokens, PANEL * x.words.shape[0], weight.num_rows, weight.scales.shape[1], 4 * weight.words.shape[1],
+    )  # fmt: skip
+    return out

@@ -123,6 +123,7 @@ class Fp8:
         return Problem(
             run=lambda config: tensor8.multiply(rows, weight, dtype, config),
             error=lambda found: product_error(rows, given, found),
+            work=self.work(policy, shape),
             peers={f"torch.matmul {policy.storage}": lambda: torch.matmul(x, dense.T), "torch._scaled_mm": scaled_mm},
         )
 

@@ -221,6 +221,7 @@ class QuantizeRows:
         return Problem(
             run=lambda config: quantize_rows(x, self.kind, config),
             error=lambda found: rounding_error(x, found, self.kind),
+            work=self.work(policy, shape),
             peers={"torch": by_torch},
         )
 

@@ -72,7 +72,8 @@ def _multiply(
     height = tl.minimum(blocks_m - first_m, TOGETHER)
     inside = tl.program_id(0) % band
     rows = (first_m + inside % height) * BLOCK_M + tl.arange(0, BLOCK_M)
-    columns = inside // height * BLOCK_N + tl.arange(0, BLOCK_N)
+    first_n = inside // height * BLOCK_N
+    columns = first_n + tl.arange(0, BLOCK_N)
     m = rows[None, :] if SWAP else rows[:, None]
     n = columns[:, None] if SWAP else columns[None, :]
     at = tl.arange(0, BLOCK_K)
@@ -91,6 +92,14 @@ def _multiply(
     dots = tl.zeros((HEIGHT, WIDTH), NUMBER)
     for step in range(part * each, tl.minimum((part + 1) * each, steps)):
         start = step * BLOCK_K
+        if GROUP > 0:  # asked for early: only what the product reads is loaded ahead
+            if SHARE % BLOCK_N == 0:
+                scale = tl.load(w_scales + step * tl.cdiv(N, SHARE) + first_n // SHARE).to(tl.float32)
+            else:
+                scale = tl.load(w_scales + step * tl.cdiv(N, SHARE) + of_n // SHARE).to(tl.float32)
+        if GROUP > 0 and ZEROS:
+            zero = tl.load(zeros + step * N + of_n).to(tl.int32)
+            of_x = tl.load(sums + step * M + of_m)
         if EVEN:
             a = tl.load(x + start)
             b = tl.load(w + start)
@@ -104,9 +113,7 @@ def _multiply(
         if GROUP > 0:
             dots = tl.dot(first, second, out_dtype=NUMBER)
             if ZEROS:
-                zero = tl.load(zeros + step * N + of_n).to(tl.int32)
-                dots -= zero * tl.load(sums + step * M + of_m)
-            scale = tl.load(w_scales + step * tl.cdiv(N, SHARE) + of_n // SHARE).to(tl.float32)
+                dots -= zero * of_x
             total += dots.to(tl.float32) * scale
         elif FP8:
             dots = tl.dot(first, second, dots, max_num_imprecise_acc=128 if BLOCK_K >= 128 else BLOCK_K)
@@ -233,14 +240,23 @@ def tensor_configs(
     block_m = min(128, max(16, triton.next_power_of_2(num_tokens)))
     few = block_m <= 64
     found = []
-    for block_n in (64, 128) if few else (128, 64, 256):
+    for block_n in _widths(block_m, few, bool(group), fp8, policy.capability.instruction):
         blocks = triton.cdiv(num_tokens, block_m) * triton.cdiv(num_rows, block_n)
         parts = [split for split in (1, 2, 4, 8) if split == 1 or (few and num_columns >= 512 * split)]
         enough = next((split for split in parts if blocks * split >= 128), parts[-1])
         for block_k in (group,) if group else (128, 256) if few else (128, 64):
             for split in sorted(parts, key=lambda split: (split != enough, split)):
-                stages = min(policy.max_stages((block_m + block_n) * block_k), 5 if few else 4)
+                stage = (block_m + block_n) * block_k
+                room = max(2, policy.max_stages(2 * stage)) if few else 4  # of two blocks on an SM
+                stages = min(policy.max_stages(stage), room, 5)
                 warps = 8 if block_m * block_n > 8192 else 4
                 sizes = {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k}
                 found.append(Config.of(warps, stages, **sizes, SWAP=swap, SPLIT=split))
     return tuple(found)
+
+
+def _widths(block_m: int, few: bool, grouped: bool, fp8: bool, instruction: str) -> tuple[int, ...]:
+    """BLOCK_N. What takes registers: scales of groups, of int8 one for each column; and, of fp8 on 9.0, two sums."""
+    if grouped and not fp8:
+        return (64, 128) if block_m <= 32 else (64, 32)
+    return (64, 128) if few else (128, 64) if grouped or (fp8 and instruction == "wgmma") else (128, 64, 256)

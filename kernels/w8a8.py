@@ -5,7 +5,7 @@ corrected exactly: a group's sum of the codes of x, times the zero point, comes 
 
     unit of the policy         few rows (up to 8)       more
     tensor-int8, from 8.0      tensor8.py               tensor8.py
-    dp4a, 6.1 to 7.5           the GEMV of dp4a.py      the GEMM of dp4a.py, of x in panels
+    dp4a, 6.1 to 7.5           dp4a_gemv.py             dp4a.py, of x in panels
 
 A weight is held once: in rows for tensor cores, in panels for dp4a.
 """
@@ -15,9 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import triton
 
-from . import dp4a, tensor8
+from . import dp4a, dp4a_gemv, tensor8
 from .model_shapes import MODELS
 from .operation import Launch, Problem, Shape
 from .packed_int8 import PanelsInt8, pack_panels, pack_rows
@@ -26,7 +25,7 @@ from .quantize_panels import QuantizedPanels, quantize_panels
 from .quantize_rows import QuantizedRows, quantize_rows
 from .roofline import Linear, Op
 from .tensor8 import Rows8
-from .variant import Config, type_name
+from .variant import Config
 from .weights import GroupedWeight
 
 __all__ = ["W8A8", "linear", "pack", "product", "quantize"]
@@ -49,8 +48,8 @@ def quantize(x: torch.Tensor, weight: PACKED) -> QUANTIZED:
     with_sums = weight.zeros is not None
     if isinstance(weight, Rows8):
         return quantize_rows(x, "int8", group=weight.group, with_sums=with_sums)
-    if x.shape[0] <= dp4a.MAX_ROWS:
-        return quantize_rows(x, "int8")
+    if x.shape[0] <= dp4a_gemv.MAX_ROWS:
+        return quantize_rows(x, "int8", with_sums=with_sums and weight.group == 0)
     return quantize_panels(x, group=weight.group, with_sums=with_sums)
 
 
@@ -60,28 +59,9 @@ def product(x: QUANTIZED, weight: PACKED, dtype: torch.dtype, config: Config) ->
         if isinstance(x, QuantizedPanels):
             raise TypeError("x: panels are for dp4a; expected rows")
         return tensor8.multiply(x, weight, dtype, config)
-    num_tokens, num_columns = x.scales.shape[0], 4 * weight.words.shape[1]
-    out = torch.empty((num_tokens, weight.num_rows), dtype=dtype, device=x.scales.device)
-    zeros = weight.words if weight.zeros is None else weight.zeros
-    bias, padded_n = out if weight.bias is None else weight.bias, weight.scales.shape[1]
-    kinds = {
-        "scales": type_name(weight.scales), "group": weight.group, "zeros": weight.zeros is not None,
-        "bias": None if weight.bias is None else type_name(weight.bias), "ptx": out.is_cuda,
-    }  # fmt: skip
-    if isinstance(x, QuantizedRows):
-        variant = dp4a.gemv_variant(type_name(out), num_tokens, config, **kinds)
-        variant.launch(
-            (triton.cdiv(weight.num_rows, config["BLOCK_N"]),), x.codes.view(torch.int32), x.scales, weight.words,
-            weight.scales, zeros, bias, out, weight.num_rows, padded_n, num_columns,
-        )  # fmt: skip
-        return out
-    variant = dp4a.gemm_variant(type_name(out), config, **kinds)
-    variant.launch(
-        dp4a.gemm_grid(num_tokens, weight.num_rows, config), x.words, x.scales, x.words if x.sums is None else x.sums,
-        weight.words, weight.scales, zeros, bias, out, num_tokens, x.words.shape[0] * dp4a.PANEL, weight.num_rows,
-        padded_n, num_columns,
-    )  # fmt: skip
-    return out
+    if isinstance(x, QuantizedPanels):
+        return dp4a.gemm(x, weight, dtype, config)
+    return dp4a_gemv.gemv(x, weight, dtype, config)
 
 
 def linear(x: torch.Tensor, weight: PACKED, config: Config) -> torch.Tensor:
@@ -113,7 +93,7 @@ class W8A8:
 
     def configs(self, policy: PrecisionPolicy, shape: Shape) -> tuple[Config, ...]:
         if _by_dp4a(policy):
-            return _gemv_configs() if shape["m"] <= dp4a.MAX_ROWS else _gemm_configs(shape)
+            return _gemv_configs() if shape["m"] <= dp4a_gemv.MAX_ROWS else _gemm_configs(shape)
         return tensor8.tensor_configs(policy, shape["m"], shape["n"], shape["k"], shape["group"], fp8=False)
 
     def launches(self, policy: PrecisionPolicy, shape: Shape, config: Config) -> tuple[Launch, ...]:
@@ -121,9 +101,9 @@ class W8A8:
         if not _by_dp4a(policy):
             made = tensor8.variants(half, shape["k"], config, fp8=False, scales=half, group=shape["group"], zeros=zeros)
             return tensor8.launches(policy, m, n, config, made, fp8=False)
-        if m <= dp4a.MAX_ROWS:
-            variant = dp4a.gemv_variant(half, m, config, scales=half, group=shape["group"], zeros=zeros, ptx=True)
-            return (Launch(variant, (triton.cdiv(n, config["BLOCK_N"]),), "dp4a.s32.s32"),)
+        if m <= dp4a_gemv.MAX_ROWS:
+            variant = dp4a_gemv.gemv_variant(half, m, config, scales=half, group=shape["group"], zeros=zeros, ptx=True)
+            return (Launch(variant, dp4a_gemv.gemv_grid(n, config), "dp4a.s32.s32"),)
         variant = dp4a.gemm_variant(half, config, scales=half, group=shape["group"], zeros=zeros, ptx=True)
         return (Launch(variant, dp4a.gemm_grid(m, n, config), "dp4a.s32.s32"),)
 
@@ -149,6 +129,7 @@ class W8A8:
         return Problem(
             run=lambda config: product(quantized, weight, dtype, config),
             error=lambda found: product_error(rows, given, found),
+            work=self.work(policy, shape),
             peers={
                 f"torch.matmul {policy.storage}": lambda: torch.matmul(x, dense.T),
                 "torch._int_mm": lambda: torch._int_mm(rows.codes, signed.T),
@@ -161,11 +142,11 @@ def product_error(x: QuantizedRows, weight: GroupedWeight, found: torch.Tensor) 
 
     Whatever becomes fp32 is a sum over whole sixteens of columns, and no more than their sums' absolute values.
     """
-    codes, scales = x.codes.double().split(PART, 1), weight.scales.double()
+    codes, scales = torch.split(x.codes.double(), PART, 1), weight.scales.double()
     difference = weight.codes.double() - weight.zeros.double().repeat_interleave(weight.group_size, 1)
     expected = torch.zeros(found.shape, dtype=torch.float64, device=found.device)
     terms = expected.clone()
-    for part, (a, b) in enumerate(zip(codes, difference.split(PART, 1), strict=True)):
+    for part, (a, b) in enumerate(zip(codes, torch.split(difference, PART, 1), strict=True)):
         of_part = (a @ b.T) * x.scales.double()[:, None] * scales[:, part * PART // weight.group_size]
         expected += of_part
         terms += of_part.abs()
@@ -197,5 +178,5 @@ def _gemm_configs(shape: Shape) -> tuple[Config, ...]:
     return tuple(
         Config.of(warps, 1, WARPS_N=beside, TILE_M=tile_m, TILE_N=tile_n, UNROLL=unroll)
         for warps, beside, tile_m, tile_n in cuts
-        for unroll in ((4, 2) if shape["m"] <= 32 else (2, 1, 4))
+        for unroll in ((4, 2) if shape["m"] <= 32 else (2, 1))
     )

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import subprocess
+import sys
+from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from motley.kernels import dp4a
+from motley.kernels.aot import Compiled
+from motley.kernels.dp4a_gemv import MAX_ROWS
 from motley.kernels.packed_int8 import PanelsInt8, pack_panels, pack_rows
 from motley.kernels.precision import policy_of
 from motley.kernels.quantize_panels import QuantizedPanels
@@ -17,6 +25,7 @@ from motley.kernels.variant import Config
 from motley.kernels.w8a8 import PACKED, W8A8, linear, pack, product, product_error, quantize
 from motley.kernels.weights import GroupedWeight
 
+SCRIPT = Path(__file__).resolve().parents[1] / "support" / "compile_dp4a.py"
 GEMV = Config.of(2, 1, BLOCK_N=32)
 DP4A = Config.of(1, 1, WARPS_N=1, TILE_M=4, TILE_N=4, UNROLL=4)
 
@@ -48,15 +57,17 @@ def kernels(given: GroupedWeight, num_tokens: int) -> list[tuple[PACKED, Config]
     found: list[tuple[PACKED, Config]] = [
         (rows, tensor(group)), (rows, tensor(group, swap=True)), (rows, tensor(group, split=2)), (panels, GEMV)
     ]  # fmt: skip
-    return found if num_tokens <= dp4a.MAX_ROWS else [*found[:-1], (panels, DP4A)]
+    return found if num_tokens <= MAX_ROWS else [*found[:-1], (panels, DP4A)]
 
 
-@pytest.mark.parametrize("zeros", [False, True])
-@pytest.mark.parametrize(("columns", "group"), [(96, 32), (128, 64), (256, 128), (112, 112)])
+@pytest.mark.parametrize(
+    ("columns", "group", "zeros"),
+    [(96, 32, True), (96, 32, False), (128, 64, True), (256, 128, True), (112, 112, True), (112, 112, False)],
+)
 @pytest.mark.parametrize("tokens", [3, 9])
 def test_integer_sums_are_exact(tokens: int, columns: int, group: int, zeros: bool) -> None:
     """With scales of one fp32 holds every sum, the largest of them 127 * 255 * 256."""
-    given = weight(37, columns, group, zeros=zeros)
+    given = weight(30, columns, group, zeros=zeros)
     given = replace(given, scales=torch.ones_like(given.scales, dtype=torch.float32))
     codes = codes_of_x(tokens, columns)
     difference = given.codes.long() - given.zeros.long().repeat_interleave(group, 1)
@@ -66,8 +77,9 @@ def test_integer_sums_are_exact(tokens: int, columns: int, group: int, zeros: bo
         assert torch.equal(found.long(), expected), (type(packed).__name__, config)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-@pytest.mark.parametrize(("group", "zeros"), [(32, True), (96, False)])
+@pytest.mark.parametrize(
+    ("dtype", "group", "zeros"), [(torch.float16, 32, True), (torch.bfloat16, 96, True), (torch.float32, 96, False)]
+)
 def test_every_kernel_within_rounding(dtype: torch.dtype, group: int, zeros: bool) -> None:
     given = replace(weight(45, 96, group, zeros=zeros), bias=torch.randn(45).half())
     for tokens in (2, 9):
@@ -78,7 +90,7 @@ def test_every_kernel_within_rounding(dtype: torch.dtype, group: int, zeros: boo
             assert product_error(quantize_rows(x, "int8"), given, found) <= 1, (type(packed).__name__, config)
 
 
-@pytest.mark.parametrize("tokens", range(1, dp4a.MAX_ROWS + 1))
+@pytest.mark.parametrize("tokens", range(1, MAX_ROWS + 1))
 def test_the_gemv_with_every_number_of_tokens(tokens: int) -> None:
     given, x = weight(37, 64, 32), torch.randn(tokens, 64).half()
     for warps, rows in ((1, 32), (4, 128)):
@@ -87,14 +99,14 @@ def test_the_gemv_with_every_number_of_tokens(tokens: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("warps", "beside", "tile_m", "tile_n", "tokens", "rows"),
-    [(4, 4, 4, 4, 18, 130), (2, 2, 8, 4, 33, 67), (4, 2, 8, 8, 130, 37)],
+    ("warps", "beside", "tile_m", "tile_n", "tokens", "rows", "columns"),
+    [(4, 4, 4, 4, 130, 37, 32), (4, 4, 4, 4, 9, 130, 64), (2, 2, 8, 4, 33, 37, 32), (4, 2, 8, 8, 17, 37, 32)],
 )
 def test_every_cut_of_the_dp4a_product(
-    warps: int, beside: int, tile_m: int, tile_n: int, tokens: int, rows: int
+    warps: int, beside: int, tile_m: int, tile_n: int, tokens: int, rows: int, columns: int
 ) -> None:
     """Rows of both that do not fill the last block or the last panel."""
-    given, x = weight(rows, 64, 32), torch.randn(tokens, 64).half()
+    given, x = weight(rows, columns, 32), torch.randn(tokens, columns).half()
     config = Config.of(warps, 1, WARPS_N=beside, TILE_M=tile_m, TILE_N=tile_n, UNROLL=4)
     assert product_error(quantize_rows(x, "int8"), given, linear(x, pack_panels(given), config)) <= 1
 
@@ -102,7 +114,7 @@ def test_every_cut_of_the_dp4a_product(
 @pytest.mark.parametrize(("rows", "split"), [(16, 4), (32, 1), (64, 3)])
 def test_every_cut_of_the_tensor_core_product(rows: int, split: int) -> None:
     """More parts than steps of K: the last have none."""
-    given, x = weight(70, 160, 160), torch.randn(67, 160).half()
+    given, x = weight(37, 160, 160), torch.randn(rows + 3, 160).half()
     for swap in (False, True):
         found = linear(x, pack_rows(given), tensor(0, swap=swap, split=split, rows=rows))
         assert product_error(quantize_rows(x, "int8"), given, found) <= 1
@@ -170,6 +182,42 @@ def test_the_ptx_is_what_the_interpreter_computes() -> None:
     for byte in range(4):
         plain += ((left << (24 - 8 * byte)) >> 24) * ((right << (24 - 8 * byte)) >> 24)
     assert torch.equal(plain.long(), expected)
+
+
+def test_half_of_the_inner_loop_is_dp4a() -> None:
+    """And all of its loads are of four words: two for 16 dp4a where a thread has 4 x 4 results, four for 64 of 8 x 8."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    said = subprocess.run(
+        [sys.executable, str(SCRIPT)], env=environment, capture_output=True, text=True, check=True, timeout=300
+    )
+    found = [json.loads(line) for line in said.stdout.splitlines()]
+    assert len(found) == 18
+    for kernel in found:
+        loop = Counter(kernel["loop"])
+        loads = {name: count for name, count in loop.items() if name.startswith("ld.")}
+        assert loop["dp4a.s32.s32"] >= loop.total() / 2, kernel
+        assert list(loads) == ["ld.global.ca.v4.b32"], kernel
+        assert loop["dp4a.s32.s32"] / loads["ld.global.ca.v4.b32"] >= (8 if kernel["m"] == 16 else 10), kernel
+        if kernel["m"] == 256:
+            assert loop["dp4a.s32.s32"] == 16 * loads["ld.global.ca.v4.b32"]
+        assert not any("shared" in name or name.startswith("bar") for name in loop), kernel
+        assert not kernel["spilled"], kernel
+
+
+@pytest.mark.parametrize(
+    ("ptx", "expected"),
+    [
+        ("$L__BB0_1:\n add.s32 %r1, %r2, %r3;\n @%p1 bra $L__BB0_1;\n mov.u32 %r1, %r2;\n", {"add.s32": 1, "bra": 1}),
+        (
+            "$A:\n mov.u32 %r1, %r2;\n mov.u32 %r1, %r2;\n mov.u32 %r1, %r2;\n"
+            "$B:\n add.s32 %r1, %r2, %r3;\n @%p1 bra $C;\n mul.lo.s32 %r1, %r2, %r3;\n$C:\n @!%p2 bra $B;\n bra.uni $A;\n",
+            {"add.s32": 1, "mul.lo.s32": 1, "bra": 2},
+        ),
+        (" mov.u32 %r1, %r2;\n @%p1 bra $END;\n$END:\n ret;\n", {}),
+    ],
+)
+def test_the_inner_loop_is_found_in_ptx(ptx: str, expected: dict[str, int]) -> None:
+    assert Compiled("made up", (6, 1), 1, 0, 0, 32, 0.0, ptx).inner_loop() == expected
 
 
 def test_the_operation_names_what_each_capability_runs() -> None:

@@ -1,0 +1,28 @@
+"""Compiles the dp4a products for 6.1, 7.0 and 7.5, and prints what their inner loops are made of, as JSON.
+
+A process of its own: Triton compiles nothing where its interpreter has been.
+"""
+
+from __future__ import annotations
+
+import json
+
+from motley.kernels.aot import compile_variant
+from motley.kernels.operation import Shape
+from motley.kernels.precision import policy_of
+from motley.kernels.w8a8 import W8A8
+
+
+def told(version: tuple[int, int], m: int, group: int) -> dict[str, object]:
+    operation, policy = W8A8(), policy_of(*version)
+    shape = Shape.of(m=m, n=4096, k=4096, group=group, zeros="yes")
+    [launch] = operation.launches(policy, shape, operation.configs(policy, shape)[0])
+    found = compile_variant(launch.variant, version)
+    return {"m": m, "group": group, "spilled": found.spilled, "loop": dict(found.inner_loop()), "version": version}
+
+
+if __name__ == "__main__":
+    for version in ((6, 1), (7, 0), (7, 5)):
+        for m in (16, 32, 256):
+            for group in (0, 128):
+                print(json.dumps(told(version, m, group)))
