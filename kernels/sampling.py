@@ -4,7 +4,7 @@ The rule is that of replicas/sampler.py: temperature, min_p, top_k, top_p, in th
 distribution function over token ids, by the Philox number of (seed, choice, position). Here it is in whole numbers:
 
     key     (largest logit - logit) / temperature, both steps in fp32 as the CPU sampler takes them, cut to 2**-25
-    weight  2**44 exp(-key), by a polynomial in whole numbers: sampling_kernels.weight_of
+    weight  2**44 exp(-key), by a polynomial in whole numbers: sampling_arithmetic.weight_of
 
 so that sums are exact in any order, and every GPU, however the row is cut, chooses the same token from the same
 logits. Greedy rows give what the CPU sampler gives, the lowest of equal ids. Drawn rows differ from it only
@@ -118,12 +118,14 @@ def _variant(name: str, cut: Cut, config: Config, **constants: int | bool) -> Va
 def variants(vocabulary: int, config: Config, *, top_k: bool, top_p: bool, asm: bool = True) -> tuple[Variant, ...]:
     """What `sample` launches, in order, where no logits but the ones drawn from are given."""
     cut = Cut.of(vocabulary, config)
+    # the draw holds a tile twice, as weights and as their sums
+    half = Config.of(config.num_warps, CHUNK=cut.chunk, TILE=max(32 * config.num_warps, cut.tile // 2))
     steps = (0,) * (top_k or top_p) + (1, 2) * top_k + (3, 4) * top_p
     return (
         _variant("survey", cut, config),
         *(_variant("tally", cut, config, STEP=step, ASM=asm) for step in steps),
         _variant("weigh", cut, config, TOP_K=top_k, TOP_P=top_p),
-        _variant("draw", cut, config),
+        _variant("draw", cut, half),
     )
 
 

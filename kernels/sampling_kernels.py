@@ -15,74 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# Adds what is not zero. Triton's own atomics say .relaxed, which ptxas takes from 7.0 on; it is what red means anyway.
-ADD_PTX = tl.constexpr("""{
-    .reg .pred wanted;
-    setp.ne.s64 wanted, $2, 0;
-    @wanted red.global.add.u64 [$1], $2;
-    mov.b32 $0, 0;
-}""")
-
-
-@triton.jit
-def weight_of(key):
-    """int64, about 2**44 * exp(-key / 2**25), for key int32 in [0, 2**30 + 2**21]; falls or stays as the key rises.
-
-    In whole numbers throughout, so that every card and a CPU give the same. 2**-f for the fraction f of the power of
-    two is a polynomial fitted in Lawson's iteration, with a relative error of 2**-28.8 (seven digits more of fp32's).
-    """
-    power = key.to(tl.uint32).to(tl.uint64) * 3098164009  # log2(e) * 2**31
-    fraction = ((power >> 24) & 0xFFFFFFFF).to(tl.uint32)
-    value = fraction * 0 + 234126
-    value = 2737501 - tl.umulhi(fraction, value)
-    value = 20571132 - tl.umulhi(fraction, value)
-    value = 119165493 - tl.umulhi(fraction, value)
-    value = 515877902 - tl.umulhi(fraction, value)
-    value = 1488521986 - tl.umulhi(fraction, value)
-    value = 2147483648 - tl.umulhi(fraction, value)
-    return ((value.to(tl.uint64) << 13) >> (power >> 56)).to(tl.int64)
-
-
-@triton.jit
-def uniform_bits(seed, choice, position):
-    """The 53 bits of the random number, the top ones of an uint64: Philox4x32-10, as replicas/philox.py has it."""
-    c0 = position.to(tl.uint64) & 0xFFFFFFFF
-    c1 = position.to(tl.uint64) >> 32
-    c2 = choice.to(tl.uint64) & 0xFFFFFFFF
-    c3 = c2 * 0
-    k0 = seed.to(tl.uint64) & 0xFFFFFFFF
-    k1 = seed.to(tl.uint64) >> 32
-    for _ in tl.static_range(10):
-        product0 = c0 * 0xD2511F53
-        product1 = c2 * 0xCD9E8D57
-        c0 = (product1 >> 32) ^ c1 ^ k0
-        c1 = product1 & 0xFFFFFFFF
-        c2 = (product0 >> 32) ^ c3 ^ k1
-        c3 = product0 & 0xFFFFFFFF
-        k0 = (k0 + 0x9E3779B9) & 0xFFFFFFFF
-        k1 = (k1 + 0xBB67AE85) & 0xFFFFFFFF
-    return (((c0 >> 5) << 26) + (c1 >> 6)) << 11
-
-
-@triton.jit
-def _ceil(value):
-    """int64 of fp32 that is at most 2**62."""
-    whole = value.to(tl.int64)
-    return whole + (whole.to(tl.float32) < value).to(tl.int64)
-
-
-@triton.jit
-def _part_of(total, bits):
-    """floor(total * bits / 2**64) of int64 and uint64."""
-    return tl.umulhi(total.to(tl.uint64), bits).to(tl.int64)
-
-
-@triton.jit
-def _add(where, value, ASM: tl.constexpr):
-    if ASM:
-        tl.inline_asm_elementwise(ADD_PTX, "=r,l,l", [where.to(tl.int64), value], dtype=tl.int32, is_pure=False, pack=1)
-    else:
-        tl.atomic_add(where, value, value != 0)
+from .sampling_arithmetic import add, ceiling, part_of, uniform_bits, weight_of
 
 
 @triton.jit
@@ -132,7 +65,7 @@ def _tokens(logits, row, at, top, temperature, min_p, V):
     depth = tl.div_rn(top - x, temperature)
     key = (tl.where(depth < 31.5, depth, 31.5) * 33554432.0).to(tl.int32)
     weight = weight_of(key)
-    return key, tl.where(weight >= _ceil(min_p * 17592186044416.0), weight, 0)
+    return key, tl.where(weight >= ceiling(min_p * 17592186044416.0), weight, 0)
 
 
 @triton.jit
@@ -213,9 +146,9 @@ def tally(
                 total = _after_top_k(planes, states, k)[2]
             else:
                 total = tl.sum(tl.load(planes + tl.arange(0, 1024)), axis=0)
-            fraction = _ceil(p * 1099511627776.0).to(tl.uint64) << 24
+            fraction = ceiling(p * 1099511627776.0).to(tl.uint64) << 24
             rest = total.to(tl.uint64) * fraction
-            other = tl.maximum(_part_of(total, fraction) + (rest != 0).to(tl.int64), 1)
+            other = tl.maximum(part_of(total, fraction) + (rest != 0).to(tl.int64), 1)
             prefix, weight = _cut_weights(planes, other)
         if STEP == 4:
             other = tl.load(states + 14)
@@ -234,21 +167,21 @@ def tally(
             at = part * CHUNK + start + tl.arange(0, TILE)
             key, weights = _tokens(logits, row, at, top, temperature, min_p, V)
             if STEP == 0:
-                _add(planes + (key >> 20), weights, ASM)
+                add(planes + (key >> 20), weights, ASM)
                 if k > 0:
-                    _add(planes + 1024 + (key >> 20), (weights > 0).to(tl.int64), ASM)
+                    add(planes + 1024 + (key >> 20), (weights > 0).to(tl.int64), ASM)
             elif STEP == 1 or STEP == 3:
                 weights = tl.where((key >> 20) == prefix, weights, 0)
                 digits = (key >> 10) & 1023
-                _add(planes + (2048 if STEP == 1 else 6144) + digits, weights, ASM)
+                add(planes + (2048 if STEP == 1 else 6144) + digits, weights, ASM)
                 if STEP == 1:
-                    _add(planes + 3072 + digits, (weights > 0).to(tl.int64), ASM)
+                    add(planes + 3072 + digits, (weights > 0).to(tl.int64), ASM)
             else:
                 weights = tl.where((key >> 10) == prefix, weights, 0)
                 digits = key & 1023
-                _add(planes + (4096 if STEP == 2 else 7168) + digits, weights, ASM)
+                add(planes + (4096 if STEP == 2 else 7168) + digits, weights, ASM)
                 if STEP == 2:
-                    _add(planes + 5120 + digits, (weights > 0).to(tl.int64), ASM)
+                    add(planes + 5120 + digits, (weights > 0).to(tl.int64), ASM)
 
 
 @triton.jit
@@ -322,7 +255,7 @@ def draw(
         kept = tl.minimum(tl.maximum(left - (tl.cumsum(equal, axis=0) - equal), 0), equal)
         mass = tl.load(masses + row * S + at, at < S, 0) + kept * each
         bits = uniform_bits(tl.load(seeds + row), tl.load(choices + row), tl.load(positions + row))
-        target = _part_of(tl.sum(mass, axis=0), bits)
+        target = part_of(tl.sum(mass, axis=0), bits)
         passed = tl.cumsum(mass, axis=0) <= target
         part = tl.sum(passed.to(tl.int32), axis=0)
         target -= tl.sum(tl.where(passed, mass, 0), axis=0)

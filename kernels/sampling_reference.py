@@ -15,7 +15,7 @@ _MASK = 0xFFFFFFFF
 
 
 def weights_of(keys: torch.Tensor) -> torch.Tensor:
-    """int64 of keys int64, as sampling_kernels.weight_of."""
+    """int64 of keys int64, as sampling_arithmetic.weight_of."""
     power = keys * 3098164009
     fraction, value = (power >> 24) & _MASK, torch.full_like(keys, 234126)
     for coefficient in _POLYNOMIAL:

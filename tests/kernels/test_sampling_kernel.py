@@ -14,7 +14,7 @@ from motley.kernels import sampling_reference as reference
 from motley.kernels.operation import Shape
 from motley.kernels.precision import policy_of
 from motley.kernels.sampling import Cut, SamplingRows, sample
-from motley.kernels.sampling_kernels import ADD_PTX, uniform_bits, weight_of
+from motley.kernels.sampling_arithmetic import ADD_PTX, uniform_bits, weight_of
 from motley.kernels.sampling_operation import SAMPLE, logprob_error, random_rows
 from motley.kernels.variant import Config
 from motley.replicas import philox, sampler
@@ -81,7 +81,7 @@ def test_random_numbers_are_those_of_the_cpu_sampler() -> None:
     assert [reference.uniform_bits(*case) for case in cases] == found.tolist()
 
 
-@pytest.mark.parametrize("size", [1, 2, 255, 513, 3001])
+@pytest.mark.parametrize("size", [1, 255, 1025])
 def test_every_size(size: int) -> None:
     logits = 4 * torch.randn(5, size, generator=torch.Generator().manual_seed(size))
     check(logits, random_rows(5, CPU, seed=size))
@@ -104,7 +104,7 @@ def test_a_whole_vocabulary() -> None:
 
 def test_the_cpu_sampler_chooses_the_same() -> None:
     """Here no random number falls on a border; where one does, sampling.py says what may differ."""
-    count, size = 48, 300
+    count, size = 32, 300
     logits = 3 * torch.randn(count, size, generator=torch.Generator().manual_seed(3))
     given = random_rows(count, CPU, seed=5)
     found, logprobs = sample(logits, given, CONFIG)
@@ -116,7 +116,7 @@ def test_the_cpu_sampler_chooses_the_same() -> None:
     wanted = [result.token for result in sampler.sample(logits, specs)]
     assert [each.token_id for each in wanted if each] == found.tolist()
     assert [each.logprob for each in wanted if each] == pytest.approx(logprobs.tolist(), abs=1e-5)
-    assert len(set(found.tolist())) > 20
+    assert len(set(found.tolist())) > 15
 
 
 def test_of_equal_logits_the_lowest_ids_stay() -> None:
