@@ -15,10 +15,13 @@ import torch
 import triton
 import triton.language as tl
 
-from .quantize_rows import magnitude_bits, round_to_int, scale_of
+from .operation import Launch, Problem, Shape
+from .precision import PrecisionPolicy
+from .quantize_rows import QuantizedRows, QuantizeRows, magnitude_bits, round_to_int, rounding_error, scale_of
+from .roofline import Op
 from .variant import Config, Variant, type_name
 
-__all__ = ["CONFIG", "PANEL", "QuantizedPanels", "panels_grid", "panels_variant", "quantize_panels"]
+__all__ = ["CONFIG", "PANEL", "QuantizePanels", "QuantizedPanels", "panels_grid", "panels_variant", "quantize_panels"]
 
 PANEL = 128  # rows
 CONFIG = Config.of(4, 1, ROWS=32, BLOCK=128)
@@ -49,7 +52,7 @@ def _quantize_panels(
     column = tl.arange(0, BLOCK)
     x += row.to(tl.int64)[:, None] * K + column[None, :]
     words += (first // PANEL).to(tl.int64) * (K // 4) * PANEL + first % PANEL + tl.arange(0, ROWS)[None, :]
-    top = tl.zeros((ROWS, BLOCK), tl.int32)
+    top = tl.zeros((ROWS, BLOCK), tl.uint32)
     for start in range(0, K, BLOCK):
         value = tl.load(x + start, (row < M)[:, None] & (start + column < K)[None, :], 0.0)
         top = tl.maximum(top, magnitude_bits(value.to(tl.float32)))
@@ -111,3 +114,59 @@ def quantize_panels(
         panels_grid(num_rows, config), x, words, scales, words if sums is None else sums, num_rows, padded, num_columns
     )
     return QuantizedPanels(words, scales, sums)
+
+
+def unpacked(x: QuantizedPanels) -> QuantizedRows:
+    """The same in rows."""
+    panels, words, rows = x.words.shape
+    codes = x.words.transpose(1, 2).reshape(panels * rows, words).contiguous().view(torch.int8)
+    return QuantizedRows(codes[: x.scales.shape[0]], x.scales)
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizePanels:
+    """Activations to panels, as an operator, where the policy has dp4a. Shape: m rows of k columns."""
+
+    name: str = "quantize_panels"
+    exact: frozenset[str] = frozenset()
+
+    def refusal(self, policy: PrecisionPolicy) -> str:
+        if policy.int8 is None:
+            return policy.reasons["int8"]
+        return "" if policy.int8.arithmetic == "dp4a" else f"{policy.int8.arithmetic} reads rows, not panels"
+
+    def shapes(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
+        return tuple(shape for shape in QuantizeRows("int8").shapes(policy) if shape["m"] > 8)
+
+    def samples(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
+        return (Shape.of(m=2048, k=4096),)
+
+    def configs(self, policy: PrecisionPolicy, shape: Shape) -> tuple[Config, ...]:
+        others = tuple(
+            Config.of(warps, 1, ROWS=rows, BLOCK=128) for rows, warps in ((16, 4), (16, 2), (32, 8), (64, 8))
+        )
+        return (CONFIG, *others)
+
+    def launches(self, policy: PrecisionPolicy, shape: Shape, config: Config) -> tuple[Launch, ...]:
+        return (Launch(panels_variant(policy.storage, config), panels_grid(shape["m"], config)),)
+
+    def work(self, policy: PrecisionPolicy, shape: Shape) -> Op:
+        return QuantizeRows("int8").work(policy, shape)
+
+    def problem(self, policy: PrecisionPolicy, shape: Shape, device: torch.device, seed: int = 0) -> Problem:
+        dtype = torch.float16 if policy.storage == "fp16" else torch.bfloat16
+        generator = torch.Generator(device).manual_seed(seed)
+        x = torch.randn((shape["m"], shape["k"]), generator=generator, device=device).to(dtype)
+
+        def by_torch() -> torch.Tensor:
+            codes = (x.float() / (x.abs().amax(1, keepdim=True).float() / 127)).round().to(torch.int8)
+            missing = -codes.shape[0] % PANEL
+            words = torch.nn.functional.pad(codes, (0, 0, 0, missing)).view(torch.int32)
+            return words.view(-1, PANEL, words.shape[1]).transpose(1, 2).contiguous()
+
+        return Problem(
+            run=lambda config: quantize_panels(x, config),
+            error=lambda found: rounding_error(x, unpacked(found), "int8"),
+            work=self.work(policy, shape),
+            peers={"torch": by_torch},
+        )

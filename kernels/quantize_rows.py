@@ -50,14 +50,17 @@ class QuantizedRows:
 
 @triton.jit
 def magnitude_bits(value):
-    """Of fp32: they compare as the absolute values do, and NaN is above infinity."""
-    return value.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    """uint32 of fp32, the sign shifted out: they compare as the absolute values do, and NaN is above infinity.
+
+    Not masked out, which LLVM would make an absolute value in the half precision that it was loaded in.
+    """
+    return value.to(tl.uint32, bitcast=True) << 1
 
 
 @triton.jit
 def scale_of(bits, LEVELS: tl.constexpr):
     """(the scale, what a number is multiplied by to get its code) of rows with that largest magnitude."""
-    absmax = bits.to(tl.float32, bitcast=True)
+    absmax = (bits >> 1).to(tl.float32, bitcast=True)
     zero = absmax < 2.0**-100
     levels = tl.where(zero, 1.0, LEVELS)
     return tl.where(zero, 0.0, tl.div_rn(absmax, levels)), tl.where(
@@ -97,13 +100,13 @@ def _quantize(
         value = tl.load(x + at, at < K, 0.0).to(tl.float32)
         scale, inverse = scale_of(tl.max(magnitude_bits(value), 0), LEVELS)
     else:
-        top = tl.zeros((BLOCK,), tl.int32)
+        top = tl.zeros((BLOCK,), tl.uint32)
         for start in range(0, K, BLOCK):
             top = tl.maximum(top, magnitude_bits(tl.load(x + start + at, start + at < K, 0.0).to(tl.float32)))
         scale, inverse = scale_of(tl.max(top, 0), LEVELS)
     tl.store(scales + row, scale)
     total = tl.zeros((BLOCK,), tl.int32)
-    for start in range(0, K, BLOCK):
+    for start in range(0, BLOCK if WHOLE else K, BLOCK):
         if not WHOLE:
             value = tl.load(x + start + at, start + at < K, 0.0).to(tl.float32)
         if FP8:

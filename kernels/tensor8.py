@@ -249,14 +249,20 @@ def tensor_configs(
                 stage = (block_m + block_n) * block_k
                 room = max(2, policy.max_stages(2 * stage)) if few else 4  # of two blocks on an SM
                 stages = min(policy.max_stages(stage), room, 5)
-                warps = 8 if block_m * block_n > 8192 else 4
+                warps = 8 if block_m * block_n > (4096 if group else 8192) else 4
                 sizes = {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k}
                 found.append(Config.of(warps, stages, **sizes, SWAP=swap, SPLIT=split))
     return tuple(found)
 
 
 def _widths(block_m: int, few: bool, grouped: bool, fp8: bool, instruction: str) -> tuple[int, ...]:
-    """BLOCK_N. What takes registers: scales of groups, of int8 one for each column; and, of fp8 on 9.0, two sums."""
+    """BLOCK_N, none for which a register was spilled when it was compiled.
+
+    What takes registers: scales of groups, of int8 one for each column; two sums of fp8 on 9.0; int8 out of tcgen05.
+    """
     if grouped and not fp8:
         return (64, 128) if block_m <= 32 else (64, 32)
-    return (64, 128) if few else (128, 64) if grouped or (fp8 and instruction == "wgmma") else (128, 64, 256)
+    if few:
+        return 64, 128
+    spilling = instruction == ("wgmma" if fp8 else "tcgen05")
+    return (128, 64) if grouped or spilling else (128, 64, 256)

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from motley.kernels.device_table import DEVICES
+from motley.kernels.operation import Shape
 from motley.kernels.precision import policy_of
-from motley.kernels.quantize_panels import quantize_panels
+from motley.kernels.quantize_panels import QuantizePanels, quantize_panels, unpacked
 from motley.kernels.quantize_rows import Codes, QuantizeRows, quantize_rows, rounding_error
 from motley.kernels.variant import Config
 
@@ -18,12 +19,6 @@ SMALL = Config.of(4, 1, BLOCK=128)
 def rows(num_rows: int, num_columns: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
     torch.manual_seed(num_rows + num_columns)
     return (torch.randn(num_rows, num_columns) * torch.logspace(-2, 2, num_rows)[:, None]).to(dtype)
-
-
-def unpacked(words: torch.Tensor, num_rows: int) -> torch.Tensor:
-    """int8 [M, K] of panels."""
-    panels, width, side = words.shape
-    return words.transpose(1, 2).reshape(panels * side, width).contiguous().view(torch.int8)[:num_rows]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -89,9 +84,9 @@ def test_panels_hold_what_rows_do(num_rows: int, num_columns: int, group: int) -
     x = rows(num_rows, num_columns)
     by_row = quantize_rows(x, "int8", group=group, with_sums=True)
     panels = quantize_panels(x, group=group, with_sums=True)
-    assert torch.equal(unpacked(panels.words, num_rows), by_row.codes)
+    assert torch.equal(unpacked(panels).codes, by_row.codes)
     assert torch.equal(panels.scales, by_row.scales)
-    assert not unpacked(panels.words, 128 * panels.words.shape[0])[num_rows:].any(), "rows beyond the last are zeros"
+    assert not panels.words[-1, :, (num_rows - 1) % 128 + 1 :].any(), "rows beyond the last are zeros"
     parts = by_row.codes.int().view(num_rows, -1, group or num_columns).sum(2, dtype=torch.int32).T
     assert by_row.sums is not None
     assert panels.sums is not None
@@ -120,3 +115,19 @@ def test_the_operation_says_where_it_is_used_and_finds_its_own_errors(kind: Code
     found.codes.view(torch.int8)[0, 0] ^= 64
     assert problem.error(found) > 1
     assert operation.launches(policy, shape, operation.configs(policy, shape)[0])[0].grid == (8,)
+
+
+def test_the_operation_of_panels_is_for_dp4a_and_finds_its_own_errors() -> None:
+    operation = QuantizePanels()
+    assert operation.refusal(policy_of(6, 0)) == policy_of(6, 0).reasons["int8"]
+    assert "rows" in operation.refusal(policy_of(8, 0))
+    policy = policy_of(6, 1)
+    assert not operation.refusal(policy)
+    shape = Shape.of(m=9, k=160)
+    problem = operation.problem(policy, shape, torch.device("cpu"))
+    for config in operation.configs(policy, shape):
+        found = problem.run(config)
+        assert problem.error(found) <= 1
+        assert operation.launches(policy, shape, config)[0].grid == (128 // config["ROWS"],)
+    found.words[0, 3, 1] ^= 64
+    assert problem.error(found) > 1

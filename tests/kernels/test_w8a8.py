@@ -185,7 +185,7 @@ def test_the_ptx_is_what_the_interpreter_computes() -> None:
 
 
 def test_half_of_the_inner_loop_is_dp4a() -> None:
-    """And all of its loads are of four words: two for 16 dp4a where a thread has 4 x 4 results, four for 64 of 8 x 8."""
+    """And all of its loads are of four words: two for the 16 dp4a of 4 x 4 results, four for the 64 of 8 x 8."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     said = subprocess.run(
         [sys.executable, str(SCRIPT)], env=environment, capture_output=True, text=True, check=True, timeout=300
@@ -210,7 +210,8 @@ def test_half_of_the_inner_loop_is_dp4a() -> None:
         ("$L__BB0_1:\n add.s32 %r1, %r2, %r3;\n @%p1 bra $L__BB0_1;\n mov.u32 %r1, %r2;\n", {"add.s32": 1, "bra": 1}),
         (
             "$A:\n mov.u32 %r1, %r2;\n mov.u32 %r1, %r2;\n mov.u32 %r1, %r2;\n"
-            "$B:\n add.s32 %r1, %r2, %r3;\n @%p1 bra $C;\n mul.lo.s32 %r1, %r2, %r3;\n$C:\n @!%p2 bra $B;\n bra.uni $A;\n",
+            "$B:\n add.s32 %r1, %r2, %r3;\n @%p1 bra $C;\n mul.lo.s32 %r1, %r2, %r3;\n$C:\n"
+            " @!%p2 bra $B;\n bra.uni $A;\n",
             {"add.s32": 1, "mul.lo.s32": 1, "bra": 2},
         ),
         (" mov.u32 %r1, %r2;\n @%p1 bra $END;\n$END:\n ret;\n", {}),
