@@ -19,7 +19,7 @@ from .roofline import Linear, Op
 from .tensor8 import Rows8
 from .variant import Config
 
-__all__ = ["BLOCK", "Fp8", "Fp8Weight", "linear", "pack"]
+__all__ = ["BLOCK", "OPERATIONS", "Fp8", "Fp8Weight", "linear", "pack"]
 
 BLOCK = 128  # rows and columns that share a scale
 ROWS = (1, 2, 4, 8, 16, 32, 64, 256, 2048)
@@ -91,6 +91,9 @@ class Fp8:
     def samples(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
         return tuple(Shape.of(m=m, n=4096, k=4096, group=g) for g in (0, BLOCK) for m in (1, 16, 32, 64, 2048))
 
+    def small(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
+        return tuple(Shape.of(m=m, n=128, k=256, group=group) for group in (0, BLOCK) for m in (3, 20))
+
     def configs(self, policy: PrecisionPolicy, shape: Shape) -> tuple[Config, ...]:
         return tensor8.tensor_configs(policy, shape["m"], shape["n"], shape["k"], shape["group"], fp8=True)
 
@@ -146,3 +149,6 @@ def product_error(x: QuantizedRows, weight: Fp8Weight, found: torch.Tensor) -> f
     tiny = 2.0**-24 if found.dtype == torch.float16 else 2.0**-126
     bound = half_step * expected.abs() + summing * terms + tiny
     return float(((found.double() - expected).abs() / bound).max())
+
+
+OPERATIONS = (Fp8(),)

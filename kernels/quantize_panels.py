@@ -21,7 +21,16 @@ from .quantize_rows import QuantizedRows, QuantizeRows, magnitude_bits, round_to
 from .roofline import Op
 from .variant import Config, Variant, type_name
 
-__all__ = ["CONFIG", "PANEL", "QuantizePanels", "QuantizedPanels", "panels_grid", "panels_variant", "quantize_panels"]
+__all__ = [
+    "CONFIG",
+    "OPERATIONS",
+    "PANEL",
+    "QuantizePanels",
+    "QuantizedPanels",
+    "panels_grid",
+    "panels_variant",
+    "quantize_panels",
+]
 
 PANEL = 128  # rows
 CONFIG = Config.of(4, 1, ROWS=32, BLOCK=128)
@@ -141,6 +150,9 @@ class QuantizePanels:
     def samples(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
         return (Shape.of(m=2048, k=4096),)
 
+    def small(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
+        return (Shape.of(m=20, k=256),)
+
     def configs(self, policy: PrecisionPolicy, shape: Shape) -> tuple[Config, ...]:
         others = tuple(
             Config.of(warps, 1, ROWS=rows, BLOCK=128) for rows, warps in ((16, 4), (16, 2), (32, 8), (64, 8))
@@ -170,3 +182,6 @@ class QuantizePanels:
             work=self.work(policy, shape),
             peers={"torch": by_torch},
         )
+
+
+OPERATIONS = (QuantizePanels(),)

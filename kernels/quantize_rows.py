@@ -26,7 +26,16 @@ from .precision import PrecisionPolicy
 from .roofline import Elementwise, Op
 from .variant import Config, Variant, type_name
 
-__all__ = ["LEVELS", "Codes", "QuantizeRows", "QuantizedRows", "quantize_rows", "rows_config", "rows_variant"]
+__all__ = [
+    "LEVELS",
+    "OPERATIONS",
+    "Codes",
+    "QuantizeRows",
+    "QuantizedRows",
+    "quantize_rows",
+    "rows_config",
+    "rows_variant",
+]
 
 Codes = Literal["int8", "fp8"]
 LEVELS: dict[Codes, float] = {"int8": 127.0, "fp8": 448.0}
@@ -198,6 +207,9 @@ class QuantizeRows:
     def samples(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
         return tuple(Shape.of(m=8, k=k) for k in (896, 25_600, 53_248))
 
+    def small(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
+        return (Shape.of(m=3, k=896),)
+
     def configs(self, policy: PrecisionPolicy, shape: Shape) -> tuple[Config, ...]:
         first = rows_config(shape["k"])
         others = [Config.of(warps, 1, BLOCK=first["BLOCK"]) for warps in (1, 2, 4, 8, 16)]
@@ -239,3 +251,6 @@ def rounding_error(x: torch.Tensor, found: QuantizedRows, kind: Codes) -> float:
     bound = half + 4 * 2.0**-24 * wide.abs()
     difference = (found.codes.double() * scales - wide).abs()
     return float((difference / bound.clamp_min(2.0**-100)).max())
+
+
+OPERATIONS = (QuantizeRows("int8"), QuantizeRows("fp8"))

@@ -28,7 +28,7 @@ from .tensor8 import Rows8
 from .variant import Config
 from .weights import GroupedWeight
 
-__all__ = ["W8A8", "linear", "pack", "product", "quantize"]
+__all__ = ["OPERATIONS", "W8A8", "linear", "pack", "product", "quantize"]
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 256, 2048)
 PART = 16  # columns of which every kernel takes all or none together
@@ -90,6 +90,10 @@ class W8A8:
     def samples(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
         kinds = ((0, "no"), (0, "yes"), (128, "yes"), (32, "no"))
         return tuple(Shape.of(m=m, n=4096, k=4096, group=g, zeros=z) for g, z in kinds for m in (1, 8, 16, 64, 2048))
+
+    def small(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
+        kinds = ((0, "no"), (128, "yes"))
+        return tuple(Shape.of(m=m, n=64, k=256, group=group, zeros=zeros) for group, zeros in kinds for m in (3, 20))
 
     def configs(self, policy: PrecisionPolicy, shape: Shape) -> tuple[Config, ...]:
         if _by_dp4a(policy):
@@ -180,3 +184,6 @@ def _gemm_configs(shape: Shape) -> tuple[Config, ...]:
         for warps, beside, tile_m, tile_n in cuts
         for unroll in ((4, 2) if shape["m"] <= 32 else (2, 1))
     )
+
+
+OPERATIONS = (W8A8(),)

@@ -91,6 +91,9 @@ def test_panels_hold_what_rows_do(num_rows: int, num_columns: int, group: int) -
     assert by_row.sums is not None
     assert panels.sums is not None
     assert torch.equal(by_row.sums, parts)
+    in_two_passes = quantize_rows(x, "int8", SMALL, group=group, with_sums=True).sums
+    assert in_two_passes is not None
+    assert torch.equal(in_two_passes, parts)
     assert torch.equal(panels.sums[:, :num_rows], parts)
 
 
