@@ -10,11 +10,11 @@ from itertools import product
 import torch
 import torch.nn.functional as F
 from torch.nn.attention.bias import causal_lower_right
-from triton import next_power_of_2
 
 from . import reference
 from .attention_common import Heads
-from .attention_decode import MAX_SPLITS, decode_attention, grids, packed_variant, per_head_variant, reduce_variant
+from .attention_configs import packed_configs, per_head_configs, prefill_configs, seen
+from .attention_decode import decode_attention, grids, packed_variant, per_head_variant, reduce_variant
 from .attention_prefill import grid, prefill_attention, prefill_variant
 from .attention_problem import TORCH_TYPES, PagedBatch, error, random_batch
 from .model_shapes import MODELS
@@ -47,10 +47,12 @@ class DecodeOperation:
     def samples(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
         return _samples(policy)
 
+    def small(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
+        return tuple(_shape(2, 150, 6, 2, 80, window, kv) for window, kv in ((0, policy.storage), (40, "int8")))
+
     def configs(self, policy: PrecisionPolicy, shape: Shape) -> tuple[Config, ...]:
         """First a split for each 256 tokens, as long as there are few programs."""
-        splits = _splits(shape)
-        return _packed_configs(policy, shape, splits) if _packed(policy) else _per_head_configs(shape, splits)
+        return packed_configs(shape) if _packed(policy) else per_head_configs(shape)
 
     def launches(self, policy: PrecisionPolicy, shape: Shape, config: Config) -> tuple[Launch, ...]:
         heads = _heads(policy, shape)
@@ -67,8 +69,10 @@ class DecodeOperation:
         return replace(launch, moved=moved), Launch(reduce_variant(heads, config), second, moved=moved)
 
     def work(self, policy: PrecisionPolicy, shape: Shape) -> DecodeAttention:
-        seen = _seen(shape, 1)
-        return DecodeAttention(shape["batch"], seen, shape["heads"], shape["kv_heads"], shape["dim"], _kv_bytes(shape))
+        tokens = seen(shape, 1)
+        return DecodeAttention(
+            shape["batch"], tokens, shape["heads"], shape["kv_heads"], shape["dim"], _kv_bytes(shape)
+        )
 
     def problem(self, policy: PrecisionPolicy, shape: Shape, device: torch.device, seed: int = 0) -> Problem:
         batch = _batch(policy, shape, [(shape["context"] - 1, 1)] * shape["batch"], device, seed)
@@ -99,8 +103,11 @@ class PrefillOperation:
     def samples(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
         return tuple(map(_with_new, _samples(policy)))
 
+    def small(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
+        return tuple(Shape.of(**dict(shape.fields), new=20) for shape in DECODE.small(policy))
+
     def configs(self, policy: PrecisionPolicy, shape: Shape) -> tuple[Config, ...]:
-        return _prefill_configs(policy, shape)
+        return prefill_configs(policy, shape)
 
     def launches(self, policy: PrecisionPolicy, shape: Shape, config: Config) -> tuple[Launch, ...]:
         heads = _heads(policy, shape)
@@ -110,7 +117,7 @@ class PrefillOperation:
     def work(self, policy: PrecisionPolicy, shape: Shape) -> PrefillAttention:
         """With a window somewhat more than there is: the first of the new tokens see fewer old ones."""
         new = shape["new"]
-        cached = _seen(shape, new) - new
+        cached = seen(shape, new) - new
         return PrefillAttention(
             shape["batch"], new, shape["heads"], shape["kv_heads"], shape["dim"], cached, _kv_bytes(shape)
         )
@@ -174,89 +181,10 @@ def _kv_bytes(shape: Shape) -> int:
     return 1 if shape["kv"] == "int8" else 2
 
 
-def _seen(shape: Shape, new: int) -> int:
-    """Tokens that at least one of the new ones sees."""
-    return int(min(shape["context"], shape["window"] + new - 1) if shape["window"] else shape["context"])
-
-
 def _instruction(policy: PrecisionPolicy, variant: Variant) -> str:
     if variant.all_constants["ROWS"] < policy.capability.instruction_rows:  # type: ignore[operator]
         return "mma.sync"
     return policy.attention_unit.instruction
-
-
-def _splits(shape: Shape) -> list[int]:
-    """Powers of two: the one to begin with, then all that leave a split 128 tokens and the device its memory."""
-    tokens = _seen(shape, 1)
-    programs = shape["batch"] * shape["kv_heads"]
-    possible = [1 << i for i in range(MAX_SPLITS.bit_length()) if 1 << i <= max(1, tokens // 128)]
-    possible = [splits for splits in possible if splits == 1 or programs * splits <= 8192]
-    first = max(splits for splits in possible if splits == 1 or (tokens >= 256 * splits and programs * splits <= 1024))
-    return [first, *(splits for splits in possible if splits != first)]
-
-
-def _packed_configs(policy: PrecisionPolicy, shape: Shape, splits: list[int]) -> tuple[Config, ...]:
-    """A step's block ids are loaded a stage ahead of its keys: below 3 stages they are waited for, 4 gain nothing."""
-    wide = shape["dim"] > 128
-    cuts = [(32, 4, 3), (64, 8, 3)] if wide else [(64, 4, 3), (32, 4, 5), (32, 2, 3), (128, 8, 3)]
-    if shape["kv"] == "int8":  # converted in registers
-        cuts = [(32, 4, 3), (32, 8, 3)] if wide else [(32, 4, 3), (64, 4, 3), (32, 4, 5), (128, 8, 3)]
-    return tuple(
-        Config.of(warps, stages, BLOCK=block, SPLITS=count, WIDE=False)
-        for count, (block, warps, stages) in product(splits, cuts)
-    )
-
-
-def _per_head_configs(shape: Shape, splits: list[int]) -> tuple[Config, ...]:
-    """Eight elements of a tile for each thread; as many heads as keep registers for at least 12 warps go first."""
-    group = shape["heads"] // shape["kv_heads"]
-    rows = 4 * 32 * 8 // next_power_of_2(shape["dim"])
-    together = sorted((h for h in range(1, 9) if group % h == 0), key=lambda h: (h > 4 and h != group, -min(h, 4), h))
-    return tuple(
-        Config.of(4, 1, HEADS=heads, ROWS=rows, UNROLL=unroll, SPLITS=count)
-        for count, heads in product(splits, together)
-        for unroll in ((2, 4) if heads <= 4 else (2, 1))
-    )
-
-
-# (ROWS, BLOCK, warps) by what tl.dot becomes, the width of a head up to which they serve, and whether KV is int8: of
-# those that were compiled the ones without spills. Static, not measured.
-_PREFILL: dict[tuple[str, int, bool], tuple[tuple[int, int, int], ...]] = {
-    ("fma.rn.f32", 64, False): ((64, 32, 8), (64, 16, 4), (32, 32, 4), (32, 16, 4)),
-    ("fma.rn.f32", 128, False): ((64, 16, 8), (32, 16, 4), (32, 32, 8), (64, 16, 4)),
-    ("fma.rn.f32", 256, False): ((16, 16, 4),),
-    ("mma.sync", 64, False): ((128, 64, 8), (64, 64, 4), (128, 32, 8), (64, 32, 4)),
-    ("mma.sync", 128, False): ((128, 64, 8), (64, 32, 4), (128, 32, 8), (64, 64, 8)),
-    ("mma.sync", 256, False): ((64, 32, 8), (32, 32, 4)),
-    ("mma.sync", 64, True): ((128, 32, 8), (64, 64, 8), (64, 32, 4)),
-    ("mma.sync", 128, True): ((64, 64, 8), (64, 32, 8)),
-    ("mma.sync", 256, True): ((64, 32, 8),),
-    ("wgmma", 64, False): ((128, 64, 8), (128, 128, 8), (64, 64, 4), (64, 128, 4)),
-    ("wgmma", 128, False): ((128, 64, 8), (64, 64, 4), (128, 128, 8), (128, 32, 8)),
-    ("wgmma", 256, False): ((128, 32, 8), (64, 32, 8)),
-    ("wgmma", 64, True): ((128, 64, 8), (64, 64, 4), (64, 128, 4)),
-    ("wgmma", 128, True): ((128, 64, 8), (64, 64, 4), (128, 32, 8)),
-    ("wgmma", 256, True): ((128, 32, 8), (64, 32, 8)),
-    ("tcgen05", 64, False): ((128, 128, 8), (128, 32, 8), (64, 128, 4), (64, 32, 4)),
-    ("tcgen05", 128, False): ((128, 64, 8), (64, 64, 4), (128, 128, 8), (128, 32, 8)),
-    ("tcgen05", 256, False): ((128, 32, 8),),
-    ("tcgen05", 64, True): ((128, 64, 8), (64, 64, 4), (128, 32, 8)),
-    ("tcgen05", 128, True): ((128, 64, 8), (64, 64, 4), (128, 32, 8)),
-    ("tcgen05", 256, True): ((128, 32, 8),),
-}  # fmt: skip
-
-
-_SPILL_IN_WINDOWS = {("mma.sync", 128, 128, 64, 8)}
-
-
-def _prefill_configs(policy: PrecisionPolicy, shape: Shape) -> tuple[Config, ...]:
-    instruction, lanes = policy.attention_unit.instruction, not policy.pipelined
-    width = max(64, next_power_of_2(shape["dim"]))
-    cuts = _PREFILL[instruction, width, shape["kv"] == "int8" and not lanes]
-    stages = 3 if policy.pipelined else 1
-    if shape["window"]:
-        cuts = tuple(cut for cut in cuts if (instruction, width, *cut) not in _SPILL_IN_WINDOWS)
-    return tuple(Config.of(warps, stages, ROWS=rows, BLOCK=block, WIDE=lanes) for rows, block, warps in cuts)
 
 
 def _batch(
