@@ -19,7 +19,7 @@ from .roofline import Linear, Op
 from .tensor8 import Rows8
 from .variant import Config
 
-__all__ = ["BLOCK", "OPERATIONS", "Fp8", "Fp8Weight", "linear", "pack"]
+__all__ = ["BLOCK", "Fp8", "Fp8Weight", "linear", "pack"]
 
 BLOCK = 128  # rows and columns that share a scale
 ROWS = (1, 2, 4, 8, 16, 32, 64, 256, 2048)
@@ -149,6 +149,3 @@ def product_error(x: QuantizedRows, weight: Fp8Weight, found: torch.Tensor) -> f
     tiny = 2.0**-24 if found.dtype == torch.float16 else 2.0**-126
     bound = half_step * expected.abs() + summing * terms + tiny
     return float(((found.double() - expected).abs() / bound).max())
-
-
-OPERATIONS = (Fp8(),)

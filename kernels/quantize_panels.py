@@ -23,7 +23,6 @@ from .variant import Config, Variant, type_name
 
 __all__ = [
     "CONFIG",
-    "OPERATIONS",
     "PANEL",
     "QuantizePanels",
     "QuantizedPanels",
@@ -182,6 +181,3 @@ class QuantizePanels:
             work=self.work(policy, shape),
             peers={"torch": by_torch},
         )
-
-
-OPERATIONS = (QuantizePanels(),)

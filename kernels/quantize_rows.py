@@ -28,7 +28,6 @@ from .variant import Config, Variant, type_name
 
 __all__ = [
     "LEVELS",
-    "OPERATIONS",
     "Codes",
     "QuantizeRows",
     "QuantizedRows",
@@ -251,6 +250,3 @@ def rounding_error(x: torch.Tensor, found: QuantizedRows, kind: Codes) -> float:
     bound = half + 4 * 2.0**-24 * wide.abs()
     difference = (found.codes.double() * scales - wide).abs()
     return float((difference / bound.clamp_min(2.0**-100)).max())
-
-
-OPERATIONS = (QuantizeRows("int8"), QuantizeRows("fp8"))

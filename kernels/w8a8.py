@@ -28,7 +28,7 @@ from .tensor8 import Rows8
 from .variant import Config
 from .weights import GroupedWeight
 
-__all__ = ["OPERATIONS", "W8A8", "linear", "pack", "product", "quantize"]
+__all__ = ["W8A8", "linear", "pack", "product", "quantize"]
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 256, 2048)
 PART = 16  # columns of which every kernel takes all or none together
@@ -184,6 +184,3 @@ def _gemm_configs(shape: Shape) -> tuple[Config, ...]:
         for warps, beside, tile_m, tile_n in cuts
         for unroll in ((4, 2) if shape["m"] <= 32 else (2, 1))
     )
-
-
-OPERATIONS = (W8A8(),)
