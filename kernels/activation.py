@@ -79,6 +79,9 @@ class SiluMul(Pointwise):
     def samples(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
         return (Shape.of(n=MODELS[0].intermediate, t=1),)
 
+    def small(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
+        return (Shape.of(n=200, t=5),)
+
     def configs(self, policy: PrecisionPolicy, shape: Shape) -> tuple[Config, ...]:
         cuts = [(1024, 4), (512, 2), (256, 1), (512, 4), (2048, 4), (2048, 8)]
         return tuple(Config.of(warps, BLOCK=block) for block, warps in cuts)

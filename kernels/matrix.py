@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from .capability import CAPABILITIES
@@ -15,7 +16,7 @@ from .precision import policy_of
 from .static import fault
 from .tuning import choose
 
-__all__ = ["Row", "markdown", "picks", "run"]
+__all__ = ["Row", "markdown", "picks", "run", "write"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +47,16 @@ class Row:
         return {**fields, "capability": "{}.{}".format(*self.capability), "mix": dict(self.mix or {})}
 
 
-def picks(operation: Operation, capability: tuple[int, int]) -> tuple[Job, ...]:
-    """What is launched there: the samples, and every shape that is tuned, each with the config it would get."""
+def picks(operation: Operation, capability: tuple[int, int], *, quick: bool = False) -> tuple[Job, ...]:
+    """What is launched there: the samples, and every shape that is tuned, each with the config it would get.
+
+    quick: the first sample and the last.
+    """
     policy = policy_of(*capability)
     if operation.refusal(policy):
         return ()
-    shapes = dict.fromkeys((*operation.samples(policy), *operation.shapes(policy)))
+    samples = operation.samples(policy)
+    shapes = dict.fromkeys((samples[0], samples[-1]) if quick else (*samples, *operation.shapes(policy)))
     return tuple(Job(operation.name, capability, shape, choose(operation, policy, shape).config) for shape in shapes)
 
 
@@ -60,12 +65,16 @@ def run(
     capabilities: Iterable[tuple[int, int]] = tuple(CAPABILITIES),
     workers: int = 1,
     done: Callable[[int, int], None] = lambda count, total: None,
+    *,
+    quick: bool = False,
 ) -> tuple[list[Row], float]:
     """A row for each kernel that differs, and the seconds that all of it took."""
     began = time.perf_counter()
     by_name = {operation.name: operation for operation in operations}
     capabilities = tuple(capabilities)
-    jobs = [job for each in by_name.values() for capability in capabilities for job in picks(each, capability)]
+    jobs = [
+        job for each in by_name.values() for capability in capabilities for job in picks(each, capability, quick=quick)
+    ]
     rows: dict[Any, Row] = {}
     for job, results in compile_all(jobs, workers, done).items():
         policy = policy_of(*job.capability)
@@ -98,6 +107,18 @@ def markdown(rows: Sequence[Row]) -> str:
         cells = [_cell([row for row in rows if (row.op, row.capability) == (op, each)]) for each in CAPABILITIES]
         lines.append(f"| {op} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def write(path: Path, rows: Sequence[Row]) -> None:
+    """Between the marks of a page that has them, else as a page of its own."""
+    text = markdown(rows)
+    page = path.read_text() if path.exists() else ""
+    before, begin, rest = page.partition(_BEGIN)
+    _, end, after = rest.partition(_END)
+    path.write_text(f"{before}{begin}\n{text}{end}{after}" if end else text)
+
+
+_BEGIN, _END = "<!-- matrix: begin -->", "<!-- matrix: end -->"
 
 
 def _cell(rows: Sequence[Row]) -> str:

@@ -62,6 +62,9 @@ class Norm(Pointwise):
     def samples(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
         return tuple(Shape.of(n=model.hidden, t=1) for model in MODELS)
 
+    def small(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
+        return (Shape.of(n=200, t=5),)
+
     def configs(self, policy: PrecisionPolicy, shape: Shape) -> tuple[Config, ...]:
         cuts = [(1024, 4), (512, 2), (2048, 8), (2048, 4), (4096, 8)]
         return tuple(Config.of(warps, BLOCK=block) for block, warps in cuts if block == 1024 or block <= shape["n"])
@@ -105,6 +108,9 @@ class HeadNorm(Pointwise):
 
     def samples(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
         return (Shape.of(d=128, h=64, t=1),)
+
+    def small(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
+        return (Shape.of(d=128, h=3, t=5),)
 
     def configs(self, policy: PrecisionPolicy, shape: Shape) -> tuple[Config, ...]:
         return tuple(Config.of(warps, ROWS=rows) for rows, warps in [(8, 4), (16, 4), (32, 4), (4, 1), (16, 8)])

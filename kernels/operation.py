@@ -92,8 +92,11 @@ class Operation(Protocol):
     exact  sizes that must be equal before a config found for one shape is used for another
     """
 
-    name: str
-    exact: frozenset[str]
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def exact(self) -> frozenset[str]: ...
 
     def refusal(self, policy: PrecisionPolicy) -> str:
         """Why this capability does not use it; empty if it does."""

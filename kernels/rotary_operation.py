@@ -133,6 +133,10 @@ class Rotary(Pointwise):
         kept = ("half", "int8") if self.writes else ("none",)
         return tuple(Shape.of(d=dim, h=32, kh=8, kv=kv, t=1) for dim in (64, 80, 96, 128, 256) for kv in kept)
 
+    def small(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
+        kept = ("half", "int8") if self.writes else ("none",)
+        return tuple(Shape.of(d=dim, h=6, kh=2, kv=kv, t=5) for dim in (64, 80) for kv in kept)
+
     def configs(self, policy: PrecisionPolicy, shape: Shape) -> tuple[Config, ...]:
         cuts = [(4, 1), (4, 2), (8, 2), (8, 4), (2, 1), (1, 1), (16, 4)]
         return tuple(Config.of(warps, HEADS=heads) for heads, warps in cuts if heads <= max(4, shape["h"]))

@@ -14,8 +14,8 @@ from collections.abc import Callable
 import torch
 
 from . import dequantize, w4a16_gemm, w4a16_gemv
-from .model_shapes import MODELS
 from .devices import Device
+from .model_shapes import MODELS
 from .operation import Launch, Operation, Problem, Shape
 from .packed_int4 import PackedInt4, pack, unpack
 from .precision import PrecisionPolicy

@@ -141,7 +141,8 @@ def _span(config: Config) -> int:
 
 def tokens_at_once(num_tokens: int) -> int:
     """As even lots as MAX_TOKENS allows."""
-    return triton.cdiv(num_tokens, triton.cdiv(num_tokens, MAX_TOKENS))
+    lots = -(-num_tokens // MAX_TOKENS)
+    return -(-num_tokens // lots)
 
 
 def gemv_grid(num_tokens: int, num_rows: int, config: Config) -> tuple[int, int]:

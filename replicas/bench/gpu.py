@@ -5,7 +5,8 @@ It runs where torch, Triton and numpy are and nothing else of ours need be insta
     python -m motley.replicas.bench.gpu --out DIR
 
 Each step writes its file when it ends, so that what was done is kept if time runs out. Without a GPU, --rehearse
-goes through the same steps on small shapes in Triton's interpreter: what it writes says so, and measures nothing.
+goes through the same steps on small shapes in Triton's interpreter (in fp16, since it computes bf16 wrongly): what
+it writes says so, and measures nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,7 +65,10 @@ def run(out: Path, seconds: float = SECONDS, rehearse: tuple[int, int] | None = 
         raise RuntimeError("torch finds no GPU here; --rehearse goes through the steps without one")
     device = torch.device("cpu" if rehearse else "cuda:0")
     capability = rehearse or torch.cuda.get_device_capability(device)
-    place = Place(device, policy_of(*capability), rehearse is not None, began + seconds)
+    policy = policy_of(*capability)
+    if rehearse is not None and policy.storage == "bf16":  # which the interpreter computes wrongly
+        policy = replace(policy, storage="fp16", compute="fp16")
+    place = Place(device, policy, rehearse is not None, began + seconds)
     operations = [operation(name) for name in ops] or list(OPERATIONS)
     out.mkdir(parents=True, exist_ok=True)
     _write(out / "machine.json", _machine(place))
@@ -93,6 +97,7 @@ def _machine(place: Place) -> dict[str, Any]:
     from .report import machine, versions
 
     found = {**machine(), "rehearsal": place.rehearsal, "capability": str(place.policy.capability)}
+    found["storage"] = place.policy.storage
     if not place.rehearsal:
         properties = torch.cuda.get_device_properties(place.device)
         found |= {

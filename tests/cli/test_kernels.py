@@ -89,8 +89,9 @@ def test_operators_of_a_cpu_are_measured(capsys: pytest.CaptureFixture[str], tmp
         assert row["gb_per_s"] * row["value"] * 1e3 > moved, "the weights at least"
 
 
-def test_the_gpu_run_is_rehearsed(tmp_path: Path) -> None:
-    assert gpu.run(tmp_path, rehearse=(6, 1))
+@pytest.mark.parametrize("capability", [(6, 1), (9, 0)])
+def test_the_gpu_run_is_rehearsed(tmp_path: Path, capability: tuple[int, int]) -> None:
+    assert gpu.run(tmp_path, rehearse=capability)
     found = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("*.json")}
     assert found.keys() == {"machine", "checks", "tuning", "kernels"}
     assert found["machine"]["machine"]["rehearsal"]

@@ -1,4 +1,4 @@
-"""Compiles the int4 GEMV, and a twin that accumulates in halves, for each capability given as CC; prints JSON.
+"""Compiles the int4 kernels, and on 6.1 a twin that multiplies in halves, for capabilities given as CC; prints JSON.
 
 A process of its own: Triton compiles nothing where its interpreter has been.
 """
@@ -7,44 +7,41 @@ from __future__ import annotations
 
 import json
 import sys
-
-import triton
-import triton.language as tl
+from collections.abc import Iterator
 
 from motley.kernels.aot import Compiled, compile_variant
-from motley.kernels.variant import Config, Variant
-from motley.kernels.w4a16 import gemv_variant
-
-CONFIG = Config.of(4, 1, ROWS=4, SPAN=64)
-
-
-@triton.jit
-def _half_sum(x, out, K: tl.constexpr):  # type: ignore[no-untyped-def]
-    at = tl.arange(0, K)
-    value = tl.load(x + at)
-    tl.store(out + at, value * value + value)
+from motley.kernels.operation import Launch
+from motley.kernels.precision import policy_of
+from motley.kernels.static import fault
+from motley.kernels.variant import Config
+from motley.kernels.w4a16 import OPERATIONS
+from motley.kernels.w4a16_gemv import gemv_variant
 
 
-def variants() -> list[Variant]:
-    twin = Variant(
-        "half twin", _half_sum, (("x", "*fp16"), ("out", "*fp16")), (("K", 256),), Config.of(4), ("x", "out")
-    )
-    sizes = [(1, 128), (4, 64), (8, 32)]
-    return [
-        *(gemv_variant("fp16", 4096, tokens, group, CONFIG, scales="fp16", bias="fp16") for tokens, group in sizes),
-        twin,
-    ]
+def launches(capability: tuple[int, int]) -> Iterator[tuple[str, Launch]]:
+    policy = policy_of(*capability)
+    for operation in OPERATIONS:
+        if not operation.refusal(policy):
+            for shape in operation.samples(policy):
+                config = operation.configs(policy, shape)[0]
+                yield from ((operation.name, launch) for launch in operation.launches(policy, shape, config))
+    if capability == (6, 1):
+        config = Config.of(4, 1, ROWS=8, REPEAT=1)
+        twin = gemv_variant("fp16", 8, 128, config, scales="fp16", bias=None, half=True)
+        yield "half twin", Launch(twin, (1,))
 
 
-def told(found: Compiled) -> dict[str, object]:
+def told(op: str, launch: Launch, found: Compiled) -> dict[str, object]:
+    mix, loop = found.mix(), found.inner_loop()
     return {
-        "name": found.name, "registers": found.registers, "spilled": found.spilled, "shared": found.shared,
-        "threads": found.threads, "half": dict(found.half_arithmetic()), "instructions": sum(found.mix().values()),
-        "barriers": found.mix()["bar.sync"],
+        "op": op, "fault": fault(policy_of(*found.capability), launch, found), "half": dict(found.half_arithmetic()),
+        "registers": found.registers, "products": sum(mix[name] for name in mix if name.startswith("fma.rn")),
+        "loop": dict(loop), "mix": dict(mix),
     }  # fmt: skip
 
 
 if __name__ == "__main__":
-    for capability in map(int, sys.argv[1:]):
-        results = [told(compile_variant(variant, divmod(capability, 10))) for variant in variants()]
-        print(json.dumps({"capability": capability, "results": results}))
+    for given in map(int, sys.argv[1:]):
+        version: tuple[int, int] = divmod(given, 10)
+        results = [told(op, launch, compile_variant(launch.variant, version)) for op, launch in launches(version)]
+        print(json.dumps({"capability": given, "results": results}))

@@ -32,7 +32,12 @@ def compile_(
     everything: Annotated[bool, typer.Option("--all", help="All capabilities.")] = False,
     op: Annotated[list[str] | None, typer.Option(help="Operator; may be repeated; default: all.")] = None,
     workers: Annotated[int, typer.Option(help="Compilers at a time; 0: as many as cores.", min=0)] = 0,
-    table: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the table of a README there.")] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Of each operator the first sample shape and the last.")
+    ] = False,
+    table: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the table into that page, between its marks.")
+    ] = None,
     as_json: options.Json = False,
     config: ConfigFile = None,
 ) -> None:
@@ -54,7 +59,11 @@ def compile_(
     _need_the_compiler()
     with counted("compiling") as progress:
         rows, seconds = matrix.run(
-            operations, capabilities, workers or os.cpu_count() or 1, lambda count, of: progress("compiling", count, of)
+            operations,
+            capabilities,
+            workers or os.cpu_count() or 1,
+            lambda count, of: progress("compiling", count, of),
+            quick=quick,
         )
     faults = [row for row in rows if row.fault]
     if as_json:
@@ -67,7 +76,7 @@ def compile_(
             print(_line(row))
         print(f"{len(rows)} kernels, {len(faults)} at fault, {seconds:.0f} s")
     if table is not None:
-        table.write_text(matrix.markdown(rows))
+        matrix.write(table, rows)
     if faults:
         raise typer.Exit(1)
 
