@@ -16,7 +16,7 @@ from motley.kernels.variant import Config
 # Products of halves are those of tensor cores; of bf16 the interpreter can form none.
 PACKED = {wide: Config.of(4, 1, BLOCK=32, SPLITS=1, WIDE=wide) for wide in (False, True)}
 KERNELS: tuple[Kernel, ...] = ("packed GQA", "per head")
-LENGTHS = [100, 1, 16, 0, 33]
+LENGTHS = [70, 1, 0, 33]
 
 
 def spans(lengths: list[int]) -> list[tuple[int, int]]:
@@ -64,15 +64,15 @@ def test_every_head_dim_and_group(kernel: Kernel, heads: int, kv_heads: int, dim
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("splits", [1, 4])
-@pytest.mark.parametrize("window", [1, 16, 33, 1000])
+@pytest.mark.parametrize("window", [1, 33, 1000])
 def test_windows(kernel: Kernel, splits: int, window: int) -> None:
     """Tokens before a window are NaN here: they are not read."""
-    batch = guarded(Heads("fp16", "fp16", 4, 2, 64, True), spans([100, 1, 33, 0, 17]), window)
+    batch = guarded(Heads("fp16", "fp16", 4, 2, 64, True), spans([75, 0, 17]), window)
     check(batch, kernel, config_of(kernel, "fp16", splits, 2))
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("length", [15, 16, 17, 31, 32, 33, 64, 65, 127, 128, 129])
+@pytest.mark.parametrize("length", [16, 17, 32, 33, 64, 65, 128, 129])
 def test_every_edge_of_blocks_steps_and_splits(kernel: Kernel, length: int) -> None:
     check(guarded(Heads("fp16", "fp16", 2, 1, 64), spans([length])), kernel, config_of(kernel, "fp16", 4, 2))
 
@@ -80,9 +80,9 @@ def test_every_edge_of_blocks_steps_and_splits(kernel: Kernel, length: int) -> N
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("splits", [1, 4])
 def test_bits_are_those_without_the_rest_of_the_batch(kernel: Kernel, splits: int) -> None:
-    batch = guarded(Heads("fp16", "fp16", 4, 2, 64), spans([70, 3, 110, 0]))
+    batch = guarded(Heads("fp16", "fp16", 4, 2, 64), spans([70, 3, 0]))
     together = run(batch, kernel, config_of(kernel, "fp16", splits, 2))
-    for sequence in range(4):
+    for sequence in range(3):
         only = slice(sequence, sequence + 1)
         alone = replace(batch, q=batch.q[only], block_tables=batch.block_tables[only], spans=batch.spans[only])
         assert torch.equal(run(alone, kernel, config_of(kernel, "fp16", splits, 2)), together[only])

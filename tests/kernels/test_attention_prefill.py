@@ -54,7 +54,7 @@ def test_every_head_dim_and_group(heads: int, kv_heads: int, dim: int) -> None:
     check(guarded(Heads("fp16", "fp16", heads, kv_heads, dim), [(9, 12), (40, 1)]), config_of())
 
 
-@pytest.mark.parametrize("window", [1, 16, 33, 1000])
+@pytest.mark.parametrize("window", [1, 33, 1000])
 def test_windows(window: int) -> None:
     """Tokens before the windows are NaN here: they are not read."""
     check(guarded(Heads("fp16", "fp16", 4, 2, 64, True), [*SPANS, (97, 40)], window), config_of())
