@@ -56,7 +56,7 @@ def _best(tops, row, S, SPLITS: tl.constexpr):
 
 
 @triton.jit
-def _tokens(logits, row, at, top, temperature, min_p, V):
+def keys_and_weights(logits, row, at, top, temperature, min_p, V):
     """Keys int32 and weights int64 of the tokens `at`; a weight of 0 is never chosen.
 
     key  (top - logit) / temperature, each step rounded as fp32 is, in steps of 2**-25; nothing lies beyond 31.5
@@ -165,7 +165,7 @@ def tally(
         temperature = tl.maximum(temperature, 1e-6)
         for start in range(0, CHUNK, TILE):
             at = part * CHUNK + start + tl.arange(0, TILE)
-            key, weights = _tokens(logits, row, at, top, temperature, min_p, V)
+            key, weights = keys_and_weights(logits, row, at, top, temperature, min_p, V)
             if STEP == 0:
                 add(planes + (key >> 20), weights, ASM)
                 if k > 0:
@@ -222,7 +222,7 @@ def weigh(
         temperature = tl.maximum(temperature, 1e-6)
         for start in range(0, CHUNK, TILE):
             at = part * CHUNK + start + tl.arange(0, TILE)
-            key, weights = _tokens(logits, row, at, top, temperature, min_p, V)
+            key, weights = keys_and_weights(logits, row, at, top, temperature, min_p, V)
             mass += tl.where(key < last, weights, 0)
             equal += ((key == last) & (weights > 0)).to(tl.int32)
         tl.store(masses + row * S + part, tl.sum(mass, axis=0))
@@ -267,7 +267,7 @@ def draw(
         found = tl.zeros((), tl.int32)
         for start in range(0, CHUNK, TILE):
             which = part * CHUNK + start + tl.arange(0, TILE)
-            key, weights = _tokens(logits, row, which, top, temperature, min_p, V)
+            key, weights = keys_and_weights(logits, row, which, top, temperature, min_p, V)
             count = tl.sum(((key == last) & (weights > 0)).to(tl.int32), axis=0).to(tl.int64)
             here = tl.sum(tl.where(key < last, weights, 0), axis=0) + tl.minimum(tl.maximum(left, 0), count) * each
             found |= (here > target).to(tl.int32)
@@ -275,7 +275,7 @@ def draw(
             left -= tl.where(found == 0, count, 0)
             first += tl.where(found == 0, TILE, 0)
         which = first + tl.arange(0, TILE)
-        key, weights = _tokens(logits, row, which, top, temperature, min_p, V)
+        key, weights = keys_and_weights(logits, row, which, top, temperature, min_p, V)
         tied = (key == last) & (weights > 0)
         among = tied & (tl.cumsum(tied.to(tl.int32), axis=0) <= left)
         weights = tl.where((key < last) | among, weights, 0)

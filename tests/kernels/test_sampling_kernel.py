@@ -14,7 +14,8 @@ from motley.kernels import sampling_reference as reference
 from motley.kernels.operation import Shape
 from motley.kernels.precision import policy_of
 from motley.kernels.sampling import Cut, SamplingRows, sample
-from motley.kernels.sampling_arithmetic import ADD_PTX, uniform_bits, weight_of
+from motley.kernels.sampling_arithmetic import ADD_PTX, ceiling, uniform_bits, weight_of
+from motley.kernels.sampling_kernels import keys_and_weights
 from motley.kernels.sampling_operation import SAMPLE, logprob_error, random_rows
 from motley.kernels.variant import Config
 from motley.replicas import philox, sampler
@@ -81,6 +82,40 @@ def test_random_numbers_are_those_of_the_cpu_sampler() -> None:
     assert [reference.uniform_bits(*case) for case in cases] == found.tolist()
 
 
+@triton.jit
+def _ceilings(values, out, N: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.arange(0, N)
+    tl.store(out + at, ceiling(tl.load(values + at)))
+
+
+@triton.jit
+def _keys(logits, numbers, keys, weights, V, N: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.arange(0, N)
+    top, temperature, min_p = tl.load(numbers), tl.load(numbers + 1), tl.load(numbers + 2)
+    key, weight = keys_and_weights(logits, tl.program_id(0), at, top, temperature, min_p, V)
+    tl.store(keys + at, key, at < V)
+    tl.store(weights + at, weight, at < V)
+
+
+@pytest.mark.parametrize("temperature", [0.1, 0.7, 1.0, 3.3])
+def test_keys_are_the_quotients_of_the_cpu_sampler(temperature: float) -> None:
+    logits = 20 - 30 * torch.rand(1000, generator=torch.Generator().manual_seed(6))
+    logits[:4] = torch.tensor([20.0, -math.inf, 19.999998, -1e30])
+    keys, weights = torch.empty(1000, dtype=torch.int32), torch.empty(1000, dtype=torch.int64)
+    _keys[(1,)](logits, torch.tensor([20.0, temperature, 0.0]), keys, weights, 1000, 1024)
+    quotients = -((logits - 20.0) / temperature)  # as sampler.py has them, but for the sign
+    assert torch.equal(keys.long(), (quotients.clamp(max=31.5) * 2**25).long())
+    assert torch.equal(weights, reference.weights_of(keys.long()))
+    assert weights[[0, 1, 3]].tolist() == [2**44, 0, 0]
+
+
+def test_fractions_are_rounded_up() -> None:
+    values = torch.tensor([0.0, 2.0**-40, 0.5, 1.0, 1.0000001, 3.5, 2.0**44 - 2**20, 2.0**44])
+    found = torch.empty(8, dtype=torch.int64)
+    _ceilings[(1,)](values, found, 8)
+    assert found.tolist() == [math.ceil(value) for value in values.tolist()]
+
+
 @pytest.mark.parametrize("size", [1, 255, 1025])
 def test_every_size(size: int) -> None:
     logits = 4 * torch.randn(5, size, generator=torch.Generator().manual_seed(size))
@@ -123,7 +158,8 @@ def test_of_equal_logits_the_lowest_ids_stay() -> None:
     logits = torch.zeros(4, 1000)
     assert set(check(logits, rows(4, top_k=3))) <= {0, 1, 2}
     assert set(check(logits, rows(4, top_p=0.0029))) <= {0, 1, 2}
-    assert set(check(logits[:2], rows(2, temperature=0.0))) == {0}
+    for config in (CONFIG, Config.of(1, CHUNK=256, TILE=64)):
+        assert set(check(logits[:2], rows(2, temperature=0.0), config)) == {0}
     logits[:, 300:900] = 1.0
     assert set(check(logits, rows(4, top_k=2))) <= {300, 301}
     assert max(check(logits, rows(4, temperature=100.0, top_k=605))) >= 300, "of two chunks, and five ids below 300"
