@@ -28,12 +28,12 @@ import triton.language as tl
 from .operation import Launch
 from .precision import PrecisionPolicy
 from .quantize_rows import QuantizedRows
+from .split_k import adding_grid, adding_variant
 from .variant import Config, Variant, type_name
 
 __all__ = ["Rows8", "grids", "launches", "multiply", "tensor_configs", "variants"]
 
 TOGETHER = 8  # blocks of rows that share a block of weights while it is in L2
-REDUCE = Config.of(4, 1, BLOCK=1024)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,19 +133,6 @@ def _multiply(
     tl.store(out + m.to(tl.int64) * N + n, total.to(out.dtype.element_ty), (m < M) & (n < N))
 
 
-@triton.jit
-def _add_parts(parts, bias, out, M, N, BIAS: tl.constexpr, SPLIT: tl.constexpr, BLOCK: tl.constexpr):
-    """out [M, N] = the sum of parts fp32 [SPLIT, M, N], in order, plus bias."""
-    size = M.to(tl.int64) * N
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    total = tl.zeros((BLOCK,), tl.float32)
-    for part in tl.static_range(SPLIT):
-        total += tl.load(parts + part * size + at, at < size, 0.0)
-    if BIAS:
-        total += tl.load(bias + at % N, at < size, 0.0).to(tl.float32)
-    tl.store(out + at, total.to(out.dtype.element_ty), at < size)
-
-
 def variants(
     dtype: str,
     num_columns: int,
@@ -177,17 +164,14 @@ def variants(
     product = Variant(name, _multiply, tuple(types.items()), tuple(constants.items()), config, (*pointers, "N", "K"))
     if not split:
         return (product,)
-    types = {"parts": "*fp32", "bias": f"*{bias or dtype}", "out": f"*{dtype}", "M": "i32", "N": "i32"}
-    constants = {"BIAS": bias is not None, "SPLIT": config["SPLIT"]}
-    aligned = ("parts", "bias", "out", "N")
-    adding = Variant(f"{name}_add", _add_parts, tuple(types.items()), tuple(constants.items()), REDUCE, aligned)
+    adding = adding_variant(f"{name}_add", dtype, config["SPLIT"], bias=bias)
     return product, adding
 
 
 def grids(num_tokens: int, num_rows: int, config: Config) -> tuple[tuple[int, ...], ...]:
     """Of the variants, in their order."""
     blocks = triton.cdiv(num_tokens, config["BLOCK_M"]) * triton.cdiv(num_rows, config["BLOCK_N"])
-    return (blocks, config["SPLIT"]), (triton.cdiv(num_tokens * num_rows, REDUCE["BLOCK"]),)
+    return (blocks, config["SPLIT"]), adding_grid(num_tokens, num_rows)
 
 
 def multiply(x: QuantizedRows, weight: Rows8, dtype: torch.dtype, config: Config) -> torch.Tensor:

@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 
 from .packed_int4 import PackedInt4
+from .split_k import adding_grid, adding_variant
 from .variant import Config, Constant, Variant, type_name
 
 MAX_TOKENS = 64
@@ -101,22 +102,6 @@ def _gemm(
     tl.store(at_out, total.to(out.dtype.element_ty), (tokens < M)[None, :] & (rows < N)[:, None])
 
 
-@triton.jit
-def _add_parts(parts, bias, out, M, N, BIAS: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
-    """out [M, N] = the sum of parts fp32 [SPLITS, M, N], in order, plus bias."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    size = M.to(tl.int64) * N
-    total = tl.zeros((BLOCK,), tl.float32)
-    for part in tl.static_range(SPLITS):
-        total += tl.load(parts + part * size + at, at < size, 0.0)
-    if BIAS:
-        total += tl.load(bias + at % N, at < size, 0.0).to(tl.float32)
-    tl.store(out + at, total.to(out.dtype.element_ty), at < size)
-
-
-REDUCE = Config.of(4, 1, BLOCK=1024)
-
-
 def gemm_variants(
     dtype: str, group_size: int, config: Config, *, scales: str, bias: str | None, ptx: bool
 ) -> tuple[Variant, ...]:
@@ -138,18 +123,13 @@ def gemm_variants(
     )
     if not split:
         return (product,)
-    types = {"parts": "*fp32", "bias": f"*{bias or dtype}", "out": f"*{dtype}", "M": "i32", "N": "i32"}
-    constants = {"BIAS": bias is not None, "SPLITS": config["SPLITS"]}
-    parts = ("parts", "bias", "out", "N")
-    return product, Variant(
-        "w4a16_add_parts", _add_parts, tuple(types.items()), tuple(constants.items()), REDUCE, parts
-    )
+    return product, adding_variant("w4a16_add_parts", dtype, config["SPLITS"], bias=bias)
 
 
 def gemm_grids(num_tokens: int, num_rows: int, config: Config) -> tuple[tuple[int, ...], ...]:
     """Of the variants, in their order."""
     blocks = triton.cdiv(num_rows, config["BLOCK_N"]), triton.cdiv(num_tokens, config["BLOCK_M"]), config["SPLITS"]
-    return blocks, (triton.cdiv(num_tokens * num_rows, REDUCE["BLOCK"]),)
+    return blocks, adding_grid(num_tokens, num_rows)
 
 
 def gemm(x: torch.Tensor, weight: PackedInt4, config: Config) -> torch.Tensor:
