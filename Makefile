@@ -14,7 +14,7 @@ TORCH = $(call ENTRY,print(*[d for d in project['dependencies'] if d.startswith(
 PROTOS = $(call ENTRY,print(*project['optional-dependencies']['protos']))
 
 .DEFAULT_GOAL := help
-.PHONY: help serve install test lint types imports unit gencode graph reference protos clean
+.PHONY: help serve install test lint types imports unit unit-system unit-rest gencode graph reference protos clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -41,7 +41,18 @@ imports: $(VENV)/.dev  ## which package may import which
 	$(BIN)/lint-imports
 
 unit: $(VENV)/.dev  ## pytest; ARGS="-k text" runs a part
+ifeq ($(ARGS),)
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target unit-system unit-rest
+else
 	$(BIN)/pytest $(ARGS)
+endif
+
+# Side by side: the system tests wait for other processes most of their time.
+unit-system: $(VENV)/.dev
+	$(BIN)/pytest tests/system
+
+unit-rest: $(VENV)/.dev
+	$(BIN)/pytest --ignore=tests/system
 
 gencode: $(VENV)/.protos  ## the gRPC code is what the protos make
 	$(VENV)/protos/bin/python cluster/protos/generate.py --check

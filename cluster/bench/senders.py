@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any, Protocol
 
 import aiohttp
@@ -54,7 +55,7 @@ class GrpcSender:
         )
 
     async def stream(self, job: Job, on_message: Callable[[], None]) -> int:
-        call = self._stream(self._request(job), metadata=self._metadata)
+        call = self._stream(completion_request(self._model, job), metadata=self._metadata)
         tokens = 0
         try:
             async for chunk in call:
@@ -69,17 +70,13 @@ class GrpcSender:
 
     async def whole(self, job: Job) -> int:
         try:
-            reply = await self._whole(self._request(job), metadata=self._metadata)
+            reply = await self._whole(completion_request(self._model, job), metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             raise RequestFailed(error.code().name) from error
         return int(reply.usage.completion_tokens)
 
     async def close(self) -> None:
         await self._channel.close()
-
-    def _request(self, job: Job) -> pb.CompleteRequest:
-        sampling = pb.SamplingParams(max_tokens=job.output_tokens, ignore_eos=True, temperature=0.0)
-        return pb.CompleteRequest(model=self._model, token_ids=pb.TokenIds(ids=job.prompt_ids), sampling=sampling)
 
 
 class HttpSender:
@@ -128,9 +125,25 @@ class HttpSender:
         return json.dumps(fields | ({"stream_options": {"include_usage": True}} if stream else {})).encode()
 
 
+def completion_request(model: str, job: Job) -> pb.CompleteRequest:
+    sampling = pb.SamplingParams(max_tokens=job.output_tokens, ignore_eos=True, temperature=0.0)
+    return pb.CompleteRequest(model=model, token_ids=pb.TokenIds(ids=job.prompt_ids), sampling=sampling)
+
+
 def sender(workload: Workload, target: str, model: str, api_key: str | None) -> Sender:
     """`target`: host:port for gRPC, a URL without path for HTTP. Call it where the event loop runs."""
-    return (GrpcSender if workload.protocol == "grpc" else HttpSender)(target, model, api_key)
+    if workload.protocol == "http":
+        return HttpSender(target, model, api_key)
+    if grpc_client() == "grpcio":
+        return GrpcSender(target, model, api_key)
+    from .curl_sender import CurlSender
+
+    return CurlSender(target, model, api_key)
+
+
+def grpc_client() -> str:
+    """libcurl where pycurl is installed: its share of the cores is a fraction of what grpcio takes."""
+    return "libcurl" if find_spec("pycurl") else "grpcio"
 
 
 async def _check(response: aiohttp.ClientResponse) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import grpc
 import openai
 import pytest
-from served import Served, alive, command_line, wait_for
+from served import Served, alive, wait_for
 
 from motley.client import Client
 from motley.cluster.protos import vllm_engine_pb2, vllm_engine_pb2_grpc
@@ -126,8 +126,15 @@ def both(pair: Served) -> None:
 
 
 def pool(service: Served) -> list[int]:
-    """Process ids of the replicas with an engine."""
-    return [pid for pid in service.replicas() if ":cpu" in command_line(pid)]
+    """Process ids of the replicas with an engine, in the order of their names, which `carried` has as well."""
+    replicas = sorted(of_pool(service), key=lambda replica: str(replica["replica_id"]))
+    return [int(replica["pid"]) for replica in replicas]
+
+
+def busiest(service: Served) -> int:
+    """The process that carries most sequences, as soon as there are some."""
+    loads = wait_for(lambda: any(found := carried(service)) and found, "sequences that run")
+    return pool(service)[loads.index(max(loads))]
 
 
 def resumed(service: Served) -> int:
@@ -138,14 +145,14 @@ def resumed(service: Served) -> int:
 
 @contextmanager
 def readers(service: Served) -> Iterator[list[Any]]:
-    """All streams of the table at once, every one of them begun, as far as it has not ended."""
+    """All streams of the table at once, some of them begun: on busy cores those end before the last begins."""
     answers = [Answer() for _ in READERS]
     with ThreadPoolExecutor(len(READERS)) as threads:
         futures = [
             threads.submit(reader, service, name, answer)
             for (reader, name), answer in zip(READERS, answers, strict=True)
         ]
-        wait_for(lambda: all(answer.choices for answer in answers), "streams", 60)
+        wait_for(lambda: sum(bool(answer.choices) for answer in answers) > len(answers) // 2, "streams")
         yield futures
 
 
@@ -169,9 +176,9 @@ def check_baseline(service: Served, count: int = 2) -> None:
 
 def test_a_replica_is_killed(pair: Served, unbroken: list[Answer]) -> None:
     before = resumed(pair)
-    for turn in range(4):  # one that carries streams: on a busy machine some have ended before the last begins
-        victim = pool(pair)[turn % 2]
+    for _ in range(4):  # until one went on elsewhere: they may all have ended a moment before
         with readers(pair) as futures:
+            victim = busiest(pair)
             os.kill(victim, signal.SIGKILL)
             check(pair, futures, unbroken)
         check_baseline(pair)
@@ -182,9 +189,9 @@ def test_a_replica_is_killed(pair: Served, unbroken: list[Answer]) -> None:
 
 def test_a_replica_hangs(pair: Served, unbroken: list[Answer]) -> None:
     before = resumed(pair)
-    for turn in range(4):
-        victim = pool(pair)[turn % 2]
+    for _ in range(4):
         with readers(pair) as futures:
+            victim = busiest(pair)
             os.kill(victim, signal.SIGSTOP)
             check(pair, futures, unbroken)
         wait_for(lambda pid=victim: not alive([pid]), "the hung replica to be removed", 90)
@@ -230,8 +237,12 @@ def scale(service: Served, count: int) -> None:
 
 def states(service: Served) -> list[str]:
     """What Serve thinks of the replicas with an engine."""
+    return [replica["state"] for replica in of_pool(service)]
+
+
+def of_pool(service: Served) -> list[dict[str, Any]]:
     pool = dashboard(service, "serve/applications/")["applications"]["motley"]["deployments"]["cpu"]
-    return [replica["state"] for replica in pool["replicas"]]
+    return list(pool["replicas"])
 
 
 def dashboard(service: Served, path: str, body: dict[str, int] | None = None) -> Any:

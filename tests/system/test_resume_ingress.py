@@ -16,7 +16,7 @@ from served import Served, command_line
 
 from motley.client import AsyncClient, Client
 
-TOKENS = 3000
+TOKENS = 2000
 SAMPLING: list[dict[str, Any]] = [
     {"temperature": 0.0},
     {"temperature": 1.0, "seed": 1, "presence_penalty": 0.5, "logprobs": 1},

@@ -1,0 +1,46 @@
+"""motley.v1 by libcurl."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..protos import inference_pb2 as pb
+from .curl import CallFailed, CurlChannel
+from .senders import SERVICE, RequestFailed, completion_request
+from .workload import Job
+
+
+class CurlSender:
+    """The same calls by libcurl."""
+
+    def __init__(self, target: str, model: str, api_key: str | None) -> None:
+        self._model = model
+        self._channel = CurlChannel(target, (("authorization", f"Bearer {api_key}"),) if api_key else ())
+
+    async def stream(self, job: Job, on_message: Callable[[], None]) -> int:
+        tokens = 0
+
+        def read(message: bytes) -> None:
+            nonlocal tokens
+            chunk = pb.CompletionChunk.FromString(message)
+            if chunk.choices:
+                on_message()
+                tokens += sum(len(choice.token_ids) for choice in chunk.choices)
+
+        await self._call("CompleteStream", job, read)
+        return tokens
+
+    async def whole(self, job: Job) -> int:
+        answers: list[bytes] = []
+        await self._call("Complete", job, answers.append)
+        return int(pb.Completion.FromString(answers[0]).usage.completion_tokens)
+
+    async def close(self) -> None:
+        self._channel.close()
+
+    async def _call(self, method: str, job: Job, on_message: Callable[[bytes], None]) -> None:
+        request = completion_request(self._model, job).SerializeToString()
+        try:
+            await self._channel.call(f"{SERVICE}/{method}", request, on_message)
+        except CallFailed as error:
+            raise RequestFailed(error.code) from error

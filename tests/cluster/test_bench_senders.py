@@ -1,0 +1,77 @@
+"""The clients of the load test: each says the same of the same service."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from fake_service import FakeService, fake_service
+
+from motley.cluster.bench.curl import CallFailed, CurlChannel
+from motley.cluster.bench.curl_sender import CurlSender
+from motley.cluster.bench.senders import GrpcSender, HttpSender, RequestFailed, Sender, grpc_client, sender
+from motley.cluster.bench.workload import Job, Workload
+
+JOB = Job(None, (1, 2, 3), 20)
+
+
+@pytest.fixture
+def service() -> Iterator[FakeService]:
+    with fake_service() as service:
+        yield service
+
+
+@pytest.fixture(params=[GrpcSender, CurlSender, HttpSender])
+async def client(request: pytest.FixtureRequest, service: FakeService) -> AsyncIterator[Sender]:
+    target = service.http if request.param is HttpSender else service.grpc
+    client: Sender = request.param(target, "fake", "key")
+    yield client
+    await client.close()
+
+
+async def test_streams_wholes_and_refusals(client: Sender, service: FakeService) -> None:
+    heard: list[None] = []
+    assert await client.stream(JOB, lambda: heard.append(None)) == 20
+    assert len(heard) == 20
+    assert await client.whole(JOB) == 20
+    with pytest.raises(RequestFailed) as caught:
+        await client.whole(JOB)
+    assert caught.value.code in ("RESOURCE_EXHAUSTED", "429")
+    assert await client.whole(JOB) == 20, "the connection is as good as before"
+    assert service.requests == [(3, 20, True), *[(3, 20, False)] * 3]
+
+
+async def test_many_at_a_time(client: Sender, service: FakeService) -> None:
+    answers = await asyncio.gather(*(client.stream(JOB, lambda: None) for _ in range(30)), return_exceptions=True)
+    assert sorted(str(answer) for answer in answers) == ["20"] * 20 + [str(answers[-1])] * 10
+    assert {type(answer) for answer in answers} == {int, RequestFailed}
+
+
+async def test_a_call_that_is_cancelled_is_left(client: Sender, service: FakeService) -> None:
+    begun = asyncio.Event()
+    call = asyncio.create_task(client.stream(Job(None, (1,), 100_000), begun.set))
+    await asyncio.wait_for(begun.wait(), 30)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert await client.whole(JOB) == 20
+
+
+async def test_nobody_listens() -> None:
+    channel = CurlChannel("127.0.0.1:1")
+    with pytest.raises(CallFailed) as caught:
+        await channel.call("/motley.v1.Inference/Complete", b"", lambda message: None)
+    assert caught.value.code == "UNAVAILABLE"
+    channel.close()
+
+
+async def test_grpcio_does_where_pycurl_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = Workload(protocol="grpc")
+    chosen = sender(workload, "127.0.0.1:1", "fake", None)
+    assert (grpc_client(), type(chosen)) == ("libcurl", CurlSender)
+    await chosen.close()
+    monkeypatch.setattr("motley.cluster.bench.senders.find_spec", lambda name: None)
+    chosen = sender(workload, "127.0.0.1:1", "fake", None)
+    assert (grpc_client(), type(chosen)) == ("grpcio", GrpcSender)
+    await chosen.close()
