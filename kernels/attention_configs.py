@@ -91,14 +91,12 @@ _PREFILL: dict[tuple[str, int, bool], tuple[tuple[int, int, int], ...]] = {
     ("tcgen05", 256, True): ((128, 32, 8),),
 }  # fmt: skip
 _SPILL_UNDER_MASKS = {("mma.sync", 128, False, (128, 64, 8))}
-_SPILL_ON = {
-    version: {
-        ("mma.sync", 64, True, (64, 32, 4)),
-        ("mma.sync", 128, False, (128, 64, 8)),
-        ("mma.sync", 128, False, (64, 64, 8)),
-    }
-    for version in ((8, 6), (8, 9))
+_SPILL_ON_8_6 = {
+    ("mma.sync", 64, True, (64, 32, 4)),
+    ("mma.sync", 128, False, (128, 64, 8)),
+    ("mma.sync", 128, False, (64, 64, 8)),
 }
+_SPILL_ON = {(8, 0): {("mma.sync", 128, False, (64, 32, 4))}, (8, 6): _SPILL_ON_8_6, (8, 9): _SPILL_ON_8_6}
 
 
 def prefill_configs(policy: PrecisionPolicy, shape: Shape) -> tuple[Config, ...]:
