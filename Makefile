@@ -14,7 +14,7 @@ TORCH = $(call ENTRY,print(*[d for d in project['dependencies'] if d.startswith(
 PROTOS = $(call ENTRY,print(*project['optional-dependencies']['protos']))
 
 .DEFAULT_GOAL := help
-.PHONY: help serve install test lint types imports unit unit-system unit-rest gencode graph reference protos clean
+.PHONY: help serve install test lint types imports unit unit-system unit-rest unit-kernels kernels gencode graph reference protos clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -28,7 +28,7 @@ serve: $(VENV)/.run  ## install if needed, serve the demo model with a greeting,
 
 install: $(VENV)/.dev  ## make .venv with everything for development
 
-test: lint types imports gencode unit  ## lint, types, import rules, generated code and the whole suite
+test: lint types imports gencode kernels unit  ## lint, types, import rules, generated code, kernels and the whole suite
 
 lint: $(VENV)/.dev  ## ruff: errors and format
 	$(BIN)/ruff check .
@@ -42,7 +42,7 @@ imports: $(VENV)/.dev  ## which package may import which
 
 unit: $(VENV)/.dev  ## pytest; ARGS="-k text" runs a part
 ifeq ($(ARGS),)
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target unit-system unit-rest
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target unit-system unit-rest unit-kernels
 else
 	$(BIN)/pytest $(ARGS)
 endif
@@ -52,7 +52,13 @@ unit-system: $(VENV)/.dev
 	$(BIN)/pytest tests/system
 
 unit-rest: $(VENV)/.dev
-	$(BIN)/pytest --ignore=tests/system
+	$(BIN)/pytest --ignore=tests/system --ignore=tests/kernels
+
+unit-kernels: $(VENV)/.dev
+	$(BIN)/pytest tests/kernels
+
+kernels: $(VENV)/.dev  ## every operator compiled for every capability, with no GPU
+	$(BIN)/motley kernels compile --all --quick
 
 gencode: $(VENV)/.protos  ## the gRPC code is what the protos make
 	$(VENV)/protos/bin/python cluster/protos/generate.py --check
