@@ -44,8 +44,7 @@ async def test_streams_wholes_and_refusals(client: Sender, service: FakeService)
 
 async def test_many_at_a_time(client: Sender, service: FakeService) -> None:
     answers = await asyncio.gather(*(client.stream(JOB, lambda: None) for _ in range(30)), return_exceptions=True)
-    assert sorted(str(answer) for answer in answers) == ["20"] * 20 + [str(answers[-1])] * 10
-    assert {type(answer) for answer in answers} == {int, RequestFailed}
+    assert [answer for answer in answers if not isinstance(answer, RequestFailed)] == [20] * 20
 
 
 async def test_a_call_that_is_cancelled_is_left(client: Sender, service: FakeService) -> None:
