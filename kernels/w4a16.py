@@ -201,18 +201,17 @@ OPERATIONS = (GEMV, GEMM, DEQUANTIZE)
 def kernel_for(policy: PrecisionPolicy, shape: Shape, device: Device) -> tuple[Operation, str]:
     """Which of the three takes this shape on that device, and why.
 
-    As measured on it, if all that come into question are; else by what the roofline says of their arithmetic.
+    As measured on it, if more than one was for this very shape; else by what the roofline says of their arithmetic.
     """
-    known = [each for each in OPERATIONS if not each.refusal(policy)]
-    times: dict[str, float] = {}
-    for each in known:
+    times: dict[Operation, float] = {}
+    for each in OPERATIONS:
         entry = exact(each, policy, shape, device.sms)
         if entry is not None and "microseconds" in entry.facts:
-            times[each.name] = float(entry.facts["microseconds"])
-    if len(times) == len(known):
-        best = min(known, key=lambda each: times[each.name])
-        return best, f"measured: {times[best.name]:.1f} us"
-    lanes_s = roofline(device, GEMV.work(policy, shape), policy.decode.arithmetic).seconds
+            times[each] = float(entry.facts["microseconds"])
+    if len(times) > 1:
+        best = min(times, key=lambda each: times[each])
+        return best, f"measured: {times[best]:.1f} us"
+    lanes_s = roofline(device, GEMV.work(policy, shape), "fp16" if _in_half(policy) else "fp32").seconds
     if policy.capability.bf16 and shape["m"] <= w4a16_gemm.MAX_TOKENS:
         return GEMM, "tensor cores, and weights are read once, as they are held"
     full_s = _written_out(device, policy, shape)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from motley.kernels import tuning
-from motley.kernels.operation import Shape
+from motley.kernels.operation import Operation, Shape
 from motley.kernels.precision import policy_of
 from motley.kernels.registry import OPERATIONS, operation
 from motley.kernels.tuning import Entry, Table, choose, write
@@ -85,14 +85,14 @@ def test_an_operator_that_there_is_not() -> None:
 
 
 @pytest.mark.parametrize("each", OPERATIONS, ids=lambda each: each.name)
-def test_what_is_shipped_can_be_read_and_fits_its_operator(each: object) -> None:
+def test_what_is_shipped_can_be_read_and_fits_its_operator(each: Operation) -> None:
     """Every entry has the constants that the operator's configs have."""
-    for path in sorted(tuning.FOLDER.glob(f"*/{each.name}.json")):  # type: ignore[attr-defined]
+    for path in sorted(tuning.FOLDER.glob(f"*/{each.name}.json")):
         table = Table.from_json(json.loads(path.read_text()))
         assert table.source in ("measured", "static")
         digits = path.parent.name.removeprefix("sm").partition("-")[0]
         policy = policy_of(int(digits[:-1]), int(digits[-1]))
         for shape, found in table.entries.items():
-            expected = each.configs(policy, shape)  # type: ignore[attr-defined]
+            expected = each.configs(policy, shape)
             assert found.config in expected, (path, shape.key)
             assert ("microseconds" in found.facts) == (table.source == "measured")

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
-from motley.kernels import dequantize, w4a16_gemm, w4a16_gemv
+from motley.kernels import dequantize, tuning, w4a16_gemm, w4a16_gemv
+from motley.kernels.device_table import DEVICES
+from motley.kernels.devices import Device
+from motley.kernels.operation import Operation, Shape
 from motley.kernels.packed_int4 import PackedInt4, fuse, pack, unpack
 from motley.kernels.precision import policy_of
+from motley.kernels.tuning import Entry, Table, write
 from motley.kernels.variant import Config
-from motley.kernels.w4a16 import OPERATIONS, UNIT, allowance, reference
+from motley.kernels.w4a16 import OPERATIONS, UNIT, allowance, kernel_for, reference
 from motley.kernels.weights import GroupedWeight
 
 GEMV = Config.of(1, 1, ROWS=4, REPEAT=1)
@@ -155,16 +161,55 @@ class TestDequantize:
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
 @pytest.mark.parametrize("capability", [(6, 0), (6, 1), (7, 5)])
-def test_a_problem_knows_right_from_wrong(operation: object, capability: tuple[int, int]) -> None:
+def test_a_problem_knows_right_from_wrong(operation: Operation, capability: tuple[int, int]) -> None:
     policy = policy_of(*capability)
-    small = operation.small(policy)[0]  # type: ignore[attr-defined]
-    problem = operation.problem(policy, small, torch.device("cpu"))  # type: ignore[attr-defined]
-    found = problem.run(operation.configs(policy, small)[0])  # type: ignore[attr-defined]
+    small = operation.small(policy)[0]
+    problem = operation.problem(policy, small, torch.device("cpu"))
+    found = problem.run(operation.configs(policy, small)[0])
     assert problem.error(found) <= 1
     found[0, 3] += 0.1 * found.abs().max()
     assert problem.error(found) > 1
     for peer in problem.peers.values():
         peer()
+
+
+def by_name(name: str) -> Device:
+    return next(device for device in DEVICES if device.name == name)
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens", "expected"),
+    [
+        ("Tesla P40", 1, "w4a16_gemv"),
+        ("Tesla P40", 2048, "w4a16_gemv"),  # no tensor cores: writing the weights out gains nothing
+        ("Tesla T4", 16, "w4a16_gemv"),
+        ("Tesla T4", 256, "w4a16_dequantize"),
+        ("NVIDIA L4", 1, "w4a16_gemm"),
+        ("NVIDIA L4", 64, "w4a16_gemm"),
+        ("NVIDIA L4", 2048, "w4a16_dequantize"),
+    ],
+)
+def test_the_kernel_by_the_number_of_tokens(
+    name: str, tokens: int, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "FOLDER", tmp_path)
+    tuning.read.cache_clear()
+    device, shape = by_name(name), Shape.of(m=tokens, n=4096, k=4096, group=128)
+    chosen, why = kernel_for(policy_of(*device.capability.version), shape, device)
+    assert (chosen.name, "measured" in why) == (expected, False)
+
+
+def test_what_was_measured_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "FOLDER", tmp_path)
+    device, shape = by_name("NVIDIA L4"), Shape.of(m=1, n=4096, k=4096, group=128)
+    policy = policy_of(8, 9)
+    for operation, microseconds in zip(OPERATIONS[:2], (30.0, 40.0), strict=True):
+        entry = Entry(operation.configs(policy, shape)[0], {"microseconds": microseconds})
+        write(Table(operation.name, "measured", {}, {shape: entry}), tmp_path / "sm89-58sm")
+        if operation is OPERATIONS[0]:
+            assert kernel_for(policy, shape, device)[0].name == "w4a16_gemm", "one alone is compared with nothing"
+    chosen, why = kernel_for(policy, shape, device)
+    assert (chosen.name, why) == ("w4a16_gemv", "measured: 30.0 us")
 
 
 def halves(low: float, high: float, dtype: torch.dtype) -> int:
@@ -185,9 +230,9 @@ def execute(text: str, first: int, second: int, offset: int, dtype: torch.dtype)
     def value(name: str) -> int:
         return registers[name] if name in registers else int(name, 0)
 
-    def each(operation: object, *names: str) -> int:
+    def each(operation: Callable[..., float], *names: str) -> int:
         lanes = zip(*(numbers(value(name), dtype) for name in names), strict=True)
-        return halves(*(operation(*lane) for lane in lanes), dtype)  # type: ignore[operator]
+        return halves(*(operation(*lane) for lane in lanes), dtype)
 
     for instruction in text.strip("{ }").split(";"):
         name, _, rest = instruction.strip().partition(" ")
