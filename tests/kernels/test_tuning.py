@@ -23,13 +23,6 @@ def entry(rows: int, **facts: object) -> Entry:
     return Entry(Config.of(4, 1, ROWS=rows, REPEAT=1), facts)
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(tuning, "FOLDER", tmp_path)
-    tuning.read.cache_clear()
-    return tmp_path
-
-
 def test_a_shape_reads_as_it_was_written() -> None:
     shape = Shape.of(m=1, dtype="fp16", k=4096)
     assert shape.key == "dtype=fp16 k=4096 m=1"

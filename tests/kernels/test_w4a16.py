@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from motley.kernels import dequantize, tuning, w4a16_gemm, w4a16_gemv
+from motley.kernels import dequantize, w4a16_gemm, w4a16_gemv
 from motley.kernels.device_table import DEVICES
 from motley.kernels.devices import Device
 from motley.kernels.operation import Operation, Shape
@@ -189,23 +189,18 @@ def by_name(name: str) -> Device:
         ("NVIDIA L4", 2048, "w4a16_dequantize"),
     ],
 )
-def test_the_kernel_by_the_number_of_tokens(
-    name: str, tokens: int, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tuning, "FOLDER", tmp_path)
-    tuning.read.cache_clear()
+def test_the_kernel_by_the_number_of_tokens(name: str, tokens: int, expected: str, folder: Path) -> None:
     device, shape = by_name(name), Shape.of(m=tokens, n=4096, k=4096, group=128)
     chosen, why = kernel_for(policy_of(*device.capability.version), shape, device)
     assert (chosen.name, "measured" in why) == (expected, False)
 
 
-def test_what_was_measured_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning, "FOLDER", tmp_path)
+def test_what_was_measured_decides(folder: Path) -> None:
     device, shape = by_name("NVIDIA L4"), Shape.of(m=1, n=4096, k=4096, group=128)
     policy = policy_of(8, 9)
     for operation, microseconds in zip(OPERATIONS[:2], (30.0, 40.0), strict=True):
         entry = Entry(operation.configs(policy, shape)[0], {"microseconds": microseconds})
-        write(Table(operation.name, "measured", {}, {shape: entry}), tmp_path / "sm89-58sm")
+        write(Table(operation.name, "measured", {}, {shape: entry}), folder / "sm89-58sm")
         if operation is OPERATIONS[0]:
             assert kernel_for(policy, shape, device)[0].name == "w4a16_gemm", "one alone is compared with nothing"
     chosen, why = kernel_for(policy, shape, device)
