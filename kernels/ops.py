@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from .contract import CpuWeights, Linear, Numerics, Ops, Role
-from .cpu import CpuOps
-from .cpu_native import load
+from .cpu.native import load
+from .cpu.operators import CpuOps
 
 __all__ = ["CpuWeights", "Linear", "Numerics", "Ops", "Role", "choose_dtype", "for_device", "has_bf16_arithmetic"]
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from . import activation, attention_operations, norm_operation, rotary_operation, sampling_operation, w4a16
-from .fp8 import Fp8
+from .attention import operations as attention_operations
 from .operation import Operation
-from .quantize_panels import QuantizePanels
-from .quantize_rows import QuantizeRows
-from .w8a8 import W8A8
+from .pointwise import activation, norm_operation, rotary_operation
+from .sampling import operation as sampling_operation
+from .w4a16 import operations as w4a16
+from .w8a8.fp8 import Fp8
+from .w8a8.int8 import W8A8
+from .w8a8.quantize_panels import QuantizePanels
+from .w8a8.quantize_rows import QuantizeRows
 
 __all__ = ["OPERATIONS", "operation"]
 

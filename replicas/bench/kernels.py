@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from ...kernels import cpu_problems, w4a16
 from ...kernels.bench import Measurement, measure, of_operation
+from ...kernels.cpu import problems as cpu_problems
 from ...kernels.device_lookup import at_hand
 from ...kernels.measure import Timing, copy_bandwidth
 from ...kernels.model_shapes import MODELS, ModelShape
@@ -17,6 +17,8 @@ from ...kernels.ops import for_device
 from ...kernels.precision import policy_of
 from ...kernels.registry import OPERATIONS
 from ...kernels.variant import Config
+from ...kernels.w4a16.operations import OPERATIONS as INT4
+from ...kernels.w4a16.operations import kernel_for
 from .report import machine, row, versions
 
 __all__ = ["TOKENS", "run"]
@@ -128,10 +130,10 @@ def _gpu_cases(
         for layer, (n, k) in model.linears.items():
             for m in tokens:
                 shape = Shape.of(m=m, n=n, k=k, group=128)
-                operation, _ = w4a16.kernel_for(policy, shape, found)
+                operation, _ = kernel_for(policy, shape, found)
                 cases.append((f"{model.name} {layer} m={m}", case(operation, shape)))
     for operation in OPERATIONS:
-        if (operation.name in ops or (not ops and operation not in w4a16.OPERATIONS)) and not operation.refusal(policy):
+        if (operation.name in ops or (not ops and operation not in INT4)) and not operation.refusal(policy):
             cases += [(f"{operation.name} {shape.key}", case(operation, shape)) for shape in operation.shapes(policy)]
     return cases
 

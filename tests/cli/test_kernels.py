@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from motley.cli.app import run
-from motley.kernels import tuning, w4a16
-from motley.kernels.packed_int4 import unpack
+from motley.kernels import tuning
 from motley.kernels.registry import OPERATIONS
+from motley.kernels.w4a16 import operations as w4a16
+from motley.kernels.w4a16.packed import unpack
 from motley.replicas.bench import gpu
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from motley.kernels.activation import SILU_MUL, silu_mul, silu_mul_error
 from motley.kernels.operation import Shape
+from motley.kernels.pointwise.activation import SILU_MUL, silu_mul, silu_mul_error
 from motley.kernels.precision import policy_of
 from motley.kernels.variant import Config
 

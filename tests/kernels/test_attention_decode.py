@@ -8,9 +8,9 @@ import pytest
 import torch
 from paged import EPSILON, guarded
 
-from motley.kernels.attention_common import Heads
-from motley.kernels.attention_decode import Kernel, decode_attention
-from motley.kernels.attention_problem import PagedBatch, error
+from motley.kernels.attention.common import Heads
+from motley.kernels.attention.decode import Kernel, decode_attention
+from motley.kernels.attention.problem import PagedBatch, error
 from motley.kernels.variant import Config
 
 # Products of halves are those of tensor cores; of bf16 the interpreter can form none.

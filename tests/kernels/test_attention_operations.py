@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from motley.kernels.attention_decode import MAX_SPLITS
-from motley.kernels.attention_operations import DECODE, PREFILL
+from motley.kernels.attention.decode import MAX_SPLITS
+from motley.kernels.attention.operations import DECODE, PREFILL
 from motley.kernels.capability import CAPABILITIES
 from motley.kernels.operation import Shape
 from motley.kernels.precision import PrecisionPolicy, policy_of

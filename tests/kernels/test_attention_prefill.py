@@ -9,9 +9,9 @@ import torch
 from paged import EPSILON, guarded
 
 from motley.kernels import reference
-from motley.kernels.attention_common import Heads
-from motley.kernels.attention_prefill import prefill_attention
-from motley.kernels.attention_problem import PagedBatch, error, expected
+from motley.kernels.attention.common import Heads
+from motley.kernels.attention.prefill import prefill_attention
+from motley.kernels.attention.problem import PagedBatch, error, expected
 from motley.kernels.variant import Config
 
 # Chunks, first and later ones, decodes, a padded row, and a sequence with nothing new.

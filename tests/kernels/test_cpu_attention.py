@@ -8,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from step_batches import block_tables, step_batch
 
-from motley.kernels import cpu_attention, cpu_native, reference
-from motley.kernels.cpu import CpuOps
+from motley.kernels import reference
+from motley.kernels.cpu import attention as cpu_attention
+from motley.kernels.cpu import native as cpu_native
+from motley.kernels.cpu.operators import CpuOps
 
 NATIVE, REASON = cpu_native.load()
 needs_native = pytest.mark.skipif(NATIVE is None, reason=REASON)

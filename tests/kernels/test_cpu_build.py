@@ -8,9 +8,10 @@ import threading
 import pytest
 import torch
 
-from motley.kernels import cpu_build, cpu_native
-from motley.kernels.cpu_linear import in_bytes
-from motley.kernels.cpu_setting import Setting
+from motley.kernels.cpu import build as cpu_build
+from motley.kernels.cpu import native as cpu_native
+from motley.kernels.cpu.linear import in_bytes
+from motley.kernels.cpu.setting import Setting
 from motley.kernels.weights import DenseWeight
 
 NATIVE, REASON = cpu_native.load()

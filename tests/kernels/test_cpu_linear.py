@@ -7,14 +7,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from motley.kernels import cpu_choice, cpu_linear_torch, cpu_native, reference
-from motley.kernels.cpu import CpuOps
-from motley.kernels.cpu_choice import choose
-from motley.kernels.cpu_linear import NativeDense, as_stored, in_bytes
-from motley.kernels.cpu_linear_torch import TorchBoth, TorchDense, TorchInt4, TorchInt8
-from motley.kernels.cpu_pack import round_to_int8
-from motley.kernels.cpu_rounding import ROUNDING_BOUND, rounding_error
-from motley.kernels.cpu_setting import INT8_ERROR, Setting
+from motley.kernels import reference
+from motley.kernels.cpu import choice as cpu_choice
+from motley.kernels.cpu import linear_torch as cpu_linear_torch
+from motley.kernels.cpu import native as cpu_native
+from motley.kernels.cpu.choice import choose
+from motley.kernels.cpu.linear import NativeDense, as_stored, in_bytes
+from motley.kernels.cpu.linear_torch import TorchBoth, TorchDense, TorchInt4, TorchInt8
+from motley.kernels.cpu.operators import CpuOps
+from motley.kernels.cpu.pack import round_to_int8
+from motley.kernels.cpu.rounding import ROUNDING_BOUND, rounding_error
+from motley.kernels.cpu.setting import INT8_ERROR, Setting
 from motley.kernels.weights import DenseWeight, GroupedWeight
 
 NATIVE, REASON = cpu_native.load()

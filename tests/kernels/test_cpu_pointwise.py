@@ -4,8 +4,10 @@ import pytest
 import torch
 from step_batches import block_tables, step_batch
 
-from motley.kernels import cpu_attention, cpu_native, reference
-from motley.kernels.cpu import CpuOps
+from motley.kernels import reference
+from motley.kernels.cpu import attention as cpu_attention
+from motley.kernels.cpu import native as cpu_native
+from motley.kernels.cpu.operators import CpuOps
 
 NATIVE, REASON = cpu_native.load()
 KERNELS = [

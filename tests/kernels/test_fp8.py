@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from motley.kernels.fp8 import BLOCK, Fp8, Fp8Weight, linear, pack, product_error
 from motley.kernels.operation import Shape
 from motley.kernels.precision import policy_of
-from motley.kernels.quantize_rows import quantize_rows
 from motley.kernels.variant import Config
+from motley.kernels.w8a8.fp8 import BLOCK, Fp8, Fp8Weight, linear, pack, product_error
+from motley.kernels.w8a8.quantize_rows import quantize_rows
 
 SCALES = ("tensor", "rows", "blocks")
 

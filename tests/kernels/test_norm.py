@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from motley.kernels.norm import add_rms_norm, rms_norm
-from motley.kernels.norm_operation import ADD_RMS_NORM, HEAD_NORM, RMS_NORM, add_norm_error, norm_error
 from motley.kernels.operation import Shape
+from motley.kernels.pointwise.norm import add_rms_norm, rms_norm
+from motley.kernels.pointwise.norm_operation import ADD_RMS_NORM, HEAD_NORM, RMS_NORM, add_norm_error, norm_error
 from motley.kernels.precision import policy_of
 from motley.kernels.variant import Config
 

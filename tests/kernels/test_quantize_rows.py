@@ -8,9 +8,9 @@ import torch
 from motley.kernels.device_table import DEVICES
 from motley.kernels.operation import Shape
 from motley.kernels.precision import policy_of
-from motley.kernels.quantize_panels import QuantizePanels, quantize_panels, unpacked
-from motley.kernels.quantize_rows import Codes, QuantizeRows, quantize_rows, rounding_error
 from motley.kernels.variant import Config
+from motley.kernels.w8a8.quantize_panels import QuantizePanels, quantize_panels, unpacked
+from motley.kernels.w8a8.quantize_rows import Codes, QuantizeRows, quantize_rows, rounding_error
 
 KINDS: tuple[Codes, ...] = ("int8", "fp8")
 SMALL = Config.of(4, 1, BLOCK=128)

@@ -9,9 +9,17 @@ import torch
 
 from motley.kernels.kv_cache import KvCache
 from motley.kernels.operation import Shape
+from motley.kernels.pointwise.rotary import quantised, rotary, rotary_write, write_kv
+from motley.kernels.pointwise.rotary_operation import (
+    ROTARY,
+    ROTARY_WRITE,
+    WRITE_KV,
+    Inputs,
+    key_error,
+    turned_error,
+    value_error,
+)
 from motley.kernels.precision import policy_of
-from motley.kernels.rotary import quantised, rotary, rotary_write, write_kv
-from motley.kernels.rotary_operation import ROTARY, ROTARY_WRITE, WRITE_KV, Inputs, key_error, turned_error, value_error
 from motley.kernels.variant import Config
 
 CONFIG = Config.of(1, HEADS=4)

@@ -10,13 +10,13 @@ import torch
 import triton
 import triton.language as tl
 
-from motley.kernels import sampling_reference as reference
 from motley.kernels.operation import Shape
 from motley.kernels.precision import policy_of
-from motley.kernels.sampling import Cut, SamplingRows, sample
-from motley.kernels.sampling_arithmetic import ADD_PTX, ceiling, uniform_bits, weight_of
-from motley.kernels.sampling_kernels import keys_and_weights
-from motley.kernels.sampling_operation import SAMPLE, logprob_error, random_rows
+from motley.kernels.sampling import reference
+from motley.kernels.sampling.arithmetic import ADD_PTX, ceiling, uniform_bits, weight_of
+from motley.kernels.sampling.kernels import keys_and_weights
+from motley.kernels.sampling.operation import SAMPLE, logprob_error, random_rows
+from motley.kernels.sampling.sample import Cut, SamplingRows, sample
 from motley.kernels.variant import Config
 from motley.replicas import philox, sampler
 from motley.replicas.plan import SampleSpec

@@ -10,15 +10,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from motley.kernels import dequantize, w4a16_gemm, w4a16_gemv
 from motley.kernels.device_table import DEVICES
 from motley.kernels.devices import Device
 from motley.kernels.operation import Operation, Shape
-from motley.kernels.packed_int4 import PackedInt4, fuse, pack, unpack
 from motley.kernels.precision import policy_of
 from motley.kernels.tuning import Entry, Table, write
 from motley.kernels.variant import Config
-from motley.kernels.w4a16 import OPERATIONS, UNIT, allowance, kernel_for, reference
+from motley.kernels.w4a16 import dequantize
+from motley.kernels.w4a16 import gemm as w4a16_gemm
+from motley.kernels.w4a16 import gemv as w4a16_gemv
+from motley.kernels.w4a16.operations import OPERATIONS, UNIT, allowance, kernel_for, reference
+from motley.kernels.w4a16.packed import PackedInt4, fuse, pack, unpack
 from motley.kernels.weights import GroupedWeight
 
 GEMV = Config.of(1, 1, ROWS=4, REPEAT=1)

@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from motley.kernels import dp4a
 from motley.kernels.aot import Compiled
-from motley.kernels.dp4a_gemv import MAX_ROWS
-from motley.kernels.packed_int8 import PanelsInt8, pack_panels, pack_rows
 from motley.kernels.precision import policy_of
-from motley.kernels.quantize_panels import QuantizedPanels
-from motley.kernels.quantize_rows import QuantizedRows, quantize_rows
 from motley.kernels.variant import Config
-from motley.kernels.w8a8 import PACKED, W8A8, linear, pack, product, product_error, quantize
+from motley.kernels.w8a8 import dp4a
+from motley.kernels.w8a8.dp4a_gemv import MAX_ROWS
+from motley.kernels.w8a8.int8 import PACKED, W8A8, linear, pack, product, product_error, quantize
+from motley.kernels.w8a8.packed import PanelsInt8, pack_panels, pack_rows
+from motley.kernels.w8a8.quantize_panels import QuantizedPanels
+from motley.kernels.w8a8.quantize_rows import QuantizedRows, quantize_rows
 from motley.kernels.weights import GroupedWeight
 
 SCRIPT = Path(__file__).resolve().parents[1] / "support" / "compile_dp4a.py"

@@ -13,11 +13,13 @@ from safetensors.torch import load_file, save_file
 from tiny_checkpoints import rewrite_config
 from tokenizers import Tokenizer
 
-from motley.kernels import cpu, cpu_choice, ops
-from motley.kernels.cpu_linear import NativeDense, as_stored, in_bytes
-from motley.kernels.cpu_linear_torch import TorchDense, TorchInt4, TorchInt8, _int8_refused
-from motley.kernels.cpu_native import load
-from motley.kernels.cpu_rounding import ROUNDING_BOUND, rounding_error
+from motley.kernels import ops
+from motley.kernels.cpu import choice as cpu_choice
+from motley.kernels.cpu import operators as cpu
+from motley.kernels.cpu.linear import NativeDense, as_stored, in_bytes
+from motley.kernels.cpu.linear_torch import TorchDense, TorchInt4, TorchInt8, _int8_refused
+from motley.kernels.cpu.native import load
+from motley.kernels.cpu.rounding import ROUNDING_BOUND, rounding_error
 from motley.replicas.demo import demo_path
 from motley.replicas.demo.plain import load_plain
 from motley.replicas.offline import Engine

@@ -10,7 +10,7 @@ import json
 from motley.kernels.aot import compile_variant
 from motley.kernels.operation import Shape
 from motley.kernels.precision import policy_of
-from motley.kernels.w8a8 import W8A8
+from motley.kernels.w8a8.int8 import W8A8
 
 
 def told(version: tuple[int, int], m: int, group: int) -> dict[str, object]:

@@ -14,8 +14,8 @@ from motley.kernels.operation import Launch
 from motley.kernels.precision import policy_of
 from motley.kernels.static import fault
 from motley.kernels.variant import Config
-from motley.kernels.w4a16 import OPERATIONS
-from motley.kernels.w4a16_gemv import gemv_variant
+from motley.kernels.w4a16.gemv import gemv_variant
+from motley.kernels.w4a16.operations import OPERATIONS
 
 
 def launches(capability: tuple[int, int]) -> Iterator[tuple[str, Launch]]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from motley.kernels.attention_common import Heads
-from motley.kernels.attention_problem import PagedBatch, random_batch
+from motley.kernels.attention.common import Heads
+from motley.kernels.attention.problem import PagedBatch, random_batch
 
 # Half a unit in the last place; a whole one of bf16, which the interpreter cuts off where the compiler rounds.
 EPSILON = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-7, torch.float32: 2.0**-24}

@@ -1,0 +1,231 @@
+"""Paged attention as the compiler, the tuner and the benchmark see it: which shapes, which configs, against what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from itertools import product
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention.bias import causal_lower_right
+
+from .. import reference
+from ..model_shapes import MODELS
+from ..operation import Launch, Problem, Shape
+from ..precision import PrecisionPolicy
+from ..roofline import DecodeAttention, PrefillAttention
+from ..variant import Config, Variant
+from .common import Heads
+from .configs import packed_configs, per_head_configs, prefill_configs, seen
+from .decode import decode_attention, grids, packed_variant, per_head_variant, reduce_variant
+from .prefill import grid, prefill_attention, prefill_variant
+from .problem import TORCH_TYPES, PagedBatch, error, random_batch
+
+CONTEXTS = (512, 2048, 8192, 32_768)
+BATCHES = (1, 8, 64)
+_MAX_KV = 8 * 2**30  # bytes
+_MAX_NEW = 2048  # tokens of a step
+_CHECKED_ROWS = 3  # of a sequence: all would take fp64 too long
+# (heads, kv_heads, head_dim, window) that none of MODELS has: phi-2, phi-3-mini, gemma-3-12b, from their config.json.
+_OTHERS = ((32, 32, 80, 0), (32, 32, 96, 2047), (16, 8, 256, 1024))
+
+
+class DecodeOperation:
+    """One new token in each of `batch` sequences of `context` tokens; window 0 is none."""
+
+    name = "attention_decode"
+    exact = frozenset({"heads", "kv_heads", "dim"})
+
+    def refusal(self, policy: PrecisionPolicy) -> str:
+        return ""
+
+    def shapes(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
+        return _shapes(policy)
+
+    def samples(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
+        return _samples(policy)
+
+    def small(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
+        return tuple(_shape(2, 150, 6, 2, 80, window, kv) for window, kv in ((0, policy.storage), (40, "int8")))
+
+    def configs(self, policy: PrecisionPolicy, shape: Shape) -> tuple[Config, ...]:
+        """First a split for each 256 tokens, as long as there are few programs."""
+        return packed_configs(shape) if _packed(policy) else per_head_configs(shape)
+
+    def launches(self, policy: PrecisionPolicy, shape: Shape, config: Config) -> tuple[Launch, ...]:
+        heads = _heads(policy, shape)
+        first, second = grids(policy.attention, heads, config, shape["batch"])
+        if _packed(policy):
+            variant = packed_variant(heads, config)
+            launch = Launch(variant, first, _instruction(policy, variant))
+        else:
+            launch = Launch(per_head_variant(heads, config), first, policy.attention_unit.instruction)
+        splits = config.number("SPLITS")
+        if splits == 1:
+            return (launch,)
+        moved = 4 * shape["batch"] * heads.heads * splits * (heads.head_dim + 2)
+        return replace(launch, moved=moved), Launch(reduce_variant(heads, config), second, moved=moved)
+
+    def work(self, policy: PrecisionPolicy, shape: Shape) -> DecodeAttention:
+        tokens = seen(shape, 1)
+        return DecodeAttention(
+            shape["batch"], tokens, shape["heads"], shape["kv_heads"], shape["dim"], _kv_bytes(shape)
+        )
+
+    def problem(self, policy: PrecisionPolicy, shape: Shape, device: torch.device, seed: int = 0) -> Problem:
+        batch = _batch(policy, shape, [(shape["context"] - 1, 1)] * shape["batch"], device, seed)
+        lengths = batch.context_lens
+
+        def run(config: Config) -> torch.Tensor:
+            return decode_attention(
+                batch.q, batch.cache, batch.block_tables, lengths, batch.scale, batch.window, policy.attention, config
+            )
+
+        return Problem(
+            run, _error(batch, wide=not _packed(policy)), self.work(policy, shape), {"torch.sdpa": _peer(batch)}
+        )
+
+
+class PrefillOperation:
+    """`new` tokens in each of `batch` sequences, at the end of `context` tokens; window 0 is none."""
+
+    name = "attention_prefill"
+    exact = frozenset({"heads", "kv_heads", "dim"})
+
+    def refusal(self, policy: PrecisionPolicy) -> str:
+        return ""
+
+    def shapes(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
+        return tuple(map(_with_new, _shapes(policy)))
+
+    def samples(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
+        return tuple(map(_with_new, _samples(policy)))
+
+    def small(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
+        return tuple(Shape.of(**dict(shape.fields), new=20) for shape in DECODE.small(policy))
+
+    def configs(self, policy: PrecisionPolicy, shape: Shape) -> tuple[Config, ...]:
+        return prefill_configs(policy, shape)
+
+    def launches(self, policy: PrecisionPolicy, shape: Shape, config: Config) -> tuple[Launch, ...]:
+        heads = _heads(policy, shape)
+        variant = prefill_variant(heads, config)
+        return (Launch(variant, grid(heads, config, shape["batch"], shape["new"]), _instruction(policy, variant)),)
+
+    def work(self, policy: PrecisionPolicy, shape: Shape) -> PrefillAttention:
+        """With a window somewhat more than there is: the first of the new tokens see fewer old ones."""
+        new = shape["new"]
+        cached = seen(shape, new) - new
+        return PrefillAttention(
+            shape["batch"], new, shape["heads"], shape["kv_heads"], shape["dim"], cached, _kv_bytes(shape)
+        )
+
+    def problem(self, policy: PrecisionPolicy, shape: Shape, device: torch.device, seed: int = 0) -> Problem:
+        new = shape["new"]
+        batch = _batch(policy, shape, [(shape["context"] - new, new)] * shape["batch"], device, seed)
+        starts, lengths = batch.query_starts, batch.context_lens
+
+        def run(config: Config) -> torch.Tensor:
+            return prefill_attention(
+                batch.q, batch.cache, batch.block_tables, starts, lengths, new, batch.scale, batch.window, config
+            )
+
+        return Problem(
+            run, _error(batch, wide=not policy.pipelined), self.work(policy, shape), {"torch.sdpa": _peer(batch)}
+        )
+
+
+DECODE = DecodeOperation()
+PREFILL = PrefillOperation()
+OPERATIONS = (DECODE, PREFILL)
+
+
+def _packed(policy: PrecisionPolicy) -> bool:
+    return policy.attention == "packed GQA"
+
+
+def _shape(batch: int, context: int, heads: int, kv_heads: int, dim: int, window: int, kv: str) -> Shape:
+    return Shape.of(batch=batch, context=context, heads=heads, kv_heads=kv_heads, dim=dim, window=window, kv=kv)
+
+
+def _shapes(policy: PrecisionPolicy) -> tuple[Shape, ...]:
+    sizes = [(m.heads, m.kv_heads, m.head_dim, 0) for m in MODELS]
+    found = [
+        _shape(batch, context, *heads, kv)
+        for heads, context, batch, kv in product(sizes, CONTEXTS, BATCHES, (policy.storage, "int8"))
+        if 2 * batch * context * heads[1] * heads[2] * (1 if kv == "int8" else 2) <= _MAX_KV
+    ]
+    others = [_shape(8, 2048, *heads, kv) for heads, kv in product(_OTHERS, (policy.storage, "int8"))]
+    return (*found, *others)
+
+
+def _samples(policy: PrecisionPolicy) -> tuple[Shape, ...]:
+    """All head dims, all group sizes, windows and none, both dtypes of KV, one split and many."""
+    wanted = {(m.heads, m.kv_heads, m.head_dim) for m in MODELS[:3]} | {heads[:3] for heads in _OTHERS}
+    found = [s for s in _shapes(policy) if (s["heads"], s["kv_heads"], s["dim"]) in wanted]
+    return tuple(s for s in found if (s["batch"], s["context"]) == (8, 2048))
+
+
+def _with_new(shape: Shape) -> Shape:
+    return Shape.of(**dict(shape.fields), new=min(shape["context"], _MAX_NEW // shape["batch"]))
+
+
+def _heads(policy: PrecisionPolicy, shape: Shape) -> Heads:
+    kv = "i8" if shape["kv"] == "int8" else shape["kv"]
+    return Heads(policy.storage, kv, shape["heads"], shape["kv_heads"], shape["dim"], shape["window"] > 0)
+
+
+def _kv_bytes(shape: Shape) -> int:
+    return 1 if shape["kv"] == "int8" else 2
+
+
+def _instruction(policy: PrecisionPolicy, variant: Variant) -> str:
+    if variant.all_constants["ROWS"] < policy.capability.instruction_rows:  # type: ignore[operator]
+        return "mma.sync"
+    return policy.attention_unit.instruction
+
+
+def _batch(
+    policy: PrecisionPolicy, shape: Shape, spans: list[tuple[int, int]], device: torch.device, seed: int
+) -> PagedBatch:
+    return random_batch(_heads(policy, shape), spans, device, window=shape["window"] or None, seed=seed)
+
+
+def _error(batch: PagedBatch, *, wide: bool) -> Callable[[torch.Tensor], float]:
+    return lambda found: error(batch, found, wide=wide, num_rows=_CHECKED_ROWS)
+
+
+def _peer(batch: PagedBatch) -> Callable[[], object]:
+    """torch's own over K and V laid out in one piece, int8 already dequantised: made at the first call."""
+    num_sequences, (before, new) = len(batch.spans), batch.spans[0]
+    heads, length = batch.heads, before + new
+    oldest = 0 if batch.window is None else max(0, before - batch.window + 1)
+
+    @cache
+    def inputs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, object]:
+        q = batch.q.view(num_sequences, new, heads.heads, heads.head_dim).transpose(1, 2).contiguous()
+        k, v = (_contiguous(batch, which, length)[:, :, oldest:].contiguous() for which in (0, 1))
+        mask: object = None
+        if new > 1 and batch.window is None:
+            mask = causal_lower_right(new, length)
+        elif new > 1:
+            positions = torch.arange(before, length, device=q.device)
+            mask = reference.visible(positions, length, batch.window)[:, oldest:]
+        return q, k, v, mask
+
+    def run() -> object:
+        q, k, v, mask = inputs()
+        return F.scaled_dot_product_attention(q, k, v, mask, scale=batch.scale, enable_gqa=True)  # type: ignore[arg-type]
+
+    return run
+
+
+def _contiguous(batch: PagedBatch, which: int, length: int) -> torch.Tensor:
+    """Keys (0) or values (1) [S, KH, length, D] in the dtype of q."""
+    tables = batch.block_tables.long()
+    found = batch.cache.data[which][tables]
+    if batch.cache.scales is not None:
+        found = (found * batch.cache.scales[which][tables][..., None]).to(TORCH_TYPES[batch.heads.dtype])
+    return found.transpose(1, 2).flatten(2, 3)[:, :, :length]

@@ -1,0 +1,171 @@
+"""Random batches for paged attention, what they give in fp64, and how far rounding may take a kernel from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from .. import reference
+from ..kv_cache import BLOCK_TOKENS, KvCache
+from .common import Heads
+
+TORCH_TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "i8": torch.int8}
+EPSILON = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-24}  # half a unit in the last place
+# How often the highest score of independent ones rises: ln(n) + 0.6 times on average, for n up to 32,768 not more
+# than 40 times but once in 10**11 (Chernoff's bound of a sum of Bernoulli(1 / i)).
+_RISES = 40
+
+
+@dataclass(frozen=True, slots=True)
+class PagedBatch:
+    """S sequences with new tokens in q [T, H, D], one after the other.
+
+    spans  (tokens before, new tokens) of each sequence
+    """
+
+    heads: Heads
+    q: torch.Tensor
+    cache: KvCache
+    block_tables: torch.Tensor
+    spans: tuple[tuple[int, int], ...]
+    window: int | None
+
+    @property
+    def scale(self) -> float:
+        return float(self.heads.head_dim**-0.5)
+
+    @property
+    def context_lens(self) -> torch.Tensor:
+        lengths = [before + new for before, new in self.spans]
+        return torch.tensor(lengths, dtype=torch.int32, device=self.q.device)
+
+    @property
+    def query_starts(self) -> torch.Tensor:
+        return torch.tensor(self.starts, dtype=torch.int32, device=self.q.device)
+
+    @property
+    def starts(self) -> list[int]:
+        starts = [0]
+        for _, new in self.spans:
+            starts.append(starts[-1] + new)
+        return starts
+
+    def cells(self, sequence: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Block and offset of each token of a sequence."""
+        token = torch.arange(sum(self.spans[sequence]), device=self.q.device)
+        return self.block_tables[sequence, token // BLOCK_TOKENS].long(), token % BLOCK_TOKENS
+
+    def keys_values(self, sequence: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """As stored, times their scales: fp64 [L, KH, D] each. Zeros for NaN, which nobody sees."""
+        block, offset = self.cells(sequence)
+        k, v = self.cache.data[:, block, :, offset].transpose(0, 1).double()
+        if self.cache.scales is not None:
+            k_scales, v_scales = self.cache.scales[:, block, :, offset].transpose(0, 1).double()
+            k, v = k * k_scales[..., None], v * v_scales[..., None]
+        return k.nan_to_num(0.0), v.nan_to_num(0.0)
+
+
+def random_batch(
+    heads: Heads,
+    spans: Sequence[tuple[int, int]],
+    device: torch.device | str = "cpu",
+    *,
+    window: int | None = None,
+    seed: int = 0,
+) -> PagedBatch:
+    """q, k and v normally distributed; int8 as it would be of such. Blocks lie in random order."""
+    rng = torch.Generator(device).manual_seed(seed)
+    needed = [-(-(before + new) // BLOCK_TOKENS) for before, new in spans]
+    num_blocks = sum(needed) + 1
+    cache = KvCache.allocate(num_blocks, heads.kv_heads, heads.head_dim, TORCH_TYPES[heads.kv], device)
+    if cache.scales is None:
+        cache.data.normal_(generator=rng)
+    else:
+        cache.data.random_(-127, 128, generator=rng)
+        cache.scales.uniform_(0.01, 0.03, generator=rng)
+    order = torch.randperm(num_blocks, generator=rng, device=device, dtype=torch.int32)
+    tables = torch.zeros((len(needed), max([1, *needed])), dtype=torch.int32, device=device)
+    used = 0
+    for sequence, count in enumerate(needed):
+        tables[sequence, :count] = order[used : used + count]
+        used += count
+    q = torch.randn(
+        (sum(new for _, new in spans), heads.heads, heads.head_dim), generator=rng, device=device,
+        dtype=TORCH_TYPES[heads.dtype],
+    )  # fmt: skip
+    return PagedBatch(heads, q, cache, tables, tuple(spans), window)
+
+
+def expected(batch: PagedBatch, sequence: int, rows: torch.Tensor) -> torch.Tensor:
+    """fp64 [R, H, D]: of the new tokens `rows` of one sequence, counted from its first new one."""
+    before, _ = batch.spans[sequence]
+    q = batch.q[batch.starts[sequence] + rows].double()
+    return reference.attention(q, *batch.keys_values(sequence), before + rows, batch.scale, batch.window)
+
+
+def error(
+    batch: PagedBatch, found: torch.Tensor, *, wide: bool, num_rows: int | None = None, epsilon: float | None = None
+) -> float:
+    """The worst difference of found [T, H, D] to fp64 over its bound: at most 1 for a kernel that only rounds.
+
+    wide      whether weights were multiplied in fp32
+    num_rows  so many new tokens of the first and of the last sequence; None: all
+    epsilon   of the result's rounding; None: half a unit in the last place
+    """
+    sequences = range(len(batch.spans)) if num_rows is None else {0, len(batch.spans) - 1}
+    worst = 0.0
+    for sequence in sequences:
+        new = batch.spans[sequence][1]
+        rows = torch.linspace(0, new - 1, new if num_rows is None else min(new, num_rows), device=batch.q.device)
+        rows = rows.round().long()
+        if len(rows) and sum(batch.spans[sequence]):
+            want = expected(batch, sequence, rows)
+            bound = _bound(batch, sequence, rows, want, wide, EPSILON[found.dtype] if epsilon is None else epsilon)
+            ratio = (found[batch.starts[sequence] + rows].double() - want).abs() / bound
+            worst = max(worst, float(ratio.nan_to_num(torch.inf).max()))
+    return worst
+
+
+def _bound(
+    batch: PagedBatch, sequence: int, rows: torch.Tensor, want: torch.Tensor, wide: bool, epsilon: float
+) -> torch.Tensor:
+    """How far rounding alone may take each of `want` [R, H, D]. KV head by KV head.
+
+    With weights w that add up to 1, result o = sum w v, roundings of u = 2**-23 each (tensor cores cut off):
+
+        score          D products and sums, a scale, a factor: (D + 8) u sum |q k| scale, and u |highest| as often as
+                       the highest rises; 2 u for each exponential. All this is relative to w, so |v| + |o| of it.
+        sums           a term goes through L / 4 + 144 additions at most (4 tokens side by side is the fewest; 144
+                       within a tile of 128): relative to sum w |v| and to |o|
+        weight         rounded where a product takes halves; below the normal numbers of fp16 absolutely
+        result         rounded once
+    """
+    heads, unit = batch.heads, 2.0**-23
+    before, _ = batch.spans[sequence]
+    k, v = batch.keys_values(sequence)
+    q = batch.q[batch.starts[sequence] + rows].double()
+    seen = reference.visible(before + rows, len(k), batch.window)
+    half = 0.0 if wide else EPSILON[batch.q.dtype]
+    bound = torch.empty_like(want)
+    for kv_head in range(heads.kv_heads):
+        group = slice(kv_head * heads.group, (kv_head + 1) * heads.group)
+        key, value, query = k[:, kv_head], v[:, kv_head].abs(), q[:, group]
+        scores = (torch.einsum("tgd,ld->tgl", query, key) * batch.scale).masked_fill(~seen[:, None], -torch.inf)
+        terms = torch.einsum("tgd,ld->tgl", query.abs(), key.abs()) * batch.scale
+        weights = scores.softmax(-1).nan_to_num(0.0)
+        highest = scores.amax(-1, keepdim=True).abs().nan_to_num(0.0, posinf=0.0)
+        relative = (heads.head_dim + 8) * terms + (3 * _RISES) * highest + 2 * (_RISES + 1)
+        relative = (relative * unit).expm1()
+        depth = (len(k) / 4 + 144) * unit
+        sums = torch.einsum("tgl,ld->tgd", weights * (relative + depth + half), value)
+        total = want[:, group].abs() * (weights * (relative + depth)).sum(-1, keepdim=True)
+        bound[:, group] = sums + total + epsilon * want[:, group].abs()
+        if half and heads.dtype == "fp16":
+            scales = batch.cache.scales
+            block, offset = batch.cells(sequence)
+            magnitude = value if scales is None else value / scales[1, block, kv_head, offset].double()[:, None]
+            lost = 2.0 ** (-25 - heads.shift(wide)) * weights.amax(-1, keepdim=True)
+            bound[:, group] += lost * torch.einsum("tl,ld->td", seen.double(), magnitude)[:, None]
+    return bound + 2.0**-25  # what a subnormal fp16 loses

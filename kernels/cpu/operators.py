@@ -1,0 +1,110 @@
+"""The operators on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+
+from .. import reference
+from ..batch import StepBatch
+from ..contract import CpuWeights, Linear, Numerics, Role
+from ..weights import Weight
+from . import attention
+from .choice import choose, kind
+from .native import Native, Tiles, cut, supports_head_dim
+from .setting import Setting
+
+
+class CpuOps:
+    """Implements `ops.Ops` with the C kernels, or with torch's operators where there are none."""
+
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        numerics: Numerics,
+        weights: CpuWeights | None,
+        native: Native | None,
+        native_reason: str,
+    ) -> None:
+        self.device = torch.device("cpu")
+        self.dtype = dtype
+        self.numerics = numerics
+        self._choices = {"cpu kernels": native_reason}
+        self.choices: Mapping[str, str] = self._choices
+        self._native = native
+        self._uses_torch = native is None
+        self._layer = Setting(dtype, dtype, numerics, weights, native)
+        self._head = replace(self._layer, out_dtype=torch.float32)
+        self._cut: tuple[StepBatch, Tiles] | None = None
+
+    @property
+    def arithmetic(self) -> str:
+        kernels = f"c-{self._native.arithmetic}" if self._native else f"torch-{torch.backends.cpu.get_cpu_capability()}"
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"cpu-{kernels}-{dtype}-{self.numerics}-{self._layer.weights or 'auto'}".lower()
+
+    @property
+    def torch_threads(self) -> int:
+        return 1 if self._native and not self._uses_torch else torch.get_num_threads()
+
+    def linear(self, weight: Weight, role: Role = "layer") -> Linear:
+        linear, why = choose(weight, role, self._head if role == "head" else self._layer)
+        self._uses_torch |= not linear.kernel.startswith("c-")
+        name = f"{role}, {kind(weight)}"
+        known = self._choices.get(name, "")
+        if why not in known:
+            self._choices[name] = f"{known} | {why}" if known else why
+        return linear
+
+    def allocate_kv(self, num_layers: int, num_blocks: int, num_kv_heads: int, head_dim: int) -> list[torch.Tensor]:
+        if self._native and not supports_head_dim(head_dim):
+            self._choices["attention"] = f"torch: head_dim {head_dim} is no multiple of 16"
+        return [attention.allocate(num_blocks, num_kv_heads, head_dim, self.dtype) for _ in range(num_layers)]
+
+    def write_kv(self, k: torch.Tensor, v: torch.Tensor, cache: torch.Tensor, batch: StepBatch) -> None:
+        attention.write(k, v, cache, batch)
+
+    def rotary_write(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        cache: torch.Tensor,
+        batch: StepBatch,
+    ) -> torch.Tensor:
+        if self._native:
+            return self._native.rotary_write(q, k, v, cos, sin, cache, batch.slots)
+        q, k = self.rotary(q, k, cos, sin)
+        self.write_kv(k, v, cache, batch)
+        return q
+
+    def attention(
+        self, q: torch.Tensor, cache: torch.Tensor, batch: StepBatch, scale: float, window: int | None
+    ) -> torch.Tensor:
+        if self._native is None or not supports_head_dim(q.shape[2]):
+            return attention.attention(q, cache, batch, scale, window)
+        if self._cut is None or self._cut[0] is not batch:  # once a step, not once a layer
+            self._cut = batch, cut(batch, q.shape[1] // cache.shape[2])
+        return self._native.attention(q, cache, batch, self._cut[1], scale, window)
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return self._native.rms_norm(x, weight, eps) if self._native else reference.rms_norm(x, weight, eps)
+
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._native:
+            return self._native.add_rms_norm(x, residual, weight, eps)
+        return reference.add_rms_norm(x, residual, weight, eps)
+
+    def rotary(
+        self, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return reference.rotary(q, k, cos, sin)
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        return self._native.silu_mul(gate_up) if self._native else reference.silu_mul(gate_up)

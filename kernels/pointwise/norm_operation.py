@@ -1,0 +1,152 @@
+"""norm.py as the compiler, the tuner, the benchmark and the tests see it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+
+from .. import reference
+from ..model_shapes import MODELS
+from ..operation import Launch, Problem, Shape
+from ..precision import PrecisionPolicy
+from ..roofline import Elementwise, Op
+from ..variant import Config
+from .common import ROUNDING, TOKENS, Pointwise, sizes, smallest, storage, worst
+from .norm import add_rms_norm, norm_variant, rms_norm, short_norm_variant
+
+__all__ = ["ADD_RMS_NORM", "HEAD_NORM", "OPERATIONS", "RMS_NORM", "add_norm_error", "norm_error"]
+
+
+def _bound(expected: torch.Tensor, dtype: torch.dtype, num_columns: int) -> torch.Tensor:
+    """The last rounding; of the sum of squares half, as roots are taken; rsqrt.approx, division and two products.
+
+    A square goes through no more additions than a warp's lane has columns, and those between lanes and pieces.
+    """
+    depth = num_columns / 32 + 16
+    return expected.abs() * (ROUNDING[dtype] + (depth / 2 + 8) * 2.0**-24) + smallest(dtype)
+
+
+def norm_error(x: torch.Tensor, weight: torch.Tensor, eps: float, found: torch.Tensor) -> float:
+    """Of `found` to fp64, over what rounding explains. x: exactly what was normalised."""
+    wide = x.double()
+    expected = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.double()
+    return worst(found, expected, _bound(expected, found.dtype, x.shape[-1]))
+
+
+def add_norm_error(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    found: tuple[torch.Tensor, torch.Tensor],
+) -> float:
+    """Likewise: of the sum, and of the norm of that very sum."""
+    normed, total = found
+    expected = x.double() + residual.double()
+    of_sum = worst(total, expected, expected.abs() * ROUNDING[x.dtype] + smallest(x.dtype))
+    return max(of_sum, norm_error(total, weight, eps, normed))
+
+
+@dataclass(frozen=True, slots=True)
+class Norm(Pointwise):
+    """`add`: with the residual's sum. Rows of a hidden state."""
+
+    name: str
+    add: bool
+
+    def shapes(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
+        return tuple(Shape.of(n=model.hidden, t=tokens) for model in MODELS for tokens in TOKENS)
+
+    def samples(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
+        return tuple(Shape.of(n=model.hidden, t=1) for model in MODELS)
+
+    def small(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
+        return (Shape.of(n=200, t=5),)
+
+    def configs(self, policy: PrecisionPolicy, shape: Shape) -> tuple[Config, ...]:
+        cuts = [(1024, 4), (512, 2), (2048, 8), (2048, 4), (4096, 8)]
+        return tuple(Config.of(warps, BLOCK=block) for block, warps in cuts if block == 1024 or block <= shape["n"])
+
+    def launches(self, policy: PrecisionPolicy, shape: Shape, config: Config) -> tuple[Launch, ...]:
+        word = storage(policy)[1]
+        return (Launch(norm_variant(word, word, shape["n"], config, add=self.add), (shape["t"],)),)
+
+    def work(self, policy: PrecisionPolicy, shape: Shape) -> Op:
+        columns, tokens = sizes(shape, "n", "t")
+        moved = columns * (tokens * (4 if self.add else 2) + 1)
+        return Elementwise(moved * storage(policy)[0].itemsize, tokens * columns * (5 if self.add else 4))
+
+    def problem(self, policy: PrecisionPolicy, shape: Shape, device: torch.device, seed: int = 0) -> Problem:
+        columns, tokens = sizes(shape, "n", "t")
+        x, residual, weight = _inputs(policy, (tokens, columns), device, seed)
+        if self.add:
+            return Problem(
+                lambda config: add_rms_norm(x, residual, weight, 1e-6, config),
+                lambda found: add_norm_error(x, residual, weight, 1e-6, found),
+                self.work(policy, shape),
+                {"torch": lambda: reference.add_rms_norm(x, residual, weight, 1e-6)},
+            )
+        return Problem(
+            lambda config: rms_norm(x, weight, 1e-6, config),
+            lambda found: norm_error(x, weight, 1e-6, found),
+            self.work(policy, shape),
+            {"torch": lambda: torch.nn.functional.rms_norm(x, (columns,), weight, 1e-6)},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorm(Pointwise):
+    """Of every query head where it lies in the fused projection (Qwen3)."""
+
+    name: str = "head_rms_norm"
+    exact: frozenset[str] = frozenset({"d"})
+
+    def shapes(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
+        return tuple(Shape.of(d=128, h=64, t=tokens) for tokens in TOKENS)
+
+    def samples(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
+        return (Shape.of(d=128, h=64, t=1),)
+
+    def small(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
+        return (Shape.of(d=128, h=3, t=5),)
+
+    def configs(self, policy: PrecisionPolicy, shape: Shape) -> tuple[Config, ...]:
+        return tuple(Config.of(warps, ROWS=rows) for rows, warps in [(8, 4), (16, 4), (32, 4), (4, 1), (16, 8)])
+
+    def launches(self, policy: PrecisionPolicy, shape: Shape, config: Config) -> tuple[Launch, ...]:
+        word = storage(policy)[1]
+        grid = (triton.cdiv(shape["t"] * shape["h"], config["ROWS"]),)
+        return (Launch(short_norm_variant(word, word, shape["d"], config), grid),)
+
+    def work(self, policy: PrecisionPolicy, shape: Shape) -> Op:
+        dim, heads, tokens = sizes(shape, "d", "h", "t")
+        return Elementwise(dim * (2 * tokens * heads + 1) * storage(policy)[0].itemsize, 4 * tokens * heads * dim)
+
+    def problem(self, policy: PrecisionPolicy, shape: Shape, device: torch.device, seed: int = 0) -> Problem:
+        dim, heads, tokens = sizes(shape, "d", "h", "t")
+        x, _, weight = _inputs(policy, (tokens, heads + 16, dim), device, seed)
+        x = x[:, :heads]
+        return Problem(
+            lambda config: rms_norm(x, weight, 1e-6, config),
+            lambda found: norm_error(x, weight, 1e-6, found),
+            self.work(policy, shape),
+            {"torch": lambda: torch.nn.functional.rms_norm(x, (dim,), weight, 1e-6)},
+        )
+
+
+def _inputs(
+    policy: PrecisionPolicy, shape: tuple[int, ...], device: torch.device, seed: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """x, residual and weight."""
+    source, dtype = torch.Generator(device).manual_seed(seed), storage(policy)[0]
+    x, residual = (torch.randn(shape, generator=source, device=device).to(dtype) for _ in range(2))
+    weight = torch.rand(shape[-1], generator=source, device=device) + 0.5
+    return x, residual, weight.to(dtype)
+
+
+RMS_NORM = Norm("rms_norm", add=False)
+ADD_RMS_NORM = Norm("add_rms_norm", add=True)
+HEAD_NORM = HeadNorm()
+OPERATIONS = (RMS_NORM, ADD_RMS_NORM, HEAD_NORM)

@@ -1,0 +1,214 @@
+"""rotary.py as the compiler, the tuner, the benchmark and the tests see it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+
+from .. import reference
+from ..kv_cache import BLOCK_TOKENS, KvCache
+from ..model_shapes import MODELS
+from ..operation import Launch, Problem, Shape
+from ..precision import PrecisionPolicy
+from ..roofline import Elementwise, Op
+from ..variant import Config
+from .common import ROUNDING, TOKENS, Pointwise, sizes, smallest, storage, worst
+from .rotary import quantised, rotary, rotary_variant, rotary_write, write_kv, write_variant
+
+__all__ = ["OPERATIONS", "ROTARY", "ROTARY_WRITE", "WRITE_KV", "Inputs", "key_error", "turned_error", "value_error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """q [T, H, D], k and v [T, KH, D] as views of one projection, angles, and a cache with a slot for each token."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    cos: torch.Tensor
+    sin: torch.Tensor
+    cache: KvCache
+    slots: torch.Tensor
+
+    @classmethod
+    def random(
+        cls,
+        dtype: torch.dtype,
+        kept: torch.dtype,
+        sizes: tuple[int, int, int, int],
+        device: torch.device,
+        seed: int,
+        scale: float = 1.0,
+    ) -> Inputs:
+        """sizes: T, H, KH, D."""
+        tokens, heads, kv_heads, dim = sizes
+        source = torch.Generator(device).manual_seed(seed)
+        joined = scale * torch.randn(tokens, heads + 2 * kv_heads, dim, generator=source, device=device)
+        q, k, v = torch.split(joined.to(dtype), [heads, kv_heads, kv_heads], dim=1)
+        angles = torch.rand(tokens, dim // 2, generator=source, device=device) * 6.3
+        blocks = triton.cdiv(tokens, BLOCK_TOKENS) + 1
+        slots = torch.randperm(blocks * BLOCK_TOKENS, generator=source, device=device)[:tokens]
+        cache = KvCache.allocate(blocks, kv_heads, dim, kept, device)
+        return cls(q, k, v, angles.cos(), angles.sin(), cache, slots)
+
+    def written(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """What lies in the slots that are not padding: data [2, n, KH, D] and scales [2, n, KH], of ones if none."""
+        slots = self.slots[self.slots >= 0]
+        block, offset = slots // BLOCK_TOKENS, slots % BLOCK_TOKENS
+        data = torch.stack([half[block, :, offset] for half in self.cache.data])
+        if self.cache.scales is None:
+            return data, torch.ones(data.shape[:3], device=data.device)
+        return data, torch.stack([half[block, :, offset] for half in self.cache.scales])
+
+
+def turned_error(x: torch.Tensor, inputs: Inputs, found: torch.Tensor) -> float:
+    """Of rotated heads to fp64: a rounding of the result, three of products and their sum, and saturation."""
+    expected, terms = _turned(x, inputs)
+    bound = _rounded(expected, found.dtype) + 3 * 2.0**-24 * terms
+    return worst(found, _saturated(expected, found.dtype), bound)
+
+
+def key_error(inputs: Inputs, *, rotated: bool) -> float:
+    """Of the keys in the cache, in int8 half a step more: the step is the absmax / 127."""
+    seen = inputs.slots >= 0
+    expected, terms = _turned(inputs.k, inputs) if rotated else (inputs.k.double(), inputs.k.double().abs())
+    return _kept_error(inputs, 0, expected[seen], 3 * 2.0**-24 * terms[seen])
+
+
+def value_error(inputs: Inputs) -> float:
+    seen = inputs.slots >= 0
+    return _kept_error(inputs, 1, inputs.v.double()[seen], torch.zeros((), device=inputs.v.device))
+
+
+def _kept_error(inputs: Inputs, which: int, expected: torch.Tensor, allowed: torch.Tensor) -> float:
+    data, scales = (tensor[which] for tensor in inputs.written())
+    if data.dtype != torch.int8:
+        return worst(data, _saturated(expected, data.dtype), _rounded(expected, data.dtype) + allowed)
+    top = expected.abs().amax(-1, keepdim=True)
+    # two roundings of the scale and one of the quotient, each of up to 127 steps
+    bound = top / 127 * (0.5 + 127 * 4 * 2.0**-24) + 2 * allowed + 2.0**-126
+    return worst(data.double() * scales[..., None].double(), expected, bound)
+
+
+def _turned(x: torch.Tensor, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rotated in fp64, and the sum of the sizes of the terms."""
+    first, second = x.double().chunk(2, dim=-1)
+    cos, sin = inputs.cos.double()[:, None], inputs.sin.double()[:, None]
+    sizes = first.abs() * cos.abs() + second.abs() * sin.abs(), second.abs() * cos.abs() + first.abs() * sin.abs()
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1), torch.cat(sizes, -1)
+
+
+def _rounded(expected: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return expected.abs() * ROUNDING[dtype] + smallest(dtype)
+
+
+def _saturated(expected: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return expected.clamp(-65504, 65504) if dtype == torch.float16 else expected
+
+
+@dataclass(frozen=True, slots=True)
+class Rotary(Pointwise):
+    """`rotary`, `rotary_write` or `write_kv`, by name."""
+
+    name: str
+    exact: frozenset[str] = frozenset({"d"})
+
+    @property
+    def writes(self) -> bool:
+        return self.name != "rotary"
+
+    def shapes(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
+        kept = ("half", "int8") if self.writes else ("none",)
+        sizes = dict.fromkeys((model.head_dim, model.heads, model.kv_heads) for model in MODELS)
+        return tuple(
+            Shape.of(d=dim, h=heads, kh=kv_heads, kv=kv, t=tokens)
+            for dim, heads, kv_heads in sizes
+            for kv in kept
+            for tokens in TOKENS
+        )
+
+    def samples(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
+        kept = ("half", "int8") if self.writes else ("none",)
+        return tuple(Shape.of(d=dim, h=32, kh=8, kv=kv, t=1) for dim in (64, 80, 96, 128, 256) for kv in kept)
+
+    def small(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
+        kept = ("half", "int8") if self.writes else ("none",)
+        return tuple(Shape.of(d=dim, h=6, kh=2, kv=kv, t=5) for dim in (64, 80) for kv in kept)
+
+    def configs(self, policy: PrecisionPolicy, shape: Shape) -> tuple[Config, ...]:
+        cuts = [(4, 1), (4, 2), (8, 2), (8, 4), (2, 1), (1, 1), (16, 4)]
+        return tuple(Config.of(warps, HEADS=heads) for heads, warps in cuts if heads <= max(4, shape["h"]))
+
+    def launches(self, policy: PrecisionPolicy, shape: Shape, config: Config) -> tuple[Launch, ...]:
+        word, each = storage(policy)[1], config["HEADS"]
+        tokens, heads, kv_heads, dim = sizes(shape, "t", "h", "kh", "d")
+        parts = triton.cdiv(heads, each), triton.cdiv(kv_heads, each)
+        if not self.writes:
+            variant = rotary_variant(word, dim, config)
+            return tuple(Launch(variant, (tokens, part)) for part in parts)
+        rotate = self.name == "rotary_write"
+        variant = write_variant(word, "i8" if shape["kv"] == "int8" else word, dim, config, rotate=rotate)
+        return (Launch(variant, (tokens, sum(parts) if rotate else parts[1])),)
+
+    def work(self, policy: PrecisionPolicy, shape: Shape) -> Op:
+        tokens, heads, kv_heads, dim = sizes(shape, "t", "h", "kh", "d")
+        half = storage(policy)[0].itemsize
+        queries, keys = 2 * half * heads * dim, half * kv_heads * dim
+        angles = 4 * dim  # a cosine and a sine for each pair
+        cached = 2 * kv_heads * ((dim + 4) if shape["kv"] == "int8" else half * dim)
+        rotations = 3 * (heads + kv_heads) * dim
+        if self.name == "rotary":
+            return Elementwise(tokens * (queries + 2 * keys + angles), tokens * rotations)
+        if self.name == "write_kv":
+            return Elementwise(tokens * (2 * keys + cached))
+        return Elementwise(tokens * (queries + 2 * keys + cached + angles), tokens * rotations)
+
+    def problem(self, policy: PrecisionPolicy, shape: Shape, device: torch.device, seed: int = 0) -> Problem:
+        dtype, dims = storage(policy)[0], sizes(shape, "t", "h", "kh", "d")
+        kept = torch.int8 if shape["kv"] == "int8" else dtype
+        inputs = Inputs.random(dtype, kept, (dims[0], dims[1], dims[2], dims[3]), device, seed)
+        q, k, v, cos, sin = inputs.q, inputs.k, inputs.v, inputs.cos, inputs.sin
+        if self.name == "rotary":
+            return Problem(
+                lambda config: rotary(q, k, cos, sin, config),
+                lambda found: max(turned_error(x, inputs, y) for x, y in zip((q, k), found, strict=True)),
+                self.work(policy, shape),
+                {"torch": lambda: reference.rotary(q, k, cos, sin)},
+            )
+        if self.name == "write_kv":
+            return Problem(
+                lambda config: write_kv(k, v, inputs.cache, inputs.slots, config),
+                lambda found: max(key_error(inputs, rotated=False), value_error(inputs)),
+                self.work(policy, shape),
+                {"torch": lambda: _torch_write(inputs, k)},
+            )
+        return Problem(
+            lambda config: rotary_write(q, k, v, cos, sin, inputs.cache, inputs.slots, config),
+            lambda found: max(turned_error(q, inputs, found), key_error(inputs, rotated=True), value_error(inputs)),
+            self.work(policy, shape),
+            {"torch": lambda: _torch_rotary_write(inputs)},
+        )
+
+
+def _torch_rotary_write(inputs: Inputs) -> torch.Tensor:
+    _torch_write(inputs, reference.rotate(inputs.k.float(), inputs.cos, inputs.sin))
+    return reference.rotate(inputs.q, inputs.cos, inputs.sin)
+
+
+def _torch_write(inputs: Inputs, k: torch.Tensor) -> None:
+    block, offset = inputs.slots // BLOCK_TOKENS, inputs.slots % BLOCK_TOKENS
+    for half, x in zip(range(2), (k, inputs.v), strict=True):
+        if inputs.cache.scales is None:
+            inputs.cache.data[half][block, :, offset] = x.to(inputs.cache.data.dtype)
+        else:
+            codes, scales = quantised(x.float())
+            inputs.cache.data[half][block, :, offset] = codes
+            inputs.cache.scales[half][block, :, offset] = scales
+
+
+ROTARY = Rotary("rotary")
+ROTARY_WRITE = Rotary("rotary_write")
+WRITE_KV = Rotary("write_kv")
+OPERATIONS = (ROTARY, ROTARY_WRITE, WRITE_KV)

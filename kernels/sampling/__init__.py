@@ -1,0 +1,1 @@
+"""Tokens chosen from logits on the device."""

@@ -1,0 +1,109 @@
+"""sample.py as the compiler, the tuner, the benchmark and the tests see it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ..model_shapes import MODELS
+from ..operation import Launch, Problem, Shape
+from ..pointwise.common import Pointwise, sizes, worst
+from ..precision import PrecisionPolicy
+from ..roofline import Elementwise, Op
+from ..variant import Config
+from .reference import choose_all, logprob
+from .sample import Cut, SamplingRows, sample, variants
+
+__all__ = ["OPERATIONS", "SAMPLE", "logprob_error", "random_rows"]
+
+_FILTERS = {"none": (False, False), "all": (True, True)}
+
+
+def random_rows(num_rows: int, device: torch.device, seed: int, *, filtered: bool = True) -> SamplingRows:
+    """Each row its own, one in four greedy, and each filter in about two of three."""
+    source = torch.Generator().manual_seed(seed)
+
+    def one_of(values: list[float], dtype: torch.dtype) -> torch.Tensor:
+        picked = torch.tensor(values)[torch.randint(len(values), (num_rows,), generator=source)]
+        return picked.to(device, dtype)
+
+    numbers = torch.randint(-(2**62), 2**62, (num_rows,), generator=source).to(device)
+    return SamplingRows(
+        temperature=one_of([0.0, 0.3, 0.8, 1.5], torch.float32),
+        top_k=one_of([0, 1, 40, 1000] if filtered else [0], torch.int32),
+        top_p=one_of([1.0, 0.9, 0.99, 0.3] if filtered else [1.0], torch.float32),
+        min_p=one_of([0.0, 0.0, 0.05], torch.float32),
+        seed=numbers,
+        choice=one_of([0, 1], torch.int32),
+        position=torch.arange(num_rows, device=device),
+    )
+
+
+def logprob_error(logits: torch.Tensor, tokens: torch.Tensor, found: torch.Tensor) -> float:
+    """Of log-probabilities in `logits` to fp64, over what rounding explains.
+
+    In units of 2**-23: the logarithm and the two differences round by their own sizes; a term exp(-d) by 2 units of
+    ex2.approx and d of its rounded product, of which at most exp(-d), and d exp(-d) < 1, reach the sum; and a term
+    goes through at most 64 additions, 16 in its lane of a tile, the others between lanes and chunks.
+    """
+    spread = logits.double().amax(-1) - logits.double().gather(1, tokens[:, None]).squeeze(1)
+    expected = logprob(logits, tokens)
+    return worst(found, expected, 2.0**-23 * (72 + 2 * spread.abs() + expected.abs()))
+
+
+@dataclass(frozen=True, slots=True)
+class Sample(Pointwise):
+    name: str = "sample"
+
+    def shapes(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
+        vocabularies = dict.fromkeys(model.vocabulary for model in MODELS)
+        return tuple(
+            Shape.of(filters=filters, r=rows, v=size) for size in vocabularies for filters in _FILTERS
+            for rows in (1, 8, 64)
+        )  # fmt: skip
+
+    def samples(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
+        return tuple(Shape.of(filters=filters, r=1, v=152_064) for filters in _FILTERS)
+
+    def small(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
+        return tuple(Shape.of(filters=filters, r=3, v=3000) for filters in _FILTERS)
+
+    def configs(self, policy: PrecisionPolicy, shape: Shape) -> tuple[Config, ...]:
+        kibi = [(8, 2, 8), (8, 1, 8), (4, 1, 4), (4, 2, 8), (16, 2, 8), (32, 2, 16)]
+        return tuple(Config.of(warps, CHUNK=1024 * chunk, TILE=1024 * tile) for chunk, tile, warps in kibi)
+
+    def launches(self, policy: PrecisionPolicy, shape: Shape, config: Config) -> tuple[Launch, ...]:
+        rows, size = sizes(shape, "r", "v")
+        top_k, top_p = _FILTERS[shape["filters"]]
+        *chunked, draw = variants(size, config, top_k=top_k, top_p=top_p)
+        grid, again = (rows, Cut.of(size, config).chunks), 4 * rows * size
+        return (*(Launch(variant, grid, moved=again) for variant in chunked), Launch(draw, (rows,)))
+
+    def work(self, policy: PrecisionPolicy, shape: Shape) -> Op:
+        """Logits read once, as the roofline counts; the kernels read them once a launch, and the survey twice."""
+        elements = int(shape["r"]) * int(shape["v"])
+        return Elementwise(4 * elements, 40 * elements)
+
+    def problem(self, policy: PrecisionPolicy, shape: Shape, device: torch.device, seed: int = 0) -> Problem:
+        count, size = sizes(shape, "r", "v")
+        top_k, top_p = _FILTERS[shape["filters"]]
+        source = torch.Generator(device).manual_seed(seed)
+        logits = 3 * torch.randn(count, size, generator=source, device=device)
+        rows = random_rows(count, device, seed, filtered=top_k)
+
+        def error(found: tuple[torch.Tensor, torch.Tensor]) -> float:
+            if found[0].tolist() != choose_all(logits, rows):
+                return float("inf")
+            return logprob_error(logits, *found)
+
+        return Problem(
+            lambda config: sample(logits, rows, config, top_k=top_k, top_p=top_p),
+            error,
+            self.work(policy, shape),
+            {"torch": lambda: torch.multinomial(torch.softmax(logits, -1), 1)},
+        )
+
+
+SAMPLE = Sample()
+OPERATIONS = (SAMPLE,)

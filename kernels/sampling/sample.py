@@ -1,0 +1,180 @@
+"""Tokens from logits on the device, every row by parameters of its own, without a word to the host.
+
+The rule is that of replicas/sampler.py: temperature, min_p, top_k, top_p, in this order, then one draw by the inverse
+distribution function over token ids, by the Philox number of (seed, choice, position). Here it is in whole numbers:
+
+    key     (largest logit - logit) / temperature, both steps in fp32 as the CPU sampler takes them, cut to 2**-25
+    weight  2**44 exp(-key), by a polynomial in whole numbers: sampling_arithmetic.weight_of
+
+so that sums are exact in any order, and every GPU, however the row is cut, chooses the same token from the same
+logits. Greedy rows give what the CPU sampler gives, the lowest of equal ids. Drawn rows differ from it only
+
+- where the random number falls within some 2**-23 of the border of two tokens, that being how exactly the CPU's
+  softmax in fp32 knows a border, or top_p or min_p as close to the border of what is kept; parameters are fp32 here,
+  fp64 there;
+- where tokens of equal probability straddle the last place that top_k or top_p keeps: the lowest ids stay here, the
+  CPU sampler keeps as many, but which, torch.topk says; and it calls equal what fp32 cannot tell apart;
+- in tokens less likely than the best one by 2**44 and more, together at most 2**-26 of it for 2**18 tokens: never
+  chosen here.
+
+A row with a NaN, with an infinite largest logit, or with none above minus infinity has the id 0, which exists, and
+the log-probability NaN, which no other row has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+
+from ..variant import Config, Variant
+from . import kernels
+
+__all__ = ["LIMIT", "Cut", "SamplingRows", "sample", "variants"]
+
+LIMIT = 2**18  # ids: weights of as many tokens add up to less than 2**63
+_PLANES, _STATES = 8 * 1024, 5 * 4
+_ASM = isinstance(kernels.tally, triton.JITFunction)  # the interpreter knows no PTX
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRows:
+    """The parameters of R rows, contiguous tensors [R] on the device of the logits.
+
+    temperature  fp32, 0 is greedy
+    top_k        int32, 0 and below keep all
+    top_p        fp32 in (0, 1], 1 keeps all
+    min_p        fp32 in [0, 1]
+    seed, position  int64
+    choice       int32: which of a request's choices; 0 where there is one
+    """
+
+    temperature: torch.Tensor
+    top_k: torch.Tensor
+    top_p: torch.Tensor
+    min_p: torch.Tensor
+    seed: torch.Tensor
+    choice: torch.Tensor
+    position: torch.Tensor
+
+    def __post_init__(self) -> None:
+        wanted = (torch.float32, torch.int32, torch.float32, torch.float32, torch.int64, torch.int32, torch.int64)
+        for name, dtype in zip(self.__slots__, wanted, strict=True):
+            tensor = getattr(self, name)
+            if tensor.dtype != dtype or tensor.shape != self.temperature.shape or not tensor.is_contiguous():
+                raise ValueError(f"{name}: {tensor.dtype} {tuple(tensor.shape)}; expected contiguous {dtype} [R]")
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How a row is divided: `chunks` programs, each through its chunk in tiles."""
+
+    vocabulary: int
+    chunk: int
+    tile: int
+
+    @classmethod
+    def of(cls, vocabulary: int, config: Config) -> Cut:
+        """config  CHUNK and TILE, tokens, powers of two. Raises ValueError for what would count a token twice."""
+        chunk, tile = config["CHUNK"], config["TILE"]
+        if not 1 <= vocabulary <= LIMIT:
+            raise ValueError(f"vocabulary: {vocabulary}; expected 1 to {LIMIT}")
+        if chunk % tile or tile < 32 * config.num_warps:
+            raise ValueError(f"TILE: {tile}; expected at least {32 * config.num_warps}, a part of CHUNK ({chunk})")
+        return cls(vocabulary, chunk, tile)
+
+    @property
+    def chunks(self) -> int:
+        return -(-self.vocabulary // self.chunk)
+
+    @property
+    def splits(self) -> int:
+        return 1 << (self.chunks - 1).bit_length()
+
+
+_TYPES = {
+    "logits": "*fp32", "own": "*fp32", "temperatures": "*fp32", "top_ks": "*i32", "top_ps": "*fp32",
+    "min_ps": "*fp32", "seeds": "*i64", "choices": "*i32", "positions": "*i64", "tops": "*fp32", "ids": "*i32",
+    "sums": "*fp32", "own_tops": "*fp32", "own_sums": "*fp32", "states": "*i64", "planes": "*i64", "masses": "*i64",
+    "equals": "*i32", "limits": "*i64", "tokens": "*i64", "logprobs": "*fp32", "V": "i32", "S": "i32",
+}  # fmt: skip
+
+
+def _variant(name: str, cut: Cut, config: Config, **constants: int | bool) -> Variant:
+    function = getattr(kernels, name)
+    types = tuple((argument, _TYPES[argument]) for argument in function.arg_names if argument in _TYPES)
+    scratch = ("logits", "own", "tops", "ids", "sums", "own_tops", "own_sums", "states", "planes", "masses", "equals")
+    aligned = (*scratch, "V") if cut.vocabulary % 16 == 0 else scratch
+    known = {argument for argument, _ in types}
+    if name != "survey":
+        constants["SPLITS"] = cut.splits
+    label = f"sample_{name}_{constants['STEP']}" if name == "tally" else f"sample_{name}"
+    return Variant(
+        label, function, types, tuple(constants.items()), config, tuple(each for each in aligned if each in known)
+    )
+
+
+def variants(vocabulary: int, config: Config, *, top_k: bool, top_p: bool, asm: bool = True) -> tuple[Variant, ...]:
+    """What `sample` launches, in order, where no logits but the ones drawn from are given."""
+    cut = Cut.of(vocabulary, config)
+    # the draw holds a tile twice, as weights and as their sums
+    half = Config.of(config.num_warps, CHUNK=cut.chunk, TILE=max(32 * config.num_warps, cut.tile // 2))
+    steps = (0,) * (top_k or top_p) + (1, 2) * top_k + (3, 4) * top_p
+    return (
+        _variant("survey", cut, config),
+        *(_variant("tally", cut, config, STEP=step, ASM=asm) for step in steps),
+        _variant("weigh", cut, config, TOP_K=top_k, TOP_P=top_p),
+        _variant("draw", cut, half),
+    )
+
+
+def sample(
+    logits: torch.Tensor,
+    rows: SamplingRows,
+    config: Config,
+    *,
+    own: torch.Tensor | None = None,
+    top_k: bool = True,
+    top_p: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids int64 [R] and log-probabilities fp32 [R] of one token for each row of logits fp32 [R, V], contiguous.
+
+    own           the model's own logits, where `logits` are these with bias, penalties or a grammar's mask: the
+                  log-probabilities are in these, and a row where they are not finite is at fault too
+    top_k, top_p  False: no row asks for it, and its launches are left out
+    """
+    num_rows, vocabulary = logits.shape
+    cut, device = Cut.of(vocabulary, config), logits.device
+    tokens = torch.empty(num_rows, dtype=torch.int64, device=device)
+    logprobs = torch.empty(num_rows, dtype=torch.float32, device=device)
+    if not num_rows:
+        return tokens, logprobs
+    survey, *tallies, weigh, draw = variants(vocabulary, config, top_k=top_k, top_p=top_p, asm=_ASM)
+    grid = (num_rows, cut.chunks)
+
+    def scratch(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        return torch.empty(num_rows, *shape, dtype=dtype, device=device)
+
+    def surveyed(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        kinds = (torch.float32, torch.int32, torch.float32)
+        found = tuple(scratch(cut.chunks, dtype=kind) for kind in kinds)
+        survey.launch(grid, values, *found, vocabulary, cut.chunks)
+        return found[0], found[1], found[2]
+
+    tops, ids, sums = surveyed(logits)
+    own_tops, _, own_sums = (tops, ids, sums) if own is None else surveyed(own)
+    masses, equals, limits = scratch(cut.chunks), scratch(cut.chunks, dtype=torch.int32), scratch(2)
+    states = scratch(_STATES)
+    planes = torch.zeros(num_rows, _PLANES, dtype=torch.int64, device=device) if tallies else states
+    asked = (rows.temperature, rows.top_k, rows.top_p, rows.min_p)
+    for tally in tallies:
+        tally.launch(grid, logits, *asked, tops, states, planes, vocabulary, cut.chunks)
+    weigh.launch(
+        grid, logits, *asked, tops, states, planes, masses, equals, limits, vocabulary, cut.chunks
+    )  # fmt: skip
+    draw.launch(
+        (num_rows,), logits, logits if own is None else own, rows.temperature, rows.min_p, rows.seed, rows.choice,
+        rows.position, tops, ids, own_tops, own_sums, masses, equals, limits, tokens, logprobs, vocabulary, cut.chunks,
+    )  # fmt: skip
+    return tokens, logprobs

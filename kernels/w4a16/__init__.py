@@ -1,0 +1,1 @@
+"""int4 weights, half-precision activations."""

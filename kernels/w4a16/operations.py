@@ -1,0 +1,225 @@
+"""int4 weights, half-precision activations: three kernels by the number of tokens, under one contract.
+
+y [M, N] = x [M, K] @ w.T + bias
+
+w4a16_gemv        the fp32 lanes, eight tokens at a time      all capabilities; the only one below 8.0
+w4a16_gemm        tensor cores, up to 64 tokens               from 8.0
+w4a16_dequantize  written out in full, then torch.matmul      above the crossover
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from ..devices import Device
+from ..model_shapes import MODELS
+from ..operation import Launch, Operation, Problem, Shape
+from ..precision import PrecisionPolicy
+from ..roofline import Linear, roofline
+from ..tuning import exact
+from ..variant import Config
+from ..weights import GroupedWeight
+from . import dequantize, gemm, gemv
+from .packed import PackedInt4, pack, unpack
+
+__all__ = ["OPERATIONS", "W4A16", "allowance", "kernel_for", "reference"]
+
+TORCH = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+UNIT = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-24}  # half a unit in the last place
+GROUP = 128
+
+
+def reference(x: torch.Tensor, weight: PackedInt4) -> torch.Tensor:
+    """y in fp64; x in the order of the words' columns."""
+    y = x.double() @ unpack(weight).T
+    return y if weight.bias is None else y + weight.bias.double()
+
+
+def allowance(x: torch.Tensor, weight: PackedInt4, unit: float = 0.0) -> torch.Tensor:
+    """By how much a result [M, N] may differ from `reference`: its own rounding, and that of sums in fp32.
+
+    unit  by which terms are rounded before they are summed; 0 where they are not
+    """
+    bias = None if weight.bias is None else weight.bias.abs()
+    terms = x.double().abs() @ unpack(weight).abs().T + (0.0 if bias is None else bias.double())
+    depth = 16 + x.shape[1] // 8  # additions that one term goes through at most
+    return UNIT[x.dtype] * reference(x, weight).abs() + (depth * UNIT[torch.float32] + unit) * terms
+
+
+class W4A16:
+    """What the three have in common. `run` computes; `launches` says what that launches."""
+
+    exact = frozenset({"group"})
+
+    def __init__(
+        self,
+        name: str,
+        tokens: tuple[int, ...],
+        run: Callable[[torch.Tensor, PackedInt4, PrecisionPolicy, Config], torch.Tensor],
+        unit: Callable[[PrecisionPolicy], float],
+    ) -> None:
+        self.name = name
+        self._tokens = tokens
+        self._run = run
+        self._unit = unit  # what terms are rounded by before they are summed
+
+    def refusal(self, policy: PrecisionPolicy) -> str:
+        return ""
+
+    def shapes(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
+        """Every linear layer of the models, with groups of 128."""
+        sizes = {size for model in MODELS for size in model.linears.values()}
+        return tuple(Shape.of(m=m, n=n, k=k, group=GROUP) for n, k in sorted(sizes) for m in self._numbers(policy))
+
+    def samples(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
+        """The fewest tokens and the most, and groups that divide a tile."""
+        few, *_, many = self._numbers(policy)
+        return tuple(Shape.of(m=m, n=4096, k=4096, group=group) for m, group in ((few, 128), (many, 128), (many, 32)))
+
+    def small(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
+        few, *_, many = self._numbers(policy)
+        return tuple(Shape.of(m=min(m, 20), n=64, k=384, group=group) for m, group in ((few, 128), (many, 32)))
+
+    def _numbers(self, policy: PrecisionPolicy) -> tuple[int, ...]:
+        return self._tokens
+
+    def work(self, policy: PrecisionPolicy, shape: Shape) -> Linear:
+        return Linear(shape["m"], shape["n"], shape["k"], 4, shape["group"])
+
+    def problem(self, policy: PrecisionPolicy, shape: Shape, device: torch.device, seed: int = 0) -> Problem:
+        """Weights as a checkpoint's, activations of unit variance. Reference: fp64 on the device."""
+        generator = torch.Generator(device).manual_seed(seed)
+        m, n, k, group = (shape[name] for name in ("m", "n", "k", "group"))
+        dtype = TORCH[policy.storage]
+        codes = torch.randint(0, 16, (n, k), generator=generator, device=device, dtype=torch.uint8)
+        zeros = torch.randint(6, 10, (n, k // group), generator=generator, device=device, dtype=torch.uint8)
+        scales = torch.rand((n, k // group), generator=generator, device=device).add_(0.5).mul_(0.01).to(dtype)
+        weight = pack(GroupedWeight(codes, scales, zeros, 4, group))
+        x = torch.randn((m, k), generator=generator, device=device, dtype=torch.float32).to(dtype)
+
+        def error(found: torch.Tensor) -> float:
+            allowed = allowance(x, weight, self._unit(policy))
+            return float(((found.double() - reference(x, weight)).abs() / allowed).max())
+
+        dense: list[torch.Tensor] = []  # made when a peer is first measured
+
+        def torch_matmul() -> torch.Tensor:
+            if not dense:
+                dense.append(unpack(weight).to(dtype))
+            return x @ dense[0].T
+
+        return Problem(
+            lambda config: self._run(x, weight, policy, config),
+            error,
+            self.work(policy, shape),
+            {f"torch.matmul {policy.storage}": torch_matmul},
+        )
+
+
+class _Gemv(W4A16):
+    def _numbers(self, policy: PrecisionPolicy) -> tuple[int, ...]:
+        """Beyond eight tokens weights are read again, which only pays where there is no tensor core for them."""
+        return tuple(m for m in self._tokens if m <= gemv.MAX_TOKENS or not policy.capability.bf16)
+
+    def configs(self, policy: PrecisionPolicy, shape: Shape) -> tuple[Config, ...]:
+        """A block of 4 warps has 512 words in hand; REPEAT lots of rows share what was read of x."""
+        repeats = (2, 1, 4) if shape["m"] <= 2 else (1, 2)
+        return tuple(
+            Config.of(warps, 1, ROWS=rows, REPEAT=repeat)
+            for rows in (8, 4, 16)
+            for warps in (4, 2)
+            for repeat in repeats
+        )
+
+    def launches(self, policy: PrecisionPolicy, shape: Shape, config: Config) -> tuple[Launch, ...]:
+        half = policy.storage
+        tokens = gemv.tokens_at_once(shape["m"])
+        variant = gemv.gemv_variant(half, tokens, shape["group"], config, scales=half, bias=None, half=_in_half(policy))
+        product = "fma.rn.f16x2" if _in_half(policy) else "fma.rn.f32"
+        return (Launch(variant, gemv.gemv_grid(shape["m"], shape["n"], config), product),)
+
+
+class _Gemm(W4A16):
+    def refusal(self, policy: PrecisionPolicy) -> str:
+        return "" if policy.capability.bf16 else f"tl.dot is {policy.capability.instruction} here: w4a16_gemv instead"
+
+    def configs(self, policy: PrecisionPolicy, shape: Shape) -> tuple[Config, ...]:
+        """Deep pipelines and several parts of K: what is waited for is memory."""
+        block_m = max(16, min(64, 1 << (shape["m"] - 1).bit_length()))
+        return tuple(
+            Config.of(4, stages, BLOCK_N=block_n, BLOCK_M=block_m, SPLITS=splits)
+            for block_n in (64, 128, 32)
+            for splits in (1, 2, 4, 8)
+            for stages in (4, 3, 5)
+        )
+
+    def launches(self, policy: PrecisionPolicy, shape: Shape, config: Config) -> tuple[Launch, ...]:
+        half = policy.storage
+        variants = gemm.gemm_variants(half, shape["group"], config, scales=half, bias=None, ptx=True)
+        grids = gemm.gemm_grids(shape["m"], shape["n"], config)
+        instruction = policy.prefill.instruction if config["BLOCK_N"] >= 64 else policy.decode.instruction
+        moved = 4 * config["SPLITS"] * shape["m"] * shape["n"] if len(variants) > 1 else 0
+        return tuple(map(Launch, variants, grids, (instruction, ""), (moved, moved)))
+
+
+class _Dequantize(W4A16):
+    def configs(self, policy: PrecisionPolicy, shape: Shape) -> tuple[Config, ...]:
+        return tuple(Config.of(4, 1, ROWS=rows) for rows in (32, 64, 16))
+
+    def launches(self, policy: PrecisionPolicy, shape: Shape, config: Config) -> tuple[Launch, ...]:
+        half = policy.storage
+        variant = dequantize.dequantize_variant(policy.compute, shape["group"], config, scales=half)
+        return (Launch(variant, dequantize.dequantize_grid(shape["n"], shape["k"], config)),)
+
+
+def _in_half(policy: PrecisionPolicy) -> bool:
+    return policy.decode.arithmetic == "fp16"
+
+
+def _gemv(x: torch.Tensor, weight: PackedInt4, policy: PrecisionPolicy, config: Config) -> torch.Tensor:
+    return gemv.gemv(x, weight, config, half=_in_half(policy))
+
+
+def _gemm(x: torch.Tensor, weight: PackedInt4, policy: PrecisionPolicy, config: Config) -> torch.Tensor:
+    return gemm.gemm(x, weight, config)
+
+
+def _matmul(x: torch.Tensor, weight: PackedInt4, policy: PrecisionPolicy, config: Config) -> torch.Tensor:
+    return dequantize.matmul(x, weight, TORCH[policy.compute], config)
+
+
+GEMV = _Gemv("w4a16_gemv", (1, 2, 4, 8, 16, 32, 64), _gemv, lambda policy: gemv.HALF_UNIT * _in_half(policy))
+GEMM = _Gemm("w4a16_gemm", (1, 2, 4, 8, 16, 32, 64), _gemm, lambda policy: 0.0)
+DEQUANTIZE = _Dequantize("w4a16_dequantize", (256, 2048), _matmul, lambda policy: UNIT[TORCH[policy.compute]])
+OPERATIONS = (GEMV, GEMM, DEQUANTIZE)
+
+
+def kernel_for(policy: PrecisionPolicy, shape: Shape, device: Device) -> tuple[Operation, str]:
+    """Which of the three takes this shape on that device, and why.
+
+    As measured on it, if more than one was for this very shape; else by what the roofline says of their arithmetic.
+    """
+    times: dict[Operation, float] = {}
+    for each in OPERATIONS:
+        entry = exact(each, policy, shape, device.sms)
+        if entry is not None and "microseconds" in entry.facts:
+            times[each] = float(entry.facts["microseconds"])
+    if len(times) > 1:
+        best = min(times, key=lambda each: times[each])
+        return best, f"measured: {times[best]:.1f} us"
+    lanes_s = roofline(device, GEMV.work(policy, shape), "fp16" if _in_half(policy) else "fp32").seconds
+    if policy.capability.bf16 and shape["m"] <= gemm.MAX_TOKENS:
+        return GEMM, "tensor cores, and weights are read once, as they are held"
+    full_s = _written_out(device, policy, shape)
+    if shape["m"] <= gemv.MAX_TOKENS or lanes_s <= full_s:
+        return GEMV, f"by the roofline {lanes_s * 1e6:.0f} us on the lanes, {full_s * 1e6:.0f} us written out"
+    return DEQUANTIZE, f"by the roofline {full_s * 1e6:.0f} us written out, {lanes_s * 1e6:.0f} us on the lanes"
+
+
+def _written_out(device: Device, policy: PrecisionPolicy, shape: Shape) -> float:
+    """Seconds to write the weights in full, read them again, and multiply at the rate of the policy's prefill."""
+    work = DEQUANTIZE.work(policy, shape)
+    moved = work.bytes + 2 * (4 if policy.compute == "fp32" else 2) * work.n * work.k
+    return max(moved / device.bandwidth, work.operations / device.rates[policy.prefill.arithmetic])

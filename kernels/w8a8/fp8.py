@@ -1,0 +1,152 @@
+"""Linear layers with fp8 e4m3 weights and activations, from 8.9: y = x @ w.T + bias, x quantised row by row.
+
+Scales of the weight are of output channels, of the whole tensor, or of blocks of 128 x 128 as DeepSeek's checkpoints
+have them: a block's columns are then a product of their own, scaled and added in fp32. The product is that of
+tensor_cores.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ..model_shapes import MODELS
+from ..operation import Launch, Problem, Shape
+from ..precision import PrecisionPolicy
+from ..roofline import Linear, Op
+from ..variant import Config
+from . import tensor_cores
+from .quantize_rows import QuantizedRows, quantize_rows
+from .tensor_cores import Rows8
+
+__all__ = ["BLOCK", "Fp8", "Fp8Weight", "linear", "pack"]
+
+BLOCK = 128  # rows and columns that share a scale
+ROWS = (1, 2, 4, 8, 16, 32, 64, 256, 2048)
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Weight:
+    """w[n, k] = scale * codes[n, k].
+
+    codes   e4m3 [N, K]
+    scales  floating point: [1, 1], of all; [N, 1], of a row; or [ceil(N / 128), ceil(K / 128)], of a block
+    bias    [N] or None
+    """
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+    bias: torch.Tensor | None = None
+
+    @property
+    def in_blocks(self) -> bool:
+        num_rows, num_columns = self.codes.shape
+        blocks = -(-num_rows // BLOCK), -(-num_columns // BLOCK)
+        return tuple(self.scales.shape) == blocks and blocks != (1, 1)
+
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """Reference: [N, K]."""
+        scales = self.scales.to(dtype)
+        if self.in_blocks:
+            num_rows, num_columns = self.codes.shape
+            scales = scales.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)[:num_rows, :num_columns]
+        return self.codes.to(dtype) * scales
+
+
+def pack(weight: Fp8Weight) -> Rows8:
+    """Raises ValueError for a K that is not in sixteens, other codes than e4m3 and scales of another shape."""
+    num_rows, num_columns = weight.codes.shape
+    if weight.codes.dtype != torch.float8_e4m3fn or num_columns % 16:
+        raise ValueError(f"fp8 kernels take e4m3 and a K in sixteens, not {weight.codes.dtype} and K {num_columns}")
+    codes, shape = weight.codes.contiguous(), tuple(weight.scales.shape)
+    if weight.in_blocks:
+        return Rows8(codes, weight.scales.T.contiguous(), None, BLOCK, BLOCK, weight.bias)
+    if shape not in ((1, 1), (num_rows, 1)):
+        raise ValueError(f"scales: {shape} is none of (1, 1), (N, 1), (ceil(N / {BLOCK}), ceil(K / {BLOCK}))")
+    return Rows8(codes, weight.scales.expand(num_rows, 1).T.contiguous(), bias=weight.bias)
+
+
+def linear(x: torch.Tensor, weight: Rows8, config: Config) -> torch.Tensor:
+    """y [M, N] = x [M, K] @ w.T + bias in the dtype of x; contiguous x."""
+    return tensor_cores.multiply(quantize_rows(x, "fp8"), weight, x.dtype, config)
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8:
+    """The product, of x already quantised: that is an operation of its own (quantize_rows.py).
+
+    Shape: m rows of x, n of the weight, k columns, group 0 (a scale for each row) or 128 (for each block).
+    """
+
+    name: str = "fp8"
+    exact: frozenset[str] = frozenset({"group"})
+
+    def refusal(self, policy: PrecisionPolicy) -> str:
+        return policy.reasons["fp8"] if policy.fp8 is None else ""
+
+    def shapes(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
+        sizes = sorted({size for model in MODELS for size in model.linears.values()})
+        return tuple(Shape.of(m=m, n=n, k=k, group=group) for group in (0, BLOCK) for n, k in sizes for m in ROWS)
+
+    def samples(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
+        return tuple(Shape.of(m=m, n=4096, k=4096, group=g) for g in (0, BLOCK) for m in (1, 16, 32, 64, 2048))
+
+    def small(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
+        return tuple(Shape.of(m=m, n=128, k=256, group=group) for group in (0, BLOCK) for m in (3, 20))
+
+    def configs(self, policy: PrecisionPolicy, shape: Shape) -> tuple[Config, ...]:
+        return tensor_cores.tensor_configs(policy, shape["m"], shape["n"], shape["k"], shape["group"], fp8=True)
+
+    def launches(self, policy: PrecisionPolicy, shape: Shape, config: Config) -> tuple[Launch, ...]:
+        share = BLOCK if shape["group"] else 1
+        made = tensor_cores.variants(policy.storage, shape["k"], config, fp8=True, group=shape["group"], share=share)
+        return tensor_cores.launches(policy, shape["m"], shape["n"], config, made, fp8=True)
+
+    def work(self, policy: PrecisionPolicy, shape: Shape) -> Op:
+        return Linear(shape["m"], shape["n"], shape["k"], 8, shape["group"] or shape["k"], "fp8")
+
+    def problem(self, policy: PrecisionPolicy, shape: Shape, device: torch.device, seed: int = 0) -> Problem:
+        dtype = torch.float16 if policy.storage == "fp16" else torch.bfloat16
+        m, n, k = shape["m"], shape["n"], shape["k"]
+        generator = torch.Generator(device).manual_seed(seed)
+        codes = (torch.randn((n, k), generator=generator, device=device) * 100).clamp(-448, 448).to(torch.float8_e4m3fn)
+        size = (-(-n // BLOCK), -(-k // BLOCK)) if shape["group"] else (n, 1)
+        scales = (torch.rand(size, generator=generator, device=device) + 0.5) / (100 * k**0.5)
+        given = Fp8Weight(codes, scales)
+        x = torch.randn((m, k), generator=generator, device=device).to(dtype)
+        weight, rows = pack(given), quantize_rows(x, "fp8")
+        dense = given.dequantize().to(dtype)
+
+        def scaled_mm() -> torch.Tensor:
+            """With scales of rows, which is what torch has for e4m3 everywhere."""
+            if shape["group"]:
+                raise NotImplementedError("torch._scaled_mm with scales of rows of x and of blocks of the weight")
+            return torch._scaled_mm(rows.codes, codes.T, rows.scales[:, None], scales.T, out_dtype=torch.bfloat16)
+
+        return Problem(
+            run=lambda config: tensor_cores.multiply(rows, weight, dtype, config),
+            error=lambda found: product_error(rows, given, found),
+            work=self.work(policy, shape),
+            peers={f"torch.matmul {policy.storage}": lambda: torch.matmul(x, dense.T), "torch._scaled_mm": scaled_mm},
+        )
+
+
+def product_error(x: QuantizedRows, weight: Fp8Weight, found: torch.Tensor) -> float:
+    """The worst difference to fp64, over what rounding explains.
+
+    Tensor cores keep 14 bits or more of a sum of fp8 products, which are exact (DeepSeek-V3 technical report, 3.3.2:
+    wgmma), for 128 columns, in steps of 32; the interpreter sums in fp32.
+    """
+    a, b = x.codes.double() * x.scales.double()[:, None], weight.dequantize(torch.float64)
+    expected, terms = a @ b.T, a.abs() @ b.abs().T
+    if weight.bias is not None:
+        expected += weight.bias.double()
+        terms += weight.bias.double().abs()
+    half_step = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-24}[found.dtype]
+    if found.dtype == torch.bfloat16 and not found.is_cuda:
+        half_step *= 2  # the interpreter cuts bf16 off where the compiler rounds
+    summing = 4 * 2.0**-13 + a.shape[1] / 128 * 2.0**-24 if found.is_cuda else (a.shape[1] + 8) * 2.0**-24
+    tiny = 2.0**-24 if found.dtype == torch.float16 else 2.0**-126
+    bound = half_step * expected.abs() + summing * terms + tiny
+    return float(((found.double() - expected).abs() / bound).max())

@@ -1,0 +1,188 @@
+"""Linear layers with int8 weights and activations: y = x @ w.T + bias, x quantised row by row.
+
+Sums of products are exact in int32; scales are applied in fp32, once for each group. Zero points (GPTQ's 8 bits) are
+corrected exactly: a group's sum of the codes of x, times the zero point, comes off in int32.
+
+    unit of the policy         few rows (up to 8)       more
+    tensor-int8, from 8.0      tensor_cores.py          tensor_cores.py
+    dp4a, 6.1 to 7.5           dp4a_gemv.py             dp4a.py, of x in panels
+
+A weight is held once: in rows for tensor cores, in panels for dp4a.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ..model_shapes import MODELS
+from ..operation import Launch, Problem, Shape
+from ..precision import PrecisionPolicy
+from ..roofline import Linear, Op
+from ..variant import Config
+from ..weights import GroupedWeight
+from . import dp4a, dp4a_gemv, tensor_cores
+from .packed import PanelsInt8, pack_panels, pack_rows
+from .quantize_panels import QuantizedPanels, quantize_panels
+from .quantize_rows import QuantizedRows, quantize_rows
+from .tensor_cores import Rows8
+
+__all__ = ["W8A8", "linear", "pack", "product", "quantize"]
+
+ROWS = (1, 2, 4, 8, 16, 32, 64, 256, 2048)
+PART = 16  # columns of which every kernel takes all or none together
+QUANTIZED = QuantizedRows | QuantizedPanels
+PACKED = Rows8 | PanelsInt8
+
+
+def pack(weight: GroupedWeight, policy: PrecisionPolicy) -> PACKED:
+    """For the unit that the policy names. Raises ValueError where it names none, and for shapes that do not fit."""
+    if policy.int8 is None:
+        raise ValueError(f"int8: not on {policy.capability}: {policy.reasons['int8']}")
+    return pack_panels(weight) if policy.int8.arithmetic == "dp4a" else pack_rows(weight)
+
+
+def quantize(x: torch.Tensor, weight: PACKED) -> QUANTIZED:
+    """Contiguous x [M, K] as the product with that weight wants it."""
+    with_sums = weight.zeros is not None
+    if isinstance(weight, Rows8):
+        return quantize_rows(x, "int8", group=weight.group, with_sums=with_sums)
+    if x.shape[0] <= dp4a_gemv.MAX_ROWS:
+        return quantize_rows(x, "int8", with_sums=with_sums and weight.group == 0)
+    return quantize_panels(x, group=weight.group, with_sums=with_sums)
+
+
+def product(x: QUANTIZED, weight: PACKED, dtype: torch.dtype, config: Config) -> torch.Tensor:
+    """y [M, N] in `dtype`, of what `quantize` gave. Raises TypeError for operands that do not belong together."""
+    if isinstance(weight, Rows8):
+        if isinstance(x, QuantizedPanels):
+            raise TypeError("x: panels are for dp4a; expected rows")
+        return tensor_cores.multiply(x, weight, dtype, config)
+    if isinstance(x, QuantizedPanels):
+        return dp4a.gemm(x, weight, dtype, config)
+    return dp4a_gemv.gemv(x, weight, dtype, config)
+
+
+def linear(x: torch.Tensor, weight: PACKED, config: Config) -> torch.Tensor:
+    """y [M, N] = x [M, K] @ w.T + bias in the dtype of x; contiguous x, columns in the order of the packed weight's."""
+    return product(quantize(x, weight), weight, x.dtype, config)
+
+
+@dataclass(frozen=True, slots=True)
+class W8A8:
+    """The product, of x already quantised: that is an operation of its own (quantize_rows.py).
+
+    Shape: m rows of x, n of the weight, k columns, group (0: all of them), zeros "yes" or "no".
+    """
+
+    name: str = "w8a8"
+    exact: frozenset[str] = frozenset({"group"})
+
+    def refusal(self, policy: PrecisionPolicy) -> str:
+        return policy.reasons["int8"] if policy.int8 is None else ""
+
+    def shapes(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
+        sizes = sorted({size for model in MODELS for size in model.linears.values()})
+        kinds = ((0, "no"), (128, "yes"))
+        return tuple(Shape.of(m=m, n=n, k=k, group=g, zeros=z) for g, z in kinds for n, k in sizes for m in ROWS)
+
+    def samples(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
+        kinds = ((0, "no"), (0, "yes"), (128, "yes"), (32, "no"))
+        return tuple(Shape.of(m=m, n=4096, k=4096, group=g, zeros=z) for g, z in kinds for m in (1, 8, 16, 64, 2048))
+
+    def small(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
+        kinds = ((0, "no"), (128, "yes"))
+        return tuple(Shape.of(m=m, n=64, k=256, group=group, zeros=zeros) for group, zeros in kinds for m in (3, 20))
+
+    def configs(self, policy: PrecisionPolicy, shape: Shape) -> tuple[Config, ...]:
+        if _by_dp4a(policy):
+            return _gemv_configs() if shape["m"] <= dp4a_gemv.MAX_ROWS else _gemm_configs(shape)
+        return tensor_cores.tensor_configs(policy, shape["m"], shape["n"], shape["k"], shape["group"], fp8=False)
+
+    def launches(self, policy: PrecisionPolicy, shape: Shape, config: Config) -> tuple[Launch, ...]:
+        half, zeros, m, n = policy.storage, shape["zeros"] == "yes", shape["m"], shape["n"]
+        if not _by_dp4a(policy):
+            made = tensor_cores.variants(
+                half, shape["k"], config, fp8=False, scales=half, group=shape["group"], zeros=zeros
+            )
+            return tensor_cores.launches(policy, m, n, config, made, fp8=False)
+        if m <= dp4a_gemv.MAX_ROWS:
+            variant = dp4a_gemv.gemv_variant(half, m, config, scales=half, group=shape["group"], zeros=zeros, ptx=True)
+            return (Launch(variant, dp4a_gemv.gemv_grid(n, config), "dp4a.s32.s32"),)
+        variant = dp4a.gemm_variant(half, config, scales=half, group=shape["group"], zeros=zeros, ptx=True)
+        return (Launch(variant, dp4a.gemm_grid(m, n, config), "dp4a.s32.s32"),)
+
+    def work(self, policy: PrecisionPolicy, shape: Shape) -> Op:
+        return Linear(shape["m"], shape["n"], shape["k"], 8, shape["group"] or shape["k"], "int8")
+
+    def problem(self, policy: PrecisionPolicy, shape: Shape, device: torch.device, seed: int = 0) -> Problem:
+        dtype = torch.float16 if policy.storage == "fp16" else torch.bfloat16
+        m, n, k = shape["m"], shape["n"], shape["k"]
+        group = shape["group"] or k
+        generator = torch.Generator(device).manual_seed(seed)
+        codes = torch.randint(0, 256, (n, k), generator=generator, device=device, dtype=torch.uint8)
+        zeros = torch.full((n, k // group), 128, device=device, dtype=torch.uint8)
+        if shape["zeros"] == "yes":
+            zeros = zeros + torch.randint(-8, 8, zeros.shape, generator=generator, device=device).to(torch.uint8)
+        scales = ((torch.rand(zeros.shape, generator=generator, device=device) + 0.5) / (74 * k**0.5)).to(dtype)
+        given = GroupedWeight(codes, scales, zeros, 8, group)
+        x = torch.randn((m, k), generator=generator, device=device).to(dtype)
+        weight = pack(given, policy)
+        quantized, rows = quantize(x, weight), quantize_rows(x, "int8")
+        dense = given.dequantize(dtype)
+        signed = (codes.to(torch.int16) - 128).to(torch.int8)
+        return Problem(
+            run=lambda config: product(quantized, weight, dtype, config),
+            error=lambda found: product_error(rows, given, found),
+            work=self.work(policy, shape),
+            peers={
+                f"torch.matmul {policy.storage}": lambda: torch.matmul(x, dense.T),
+                "torch._int_mm": lambda: torch._int_mm(rows.codes, signed.T),
+            },
+        )
+
+
+def product_error(x: QuantizedRows, weight: GroupedWeight, found: torch.Tensor) -> float:
+    """The worst difference to fp64, over the rounding of the result and of fp32 sums of parts known exactly.
+
+    Whatever becomes fp32 is a sum over whole sixteens of columns, and no more than their sums' absolute values.
+    """
+    codes, scales = torch.split(x.codes.double(), PART, 1), weight.scales.double()
+    difference = weight.codes.double() - weight.zeros.double().repeat_interleave(weight.group_size, 1)
+    expected = torch.zeros(found.shape, dtype=torch.float64, device=found.device)
+    terms = expected.clone()
+    for part, (a, b) in enumerate(zip(codes, torch.split(difference, PART, 1), strict=True)):
+        of_part = (a @ b.T) * x.scales.double()[:, None] * scales[:, part * PART // weight.group_size]
+        expected += of_part
+        terms += of_part.abs()
+    if weight.bias is not None:
+        expected += weight.bias.double()
+        terms += weight.bias.double().abs()
+    depth = 4 + len(codes)  # additions at most, and as fp32, by two scales, and with the bias
+    half_step = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-24}[found.dtype]
+    if found.dtype == torch.bfloat16 and not found.is_cuda:
+        half_step *= 2  # the interpreter cuts bf16 off where the compiler rounds
+    tiny = 2.0**-24 if found.dtype == torch.float16 else 2.0**-126
+    bound = half_step * expected.abs() + depth * 2.0**-24 * terms + tiny
+    return float(((found.double() - expected).abs() / bound).max())
+
+
+def _by_dp4a(policy: PrecisionPolicy) -> bool:
+    return policy.int8 is not None and policy.int8.arithmetic == "dp4a"
+
+
+def _gemv_configs() -> tuple[Config, ...]:
+    return tuple(Config.of(warps, 1, BLOCK_N=rows) for rows in (32, 64, 128) for warps in (8, 4, 16))
+
+
+def _gemm_configs(shape: Shape) -> tuple[Config, ...]:
+    """Warps, those side by side, and results of a thread; a group's fp32 sums take registers of their own."""
+    few = ((4, 4, 4, 4), (2, 2, 4, 4)) if shape["m"] <= 16 else ((4, 4, 8, 4), (2, 2, 8, 4))
+    many = ((4, 2, 8, 8), (8, 2, 8, 4), (8, 2, 4, 8)) if shape["group"] else ((8, 2, 8, 8), (4, 2, 8, 8), (8, 2, 8, 4))
+    cuts = few if shape["m"] <= 32 else many
+    return tuple(
+        Config.of(warps, 1, WARPS_N=beside, TILE_M=tile_m, TILE_N=tile_n, UNROLL=unroll)
+        for warps, beside, tile_m, tile_n in cuts
+        for unroll in ((4, 2) if shape["m"] <= 32 else (2, 1))
+    )

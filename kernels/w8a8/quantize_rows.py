@@ -1,0 +1,252 @@
+"""Activations to 8 bits with a scale for each row: int8 (absmax / 127) or fp8 e4m3 (absmax / 448).
+
+Each row by itself, so that an outlier never moves a neighbour: a scale of a whole batch would make one request's
+result depend on another's. Absolute values are compared as their bits, where infinities and NaN are above all
+numbers: a row that holds one gets a scale that is no number either, and its results show it.
+
+A number is rounded to an integer by adding 1.5 * 2**23, whose last place is one: to nearest, ties to even. A row
+below 2**-100 counts as zero; a zero row has scale 0.
+"""
+
+# What is inside a kernel is Triton's language, of which type checkers know nothing.
+# mypy: disable-error-code="untyped-decorator,no-untyped-def,assignment"
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import triton
+import triton.language as tl
+
+from ..model_shapes import MODELS
+from ..operation import Launch, Problem, Shape
+from ..precision import PrecisionPolicy
+from ..roofline import Elementwise, Op
+from ..variant import Config, Variant, type_name
+
+__all__ = [
+    "LEVELS",
+    "Codes",
+    "QuantizeRows",
+    "QuantizedRows",
+    "quantize_rows",
+    "rows_config",
+    "rows_variant",
+]
+
+Codes = Literal["int8", "fp8"]
+LEVELS: dict[Codes, float] = {"int8": 127.0, "fp8": 448.0}
+CODE_TYPE: dict[Codes, torch.dtype] = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+ONE_PASS = 32_768  # columns: 64 numbers for each of 512 threads
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedRows:
+    """x = scale of the row * code.
+
+    codes   int8 or fp8 e4m3 [M, K]
+    scales  fp32 [M]
+    sums    int32 [K // group, M] of a group's codes, for weights that have zero points; else None
+    """
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+    sums: torch.Tensor | None = None
+
+
+@triton.jit
+def magnitude_bits(value):
+    """uint32 of fp32, the sign shifted out: they compare as the absolute values do, and NaN is above infinity.
+
+    Not masked out, which LLVM would make an absolute value in the half precision that it was loaded in.
+    """
+    return value.to(tl.uint32, bitcast=True) << 1
+
+
+@triton.jit
+def scale_of(bits, LEVELS: tl.constexpr):
+    """(the scale, what a number is multiplied by to get its code) of rows with that largest magnitude."""
+    absmax = (bits >> 1).to(tl.float32, bitcast=True)
+    zero = absmax < 2.0**-100
+    levels = tl.where(zero, 1.0, LEVELS)
+    return tl.where(zero, 0.0, tl.div_rn(absmax, levels)), tl.where(
+        zero, 0.0, tl.div_rn(levels, tl.where(zero, 1.0, absmax))
+    )
+
+
+@triton.jit
+def round_to_int(value):
+    """Of fp32 below 2**22."""
+    return (value + 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000
+
+
+@triton.jit
+def _to_fp8(value, PTX: tl.constexpr):
+    """To nearest, ties to even. Without PTX rounded by hand: the interpreter loses a carry into the exponent."""
+    if not PTX:
+        bits = value.to(tl.int32, bitcast=True)
+        normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) & -0x100000).to(tl.float32, bitcast=True)
+        value = tl.where(tl.abs(value) < 2.0**-6, (value + 24576.0) - 24576.0, normal)
+    return value.to(tl.float8e4nv)
+
+
+@triton.jit
+def _quantize(
+    x, codes, scales, sums, M, K,
+    FP8: tl.constexpr, SUMS: tl.constexpr, GROUP: tl.constexpr, WHOLE: tl.constexpr, PTX: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Each program: one row; WHOLE if BLOCK holds all of it, else in two passes. GROUP 0: the row is one group."""
+    LEVELS: tl.constexpr = 448.0 if FP8 else 127.0
+    row = tl.program_id(0)
+    at = tl.arange(0, BLOCK)
+    x += row.to(tl.int64) * K
+    codes += row.to(tl.int64) * K
+    if WHOLE:
+        value = tl.load(x + at, at < K, 0.0).to(tl.float32)
+        scale, inverse = scale_of(tl.max(magnitude_bits(value), 0), LEVELS)
+    else:
+        top = tl.zeros((BLOCK,), tl.uint32)
+        for start in range(0, K, BLOCK):
+            top = tl.maximum(top, magnitude_bits(tl.load(x + start + at, start + at < K, 0.0).to(tl.float32)))
+        scale, inverse = scale_of(tl.max(top, 0), LEVELS)
+    tl.store(scales + row, scale)
+    total = tl.zeros((BLOCK,), tl.int32)
+    for start in range(0, BLOCK if WHOLE else K, BLOCK):
+        if not WHOLE:
+            value = tl.load(x + start + at, start + at < K, 0.0).to(tl.float32)
+        if FP8:
+            tl.store(codes + start + at, _to_fp8(value * inverse, PTX), start + at < K)
+        else:
+            code = round_to_int(value * inverse)
+            tl.store(codes + start + at, code.to(tl.int8), start + at < K)
+            if SUMS and GROUP > 0:
+                of_groups = tl.sum(tl.reshape(code, (BLOCK // GROUP, GROUP)), 1)
+                group = start // GROUP + tl.arange(0, BLOCK // GROUP)
+                tl.store(sums + group * M + row, of_groups, group < K // GROUP)
+            elif SUMS:
+                total += code
+    if SUMS and GROUP == 0:
+        tl.store(sums + row, tl.sum(total, 0))
+
+
+def rows_config(num_columns: int) -> Config:
+    """What is right everywhere: up to 64 numbers a thread, in few warps where there are few columns."""
+    block = min(ONE_PASS, triton.next_power_of_2(num_columns))
+    return Config.of(max(1, min(16, block // 1024)), 1, BLOCK=block)
+
+
+def rows_variant(
+    dtype: str,
+    num_columns: int,
+    kind: Codes,
+    config: Config,
+    *,
+    group: int = 0,
+    with_sums: bool = False,
+    ptx: bool = True,
+) -> Variant:
+    """`dtype` of x, in Triton's words; ptx: False for the interpreter.
+
+    group   columns of one sum; 0: all
+    config  BLOCK columns at a time
+    """
+    types = {
+        "x": f"*{dtype}", "codes": "*i8" if kind == "int8" else "*fp8e4nv", "scales": "*fp32", "sums": "*i32",
+        "M": "i32", "K": "i32",
+    }  # fmt: skip
+    whole = num_columns <= config["BLOCK"]
+    constants = {"FP8": kind == "fp8", "SUMS": with_sums, "GROUP": group, "WHOLE": whole, "PTX": ptx}
+    aligned = ("x", "codes", "scales", "sums", *(("K",) if num_columns % 16 == 0 else ()))
+    name = f"quantize_rows_{kind}"
+    return Variant(name, _quantize, tuple(types.items()), tuple(constants.items()), config, aligned)
+
+
+def quantize_rows(
+    x: torch.Tensor, kind: Codes, config: Config | None = None, *, group: int = 0, with_sums: bool = False
+) -> QuantizedRows:
+    """Of contiguous x [M, K] in fp16, bf16 or fp32. With sums: of each `group` of columns, 32, 64, 128 or 0 for all.
+
+    Raises ValueError for a group that does not divide K.
+    """
+    num_rows, num_columns = x.shape
+    if group and num_columns % group:
+        raise ValueError(f"group: {group} does not divide the {num_columns} columns")
+    config = config or rows_config(num_columns)
+    codes = torch.empty(x.shape, dtype=CODE_TYPE[kind], device=x.device)
+    scales = torch.empty(num_rows, dtype=torch.float32, device=x.device)
+    groups = num_columns // (group or num_columns) if with_sums else 0
+    sums = torch.empty((groups, num_rows), dtype=torch.int32, device=x.device) if with_sums else None
+    variant = rows_variant(type_name(x), num_columns, kind, config, group=group, with_sums=with_sums, ptx=x.is_cuda)
+    variant.launch((num_rows,), x, codes, scales, scales if sums is None else sums, num_rows, num_columns)
+    return QuantizedRows(codes, scales, sums)
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizeRows:
+    """Activations to 8 bits, as an operator. Shape: m rows of k columns."""
+
+    kind: Codes
+    exact: frozenset[str] = frozenset({"k"})
+
+    @property
+    def name(self) -> str:
+        return f"quantize_rows_{self.kind}"
+
+    def refusal(self, policy: PrecisionPolicy) -> str:
+        unit = policy.int8 if self.kind == "int8" else policy.fp8
+        return policy.reasons[self.kind] if unit is None else ""
+
+    def shapes(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
+        widths = sorted({k for model in MODELS for _, k in model.linears.values()})
+        return tuple(Shape.of(m=m, k=k) for k in widths for m in (1, 8, 64, 2048))
+
+    def samples(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
+        return tuple(Shape.of(m=8, k=k) for k in (896, 25_600, 53_248))
+
+    def small(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
+        return (Shape.of(m=3, k=896),)
+
+    def configs(self, policy: PrecisionPolicy, shape: Shape) -> tuple[Config, ...]:
+        first = rows_config(shape["k"])
+        others = [Config.of(warps, 1, BLOCK=first["BLOCK"]) for warps in (1, 2, 4, 8, 16)]
+        fitting = [one for one in others if first["BLOCK"] <= 64 * 32 * one.num_warps and one != first]
+        return (first, *fitting)
+
+    def launches(self, policy: PrecisionPolicy, shape: Shape, config: Config) -> tuple[Launch, ...]:
+        variant = rows_variant(policy.storage, shape["k"], self.kind, config)
+        return (Launch(variant, (shape["m"],)),)
+
+    def work(self, policy: PrecisionPolicy, shape: Shape) -> Op:
+        return Elementwise(shape["m"] * (3 * shape["k"] + 4), 4 * shape["m"] * shape["k"])
+
+    def problem(self, policy: PrecisionPolicy, shape: Shape, device: torch.device, seed: int = 0) -> Problem:
+        dtype = torch.float16 if policy.storage == "fp16" else torch.bfloat16
+        generator = torch.Generator(device).manual_seed(seed)
+        x = torch.randn((shape["m"], shape["k"]), generator=generator, device=device).to(dtype)
+
+        def by_torch() -> torch.Tensor:
+            scales = x.abs().amax(1, keepdim=True).float() / LEVELS[self.kind]
+            codes = x.float() / scales
+            return (codes.round() if self.kind == "int8" else codes).to(CODE_TYPE[self.kind])
+
+        return Problem(
+            run=lambda config: quantize_rows(x, self.kind, config),
+            error=lambda found: rounding_error(x, found, self.kind),
+            work=self.work(policy, shape),
+            peers={"torch": by_torch},
+        )
+
+
+def rounding_error(x: torch.Tensor, found: QuantizedRows, kind: Codes) -> float:
+    """The worst difference of scale * code to x, over half a step of the codes and the rounding of the scales.
+
+    e4m3 has four bits of mantissa: half a step is 2**-4 of the number, and 2**-10 below 2**-6.
+    """
+    wide, scales = x.double(), found.scales.double()[:, None]
+    half = 0.5 * scales if kind == "int8" else (wide.abs() * 2.0**-4).maximum(2.0**-10 * scales)
+    bound = half + 4 * 2.0**-24 * wide.abs()
+    difference = (found.codes.double() * scales - wide).abs()
+    return float((difference / bound.clamp_min(2.0**-100)).max())
