@@ -1,8 +1,9 @@
 """Configs chosen with no GPU: by what the compiler says each would use, and the roofline of a device. Nothing is run.
 
-A config's time is predicted as the roofline's, over two things that keep a device from reaching it: SMs that idle in
-the last wave of blocks, and too few resident warps to cover the latency of memory; plus what is written and read
-again where a kernel is in parts, and the launches. A prediction ranks configs; it is no measurement.
+A config's time is predicted as the roofline's, or as what its schedulers need to issue the loop around its
+multiply-adds if that is more, over two things that keep a device from reaching it: SMs that idle in the last wave of
+blocks, and too few resident warps to cover the latency of memory; plus what is written and read again where a kernel is
+in parts, and the launches. A prediction ranks configs; it is no measurement.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ from .devices import Device
 from .occupancy import occupancy
 from .operation import Launch, Operation, Shape
 from .precision import PrecisionPolicy
-from .roofline import roofline
+from .roofline import Op, roofline
 from .variant import Config
 
-__all__ = ["LAUNCH_S", "Candidate", "fault", "predict"]
+__all__ = ["LAUNCH_S", "Candidate", "fault", "issue_seconds", "predict"]
 
 LAUNCH_S = 2e-6  # from one kernel to the next in a CUDA graph: some 2 us on every card
 COVERING_WARPS = 16  # of an SM: what loads in flight need to hide memory, as a rule of thumb
+_MULTIPLY_ADDS = {"fma.rn.f32": 1, "fma.rn.f16x2": 2, "dp4a.s32.s32": 4}  # of one thread's instruction
+_MATRIX = ("mma.", "wgmma.", "tcgen05.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +56,8 @@ def predict(device: Device, policy: PrecisionPolicy, operation: Operation, shape
     if any(fault(policy, launch, compiled) for launch, compiled in candidate.launches):
         return math.inf
     work = operation.work(policy, shape)
-    least = roofline(device, work).seconds
     launch, compiled = candidate.launches[0]
+    least = max(roofline(device, work).seconds, issue_seconds(device, work, compiled))
     room = occupancy(policy.capability, compiled.threads, compiled.registers, compiled.shared)
     blocks = math.prod(launch.grid)
     waves = blocks / (device.sms * room.blocks)
@@ -63,3 +66,19 @@ def predict(device: Device, policy: PrecisionPolicy, operation: Operation, shape
     covered = min(1.0, resident / COVERING_WARPS)
     moved = sum(launch.moved for launch, _ in candidate.launches)
     return least / (used * covered) + moved / device.bandwidth + LAUNCH_S * len(candidate.launches)
+
+
+def issue_seconds(device: Device, work: Op, compiled: Compiled) -> float:
+    """The least that the schedulers need for the inner loop, at one instruction of a warp each clock.
+
+    From how many of its PTX instructions are multiply-adds of the lanes. 0.0 where tensor cores multiply, which take
+    few instructions, and where nothing is multiplied.
+    """
+    loop = compiled.inner_loop()
+    multiply_adds = sum(count * _MULTIPLY_ADDS.get(name, 0) for name, count in loop.items())
+    if not multiply_adds or any(name.startswith(_MATRIX) for name in loop):
+        return 0.0
+    chip = device.capability
+    clocks = device.rates["fp32"] / 2 / chip.fp32_fma  # of all SMs, in a second
+    each = sum(loop.values()) / multiply_adds
+    return work.operations / 2 * each / (clocks * chip.schedulers * chip.warp)

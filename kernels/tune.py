@@ -15,13 +15,16 @@ from .device_table import DEVICES
 from .measure import copy_bandwidth
 from .operation import Operation, Shape
 from .precision import policy_of
+from .roofline import Elementwise
 from .search import Trial, search
 from .static import Candidate, predict
 from .tuning import FOLDER, Entry, Table, folders, write
 
 __all__ = ["measured", "static"]
 
-STATIC_CONFIGS = 12  # of each shape, the first ones: each is compiled for each capability
+# Of each shape, the first ones, as each is compiled for each capability; fewer of what only moves bytes, where a
+# prediction has little to choose by.
+STATIC_CONFIGS, MOVING_CONFIGS = 6, 3
 
 
 def static(
@@ -31,23 +34,23 @@ def static(
     out: Path = FOLDER,
     done: Callable[[int, int], None] = lambda count, total: None,
 ) -> Iterator[Path]:
-    """The files it wrote. Of a capability, its first device in the table decides."""
+    """The files it wrote, as soon as an operator is compiled. A capability's first device in the table decides."""
     import triton
 
-    operations, capabilities = tuple(operations), tuple(capabilities)
-    wanted = [job for operation in operations for capability in capabilities for job in _jobs(operation, capability)]
-    candidates: dict[tuple[str, tuple[int, int]], dict[Shape, list[Candidate]]] = {}
-    for job, results in compile_all(wanted, workers, done).items():
-        if all(isinstance(result, Compiled) for _, result in results):
-            kept = tuple((launch, result) for launch, result in results if isinstance(result, Compiled))
-            of_op = candidates.setdefault((job.op, job.capability), {})
-            of_op.setdefault(job.shape, []).append(Candidate(job.config, kept))
+    capabilities = tuple(capabilities)
     for operation in operations:
+        wanted = [job for capability in capabilities for job in _jobs(operation, capability)]
+        candidates: dict[tuple[int, int], dict[Shape, list[Candidate]]] = {}
+        for job, results in compile_all(wanted, workers, done).items():
+            if all(isinstance(result, Compiled) for _, result in results):
+                kept = tuple((launch, result) for launch, result in results if isinstance(result, Compiled))
+                of_shape = candidates.setdefault(job.capability, {}).setdefault(job.shape, [])
+                of_shape.append(Candidate(job.config, kept))
         for capability in capabilities:
             policy = policy_of(*capability)
             device = next(device for device in DEVICES if device.capability is policy.capability)
             entries = {}
-            for shape, tried in candidates.get((operation.name, capability), {}).items():
+            for shape, tried in candidates.get(capability, {}).items():
                 times = [predict(device, policy, operation, shape, candidate) for candidate in tried]
                 best = min(range(len(tried)), key=lambda index: times[index])
                 if math.isfinite(times[best]):
@@ -105,7 +108,9 @@ def _jobs(operation: Operation, capability: tuple[int, int]) -> list[Job]:
     return [
         Job(operation.name, capability, shape, config)
         for shape in shapes
-        for config in operation.configs(policy, shape)[:STATIC_CONFIGS]
+        for config in operation.configs(policy, shape)[
+            : MOVING_CONFIGS if isinstance(operation.work(policy, shape), Elementwise) else STATIC_CONFIGS
+        ]
     ]
 
 

@@ -6,10 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-_TYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.int32: "i32", torch.int8: "i8"}
-
 Constant = int | float | bool | str | tuple[str, ...] | None
 
 
@@ -67,8 +63,3 @@ class Variant:
         """Arguments in the order of `types`."""
         options = {"num_warps": self.config.num_warps, "num_stages": self.config.num_stages}
         self.function[grid](*arguments, **self.all_constants, **options)
-
-
-def type_name(tensor: torch.Tensor) -> str:
-    """Triton's word for the type of its elements."""
-    return _TYPES[tensor.dtype]

@@ -20,8 +20,9 @@ import torch
 import triton
 import triton.language as tl
 
+from ..dtypes import type_name
 from ..kv_cache import BLOCK_TOKENS, KvCache
-from ..variant import Constant, type_name
+from ..variant import Constant
 
 LOG2_E = math.log2(math.e)
 HEAD_DIMS = (64, 80, 96, 128, 256)

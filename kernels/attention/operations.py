@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch.nn.attention.bias import causal_lower_right
 
 from .. import reference
+from ..dtypes import TORCH
 from ..model_shapes import MODELS
 from ..operation import Launch, Problem, Shape
 from ..precision import PrecisionPolicy
@@ -21,7 +22,7 @@ from .common import Heads
 from .configs import packed_configs, per_head_configs, prefill_configs, seen
 from .decode import decode_attention, grids, packed_variant, per_head_variant, reduce_variant
 from .prefill import grid, prefill_attention, prefill_variant
-from .problem import TORCH_TYPES, PagedBatch, error, random_batch
+from .problem import PagedBatch, error, random_batch
 
 CONTEXTS = (512, 2048, 8192, 32_768)
 BATCHES = (1, 8, 64)
@@ -227,5 +228,5 @@ def _contiguous(batch: PagedBatch, which: int, length: int) -> torch.Tensor:
     tables = batch.block_tables.long()
     found = batch.cache.data[which][tables]
     if batch.cache.scales is not None:
-        found = (found * batch.cache.scales[which][tables][..., None]).to(TORCH_TYPES[batch.heads.dtype])
+        found = (found * batch.cache.scales[which][tables][..., None]).to(TORCH[batch.heads.dtype])
     return found.transpose(1, 2).flatten(2, 3)[:, :, :length]

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 import torch
 
 from .. import reference
+from ..dtypes import TORCH, UNIT, rounding
 from ..kv_cache import BLOCK_TOKENS, KvCache
 from .common import Heads
 
-TORCH_TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "i8": torch.int8}
-EPSILON = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-24}  # half a unit in the last place
 # How often the highest score of independent ones rises: ln(n) + 0.6 times on average, for n up to 32,768 not more
 # than 40 times but once in 10**11 (Chernoff's bound of a sum of Bernoulli(1 / i)).
 _RISES = 40
@@ -79,7 +78,7 @@ def random_batch(
     rng = torch.Generator(device).manual_seed(seed)
     needed = [-(-(before + new) // BLOCK_TOKENS) for before, new in spans]
     num_blocks = sum(needed) + 1
-    cache = KvCache.allocate(num_blocks, heads.kv_heads, heads.head_dim, TORCH_TYPES[heads.kv], device)
+    cache = KvCache.allocate(num_blocks, heads.kv_heads, heads.head_dim, TORCH[heads.kv], device)
     if cache.scales is None:
         cache.data.normal_(generator=rng)
     else:
@@ -93,7 +92,7 @@ def random_batch(
         used += count
     q = torch.randn(
         (sum(new for _, new in spans), heads.heads, heads.head_dim), generator=rng, device=device,
-        dtype=TORCH_TYPES[heads.dtype],
+        dtype=TORCH[heads.dtype],
     )  # fmt: skip
     return PagedBatch(heads, q, cache, tables, tuple(spans), window)
 
@@ -105,14 +104,11 @@ def expected(batch: PagedBatch, sequence: int, rows: torch.Tensor) -> torch.Tens
     return reference.attention(q, *batch.keys_values(sequence), before + rows, batch.scale, batch.window)
 
 
-def error(
-    batch: PagedBatch, found: torch.Tensor, *, wide: bool, num_rows: int | None = None, epsilon: float | None = None
-) -> float:
+def error(batch: PagedBatch, found: torch.Tensor, *, wide: bool, num_rows: int | None = None) -> float:
     """The worst difference of found [T, H, D] to fp64 over its bound: at most 1 for a kernel that only rounds.
 
     wide      whether weights were multiplied in fp32
     num_rows  so many new tokens of the first and of the last sequence; None: all
-    epsilon   of the result's rounding; None: half a unit in the last place
     """
     sequences = range(len(batch.spans)) if num_rows is None else {0, len(batch.spans) - 1}
     worst = 0.0
@@ -122,14 +118,19 @@ def error(
         rows = rows.round().long()
         if len(rows) and sum(batch.spans[sequence]):
             want = expected(batch, sequence, rows)
-            bound = _bound(batch, sequence, rows, want, wide, EPSILON[found.dtype] if epsilon is None else epsilon)
+            bound = _bound(batch, sequence, rows, want, wide, rounding(found))
             ratio = (found[batch.starts[sequence] + rows].double() - want).abs() / bound
             worst = max(worst, float(ratio.nan_to_num(torch.inf).max()))
     return worst
 
 
 def _bound(
-    batch: PagedBatch, sequence: int, rows: torch.Tensor, want: torch.Tensor, wide: bool, epsilon: float
+    batch: PagedBatch,
+    sequence: int,
+    rows: torch.Tensor,
+    want: torch.Tensor,
+    wide: bool,
+    epsilon: float,  # of the last rounding
 ) -> torch.Tensor:
     """How far rounding alone may take each of `want` [R, H, D]. KV head by KV head.
 
@@ -140,14 +141,14 @@ def _bound(
         sums           a term goes through L / 4 + 144 additions at most (4 tokens side by side is the fewest; 144
                        within a tile of 128): relative to sum w |v| and to |o|
         weight         rounded where a product takes halves; below the normal numbers of fp16 absolutely
-        result         rounded once
+        result         rounded once, by epsilon
     """
     heads, unit = batch.heads, 2.0**-23
     before, _ = batch.spans[sequence]
     k, v = batch.keys_values(sequence)
     q = batch.q[batch.starts[sequence] + rows].double()
     seen = reference.visible(before + rows, len(k), batch.window)
-    half = 0.0 if wide else EPSILON[batch.q.dtype]
+    half = 0.0 if wide else UNIT[batch.q.dtype]
     bound = torch.empty_like(want)
     for kv_head in range(heads.kv_heads):
         group = slice(kv_head * heads.group, (kv_head + 1) * heads.group)

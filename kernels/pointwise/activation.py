@@ -15,12 +15,13 @@ import triton
 import triton.language as tl
 
 from .. import reference
+from ..dtypes import rounding, smallest, type_name
 from ..model_shapes import MODELS
 from ..operation import Launch, Problem, Shape
 from ..precision import PrecisionPolicy
 from ..roofline import Elementwise, Op
-from ..variant import Config, Variant, type_name
-from .common import ROUNDING, TOKENS, Pointwise, sizes, smallest, storage, worst
+from ..variant import Config, Variant
+from .common import TOKENS, Pointwise, sizes, storage, worst
 
 __all__ = ["OPERATIONS", "SILU_MUL", "silu_mul", "silu_mul_variant"]
 
@@ -64,7 +65,7 @@ def silu_mul_error(gate_up: torch.Tensor, found: torch.Tensor) -> float:
     gate, up = gate_up.double().chunk(2, dim=-1)
     expected = gate * torch.sigmoid(gate) * up
     roundings = (3 + 2 * gate.abs()) * torch.sigmoid(-gate) + 4
-    bound = expected.abs() * (ROUNDING[found.dtype] + 2.0**-23 * roundings) + smallest(found.dtype)
+    bound = expected.abs() * (rounding(found) + 2.0**-23 * roundings) + smallest(found.dtype)
     # Below -87 the exponential overflows, and what is then 0 was less than this.
     bound += torch.where(gate < -87, gate.abs() * up.abs() * 2.0**-125, 0.0)
     return worst(found, expected, bound)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import torch
 
+from ..dtypes import TORCH
 from ..operation import Shape
 from ..precision import PrecisionPolicy
 
-__all__ = ["ROUNDING", "TOKENS", "Pointwise", "smallest", "storage", "worst"]
+__all__ = ["TOKENS", "Pointwise", "sizes", "storage", "worst"]
 
 TOKENS = (1, 16, 256, 4096)  # of a step: decodes alone, and with pieces of prompts
-# Half a unit in the last place; a whole one of bf16, which Triton's interpreter cuts off where its compiler rounds.
-ROUNDING = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-7, torch.float32: 2.0**-24}
 
 
 class Pointwise:
@@ -25,13 +24,7 @@ class Pointwise:
 
 def storage(policy: PrecisionPolicy) -> tuple[torch.dtype, str]:
     """Of activations, and Triton's word for it."""
-    return (torch.bfloat16, "bf16") if policy.storage == "bf16" else (torch.float16, "fp16")
-
-
-def smallest(dtype: torch.dtype) -> float:
-    """Half the distance of neighbours around zero: what rounding may take from any result."""
-    limits = torch.finfo(dtype)
-    return limits.smallest_normal * limits.eps
+    return TORCH[policy.storage], policy.storage
 
 
 def worst(found: torch.Tensor, expected: torch.Tensor, bound: torch.Tensor) -> float:

@@ -17,7 +17,8 @@ import torch
 import triton
 import triton.language as tl
 
-from ..variant import Config, Variant, type_name
+from ..dtypes import type_name
+from ..variant import Config, Variant
 
 __all__ = ["add_rms_norm", "norm_variant", "rms_norm", "short_norm_variant"]
 

@@ -8,31 +8,32 @@ import torch
 import triton
 
 from .. import reference
+from ..dtypes import rounding, smallest
 from ..model_shapes import MODELS
 from ..operation import Launch, Problem, Shape
 from ..precision import PrecisionPolicy
 from ..roofline import Elementwise, Op
 from ..variant import Config
-from .common import ROUNDING, TOKENS, Pointwise, sizes, smallest, storage, worst
+from .common import TOKENS, Pointwise, sizes, storage, worst
 from .norm import add_rms_norm, norm_variant, rms_norm, short_norm_variant
 
 __all__ = ["ADD_RMS_NORM", "HEAD_NORM", "OPERATIONS", "RMS_NORM", "add_norm_error", "norm_error"]
 
 
-def _bound(expected: torch.Tensor, dtype: torch.dtype, num_columns: int) -> torch.Tensor:
+def _bound(expected: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
     """The last rounding; of the sum of squares half, as roots are taken; rsqrt.approx, division and two products.
 
     A square goes through no more additions than a warp's lane has columns, and those between lanes and pieces.
     """
-    depth = num_columns / 32 + 16
-    return expected.abs() * (ROUNDING[dtype] + (depth / 2 + 8) * 2.0**-24) + smallest(dtype)
+    depth = found.shape[-1] / 32 + 16
+    return expected.abs() * (rounding(found) + (depth / 2 + 8) * 2.0**-24) + smallest(found.dtype)
 
 
 def norm_error(x: torch.Tensor, weight: torch.Tensor, eps: float, found: torch.Tensor) -> float:
     """Of `found` to fp64, over what rounding explains. x: exactly what was normalised."""
     wide = x.double()
     expected = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.double()
-    return worst(found, expected, _bound(expected, found.dtype, x.shape[-1]))
+    return worst(found, expected, _bound(expected, found))
 
 
 def add_norm_error(
@@ -45,7 +46,7 @@ def add_norm_error(
     """Likewise: of the sum, and of the norm of that very sum."""
     normed, total = found
     expected = x.double() + residual.double()
-    of_sum = worst(total, expected, expected.abs() * ROUNDING[x.dtype] + smallest(x.dtype))
+    of_sum = worst(total, expected, expected.abs() * rounding(total) + smallest(total.dtype))
     return max(of_sum, norm_error(total, weight, eps, normed))
 
 

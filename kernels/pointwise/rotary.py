@@ -19,8 +19,9 @@ import torch
 import triton
 import triton.language as tl
 
+from ..dtypes import type_name
 from ..kv_cache import BLOCK_TOKENS, KvCache
-from ..variant import Config, Variant, type_name
+from ..variant import Config, Variant
 
 __all__ = ["rotary", "rotary_variant", "rotary_write", "write_kv", "write_variant"]
 

@@ -8,13 +8,14 @@ import torch
 import triton
 
 from .. import reference
+from ..dtypes import rounding, smallest
 from ..kv_cache import BLOCK_TOKENS, KvCache
 from ..model_shapes import MODELS
 from ..operation import Launch, Problem, Shape
 from ..precision import PrecisionPolicy
 from ..roofline import Elementwise, Op
 from ..variant import Config
-from .common import ROUNDING, TOKENS, Pointwise, sizes, smallest, storage, worst
+from .common import TOKENS, Pointwise, sizes, storage, worst
 from .rotary import quantised, rotary, rotary_variant, rotary_write, write_kv, write_variant
 
 __all__ = ["OPERATIONS", "ROTARY", "ROTARY_WRITE", "WRITE_KV", "Inputs", "key_error", "turned_error", "value_error"]
@@ -66,7 +67,7 @@ class Inputs:
 def turned_error(x: torch.Tensor, inputs: Inputs, found: torch.Tensor) -> float:
     """Of rotated heads to fp64: a rounding of the result, three of products and their sum, and saturation."""
     expected, terms = _turned(x, inputs)
-    bound = _rounded(expected, found.dtype) + 3 * 2.0**-24 * terms
+    bound = _rounded(expected, found) + 3 * 2.0**-24 * terms
     return worst(found, _saturated(expected, found.dtype), bound)
 
 
@@ -85,7 +86,7 @@ def value_error(inputs: Inputs) -> float:
 def _kept_error(inputs: Inputs, which: int, expected: torch.Tensor, allowed: torch.Tensor) -> float:
     data, scales = (tensor[which] for tensor in inputs.written())
     if data.dtype != torch.int8:
-        return worst(data, _saturated(expected, data.dtype), _rounded(expected, data.dtype) + allowed)
+        return worst(data, _saturated(expected, data.dtype), _rounded(expected, data) + allowed)
     top = expected.abs().amax(-1, keepdim=True)
     # two roundings of the scale and one of the quotient, each of up to 127 steps
     bound = top / 127 * (0.5 + 127 * 4 * 2.0**-24) + 2 * allowed + 2.0**-126
@@ -100,8 +101,8 @@ def _turned(x: torch.Tensor, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor
     return torch.cat((first * cos - second * sin, second * cos + first * sin), -1), torch.cat(sizes, -1)
 
 
-def _rounded(expected: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return expected.abs() * ROUNDING[dtype] + smallest(dtype)
+def _rounded(expected: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
+    return expected.abs() * rounding(found) + smallest(found.dtype)
 
 
 def _saturated(expected: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -18,8 +18,9 @@ import torch
 import triton
 import triton.language as tl
 
+from ..dtypes import type_name
 from ..split_k import adding_grid, adding_variant
-from ..variant import Config, Constant, Variant, type_name
+from ..variant import Config, Constant, Variant
 from .packed import PackedInt4
 
 MAX_TOKENS = 64

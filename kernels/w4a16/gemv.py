@@ -19,7 +19,8 @@ import torch
 import triton
 import triton.language as tl
 
-from ..variant import Config, Variant, type_name
+from ..dtypes import type_name
+from ..variant import Config, Variant
 from .packed import PackedInt4
 
 MAX_TOKENS = 8

@@ -14,6 +14,7 @@ from collections.abc import Callable
 import torch
 
 from ..devices import Device
+from ..dtypes import TORCH, UNIT, rounding
 from ..model_shapes import MODELS
 from ..operation import Launch, Operation, Problem, Shape
 from ..precision import PrecisionPolicy
@@ -26,8 +27,6 @@ from .packed import PackedInt4, pack, unpack
 
 __all__ = ["OPERATIONS", "W4A16", "allowance", "kernel_for", "reference"]
 
-TORCH = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
-UNIT = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-24}  # half a unit in the last place
 GROUP = 128
 
 
@@ -45,7 +44,7 @@ def allowance(x: torch.Tensor, weight: PackedInt4, unit: float = 0.0) -> torch.T
     bias = None if weight.bias is None else weight.bias.abs()
     terms = x.double().abs() @ unpack(weight).abs().T + (0.0 if bias is None else bias.double())
     depth = 16 + x.shape[1] // 8  # additions that one term goes through at most
-    return UNIT[x.dtype] * reference(x, weight).abs() + (depth * UNIT[torch.float32] + unit) * terms
+    return rounding(x) * reference(x, weight).abs() + (depth * UNIT[torch.float32] + unit) * terms
 
 
 class W4A16:

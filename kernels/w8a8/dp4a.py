@@ -25,7 +25,8 @@ import torch
 import triton
 import triton.language as tl
 
-from ..variant import Config, Variant, type_name
+from ..dtypes import type_name
+from ..variant import Config, Variant
 from .packed import PanelsInt8
 from .quantize_panels import PANEL, QuantizedPanels
 

@@ -15,7 +15,8 @@ import torch
 import triton
 import triton.language as tl
 
-from ..variant import Config, Variant, type_name
+from ..dtypes import type_name
+from ..variant import Config, Variant
 from .dp4a import PTX, beside, dp4a_variant, four, products, small_to_float
 from .packed import PanelsInt8
 from .quantize_rows import QuantizedRows

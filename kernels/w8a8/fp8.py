@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ..dtypes import TORCH, rounding, smallest
 from ..model_shapes import MODELS
 from ..operation import Launch, Problem, Shape
 from ..precision import PrecisionPolicy
@@ -107,7 +108,7 @@ class Fp8:
         return Linear(shape["m"], shape["n"], shape["k"], 8, shape["group"] or shape["k"], "fp8")
 
     def problem(self, policy: PrecisionPolicy, shape: Shape, device: torch.device, seed: int = 0) -> Problem:
-        dtype = torch.float16 if policy.storage == "fp16" else torch.bfloat16
+        dtype = TORCH[policy.storage]
         m, n, k = shape["m"], shape["n"], shape["k"]
         generator = torch.Generator(device).manual_seed(seed)
         codes = (torch.randn((n, k), generator=generator, device=device) * 100).clamp(-448, 448).to(torch.float8_e4m3fn)
@@ -143,10 +144,6 @@ def product_error(x: QuantizedRows, weight: Fp8Weight, found: torch.Tensor) -> f
     if weight.bias is not None:
         expected += weight.bias.double()
         terms += weight.bias.double().abs()
-    half_step = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-24}[found.dtype]
-    if found.dtype == torch.bfloat16 and not found.is_cuda:
-        half_step *= 2  # the interpreter cuts bf16 off where the compiler rounds
     summing = 4 * 2.0**-13 + a.shape[1] / 128 * 2.0**-24 if found.is_cuda else (a.shape[1] + 8) * 2.0**-24
-    tiny = 2.0**-24 if found.dtype == torch.float16 else 2.0**-126
-    bound = half_step * expected.abs() + summing * terms + tiny
+    bound = rounding(found) * expected.abs() + summing * terms + smallest(found.dtype)
     return float(((found.double() - expected).abs() / bound).max())

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ..dtypes import TORCH, rounding, smallest
 from ..model_shapes import MODELS
 from ..operation import Launch, Problem, Shape
 from ..precision import PrecisionPolicy
@@ -117,7 +118,7 @@ class W8A8:
         return Linear(shape["m"], shape["n"], shape["k"], 8, shape["group"] or shape["k"], "int8")
 
     def problem(self, policy: PrecisionPolicy, shape: Shape, device: torch.device, seed: int = 0) -> Problem:
-        dtype = torch.float16 if policy.storage == "fp16" else torch.bfloat16
+        dtype = TORCH[policy.storage]
         m, n, k = shape["m"], shape["n"], shape["k"]
         group = shape["group"] or k
         generator = torch.Generator(device).manual_seed(seed)
@@ -160,11 +161,7 @@ def product_error(x: QuantizedRows, weight: GroupedWeight, found: torch.Tensor) 
         expected += weight.bias.double()
         terms += weight.bias.double().abs()
     depth = 4 + len(codes)  # additions at most, and as fp32, by two scales, and with the bias
-    half_step = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-24}[found.dtype]
-    if found.dtype == torch.bfloat16 and not found.is_cuda:
-        half_step *= 2  # the interpreter cuts bf16 off where the compiler rounds
-    tiny = 2.0**-24 if found.dtype == torch.float16 else 2.0**-126
-    bound = half_step * expected.abs() + depth * 2.0**-24 * terms + tiny
+    bound = rounding(found) * expected.abs() + depth * 2.0**-24 * terms + smallest(found.dtype)
     return float(((found.double() - expected).abs() / bound).max())
 
 

@@ -15,10 +15,11 @@ import torch
 import triton
 import triton.language as tl
 
+from ..dtypes import TORCH, type_name
 from ..operation import Launch, Problem, Shape
 from ..precision import PrecisionPolicy
 from ..roofline import Op
-from ..variant import Config, Variant, type_name
+from ..variant import Config, Variant
 from .quantize_rows import QuantizedRows, QuantizeRows, magnitude_bits, round_to_int, rounding_error, scale_of
 
 __all__ = [
@@ -165,7 +166,7 @@ class QuantizePanels:
         return QuantizeRows("int8").work(policy, shape)
 
     def problem(self, policy: PrecisionPolicy, shape: Shape, device: torch.device, seed: int = 0) -> Problem:
-        dtype = torch.float16 if policy.storage == "fp16" else torch.bfloat16
+        dtype = TORCH[policy.storage]
         generator = torch.Generator(device).manual_seed(seed)
         x = torch.randn((shape["m"], shape["k"]), generator=generator, device=device).to(dtype)
 

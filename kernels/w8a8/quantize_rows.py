@@ -20,11 +20,12 @@ import torch
 import triton
 import triton.language as tl
 
+from ..dtypes import TORCH, type_name
 from ..model_shapes import MODELS
 from ..operation import Launch, Problem, Shape
 from ..precision import PrecisionPolicy
 from ..roofline import Elementwise, Op
-from ..variant import Config, Variant, type_name
+from ..variant import Config, Variant
 
 __all__ = [
     "LEVELS",
@@ -223,7 +224,7 @@ class QuantizeRows:
         return Elementwise(shape["m"] * (3 * shape["k"] + 4), 4 * shape["m"] * shape["k"])
 
     def problem(self, policy: PrecisionPolicy, shape: Shape, device: torch.device, seed: int = 0) -> Problem:
-        dtype = torch.float16 if policy.storage == "fp16" else torch.bfloat16
+        dtype = TORCH[policy.storage]
         generator = torch.Generator(device).manual_seed(seed)
         x = torch.randn((shape["m"], shape["k"]), generator=generator, device=device).to(dtype)
 

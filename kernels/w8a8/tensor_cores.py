@@ -25,10 +25,11 @@ import torch
 import triton
 import triton.language as tl
 
+from ..dtypes import type_name
 from ..operation import Launch
 from ..precision import PrecisionPolicy
 from ..split_k import adding_grid, adding_variant
-from ..variant import Config, Variant, type_name
+from ..variant import Config, Variant
 from .quantize_rows import QuantizedRows
 
 __all__ = ["Rows8", "grids", "launches", "multiply", "tensor_configs", "variants"]

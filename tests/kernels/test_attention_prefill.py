@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from paged import EPSILON, guarded
+from paged import guarded
 
 from motley.kernels import reference
 from motley.kernels.attention.common import Heads
@@ -33,7 +33,7 @@ def run(batch: PagedBatch, config: Config) -> torch.Tensor:
 
 def check(batch: PagedBatch, config: Config) -> torch.Tensor:
     found = run(batch, config)
-    assert error(batch, found, wide=config["WIDE"], epsilon=EPSILON[batch.q.dtype]) <= 1
+    assert error(batch, found, wide=config["WIDE"]) <= 1
     for sequence, (before, _) in enumerate(batch.spans):
         if before < 0:
             assert not found[batch.starts[sequence] : batch.starts[sequence + 1]].any()

@@ -7,9 +7,6 @@ import torch
 from motley.kernels.attention.common import Heads
 from motley.kernels.attention.problem import PagedBatch, random_batch
 
-# Half a unit in the last place; a whole one of bf16, which the interpreter cuts off where the compiler rounds.
-EPSILON = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-7, torch.float32: 2.0**-24}
-
 
 def guarded(heads: Heads, spans: list[tuple[int, int]], window: int | None = None, seed: int = 0) -> PagedBatch:
     """A random batch; NaN in every slot that no new token sees, and no block behind the end of a table.
