@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from .answers import Answered, Bundles
 from .loading import LoadingFile
 from .logs import log_to_stderr
 from .mailbox import merge
@@ -24,6 +25,7 @@ class Replica:
     async def __init__(self, make_worker: Callable[[], Worker]) -> None:  # type: ignore[misc]  # Serve awaits it
         log_to_stderr()
         self._trunks: dict[str, Trunk] = {}  # by ingress
+        self._bundles = Bundles()
         self._worker = make_worker()
         await self._worker.start()
 
@@ -44,6 +46,18 @@ class Replica:
         stream = cast(AsyncGenerator[StreamMessage, None], self._worker.generate(request))
         async with aclosing(stream) as messages:
             return merge([message async for message in messages])
+
+    async def answers(
+        self, bundle: str, requests: Sequence[Request], placement: None = None
+    ) -> AsyncGenerator[list[Answered], None]:
+        """`answer` to each of them: at first an empty list, then what has ended, by its place in `requests`."""
+        async with aclosing(self._bundles.answers(bundle, requests, self.answer)) as batches:
+            async for batch in batches:
+                yield batch
+
+    async def abandon(self, bundle: str, number: int, placement: None = None) -> None:
+        """Nobody waits for that one of the bundle's answers."""
+        self._bundles.abandon(bundle, number)
 
     async def trunk(self, ingress: str, name: str, placement: None = None) -> AsyncGenerator[Batch, None]:
         """The messages of that ingress's streams together, from now on."""

@@ -63,6 +63,7 @@ class Placement:
     suspects   replicas any request has failed on
     numerics   the class that began the answer: replicas of others come after; empty: any
     only       the one replica it is meant for
+    weight     how many requests go there together
     ticket     by which the replica may send messages together with those of others (trunks.py); None: it may not
     replica    out: the one it was sent to last; None while it waits for one
     found      out: the numerics class of that replica
@@ -75,6 +76,7 @@ class Placement:
     strict: bool = False
     numerics: str = ""
     only: str | None = None
+    weight: int = 1
     ticket: Ticket | None = None
     replica: str | None = None
     found: str = ""
@@ -106,13 +108,13 @@ class Placement:
         self.replica, self.found = chosen.id, chosen.numerics
         if self.only is None:
             self._counted = True
-            self.suspects.carried[chosen.id] += 1
+            self.suspects.carried[chosen.id] += self.weight
         return chosen, not fresh
 
     def release(self) -> None:
         """The replica no longer carries it."""
         if self._counted and self.replica is not None:
-            self.suspects.carried[self.replica] -= 1
+            self.suspects.carried[self.replica] -= self.weight
             if self.suspects.carried[self.replica] <= 0:
                 del self.suspects.carried[self.replica]
         self._counted = False

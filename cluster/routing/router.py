@@ -18,6 +18,7 @@ from ...replicas.protocol import KvEvents, ReplicaLoad, ReplicaProfile, Request,
 from .. import access_log
 from ..errors import from_pool
 from ..streams import all_of, merge
+from .bundles import Bundles
 from .leave import leave
 from .placement import Placement, Suspects
 from .pulse import Attempt, Pulse
@@ -47,6 +48,14 @@ class Router:
             pool.options(method_name="trunk", stream=True, _by_reference=False),
             lambda replica: Placement(self._suspects, only=replica),
             self._pulse.lives,
+        )
+        self._num_short = 0
+        self._bundles = Bundles(
+            pool.options(method_name="answers", stream=True, _by_reference=False),
+            pool.options(method_name="abandon", _by_reference=False),
+            self._pulse,
+            lambda count: Placement(self._suspects, weight=count),
+            self._policy.wait_s,
         )
         self._generate = pool.options(method_name="generate", stream=True, _by_reference=False)
         self._answer = pool.options(method_name="answer", _by_reference=False)
@@ -183,10 +192,17 @@ class Router:
                 leave(response)
 
     async def _short_attempt(self, journey: Journey) -> AsyncGenerator[StreamMessage, None]:
-        """The same in one message. Raises MotleyError unless every choice ended."""
-        request, placement = journey.rest(_now()), journey.place(self._suspects)
-        deadline = journey.deadline + DEADLINE_GRACE_S
-        message = await self._once(self._answer, placement, self._policy.wait_s, (request,), deadline)
+        """The same in one message, among others if there are such. Raises MotleyError unless every choice ended."""
+        request, deadline = journey.rest(_now()), journey.deadline + DEADLINE_GRACE_S
+        self._num_short += 1
+        try:
+            if self._num_short > 1 and journey.placement is None:
+                message = await self._bundles.answer(journey, request, deadline)
+            else:
+                placement = journey.place(self._suspects)
+                message = await self._once(self._answer, placement, self._policy.wait_s, (request,), deadline)
+        finally:
+            self._num_short -= 1
         self._raise_if_ended()
         new = journey.progress.take(message)
         if new is not None:

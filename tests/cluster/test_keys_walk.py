@@ -185,7 +185,7 @@ async def test_the_tenant_reaches_the_engine_and_the_log(
 ) -> None:
     lines: list[dict[str, Any]] = []
     handler = logging.Handler()
-    handler.emit = lambda record: lines.append(json.loads(record.getMessage()))  # type: ignore[method-assign]
+    handler.emit = lambda record: lines.extend(map(json.loads, record.getMessage().splitlines()))  # type: ignore[method-assign]
     monkeypatch.setattr(access_log.log, "handlers", [handler])
     seen: list[Any] = []
     real = worker.generate

@@ -165,6 +165,16 @@ class MortalReplica:
     def trunk(self, *args: Any) -> AsyncGenerator[Any, None]:
         return self._until_dead(self._replica.trunk(*args))
 
+    def answers(self, *args: Any) -> AsyncGenerator[Any, None]:
+        return self._until_dead(self._replica.answers(*args))
+
+    async def answer(self, request: Request) -> StreamMessage:
+        answer: StreamMessage = await self._replica.answer(request)
+        return answer
+
+    async def abandon(self, *args: Any) -> None:
+        await self._replica.abandon(*args)
+
     async def load(self, *_: Any) -> ReplicaLoad:
         if self.dead.is_set():
             raise ActorDiedError
@@ -172,19 +182,21 @@ class MortalReplica:
 
     async def _until_dead(self, messages: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
         died = asyncio.create_task(self.dead.wait())
+        following: asyncio.Future[Any] | None = None
         try:
             while True:
                 following = asyncio.ensure_future(anext(messages, None))
                 await asyncio.wait({following, died}, return_when=asyncio.FIRST_COMPLETED)
                 if died.done():
-                    following.cancel()
-                    await asyncio.gather(following, return_exceptions=True)
                     raise ActorDiedError
                 if (message := following.result()) is None:
                     return
                 yield message
         finally:
             died.cancel()
+            if following is not None:
+                following.cancel()
+                await asyncio.gather(following, return_exceptions=True)
             await messages.aclose()
 
 

@@ -1,0 +1,159 @@
+"""Short requests that go to a replica together: one call for all that came while the last was on its way.
+
+Alone, a request goes at once and by itself. Among others it waits at most until a replica has taken those before it,
+so that the busier an ingress is, the more share the cost of a call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import itertools
+import math
+import secrets
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from ...replicas.errors import DeadlineExceeded, EngineFault, MotleyError, Unavailable
+from ...replicas.protocol import Request, StreamMessage
+from ..errors import from_pool
+from .leave import leave
+from .placement import Placement
+from .pulse import Attempt, Pulse
+from .resume import Journey
+from .trunks import FAILURES
+
+MOST = 16  # requests of a bundle: they all go to one replica
+ACCEPT_S = 0.05  # the next bundle waits no longer than this for a replica to take the last
+
+
+class _Item:
+    """One request of a bundle, and whoever waits for its answer."""
+
+    def __init__(self, journey: Journey, request: Request) -> None:
+        self.journey = journey
+        self.request = request
+        self.answer: asyncio.Future[StreamMessage] = asyncio.get_running_loop().create_future()
+        self.bundle: _Bundle | None = None
+
+    def fail(self, error: MotleyError) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(error)
+
+
+class _Bundle:
+    def __init__(self, name: str, items: list[_Item], placement: Placement) -> None:
+        self.name = name
+        self.items = items
+        self.placement = placement
+        self.accepted = asyncio.Event()
+        self.task: asyncio.Task[None] | None = None
+        for item in items:
+            item.bundle, item.journey.placement = self, placement
+
+
+class Bundles:
+    """One ingress's. `answers`, `abandon`: the pool's methods of these names; `place`: for so many requests."""
+
+    def __init__(self, answers: Any, abandon: Any, pulse: Pulse, place: Callable[[int], Placement], wait_s: float):
+        self._answers = answers
+        self._abandon = abandon
+        self._pulse = pulse
+        self._place = place
+        self._wait_s = wait_s
+        self._names = (f"{secrets.token_hex(8)}-{number}" for number in itertools.count())
+        self._waiting: deque[_Item] = deque()
+        self._sender: asyncio.Task[None] | None = None
+        self._leaving: set[asyncio.Task[None]] = set()
+
+    async def answer(self, journey: Journey, request: Request, deadline: float) -> StreamMessage:
+        """All of it in one message. Where it went is the journey's placement. Raises MotleyError.
+
+        deadline  when waiting for it ends, in the loop's seconds
+        """
+        item = _Item(journey, request)
+        self._waiting.append(item)
+        if self._sender is None:
+            # Without the context of the request that is first: Serve would take all calls for that one's.
+            self._sender = asyncio.create_task(self._send(), context=contextvars.Context())
+        try:
+            async with asyncio.timeout_at(None if math.isinf(deadline) else deadline):
+                return await item.answer
+        except TimeoutError:
+            raise DeadlineExceeded("the deadline passed before the answer was complete") from None
+        finally:
+            if item.answer.cancelled():
+                self._leave(item)
+
+    async def _send(self) -> None:
+        try:
+            while self._waiting:
+                items = [self._waiting.popleft() for _ in range(min(MOST, len(self._waiting)))]
+                items = [item for item in items if not item.answer.done()]
+                if not items:
+                    continue
+                bundle = _Bundle(next(self._names), items, self._place(len(items)))
+                bundle.task = asyncio.create_task(self._carry(bundle))
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(ACCEPT_S):
+                        await bundle.accepted.wait()
+        finally:
+            self._sender = None
+
+    async def _carry(self, bundle: _Bundle) -> None:
+        items = bundle.items
+        attempt = Attempt(bundle.placement, wait_s=self._wait_s)
+        response = self._answers.remote(bundle.name, [item.request for item in items], bundle.placement)
+        self._pulse.watch(attempt)
+        try:
+            batches = aiter(response)
+            await attempt.wait(anext(batches, None))
+            bundle.accepted.set()
+            for item in [item for item in items if item.answer.cancelled()]:
+                self._leave(item)
+            while (batch := await attempt.wait(anext(batches, None))) is not None:
+                self._pulse.moved(attempt)
+                for number, answer in batch:
+                    if isinstance(answer, MotleyError):
+                        items[number].fail(answer)
+                    elif not items[number].answer.done():
+                        items[number].answer.set_result(answer)
+            self._fail(bundle, Unavailable("the replica's answer broke off", code="replica_lost"))
+        except FAILURES as error:
+            self._fail(bundle, from_pool(error))
+        finally:
+            bundle.accepted.set()
+            self._fail(bundle, EngineFault("the request failed inside the service", code="internal_error"))
+            self._pulse.forget(attempt)
+            leave(response)
+
+    @staticmethod
+    def _fail(bundle: _Bundle, error: MotleyError) -> None:
+        for item in bundle.items:
+            item.fail(error)
+
+    def _leave(self, item: _Item) -> None:
+        """Nobody waits for it any more: the replica need not go on, nor with the bundle if it was the last."""
+        bundle = item.bundle
+        if bundle is None or bundle.task is None or bundle.task.done():
+            return
+        if all(other.answer.done() for other in bundle.items):
+            bundle.task.cancel()
+        elif bundle.accepted.is_set():
+            task = asyncio.create_task(self._tell(bundle, bundle.items.index(item)), context=contextvars.Context())
+            self._leaving.add(task)
+            task.add_done_callback(self._leaving.discard)
+
+    async def _tell(self, bundle: _Bundle, number: int) -> None:
+        placement = Placement(bundle.placement.suspects, only=bundle.placement.replica)
+        attempt = Attempt(placement, wait_s=self._wait_s)
+        response = self._abandon.remote(bundle.name, number, placement)
+        self._pulse.watch(attempt)
+        try:
+            with suppress(*FAILURES):  # then it is the replica that has gone
+                await attempt.wait(response)
+        finally:
+            self._pulse.forget(attempt)
+            leave(response)
