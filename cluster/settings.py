@@ -40,6 +40,8 @@ def _shared() -> tuple[Setting, ...]:
         Setting("RAY_SERVE_THROUGHPUT_OPTIMIZED", "1", "replica calls by gRPC: streams 4 times faster"),
         Setting("RAY_SERVE_GRPC_MAX_MESSAGE_SIZE", str(MAX_MESSAGE_BYTES), "2 GiB by default"),
         Setting("RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH", str(MAX_REPLY_BYTES), "4 MiB is less than a reply may be"),
+        Setting("RAY_SERVE_CONTROL_LOOP_INTERVAL_S", "0.3", "at 0.1 an idle service takes 3% of a core more"),
+        Setting("RAY_SERVE_METRICS_EXPORT_INTERVAL_MS", "1000", "likewise, of each replica; they are read every 10 s"),
         Setting("RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S", "1", "else shutdown takes 32 s"),
         Setting("RAY_ENABLE_AUTO_CONNECT", "0", "a call after Ray has ended would start another Ray"),
         Setting("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", HOOK, "Serve's own paths and RPCs want no key"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Protocol
 
 from ..failures import ConfigurationError, Forbidden, Unauthenticated
@@ -67,6 +68,7 @@ def credentials(headers: Headers) -> set[str]:
     return found
 
 
+@lru_cache(maxsize=64)
 def is_loopback(host: str) -> bool:
     """An address or name that only this machine can reach."""
     name = host.strip("[]").rstrip(".").lower()
