@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -19,12 +20,14 @@ from .roofline import Elementwise
 from .search import Trial, search
 from .static import Candidate, predict
 from .tuning import FOLDER, Entry, Table, folders, write
+from .variant import Config
 
 __all__ = ["measured", "static"]
 
 # Of each shape, the first ones, as each is compiled for each capability; fewer of what only moves bytes, where a
 # prediction has little to choose by.
 STATIC_CONFIGS, MOVING_CONFIGS = 6, 3
+NEAR = 1.05  # predictions that differ by less than this are alike: then the kernel that serves more shapes is taken
 
 
 def static(
@@ -49,12 +52,12 @@ def static(
         for capability in capabilities:
             policy = policy_of(*capability)
             device = next(device for device in DEVICES if device.capability is policy.capability)
-            entries = {}
-            for shape, tried in candidates.get(capability, {}).items():
-                times = [predict(device, policy, operation, shape, candidate) for candidate in tried]
-                best = min(range(len(tried)), key=lambda index: times[index])
-                if math.isfinite(times[best]):
-                    entries[shape] = Entry(tried[best].config, _facts(tried[best], times[best]))
+            entries = _few(
+                {
+                    shape: [(predict(device, policy, operation, shape, candidate), candidate) for candidate in tried]
+                    for shape, tried in candidates.get(capability, {}).items()
+                }
+            )
             if entries:
                 about = {"device": device.name, "triton": triton.__version__}
                 folder = out / folders(policy.capability, None)[0]
@@ -112,6 +115,25 @@ def _jobs(operation: Operation, capability: tuple[int, int]) -> list[Job]:
             : MOVING_CONFIGS if isinstance(operation.work(policy, shape), Elementwise) else STATIC_CONFIGS
         ]
     ]
+
+
+def _few(tried: Mapping[Shape, Sequence[tuple[float, Candidate]]]) -> dict[Shape, Entry]:
+    """For each shape a config that is predicted to be near the best, and of as few kernels as that takes."""
+    near: dict[Shape, dict[Config, tuple[float, Candidate]]] = {}
+    for shape, predicted in tried.items():
+        best = min(seconds for seconds, _ in predicted)
+        for seconds, candidate in sorted(predicted, key=lambda each: each[0]):
+            if seconds <= NEAR * best < math.inf:
+                kernel = candidate.launches[0][0].variant.config
+                near.setdefault(shape, {}).setdefault(kernel, (seconds, candidate))
+    entries: dict[Shape, Entry] = {}
+    while near:
+        serves = Counter(kernel for options in near.values() for kernel in options)
+        kernel = max(serves, key=lambda each: serves[each])
+        for shape in [shape for shape, options in near.items() if kernel in options]:
+            seconds, candidate = near.pop(shape)[kernel]
+            entries[shape] = Entry(candidate.config, _facts(candidate, seconds))
+    return entries
 
 
 def _facts(candidate: Candidate, seconds: float) -> dict[str, object]:

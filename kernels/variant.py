@@ -24,6 +24,10 @@ class Config:
     def __getitem__(self, name: str) -> Any:
         return dict(self.constants)[name]
 
+    def without(self, name: str) -> Config:
+        """Of a constant that decides the grid and not the kernel: one kernel then serves all its values."""
+        return Config(tuple(item for item in self.constants if item[0] != name), self.num_warps, self.num_stages)
+
     def number(self, name: str) -> int:
         value = self[name]
         assert isinstance(value, int)

@@ -64,12 +64,12 @@ def _code(packed, nibble: tl.constexpr, offset, PTX: tl.constexpr):
 @triton.jit
 def _gemm(
     x, words, scales, zeros, bias, out, M, N, K,
-    GROUP: tl.constexpr, BIAS: tl.constexpr, PTX: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr,
+    GROUP: tl.constexpr, BIAS: tl.constexpr, PTX: tl.constexpr, PARTED: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Each program: BLOCK_N rows of the weight, BLOCK_M of x, and one of SPLITS parts of K.
+    """Each program: BLOCK_N rows of the weight, BLOCK_M of x, and one of the parts of K that the grid has.
 
-    With several parts `out` is fp32 [SPLITS, M, N], and the bias is added by whoever adds those up.
+    PARTED: several; `out` is fp32 [parts, M, N], and the bias is added by whoever adds those up.
     """
     NIBBLES: tl.constexpr = 8 * GROUP // 128  # of a word, in one group
     GROUPS: tl.constexpr = 128 // GROUP  # of a tile
@@ -78,7 +78,7 @@ def _gemm(
     part = tl.program_id(2)
     lane = tl.arange(0, 16)
     power = 1024.0 if x.dtype.element_ty == tl.float16 else 128.0
-    per_part = tl.cdiv(K // 128, SPLITS)
+    per_part = tl.cdiv(K // 128, tl.num_programs(2)) if PARTED else K // 128
     total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for tile in range(part * per_part, tl.minimum((part + 1) * per_part, K // 128)):
         at = tile * N.to(tl.int64) + rows
@@ -95,7 +95,7 @@ def _gemm(
                 values = tl.load(at_x, (tokens < M)[None, :], 0.0)
                 dots = tl.dot(_code(packed, nibble, offset, PTX), values, dots)
             total += dots * scale[:, None]
-    if SPLITS > 1:
+    if PARTED:
         out += part.to(tl.int64) * M * N
     elif BIAS:
         total += tl.load(bias + rows, rows < N, 0.0).to(tl.float32)[:, None]
@@ -117,11 +117,10 @@ def gemm_variants(
         "out": "*fp32" if split else f"*{dtype}", "M": "i32", "N": "i32", "K": "i32",
     }  # fmt: skip
     pointers = tuple(name for name, kind in types.items() if kind.startswith("*"))
-    constants: dict[str, Constant] = {"GROUP": group_size, "BIAS": bias is not None and not split}
+    constants: dict[str, Constant] = {"GROUP": group_size, "BIAS": bias is not None and not split, "PARTED": split}
     constants["PTX"] = PTX[dtype] if ptx else None
-    product = Variant(
-        "w4a16_gemm", _gemm, tuple(types.items()), tuple(constants.items()), config, (*pointers, "N", "K")
-    )
+    own, aligned = config.without("SPLITS"), (*pointers, "N", "K")
+    product = Variant("w4a16_gemm", _gemm, tuple(types.items()), tuple(constants.items()), own, aligned)
     if not split:
         return (product,)
     return product, adding_variant("w4a16_add_parts", dtype, config["SPLITS"], bias=bias)

@@ -60,11 +60,12 @@ class Rows8:
 def _multiply(
     x, x_scales, sums, w, w_scales, zeros, bias, out, M, N, K,
     GROUP: tl.constexpr, SHARE: tl.constexpr, ZEROS: tl.constexpr, BIAS: tl.constexpr, FP8: tl.constexpr,
-    EVEN: tl.constexpr, TOGETHER: tl.constexpr, SWAP: tl.constexpr, SPLIT: tl.constexpr,
+    EVEN: tl.constexpr, TOGETHER: tl.constexpr, SWAP: tl.constexpr, PARTED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Each program: a block of y, over one of SPLIT parts of K. With several `out` is fp32 [SPLIT, M, N].
+    """Each program: a block of y, over one of the parts of K that the grid has.
 
+    PARTED: there are several; `out` is fp32 [parts, M, N].
     m and n are columns and rows of indices, or, with SWAP, rows and columns.
     """
     blocks_m = tl.cdiv(M, BLOCK_M)
@@ -84,7 +85,7 @@ def _multiply(
     of_n = tl.minimum(n, N - 1)
     of_m = tl.minimum(m, M - 1)
     steps = tl.cdiv(K, BLOCK_K)
-    each = tl.cdiv(steps, SPLIT)
+    each = tl.cdiv(steps, tl.num_programs(1)) if PARTED else steps
     part = tl.program_id(1)
     NUMBER: tl.constexpr = tl.float32 if FP8 else tl.int32
     HEIGHT: tl.constexpr = BLOCK_N if SWAP else BLOCK_M
@@ -121,13 +122,13 @@ def _multiply(
         else:
             dots = tl.dot(first, second, dots, out_dtype=tl.int32)
     if GROUP == 0:
-        if ZEROS and SPLIT == 1:
+        if ZEROS and not PARTED:
             dots -= tl.load(zeros + of_n).to(tl.int32) * tl.load(sums + of_m)
         elif ZEROS:
             dots -= tl.where(part == 0, tl.load(zeros + of_n).to(tl.int32) * tl.load(sums + of_m), 0)
         total = dots.to(tl.float32) * tl.load(w_scales + of_n // SHARE).to(tl.float32)
     total *= tl.load(x_scales + of_m)
-    if SPLIT > 1:
+    if PARTED:
         out += part.to(tl.int64) * M * N
     elif BIAS:
         total += tl.load(bias + of_n).to(tl.float32)
@@ -158,11 +159,11 @@ def variants(
     }  # fmt: skip
     constants = {
         "GROUP": group, "SHARE": share, "ZEROS": zeros, "BIAS": bias is not None and not split, "FP8": fp8,
-        "EVEN": num_columns % config["BLOCK_K"] == 0, "TOGETHER": TOGETHER,
+        "EVEN": num_columns % config["BLOCK_K"] == 0, "TOGETHER": TOGETHER, "PARTED": split,
     }  # fmt: skip
-    pointers = tuple(name for name, kind in types.items() if kind.startswith("*"))
+    aligned = (*(name for name, kind in types.items() if kind.startswith("*")), "N", "K")
     name = "fp8" if fp8 else "w8a8_tensor"
-    product = Variant(name, _multiply, tuple(types.items()), tuple(constants.items()), config, (*pointers, "N", "K"))
+    product = Variant(name, _multiply, tuple(types.items()), tuple(constants.items()), config.without("SPLIT"), aligned)
     if not split:
         return (product,)
     adding = adding_variant(f"{name}_add", dtype, config["SPLIT"], bias=bias)

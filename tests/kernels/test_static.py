@@ -6,8 +6,11 @@ import pytest
 
 from motley.kernels.aot import Compiled
 from motley.kernels.device_table import DEVICES
+from motley.kernels.operation import Launch, Shape
 from motley.kernels.roofline import Linear
-from motley.kernels.static import issue_seconds
+from motley.kernels.static import Candidate, issue_seconds
+from motley.kernels.tune import _few
+from motley.kernels.variant import Config, Variant
 
 P40 = next(device for device in DEVICES if device.name == "Tesla P40")
 WORK = Linear(1, 4096, 4096)
@@ -31,3 +34,28 @@ def test_schedulers_issue_every_instruction_of_the_loop():
 @pytest.mark.parametrize("instructions", [("ld.global.b32", "add.s32"), ("mma.sync.aligned.m16n8k16", "fma.rn.f32")])
 def test_nothing_is_said_where_the_lanes_do_not_multiply(instructions: tuple[str, ...]):
     assert issue_seconds(P40, WORK, loop_of(*instructions)) == 0.0
+
+
+def tried(times: dict[int, float], instruction: str = "fma.rn.f32") -> list[tuple[float, Candidate]]:
+    """Candidates by their number of warps, with the seconds that are predicted for them."""
+    found = []
+    for warps, seconds in times.items():
+        config = Config.of(warps)
+        launch = Launch(Variant("k", None, (), (), config), (1,))
+        found.append((seconds, Candidate(config, ((launch, loop_of(instruction)),))))
+    return found
+
+
+def test_few_kernels_serve_many_shapes_where_predictions_are_near():
+    a, b, c = (Shape.of(m=m) for m in (1, 2, 3))
+    entries = _few({
+        a: tried({4: 1.00, 8: 1.04}),
+        b: tried({8: 2.00, 16: 1.99}),
+        c: tried({16: 3.0, 8: 4.0}),
+    })  # fmt: skip
+    assert {shape: entry.config.num_warps for shape, entry in entries.items()} == {a: 8, b: 8, c: 16}
+    assert entries[a].facts["predicted_us"] == pytest.approx(1.04e6)
+
+
+def test_what_is_at_fault_is_not_chosen():
+    assert _few({Shape.of(m=1): tried({4: float("inf")})}) == {}
