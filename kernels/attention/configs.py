@@ -63,7 +63,7 @@ def per_head_configs(shape: Shape) -> tuple[Config, ...]:
 
 
 # (ROWS, BLOCK, warps) by what tl.dot becomes (below 8.0 always fma.rn.f32), the width of a head up to which they serve,
-# and whether KV is int8: those of the ones compiled that spill nothing. Static, not measured.
+# and whether KV is int8: those of the ones compiled that spill nothing (Triton 3.6 to 3.9). Static, not measured.
 _PREFILL: dict[tuple[str, int, bool], tuple[tuple[int, int, int], ...]] = {
     ("6.x", 64, False): ((64, 32, 8), (64, 16, 4), (32, 16, 4)),
     ("6.x", 128, False): ((64, 16, 8), (32, 16, 4), (32, 32, 8), (64, 16, 4)),
@@ -76,7 +76,7 @@ _PREFILL: dict[tuple[str, int, bool], tuple[tuple[int, int, int], ...]] = {
     ("mma.sync", 256, False): ((64, 32, 8), (32, 32, 4)),
     ("mma.sync", 64, True): ((128, 32, 8), (64, 32, 4)),
     ("mma.sync", 128, True): ((64, 64, 8), (64, 32, 8)),
-    ("mma.sync", 256, True): ((64, 32, 8),),
+    ("mma.sync", 256, True): ((64, 16, 8), (32, 32, 8)),
     ("wgmma", 64, False): ((128, 64, 8), (128, 128, 8), (64, 64, 4), (64, 128, 4)),
     ("wgmma", 128, False): ((128, 64, 8), (64, 64, 4), (128, 128, 8), (128, 32, 8)),
     ("wgmma", 256, False): ((128, 32, 8), (64, 32, 8)),
@@ -88,7 +88,7 @@ _PREFILL: dict[tuple[str, int, bool], tuple[tuple[int, int, int], ...]] = {
     ("tcgen05", 256, False): ((128, 32, 8),),
     ("tcgen05", 64, True): ((128, 64, 8), (64, 64, 4), (128, 32, 8)),
     ("tcgen05", 128, True): ((128, 64, 8), (64, 64, 4), (128, 32, 8)),
-    ("tcgen05", 256, True): ((128, 32, 8),),
+    ("tcgen05", 256, True): ((64, 32, 8), (64, 32, 4)),
 }  # fmt: skip
 _SPILL_UNDER_MASKS = {("mma.sync", 128, False, (128, 64, 8))}
 _SPILL_ON_8_6 = {

@@ -70,7 +70,7 @@ class Sample(Pointwise):
         return tuple(Shape.of(filters=filters, r=3, v=3000) for filters in _FILTERS)
 
     def configs(self, policy: PrecisionPolicy, shape: Shape) -> tuple[Config, ...]:
-        kibi = [(8, 2, 8), (8, 1, 8), (4, 1, 4), (4, 2, 8), (16, 2, 8), (32, 2, 16)]
+        kibi = [(8, 2, 16), (4, 1, 4), (8, 1, 4), (8, 2, 8), (16, 4, 8), (32, 2, 16)]
         return tuple(Config.of(warps, CHUNK=1024 * chunk, TILE=1024 * tile) for chunk, tile, warps in kibi)
 
     def launches(self, policy: PrecisionPolicy, shape: Shape, config: Config) -> tuple[Launch, ...]:
