@@ -7,6 +7,8 @@ ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
+# What torch 2.13 pins, in its builds for CUDA 12.6 and 13.0 alike: those of the two images.
+IMAGE_TRITON := 3.7.1
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # One entry of pyproject.toml, so that a version range is written down once.
 ENTRY = $(BIN)/python -c "import sys, tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; $(1)"
@@ -57,8 +59,9 @@ unit-rest: $(VENV)/.dev
 unit-kernels: $(VENV)/.dev
 	$(BIN)/pytest tests/kernels
 
-kernels: $(VENV)/.dev  ## every operator compiled for every capability, with no GPU
-	$(BIN)/motley kernels compile --all --quick
+kernels: $(VENV)/.dev $(VENV)/.triton-$(IMAGE_TRITON)  ## all that is launched, compiled for every capability; with no GPU
+	$(BIN)/motley kernels compile --all --summary
+	PYTHONPATH=$(VENV)/triton-$(IMAGE_TRITON) $(BIN)/motley kernels compile --all --quick --summary
 
 gencode: $(VENV)/.protos  ## the gRPC code is what the protos make
 	$(VENV)/protos/bin/python cluster/protos/generate.py --check
@@ -90,6 +93,11 @@ $(VENV)/.dev: pyproject.toml $(VENV)/.torch
 $(VENV)/.torch: pyproject.toml $(VENV)/.python
 	@$(if $(TORCH_INDEX),echo 'installing torch from $(TORCH_INDEX)' && \
 	  $(PIP) --no-deps --index-url '$(TORCH_INDEX)' "$$($(TORCH))",:)
+	@touch $@
+
+# Beside the newest Triton, which builds of torch for CPUs leave to us.
+$(VENV)/.triton-$(IMAGE_TRITON): $(VENV)/.python
+	@$(PIP) --no-deps --target $(VENV)/triton-$(IMAGE_TRITON) triton==$(IMAGE_TRITON)
 	@touch $@
 
 # A venv of its own: the generator wants an older protobuf than the one that runs.

@@ -178,16 +178,15 @@ def _per_head(
 @triton.jit(do_not_specialize=("window", "splits"), do_not_specialize_on_alignment=("context_lens",))
 def _reduce(
     partial, tops, totals, context_lens, out, window, splits,
-    H: tl.constexpr, D: tl.constexpr, WINDOWED: tl.constexpr, STEP: tl.constexpr, MOST: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    D: tl.constexpr, WINDOWED: tl.constexpr, STEP: tl.constexpr, MOST: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Each program: COLUMNS of one head, of up to MOST splits. What one without work would have left is not read."""
-    head = tl.program_id(0)
+    head, heads = tl.program_id(0), tl.num_programs(0)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     sequence = tl.program_id(2).to(tl.int64)
     split = tl.arange(0, MOST)
     _, start, end = _span(tl.load(context_lens + sequence), window, split, splits, WINDOWED, STEP)
-    place = (sequence * H + head) * splits + split
+    place = (sequence * heads + head) * splits + split
     working = (split < splits) & (start < end)
     top = tl.load(tops + place, working, FLOOR)
     shrink = tl.exp2(top - tl.max(top, 0))
@@ -195,7 +194,7 @@ def _reduce(
     known = working[:, None] & (column < D)[None, :]
     mean = tl.sum(tl.load(partial + place[:, None] * D + column[None, :], known, 0.0) * shrink[:, None], 0)
     mean = mean / tl.where(total > 0, total, 1.0)
-    tl.store(out + (sequence * H + head) * D + column, mean.to(out.dtype.element_ty), column < D)
+    tl.store(out + (sequence * heads + head) * D + column, mean.to(out.dtype.element_ty), column < D)
 
 
 def _variant(name: str, kernel: object, heads: Heads, config: Config, **constants: Constant) -> Variant:
@@ -206,10 +205,8 @@ def _variant(name: str, kernel: object, heads: Heads, config: Config, **constant
         "out": "*fp32" if split else f"*{heads.dtype}", "tops": "*fp32", "totals": "*fp32",
         "table_stride": "i32", "window": "i32", "splits": "i32", "factor": "fp32",
     }  # fmt: skip
-    own = tuple((name, value) for name, value in config.constants if name != "SPLITS")
-    config = Config(own, config.num_warps, config.num_stages)
     fixed = (*heads.constants, *constants.items(), ("SPLIT", split))
-    return Variant(name, kernel, tuple(types.items()), fixed, config, aligned(types))
+    return Variant(name, kernel, tuple(types.items()), fixed, config.without("SPLITS"), aligned(types))
 
 
 def packed_variant(heads: Heads, config: Config) -> Variant:
@@ -231,7 +228,7 @@ def reduce_variant(heads: Heads, config: Config) -> Variant:
     }  # fmt: skip
     few = config["SPLITS"] <= 8
     constants = {
-        "H": heads.heads, "D": heads.head_dim, "WINDOWED": heads.windowed, "STEP": _step(config),
+        "D": heads.head_dim, "WINDOWED": heads.windowed, "STEP": _step(config),
         "MOST": 8 if few else MAX_SPLITS, "COLUMNS": _COLUMNS,
     }  # fmt: skip
     own = Config.of(1 if few else 4)

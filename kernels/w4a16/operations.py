@@ -109,12 +109,22 @@ class W4A16:
                 dense.append(unpack(weight).to(dtype))
             return x @ dense[0].T
 
+        torchs: list[torch.Tensor] = []
+
+        def int4pack() -> torch.Tensor:
+            """torch's own, from 8.0: w = (code - 8) * scale + offset; of two columns the first is the high nibble."""
+            if not torchs:
+                pairs = torch.stack((scales, (8 - zeros.to(dtype)) * scales), -1).transpose(0, 1).contiguous()
+                torchs[:] = torch.ops.aten._convert_weight_to_int4pack(codes[:, ::2] << 4 | codes[:, 1::2], 8), pairs
+            y: torch.Tensor = torch.ops.aten._weight_int4pack_mm(x, torchs[0], group, torchs[1])
+            return y
+
+        peers: dict[str, Callable[[], object]] = {f"torch.matmul {policy.storage}": torch_matmul}
+        if policy.storage == "bf16":
+            peers["int4pack_mm"] = int4pack
         return Problem(
-            lambda config: self._run(x, weight, policy, config),
-            error,
-            self.work(policy, shape),
-            {f"torch.matmul {policy.storage}": torch_matmul},
-        )
+            lambda config: self._run(x, weight, policy, config), error, self.work(policy, shape), peers
+        )  # fmt: skip
 
 
 class _Gemv(W4A16):

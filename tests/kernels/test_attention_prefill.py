@@ -68,7 +68,7 @@ def test_every_cut(rows: int, block: int, window: int | None) -> None:
 
 
 @pytest.mark.parametrize("window", [None, 20])
-def test_bits_are_those_of_the_sequence_alone_in_other_chunks(window: int | None) -> None:
+def test_bits_are_those_of_the_sequence_alone_in_other_chunks(window: int | None, rows_alike: None) -> None:
     heads = Heads("fp16", "fp16", 2, 1, 64, window is not None)
     batch = guarded(heads, [(0, 70), (30, 5)], window)
     whole = run(batch, config_of())[:70]

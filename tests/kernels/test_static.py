@@ -49,12 +49,12 @@ def tried(times: dict[int, float], instruction: str = "fma.rn.f32") -> list[tupl
 def test_few_kernels_serve_many_shapes_where_predictions_are_near():
     a, b, c = (Shape.of(m=m) for m in (1, 2, 3))
     entries = _few({
-        a: tried({4: 1.00, 8: 1.04}),
+        a: tried({4: 1.00, 8: 1.20}),
         b: tried({8: 2.00, 16: 1.99}),
         c: tried({16: 3.0, 8: 4.0}),
     })  # fmt: skip
     assert {shape: entry.config.num_warps for shape, entry in entries.items()} == {a: 8, b: 8, c: 16}
-    assert entries[a].facts["predicted_us"] == pytest.approx(1.04e6)
+    assert entries[a].facts["predicted_us"] == pytest.approx(1.2e6)
 
 
 def test_what_is_at_fault_is_not_chosen():

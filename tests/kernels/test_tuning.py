@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from motley.kernels import tuning
+from motley.kernels.capability import CAPABILITIES
 from motley.kernels.operation import Operation, Shape
 from motley.kernels.precision import policy_of
 from motley.kernels.registry import OPERATIONS, operation
-from motley.kernels.tuning import Entry, Table, choose, write
+from motley.kernels.tuning import Entry, Table, choose, exact, write
 from motley.kernels.variant import Config
 
 GEMV = operation("w4a16_gemv")
@@ -89,3 +90,12 @@ def test_what_is_shipped_can_be_read_and_fits_its_operator(each: Operation) -> N
             expected = each.configs(policy, shape)
             assert found.config in expected, (path, shape.key)
             assert ("microseconds" in found.facts) == (table.source == "measured")
+
+
+@pytest.mark.parametrize("each", OPERATIONS, ids=lambda each: each.name)
+def test_every_capability_has_a_choice_for_every_shape(each: Operation) -> None:
+    for version in CAPABILITIES:
+        policy = policy_of(*version)
+        if not each.refusal(policy):
+            missing = [shape.key for shape in each.shapes(policy) if exact(each, policy, shape) is None]
+            assert not missing, (version, missing[:3])

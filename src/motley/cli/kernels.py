@@ -38,6 +38,7 @@ def compile_(
     table: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the table into that page, between its marks.")
     ] = None,
+    summary: Annotated[bool, typer.Option("--summary", help="Print only what is at fault, and how many.")] = False,
     as_json: options.Json = False,
     config: ConfigFile = None,
 ) -> None:
@@ -72,9 +73,9 @@ def compile_(
         told = {"bench": "kernels compile", "versions": {"motley": __version__, **_triton()}, "seconds": seconds}
         print(json.dumps({**told, "source": "static", "rows": [row.to_json() for row in rows]}))
     else:
-        for row in rows:
+        for row in faults if summary else rows:
             print(_line(row))
-        print(f"{len(rows)} kernels, {len(faults)} at fault, {seconds:.0f} s")
+        print(f"Triton {_triton()['triton']}: {len(rows)} kernels, {len(faults)} at fault, {seconds:.0f} s")
     if table is not None:
         matrix.write(table, rows)
     if faults:
