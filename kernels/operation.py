@@ -62,12 +62,14 @@ class Launch:
     grid         blocks in each dimension
     instruction  what its inner product must have become, such as "mma.sync"; empty where there is no product
     moved        bytes that it reads or writes beyond the operator's own, such as partial sums
+    share        of the instructions of the inner loop, so many at least must be `instruction`
     """
 
     variant: Variant
     grid: tuple[int, ...]
     instruction: str = ""
     moved: int = 0
+    share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ __all__ = ["adding_grid", "adding_variant"]
 _CONFIG = Config.of(4, 1, BLOCK=1024)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("M",))
 def _add_parts(parts, bias, out, M, N, BIAS: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
     """out [M, N] = the sum of parts fp32 [SPLITS, M, N], in order, plus bias [N]."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)

@@ -48,6 +48,10 @@ def fault(policy: PrecisionPolicy, launch: Launch, compiled: Compiled) -> str:
         return f"half-precision arithmetic, at a 64th of the rate: {dict(compiled.half_arithmetic())}"
     if launch.instruction and not any(name.startswith(launch.instruction) for name in compiled.mix()):
         return f"no {launch.instruction}"
+    loop = compiled.inner_loop()
+    share = sum(count for name, count in loop.items() if name.startswith(launch.instruction)) / max(1, loop.total())
+    if share < launch.share:
+        return f"{launch.instruction} is {share:.0%} of the inner loop, of {launch.share:.0%} at least"
     return ""
 
 

@@ -74,18 +74,27 @@ class Choice:
 
 def choose(operation: Operation, policy: PrecisionPolicy, shape: Shape, sms: int | None = None) -> Choice:
     """By the device's own table, then its capability's: the shape itself, then the nearest, then the default."""
+    default = operation.configs(policy, shape)[0]
+    wanted = _names(default)  # an operator may have several kernels, by the shape: each has constants of its own
     for folder in folders(policy.capability, sms):
         table = read(folder, operation.name)
-        if table is None or not table.entries:
+        if table is None:
             continue
-        known = min(table.entries, key=lambda other: (shape.distance(other, operation.exact), other.key))
+        fitting = [other for other, entry in table.entries.items() if _names(entry.config) == wanted]
+        if not fitting:
+            continue
+        known = min(fitting, key=lambda other: (shape.distance(other, operation.exact), other.key))
         distance = shape.distance(known, operation.exact)
         config = table.entries[known].config
         if known == shape:
             return Choice(config, f"{table.source}: this shape in {folder}", table.source)
         if distance < float("inf"):
             return Choice(config, f"{table.source}: nearest shape in {folder}, {known.key}", table.source)
-    return Choice(operation.configs(policy, shape)[0], "default: no table has such a shape", "default")
+    return Choice(default, "default: no table has such a shape", "default")
+
+
+def _names(config: Config) -> list[str]:
+    return [name for name, _ in config.constants]
 
 
 def exact(operation: Operation, policy: PrecisionPolicy, shape: Shape, sms: int | None = None) -> Entry | None:

@@ -64,7 +64,7 @@ def _norm(
         tl.store(out + row * N + column, normed.to(out.dtype.element_ty), column < N)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("INNER", "num_rows"))
 def _short_norm(
     x,
     weight,

@@ -83,7 +83,7 @@ def _store_codes(out, scales, row, vector, first, second, D: tl.constexpr, HALF:
     tl.store(scales + vector, tl.where(finite, scale, float("nan")), known)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("heads",))
 def _rotate(
     x, cos, sin, out, heads, token_stride,
     D: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr,
@@ -97,7 +97,7 @@ def _rotate(
     _store(out, (token.to(tl.int64) * heads + head) * D, first, second, D, HALF, known)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("heads", "kv_heads", "num_blocks"))
 def _write(
     q, k, v, cos, sin, q_out, slots, data, scales, heads, kv_heads, num_blocks, q_stride, k_stride, v_stride,
     D: tl.constexpr, HALF: tl.constexpr, ROTATE: tl.constexpr, INT8: tl.constexpr, BLOCK_TOKENS: tl.constexpr,

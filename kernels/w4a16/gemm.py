@@ -61,7 +61,7 @@ def _code(packed, nibble: tl.constexpr, offset, PTX: tl.constexpr):
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("M",))
 def _gemm(
     x, words, scales, zeros, bias, out, M, N, K,
     GROUP: tl.constexpr, BIAS: tl.constexpr, PTX: tl.constexpr, PARTED: tl.constexpr,

@@ -49,7 +49,7 @@ def _code_in_half(packed, nibble: tl.constexpr, zero):
     return above.to(tl.int16).to(tl.float16, bitcast=True) - power.to(tl.float16)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("N", "T"))
 def _gemv(
     x, words, scales, zeros, bias, out, T, N, K,
     M: tl.constexpr, GROUP: tl.constexpr, BIAS: tl.constexpr, HALF: tl.constexpr,

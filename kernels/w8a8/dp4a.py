@@ -121,7 +121,7 @@ def _dots(
     return sums
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("M",))
 def _gemm(
     x, x_scales, sums, w, w_scales, zeros, bias, out, M, PADDED_M, N, PADDED_N, K,
     GROUP: tl.constexpr, ZEROS: tl.constexpr, BIAS: tl.constexpr, PANEL: tl.constexpr, TOGETHER: tl.constexpr,

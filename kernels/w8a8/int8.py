@@ -112,7 +112,7 @@ class W8A8:
             variant = dp4a_gemv.gemv_variant(half, m, config, scales=half, group=shape["group"], zeros=zeros, ptx=True)
             return (Launch(variant, dp4a_gemv.gemv_grid(n, config), "dp4a.s32.s32"),)
         variant = dp4a.gemm_variant(half, config, scales=half, group=shape["group"], zeros=zeros, ptx=True)
-        return (Launch(variant, dp4a.gemm_grid(m, n, config), "dp4a.s32.s32"),)
+        return (Launch(variant, dp4a.gemm_grid(m, n, config), "dp4a.s32.s32", share=0.5),)  # few rows wait for memory
 
     def work(self, policy: PrecisionPolicy, shape: Shape) -> Op:
         return Linear(shape["m"], shape["n"], shape["k"], 8, shape["group"] or shape["k"], "int8")

@@ -50,7 +50,7 @@ class QuantizedPanels:
     sums: torch.Tensor | None = None
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("M",))
 def _quantize_panels(
     x, words, scales, sums, M, PADDED_M, K,
     SUMS: tl.constexpr, GROUP: tl.constexpr, PANEL: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,

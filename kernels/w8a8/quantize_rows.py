@@ -93,7 +93,7 @@ def _to_fp8(value, PTX: tl.constexpr):
     return value.to(tl.float8e4nv)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("M",))
 def _quantize(
     x, codes, scales, sums, M, K,
     FP8: tl.constexpr, SUMS: tl.constexpr, GROUP: tl.constexpr, WHOLE: tl.constexpr, PTX: tl.constexpr,

@@ -56,7 +56,7 @@ class Rows8:
     bias: torch.Tensor | None = None
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("M",))
 def _multiply(
     x, x_scales, sums, w, w_scales, zeros, bias, out, M, N, K,
     GROUP: tl.constexpr, SHARE: tl.constexpr, ZEROS: tl.constexpr, BIAS: tl.constexpr, FP8: tl.constexpr,
