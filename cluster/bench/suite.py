@@ -150,9 +150,10 @@ class _Bench:
         workload = replace(workload, duration_s=self._plan.seconds, warmup_s=warmup_s)
         seen: dict[str, list[Outcome]] = {side: [] for side in sides}
         for turn in range(self._plan.turns):
+            fresh = replace(workload, seed=workload.seed + turn)  # no prompt of the turn before: its prefix is cached
             for side, take in sides.items():
                 self._progress(f"{name}: {side}, turn {turn + 1} of {self._plan.turns}")
-                seen[side].append(take(workload))
+                seen[side].append(take(fresh))
         self.found.clients.append({"what": name, **report.client(workload, _merged(seen["service"]))})
         for metric, measure in metrics.items():
             self._rows(metric, name, workload, {side: measure(workload, outcomes) for side, outcomes in seen.items()})
