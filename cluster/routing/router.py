@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 MAX_STREAMS = 3072  # fewer than Serve takes at a time: beyond that it would let them wait, unseen and without end
 SHORT_TOKENS = 64  # an answer up to this, if not streamed, is one call; of a longer one not all is lost with a replica
 HEALTH_S = 1.0  # a replica that is asked for its load answers within milliseconds
+ALL_SILENT_S = 5.0  # so long the question for health waits for any replica at all
 DEADLINE_GRACE_S = 1.0  # the replica ends a request at its deadline; so much later the ingress does
 
 
@@ -104,9 +105,12 @@ class Router:
         """What the healthy replicas carry together. Raises Unavailable if none is, or the service is stopping."""
         self._refuse_if_draining()
         try:
-            first, placement = await self._call(self._load, wait_s=self._policy.wait_s)
+            async with asyncio.timeout(ALL_SILENT_S):
+                first, placement = await self._call(self._load, wait_s=self._policy.wait_s)
         except MotleyError as error:
             raise Unavailable(error.message, code="unhealthy") from error
+        except TimeoutError:
+            raise Unavailable("no replica answers", code="unhealthy") from None
         others = sorted(placement.seen - {placement.replica})
         return sum_of([first, *await all_of([self._load_of(name) for name in others])])
 

@@ -7,8 +7,9 @@ import pytest
 from motley.kernels.aot import Compiled
 from motley.kernels.device_table import DEVICES
 from motley.kernels.operation import Launch, Shape
+from motley.kernels.precision import policy_of
 from motley.kernels.roofline import Linear
-from motley.kernels.static import Candidate, issue_seconds
+from motley.kernels.static import Candidate, fault, issue_seconds
 from motley.kernels.tune import _few
 from motley.kernels.variant import Config, Variant
 
@@ -55,6 +56,14 @@ def test_few_kernels_serve_many_shapes_where_predictions_are_near():
     })  # fmt: skip
     assert {shape: entry.config.num_warps for shape, entry in entries.items()} == {a: 8, b: 8, c: 16}
     assert entries[a].facts["predicted_us"] == pytest.approx(1.2e6)
+
+
+@pytest.mark.parametrize(("products", "others", "said"), [(6, 4, ""), (4, 6, "dp4a.s32.s32 is 36% of the inner loop")])
+def test_the_inner_loop_must_be_products(products: int, others: int, said: str) -> None:
+    compiled = loop_of(*["dp4a.s32.s32"] * products, *["ld.global.b32"] * others)
+    launch = Launch(Variant("k", None, (), (), Config.of()), (1,), "dp4a.s32.s32", share=0.5)
+    assert fault(policy_of(6, 1), launch, compiled).startswith(said)
+    assert bool(fault(policy_of(6, 1), launch, compiled)) == bool(said)
 
 
 def test_what_is_at_fault_is_not_chosen():

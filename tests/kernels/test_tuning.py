@@ -93,9 +93,40 @@ def test_what_is_shipped_can_be_read_and_fits_its_operator(each: Operation) -> N
 
 
 @pytest.mark.parametrize("each", OPERATIONS, ids=lambda each: each.name)
+def test_whatever_the_rows_the_config_is_of_the_kernel_that_they_get(each: Operation) -> None:
+    """Between two shapes of a table the kernel may change, and with it the constants that a config must have."""
+    for version in CAPABILITIES:
+        policy = policy_of(*version)
+        for sample in () if each.refusal(policy) else each.samples(policy):
+            for m in (*range(1, 18), 31, 33, 63, 65) if "m" in dict(sample.fields) else ():
+                shape = Shape.of(**{**dict(sample.fields), "m": m})
+                found = choose(each, policy, shape)
+                expected = each.configs(policy, shape)[0]
+                assert dict(found.config.constants).keys() == dict(expected.constants).keys(), (version, shape.key)
+                assert each.launches(policy, shape, found.config)
+
+
+@pytest.mark.parametrize("each", OPERATIONS, ids=lambda each: each.name)
 def test_every_capability_has_a_choice_for_every_shape(each: Operation) -> None:
     for version in CAPABILITIES:
         policy = policy_of(*version)
         if not each.refusal(policy):
             missing = [shape.key for shape in each.shapes(policy) if exact(each, policy, shape) is None]
             assert not missing, (version, missing[:3])
+
+
+@pytest.mark.parametrize("each", OPERATIONS, ids=lambda each: each.name)
+def test_what_is_launched_is_what_was_compiled(each: Operation) -> None:
+    """A launch would make a constant of an integer that is 1, and another kernel of one that 16 divides.
+
+    Those that always are multiples of 16 are compiled as such; no other may be looked at.
+    """
+    for version in CAPABILITIES:
+        policy = policy_of(*version)
+        for shape in () if each.refusal(policy) else each.samples(policy):
+            for config in each.configs(policy, shape)[:2]:
+                for launch in each.launches(policy, shape, config):
+                    variant = launch.variant
+                    free = set(variant.function.kwargs["do_not_specialize"] or ())  # as the interpreter keeps it
+                    numbers = {name for name, kind in variant.types if kind in ("i32", "i64")}
+                    assert not numbers - free - set(variant.aligned), (variant.name, numbers - free)

@@ -61,7 +61,7 @@ class Answer:
 
 
 def over_grpc(service: Served, name: str, answer: Answer) -> Answer:
-    with Client(service.grpc) as client:
+    with Client(service.grpc, retries=0) as client:  # that it goes on is the service's doing
         for chunk in client.stream(f"Once {name}", **SAMPLING[name]):
             for choice in chunk.choices:
                 told = answer.of(choice.index)
@@ -226,7 +226,7 @@ def test_replicas_are_taken_away_and_added(pair: Served) -> None:
 
 def stream_long(service: Served, begun: threading.Barrier) -> tuple[str, list[int]]:
     text, ids = "", []
-    with Client(service.grpc) as client:
+    with Client(service.grpc, retries=0) as client:
         for chunk in client.stream("Long", **LONG):
             for choice in chunk.choices:
                 if not ids:
@@ -263,15 +263,45 @@ def dashboard(service: Served, path: str, body: dict[str, int] | None = None) ->
 
 
 def test_a_replica_is_killed_before_the_first_token(pair: Served) -> None:
-    """Nobody has seen anything yet: it is tried again, streamed or not."""
-    prompt, sampling = "x" * 12_000, {"temperature": 0.0, "max_tokens": 8}
-    with Client(pair.grpc) as client:
-        whole = client.complete(prompt, **sampling).choices[0].text
-    with ThreadPoolExecutor(4) as threads, Client(pair.grpc) as client:
-        fresh = ["y" * number + prompt for number in range(4)]  # no prefix of these is known
-        futures = [threads.submit(client.complete, one, **sampling) for one in fresh]
-        wait_for(lambda: pair.load()["queued_prefill_tokens"] > 0, "prompts to be computed")
-        os.kill(pool(pair)[0], signal.SIGKILL)
-        assert all(len(future.result(120).choices[0].token_ids) == 8 for future in futures)
-        assert client.complete(prompt, **sampling).choices[0].text == whole
-    check_baseline(pair)
+    """Nobody has seen anything yet: it is tried again, streamed or not, over both protocols; no client retries."""
+    prompts = ["y" * number + "x" * 12_000 for number in range(4)]
+    for _ in range(4):  # until it struck prompts that were being computed
+        before = resumed(pair)
+        with ThreadPoolExecutor(4) as threads:
+            futures = [threads.submit(ask, pair, one) for ask, one in zip(ASKS, prompts, strict=True)]
+            wait_for(lambda: pair.load()["queued_prefill_tokens"] > 0, "prompts to be computed")
+            os.kill(busiest(pair), signal.SIGKILL)
+            answers = [future.result(120) for future in futures]
+        check_baseline(pair)
+        assert answers == [ask(pair, one) for ask, one in zip(ASKS, prompts, strict=True)]
+        if resumed(pair) > before:
+            break
+        prompts = [f"z{one}" for one in prompts]  # no prefix of these is known
+    assert resumed(pair) > before
+
+
+FEW = {"temperature": 0.0, "max_tokens": 8}
+
+
+def grpc_whole(service: Served, prompt: str) -> str:
+    with Client(service.grpc, retries=0) as client:
+        return client.complete(prompt, **FEW).choices[0].text
+
+
+def grpc_streamed(service: Served, prompt: str) -> str:
+    with Client(service.grpc, retries=0) as client:
+        return "".join(choice.text for chunk in client.stream(prompt, **FEW) for choice in chunk.choices)
+
+
+def http_whole(service: Served, prompt: str) -> str:
+    with openai.OpenAI(base_url=f"{service.http}/v1", api_key="none", max_retries=0) as client:
+        return client.completions.create(model="tiny", prompt=prompt, **FEW).choices[0].text
+
+
+def http_streamed(service: Served, prompt: str) -> str:
+    with openai.OpenAI(base_url=f"{service.http}/v1", api_key="none", max_retries=0) as client:
+        chunks = client.completions.create(model="tiny", prompt=prompt, stream=True, **FEW)
+        return "".join(choice.text for chunk in chunks for choice in chunk.choices)
+
+
+ASKS = (grpc_whole, grpc_streamed, http_whole, http_streamed)

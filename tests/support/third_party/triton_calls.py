@@ -1,14 +1,26 @@
-"""Calls of tritonclient, as its users write them. Argument: the address of a service."""
+"""Calls of tritonclient, as its users write them. Arguments: a service's address, and its URL."""
 
+import json
 import queue
 import sys
+import time
+import urllib.request
 
 import numpy as np
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
 client = triton.InferenceServerClient(sys.argv[1])
+HTTP = sys.argv[2]
 MODEL = "tiny"
+
+
+def wait_until_running(count):
+    """While this process lives: that it ends must not be what frees the engine."""
+    deadline = time.monotonic() + 10
+    while (load := json.load(urllib.request.urlopen(f"{HTTP}/health", timeout=10))["load"])["running"] != count:
+        assert time.monotonic() < deadline, load
+        time.sleep(0.02)
 
 
 def text(prompt, streaming=False):
@@ -94,6 +106,7 @@ client.start_stream(callback=lambda result, error: answers.put((result, error)))
 client.async_stream_infer(MODEL, text("abc", True), parameters={"max_tokens": 60_000, "ignore_eos": True})
 result, error = answers.get(timeout=60)
 assert error is None, error
-print("cancelling", flush=True)
+wait_until_running(1)
 client.stop_stream(cancel_requests=True)
+wait_until_running(0)
 print("done")
