@@ -11,7 +11,7 @@ from .capability import Capability, capability_of
 from .device_table import DEVICES
 from .devices import Arithmetic, Device
 
-__all__ = ["PrecisionPolicy", "Unit", "policy_of"]
+__all__ = ["PrecisionPolicy", "Unit", "policy_of", "triton_has"]
 
 TCGEN05_INT8 = (3, 8)  # Triton before that makes mma.sync of int8 on 10.0
 
@@ -149,14 +149,14 @@ def _int8(chip: Capability, device: Device) -> tuple[Unit | None, str]:
     why = _against(device, "tensor-int8", "tensor-bf16")
     if device.rates["tensor-int8"] <= device.rates["tensor-bf16"]:
         return None, f"{why}: slower than bf16 (tcgen05 has no int8 on {chip}, mma.sync only)"
-    if chip.instruction == "tcgen05" and not _has(TCGEN05_INT8):
+    if chip.instruction == "tcgen05" and not triton_has(TCGEN05_INT8):
         return Unit(
             "tensor-int8", "Triton", "mma.sync"
         ), f"{why}; tcgen05 from Triton {TCGEN05_INT8[0]}.{TCGEN05_INT8[1]}"
     return Unit("tensor-int8", "Triton", chip.instruction), why
 
 
-def _has(version: tuple[int, int]) -> bool:
+def triton_has(version: tuple[int, int]) -> bool:
     """Whether the Triton that is installed is of that version or later; where there is none, the newest is meant."""
     try:
         installed = metadata.version("triton").split(".")
