@@ -25,8 +25,9 @@ from .grammar_spec import OBJECT_SCHEMA, GrammarKind
 from .grammar_wire import From, To, frame, receive, to_ids
 
 COMPILE_CPU_S = 2.0
-MATCH_CPU_S = 0.25  # for one token, or a resumed sequence's replay
-WALL_FACTOR = 5.0  # on a busy machine a process gets but a share of a core
+MATCH_CPU_S = 1.0  # for one token, or a resumed sequence's replay
+# Only a process that hangs comes here: it runs with low priority, and on a busy machine waits seconds for a core.
+HUNG_S = 30.0
 MAX_WHITESPACE = 40  # characters in a row between JSON's parts: a model may indent, not idle
 MEMORY_BYTES = 512 * 2**20  # beyond what the process has before it compiles
 _BOUNDED = re.compile(r'"(minLength|maxLength|pattern|format)"\s*:')  # in a structural tag's schemas
@@ -196,7 +197,7 @@ class _Timer:
 
     def __enter__(self) -> None:
         signal.setitimer(signal.ITIMER_PROF, self._cpu_s)
-        signal.setitimer(signal.ITIMER_REAL, self._cpu_s * WALL_FACTOR)
+        signal.setitimer(signal.ITIMER_REAL, HUNG_S)
 
     def __exit__(self, *_: object) -> None:
         signal.setitimer(signal.ITIMER_PROF, 0)

@@ -17,7 +17,7 @@ from .errors import InvalidRequest
 from .grammar_spec import GrammarSpec
 from .grammar_wire import HEADER, From, To, frame, ids, receive
 
-COMPILE_WALL_S = 20.0  # after the process's own limits
+COMPILE_WALL_S = 40.0  # after the process's own limits
 GRACE_S = 0.002  # what a step waits for masks once some of its rows can do without
 ALONE = 10  # as many times, when none can
 
