@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ...replicas.bench.child import Child, answer
 from ...replicas.engine_config import EngineConfig
 from ...replicas.null_engine import NullWorker
 from ...replicas.protocol import Request, SamplingParams
 from ...replicas.worker import Worker
-from .children import Child, answer
 from .load import Load
 from .samples import Outcome
 from .workload import Job, Workload, jobs
@@ -55,7 +55,7 @@ class Bare:
     """The process, from its parent. A context manager."""
 
     def __init__(self, model: str, *, null: bool) -> None:
-        self._child = Child("bare", model, "null" if null else "real")
+        self._child = Child("motley.cluster.bench.bare", model, "null" if null else "real")
 
     def __enter__(self) -> Bare:
         self._child.read()  # it is ready

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Coroutine
 from typing import Any
 
-from .children import answer
+from ...replicas.bench.child import answer
 from .load import Load
 from .samples import Outcome
 from .senders import sender

@@ -6,7 +6,7 @@ import time
 from contextlib import ExitStack
 from typing import Any
 
-from .children import Child
+from ...replicas.bench.child import Child
 from .samples import Outcome
 from .service import Service
 from .workload import Workload
@@ -17,7 +17,7 @@ _LEAD_S = 0.2  # from the word to begin to the beginning
 def run(workload: Workload, service: Service, clients: int = 1) -> Outcome:
     """Measure from `clients` processes together. Raises EngineFault if one breaks."""
     with ExitStack() as stack:
-        children = [stack.enter_context(Child("client")) for _ in range(clients)]
+        children = [stack.enter_context(Child("motley.cluster.bench.client")) for _ in range(clients)]
         for index, child in enumerate(children):
             child.write(_part(workload, service, index, clients))
         for child in children:

@@ -11,8 +11,8 @@ from typing import Any
 
 import grpc
 
+from ...replicas.bench.child import answer
 from ..protos import inference_pb2 as pb
-from .children import answer
 
 
 async def complete(request: pb.CompleteRequest, context: Any) -> pb.Completion:

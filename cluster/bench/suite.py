@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ...replicas.bench.child import Child
 from ...replicas.bench.report import machine, quantile, row, versions
 from ...replicas.bench.shapes import SHAPES
 from ...replicas.demo import demo_path
@@ -18,7 +19,6 @@ from ...replicas.errors import EngineFault
 from . import clients, report
 from .bare import KV_BYTES, Bare
 from .checkpoint import random_checkpoint
-from .children import Child
 from .lengths import Lengths
 from .report import Row
 from .samples import OK, Outcome, Sample, codes, in_window
@@ -31,6 +31,7 @@ Turn = Callable[[Workload], Outcome]
 NULL_STREAMS, UNARY = 16, 32
 REAL_STREAMS = 8
 DEMO = "demo"
+PLAIN = "motley.cluster.bench.plain"
 MODELS = ("qwen2-0.5b", DEMO)
 
 
@@ -84,7 +85,7 @@ class _Found:
 
 def _null(plan: Plan, progress: Progress) -> _Found:
     progress("starting the null engine, with the service and without")
-    with started(["demo", "--null-engine"]) as at, Bare(str(demo_path()), null=True) as bare, Child("plain") as plain:
+    with started(["demo", "--null-engine"]) as at, Bare(str(demo_path()), null=True) as bare, Child(PLAIN) as plain:
         grpc, http = inspect("grpc", at["grpc"]), inspect("http", at["http"])
         server = replace(grpc, target=plain.read()["target"])
         bench = _Bench(plan, progress, null=True)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+from .child import Child, ChildEnded
 
 NEEDED_PACKAGES = {"motley": ("motley",), "transformers": ("transformers",), "llama.cpp": ("llama_cpp", "gguf")}
 PEERS = tuple(name for name in NEEDED_PACKAGES if name != "motley")
@@ -31,13 +29,8 @@ class SideProcess:
 
     def __init__(self, name: str, folder: Path, threads: int) -> None:
         self.name = name
-        command = [sys.executable, "-m", "motley.replicas.bench.side", name, str(folder), str(threads)]
-        # A file, since a pipe that nobody reads would block the side once full.
-        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed in __exit__
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said, text=True
-        )
         self.description: dict[str, Any] = {}
+        self._child = Child("motley.replicas.bench.side", name, str(folder), str(threads))
 
     def __enter__(self) -> SideProcess:
         return self
@@ -49,25 +42,15 @@ class SideProcess:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._process.terminate()
-        self._process.communicate()
-        self._said.close()
+        self._child.__exit__(kind, error, trace)
 
     def ask(self, do: str, **arguments: Any) -> Any:
         """Call a method of the side. Raises SideFailed."""
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            pass  # it has ended: reading its answer says how
+        self._child.write({"do": do, **arguments})
         return self._answer()
 
     def _answer(self) -> Any:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if line.startswith('{"result"'):  # libraries print what they like
-                return json.loads(line)["result"]
-        self._process.wait()
-        self._said.seek(0)
-        raise SideFailed(f"{self.name} ended: {self._said.read().strip()[-500:] or 'without a word'}")
+        try:
+            return self._child.read()["result"]
+        except ChildEnded as error:
+            raise SideFailed(f"{self.name}: {error.message}") from error

@@ -16,13 +16,13 @@ from motley.cli.app import run
 from motley.cluster.bench import suite
 from motley.cluster.bench.bare import Bare
 from motley.cluster.bench.checkpoint import write_tokenizer
-from motley.cluster.bench.children import Child
 from motley.cluster.bench.clients import run as put
 from motley.cluster.bench.histogram import Histogram
 from motley.cluster.bench.lengths import Lengths
 from motley.cluster.bench.samples import OK, Outcome, Sample
 from motley.cluster.bench.service import Service
 from motley.cluster.bench.workload import Workload
+from motley.replicas.bench.child import Child
 from motley.replicas.errors import EngineFault
 from motley.replicas.tokenizer import Tokenizer
 
@@ -51,7 +51,7 @@ def test_a_process_that_breaks_says_why(tmp_path: Path) -> None:
 
 
 def test_plain_grpc_answers_the_same_load() -> None:
-    with Child("plain") as plain:
+    with Child("motley.cluster.bench.plain") as plain:
         service = Service("grpc", plain.read()["target"], "m", ALPHABET, 1000, null=True)
         outcome = put(SHORT, service)
     assert {(sample.code, sample.tokens, sample.messages) for sample in outcome.samples} == {(OK, 6, 6)}
