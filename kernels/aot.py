@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .precision import triton_has
 from .variant import Variant
 
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
@@ -74,16 +75,10 @@ def compile_variant(variant: Variant, capability: tuple[int, int]) -> Compiled:
     """Raises what Triton or ptxas raises. Not in a process under TRITON_INTERPRET."""
     import triton
     from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
 
-    source = ASTSource(
-        fn=variant.function, signature=_signature(variant), constexprs=variant.all_constants, attrs=_attributes(variant)
-    )
     target = GPUTarget("cuda", 10 * capability[0] + capability[1], 32)
-    config = variant.config
-    options = {"num_warps": config.num_warps, "num_stages": config.num_stages, "enable_fp_fusion": True}
     began = time.perf_counter()
-    kernel: Any = triton.compile(source, target=target, options=options)
+    kernel: Any = triton.compile(source_of(variant), target=target, options=options_of(variant))
     seconds = time.perf_counter() - began
     registers, stack, _, local = _usage(kernel.asm["cubin"])
     return Compiled(
@@ -98,14 +93,41 @@ def compile_variant(variant: Variant, capability: tuple[int, int]) -> Compiled:
     )
 
 
+def source_of(variant: Variant) -> Any:
+    """What Triton compiles: the same as a launch has compiled, so that one finds in the cache what the other made."""
+    from triton.compiler import ASTSource
+
+    return ASTSource(
+        fn=variant.function, signature=_signature(variant), constexprs=variant.all_constants, attrs=_attributes(variant)
+    )
+
+
+def options_of(variant: Variant) -> dict[str, Any]:
+    config = variant.config
+    return {"num_warps": config.num_warps, "num_stages": config.num_stages, "enable_fp_fusion": True}
+
+
 def _signature(variant: Variant) -> dict[str, str]:
     types = dict(variant.types)
     return {name: types.get(name, "constexpr") for name in variant.function.arg_names}
 
 
 def _attributes(variant: Variant) -> dict[tuple[int, ...], list[list[Any]]]:
-    names = list(variant.function.arg_names)
-    return {(names.index(name),): [["tt.divisibility", 16]] for name in variant.aligned}
+    """As a launch has them, in that form and order."""
+    found: dict[tuple[int, ...], list[list[Any]]] = {}
+    types, newer = dict(variant.types), triton_has((3, 7))
+    for index, name in enumerate(variant.function.arg_names):
+        if name in variant.aligned:
+            found[index,] = [["tt.divisibility", 16]]
+        elif types.get(name, "").startswith("*"):
+            found[index,] = []
+        elif name not in types:
+            constant = variant.all_constants.get(name)
+            if newer or isinstance(constant, str):
+                found[index,] = []
+            elif isinstance(constant, tuple):
+                found |= {(index, part): [] for part in range(len(constant))}
+    return found
 
 
 def _usage(cubin: bytes) -> tuple[int, int, int, int]:

@@ -17,6 +17,11 @@ import triton.language as tl
 
 from .arithmetic import add, ceiling, part_of, uniform_bits, weight_of
 
+# One number for each row, and parts of larger tensors: they begin anywhere.
+ROWS = (
+    "temperatures", "top_ks", "top_ps", "min_ps", "seeds", "choices", "positions", "limits", "tokens", "logprobs"
+)  # fmt: skip
+
 
 @triton.jit(do_not_specialize=("S",))
 def survey(logits, tops, ids, sums, V, S, CHUNK: tl.constexpr, TILE: tl.constexpr):
@@ -100,7 +105,7 @@ def _after_top_k(planes, states, k):
     return key, ties, tl.load(states + 9) + weight + ties * weight_of(key)
 
 
-@triton.jit(do_not_specialize=("S",))
+@triton.jit(do_not_specialize=("S",), do_not_specialize_on_alignment=ROWS)
 def tally(
     logits, temperatures, top_ks, top_ps, min_ps, tops, states, planes, V, S,
     STEP: tl.constexpr, ASM: tl.constexpr, SPLITS: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr,
@@ -203,7 +208,7 @@ def _limit(planes, states, row, k, p, TOP_K: tl.constexpr, TOP_P: tl.constexpr):
     return key, ties
 
 
-@triton.jit(do_not_specialize=("S",))
+@triton.jit(do_not_specialize=("S",), do_not_specialize_on_alignment=ROWS)
 def weigh(
     logits, temperatures, top_ks, top_ps, min_ps, tops, states, planes, masses, equals, limits, V, S,
     TOP_K: tl.constexpr, TOP_P: tl.constexpr, SPLITS: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr,
@@ -232,7 +237,7 @@ def weigh(
             tl.store(limits + row * 2 + 1, ties)
 
 
-@triton.jit(do_not_specialize=("S",))
+@triton.jit(do_not_specialize=("S",), do_not_specialize_on_alignment=ROWS)
 def draw(
     logits, own, temperatures, min_ps, seeds, choices, positions, tops, ids, own_tops, own_sums, masses, equals,
     limits, tokens, logprobs, V, S,

@@ -99,3 +99,14 @@ def test_what_is_wrong_with_a_kernel(change: dict[str, Any], instruction: str, t
 def test_elsewhere_half_precision_is_no_fault() -> None:
     ptx = "    mul.f16x2  %r1, %r2, %r3;\n"
     assert fault(policy_of(6, 0), Launch(VARIANT, (1,)), replace(GOOD, capability=(6, 0), ptx=ptx)) == ""
+
+
+def test_a_launch_asks_the_compiler_for_what_was_compiled_ahead() -> None:
+    """By Triton's own keys: types, constants, alignment and options of every kernel on every capability."""
+    script = SCRIPT.with_name("launch_keys.py")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    said = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=300)
+    assert said.returncode == 0, said.stderr
+    found = json.loads(said.stdout)
+    assert found["asked"] > 1000
+    assert found["others"] == []
