@@ -10,11 +10,13 @@ import torch
 
 from .measure import Timing, copies, time_of
 from .operation import Operation, Problem, Shape
-from .precision import PrecisionPolicy
+from .rig import Rig
 from .tuning import choose
 from .variant import Config
 
 __all__ = ["Measurement", "measure", "of_operation"]
+
+MOST_COPIES = 512  # of the inputs: the smallest layers take so many to fill the largest cache several times
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,29 +48,22 @@ class Measurement:
         return self.operations / self.timing.p50
 
 
-def of_operation(
-    operation: Operation,
-    policy: PrecisionPolicy,
-    shape: Shape,
-    device: torch.device,
-    cache_bytes: int,
-    sms: int | None = None,
-) -> Measurement:
-    """With the config that a launch would have, inputs rotated past a cache of that size."""
-    choice = choose(operation, policy, shape, sms)
-    count = copies(int(operation.work(policy, shape).bytes), cache_bytes, 16)
-    problems = [operation.problem(policy, shape, device, seed) for seed in range(count)]
-    return measure(operation.name, shape, problems, choice.config, choice.how, device)
+def of_operation(operation: Operation, rig: Rig, shape: Shape) -> Measurement:
+    """With the config that a launch would have, inputs rotated past the cache."""
+    choice = choose(operation, rig.policy, shape, rig.about.sms)
+    count = copies(int(operation.work(rig.policy, shape).bytes), rig.cache_bytes, MOST_COPIES)
+    problems = [operation.problem(rig.policy, shape, rig.device, seed) for seed in range(count)]
+    return measure(operation.name, shape, problems, choice.config, choice.how, rig.device, 20 if rig.real else 1)
 
 
 def measure(
-    op: str, shape: Shape, problems: Sequence[Problem], config: Config, how: str, device: torch.device
+    op: str, shape: Shape, problems: Sequence[Problem], config: Config, how: str, device: torch.device, rounds: int = 20
 ) -> Measurement:
     """Correctness first, on the first problem; then time, over all of them in turn."""
     first = problems[0]
     error = first.error(first.run(config))
-    timing = time_of([_run(problem, config) for problem in problems], device)
-    peers = {name: _peer(name, problems, device) for name in first.peers}
+    timing = time_of([_run(problem, config) for problem in problems], device, rounds)
+    peers = {name: _peer(name, problems, device, rounds) for name in first.peers}
     return Measurement(
         op, shape, config.to_json(), how, error, timing, first.work.bytes, first.work.operations, peers
     )  # fmt: skip
@@ -78,11 +73,11 @@ def _run(problem: Problem, config: Config) -> Callable[[], object]:
     return lambda: problem.run(config)
 
 
-def _peer(name: str, problems: Sequence[Problem], device: torch.device) -> Timing | str:
+def _peer(name: str, problems: Sequence[Problem], device: torch.device, rounds: int) -> Timing | str:
     runs = [problem.peers[name] for problem in problems]
     try:
         for run in runs:
             run()  # makes what it needs, which must not be measured
-        return time_of(runs, device)
+        return time_of(runs, device, rounds)
     except (RuntimeError, AttributeError, ValueError) as error:
         return f"not run: {type(error).__name__}: {str(error).splitlines()[0][:120]}"

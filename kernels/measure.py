@@ -28,11 +28,11 @@ def time_of(runs: Sequence[Run], device: torch.device, rounds: int = 20, budget_
     """Of one of `runs`, which do the same on inputs of their own, in turn, so that none finds its input in a cache.
 
     On a GPU all of them are captured into one CUDA graph: what is measured is the device, not who launches. At
-    least three rounds, and no more than fit the budget. Raises what a run raises.
+    least three rounds, if so many are asked for, and no more than fit the budget. Raises what a run raises.
     """
     once = _on_gpu(runs, device) if device.type == "cuda" else _on_cpu(runs)
     first = max(once(), 1e-7)
-    taken = [once() for _ in range(max(3, min(rounds, int(budget_s / first))))]
+    taken = [once() for _ in range(max(min(3, rounds), min(rounds, int(budget_s / first))))]
     each = sorted(seconds / len(runs) for seconds in taken)
     return Timing(each[len(each) // 5], statistics.median(each), each[-1 - len(each) // 5])
 

@@ -35,3 +35,6 @@ MODELS = (
     ModelShape("llama-3-8b", 4096, 14_336, 32, 8, 128, 32, 128_256),
     ModelShape("qwen3-32b", 5120, 25_600, 64, 8, 128, 64, 151_936),
 )
+
+# Small enough for Triton's interpreter; of no model.
+REHEARSAL = ModelShape("rehearsal", 128, 128, 2, 1, 64, 1, 256)

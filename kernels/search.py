@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import torch
-
-from .device_lookup import at_hand
 from .measure import copies, time_of
 from .operation import Operation, Problem, Shape
-from .precision import PrecisionPolicy
+from .rig import Rig
 from .tuning import Entry
 from .variant import Config
 
 __all__ = ["Trial", "search"]
+
+MOST_COPIES = 64  # of the inputs: making them must not take longer than trying
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,19 +28,22 @@ class Trial:
 
 def search(
     operation: Operation,
-    policy: PrecisionPolicy,
+    rig: Rig,
     shape: Shape,
-    device: torch.device,
     bandwidth: float,
+    configs: Sequence[Config] = (),
     tried: Callable[[Trial], None] = lambda trial: None,
 ) -> Entry | None:
-    """The fastest right config, with its microseconds and share of `bandwidth` (bytes/s). None if none is right."""
-    work = operation.work(policy, shape)
-    cache = at_hand(torch.cuda.get_device_properties(device)).device.l2 or 0
-    problems = [operation.problem(policy, shape, device, seed) for seed in range(copies(int(work.bytes), cache, 16))]
+    """The fastest right config, with its microseconds and share of `bandwidth` (bytes/s). None if none is right.
+
+    configs  those to try; empty: all that the operator has
+    """
+    work = operation.work(rig.policy, shape)
+    count = copies(int(work.bytes), rig.cache_bytes, MOST_COPIES)
+    problems = [operation.problem(rig.policy, shape, rig.device, seed) for seed in range(count)]
     best: Trial | None = None
-    for config in operation.configs(policy, shape):
-        trial = _try(config, problems, device)
+    for config in configs or operation.configs(rig.policy, shape):
+        trial = _try(config, problems, rig)
         tried(trial)
         if trial.seconds is not None and (best is None or best.seconds is None or trial.seconds < best.seconds):
             best = trial
@@ -52,12 +54,13 @@ def search(
     return Entry(best.config, facts)
 
 
-def _try(config: Config, problems: list[Problem], device: torch.device) -> Trial:
+def _try(config: Config, problems: list[Problem], rig: Rig) -> Trial:
     try:
         worst = problems[0].error(problems[0].run(config))
         if not worst <= 1.0:  # NaN is wrong as well
             return Trial(config, None, f"wrong: off by {worst:.3g} times what rounding explains")
-        timing = time_of([partial(problem.run, config) for problem in problems], device, budget_s=0.05)
+        runs = [partial(problem.run, config) for problem in problems]
+        timing = time_of(runs, rig.device, rounds=20 if rig.real else 1, budget_s=0.05)
     except Exception as error:  # noqa: BLE001  what Triton's compiler and CUDA raise has no common kind
         return Trial(config, None, f"{type(error).__name__}: {str(error)[:200]}")
     return Trial(config, timing.p50)

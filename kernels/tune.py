@@ -5,24 +5,25 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 import torch
 
 from .aot import Compiled
 from .compiling import Job, compile_all
-from .device_lookup import at_hand
 from .device_table import DEVICES
 from .measure import copy_bandwidth
 from .operation import Operation, Shape
-from .precision import policy_of
+from .precision import PrecisionPolicy, policy_of
+from .rig import Rig
 from .roofline import Elementwise
 from .search import Trial, search
 from .static import Candidate, predict
-from .tuning import FOLDER, Entry, Table, folders, write
+from .tuning import FOLDER, Entry, Table, folders, read_file, write
 from .variant import Config
 
-__all__ = ["measured", "static"]
+__all__ = ["keep", "measured", "static", "trials", "wanted"]
 
 # Of each shape, the first ones, as each is compiled for each capability; fewer of what only moves bytes, where a
 # prediction has little to choose by.
@@ -66,41 +67,74 @@ def static(
 
 def measured(
     operations: Iterable[Operation],
-    device: torch.device,
+    rig: Rig,
     out: Path = FOLDER,
     told: Callable[[str], None] = lambda line: None,
     enough: Callable[[], bool] = lambda: False,
+    ahead: Callable[[Sequence[Job]], object] = lambda jobs: None,
 ) -> Iterator[Path]:
-    """The files it wrote. `enough` is asked before each shape, and ends the search when it says so."""
-    import triton
+    """The files it wrote. `enough` is asked before each shape, and ends the search when it says so.
 
-    properties = torch.cuda.get_device_properties(device)
-    policy = policy_of(properties.major, properties.minor)
-    found = at_hand(properties)
-    bandwidth = copy_bandwidth(device)
-    about = {
-        "gpu": properties.name, "driver": _driver(), "torch": torch.__version__, "triton": triton.__version__,
-        "copy_gb_per_s": round(bandwidth / 1e9),
-    }  # fmt: skip
+    ahead  told what an operator's search will launch, so that it can be compiled on all cores before
+    """
+    bandwidth = copy_bandwidth(rig.device)
 
     def failed(trial: Trial) -> None:
         if trial.why:
             told(f"  {trial.config.to_json()}: {trial.why}")
 
     for operation in operations:
-        if operation.refusal(policy):
-            continue
+        if not enough():
+            ahead(trials(operation, rig.policy))
         entries = {}
-        for shape in operation.shapes(policy):
+        for shape in wanted(operation, rig.policy):
             if enough():
                 break
-            entry = search(operation, policy, shape, device, bandwidth, failed)
+            entry = search(operation, rig, shape, bandwidth, tried=failed)
             told(f"{operation.name} {shape.key}: {entry and (entry.config.to_json(), dict(entry.facts))}")
             if entry is not None:
                 entries[shape] = entry
         if entries:
-            folder = out / folders(policy.capability, found.device.sms)[0]
-            yield write(Table(operation.name, "measured", about, entries), folder)
+            yield keep(operation, rig, entries, bandwidth, out)
+
+
+def wanted(operation: Operation, policy: PrecisionPolicy) -> list[Shape]:
+    """Those to be tuned, each the farthest from those before it: whenever time runs out, all are near one of them."""
+    if operation.refusal(policy):
+        return []
+    left = dict.fromkeys(operation.shapes(policy), math.inf)
+    order = []
+    while left:
+        order.append(farthest := max(left, key=lambda shape: left[shape]))
+        del left[farthest]
+        for shape in left:
+            left[shape] = min(left[shape], shape.distance(farthest, operation.exact))
+    return order
+
+
+def trials(operation: Operation, policy: PrecisionPolicy) -> list[Job]:
+    """What a search launches, in that order: to be compiled ahead, on all cores."""
+    version = policy.capability.version
+    return [
+        Job(operation.name, version, shape, config)
+        for shape in wanted(operation, policy)
+        for config in operation.configs(policy, shape)
+    ]
+
+
+def keep(operation: Operation, rig: Rig, entries: Mapping[Shape, Entry], bandwidth: float, out: Path = FOLDER) -> Path:
+    """Write them into that device's table. What it has of other shapes stays, if it is of the same GPU and Triton."""
+    import triton
+
+    about = {
+        "gpu": rig.about.name, "driver": _driver() if rig.real else "", "torch": torch.__version__,
+        "triton": triton.__version__, "copy_gb_per_s": round(bandwidth / 1e9),
+    }  # fmt: skip
+    folder = out / folders(rig.policy.capability, rig.about.sms)[0]
+    known = read_file(folder / f"{operation.name}.json")
+    if known is not None and all(known.about.get(name) == about[name] for name in ("gpu", "triton")):
+        entries = {**known.entries, **entries}
+    return write(Table(operation.name, "measured", about, entries), folder)
 
 
 def _jobs(operation: Operation, capability: tuple[int, int]) -> list[Job]:
@@ -143,6 +177,7 @@ def _facts(candidate: Candidate, seconds: float) -> dict[str, object]:
     }  # fmt: skip
 
 
+@cache
 def _driver() -> str:
     """As nvidia-smi says it; empty where that is not to be had."""
     import subprocess

@@ -18,7 +18,7 @@ from .operation import Operation, Shape
 from .precision import PrecisionPolicy
 from .variant import Config
 
-__all__ = ["FOLDER", "Choice", "Entry", "Table", "choose", "exact", "folders", "read", "write"]
+__all__ = ["FOLDER", "Choice", "Entry", "Table", "choose", "exact", "folders", "read", "read_file", "write"]
 
 FOLDER = Path(__file__).parent / "tuned"
 Source = Literal["measured", "static"]
@@ -115,7 +115,10 @@ def folders(capability: Capability, sms: int | None) -> tuple[str, ...]:
 @cache
 def read(folder: str, op: str) -> Table | None:
     """None where there is no such file."""
-    path = FOLDER / folder / f"{op}.json"
+    return read_file(FOLDER / folder / f"{op}.json")
+
+
+def read_file(path: Path) -> Table | None:
     return Table.from_json(json.loads(path.read_text())) if path.exists() else None
 
 

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from ...kernels.bench import Measurement, measure, of_operation
 from ...kernels.cpu import problems as cpu_problems
-from ...kernels.device_lookup import at_hand
 from ...kernels.measure import Timing, copy_bandwidth
 from ...kernels.model_shapes import MODELS, ModelShape
 from ...kernels.operation import Operation, Shape
 from ...kernels.ops import for_device
-from ...kernels.precision import policy_of
 from ...kernels.registry import OPERATIONS
+from ...kernels.rig import Rig, gpu
 from ...kernels.variant import Config
 from ...kernels.w4a16.operations import OPERATIONS as INT4
 from ...kernels.w4a16.operations import kernel_for
 from .report import machine, row, versions
 
-__all__ = ["TOKENS", "run"]
+__all__ = ["TOKENS", "gpu_cases", "rows_of", "run"]
 
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 256, 2048)
 _CPU_CACHE = 64 * 2**20  # bytes: more than most CPUs' last level gives one core
@@ -52,13 +52,13 @@ def run(
         torch.set_num_threads(threads)
     bandwidth = copy_bandwidth(chosen, 2**30 if chosen.type == "cuda" else 2**28)
     shapes = [known[name] for name in models]
-    cases = _gpu_cases(chosen, shapes, tokens, ops) if chosen.type == "cuda" else _cpu_cases(shapes, tokens, ops)
+    cases = _on_gpu(gpu(chosen), shapes, tokens, ops) if chosen.type == "cuda" else _on_cpu(shapes, tokens, ops)
     rows: list[dict[str, Any]] = []
     for index, (name, case) in enumerate(cases, 1):
         if enough():
             break
         progress(name, index, len(cases))
-        rows += _rows(name, case(), bandwidth)
+        rows += rows_of(name, case(), bandwidth)
     about = {**machine(), "threads": torch.get_num_threads(), "copy_gb_per_s": round(bandwidth / 1e9, 1)}
     if chosen.type == "cuda":
         about["gpu"] = torch.cuda.get_device_name(chosen)
@@ -68,7 +68,7 @@ def run(
 Case = tuple[str, Callable[[], Measurement]]
 
 
-def _cpu_cases(models: Sequence[ModelShape], tokens: Sequence[int], ops: Collection[str]) -> list[Case]:
+def _on_cpu(models: Sequence[ModelShape], tokens: Sequence[int], ops: Collection[str]) -> list[Case]:
     wanted = ops or ("linear", "attention")
     if unknown := [name for name in wanted if name not in ("linear", "attention")]:
         raise ValueError(f"op {unknown[0]}: on a CPU there are linear and attention")
@@ -112,33 +112,37 @@ def _cpu_attention(model: ModelShape, batch: int, context: int) -> Callable[[], 
     return case
 
 
-def _gpu_cases(
-    device: torch.device, models: Sequence[ModelShape], tokens: Sequence[int], ops: Collection[str]
-) -> list[Case]:
-    """int4 layers by the kernel that would be launched; of the other operators the shapes they are tuned for."""
-    properties = torch.cuda.get_device_properties(device)
-    found = at_hand(properties).device
-    policy = policy_of(*found.capability.version)
+def _on_gpu(rig: Rig, models: Sequence[ModelShape], tokens: Sequence[int], ops: Collection[str]) -> list[Case]:
+    return [
+        (name, partial(of_operation, operation, rig, shape))
+        for name, operation, shape in gpu_cases(rig, models, tokens, ops)
+    ]
+
+
+def gpu_cases(
+    rig: Rig, models: Sequence[ModelShape], tokens: Sequence[int], ops: Collection[str] = ()
+) -> list[tuple[str, Operation, Shape]]:
+    """int4 layers by the kernel that would be launched; of the other operators the shapes they are tuned for.
+
+    Raises ValueError for an operator that is not known.
+    """
     if unknown := [name for name in ops if name not in {each.name for each in OPERATIONS} | {"w4a16"}]:
         raise ValueError(f"op {unknown[0]}: expected w4a16 or some of {', '.join(each.name for each in OPERATIONS)}")
-
-    def case(operation: Operation, shape: Shape) -> Callable[[], Measurement]:
-        return lambda: of_operation(operation, policy, shape, device, found.l2 or 0, found.sms)
-
-    cases: list[Case] = []
+    cases = []
     for model in models if not ops or "w4a16" in ops else ():
         for layer, (n, k) in model.linears.items():
             for m in tokens:
                 shape = Shape.of(m=m, n=n, k=k, group=128)
-                operation, _ = kernel_for(policy, shape, found)
-                cases.append((f"{model.name} {layer} m={m}", case(operation, shape)))
+                operation, _ = kernel_for(rig.policy, shape, rig.about)
+                cases.append((f"{model.name} {layer} m={m}", operation, shape))
     for operation in OPERATIONS:
-        if (operation.name in ops or (not ops and operation not in INT4)) and not operation.refusal(policy):
-            cases += [(f"{operation.name} {shape.key}", case(operation, shape)) for shape in operation.shapes(policy)]
+        if (operation.name in ops or (not ops and operation not in INT4)) and not operation.refusal(rig.policy):
+            shapes = operation.shapes(rig.policy) if rig.real else operation.small(rig.policy)[:1]
+            cases += [(f"{operation.name} {shape.key}", operation, shape) for shape in shapes]
     return cases
 
 
-def _rows(name: str, found: Measurement, bandwidth: float) -> Iterator[dict[str, Any]]:
+def rows_of(name: str, found: Measurement, bandwidth: float) -> Iterator[dict[str, Any]]:
     """A row for each peer, or one without; a wrong result has no time."""
     if not found.error <= 1:
         raise AssertionError(f"{found.op} {found.shape.key}: off by {found.error:.3g} times what rounding explains")

@@ -14,9 +14,6 @@ import pytest
 from motley.cli.app import run
 from motley.kernels import tuning
 from motley.kernels.registry import OPERATIONS
-from motley.kernels.w4a16 import operations as w4a16
-from motley.kernels.w4a16.packed import unpack
-from motley.replicas.bench import gpu
 
 
 def compiled(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
@@ -88,25 +85,6 @@ def test_operators_of_a_cpu_are_measured(capsys: pytest.CaptureFixture[str], tmp
         assert row["ratio"] == pytest.approx(row["peer_value"] / row["value"])
         moved = row["workload"]["n"] * row["workload"]["k"] / 2
         assert row["gb_per_s"] * row["value"] * 1e3 > moved, "the weights at least"
-
-
-@pytest.mark.parametrize("capability", [(6, 1), (9, 0)])
-def test_the_gpu_run_is_rehearsed(tmp_path: Path, capability: tuple[int, int]) -> None:
-    assert gpu.run(tmp_path, rehearse=capability)
-    found = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("*.json")}
-    assert found.keys() == {"machine", "checks", "tuning", "kernels"}
-    assert found["machine"]["machine"]["rehearsal"]
-    rows = found["checks"]["rows"]
-    assert {row["op"] for row in rows} == {operation.name for operation in OPERATIONS}
-    assert all("refused" in row or row["error_of_allowed"] <= 1 for row in rows)
-    assert "skipped" in found["tuning"]
-
-
-def test_a_wrong_kernel_fails_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(w4a16, "reference", lambda x, weight: 2 * (x.double() @ unpack(weight).T))
-    assert not gpu.run(tmp_path, rehearse=(6, 1), ops=["w4a16_dequantize"])
-    checks = json.loads((tmp_path / "checks.json").read_text())
-    assert checks["failed"] == [f"w4a16_dequantize group={group} k=384 m=20 n=64" for group in (128, 32)]
 
 
 def test_without_a_gpu_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -151,11 +151,11 @@ def gpu(
     from ..replicas.bench import gpu as bench
     from ..replicas.errors import MotleyError
 
-    known = {"{}.{}".format(*each): each for each in CAPABILITIES}
+    known = ["{}.{}".format(*each) for each in CAPABILITIES]
     if rehearse is not None and rehearse not in known:
         raise typer.BadParameter(f"--rehearse {rehearse}: expected one of {', '.join(known)}")
     try:
-        passed = bench.run(out, seconds, None if rehearse is None else known[rehearse], op or ())
+        passed = bench.run(out, seconds, rehearse or "", op or ())
     except KeyError as error:
         raise typer.BadParameter(f"--op {error.args[0]}") from error
     except RuntimeError as error:

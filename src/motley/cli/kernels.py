@@ -149,7 +149,9 @@ def tune(
 
     import torch
 
+    from ..kernels import rig
     from ..kernels import tune as tuner
+    from ..kernels.compiling import compile_all
     from ..kernels.tuning import FOLDER
 
     _need_the_compiler()
@@ -167,8 +169,10 @@ def tune(
         raise typer.BadParameter("--device: torch finds no GPU here; --static chooses without one")
     until = time.monotonic() + (seconds or float("inf"))
     with doing("tuning") as tell:
-        chosen = torch.device(device)
-        for path in tuner.measured(operations, chosen, out or FOLDER, tell, lambda: time.monotonic() > until):
+        for path in tuner.measured(
+            operations, rig.gpu(torch.device(device)), out or FOLDER, tell, lambda: time.monotonic() > until,
+            lambda jobs: compile_all(jobs, workers or os.cpu_count() or 1, lambda n, of: tell(f"{n} of {of} compiled")),
+        ):  # fmt: skip
             print(path)
 
 

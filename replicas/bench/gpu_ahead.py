@@ -1,0 +1,45 @@
+"""Compiles what `motley bench gpu` will launch, on all cores, while one process has the GPU.
+
+    python -m motley.replicas.bench.gpu_ahead CC WORKERS
+
+Lists of jobs on stdin, one a line; an answer when a list is done. What is compiled here a launch finds in Triton's
+cache; what is not, it compiles itself.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from ...kernels.compiling import Failed, Job, compile_all
+from ...kernels.operation import Shape
+from ...kernels.variant import Config
+from .child import answer
+from .gpu_child import parse_capability
+
+__all__ = ["to_json"]
+
+
+def to_json(job: Job) -> dict[str, Any]:
+    return {"op": job.op, "shape": job.shape.key, "config": job.config.to_json()}
+
+
+def main(arguments: Sequence[str]) -> None:
+    capability, workers = parse_capability(arguments[0]), int(arguments[1])
+    for line in sys.stdin:
+        jobs = [
+            Job(each["op"], capability, Shape.parse(each["shape"]), Config.from_json(each["config"]))
+            for each in json.loads(line)
+        ]
+        began = time.monotonic()
+        found = compile_all(jobs, workers)
+        results = [result for launches in found.values() for _, result in launches]
+        failed = sum(isinstance(result, Failed) for result in results)
+        answer({"jobs": len(jobs), "failed": failed, "seconds": round(time.monotonic() - began, 1)})
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,127 @@
+"""The process that `motley bench gpu` drives: one task a line, one answer a line.
+
+    python -m motley.replicas.bench.gpu_child [CC]     with CC a stand-in of that capability, in Triton's interpreter
+
+A kernel may hang, or leave the process's CUDA context unusable: then only this process is lost, and one task.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from .child import answer
+
+if TYPE_CHECKING:
+    from ...kernels.rig import Rig
+
+__all__ = ["Tasks", "parse_capability", "rig_of"]
+
+
+def parse_capability(text: str) -> tuple[int, int]:
+    """Of "6.1"."""
+    major, _, minor = text.partition(".")
+    return int(major), int(minor)
+
+
+def rig_of(capability: str) -> Rig:
+    """The first GPU, or a stand-in of that capability. Raises RuntimeError where torch finds no GPU."""
+    if capability:
+        os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton
+    import torch
+
+    from ...kernels.rig import gpu, stand_in
+
+    if capability:
+        return stand_in(parse_capability(capability))
+    if not torch.cuda.is_available():
+        raise RuntimeError("torch finds no GPU here; --rehearse goes through the steps without one")
+    return gpu(torch.device("cuda:0"))
+
+
+class Tasks:
+    """Each method is a task; what it takes and gives is JSON."""
+
+    def __init__(self, rig: Rig) -> None:
+        self._rig = rig
+
+    def bandwidth(self) -> float:
+        """Bytes/s of a large copy."""
+        from ...kernels.measure import copy_bandwidth
+
+        return copy_bandwidth(self._rig.device, 2**30 if self._rig.real else 2**22)
+
+    def check(self, op: str, shape: str, config: Mapping[str, Any]) -> dict[str, Any]:
+        """error_of_allowed: the worst difference to the reference over what rounding explains."""
+        from ...kernels.operation import Shape
+        from ...kernels.registry import operation
+        from ...kernels.variant import Config
+
+        problem = operation(op).problem(self._rig.policy, Shape.parse(shape), self._rig.device)
+        return {"error_of_allowed": problem.error(problem.run(Config.from_json(config)))}
+
+    def tune(self, op: str, shape: str, bandwidth: float, most: int | None) -> dict[str, Any]:
+        """The best config and what is known of it, or none; how many were tried, and which did not count."""
+        from ...kernels.operation import Shape
+        from ...kernels.registry import operation
+        from ...kernels.search import Trial, search
+
+        tried: list[Trial] = []
+        wanted, chosen = operation(op), Shape.parse(shape)
+        configs = wanted.configs(self._rig.policy, chosen)[:most]
+        entry = search(wanted, self._rig, chosen, bandwidth, configs, tried.append)
+        found = None if entry is None else {"config": entry.config.to_json(), **entry.facts}
+        excluded = [{"config": trial.config.to_json(), "why": trial.why} for trial in tried if trial.why]
+        return {"found": found, "tried": len(tried), "excluded": excluded}
+
+    def measure(self, name: str, op: str, shape: str, bandwidth: float) -> list[dict[str, Any]]:
+        """Rows of the benchmark. Raises AssertionError when the result is wrong."""
+        from ...kernels.bench import of_operation
+        from ...kernels.operation import Shape
+        from ...kernels.registry import operation
+        from .kernels import rows_of
+
+        return list(rows_of(name, of_operation(operation(op), self._rig, Shape.parse(shape)), bandwidth))
+
+    def usable(self) -> bool:
+        """Whether the device still answers: after some errors a process can launch nothing any more."""
+        import torch
+
+        if self._rig.real:
+            try:
+                torch.cuda.synchronize(self._rig.device)
+                torch.cuda.empty_cache()
+            except RuntimeError:
+                return False
+        return True
+
+
+def serve(tasks: Tasks) -> None:
+    """Until stdin ends, or the device is lost."""
+    for line in sys.stdin:
+        task = json.loads(line)
+        method = getattr(tasks, task.pop("do"))
+        try:
+            result = {"result": method(**task)}
+        except Exception as error:  # noqa: BLE001  what Triton's compiler and CUDA raise has no common kind
+            traceback.print_exc()
+            result = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
+        usable = tasks.usable()
+        answer({**result, "usable": usable})
+        if not usable:
+            return
+
+
+def main() -> None:
+    capability = sys.argv[1] if len(sys.argv) > 1 else ""
+    tasks = Tasks(rig_of(capability))
+    answer({"ready": True})
+    serve(tasks)
+
+
+if __name__ == "__main__":
+    main()

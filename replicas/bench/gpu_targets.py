@@ -1,0 +1,101 @@
+"""What the kernels are meant to reach on a GPU, and what of it a run has shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["TARGETS", "judge", "line"]
+
+Row = Mapping[str, Any]
+
+# Of int4 weights with their scales and zeros: gate and up as one, and down, from 7 billion parameters on.
+LARGE_BYTES = 30e6
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """what     in words
+    of       whether a row of the benchmark is concerned
+    value    of such a row; None where it has none, as without a peer
+    at_least what each of these rows must reach
+    """
+
+    what: str
+    of: Callable[[Row], bool]
+    value: Callable[[Row], float | None]
+    at_least: float
+
+
+def _int4(row: Row, tokens: range, *, large: bool) -> bool:
+    workload = row["workload"]
+    if not row["metric"].startswith("w4a16") or workload["m"] not in tokens:
+        return False
+    weights = workload["n"] * workload["k"]
+    return (weights / 2 + 3 * weights / workload["group"] >= LARGE_BYTES) is large
+
+
+def _bandwidth(row: Row) -> float:
+    return float(row["of_copy_bandwidth"])
+
+
+def _ratio(row: Row) -> float | None:
+    return None if row["ratio"] is None else float(row["ratio"])
+
+
+TARGETS = (
+    Target(
+        "int4 linear at 1 to 16 tokens, 30 MB of weights and more: share of the copy bandwidth",
+        lambda row: _int4(row, range(1, 17), large=True), _bandwidth, 0.65,
+    ),
+    Target(
+        "int4 linear at 1 to 16 tokens, smaller weights: share of the copy bandwidth",
+        lambda row: _int4(row, range(1, 17), large=False), _bandwidth, 0.35,
+    ),
+    Target(
+        "int4 linear at 1 token, 30 MB of weights and more: times torch.matmul",
+        lambda row: _int4(row, range(1, 2), large=True) and str(row["peer"]).startswith("torch.matmul"), _ratio, 3.0,
+    ),
+    Target(
+        "decode attention, context of 2,048 and more, batch of 8 and more: share of the copy bandwidth",
+        lambda row: row["metric"] == "attention_decode" and row["workload"]["context"] >= 2048
+        and row["workload"]["batch"] >= 8, _bandwidth, 0.7,
+    ),
+)  # fmt: skip
+
+
+def judge(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """For each target: how many cases, how many reach it, the least and whose. Not met where nothing was measured."""
+    found = []
+    for target in TARGETS:
+        values = {  # a case has a row for each peer
+            row["workload"]["case"]: value
+            for row in rows
+            if target.of(row) and (value := target.value(row)) is not None
+        }
+        worst = min(values, key=lambda case: values[case], default=None)
+        least = None if worst is None else values[worst]
+        found.append(
+            {
+                "target": target.what,
+                "at_least": target.at_least,
+                "cases": len(values),
+                "reached": sum(value >= target.at_least for value in values.values()),
+                "least": least,
+                "worst_case": worst,
+                "met": least is not None and least >= target.at_least,
+            }
+        )
+    return found
+
+
+def line(judged: Mapping[str, Any]) -> str:
+    """For people."""
+    if not judged["cases"]:
+        return f"not measured: {judged['target']}, at least {judged['at_least']:g}"
+    met = "met" if judged["met"] else "MISSED"
+    return (
+        f"{met}: {judged['target']}, at least {judged['at_least']:g}: {judged['reached']} of {judged['cases']} cases; "
+        f"the least {judged['least']:.2f}, {judged['worst_case']}"
+    )

@@ -1,0 +1,129 @@
+"""`motley bench gpu` as far as it goes without a GPU: all its steps rehearsed, and what a bad kernel does to it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from motley.kernels.registry import OPERATIONS
+from motley.replicas.bench import gpu
+from motley.replicas.bench.child import Child, ChildEnded, ChildSilent
+from motley.replicas.bench.gpu_targets import TARGETS, judge, line
+
+SUPPORT = Path(__file__).parents[1] / "support"
+
+
+def results(folder: Path) -> dict[str, Any]:
+    return {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
+
+
+@pytest.mark.parametrize("capability", ["6.1", "9.0"])
+def test_every_step_is_rehearsed(tmp_path: Path, capability: str) -> None:
+    assert gpu.run(tmp_path, seconds=1200, rehearse=capability)
+    found = results(tmp_path)
+    assert found.keys() == {"machine", "checks", "tuning", "kernels"}
+    assert all(each["complete"] and each["rehearsal"] for name, each in found.items() if name != "machine")
+    assert found["machine"]["machine"]["rehearsal"]
+    checks = found["checks"]
+    names = {row["op"] for row in checks["rows"]}
+    assert names | checks["refused"].keys() == {operation.name for operation in OPERATIONS}
+    assert all(row["error_of_allowed"] <= 1 for row in checks["rows"])
+    assert checks["compiled_ahead"]["failed"] == 0
+    tuned = found["tuning"]["rows"]
+    assert {row["op"] for row in tuned} == set(gpu.REHEARSED)
+    assert all(row["result"]["found"] and not row["result"]["excluded"] for row in tuned)
+    assert max(row["result"]["tried"] for row in tuned) == gpu.REHEARSED_CONFIGS
+    assert not (tmp_path / "tuned").exists(), "a stand-in's times are no measurement"
+    measured = {row["metric"].partition(" ")[0] for row in found["kernels"]["rows"]}
+    assert {"attention_decode", "rms_norm"} <= measured
+    assert len(found["kernels"]["targets"]) == len(TARGETS)
+
+
+def test_a_bad_kernel_fails_the_run_and_costs_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    faults = {"rms_norm": "wrong", "rotary": "die", "silu_mul": "lose", "add_rms_norm": "hang"}
+    monkeypatch.setenv("FAULTS", json.dumps(faults))
+    monkeypatch.setenv("PYTHONPATH", str(SUPPORT))
+    monkeypatch.setattr(gpu, "CHILD", "faulty_gpu_child")
+    monkeypatch.setattr(gpu, "TASK_S", 10.0)
+    monkeypatch.setattr(gpu, "REHEARSED", ())
+    monkeypatch.setattr(gpu, "REHEARSED_JOBS", 0)
+    # A good one last: it has the process that came after all those.
+    assert not gpu.run(tmp_path, seconds=1200, rehearse="6.1", ops=[*faults, "quantize_rows_int8"])
+    checks = results(tmp_path)["checks"]
+    assert {name.split()[0] for name in checks["failed"]} == faults.keys()
+    by_op = {row["op"]: row for row in checks["rows"]}
+    assert by_op["quantize_rows_int8"]["error_of_allowed"] <= 1
+    assert by_op["rms_norm"]["error_of_allowed"] == 1.5
+    assert "ended" in by_op["rotary"]["error"]
+    assert "illegal memory access" in by_op["silu_mul"]["error"]
+    assert "did not answer in time" in by_op["add_rms_norm"]["error"]
+
+
+def test_what_time_did_not_reach_is_counted_and_the_run_has_not_passed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu, "REHEARSED_JOBS", 0)
+    assert not gpu.run(tmp_path, seconds=0.01, rehearse="6.1", ops=["silu_mul"])
+    found = results(tmp_path)
+    assert found["checks"]["unreached"] > 0
+    assert not found["checks"]["complete"]
+    assert found["checks"]["rows"] == []
+
+
+def rows(**changed: Any) -> list[dict[str, Any]]:
+    """Two large layers and a small one at 1 token, and one attention."""
+    sizes = [(37_888, 3584, 0.7), (4096, 14_336, 0.8), (4096, 4096, 0.4)]
+    linears = [
+        {
+            "metric": "w4a16_gemv", "workload": {"case": f"linear {n} {k}", "m": 1, "n": n, "k": k, "group": 128},
+            "peer": peer, "ratio": ratio, "of_copy_bandwidth": share,
+        }
+        for (n, k, share), (peer, ratio) in itertools.product(sizes, [("torch.matmul bf16", 3.2), ("int4pack_mm", 0.5)])
+    ]  # fmt: skip
+    attention = {
+        "metric": "attention_decode", "workload": {"case": "attention", "batch": 8, "context": 2048},
+        "peer": "torch SDPA", "ratio": 1.1, "of_copy_bandwidth": 0.75,
+    }  # fmt: skip
+    return [*linears, attention | changed]
+
+
+def test_targets_are_judged_by_the_worst_case() -> None:
+    assert all(each["met"] for each in judge(rows()))
+    assert [each["cases"] for each in judge(rows())] == [2, 1, 2, 1]
+    worse = judge(rows(of_copy_bandwidth=0.69))
+    assert [each["met"] for each in worse] == [True, True, True, False]
+    assert worse[3]["worst_case"] == "attention"
+    assert "MISSED" in line(worse[3])
+    assert not any(each["met"] for each in judge([])), "what was not measured is not reached"
+    assert "not measured" in line(judge([])[0])
+
+
+def test_a_child_is_read_by_lines_and_ends_with_whatever_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "talker.py").write_text(
+        "import json, subprocess, sys\n"
+        "grandchild = subprocess.Popen(['sleep', '600'])\n"
+        "print('library noise')\n"
+        "print(json.dumps({'pid': grandchild.pid}), flush=True)\n"
+        "for line in sys.stdin:\n"
+        "    if json.loads(line) == 'end': sys.exit('last words')\n"
+        "    print(line.strip(), flush=True)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with Child("talker") as child:
+        pid = child.read(60)["pid"]
+        child.write({"n": 1})
+        child.write({"n": 2})
+        assert [child.read(60), child.read(60)] == [{"n": 1}, {"n": 2}]
+        with pytest.raises(ChildSilent):
+            child.read(0.05)
+        child.write("end")
+        with pytest.raises(ChildEnded, match="last words"):
+            child.read(60)
+    status = Path(f"/proc/{pid}/status")
+    assert not status.exists() or "State:\tZ" in status.read_text()
