@@ -17,11 +17,17 @@ MAX_TOKENS = 48
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """Where a running service is reached. `start_s`: seconds from the command to ready. `folder`: Ray's files."""
+    """Where a running service is reached.
+
+    proxy    what answers at these ports, such as "HAProxy 2.8.25"
+    start_s  seconds from the command to ready
+    folder   Ray's files
+    """
 
     model: str
     http: str
     grpc: str
+    proxy: str
     dashboard: str
     pid: int
     start_s: float
@@ -53,6 +59,7 @@ def show(endpoints: Endpoints, *, keys: bool = False) -> None:
 
   HTTP        {endpoints.http}/v1
   gRPC        {endpoints.grpc} (motley.v1.Inference)
+  proxy       {endpoints.proxy}
   dashboard   {endpoints.dashboard}
   logs        {endpoints.folder}/session_latest/logs
 

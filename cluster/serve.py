@@ -20,7 +20,7 @@ from ..replicas.loading import read_loading
 from ..replicas.servable import check_in_process
 from .access import check_access, choose_edge, choose_entrance, choose_inside
 from .edge.edge import Edge
-from .edge.haproxy import choose_haproxy
+from .edge.haproxy import choose_haproxy, proxy_name
 from .edge.inside import Inside
 from .edge.ports import bracketed, check_port
 from .folder import ray_folder, write_whole
@@ -92,7 +92,7 @@ def _run(options: ServeOptions, edge: Edge | None, folder: Path, make_worker: An
     began = time.monotonic()
     try:
         inside = choose_inside(options, edge)
-        endpoints = _start(options, inside, folder, make_worker, bar, began)
+        endpoints = _start(options, inside, folder, make_worker, bar, began, proxy_name(haproxy=edge is not None))
         if options.greet:
             greet(inside)
         show(endpoints, keys=options.api_keys is not None)
@@ -106,7 +106,9 @@ def _run(options: ServeOptions, edge: Edge | None, folder: Path, make_worker: An
         _stop(options.drain_s)
 
 
-def _start(options: ServeOptions, inside: Inside, folder: Path, make_worker: Any, bar: Bar, began: float) -> Endpoints:
+def _start(
+    options: ServeOptions, inside: Inside, folder: Path, make_worker: Any, bar: Bar, began: float, proxy: str
+) -> Endpoints:
     print("starting Ray", flush=True)
     from . import head  # imports ray.serve: after the settings
 
@@ -128,6 +130,7 @@ def _start(options: ServeOptions, inside: Inside, folder: Path, make_worker: Any
         model=name,
         http=f"{scheme}://{bracketed(options.host)}:{options.http_port}",
         grpc=f"{bracketed(options.host)}:{options.grpc_port}",
+        proxy=proxy,
         dashboard=f"http://{dashboard}",
         pid=os.getpid(),
         start_s=round(time.monotonic() - began, 1),

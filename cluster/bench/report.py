@@ -15,7 +15,8 @@ from .workload import Workload
 
 PACKAGES = ("motley", "ray", "grpcio", "protobuf", "aiohttp", "uvloop", "torch")
 BUSY = 0.9  # of a core: a client that uses more may be what was measured
-LATE_S = 0.005  # likewise one that sends later than this (99 of 100), if it is a tenth of the median TTFT too
+LATE_S = 0.005  # likewise one that sends later than this (99 of 100), if it is a tenth of the median TTFT too;
+# and one whose event loop is so late sees messages as late
 _TAIL = ("p50", "p90", "p99", "mean")
 
 Row = dict[str, Any]
@@ -57,6 +58,7 @@ def client(workload: Workload, outcome: Outcome) -> dict[str, Any]:
         "busy": round(outcome.busy, 3),
         "event_loop_late_p99_ms": round(outcome.lag_s * 1e3, 2),
         "sent_late_p99_ms": round(late_s * 1e3, 2),
+        "tails_include_client": outcome.lag_s > LATE_S,
         "limited": bool(reasons),
         "why": "; ".join(reasons),
     }
@@ -140,6 +142,11 @@ def text(report: dict[str, Any]) -> str:
         lines.append("  failed: " + ", ".join(f"{number} × {code}" for code, number in report["errors"].items()))
     if report["client"]["limited"]:
         lines.append(f"  LIMITED BY THE CLIENT: {report['client']['why']}")
+    if report["client"]["tails_include_client"]:
+        lines.append(
+            f"  the client's event loop was up to {report['client']['event_loop_late_p99_ms']:.0f} ms late "
+            "(99 times of 100): the longest times include that"
+        )
     return "\n".join(lines)
 
 

@@ -57,15 +57,18 @@ def run(plan: Plan, progress: Progress = lambda _: None) -> dict[str, Any]:
     before = machine()
     rows: list[Row] = []
     limits: list[dict[str, Any]] = []
+    proxies: set[str] = set()
     for part in (_null, *(_real(model) for model in plan.models)):
         found = part(plan, progress)
         rows += found.rows
         limits += found.clients
+        proxies.add(found.proxy)
     after = {"load_average_1min_after": round(os.getloadavg()[0], 2)}
     return {
         "bench": "service",
         "machine": before | after,
         "versions": versions(*report.PACKAGES),
+        "through": [*sorted(proxies), "ingress", "pool"],
         "settings": {
             "models": list(plan.models),
             "turns": plan.turns,
@@ -81,6 +84,7 @@ def run(plan: Plan, progress: Progress = lambda _: None) -> dict[str, Any]:
 class _Found:
     rows: list[Row]
     clients: list[dict[str, Any]]
+    proxy: str
 
 
 def _null(plan: Plan, progress: Progress) -> _Found:
@@ -88,7 +92,7 @@ def _null(plan: Plan, progress: Progress) -> _Found:
     with started(["demo", "--null-engine"]) as at, Bare(str(demo_path()), null=True) as bare, Child(PLAIN) as plain:
         grpc, http = inspect("grpc", at["grpc"]), inspect("http", at["http"])
         server = replace(grpc, target=plain.read()["target"])
-        bench = _Bench(plan, progress, null=True)
+        bench = _Bench(plan, progress, at["proxy"], null=True)
         sides: dict[str, Turn] = {
             "service": _over(grpc, plan),
             "bare worker": lambda workload: bare.run(workload, grpc.alphabet),
@@ -106,7 +110,7 @@ def _null(plan: Plan, progress: Progress) -> _Found:
         for concurrency in (1, NULL_STREAMS, UNARY):
             bench.compare(
                 f"{concurrency} unary", replace(unary, concurrency=concurrency),
-                {"service": _over(grpc, plan)} | plainly, {"requests": requests, "e2e": e2es},
+                sides | plainly, {"requests": requests, "e2e": e2es},
             )  # fmt: skip
     return bench.found
 
@@ -118,7 +122,7 @@ def _real(model: str) -> Callable[[Plan, Progress], _Found]:
         arguments = [folder, "--served-model-name", model, "--kv-memory", str(KV_BYTES)]
         with started(arguments) as at, Bare(folder, null=False) as bare:
             service = inspect("grpc", at["grpc"])
-            bench = _Bench(plan, progress, null=False)
+            bench = _Bench(plan, progress, at["proxy"], null=False)
             workload = Workload(concurrency=REAL_STREAMS, output_tokens=Lengths("fixed", 128))
             sides: dict[str, Turn] = {
                 "service": _over(service, plan),
@@ -135,13 +139,13 @@ def _over(service: Service, plan: Plan) -> Turn:
 
 
 class _Bench:
-    """Gathers rows. `null`: what is behind the service computes nothing."""
+    """Gathers rows. `null`: what is behind the service computes nothing. `proxy`: what stands before it."""
 
-    def __init__(self, plan: Plan, progress: Progress, *, null: bool) -> None:
+    def __init__(self, plan: Plan, progress: Progress, proxy: str, *, null: bool) -> None:
         self._plan = plan
         self._progress = progress
         self._null = null
-        self.found = _Found([], [])
+        self.found = _Found([], [], proxy)
 
     def compare(
         self, name: str, workload: Workload, sides: dict[str, Turn], metrics: dict[str, Callable[..., _Metric]]
@@ -244,6 +248,9 @@ def text(report: dict[str, Any]) -> str:
             tail.append(f"added {each['added']:,.2f} {each['unit']}")
         lines.append(line + "; ".join(tail))
     lines += [f"LIMITED BY THE CLIENT: {each['what']}: {each['why']}" for each in report["clients"] if each["limited"]]
+    late = [each["what"] for each in report["clients"] if each["tails_include_client"]]
+    lines += [f"the client's own lateness is part of the tails of: {', '.join(late)}"] if late else []
+    lines.append(f"through {', '.join(report['through'])}")
     machine_ = report["machine"]
     load = f"{machine_['load_average_1min']} before, {machine_['load_average_1min_after']} after"
     return "\n".join([*lines, f"{machine_['cores']} cores of {machine_['cpu']}, load average {load}"])

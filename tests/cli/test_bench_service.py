@@ -87,7 +87,7 @@ def test_sides_take_turns_and_are_set_beside_one_another() -> None:
         return take
 
     plan = suite.Plan(turns=3, seconds=2.0, warmup_s=0.0)
-    bench = suite._Bench(plan, lambda _: None, null=True)
+    bench = suite._Bench(plan, lambda _: None, "HAProxy", null=True)
     sides = {
         "service": side("service", outcome(800, 0.03), outcome(600, 0.02), outcome(1000, 0.01)),
         "bare": side("bare", *[outcome(1600, 0.005)] * 3),
@@ -107,7 +107,7 @@ def test_sides_take_turns_and_are_set_beside_one_another() -> None:
 
 @contextmanager
 def instead_of_a_service(service: FakeService) -> Iterator[dict[str, str]]:
-    yield {"grpc": service.grpc, "http": service.http}
+    yield {"grpc": service.grpc, "http": service.http, "proxy": "none"}
 
 
 def test_the_whole_report(
@@ -127,6 +127,8 @@ def test_the_whole_report(
     assert ("unloaded, streams", "ttft", "bare worker") in named
     assert ("16 streams", "messages", "plain grpc server") in named
     assert ("32 unary", "requests", "plain grpc server") in named
+    assert ("32 unary", "requests", "bare worker") in named
+    assert report["through"] == ["none", "ingress", "pool"]
     assert ("demo, 8 streams", "output", "bare worker") in named
     for row in report["rows"]:
         assert row["source"] == "measured"

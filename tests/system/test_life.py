@@ -182,5 +182,6 @@ def test_the_ready_file_says_where(service: Served) -> None:
     assert json.loads(json.dumps(service.endpoints)) == service.endpoints
     assert service.endpoints["pid"] == service.process.pid
     assert service.endpoints["model"] == "tiny"
+    assert service.endpoints["proxy"].startswith("HAProxy 2.")
     private = Path(service.endpoints["folder"]).parent
     assert private.stat().st_mode & 0o077 == 0, "sockets and logs are for nobody else"
