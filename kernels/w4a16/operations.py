@@ -9,23 +9,23 @@ w4a16_dequantize  written out in full, then torch.matmul      above the crossove
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 
 from ..devices import Device
 from ..dtypes import TORCH, UNIT, rounding
 from ..model_shapes import MODELS
-from ..operation import Launch, Operation, Problem, Shape
+from ..operation import Launch, Problem, Shape
 from ..precision import PrecisionPolicy
-from ..roofline import Linear, roofline
+from ..roofline import Linear
 from ..tuning import exact
 from ..variant import Config
 from ..weights import GroupedWeight
 from . import dequantize, gemm, gemv
 from .packed import PackedInt4, pack, unpack
 
-__all__ = ["OPERATIONS", "W4A16", "allowance", "kernel_for", "reference"]
+__all__ = ["OPERATIONS", "W4A16", "Kernel", "allowance", "kernel_for", "kernel_ranges", "reference"]
 
 GROUP = 128
 
@@ -62,7 +62,7 @@ class W4A16:
         self.name = name
         self._tokens = tokens
         self._run = run
-        self._unit = unit  # what terms are rounded by before they are summed
+        self.unit = unit  # what terms are rounded by before they are summed
 
     def refusal(self, policy: PrecisionPolicy) -> str:
         return ""
@@ -84,6 +84,10 @@ class W4A16:
     def _numbers(self, policy: PrecisionPolicy) -> tuple[int, ...]:
         return self._tokens
 
+    def launch(self, x: torch.Tensor, weight: PackedInt4, policy: PrecisionPolicy, config: Config) -> torch.Tensor:
+        """y; x [M, K] contiguous, in the order of the words' columns."""
+        return self._run(x, weight, policy, config)
+
     def work(self, policy: PrecisionPolicy, shape: Shape) -> Linear:
         return Linear(shape["m"], shape["n"], shape["k"], 4, shape["group"])
 
@@ -99,7 +103,7 @@ class W4A16:
         x = torch.randn((m, k), generator=generator, device=device, dtype=torch.float32).to(dtype)
 
         def error(found: torch.Tensor) -> float:
-            allowed = allowance(x, weight, self._unit(policy))
+            allowed = allowance(x, weight, self.unit(policy))
             return float(((found.double() - reference(x, weight)).abs() / allowed).max())
 
         dense: list[torch.Tensor] = []  # made when a peer is first measured
@@ -123,7 +127,7 @@ class W4A16:
         if policy.storage == "bf16":
             peers["int4pack_mm"] = int4pack
         return Problem(
-            lambda config: self._run(x, weight, policy, config), error, self.work(policy, shape), peers
+            lambda config: self.launch(x, weight, policy, config), error, self.work(policy, shape), peers
         )  # fmt: skip
 
 
@@ -202,15 +206,16 @@ def _matmul(x: torch.Tensor, weight: PackedInt4, policy: PrecisionPolicy, config
 GEMV = _Gemv("w4a16_gemv", (1, 2, 4, 8, 16, 32, 64), _gemv, lambda policy: gemv.HALF_UNIT * _in_half(policy))
 GEMM = _Gemm("w4a16_gemm", (1, 2, 4, 8, 16, 32, 64), _gemm, lambda policy: 0.0)
 DEQUANTIZE = _Dequantize("w4a16_dequantize", (256, 2048), _matmul, lambda policy: UNIT[TORCH[policy.compute]])
-OPERATIONS = (GEMV, GEMM, DEQUANTIZE)
+Kernel = _Gemv | _Gemm | _Dequantize
+OPERATIONS: tuple[Kernel, ...] = (GEMV, GEMM, DEQUANTIZE)
 
 
-def kernel_for(policy: PrecisionPolicy, shape: Shape, device: Device) -> tuple[Operation, str]:
+def kernel_for(policy: PrecisionPolicy, shape: Shape, device: Device) -> tuple[Kernel, str]:
     """Which of the three takes this shape on that device, and why.
 
     As measured on it, if more than one was for this very shape; else by what the roofline says of their arithmetic.
     """
-    times: dict[Operation, float] = {}
+    times: dict[Kernel, float] = {}
     for each in OPERATIONS:
         entry = exact(each, policy, shape, device.sms)
         if entry is not None and "microseconds" in entry.facts:
@@ -218,13 +223,34 @@ def kernel_for(policy: PrecisionPolicy, shape: Shape, device: Device) -> tuple[O
     if len(times) > 1:
         best = min(times, key=lambda each: times[each])
         return best, f"measured: {times[best]:.1f} us"
-    lanes_s = roofline(device, GEMV.work(policy, shape), "fp16" if _in_half(policy) else "fp32").seconds
+    lanes_s = _on_the_lanes(device, policy, shape)
     if policy.capability.bf16 and shape["m"] <= gemm.MAX_TOKENS:
         return GEMM, "tensor cores, and weights are read once, as they are held"
     full_s = _written_out(device, policy, shape)
     if shape["m"] <= gemv.MAX_TOKENS or lanes_s <= full_s:
         return GEMV, f"by the roofline {lanes_s * 1e6:.0f} us on the lanes, {full_s * 1e6:.0f} us written out"
     return DEQUANTIZE, f"by the roofline {full_s * 1e6:.0f} us written out, {lanes_s * 1e6:.0f} us on the lanes"
+
+
+def kernel_ranges(
+    policy: PrecisionPolicy, device: Device, n: int, k: int, group: int = GROUP, most: int = 2048
+) -> Iterator[tuple[int, int, Kernel, str]]:
+    """From one number of tokens to another, the kernel of a layer, and why at the first of them."""
+    first, known, why = 1, *kernel_for(policy, Shape.of(m=1, n=n, k=k, group=group), device)
+    for m in range(2, most + 1):
+        operation, reason = kernel_for(policy, Shape.of(m=m, n=n, k=k, group=group), device)
+        if operation is not known:
+            yield first, m - 1, known, why
+            first, known, why = m, operation, reason
+    yield first, most, known, why
+
+
+def _on_the_lanes(device: Device, policy: PrecisionPolicy, shape: Shape) -> float:
+    """Seconds of multiplying as weights are read, which they are once for each lot of tokens."""
+    work = GEMV.work(policy, shape)
+    lots = -(-work.m // gemv.MAX_TOKENS)
+    rate = device.rates["fp16" if _in_half(policy) else "fp32"]
+    return max(lots * work.bytes / device.bandwidth, work.operations / rate)
 
 
 def _written_out(device: Device, policy: PrecisionPolicy, shape: Shape) -> float:

@@ -128,13 +128,13 @@ def gpu_cases(
     """
     if unknown := [name for name in ops if name not in {each.name for each in OPERATIONS} | {"w4a16"}]:
         raise ValueError(f"op {unknown[0]}: expected w4a16 or some of {', '.join(each.name for each in OPERATIONS)}")
-    cases = []
+    cases: list[tuple[str, Operation, Shape]] = []
     for model in models if not ops or "w4a16" in ops else ():
         for layer, (n, k) in model.linears.items():
             for m in tokens:
                 shape = Shape.of(m=m, n=n, k=k, group=128)
-                operation, _ = kernel_for(rig.policy, shape, rig.about)
-                cases.append((f"{model.name} {layer} m={m}", operation, shape))
+                kernel, _ = kernel_for(rig.policy, shape, rig.about)
+                cases.append((f"{model.name} {layer} m={m}", kernel, shape))
     for operation in OPERATIONS:
         if (operation.name in ops or (not ops and operation not in INT4)) and not operation.refusal(rig.policy):
             shapes = operation.shapes(rig.policy) if rig.real else operation.small(rig.policy)[:1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -15,12 +16,14 @@ from motley.kernels.devices import Device
 from motley.kernels.dtypes import UNIT
 from motley.kernels.operation import Operation, Shape
 from motley.kernels.precision import policy_of
+from motley.kernels.rig import stand_in
 from motley.kernels.tuning import Entry, Table, write
 from motley.kernels.variant import Config
 from motley.kernels.w4a16 import dequantize
 from motley.kernels.w4a16 import gemm as w4a16_gemm
 from motley.kernels.w4a16 import gemv as w4a16_gemv
-from motley.kernels.w4a16.operations import OPERATIONS, allowance, kernel_for, reference
+from motley.kernels.w4a16.linear import Int4Linear
+from motley.kernels.w4a16.operations import OPERATIONS, allowance, kernel_for, kernel_ranges, reference
 from motley.kernels.w4a16.packed import PackedInt4, fuse, pack, unpack
 from motley.kernels.weights import GroupedWeight
 
@@ -182,7 +185,8 @@ def by_name(name: str) -> Device:
     ("name", "tokens", "expected"),
     [
         ("Tesla P40", 1, "w4a16_gemv"),
-        ("Tesla P40", 2048, "w4a16_gemv"),  # no tensor cores: writing the weights out gains nothing
+        ("Tesla P40", 64, "w4a16_gemv"),  # no tensor cores: written out, weights are moved eight times as bytes
+        ("Tesla P40", 2048, "w4a16_dequantize"),  # else they would be read again for every eight tokens
         ("Tesla T4", 16, "w4a16_gemv"),
         ("Tesla T4", 256, "w4a16_dequantize"),
         ("NVIDIA L4", 1, "w4a16_gemm"),
@@ -194,6 +198,49 @@ def test_the_kernel_by_the_number_of_tokens(name: str, tokens: int, expected: st
     device, shape = by_name(name), Shape.of(m=tokens, n=4096, k=4096, group=128)
     chosen, why = kernel_for(policy_of(*device.capability.version), shape, device)
     assert (chosen.name, "measured" in why) == (expected, False)
+
+
+def test_ranges_tell_the_kernel_of_every_number_of_tokens(folder: Path) -> None:
+    for device in DEVICES:
+        policy = policy_of(*device.capability.version)
+        ranges = list(kernel_ranges(policy, device, 4096, 4096, most=300))
+        assert ranges[0][0] == 1
+        assert ranges[-1][1] == 300
+        assert all(before[1] + 1 == after[0] for before, after in pairwise(ranges))
+        for first, last, operation, _ in ranges:
+            for m in {first, last}:
+                shape = Shape.of(m=m, n=4096, k=4096, group=128)
+                assert kernel_for(policy, shape, device)[0] is operation
+
+
+@pytest.mark.parametrize("capability", [(6, 1), (7, 5), (8, 0)])
+@pytest.mark.parametrize("group", [32, 256])
+@pytest.mark.parametrize("ordered", [True, False])
+def test_a_layer_is_what_its_checkpoint_says(capability: tuple[int, int], group: int, ordered: bool) -> None:
+    """Q, K and V as one, with biases, and with features in the order of their groups (GPTQ's desc_act) or not."""
+    rig = stand_in(capability)
+    order = None if ordered else torch.randperm(512)
+    parts = [
+        replace(weight(rows, 512, group), permutation=order, bias=torch.randn(rows).half()) for rows in (32, 16, 16)
+    ]
+    layer = Int4Linear(parts, rig)
+    dense = torch.cat([part.dequantize(torch.float64) for part in parts])
+    bias = torch.cat([part.bias for part in parts if part.bias is not None]).double()
+    fused = fuse([pack(part) for part in parts])
+    kernels = set()
+    for tokens in (0, 1, 3, 5, 9, 70, 300):
+        x = torch.randn(tokens, 512, dtype=torch.float16)
+        found = layer(x)
+        assert found.shape == (tokens, 64)
+        if tokens:
+            operation, config = layer.choice(tokens)
+            kernels.add(operation.name)
+            assert layer.choice(tokens)[1] is config, "looked up once"
+            allowed = allowance(x if order is None else x[:, order], fused, operation.unit(rig.policy))
+            assert ((found.double() - (x.double() @ dense.T + bias)).abs() <= allowed).all()
+    assert "w4a16_dequantize" in kernels
+    assert len(kernels) > 1
+    assert layer.nbytes == fused.nbytes
 
 
 def test_what_was_measured_decides(folder: Path) -> None:

@@ -104,9 +104,16 @@ def _said(choice: Unit | str | bool | None) -> str:
 
 
 def _operators(section: str, device: Device, policy: PrecisionPolicy) -> Iterator[Fact]:
+    from ..kernels.model_shapes import MODELS
     from ..kernels.registry import OPERATIONS
     from ..kernels.tuning import choose
+    from ..kernels.w4a16.operations import kernel_ranges
 
+    example = MODELS[1]
+    n, k = example.linears["gate_up"]
+    for first, last, kernel, why in kernel_ranges(policy, device, n, k):
+        tokens = f"{first} to {last}" if last > first else str(first)
+        yield Fact(section, "int4 layers", f"{tokens} tokens: {kernel.name}, {why} (gate and up of {example.name})")
     for operation in OPERATIONS:
         if why := operation.refusal(policy):
             yield Fact(section, operation.name, f"not used: {why}", "note")

@@ -1,0 +1,65 @@
+"""One int4 layer on one device: which kernel and which config, by the number of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ..operation import Shape
+from ..rig import Rig
+from ..tuning import choose
+from ..variant import Config
+from ..weights import GroupedWeight
+from .operations import Kernel, kernel_for
+from .packed import PackedInt4, fuse, pack
+
+__all__ = ["Int4Linear"]
+
+
+class Int4Linear:
+    """y [M, N] = x [M, K] @ w.T + bias in the dtype of x, for any M.
+
+    kernel  the operator's name in the tables, for one token
+    nbytes  of all that it holds
+    """
+
+    def __init__(self, weights: Sequence[GroupedWeight], rig: Rig) -> None:
+        """Weights of one input are one layer: Q, K and V, or gate and up. Raises ValueError as `pack` and `fuse` do."""
+        self._weight = _on(fuse([pack(weight) for weight in weights]), rig.device)
+        self._rig = rig
+        self._launches: dict[int, tuple[Kernel, Config]] = {}  # by M
+        self.kernel = self.choice(1)[0].name
+        self.nbytes = self._weight.nbytes
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        num_tokens = x.shape[0]
+        if not num_tokens:
+            return x.new_empty((0, self._weight.shape[0]))
+        if self._weight.permutation is not None:
+            x = x.index_select(1, self._weight.permutation)
+        operation, config = self.choice(num_tokens)
+        return operation.launch(x.contiguous(), self._weight, self._rig.policy, config)
+
+    def choice(self, num_tokens: int) -> tuple[Kernel, Config]:
+        """Looked up once for each number of tokens: a step must not read tables."""
+        found = self._launches.get(num_tokens)
+        if found is None:
+            num_rows, num_columns = self._weight.shape
+            shape = Shape.of(m=num_tokens, n=num_rows, k=num_columns, group=self._weight.group_size)
+            policy, about = self._rig.policy, self._rig.about
+            operation, _ = kernel_for(policy, shape, about)
+            found = operation, choose(operation, policy, shape, about.sms).config
+            self._launches[num_tokens] = found
+        return found
+
+
+def _on(weight: PackedInt4, device: torch.device) -> PackedInt4:
+    return PackedInt4(
+        weight.words.to(device),
+        weight.scales.to(device),
+        weight.zeros.to(device),
+        weight.group_size,
+        None if weight.permutation is None else weight.permutation.to(device),
+        None if weight.bias is None else weight.bias.to(device),
+    )
