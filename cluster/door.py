@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +15,7 @@ from ..replicas.limits import most_tokens
 from ..replicas.protocol import ModelInfo, Request
 from ..replicas.sampling_params import SamplingParams
 from ..replicas.seeds import fresh_seed
+from ..replicas.shown import shown
 from ..replicas.tokenizer import Tokenizer
 from ..replicas.tools import Tool
 from .ask import Admitted, Ask, Most
@@ -49,7 +49,9 @@ class Door:
     def check_model(self, name: str) -> None:
         if name and name != self.info.name:
             raise NotFound(
-                f"model: {name!r} is not served here; this is {self.info.name!r}", param="model", code="model_not_found"
+                f"model: {shown(name)} is not served here; this is {self.info.name!r}",
+                param="model",
+                code="model_not_found",
             )
 
     async def admit(self, ask: Ask, caller: Caller) -> Admitted:
@@ -142,7 +144,7 @@ class Door:
         for token_id in ids:
             if type(token_id) is not int or not 0 <= token_id < self.info.vocab_size:
                 raise InvalidRequest(
-                    f"{field}: {str(token_id)[:40]} is no token id; expected integers from 0 to "
+                    f"{field}: {shown(token_id)} is no token id; expected integers from 0 to "
                     f"{self.info.vocab_size - 1}",
                     param=field,
                     code="invalid_value",
@@ -216,7 +218,7 @@ def _in_wire_names(error: InvalidRequest, names: Mapping[str, str]) -> InvalidRe
 def _check_priority(priority: Any) -> None:
     if type(priority) is not int or not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
         raise InvalidRequest(
-            f"priority: {str(priority)[:40]!r} is not accepted; expected an integer of at most {MAX_PRIORITY}, "
+            f"priority: {shown(priority)} is not accepted; expected an integer of at most {MAX_PRIORITY}, "
             "or as far below 0",
             param="priority",
             code="invalid_value",
@@ -226,7 +228,7 @@ def _check_priority(priority: Any) -> None:
 def _check_timeout(timeout_s: Any) -> None:
     if timeout_s is None:
         return
-    if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or math.isnan(timeout_s):
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or timeout_s != timeout_s:  # NaN
         raise InvalidRequest("timeout_s: expected a number of seconds", param="timeout_s", code="invalid_value")
     if timeout_s <= 0:
         raise DeadlineExceeded("timeout_s: the time is already over", param="timeout_s")

@@ -9,7 +9,7 @@ from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
 
 from ..replicas.errors import EngineFault, InvalidRequest, MotleyError, NotFound, Overloaded, Unavailable
-from ..replicas.shown import shown
+from ..replicas.shown import MAX_CHARS, shown
 
 
 class MethodNotAllowed(MotleyError):
@@ -53,6 +53,7 @@ class UnsupportedMedia(MotleyError):
 
 
 def unknown_field(name: str) -> InvalidRequest:
+    name = name[:MAX_CHARS]
     return InvalidRequest(f"{name}: there is no such field", param=name, code="unknown_parameter")
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from .errors import InvalidRequest
 from .protocol import Request
 from .sampling_params import SamplingParams
+from .shown import shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +35,16 @@ class Limits:
                 raise InvalidRequest(message, param="output_ids", code="invalid_value")
 
     def _check_ids(self, name: str, token_ids: Sequence[int]) -> None:
-        for token_id in (min(token_ids, default=0), max(token_ids, default=0)):
-            if not 0 <= token_id < self.vocab_size:
-                message = f"{name}: token id {token_id} is not in the vocabulary of {self.vocab_size}"
-                raise InvalidRequest(message, param=name, code="invalid_value")
+        if set(map(type, token_ids)) <= {int}:
+            wrong = [one for one in (min(token_ids, default=0), max(token_ids, default=0)) if not self._has(one)]
+        else:  # True and 1.0 would pass for 1
+            wrong = [one for one in token_ids if type(one) is not int]
+        for token_id in wrong:
+            message = f"{name}: token id {shown(token_id)} is not in the vocabulary of {self.vocab_size}"
+            raise InvalidRequest(message, param=name, code="invalid_value")
+
+    def _has(self, token_id: int) -> bool:
+        return 0 <= token_id < self.vocab_size
 
 
 def most_tokens(sampling: SamplingParams, room: int, default: int | None = None) -> int:

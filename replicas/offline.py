@@ -18,6 +18,7 @@ from .plan import PlanItem, StepPlan
 from .protocol import Delta, FinishReason, ModelInfo, Pooling, PromptLogprob, Request, StreamMessage, TokenLogprob
 from .sampling_params import SamplingParams
 from .seeds import fresh_seed
+from .shown import shown
 from .turns import Turns
 
 Prompt = str | Sequence[int]
@@ -178,7 +179,7 @@ class Engine:
         if isinstance(prompt, str):
             if self._built.tokenizer is None:
                 raise InvalidRequest("prompt: this model has no tokenizer; give token ids", param="prompt")
-            prompt = self._built.tokenizer.encode(prompt)
+            prompt = self._built.tokenizer.encode(prompt, max_tokens=self.model.max_model_len)
         ids = _ids("prompt", prompt)
         if not ids:
             raise InvalidRequest("prompt: empty", param="prompt", code="invalid_value")
@@ -211,7 +212,7 @@ def _ids(name: str, given: object) -> tuple[int, ...]:
     """Token ids of a caller who may have mistaken a type. Tensors and arrays give theirs by tolist()."""
     given = given.tolist() if hasattr(given, "tolist") else given
     if not isinstance(given, list | tuple) or any(type(token) is not int for token in given):
-        message = f"{name}: {str(given)[:60]!r} is not accepted; expected text or a list of integer token ids"
+        message = f"{name}: {shown(given)} is not accepted; expected text or a list of integer token ids"
         raise InvalidRequest(message, param=name, code="invalid_value")
     return tuple(given)
 
@@ -221,7 +222,7 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
     if not isinstance(prompts, list | tuple):
-        message = f"prompts: {str(prompts)[:60]!r} is not accepted; expected text, token ids, or a list of either"
+        message = f"prompts: {shown(prompts)} is not accepted; expected text, token ids, or a list of either"
         raise InvalidRequest(message, param="prompts", code="invalid_value")
     if prompts and all(isinstance(item, int) for item in prompts):
         return [prompts]

@@ -17,6 +17,7 @@ from .protocol import TokenLogprob
 from .sampling_params import SamplingParams
 
 _COLDEST = 1e-6  # below this every draw is the most likely token already
+_SMALLEST = 1e-300  # likelier than that is the most likely token, which a nucleus always has
 _TOP_P_CANDIDATES = 1024  # a nucleus seldom has more
 
 
@@ -97,7 +98,9 @@ def _penalise(logits: torch.Tensor, spec: SampleSpec) -> None:
         seen = torch.unique(torch.cat([prompt, output]))
         values = logits[seen]
         penalty = params.repetition_penalty
-        logits[seen] = torch.where(values > 0, values / penalty, values * penalty)
+        # A tiny penalty must not make infinity: two of them would be infinity minus infinity in the draw.
+        scaled = torch.where(values > 0, values / penalty, values * penalty)
+        logits[seen] = scaled.clamp(max=torch.finfo(scaled.dtype).max / 2)
     ids, counts = torch.unique(output, return_counts=True)
     logits[ids] -= params.presence_penalty + params.frequency_penalty * counts.to(logits.dtype)
 
@@ -126,7 +129,7 @@ def _select(probs: torch.Tensor, ids: torch.Tensor | None, kept: torch.Tensor) -
 
 def _nucleus(probs: torch.Tensor, top_p: float) -> torch.Tensor:
     """Positions, ascending, of the most likely tokens up to and with the one that reaches top_p of what is left."""
-    target = top_p * float(probs.double().sum())
+    target = max(top_p * float(probs.double().sum()), _SMALLEST)  # of a tiny top_p the product is 0
     values, at = probs.topk(min(_TOP_P_CANDIDATES, probs.numel()))
     reached = values.double().cumsum(0)
     if reached[-1] < target and len(values) < probs.numel():

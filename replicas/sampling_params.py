@@ -163,5 +163,7 @@ def _logit_bias(bias: Any) -> dict[int, float]:
         token_id = int(key) if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 11 else key
         _integer("logit_bias", token_id, 0, 2**31 - 1)
         _number("logit_bias", value, -100.0, 100.0)
+        if token_id in checked:
+            raise _invalid("logit_bias", key, f"each token id once, and {token_id} was there before")
         checked[token_id] = float(value)
     return checked

@@ -12,7 +12,13 @@ Name = TypeVar("Name", bound=Hashable)
 MAX_CHARS = 80
 
 
+MAX_BITS = 10_000  # Python refuses to write out much longer integers
+
+
 class _Short(reprlib.Repr):
+    def repr_int(self, x: int, level: int) -> str:
+        return super().repr_int(x, level) if x.bit_length() <= MAX_BITS else f"an integer of {x.bit_length()} bits"
+
     def repr_dict(self, x: dict[Any, Any], level: int) -> str:
         """In the order it has: the library sorts all keys first."""
         if level <= 0 and x:

@@ -11,6 +11,7 @@ from ...replicas.errors import InvalidRequest, NotFound
 from ...replicas.sampling_params import SamplingParams
 from ...replicas.shown import shown
 from ..ask import Ask
+from ..door import MAX_TIMEOUT_S
 from ..errors import unknown_field
 from .constraints import CONSTRAINTS, constraint
 from .kserve_tensors import BOOL, BYTES, INT32, INT64, Tensor, bad_tensor, shown_shape
@@ -193,8 +194,8 @@ def _priority(level: Any) -> int:
 
 
 def _timeout_s(microseconds: Any) -> float | None:
-    if type(microseconds) is not int or microseconds < 0:
-        raise _bad_parameter("timeout", microseconds, "a number of microseconds")
+    if type(microseconds) is not int or not 0 <= microseconds <= MAX_TIMEOUT_S * 1e6:
+        raise _bad_parameter("timeout", microseconds, f"a number of microseconds, at most {MAX_TIMEOUT_S:.0f} seconds")
     return microseconds / 1e6 if microseconds else None
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import operator
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ...replicas.errors import InvalidRequest
+from ...replicas.shown import shown
 
 BYTES, BOOL, INT32, INT64, FP32 = "BYTES", "BOOL", "INT32", "INT64", "FP32"
 _FORMATS = {BOOL: "?", INT32: "i", INT64: "q", FP32: "f"}  # little-endian
@@ -34,14 +37,21 @@ def bad_tensor(name: str, what: str) -> InvalidRequest:
 
 def checked(name: str, datatype: str, shape: Sequence[int], elements: Elements) -> Tensor:
     """A tensor whose shape fits its elements. Raises InvalidRequest naming it."""
-    if any(size < 0 for size in shape) or math.prod(shape) != len(elements):
+    if any(size < 0 for size in shape) or _count(shape, len(elements)) != len(elements):
         raise bad_tensor(name, f"shape {shown_shape(shape)} does not fit its {len(elements)} elements")
     return Tensor(name, datatype, tuple(shape), elements)
 
 
+def _count(shape: Sequence[int], most: int) -> int:
+    """Elements of that shape, reckoned only until they are more than `most`: the product may be of any length."""
+    if 0 in shape:
+        return 0
+    counts = itertools.accumulate(shape, operator.mul, initial=1)
+    return next((count for count in counts if count > most), None) or math.prod(shape)
+
+
 def shown_shape(shape: Sequence[int]) -> str:
-    text = str(list(shape[:8]))
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    return shown(list(shape))
 
 
 def from_raw(name: str, datatype: str, data: bytes) -> Elements:

@@ -26,6 +26,7 @@ from .retry_after import add_metadata
 from .servicers import Malformed
 
 REQUEST_ID = "x-request-id"
+MAX_DETAILS = 500  # characters, each of up to 12 bytes on the wire: more than 8 KiB of metadata loses the whole status
 _UNITS_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -137,5 +138,6 @@ def _host(peer: str) -> str:
 
 def _set_status(context: Any, error: MotleyError) -> None:
     context.set_code(grpc.StatusCode[error.grpc_code])
-    context.set_details(error.message)
+    long = len(error.message) > MAX_DETAILS
+    context.set_details(error.message[:MAX_DETAILS] + "..." if long else error.message)
     add_metadata(context, error)
