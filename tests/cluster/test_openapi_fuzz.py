@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import schemathesis
-import uvicorn
 from echo_worker import EchoWorker
 from hypothesis import HealthCheck, settings
-from local_ingress import make_ingress
+from in_thread import in_thread
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
     negative_data_rejection,
@@ -42,31 +39,9 @@ schema = schemathesis.openapi.from_dict(document(OPERATIONS))
 
 @pytest.fixture(scope="module")
 def base_url(folder: Path) -> Iterator[str]:
-    """An ingress behind uvicorn, in a thread with a loop of its own: the fuzzer blocks this one."""
-    began: dict[str, Any] = {}
-    ready = threading.Event()
-
-    async def serve() -> None:
-        worker = EchoWorker(str(folder))
-        ingress = await make_ingress(folder, worker)
-        app = ingress.__serve_build_asgi_app__()
-        server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", lifespan="off"))
-        began.update(server=server, worker=worker)
-        serving = asyncio.create_task(server.serve())
-        while not server.started:
-            await asyncio.sleep(0.01)
-        began["port"] = server.servers[0].sockets[0].getsockname()[1]
-        ready.set()
-        await serving
-
-    thread = threading.Thread(target=asyncio.run, args=(serve(),))
-    thread.start()
-    assert ready.wait(60)
-    yield f"http://127.0.0.1:{began['port']}"
-    began["server"].should_exit = True
-    thread.join(30)
-    assert not thread.is_alive()
-    assert began["worker"].load().running == 0, "nothing was left behind"
+    """Of a thread of its own: the fuzzer blocks this one."""
+    with in_thread(folder, EchoWorker(str(folder))) as service:
+        yield f"http://127.0.0.1:{service.http_port}"
 
 
 @schema.parametrize()

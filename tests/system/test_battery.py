@@ -1,24 +1,37 @@
-"""One table of bad fields over every protocol of a live service: refused by name, and nothing else happens."""
+"""One table of bad requests over every protocol of a live service: refused by name, and nothing else happens."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import grpc
-import protocols_said as said
 import pytest
-from bad_requests import BAD_JSON_FIELDS, BAD_SAMPLING
+from bad_rows import (
+    CHATS,
+    EMBEDDINGS,
+    EVERYTHING,
+    NO_SAMPLING,
+    OVER_GRPC,
+    OVER_HTTP,
+    RESPONSES,
+    ROWS,
+    WIRES,
+    WITHOUT_END,
+    Elsewhere,
+)
+from protocols_said import Grpc, Http, Outcome, Protocol, Question, Unsayable, everything
 from served import Served
-from service_checkpoint import VOCABULARY
 
 from motley.client import Client
-from motley.replicas.limits import Limits
+from motley.replicas.offline import Engine
 
-CONTEXT = 65_536
-ABOUT_HTTP = {"stream", "stream_options", "echo", "user", "model", "priority", "timeout_s"}  # fields of the call
+ROOT = Path(__file__).parents[2]
+EMBEDS = EMBEDDINGS + NO_SAMPLING
 
 
-@pytest.fixture(autouse=True, scope="module")
+@pytest.fixture(autouse=True)
 def _nothing_else_happens(service: Served) -> Iterator[None]:
     """Same processes, same greedy answer, queues and KV as they were."""
     with Client(service.grpc) as client:
@@ -34,45 +47,96 @@ def _nothing_else_happens(service: Served) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def channel(service: Served) -> Iterator[grpc.Channel]:
-    with grpc.insecure_channel(service.grpc) as channel:
-        yield channel
+def engine(checkpoint: Path) -> Engine:
+    return Engine(checkpoint, kv_memory_bytes=2**26, threads=1)
 
 
-def _everything(service: Served, channel: grpc.Channel) -> dict[str, tuple[said.Say, str, int]]:
-    """Protocol -> how to ask, how it refuses, and for how many rows of the table it must have words."""
-    rows = len(BAD_SAMPLING)
-    return {
-        "openai completions": (said.openai_completions(service.http_port), "400", rows),
-        "openai chat": (said.openai_chat(service.http_port), "400", rows),
-        "kserve rest": (said.kserve_rest(service.http_port, "tiny"), "400", 20),
-        "motley.v1": (said.motley(channel), "INVALID_ARGUMENT", rows - 2),
-        "motley.v1 stream": (said.motley_stream(channel), "INVALID_ARGUMENT", rows - 2),
-        "kserve": (said.kserve(channel, "tiny"), "INVALID_ARGUMENT", 20),
-        "vllm": (said.vllm(channel), "INVALID_ARGUMENT", 18),
-        "python": (said.python(Limits(VOCABULARY, CONTEXT, (258,))), "InvalidRequest", rows),
-    }
+@pytest.fixture(scope="module")
+def protocols(service: Served, engine: Engine) -> Iterator[dict[str, Protocol]]:
+    options = [("grpc.max_send_message_length", -1)]
+    with grpc.insecure_channel(service.grpc, options=options) as channel:
+        yield {protocol.name: protocol for protocol in everything(service.http_port, channel, engine, "tiny")}
 
 
-def test_the_same_field_is_refused_by_the_same_name_everywhere(service: Served, channel: grpc.Channel) -> None:
+def seen(expected: Outcome, found: Outcome, protocol: Protocol, question: Question) -> Outcome:
+    """What is expected, as far as this protocol tells it."""
+    kind = expected.kind if protocol.tells_kind or expected.kind == "ok" or found.kind != "refused" else "refused"
+    code = expected.code if expected.code is not None and isinstance(protocol, Http) and found.code else found.code
+    param = "unknown" if found.param == "unknown" and expected.param in question.fields else expected.param
+    return Outcome(kind, param, code, found.said)
+
+
+def test_every_row_says_what_comes_over_every_protocol(protocols: dict[str, Protocol]) -> None:
+    assert set(protocols) == set(EVERYTHING)
     wrong = []
-    for protocol, (say, status, least) in _everything(service, channel).items():
-        found = [(fields, param, say(fields)) for fields, param in BAD_SAMPLING]
-        told = [row for row in found if row[2] is not None]
-        wrong += [(protocol, *row) for row in told if row[2] != said.Refusal(status, row[1])]
-        print(f"{protocol}: {len(told)} of {len(found)} rows can be said")
-        assert len(told) >= least, protocol
+    for row in ROWS:
+        for name, protocol in protocols.items():
+            try:
+                protocol.write(row.question)
+                reason = ""
+            except Unsayable as unsayable:
+                reason = str(unsayable)
+            if bool(reason) != isinstance(row.of(name), str):
+                wrong.append((row.what, name, reason or "can be asked", row.of(name)))
     assert not wrong
+    assert set(OVER_HTTP) == {name for name, one in protocols.items() if isinstance(one, Http)} - set(RESPONSES)
+    assert set(OVER_GRPC) == {name for name, one in protocols.items() if isinstance(one, Grpc)}
 
 
-def test_what_only_json_and_python_can_say(service: Served) -> None:
-    asks = {
-        "400": (said.openai_completions(service.http_port), said.openai_chat(service.http_port)),
-        "InvalidRequest": (said.python(Limits(VOCABULARY, CONTEXT, (258,))),),
-    }
-    rows = [(fields, param) for fields, param in BAD_JSON_FIELDS if not ABOUT_HTTP & set(fields)]
-    assert len(rows) >= 14
-    for status, ways in asks.items():
-        for say in ways:
-            for fields, param in rows:
-                assert say(fields) == said.Refusal(status, param), fields
+def test_what_is_tested_elsewhere_is() -> None:
+    named = {one for row in ROWS for one in map(row.of, EVERYTHING) if isinstance(one, Elsewhere)}
+    for elsewhere in {*named, *WITHOUT_END}:
+        file, _, name = elsewhere.test.partition("::")
+        assert f"def {name}(" in (ROOT / file).read_text(), elsewhere
+
+
+@pytest.mark.parametrize("name", EVERYTHING)
+def test_words(protocols: dict[str, Protocol], name: str) -> None:
+    protocol, wrong, asked = protocols[name], [], 0
+    for row in ROWS:
+        expected = row.of(name)
+        if not isinstance(expected, Outcome):
+            continue
+        asked += 1
+        found = protocol.ask(row.question)
+        if found != seen(expected, found, protocol, row.question):
+            wrong.append(f"{row.what}: {found} and not {expected}")
+    assert not wrong, "\n".join(wrong)
+    assert asked >= 10
+
+
+@pytest.mark.parametrize("name", [*OVER_HTTP, *RESPONSES, *OVER_GRPC])
+def test_bytes(protocols: dict[str, Protocol], name: str) -> None:
+    protocol, wrong = protocols[name], []
+    for row in WIRES:
+        if isinstance(protocol, Http):
+            how, expected = row.http, row.but.get(name, row.http_outcome)
+        else:
+            assert isinstance(protocol, Grpc)
+            how, expected = row.grpc, row.but.get(name, row.grpc_outcome)
+        if isinstance(how, str):
+            continue
+        found = how(protocol)
+        if found != seen(expected, found, protocol, Question()):
+            wrong.append(f"{row.what}: {found} and not {expected}")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("name", [*OVER_HTTP, *OVER_GRPC])
+def test_requests_of_one_id_at_the_same_time(protocols: dict[str, Protocol], name: str) -> None:
+    protocol = protocols[name]
+    sampling = {} if name in EMBEDS else {"temperature": 0.0, "max_tokens": 24, "ignore_eos": True}
+    questions = [Question(prompt(name), sampling=sampling, id="the same") for prompt in (one_prompt, another_prompt)]
+    alone = [protocol.ask(question) for question in questions]
+    assert [outcome.kind for outcome in alone] == ["ok", "ok"]
+    assert alone[0].said != alone[1].said
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(protocol.ask, questions * 4)) == alone * 4
+
+
+def one_prompt(name: str) -> str | list[int]:
+    return "one" if name in CHATS else [65, 66, 67]
+
+
+def another_prompt(name: str) -> str | list[int]:
+    return "quite another" if name in CHATS else [97] * 20

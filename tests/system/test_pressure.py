@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import struct
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ from motley.cluster.protos import inference_pb2_grpc
 READER_TIMEOUT_S = 2
 RUNNING, WAITING = 8, 16
 RESETS = 10_000
+CUTS = 400  # of connections over HTTP
 IDLE = 500
 COMPLETE_STREAM = "/motley.v1.Inference/CompleteStream"
 FLOOD: dict[str, Any] = {"max_tokens": 60_000, "ignore_eos": True, "n": 4}
@@ -251,6 +253,33 @@ def test_rapid_resets(pressed: Served, neighbour: Neighbour, report: Callable[[s
     pace = f"{neighbour.pace()}, refused {neighbour.refused} times"
     report(f"{done} resets in {time.monotonic() - began:.1f} s, {reached} of them of calls in the ingress: {pace}")
     baseline.check(report, f"{done} resets")
+
+
+def reset_in_the_middle(port: int, count: int) -> None:
+    """Connections cut without a word: within the head, within the body, behind it, and within the answer."""
+    body = json.dumps({"prompt": "abc", "stream": True, **FLOOD}).encode()
+    whole = head(port, "/v1/completions", body) + body
+    parts = (whole[:40], whole[: -len(body) // 2], whole, whole)
+    for number in range(count):
+        part = number % len(parts)
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+            connection.sendall(parts[part])
+            if part == len(parts) - 1:
+                assert connection.recv(64).startswith(b"HTTP/1.1 "), "a stream that has begun, or a refusal"
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close() is a reset
+
+
+def test_connections_cut_in_the_middle(pressed: Served, neighbour: Neighbour, report: Callable[[str], None]) -> None:
+    baseline = Baseline(pressed)
+    before, began = len(access_log(pressed)), time.monotonic()
+    with neighbour.beside():
+        reset_in_the_middle(pressed.http_port, CUTS)
+    pressed.wait_idle()
+    reached = len(access_log(pressed)) - before - len(neighbour.answers) - neighbour.refused
+    assert reached >= CUTS // 4, "calls that the ingress has begun"
+    pace = f"{neighbour.pace()}, refused {neighbour.refused} times"
+    report(f"{CUTS} connections cut in {time.monotonic() - began:.1f} s, {reached} of them of calls: {pace}")
+    baseline.check(report, f"{CUTS} cut connections")
 
 
 def test_overload(pressed: Served, report: Callable[[str], None]) -> None:
