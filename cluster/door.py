@@ -136,7 +136,11 @@ class Door:
         finally:
             self._at_work -= 1
 
-    def check_ids(self, field: str, ids: Sequence[Any]) -> tuple[int, ...]:
+    def check_ids(self, field: str, ids: Any) -> tuple[int, ...]:
+        if not isinstance(ids, list | tuple):
+            raise InvalidRequest(
+                f"{field}: {shown(ids)} is not accepted; expected text or token ids", param=field, code="invalid_value"
+            )
         if not ids:
             raise InvalidRequest(f"{field}: it is empty; give at least one token", param=field, code="invalid_value")
         if len(ids) > self.info.max_model_len:  # before each of them is looked at: there may be millions

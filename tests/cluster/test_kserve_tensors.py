@@ -44,3 +44,23 @@ def test_any_bytes_are_elements_or_refused_by_name(datatype: str, data: bytes, s
 def test_an_element_longer_than_the_rest() -> None:
     with pytest.raises(InvalidRequest, match="longer than what is left"):
         from_raw("x", "BYTES", struct.pack("<I", 2**32 - 1) + b"abc")
+
+
+class Size(int):
+    """Counts how often a product is made longer by one."""
+
+    made = 0
+
+    def __rmul__(self, other: int) -> int:
+        Size.made += 1
+        return int(other) * int(self)
+
+
+def test_a_shape_of_many_large_sizes_is_not_multiplied_out() -> None:
+    """A message of 8 MiB holds 900,000 of them: their product takes minutes, in which nobody is served."""
+    with pytest.raises(InvalidRequest, match="does not fit its 1 elements"):
+        checked("x", "INT64", [Size(2**63 - 1)] * 1000, [1])
+    assert Size.made <= 2
+    assert checked("x", "INT64", [2**62] * 9 + [0], []).elements == [], "none of anything is none"
+    with pytest.raises(InvalidRequest, match="does not fit its 2 elements"):
+        checked("x", "INT64", [1], [1, 2])

@@ -33,6 +33,11 @@ def test_large_values_are_cut(value: Any) -> None:
     assert len(shown(value)) <= MAX_CHARS
 
 
+def test_integers_that_python_does_not_write_out() -> None:
+    assert shown(10**5000) == "an integer of 16610 bits"
+    assert shown([-(10**5000)]) == "[an integer of 16610 bits]"
+
+
 def test_a_dict_keeps_its_order() -> None:
     assert shown({"b": 1, "a": None}) == "{'b': 1, 'a': None}"
 

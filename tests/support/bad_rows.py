@@ -235,6 +235,7 @@ def unknown(name: str, value: Any) -> Row:
     return Row(f"{name}, which there is not", Question(fields={name: value}), invalid(name), NOT_A_FIELD)
 
 
+ENDLESS = {"max_tokens": 60_000, "ignore_eos": True}
 NOT_TEXT = on((*MOTLEY, *MOTLEY_EMBED), NO_TYPE)
 FIELDS = [
     unknown("temprature", 0.5),
@@ -253,7 +254,7 @@ FIELDS = [
         on(KSERVE_REST + KSERVE, "whole microseconds") | NOT_A_FIELD),
     Row("timeout_s of 400 digits", Question(fields={"timeout_s": 10**400}), invalid("timeout_s"),
         NOT_TEXT | on(KSERVE, NO_TYPE) | NOT_A_FIELD),
-    Row("a deadline of 1 ms", Question(sampling={"max_tokens": 60_000}, fields={"timeout_s": 0.001}),
+    Row("a deadline of 1 ms", Question(sampling=ENDLESS, fields={"timeout_s": 0.001}),
         Outcome("deadline"), on(EMBEDDINGS, invalid("max_tokens")) | on(VLLM, invalid("timeout_s"))
         | on(NO_SAMPLING, NOT_SAMPLED) | NOT_A_FIELD),
 ]  # fmt: skip

@@ -24,7 +24,16 @@ NO_TYPE = "the type of the field holds no such value"
 NO_BYTES = "JSON is read as a whole: see the body that is not UTF-8"
 ABSENT = object()  # in place of a prompt: there is none
 UNKNOWN_FIELD = 999  # of every protobuf message: a number that none of ours has
-_KINDS = {200: "ok", 400: "invalid", 404: "not found", 405: "method", 413: "exhausted", 415: "media", 504: "deadline"}
+_KINDS = {
+    200: "ok",
+    500: "fault",
+    400: "invalid",
+    404: "not found",
+    405: "method",
+    413: "exhausted",
+    415: "media",
+    504: "deadline",
+}
 _CODES = {
     "OK": "ok",
     "INVALID_ARGUMENT": "invalid",
