@@ -1,55 +1,79 @@
-"""Random bytes to every unary and streaming RPC of every registered service: refused or answered, never a fault."""
+"""Whole messages, spoilt messages and noise to every RPC of every registered service: answered or refused."""
 
 from __future__ import annotations
 
-import asyncio
-import random
-from typing import Any
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import cast
 
 import grpc
 import pytest
+from any_messages import GARBAGE, AtOnce, spoilt, whole
 from google.protobuf.descriptor import MethodDescriptor
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from in_thread import in_thread
 
+from motley.cluster.protos import inference_pb2 as pb
+from motley.cluster.protos import inference_pb2_grpc
 from motley.cluster.web.servicers import SERVICES
 
 RPCS = [rpc for service in SERVICES for rpc in service.methods]
-ROUNDS = 30
-FAULTS = (grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNAVAILABLE)
-LONGEST_S = 20.0
+ENDLESS = ("Watch", "SubscribeKvEvents")  # which may have nothing to tell
+FAULTS = {
+    grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.DATA_LOSS,
+}  # fmt: skip
+NOT_A_MESSAGE = b"\xff\xff\xff"
+EXAMPLES, AT_ONCE = 60, 8  # and messages of each: three to eight
 
 
-def noise(rpc: MethodDescriptor) -> list[bytes]:
-    """Of any length; half of them begin as a field of the message does, so that some parse a good way."""
-    source = random.Random(rpc.full_name)
-    tags = [bytes([(field.number << 3 | kind) & 0x7F]) for field in rpc.input_type.fields for kind in (0, 1, 2, 5)]
-    found = [source.randbytes(source.choice((0, 1, 2, 5, 17, 300))) for _ in range(ROUNDS)]
-    return [source.choice(tags) + data if tags and index % 2 else data for index, data in enumerate(found)]
+@pytest.fixture(scope="module")
+def channel(folder: Path) -> Iterator[grpc.Channel]:
+    with in_thread(folder, AtOnce(str(folder))) as service, grpc.insecure_channel(service.grpc) as channel:
+        yield channel
 
 
-async def status_of(channel: grpc.aio.Channel, rpc: MethodDescriptor, data: bytes) -> grpc.StatusCode:
-    path = f"/{rpc.containing_service.full_name}/{rpc.name}"
-    if rpc.client_streaming:
-        call: Any = channel.stream_stream(path)(iter([data]))
-    else:
-        call = (channel.unary_stream if rpc.server_streaming else channel.unary_unary)(path)(data)
+@pytest.fixture(autouse=True)
+def _it_lives(channel: grpc.Channel) -> Iterator[None]:
+    request = pb.CompleteRequest(text="abc", sampling=pb.SamplingParams(n=2))
+    stub = inference_pb2_grpc.InferenceStub(channel)
+    before = stub.Complete(request).choices
+    yield
+    assert stub.Complete(request).choices == before
+
+
+def status_of(channel: grpc.Channel, rpc: MethodDescriptor, data: bytes) -> tuple[grpc.StatusCode, str]:
+    """The call is left after its first answers: some have no end."""
+    path, timeout = f"/{rpc.containing_service.full_name}/{rpc.name}", 0.05 if rpc.name in ENDLESS else 60
     try:
-        if rpc.server_streaming:
-            await asyncio.wait_for(call.read(), 0.5)
-            call.cancel()
+        if rpc.client_streaming:
+            replies = channel.stream_stream(path)(iter([data, data]), timeout=timeout)
+        elif rpc.server_streaming:
+            replies = channel.unary_stream(path)(data, timeout=timeout)
         else:
-            await call
-    except TimeoutError:  # a watch that has nothing to tell
-        call.cancel()
-        return grpc.StatusCode.OK
-    except grpc.aio.AioRpcError as error:
-        return error.code()
-    return grpc.StatusCode.OK
+            channel.unary_unary(path)(data, timeout=timeout)
+            return grpc.StatusCode.OK, ""
+        with suppress(StopIteration):
+            for _ in range(1 if rpc.name in ENDLESS else 300):
+                next(replies)
+        replies.cancel()
+    except grpc.RpcError as error:
+        call = cast(grpc.Call, error)
+        return call.code(), call.details() or ""
+    return grpc.StatusCode.OK, ""
 
 
 @pytest.mark.parametrize("rpc", RPCS, ids=lambda rpc: rpc.full_name)
-async def test_no_bytes_are_a_fault(grpc_target: str, rpc: MethodDescriptor) -> None:
-    async with grpc.aio.insecure_channel(grpc_target) as channel:
-        found = [await asyncio.wait_for(status_of(channel, rpc, data), LONGEST_S) for data in noise(rpc)]
-    assert not [status for status in found if status in FAULTS], [rpc.full_name, *found]
-    if rpc.input_type.fields:
-        assert grpc.StatusCode.INVALID_ARGUMENT in found, "bytes that are no message"
+def test_no_bytes_are_a_fault(channel: grpc.Channel, rpc: MethodDescriptor) -> None:
+    @given(messages=st.lists(whole(rpc.input_type) | spoilt(rpc.input_type) | GARBAGE, min_size=3, max_size=AT_ONCE))
+    @settings(max_examples=5 if rpc.name in ENDLESS else EXAMPLES, suppress_health_check=list(HealthCheck))
+    def ask(messages: list[bytes]) -> None:
+        for data in messages:
+            status, details = status_of(channel, rpc, data)
+            assert status not in FAULTS, (data, details)
+
+    ask()
+    status, details = status_of(channel, rpc, NOT_A_MESSAGE)
+    assert (status, "do not parse" in details) == (grpc.StatusCode.INVALID_ARGUMENT, True)

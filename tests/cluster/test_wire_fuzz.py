@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from echo_worker import EchoWorker
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from any_messages import FLOATS, INTEGERS, TEXT, WORDS, AtOnce, fields_of
 from google.protobuf.message import Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,75 +18,11 @@ from local_ingress import make_ingress
 from motley.cluster.caller import Caller
 from motley.cluster.protocols import kserve_json, kserve_wire
 from motley.cluster.protocols.kserve_ask import INPUTS
-from motley.cluster.protocols.kserve_reply import OUTPUTS
 from motley.cluster.protos import kserve_pb2, vllm_common_pb2, vllm_engine_pb2
 from motley.cluster.web.servicers import Malformed, parse
 from motley.replicas.errors import DeadlineExceeded, InvalidRequest, MotleyError, NotFound
-from motley.replicas.protocol import Delta, FinishReason, Request, StreamMessage
 
 EXPECTED = (InvalidRequest, NotFound, DeadlineExceeded)
-NAMES = [*INPUTS, *OUTPUTS, "temperature", "n", "stop", "logprobs", "max_tokens", "seed", "json_schema", "regex", "x"]
-WORDS = st.sampled_from([*NAMES, "BYTES", "INT32", "INT64", "BOOL", "FP32", "echo", "1", "[1]", "{}", "", "é", "\0"])
-INTEGERS = st.sampled_from([0, 1, 2, -1, 5, 64, 2**31 - 1, -(2**31), 2**32 - 1, 2**63 - 1, -(2**63), 2**64 - 1])
-FLOATS = st.sampled_from([0.0, 1.0, 0.5, -1.0, float("nan"), float("inf"), 1e-30, 3e38])
-RANGES = {
-    FieldDescriptor.CPPTYPE_INT32: (-(2**31), 2**31 - 1),
-    FieldDescriptor.CPPTYPE_UINT32: (0, 2**32 - 1),
-    FieldDescriptor.CPPTYPE_INT64: (-(2**63), 2**63 - 1),
-    FieldDescriptor.CPPTYPE_UINT64: (0, 2**64 - 1),
-}
-
-
-def scalars(field: FieldDescriptor) -> st.SearchStrategy[Any]:
-    if field.cpp_type in RANGES:
-        low, high = RANGES[field.cpp_type]
-        return INTEGERS.filter(lambda value: low <= value <= high)
-    if field.cpp_type == FieldDescriptor.CPPTYPE_BOOL:
-        return st.booleans()
-    if field.cpp_type == FieldDescriptor.CPPTYPE_ENUM:
-        return st.sampled_from([value.number for value in field.enum_type.values])
-    if field.cpp_type in (FieldDescriptor.CPPTYPE_FLOAT, FieldDescriptor.CPPTYPE_DOUBLE):
-        return FLOATS
-    return WORDS if field.type == FieldDescriptor.TYPE_STRING else st.binary(max_size=12)
-
-
-@st.composite
-def fields_of(draw: st.DrawFn, descriptor: Descriptor) -> dict[str, Any]:
-    """Constructor arguments of a message with any of its fields, of each oneof at most one."""
-    chosen = (
-        draw(st.lists(st.sampled_from(list(descriptor.fields)), unique_by=group, max_size=8))
-        if descriptor.fields
-        else []
-    )
-    return {field.name: draw(values(field)) for field in chosen}
-
-
-def group(field: FieldDescriptor) -> str:
-    oneof = field.containing_oneof
-    return field.name if oneof is None else oneof.full_name
-
-
-def values(field: FieldDescriptor) -> st.SearchStrategy[Any]:
-    kind = field.message_type
-    if kind is not None and kind.GetOptions().map_entry:
-        key, value = kind.fields_by_name["key"], kind.fields_by_name["value"]
-        return st.dictionaries(scalars(key), single(value), max_size=3)
-    return st.lists(single(field), max_size=3) if field.is_repeated else single(field)
-
-
-def single(field: FieldDescriptor) -> st.SearchStrategy[Any]:
-    return scalars(field) if field.message_type is None else fields_of(field.message_type)
-
-
-class AtOnce(EchoWorker):
-    """Every choice is one token."""
-
-    async def generate(self, request: Request) -> AsyncGenerator[StreamMessage, None]:
-        yield StreamMessage(
-            tuple(Delta(i, (65,), "A", None, FinishReason.LENGTH) for i in range(request.sampling.n)),
-            cached_tokens=0,
-            embedding=(1.0, 0.0) if request.pooling else None,
-        )
 
 
 class Service:
@@ -120,9 +55,6 @@ def at_once(folder: Path) -> Iterator[Service]:
 
 async def drained(stream: AsyncGenerator[Any, None]) -> list[Any]:
     return [item async for item in stream]
-
-
-TEXT = {"name": "text_input", "datatype": "BYTES", "shape": [1], "contents": {"bytes_contents": [b"ab"]}}
 
 
 def with_prompt(fields: dict[str, Any], prompt: dict[str, Any], *others: str) -> dict[str, Any]:
