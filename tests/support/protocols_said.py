@@ -26,7 +26,6 @@ ABSENT = object()  # in place of a prompt: there is none
 UNKNOWN_FIELD = 999  # of every protobuf message: a number that none of ours has
 _KINDS = {
     200: "ok",
-    500: "fault",
     400: "invalid",
     404: "not found",
     405: "method",
@@ -171,9 +170,9 @@ class Http(Protocol):
 
     def _refused(self, status: int, error: Any) -> Outcome:
         if isinstance(error, str):  # KServe's errors are a text alone
-            return Outcome(_KINDS[status], self.of_message(error))
+            return Outcome(_KINDS.get(status, str(status)), self.of_message(error))
         assert set(error) == {"message", "type", "param", "code"}
-        kind = "deadline" if error["type"] == "timeout_error" else _KINDS[status]
+        kind = "deadline" if error["type"] == "timeout_error" else _KINDS.get(status, str(status))
         return Outcome(kind, self.param(error["param"] or ""), error["code"])
 
     def said(self, content: Any) -> tuple[Any, ...]:
@@ -545,7 +544,7 @@ class Python(Protocol):
                 )
             return Outcome("ok", said=("".join(delta.text for delta in engine.stream(request.prompt, sampling)),))
         except MotleyError as error:
-            return Outcome(_CODES[error.grpc_code], error.param or "", error.code)
+            return Outcome(_CODES.get(error.grpc_code, error.grpc_code), error.param or "", error.code)
 
 
 def everything(http_port: int, channel: grpc.Channel, engine: Engine | None, model: str) -> Iterator[Protocol]:

@@ -126,7 +126,7 @@ def test_bytes(protocols: dict[str, Protocol], name: str) -> None:
 def test_requests_of_one_id_at_the_same_time(protocols: dict[str, Protocol], name: str) -> None:
     protocol = protocols[name]
     sampling = {} if name in EMBEDS else {"temperature": 0.0, "max_tokens": 24, "ignore_eos": True}
-    questions = [Question(prompt(name), sampling=sampling, id="the same") for prompt in (one_prompt, another_prompt)]
+    questions = [Question(prompt(name), sampling=sampling, id="the-same") for prompt in (one_prompt, another_prompt)]
     alone = [protocol.ask(question) for question in questions]
     assert [outcome.kind for outcome in alone] == ["ok", "ok"]
     assert alone[0].said != alone[1].said
