@@ -1,0 +1,33 @@
+"""Configs of launches, each looked up once: a step must not read tables."""
+
+from __future__ import annotations
+
+from ..operation import Shape
+from ..registry import operation
+from ..rig import Rig
+from ..tuning import choose
+from ..variant import Config
+
+__all__ = ["Configs", "rounded"]
+
+
+class Configs:
+    """By operator and shape, as the tables of that rig have them."""
+
+    def __init__(self, rig: Rig) -> None:
+        self._rig = rig
+        self._known: dict[tuple[str, tuple[tuple[str, int | str], ...]], Config] = {}
+
+    def of(self, name: str, **fields: int | str) -> Config:
+        """Numbers that change with every step come `rounded`, or there would be no end to them."""
+        key = name, tuple(fields.items())
+        found = self._known.get(key)
+        if found is None:
+            found = choose(operation(name), self._rig.policy, Shape.of(**fields), self._rig.about.sms).config
+            self._known[key] = found
+        return found
+
+
+def rounded(number: int) -> int:
+    """Up to a power of two."""
+    return 1 << max(0, number - 1).bit_length()

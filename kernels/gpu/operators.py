@@ -1,0 +1,167 @@
+"""The operators on a GPU: each a kernel of ours with the config that the tables have for it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from ..attention.common import HEAD_DIMS
+from ..attention.decode import decode_attention
+from ..attention.prefill import prefill_attention
+from ..batch import StepBatch
+from ..contract import Linear, Numerics, Role
+from ..dtypes import TORCH
+from ..kv_cache import KvCache
+from ..pointwise import activation, norm, rotary
+from ..rig import Rig
+from ..w4a16.linear import Int4Linear
+from ..weights import DenseWeight, GroupedWeight, Weight
+from .configs import Configs, rounded
+from .linear import DenseLinear, Int8Linear
+
+__all__ = ["GpuOps"]
+
+
+@dataclass(frozen=True, slots=True)
+class _OnDevice:
+    """What kernels read of a step, once a step and not once a layer.
+
+    context_lens  int32 [S]
+    query_starts  int32 [S - num_decodes + 1], of the sequences with several new tokens, from 0
+    max_new       of these the most new tokens
+    """
+
+    context_lens: torch.Tensor
+    query_starts: torch.Tensor
+    max_new: int
+
+
+class GpuOps:
+    """Implements `ops.Ops` with Triton. KV in the dtype of activations."""
+
+    numerics: Numerics = "fast"
+    torch_threads = 1
+
+    def __init__(self, rig: Rig) -> None:
+        self.device = rig.device
+        self.dtype = TORCH[rig.policy.storage]
+        self._rig = rig
+        self._configs = Configs(rig)
+        self._choices: dict[str, str] = {}
+        self.choices: Mapping[str, str] = self._choices
+        self._last: tuple[StepBatch, _OnDevice] | None = None
+
+    @property
+    def arithmetic(self) -> str:
+        return f"gpu-{self._rig.policy.capability}-{self._rig.policy.storage}-{self.numerics}"
+
+    def linear(self, weight: Weight, role: Role = "layer") -> Linear:
+        if role == "layer" and isinstance(weight, GroupedWeight):
+            try:
+                return self._told(weight, self._grouped(weight))
+            except ValueError as error:  # a shape or a capability that the kernels do not take
+                self._choices[f"{role}, int{weight.bits}"] = f"written out: {error}"
+        dense = weight if isinstance(weight, DenseWeight) else _dense(weight)
+        made = DenseLinear(dense, self._rig, torch.float32 if role == "head" else None)
+        self._choices.setdefault(f"{role}, dense", made.kernel)
+        return made
+
+    def allocate_kv(self, num_layers: int, num_blocks: int, num_kv_heads: int, head_dim: int) -> list[torch.Tensor]:
+        if head_dim not in HEAD_DIMS:
+            raise ValueError(f"head_dim: {head_dim} has no kernel; expected one of {HEAD_DIMS}")
+        sizes = (num_blocks, num_kv_heads, head_dim, self.dtype, self.device)
+        return [KvCache.allocate(*sizes).data for _ in range(num_layers)]
+
+    def write_kv(self, k: torch.Tensor, v: torch.Tensor, cache: torch.Tensor, batch: StepBatch) -> None:
+        config = self._configs.of("write_kv", **self._sizes(k, k), kv="half")
+        rotary.write_kv(k, v, KvCache(cache), batch.slots, config)
+
+    def rotary_write(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        cache: torch.Tensor,
+        batch: StepBatch,
+    ) -> torch.Tensor:
+        config = self._configs.of("rotary_write", **self._sizes(q, k), kv="half")
+        return rotary.rotary_write(q, k, v, cos, sin, KvCache(cache), batch.slots, config)
+
+    def rotary(
+        self, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return rotary.rotary(q, k, cos, sin, self._configs.of("rotary", **self._sizes(q, k), kv="none"))
+
+    def attention(
+        self, q: torch.Tensor, cache: torch.Tensor, batch: StepBatch, scale: float, window: int | None
+    ) -> torch.Tensor:
+        """Sequences with one new token by the decode kernel, the others by that of prefill."""
+        kv, here, q = KvCache(cache), self._on_device(batch), q.contiguous()
+        out, decodes, tables = torch.empty_like(q), batch.num_decodes, batch.block_tables
+        sizes: dict[str, int | str] = {
+            "heads": q.shape[1], "kv_heads": cache.shape[2], "dim": q.shape[2], "window": window or 0,
+            "kv": self._rig.policy.storage,
+        }  # fmt: skip
+        if decodes:
+            context = rounded(max(batch.context_lens[:decodes]))
+            config = self._configs.of("attention_decode", batch=rounded(decodes), context=context, **sizes)
+            decode_attention(
+                q[:decodes], kv, tables[:decodes], here.context_lens[:decodes], scale, window,
+                self._rig.policy.attention, config, out[:decodes],
+            )  # fmt: skip
+        if decodes < batch.num_sequences:
+            context, count = rounded(max(batch.context_lens[decodes:])), rounded(batch.num_sequences - decodes)
+            config = self._configs.of(
+                "attention_prefill", batch=count, context=context, new=rounded(here.max_new), **sizes
+            )
+            prefill_attention(
+                q[decodes:], kv, tables[decodes:], here.query_starts, here.context_lens[decodes:], here.max_new, scale,
+                window, config, out[decodes:],
+            )  # fmt: skip
+        return out
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        if x.dim() == 3:
+            config = self._configs.of("head_rms_norm", d=x.shape[2], h=x.shape[1], t=rounded(x.shape[0]))
+        else:
+            config = self._configs.of("rms_norm", n=x.shape[-1], t=rounded(x.numel() // x.shape[-1]))
+        return norm.rms_norm(x, weight, eps, config)
+
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        config = self._configs.of("add_rms_norm", n=x.shape[-1], t=rounded(x.shape[0]))
+        return norm.add_rms_norm(x, residual, weight, eps, config)
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        config = self._configs.of("silu_mul", n=gate_up.shape[1] // 2, t=rounded(gate_up.shape[0]))
+        return activation.silu_mul(gate_up, config)
+
+    def _grouped(self, weight: GroupedWeight) -> Linear:
+        return Int4Linear([weight], self._rig) if weight.bits == 4 else Int8Linear(weight, self._rig, self._configs)
+
+    def _told(self, weight: GroupedWeight, made: Linear) -> Linear:
+        self._choices.setdefault(f"layer, int{weight.bits}", made.kernel)
+        return made
+
+    def _sizes(self, q: torch.Tensor, k: torch.Tensor) -> dict[str, int]:
+        return {"d": k.shape[2], "h": q.shape[1], "kh": k.shape[1], "t": rounded(k.shape[0])}
+
+    def _on_device(self, batch: StepBatch) -> _OnDevice:
+        if self._last is None or self._last[0] is not batch:
+            starts = batch.query_starts[batch.num_decodes :]
+            numbers = [*batch.context_lens, *(start - starts[0] for start in starts)]
+            both = torch.tensor(numbers, dtype=torch.int32).to(self.device, non_blocking=True)
+            lengths, begins = both[: batch.num_sequences], both[batch.num_sequences :]
+            new = [after - before for before, after in itertools.pairwise(starts)]
+            self._last = batch, _OnDevice(lengths, begins, max(new, default=0))
+        return self._last[1]
+
+
+def _dense(weight: GroupedWeight) -> DenseWeight:
+    return DenseWeight(weight.dequantize(), weight.bias)

@@ -1,0 +1,113 @@
+"""The engine on the operators of GPUs, computed by Triton's interpreter in fp16, beside the CPU's in fp32."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gptq_files import build_gptq
+
+from motley.kernels.gpu import configs
+from motley.kernels.gpu.operators import GpuOps
+from motley.kernels.rig import stand_in
+from motley.kernels.w4a16 import linear
+from motley.replicas import build
+from motley.replicas.offline import Engine
+from motley.replicas.sampling_params import SamplingParams
+
+# The least that int4 tiles hold.
+SHAPE = {
+    "hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 64,
+}  # fmt: skip
+PROMPTS = [[3, 141, 59, 26, 5], list(range(40, 60))]
+
+
+@contextmanager
+def on_gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> Iterator[GpuOps]:
+    """Engines that are built inside compute as that capability would."""
+    ops = GpuOps(stand_in(capability))
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "for_device", lambda *_, **__: ops)
+        yield ops
+
+
+def answers(engine: Engine, **sampling: Any) -> list[Any]:
+    params = SamplingParams(**{"max_tokens": 3, "temperature": 0.0, "logprobs": 3, "ignore_eos": True, **sampling})
+    return [output for result in engine.generate(PROMPTS, params) for output in result.outputs]
+
+
+def distance(found: list[Any], expected: list[Any]) -> float:
+    """The largest difference of a log-probability, of tokens up to where texts part."""
+    most = 0.0
+    for one, other in zip(found, expected, strict=True):
+        for mine, theirs in zip(one.logprobs, other.logprobs, strict=True):
+            if mine.token_id != theirs.token_id:
+                break
+            most = max(most, abs(mine.logprob - theirs.logprob))
+    return most
+
+
+@pytest.mark.parametrize(
+    ("family", "flavour", "capability"),
+    [
+        ("qwen2", {"bits": 4, "desc_act": True}, (6, 1)),  # biases, and features in the order of their groups
+        ("qwen3", {"bits": 4, "group_size": 128}, (8, 0)),  # heads are normalised
+        ("mistral", {"bits": 4, "sliding_window": 16}, (7, 5)),
+        ("llama", {"bits": 8}, (6, 1)),
+    ],
+)
+def test_greedy_texts_are_those_of_the_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, flavour: dict[str, Any], capability: tuple[int, int]
+) -> None:
+    folder = build_gptq(tmp_path, family, **{**SHAPE, **flavour})
+    expected = answers(Engine(folder, dtype="float32", threads=1))
+    with on_gpu(monkeypatch, capability):
+        found = answers(Engine(folder, dtype="float16", threads=1))
+    assert [output.token_ids for output in found] == [output.token_ids for output in expected]
+    # fp16 rounds eight times finer than bf16, in which the CPU's engine computes; W8A8 has a rounding of its own.
+    if flavour["bits"] == 4:
+        assert distance(found, expected) < 0.5 * distance(
+            answers(Engine(folder, dtype="bfloat16", threads=1)), expected
+        )
+
+
+def test_a_prompt_in_parts_beside_one_that_decodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both attention kernels in a step, tables that begin anywhere; and the second time no table is read."""
+    folder = build_gptq(tmp_path, "qwen2", **SHAPE)
+    expected = answers(Engine(folder, dtype="float32", threads=1), max_tokens=3)
+
+    def again(*_: Any) -> None:
+        raise AssertionError("a table was read in a step that is like one before")
+
+    with on_gpu(monkeypatch, (8, 0)):
+        engine = Engine(folder, dtype="float16", threads=1, max_batch_tokens=16, max_running=8, reuse_prefixes=False)
+        assert [each.token_ids for each in answers(engine, max_tokens=3)] == [each.token_ids for each in expected]
+        monkeypatch.setattr(configs, "choose", again)
+        monkeypatch.setattr(linear, "choose", again)
+        assert [each.token_ids for each in answers(engine, max_tokens=3)] == [each.token_ids for each in expected]
+
+
+def test_what_kernels_do_not_take_is_written_out_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A K that is no multiple of a tile; int8 on a capability without dp4a."""
+    narrow = build_gptq(tmp_path / "narrow", "llama", **{**SHAPE, "hidden_size": 96})
+    expected = answers(Engine(narrow, dtype="float32", threads=1), max_tokens=1)
+    with on_gpu(monkeypatch, (8, 0)) as ops:
+        found = answers(Engine(narrow, dtype="float16", threads=1), max_tokens=1)
+        assert "written out: int4 tiles take" in ops.choices["layer, int4"]
+    assert [each.token_ids for each in found] == [each.token_ids for each in expected]
+    eight = build_gptq(tmp_path / "eight", "llama", bits=8, **SHAPE)
+    with on_gpu(monkeypatch, (6, 0)) as ops:
+        Engine(eight, dtype="float16", threads=1)
+        assert "written out: int8: not on 6.0" in ops.choices["layer, int8"]
+    odd = build_gptq(tmp_path / "odd", "llama", **{**SHAPE, "head_dim": 32})
+    with on_gpu(monkeypatch, (8, 0)), pytest.raises(ValueError, match="head_dim: 32 has no kernel"):
+        Engine(odd, dtype="float16", threads=1)
+
+
+def test_the_dtype_is_that_of_the_policy() -> None:
+    assert GpuOps(stand_in((6, 1))).dtype == torch.float16
