@@ -39,6 +39,7 @@ __all__ = [
     "gemm_block",
     "gemm_grid",
     "gemm_variant",
+    "in_panels",
     "products",
     "small_to_float",
 ]
@@ -85,6 +86,15 @@ def four(values):
 def beside(first, second, third, fourth):
     """[T, 4] of four [T]."""
     return tl.reshape(tl.join(tl.join(first, third), tl.join(second, fourth)), (first.shape[0], 4))
+
+
+@triton.jit
+def in_panels(block, row, K, PANEL: tl.constexpr):
+    """Where the first words of rows block + row .. + 3 are, [T, 4] of row [T]: both in fours, `block` in one panel."""
+    start = (block // PANEL).to(tl.int64) * (K // 4) * PANEL + block % PANEL
+    place = start + row[:, None] + tl.arange(0, 4)[None, :]
+    # Said, since Triton 3.7 does not find it out: it would load word by word and pass them through shared memory
+    return tl.max_contiguous(tl.multiple_of(place, (1, 4)), (1, 4))
 
 
 @triton.jit
@@ -149,8 +159,8 @@ def _gemm(
     column = tl.arange(0, 4)[None, :]
     m = (warp // WARPS_N * 4 + lane // 8) * 4
     n = (warp % WARPS_N * 8 + lane % 8) * 4
-    x += (block_m // PANEL).to(tl.int64) * (K // 4) * PANEL + block_m % PANEL + m[:, None] + column
-    w += (block_n // PANEL).to(tl.int64) * (K // 4) * PANEL + block_n % PANEL + n[:, None] + column
+    x += in_panels(block_m, m, K, PANEL)
+    w += in_panels(block_n, n, K, PANEL)
     m += block_m
     n += block_n
     totals = ()

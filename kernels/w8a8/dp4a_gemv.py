@@ -17,7 +17,7 @@ import triton.language as tl
 
 from ..dtypes import type_name
 from ..variant import Config, Variant
-from .dp4a import PTX, beside, dp4a_variant, four, products, small_to_float
+from .dp4a import PTX, beside, dp4a_variant, four, in_panels, products, small_to_float
 from .packed import PanelsInt8
 from .quantize_rows import QuantizedRows
 
@@ -46,7 +46,7 @@ def _gemv(
     at_k = thread // LANES_N * 4  # words
     n = thread % LANES_N * 4
     block_n = tl.program_id(0) * BLOCK_N
-    w += (block_n // PANEL).to(tl.int64) * (K // 4) * PANEL + block_n % PANEL + n[:, None] + column
+    w += in_panels(block_n, n, K, PANEL)
     n += block_n
     totals, ones = (), ()
     for _ in tl.static_range(4 * M):

@@ -19,7 +19,7 @@ import torch
 from ..dtypes import TORCH, rounding, smallest
 from ..model_shapes import MODELS
 from ..operation import Launch, Problem, Shape
-from ..precision import PrecisionPolicy, triton_has
+from ..precision import PrecisionPolicy
 from ..roofline import Linear, Op
 from ..variant import Config
 from ..weights import GroupedWeight
@@ -112,7 +112,7 @@ class W8A8:
             variant = dp4a_gemv.gemv_variant(half, m, config, scales=half, group=shape["group"], zeros=zeros, ptx=True)
             return (Launch(variant, dp4a_gemv.gemv_grid(n, config), "dp4a.s32.s32"),)
         variant = dp4a.gemm_variant(half, config, scales=half, group=shape["group"], zeros=zeros, ptx=True)
-        return (Launch(variant, dp4a.gemm_grid(m, n, config), "dp4a.s32.s32", share=_share()),)
+        return (Launch(variant, dp4a.gemm_grid(m, n, config), "dp4a.s32.s32", share=0.5),)
 
     def work(self, policy: PrecisionPolicy, shape: Shape) -> Op:
         return Linear(shape["m"], shape["n"], shape["k"], 8, shape["group"] or shape["k"], "int8")
@@ -167,11 +167,6 @@ def product_error(x: QuantizedRows, weight: GroupedWeight, found: torch.Tensor) 
 
 def _by_dp4a(policy: PrecisionPolicy) -> bool:
     return policy.int8 is not None and policy.int8.arithmetic == "dp4a"
-
-
-def _share() -> float:
-    """Of the inner loop of many rows that is to be dp4a; few rows wait for memory. 3.7 writes more around them."""
-    return 0.5 if triton_has((3, 8)) else 0.35
 
 
 def _gemv_configs() -> tuple[Config, ...]:

@@ -24,5 +24,5 @@ def told(version: tuple[int, int], m: int, group: int) -> dict[str, object]:
 if __name__ == "__main__":
     for version in ((6, 1), (7, 0), (7, 5)):
         for m in (16, 32, 256):
-            for group in (0, 128):
+            for group in (0, 32):
                 print(json.dumps(told(version, m, group)))
