@@ -19,10 +19,11 @@ from .precision import triton_has
 from .variant import Variant
 
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
-_INSTRUCTION = re.compile(r"^\s*(?:@!?%p\d+ )?([a-z][a-z0-9_.:]*(?:\.[a-z0-9_:]+)*)\s", re.MULTILINE)
+_INSTRUCTION = re.compile(r"(?:^|[;{])\s*(?:@!?%?\w+\s+)?([a-z][A-Za-z0-9_.:]*)\s", re.MULTILINE)
 _LABEL = re.compile(r"^\s*(\$\w+):", re.MULTILINE)
 _BRANCH = re.compile(r"\bbra(?:\.uni)?\s+(\$\w+);")
-_HALF = re.compile(r"(fma|mul|add|sub|min|max|neg|abs)\.(\w+\.)*b?f16(x2)?$")
+# Whatever has a half in its name computes in halves, but for moves and for conversions to and from other types.
+_HALF = re.compile(r"(?!(?:cvt|mov|ld|st)\.).*\.b?f16(?:x2)?(?:\.|$)|cvt\..*\.b?f16(?:x2)?\.b?f16(?:x2)?$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +51,8 @@ class Compiled:
         """PTX instructions by full name, as often as they are written."""
         return Counter(_INSTRUCTION.findall(self.ptx))
 
-    def inner_loop(self) -> Counter[str]:
-        """PTX instructions of the largest loop that has no loop in it, as `mix`; empty without a loop.
+    def inner_loops(self) -> tuple[Counter[str], ...]:
+        """PTX instructions of each loop that has no loop in it, as `mix`, the largest first.
 
         A loop is what lies between a label and the last branch back to it.
         """
@@ -63,10 +64,14 @@ class Compiled:
                 ends[start] = max(ends.get(start, 0), branch.end())
         bodies = [self.ptx[start:end] for start, end in ends.items() if not any(start < other < end for other in ends)]
         counted = (Counter(_INSTRUCTION.findall(body)) for body in bodies)
-        return max(counted, key=lambda mix: sum(mix.values()), default=Counter())
+        return tuple(sorted(counted, key=Counter.total, reverse=True))
+
+    def inner_loop(self) -> Counter[str]:
+        """The largest of them; empty without a loop."""
+        return next(iter(self.inner_loops()), Counter())
 
     def half_arithmetic(self) -> Counter[str]:
-        """Of these, arithmetic in half precision, which runs at a 64th of the fp32 rate on 6.1."""
+        """Of `mix`, arithmetic in half precision, which runs at a 64th of the fp32 rate on 6.1."""
         mix = self.mix()
         return Counter({name: count for name, count in mix.items() if _HALF.match(name)})
 

@@ -60,9 +60,11 @@ class Launch:
     """One kernel of an operator.
 
     grid         blocks in each dimension
-    instruction  what its inner product must have become, such as "mma.sync"; empty where there is no product
+    instruction  what its inner product must have become, in PTX and by its full name, with "*" for any size, such as
+                 "wgmma.mma_async.sync.aligned.m64n*k16.f32.bf16.bf16"; empty where there is no product
     moved        bytes that it reads or writes beyond the operator's own, such as partial sums
     share        of the instructions of the inner loop, so many at least must be `instruction`
+    loops        that must each have it: the largest ones that have no loop in them
     """
 
     variant: Variant
@@ -70,6 +72,7 @@ class Launch:
     instruction: str = ""
     moved: int = 0
     share: float = 0.0
+    loops: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import Literal
 
@@ -21,11 +21,34 @@ Accumulate = Literal["fp32", "fp16 within a group, fp32 across"]
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Which arithmetic a linear layer runs on, whose kernel does it, and the instruction that shows in its PTX."""
+    """Which arithmetic a linear layer runs on, whose kernel does it, and the instruction that does the product."""
 
     arithmetic: Arithmetic
     through: Literal["Triton", "cuBLAS"]
     instruction: str
+
+    @property
+    def ptx(self) -> str:
+        """The full name of that instruction in the PTX of a kernel of Triton's; "*" stands for any size."""
+        return _PTX.get((self.instruction, self.arithmetic), self.instruction)
+
+    def of_rows(self, rows: int, capability: Capability) -> Unit:
+        """What a product of so many rows has: mma.sync where they are too few for the capability's instruction."""
+        return replace(self, instruction="mma.sync") if rows < capability.instruction_rows else self
+
+
+_PTX: Mapping[tuple[str, str], str] = {
+    ("fma.rn.f32", "fp32"): "fma.rn.f32*",  # or .f32x2
+    ("mma.sync", "tensor-bf16"): "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",
+    ("mma.sync", "tensor-int8"): "mma.sync.aligned.m16n8k32.row.col.satfinite.s32.s8.s8.s32",
+    ("mma.sync", "tensor-fp8"): "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32",
+    ("wgmma", "tensor-bf16"): "wgmma.mma_async.sync.aligned.m64n*k16.f32.bf16.bf16",
+    ("wgmma", "tensor-int8"): "wgmma.mma_async.sync.aligned.m64n*k32.s32.s8.s8",
+    ("wgmma", "tensor-fp8"): "wgmma.mma_async.sync.aligned.m64n*k32.f32.e4m3.e4m3",
+    ("tcgen05", "tensor-bf16"): "tcgen05.mma.cta_group::1.kind::f16",
+    ("tcgen05", "tensor-int8"): "tcgen05.mma.cta_group::1.kind::i8",
+    ("tcgen05", "tensor-fp8"): "tcgen05.mma.cta_group::1.kind::f8f6f4",
+}
 
 
 @dataclass(frozen=True, slots=True)

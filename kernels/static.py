@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 from .aot import Compiled
 from .devices import Device
@@ -46,10 +47,17 @@ def fault(policy: PrecisionPolicy, launch: Launch, compiled: Compiled) -> str:
         return f"no block fits an SM: {compiled.threads} threads of {compiled.registers} registers"
     if chip.version == (6, 1) and compiled.half_arithmetic():
         return f"half-precision arithmetic, at a 64th of the rate: {dict(compiled.half_arithmetic())}"
-    if launch.instruction and not any(name.startswith(launch.instruction) for name in compiled.mix()):
-        return f"no {launch.instruction}"
-    loop = compiled.inner_loop()
-    share = sum(count for name, count in loop.items() if name.startswith(launch.instruction)) / max(1, loop.total())
+    return _product_fault(launch, compiled) if launch.instruction else ""
+
+
+def _product_fault(launch: Launch, compiled: Compiled) -> str:
+    """In the inner loops alone: what is done once says nothing of what is done for each step of K."""
+    loops = compiled.inner_loops()[: launch.loops]
+    products = [sum(count for name, count in loop.items() if fnmatchcase(name, launch.instruction)) for loop in loops]
+    if len(loops) < launch.loops or not all(products):
+        found = sum(map(bool, products))
+        return f"no {launch.instruction} in {launch.loops - found} of {launch.loops} inner loops"
+    share = min(count / loop.total() for count, loop in zip(products, loops, strict=True))
     if share < launch.share:
         return f"{launch.instruction} is {share:.0%} of the inner loop, of {launch.share:.0%} at least"
     return ""

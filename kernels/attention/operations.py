@@ -62,7 +62,7 @@ class DecodeOperation:
             variant = packed_variant(heads, config)
             launch = Launch(variant, first, _instruction(policy, variant))
         else:
-            launch = Launch(per_head_variant(heads, config), first, policy.attention_unit.instruction)
+            launch = Launch(per_head_variant(heads, config), first, policy.attention_unit.ptx)
         splits = config.number("SPLITS")
         if splits == 1:
             return (launch,)
@@ -113,7 +113,8 @@ class PrefillOperation:
     def launches(self, policy: PrecisionPolicy, shape: Shape, config: Config) -> tuple[Launch, ...]:
         heads = _heads(policy, shape)
         variant = prefill_variant(heads, config)
-        return (Launch(variant, grid(heads, config, shape["batch"], shape["new"]), _instruction(policy, variant)),)
+        blocks, loops = grid(heads, config, shape["batch"], shape["new"]), 1 if heads.windowed else 2
+        return (Launch(variant, blocks, _instruction(policy, variant), loops=loops),)
 
     def work(self, policy: PrecisionPolicy, shape: Shape) -> PrefillAttention:
         """With a window somewhat more than there is: the first of the new tokens see fewer old ones."""
@@ -183,9 +184,9 @@ def _kv_bytes(shape: Shape) -> int:
 
 
 def _instruction(policy: PrecisionPolicy, variant: Variant) -> str:
-    if variant.all_constants["ROWS"] < policy.capability.instruction_rows:  # type: ignore[operator]
-        return "mma.sync"
-    return policy.attention_unit.instruction
+    rows = variant.all_constants["ROWS"]
+    assert isinstance(rows, int)
+    return policy.attention_unit.of_rows(rows, policy.capability).ptx
 
 
 def _batch(

@@ -150,7 +150,7 @@ class _Gemv(W4A16):
         half = policy.storage
         tokens = gemv.tokens_at_once(shape["m"])
         variant = gemv.gemv_variant(half, tokens, shape["group"], config, scales=half, bias=None, half=_in_half(policy))
-        product = "fma.rn.f16x2" if _in_half(policy) else "fma.rn.f32"
+        product = "fma.rn.f16x2" if _in_half(policy) else "fma.rn.f32*"  # from 10.0 two at a time: .f32x2
         return (Launch(variant, gemv.gemv_grid(shape["m"], shape["n"], config), product),)
 
 
@@ -172,7 +172,7 @@ class _Gemm(W4A16):
         half = policy.storage
         variants = gemm.gemm_variants(half, shape["group"], config, scales=half, bias=None, ptx=True)
         grids = gemm.gemm_grids(shape["m"], shape["n"], config)
-        instruction = policy.prefill.instruction if config["BLOCK_N"] >= 64 else policy.decode.instruction
+        instruction = policy.prefill.of_rows(config["BLOCK_N"], policy.capability).ptx
         moved = 4 * config["SPLITS"] * shape["m"] * shape["n"] if len(variants) > 1 else 0
         return tuple(map(Launch, variants, grids, (instruction, ""), (moved, moved)))
 

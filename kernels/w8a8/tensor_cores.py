@@ -206,10 +206,10 @@ def multiply(x: QuantizedRows, weight: Rows8, dtype: torch.dtype, config: Config
 def launches(
     policy: PrecisionPolicy, num_tokens: int, num_rows: int, config: Config, made: tuple[Variant, ...], *, fp8: bool
 ) -> tuple[Launch, ...]:
-    """Of the variants. The product is mma.sync where its rows are too few for what the capability has otherwise."""
+    """Of the variants."""
     unit = policy.fp8 if fp8 else policy.int8
     rows = config["BLOCK_N" if config["SWAP"] else "BLOCK_M"]
-    instruction = "mma.sync" if unit is None or rows < policy.capability.instruction_rows else unit.instruction
+    instruction = "" if unit is None else unit.of_rows(rows, policy.capability).ptx
     blocks, adding = grids(num_tokens, num_rows, config)
     if len(made) == 1:
         return (Launch(made[0], blocks, instruction),)

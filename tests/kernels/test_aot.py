@@ -22,7 +22,7 @@ from motley.kernels.static import fault
 from motley.kernels.variant import Config, Variant
 
 SCRIPT = Path(__file__).resolve().parents[1] / "support" / "compile_kernels.py"
-CAPABILITIES = (61, 75, 80, 90)  # the matrix of `make test` has all of them
+CAPABILITIES = (61, 75, 80, 90, 100)  # the matrix of `make test` has all of them
 
 Results = dict[int, dict[str, list[dict[str, Any]]]]
 
@@ -44,7 +44,7 @@ def compiled() -> Results:
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_nothing_is_wrong_with_the_int4_kernels(compiled: Results, capability: int) -> None:
     expected = {"w4a16_gemv", "w4a16_dequantize", *(["w4a16_gemm"] if capability >= 80 else [])}
-    assert compiled[capability].keys() - {"half twin"} == expected
+    assert {op for op in compiled[capability] if "twin" not in op and "product" not in op} == expected
     for op in expected:
         assert [result["fault"] for result in compiled[capability][op]] == [""] * len(compiled[capability][op])
 
@@ -72,9 +72,28 @@ def test_the_story_of_half_precision_on_pascal(compiled: Results, report: Callab
     assert 32 <= ratio <= 64
 
 
+@pytest.mark.parametrize(
+    ("capability", "instruction"),
+    [(80, "mma.sync.aligned.m16n8k16.row.col.f32.bf16"), (90, "wgmma.mma_async.sync"), (100, "tcgen05.mma.cta_group")],
+)
+def test_a_matrix_instruction_counts_in_the_loop_alone(compiled: Results, capability: int, instruction: str) -> None:
+    """Twins that have it elsewhere, an instruction for fewer rows, or one of other operands."""
+    twins = {op: results[0] for op, results in compiled[capability].items() if op.startswith("product")}
+    assert twins.pop("product in the loop")["fault"] == ""
+    after = twins["product after the loop"]
+    assert any(name.startswith(instruction) for name in after["mix"])
+    assert any(name.startswith("fma.rn.") for name in after["loop"])
+    assert len(twins) == (2 if capability == 80 else 3)
+    for name, twin in twins.items():
+        assert twin["loop"], name
+        assert twin["fault"].startswith(f"no {instruction}"), name
+        assert twin["fault"].endswith("in 1 of 1 inner loops"), name
+
+
 CONFIG = Config.of(4)
 VARIANT = Variant("some", None, (), (), CONFIG)
-GOOD = Compiled("some", (6, 1), 64, 0, 1024, 128, 0.1, ptx="    fma.rn.f32  %f1, %f2, %f3, %f4;\n")
+LOOP = "$L{0}:\n    fma.rn.f32  %f1, %f2, %f3, %f4;\n    {1}\n    @%p1 bra $L{0};\n"
+GOOD = Compiled("some", (6, 1), 64, 0, 1024, 128, 0.1, ptx=LOOP.format(1, ""))
 
 
 @pytest.mark.parametrize(
@@ -85,15 +104,53 @@ GOOD = Compiled("some", (6, 1), 64, 0, 1024, 128, 0.1, ptx="    fma.rn.f32  %f1,
         ({"shared": 48 * 1024 + 1}, "", "49153 bytes of shared memory, of 49152"),
         ({"registers": 255, "threads": 512}, "", "no block fits an SM"),
         ({}, "dp4a.s32.s32", "no dp4a.s32.s32"),
-        ({"ptx": "    mul.f16x2  %r1, %r2, %r3;\n"}, "", "half-precision arithmetic"),
-        ({"ptx": "    @%p1 add.rn.f16  %r1, %r2, %r3;\n"}, "", "half-precision arithmetic"),
-        ({"ptx": "    cvt.f32.f16  %f1, %rs1;\n"}, "", ""),
+        ({"ptx": "    fma.rn.f32  %f1, %f2, %f3, %f4;\n"}, "fma.rn.f32", "no fma.rn.f32 in 1 of 1"),
+        ({"ptx": LOOP.format(1, "") + "    dp4a.s32.s32  %r1, %r2, %r3, %r4;\n"}, "dp4a.s32.s32", "no dp4a.s32.s32"),
+        ({}, "fma.*.f32", ""),
+        ({}, "fma.rn", "no fma.rn in"),
     ],
 )
 def test_what_is_wrong_with_a_kernel(change: dict[str, Any], instruction: str, told: str) -> None:
     found = fault(policy_of(6, 1), Launch(VARIANT, (1,), instruction), replace(GOOD, **change))
     assert found.startswith(told)
     assert bool(found) == bool(told)
+
+
+@pytest.mark.parametrize(("loops", "told"), [(1, ""), (2, ""), (3, "no fma.rn.f32 in 1 of 3 inner loops")])
+def test_every_loop_that_should_have_a_product_has_it(loops: int, told: str) -> None:
+    ptx = (
+        LOOP.format(1, "") + LOOP.format(2, "add.s32 %r1, %r2, %r3;") + "$L3:\n    add.s32 %r1, %r2, %r3;\n bra $L3;\n"
+    )
+    assert fault(policy_of(6, 1), Launch(VARIANT, (1,), "fma.rn.f32", loops=loops), replace(GOOD, ptx=ptx)) == told
+
+
+@pytest.mark.parametrize(
+    "instruction",
+    [
+        "fma.rn.f16", "fma.rn.relu.bf16x2", "mul.f16x2", "add.rn.f16", "sub.bf16", "neg.f16x2", "abs.bf16", "min.f16",
+        "max.NaN.f16x2", "ex2.approx.f16", "ex2.approx.ftz.bf16x2", "tanh.approx.f16x2", "setp.lt.f16",
+        "setp.gt.and.bf16x2", "set.eq.f16.f16", "set.lt.f32.f16", "div.full.f16", "cvt.rmi.f16.f16",
+        "red.global.add.noftz.f16x2", "atom.global.add.noftz.f16",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    "line", ["    {} %r1, %r2;\n", "    @%p1 {} %r1, %r2;\n", "{{ .reg .b32 a; @!wanted {} %r1, a; }}\n"]
+)
+def test_arithmetic_in_halves_is_found(instruction: str, line: str) -> None:
+    compiled = replace(GOOD, ptx=GOOD.ptx + line.format(instruction))
+    assert dict(compiled.half_arithmetic()) == {instruction: 1}
+    assert fault(policy_of(6, 1), Launch(VARIANT, (1,)), compiled).startswith("half-precision arithmetic")
+
+
+@pytest.mark.parametrize(
+    "instruction",
+    ["cvt.f32.f16", "cvt.rn.f16.f32", "cvt.rn.bf16x2.f32", "cvt.rni.s32.f16", "mov.b16", "ld.global.b16",
+     "st.shared.v2.b16", "fma.rn.f32", "max.f32", "setp.lt.f32", "prmt.b32"],
+)  # fmt: skip
+def test_moves_and_conversions_of_halves_are_no_arithmetic(instruction: str) -> None:
+    compiled = replace(GOOD, ptx=GOOD.ptx + f"    {instruction} %r1, %r2;\n")
+    assert instruction in compiled.mix()
+    assert fault(policy_of(6, 1), Launch(VARIANT, (1,)), compiled) == ""
 
 
 def test_elsewhere_half_precision_is_no_fault() -> None:

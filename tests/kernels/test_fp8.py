@@ -104,7 +104,11 @@ def test_the_operation_names_what_each_capability_runs() -> None:
             for shape in operation.samples(policy)
             for one in operation.configs(policy, shape)
         }
-    assert named == {(8, 9): {"mma.sync"}, (9, 0): {"wgmma"}, (10, 0): {"tcgen05"}, (12, 0): {"mma.sync"}}
+    mma_sync = {"mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32"}
+    assert named == {
+        (8, 9): mma_sync, (9, 0): {"wgmma.mma_async.sync.aligned.m64n*k32.f32.e4m3.e4m3"},
+        (10, 0): {"tcgen05.mma.cta_group::1.kind::f8f6f4"}, (12, 0): mma_sync,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("group", [0, BLOCK])

@@ -231,7 +231,11 @@ def test_the_operation_names_what_each_capability_runs() -> None:
         assert not operation.refusal(policy)
         shape = next(shape for shape in operation.samples(policy) if shape["m"] == 2048)
         named[version] = operation.launches(policy, shape, operation.configs(policy, shape)[0])[0].instruction
-    assert named == {(6, 1): "dp4a.s32.s32", (7, 5): "dp4a.s32.s32", (8, 0): "mma.sync", (9, 0): "wgmma"}
+    assert named == {
+        (6, 1): "dp4a.s32.s32", (7, 5): "dp4a.s32.s32",
+        (8, 0): "mma.sync.aligned.m16n8k32.row.col.satfinite.s32.s8.s8.s32",
+        (9, 0): "wgmma.mma_async.sync.aligned.m64n*k32.s32.s8.s8",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("version", [(6, 1), (8, 0), (9, 0)])

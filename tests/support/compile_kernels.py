@@ -1,4 +1,7 @@
-"""Compiles the int4 kernels, and on 6.1 a twin that multiplies in halves, for capabilities given as CC; prints JSON.
+"""Compiles the int4 kernels, and twins that must not pass, for capabilities given as CC; prints JSON.
+
+On 6.1 a twin multiplies in halves. From 8.0 several have the capability's matrix instruction anywhere but where it
+belongs, which is in the loop over K, and one of them has it there.
 
 A process of its own: Triton compiles nothing where its interpreter has been.
 """
@@ -9,13 +12,47 @@ import json
 import sys
 from collections.abc import Iterator
 
+import triton
+import triton.language as tl
+
 from motley.kernels.aot import Compiled, compile_variant
 from motley.kernels.operation import Launch
-from motley.kernels.precision import policy_of
+from motley.kernels.precision import PrecisionPolicy, policy_of
 from motley.kernels.static import fault
-from motley.kernels.variant import Config
+from motley.kernels.variant import Config, Variant
 from motley.kernels.w4a16.gemv import gemv_variant
 from motley.kernels.w4a16.operations import OPERATIONS
+
+
+@triton.jit
+def _product(x, y, out, K, ROWS: tl.constexpr, WIDTH: tl.constexpr, INSIDE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """x [ROWS, K] @ y [K, WIDTH], or, but for its last step, a sum of what was loaded."""
+    row, inner, column = tl.arange(0, ROWS), tl.arange(0, WIDTH), tl.arange(0, WIDTH)
+    total = tl.zeros((ROWS, WIDTH), tl.int32 if x.dtype.element_ty == tl.int8 else tl.float32)
+    left = tl.zeros((ROWS, WIDTH), x.dtype.element_ty)
+    right = tl.zeros((WIDTH, WIDTH), x.dtype.element_ty)
+    for at in range(0, K, WIDTH):
+        a = tl.load(x + row[:, None] * K + at + inner[None, :])
+        b = tl.load(y + (at + inner)[:, None] + column[None, :] * K)
+        if INSIDE:
+            total = tl.dot(a, b, total)
+        else:
+            left = (left + a * 3.0).to(left.dtype)
+            right = (right + b * 3.0).to(right.dtype)
+    if not INSIDE:
+        total = tl.dot(left, right, total)
+    tl.store(out + row[:, None] * WIDTH + column[None, :], total)
+
+
+def _twins(policy: PrecisionPolicy) -> Iterator[tuple[str, Launch]]:
+    cases = {"in the loop": ("bf16", 64, True), "after the loop": ("bf16", 64, False), "of int8": ("i8", 64, True)}
+    if policy.capability.instruction_rows > 16:
+        cases["of few rows"] = ("bf16", 16, True)
+    for name, (dtype, rows, inside) in cases.items():
+        types = (("x", f"*{dtype}"), ("y", f"*{dtype}"), ("out", "*i32" if dtype == "i8" else "*fp32"), ("K", "i32"))
+        constants = (("ROWS", rows), ("WIDTH", 64), ("INSIDE", inside))
+        variant = Variant("product", _product, types, constants, Config.of(4, 2), ("x", "y", "out", "K"))
+        yield f"product {name}", Launch(variant, (1,), policy.prefill.ptx)
 
 
 def launches(capability: tuple[int, int]) -> Iterator[tuple[str, Launch]]:
@@ -29,6 +66,8 @@ def launches(capability: tuple[int, int]) -> Iterator[tuple[str, Launch]]:
         config = Config.of(4, 1, ROWS=8, REPEAT=1)
         twin = gemv_variant("fp16", 8, 128, config, scales="fp16", bias=None, half=True)
         yield "half twin", Launch(twin, (1,))
+    if capability >= (8, 0):
+        yield from _twins(policy)
 
 
 def told(op: str, launch: Launch, found: Compiled) -> dict[str, object]:
