@@ -40,6 +40,14 @@ class Shape:
     def __getitem__(self, name: str) -> Any:
         return dict(self.fields)[name]
 
+    def get(self, name: str, default: Any) -> Any:
+        return dict(self.fields).get(name, default)
+
+    @property
+    def plain(self) -> Shape:
+        """Without what no config depends on: bias "yes", and the type of a weight's scales where it is another."""
+        return Shape(tuple(field for field in self.fields if field[0] not in ("bias", "scales")))
+
     def distance(self, other: Shape, exact: frozenset[str] = frozenset()) -> float:
         """Doublings between the two; infinite if words, or sizes named in `exact`, differ."""
         mine, others = dict(self.fields), dict(other.fields)
@@ -112,7 +120,10 @@ class Operation(Protocol):
         ...
 
     def samples(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
-        """Of these, a few that between them have every kernel and every branch: compiled for each capability."""
+        """A few that between them have every kernel and every branch: compiled for each capability.
+
+        What is seldom launched is there for the capabilities alone that stand for their kind.
+        """
         ...
 
     def small(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:

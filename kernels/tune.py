@@ -141,7 +141,7 @@ def _jobs(operation: Operation, capability: tuple[int, int]) -> list[Job]:
     policy = policy_of(*capability)
     if operation.refusal(policy):
         return []
-    shapes = dict.fromkeys((*operation.samples(policy), *operation.shapes(policy)))
+    shapes = dict.fromkeys(shape.plain for shape in (*operation.samples(policy), *operation.shapes(policy)))
     return [
         Job(operation.name, capability, shape, config)
         for shape in shapes

@@ -74,6 +74,7 @@ class Choice:
 
 def choose(operation: Operation, policy: PrecisionPolicy, shape: Shape, sms: int | None = None) -> Choice:
     """By the device's own table, then its capability's: the shape itself, then the nearest, then the default."""
+    shape = shape.plain
     default = operation.configs(policy, shape)[0]
     wanted = _names(default)  # an operator may have several kernels, by the shape: each has constants of its own
     for folder in folders(policy.capability, sms):

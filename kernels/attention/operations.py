@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from itertools import product
+from itertools import cycle, product
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +31,8 @@ _MAX_NEW = 2048  # tokens of a step
 _CHECKED_ROWS = 3  # of a sequence: all would take fp64 too long
 # (heads, kv_heads, head_dim, window) that none of MODELS has: phi-2, phi-3-mini, gemma-3-12b, from their config.json.
 _OTHERS = ((32, 32, 80, 0), (32, 32, 96, 2047), (16, 8, 256, 1024))
+# Of these and of MODELS, with windows those without, and the other way round.
+_SELDOM = ((14, 2, 64, 1024), (32, 32, 80, 1024), (28, 4, 128, 1024), (32, 32, 96, 0), (16, 8, 256, 0))
 
 
 class DecodeOperation:
@@ -46,7 +48,7 @@ class DecodeOperation:
         return _shapes(policy)
 
     def samples(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
-        return _samples(policy)
+        return _samples(policy, (policy.storage, "int8"))
 
     def small(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
         return tuple(_shape(2, 150, 6, 2, 80, window, kv) for window, kv in ((0, policy.storage), (40, "int8")))
@@ -102,7 +104,7 @@ class PrefillOperation:
         return tuple(map(_with_new, _shapes(policy)))
 
     def samples(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
-        return tuple(map(_with_new, _samples(policy)))
+        return tuple(map(_with_new, _samples(policy, ("int8", policy.storage))))
 
     def small(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
         return tuple(Shape.of(**dict(shape.fields), new=20) for shape in DECODE.small(policy))
@@ -163,11 +165,16 @@ def _shapes(policy: PrecisionPolicy) -> tuple[Shape, ...]:
     return (*found, *others)
 
 
-def _samples(policy: PrecisionPolicy) -> tuple[Shape, ...]:
-    """All head dims, all group sizes, windows and none, both dtypes of KV, one split and many."""
+def _samples(policy: PrecisionPolicy, seldom: tuple[str, str]) -> tuple[Shape, ...]:
+    """All head dims, all group sizes, windows and none, both dtypes of KV, one split and many.
+
+    seldom  dtypes of KV in turn, for the head dims with windows where no model of the tables has one, and without
+    """
     wanted = {(m.heads, m.kv_heads, m.head_dim) for m in MODELS[:3]} | {heads[:3] for heads in _OTHERS}
     found = [s for s in _shapes(policy) if (s["heads"], s["kv_heads"], s["dim"]) in wanted]
-    return tuple(s for s in found if (s["batch"], s["context"]) == (8, 2048))
+    first, *often = (s for s in found if (s["batch"], s["context"]) == (8, 2048))
+    others = (_shape(8, 2048, *heads, kv) for heads, kv in zip(_SELDOM, cycle(seldom), strict=False))
+    return (first, *(others if policy.capability.stands_for_its_kind else ()), *often)
 
 
 def _with_new(shape: Shape) -> Shape:

@@ -10,6 +10,7 @@ w4a16_dequantize  written out in full, then torch.matmul      above the crossove
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import TypedDict
 
 import torch
 
@@ -73,9 +74,14 @@ class W4A16:
         return tuple(Shape.of(m=m, n=n, k=k, group=GROUP) for n, k in sorted(sizes) for m in self._numbers(policy))
 
     def samples(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
-        """The fewest tokens and the most, and groups that divide a tile."""
+        """The fewest tokens and the most, and groups that divide a tile; seldom a bias, or scales of another type."""
         few, *_, many = self._numbers(policy)
-        return tuple(Shape.of(m=m, n=4096, k=4096, group=group) for m, group in ((few, 128), (many, 128), (many, 32)))
+        often = tuple(Shape.of(m=m, n=4096, k=4096, group=group) for m, group in ((few, 128), (many, 128), (many, 32)))
+        return (often[0], *(self._seldom(policy) if policy.capability.stands_for_its_kind else ()), *often[1:])
+
+    def _seldom(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
+        """Shapes of what is seldom launched."""
+        return ()
 
     def small(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
         few, *_, many = self._numbers(policy)
@@ -98,8 +104,10 @@ class W4A16:
         dtype = TORCH[policy.storage]
         codes = torch.randint(0, 16, (n, k), generator=generator, device=device, dtype=torch.uint8)
         zeros = torch.randint(6, 10, (n, k // group), generator=generator, device=device, dtype=torch.uint8)
-        scales = torch.rand((n, k // group), generator=generator, device=device).add_(0.5).mul_(0.01).to(dtype)
-        weight = pack(GroupedWeight(codes, scales, zeros, 4, group))
+        scales = torch.rand((n, k // group), generator=generator, device=device).add_(0.5).mul_(0.01)
+        scales = scales.to(TORCH[shape.get("scales", policy.storage)])
+        bias = torch.randn(n, generator=generator, device=device).to(dtype) if shape.get("bias", "") else None
+        weight = pack(GroupedWeight(codes, scales, zeros, 4, group, bias=bias))
         x = torch.randn((m, k), generator=generator, device=device, dtype=torch.float32).to(dtype)
 
         def error(found: torch.Tensor) -> float:
@@ -118,7 +126,7 @@ class W4A16:
         def int4pack() -> torch.Tensor:
             """torch's own, from 8.0: w = (code - 8) * scale + offset; of two columns the first is the high nibble."""
             if not torchs:
-                pairs = torch.stack((scales, (8 - zeros.to(dtype)) * scales), -1).transpose(0, 1).contiguous()
+                pairs = torch.stack((scales, (8 - zeros.to(dtype)) * scales), -1).to(dtype).transpose(0, 1).contiguous()
                 torchs[:] = torch.ops.aten._convert_weight_to_int4pack(codes[:, ::2] << 4 | codes[:, 1::2], 8), pairs
             y: torch.Tensor = torch.ops.aten._weight_int4pack_mm(x, torchs[0], group, torchs[1])
             return y
@@ -136,6 +144,12 @@ class _Gemv(W4A16):
         """Beyond eight tokens weights are read again, which only pays where there is no tensor core for them."""
         return tuple(m for m in self._tokens if m <= gemv.MAX_TOKENS or not policy.capability.bf16)
 
+    def _seldom(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
+        """The numbers of tokens that are tuned for as their neighbours, where this kernel is what they get."""
+        if policy.capability.bf16:
+            return (Shape.of(m=3, n=4096, k=4096, group=GROUP, bias="yes", scales="fp16"),)
+        return tuple(Shape.of(m=m, n=4096, k=4096, group=GROUP, bias="yes") for m in (3, 5, 6, 7))
+
     def configs(self, policy: PrecisionPolicy, shape: Shape) -> tuple[Config, ...]:
         """A block of 4 warps has 512 words in hand; REPEAT lots of rows share what was read of x."""
         repeats = (2, 1, 4) if shape["m"] <= 2 else (1, 2)
@@ -147,9 +161,10 @@ class _Gemv(W4A16):
         )
 
     def launches(self, policy: PrecisionPolicy, shape: Shape, config: Config) -> tuple[Launch, ...]:
-        half = policy.storage
-        tokens = gemv.tokens_at_once(shape["m"])
-        variant = gemv.gemv_variant(half, tokens, shape["group"], config, scales=half, bias=None, half=_in_half(policy))
+        half, tokens = policy.storage, gemv.tokens_at_once(shape["m"])
+        variant = gemv.gemv_variant(
+            half, tokens, shape["group"], config, **_types(policy, shape), half=_in_half(policy)
+        )  # fmt: skip
         product = "fma.rn.f16x2" if _in_half(policy) else "fma.rn.f32*"  # from 10.0 two at a time: .f32x2
         return (Launch(variant, gemv.gemv_grid(shape["m"], shape["n"], config), product),)
 
@@ -157,6 +172,11 @@ class _Gemv(W4A16):
 class _Gemm(W4A16):
     def refusal(self, policy: PrecisionPolicy) -> str:
         return "" if policy.capability.bf16 else f"tl.dot is {policy.capability.instruction} here: w4a16_gemv instead"
+
+    def _seldom(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
+        """The bias is added by the kernel itself, or with the parts."""
+        sizes = ((1, 37_888, 3584), (64, 4096, 4096))
+        return tuple(Shape.of(m=m, n=n, k=k, group=GROUP, bias="yes", scales="fp16") for m, n, k in sizes)
 
     def configs(self, policy: PrecisionPolicy, shape: Shape) -> tuple[Config, ...]:
         """Deep pipelines and several parts of K: what is waited for is memory."""
@@ -169,8 +189,7 @@ class _Gemm(W4A16):
         )
 
     def launches(self, policy: PrecisionPolicy, shape: Shape, config: Config) -> tuple[Launch, ...]:
-        half = policy.storage
-        variants = gemm.gemm_variants(half, shape["group"], config, scales=half, bias=None, ptx=True)
+        variants = gemm.gemm_variants(policy.storage, shape["group"], config, **_types(policy, shape), ptx=True)
         grids = gemm.gemm_grids(shape["m"], shape["n"], config)
         instruction = policy.prefill.of_rows(config["BLOCK_N"], policy.capability).ptx
         moved = 4 * config["SPLITS"] * shape["m"] * shape["n"] if len(variants) > 1 else 0
@@ -178,13 +197,26 @@ class _Gemm(W4A16):
 
 
 class _Dequantize(W4A16):
+    def _seldom(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
+        return (Shape.of(m=256, n=4096, k=4096, group=GROUP, scales="fp16"),)
+
     def configs(self, policy: PrecisionPolicy, shape: Shape) -> tuple[Config, ...]:
         return tuple(Config.of(4, 1, ROWS=rows) for rows in (32, 64, 16))
 
     def launches(self, policy: PrecisionPolicy, shape: Shape, config: Config) -> tuple[Launch, ...]:
-        half = policy.storage
-        variant = dequantize.dequantize_variant(policy.compute, shape["group"], config, scales=half)
+        scales = _types(policy, shape)["scales"]
+        variant = dequantize.dequantize_variant(policy.compute, shape["group"], config, scales=scales)
         return (Launch(variant, dequantize.dequantize_grid(shape["n"], shape["k"], config)),)
+
+
+class _Types(TypedDict):
+    scales: str
+    bias: str | None
+
+
+def _types(policy: PrecisionPolicy, shape: Shape) -> _Types:
+    """Of scales and of the bias, in Triton's words."""
+    return {"scales": shape.get("scales", policy.storage), "bias": policy.storage if shape.get("bias", "") else None}
 
 
 def _in_half(policy: PrecisionPolicy) -> bool:

@@ -91,7 +91,9 @@ class Fp8:
         return tuple(Shape.of(m=m, n=n, k=k, group=group) for group in (0, BLOCK) for n, k in sizes for m in ROWS)
 
     def samples(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
-        return tuple(Shape.of(m=m, n=4096, k=4096, group=g) for g in (0, BLOCK) for m in (1, 16, 32, 64, 2048))
+        often = tuple(Shape.of(m=m, n=4096, k=4096, group=g) for g in (0, BLOCK) for m in (1, 16, 32, 64, 2048))
+        biased = (Shape.of(m=m, n=4096, k=4096, group=BLOCK, bias="yes") for m in (16, 2048))
+        return (often[0], *(biased if policy.capability.stands_for_its_kind else ()), *often[1:])
 
     def small(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
         return tuple(Shape.of(m=m, n=128, k=256, group=group) for group in (0, BLOCK) for m in (3, 20))
@@ -101,7 +103,10 @@ class Fp8:
 
     def launches(self, policy: PrecisionPolicy, shape: Shape, config: Config) -> tuple[Launch, ...]:
         share = BLOCK if shape["group"] else 1
-        made = tensor_cores.variants(policy.storage, shape["k"], config, fp8=True, group=shape["group"], share=share)
+        bias = policy.storage if shape.get("bias", "") else None
+        made = tensor_cores.variants(
+            policy.storage, shape["k"], config, fp8=True, group=shape["group"], share=share, bias=bias
+        )  # fmt: skip
         return tensor_cores.launches(policy, shape["m"], shape["n"], config, made, fp8=True)
 
     def work(self, policy: PrecisionPolicy, shape: Shape) -> Op:
@@ -114,7 +119,8 @@ class Fp8:
         codes = (torch.randn((n, k), generator=generator, device=device) * 100).clamp(-448, 448).to(torch.float8_e4m3fn)
         size = (-(-n // BLOCK), -(-k // BLOCK)) if shape["group"] else (n, 1)
         scales = (torch.rand(size, generator=generator, device=device) + 0.5) / (100 * k**0.5)
-        given = Fp8Weight(codes, scales)
+        bias = torch.randn(n, generator=generator, device=device).to(dtype) if shape.get("bias", "") else None
+        given = Fp8Weight(codes, scales, bias)
         x = torch.randn((m, k), generator=generator, device=device).to(dtype)
         weight, rows = pack(given), quantize_rows(x, "fp8")
         dense = given.dequantize().to(dtype)

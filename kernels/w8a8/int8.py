@@ -90,7 +90,13 @@ class W8A8:
 
     def samples(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
         kinds = ((0, "no"), (0, "yes"), (128, "yes"), (32, "no"))
-        return tuple(Shape.of(m=m, n=4096, k=4096, group=g, zeros=z) for g, z in kinds for m in (1, 8, 16, 64, 2048))
+        often = tuple(Shape.of(m=m, n=4096, k=4096, group=g, zeros=z) for g, z in kinds for m in (1, 8, 16, 64, 2048))
+        if not policy.capability.stands_for_its_kind:
+            return often
+        # a bias, scales in fp16 beside bf16, and the numbers of tokens that are tuned for as their neighbours
+        rows = (3, 5, 6, 7, 64) if _by_dp4a(policy) else (16, 2048)
+        words = {"zeros": "yes", "bias": "yes", "scales": "fp16"}
+        return (often[0], *(Shape.of(m=m, n=4096, k=4096, group=128, **words) for m in rows), *often[1:])
 
     def small(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
         kinds = ((0, "no"), (128, "yes"))
@@ -103,15 +109,20 @@ class W8A8:
 
     def launches(self, policy: PrecisionPolicy, shape: Shape, config: Config) -> tuple[Launch, ...]:
         half, zeros, m, n = policy.storage, shape["zeros"] == "yes", shape["m"], shape["n"]
+        scales, bias = shape.get("scales", half), half if shape.get("bias", "") else None
         if not _by_dp4a(policy):
             made = tensor_cores.variants(
-                half, shape["k"], config, fp8=False, scales=half, group=shape["group"], zeros=zeros
+                half, shape["k"], config, fp8=False, scales=scales, group=shape["group"], zeros=zeros, bias=bias
             )
             return tensor_cores.launches(policy, m, n, config, made, fp8=False)
         if m <= dp4a_gemv.MAX_ROWS:
-            variant = dp4a_gemv.gemv_variant(half, m, config, scales=half, group=shape["group"], zeros=zeros, ptx=True)
+            variant = dp4a_gemv.gemv_variant(
+                half, m, config, scales=scales, group=shape["group"], zeros=zeros, bias=bias, ptx=True
+            )
             return (Launch(variant, dp4a_gemv.gemv_grid(n, config), "dp4a.s32.s32"),)
-        variant = dp4a.gemm_variant(half, config, scales=half, group=shape["group"], zeros=zeros, ptx=True)
+        variant = dp4a.gemm_variant(
+            half, config, scales=scales, group=shape["group"], zeros=zeros, bias=bias, ptx=True
+        )  # fmt: skip
         return (Launch(variant, dp4a.gemm_grid(m, n, config), "dp4a.s32.s32", share=0.5),)
 
     def work(self, policy: PrecisionPolicy, shape: Shape) -> Op:
@@ -126,8 +137,10 @@ class W8A8:
         zeros = torch.full((n, k // group), 128, device=device, dtype=torch.uint8)
         if shape["zeros"] == "yes":
             zeros = zeros + torch.randint(-8, 8, zeros.shape, generator=generator, device=device).to(torch.uint8)
-        scales = ((torch.rand(zeros.shape, generator=generator, device=device) + 0.5) / (74 * k**0.5)).to(dtype)
-        given = GroupedWeight(codes, scales, zeros, 8, group)
+        scales = (torch.rand(zeros.shape, generator=generator, device=device) + 0.5) / (74 * k**0.5)
+        scales = scales.to(TORCH[shape.get("scales", policy.storage)])
+        bias = torch.randn(n, generator=generator, device=device).to(dtype) if shape.get("bias", "") else None
+        given = GroupedWeight(codes, scales, zeros, 8, group, bias=bias)
         x = torch.randn((m, k), generator=generator, device=device).to(dtype)
         weight = pack(given, policy)
         quantized, rows = quantize(x, weight), quantize_rows(x, "int8")

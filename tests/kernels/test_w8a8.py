@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from motley.kernels.aot import Compiled
+from motley.kernels.operation import Shape
 from motley.kernels.precision import policy_of
 from motley.kernels.variant import Config
 from motley.kernels.w8a8 import dp4a
@@ -251,6 +252,35 @@ def test_the_operation_runs_and_finds_its_own_errors(version: tuple[int, int], t
     assert problem.error(found) > 1
     assert problem.peers["torch._int_mm"] is not None
     assert isinstance(pack(weight(16, 64, 64), policy), PanelsInt8) is (version == (6, 1))
+
+
+@pytest.mark.parametrize("version", [(6, 1), (8, 9)])
+def test_what_is_seldom_launched_is_compiled_for_each_kind_of_capability(version: tuple[int, int]) -> None:
+    operation, policy = W8A8(), policy_of(*version)
+    kernels = [
+        launch.variant
+        for shape in operation.samples(policy)
+        for launch in operation.launches(policy, shape, operation.configs(policy, shape)[0])
+    ]
+    biased = {kernel.name for kernel in kernels if kernel.all_constants.get("BIAS")}
+    assert biased == ({"w8a8_gemv", "w8a8_dp4a"} if version == (6, 1) else {"w8a8_tensor", "w8a8_tensor_add"})
+    scales = {dict(kernel.types)["w_scales"] for kernel in kernels if not kernel.name.endswith("_add")}
+    assert scales == ({"*fp16"} if version == (6, 1) else {"*fp16", "*bf16"})
+    if version == (6, 1):
+        rows = {kernel.all_constants["M"] for kernel in kernels if kernel.name == "w8a8_gemv"}
+        assert rows == set(range(1, 9)) - {2, 4}, "2 and 4 are tuned"
+
+
+@pytest.mark.parametrize("tokens", [2, 16])
+@pytest.mark.parametrize("version", [(6, 1), (8, 9)])
+def test_a_problem_has_the_bias_and_the_scales_of_its_shape(version: tuple[int, int], tokens: int) -> None:
+    operation, policy = W8A8(), policy_of(*version)
+    plain = {"m": tokens, "n": 48, "k": 256, "group": 128, "zeros": "yes"}
+    without = operation.problem(policy, Shape.of(**plain), torch.device("cpu"))
+    shape = Shape.of(**plain, bias="yes", scales="fp32")
+    problem, config = operation.problem(policy, shape, torch.device("cpu")), operation.configs(policy, shape)[0]
+    assert problem.error(problem.run(config)) <= 1
+    assert problem.error(without.run(config)) > 1
 
 
 def test_x_is_quantised_as_the_kernel_reads_it() -> None:
