@@ -1,6 +1,7 @@
 """Paged attention of any number of new tokens in each sequence: prefill in chunks, and decoding among it.
 
-A program has ROWS rows: the query heads that share a KV head, of as many tokens in turn as fit. It walks the KV of
+A program has ROWS rows: the query heads that share a KV head, of as many tokens in turn as fit; where not even one
+token's fit, an even part of its heads. It walks the KV of
 its sequence in tiles of BLOCK tokens, which begin at multiples of BLOCK from token 0, from the oldest that any of
 its rows sees to the newest. A tile that a row does not see changes nothing of the row. So a row's bits depend neither
 on the batch, nor on how its sequence was cut into chunks, but on the config: on BLOCK and WIDE, and on ROWS and
@@ -24,9 +25,10 @@ from .common import FLOOR, LOG2_E, TABLES, Heads, aligned, cache_arguments, tile
 def _prefill(
     q, k, v, k_scales, v_scales, tables, query_starts, context_lens, out, table_stride, window, factor,
     KH: tl.constexpr, G: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, INT8: tl.constexpr,
-    WINDOWED: tl.constexpr, SHIFT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
+    WINDOWED: tl.constexpr, SHIFT: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Each program: ROWS // G tokens of one sequence, with the G query heads of one KV head.
+    """Each program: ROWS // G tokens of one sequence, with G query heads, one of PARTS that share a KV head.
 
     rows      token 0: head 0 .. G - 1 | token 1: head 0 .. G - 1 | ... | ROWS % G that stay empty
     KV tiles  0 ...: seen by all rows | edge ...: not by all, so masked .. end
@@ -34,7 +36,8 @@ def _prefill(
     With a window all tiles are masked: they are few, and a third loop costs registers.
     """
     TOKENS: tl.constexpr = ROWS // G
-    kv_head = tl.program_id(1)
+    part = tl.program_id(1)
+    kv_head = part // PARTS
     sequence = tl.program_id(2).to(tl.int64)
     begin = tl.load(query_starts + sequence)
     new = tl.load(query_starts + sequence + 1) - begin
@@ -44,7 +47,7 @@ def _prefill(
     row, column = tl.arange(0, ROWS), tl.arange(0, WIDTH)
     index = first + row // G
     used = ((row < TOKENS * G) & (index < new))[:, None] & (column < D)[None, :]
-    place = (((begin + index).to(tl.int64) * KH + kv_head) * G + row % G)[:, None] * D + column[None, :]
+    place = (((begin + index).to(tl.int64) * (KH * PARTS) + part) * G + row % G)[:, None] * D + column[None, :]
     query = tl.load(q + place, used, 0.0)
     if WIDE:
         query = query.to(tl.float32)
@@ -81,12 +84,25 @@ def prefill_variant(heads: Heads, config: Config) -> Variant:
         "q": f"*{heads.dtype}", **heads.cache_types, "query_starts": "*i32", "context_lens": "*i32",
         "out": f"*{heads.dtype}", "table_stride": "i32", "window": "i32", "factor": "fp32",
     }  # fmt: skip
-    constants = (*heads.constants, ("SHIFT", heads.shift(config["WIDE"])))
-    return Variant("attention_prefill", _prefill, tuple(types.items()), constants, config, aligned(types))
+    parts = _parts(heads, config)
+    constants = {**dict(heads.constants), "G": heads.group // parts, "PARTS": parts}
+    constants["SHIFT"] = heads.shift(config["WIDE"])
+    return Variant(
+        "attention_prefill", _prefill, tuple(types.items()), tuple(constants.items()), config, aligned(types)
+    )  # fmt: skip
 
 
 def grid(heads: Heads, config: Config, num_sequences: int, max_new: int) -> tuple[int, ...]:
-    return triton.cdiv(max_new, config["ROWS"] // heads.group), heads.kv_heads, num_sequences
+    parts = _parts(heads, config)
+    return triton.cdiv(max_new, config["ROWS"] * parts // heads.group), heads.kv_heads * parts, num_sequences
+
+
+def _parts(heads: Heads, config: Config) -> int:
+    """The fewest even parts of the heads that share a KV head of which each fits the rows."""
+    return next(
+        parts for parts in range(1, heads.group + 1)
+        if heads.group % parts == 0 and heads.group // parts <= config["ROWS"]
+    )  # fmt: skip
 
 
 def prefill_attention(
@@ -113,8 +129,6 @@ def prefill_attention(
                   read
     """
     heads = Heads.of(q, cache, window)
-    if heads.group > config["ROWS"]:
-        raise ValueError(f"ROWS: {config['ROWS']} for {heads.group} query heads a KV head; expected as many at least")
     out = torch.empty_like(q) if out is None else out
     prefill_variant(heads, config).launch(
         grid(heads, config, context_lens.shape[0], max_new), q, *cache_arguments(cache), block_tables, query_starts,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -10,8 +11,12 @@ from paged import guarded
 
 from motley.kernels import reference
 from motley.kernels.attention.common import Heads
+from motley.kernels.attention.operations import PREFILL
 from motley.kernels.attention.prefill import prefill_attention
 from motley.kernels.attention.problem import PagedBatch, error, expected
+from motley.kernels.capability import CAPABILITIES
+from motley.kernels.operation import Shape
+from motley.kernels.precision import policy_of
 from motley.kernels.variant import Config
 
 # Chunks, first and later ones, decodes, a padded row, and a sequence with nothing new.
@@ -103,7 +108,23 @@ def test_the_reference_is_that_of_the_whole_sequence() -> None:
     torch.testing.assert_close(ours[0].transpose(0, 1), whole)
 
 
-def test_too_few_rows_are_refused() -> None:
-    batch = guarded(Heads("fp16", "fp16", 20, 1, 64), [(0, 5)])
-    with pytest.raises(ValueError, match="ROWS: 16 for 20"):
-        run(batch, config_of(rows=16))
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(20, 1, 256), (34, 2, 64), (64, 1, 64)])
+def test_more_heads_than_rows_go_in_even_parts(heads: int, kv_heads: int, dim: int) -> None:
+    """Such as 17 heads one by one, since 17 is prime, and 20 in tens; on 6.x a head of 256 leaves 16 rows."""
+    check(guarded(Heads("fp16", "fp16", heads, kv_heads, dim), [(0, 5), (33, 2)]), config_of(rows=16, block=16))
+
+
+@pytest.mark.parametrize("version", CAPABILITIES)
+def test_every_capability_has_a_launch_for_any_number_of_heads(version: tuple[int, int]) -> None:
+    policy = policy_of(*version)
+    for dim, group in itertools.product((64, 80, 96, 128, 256), (1, 16, 17, 71, 128)):
+        shape = Shape.of(
+            batch=2, context=64, heads=2 * group, kv_heads=2, dim=dim, window=0, kv=policy.storage, new=40
+        )  # fmt: skip
+        for config in PREFILL.configs(policy, shape):
+            [launch] = PREFILL.launches(policy, shape, config)
+            constants = launch.variant.all_constants
+            in_program = constants["G"]
+            assert 1 <= in_program <= config["ROWS"]
+            assert in_program * constants["PARTS"] == group
+            assert launch.grid == (-(-40 // (config["ROWS"] // in_program)), 2 * constants["PARTS"], 2)
