@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from .. import reference
-from ..dtypes import TORCH, UNIT, rounding
+from ..dtypes import TORCH, rounding
 from ..kv_cache import BLOCK_TOKENS, KvCache
 from .common import Heads
 
@@ -148,7 +148,7 @@ def _bound(
     k, v = batch.keys_values(sequence)
     q = batch.q[batch.starts[sequence] + rows].double()
     seen = reference.visible(before + rows, len(k), batch.window)
-    half = 0.0 if wide else UNIT[batch.q.dtype]
+    half = 0.0 if wide else rounding(batch.q)
     bound = torch.empty_like(want)
     for kv_head in range(heads.kv_heads):
         group = slice(kv_head * heads.group, (kv_head + 1) * heads.group)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import triton.language as tl
 from triton.runtime import interpreter
 
 from motley.kernels import tuning
@@ -19,6 +20,30 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     tuning.read.cache_clear()
     yield tmp_path
     tuning.read.cache_clear()
+
+
+@pytest.fixture
+def bf16_widened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dots of bf16 in the interpreter, which has its bits as whole numbers and multiplies those.
+
+    Operands are made fp32 at once, in which a product of two bf16 is exact, as in a tensor core.
+    """
+    builder = interpreter.InterpreterBuilder
+    dot, to_float = builder.create_dot, builder.create_si_to_fp
+
+    def widened(self: Any, operand: Any) -> Any:
+        return self.cast_impl(operand, tl.float32) if operand.dtype.scalar == tl.bfloat16 else operand
+
+    def create_dot(self: Any, a: Any, b: Any, *others: Any) -> Any:
+        return dot(self, widened(self, a), widened(self, b), *others)
+
+    def create_si_to_fp(self: Any, source: Any, kind: Any) -> Any:
+        if kind.scalar == tl.bfloat16:
+            source = to_float(self, source, tl.float32)
+        return self.cast_impl(source, kind)
+
+    monkeypatch.setattr(builder, "create_dot", create_dot)
+    monkeypatch.setattr(builder, "create_si_to_fp", create_si_to_fp)
 
 
 @pytest.fixture

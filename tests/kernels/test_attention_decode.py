@@ -13,7 +13,7 @@ from motley.kernels.attention.decode import Kernel, decode_attention
 from motley.kernels.attention.problem import PagedBatch, error
 from motley.kernels.variant import Config
 
-# Products of halves are those of tensor cores; of bf16 the interpreter can form none.
+# Products of halves are those of tensor cores; of bf16 the interpreter can form none by itself.
 PACKED = {wide: Config.of(4, 1, BLOCK=32, SPLITS=1, WIDE=wide) for wide in (False, True)}
 KERNELS: tuple[Kernel, ...] = ("packed GQA", "per head")
 LENGTHS = [70, 1, 0, 33]
@@ -51,6 +51,14 @@ def check(batch: PagedBatch, kernel: Kernel, config: Config) -> torch.Tensor:
 def test_every_dtype(kernel: Kernel, dtype: str, kv: str, splits: int) -> None:
     cache = ("fp16" if dtype == "fp32" else dtype) if kv == "same" else "i8"
     check(guarded(Heads(dtype, cache, 4, 2, 64), spans(LENGTHS)), kernel, config_of(kernel, dtype, splits, 2))
+
+
+@pytest.mark.parametrize("kv", ["bf16", "i8"])
+@pytest.mark.parametrize("splits", [1, 4])
+def test_products_of_bf16(kv: str, splits: int, bf16_widened: None) -> None:
+    config = Config.of(4, 1, BLOCK=32, SPLITS=splits, WIDE=False)
+    check(guarded(Heads("bf16", kv, 4, 2, 64), spans(LENGTHS)), "packed GQA", config)
+    check(guarded(Heads("bf16", kv, 3, 1, 80, True), spans([75, 17]), 33), "packed GQA", config)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

@@ -24,7 +24,7 @@ SPANS = [(0, 37), (40, 1), (50, 13), (-1, 1), (20, 0), (0, 1), (31, 2)]
 
 
 def config_of(dtype: str = "fp16", rows: int = 32, block: int = 32) -> Config:
-    """Products of halves are those of tensor cores; of bf16 the interpreter can form none."""
+    """Products of halves are those of tensor cores; of bf16 the interpreter can form none by itself."""
     return Config.of(4, 1, ROWS=rows, BLOCK=block, WIDE=dtype != "fp16")
 
 
@@ -50,6 +50,13 @@ def check(batch: PagedBatch, config: Config) -> torch.Tensor:
 def test_every_dtype(dtype: str, kv: str) -> None:
     cache = ("fp16" if dtype == "fp32" else dtype) if kv == "same" else "i8"
     check(guarded(Heads(dtype, cache, 4, 2, 64), SPANS), config_of(dtype))
+
+
+@pytest.mark.parametrize("kv", ["bf16", "i8"])
+def test_products_of_bf16(kv: str, bf16_widened: None) -> None:
+    config = Config.of(4, 1, ROWS=32, BLOCK=32, WIDE=False)
+    check(guarded(Heads("bf16", kv, 4, 2, 64), SPANS), config)
+    check(guarded(Heads("bf16", kv, 3, 1, 80, True), [(97, 40), (0, 5)], 33), config)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [

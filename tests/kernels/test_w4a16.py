@@ -13,7 +13,7 @@ import torch
 
 from motley.kernels.device_table import DEVICES
 from motley.kernels.devices import Device
-from motley.kernels.dtypes import UNIT
+from motley.kernels.dtypes import UNIT, rounding
 from motley.kernels.operation import Operation, Shape
 from motley.kernels.precision import policy_of
 from motley.kernels.rig import stand_in
@@ -123,6 +123,13 @@ class TestGemm:
         x, packed = torch.randn(tokens, 384).to(dtype), pack(weight(32, 384, 128))
         check(x, packed, w4a16_gemm.gemm(x, packed, GEMM))
 
+    @pytest.mark.parametrize("scales", [torch.float16, torch.bfloat16])
+    @pytest.mark.parametrize(("group", "splits"), [(128, 1), (32, 1), (64, 2)])
+    def test_in_bf16(self, group: int, splits: int, scales: torch.dtype, bf16_widened: None) -> None:
+        packed = pack(replace(weight(32, 384, group, dtype=scales), bias=torch.randn(32).bfloat16()))
+        x = torch.randn(7, 384).bfloat16()
+        check(x, packed, w4a16_gemm.gemm(x, packed, Config.of(4, 1, BLOCK_N=16, BLOCK_M=16, SPLITS=splits)))
+
     @pytest.mark.parametrize("group", [16, 32, 64, 128, 256])
     def test_every_group_size(self, group: int) -> None:
         x, packed = torch.randn(2, 512).half(), pack(weight(16, 512, group))
@@ -156,6 +163,12 @@ class TestDequantize:
         packed = pack(weight(21, 512, group))
         found = dequantize.dequantize(packed, dtype, Config.of(4, 1, ROWS=16))
         assert torch.equal(found, unpack(packed).to(dtype))
+
+    def test_every_weight_in_bf16(self) -> None:
+        packed = pack(weight(21, 512, 64))
+        found = dequantize.dequantize(packed, torch.bfloat16, Config.of(4, 1, ROWS=16))
+        exact = unpack(packed)
+        assert ((found.double() - exact).abs() <= rounding(found) * exact.abs()).all()
 
     def test_matmul(self) -> None:
         packed, x = pack(replace(weight(21, 512, 128), bias=torch.randn(21))), torch.randn(70, 512).half()
