@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch.nn.attention.bias import causal_lower_right
 
 from .. import reference
-from ..dtypes import TORCH
 from ..model_shapes import MODELS
 from ..operation import Launch, Problem, Shape
 from ..precision import PrecisionPolicy
@@ -87,7 +86,7 @@ class DecodeOperation:
             )
 
         return Problem(
-            run, _error(batch, wide=not _packed(policy)), self.work(policy, shape), {"torch.sdpa": _peer(batch)}
+            run, _error(batch, wide=not _packed(policy)), self.work(policy, shape), {"torch.sdpa": peer(batch)}
         )
 
 
@@ -137,7 +136,7 @@ class PrefillOperation:
             )
 
         return Problem(
-            run, _error(batch, wide=not policy.pipelined), self.work(policy, shape), {"torch.sdpa": _peer(batch)}
+            run, _error(batch, wide=not policy.pipelined), self.work(policy, shape), {"torch.sdpa": peer(batch)}
         )
 
 
@@ -206,16 +205,20 @@ def _error(batch: PagedBatch, *, wide: bool) -> Callable[[torch.Tensor], float]:
     return lambda found: error(batch, found, wide=wide, num_rows=_CHECKED_ROWS)
 
 
-def _peer(batch: PagedBatch) -> Callable[[], object]:
-    """torch's own over K and V laid out in one piece, int8 already dequantised: made at the first call."""
+def peer(batch: PagedBatch, dtype: torch.dtype | None = None) -> Callable[[], torch.Tensor]:
+    """torch's own [S, H, new, D], of sequences of one length, in that dtype or else in q's.
+
+    K and V are laid out in one piece, int8 already dequantised: made at the first call.
+    """
+    dtype = batch.q.dtype if dtype is None else dtype
     num_sequences, (before, new) = len(batch.spans), batch.spans[0]
     heads, length = batch.heads, before + new
     oldest = 0 if batch.window is None else max(0, before - batch.window + 1)
 
     @cache
     def inputs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, object]:
-        q = batch.q.view(num_sequences, new, heads.heads, heads.head_dim).transpose(1, 2).contiguous()
-        k, v = (_contiguous(batch, which, length)[:, :, oldest:].contiguous() for which in (0, 1))
+        q = batch.q.to(dtype).view(num_sequences, new, heads.heads, heads.head_dim).transpose(1, 2).contiguous()
+        k, v = (_contiguous(batch, which, length, dtype)[:, :, oldest:].contiguous() for which in (0, 1))
         mask: object = None
         if new > 1 and batch.window is None:
             mask = causal_lower_right(new, length)
@@ -224,17 +227,18 @@ def _peer(batch: PagedBatch) -> Callable[[], object]:
             mask = reference.visible(positions, length, batch.window)[:, oldest:]
         return q, k, v, mask
 
-    def run() -> object:
+    def run() -> torch.Tensor:
         q, k, v, mask = inputs()
         return F.scaled_dot_product_attention(q, k, v, mask, scale=batch.scale, enable_gqa=True)  # type: ignore[arg-type]
 
     return run
 
 
-def _contiguous(batch: PagedBatch, which: int, length: int) -> torch.Tensor:
-    """Keys (0) or values (1) [S, KH, length, D] in the dtype of q."""
+def _contiguous(batch: PagedBatch, which: int, length: int, dtype: torch.dtype) -> torch.Tensor:
+    """Keys (0) or values (1) [S, KH, length, D]."""
     tables = batch.block_tables.long()
     found = batch.cache.data[which][tables]
     if batch.cache.scales is not None:
-        found = (found * batch.cache.scales[which][tables][..., None]).to(TORCH[batch.heads.dtype])
+        found = found.to(torch.promote_types(dtype, torch.float32)) * batch.cache.scales[which][tables][..., None]
+    found = found.to(dtype)
     return found.transpose(1, 2).flatten(2, 3)[:, :, :length]
