@@ -6,14 +6,14 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .errors import EngineFault, InvalidRequest, MotleyError
 from .grammar_process import GrammarProcess, MatchState, collect
 from .grammars import Grammars
 from .limits import Limits
 from .plan import ItemResult, StepPlan, StepResult
-from .protocol import Delta, FinishReason, Request, StreamMessage, TokenLogprob
+from .protocol import Delta, FinishReason, ReplicaLoad, Request, StreamMessage, TokenLogprob
 from .runner import Runner
 from .scheduler import Scheduler
 from .sequence import Sequence
@@ -82,6 +82,9 @@ class EngineCore:
     @property
     def busy(self) -> bool:
         return bool(self._jobs)
+
+    def load(self) -> ReplicaLoad:
+        return replace(self.scheduler.load(), steps=self.num_steps)
 
     def check(self, request: Request) -> None:
         """Raise InvalidRequest if this model cannot serve the request."""

@@ -11,6 +11,7 @@ import logging
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -25,6 +26,9 @@ log = logging.getLogger(__name__)
 PROBE_AFTER_S = 5.0  # a step this recent proves the engine; else a probe makes it take one
 PROBE_S = 10.0  # how long a probe's one token may take
 MAX_FAILED_STEPS = 3  # in a row: what fails is not the requests
+SLOW_S = 5.0  # a step that takes longer than this,
+SLOW_TIMES = 20  # and so many times the longest of late, is not well, though it may yet end
+REMEMBERED = 128  # steps
 _PROBE_KEY = -1
 _PROBE = Request("probe", (0,), SamplingParams(temperature=0.0, max_tokens=1, seed=0), cache_salt=b"probe")
 
@@ -62,6 +66,7 @@ class EngineThread:
     deliver     told after each step what it made, and when the thread dies, with nothing
     tell        told what became of KV blocks, while watched
     watchdog_s  a step that takes longer hangs
+    usual_s     what a full step should take, as far as is known before the first
     load        after the last step
     died        what the thread has died of
     step_began  monotonic seconds; None between steps
@@ -73,9 +78,10 @@ class EngineThread:
         watchdog_s: float,
         deliver: Callable[[list[Emission]], None],
         tell: Callable[[list[OwnedEvent]], None],
+        usual_s: float = 0.0,
     ) -> None:
         self.watchdog_s = watchdog_s
-        self.load = core.scheduler.load()
+        self.load = core.load()
         self.died: BaseException | None = None
         self.step_began: float | None = None
         self._core = core
@@ -84,6 +90,7 @@ class EngineThread:
         self._loop = asyncio.get_running_loop()
         self._inbox: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._stepped = time.monotonic()  # when a step last ended
+        self._took = deque([usual_s], maxlen=REMEMBERED)  # seconds, each of the latest steps
         self._probe: asyncio.Future[None] | None = None
         self._probed = 0.0  # monotonic: when the probe was sent
         self._thread = threading.Thread(target=self._run, name="motley-engine", daemon=True)
@@ -123,6 +130,17 @@ class EngineThread:
         if began is not None and time.monotonic() - began > self.watchdog_s:
             raise EngineFault(f"a step has been running for more than {self.watchdog_s:g} s", code="engine_hangs")
 
+    @property
+    def slow_s(self) -> float:
+        """A step that runs for longer is not as steps have been lately."""
+        return min(max(SLOW_S, SLOW_TIMES * max(list(self._took))), self.watchdog_s)
+
+    def check_pace(self) -> None:
+        """Raise EngineFault while a step takes far longer than others; the watchdog gives it more time to end."""
+        began, slow_s = self.step_began, self.slow_s
+        if began is not None and time.monotonic() - began > slow_s:
+            raise EngineFault(f"no step has ended for more than {slow_s:g} s", code="engine_slow")
+
     async def check_health(self) -> None:
         """Raise EngineFault unless the engine has stepped lately, or does so now.
 
@@ -155,9 +173,11 @@ class EngineThread:
                 if not core.busy:
                     self._hand_over([])
                     continue
-                self.step_began = time.monotonic()
+                self.step_began = began = time.monotonic()
                 emissions = core.step()
-                self._stepped, self.step_began = time.monotonic(), None
+                self._stepped = time.monotonic()
+                self._took.append(self._stepped - began)
+                self.step_began = None
                 self._hand_over(emissions)
         except BaseException as error:  # the thread's last words: every stream must hear of it
             log.exception("the engine thread died")
@@ -194,10 +214,10 @@ class EngineThread:
             pool.log = KvLog()
 
     def _hand_over(self, emissions: list[Emission]) -> None:
-        scheduler = self._core.scheduler
-        if scheduler.pool.log is not None and (events := scheduler.pool.log.take()):
+        pool = self._core.scheduler.pool
+        if pool.log is not None and (events := pool.log.take()):
             self._call_loop(self._tell, events)
-        self._call_loop(self._arrive, emissions, scheduler.load())
+        self._call_loop(self._arrive, emissions, self._core.load())
 
     def _call_loop(self, function: Callable[..., None], *args: object) -> None:
         try:

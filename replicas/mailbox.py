@@ -66,14 +66,15 @@ class Mailbox:
 
 
 def merge(messages: list[StreamMessage]) -> StreamMessage:
-    """Everything that is ready as one message: one delta per choice."""
+    """Everything that is ready as one message: one delta per choice, and the latest load."""
     if len(messages) == 1:
         return messages[0]
     by_choice: dict[int, list[Delta]] = {}
     for message in messages:
         for delta in message.deltas:
             by_choice.setdefault(delta.index, []).append(delta)
-    return replace(messages[0], deltas=tuple(_join(deltas) for deltas in by_choice.values()))
+    deltas = tuple(_join(deltas) for deltas in by_choice.values())
+    return replace(messages[0], deltas=deltas, load=messages[-1].load)
 
 
 def _join(deltas: list[Delta]) -> Delta:

@@ -123,6 +123,7 @@ class ReplicaLoad:
     queued_prefill_tokens: int = 0  # tokens still to be computed before their first output
     kv_blocks_free: int = 0  # free or evictable
     kv_blocks_total: int = 0
+    steps: int = 0  # that the engine has taken since its start
 
 
 def sum_of(loads: Iterable[ReplicaLoad]) -> ReplicaLoad:

@@ -73,17 +73,18 @@ class Worker:
         arrived = time.monotonic()
         thread = self._check_ready(request)
         self._core.check(request)
-        grammar = await self._grammar(request)
         self._admission.enter(len(request.prompt_ids))
         key = next(self._keys)
         deadline = None if request.deadline_s is None else arrived + request.deadline_s
         mailbox = self._streams[key] = Mailbox(len(request.prompt_ids), deadline)
         self._idle.clear()
-        thread.add(key, request, arrived, grammar)
         try:
+            grammar = await self._grammar(request)  # it has its place meanwhile: what compiles waits as well
+            if not mailbox.done:  # ended from here meanwhile: nobody would cancel it
+                thread.add(key, request, arrived, grammar)
             async with aclosing(mailbox.messages()) as messages:
                 async for message in messages:
-                    yield replace(message, load=thread.load)
+                    yield message
         finally:
             self._end(key, None)
             del self._streams[key]
@@ -125,6 +126,10 @@ class Worker:
         """Raise EngineFault unless the engine has stepped lately, or does so now; Unavailable before `start`."""
         await self._check_started().check_health()
 
+    def check_pace(self) -> None:
+        """Raise EngineFault while a step takes far longer than others have: no reason yet to replace the replica."""
+        self._check_started().check_pace()
+
     async def drain(self, timeout_s: float) -> bool:
         """Refuse new requests and wait for the streams to end; False if some are left after `timeout_s`."""
         self._draining = True
@@ -146,24 +151,25 @@ class Worker:
             await asyncio.to_thread(self._engine.core.grammars.close)
 
     async def _grammar(self, request: Request) -> GrammarProcess | None:
-        """The request's grammar, compiled; the deadline counts, and the replica may begin to drain meanwhile."""
+        """The request's grammar, compiled; the deadline counts. Raises InvalidRequest, Overloaded."""
         spec = request.sampling.grammar
         grammars = self._core.grammars
         if spec is None or grammars is None:
             return None
         compiling = asyncio.shield(asyncio.wrap_future(grammars.prepare(spec)))  # others may wait for it too
         try:
-            grammar = await asyncio.wait_for(compiling, request.deadline_s)
+            return await asyncio.wait_for(compiling, request.deadline_s)
         except TimeoutError:
             raise DeadlineExceeded("the deadline passed while the grammar was compiled") from None
-        self._check_ready(request)
-        return grammar
 
     def _build(self) -> BuiltEngine:
         return build_engine(self._model, self._config, name=self._name, progress=self._progress)
 
     def _make_thread(self, engine: BuiltEngine) -> EngineThread:
-        return EngineThread(engine.core, self._config.watchdog_s, self._deliver, self._tell)
+        profile = engine.profile
+        rate = profile.prefill_tokens_per_s
+        usual_s = profile.max_batch_tokens / rate if rate > 0 else 0.0
+        return EngineThread(engine.core, self._config.watchdog_s, self._deliver, self._tell, usual_s)
 
     @property
     def _core(self) -> EngineCore:
@@ -223,16 +229,17 @@ class Worker:
             watcher.put(events)
 
     def _deliver(self, emissions: list[Emission]) -> None:
-        died = self._check_started().died
-        if died is not None:
-            self._end_all(Unavailable(f"the engine has died: {died}", code="replica_lost"))
+        thread = self._check_started()
+        load = thread.load
+        if thread.died is not None:
+            self._end_all(Unavailable(f"the engine has died: {thread.died}", code="replica_lost"))
         for emission in emissions:
             mailbox = self._streams.get(emission.key)
             if mailbox is None or mailbox.done:
                 continue  # cancelled, or ended from here, while the step ran
             if not mailbox.started:
                 self._admission.began(mailbox.prompt_tokens)
-            mailbox.put(emission.message, done=emission.done, error=emission.error)
+            mailbox.put(replace(emission.message, load=load), done=emission.done, error=emission.error)
 
 
 def _admission(config: EngineConfig, prefill_tokens_per_s: float = 0.0) -> Admission:

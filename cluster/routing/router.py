@@ -63,6 +63,7 @@ class Router:
         self._kv_events = pool.options(method_name="kv_events", stream=True, _by_reference=False)
         self._flush = pool.options(method_name="flush", _by_reference=False)
         self._load = pool.options(method_name="load", _by_reference=False)
+        self._health = pool.options(method_name="health", _by_reference=False)
         self._profile = pool.options(method_name="profile", _by_reference=False)
 
     async def stream(self, request: Request, *, whole: bool = False) -> AsyncGenerator[StreamMessage, None]:
@@ -106,7 +107,7 @@ class Router:
         self._refuse_if_draining()
         try:
             async with asyncio.timeout(ALL_SILENT_S):
-                first, placement = await self._call(self._load, wait_s=self._policy.wait_s)
+                first, placement = await self._call(self._health, wait_s=self._policy.wait_s)
         except MotleyError as error:
             raise Unavailable(error.message, code="unhealthy") from error
         except TimeoutError:

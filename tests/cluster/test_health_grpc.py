@@ -64,12 +64,18 @@ def request(service: str = "") -> pb.HealthCheckRequest:
     return pb.HealthCheckRequest(service=service)
 
 
-async def test_health_follows_the_replica(
-    grpc_target: str, worker: Any, call: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def stuck() -> None:
-        raise EngineFault("a step has been running for more than 60 s")
+async def stuck() -> None:
+    raise EngineFault("a step has been running for more than 60 s")
 
+
+def slow() -> None:
+    raise EngineFault("no step has ended for more than 5 s", code="engine_slow")
+
+
+@pytest.mark.parametrize(("asked", "fault"), [("check_health", stuck), ("check_pace", slow)])
+async def test_health_follows_the_replica(
+    grpc_target: str, worker: Any, call: Any, monkeypatch: pytest.MonkeyPatch, asked: str, fault: Any
+) -> None:
     monkeypatch.setattr(health, "WATCH_PERIOD_S", 0.0)
     async with grpc.aio.insecure_channel(grpc_target) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
@@ -77,7 +83,7 @@ async def test_health_follows_the_replica(
         assert (await watch.read()).status == SERVING
         for service in health.SERVICES:
             assert (await stub.Check(request(service))).status == SERVING
-        monkeypatch.setattr(worker, "check_health", stuck)
+        monkeypatch.setattr(worker, asked, fault)
         assert (await watch.read()).status == NOT_SERVING
         assert (await stub.Check(request())).status == NOT_SERVING
         statuses = (await stub.List(pb.HealthListRequest())).statuses

@@ -67,6 +67,8 @@ async def test_the_load_is_that_of_all_healthy_replicas(monkeypatch: pytest.Monk
             await asyncio.sleep(60)  # hangs
             return ReplicaLoad()
 
+        health = load
+
     monkeypatch.setattr(router_module, "HEALTH_S", 0.05)
     well = Loaded(ReplicaLoad(1, 2, 3, 4, 50)), Loaded(ReplicaLoad(10, 20, 30, 40, 50))
     ill = Loaded(EngineFault("step", code="engine_fault"))
@@ -117,8 +119,7 @@ async def test_failures_become_ours_and_tell_no_secrets(failure: Exception, kind
         async def load(self) -> Any:
             raise failure
 
-        async def profile(self) -> Any:
-            raise failure
+        health = profile = load
 
     router = Router(LocalPool(Failing()))
     with pytest.raises(MotleyError) as caught:

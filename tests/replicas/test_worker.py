@@ -182,6 +182,12 @@ async def unhealthy(worker: Worker) -> None:
         await asyncio.sleep(0.01)
 
 
+async def slow(worker: Worker) -> None:
+    while True:
+        worker.check_pace()
+        await asyncio.sleep(0.01)
+
+
 async def test_a_step_that_hangs_is_seen_and_ends_its_streams(
     worker: Worker, runner: GatedRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,6 +207,38 @@ async def test_a_step_that_hangs_is_seen_and_ends_its_streams(
     await until(lambda: engine_of(worker).step_began is None and idle(worker))
     await worker.check_health()
     assert await collect(worker.generate(request()))
+
+
+async def test_a_step_far_longer_than_others_is_told_of_before_the_watchdog_acts(
+    worker: Worker, runner: GatedRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    thread = engine_of(worker)
+    assert thread.slow_s == engine_thread.SLOW_S
+    monkeypatch.setattr(engine_thread, "SLOW_S", 0.02)
+    thread._took.clear()
+    thread._took.append(0.001)
+    assert thread.slow_s == pytest.approx(engine_thread.SLOW_TIMES * 0.001)
+    worker.check_pace()
+    runner.gate.clear()
+    task = asyncio.create_task(collect(worker.generate(request())))
+    await until(lambda: engine_of(worker).step_began is not None)
+    with pytest.raises(EngineFault, match="no step has ended") as caught:
+        await asyncio.wait_for(slow(worker), 10)
+    assert caught.value.code == "engine_slow"
+    await worker.check_health()  # its streams are not taken from it, nor is it replaced
+    thread._took.append(1000.0)
+    assert thread.slow_s == thread.watchdog_s, "such steps have been seen: then only the watchdog knows better"
+    worker.check_pace()
+    runner.gate.set()
+    assert sum(len(delta.token_ids) for delta in await task) == 5
+    worker.check_pace()
+
+
+async def test_what_a_full_step_takes_is_known_before_the_first(worker: Worker) -> None:
+    assert worker._engine is not None
+    profile = replace(worker._engine.profile, prefill_tokens_per_s=32.0)  # and at most 64 tokens in a step
+    thread = worker._make_thread(replace(worker._engine, profile=profile))
+    assert thread.slow_s == engine_thread.SLOW_TIMES * 2.0
 
 
 async def test_health_of_an_idle_engine_is_a_step_shared_by_all_who_ask(

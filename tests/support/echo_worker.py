@@ -63,6 +63,9 @@ class EchoWorker:
     async def check_health(self) -> None:
         return None
 
+    def check_pace(self) -> None:
+        return None
+
     async def flush(self, tenant: str | None) -> None:
         return None
 
