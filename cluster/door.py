@@ -28,6 +28,7 @@ MAX_PRIORITY = 2**31 - 1
 MAX_TIMEOUT_S = 24 * 3600.0
 MIN_VALUES = 65_536  # a body may hold so many values, whatever the model
 MAX_AT_WORK = 512  # prompts that are being tokenized, or wait for it
+LEAST_S = 0.002  # the way to a replica and back: with less left, no answer could be in time
 
 
 class Door:
@@ -195,11 +196,11 @@ def _sooner(*timeouts: float | None) -> float | None:
 
 
 def _left(timeout_s: float | None, began: float) -> float | None:
-    """What reading the prompt has left of it. Raises DeadlineExceeded: what has expired is never sent on."""
+    """What reading the prompt has left of it. Raises DeadlineExceeded: what cannot be in time is never sent on."""
     if timeout_s is None:
         return None
     left = timeout_s - (time.monotonic() - began)
-    if left <= 0:
+    if left < LEAST_S:
         raise DeadlineExceeded("the deadline passed before the request began")
     return left
 

@@ -64,8 +64,8 @@ def dump(content: Any) -> bytes:
 class EventStream(Response):
     """Server-sent events: one write for each message of the replica, `[DONE]` at a good end.
 
-    An error after the beginning is an event of its own, and then there is no `[DONE]`. A client that reads nothing
-    is left (`Readers`): its connection is closed.
+    An error after the beginning is an event of its own, and then there is no `[DONE]`. A client that reads nothing,
+    or hardly, is left (`Readers`): its connection is closed.
     """
 
     media_type = "text/event-stream"
@@ -90,7 +90,7 @@ class EventStream(Response):
         async def write(data: bytes, *, more: bool = True) -> None:
             reader.writing()
             await send({"type": "http.response.body", "body": data, "more_body": more})
-            reader.written()
+            reader.written(lambda: len(data))
 
         async with aclosing(self._streaming.rest) as rest:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})

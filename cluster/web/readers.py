@@ -1,47 +1,75 @@
-"""Clients that do not read what they asked for.
+"""Clients that do not read what they asked for, or hardly.
 
 A write to such a client waits, with it the replica's stream, and with that KV, memory and a place. How much lies
-on the way is bounded by the buffers of the connections between; how long it may lie there is bounded here.
+on the way is bounded by the request's own tokens; how long it may lie there is bounded here.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TypeVar
 
 from ...replicas.errors import ReaderStalled
+from .. import access_log
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 READER_TIMEOUT_S = 30.0
+LEAST_BYTES_S = 1024  # of a reader that is behind, on the average: a modem of 1995 takes more
+_BEHIND = 0.9  # of its patience, below which what a reader takes is counted: that costs as much as writing it
 
 
 class Reader:
-    """Whoever reads one answer.
+    """Whoever reads one answer, and how long it is waited for.
 
-    waited_since  when the write began that still waits, in the loop's seconds; None: none does
-    stalled       it has been given up
+    That is `timeout_s`. A write that waits uses it up; a second comes back for every LEAST_BYTES_S bytes that are
+    taken, and for every second in which there is nothing to write. So one that reads nothing is given up after
+    `timeout_s`, one that drips later, and one that keeps up never. `clock` is in seconds.
+
+    stalled  it has been given up
     """
 
-    __slots__ = ("_give_up", "_loop", "stalled", "waited_since")
+    __slots__ = ("_clock", "_give_up", "_left_s", "_since", "_timeout_s", "_writing", "call", "stalled")
 
-    def __init__(self, give_up: Callable[[], object], loop: asyncio.AbstractEventLoop) -> None:
-        self._give_up = give_up
-        self._loop = loop
-        self.waited_since: float | None = None
+    def __init__(self, give_up: Callable[[], object], timeout_s: float, clock: Callable[[], float]) -> None:
+        self.call = access_log.current().id
         self.stalled = False
+        self._give_up = give_up
+        self._timeout_s = self._left_s = timeout_s
+        self._clock = clock
+        self._since = clock()  # when the write began, or the wait for something to write
+        self._writing = False
 
     def writing(self) -> None:
-        self.waited_since = self._loop.time()
+        now = self._clock()
+        self._earn(now - self._since)
+        self._since, self._writing = now, True
 
-    def written(self) -> None:
-        self.waited_since = None
+    def written(self, num_bytes: Callable[[], int]) -> None:
+        """The write is done with; of so many bytes."""
+        now = self._clock()
+        self._left_s -= now - self._since
+        if self._left_s < _BEHIND * self._timeout_s:
+            self._earn(num_bytes() / LEAST_BYTES_S)
+        self._since, self._writing = now, False
+
+    @property
+    def too_slow(self) -> bool:
+        return self._writing and self._clock() - self._since > self._left_s
 
     def give_up(self) -> None:
         self.stalled = True
+        log.warning("call %s: its client has taken too little of the answer, and is left", self.call)
         self._give_up()
+
+    def _earn(self, seconds: float) -> None:
+        self._left_s = min(self._timeout_s, self._left_s + seconds)
 
 
 class Readers:
@@ -57,8 +85,8 @@ class Readers:
 
     @contextmanager
     def reader(self, give_up: Callable[[], object]) -> Iterator[Reader]:
-        """For one answer. `give_up` is called once if a write waits for `timeout_s`."""
-        reader = Reader(give_up, asyncio.get_running_loop())
+        """For one answer. `give_up` is called once if it is not taken in time."""
+        reader = Reader(give_up, self._timeout_s, asyncio.get_running_loop().time)
         self._readers.add(reader)
         if self._timer is None:
             self._arm()
@@ -67,8 +95,8 @@ class Readers:
         finally:
             self._readers.remove(reader)
 
-    async def watched(self, items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-        """The same items, closed at the end, or when one is not done with for `timeout_s`.
+    async def watched(self, items: AsyncGenerator[T, None], num_bytes: Callable[[T], int]) -> AsyncGenerator[T, None]:
+        """The same items, closed at the end, or when they are not taken in time.
 
         Raises ReaderStalled to whoever comes back after that. For writers who must not be cancelled: gRPC would
         then never tell the client how the call ended.
@@ -83,9 +111,10 @@ class Readers:
                 async for item in items:
                     reader.writing()
                     yield item
-                    reader.written()
+                    reader.written(partial(num_bytes, item))
                     if reader.stalled:
-                        raise ReaderStalled(f"nothing was read for {self._timeout_s:g} s", code="reader_stalled")
+                        message = f"nothing was read for {self._timeout_s:g} s, or little for longer"
+                        raise ReaderStalled(message, code="reader_stalled")
         finally:
             await (closing[0] if closing else items.aclose())
 
@@ -94,10 +123,8 @@ class Readers:
 
     def _look(self) -> None:
         self._timer = None
-        now = asyncio.get_running_loop().time()
         for reader in self._readers:
-            since = reader.waited_since
-            if since is not None and now - since > self._timeout_s and not reader.stalled:
+            if reader.too_slow and not reader.stalled:
                 reader.give_up()
         if self._readers:
             self._arm()

@@ -66,7 +66,8 @@ def stream(method: Stream[Reply]) -> Stream[Reply]:
     async def call(self: Any, request: Any, grpc_context: Any) -> AsyncGenerator[Reply, None]:
         try:
             with _admitted(self, method, request, grpc_context) as caller:
-                async with aclosing(self.readers.watched(method(self, request, caller))) as replies:
+                replies = self.readers.watched(method(self, request, caller), _num_bytes)
+                async with aclosing(replies):
                     async for reply in replies:
                         yield reply
         except MotleyError as error:
@@ -134,6 +135,10 @@ def _host(peer: str) -> str:
     if family == "unix":
         return "127.0.0.1"
     return rest.rpartition(":")[0].replace("%5B", "").replace("%5D", "").strip("[]")
+
+
+def _num_bytes(reply: Message) -> int:
+    return reply.ByteSize()
 
 
 def _set_status(context: Any, error: MotleyError) -> None:

@@ -1,4 +1,4 @@
-"""A client that reads nothing is left after a while, and takes nothing along."""
+"""A client that reads nothing, or hardly, is left after a while, and takes nothing along."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ import pytest
 from echo_worker import EchoWorker
 from local_ingress import make_ingress
 
+from motley.cluster import access_log
 from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import inference_pb2_grpc
-from motley.cluster.web.readers import Readers
+from motley.cluster.web import readers
+from motley.cluster.web.readers import LEAST_BYTES_S, Reader, Readers
 from motley.cluster.web.servicers import add_inference
 from motley.replicas.protocol import Delta, FinishReason, Request, StreamMessage
 
@@ -55,9 +57,9 @@ async def ingress(folder: Path, worker: FloodingWorker) -> Any:
     return ingress
 
 
-async def read_on(call: Any) -> None:
+async def read_on(call: Any, pause_s: float = 0.0) -> None:
     while await call.read() is not grpc.aio.EOF:
-        pass
+        await asyncio.sleep(pause_s)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -127,3 +129,88 @@ async def test_over_grpc(ingress: Any, worker: FloodingWorker) -> None:
         assert "nothing was read" in str(caught.value.details())
         await until(lambda: len(ingress.readers) == 0)
     await server.stop(None)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def reading(bytes_s: float, *, most_s: float, pause_s: float = 0.0) -> float | None:
+    """When a reader that takes so many bytes a second is given up; each write holds 100 of them.
+
+    pause_s  what the next write is waited for after each
+    """
+    clock = Clock()
+    reader = Reader(lambda: None, 30.0, clock)
+    while clock.now < most_s:
+        reader.writing()
+        clock.now += 100 / bytes_s
+        if reader.too_slow:
+            return clock.now
+        reader.written(lambda: 100)
+        clock.now += pause_s
+        assert not reader.too_slow, "only a write that waits tells of its reader"
+    return None
+
+
+def test_who_drips_is_left_and_who_keeps_up_never() -> None:
+    assert reading(1.0, most_s=1e4) == 100.0, "one write alone takes longer than anybody is waited for"
+    dripping = reading(LEAST_BYTES_S / 10, most_s=1e4)
+    assert dripping is not None
+    assert 30 < dripping < 40
+    nearly = reading(LEAST_BYTES_S / 2, most_s=1e4)
+    assert nearly is not None
+    assert 40 < nearly < 80
+    assert reading(LEAST_BYTES_S * 1.1, most_s=1e5) is None
+    assert reading(LEAST_BYTES_S / 2, most_s=1e5, pause_s=1.0) is None, "it has taken all there was, again and again"
+
+
+async def test_one_that_drips_over_http(ingress: Any, worker: FloodingWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each write is done long before a reader is given up, and yet it is."""
+    app = ingress.__serve_build_asgi_app__()
+    taken = 0
+
+    async def send(message: Any) -> None:
+        nonlocal taken
+        taken += len(message.get("body", b""))
+        await asyncio.sleep(0.02)
+
+    async def ask() -> None:
+        async with asyncio.timeout(60):
+            await asgi.request(app, "POST", "/v1/completions", {"prompt": "abc", "stream": True}, send=send)
+
+    monkeypatch.setattr(readers, "LEAST_BYTES_S", 2**40)
+    await ask()
+    await until(lambda: worker.closed == 1)
+    assert taken < 500 * len(TEXT), "not the whole answer"
+    assert (ingress.router.num_streams, len(ingress.readers)) == (0, 0)
+
+
+async def test_one_that_drips_over_grpc(ingress: Any, worker: FloodingWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "LEAST_BYTES_S", 2**40)
+    server = grpc.aio.server()
+    add_inference(ingress, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    options = (("grpc.max_receive_message_length", 2**24), ("grpc.http2.bdp_probe", 0))
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
+        call = inference_pb2_grpc.InferenceStub(channel).CompleteStream(pb.CompleteRequest(text="abc"))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await read_on(call, pause_s=0.02)
+        assert caught.value.code() == grpc.StatusCode.CANCELLED
+        await until(lambda: worker.closed == 1 and len(ingress.readers) == 0)
+    await server.stop(None)
+
+
+async def test_the_log_names_the_call_of_a_reader_that_is_left(caplog: pytest.LogCaptureFixture) -> None:
+    record = access_log.begin(access_log.CallRecord("http", "POST /v1/completions"))
+    left = asyncio.Event()
+    with caplog.at_level("WARNING"), Readers(timeout_s=0.05).reader(left.set) as reader:
+        reader.writing()
+        async with asyncio.timeout(20):
+            await left.wait()
+    record.ended(499)
+    assert [line.message for line in caplog.records if record.id in line.message], "an operator finds it"
