@@ -86,16 +86,18 @@ class Http2:
         self.connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(SETTINGS, 0, 0))
         self._next = 1
         self._rest = b""
+        self.payloads: dict[tuple[int, int], bytes] = {}  # of HEADERS and DATA, by kind and stream
         self.goaway: bytes | None = None
 
     def close(self) -> None:
         self.connection.close()
 
-    def open(self, port: int, method: str, message: bytes) -> tuple[int, bytes]:
-        """A call's frames, to be sent; and its stream's number."""
+    def open(self, port: int, method: str, message: bytes, timeout: str = "") -> tuple[int, bytes]:
+        """A call's frames, to be sent; and its stream's number. `timeout`: as `grpc-timeout` has it."""
         number, self._next = self._next, self._next + 2
         fields = [(":method", "POST"), (":scheme", "http"), (":path", method), (":authority", f"127.0.0.1:{port}")]
         fields += [("content-type", "application/grpc"), ("te", "trailers")]
+        fields += [("grpc-timeout", timeout)] if timeout else []
         block = b"".join(_literal(name, value) for name, value in fields)
         data = b"\0" + struct.pack(">I", len(message)) + message
         return number, frame(HEADERS, END_HEADERS, number, block) + frame(DATA, END_STREAM, number, data)
@@ -122,6 +124,8 @@ class Http2:
             stream, payload = int.from_bytes(self._rest[5:9], "big"), self._rest[9 : 9 + length]
             self._rest = self._rest[9 + length :]
             self._keep(kind, flags, payload)
+            if kind in (HEADERS, DATA):
+                self.payloads[kind, stream] = self.payloads.get((kind, stream), b"") + payload
             frames.append((kind, stream))
         return frames
 
