@@ -9,7 +9,8 @@ from typing import Any
 import grpc
 import pytest
 
-from motley.client import AsyncClient, Client, Resume, complete_request, retry
+from motley.client import AsyncClient, Client, Resume, aio, blocking, complete_request, retry
+from motley.client.silence import Watch
 from motley.cluster.failures import Unauthenticated
 from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import inference_pb2_grpc
@@ -248,3 +249,121 @@ def test_a_stream_that_is_reset_is_a_door_that_is_gone(details: str, kind: type[
             return None
 
     assert type(retry.from_call(Reset())) is kind
+
+
+class Stopped(Breaking):
+    """Falls silent after so many ids, as often as it is told to, and answers nothing while it is stopped."""
+
+    def __init__(self, silent_after: list[int], *, lives: bool = False) -> None:
+        super().__init__([])
+        self.silent_after, self.lives = silent_after, lives
+        self.asked = 0
+        self.left = asyncio.Event()  # a client has given up a silent stream
+        self.goes_on = asyncio.Event()
+
+    async def CompleteStream(self, request: pb.CompleteRequest, context: Any) -> AsyncIterator[pb.CompletionChunk]:
+        silent_after = self.silent_after.pop(0) if self.silent_after else None
+        count = 0
+        async for chunk in super().CompleteStream(request, context):
+            if count == silent_after:
+                try:
+                    await self.goes_on.wait()
+                finally:
+                    self.left.set()
+            yield chunk
+            count += len(chunk.choices)
+
+    async def GetModel(self, request: pb.GetModelRequest, context: Any) -> pb.Model:
+        self.asked += 1
+        if self.lives:
+            if self.asked >= 3:
+                self.goes_on.set()
+            return pb.Model(name="fake")
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+SILENCE_S = 0.2
+
+
+@pytest.fixture
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    for client in (aio, blocking):
+        monkeypatch.setattr(client, "PROBE_S", 0.2)
+
+
+def ids_of(chunks: list[pb.CompletionChunk]) -> list[int]:
+    return [i for chunk in chunks for choice in chunk.choices for i in choice.token_ids]
+
+
+async def read_all(target: str, kind: str, *, silence_s: float | None = SILENCE_S) -> list[pb.CompletionChunk]:
+    def read() -> list[pb.CompletionChunk]:
+        with Client(target, silence_s=silence_s) as client:
+            return list(client.stream("abc"))
+
+    if kind == "blocking":
+        return await asyncio.to_thread(read)
+    async with AsyncClient(target, silence_s=silence_s) as client:
+        return [chunk async for chunk in client.stream("abc")]
+
+
+@pytest.mark.usefixtures("_soon")
+@pytest.mark.parametrize("kind", ["blocking", "asynchronous"])
+async def test_a_stream_of_a_service_that_is_stopped_is_asked_for_again(kind: str) -> None:
+    """As one is that got SIGSTOP: no connection breaks, and nothing is answered."""
+    servicer = Stopped([4, 2])
+    server, target = await serve(servicer)
+    chunks = await asyncio.wait_for(read_all(target, kind), 60)
+    assert ids_of(chunks) == IDS
+    assert len(servicer.requests) == 3
+    assert [len(request.output_ids[0].ids) for request in servicer.requests[1:]] == [4, 6]
+    assert servicer.left.is_set(), "what was given up is cancelled: a service that goes on again need not finish it"
+    await server.stop(None)
+
+
+@pytest.mark.usefixtures("_soon")
+@pytest.mark.parametrize("kind", ["blocking", "asynchronous"])
+async def test_a_stream_that_waits_its_turn_is_not_asked_for_again(kind: str) -> None:
+    servicer = Stopped([4], lives=True)
+    server, target = await serve(servicer)
+    chunks = await asyncio.wait_for(read_all(target, kind), 60)
+    assert ids_of(chunks) == IDS
+    assert servicer.asked >= 3, "for each time that it was silent for long"
+    assert len(servicer.requests) == 1
+    await server.stop(None)
+
+
+@pytest.mark.usefixtures("_soon")
+@pytest.mark.parametrize("kind", ["blocking", "asynchronous"])
+async def test_a_service_that_stays_silent_is_unavailable(kind: str) -> None:
+    servicer = Stopped([4] + [0] * 9)
+    server, target = await serve(servicer)
+    with pytest.raises(Unavailable, match="silent"):
+        await asyncio.wait_for(read_all(target, kind), 60)
+    assert len(servicer.requests) == 4
+    await server.stop(None)
+
+
+@pytest.mark.usefixtures("_soon")
+async def test_whoever_is_cancelled_while_it_is_silent_is_cancelled() -> None:
+    servicer = Stopped([4])
+    server, target = await serve(servicer)
+    task = asyncio.create_task(read_all(target, "asynchronous", silence_s=None))
+    async with asyncio.timeout(30):
+        while not servicer.requests:
+            await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await server.stop(None)
+
+
+def test_a_watch_ends_with_its_last_stream() -> None:
+    watch = Watch(0.05, lambda: None)
+    with watch.over(None):
+        thread = watch._thread
+        assert thread is not None
+    thread.join(20)
+    assert not thread.is_alive()
+    with watch.over(None):
+        assert watch._thread not in (None, thread), "and another begins with the next"

@@ -6,7 +6,8 @@
                 print(chunk.choices[0].text if chunk.choices else "", end="")
 
 Calls are tried again where that is safe, and streams survive the loss of a replica or of the door: the first
-message carries the seed, every message the ids, and a stream that breaks is asked for again from where it was.
+message carries the seed, every message the ids, and a stream that breaks is asked for again from where it was. So is
+one that falls silent for `silence_s` while the service answers nothing at all: one that is stopped breaks no stream.
 Errors are the service's own: `InvalidRequest`, `Overloaded`, … of `motley.replicas.errors`, with the field at
 fault in `param`; `__cause__` is gRPC's.
 """

@@ -10,10 +10,12 @@ import grpc
 
 from ..cluster.protos import inference_pb2 as pb
 from ..cluster.protos import inference_pb2_grpc
+from ..replicas.errors import Unavailable
 from .asks import CallOptions, GenerateRequest, Message, Prompt, chat_request, complete_request, embeddings_request
 from .channel import Tls, aio_channel, metadata
 from .resume import Resume
 from .retry import Retry
+from .silence import PROBE_S, SILENCE_S, AsyncWatch, Listening, gone
 
 Reply = TypeVar("Reply")
 
@@ -29,11 +31,13 @@ class AsyncClient:
         tls: Tls | None = None,
         timeout_s: float | None = None,
         retries: int = 3,
+        silence_s: float | None = SILENCE_S,
     ) -> None:
         self._channel = aio_channel(target, tls)
         self._metadata = metadata(api_key)
         self._timeout_s, self._retries = timeout_s, retries
         self.stub: inference_pb2_grpc.InferenceAsyncStub = inference_pb2_grpc.InferenceStub(self._channel)
+        self._watch = AsyncWatch(silence_s, self._ask)
 
     async def __aenter__(self) -> Self:
         return self
@@ -109,17 +113,36 @@ class AsyncClient:
     async def _chunks(self, method: Any, resume: Resume, retry: Retry) -> AsyncGenerator[pb.CompletionChunk, None]:
         while True:
             call = method(resume.rest(), timeout=retry.left_s, metadata=self._metadata)
-            try:
-                async for chunk in call:
-                    for new in resume.take(chunk):
-                        retry.renew()
-                        yield new
-                return
-            except grpc.RpcError as error:
-                wait_s = retry.after(error)
-            finally:
-                call.cancel()
+            with self._watch.over(call) as listening:
+                try:
+                    while (chunk := await _next(call, listening)) is not None:
+                        for new in resume.take(chunk):
+                            retry.renew()
+                            yield new
+                    return
+                except (grpc.RpcError, Unavailable) as error:
+                    wait_s = retry.after(error)
+                finally:
+                    call.cancel()
             await asyncio.sleep(wait_s)
+
+    async def _ask(self) -> None:
+        await self.stub.GetModel(pb.GetModelRequest(), timeout=PROBE_S, metadata=self._metadata)
+
+
+async def _next(call: Any, listening: Listening) -> pb.CompletionChunk | None:
+    """The next chunk, or None at the end. Raises grpc.RpcError; Unavailable when it was given up."""
+    listening.listen()
+    try:
+        chunk = await call.read()
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if listening.gone and task is not None and not task.cancelling():
+            raise gone() from None
+        raise
+    finally:
+        listening.heard()
+    return None if chunk is grpc.aio.EOF else chunk
 
 
 class AsyncCompletionStream(AsyncIterator[pb.CompletionChunk]):

@@ -14,6 +14,7 @@ from .asks import CallOptions, GenerateRequest, Message, Prompt, chat_request, c
 from .channel import Tls, blocking_channel, metadata
 from .resume import Resume
 from .retry import Retry
+from .silence import PROBE_S, SILENCE_S, Listening, Watch, gone
 
 Reply = TypeVar("Reply")
 
@@ -26,6 +27,8 @@ class Client:
     tls         None speaks in the clear
     timeout_s   of each call that is not given its own; None waits for ever
     retries     further attempts of a call that may yet succeed
+    silence_s   a stream that brings nothing for so long is asked for again, if the service does not answer a
+                question within 10 s either; None waits for ever. Calls in one piece have `timeout_s`.
 
     Every call raises the service's errors: InvalidRequest, NotFound, Unauthenticated, Overloaded, Unavailable,
     DeadlineExceeded, EngineFault.
@@ -39,11 +42,13 @@ class Client:
         tls: Tls | None = None,
         timeout_s: float | None = None,
         retries: int = 3,
+        silence_s: float | None = SILENCE_S,
     ) -> None:
         self._channel = blocking_channel(target, tls)
         self._metadata = metadata(api_key)
         self._timeout_s, self._retries = timeout_s, retries
         self.stub = inference_pb2_grpc.InferenceStub(self._channel)
+        self._watch = Watch(silence_s, self._ask)
 
     def __enter__(self) -> Self:
         return self
@@ -116,17 +121,30 @@ class Client:
     def _chunks(self, method: Any, resume: Resume, retry: Retry) -> Generator[pb.CompletionChunk, None, None]:
         while True:
             call = method(resume.rest(), timeout=retry.left_s, metadata=self._metadata)
-            try:
-                for chunk in call:
-                    for new in resume.take(chunk):
-                        retry.renew()
-                        yield new
-                return
-            except grpc.RpcError as error:
-                wait_s = retry.after(error)
-            finally:
-                call.cancel()
+            with self._watch.over(call) as listening:
+                try:
+                    while (chunk := _next(call, listening)) is not None:
+                        for new in resume.take(chunk):
+                            retry.renew()
+                            yield new
+                    return
+                except grpc.RpcError as error:
+                    wait_s = retry.after(gone() if listening.gone else error)
+                finally:
+                    call.cancel()
             time.sleep(wait_s)
+
+    def _ask(self) -> None:
+        self.stub.GetModel(pb.GetModelRequest(), timeout=PROBE_S, metadata=self._metadata)
+
+
+def _next(call: Iterator[pb.CompletionChunk], listening: Listening) -> pb.CompletionChunk | None:
+    """The next chunk, or None at the end. Raises grpc.RpcError."""
+    listening.listen()
+    try:
+        return next(call, None)
+    finally:
+        listening.heard()
 
 
 class CompletionStream(Iterator[pb.CompletionChunk]):

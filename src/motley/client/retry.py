@@ -50,17 +50,17 @@ class Retry:
         """The call has come further: what follows may fail as often as a new one."""
         self._left, self._wait_s = self._retries, FIRST_WAIT_S
 
-    def after(self, error: grpc.RpcError) -> float:
+    def after(self, error: grpc.RpcError | MotleyError) -> float:
         """Seconds to wait before the next attempt. Raises what the error is to the caller if none can help.
 
         Generating changes nothing in the service, so whatever it has not refused for good may be asked again.
         """
-        failure = from_call(error)
+        failure = error if isinstance(error, MotleyError) else from_call(error)
         wait_s = max(self._wait_s * random.uniform(0.5, 1.5), failure.retry_after_s or 0.0)
         helps = isinstance(failure, Unavailable) or failure.retry_after_s is not None
         in_time = wait_s <= LONGEST_WAIT_S and (self.left_s is None or wait_s < self.left_s)
         if not (helps and in_time and self._left):
-            raise failure from error
+            raise failure from (None if failure is error else error)
         self._left -= 1
         self._wait_s *= 2
         return wait_s

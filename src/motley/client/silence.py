@@ -1,0 +1,169 @@
+"""Streams that say nothing for long: whether the service is slow, or no longer there.
+
+A service that is stopped, or a network that swallows everything, ends no stream. A request that waits for its turn is
+silent as well, and must not be asked for again. So the door is asked: what it answers is the sign that it lives, and
+replicas are the door's to watch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+
+from ..replicas.errors import Unavailable
+
+SILENCE_S = 30.0
+PROBE_S = 10.0  # the door answers such a question within milliseconds
+_LIFELESS = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+
+
+class Listening:
+    """One attempt at a stream, as those who watch over it see it.
+
+    gone  it was given up: the door did not answer
+    """
+
+    def __init__(self, call: Any) -> None:
+        self.gone = False
+        self._call = call
+        self._since: float | None = None
+
+    def listen(self) -> None:
+        """Its reader waits from now on."""
+        self._since = time.monotonic()
+
+    def heard(self) -> None:
+        self._since = None
+
+    def silent_for(self, seconds: float) -> bool:
+        since = self._since
+        return since is not None and time.monotonic() - since >= seconds
+
+    def give_up(self) -> None:
+        self.gone = True
+        self._call.cancel()
+
+
+class _Watch:
+    """The streams of one client that are waited for. `silence_s`: None watches over nothing."""
+
+    def __init__(self, silence_s: float | None) -> None:
+        self._silence_s = silence_s
+        self._open: set[Listening] = set()
+
+    @property
+    def _period_s(self) -> float:
+        assert self._silence_s is not None
+        return min(self._silence_s / 4, 1.0)
+
+    def _silent(self) -> list[Listening]:
+        assert self._silence_s is not None
+        return [one for one in list(self._open) if one.silent_for(self._silence_s)]
+
+    def _judge(self, asked: list[Listening], *, lives: bool) -> None:
+        """What the door has said goes for all streams that were silent when it was asked and still are."""
+        for one in set(asked).intersection(self._silent()):
+            if lives:
+                one.listen()
+            else:
+                one.give_up()
+
+
+class Watch(_Watch):
+    """On a thread of its own, which ends with the last stream. `ask`: raises grpc.RpcError if nobody answers."""
+
+    def __init__(self, silence_s: float | None, ask: Callable[[], object]) -> None:
+        super().__init__(silence_s)
+        self._ask = ask
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    @contextmanager
+    def over(self, call: Any) -> Iterator[Listening]:
+        one = Listening(call)
+        if self._silence_s is None:
+            yield one
+            return
+        with self._changed:
+            self._open.add(one)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="motley-client-watch", daemon=True)
+                self._thread.start()
+        try:
+            yield one
+        finally:
+            with self._changed:
+                self._open.discard(one)
+                self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait(self._period_s)
+                if not self._open:
+                    self._thread = None
+                    return
+                silent = self._silent()
+            if silent:
+                self._judge(silent, lives=self._lives())
+
+    def _lives(self) -> bool:
+        try:
+            self._ask()
+        except grpc.RpcError as error:
+            return _is_answer(error)
+        return True
+
+
+class AsyncWatch(_Watch):
+    """As a task, which ends with the last stream."""
+
+    def __init__(self, silence_s: float | None, ask: Callable[[], Awaitable[object]]) -> None:
+        super().__init__(silence_s)
+        self._ask = ask
+        self._task: asyncio.Task[None] | None = None
+
+    @contextmanager
+    def over(self, call: Any) -> Iterator[Listening]:
+        one = Listening(call)
+        if self._silence_s is None:
+            yield one
+            return
+        self._open.add(one)
+        if self._task is None:
+            self._task = asyncio.create_task(self._run())
+        try:
+            yield one
+        finally:
+            self._open.discard(one)
+            if not self._open and self._task is not None:
+                self._task.cancel()
+                self._task = None
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(self._period_s)
+            if silent := self._silent():
+                self._judge(silent, lives=await self._lives())
+
+    async def _lives(self) -> bool:
+        try:
+            await self._ask()
+        except grpc.RpcError as error:
+            return _is_answer(error)
+        return True
+
+
+def gone() -> Unavailable:
+    return Unavailable("the stream fell silent, and the service answers no question", code="unavailable")
+
+
+def _is_answer(error: Any) -> bool:
+    """A refusal comes from somebody."""
+    return error.code() not in _LIFELESS
