@@ -17,6 +17,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from neighbour import Neighbour
+from raw_calls import PROTOCOLS, Asked, RawCall
 from raw_http import GOAWAY, HEADERS, RST_STREAM, Http2, head, post, unread
 from served import Served, served, wait_for
 
@@ -45,7 +46,7 @@ def pressed(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 @pytest.fixture
 def neighbour(pressed: Served) -> Neighbour:
     pressed.wait_idle()
-    return Neighbour(pressed.grpc)
+    return Neighbour(pressed)
 
 
 class Baseline:
@@ -77,55 +78,41 @@ def access_log(service: Served) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-Leave = Callable[[], object]
+def streams_in_log(service: Served) -> int:
+    return sum(line["call"] == "CompleteStream" for line in access_log(service))
 
 
-def over_http_by_hand(service: Served, stream: bool) -> Leave:
-    body = json.dumps({"prompt": "abc", "stream": stream, **FLOOD}).encode()
-    connection = socket.create_connection(("127.0.0.1", service.http_port))
-    connection.sendall(head(service.http_port, "/v1/completions", body) + body)
-    return connection.close
-
-
-def over_grpc_by_hand(service: Served, stream: bool) -> Leave:
-    channel = grpc.insecure_channel(service.grpc)
-    stub = inference_pb2_grpc.InferenceStub(channel)
-    request = pb.CompleteRequest(text="abc", sampling=pb.SamplingParams(**FLOOD))
-    call = stub.CompleteStream(request) if stream else stub.Complete.future(request)
-    return lambda: (call.cancel(), channel.close())
+def filled(service: Served) -> list[RawCall]:
+    """Requests that take every place and stay."""
+    fillers = [RawCall(service, PROTOCOLS[0], Asked()) for _ in range(RUNNING)]
+    wait_for(lambda: service.load()["running"] == RUNNING, "every place taken")
+    return fillers
 
 
 def test_leaving_and_deadlines_while_waiting(pressed: Served, report: Callable[[str], None]) -> None:
     """All places are taken, so that these requests wait in the engine."""
     pressed.wait_idle()
-    fillers = [over_grpc_by_hand(pressed, True) for _ in range(RUNNING // 4)]
-    wait_for(lambda: pressed.load()["running"] == RUNNING, "every place taken")
-    for start in (over_http_by_hand, over_grpc_by_hand):
-        for stream in (True, False):
-            leave = start(pressed, stream)
-            wait_for(lambda: pressed.load()["waiting"] == 4, "four sequences that wait")
+    fillers = filled(pressed)
+    for protocol in PROTOCOLS:
+        told = []
+        for way in protocol.ways:
+            asked = Asked(timeout_s=0.5 if way == "field" else None)
+            call = RawCall(pressed, protocol, asked, "500m" if way == "deadline" else "")
+            wait_for(lambda: pressed.load()["waiting"] == 1, f"{protocol.name} to wait")
+            if way in ("field", "deadline"):
+                said = call.outcome()
+                assert said.startswith(("504", "4 ")) or "deadline" in said, said[-200:]
+            else:
+                call.leave(way)
             left = time.monotonic()
-            leave()
-            wait_for(lambda: pressed.load()["waiting"] == 0, "their leaving", 10)
-            report(f"left while waiting, {start.__name__}, stream={stream}: {time.monotonic() - left:.2f} s")
-    late = asyncio.run(post(pressed.http_port, "/v1/completions", {"prompt": "abc", "timeout_s": 0.5, **FLOOD}))
-    assert (late.status, late.json()["error"]["type"]) == (504, "timeout_error")
-    with grpc.insecure_channel(pressed.grpc) as channel:
-        stub = inference_pb2_grpc.InferenceStub(channel)
-        for how in ({"timeout": 0.5}, {}):
-            request = pb.CompleteRequest(text="abc", sampling=pb.SamplingParams(**FLOOD))
-            if not how:
-                request.timeout_s = 0.5
-            with pytest.raises(grpc.RpcError) as caught:
-                stub.Complete(request, **how)
-            assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-    wait_for(lambda: pressed.load()["waiting"] == 0, "their ends", 10)
+            wait_for(lambda: pressed.load()["waiting"] == 0, f"the end of {protocol.name} by {way}", 10)
+            told.append(f"{way} {1e3 * (time.monotonic() - left):.0f}")
+            call.close()
+        report(f"queued, {protocol.name}: gone after ms: {', '.join(told)}")
     assert pressed.load()["running"] == RUNNING, "those before them run on"
-    left = time.monotonic()
-    for leave in fillers:
-        leave()
+    for filler in fillers:
+        filler.close()
     pressed.wait_idle(10)
-    report(f"left while running: everything free after {time.monotonic() - left:.2f} s")
 
 
 def test_readers_that_take_nothing(pressed: Served, neighbour: Neighbour, report: Callable[[str], None]) -> None:
@@ -146,7 +133,7 @@ def test_readers_that_take_nothing(pressed: Served, neighbour: Neighbour, report
     baseline.check(report, "stalled readers")
 
     def floods() -> list[dict[str, Any]]:
-        return [line for line in access_log(pressed)[seen:] if line["completion_tokens"] > 64]
+        return [line for line in access_log(pressed)[seen:] if line["status"] not in (200, "OK")]
 
     ended = wait_for(lambda: len(floods()) == 3 and floods(), "three lines in the access log", 60)
     assert {line["status"] for line in ended} <= {499, "CANCELLED"}
@@ -171,7 +158,7 @@ def test_idle_connections(pressed: Served, neighbour: Neighbour, report: Callabl
             assert {next(watch).status for watch in watches} == {health_pb2.HealthCheckResponse.SERVING}
             assert pressed.load()["waiting"] == 0, "whoever watches is no load"
             answers = len(neighbour.answers)
-            wait_for(lambda: len(neighbour.answers) >= answers + 5, "the neighbour's answers", 60)
+            wait_for(lambda: len(neighbour.answers) >= answers + 2, "the neighbour's answers", 60)
             for watch in watches:
                 watch.cancel()
     report(f"{IDLE} idle connections: {neighbour.pace()}")
@@ -238,20 +225,22 @@ def reset_when_begun(port: int, message: bytes, count: int, at_once: int = 20) -
     return done
 
 
-def test_rapid_resets(pressed: Served, neighbour: Neighbour, report: Callable[[str], None]) -> None:
+def test_rapid_resets(pressed: Served, report: Callable[[str], None]) -> None:
+    """What the neighbour has begun goes on as it would; among so many it may find the queue full before that."""
     baseline = Baseline(pressed)
+    neighbour = Neighbour(pressed, may_be_refused=True)
     sampling = pb.SamplingParams(max_tokens=60_000, ignore_eos=True)
     message = pb.CompleteRequest(text="abc", sampling=sampling).SerializeToString()
-    before, began = len(access_log(pressed)), time.monotonic()
+    before, began = streams_in_log(pressed), time.monotonic()
     with neighbour.beside():
         done = reset_at_once(pressed.grpc_port, message, 4000)  # HAProxy hands none of these on
         done += reset_soon(pressed.grpc_port, message, 4000)
         done += reset_when_begun(pressed.grpc_port, message, RESETS - done)
     assert done >= RESETS
-    reached = len(access_log(pressed)) - before - len(neighbour.answers) - neighbour.refused
+    reached = streams_in_log(pressed) - before - len(neighbour.answers) - neighbour.refused
     assert reached >= 2000, "calls that the ingress has begun"
-    pace = f"{neighbour.pace()}, refused {neighbour.refused} times"
-    report(f"{done} resets in {time.monotonic() - began:.1f} s, {reached} of them of calls in the ingress: {pace}")
+    seconds = time.monotonic() - began
+    report(f"{done} resets in {seconds:.1f} s, {reached} of them of calls in the ingress: {neighbour.pace()}")
     baseline.check(report, f"{done} resets")
 
 
@@ -283,9 +272,13 @@ def test_connections_cut_in_the_middle(pressed: Served, neighbour: Neighbour, re
 
 
 def test_overload(pressed: Served, report: Callable[[str], None]) -> None:
-    """Ten times what runs and waits, at once and over both protocols: each gets its answer or a refusal."""
+    """Ten times what runs and waits, at once and over both protocols: each gets its answer or a refusal.
+
+    The neighbour, of the same tenant and admitted before, keeps its stream to the end; what it asks anew may be
+    refused like anybody's request, with a time to come again.
+    """
     baseline = Baseline(pressed)
-    neighbour = Neighbour(pressed.grpc)
+    neighbour = Neighbour(pressed, may_be_refused=True)
     fields: dict[str, Any] = {"prompt": "over", "max_tokens": 48, "temperature": 0, "ignore_eos": True}
     right = asyncio.run(post(pressed.http_port, "/v1/completions", fields)).json()["choices"][0]["text"]
     began = time.monotonic()
@@ -296,7 +289,7 @@ def test_overload(pressed: Served, report: Callable[[str], None]) -> None:
     assert counts.total() == 10 * (RUNNING + WAITING), "one outcome each"
     assert set(counts) == {"right", "refused"}, counts
     assert counts["right"] >= RUNNING + WAITING, "what has room is served"
-    report(f"overload: {counts} in {seconds:.1f} s: {neighbour.pace()}, refused {neighbour.refused} times")
+    report(f"overload: {counts} in {seconds:.1f} s: {neighbour.pace()}")
     baseline.check(report, "overload")
 
 
