@@ -1,13 +1,16 @@
-"""motley.v1 by libcurl."""
+"""motley.v1 by libcurl: the same requests as motley.client's, for less of the cores that the service runs on."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from ...client import complete_request
 from ..protos import inference_pb2 as pb
 from .curl import CallFailed, CurlChannel
-from .senders import SERVICE, RequestFailed, completion_request
+from .senders import RequestFailed, options
 from .workload import Job
+
+SERVICE = "/motley.v1.Inference"
 
 
 class CurlSender:
@@ -39,7 +42,7 @@ class CurlSender:
         self._channel.close()
 
     async def _call(self, method: str, job: Job, on_message: Callable[[bytes], None]) -> None:
-        request = completion_request(self._model, job).SerializeToString()
+        request = complete_request(job.prompt_ids, options(self._model, job)).SerializeToString()
         try:
             await self._channel.call(f"{SERVICE}/{method}", request, on_message)
         except CallFailed as error:

@@ -9,12 +9,11 @@ from importlib.util import find_spec
 from typing import Any, Protocol
 
 import aiohttp
-import grpc
 
-from ..protos import inference_pb2 as pb
+from ...client import AsyncClient
+from ...client.asks import CallOptions
+from ...replicas.errors import MotleyError
 from .workload import Job, Workload
-
-SERVICE = "/motley.v1.Inference"
 
 
 class RequestFailed(Exception):
@@ -40,43 +39,33 @@ class Sender(Protocol):
 
 
 class GrpcSender:
-    """motley.v1 on one channel, as a gRPC client has it."""
+    """motley.v1 by our own client, which here tries nothing twice: what fails is to be seen."""
 
     def __init__(self, target: str, model: str, api_key: str | None) -> None:
+        self._client = AsyncClient(target, api_key=api_key, retries=0, silence_s=None)
         self._model = model
-        self._metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()
-        self._channel = grpc.aio.insecure_channel(target)
-        types: dict[str, Callable[[Any], Any]] = {"request_serializer": pb.CompleteRequest.SerializeToString}
-        self._stream = self._channel.unary_stream(
-            f"{SERVICE}/CompleteStream", response_deserializer=pb.CompletionChunk.FromString, **types
-        )
-        self._whole = self._channel.unary_unary(
-            f"{SERVICE}/Complete", response_deserializer=pb.Completion.FromString, **types
-        )
 
     async def stream(self, job: Job, on_message: Callable[[], None]) -> int:
-        call = self._stream(completion_request(self._model, job), metadata=self._metadata)
         tokens = 0
         try:
-            async for chunk in call:
-                if chunk.choices:
-                    on_message()
-                    tokens += sum(len(choice.token_ids) for choice in chunk.choices)
-        except grpc.aio.AioRpcError as error:
-            raise RequestFailed(error.code().name) from error
-        finally:
-            call.cancel()
+            async with self._client.stream(job.prompt_ids, **options(self._model, job)) as chunks:
+                async for chunk in chunks:
+                    if chunk.choices:
+                        on_message()
+                        tokens += sum(len(choice.token_ids) for choice in chunk.choices)
+        except MotleyError as error:
+            raise RequestFailed(str(error.code).upper()) from error
         return tokens
 
     async def whole(self, job: Job) -> int:
         try:
-            reply = await self._whole(completion_request(self._model, job), metadata=self._metadata)
-        except grpc.aio.AioRpcError as error:
-            raise RequestFailed(error.code().name) from error
+            reply = await self._client.complete(job.prompt_ids, **options(self._model, job))
+        except MotleyError as error:
+            raise RequestFailed(str(error.code).upper()) from error
         return int(reply.usage.completion_tokens)
 
     async def close(self) -> None:
-        await self._channel.close()
+        await self._client.close()
 
 
 class HttpSender:
@@ -125,9 +114,9 @@ class HttpSender:
         return json.dumps(fields | ({"stream_options": {"include_usage": True}} if stream else {})).encode()
 
 
-def completion_request(model: str, job: Job) -> pb.CompleteRequest:
-    sampling = pb.SamplingParams(max_tokens=job.output_tokens, ignore_eos=True, temperature=0.0)
-    return pb.CompleteRequest(model=model, token_ids=pb.TokenIds(ids=job.prompt_ids), sampling=sampling)
+def options(model: str, job: Job) -> CallOptions:
+    """What is asked for over gRPC, as motley.client takes it."""
+    return CallOptions(model=model, max_tokens=job.output_tokens, ignore_eos=True, temperature=0.0)
 
 
 def sender(workload: Workload, target: str, model: str, api_key: str | None) -> Sender:

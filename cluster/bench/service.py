@@ -16,12 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import grpc
-
-from ...replicas.errors import Unavailable
+from ...client import Client
+from ...replicas.errors import MotleyError, Unavailable
 from ..edge.ports import SETTLED, is_free
-from ..protos import inference_pb2 as pb
-from ..protos import inference_pb2_grpc
 
 # Its tokens are what prompts are made of: ids that every model's tokenizer gives for ordinary words.
 WORDS = (
@@ -51,18 +48,15 @@ def inspect(protocol: str, target: str, api_key: str | None = None) -> Service:
     ask = _over_grpc if protocol == "grpc" else _over_http
     try:
         model, ids, length, null = ask(target, api_key)
-    except (grpc.RpcError, urllib.error.URLError, OSError) as error:
-        why = error.details() if isinstance(error, grpc.Call) else str(error)
-        raise Unavailable(f"no service answers at {target}: {why}; start one, or give --start") from error
+    except (MotleyError, urllib.error.URLError, OSError) as error:
+        raise Unavailable(f"no service answers at {target}: {error}; start one, or give --start") from error
     return Service(protocol, target, model, tuple(sorted(set(ids))), length, null, api_key)
 
 
 def _over_grpc(target: str, api_key: str | None) -> tuple[str, Sequence[int], int, bool]:
-    metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()
-    with grpc.insecure_channel(target) as channel:
-        stub = inference_pb2_grpc.InferenceStub(channel)
-        model = stub.GetModel(pb.GetModelRequest(), metadata=metadata, timeout=CALL_S)
-        ids = stub.Tokenize(pb.TokenizeRequest(text=WORDS), metadata=metadata, timeout=CALL_S).token_ids
+    with Client(target, api_key=api_key, timeout_s=CALL_S, retries=0) as client:
+        [model] = client.models()
+        ids = client.tokenize(WORDS)
     return model.name, ids, model.max_model_len, model.family == "null"
 
 

@@ -43,8 +43,8 @@ class _Grpc(inference_pb2_grpc.InferenceServicer):
     def __init__(self, service: FakeService) -> None:
         self._service = service
 
-    async def GetModel(self, request: pb.GetModelRequest, context: Any) -> pb.Model:
-        return pb.Model(name="fake", family="null", max_model_len=CONTEXT)
+    async def ListModels(self, request: pb.ListModelsRequest, context: Any) -> pb.ListModelsResponse:
+        return pb.ListModelsResponse(models=[pb.Model(name="fake", family="null", max_model_len=CONTEXT)])
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:
         return pb.TokenizeResponse(token_ids=range(30), max_model_len=CONTEXT)
