@@ -13,11 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from raw_http import post
+from raw_http import Answer, post
 from safetensors.torch import load_file, save_file
 from served import START_S, Served, alive, served, wait_for
 
@@ -105,7 +106,7 @@ def test_stopped_while_it_starts(checkpoint: Path, tmp_path: Path, number: signa
 
 def test_it_greets_drains_and_leaves_nothing(service: Served, checkpoint: Path, tmp_path: Path) -> None:
     """Beside another service on the same machine, which notices nothing."""
-    arguments = [str(checkpoint), "--served-model-name", "second", "--greet", "--drain-s", "30"]
+    arguments = [str(checkpoint), "--served-model-name", "second", "--greet", "--drain-s", "120"]
     with served(arguments, tmp_path) as second:
         second.wait_ready()
         for part in ("over gRPC: ", "over HTTP: ", second.http, second.grpc, "curl ", "motley.client", "dashboard"):
@@ -116,17 +117,57 @@ def test_it_greets_drains_and_leaves_nothing(service: Served, checkpoint: Path, 
             with Client(service.grpc) as client:
                 assert [model.name for model in client.models()] == ["tiny"]
         children = second.descendants()
-        with Client(second.grpc) as client, ThreadPoolExecutor() as threads:
-            stream = client.stream("abc", max_tokens=1000, ignore_eos=True)
+        length = 4000
+        with Client(second.grpc, retries=0) as client, ThreadPoolExecutor() as threads:
+            stream = client.stream("abc", max_tokens=length, ignore_eos=True)
             next(stream)
+            body = {"prompt": "abc", "max_tokens": length, "ignore_eos": True}
+            over_http = [
+                threads.submit(asyncio.run, post(second.http_port, "/v1/completions", {**body, "stream": streamed}))
+                for streamed in (True, False)
+            ]
+            wait_for(lambda: second.load()["running"] == 3, "three that run")
+            second.process.send_signal(signal.SIGTERM)
             chunks = threads.submit(list, stream)
-            assert second.interrupt() == 0
-            assert chunks.result(30)[-1].usage.completion_tokens == 1000, "a running stream ends as it would have"
+            check_refusals(second)
+            assert not chunks.done(), "what runs went on meanwhile"
+            assert chunks.result(60)[-1].usage.completion_tokens == length, "a running stream ends as it would have"
+            streamed, whole = (answer.result(60) for answer in over_http)
+            assert (streamed.status, streamed.events()[-1]) == (200, "[DONE]")
+            assert sum(len(event["choices"]) for event in streamed.events()[:-1]) > 1
+            assert streamed.events()[-2]["choices"][0]["finish_reason"] == "length"
+            assert whole.json()["usage"]["completion_tokens"] == length
+            assert second.process.wait(60) == 0
         assert alive(children) == []
         assert "Error" not in second.output
         assert "Traceback" not in second.output
         assert second.leftovers() == []
     assert service.load()["running"] == 0
+
+
+def check_refusals(service: Served) -> None:
+    """While it drains: nothing new is taken over any protocol, and health says so."""
+    request = {"prompt": "abc"}
+
+    def late() -> Answer | None:
+        answer = asyncio.run(post(service.http_port, "/v1/completions", request))
+        return answer if answer.status != 200 else None
+
+    refused = wait_for(late, "the beginning of the drain")
+    assert (refused.status, refused.json()["error"]["code"]) == (503, "draining")
+    assert int(refused.headers["retry-after"]) >= 1
+    streamed = asyncio.run(post(service.http_port, "/v1/completions", {**request, "stream": True}))
+    assert (streamed.status, streamed.headers["retry-after"]) == (503, "1")
+    with pytest.raises(HTTPError) as told:
+        service.load()
+    assert (told.value.code, told.value.headers["retry-after"]) == (503, "1")
+    with grpc.insecure_channel(service.grpc) as channel:
+        health = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+        assert health.status == health_pb2.HealthCheckResponse.NOT_SERVING
+        with pytest.raises(grpc.RpcError) as caught:
+            inference_pb2_grpc.InferenceStub(channel).Complete(pb.CompleteRequest(text="abc"))
+        assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+        assert dict(caught.value.trailing_metadata())["retry-after"] == "1"
 
 
 def test_streams_that_outlast_the_drain_are_told_so(checkpoint: Path, tmp_path: Path) -> None:
