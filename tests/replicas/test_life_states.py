@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -277,3 +278,35 @@ async def test_a_grammar_that_compiles_has_a_place_like_any_that_waits(bench: Be
     assert (bench.worker._admission.waiting, bench.worker._admission.waiting_tokens) == (0, 0)
     assert bench.worker.num_streams == 1
     assert len(bench.scheduler.sequences) == 1, "the engine has seen none of them"
+
+
+async def test_a_neighbour_takes_part_in_every_step_whatever_comes_and_goes(bench: Bench) -> None:
+    """Its pace, counted: far more than can run or wait asks at once, and most leave again in any state."""
+    [own] = bench.scheduler.sequences
+    tasks: list[asyncio.Task[None]] = []
+    refused = 0
+
+    async def press(number: int) -> None:
+        nonlocal refused
+        with suppress(Overloaded):
+            await bench._read(request(1 + 37 * number % 200, str(number), max_tokens=9), [])
+            return
+        refused += 1
+
+    while own.state is not State.FINISHED:
+        tasks += [asyncio.create_task(press(number)) for number in range(len(tasks), len(tasks) + 5)]
+        await asyncio.sleep(0)
+        for task in tasks[::3]:
+            task.cancel()
+        bench.runner.let.release()
+        num = len(bench.runner.planned)
+        await until(lambda num=num: len(bench.runner.planned) > num or own.state is State.FINISHED)
+    steps = [{item.sequence_id for item in plan.items} for plan in bench.runner.planned]
+    took = [own.id in step for step in steps]
+    assert took[: len(own.output_ids)] == [True] * len(own.output_ids), "a token in each step"
+    assert len(own.output_ids) == 120
+    assert refused > 100
+    assert len(set.union(*steps)) > 50, "and others ran beside it"
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -22,7 +22,7 @@ LENGTH = 1000
 REQUEST = pb.CompleteRequest(
     text="a steady neighbour", sampling=pb.SamplingParams(temperature=0, max_tokens=LENGTH, ignore_eos=True)
 )
-LEAST_SHARE = 0.5  # steps are asked for over HTTP, and some go by meanwhile; on an idle machine it is 0.9 and more
+LEAST_SHARE = 0.7  # steps are asked for over HTTP, and some go by meanwhile; mostly it is 1.0
 
 
 class Neighbour:
