@@ -7,6 +7,7 @@ import json
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -19,6 +20,7 @@ from .answers import Answer, Object, Streaming
 from .readers import Reader, Readers
 from .retry_after import retry_after_s
 
+PART_BYTES = 16_384  # of an event, in one write
 CALLER = "motley.caller"  # where the guard leaves it in the ASGI scope
 
 
@@ -88,9 +90,13 @@ class EventStream(Response):
 
     async def _write(self, reader: Reader, send: Send) -> None:
         async def write(data: bytes, *, more: bool = True) -> None:
-            reader.writing()
-            await send({"type": "http.response.body", "body": data, "more_body": more})
-            reader.written(lambda: len(data))
+            """In parts, so that one who reads slowly is seen to read."""
+            for start in range(0, len(data), PART_BYTES):
+                part = data[start : start + PART_BYTES]
+                last = start + PART_BYTES >= len(data)
+                reader.writing()
+                await send({"type": "http.response.body", "body": part, "more_body": more or not last})
+                reader.written(partial(len, part))
 
         async with aclosing(self._streaming.rest) as rest:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})

@@ -77,7 +77,7 @@ async def test_health_follows_the_replica(
     grpc_target: str, worker: Any, call: Any, monkeypatch: pytest.MonkeyPatch, asked: str, fault: Any
 ) -> None:
     monkeypatch.setattr(health, "WATCH_PERIOD_S", 0.0)
-    async with grpc.aio.insecure_channel(grpc_target) as channel:
+    async with grpc.aio.insecure_channel(grpc_target) as channel, asyncio.timeout(60):
         stub = health_pb2_grpc.HealthStub(channel)
         watch = stub.Watch(request("motley.v1.Inference"))
         assert (await watch.read()).status == SERVING

@@ -17,6 +17,7 @@ from motley.cluster import access_log
 from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import inference_pb2_grpc
 from motley.cluster.web import readers
+from motley.cluster.web.http import PART_BYTES
 from motley.cluster.web.readers import LEAST_BYTES_S, Reader, Readers
 from motley.cluster.web.servicers import add_inference
 from motley.replicas.protocol import Delta, FinishReason, Request, StreamMessage
@@ -214,3 +215,20 @@ async def test_the_log_names_the_call_of_a_reader_that_is_left(caplog: pytest.Lo
             await left.wait()
     record.ended(499)
     assert [line.message for line in caplog.records if record.id in line.message], "an operator finds it"
+
+
+async def test_an_event_of_a_megabyte_goes_in_parts(ingress: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Taken as one it would look like a reader that reads nothing for as long as it takes."""
+    app = ingress.__serve_build_asgi_app__()
+    parts: list[int] = []
+
+    async def send(message: Any) -> None:
+        parts.append(len(message.get("body", b"")))
+        await asyncio.sleep(0.01)
+        if sum(parts) > len(TEXT):
+            raise OSError("the client has gone")
+
+    with pytest.raises(OSError, match="gone"):
+        await asgi.request(app, "POST", "/v1/completions", {"prompt": "abc", "stream": True}, send=send)
+    assert len(parts) > 60, "for 0.6 s, three times what a reader that reads nothing is waited for"
+    assert max(parts) <= PART_BYTES

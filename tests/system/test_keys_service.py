@@ -9,7 +9,7 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import openai
 import pytest
 from certificates import Certificates
 from echo_worker import EchoWorker
-from listeners import listeners
+from listeners import Listener, listeners
 from local_ingress import make_ingress, routes
 from served import Served, served, wait_for
 from walk import Answer, Way, walk
@@ -37,6 +37,16 @@ JSON = {"Content-Type": "application/json"}
 
 # Paths and RPCs of Serve and HAProxy, beside every route and RPC of ours
 NOT_OURS = [("GET", path) for path in ("/-/routes", "/-/healthz", "/stats", "/metrics", "/")]
+# Of Ray's dashboard and its agent: what runs programs and tells of them, and what they tell without a token
+HEALTHS = ("/api/healthz", "/api/gcs_healthz", "/api/local_raylet_healthz")
+RAYS_PATHS = [
+    *(("POST", path) for path in ("/api/jobs/", "/api/job_agent/jobs/", "/api/authenticate")),
+    *(
+        ("GET", path)
+        for path in ("/api/jobs/", "/api/version", "/nodes?view=summary", "/logs", "/api/serve/applications/")
+    ),
+    *(("GET", path) for path in (*HEALTHS, "/api/authentication_mode", "/favicon.ico")),
+]
 SERVES_RPCS = ["ray.serve.RayServeAPIService/Healthz", "ray.serve.RayServeAPIService/ListApplications"]
 # One call at least that each of Ray's gRPC servers knows, and wants its token for
 RAYS_RPCS = [
@@ -60,11 +70,29 @@ STREAMS = [
 RAYS = {
     "gcs_server": "the cluster's tables",
     "raylet": "the node's scheduler and objects",
-    "ray::": "each worker's calls; Serve's messages between replicas; the agent's metrics",
+    "ray::": "each worker's calls; Serve's messages between replicas; the agent's metrics and answers",
     "ray/dashboard": "the dashboard's metrics",
     "ray/autoscaler": "the autoscaler's metrics",
     "motley serve": "the driver's calls",
 }
+
+
+# And what it has on loopback alone
+RAYS_INSIDE = {
+    "ray/dashboard": "the dashboard, which wants Ray's token",
+    "ray::DashboardAgent": "what the dashboard asks of the node, which wants it too",
+}
+# Doors of ours that are on loopback alone: HAProxy's own, the ingress behind it and Serve's fallback
+OURS_INSIDE = ("haproxy", "ray::ServeReplica", "ray::ProxyActor")
+
+
+def named(one: Listener) -> bool:
+    """Whose it is has been said, with the reason."""
+    return any(name in one.command for name in (RAYS_INSIDE if one.loopback else RAYS))
+
+
+def shown(some: Iterable[Listener]) -> str:
+    return ", ".join(f"{one.address}:{one.port} of {one.command.strip()[:60]}" for one in some)
 
 
 @dataclass(frozen=True)
@@ -92,12 +120,27 @@ EXCEPTIONS = (
     Open("ray::ProxyActor", True, "|".join(map(re.escape, STREAMS)), "OK", b""),
     # The page in which a browser asks for Ray's token.
     Open("ray/dashboard", True, "GET /", "200", b"<!doctype html>.*<title>Ray Dashboard</title>.*"),
+    # What that page needs before it has one; and whether Ray's parts live, from the dashboard and from the agent.
+    Open("ray/dashboard", True, "GET /favicon.ico", "200", b".*"),
+    Open("ray/dashboard", True, "GET /api/authentication_mode", "200", rb'\{"authentication_mode": "token"\}'),
+    Open("ray/dashboard", True, "GET /api/gcs_healthz", "200", b"success"),
+    *(
+        Open(
+            "ray::DashboardAgent",
+            loopback,
+            "GET /api/(local_raylet_)?healthz",
+            "200",
+            rb"(raylet: success\ngcs: )?success",
+        )
+        for loopback in (True, False)
+    ),
     # Numbers about nodes and actors, under any path.
     *(
         Open(command, False, call, said, body)
         for command in ("ray::DashboardAgent", "ray/autoscaler", "ray/dashboard")
         for call, said, body in (
             ("GET /.*", "200", b"# HELP (python_gc_|autoscaler_|ray_).*"),
+            ("GET /favicon.ico", "200", b""),
             ("(?!GET).*", "405", b"# HTTP 405 Method Not Allowed: [A-Z]+; use OPTIONS or GET\n"),
         )
     ),
@@ -208,12 +251,12 @@ async def test_every_port_of_every_process(
     assert not any(one.loopback for one in doors)
     over_tls = (tls, certificates.channel_credentials())
     ways = [*(Way(one) for one in found), *(Way(one, over_tls) for one in doors)]
-    calls = routes(await make_ingress(checkpoint, EchoWorker(str(checkpoint)))) + NOT_OURS
+    calls = routes(await make_ingress(checkpoint, EchoWorker(str(checkpoint)))) + NOT_OURS + RAYS_PATHS
     rpcs = [f"{service.full_name}/{rpc.name}" for service in servicers.SERVICES for rpc in service.methods]
     answers = await walk(ways, calls, rpcs + SERVES_RPCS + RAYS_RPCS)
 
     told = [str(one) for one in answers if not one.refused and not any(known.covers(one) for known in EXCEPTIONS)]
-    assert told == [], f"{len(told)} answers for nobody in particular"
+    assert told == [], f"{len(told)} answers for nobody in particular:\n" + "\n".join(told)
     ours = {one.way for one in answers if one.ours}
     inner = [way for way in ours if way.listener.loopback]
     assert len(inner) == 6, "inner doors, ports of the ingress and Serve's fallback: HTTP and gRPC each"
@@ -228,12 +271,17 @@ async def test_every_port_of_every_process(
     opened = await walk([replace(way, key=KEY) for way in ours], [GET], ["motley.v1.Inference/GetModel"])
     assert {one.way.listener for one in opened if one.said in ("200", "OK")} == {way.listener for way in ours}
 
+    guarded = {way.listener for way in inner}
+    for name in OURS_INSIDE:
+        assert sum(name in one.command for one in guarded) == 2, f"HTTP and gRPC of {name}: {shown(guarded)}"
+    unknown = [one for one in found if one not in doors | guarded and not named(one)]
+    assert unknown == [], f"ports that nobody has accounted for: {shown(unknown)}"
     others = [one for one in found if not one.loopback and one not in doors]
     for one in others:
-        assert any(name in one.command for name in RAYS), f"{one} is open to others, and nobody has said why"
         said = {answer.said for answer in answers if answer.way.listener == one}
         assert said & {"UNAUTHENTICATED", "401"} or "405" in said, f"{one} wants no token, and has no metrics"
     report(f"{len(found)} ports asked {len(answers)} times; {len(inner)} of ours on loopback, {len(others)} Ray's")
+    report(f"Ray's on loopback: {shown(one for one in found if one.loopback and one not in guarded)}")
 
 
 def test_paths_and_methods_that_are_serves_own(secured: Served, tls: ssl.SSLContext, channel: grpc.Channel) -> None:
