@@ -10,17 +10,20 @@ from dataclasses import replace
 from .errors import MotleyError
 from .protocol import Delta, StreamMessage
 
+MOST_MERGED = 64  # steps: a reader that is behind is to be seen to read, which one huge message would hide
+
 
 class Mailbox:
     """One request's messages. Not thread-safe: it lives on the event loop.
 
-    A slow reader gets what has piled up as one message, so its size is bounded by the request's own tokens.
+    A slow reader gets what has piled up merged, and that is bounded by the request's own tokens.
     Times are monotonic seconds.
 
     deadline      when the request expires; None: never
     started       its first message has come
     done          nothing more will come
-    unread_since  when the oldest message came that nobody has taken; None: there is none
+    unread_since  when the oldest message came that nobody has taken, or the reader last took one before it; None:
+                  there is none
     """
 
     def __init__(self, prompt_tokens: int, deadline: float | None) -> None:
@@ -49,16 +52,17 @@ class Mailbox:
         self._wake.set()
 
     async def messages(self) -> AsyncGenerator[StreamMessage, None]:
-        """Everything that is ready, merged, each time the reader asks. Raises what ended the request."""
+        """What is ready, merged, each time the reader asks. Raises what ended the request."""
         while True:
             await self._wake.wait()
             self._wake.clear()
-            messages, self.pending = self.pending, []
-            self.unread_since = None
+            messages, self.pending = self.pending[:MOST_MERGED], self.pending[MOST_MERGED:]
+            self.unread_since = time.monotonic() if self.pending else None
             if messages:
                 yield merge(messages)
             if self.pending:
-                continue  # more came while that one was read
+                self._wake.set()  # there was more, or came while that one was read
+                continue
             if self._error is not None:
                 raise self._error
             if self.done:

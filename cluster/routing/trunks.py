@@ -17,7 +17,7 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
 from ...replicas.errors import MotleyError, Unavailable
-from ...replicas.mailbox import merge
+from ...replicas.mailbox import MOST_MERGED, merge
 from ...replicas.protocol import StreamMessage
 from ...replicas.trunk import unpack
 from .leave import leave
@@ -34,8 +34,8 @@ PAYS_FROM = 2  # streams on one replica
 class Line:
     """One attempt of one request: its messages in order, of its own stream first and then by the trunk.
 
-    A reader that is slower than the engine gets what has piled up as one message, unless `apart`: then
-    every step's message stays one, which is of use only in measuring.
+    A reader that is slower than the engine gets what has piled up merged, unless `apart`: then every step's
+    message stays one, which is of use only in measuring.
     """
 
     def __init__(self, placement: Placement, open_trunks: Container[str], *, apart: bool = False) -> None:
@@ -69,8 +69,7 @@ class Line:
             await self._waiter
         if len(self._ready) == 1 or self._apart:
             return self._ready.popleft()
-        ready, self._ready = list(self._ready), deque()
-        return merge(ready)
+        return merge([self._ready.popleft() for _ in range(min(len(self._ready), MOST_MERGED))])
 
     def from_trunk(self, message: StreamMessage) -> None:
         """May come before its turn, which `next` sees to."""

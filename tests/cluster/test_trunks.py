@@ -17,6 +17,7 @@ from motley.cluster.routing.router import Router
 from motley.cluster.routing.trunks import Line
 from motley.replicas import trunk as replica_side
 from motley.replicas.errors import Unavailable
+from motley.replicas.mailbox import MOST_MERGED
 from motley.replicas.protocol import Delta, Request, SamplingParams, StreamMessage
 from motley.replicas.replica import Replica
 
@@ -228,6 +229,18 @@ async def test_a_failure_comes_after_what_came_before_it() -> None:
     assert (await line.next(items)) == token(2)
     with pytest.raises(Unavailable, match="gone"):
         await line.next(items)
+
+
+async def test_what_piled_up_comes_in_parts_that_a_slow_reader_can_take() -> None:
+    line = make_line(["t"])
+    items = own(token(0), "t", 200)
+    await line.next(items)
+    for number in range(1, 201):
+        line.from_trunk(token(number))
+    parts = [(await line.next(items)).deltas[0].token_ids for _ in range(4)]
+    assert [len(part) for part in parts] == [MOST_MERGED] * 3 + [200 - 3 * MOST_MERGED]
+    assert [number for part in parts for number in part] == list(range(1, 201))
+    line.close()
 
 
 @pytest.mark.parametrize("apart", [False, True])

@@ -25,7 +25,7 @@ from motley.replicas.errors import (
     Unavailable,
 )
 from motley.replicas.limits import Limits
-from motley.replicas.mailbox import merge
+from motley.replicas.mailbox import MOST_MERGED, merge
 from motley.replicas.plan import StepPlan, StepResult
 from motley.replicas.protocol import (
     Delta,
@@ -138,13 +138,17 @@ async def test_cancelling_the_task_cancels_and_frees_even_before_the_first_token
     await until(lambda: idle(worker))
 
 
-async def test_a_slow_reader_gets_everything_merged(worker: Worker) -> None:
-    stream = worker.generate(request(max_tokens=50))
+async def test_a_slow_reader_gets_everything_merged_in_parts_it_can_take(worker: Worker) -> None:
+    quick = [token for delta in await collect(worker.generate(request(max_tokens=200))) for token in delta.token_ids]
+    stream = worker.generate(request(max_tokens=200))
     first = await anext(stream)
     await until(lambda: idle(worker))  # the engine has finished; the reader has not
     rest = [message async for message in stream]
-    assert len(rest) == 1
-    assert sum(len(delta.token_ids) for message in (first, *rest) for delta in message.deltas) == 50
+    sizes = [sum(len(delta.token_ids) for delta in message.deltas) for message in (first, *rest)]
+    assert sizes[1:-1] == [MOST_MERGED] * (len(sizes) - 2)
+    assert len(sizes) <= 5, "merged: not a message for each step"
+    slow = [token for message in (first, *rest) for delta in message.deltas for token in delta.token_ids]
+    assert slow == quick
 
 
 @pytest.mark.parametrize(("count", "length", "message"), [(20, 2, "20 requests"), (2, 180, "360 prompt tokens")])
