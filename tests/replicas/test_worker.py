@@ -145,8 +145,8 @@ async def test_a_slow_reader_gets_everything_merged_in_parts_it_can_take(worker:
     await until(lambda: idle(worker))  # the engine has finished; the reader has not
     rest = [message async for message in stream]
     sizes = [sum(len(delta.token_ids) for delta in message.deltas) for message in (first, *rest)]
-    assert sizes[1:-1] == [MOST_MERGED] * (len(sizes) - 2)
-    assert len(sizes) <= 5, "merged: not a message for each step"
+    assert max(sizes) <= MOST_MERGED < 100
+    assert 4 <= len(sizes) <= 5, "merged: not a message for each step"
     slow = [token for message in (first, *rest) for delta in message.deltas for token in delta.token_ids]
     assert slow == quick
 
