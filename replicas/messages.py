@@ -79,8 +79,10 @@ def _calls(calls: Any, at: str) -> list[dict[str, Any]]:
 
 def _call(call: Any, at: str) -> dict[str, Any]:
     call = _members(call, at, ("id", "type", "function", "index"))
-    if call.get("type", "function") != "function":
+    if call.get("type") not in (None, "function"):
         raise _invalid(f"{at}.type", f"is {_shown(call['type'])}; only function is supported", "unsupported_parameter")
+    if type(call.get("index")) not in (int, type(None)):
+        raise _invalid(f"{at}.index", f"is {_shown(call['index'])}; expected an integer")
     function = _members(call.get("function"), f"{at}.function", ("name", "arguments"))
     name = check_string(function.get("name"), f"{at}.function.name")
     arguments = check_string(function.get("arguments"), f"{at}.function.arguments")

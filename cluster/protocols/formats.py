@@ -9,12 +9,9 @@ from typing import Any
 from ...replicas.grammar_spec import GrammarSpec
 from .constraints import constraint
 from .openai_fields import missing, refuse_others, take, wrong_type
+from .openai_schemas import JSON_SCHEMA_FIELDS, STRUCTURED_FIELDS, STRUCTURED_UNSUPPORTED
 
-_STRUCTURED = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-_VLLM_UNSUPPORTED = (
-    "backend", "disable_additional_properties", "disable_any_whitespace", "disable_fallback", "whitespace_pattern",
-)  # fmt: skip
 
 
 def format_of(body: dict[str, Any]) -> GrammarSpec | None:
@@ -51,7 +48,7 @@ def _json_schema(wanted: dict[str, Any]) -> GrammarSpec:
     refuse_others(wanted, ("type", "json_schema"), path="response_format.")
     path = "response_format.json_schema."
     given = take(wanted, "json_schema", dict, {}, path="response_format.")
-    refuse_others(given, ("name", "description", "schema", "strict"), path=path)
+    refuse_others(given, JSON_SCHEMA_FIELDS, path=path)
     if not _NAME.fullmatch(name := take(given, "name", str, "", path=path)):
         raise wrong_type(f"{path}name", name, "1 to 64 letters, digits, underscores or dashes")
     take(given, "description", str, "", path=path)
@@ -89,8 +86,8 @@ _RESPONSE_FORMATS: dict[str, Callable[[dict[str, Any]], GrammarSpec | None]] = {
 def _structured_outputs(given: dict[str, Any]) -> GrammarSpec | None:
     """vLLM's words: exactly one of json, json_object, regex, choice, grammar and structural_tag."""
     path = "structured_outputs."
-    refuse_others(given, tuple(_STRUCTURED), _VLLM_UNSUPPORTED, path=path)
-    names = [name for name in _STRUCTURED if given.get(name) is not None]
+    refuse_others(given, STRUCTURED_FIELDS, STRUCTURED_UNSUPPORTED, path=path)
+    names = [name for name in STRUCTURED_FIELDS if given.get(name) is not None]
     if len(names) != 1:
-        raise wrong_type("structured_outputs", given, f"exactly one of {', '.join(_STRUCTURED)}")
+        raise wrong_type("structured_outputs", given, f"exactly one of {', '.join(STRUCTURED_FIELDS)}")
     return constraint(names[0], given[names[0]], path + names[0])

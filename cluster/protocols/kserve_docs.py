@@ -3,86 +3,103 @@
 from __future__ import annotations
 
 from ...replicas.errors import NotFound
-from ...replicas.sampling_params import MAX_LOGPROBS
-from ..web.openapi import Operation, Operations, Schema, answer, body
-from .kserve_ask import DEFAULT_PRIORITY, INPUTS, PRIORITY_LEVELS
+from ...replicas.sampling_params import MAX_LOGPROBS, MAX_STOP_CHARS, MAX_STOP_STRINGS
+from ..web.openapi import ERROR, Operation, Operations, Schema, answer, object_of
+from .kserve_ask import DEFAULT_PRIORITY, EMPTY_FINAL, INPUTS, PRIORITY_LEVELS
 from .kserve_reply import OUTPUTS
+from .openai_answers import COUNT, list_of
+from .openai_schemas import INT32, NULL, SOME_TEXT, TEXT, told
 from .openai_table import SAMPLING
 
-_TEXT: Schema = {"type": "string"}
-_COUNT: Schema = {"type": "integer", "minimum": 0}
+_STOP: Schema = {**SOME_TEXT, "maxLength": MAX_STOP_CHARS}
 _AS_JSON = "; a JSON list or object, as a string"
 _PARAMETERS: dict[str, Schema] = {
     **{field.name: {**field.schema, "description": field.doc} for field in SAMPLING},
-    "stop": {**_TEXT, "description": "one string that ends a choice and is no part of it; several: input `stop`"},
-    "stop_token_ids": {**_TEXT, "description": f"ids that end a choice{_AS_JSON}"},
-    "logit_bias": {**_TEXT, "description": f"token id -> added to its logit, -100 to 100{_AS_JSON}"},
-    "max_tokens": {"type": "integer", "minimum": 1, "description": "default: until the context is full"},
-    "logprobs": {**_COUNT, "maximum": MAX_LOGPROBS, "description": "alternatives beside each output token"},
-    "prompt_logprobs": {**_COUNT, "maximum": MAX_LOGPROBS, "description": "likewise for the prompt"},
+    "stop": {**_STOP, "description": "one string that ends a choice and is no part of it; several: input `stop`"},
+    "stop_token_ids": {**TEXT, "description": f"ids that end a choice{_AS_JSON}"},
+    "logit_bias": {**TEXT, "description": f"token id -> added to its logit, -100 to 100{_AS_JSON}"},
+    "max_tokens": {"type": "integer", "minimum": 1, "maximum": INT32, "description":
+                   "default: until the context is full"},
+    "logprobs": {**COUNT, "maximum": MAX_LOGPROBS, "description": "alternatives beside each output token"},
+    "prompt_logprobs": {**COUNT, "maximum": MAX_LOGPROBS, "description": "likewise for the prompt"},
     "json_object": {"type": "boolean", "default": False, "description": "the text is a JSON object"},
-    "json_schema": {**_TEXT, "description": "the text follows this JSON schema"},
-    "regex": {**_TEXT, "description": "the whole text matches"},
-    "grammar": {**_TEXT, "description": "GBNF, its rule `root` being the whole text"},
-    "structural_tag": {**_TEXT, "description": f"text with constrained parts{_AS_JSON}"},
-    "choice": {**_TEXT, "description": f"the text is one of these{_AS_JSON}"},
-    "priority": {**_COUNT, "maximum": PRIORITY_LEVELS, "default": 0, "description":
+    "json_schema": {**SOME_TEXT, "description": "the text follows this JSON schema"},
+    "regex": {**SOME_TEXT, "description": "the whole text matches"},
+    "grammar": {**SOME_TEXT, "description": "GBNF, its rule `root` being the whole text"},
+    "structural_tag": {**SOME_TEXT, "description": f"text with constrained parts{_AS_JSON}"},
+    "choice": {**TEXT, "description": f"the text is one of these{_AS_JSON}"},
+    "priority": {**COUNT, "maximum": PRIORITY_LEVELS, "default": 0, "description":
                  f"1 runs first, {PRIORITY_LEVELS} last; 0: {DEFAULT_PRIORITY}"},
-    "timeout": {**_COUNT, "default": 0, "description": "microseconds after which it ends with 504; 0: none"},
+    "timeout": {**COUNT, "maximum": 86_400_000_000, "default": 0, "description":
+                "microseconds after which it ends with 504; 0: none"},
+    EMPTY_FINAL: {"const": False, "description": "of streams, which are over gRPC"},
 }  # fmt: skip
+_SINGLE: Schema = {"enum": [[1], [1, 1]]}
+_VECTOR: Schema = {"type": "array", "minItems": 1, "maxItems": 2, "items": COUNT, "description": "[n] or [1, n]"}
+_ID: Schema = {"type": "integer", "minimum": 0, "maximum": INT32}
+
+
+def _input(name: str, shape: Schema, element: Schema, about: str, **bounds: int) -> Schema:
+    """A tensor as an input; its elements may be in a row of their own."""
+    flat = {**list_of(element), **bounds}
+    return object_of(
+        {
+            "name": {"const": name, "description": about},
+            "shape": shape,
+            "datatype": {"enum": list(INPUTS[name])},
+            "data": {"anyOf": [flat, {**list_of(flat), "minItems": 1, "maxItems": 1}]},
+            "parameters": told(NULL, "none are known"),
+        },
+        ["name", "shape", "datatype", "data"],
+    )
+
+
+_ONE = {"minItems": 1, "maxItems": 1}
 _INPUTS = (
-    "text_input BYTES [1] or input_ids INT32|INT64 [n], the prompt; optional: streaming BOOL [1] (false here), "
-    "stop BYTES [1 to 4], stop_token_ids INT32|INT64 [n]"
+    _input("text_input", _SINGLE, SOME_TEXT, "the prompt; or input_ids", **_ONE),
+    _input("input_ids", _VECTOR, _ID, "the prompt; or text_input", minItems=1),
+    _input("streaming", _SINGLE, {"const": False}, "true only over gRPC", **_ONE),
+    _input("stop", _VECTOR, _STOP, "strings that end a choice", maxItems=MAX_STOP_STRINGS),
+    _input("stop_token_ids", _VECTOR, _ID, "ids that end a choice"),
 )
-_TENSOR: Schema = {
-    "type": "object",
-    "required": ["name", "shape", "datatype", "data"],
-    "additionalProperties": False,
-    "properties": {
-        "name": {"enum": list(INPUTS)},
-        "shape": {"type": "array", "minItems": 1, "maxItems": 2, "items": _COUNT, "description": "[n] or [1, n]"},
-        "datatype": {"enum": ["BYTES", "BOOL", "INT32", "INT64"]},
-        "data": {"type": "array", "description": "strings, true or false, integers; rows may be lists of their own"},
-        "parameters": {"type": "null"},
-    },
-}
-_WANTED: Schema = {
-    "type": "object",
-    "required": ["name"],
-    "additionalProperties": False,
-    "properties": {"name": {"enum": list(OUTPUTS)}, "parameters": {"type": "null"}},
-}
-_INFER = body(
+_WANTED = object_of({"name": {"enum": list(OUTPUTS)}, "parameters": told(NULL, "none are known")}, ["name"])
+_INFER = object_of(
     {
-        "id": {**_TEXT, "description": "the client's own, echoed"},
+        "id": told(TEXT, "the client's own, echoed"),
         "parameters": {"type": "object", "additionalProperties": False, "properties": _PARAMETERS},
-        "inputs": {"type": "array", "items": _TENSOR, "description": _INPUTS},
-        "outputs": {"type": "array", "items": _WANTED, "description": "default: text_output, finish_reason, and what "
-                    "the parameters ask for"},
+        "inputs": told(list_of({"anyOf": list(_INPUTS)}), "each at most once, and just one prompt"),
+        "outputs": told(
+            list_of(_WANTED), "each once; default: text_output, finish_reason, and what the parameters ask for"
+        ),
     },
     ["inputs"],
-)  # fmt: skip
-_OUTPUT: Schema = {
-    "type": "object",
-    "required": ["name", "datatype", "shape", "data"],
-    "properties": {
-        "name": {"enum": list(OUTPUTS)},
-        "datatype": {"enum": ["BYTES", "INT32", "FP32"]},
-        "shape": {"type": "array", "items": _COUNT},
-        "data": {"type": "array", "description": "flat; null where there is no number"},
-    },
-}
+)
+_OUTPUT = answer(
+    name={"enum": list(OUTPUTS)},
+    datatype={"enum": ["BYTES", "INT32", "FP32"]},
+    shape=list_of(COUNT),
+    data=told(list_of({"type": ["string", "number", "null"]}), "flat; null where there is no number"),
+)
 _TOTALS = ("prompt_tokens", "completion_tokens", "cached_tokens", "seed")
 _INFERRED = answer(
-    model_name=_TEXT,
-    model_version=_TEXT,
-    id=_TEXT,
+    model_name=TEXT,
+    model_version=TEXT,
+    id=TEXT,
     parameters=answer(**{name: {"type": "integer"} for name in _TOTALS}),
-    outputs={"type": "array", "items": _OUTPUT},
+    outputs=list_of(_OUTPUT),
 )
-_METADATA = answer(name=_TEXT, platform=_TEXT, inputs={"type": "array"}, outputs={"type": "array"})
-_READY = answer(name=_TEXT, ready={"const": True})
-_ERROR = answer(error={"type": ["string", "object"], "description": "an object where the call was refused at the door"})
+_TENSOR = answer(name=TEXT, datatype=TEXT, shape=told(list_of({"type": "integer"}), "-1 for what varies"))
+_METADATA = answer(
+    name=TEXT, versions=list_of(TEXT), platform=TEXT, inputs=list_of(_TENSOR), outputs=list_of(_TENSOR)
+)  # fmt: skip
+_READY = answer(name=TEXT, ready={"const": True})
+_SERVER = answer(name=TEXT, version=TEXT, extensions=list_of(TEXT))
+_ERROR = answer(
+    error={
+        "anyOf": [TEXT, ERROR["properties"]["error"]],
+        "description": "an object where the call was refused at the door",
+    }
+)
 
 _MODEL, _VERSIONED = "/v2/models/{name:path}", "/v2/models/{name:path}/versions/{number}"
 
@@ -98,7 +115,7 @@ def _of_model(path: str) -> Operations:
 
 
 OPERATIONS: Operations = {
-    ("GET", "/v2"): Operation("What server this is", answer(name=_TEXT, version=_TEXT, extensions={"type": "array"})),
+    ("GET", "/v2"): Operation("What server this is", _SERVER),
     ("GET", "/v2/health/live"): Operation("Whether the process lives", answer(live={"const": True})),
     ("GET", "/v2/health/ready"): Operation(
         "Whether a replica's engine goes round", answer(ready={"const": True}), error=_ERROR

@@ -82,6 +82,8 @@ def _input(tensor: Object) -> Tensor:
     shape = take(tensor, "shape", list, [], path=path)
     if not shape or not all(type(size) is int for size in shape):
         raise wrong_type(f"{path}shape", shape, "a list of integers")
+    if tensor.get("data") is None:
+        raise missing(f"{path}data")
     elements = _elements(name, datatype, _flat(take(tensor, "data", list, [], path=path)))
     return checked(name, datatype, shape, elements)
 

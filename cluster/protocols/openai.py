@@ -18,13 +18,14 @@ from ..routing.router import Router
 from ..streams import all_of, merge
 from ..web.answers import Answer, Object, Streaming
 from . import openai_ask
-from .openai_ask import MAX_PROMPTS, Call
+from .openai_ask import Call
 from .openai_chat_reply import ChatForm
 from .openai_chunks import ChunkWriter
 from .openai_enforce import enforce
 from .openai_fields import parse_object, refuse_others, take
 from .openai_logprobs import Tokens
 from .openai_reply import CompletionForm, Echo, Form, whole
+from .openai_schemas import MAX_PROMPTS
 from .openai_silent import prompt_only
 
 MAX_CHOICES = 128  # of all prompts of one call together

@@ -12,19 +12,22 @@ from ..errors import unsupported_field
 from .formats import format_of
 from .openai_fields import check_fields, missing, pick, refuse_others, take, wrong_type
 from .openai_reasoning import template_arguments
+from .openai_schemas import (
+    MAX_MESSAGES,
+    MAX_METADATA,
+    MAX_PROMPTS,
+    MESSAGE_FIELDS,
+    MESSAGE_UNSUPPORTED,
+    STREAM_OPTIONS,
+)
 from .openai_table import CHAT, COMPLETION, SAMPLING, by_name
 from .openai_tools import ToolUse, tool_use
 
-MAX_PROMPTS = 128
-MAX_MESSAGES = 8192
-MAX_METADATA = 16
 COMPLETION_MAX_TOKENS = 16  # what OpenAI's completions give when max_tokens is absent
 
 _COMPLETION, _CHAT = by_name(COMPLETION), by_name(CHAT)
 _SAMPLING = tuple(field.name for field in SAMPLING)
 _LABELS = ("user", "safety_identifier", "prompt_cache_key")  # change nothing, and are text all the same
-_MESSAGE = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "reasoning")
-_MESSAGE_UNSUPPORTED = ("annotations", "audio", "function_call", "refusal")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,11 +147,12 @@ def _message(message: Any, path: str) -> dict[str, Any]:
     """Fields go through as they are: the check of messages names what is wrong with them."""
     if not isinstance(message, dict):
         raise wrong_type(path, message, "an object with role and content")
-    refuse_others(message, _MESSAGE, _MESSAGE_UNSUPPORTED, path=f"{path}.")
-    given = {"content": None} | pick(message, _MESSAGE)
-    if "reasoning" in given:  # the newer name; clients send back what they got
-        given.setdefault("reasoning_content", given.pop("reasoning"))
-        given.pop("reasoning", None)
+    refuse_others(message, MESSAGE_FIELDS, MESSAGE_UNSUPPORTED, path=f"{path}.")
+    given = {"content": None} | pick(message, MESSAGE_FIELDS)
+    if "reasoning" in given:  # the newer name; clients send back what they got, and that may be both
+        reasoning = take(given, "reasoning", str, "", path=f"{path}.")
+        if given.setdefault("reasoning_content", reasoning) != given.pop("reasoning"):
+            raise wrong_type(f"{path}.reasoning", reasoning, "the text of reasoning_content, or one of the two alone")
     return given
 
 
@@ -214,7 +218,7 @@ def _streaming(body: dict[str, Any]) -> tuple[bool, bool]:
     if not stream:
         raise wrong_type("stream_options", options, "no value unless stream is true")
     options = take(body, "stream_options", dict, {})
-    refuse_others(options, ("include_usage", "include_obfuscation"), path="stream_options.")
+    refuse_others(options, STREAM_OPTIONS["properties"], path="stream_options.")
     if take(options, "include_obfuscation", bool, False, path="stream_options."):
         raise unsupported_field("stream_options.include_obfuscation", "leave it out, or give false")
     return stream, take(options, "include_usage", bool, False, path="stream_options.")

@@ -20,8 +20,9 @@ from ..routing.router import Router
 from ..streams import all_of
 from ..web.answers import Object
 from ..web.http import Route, answer, caller_of
-from .openai_ask import MAX_PROMPTS, prompts
+from .openai_ask import prompts
 from .openai_fields import parse_object, refuse_others, take, wrong_type
+from .openai_schemas import MAX_PROMPTS
 
 _FIELDS = ("input", "model", "encoding_format", "user", "pooling", "timeout_s", "priority")
 _FORMATS = ("float", "base64")

@@ -7,8 +7,8 @@ from typing import Any
 from ...replicas.chat_template import ChatTemplate
 from ..errors import unsupported_field
 from .openai_fields import take, wrong_type
+from .openai_schemas import EFFORTS
 
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _SWITCH = {"none": False, "medium": True}  # a template that can only think or not knows no other degrees
 
 

@@ -14,8 +14,8 @@ from ...replicas.tools import Tool, check_tools
 from ..errors import unsupported_field
 from ..parsers.tags import Signature
 from .openai_fields import refuse_others, take, wrong_type
+from .openai_schemas import MODES
 
-MODES = ("auto", "none", "required")
 _ANY_OBJECT = json.loads(OBJECT_SCHEMA)
 
 
@@ -97,7 +97,14 @@ def _allowed(allowed: dict[str, Any], known: Sequence[str]) -> tuple[str, Sequen
     tools = take(allowed, "tools", list, [], path=path)
     if not tools or not all(isinstance(tool, dict) for tool in tools):
         raise wrong_type(f"{path}tools", tools, "at least one of the tools by name")
-    return mode, [_name(tool, f"{path}tools[{i}].", known) for i, tool in enumerate(tools)]
+    return mode, [_named(tool, f"{path}tools[{i}].", known) for i, tool in enumerate(tools)]
+
+
+def _named(tool: dict[str, Any], path: str, known: Sequence[str]) -> str:
+    refuse_others(tool, ("type", "function"), path=path)
+    if tool.get("type") != "function":
+        raise wrong_type(f"{path}type", tool.get("type"), "function")
+    return _name(tool, path, known)
 
 
 def _name(choice: dict[str, Any], path: str, known: Sequence[str]) -> str:

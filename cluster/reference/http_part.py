@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from ..protocols.openai_refused import METHODS, REFUSED, STORED, WHY_NOT_STORED
@@ -18,9 +19,24 @@ def http() -> Iterator[str]:
             yield f"### {method.upper()} {path}"
             yield f"{described['summary']}."
             if "requestBody" in described:
-                yield from _body(described["requestBody"]["content"]["application/json"]["schema"])
+                yield table(("field", "type", "default", ""), _asked(_schema(described["requestBody"])))
+            yield from _answer(described["responses"]["200"])
             yield f"Refusals: {', '.join(status for status in described['responses'] if status != '200')}."
     yield from _refused()
+
+
+def _answer(described: Schema) -> Iterator[str]:
+    if rows := _answered(_schema(described)):
+        yield "The answer:"
+        yield table(("field", "type", ""), rows)
+    if events := described["content"].get("text/event-stream"):
+        yield "With `stream`, each event; what goes wrong after the first is the last, with `error` as above:"
+        yield table(("field", "type", ""), _answered(events["x-event"]["anyOf"][0]))
+
+
+def _schema(described: Schema) -> Schema:
+    schema: Schema = described["content"]["application/json"]["schema"]
+    return schema
 
 
 def _refused() -> Iterator[str]:
@@ -34,15 +50,64 @@ def _refused() -> Iterator[str]:
     yield table(("path", "which", "methods", "why, and what to use instead"), rows)
 
 
-def _body(schema: Schema) -> Iterator[str]:
-    needed = schema.get("required", ())
-    rows = [
-        (f"`{name}`", _kind(field), "required" if name in needed else _default(field), field.get("description", ""))
-        for name, field in schema["properties"].items()
-    ]
-    yield table(("field", "type", "default", ""), rows)
-    if "description" in schema:
-        yield str(schema["description"])
+def _asked(schema: Schema) -> list[tuple[str, ...]]:
+    return [(f"`{one.path}`", one.kind, one.default, one.about) for one in _members(schema)]
+
+
+def _answered(schema: Schema) -> list[tuple[str, ...]]:
+    """What an answer need not have is marked."""
+    return [(f"`{one.path}`", f"{one.kind}{one.or_nothing}", one.about) for one in _members(schema)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """A field at its place; `[]` stands for any element of a list."""
+
+    path: str
+    kind: str
+    or_nothing: str
+    default: str
+    about: str
+
+
+def _members(schema: Schema, at: str = "") -> Iterator[_Member]:
+    """The fields of an object and, below each, those of the objects in it; of all alternatives together."""
+    objects = [one for one in _alternatives(schema) if "properties" in one]
+    for name in dict.fromkeys(name for one in objects for name in one["properties"]):
+        having = [one for one in objects if name in one["properties"]]
+        found = [one["properties"][name] for one in having]
+        said = [one for one in found if one != _NULL] or found
+        needed = len(having) == len(objects) and all(name in one.get("required", ()) for one in objects)
+        inner = {"anyOf": said}
+        kind = _kind(inner)
+        yield _Member(
+            at + name,
+            kind,
+            (" or null" if _nullable(inner) and kind != "null" else "") + ("" if needed else ", or absent"),
+            "required" if needed else _default(said[0]),
+            next((str(one["description"]) for one in said if "description" in one), ""),
+        )
+        yield from _members(inner, f"{at}{name}.")
+        items = [one["items"] for one in _alternatives(inner) if "items" in one]
+        yield from _members({"anyOf": items}, f"{at}{name}[].")
+
+
+_NULL = {"type": "null"}
+
+
+def _alternatives(schema: Schema) -> Iterator[Schema]:
+    """What a value may be, without null."""
+    inner = [one for key in ("anyOf", "oneOf") for one in schema.get(key, ())]
+    for one in inner:
+        yield from _alternatives(one)
+    if not inner and schema != _NULL:
+        yield schema
+
+
+def _nullable(schema: Schema) -> bool:
+    inner = [one for key in ("anyOf", "oneOf") for one in schema.get(key, ())]
+    kinds = schema.get("type", ())
+    return any(map(_nullable, inner)) or "null" in ([kinds] if isinstance(kinds, str) else kinds)
 
 
 def _default(field: Schema) -> str:
@@ -55,16 +120,15 @@ def _kind(schema: Schema) -> str:
         return ", ".join(f"`{json.dumps(value)}`" for value in schema["enum"])
     if "const" in schema:
         return f"`{json.dumps(schema['const'])}`"
-    for several in ("anyOf", "oneOf"):
-        if several in schema:
-            return " or ".join(_kind(one) for one in schema[several] if one != {"type": "null"})
+    if "anyOf" in schema or "oneOf" in schema:
+        return " or ".join(dict.fromkeys(_kind(one) for one in _alternatives(schema)))
     kinds = schema.get("type", "any")
-    kind = " or ".join(one for one in ([kinds] if isinstance(kinds, str) else kinds) if one != "null")
-    return kind + _range(schema)
+    named = [one for one in ([kinds] if isinstance(kinds, str) else kinds) if one != "null"]
+    return (" or ".join(named) or "null") + _range(schema)
 
 
 def _range(schema: Schema) -> str:
-    if "items" in schema and schema["items"].get("type"):
+    if "items" in schema:
         return f" of {_kind(schema['items'])}"
     low, high = schema.get("minimum", schema.get("exclusiveMinimum")), schema.get("maximum")
     if low is None or high is None:

@@ -25,7 +25,7 @@ Schema = Mapping[str, Any]
 _ALWAYS = (Unauthenticated, Forbidden, EngineFault, Unavailable)
 _WITH_BODY = (InvalidRequest, SlowBody, TooLarge, UnsupportedMedia)
 _WITH_ENGINE = (Overloaded, DeadlineExceeded)
-_ERROR: Schema = {
+ERROR: Schema = {
     "type": "object",
     "required": ["error"],
     "properties": {
@@ -104,10 +104,13 @@ def _described(path: str, operation: Operation) -> Object:
 def _responses(operation: Operation) -> Iterator[tuple[str, Object]]:
     content: Object = {"application/json": {"schema": operation.answer}}
     if operation.chunk is not None:
-        content["text/event-stream"] = {"schema": {"type": "string"}, "x-event": operation.chunk}
+        content["text/event-stream"] = {
+            "schema": {"type": "string"},
+            "x-event": {"anyOf": [operation.chunk, ERROR]},  # what goes wrong after the beginning is the last event
+        }
     yield "200", {"description": "the answer", "content": content}
     for kind in operation.errors:
-        yield str(kind.status), _refusal(kind, operation.error or _ERROR)
+        yield str(kind.status), _refusal(kind, operation.error or ERROR)
 
 
 def _refusal(kind: type[MotleyError], schema: Schema) -> Object:
@@ -120,22 +123,27 @@ def _refusal(kind: type[MotleyError], schema: Schema) -> Object:
     return described
 
 
-def body(properties: Mapping[str, Schema], required: Iterable[str] = ()) -> Schema:
-    """A JSON object with these fields and no other; a field that is not required may be null."""
+def object_of(properties: Mapping[str, Schema], required: Iterable[str] = ()) -> Schema:
+    """A JSON object of a request: these fields and no other; a field that is not required may be null."""
     needed = list(required)
     described = {name: schema if name in needed else or_null(schema) for name, schema in properties.items()}
     found: Object = {"type": "object", "properties": described, "additionalProperties": False}
     return found | ({"required": needed} if needed else {})
 
 
-def answer(**properties: Schema) -> Schema:
-    """A JSON object that has these fields, and maybe more."""
-    return {"type": "object", "properties": properties, "required": list(properties)}
+def answer(maybe: Mapping[str, Schema] | None = None, /, **properties: Schema) -> Schema:
+    """A JSON object of an answer: these fields, and those of `maybe` where there is something to say.
+
+    Later versions may say more, so others are not ruled out.
+    """
+    return {"type": "object", "properties": {**properties, **(maybe or {})}, "required": list(properties)}
 
 
 def or_null(schema: Schema) -> Schema:
     """`null` is as good as leaving it out."""
     kind = schema.get("type")
+    if kind == "null":
+        return schema
     if isinstance(kind, str) and "enum" not in schema:
         return {**schema, "type": [kind, "null"]}
     about = {key: schema[key] for key in ("description", "default") if key in schema}

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import asgi
+import described
 import grpc
 import pytest
 from echo_worker import EchoWorker
@@ -40,8 +40,8 @@ async def ingress(folder: Path, worker: EchoWorker) -> Any:
 
 @pytest.fixture(scope="session")
 def call(ingress: Any) -> Callable[..., Any]:
-    """HTTP: `await call(method, path, body, …)`."""
-    return partial(asgi.request, ingress.__serve_build_asgi_app__())
+    """HTTP: `await call(method, path, body, …)`. What is accepted and what is answered must be as described."""
+    return described.caller(ingress.__serve_build_asgi_app__())
 
 
 @pytest.fixture(scope="session")

@@ -81,6 +81,7 @@ async def test_unknown_models_and_versions(call: Call, method: str, path: str) -
         ({"inputs": []}, "text_input: "),
         ({"inputs": {}}, "inputs: "),
         ({"inputs": [1]}, "inputs[0]: "),
+        ({"inputs": [TEXT, {"name": "stop", "datatype": "BYTES", "shape": [0]}]}, "inputs.stop.data is required"),
         (body(foo=1), "foo: "),
         (body(id=5), "id: "),
         (body(parameters={"temperature": -1}), "parameters.temperature: "),
@@ -124,7 +125,9 @@ async def test_every_parameter_is_described(call: Call) -> None:
     document = (await call("GET", "/openapi.json")).json()
     operation = document["paths"]["/v2/models/{name}/infer"]["post"]
     given = operation["requestBody"]["content"]["application/json"]["schema"]["properties"]
-    accepted = {field.name for field in fields(SamplingParams)} - {"grammar"} | {*CONSTRAINTS, "priority", "timeout"}
+    accepted = {field.name for field in fields(SamplingParams)} - {"grammar"}
+    accepted |= {*CONSTRAINTS, "priority", "timeout", EMPTY_FINAL}
     assert set(given["parameters"]["properties"]) == accepted
-    assert set(given["inputs"]["items"]["properties"]["name"]["enum"]) == set(INPUTS)
+    tensors = [tensor["properties"] for tensor in given["inputs"]["items"]["anyOf"]]
+    assert {tensor["name"]["const"]: tuple(tensor["datatype"]["enum"]) for tensor in tensors} == INPUTS
     assert set(given["outputs"]["items"]["properties"]["name"]["enum"]) == set(OUTPUTS)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any, get_args, get_type_hints
 
-import asgi
+import described
 import openai.types.chat as chat_types
 import pytest
 from echo_worker import EchoWorker
@@ -124,6 +124,16 @@ MESSAGES: dict[str, list[tuple[list[dict[str, Any]], str]]] = {
             WORKS,
         )
     ],
+    "tool_calls[0].index": [
+        ([*HELLO, {"role": "assistant", "tool_calls": [CALL | {"index": 0, "type": None}]}], WORKS),
+        ([*HELLO, {"role": "assistant", "tool_calls": [CALL | {"index": "0"}]}], WRONG),
+    ],
+    "reasoning": [  # vLLM's and others': under either name, or under both
+        ([*HELLO, {"role": "assistant", "content": "x", "reasoning": "y"}], WORKS),
+        ([*HELLO, {"role": "assistant", "content": "x", "reasoning": "y", "reasoning_content": "y"}], WORKS),
+        ([*HELLO, {"role": "assistant", "content": "x", "reasoning": "y", "reasoning_content": "z"}], WRONG),
+        ([*HELLO, {"role": "assistant", "content": "x", "reasoning": 7, "reasoning_content": "z"}], WRONG),
+    ],
     "audio": [([*HELLO, {"role": "assistant", "content": "x", "audio": {"id": "a"}}], REFUSED)],
     "function_call": [
         ([*HELLO, {"role": "assistant", "content": "x", "function_call": {"name": "f", "arguments": ""}}], REFUSED)
@@ -152,7 +162,7 @@ async def post(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A model that takes tools and can think."""
     folder = write_tool_tokenizer(tmp_path_factory.mktemp("qwen3"), "qwen3")
     ingress = await make_ingress(folder, EchoWorker(str(folder)))
-    return partial(asgi.request, ingress.__serve_build_asgi_app__(), "POST")
+    return partial(described.caller(ingress.__serve_build_asgi_app__()), "POST")
 
 
 def fields_of(*types: Any) -> set[str]:

@@ -11,12 +11,12 @@ from typing import Any
 import asgi
 import pytest
 from local_ingress import make_ingress
-from long_worker import LongWorker
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from scripted_model import Scripted
 from scripted_worker import ScriptedWorker
-from tool_templates import TEMPLATES, write_tool_tokenizer
+from tool_templates import TEMPLATES
 
-from motley.replicas.protocol import Delta, FinishReason, StreamMessage, TokenLogprob
+from motley.replicas.protocol import FinishReason
 
 CHAT = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "Weather?"}]
@@ -27,30 +27,6 @@ ARGUMENTS = '{"place": "Zürich, \\"Enge\\""}'
 QWEN_CALL = f'<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>'
 LLAMA_CALL = f'{{"name": "weather", "parameters": {ARGUMENTS}}}'
 CALLS = {"qwen25": QWEN_CALL, "qwen3": QWEN_CALL, "opened": f"Hm.\n</think>\n\n{QWEN_CALL}", "llama31": LLAMA_CALL}
-
-
-class Scripted:
-    """An ingress before a model that writes what it is told to."""
-
-    def __init__(self, folder: Path, template: str) -> None:
-        self._folder = write_tool_tokenizer(folder, template)
-
-    async def __call__(
-        self, text: str, reason: FinishReason = FinishReason.STOP, *, step: int = 1, logprobs: bool = False
-    ) -> Any:
-        """`step`: tokens that come at once; a token is a byte here, or a mark."""
-        self.worker = LongWorker(str(self._folder), [])
-        self.ingress = await make_ingress(self._folder, self.worker)
-        self.tokenizer = self.ingress.door.tokenizer
-        self.ids = self.tokenizer.encode(text)
-        stream, messages = self.tokenizer.detokenizer(), [StreamMessage(cached_tokens=0)]
-        for at in range(0, len(self.ids), step):
-            ids = tuple(self.ids[at : at + step])
-            entries = tuple(TokenLogprob(i, -1.0) for i in ids) if logprobs else None
-            messages.append(StreamMessage((Delta(0, ids, stream.push(ids), entries),)))
-        messages.append(StreamMessage((Delta(0, (258,), stream.flush(), () if logprobs else None, reason),)))
-        self.worker._messages = messages
-        return partial(asgi.request, self.ingress.__serve_build_asgi_app__(), "POST")
 
 
 @pytest.fixture(params=TEMPLATES)
@@ -244,6 +220,10 @@ async def test_a_model_that_knows_no_tools_refuses_them(folder: Path) -> None:
          "tool_choice.allowed_tools.mode"),
         ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}, "tools": TOOLS},
          "tool_choice.allowed_tools.tools"),
+        ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [{**NAMED, "x": 1}]}},
+          "tools": TOOLS}, "tool_choice.allowed_tools.tools[0].x"),
+        ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [
+            {"function": NAMED["function"]}]}}, "tools": TOOLS}, "tool_choice.allowed_tools.tools[0].type"),
         ({"parallel_tool_calls": True}, "parallel_tool_calls"),
         ({"parallel_tool_calls": 1, "tools": TOOLS}, "parallel_tool_calls"),
     ],

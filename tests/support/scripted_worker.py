@@ -10,7 +10,7 @@ from motley.replicas.protocol import Request, StreamMessage
 
 
 class ScriptedWorker(EchoWorker):
-    """Yields `messages`, then raises `error` if there is one. Keeps the requests it got."""
+    """Yields `messages`, then raises `error` if there is one; embeddings are the echo's. Keeps the requests it got."""
 
     def __init__(self, folder: str, messages: Sequence[StreamMessage], error: Exception | None = None) -> None:
         super().__init__(folder)
@@ -19,7 +19,11 @@ class ScriptedWorker(EchoWorker):
 
     async def generate(self, request: Request) -> AsyncGenerator[StreamMessage, None]:
         self.requests.append(request)
-        for message in self._messages:
+        async for message in super().generate(request) if request.pooling else self._said():
             yield message
         if self._error is not None:
             raise self._error
+
+    async def _said(self) -> AsyncGenerator[StreamMessage, None]:
+        for message in self._messages:
+            yield message

@@ -1,0 +1,191 @@
+"""The larger values of OpenAI's bodies as JSON schemas: messages, tools, formats, prompts.
+
+The check of a body takes from here which fields there are. What no schema says is for the check alone: whether two
+fields go together, a name is known to another one, or the model's template has a place for it.
+"""
+
+from __future__ import annotations
+
+from ...replicas.chat_template import MAX_ARGUMENT_CHARS
+from ...replicas.grammar_spec import MAX_CHOICES
+from ...replicas.messages import MAX_CALLS, ROLES
+from ...replicas.tools import MAX_TOOLS
+from ..web.openapi import Schema, object_of
+
+MAX_PROMPTS = 128
+MAX_MESSAGES = 8192
+MAX_METADATA = 16
+INT32 = 2**31 - 1
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+MODES = ("auto", "none", "required")
+
+NULL: Schema = {"type": "null"}
+TEXT: Schema = {"type": "string"}
+SOME_TEXT: Schema = {"type": "string", "minLength": 1}
+TRUTH: Schema = {"type": "boolean"}
+BOOLEAN: Schema = {"type": "boolean", "default": False}
+OBJECT: Schema = {"type": "object"}
+NAME: Schema = {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,64}$"}
+TOKEN_IDS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": INT32}, "minItems": 1}
+
+
+def told(schema: Schema, description: str) -> Schema:
+    return {**schema, "description": description}
+
+
+def _list(items: Schema, most: int | None = None, least: int = 1) -> Schema:
+    bounds = {"minItems": least} if most is None else {"minItems": least, "maxItems": most}
+    return {"type": "array", "items": items, **bounds}
+
+
+def _one_of_type(kind: str, **fields: Schema) -> Schema:
+    return object_of({"type": {"const": kind}, **fields}, ["type", *fields])
+
+
+PROMPT: Schema = {"anyOf": [SOME_TEXT, TOKEN_IDS, _list(SOME_TEXT, MAX_PROMPTS), _list(TOKEN_IDS, MAX_PROMPTS)]}
+
+_PART = object_of(
+    {
+        "type": {"const": "text"},
+        "text": TEXT,
+        "prompt_cache_breakpoint": told(NULL, "refused: prefixes are found without marks"),
+    },
+    ["type", "text"],
+)
+_CALL = object_of(
+    {
+        "id": TEXT,
+        "type": {"const": "function", "default": "function"},
+        "function": object_of(
+            {"name": TEXT, "arguments": told(TEXT, "as the model wrote them, which should be JSON")},
+            ["name", "arguments"],
+        ),
+        "index": told({"type": "integer"}, "of a piece in a stream; changes nothing"),
+    },
+    ["function"],
+)
+_MESSAGE: dict[str, Schema] = {
+    "role": {"enum": list(ROLES)},
+    "content": told({"anyOf": [TEXT, _list(_PART, least=0)]}, "text, or parts of one; null only beside tool_calls"),
+    "name": told(TEXT, "who speaks, or which tool; refused where the model's template has no place for it"),
+    "tool_calls": told(_list(_CALL, MAX_CALLS), "of an assistant: what it called"),
+    "tool_call_id": told(TEXT, "of a tool: which call this is the result of"),
+    "reasoning_content": told(TEXT, "of an assistant: what it thought"),
+    "reasoning": told(TEXT, "the same under its newer name; where both are given they must be equal"),
+}
+MESSAGE_FIELDS = tuple(_MESSAGE)
+MESSAGE_UNSUPPORTED = ("annotations", "audio", "function_call", "refusal")
+
+
+_REFUSED = told(NULL, "refused where it is not null")
+
+
+def _message(roles: tuple[str, ...], more: tuple[str, ...], required: str) -> Schema:
+    """Of these roles; what a role has no place for may be null."""
+    known = ("content", "name", *more)
+    fields = dict.fromkeys(_MESSAGE, NULL) | dict.fromkeys(MESSAGE_UNSUPPORTED, _REFUSED)
+    fields |= {"role": {"enum": list(roles)}} | {name: _MESSAGE[name] for name in known}
+    return object_of(fields, ["role", required])
+
+
+_OF_ASSISTANT = ("tool_calls", "reasoning_content", "reasoning")
+MESSAGES = _list(
+    {
+        "anyOf": [
+            _message(("system", "developer", "user"), (), "content"),
+            _message(("assistant",), _OF_ASSISTANT, "content"),
+            _message(("assistant",), _OF_ASSISTANT, "tool_calls"),
+            _message(("tool",), ("tool_call_id",), "content"),
+        ]
+    },
+    MAX_MESSAGES,
+)
+
+TOOLS = _list(
+    _one_of_type(
+        "function",
+        function=object_of(
+            {
+                "name": told(NAME, "one of its own"),
+                "description": TEXT,
+                "parameters": told(
+                    {"type": "object", "properties": {"type": {"const": "object"}}},
+                    "a JSON schema of the arguments; default: there are none",
+                ),
+                "strict": told(BOOLEAN, "true: arguments are held to their schema, or it is refused"),
+            },
+            ["name"],
+        ),
+    ),
+    MAX_TOOLS,
+)
+_NAMED = _one_of_type("function", function=object_of({"name": told(TEXT, "of one of the tools")}, ["name"]))
+_ALLOWED = object_of({"mode": {"enum": ["auto", "required"]}, "tools": _list(_NAMED)}, ["mode", "tools"])
+TOOL_CHOICE: Schema = {"anyOf": [{"enum": list(MODES)}, _NAMED, _one_of_type("allowed_tools", allowed_tools=_ALLOWED)]}
+
+_JSON_SCHEMA = object_of(
+    {
+        "name": NAME,
+        "description": TEXT,
+        "schema": told(OBJECT, "a JSON schema; keywords that cannot be kept to are refused"),
+        "strict": told(BOOLEAN, "either value: the schema is always kept to"),
+    },
+    ["name", "schema"],
+)
+JSON_SCHEMA_FIELDS = tuple(_JSON_SCHEMA["properties"])
+RESPONSE_FORMAT: Schema = {
+    "anyOf": [
+        _one_of_type("text"),
+        _one_of_type("json_object"),
+        _one_of_type("json_schema", json_schema=_JSON_SCHEMA),
+        _one_of_type("regex", regex=told(SOME_TEXT, "the whole text matches")),
+        _one_of_type("grammar", grammar=told(SOME_TEXT, "GBNF, its rule `root` being the whole text")),
+        {
+            "type": "object",
+            "required": ["type"],
+            "properties": {
+                "type": {"const": "structural_tag"},
+                "format": told(OBJECT, "text with constrained parts, as xgrammar describes it"),
+            },
+        },
+    ]
+}
+
+_STRUCTURED: dict[str, Schema] = {
+    "json": told({"anyOf": [OBJECT, SOME_TEXT]}, "a JSON schema, or its text"),
+    "json_object": told(TRUTH, "true: the text is a JSON object"),
+    "regex": told(SOME_TEXT, "the whole text matches"),
+    "choice": told(_list(SOME_TEXT, MAX_CHOICES), "the text is one of these"),
+    "grammar": told(SOME_TEXT, "GBNF, its rule `root` being the whole text"),
+    "structural_tag": told({"anyOf": [OBJECT, SOME_TEXT]}, "text with constrained parts"),
+}
+STRUCTURED_UNSUPPORTED = (
+    "backend", "disable_additional_properties", "disable_any_whitespace", "disable_fallback", "whitespace_pattern",
+)  # fmt: skip
+STRUCTURED_FIELDS = tuple(_STRUCTURED)
+_NO_STRUCTURED = dict.fromkeys(_STRUCTURED, NULL) | dict.fromkeys(STRUCTURED_UNSUPPORTED, _REFUSED)
+STRUCTURED_OUTPUTS: Schema = {
+    "anyOf": [object_of(_NO_STRUCTURED | {name: schema}, [name]) for name, schema in _STRUCTURED.items()]
+}
+
+STREAM_OPTIONS = object_of(
+    {
+        "include_usage": told(BOOLEAN, "a last chunk has the usage"),
+        "include_obfuscation": {"const": False, "description": "nothing is padded; true is refused"},
+    }
+)
+TEMPLATE_ARGUMENTS: Schema = {
+    "type": "object",
+    "additionalProperties": {"anyOf": [TRUTH, {"type": "string", "maxLength": MAX_ARGUMENT_CHARS}]},
+}
+METADATA: Schema = {
+    "type": "object",
+    "maxProperties": MAX_METADATA,
+    "propertyNames": {"maxLength": 64},
+    "additionalProperties": {"type": ["string", "null"], "maxLength": 512},
+}
+LOGIT_BIAS: Schema = {
+    "type": "object",
+    "propertyNames": {"pattern": "^[0-9]{1,10}$"},
+    "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+}

@@ -1,0 +1,84 @@
+"""Whether what went over HTTP is what the OpenAPI document says, to the last field."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Awaitable, Callable
+from functools import cache, partial
+from typing import Any
+
+import asgi
+from jsonschema import Draft202012Validator
+
+from motley.cluster.protocols.openapi_routes import OPERATIONS
+from motley.cluster.web.openapi import document
+
+PATHS = document(OPERATIONS)["paths"]
+_PATTERNS = {path: re.compile(re.sub(r"{\w+}", "(.+)", path)) for path in sorted(PATHS, key=len, reverse=True)}
+
+
+def operation_of(method: str, path: str) -> Any:
+    """None: the document does not know it. The longer path first: a model's name would swallow its end."""
+    known = next((known for known, pattern in _PATTERNS.items() if pattern.fullmatch(path)), None)
+    return None if known is None else PATHS[known].get(method.lower())
+
+
+def caller(app: Any) -> Callable[..., Awaitable[asgi.Reply]]:
+    """`asgi.request`, which also checks what was accepted, and each answer, against the document."""
+    return partial(_request, app)
+
+
+async def _request(app: Any, method: str, path: str, body: Any = b"", **more: Any) -> asgi.Reply:
+    reply = await asgi.request(app, method, path, body, **more)
+    operation = operation_of(method, path)
+    if operation is not None and reply.status:  # 0: somebody else took the answer
+        check_answer(operation, reply)
+        if reply.status == 200 and isinstance(body, bytes | dict):
+            check_accepted(operation, body)
+    return reply
+
+
+def check_accepted(operation: Any, body: bytes | dict[str, Any]) -> None:
+    if "requestBody" in operation:
+        value = body if isinstance(body, dict) else json.loads(body)
+        _check(operation["requestBody"]["content"]["application/json"]["schema"], value)
+
+
+def check_answer(operation: Any, reply: asgi.Reply) -> None:
+    schema = schema_of(operation, reply)
+    for part in parts_of(reply):
+        _check(strict(schema), part)
+
+
+def parts_of(reply: asgi.Reply) -> list[Any]:
+    """The answer, or the events of a stream."""
+    if reply.headers["content-type"] == "application/json":
+        return [reply.json()]
+    return [event for event in reply.events() if event != "[DONE]"]
+
+
+def schema_of(operation: Any, reply: asgi.Reply) -> Any:
+    content = operation["responses"][str(reply.status)]["content"]
+    kind = reply.headers["content-type"].partition(";")[0]
+    return content[kind]["x-event" if kind == "text/event-stream" else "schema"]
+
+
+def strict(schema: Any) -> Any:
+    """The same, with no room for fields that it does not name."""
+    if isinstance(schema, list):
+        return [strict(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    tight = {key: strict(value) for key, value in schema.items()}
+    return {"additionalProperties": False, **tight} if isinstance(schema.get("properties"), dict) else tight
+
+
+def _check(schema: Any, value: Any) -> None:
+    problems = [f"{one.json_path}: {one.message[:300]}" for one in _validator(json.dumps(schema)).iter_errors(value)]
+    assert not problems, problems
+
+
+@cache
+def _validator(schema: str) -> Draft202012Validator:
+    return Draft202012Validator(json.loads(schema))
