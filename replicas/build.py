@@ -22,6 +22,7 @@ from .cores import usable_cores
 from .engine import EngineCore
 from .engine_config import EngineConfig
 from .errors import InvalidRequest
+from .families.registry import architecture_of
 from .grammars import Grammars
 from .limits import Limits
 from .model import LoadedModel, load_model
@@ -97,6 +98,7 @@ def build_engine(
         eos_token_ids=limits.eos_token_ids,
         dtype=str(ops.dtype).removeprefix("torch."),
         quantization=loaded.quantization,
+        architecture=architecture_of(loaded.config.family),
     )
     profile = _profile(info, config, loaded, ops, num_blocks, choices)
     return BuiltEngine(core, runner, tokenizer, profile, choices, loaded.defaults.sampling())

@@ -15,6 +15,7 @@ from .sampling_params import SamplingParams
 __all__ = [
     "BLOCK_TOKENS",
     "NULL",
+    "RATE_WINDOW_S",
     "Delta",
     "FinishReason",
     "KvEvent",
@@ -32,6 +33,7 @@ __all__ = [
 ]
 
 NULL = "null"  # device, numerics, family and so on of an engine that computes nothing
+RATE_WINDOW_S = 10.0  # what a replica makes is told as an average over so long
 BLOCK_TOKENS = 16  # tokens per KV block: part of the protocol, since block hashes are shared
 
 
@@ -124,6 +126,10 @@ class ReplicaLoad:
     kv_blocks_free: int = 0  # free or evictable
     kv_blocks_total: int = 0
     steps: int = 0  # that the engine has taken since its start
+    max_running: int = 0  # sequences that may be in the running batch
+    prompt_tokens: int = 0  # of all requests that have begun since the replica did
+    cached_tokens: int = 0  # of those, found in the prefix cache
+    generated_tokens_per_s: float = 0.0  # over the last RATE_WINDOW_S
 
 
 def sum_of(loads: Iterable[ReplicaLoad]) -> ReplicaLoad:
@@ -179,6 +185,7 @@ class ModelInfo:
     eos_token_ids: tuple[int, ...]
     dtype: str
     quantization: str
+    architecture: str = ""  # as checkpoints call it, such as Qwen2ForCausalLM; none of an engine that has no model
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,6 +84,7 @@ class Scheduler:
             queued_prefill_tokens=sum(s.remaining for s in self.sequences if s.remaining > 1),
             kv_blocks_free=self.pool.available,
             kv_blocks_total=self.pool.total,
+            max_running=self.max_running,
         )
 
     def _plan_running(self, planned: dict[int, PlanItem], budget: int) -> int:

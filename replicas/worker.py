@@ -23,6 +23,7 @@ from .grammar_process import GrammarProcess
 from .kv_log import OwnedEvent
 from .kv_watcher import KvWatcher
 from .mailbox import Mailbox
+from .meter import Meter
 from .protocol import KvEvents, ReplicaLoad, ReplicaProfile, Request, StreamMessage
 
 TICK_S = 0.25  # how often streams are looked over
@@ -47,6 +48,7 @@ class Worker:
         self._ticking: asyncio.TimerHandle | None = None
         self._streams: dict[int, Mailbox] = {}
         self._admission = _admission(config)
+        self._meter = Meter()
         self._keys = itertools.count()
         self._draining = False
         self._watchers: set[KvWatcher] = set()
@@ -92,7 +94,7 @@ class Worker:
                 self._idle.set()
 
     def load(self) -> ReplicaLoad:
-        return ReplicaLoad() if self._thread is None else self._thread.load
+        return ReplicaLoad() if self._thread is None else self._meter.measured(self._thread.load)
 
     def profile(self) -> ReplicaProfile:
         assert self._engine is not None, "profile() after start()"
@@ -109,11 +111,11 @@ class Worker:
         self._watchers.add(watcher)
         thread.watch(wanted=True)
         try:
-            yield KvEvents((), thread.load)
+            yield KvEvents((), self.load())
             while True:
                 events, lost = await watcher.take(WATCH_S)
                 thread.raise_if_lost()
-                yield KvEvents(events, thread.load, lost)
+                yield KvEvents(events, self.load(), lost)
         finally:
             self._watchers.discard(watcher)
             thread.watch(wanted=bool(self._watchers))
@@ -230,15 +232,20 @@ class Worker:
 
     def _deliver(self, emissions: list[Emission]) -> None:
         thread = self._check_started()
-        load = thread.load
         if thread.died is not None:
             self._end_all(Unavailable(f"the engine has died: {thread.died}", code="replica_lost"))
+        wanted = []
         for emission in emissions:
             mailbox = self._streams.get(emission.key)
             if mailbox is None or mailbox.done:
                 continue  # cancelled, or ended from here, while the step ran
             if not mailbox.started:
                 self._admission.began(mailbox.prompt_tokens)
+                self._meter.began(mailbox.prompt_tokens, emission.message.cached_tokens or 0)
+            self._meter.made(sum(len(delta.token_ids) for delta in emission.message.deltas))
+            wanted.append((mailbox, emission))
+        thread.load = load = self._meter.measured(thread.load)
+        for mailbox, emission in wanted:
             mailbox.put(replace(emission.message, load=load), done=emission.done, error=emission.error)
 
 

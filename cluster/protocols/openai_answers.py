@@ -142,5 +142,7 @@ TOKENIZER_INFO = answer(
     model_max_length=COUNT,
     chat_template=MAYBE_TEXT,
 )
-_LOAD: dict[str, Any] = {field.name: COUNT for field in dataclasses.fields(ReplicaLoad)}
+_LOAD: dict[str, Any] = {
+    field.name: COUNT if isinstance(field.default, int) else NUMBER for field in dataclasses.fields(ReplicaLoad)
+}
 HEALTH = answer(status={"const": "ok"}, load=answer(**_LOAD))

@@ -125,6 +125,7 @@ class VllmProtocol:
             max_req_input_len=info.max_model_len - 1,
             vocab_size=info.vocab_size,
             model_type=info.family,
+            architectures=[info.architecture] if info.architecture else (),
             eos_token_ids=info.eos_token_ids,
             pad_token_id=special.get("pad_token", 0),
             bos_token_id=special.get("bos_token", 0),
@@ -194,4 +195,7 @@ def scheduler_load(rank: int, load: ReplicaLoad) -> pb.SchedulerLoad:
         token_usage=used / load.kv_blocks_total if load.kv_blocks_total else 0.0,
         utilization=used / load.kv_blocks_total if load.kv_blocks_total else 0.0,
         num_waiting_uncached_tokens=load.queued_prefill_tokens,
+        gen_throughput=load.generated_tokens_per_s,
+        cache_hit_rate=load.cached_tokens / load.prompt_tokens if load.prompt_tokens else 0.0,
+        max_running_requests=load.max_running,
     )

@@ -69,6 +69,8 @@ class KvBatches:
             waiting_requests=load.waiting,
             waiting_uncached_tokens=load.queued_prefill_tokens,
             token_usage=used / load.kv_blocks_total if load.kv_blocks_total else 0.0,
+            gen_throughput=load.generated_tokens_per_s,
+            max_running_requests=load.max_running,
             sample=self._sample,
         )
 

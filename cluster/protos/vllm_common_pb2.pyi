@@ -167,8 +167,10 @@ class EngineLoad(google.protobuf.message.Message):
     token_usage: builtins.float
     """share of the KV blocks that are not free, 0 to 1"""
     gen_throughput: builtins.float
+    """output tokens per second over the last 10 s"""
     max_running_requests: builtins.int
     age_ms: builtins.int
+    """0: it is told as it is taken"""
     sample: builtins.int
     """counts the records of this stream"""
     load_only: builtins.bool

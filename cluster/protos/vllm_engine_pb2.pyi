@@ -803,15 +803,20 @@ class GetModelInfoResponse(google.protobuf.message.Message):
     max_context_length: builtins.int
     vocab_size: builtins.int
     supports_vision: builtins.bool
+    """false: models read text"""
     served_model_name: builtins.str
     tokenizer_path: builtins.str
     model_type: builtins.str
     pad_token_id: builtins.int
+    """0 also where the tokenizer names none"""
     bos_token_id: builtins.int
+    """0 also where the tokenizer names none"""
     max_req_input_len: builtins.int
     default_sampling_params_json: builtins.str
     @property
-    def architectures(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def architectures(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """one; none where nothing is computed"""
+
     @property
     def eos_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
     def __init__(
@@ -937,6 +942,8 @@ Global___GetLoadsResponse: typing_extensions.TypeAlias = GetLoadsResponse
 
 @typing.final
 class SchedulerLoad(google.protobuf.message.Message):
+    """One replica's. Requests are counted by choice: each is a sequence of its own."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     DP_RANK_FIELD_NUMBER: builtins.int
@@ -952,17 +959,24 @@ class SchedulerLoad(google.protobuf.message.Message):
     MAX_RUNNING_REQUESTS_FIELD_NUMBER: builtins.int
     NUM_WAITING_UNCACHED_TOKENS_FIELD_NUMBER: builtins.int
     dp_rank: builtins.int
+    """the replica's place in the order of names"""
     num_running_reqs: builtins.int
     num_waiting_reqs: builtins.int
     num_total_reqs: builtins.int
     num_used_tokens: builtins.int
+    """room of the KV blocks that are not free"""
     max_total_num_tokens: builtins.int
     token_usage: builtins.float
+    """share of the KV blocks that are not free, 0 to 1"""
     gen_throughput: builtins.float
+    """output tokens per second over the last 10 s; 0: none were made"""
     cache_hit_rate: builtins.float
+    """share of all prompt tokens so far that the cache had; 0: of none, or no prompts yet"""
     utilization: builtins.float
+    """as token_usage"""
     max_running_requests: builtins.int
     num_waiting_uncached_tokens: builtins.int
+    """of prompts, still to be computed"""
     def __init__(
         self,
         *,

@@ -30,6 +30,11 @@ def read_config(config: Fields) -> ModelConfig:
     return FAMILIES[_architecture(config)](config)
 
 
+def architecture_of(family: str) -> str:
+    """What checkpoints of this family call themselves."""
+    return _BY_MODEL_TYPE[family]
+
+
 def _architecture(config: Fields) -> str:
     names = config.raw.get("architectures")
     if names is None:

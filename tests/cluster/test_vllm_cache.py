@@ -80,6 +80,18 @@ async def next_events(batches: AsyncGenerator[common.KvEventBatch, None]) -> com
     raise AssertionError("the stream ended")
 
 
+async def test_loads_tell_what_was_made_and_what_the_cache_had(folder: Path, workers: list[Worker]) -> None:
+    protocol = await protocol_of(folder, workers[0])
+    for _ in range(2):
+        await generate(protocol, ONE)
+    [load] = (await protocol.loads(pb.GetLoadsRequest())).loads
+    assert load.cache_hit_rate == 3 * BLOCK_TOKENS / (2 * len(PROMPT))
+    assert load.gen_throughput > 0
+    assert load.max_running_requests == workers[0]._core.scheduler.max_running
+    async with aclosing(protocol.kv_events(AT_ONCE, ONE)) as batches:
+        assert (await anext(batches)).load.gen_throughput > 0
+
+
 async def test_a_flush_drops_the_callers_prefixes_alone(folder: Path, workers: list[Worker]) -> None:
     protocol = await protocol_of(folder, workers[0])
     for caller in (ONE, TWO):

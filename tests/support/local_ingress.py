@@ -1,4 +1,4 @@
-"""An ingress without Serve, before a worker in this process."""
+"""An ingress without Serve, before workers in this process."""
 
 from __future__ import annotations
 
@@ -12,11 +12,15 @@ from motley.cluster.ingress import Ingress
 from motley.replicas.replica import Replica
 
 
-async def make_ingress(folder: Path, worker: Any, entrance: Entrance | None = None) -> Any:
-    replica = object.__new__(Replica)
-    await replica.__init__(lambda: worker)
+async def make_ingress(folder: Path, *workers: Any, entrance: Entrance | None = None) -> Any:
+    """One replica for each worker."""
+    replicas = []
+    for worker in workers:
+        replica = object.__new__(Replica)
+        await replica.__init__(lambda worker=worker: worker)
+        replicas.append(replica)
     ingress = object.__new__(Ingress)
-    await ingress.__init__(str(folder), LocalPool(replica), entrance)
+    await ingress.__init__(str(folder), LocalPool(*replicas), entrance)
     return ingress
 
 
