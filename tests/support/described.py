@@ -48,7 +48,12 @@ def check_accepted(operation: Any, body: bytes | dict[str, Any]) -> None:
 def check_answer(operation: Any, reply: asgi.Reply) -> None:
     schema = schema_of(operation, reply)
     for part in parts_of(reply):
-        _check(strict(schema), part)
+        check_part(schema, part)
+
+
+def check_part(schema: Any, value: Any) -> None:
+    """An answer, or an event of one."""
+    _check(strict(schema), value)
 
 
 def parts_of(reply: asgi.Reply) -> list[Any]:
