@@ -11,11 +11,11 @@ import described
 import grpc
 import pytest
 from echo_worker import EchoWorker
+from grpc_servers import serving
 from local_ingress import make_ingress
 from service_checkpoint import write_tokenizer
 
 from motley.cluster.protos import inference_pb2_grpc
-from motley.cluster.web import servicers
 
 
 @pytest.fixture(autouse=True)
@@ -51,14 +51,8 @@ def post(call: Callable[..., Any]) -> Callable[..., Any]:
 
 @pytest.fixture(scope="session")
 async def grpc_target(ingress: Any) -> AsyncIterator[str]:
-    """A real gRPC server whose servicer is the ingress, registered as Serve does it."""
-    server = grpc.aio.server()
-    for path in servicers.SERVICER_FUNCTIONS:
-        getattr(servicers, path.rpartition(".")[2])(ingress, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    yield f"127.0.0.1:{port}"
-    await server.stop(None)
+    async with serving(ingress) as target:
+        yield target
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ import grpc
 import pytest
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
+from grpc_servers import serving
 from local_ingress import make_ingress
 from scripted_worker import ScriptedWorker
 from service_checkpoint import write_tokenizer
@@ -100,13 +101,8 @@ async def served(tmp_path_factory: pytest.TempPathFactory) -> Any:
     path.write_text(json.dumps(json.loads(path.read_text()) | named))
     workers = [Telling(str(folder), SCRIPT) for _ in range(2)]
     ingress = await make_ingress(folder, *workers)
-    server = grpc.aio.server()
-    for name in servicers.SERVICER_FUNCTIONS:
-        getattr(servicers, name.rpartition(".")[2])(ingress, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    yield f"127.0.0.1:{port}", ingress, workers
-    await server.stop(None)
+    async with serving(ingress) as target:
+        yield target, ingress, workers
 
 
 class Seen(set[str]):

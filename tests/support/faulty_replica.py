@@ -58,7 +58,9 @@ class Stepwise(FakeRunner):
             read.set()
 
 
-async def start_worker(folder: Path, monkeypatch: pytest.MonkeyPatch, *, turn: int = 0) -> Worker:
+async def start_worker(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, *, turn: int = 0, max_waiting_tokens: int = 262_144
+) -> Worker:
     """The real worker, engine, scheduler, sampler and text; the next token is a hash of all before it.
 
     `turn`: workers with another one are of another numerics class: they give other tokens.
@@ -74,7 +76,8 @@ async def start_worker(folder: Path, monkeypatch: pytest.MonkeyPatch, *, turn: i
         return BuiltEngine(core, runner, None, profile, {}, {})  # type: ignore[arg-type]
 
     monkeypatch.setattr(module, "build_engine", build)
-    worker = Worker(folder, EngineConfig(max_batch_tokens=64, max_running=8))
+    config = EngineConfig(max_batch_tokens=64, max_running=8, max_waiting_tokens=max_waiting_tokens)
+    worker = Worker(folder, config)
     runner.worker = worker
     await worker.start()
     return worker
