@@ -70,6 +70,8 @@ def _written(name: str, make: Callable[..., GrammarSpec]) -> Callable[[dict[str,
 
 
 def _structural_tag(wanted: dict[str, Any]) -> GrammarSpec:
+    if "format" in wanted and not isinstance(wanted["format"], dict):
+        raise wrong_type("response_format.format", wanted["format"], "an object")
     return GrammarSpec.structural_tag(wanted, field="response_format")
 
 
