@@ -24,7 +24,7 @@ HELLO = [{"role": "user", "content": "Hello"}]
 
 @pytest.fixture(scope="module")
 async def plain(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    folder: Path = write_tokenizer(tmp_path_factory.mktemp("plain"), chat_template=False)
+    folder: Path = write_tokenizer(tmp_path_factory.mktemp("plain"), chat_template=None)
     return await make_ingress(folder, EchoWorker(str(folder)))
 
 

@@ -8,15 +8,15 @@ from pathlib import Path
 import openai
 import pytest
 from served import Served, served
-from service_checkpoint import build
+from service_checkpoint import TOOL_TEMPLATE, build
 
 CONTEXT = 65_536
 
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random model: every byte is a token, and an answer that fills the context takes half a minute."""
-    return build(tmp_path_factory.mktemp("checkpoint"), max_len=CONTEXT)
+    """A random model that takes tools: every byte is a token, an answer that fills the context takes half a minute."""
+    return build(tmp_path_factory.mktemp("checkpoint"), max_len=CONTEXT, chat_template=TOOL_TEMPLATE)
 
 
 @pytest.fixture(scope="session")

@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
+import json
 import math
+from typing import Any, Literal
 
 import openai
 import pytest
+from pydantic import BaseModel
 from served import Served
 
 HELLO: list[dict[str, str]] = [{"role": "user", "content": "Hello"}]
 GREEDY = {"model": "tiny", "temperature": 0, "extra_body": {"ignore_eos": True}}
+PARAMETERS = {
+    "type": "object",
+    "properties": {"place": {"enum": ["here", "there"]}, "soon": {"type": "boolean"}},
+    "required": ["place", "soon"],
+    "additionalProperties": False,
+}
+TOOLS: list[Any] = [
+    {"type": "function", "function": {"name": name, "parameters": PARAMETERS, "strict": True}}
+    for name in ("weather", "time")
+]
+NAMED = {"type": "function", "function": {"name": "time"}}
+
+
+class Weather(BaseModel):
+    sky: Literal["clear", "grey"]
+    dry: bool
+
+
+def tokens_of(client: openai.OpenAI, text: str) -> list[int]:
+    return list(client.post("/../tokenize", body={"prompt": text}, cast_to=dict)["tokens"])
 
 
 def test_completion(client: openai.OpenAI) -> None:
@@ -110,3 +133,50 @@ def test_errors_are_the_clients_own_exceptions(client: openai.OpenAI, service: S
         client.completions.create(model="tiny", prompt="x" * 65_536, stream=True)
     assert caught.value.code == "context_length_exceeded", "refused before the stream begins"
     service.wait_idle()
+
+
+@pytest.mark.parametrize(("choice", "names"), [("required", {"weather", "time"}), (NAMED, {"time"})])
+def test_calls_whole_and_streamed(client: openai.OpenAI, choice: Any, names: set[str]) -> None:
+    asked: dict[str, Any] = {"messages": HELLO, "tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": False}
+    asked |= {"model": "tiny", "temperature": 0, "max_completion_tokens": 512}
+    asked["logit_bias"] = dict.fromkeys(map(str, tokens_of(client, " \n\r\t")), -100)  # else it may write nothing else
+    whole = client.chat.completions.create(**asked).choices[0]
+    with client.chat.completions.stream(**asked) as events:
+        streamed = events.get_final_completion().choices[0]
+    assert whole.finish_reason == streamed.finish_reason == "tool_calls"
+    [call], [again] = whole.message.tool_calls, streamed.message.tool_calls
+    assert call.function.name in names
+    arguments = json.loads(call.function.arguments)
+    assert set(arguments) == {"place", "soon"}
+    assert arguments["place"] in ("here", "there")
+    assert (again.function.name, json.loads(again.function.arguments)) == (call.function.name, arguments)
+    result = {"role": "tool", "tool_call_id": call.id, "content": "fine"}
+    said = [*HELLO, whole.message.model_dump(exclude_none=True), result]
+    assert client.chat.completions.create(messages=said, tools=TOOLS, max_completion_tokens=1, **GREEDY).choices
+
+
+def test_answers_as_the_clients_own_types(client: openai.OpenAI) -> None:
+    parsed = client.chat.completions.parse(
+        model="tiny", messages=HELLO, response_format=Weather, temperature=0, max_completion_tokens=512
+    )
+    assert isinstance(parsed.choices[0].message.parsed, Weather)
+    assert parsed.choices[0].finish_reason == "stop"
+
+
+def test_json_object(client: openai.OpenAI) -> None:
+    """Braces are all but forced, or a random model may never close what it opens."""
+    bias = dict.fromkeys(map(str, tokens_of(client, "{}")), 100)
+    answer = client.chat.completions.create(
+        model="tiny", messages=HELLO, response_format={"type": "json_object"}, logit_bias=bias, max_completion_tokens=64
+    )
+    assert json.loads(answer.choices[0].message.content) == {}
+
+
+def test_cached_tokens_of_a_prompt_asked_again(client: openai.OpenAI) -> None:
+    messages = [{"role": "user", "content": "What was asked before is not computed again. " * 8}]
+    cached = []
+    for _ in range(2):
+        usage = client.chat.completions.create(messages=messages, max_completion_tokens=1, **GREEDY).usage
+        cached.append(usage.prompt_tokens_details.cached_tokens)
+    assert cached[0] == 0
+    assert usage.prompt_tokens - 16 <= cached[1] < usage.prompt_tokens
