@@ -6,10 +6,8 @@ in the end it is accepted, or refused for what the document forbids.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
-import threading
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Iterator
 from dataclasses import replace
@@ -20,11 +18,10 @@ import jsonschema_rs
 import pytest
 import requests
 import schemathesis
-import uvicorn
 from described import check_part
 from echo_worker import EchoWorker
 from hypothesis import HealthCheck, settings
-from local_ingress import make_ingress
+from in_thread import in_thread
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
     negative_data_rejection,
@@ -132,32 +129,10 @@ class ShortWorker(EchoWorker):
 
 @pytest.fixture(scope="module")
 def base_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """An ingress behind uvicorn, in a thread with a loop of its own: the fuzzer blocks this one."""
+    """Of a thread of its own: the fuzzer blocks this one."""
     folder = write_tool_tokenizer(tmp_path_factory.mktemp("qwen3"), "qwen3")
-    began: dict[str, Any] = {}
-    ready = threading.Event()
-
-    async def serve() -> None:
-        worker = ShortWorker(str(folder))
-        ingress = await make_ingress(folder, worker)
-        app = ingress.__serve_build_asgi_app__()
-        server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", lifespan="off"))
-        began.update(server=server, worker=worker)
-        serving = asyncio.create_task(server.serve())
-        while not server.started:
-            await asyncio.sleep(0.01)
-        began["port"] = server.servers[0].sockets[0].getsockname()[1]
-        ready.set()
-        await serving
-
-    thread = threading.Thread(target=asyncio.run, args=(serve(),))
-    thread.start()
-    assert ready.wait(60)
-    yield f"http://127.0.0.1:{began['port']}"
-    began["server"].should_exit = True
-    thread.join(30)
-    assert not thread.is_alive()
-    assert began["worker"].load().running == 0, "nothing was left behind"
+    with in_thread(folder, ShortWorker(str(folder))) as service:
+        yield f"http://127.0.0.1:{service.http_port}"
 
 
 def rule_against(response: Any) -> str | None:
