@@ -33,7 +33,7 @@ def protocols(folder: Path) -> Iterator[dict[str, Protocol]]:
 
 @pytest.fixture(scope="module")
 def silent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Protocol]]:
-    with protocols_of(write_tokenizer(tmp_path_factory.mktemp("silent"), chat_template=False)) as protocols:
+    with protocols_of(write_tokenizer(tmp_path_factory.mktemp("silent"), chat_template=None)) as protocols:
         yield protocols
 
 
