@@ -14,7 +14,7 @@ from .occupancy import occupancy
 from .operation import Operation
 from .precision import policy_of
 from .static import fault
-from .tuning import choose
+from .tuning import choose, tabled_devices
 
 __all__ = ["Row", "markdown", "picks", "run", "write"]
 
@@ -47,17 +47,23 @@ class Row:
         return {**fields, "capability": "{}.{}".format(*self.capability), "mix": dict(self.mix or {})}
 
 
-def picks(operation: Operation, capability: tuple[int, int], *, quick: bool = False) -> tuple[Job, ...]:
+def picks(operation: Operation, capability: tuple[int, int], *, quick: bool = False) -> dict[Job, str]:
     """What is launched there: the samples, and every shape that is tuned, each with the config it would get.
 
+    By every table that there is, of the capability and of single devices; with how each config was found.
     quick: the first sample and the last.
     """
     policy = policy_of(*capability)
     if operation.refusal(policy):
-        return ()
+        return {}
     samples = operation.samples(policy)
     shapes = dict.fromkeys((samples[0], samples[-1]) if quick else (*samples, *operation.shapes(policy)))
-    return tuple(Job(operation.name, capability, shape, choose(operation, policy, shape).config) for shape in shapes)
+    found: dict[Job, str] = {}
+    for shape in shapes:
+        for sms in (None, *tabled_devices(policy.capability)):
+            choice = choose(operation, policy, shape, sms)
+            found.setdefault(Job(operation.name, capability, shape, choice.config), choice.how)
+    return found
 
 
 def run(
@@ -72,19 +78,19 @@ def run(
     began = time.perf_counter()
     by_name = {operation.name: operation for operation in operations}
     capabilities = tuple(capabilities)
-    jobs = [
-        job for each in by_name.values() for capability in capabilities for job in picks(each, capability, quick=quick)
-    ]
+    jobs: dict[Job, str] = {}
+    for each in by_name.values():
+        for capability in capabilities:
+            jobs |= picks(each, capability, quick=quick)
     rows: dict[Any, Row] = {}
     for job, results in compile_all(jobs, workers, done).items():
         policy = policy_of(*job.capability)
-        found = choose(by_name[job.op], policy, job.shape).how
         for launch, compiled in results:
             variant = launch.variant
             key = (job.op, job.capability, variant.function, variant.types, variant.constants, variant.config)
             if key in rows:
                 continue
-            head = (job.op, variant.name, job.capability, job.shape.key, variant.config.to_json(), found)
+            head = (job.op, variant.name, job.capability, job.shape.key, variant.config.to_json(), jobs[job])
             if isinstance(compiled, Failed):
                 rows[key] = Row(*head, compiled.error)
                 continue

@@ -18,7 +18,19 @@ from .operation import Operation, Shape
 from .precision import PrecisionPolicy
 from .variant import Config
 
-__all__ = ["FOLDER", "Choice", "Entry", "Table", "choose", "exact", "folders", "read", "read_file", "write"]
+__all__ = [
+    "FOLDER",
+    "Choice",
+    "Entry",
+    "Table",
+    "choose",
+    "exact",
+    "folders",
+    "read",
+    "read_file",
+    "tabled_devices",
+    "write",
+]
 
 FOLDER = Path(__file__).parent / "tuned"
 Source = Literal["measured", "static"]
@@ -111,6 +123,12 @@ def folders(capability: Capability, sms: int | None) -> tuple[str, ...]:
     """Where to look, in order."""
     general = f"sm{capability.major}{capability.minor}"
     return (f"{general}-{sms}sm", general) if sms else (general,)
+
+
+def tabled_devices(capability: Capability) -> tuple[int, ...]:
+    """SMs of the devices of that capability that have tables of their own."""
+    names = (path.name for path in FOLDER.glob(f"sm{capability.major}{capability.minor}-*sm") if path.is_dir())
+    return tuple(sorted(int(name.partition("-")[2].removesuffix("sm")) for name in names))
 
 
 @cache

@@ -26,12 +26,12 @@ def _one_thread() -> None:
 
 @pytest.fixture(scope="session")
 def report(pytestconfig: pytest.Config) -> Callable[[str], None]:
-    """Records a line of what was measured; all are shown after the tests, passed or not."""
+    """Records a line of what was found; all are shown after the tests, passed or not."""
     return pytestconfig.stash.setdefault(MEASURED, []).append
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     if lines := config.stash.get(MEASURED, []):
-        terminalreporter.section("measured")
+        terminalreporter.section("reported")
         for line in lines:
             terminalreporter.write_line(line)

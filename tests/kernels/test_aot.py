@@ -63,13 +63,15 @@ def test_the_story_of_half_precision_on_pascal(compiled: Results, report: Callab
     ours = next(result for result in compiled[61]["w4a16_gemv"] if result["mix"]["fma.rn.f32"] >= 256)
     assert not ours["half"]
     p40 = next(device for device in DEVICES if device.name == "Tesla P40")
-    ratio = half_precision_ratio(p40, Linear(2048, 37_888, 3584))
+    ratio = half_precision_ratio(p40, Linear(8, 4096, 4096))
+    prefill = half_precision_ratio(p40, Linear(2048, 4096, 4096))
     report(
-        f"6.1, int4 GEMV of 8 tokens: {ours['mix']['fma.rn.f32']} fma.f32 by the policy, {packed} fma.f16x2 in halves; "
-        f"P40, 7B prefill, roofline (arithmetic, not measured): {ratio:.0f} times longer in halves"
+        f"6.1, int4 layer of 4096 x 4096, 8 tokens: {ours['mix']['fma.rn.f32']} fma.f32 and nothing in halves by the "
+        f"policy, {packed} fma.f16x2 in its twin; roofline of a P40 (arithmetic, nothing was run): {ratio:.0f} times "
+        f"longer in halves, {prefill:.0f} times with 2048 tokens; the published measurement is 43 times"
     )
     assert packed >= 128
-    assert 32 <= ratio <= 64
+    assert 32 <= ratio <= prefill <= 64
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,11 @@ import pytest
 
 from motley.kernels import tuning
 from motley.kernels.capability import CAPABILITIES
+from motley.kernels.matrix import picks
 from motley.kernels.operation import Operation, Shape
 from motley.kernels.precision import policy_of
 from motley.kernels.registry import OPERATIONS, operation
-from motley.kernels.tuning import Entry, Table, choose, exact, write
+from motley.kernels.tuning import Entry, Table, choose, exact, tabled_devices, write
 from motley.kernels.variant import Config
 
 GEMV = operation("w4a16_gemv")
@@ -52,6 +53,19 @@ def test_this_shape_then_the_nearest_then_the_default(folder: Path) -> None:
     write(Table(GEMV.name, "static", {}, {**entries, SHAPE: entry(2)}), folder / "sm61")
     found = choose(GEMV, P40, SHAPE)
     assert (found.config["ROWS"], found.how) == (2, "static: this shape in sm61")
+
+
+def test_the_matrix_compiles_what_every_table_picks(folder: Path) -> None:
+    def rows(text: str) -> set[int]:
+        return {job.config["ROWS"] for job, how in picks(GEMV, (6, 1)).items() if job.shape == SHAPE and text in how}
+
+    write(Table(GEMV.name, "static", {}, {SHAPE: entry(2)}), folder / "sm61")
+    assert tabled_devices(P40.capability) == ()
+    assert rows("static: this shape in sm61") == {2}
+    write(Table(GEMV.name, "measured", {"gpu": "Tesla P40"}, {SHAPE: entry(4)}), folder / "sm61-30sm")
+    assert tabled_devices(P40.capability) == (30,)
+    assert rows("static: this shape in sm61") == {2}
+    assert rows("measured: this shape in sm61-30sm") == {4}
 
 
 def test_the_devices_own_table_comes_first(folder: Path) -> None:
