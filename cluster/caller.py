@@ -14,8 +14,10 @@ class Caller:
     tenant      whose key came with it; empty without keys. Separates prefix caches and queues
     timeout_s   seconds left of the call's own deadline (gRPC); None: it has none
     client_id   the client's own id of the call, for the log only
+    peer        the address it comes from (gRPC), as HAProxy says, or where there is none whatever the caller says
     """
 
     tenant: str = ""
     timeout_s: float | None = None
     client_id: str = ""
+    peer: str = ""

@@ -18,6 +18,7 @@ from .tls import Tls
 
 LOOPBACK = "127.0.0.1"
 TIMEOUT_HEADER = "motley-grpc-timeout"  # a call's own deadline, which Serve does not hand on
+PEER_HEADER = "motley-peer"  # the address that it comes from, which is HAProxy's to those behind it
 HEAD_S = 10  # from a connection, or the first byte of a next request, to the end of its head
 MIN_STALL_S = 30  # a client may owe what it sends, and leave unread what is there, for so long at least
 BUFFER_BYTES = 32 * 2**10  # a head that does not fit is answered with 400
@@ -121,6 +122,7 @@ class Edge:
             f"http-request del-header {TIMEOUT_HEADER}",
             f"http-request set-header {TIMEOUT_HEADER} %[req.hdr(grpc-timeout)] if "
             "{ req.hdr(grpc-timeout) -m found }",
+            f"http-request set-header {PEER_HEADER} %[src]",
             *self._forwarded(),
         ]
 

@@ -16,7 +16,9 @@ from ..web import servicers
 
 SERVICES = ("", *(service.full_name for service in servicers.SERVICES))  # the empty name is the whole server
 WATCH_PERIOD_S = 1.0
-MAX_WATCHES = 16  # of one caller at a time: of one tenant, or without keys of all
+MAX_WATCHES = 16  # at a time from one address, and
+MAX_OF_TENANT = 256  # of one tenant, or without keys of all together
+_ALL = "*"  # no address
 _SERVING = pb.HealthCheckResponse.ServingStatus.SERVING
 _NOT_SERVING = pb.HealthCheckResponse.ServingStatus.NOT_SERVING
 _UNKNOWN = pb.HealthCheckResponse.ServingStatus.SERVICE_UNKNOWN
@@ -31,7 +33,7 @@ class HealthProtocol:
 
     def __init__(self, router: Router) -> None:
         self._router = router
-        self._watches: Counter[str] = Counter()
+        self._watches: Counter[tuple[str, str]] = Counter()  # by tenant and address; by tenant alone
         self._poll: asyncio.Task[bool] | None = None
         self._polled = -WATCH_PERIOD_S  # monotonic: when the last answer came
         self._well = False
@@ -50,11 +52,13 @@ class HealthProtocol:
     ) -> AsyncGenerator[pb.HealthCheckResponse, None]:
         """The status now, and again whenever it changes; of an unknown service too, which may yet appear.
 
-        Ends with NOT_SERVING when the service drains. Raises Overloaded beyond MAX_WATCHES.
+        Ends with NOT_SERVING when the service drains. Raises Overloaded beyond MAX_WATCHES and MAX_OF_TENANT.
         """
-        if self._watches[caller.tenant] >= MAX_WATCHES:
-            raise Overloaded(f"at most {MAX_WATCHES} watches at a time", code="too_many_watches")
-        self._watches[caller.tenant] += 1
+        places = {(caller.tenant, caller.peer): MAX_WATCHES, (caller.tenant, _ALL): MAX_OF_TENANT}
+        for place, most in places.items():
+            if self._watches[place] >= most:
+                raise Overloaded(f"at most {most} watches at a time", code="too_many_watches")
+        self._watches.update(places.keys())
         try:
             last = None
             while True:
@@ -68,7 +72,8 @@ class HealthProtocol:
                     return
                 await asyncio.sleep(WATCH_PERIOD_S)
         finally:
-            self._watches[caller.tenant] -= 1
+            self._watches.subtract(places.keys())
+            self._watches = +self._watches  # addresses come and go
 
     async def _shared(self) -> bool:
         """An answer that may be WATCH_PERIOD_S old."""

@@ -21,7 +21,7 @@ from .. import access_log
 from ..access_log import CallRecord, clean_id
 from ..auth.guard import Headers
 from ..caller import MAX_CLIENT_ID, Caller
-from ..edge.edge import TIMEOUT_HEADER
+from ..edge.edge import PEER_HEADER, TIMEOUT_HEADER
 from .retry_after import add_metadata
 from .servicers import Malformed
 
@@ -102,7 +102,12 @@ def _admitted(ingress: Any, method: Callable[..., Any], request: Any, context: A
         record.tenant = ingress.guard.tenant(_host(context.peer()), metadata, health=health)
         if isinstance(request, Malformed):
             raise InvalidRequest(f"the request's bytes do not parse: {request.reason}", code="malformed_message")
-        yield Caller(tenant=record.tenant, timeout_s=_timeout_s(context, metadata), client_id=record.client_id)
+        yield Caller(
+            tenant=record.tenant,
+            timeout_s=_timeout_s(context, metadata),
+            client_id=record.client_id,
+            peer=next((value for name, value in metadata if name == PEER_HEADER), "") or _host(context.peer()),
+        )
         status = "OK"
     except MotleyError as error:
         status = error.grpc_code

@@ -26,6 +26,7 @@ from motley.cluster.edge.edge import (
     HTTP_HEALTH,
     LOOPBACK,
     MAX_HEAD_BYTES,
+    PEER_HEADER,
     TIMEOUT_HEADER,
     Edge,
 )
@@ -214,10 +215,11 @@ def test_request_ids(plain: Edge) -> None:
 
 
 def test_a_calls_own_deadline_is_handed_on(plain: Edge) -> None:
-    forged = ((TIMEOUT_HEADER, "1n"), ("application", "another"), ("kept", "yes"))
+    forged = ((TIMEOUT_HEADER, "1n"), (PEER_HEADER, "192.0.2.7"), ("application", "another"), ("kept", "yes"))
     metadata = dict(json.loads(called(plain, "/a.B/C", metadata=forged, timeout=7)))
     unit = {"m": 1e-3, "u": 1e-6, "n": 1e-9, "S": 1.0}[metadata[TIMEOUT_HEADER][-1]]
     assert 5 < int(metadata[TIMEOUT_HEADER][:-1]) * unit < 8
+    assert metadata[PEER_HEADER] == "127.0.0.1"
     assert metadata["kept"] == "yes"
     assert "application" not in metadata
     metadata = dict(json.loads(called(plain, "/a.B/C", metadata=forged, timeout=None)))

@@ -130,9 +130,13 @@ async def test_watches_of_one_caller_are_capped_and_their_places_come_back(
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await stub.Watch(request()).read()
     assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-    other = own.health.watch(request(), Caller(tenant="other"))
-    assert (await anext(other)).status == SERVING, "the cap is each caller's own"
-    await other.aclose()
+    for other in (Caller(tenant="other", peer="127.0.0.1"), Caller(peer="192.0.2.7")):
+        watch = own.health.watch(request(), other)
+        assert (await anext(watch)).status == SERVING, "the cap is each caller's own"
+        await watch.aclose()
+    monkeypatch.setattr(health, "MAX_OF_TENANT", health.MAX_WATCHES)
+    with pytest.raises(Overloaded):
+        await anext(own.health.watch(request(), Caller(peer="192.0.2.7")))
     assert (await stub.Check(request())).status == SERVING, "checks are not watches"
     for watch in watches:
         watch.cancel()
