@@ -30,7 +30,7 @@ class HealthRpcs:
     def Watch(self, request: pb.HealthCheckRequest, caller: Caller) -> AsyncGenerator[pb.HealthCheckResponse, None]:
         """The status now, and again whenever it changes, looked at every WATCH_PERIOD_S s; SERVICE_UNKNOWN where
         there is no such service. Ends with NOT_SERVING when the service drains. RESOURCE_EXHAUSTED beyond MAX_WATCHES
-        watches of one tenant at a time, or without API keys of all callers together.
+        watches at a time from one address, and beyond MAX_OF_TENANT of one tenant, or without API keys of all callers.
         """
         return self.health.watch(request, caller)
 
