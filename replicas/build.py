@@ -65,14 +65,22 @@ class BuiltEngine:
 
 
 def build_engine(
-    model: str | Path, config: EngineConfig, *, name: str | None = None, progress: Progress | None = None
+    model: str | Path,
+    config: EngineConfig,
+    *,
+    name: str | None = None,
+    progress: Progress | None = None,
+    ops: Ops | None = None,
 ) -> BuiltEngine:
-    """Load `model` (a folder or a Hugging Face id) under `config`. Raises CheckpointError, InvalidRequest."""
+    """Load `model` (a folder or a Hugging Face id) under `config`. Raises CheckpointError, InvalidRequest.
+
+    ops  to compute with; None: those of the config's device
+    """
     path = resolve_model(model)
     torch.set_num_threads(config.threads or usable_cores())
     checkpoint = inspect_checkpoint(path)
     tokenizer = Tokenizer.load(path) if Tokenizer.is_in(path) else None
-    ops, why = _ops(config, checkpoint.config.dtype)
+    ops, why = _ops(config, checkpoint.config.dtype) if ops is None else (ops, "that of the operators given")
     loaded = load_model(path, ops, progress=progress)
     torch.set_num_threads(ops.torch_threads)
     num_blocks, kv_why = _num_blocks(config, loaded, ops)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 
+from ..kernels.ops import Ops
 from .build import BuiltEngine, Progress, build_engine
 from .engine_config import EngineConfig
 from .errors import InvalidRequest
@@ -70,6 +71,7 @@ class Engine:
     dtype     of activations: "auto", "float32", "bfloat16", "float16"
     settings  any other field of EngineConfig
     progress  called with (bytes loaded, bytes in all)
+    ops       operators to compute with; None: those of the device
 
     Raises CheckpointError if the model cannot be loaded, InvalidRequest for a bad setting.
     """
@@ -81,6 +83,7 @@ class Engine:
         device: str = "cpu",
         dtype: str = "auto",
         progress: Progress | None = None,
+        ops: Ops | None = None,
         **settings: Any,
     ) -> None:
         known = set(EngineConfig.__dataclass_fields__)
@@ -88,7 +91,7 @@ class Engine:
             accepted = ", ".join(sorted(known))
             raise InvalidRequest(f"{unknown[0]}: no such setting; there are {accepted}", param=unknown[0])
         config = EngineConfig(device=device, dtype=dtype, **settings)
-        self._built: BuiltEngine = build_engine(path, config, progress=progress)
+        self._built: BuiltEngine = build_engine(path, config, progress=progress, ops=ops)
         self._turns = Turns(self._built.core)
         self._keys = itertools.count()
 

@@ -53,6 +53,7 @@ class ModelRunner:
             pooled = _pooled(plan, hidden)
         else:
             logits = self.model.forward(batch, self.kv)
+        logits = logits.cpu()  # where tokens are chosen
         counts = [_num_rows(item) for item in plan.items]
         ends = list(itertools.accumulate(counts))
         last = [end - 1 for item, end in zip(plan.items, ends, strict=True) if item.sample]

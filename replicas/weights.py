@@ -92,5 +92,5 @@ def _digest(tensor: torch.Tensor) -> bytes:
     """SHA-256 of dtype, shape and contents."""
     content = hashlib.sha256(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
     if tensor.numel():
-        content.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        content.update(tensor.contiguous().reshape(-1).view(torch.uint8).cpu().numpy().data)
     return content.digest()

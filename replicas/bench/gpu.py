@@ -5,6 +5,7 @@ It runs where torch, Triton and numpy are and nothing else of ours need be insta
     python -m motley.replicas.bench.gpu --out DIR
 
 checks.json    every operator against its reference
+engine.json    a small model's greedy texts on all of them, beside the CPU's in fp32
 tuning.json    what was searched; the tables themselves under tuned/
 kernels.json   `motley bench kernels` with these tables, and which of the targets are reached
 
@@ -69,6 +70,8 @@ def run(out: Path, seconds: float = SECONDS, rehearse: str = "", ops: Sequence[s
     with _Worker(rehearse) as worker:
         plan = _Run(rig, operations, out, clock, worker)
         plan.checks()
+        if not ops:
+            plan.engine()
         plan.tuning()
         plan.kernels()
     return plan.passed
@@ -172,6 +175,14 @@ class _Run:
         file.fields |= {"checked": len(rows), "unreached": unreached, "complete": not unreached}
         file.save()
         self.passed = not failed and not unreached
+
+    def engine(self) -> None:
+        """All of them together: a small model's greedy texts, beside those of the CPU in fp32."""
+        file = self._begin("engine")
+        told = self._worker.ask("engine", 2 * TASK_S, max_tokens=32 if self._rig.real else 3)
+        file.fields |= {**told.pop("result", {}), **told, "complete": True}
+        file.save()
+        self.passed &= bool(file.fields.get("right"))
 
     def tuning(self) -> None:
         """Every operator in turn, those that matter most more often; tables are written as they grow."""

@@ -78,6 +78,12 @@ class Tasks:
         excluded = [{"config": trial.config.to_json(), "why": trial.why} for trial in tried if trial.why]
         return {"found": found, "tried": len(tried), "excluded": excluded}
 
+    def engine(self, max_tokens: int) -> dict[str, Any]:
+        """Greedy texts of a small model beside the CPU's in fp32."""
+        from .gpu_engine import compare
+
+        return compare(self._rig, max_tokens)
+
     def measure(self, name: str, op: str, shape: str, bandwidth: float) -> list[dict[str, Any]]:
         """Rows of the benchmark. Raises AssertionError when the result is wrong."""
         from ...kernels.bench import of_operation

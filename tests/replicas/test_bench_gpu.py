@@ -25,7 +25,7 @@ def results(folder: Path) -> dict[str, Any]:
 def test_every_step_is_rehearsed(tmp_path: Path, capability: str) -> None:
     assert gpu.run(tmp_path, seconds=1200, rehearse=capability)
     found = results(tmp_path)
-    assert found.keys() == {"machine", "checks", "tuning", "kernels"}
+    assert found.keys() == {"machine", "checks", "engine", "tuning", "kernels"}
     assert all(each["complete"] and each["rehearsal"] for name, each in found.items() if name != "machine")
     assert found["machine"]["machine"]["rehearsal"]
     checks = found["checks"]
@@ -33,6 +33,8 @@ def test_every_step_is_rehearsed(tmp_path: Path, capability: str) -> None:
     assert names | checks["refused"].keys() == {operation.name for operation in OPERATIONS}
     assert all(row["error_of_allowed"] <= 1 for row in checks["rows"])
     assert checks["compiled_ahead"]["failed"] == 0
+    assert found["engine"]["right"]
+    assert found["engine"]["equal_to_fp32"] == found["engine"]["tokens"]
     tuned = found["tuning"]["rows"]
     assert {row["op"] for row in tuned} == set(gpu.REHEARSED)
     assert all(row["result"]["found"] and not row["result"]["excluded"] for row in tuned)

@@ -66,6 +66,7 @@ class Neighbour:
         if self.failure is not None:
             raise self.failure
         assert set(self.answers) == {self.alone}, "a neighbour's answer changed"
+        assert self.shares, "no stream lasted until the engine's steps were told"
         assert statistics.median(self.shares) > LEAST_SHARE, f"it was held up: {self.shares}"
 
     def pace(self) -> str:
@@ -107,5 +108,7 @@ class Neighbour:
             if tokens and not before:
                 self.streaming, first, before = True, len(tokens), self._service.load()["steps"]
         self.seconds.append(time.monotonic() - began)
-        self.shares.append((len(tokens) - first) / (self._service.load()["steps"] - before))
+        steps = self._service.load()["steps"] - before
+        if steps:  # else all was over when they were first told
+            self.shares.append((len(tokens) - first) / steps)
         return tuple(tokens)

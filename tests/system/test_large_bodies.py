@@ -45,7 +45,7 @@ def test_over_http(service: Served, report: Callable[[str], None], name: str) ->
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     assert len(data) < 8 * 2**20, "within what is read at all"
     service.wait_idle()
-    before, neighbour = service.replicas(), Neighbour(service.grpc)
+    before, neighbour = service.replicas(), Neighbour(service)
     with neighbour.beside():
         for _ in range(3):
             reply = asyncio.run(post(service.http_port, path, data))
@@ -68,7 +68,7 @@ def test_over_grpc(service: Served, report: Callable[[str], None], field: str) -
     else:
         request.sampling.stop_token_ids.extend(many)
     service.wait_idle()
-    before, neighbour = service.replicas(), Neighbour(service.grpc)
+    before, neighbour = service.replicas(), Neighbour(service)
     with neighbour.beside(), grpc.insecure_channel(service.grpc) as channel:
         for _ in range(3):
             with pytest.raises(grpc.RpcError) as caught:

@@ -1,0 +1,77 @@
+"""The engine on the operators of a GPU, beside the engine of the CPU in fp32: the same greedy tokens?"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ...kernels.gpu.operators import GpuOps
+from ...kernels.rig import Rig
+from ..offline import CompletionOutput, Engine
+from ..sampling_params import SamplingParams
+from .shapes import SHAPES, Shape, write_gptq
+
+__all__ = ["compare"]
+
+SHAPE = SHAPES["tiny"]
+REHEARSAL = Shape(128, 128, 1, 2, 1, 512)  # the least that the kernels take
+PROMPTS = ([3, 141, 59, 26, 5], list(range(40, 60)))
+# Of what the CPU's engine in bf16 differs by from fp32: fp16 rounds eight times finer.
+NOISE = {"fp16": 0.5, "bf16": 2.0}
+
+
+@dataclass(slots=True)
+class _Beside:
+    """Answers beside those in fp32, up to where a text parts from its own.
+
+    equal    tokens
+    apart    the largest difference of a log-probability
+    closest  where texts part, how far apart in fp32 the two tokens were: the largest of these
+    """
+
+    equal: int = 0
+    apart: float = 0.0
+    closest: float = 0.0
+
+    def add(self, found: CompletionOutput, expected: CompletionOutput) -> None:
+        for mine, theirs in zip(found.logprobs or (), expected.logprobs or (), strict=True):
+            if mine.token_id != theirs.token_id:
+                gap = theirs.logprob - dict(theirs.top).get(mine.token_id, float("-inf"))
+                self.closest = max(self.closest, gap)
+                return
+            self.equal += 1
+            self.apart = max(self.apart, abs(mine.logprob - theirs.logprob))
+
+
+def compare(rig: Rig, max_tokens: int) -> dict[str, Any]:
+    """`right`: no text parts but where two tokens are as near in fp32 as the arithmetic's noise; that is bounded."""
+    with tempfile.TemporaryDirectory(prefix="motley-bench-") as folder:
+        write_gptq(SHAPE if rig.real else REHEARSAL, Path(folder))
+        exact = _answers(Engine(folder, dtype="float32", threads=1), max_tokens)
+        rough = _beside(_answers(Engine(folder, dtype="bfloat16", threads=1), max_tokens), exact)
+        ours = _beside(_answers(Engine(folder, threads=1, numerics="fast", ops=GpuOps(rig)), max_tokens), exact)
+    allowed = NOISE[rig.policy.storage] * rough.apart
+    return {
+        "shape": asdict(SHAPE if rig.real else REHEARSAL),
+        "tokens": max_tokens * len(PROMPTS),
+        "equal_to_fp32": ours.equal,
+        "largest_difference": ours.apart,
+        "allowed_difference": allowed,
+        "gap_where_texts_part": ours.closest,
+        "right": ours.apart <= allowed and ours.closest <= 2 * allowed,
+    }
+
+
+def _beside(found: Sequence[CompletionOutput], expected: Sequence[CompletionOutput]) -> _Beside:
+    beside = _Beside()
+    for one, other in zip(found, expected, strict=True):
+        beside.add(one, other)
+    return beside
+
+
+def _answers(engine: Engine, max_tokens: int) -> list[CompletionOutput]:
+    params = SamplingParams(max_tokens=max_tokens, temperature=0.0, logprobs=5, ignore_eos=True)
+    return [output for result in engine.generate(PROMPTS, params) for output in result.outputs]
