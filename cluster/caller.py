@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 
 MAX_CLIENT_ID = 128  # characters; the rest is cut off
 
@@ -14,6 +15,7 @@ class Caller:
     tenant      whose key came with it; empty without keys. Separates prefix caches and queues
     timeout_s   seconds left of the call's own deadline (gRPC); None: it has none
     client_id   the client's own id of the call, for the log only
+    arrived_s   by the monotonic clock: all timeouts count from then, however many prompts the call has
     peer        the address it comes from (gRPC), as HAProxy says, or where there is none whatever the caller says
     """
 
@@ -21,3 +23,4 @@ class Caller:
     timeout_s: float | None = None
     client_id: str = ""
     peer: str = ""
+    arrived_s: float = field(default_factory=time.monotonic)

@@ -67,9 +67,9 @@ class Door:
         _check_priority(ask.priority)
         _check_timeout(ask.timeout_s)
         sampling = self._sampling(ask)
-        timeout_s, began = _sooner(ask.timeout_s, caller.timeout_s), time.monotonic()
+        timeout_s, began = _sooner(ask.timeout_s, caller.timeout_s), caller.arrived_s
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(_left(timeout_s, began)):
                 prompt_ids = await self.prompt_ids(
                     ask.prompt,
                     chat=ask.chat,

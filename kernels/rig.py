@@ -34,6 +34,8 @@ class Rig:
 
 
 def gpu(device: torch.device) -> Rig:
+    """Makes it the current device: that is where Triton launches."""
+    torch.cuda.set_device(device)
     properties = torch.cuda.get_device_properties(device)
     return Rig(device, policy_of(properties.major, properties.minor), at_hand(properties).device)
 

@@ -14,7 +14,7 @@ from .variant import Config
 
 __all__ = ["Trial", "search"]
 
-MOST_COPIES = 64  # of the inputs: making them must not take longer than trying
+MOST_COPIES = 256  # of the inputs: making them must not take longer than trying
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,10 @@ def search(
     count = copies(int(work.bytes), rig.cache_bytes, MOST_COPIES)
     problems = [operation.problem(rig.policy, shape, rig.device, seed) for seed in range(count)]
     best: Trial | None = None
-    for config in configs or operation.configs(rig.policy, shape):
-        trial = _try(config, problems, rig)
+    for number, config in enumerate(configs or operation.configs(rig.policy, shape)):
+        # Inputs that no config has had before: what an earlier one left in memory is no answer to them.
+        fresh = operation.problem(rig.policy, shape, rig.device, seed=count + number)
+        trial = _try(config, fresh, problems, rig)
         tried(trial)
         if trial.seconds is not None and (best is None or best.seconds is None or trial.seconds < best.seconds):
             best = trial
@@ -54,9 +56,9 @@ def search(
     return Entry(best.config, facts)
 
 
-def _try(config: Config, problems: list[Problem], rig: Rig) -> Trial:
+def _try(config: Config, fresh: Problem, problems: list[Problem], rig: Rig) -> Trial:
     try:
-        worst = problems[0].error(problems[0].run(config))
+        worst = fresh.error(fresh.run(config))
         if not worst <= 1.0:  # NaN is wrong as well
             return Trial(config, None, f"wrong: off by {worst:.3g} times what rounding explains")
         runs = [partial(problem.run, config) for problem in problems]

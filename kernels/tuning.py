@@ -85,10 +85,11 @@ class Choice:
 
 
 def choose(operation: Operation, policy: PrecisionPolicy, shape: Shape, sms: int | None = None) -> Choice:
-    """By the device's own table, then its capability's: the shape itself, then the nearest, then the default."""
+    """The shape itself, then the nearest, then the default; of tables that are as near, the device's own."""
     shape = shape.plain
     default = operation.configs(policy, shape)[0]
     wanted = _names(default)  # an operator may have several kernels, by the shape: each has constants of its own
+    nearest, choice = float("inf"), Choice(default, "default: no table has such a shape", "default")
     for folder in folders(policy.capability, sms):
         table = read(folder, operation.name)
         if table is None:
@@ -98,12 +99,10 @@ def choose(operation: Operation, policy: PrecisionPolicy, shape: Shape, sms: int
             continue
         known = min(fitting, key=lambda other: (shape.distance(other, operation.exact), other.key))
         distance = shape.distance(known, operation.exact)
-        config = table.entries[known].config
-        if known == shape:
-            return Choice(config, f"{table.source}: this shape in {folder}", table.source)
-        if distance < float("inf"):
-            return Choice(config, f"{table.source}: nearest shape in {folder}, {known.key}", table.source)
-    return Choice(default, "default: no table has such a shape", "default")
+        if distance < nearest:  # a device's own table may have few shapes, far from this one
+            where = f"this shape in {folder}" if known == shape else f"nearest shape in {folder}, {known.key}"
+            nearest, choice = distance, Choice(table.entries[known].config, f"{table.source}: {where}", table.source)
+    return choice
 
 
 def _names(config: Config) -> list[str]:

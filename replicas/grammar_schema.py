@@ -7,6 +7,7 @@ the schema's order, an object has no properties beside those named unless `addit
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -59,10 +60,10 @@ class _Refused(Exception):
         self.why, self.code = why, code
 
 
-def check_schema(schema: Any, field: str) -> None:
-    """Raise InvalidRequest naming `field`, the place in the schema and the keyword that cannot be kept to.
+def check_schema(schema: Any, field: str) -> Any:
+    """The schema as the grammar library is to have it: patterns and formats in the words that it takes for the same.
 
-    Patterns and formats in `schema` are replaced by what the grammar library makes the same of.
+    Raises InvalidRequest naming `field`, the place in the schema and the keyword that cannot be kept to.
     """
     try:
         for count, (node, path, depth) in enumerate(_nodes(schema, "#", 0)):
@@ -73,6 +74,23 @@ def check_schema(schema: Any, field: str) -> None:
                 _check_target(schema, node["$ref"], path)
     except _Refused as refused:
         raise InvalidRequest(f"{field}: {refused.why}", param=field, code=refused.code) from None
+    try:
+        own = copy.deepcopy(schema)
+    except RecursionError:  # what is no schema is not counted: a constant, say
+        message = f"{field}: a value in it is nested too deeply"
+        raise InvalidRequest(message, param=field, code="grammar_too_complex") from None
+    for node, _, _ in _nodes(own, "#", 0):
+        _reword(node)
+    return own
+
+
+def _reword(node: dict[str, Any]) -> None:
+    if not {"enum", "const"}.isdisjoint(node):
+        return  # beside them a pattern is refused
+    if "pattern" in node:
+        node["pattern"] = json_pattern(node["pattern"])
+    if node.get("format") in FORMAT_PATTERNS:
+        node["pattern"] = json_pattern(FORMAT_PATTERNS[node.pop("format")])
 
 
 def _nodes(node: Any, path: str, depth: int) -> Iterator[tuple[dict[str, Any], str, int]]:
@@ -153,11 +171,9 @@ def _check_strings(node: dict[str, Any], path: str) -> None:
         raise _Refused(f"{path}: format {str(node['format'])[:40]!r} is none of {', '.join(sorted(FORMATS))}")
     try:
         if "pattern" in node:
-            node["pattern"] = json_pattern(_typed(node, "pattern", str, "", path))
+            json_pattern(_typed(node, "pattern", str, "", path))
     except ValueError as error:
         raise _Refused(f"{path}/pattern: {error}") from None
-    if node.get("format") in FORMAT_PATTERNS:
-        node["pattern"] = json_pattern(FORMAT_PATTERNS[node.pop("format")])
 
 
 def _check_counts(node: dict[str, Any], path: str) -> None:

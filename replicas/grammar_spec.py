@@ -52,8 +52,7 @@ class GrammarSpec:
         elif not self.source:
             raise self.invalid("it is empty")
         if self.kind is GrammarKind.JSON_SCHEMA:
-            schema = _parse(self)
-            check_schema(schema, self.field)
+            schema = check_schema(_parse(self), self.field)
             object.__setattr__(self, "source", _dump(schema, self.field))
         elif self.kind is GrammarKind.STRUCTURAL_TAG and not isinstance(_parse(self), dict):
             raise self.invalid("expected a JSON object")

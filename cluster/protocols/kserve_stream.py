@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterable
 from contextlib import aclosing
 from dataclasses import replace
@@ -80,6 +81,6 @@ class StreamInfer:
     def _caller_now(self) -> Caller:
         """The call's deadline is that of all its requests."""
         timeout_s = self._caller.timeout_s
-        if timeout_s is None:
-            return self._caller
-        return replace(self._caller, timeout_s=timeout_s - (asyncio.get_running_loop().time() - self._began))
+        if timeout_s is not None:
+            timeout_s -= asyncio.get_running_loop().time() - self._began
+        return replace(self._caller, timeout_s=timeout_s, arrived_s=time.monotonic())

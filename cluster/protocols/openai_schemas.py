@@ -67,10 +67,15 @@ _CALL = object_of(
 _MESSAGE: dict[str, Schema] = {
     "role": {"enum": list(ROLES)},
     "content": told({"anyOf": [TEXT, _list(_PART, least=0)]}, "text, or parts of one; null only beside tool_calls"),
-    "name": told(TEXT, "who speaks, or which tool; refused where the model's template has no place for it"),
+    "name": told(
+        TEXT,
+        "who speaks: refused where the template has no place for it; of a tool: which one, if the template shows it",
+    ),
     "tool_calls": told(_list(_CALL, MAX_CALLS), "of an assistant: what it called"),
-    "tool_call_id": told(TEXT, "of a tool: which call this is the result of"),
-    "reasoning_content": told(TEXT, "of an assistant: what it thought"),
+    "tool_call_id": told(TEXT, "of a tool: the call that this is the result of; templates show it, or go by the order"),
+    "reasoning_content": told(
+        TEXT, "of an assistant: what it thought; templates show it or leave it out, as their authors mean it"
+    ),
     "reasoning": told(TEXT, "the same under its newer name; where both are given they must be equal"),
 }
 MESSAGE_FIELDS = tuple(_MESSAGE)
@@ -125,8 +130,8 @@ TOOL_CHOICE: Schema = {"anyOf": [{"enum": list(MODES)}, _NAMED, _one_of_type("al
 
 _JSON_SCHEMA = object_of(
     {
-        "name": NAME,
-        "description": TEXT,
+        "name": told(NAME, "for the client's own use; changes nothing"),
+        "description": told(TEXT, "changes nothing: what the text is for is said in the messages"),
         "schema": told(OBJECT, "a JSON schema; keywords that cannot be kept to are refused"),
         "strict": told(BOOLEAN, "either value: the schema is always kept to"),
     },

@@ -118,13 +118,16 @@ def _name(choice: dict[str, Any], path: str, known: Sequence[str]) -> str:
 
 def _signature(tool: Tool, given: dict[str, Any], at: str) -> Signature:
     """With `strict` arguments are held to their schema, or it is refused; without it, where that can be done."""
-    schema, name = tool["function"]["parameters"], tool["function"]["name"]
-    if "properties" not in schema:
+    schema, name, field = tool["function"]["parameters"], tool["function"]["name"], f"{at}.function.parameters"
+    strict = bool(given["function"].get("strict"))
+    if not strict and "properties" not in schema:
         return Signature(name, _ANY_OBJECT)
     try:
-        check_schema(schema, f"{at}.function.parameters")
+        checked = check_schema(schema, field)
+        if strict and checked.get("type") != "object":
+            raise wrong_type(field, schema, "a schema of type object, for strict to hold arguments to")
     except InvalidRequest:
-        if given["function"].get("strict"):
+        if strict:
             raise
         return Signature(name, _ANY_OBJECT)
-    return Signature(name, schema)
+    return Signature(name, checked)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["TARGETS", "judge", "line"]
+__all__ = ["TARGETS", "is_judged", "judge", "line"]
 
 Row = Mapping[str, Any]
 
@@ -65,8 +65,18 @@ TARGETS = (
 )  # fmt: skip
 
 
-def judge(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """For each target: how many cases, how many reach it, the least and whose. Not met where nothing was measured."""
+def is_judged(metric: str, workload: Mapping[str, Any]) -> bool:
+    """Whether a target is about such a case."""
+    row = {"metric": metric, "workload": workload, "peer": "torch.matmul"}
+    return any(target.of(row) for target in TARGETS)
+
+
+def judge(rows: Sequence[Row], planned: Iterable[tuple[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """For each target: how many cases, how many reach it, the least and whose. Not met unless all were measured.
+
+    planned  metric and workload of every case there is
+    """
+    cases = [{"metric": metric, "workload": workload, "peer": "torch.matmul"} for metric, workload in planned]
     found = []
     for target in TARGETS:
         values = {  # a case has a row for each peer
@@ -74,6 +84,7 @@ def judge(rows: Sequence[Row]) -> list[dict[str, Any]]:
             for row in rows
             if target.of(row) and (value := target.value(row)) is not None
         }
+        number = sum(map(target.of, cases))
         worst = min(values, key=lambda case: values[case], default=None)
         least = None if worst is None else values[worst]
         found.append(
@@ -81,10 +92,11 @@ def judge(rows: Sequence[Row]) -> list[dict[str, Any]]:
                 "target": target.what,
                 "at_least": target.at_least,
                 "cases": len(values),
+                "planned": number,
                 "reached": sum(value >= target.at_least for value in values.values()),
                 "least": least,
                 "worst_case": worst,
-                "met": least is not None and least >= target.at_least,
+                "met": least is not None and least >= target.at_least and len(values) == number,
             }
         )
     return found
@@ -94,8 +106,8 @@ def line(judged: Mapping[str, Any]) -> str:
     """For people."""
     if not judged["cases"]:
         return f"not measured: {judged['target']}, at least {judged['at_least']:g}"
-    met = "met" if judged["met"] else "MISSED"
+    met = "met" if judged["met"] else "MISSED" if judged["least"] < judged["at_least"] else "met so far"
     return (
         f"{met}: {judged['target']}, at least {judged['at_least']:g}: {judged['reached']} of {judged['cases']} cases; "
-        f"the least {judged['least']:.2f}, {judged['worst_case']}"
+        f"{judged['planned']} were planned; the least {judged['least']:.2f}, {judged['worst_case']}"
     )

@@ -56,6 +56,19 @@ async def test_what_reading_the_prompt_took_is_no_longer_left(own: Any, monkeypa
     assert 0 < admitted.request.deadline_s <= 30.0 - 0.05
 
 
+async def test_a_deadline_is_of_the_call_however_many_prompts_it_has(
+    own: Any, scripted: ScriptedWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode = own.door.tokenizer.encode
+    monkeypatch.setattr(own.door.tokenizer, "encode", lambda *a, **k: (time.sleep(0.1), encode(*a, **k))[1])
+    app = own.__serve_build_asgi_app__()
+    prompts = ["abc"] * 20
+    for path, field in (("/v1/completions", "prompt"), ("/v1/embeddings", "input")):
+        reply = await asgi.request(app, "POST", path, {field: prompts, "timeout_s": 0.5})
+        assert (reply.status, reply.json()["error"]["type"]) == (504, "timeout_error"), path
+    assert scripted.requests == []
+
+
 async def test_prompts_that_wait_to_be_read_are_bounded(own: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SHORT_CHARS", 0)  # every text is handed to another thread
     monkeypatch.setattr(module, "MAX_AT_WORK", 3)

@@ -43,6 +43,7 @@ RULES: dict[str, dict[str, str]] = {
         "best_of: .* expected (at least n|n .* with stream)": "two fields and their values",
         "min_tokens: .* expected at most max_tokens": "two fields and their values",
         "max_tokens: 0 is not accepted": "two fields and their values: echo allows it",
+        r"min_tokens: .* that is all the room": "the context is the model's",
         "at most 128 choices for all prompts": "two fields and their values",
         "expected the text of reasoning_content": "two fields and their values",
         "expected ids below the vocabulary size|is no token id": "the vocabulary is the model's",

@@ -11,7 +11,7 @@ from fastapi.routing import APIRoute
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, ServiceDescriptor
 
 from motley.cluster.edge.edge import Edge
-from motley.cluster.protocols.health import MAX_WATCHES
+from motley.cluster.protocols.health import MAX_OF_TENANT, MAX_WATCHES
 from motley.cluster.protocols.openai_refused import refused_routes
 from motley.cluster.protos import inference_pb2
 from motley.cluster.reference import raised as sources
@@ -75,7 +75,8 @@ def _reached(message: Descriptor, seen: set[Any] | None = None) -> set[Any]:
 
 
 def test_limits_of_grpcs_own_services_are_told(text: str) -> None:
-    assert f"{MAX_WATCHES} watches of one tenant" in _package(text, "grpc.health.v1")
+    part = _package(text, "grpc.health.v1")
+    assert f"{MAX_WATCHES} watches at a time from one address, and beyond {MAX_OF_TENANT} of one tenant" in part
 
 
 def test_every_route_of_the_application_is_there(text: str, ingress: Any) -> None:

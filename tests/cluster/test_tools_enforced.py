@@ -192,6 +192,16 @@ async def test_strict_arguments_are_held_or_refused(asked: Any) -> None:
     odd = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
     refused = await asked(tools=tools(odd), tool_choice="required")
     assert refused["param"] == "tools[0].function.parameters"
+    for schema in (
+        {"type": "object", "required": ["city"], "additionalProperties": {"type": "integer"}},
+        {"anyOf": [SCHEMAS["note"]]},
+        {"minProperties": 2},
+        {"type": "object", "unheardOf": 1},
+    ):
+        refused = await asked(tools=tools(schema), tool_choice="required")
+        assert refused["param"] == "tools[0].function.parameters", schema
+    empty = await asked(tools=tools({"type": "object", "additionalProperties": False}), tool_choice="required")
+    assert '"additionalProperties": false' in json.dumps(empty).replace("\\", "")
     loose = [{"type": "function", "function": {"name": "f", "parameters": odd}}]
     assert "uniqueItems" not in json.dumps(await asked(tools=loose, tool_choice="required"))
 

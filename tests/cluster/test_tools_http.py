@@ -119,6 +119,20 @@ async def test_the_model_is_told_of_the_tools_that_it_may_call(style: str, scrip
         assert {name for name in ("weather", "time") if f'"{name}"' in prompt} == told
 
 
+async def test_the_model_sees_a_tool_as_its_client_wrote_it(scripted: Scripted) -> None:
+    """However its arguments are held to: a format is a format, and /tokenize counts the same."""
+    post = await scripted("x")
+    day = {"type": "object", "properties": {"day": {"type": "string", "format": "date"}}}
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": day}}]
+    reply = await post(CHAT, {"messages": HELLO, "tools": tools})
+    assert reply.status == 200
+    prompt = scripted.tokenizer.decode(scripted.worker.requests[-1].prompt_ids, skip_special_tokens=False)
+    assert '"format": "date"' in prompt
+    assert "pattern" not in prompt
+    counted = (await post("/tokenize", {"messages": HELLO, "tools": tools})).json()
+    assert counted["count"] == reply.json()["usage"]["prompt_tokens"]
+
+
 @pytest.mark.parametrize("style", ["qwen25"])
 async def test_one_call_where_parallel_ones_are_not_wanted(scripted: Scripted) -> None:
     post = await scripted(QWEN_CALL + "\n" + QWEN_CALL)

@@ -55,6 +55,16 @@ def test_this_shape_then_the_nearest_then_the_default(folder: Path) -> None:
     assert (found.config["ROWS"], found.how) == (2, "static: this shape in sm61")
 
 
+def test_a_shape_that_the_capability_knows_is_not_left_for_a_far_one_of_the_device(folder: Path) -> None:
+    far = Shape.of(m=8, n=16_384, k=4096, group=128)
+    write(Table(GEMV.name, "static", {}, {SHAPE: entry(2)}), folder / "sm61")
+    write(Table(GEMV.name, "measured", {"gpu": "Tesla P40"}, {far: entry(4)}), folder / "sm61-30sm")
+    assert choose(GEMV, P40, SHAPE, 30).how == "static: this shape in sm61"
+    assert choose(GEMV, P40, far, 30).how == "measured: this shape in sm61-30sm"
+    near = Shape.of(m=8, n=8192, k=4096, group=128)
+    assert choose(GEMV, P40, near, 30).source == "measured"
+
+
 def test_the_matrix_compiles_what_every_table_picks(folder: Path) -> None:
     def rows(text: str) -> set[int]:
         return {job.config["ROWS"] for job, how in picks(GEMV, (6, 1)).items() if job.shape == SHAPE and text in how}

@@ -100,6 +100,7 @@ class Protocol(ABC):
 
     name: str
     tells_kind = True
+    tells_code = False
     own: Mapping[str, str] = called({})
     below = ""
 
@@ -134,6 +135,8 @@ class Protocol(ABC):
 
 class Http(Protocol):
     """A route that takes JSON."""
+
+    tells_code = True
 
     def __init__(self, port: int, path: str) -> None:
         self.port, self.path = port, path
@@ -287,6 +290,7 @@ def _kserve(question: Question) -> tuple[dict[str, tuple[str, Sequence[Any]]], d
 
 class KServeRest(Http):
     name = "kserve REST"
+    tells_code = False
     own = _KSERVE_NAMES
     below = "parameters."
 

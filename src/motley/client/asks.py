@@ -32,6 +32,7 @@ class Sampling(TypedDict, total=False):
     stop: str | Sequence[str]
     stop_token_ids: Sequence[int]
     ignore_eos: bool
+    skip_special_tokens: bool
     grammar: Mapping[str, Any]  # a field of motley.v1.Grammar: {"regex": …}, {"json_schema": JSON text}
 
 
