@@ -69,10 +69,11 @@ def run(out: Path, seconds: float = SECONDS, rehearse: str = "", ops: Sequence[s
     (out / "machine.json").write_text(json.dumps(_machine(rig), indent=1) + "\n")
     with _Worker(rehearse) as worker:
         plan = _Run(rig, operations, out, clock, worker)
-        plan.checks()
-        if not ops:
-            plan.engine()
-        plan.tuning()
+        with ExitStack() as compilers:
+            plan.checks(compilers)
+            if not ops:
+                plan.engine()
+            plan.tuning()
         plan.kernels()
     return plan.passed
 
@@ -153,25 +154,24 @@ class _Run:
         self._worker = worker
         self._bandwidth = 0.0
 
-    def checks(self) -> None:
+    def checks(self, compilers: ExitStack) -> None:
         """As an operator would be launched, and as its first config has it; each operator's first shape before all."""
         file = self._begin("checks")
-        with ExitStack() as stack:
-            self._compile_ahead(stack, file)
-            rows: list[dict[str, Any]] = []
-            failed: list[str] = []
-            unreached = 0
-            file.fields |= {"refused": self._refused, "failed": failed, "rows": rows}
-            for operation, shape, config in _turn_about(map(self._checked, self._operations)):
-                if self._clock.past(CHECKED):
-                    unreached += 1
-                    continue
-                row = {"op": operation.name, "shape": shape.key, "config": config.to_json()}
-                told = self._worker.ask("check", op=row["op"], shape=shape.key, config=row["config"])
-                rows.append(row | told.pop("result", {}) | told)
-                if not rows[-1].get("error_of_allowed", 2) <= 1:  # NaN is wrong as well
-                    failed.append(f"{operation.name} {shape.key}")
-                file.save(now=False)
+        self._compile_ahead(compilers, file)
+        rows: list[dict[str, Any]] = []
+        failed: list[str] = []
+        unreached = 0
+        file.fields |= {"refused": self._refused, "failed": failed, "rows": rows}
+        for operation, shape, config in _turn_about(map(self._checked, self._operations)):
+            if self._clock.past(CHECKED):
+                unreached += 1
+                continue
+            row = {"op": operation.name, "shape": shape.key, "config": config.to_json()}
+            told = self._worker.ask("check", op=row["op"], shape=shape.key, config=row["config"])
+            rows.append(row | told.pop("result", {}) | told)
+            if not rows[-1].get("error_of_allowed", 2) <= 1:  # NaN is wrong as well
+                failed.append(f"{operation.name} {shape.key}")
+            file.save(now=False)
         file.fields |= {"checked": len(rows), "unreached": unreached, "complete": not unreached}
         file.save()
         self.passed = not failed and not unreached
@@ -260,7 +260,10 @@ class _Run:
         return file
 
     def _compile_ahead(self, stack: ExitStack, file: _File) -> None:
-        """What is checked is waited for. What is tuned is compiled meanwhile; what is late, a launch compiles."""
+        """What is checked is waited for. What is tuned is compiled meanwhile; what is late, a launch compiles.
+
+        `stack`: the compilers end with it.
+        """
         from ...kernels.compiling import Job
         from ...kernels.tune import trials
         from .gpu_ahead import to_json
@@ -281,14 +284,15 @@ class _Run:
                 environment={"TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": ""},
             )
         )  # fmt: skip
-        for jobs in (now, later):
-            child.write([to_json(job) for job in jobs])
+        child.write([to_json(job) for job in now])
         try:
             file.fields["compiled_ahead"] = child.read(
                 max(START_S if not self._rig.real else 0.0, self._clock.left(COMPILED))
             )
         except (ChildSilent, ChildEnded) as error:
             file.fields["compiled_ahead"] = {"error": error.message}
+        else:
+            child.write([to_json(job) for job in later])
 
     def _checked(self, operation: Operation) -> Iterator[tuple[Operation, Shape, Config]]:
         from ...kernels.tuning import choose
