@@ -352,7 +352,7 @@ class ChatMessage(google.protobuf.message.Message):
     role: builtins.str
     content: builtins.str
     name: builtins.str
-    """seen only by templates that use it"""
+    """who speaks; refused where the model's template has no place for it"""
     def __init__(
         self,
         *,

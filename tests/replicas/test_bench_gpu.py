@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -133,5 +134,14 @@ def test_a_child_is_read_by_lines_and_ends_with_whatever_it_started(
         child.write("end")
         with pytest.raises(ChildEnded, match="last words"):
             child.read(60)
-    status = Path(f"/proc/{pid}/status")
-    assert not status.exists() or "State:\tZ" in status.read_text()
+    until = time.monotonic() + 20
+    while _lives(pid):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
