@@ -120,12 +120,13 @@ def _signature(tool: Tool, given: dict[str, Any], at: str) -> Signature:
     """With `strict` arguments are held to their schema, or it is refused; without it, where that can be done."""
     schema, name, field = tool["function"]["parameters"], tool["function"]["name"], f"{at}.function.parameters"
     strict = bool(given["function"].get("strict"))
-    if not strict and "properties" not in schema:
+    if not schema or (not strict and "properties" not in schema):
         return Signature(name, _ANY_OBJECT)
     try:
         checked = check_schema(schema, field)
         if strict and checked.get("type") != "object":
-            raise wrong_type(field, schema, "a schema of type object, for strict to hold arguments to")
+            message = f"{field}: expected a schema of type object, for strict to hold arguments to"
+            raise InvalidRequest(message, param=field, code="invalid_grammar")
     except InvalidRequest:
         if strict:
             raise
