@@ -32,7 +32,7 @@ class KvBatches:
             return None
         self._begun = True
         if events:
-            self._number += 2 if message.lost else 1
+            self._number = (self._number + (2 if message.lost else 1)) % 2**64  # as the wire counts
         batch = pb.KvEventBatch(sequence_number=self._number, timestamp=time.time(), events=events)
         batch.load.CopyFrom(self._load(message.load))
         batch.load.load_only = not events

@@ -129,7 +129,7 @@ WAYS: list[tuple[Way, Way]] = [
 
 @pytest.mark.parametrize(("way", "fit"), WAYS, ids=lambda way: way.__name__)
 @given(valid=VALID)
-@settings(max_examples=60)
+@settings(max_examples=60, derandomize=True)
 def test_what_is_valid_arrives_as_it_was(way: Way, fit: Way, valid: Fields) -> None:
     params = SamplingParams(**fit(valid | {"grammar": None}))
     read = {name: value for name, value in way(chosen(params)).items() if value is not None}
@@ -169,7 +169,7 @@ NAMES = {"prompt", "model", "timeout_s", "priority", "output_ids", *SAMPLING}
 
 
 @given(ask=ASKS | CHATS, sampling=GIVEN)
-@settings(max_examples=200)
+@settings(max_examples=200, derandomize=True)
 @example({"prompt": "a", "timeout_s": 10**400}, {})
 @example({"prompt": "a", "priority": 10**5000}, {})
 @example({"prompt": {65: 1}}, {})
