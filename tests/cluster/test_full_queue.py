@@ -15,27 +15,14 @@ import pytest
 from faulty_replica import start_worker, until
 from grpc_servers import serving
 from local_ingress import make_ingress
+from running import Running
 
 from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import inference_pb2_grpc, kserve_pb2, kserve_pb2_grpc, vllm_engine_pb2, vllm_engine_pb2_grpc
 from motley.replicas.plan import StepPlan, StepResult
-from motley.replicas.worker import Worker
 
 MOST = 200  # prompt tokens that may wait; of requests more than this test has
 LONG = "x" * 120
-
-
-class Started:
-    """A worker that runs already, as a replica makes one."""
-
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
-
-    async def start(self) -> None:
-        return None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._worker, name)
 
 
 @pytest.fixture
@@ -49,7 +36,7 @@ async def full(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[A
         return step(plan)
 
     monkeypatch.setattr(worker._core._runner, "run", run)
-    ingress = await make_ingress(folder, Started(worker))
+    ingress = await make_ingress(folder, Running(worker))
     post = partial(asgi.request, ingress.__serve_build_asgi_app__(), "POST")
     first = asyncio.create_task(post("/v1/completions", {"prompt": LONG, "max_tokens": 2}))
     await until(lambda: worker._admission.waiting_tokens == len(LONG))

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from faulty_replica import BLOCKS, start_worker, until
 from local_pool import LocalPool
+from running import Running
 
 from motley.cluster.caller import Caller
 from motley.cluster.door import Door
@@ -48,21 +49,10 @@ async def protocol_of(folder: Path, *workers: Worker) -> VllmProtocol:
     replicas = []
     for worker in workers:
         replica = object.__new__(Replica)
-        await replica.__init__(lambda worker=worker: _Running(worker))
+        await replica.__init__(lambda worker=worker: Running(worker))
         replicas.append(replica)
     door = Door(workers[0].profile().model, Tokenizer.load(folder), {}, b"salt")
     return VllmProtocol(door, Router(LocalPool(*replicas)), {})
-
-
-class _Running:
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
-
-    async def start(self) -> None:
-        return None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._worker, name)
 
 
 async def generate(protocol: VllmProtocol, caller: Caller, ids: list[int] = PROMPT) -> pb.GenerateComplete:

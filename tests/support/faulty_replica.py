@@ -12,6 +12,7 @@ import pytest
 import torch
 from fake_runner import FakeRunner
 from ray.exceptions import ActorDiedError
+from running import Running
 
 from motley.replicas import worker as module
 from motley.replicas.blocks import BlockPool
@@ -160,7 +161,7 @@ class MortalReplica:
         self._replica: Any = object.__new__(Replica)
 
     async def start(self) -> None:
-        await self._replica.__init__(lambda: _Started(self.worker))
+        await self._replica.__init__(lambda: Running(self.worker))
 
     def generate(self, *args: Any) -> AsyncGenerator[Any, None]:
         return self._until_dead(self._replica.generate(*args))
@@ -201,16 +202,3 @@ class MortalReplica:
                 following.cancel()
                 await asyncio.gather(following, return_exceptions=True)
             await messages.aclose()
-
-
-class _Started:
-    """A worker that has been started before; a replica starts its own."""
-
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
-
-    async def start(self) -> None:
-        return None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._worker, name)
