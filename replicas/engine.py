@@ -7,20 +7,24 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, TypeVar
 
 from .errors import EngineFault, InvalidRequest, MotleyError
 from .grammar_process import GrammarProcess, MatchState, collect
 from .grammars import Grammars
 from .limits import Limits
-from .plan import ItemResult, StepPlan, StepResult
+from .plan import UNKNOWN, ItemResult, PlanItem, StepPlan, StepResult
 from .protocol import Delta, FinishReason, ReplicaLoad, Request, StreamMessage, TokenLogprob
-from .runner import Runner
+from .runner import Pipelined, Runner
 from .scheduler import Scheduler
 from .sequence import Sequence
 from .text import TextStream
 from .tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _CAUTIOUS = 16  # tokens after which a slow grammar is again taken to be in time
 _IDLE_S = 0.02  # a step with nothing to compute waits this long for a grammar's word
@@ -47,6 +51,14 @@ class _Job:
     opened: bool = False
     embedding: tuple[float, ...] | None = None
     error: MotleyError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A step that was launched, and what waits for its result, or for why there is none."""
+
+    plan: StepPlan
+    outcome: Callable[[], StepResult | str]
 
 
 class EngineCore:
@@ -77,6 +89,8 @@ class EngineCore:
         self._job_of: dict[int, _Job] = {}  # by sequence id
         self._ids = itertools.count()
         self._ready: dict[int, _Job] = {}  # jobs with something to send
+        self._pipelined = isinstance(runner, Pipelined)
+        self._flight: _Flight | None = None  # the step whose result has not been asked for
         self._matching: dict[int, Sequence] = {}  # by sequence id, those with a grammar
 
     @property
@@ -124,36 +138,73 @@ class EngineCore:
             self._forget(sequence)
 
     def step(self) -> list[Emission]:
-        """Plan, run, commit; returns what became ready."""
+        """Plan, run, commit; returns what became ready.
+
+        Where the device computes by itself, a step is launched before the one before it is awaited.
+        """
         self._expire()
         self._heed_grammars()
         plan = self.scheduler.plan()
-        if plan.items:
-            self._commit(plan, self._run(plan))
-            self.num_steps += 1
+        launched = self._launch(plan) if plan.items else None
+        landing, self._flight = (self._flight, launched) if self._pipelined else (launched, None)
+        if landing is not None:
+            self._land(landing)
+        elif launched is not None:
+            pass  # the first of a row: its result is asked for when the next is launched
         elif paused := [one.matcher for one in self._matching.values() if one.matcher and one.paused]:
             collect(paused, _IDLE_S, first=True)
         return list(self._emit())
 
-    def _run(self, plan: StepPlan) -> StepResult:
-        """Run the plan; if that raises, each item apart, since one of them may have been too much for all.
+    def _launch(self, plan: StepPlan) -> _Flight:
+        self.scheduler.launched(plan)
+        return _Flight(plan, self._attempt(plan))
 
-        What KV the first attempt has written is then written again, alike.
+    def _land(self, flight: _Flight) -> None:
+        result = self._run(flight)
+        self.scheduler.landed(flight.plan)
+        self._commit(flight.plan, result)
+        self.num_steps += 1
+
+    def _run(self, flight: _Flight) -> StepResult:
+        """What the step gave; if it failed, each item apart, since one of them may have been too much for all.
+
+        What KV the first attempt has written is then written again, alike. A step launched meanwhile goes on from
+        what failed: it is taken back.
         """
-        results = [self._attempt(plan)]
-        if isinstance(results[0], str) and len(plan.items) > 1:
-            results = [self._attempt(StepPlan((item,))) for item in plan.items]
+        plan = flight.plan
+        results = [flight.outcome()]
+        if isinstance(results[0], str):
+            if self._flight is not None:
+                self._flight.outcome()
+                self.scheduler.recalled(self._flight.plan)
+                self._flight = None
+            if len(plan.items) > 1:
+                results = [self._attempt(StepPlan((self._known(item),)))() for item in plan.items]
         self.failed_steps = self.failed_steps + 1 if all(isinstance(result, str) for result in results) else 0
         faults_or_items = ((ItemResult(fault=r),) if isinstance(r, str) else r.items for r in results)
         return StepResult(tuple(itertools.chain.from_iterable(faults_or_items)))
 
-    def _attempt(self, plan: StepPlan) -> StepResult | str:
+    def _known(self, item: PlanItem) -> PlanItem:
+        """With ids for those that were UNKNOWN when it was planned."""
+        if item.token_ids[-1] != UNKNOWN or item.sequence_id not in self._job_of:
+            return item
+        return replace(item, token_ids=self.scheduler.sequence(item.sequence_id).tokens(item.start, item.end))
+
+    def _attempt(self, plan: StepPlan) -> Callable[[], StepResult | str]:
         """Whatever a kernel raises (out of memory, above all) must end these requests, not the engine: it is told."""
-        try:
-            return self._runner.run(plan)
-        except Exception as error:
-            log.exception("a step of %d sequences failed", len(plan.items))
-            return f"the step failed: {error}"
+
+        def told(work: Callable[..., T], *args: Any) -> T | str:
+            try:
+                return work(*args)
+            except Exception as error:
+                log.exception("a step of %d sequences failed", len(plan.items))
+                return f"the step failed: {error}"
+
+        if not isinstance(self._runner, Pipelined):
+            outcome = told(self._runner.run, plan)
+            return lambda: outcome
+        launched = told(self._runner.launch, plan)
+        return (lambda: launched) if isinstance(launched, str) else partial(told, launched)
 
     def _sequence(self, request: Request, choice: int, arrived: float) -> Sequence:
         number = next(self._ids)
@@ -251,6 +302,7 @@ class EngineCore:
             elif item.sample is not None:
                 sequence.cautious = _CAUTIOUS
                 sequence.num_computed -= 1  # the last token is computed again, by the step that samples
+                sequence.num_launched -= 1
             elif item.pooling and (embedding := sequence.pool(item.start, outcome.pooled)) is not None:
                 self._job_of[sequence.id].embedding = embedding
                 self._finish(sequence, Delta(sequence.choice, finish_reason=FinishReason.STOP))

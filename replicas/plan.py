@@ -9,6 +9,8 @@ from .grammar_process import Matcher
 from .protocol import Pooling, TokenLogprob
 from .sampling_params import SamplingParams
 
+UNKNOWN = -1  # in place of a token that the step before this one samples: the runner has it first
+
 
 @dataclass(frozen=True, slots=True)
 class SampleSpec:
@@ -29,12 +31,24 @@ class SampleSpec:
     output_ids: Sequence[int]
     matcher: Matcher | None = None
 
+    @property
+    def plain(self) -> bool:
+        """Logits, temperature and filters alone decide: no history, no bias, no alternatives to be told."""
+        params = self.params
+        return (
+            self.matcher is None
+            and not self.suppressed
+            and not params.penalised
+            and not params.logit_bias
+            and not params.logprobs
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class PlanItem:
     """One sequence's share of a step.
 
-    token_ids       the new tokens, at positions start .. start + len(token_ids) - 1
+    token_ids       the new tokens, at positions start .. start + len(token_ids) - 1; the last may be UNKNOWN
     blocks          KV blocks that hold positions 0 .. start + len(token_ids) - 1
     sample          set when the step reaches the sequence's last token
     prompt_targets  the prompt tokens whose log-probabilities are wanted: targets[i] follows token_ids[i]

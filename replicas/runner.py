@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -18,6 +19,17 @@ class Runner(Protocol):
     """Runs a plan. Knows nothing of requests, queues or text."""
 
     def run(self, plan: StepPlan) -> StepResult: ...
+
+
+@runtime_checkable
+class Pipelined(Runner, Protocol):
+    """A runner whose device computes while the host plans the next step.
+
+    launch  gives what waits for the result. Plans are computed in the order of their launch; one may have UNKNOWN
+            for a token that the plan launched before it samples, if its sampling is plain
+    """
+
+    def launch(self, plan: StepPlan) -> Callable[[], StepResult]: ...
 
 
 class Model(Protocol):

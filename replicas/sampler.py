@@ -70,11 +70,10 @@ def token_logprob(logits: torch.Tensor, token: int, top: int | None) -> TokenLog
 def adjust(logits: torch.Tensor, spec: SampleSpec) -> torch.Tensor:
     """Bias, penalties and suppressed ids applied to a copy; the very same tensor when there are none."""
     params = spec.params
-    penalised = params.presence_penalty != 0 or params.frequency_penalty != 0 or params.repetition_penalty != 1
-    if not (penalised or params.logit_bias or spec.suppressed):
+    if not (params.penalised or params.logit_bias or spec.suppressed):
         return logits
     logits = logits.clone()
-    if penalised:
+    if params.penalised:
         _penalise(logits, spec)
     if params.logit_bias:
         ids = torch.tensor(list(params.logit_bias), device=logits.device)

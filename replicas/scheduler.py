@@ -54,7 +54,11 @@ class Scheduler:
             self.pool.check_idle()
 
     def plan(self) -> StepPlan:
-        """The next step. Grows allocations, admits and preempts; advances no counter."""
+        """The next step. Grows allocations, admits and preempts; advances no counter.
+
+        Blocks that it frees may still be written by a step on its way: whoever gets them writes later, as steps are
+        computed in the order of their launch.
+        """
         planned: dict[int, PlanItem] = {}
         preemptions = self.num_preemptions
         budget = self._plan_running(planned, self.max_batch_tokens)
@@ -62,13 +66,38 @@ class Scheduler:
             self._plan_waiting(planned, budget)
         return StepPlan(tuple(sorted(planned.values(), key=lambda item: len(item.token_ids) > 1)))
 
+    def launched(self, plan: StepPlan) -> None:
+        """The plan is being computed: the next one may go on from where it ends."""
+        for item in plan.items:
+            sequence = self._by_id[item.sequence_id]
+            sequence.num_launched = item.end
+            if item.sample is not None:
+                sequence.ahead += 1
+                sequence.unforeseen = not item.sample.plain
+
+    def landed(self, plan: StepPlan) -> None:
+        """Nothing of the plan is on its way any more. Sequences may have gone meanwhile."""
+        for item in plan.items:
+            sequence = self._by_id.get(item.sequence_id)
+            if sequence is not None and item.sample is not None:
+                sequence.ahead -= 1
+
+    def recalled(self, plan: StepPlan) -> None:
+        """It has landed without a result: its tokens are to be computed after all."""
+        self.landed(plan)
+        for item in plan.items:
+            sequence = self._by_id.get(item.sequence_id)
+            if sequence is not None and sequence.allocation is not None:
+                sequence.num_launched = item.start
+
     def commit(self, plan: StepPlan) -> None:
         """The planned tokens have been computed: their full blocks may now be found by others."""
         for item in plan.items:
-            sequence = self._by_id[item.sequence_id]
+            sequence = self._by_id.get(item.sequence_id)
+            if sequence is None or sequence.allocation is None:
+                continue  # ended or preempted while the step ran
             sequence.num_computed = item.end
             sequence.update_hashes()
-            assert sequence.allocation is not None
             tenant = sequence.request.tenant
             new = sequence.allocation.publish(sequence.hashes, sequence.num_computed, tenant)
             if new and self.pool.log is not None:
@@ -90,10 +119,10 @@ class Scheduler:
     def _plan_running(self, planned: dict[int, PlanItem], budget: int) -> int:
         # Decodes first: a long prompt must not stall the streams beside it.
         for sequence in sorted(self.running, key=lambda s: (s.remaining > 1, s.rank)):
-            count = min(sequence.remaining, budget)
-            if count == 0:
+            if budget == 0:
                 break
-            if sequence.paused:
+            count = min(sequence.remaining, budget)
+            if count == 0 or sequence.paused or sequence.awaiting:
                 continue
             if sequence.state is State.RUNNING and self._make_room(sequence, count, planned):
                 planned[sequence.id] = _item(sequence, count)
@@ -104,7 +133,7 @@ class Scheduler:
         for sequence in list(self.waiting):
             if budget == 0 or len(self.running) >= self.max_running:
                 return
-            if sequence.blocked or sequence.paused:
+            if sequence.blocked or sequence.paused or sequence.awaiting:
                 continue
             if not self._fits(sequence):
                 return  # those behind must not overtake for ever
@@ -121,11 +150,11 @@ class Scheduler:
     def _admit(self, sequence: Sequence, budget: int) -> int:
         allocation = self.pool.open(sequence.reusable_hashes())
         sequence.allocation = allocation
-        sequence.num_computed = allocation.prefix_blocks * BLOCK_TOKENS
+        sequence.num_computed = sequence.num_launched = allocation.prefix_blocks * BLOCK_TOKENS
         if sequence.cached_tokens is None:
             sequence.cached_tokens = min(sequence.num_computed, sequence.num_prompt)
         count = min(sequence.remaining, budget)
-        grown = allocation.grow(sequence.num_computed + count)
+        grown = allocation.grow(sequence.num_launched + count)
         assert grown, "admission has checked the room"
         self.waiting.remove(sequence)
         self.running.append(sequence)
@@ -134,7 +163,7 @@ class Scheduler:
 
     def _make_room(self, sequence: Sequence, count: int, planned: dict[int, PlanItem]) -> bool:
         assert sequence.allocation is not None
-        while not sequence.allocation.grow(sequence.num_computed + count):
+        while not sequence.allocation.grow(sequence.num_launched + count):
             victims = [s for s in self.running if s.id not in planned and s.rank > sequence.rank]
             if not victims:
                 return False  # it keeps what it has and waits for a step
@@ -145,7 +174,7 @@ class Scheduler:
         """Back to waiting; its blocks stay findable for as long as nobody needs the room."""
         self.running.remove(sequence)
         self._free(sequence)
-        sequence.num_computed = 0
+        sequence.num_computed = sequence.num_launched = 0
         sequence.state = State.WAITING
         insort(self.waiting, sequence, key=lambda s: s.rank)
         self.num_preemptions += 1
@@ -157,7 +186,7 @@ class Scheduler:
 
 
 def _item(sequence: Sequence, count: int) -> PlanItem:
-    start, end = sequence.num_computed, sequence.num_computed + count
+    start, end = sequence.num_launched, sequence.num_launched + count
     pooling = sequence.request.pooling
     assert sequence.allocation is not None
     return PlanItem(
@@ -165,7 +194,7 @@ def _item(sequence: Sequence, count: int) -> PlanItem:
         start=start,
         token_ids=sequence.tokens(start, end),
         blocks=tuple(sequence.allocation.blocks[: blocks_for(end)]),
-        sample=sequence.sample_spec() if end == sequence.num_tokens and not pooling else None,
+        sample=sequence.sample_spec() if end == sequence.num_tokens + sequence.ahead and not pooling else None,
         prompt_targets=_prompt_targets(sequence, start, end),
         prompt_top=sequence.request.sampling.prompt_logprobs or 0,
         pooling=pooling,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from .blocks import Allocation, extend_hashes
 from .grammar_process import Matcher
-from .plan import SampleSpec
+from .plan import UNKNOWN, SampleSpec
 from .protocol import BLOCK_TOKENS, FinishReason, Pooling, Request, TokenLogprob
 
 
@@ -21,10 +21,14 @@ class State(enum.Enum):
 class Sequence:
     """Prompt, output so far, and how much of both has been computed.
 
-        |<------------ prompt ------------>|<---- output ---->|
-        0             num_computed  ->  catches up with  num_tokens
+        |<------------ prompt ------------>|<---- output ---->|...
+        0   num_computed  ->  num_launched  ->  catch up with  num_tokens + ahead
 
-    Between steps 0 <= num_computed < num_tokens: the last token is computed by the step that samples the next.
+    The last token is computed by the step that samples the next. A step may be launched before the one before it is
+    known to have ended: what it computes counts as launched then, and as computed when it has landed.
+
+    ahead      steps on their way that sample a token of it: each is a token that has a place, and no id yet
+    unforeseen such a token decides what the next step does with the sequence: until it is known there is none
 
     limit      num_tokens at which it ends by length
     eos_ids    ids that end it, unless ignored
@@ -43,6 +47,9 @@ class Sequence:
     leader: Sequence | None = None
     output_ids: list[int] = field(default_factory=list)
     num_computed: int = 0
+    num_launched: int = 0
+    ahead: int = 0
+    unforeseen: bool = False
     state: State = State.WAITING
     finish_reason: FinishReason | None = None
     allocation: Allocation | None = None
@@ -64,8 +71,13 @@ class Sequence:
 
     @property
     def remaining(self) -> int:
-        """Tokens to compute before the next one can be sampled."""
-        return self.num_tokens - self.num_computed
+        """Tokens that no step computes yet, before the next one can be sampled."""
+        return self.num_tokens + self.ahead - self.num_launched
+
+    @property
+    def awaiting(self) -> bool:
+        """The token on its way is the last, or what follows depends on it."""
+        return self.ahead > 0 and (self.unforeseen or self.num_tokens + self.ahead >= self.limit)
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -86,10 +98,10 @@ class Sequence:
         return self.cautious > 0 and self.matcher is not None and self.matcher.pending
 
     def tokens(self, start: int, stop: int) -> tuple[int, ...]:
-        """Ids at positions start .. stop - 1."""
+        """Ids at positions start .. stop - 1; UNKNOWN of one that is on its way."""
         prompt = self.request.prompt_ids
         output = self.output_ids[max(start - len(prompt), 0) : max(stop - len(prompt), 0)]
-        return (*prompt[start:stop], *output)
+        return (*prompt[start:stop], *output, *[UNKNOWN] * (stop - max(start, self.num_tokens)))
 
     def reusable_hashes(self) -> list[bytes]:
         """Hashes of the blocks that a lookup may use: at least one token is always left to compute."""
@@ -107,7 +119,8 @@ class Sequence:
     def sample_spec(self) -> SampleSpec:
         params = self.request.sampling
         assert params.seed is not None, "the door fixes the seed"
-        held_back = len(self.output_ids) < params.min_tokens
+        position = len(self.output_ids) + self.ahead
+        held_back = position < params.min_tokens
         suppressed = (*self.eos_ids, *params.stop_token_ids) if held_back else ()
         if self.matcher is not None and params.ignore_eos:
             suppressed = (*suppressed, *self.eos_ids)  # the grammar would take it for the end
@@ -115,7 +128,7 @@ class Sequence:
             params=params,
             seed=params.seed,
             choice=self.choice,
-            position=len(self.output_ids),
+            position=position,
             suppressed=suppressed,
             prompt_ids=self.request.prompt_ids,
             output_ids=self.output_ids,

@@ -7,7 +7,7 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 import torch
-from fake_runner import FakeRunner, logits_of
+from fake_runner import AheadRunner, FakeRunner, logits_of
 from hypothesis import given, settings
 
 from motley.replicas.blocks import BlockPool
@@ -42,10 +42,20 @@ class Clock:
         return self.now
 
 
+@pytest.fixture(autouse=True, scope="module", params=[FakeRunner, AheadRunner])
+def runner(request: pytest.FixtureRequest) -> None:
+    """Everything here holds as well where a step is launched before the one before it is known."""
+    global Runner
+    Runner = request.param
+
+
+Runner: type[FakeRunner] = FakeRunner
+
+
 def engine(blocks: int = 16, budget: int = 32, running: int = 8, reuse: bool = True, max_len: int = 96) -> EngineCore:
     scheduler = Scheduler(BlockPool(blocks, reuse_prefixes=reuse), max_batch_tokens=budget, max_running=running)
     limits = Limits(vocab_size=VOCAB, max_model_len=max_len, eos_token_ids=(EOS,))
-    return EngineCore(FakeRunner(blocks, VOCAB), scheduler, limits, Letters(), clock=Clock())  # type: ignore[arg-type]
+    return EngineCore(Runner(blocks, VOCAB), scheduler, limits, Letters(), clock=Clock())  # type: ignore[arg-type]
 
 
 def request(prompt: list[int], output_ids: tuple[tuple[int, ...], ...] = (), **params: Any) -> Request:
@@ -280,7 +290,8 @@ def test_deadline_ends_waiting_and_running_and_a_past_one_never_runs() -> None:
             seen[emission.key].append(emission.message)
     ends = {key: choice(messages) for key, messages in seen.items()}
     assert {end.finish_reason for end in ends.values()} == {FinishReason.DEADLINE}
-    assert [len(ends[key].token_ids) for key in (0, 1, 2)] == [5, 0, 0]
+    in_time = 4 if Runner is AheadRunner else 5  # a token on its way is not waited for
+    assert [len(ends[key].token_ids) for key in (0, 1, 2)] == [in_time, 0, 0]
     assert not core.busy
 
 
@@ -322,6 +333,50 @@ def test_what_is_too_much_for_a_step_ends_alone(monkeypatch: pytest.MonkeyPatch)
     for key in range(3):
         assert choice(seen[key]).token_ids == choice(alone[key]).token_ids
     core.scheduler.pool.check(idle=True)
+
+
+def test_what_is_too_much_for_a_step_takes_the_step_launched_after_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others decode beside it, plainly: where steps are launched ahead, one is on its way when another fails."""
+    core = engine(max_len=200, blocks=64)
+    runner = core._runner
+    take = runner.run
+
+    def out_of_memory(plan: StepPlan) -> StepResult:
+        if any(len(item.token_ids) > 1 and item.token_ids[0] == 9 for item in plan.items):
+            raise RuntimeError("out of memory")
+        return take(plan)
+
+    monkeypatch.setattr(runner, "run", out_of_memory)
+    neighbours = [request([1] * 5, max_tokens=30), request([2] * 20, max_tokens=30, temperature=0.7)]
+    seen: list[list[StreamMessage]] = [[], [], []]
+    errors: list[object] = [None] * 3
+    for key, one in enumerate(neighbours):
+        core.add(key, one)
+    for step in range(100):
+        if step == 5:
+            core.add(2, request([9] * 30))
+        for emission in core.step():
+            seen[emission.key].append(emission.message)
+            errors[emission.key] = emission.error
+    assert isinstance(errors[2], EngineFault)
+    assert not core.busy
+    monkeypatch.undo()
+    alone = run(engine(max_len=200, blocks=64), neighbours)
+    for key in range(2):
+        assert errors[key] is None
+        assert choice(seen[key]).token_ids == choice(alone[key]).token_ids
+    core.scheduler.pool.check(idle=True)
+
+
+def test_steps_are_launched_ahead_where_tokens_are_plain() -> None:
+    if Runner is not AheadRunner:
+        pytest.skip("this runner computes while it is called")
+    core = engine()
+    run(core, [request([1] * 5, max_tokens=12)])
+    plain = core._runner.num_ahead  # type: ignore[attr-defined]
+    assert plain == 11  # and the last is known to be the last: nothing is computed in vain
+    run(core, [request([3] * 5, max_tokens=12, frequency_penalty=0.5)])
+    assert core._runner.num_ahead == plain  # type: ignore[attr-defined]  # each wants to know the token before
 
 
 def test_nobody_finds_the_kv_of_a_fault() -> None:

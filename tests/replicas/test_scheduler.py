@@ -24,6 +24,8 @@ def scheduler(budget: int = 32, running: int = 4, blocks: int = BLOCKS) -> Sched
 def step(scheduler: Scheduler) -> StepPlan:
     """Plan, pretend to run, commit; each sampled token is 7."""
     plan = scheduler.plan()
+    scheduler.launched(plan)
+    scheduler.landed(plan)
     scheduler.commit(plan)
     for item in plan.items:
         sequence = scheduler.sequence(item.sequence_id)

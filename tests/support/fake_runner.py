@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
-from motley.replicas.plan import ItemResult, PlanItem, StepPlan, StepResult
+from motley.replicas.plan import UNKNOWN, ItemResult, PlanItem, StepPlan, StepResult
 from motley.replicas.protocol import BLOCK_TOKENS
 from motley.replicas.sampler import sample, token_logprob
 
@@ -61,3 +64,49 @@ class FakeRunner:
 
     def _cell(self, item: PlanItem, position: int) -> int:
         return item.blocks[position // BLOCK_TOKENS] * BLOCK_TOKENS + position % BLOCK_TOKENS
+
+
+class AheadRunner(FakeRunner):
+    """Computes a plan as late as it may: when its result is asked for. It alone knows tokens until then."""
+
+    def __init__(self, num_blocks: int, vocab_size: int) -> None:
+        super().__init__(num_blocks, vocab_size)
+        self.num_ahead = 0  # plans launched while another was on its way
+        self._queue: deque[tuple[StepPlan, list[StepResult | Exception]]] = deque()
+        self._sampled: dict[int, int] = {}  # sequence -> the token of the plan computed last, where it was plain
+
+    def launch(self, plan: StepPlan) -> Callable[[], StepResult]:
+        outcome: list[StepResult | Exception] = []
+        self.num_ahead += bool(self._queue)
+        assert len(self._queue) < 2, "results are asked for in time"
+        self._queue.append((plan, outcome))
+
+        def result() -> StepResult:
+            while not outcome:
+                self._compute()
+            if isinstance(outcome[0], Exception):
+                raise outcome[0]
+            return outcome[0]
+
+        return result
+
+    def _compute(self) -> None:
+        plan, outcome = self._queue.popleft()
+        try:
+            known = StepPlan(tuple(self._known(item) for item in plan.items))
+            result = self.run(known)
+        except RuntimeError as error:
+            outcome.append(error)
+            return
+        self._sampled = {
+            item.sequence_id: one.token.token_id
+            for item, one in zip(plan.items, result.items, strict=True)
+            if one.token is not None and item.sample is not None and item.sample.plain
+        }
+        outcome.append(result)
+
+    def _known(self, item: PlanItem) -> PlanItem:
+        assert UNKNOWN not in item.token_ids[:-1]
+        if item.token_ids[-1] != UNKNOWN:
+            return item
+        return replace(item, token_ids=(*item.token_ids[:-1], self._sampled[item.sequence_id]))
