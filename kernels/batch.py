@@ -26,6 +26,8 @@ class StepBatch:
     context_lens  S host integers: tokens in KV once this step has written its own
     block_tables  int32 [S, B]  block ids in order, padded with 0 to the longest
     logit_rows    int64 [R]   rows of T whose logits are wanted
+    lengths       int32 [S]   context_lens on the device. Where given kernels go by these, and context_lens need only
+                              be as large: a step that is captured once runs with others later
     """
 
     token_ids: torch.Tensor
@@ -36,6 +38,7 @@ class StepBatch:
     block_tables: torch.Tensor
     logit_rows: torch.Tensor
     num_decodes: int
+    lengths: torch.Tensor | None = None
 
     @property
     def num_sequences(self) -> int:

@@ -57,16 +57,16 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
-        batch = prepare(plan, self.device)
+        batch = prepare(plan, self._move)
         pooled: list[tuple[float, ...]] = [()] * len(plan.items)
         if any(item.pooling for item in plan.items):
             hidden = self.model.hidden(batch, self.kv)
             logits = self.model.logits(hidden[batch.logit_rows])
-            pooled = _pooled(plan, hidden)
+            pooled = vectors(plan, hidden)
         else:
             logits = self.model.forward(batch, self.kv)
         logits = logits.cpu()  # where tokens are chosen
-        counts = [_num_rows(item) for item in plan.items]
+        counts = [num_rows(item) for item in plan.items]
         ends = list(itertools.accumulate(counts))
         last = [end - 1 for item, end in zip(plan.items, ends, strict=True) if item.sample]
         chosen = logits if len(last) == len(logits) else logits[last]
@@ -77,7 +77,7 @@ class ModelRunner:
         rows = torch.split(logits, counts)
         return StepResult(
             tuple(
-                _with_prompt_logprobs(item, item_rows, next(sampled) if item.sample else ItemResult(pooled=vector))
+                with_prompt_logprobs(item, item_rows, next(sampled) if item.sample else ItemResult(pooled=vector))
                 for item, item_rows, vector in zip(plan.items, rows, pooled, strict=True)
             )
         )
@@ -85,11 +85,14 @@ class ModelRunner:
     @torch.inference_mode()
     def logits(self, plan: StepPlan) -> torch.Tensor:
         """Logits fp32 [T, vocabulary] of every token of the plan."""
-        return self.model.forward(prepare(plan, self.device, all_rows=True), self.kv)
+        return self.model.forward(prepare(plan, self._move, all_rows=True), self.kv)
+
+    def _move(self, values: torch.Tensor) -> torch.Tensor:
+        return values.to(self.device)
 
 
-def prepare(plan: StepPlan, device: torch.device, *, all_rows: bool = False) -> StepBatch:
-    """The plan as one ragged batch of tensors on `device`."""
+def prepare(plan: StepPlan, move: Callable[[torch.Tensor], torch.Tensor], *, all_rows: bool = False) -> StepBatch:
+    """The plan as one ragged batch of tensors, where `move` brings them."""
     items = plan.items
     starts = (0, *itertools.accumulate(len(item.token_ids) for item in items))
     positions = [position for item in items for position in range(item.start, item.end)]
@@ -104,19 +107,15 @@ def prepare(plan: StepPlan, device: torch.device, *, all_rows: bool = False) -> 
         range(starts[-1]) if all_rows else [r for item, at in zip(items, starts, strict=False) for r in _rows(item, at)]
     )
     return StepBatch(
-        token_ids=_tensor([token for item in items for token in item.token_ids], device),
-        positions=_tensor(positions, device),
-        slots=_tensor(slots, device),
+        token_ids=move(torch.tensor([token for item in items for token in item.token_ids])),
+        positions=move(torch.tensor(positions)),
+        slots=move(torch.tensor(slots)),
         query_starts=starts,
         context_lens=tuple(item.end for item in items),
-        block_tables=torch.tensor(tables, dtype=torch.int32, device=device),
-        logit_rows=_tensor(list(rows), device),
+        block_tables=move(torch.tensor(tables, dtype=torch.int32)),
+        logit_rows=move(torch.tensor(list(rows), dtype=torch.int64)),
         num_decodes=sum(len(item.token_ids) == 1 for item in items),
     )
-
-
-def _tensor(values: list[int], device: torch.device) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.int64, device=device)
 
 
 def _rows(item: PlanItem, at: int) -> list[int]:
@@ -125,11 +124,12 @@ def _rows(item: PlanItem, at: int) -> list[int]:
     return [*rows, at + len(item.token_ids) - 1] if item.sample else rows
 
 
-def _num_rows(item: PlanItem) -> int:
+def num_rows(item: PlanItem) -> int:
+    """Of its logits: see `_rows`."""
     return len(item.prompt_targets) + (item.sample is not None)
 
 
-def _pooled(plan: StepPlan, hidden: torch.Tensor) -> list[tuple[float, ...]]:
+def vectors(plan: StepPlan, hidden: torch.Tensor) -> list[tuple[float, ...]]:
     """For each item that wants it, fp32 [hidden] of its own rows."""
     parts = torch.split(hidden, [len(item.token_ids) for item in plan.items])
     return [
@@ -140,7 +140,8 @@ def _pooled(plan: StepPlan, hidden: torch.Tensor) -> list[tuple[float, ...]]:
     ]
 
 
-def _with_prompt_logprobs(item: PlanItem, rows: torch.Tensor, result: ItemResult) -> ItemResult:
+def with_prompt_logprobs(item: PlanItem, rows: torch.Tensor, result: ItemResult) -> ItemResult:
+    """`rows`: the item's logits, on the host."""
     if not item.prompt_targets:
         return result
     found = [

@@ -17,6 +17,7 @@ from ..dtypes import TORCH
 from ..kv_cache import KvCache
 from ..pointwise import activation, norm, rotary
 from ..rig import Rig
+from ..sampling.sample import SamplingRows, sample
 from ..w4a16.linear import Int4Linear
 from ..weights import DenseWeight, GroupedWeight, Weight
 from .configs import Configs, rounded
@@ -142,6 +143,15 @@ class GpuOps:
         config = self._configs.of("silu_mul", n=gate_up.shape[1] // 2, t=rounded(gate_up.shape[0]))
         return activation.silu_mul(gate_up, config)
 
+    def sample(self, logits: torch.Tensor, rows: SamplingRows, filtered: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """Ids int64 [R] and log-probabilities fp32 [R], NaN where logits are not finite; the host waits for nothing.
+
+        filtered  whether a row may ask for top_k or top_p
+        """
+        filters = "all" if filtered else "none"
+        config = self._configs.of("sample", filters=filters, r=rounded(logits.shape[0]), v=logits.shape[1])
+        return sample(logits, rows, config, top_k=filtered, top_p=filtered)
+
     def _grouped(self, weight: GroupedWeight) -> Linear:
         return Int4Linear([weight], self._rig) if weight.bits == 4 else Int8Linear(weight, self._rig, self._configs)
 
@@ -155,12 +165,19 @@ class GpuOps:
     def _on_device(self, batch: StepBatch) -> _OnDevice:
         if self._last is None or self._last[0] is not batch:
             starts = batch.query_starts[batch.num_decodes :]
-            numbers = [*batch.context_lens, *(start - starts[0] for start in starts)]
-            both = torch.tensor(numbers, dtype=torch.int32).to(self.device, non_blocking=True)
-            lengths, begins = both[: batch.num_sequences], both[batch.num_sequences :]
+            if batch.lengths is not None and batch.num_decodes == batch.num_sequences:
+                lengths, begins = batch.lengths, batch.lengths[:0]
+            else:
+                numbers = [*batch.context_lens, *(start - starts[0] for start in starts)]
+                both = self._moved(torch.tensor(numbers, dtype=torch.int32))
+                lengths, begins = both[: batch.num_sequences], both[batch.num_sequences :]
             new = [after - before for before, after in itertools.pairwise(starts)]
             self._last = batch, _OnDevice(lengths, begins, max(new, default=0))
         return self._last[1]
+
+    def _moved(self, values: torch.Tensor) -> torch.Tensor:
+        """To the device without waiting for what it is at work on."""
+        return values.pin_memory().to(self.device, non_blocking=True) if self._rig.real else values
 
 
 def _dense(weight: GroupedWeight) -> DenseWeight:

@@ -1,0 +1,32 @@
+"""Sizes that graphs are captured at. A step runs in the smallest that holds it, padded."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+_STEP = 8  # from there on: kernels compute as much for a few rows more
+_FINE = (1, 2, 4)
+_SHORTEST = 256  # tokens of context
+
+
+def batch_sizes(most: int) -> tuple[int, ...]:
+    """1, 2, 4, then every 8 up to 64, every 16 up to 128, every 32 beyond; the last is `most`."""
+    sizes = [*_FINE]
+    while sizes[-1] < most:
+        last = sizes[-1]
+        step = _STEP if last < 64 else 2 * _STEP if last < 128 else 4 * _STEP
+        sizes.append(last - last % step + step)
+    return (*(size for size in sizes if size < most), most)
+
+
+def context_sizes(longest: int) -> tuple[int, ...]:
+    """Powers of two from 256; the last is `longest`."""
+    sizes = [_SHORTEST]
+    while sizes[-1] < longest:
+        sizes.append(2 * sizes[-1])
+    return (*(size for size in sizes if size < longest), longest)
+
+
+def bucket(sizes: tuple[int, ...], number: int) -> int:
+    """The smallest size that is not below `number`."""
+    return sizes[bisect_left(sizes, number)]

@@ -1,0 +1,37 @@
+"""Where on the device a sequence has its own: the token sampled last, and its block table."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+
+class Rows:
+    """A number for each sequence that took part in one of the latest steps. Pure.
+
+    A sequence of this step or the one before keeps its row: its token may be there and nowhere else yet. With twice
+    as many rows as sequences in a step there is always one to be had.
+
+    written  by row: the blocks that the device's table has there, as far as the steps launched will have it
+    """
+
+    def __init__(self, max_running: int) -> None:
+        self.count = 2 * max_running
+        self.written: list[tuple[int, ...]] = [()] * self.count
+        self._of: OrderedDict[int, int] = OrderedDict()  # sequence -> row, those used last come last
+        self._free = list(range(self.count))
+
+    def take(self, sequences: Iterable[int]) -> list[int]:
+        """The rows of a step's sequences; those of others are given up as needed, the least recently used first."""
+        wanted = list(sequences)
+        for sequence in wanted:
+            if sequence in self._of:
+                self._of.move_to_end(sequence)
+        rows = []
+        for sequence in wanted:
+            row = self._of.get(sequence)
+            if row is None:
+                row = self._of[sequence] = self._free.pop() if self._free else self._of.popitem(last=False)[1]
+                self.written[row] = ()
+            rows.append(row)
+        return rows

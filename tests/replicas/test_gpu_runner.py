@@ -1,0 +1,230 @@
+"""The runner of a GPU on a device that does everything as late as it may, beside the runner of a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from late_device import LateDevice, LateOps
+from tiny_checkpoints import build_checkpoint
+
+from motley.replicas.blocks import BlockPool, blocks_for
+from motley.replicas.engine import EngineCore
+from motley.replicas.gpu.buckets import batch_sizes, bucket, context_sizes
+from motley.replicas.gpu.packed import Packed
+from motley.replicas.gpu.rows import Rows
+from motley.replicas.gpu.runner import GpuRunner
+from motley.replicas.limits import Limits
+from motley.replicas.model import load_model
+from motley.replicas.protocol import Delta, Pooling, Request, SamplingParams
+from motley.replicas.runner import ModelRunner, Runner
+from motley.replicas.scheduler import Scheduler
+
+BLOCKS, LONGEST, RUNNING = 40, 512, 6
+Make = Callable[..., tuple[EngineCore, Any]]
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
+    folder = build_checkpoint(tmp_path_factory.mktemp("model"), "llama", num_hidden_layers=2)
+    loaded = load_model(folder, LateOps())
+    config = loaded.config
+
+    def build(kind: str, *, blocks: int = BLOCKS, budget: int = 64, reuse: bool = True) -> tuple[EngineCore, Any]:
+        ops = LateOps()
+        kv = ops.allocate_kv(config.num_layers, blocks + 1, config.num_kv_heads, config.head_dim)
+        runner: Runner
+        if kind == "cpu":
+            runner = ModelRunner(loaded.decoder, kv, ops.device)
+        else:
+            runner = GpuRunner(
+                loaded.decoder, kv, ops.sample, LateDevice(), max_running=RUNNING, max_model_len=LONGEST,
+                longest_blocks=blocks_for(LONGEST), padding_block=blocks, graphs=kind == "graphs",
+            )  # fmt: skip
+        scheduler = Scheduler(BlockPool(blocks, reuse_prefixes=reuse), max_batch_tokens=budget, max_running=RUNNING)
+        limits = Limits(config.vocab_size, min(LONGEST, blocks * 16), ())
+        return EngineCore(runner, scheduler, limits, None), runner
+
+    return build
+
+
+def request(prompt: list[int], pooling: Pooling | None = None, **params: Any) -> Request:
+    params = {"temperature": 0.0, "max_tokens": 20, "seed": 5} | params
+    return Request("r", tuple(prompt), SamplingParams(**params), pooling=pooling)
+
+
+def run(core: EngineCore, requests: list[Request], *, apart: int = 0) -> list[list[Delta]]:
+    """All deltas of each request; one comes every `apart` steps."""
+    seen: list[list[Delta]] = [[] for _ in requests]
+    waiting = list(enumerate(requests))
+    for step in range(3000):
+        while waiting and step >= apart * waiting[0][0]:
+            core.add(*waiting.pop(0))
+        if not core.busy and not waiting:
+            break
+        for emission in core.step():
+            assert emission.error is None, emission.error
+            seen[emission.key].extend(emission.message.deltas)
+            if emission.message.embedding:
+                seen[emission.key].append(Delta(0, text=repr([f"{x:.5f}" for x in emission.message.embedding])))
+    assert not core.busy
+    core.scheduler.pool.check(idle=True)
+    return seen
+
+
+def ids(deltas: list[Delta], choice: int = 0) -> list[int]:
+    return [token for delta in deltas if delta.index == choice for token in delta.token_ids]
+
+
+PROMPTS = [[1, 2, 3], list(range(40)), [7] * 100, list(range(60, 77))]
+SEEDED: dict[str, Any] = {"temperature": 1.0, "top_k": 20, "top_p": 0.9}
+MIXED = [
+    request(PROMPTS[0]),
+    request(PROMPTS[1], **SEEDED),
+    request(PROMPTS[2], temperature=0.8, n=2, max_tokens=30),
+    request(PROMPTS[3], frequency_penalty=1.0, temperature=0.7),
+    request(PROMPTS[0], logprobs=3),
+    request(PROMPTS[1], logprobs=0, min_tokens=4, stop_token_ids=[9]),
+    request(PROMPTS[3], prompt_logprobs=2, max_tokens=5),
+    request(PROMPTS[2], logit_bias={5: 4.0}, min_p=0.1, temperature=2.0),
+    request(PROMPTS[0], Pooling.MEAN, max_tokens=1),
+    request(list(range(250)), max_tokens=40, temperature=1.5, seed=-(2**63)),
+]
+
+
+@pytest.mark.parametrize("kind", ["graphs", "eager"])
+def test_greedy_texts_are_those_of_the_cpus_runner(make: Make, kind: str) -> None:
+    """Whoever samples: greedy is greedy. Alone, together, one after the other, in little memory."""
+    requests = [request(prompt, max_tokens=30) for prompt in [*PROMPTS, list(range(230))]]
+    alone = [ids(run(make("cpu")[0], [one])[0]) for one in requests]
+    for options in ({}, {"apart": 3}):
+        core, _ = make(kind)
+        assert [ids(deltas) for deltas in run(core, requests, **options)] == alone
+    core, _ = make(kind, blocks=20, budget=24)
+    assert [ids(deltas) for deltas in run(core, requests[:4])] == alone[:4]
+    core, _ = make(kind, blocks=11, reuse=False)
+    assert [ids(deltas) for deltas in run(core, requests[:4])] == alone[:4]
+    assert core.scheduler.num_preemptions
+
+
+@pytest.mark.parametrize("apart", [0, 2])
+def test_with_and_without_graphs_every_answer_is_the_same(make: Make, apart: int) -> None:
+    """Seeded, filtered, penalised, with log-probabilities of output and prompt, embeddings: token for token."""
+    eager, graphs = make("eager")[0], make("graphs")
+    assert run(graphs[0], MIXED, apart=apart) == run(eager, MIXED, apart=apart)
+    assert {key.filtered for key in graphs[1].graphs.captured} == {None, False, True}
+    assert {key.context for key in graphs[1].graphs.captured} == {256, 512}
+
+
+def test_what_the_host_samples_is_what_the_cpus_runner_samples(make: Make) -> None:
+    """History, bias, alternatives: the same sampler on both."""
+    for one in (MIXED[3], MIXED[4], MIXED[6], MIXED[7], MIXED[8]):
+        assert run(make("graphs")[0], [one]) == run(make("cpu")[0], [one])
+
+
+def test_the_host_waits_once_a_step_and_launches_the_next_before(make: Make) -> None:
+    core, runner = make("graphs")
+    device = runner._accelerator
+    run(core, [request([1, 2, 3], max_tokens=40), request([4], max_tokens=40, **SEEDED)])  # captures
+    device.waits, before = 0, core.num_steps
+    captures = device.captures
+    for key in range(2):
+        core.add(key, request([key + 1, 2, 3], max_tokens=40, **(SEEDED if key else {})))
+    while core.busy:
+        left = len(device._queue)
+        core.step()
+        assert left == 0 or core._flight is None or len(device._queue) > 0, "a step is on its way while one is awaited"
+    assert device.captures == captures
+    assert device.waits == core.num_steps - before
+
+
+def test_a_step_that_fails_leaves_nothing_wrong_behind(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = [request(prompt, max_tokens=40) for prompt in PROMPTS]
+    expected = [ids(deltas) for deltas in run(make("graphs")[0], requests)]
+    core, runner = make("graphs")
+    submit, countdown = runner._accelerator.submit, iter(range(10_000))
+
+    def fails_sometimes(work: Callable[[], None]) -> None:
+        if next(countdown) % 23 == 22:
+            raise RuntimeError("out of memory")  # as an allocation does, on the host
+        submit(work)
+
+    monkeypatch.setattr(runner._accelerator, "submit", fails_sometimes)
+    found: dict[int, list[int]] = {key: [] for key in range(4)}
+    faulty = set()
+    for key, one in enumerate(requests):
+        core.add(key, one)
+    for _ in range(2000):
+        if not core.busy:
+            break
+        for emission in core.step():
+            found[emission.key] += ids(list(emission.message.deltas))
+            if emission.error:
+                faulty.add(emission.key)
+    assert not core.busy
+    assert len(faulty) < 4
+    for key, tokens in found.items():
+        assert tokens == expected[key][: len(tokens)]
+        assert key in faulty or len(tokens) == 40
+
+
+def test_sizes_of_graphs() -> None:
+    assert batch_sizes(1) == (1,)
+    assert batch_sizes(6) == (1, 2, 4, 6)
+    assert batch_sizes(256) == (1, 2, 4, *range(8, 65, 8), *range(80, 129, 16), *range(160, 257, 32))
+    assert context_sizes(100) == (100,)
+    assert context_sizes(3000) == (256, 512, 1024, 2048, 3000)
+    for most in (1, 2, 3, 5, 64, 100, 333):
+        sizes = batch_sizes(most)
+        assert [bucket(sizes, count) for count in sizes] == list(sizes)
+        assert all(count <= bucket(sizes, count) <= most for count in range(1, most + 1))
+        assert list(sizes) == sorted(set(sizes))
+
+
+def test_rows_of_this_step_and_the_last_are_kept() -> None:
+    rows = Rows(3)
+    first = rows.take([1, 2, 3])
+    second = rows.take([4, 5, 6])
+    assert len({*first, *second}) == 6
+    assert rows.take([4, 5, 6]) == second
+    rows.written[first[0]] = (1, 2)
+    third = rows.take([7, 1, 8])  # 1 is used again; 2 and 3 are the ones that were used least recently
+    assert third[1] == first[0]
+    assert rows.written[first[0]] == (1, 2)
+    assert {third[0], third[2]} == set(first[1:])
+    assert rows.take([2])[0] not in third
+
+
+def test_numbers_cross_in_one_copy_and_turns_are_not_taken_from_under_the_device() -> None:
+    device = LateDevice()
+    fields = {"small": torch.int32, "large": torch.int64, "real": torch.float32}
+    packed = Packed(device, 3, fields)
+    seen = []
+    for number in range(5):
+        turn = packed.turn()
+        turn.here["small"][:] = [number, -number, 7]
+        turn.here["large"][:] = [-(2**63), number, 2**63 - 1]
+        turn.here["real"][:] = number / 4
+        packed.send(turn)
+        device.submit(lambda: seen.append({name: packed.there[name].tolist() for name in fields}))
+    device.mark().wait()
+    assert seen == [
+        {"small": [n, -n, 7], "large": [-(2**63), n, 2**63 - 1], "real": [n / 4] * 3} for n in range(5)
+    ]  # fmt: skip
+
+
+def test_a_capture_does_as_a_graph_does() -> None:
+    """The device that the other tests trust: it does not run Python again, and reads memory when it is replayed."""
+    device, number, source = LateDevice(), [1], torch.zeros(2)
+    out: list[torch.Tensor] = []
+    replay = device.capture(lambda: out.append((source + number[0]).clone()))
+    source.fill_(5)
+    number[0] = 100
+    device.submit(replay)
+    assert out[1].tolist() == [1, 1]
+    device.mark().wait()
+    assert (len(out), out[1].tolist()) == (2, [6, 6])
+    with pytest.raises(AssertionError, match="reads a number"):
+        device.capture(lambda: out.append(source * float(source[0])))

@@ -1,0 +1,145 @@
+"""An accelerator that is not there: it does all that it is given as late as it may, on the CPU.
+
+What is submitted runs only when the host waits for it, so that whatever the host changes too early is seen too late.
+A capture keeps the operators that torch dispatched, with their tensors and numbers as they were: replayed, no line of
+Python runs again, as with a CUDA graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+
+from motley.kernels.batch import StepBatch
+from motley.kernels.cpu import attention
+from motley.kernels.cpu.operators import CpuOps
+from motley.kernels.sampling import reference
+from motley.kernels.sampling.sample import SamplingRows
+
+_GARBAGE = 0xA5
+# On a GPU the host waits for these: for a number itself, or for how large the result is.
+_NEED_NUMBERS = {"item", "_local_scalar_dense", "nonzero", "_unique", "_unique2", "unique_dim", "masked_select"}
+
+
+class LateDevice:
+    """waits: how often the host had to wait for something to be done."""
+
+    def __init__(self) -> None:
+        self.device = torch.device("cpu")
+        self.waits = 0
+        self.captures = 0
+        self._queue: list[Callable[[], None]] = []
+        self._done = 0
+        self._at_work = False
+
+    def staging(self, size: int) -> torch.Tensor:
+        return torch.full((size,), _GARBAGE, dtype=torch.uint8)
+
+    def moved(self, values: torch.Tensor) -> torch.Tensor:
+        assert self._at_work, "a copy is work as any other"
+        return values.clone()
+
+    def submit(self, work: Callable[[], None]) -> None:
+        self._queue.append(work)
+
+    def mark(self) -> _Mark:
+        return _Mark(self, self._done + len(self._queue))
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        self.captures += 1
+        self.run(self._done + len(self._queue))
+        with torch.inference_mode():
+            work()
+            with _Recorder() as recorder:
+                work()
+        return recorder.replay
+
+    @torch.inference_mode()
+    def run(self, until: int) -> None:
+        while self._done < until:
+            work = self._queue.pop(0)
+            self._done += 1
+            self._at_work = True
+            try:
+                work()
+            finally:
+                self._at_work = False
+
+    def wait(self, until: int) -> None:
+        self.waits += until > self._done
+        self.run(until)
+
+
+class _Mark:
+    def __init__(self, device: LateDevice, at: int) -> None:
+        self._device, self._at = device, at
+
+    def wait(self) -> None:
+        self._device.wait(self._at)
+
+
+class _Recorder(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self._calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func.overloadpacket.__name__ not in _NEED_NUMBERS, f"the host reads a number in a capture: {func}"
+        out = func(*args, **(kwargs or {}))
+        self._calls.append((func, args, kwargs or {}, out))
+        return out
+
+    def replay(self) -> None:
+        for func, args, kwargs, out in self._calls:
+            again = func(*args, **kwargs)
+            for old, new in zip(tree_flatten(out)[0], tree_flatten(again)[0], strict=True):
+                if isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr():
+                    old.copy_(new)
+
+
+@torch.library.custom_op("motley_tests::attention", mutates_args=())
+def _attention(
+    q: torch.Tensor, cache: torch.Tensor, tables: torch.Tensor, lengths: torch.Tensor, scale: float, window: int
+) -> torch.Tensor:
+    """As a kernel: lengths are read from memory when it runs."""
+    count = len(lengths)
+    empty = lengths[:0].long()
+    batch = StepBatch(
+        empty, empty, empty, tuple(range(count + 1)), tuple(lengths.tolist()), tables.clone(), empty, count
+    )
+    return attention.attention(q, cache, batch, scale, window or None)
+
+
+@torch.library.custom_op("motley_tests::sample", mutates_args=())
+def _sample(logits: torch.Tensor, asked: Sequence[torch.Tensor], filtered: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    rows = SamplingRows(*(row.clone() for row in asked))
+    if not filtered:  # then kernels leave filters out
+        rows = replace(rows, top_k=torch.zeros_like(rows.top_k), top_p=torch.ones_like(rows.top_p))
+    tokens = torch.tensor(reference.choose_all(logits, rows), dtype=torch.int64)
+    return tokens, reference.logprob(logits, tokens).float()
+
+
+class LateOps(CpuOps):
+    """A CPU's operators in torch alone; attention that a graph can hold."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.float32, "exact", None, None, "tests")
+
+    def attention(
+        self, q: torch.Tensor, cache: torch.Tensor, batch: StepBatch, scale: float, window: int | None
+    ) -> torch.Tensor:
+        if batch.lengths is None:
+            return super().attention(q, cache, batch, scale, window)
+        out: torch.Tensor = _attention(q, cache, batch.block_tables, batch.lengths, scale, window or 0)
+        return out
+
+    @staticmethod
+    def sample(logits: torch.Tensor, rows: SamplingRows, filtered: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        asked = [getattr(rows, name) for name in rows.__slots__]
+        found: tuple[torch.Tensor, torch.Tensor] = _sample(logits, asked, filtered)
+        return found
