@@ -8,6 +8,7 @@ from typing import Literal, Protocol
 import torch
 
 from .batch import StepBatch
+from .held import Held
 from .weights import Weight
 
 Numerics = Literal["exact", "fast"]
@@ -19,7 +20,7 @@ class Linear(Protocol):
     """y [M, N] = x [M, K] @ w.T + bias, for any M >= 1; in the dtype of x, or fp32 for the head."""
 
     kernel: str  # its name in the op table
-    nbytes: int  # what it holds, all copies counted
+    held: Held  # what it keeps, all copies counted
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
 
@@ -51,7 +52,11 @@ class Ops(Protocol):
         ...
 
     def linear(self, weight: Weight, role: Role = "layer") -> Linear:
-        """Repack a weight for this device. "head": the vocabulary projection."""
+        """Repack a weight for this device. "head": the vocabulary projection.
+
+        Of an outline (tensors on the meta device) it makes a layer that computes nothing, and keeps what that of
+        the weight itself would keep; what depends on values is taken as it mostly is.
+        """
         ...
 
     def allocate_kv(self, num_layers: int, num_blocks: int, num_kv_heads: int, head_dim: int) -> list[torch.Tensor]:

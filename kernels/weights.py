@@ -57,3 +57,8 @@ class GroupedWeight:
 
 
 Weight = DenseWeight | GroupedWeight
+
+
+def is_outline(weight: Weight) -> bool:
+    """Whether it has shapes and types alone, and no values: its tensors are on the meta device."""
+    return weight.weight.is_meta if isinstance(weight, DenseWeight) else weight.codes.is_meta

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..kernels.batch import StepBatch
+from ..kernels.held import Held, size
 from ..kernels.ops import Linear, Ops
 from ..kernels.weights import DenseWeight
 from .config import ModelConfig
@@ -25,7 +26,7 @@ class Decoder:
     def __init__(self, config: ModelConfig, format: Format, weights: Weights, ops: Ops) -> None:
         """Takes every tensor of the layout from `weights`. Raises CheckpointError naming file and tensor."""
         source = Source(weights, format, ops)
-        self.config, self.ops = config, ops
+        self.config, self.ops, self.tied = config, ops, head_is_tied(config, format)
         self.embedding = weights.take_finite(EMBEDDING, ops.dtype)
         self.layers = [
             Layer(config, layer_spec(config, index), window, source) for index, window in enumerate(config.windows)
@@ -35,7 +36,7 @@ class Decoder:
         self.rotary = RotaryTable(config.rope, config.head_dim, ops.device)
 
     def _load_head(self, format: Format, weights: Weights) -> Linear:
-        if not head_is_tied(self.config, format):
+        if not self.tied:
             spec = head_spec(self.config)
             return self.ops.linear(head_format(format).linear(weights, spec, self.ops.dtype), role="head")
         if (copy := f"{HEAD}.weight") in weights:
@@ -43,9 +44,14 @@ class Decoder:
         return self.ops.linear(DenseWeight(self.embedding), role="head")
 
     @property
+    def held(self) -> Held:
+        """What all weights keep, all copies counted, and what a tied head shares with the embedding once."""
+        tables = Held(size(self.embedding, self.norm) - (self.head.held.given if self.tied else 0))
+        return sum((layer.held for layer in self.layers), tables + self.head.held)
+
+    @property
     def nbytes(self) -> int:
-        """Bytes that the weights hold, all copies counted."""
-        return self.embedding.nbytes + self.norm.nbytes + self.head.nbytes + sum(each.nbytes for each in self.layers)
+        return self.held.nbytes
 
     @torch.inference_mode()
     def forward(self, batch: StepBatch, kv: list[torch.Tensor]) -> torch.Tensor:

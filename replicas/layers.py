@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from ..kernels.batch import StepBatch
+from ..kernels.held import Held, size
 from ..kernels.ops import Linear, Ops
 from .config import ModelConfig
 from .layout import LayerSpec
@@ -40,8 +41,8 @@ class Joined:
         self.parts = parts
 
     @property
-    def nbytes(self) -> int:
-        return sum(part.nbytes for part in self.parts)
+    def held(self) -> Held:
+        return sum((part.held for part in self.parts), Held(0))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if len(self.parts) == 1:
@@ -100,10 +101,13 @@ class Layer:
         self.mlp = MLP(spec, source)
 
     @property
-    def nbytes(self) -> int:
-        linears = (self.attention.qkv, self.attention.o, self.mlp.gate_up, self.mlp.down)
+    def linears(self) -> tuple[Joined, ...]:
+        return self.attention.qkv, self.attention.o, self.mlp.gate_up, self.mlp.down
+
+    @property
+    def held(self) -> Held:
         vectors = (self.input_norm, self.post_attention_norm, self.attention.q_norm, self.attention.k_norm)
-        return sum(part.nbytes for part in linears) + sum(v.nbytes for v in vectors if v is not None)
+        return sum((linear.held for linear in self.linears), Held(size(*vectors)))
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, rope: Rope, cache: torch.Tensor, batch: StepBatch

@@ -15,6 +15,8 @@ from .safetensors_file import TensorInfo
 
 Progress = Callable[[int, int], None]  # (bytes read, bytes in all)
 
+_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I32": torch.int32, "U32": torch.uint32}
+
 
 class Weights:
     """The tensors of a checked checkpoint, each to be taken once.
@@ -86,6 +88,25 @@ class Weights:
         for name, content in sorted(self._digests.items()):
             total.update(len(name.encode()).to_bytes(4, "little") + name.encode() + content)
         return total.digest()
+
+
+class Outline(Weights):
+    """The tensors by shape and dtype alone, on the meta device: a model made of it shows what it would keep."""
+
+    def take(self, name: str) -> torch.Tensor:
+        return self.peek(name)
+
+    def peek(self, name: str) -> torch.Tensor:
+        info = self._tensors[name][1]
+        return torch.empty(info.shape, dtype=_DTYPES[info.dtype], device="meta")
+
+    def take_finite(self, name: str, dtype: torch.dtype) -> torch.Tensor:
+        return self.take(name).to(dtype)
+
+
+def told(condition: torch.Tensor, *, outlined: bool) -> bool:
+    """Whether it holds; of an outline, which has no values, what is said of one."""
+    return outlined if condition.is_meta else bool(condition)
 
 
 def _digest(tensor: torch.Tensor) -> bytes:

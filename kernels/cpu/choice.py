@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 
 from ..contract import Linear, Role
-from ..weights import GroupedWeight, Weight
+from ..weights import GroupedWeight, Weight, is_outline
 from .linear import NativeDense, as_stored, in_bytes
 from .linear_torch import TorchBoth, TorchDense, TorchInt4, TorchInt8
 from .rounding import ROUNDING_BOUND, rounding_error
@@ -45,7 +45,7 @@ def choose(weight: Weight, role: Role, setting: Setting) -> tuple[Linear, str]:
 
 def _check_rounding(linear: Linear, weight: Weight, setting: Setting) -> None:
     """Raise Unsuitable if an integer kernel rounds too much on this very weight."""
-    if linear.kernel.endswith("-dense"):
+    if linear.kernel.endswith("-dense") or is_outline(weight):
         return
     error = rounding_error(linear, weight, setting.dtype)
     # In whole percents, so that a model's many layers have few reasons between them.

@@ -6,9 +6,10 @@ import ctypes
 
 import torch
 
+from ..held import Held, size
 from ..weights import GroupedWeight, Weight
 from .native import TYPES, DenseArgs, GroupedArgs, OutOfMemory
-from .pack import dequantized, group_for, interleave, interleave_dense, regroup
+from .pack import STRIP_METADATA, dequantized, group_for, interleave, interleave_dense, regroup
 from .setting import Setting, Unsuitable, require, within_int8
 
 
@@ -27,9 +28,10 @@ class NativeGrouped:
         self._native, self._num_outputs, self._out = setting.native, weight.shape[0], setting.out_dtype
         bias = None if weight.bias is None else weight.bias.float().contiguous()
         order = None if weight.permutation is None else weight.permutation.int().contiguous()
-        self._held = (interleave(regroup(weight, group), bits), bias, order)
-        self.nbytes = sum(t.nbytes for t in self._held if t is not None)
-        pointers = (None if t is None else t.data_ptr() for t in self._held)
+        self._kept = (interleave(regroup(weight, group), bits), bias, order)
+        metadata = weight.shape[1] // group * self._kept[0].shape[0] * STRIP_METADATA
+        self.held = Held(size(self._kept[0], bias) - metadata, metadata + size(order))
+        pointers = (None if t is None else t.data_ptr() for t in self._kept)
         self._args = GroupedArgs(*pointers, *weight.shape, group, bits)
         self._ref = ctypes.byref(self._args)
 
@@ -55,9 +57,9 @@ class NativeDense:
         self._native, self._num_outputs, self._out = setting.native, weight.shape[0], setting.out_dtype
         packed = interleave_dense(dequantized(weight).to(setting.dtype))
         bias = None if weight.bias is None else weight.bias.float().contiguous()
-        self._held = (packed, bias)
-        self.nbytes = packed.nbytes + (0 if bias is None else bias.nbytes)
-        pointers = (None if t is None else t.data_ptr() for t in self._held)
+        self._kept = (packed, bias)
+        self.held = Held(size(packed, bias))
+        pointers = (None if t is None else t.data_ptr() for t in self._kept)
         self._args = DenseArgs(*pointers, *weight.shape, TYPES[setting.dtype], TYPES[self._out])
         self._ref = ctypes.byref(self._args)
 

@@ -7,7 +7,8 @@ import functools
 import torch
 import torch.nn.functional as F
 
-from ..weights import GroupedWeight, Weight
+from ..held import Held, size
+from ..weights import DenseWeight, GroupedWeight, Weight
 from .pack import dequantized, regroup
 from .setting import Setting, require, within_int8
 
@@ -23,7 +24,8 @@ class TorchDense:
         self._weight = dequantized(weight).to(setting.dtype).contiguous()
         self._bias = None if weight.bias is None else weight.bias.to(setting.dtype)
         self._padded, self._out = setting.numerics == "exact", setting.out_dtype
-        self.nbytes = self._weight.nbytes + (0 if self._bias is None else self._bias.nbytes)
+        given = self._weight is weight.weight if isinstance(weight, DenseWeight) else False
+        self.held = Held(size(self._weight, self._bias), given=size(self._weight) if given else 0)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if not self._padded:
@@ -74,10 +76,11 @@ class TorchInt8:
         require(not _int8_refused(), _int8_refused())
         rounded = within_int8(weight, weight.shape[1])
         signed = (rounded.codes.short() - 128).to(torch.int8)
-        self._weight = torch.ops.onednn.qlinear_prepack(signed, None)
-        self._scales, self._zeros = rounded.scales[:, 0].contiguous(), torch.zeros(signed.shape[0], dtype=torch.int64)
+        self._weight = signed if signed.is_meta else torch.ops.onednn.qlinear_prepack(signed, None)
+        self._scales = rounded.scales[:, 0].contiguous()
+        self._zeros = torch.zeros_like(self._scales, dtype=torch.int64)
         self._bias = None if weight.bias is None else weight.bias.float()
-        self.nbytes = signed.nbytes + self._scales.nbytes + self._zeros.nbytes
+        self.held = Held(size(signed, self._bias), size(self._scales, self._zeros))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         wide = x.float()
@@ -114,7 +117,7 @@ class TorchInt4:
         pairs = torch.stack((weight.scales.float(), offset), dim=-1)
         self._scales = pairs.transpose(0, 1).contiguous().bfloat16()
         self._bias = None if weight.bias is None else weight.bias.to(setting.dtype)
-        self.nbytes = self._weight.nbytes + self._scales.nbytes
+        self.held = Held(size(self._weight, self._bias), size(self._scales, self._order))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self._order is not None:
@@ -131,7 +134,7 @@ class TorchBoth:
 
     def __init__(self, weight: Weight, setting: Setting) -> None:
         self._few, self._many = TorchInt4(weight, setting), TorchInt8(weight, setting)
-        self.nbytes = self._few.nbytes + self._many.nbytes
+        self.held = self._few.held + self._many.held
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self._few(x) if x.shape[0] < self.CROSSOVER else self._many(x)

@@ -7,10 +7,11 @@ import math
 import torch
 import torch.nn.functional as F
 
-from ..weights import DenseWeight, GroupedWeight, Weight
+from ..weights import DenseWeight, GroupedWeight, Weight, is_outline
 
 LANES = 16
 STRIP = 64
+STRIP_METADATA = STRIP * 5  # bytes of a group's scales, fp32, and zero points in a strip
 _ROWS_AT_ONCE = 1024  # of a weight, where all of it in fp32 would be too much
 _GROUPS = (128, 64, 32, 16)  # what long groups are cut into, best first: x is rounded per group
 
@@ -65,11 +66,16 @@ def round_to_int8(weight: Weight, group: int) -> tuple[GroupedWeight, float]:
 
     The error is what rounding changed, relative to a typical weight of the same output, as a root mean square over
     the outputs. Typical: mean magnitude times 1.2533, the standard deviation were they Gaussian; a root mean
-    square would let a few large weights hide what became of the others.
+    square would let a few large weights hide what became of the others. Of an outline it is taken to be 0.
     """
     num_outputs, num_inputs = weight.shape
-    codes = torch.empty(num_outputs, num_inputs, dtype=torch.uint8)
-    scales = torch.empty(num_outputs, num_inputs // group)
+    device = "meta" if is_outline(weight) else "cpu"
+    codes = torch.empty(num_outputs, num_inputs, dtype=torch.uint8, device=device)
+    scales = torch.empty(num_outputs, num_inputs // group, device=device)
+    zeros = torch.full_like(scales, 128, dtype=torch.uint8)
+    rounded = GroupedWeight(codes, scales, zeros, bits=8, group_size=group, bias=weight.bias)
+    if is_outline(weight):
+        return rounded, 0.0
     squares = 0.0
     for start in range(0, num_outputs, _ROWS_AT_ONCE):
         rows = slice(start, min(start + _ROWS_AT_ONCE, num_outputs))
@@ -77,14 +83,12 @@ def round_to_int8(weight: Weight, group: int) -> tuple[GroupedWeight, float]:
         pieces = before.view(len(before), -1, group)
         scales[rows] = pieces.abs().amax(dim=2) / 127
         scale = torch.where(scales[rows] > 0, scales[rows], 1.0)[:, :, None]
-        rounded = (pieces / scale).round_()
-        codes[rows] = (rounded + 128).to(torch.uint8).view_as(before)
-        changed = rounded.mul_(scale).sub_(pieces).square_().mean(dim=(1, 2))
+        nearest = (pieces / scale).round_()
+        codes[rows] = (nearest + 128).to(torch.uint8).view_as(before)
+        changed = nearest.mul_(scale).sub_(pieces).square_().mean(dim=(1, 2))
         typical = (before.abs().mean(dim=1) * 1.2533).square_()
         squares += (changed / typical).nan_to_num_(nan=0.0).sum().item()  # an output of zeros is unchanged
-    zeros = torch.full_like(scales, 128, dtype=torch.uint8)
-    error = math.sqrt(squares / num_outputs)
-    return GroupedWeight(codes, scales, zeros, bits=8, group_size=group, bias=weight.bias), error
+    return rounded, math.sqrt(squares / num_outputs)
 
 
 def dequantized(weight: Weight) -> torch.Tensor:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from ..dtypes import TORCH
+from ..held import Held, size
 from ..rig import Rig
 from ..w8a8 import int8
-from ..w8a8.packed import PanelsInt8
 from ..w8a8.tensor_cores import Rows8
 from ..weights import DenseWeight, GroupedWeight
 from .configs import Configs, rounded
@@ -25,7 +25,8 @@ class DenseLinear:
         self._bias = None if weight.bias is None else weight.bias.to(rig.device, self._dtype)
         self._out = out
         self.kernel = f"torch.matmul {rig.policy.compute}"
-        self.nbytes = self._weight.nbytes + (0 if self._bias is None else self._bias.nbytes)
+        given = size(self._weight) if self._weight is weight.weight else 0
+        self.held = Held(size(self._weight, self._bias), given=given)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         y = torch.nn.functional.linear(x.to(self._dtype), self._weight, self._bias)
@@ -41,8 +42,9 @@ class Int8Linear:
         self._weight = int8.pack(_on(weight, rig.device), rig.policy)
         self._shape = weight.shape
         self.kernel = "w8a8"
-        permutation = 0 if self._permutation is None else self._permutation.nbytes
-        self.nbytes = _held(self._weight) + permutation
+        codes = self._weight.codes if isinstance(self._weight, Rows8) else self._weight.words
+        metadata = size(self._weight.scales, self._weight.zeros, self._permutation)
+        self.held = Held(size(codes, self._weight.bias), metadata)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         num_rows, num_columns = self._shape
@@ -67,8 +69,3 @@ def _on(weight: GroupedWeight, device: torch.device) -> GroupedWeight:
         None,
         None if weight.bias is None else weight.bias.to(device),
     )
-
-
-def _held(weight: Rows8 | PanelsInt8) -> int:
-    parts = (getattr(weight, name) for name in weight.__slots__)
-    return sum(part.nbytes for part in parts if isinstance(part, torch.Tensor))

@@ -21,7 +21,7 @@ class Int4Linear:
     """y [M, N] = x [M, K] @ w.T + bias in the dtype of x, for any M.
 
     kernel  the operator's name in the tables, for one token
-    nbytes  of all that it holds
+    held    what it keeps
     """
 
     def __init__(self, weights: Sequence[GroupedWeight], rig: Rig) -> None:
@@ -30,7 +30,7 @@ class Int4Linear:
         self._rig = rig
         self._launches: dict[int, tuple[Kernel, Config]] = {}  # by M
         self.kernel = self.choice(1)[0].name
-        self.nbytes = self._weight.nbytes
+        self.held = self._weight.held
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         num_tokens = x.shape[0]

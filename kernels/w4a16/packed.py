@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ..held import Held, size
 from ..weights import GroupedWeight
 
 __all__ = ["GROUP_SIZES", "TILE", "WORDS", "PackedInt4", "fuse", "pack", "unpack"]
@@ -50,9 +51,8 @@ class PackedInt4:
         return self.words.shape[1], self.words.shape[0] * TILE
 
     @property
-    def nbytes(self) -> int:
-        held = (self.words, self.scales, self.zeros, self.permutation, self.bias)
-        return sum(tensor.nbytes for tensor in held if tensor is not None)
+    def held(self) -> Held:
+        return Held(size(self.words, self.bias), size(self.scales, self.zeros, self.permutation))
 
 
 def pack(weight: GroupedWeight) -> PackedInt4:

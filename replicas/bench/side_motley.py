@@ -34,7 +34,7 @@ class MotleySide:
 
     def describe(self) -> dict[str, Any]:
         decoder = self._decoder
-        read = decoder.nbytes - decoder.embedding.nbytes  # of the embedding a token reads one row
+        read = sum((layer.held for layer in decoder.layers), decoder.head.held).nbytes  # of the embedding: one row
         choices = dict(self._built.choices)
         return {
             "version": "this tree",

@@ -89,7 +89,7 @@ def _alike(one: GroupedWeight, other: GroupedWeight) -> bool:
         return False
     if one.permutation is None or other.permutation is None:
         return one.permutation is other.permutation
-    return torch.equal(one.permutation, other.permutation)
+    return one.permutation.is_meta or torch.equal(one.permutation, other.permutation)
 
 
 def _stacked_bias(weights: Sequence[Weight]) -> torch.Tensor | None:

@@ -14,7 +14,7 @@ w[n, k] = scales[g, n] * (code[k, n] - zero[g, n]) with g = g_idx[k].
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -22,7 +22,7 @@ import torch
 from ...kernels.weights import GroupedWeight
 from ..errors import CheckpointError
 from ..json_file import Fields
-from ..weights import Weights
+from ..weights import Weights, told
 from .base import FLOATS, LinearSpec, TensorSpec
 
 INTS = frozenset({"I32", "U32"})
@@ -52,6 +52,7 @@ class GPTQ:
 
     zero_offset   what was subtracted from a zero point before storing: 1 in v1, 0 in v2
     zeros_borrow  v1 as GPTQModel writes it: 1 is subtracted from the packed word's lanes with borrowing
+    desc_act      whether g_idx is likely to be out of order; what it is, it says itself
     """
 
     bits: int
@@ -60,6 +61,7 @@ class GPTQ:
     zero_offset: int = 1
     zeros_borrow: bool = False
     quantizes_head: bool = False
+    desc_act: bool = field(default=False, repr=False)
 
     @classmethod
     def read(cls, config: Fields) -> GPTQ:
@@ -80,7 +82,6 @@ class GPTQ:
         config.choice("method", ("gptq",), default="gptq")
         key = "checkpoint_format" if "checkpoint_format" in config else "format"
         version = config.choice(key, ("gptq", "gptq_v2"), default="gptq")
-        config.boolean("desc_act", False)  # g_idx says it all
         sym = config.boolean("sym", True)
         return cls(
             bits=bits,
@@ -88,6 +89,7 @@ class GPTQ:
             sym=sym,
             zero_offset=1 if version == "gptq" else 0,
             zeros_borrow=not sym and "gptqmodel" in str(config.raw.get("meta")).lower(),
+            desc_act=config.boolean("desc_act", False),
             quantizes_head=config.boolean("lm_head", False),
         )
 
@@ -118,7 +120,7 @@ class GPTQ:
 
     def linear(self, weights: Weights, linear: LinearSpec, dtype: torch.dtype) -> GroupedWeight:
         name, group = linear.name, self._group(linear)
-        order = _permutation(weights, linear)
+        order = _permutation(weights, linear, likely=self.desc_act)
         codes = unpack(weights.take(f"{name}.qweight").t(), self.bits)
         return GroupedWeight(
             codes=codes if order is None else codes[:, order],
@@ -147,7 +149,7 @@ class GPTQ:
             return unpack((packed.view(torch.int32).long() + ones).to(torch.int32), self.bits)
         stored = unpack(packed, self.bits)
         # Some writers say "gptq" and store symmetric zero points as they are: 8 and not 7 of 4 bits.
-        if self.sym and bool((stored == 2 ** (self.bits - 1)).all()):
+        if self.sym and told((stored == 2 ** (self.bits - 1)).all(), outlined=True):
             return stored
         largest = (1 << self.bits) - 1
         return (stored + self.zero_offset).bitwise_and(largest)
@@ -161,13 +163,13 @@ def unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
     return torch.stack([octets & 15, octets >> 4], dim=-1).flatten(1)
 
 
-def _permutation(weights: Weights, linear: LinearSpec) -> torch.Tensor | None:
+def _permutation(weights: Weights, linear: LinearSpec, *, likely: bool) -> torch.Tensor | None:
     """Input features in the order of their groups; None where they are in order already."""
     name = f"{linear.name}.g_idx"
     if name not in weights:
         return None
     groups = weights.take(name).long()
-    if bool((groups[1:] >= groups[:-1]).all()):
+    if told((groups[1:] >= groups[:-1]).all(), outlined=not likely):
         return None
     return torch.argsort(groups, stable=True)
 
@@ -193,6 +195,6 @@ def _bias(weights: Weights, linear: LinearSpec, dtype: torch.dtype) -> torch.Ten
     if name not in weights:
         return None
     bias = weights.take_finite(name, dtype)
-    if not linear.bias and bool((bias != 0).any()):
+    if not linear.bias and told((bias != 0).any(), outlined=False):
         raise weights.error(name, "is not zero, but config.json says that this layer has no bias")
     return bias if linear.bias else None

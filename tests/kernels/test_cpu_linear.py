@@ -18,6 +18,7 @@ from motley.kernels.cpu.operators import CpuOps
 from motley.kernels.cpu.pack import round_to_int8
 from motley.kernels.cpu.rounding import ROUNDING_BOUND, rounding_error
 from motley.kernels.cpu.setting import INT8_ERROR, Setting
+from motley.kernels.held import Held
 from motley.kernels.weights import DenseWeight, GroupedWeight
 
 NATIVE, REASON = cpu_native.load()
@@ -86,7 +87,7 @@ def test_nibbles_and_bytes_agree_to_the_bit():
     x = torch.randn(5, 512)
     four, eight = as_stored(weight, setting()), in_bytes(weight, setting())
     assert torch.equal(four(x), eight(x))
-    assert four.nbytes < 0.6 * eight.nbytes
+    assert four.held.nbytes < 0.6 * eight.held.nbytes
 
 
 @pytest.mark.parametrize("shape", [{}, {"group": 32}, {"group": 512}, {"permuted": True, "bias": True}], ids=str)
@@ -230,7 +231,7 @@ def test_onednn_is_chosen_for_rows_that_one_scale_suits():
 class Coarse:
     """Activations of three bits."""
 
-    kernel, nbytes = "coarse", 0
+    kernel, held = "coarse", Held(0)
 
     def __init__(self, weight, setting):
         self._weight, self._out = weight.dequantize(), setting.out_dtype

@@ -284,7 +284,7 @@ def test_a_layer_is_what_its_checkpoint_says(capability: tuple[int, int], group:
             assert ((found.double() - (x.double() @ dense.T + bias)).abs() <= allowed).all()
     assert "w4a16_dequantize" in kernels
     assert len(kernels) > 1
-    assert layer.nbytes == fused.nbytes
+    assert layer.held == fused.held
 
 
 def test_what_was_measured_decides(folder: Path) -> None:
