@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import platform
 import statistics
 import time
@@ -25,6 +24,7 @@ from .errors import InvalidRequest
 from .families.registry import architecture_of
 from .grammars import Grammars
 from .limits import Limits
+from .memory import cpu_kv_budget, free_memory
 from .model import LoadedModel, load_model
 from .protocol import BLOCK_TOKENS, ModelInfo, ReplicaProfile, Request
 from .runner import ModelRunner
@@ -36,7 +36,6 @@ log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]  # done bytes, total bytes
 
-_KV_SHARE = 0.25  # of the memory that is free once the weights are loaded
 _WARM_UP_PROMPT = 256
 _WARM_UP_STEPS = 8
 
@@ -80,7 +79,7 @@ def build_engine(
     torch.set_num_threads(config.threads or usable_cores())
     checkpoint = inspect_checkpoint(path)
     tokenizer = Tokenizer.load(path) if Tokenizer.is_in(path) else None
-    ops, why = _ops(config, checkpoint.config.dtype) if ops is None else (ops, "that of the operators given")
+    ops, why = operators(config, checkpoint.config.dtype) if ops is None else (ops, "that of the operators given")
     loaded = load_model(path, ops, progress=progress)
     torch.set_num_threads(ops.torch_threads)
     num_blocks, kv_why = _num_blocks(config, loaded, ops)
@@ -112,7 +111,7 @@ def build_engine(
     return BuiltEngine(core, runner, tokenizer, profile, choices, loaded.defaults.sampling())
 
 
-def _ops(config: EngineConfig, stored: torch.dtype) -> tuple[Ops, str]:
+def operators(config: EngineConfig, stored: torch.dtype) -> tuple[Ops, str]:
     """The operators, and why they compute in their dtype. Raises InvalidRequest for what the device cannot do."""
     try:
         device = torch.device(config.device)
@@ -143,7 +142,8 @@ def _num_blocks(config: EngineConfig, loaded: LoadedModel, ops: Ops) -> tuple[in
     if config.kv_memory_bytes is not None:
         blocks, source = config.kv_memory_bytes // block_bytes, "as configured"
     else:
-        blocks, source = int(_free_memory() * _KV_SHARE) // block_bytes, f"{_KV_SHARE:.0%} of free memory"
+        budget = cpu_kv_budget(free_memory())
+        blocks, source = budget.blocks(block_bytes), budget.why
     blocks = min(blocks, useful)
     if blocks < 1:
         raise InvalidRequest(f"kv_memory_bytes: one block needs {block_bytes} bytes", param="kv_memory_bytes")
@@ -152,10 +152,6 @@ def _num_blocks(config: EngineConfig, loaded: LoadedModel, ops: Ops) -> tuple[in
         blocks,
         f"{blocks} blocks of {BLOCK_TOKENS} tokens, {size:.0f} MiB: {source}, at most what max_running can use",
     )
-
-
-def _free_memory() -> int:
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _max_model_len(config: EngineConfig, loaded: LoadedModel, num_blocks: int) -> tuple[int, str]:

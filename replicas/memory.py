@@ -1,0 +1,127 @@
+"""Where a device's memory goes, by part, and what is left of it for KV: reckoned, not measured."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from .config import ModelConfig
+from .protocol import BLOCK_TOKENS
+
+__all__ = [
+    "CONTEXT_BYTES", "CPU_KV_SHARE", "KvBudget", "Parts", "activation_bytes", "cpu_kv_budget", "free_memory",
+    "graph_bytes", "kv_budget", "reserve_bytes", "split_bytes",
+]  # fmt: skip
+
+CPU_KV_SHARE = 0.25  # of the memory that is free once the weights are loaded
+
+# Allowances, not measured: what a CUDA context, cuBLAS and its workspace take, and one launch in a CUDA graph.
+CONTEXT_BYTES = 600 << 20
+_LAUNCH_BYTES = 16 << 10
+_LAUNCHES_PER_LAYER = 10
+_RESERVE_SHARE, _RESERVE_BYTES = 0.03, 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Bytes.
+
+    weights      embedding, layers, norms and head, all copies counted
+    metadata     of quantization: scales, zero points, orders of inputs
+    kv_block     of one block of tokens, in all layers
+    activations  of the largest step, and what kernels write beside it
+    graphs       CUDA graphs
+    context      CUDA context and libraries
+    """
+
+    weights: int
+    metadata: int
+    kv_block: int
+    activations: int
+    graphs: int = 0
+    context: int = 0
+
+    @property
+    def loaded(self) -> int:
+        return self.weights + self.metadata
+
+    def kv_tokens(self, tokens: int) -> int:
+        """Bytes of KV of so many tokens."""
+        return self.kv_block * tokens // BLOCK_TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class KvBudget:
+    """`missing`: what the other parts need beyond what there is."""
+
+    nbytes: int
+    missing: int
+    why: str
+
+    def blocks(self, block_bytes: int) -> int:
+        return self.nbytes // block_bytes
+
+
+def kv_budget(free: int, total: int, parts: Parts, reserve: int | None = None) -> KvBudget:
+    """Of a GPU: what is free once the weights are loaded, less activations, graphs and a reserve.
+
+    free     with the context made and the weights loaded; below 0 where they do not fit
+    total    the device's memory
+    reserve  for the allocator's gaps and for others on the device; None: 3% of `total`, at least 256 MiB
+    """
+    reserve = reserve_bytes(total) if reserve is None else reserve
+    left = free - parts.activations - parts.graphs - reserve
+    why = (
+        f"{_mib(free)} free after the weights, less {_mib(parts.activations)} for activations, {_mib(parts.graphs)} "
+        f"for graphs and {_mib(reserve)} in reserve"
+    )
+    return KvBudget(max(0, left), max(0, -left), why)
+
+
+def cpu_kv_budget(free: int) -> KvBudget:
+    """Of a CPU, whose memory others use too: a share of what is free once the weights are loaded."""
+    return KvBudget(max(0, int(free * CPU_KV_SHARE)), max(0, -free), f"{CPU_KV_SHARE:.0%} of free memory")
+
+
+def free_memory() -> int:
+    """Of this machine."""
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def reserve_bytes(total: int) -> int:
+    return max(_RESERVE_BYTES, int(total * _RESERVE_SHARE))
+
+
+def activation_bytes(config: ModelConfig, itemsize: int, tokens: int, rows: int) -> int:
+    """What is alive at once in a step of `tokens` tokens, of which `rows` get logits.
+
+    itemsize  bytes of an activation
+    """
+    heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    # Input, normed input, residual and output; and as views, in one piece and turned: queries, keys and values.
+    attention = 4 * config.hidden_size + 3 * (heads + 2 * kv_heads) + 2 * heads
+    # The same four, what attention gave, gate and up, and their product.
+    mlp = 5 * config.hidden_size + 3 * config.intermediate_size
+    rope = 4 * config.head_dim  # cosines and sines in fp32
+    logits = 2 * 4 * rows * config.vocab_size  # fp32, and once more while tokens are chosen
+    return tokens * (max(attention, mlp) * itemsize + rope) + logits
+
+
+def split_bytes(config: ModelConfig, rows: int) -> int:
+    """What decode attention writes of splits of a context, before it puts them together: fp32, and two numbers each.
+
+    At most 64 splits, and no more than 8,192 programs, each for the heads that share keys.
+    """
+    programs = min(rows * config.num_kv_heads * 64, 8192)
+    return programs * config.num_heads // config.num_kv_heads * (config.head_dim + 2) * 4
+
+
+def graph_bytes(config: ModelConfig, itemsize: int, max_running: int) -> int:
+    """CUDA graphs of decode for 1, 2, 4, 8 ... `max_running` sequences, which share one pool. An allowance."""
+    graphs = max_running.bit_length() + (max_running & (max_running - 1) != 0)
+    launches = config.num_layers * _LAUNCHES_PER_LAYER
+    return activation_bytes(config, itemsize, max_running, max_running) + graphs * launches * _LAUNCH_BYTES
+
+
+def _mib(nbytes: int) -> str:
+    return f"{nbytes / 2**20:.0f} MiB"
