@@ -30,13 +30,15 @@ _HALF = 2  # bytes of fp16 and bf16
 class Linear:
     """y [m, n] = x [m, k] @ w.T; w of `bits`, below 16 with a scale of two bytes and a zero point per group.
 
+    Of 32 bits where the policy computes in fp32: what is held then is read so.
+
     activations "int8" or "fp8": x is quantised too, a byte each, and multiplied as such.
     """
 
     m: int
     n: int
     k: int
-    bits: Literal[4, 8, 16] = 4
+    bits: Literal[4, 8, 16, 32] = 4
     group: int = 128
     activations: Literal["half", "int8", "fp8"] = "half"
 
@@ -46,7 +48,7 @@ class Linear:
 
     @property
     def bytes(self) -> float:
-        groups = 0 if self.bits == 16 else self.n * -(-self.k // self.group)
+        groups = 0 if self.bits >= 16 else self.n * -(-self.k // self.group)
         weights = self.n * self.k * self.bits / 8 + groups * (_HALF + self.bits / 8)
         x = self.m * self.k * (_HALF if self.activations == "half" else 1)
         return weights + x + self.m * self.n * _HALF

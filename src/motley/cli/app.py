@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from ..replicas.errors import InvalidRequest, MotleyError
-from . import bench, chat, doctor, generate, kernels, keys, serve
+from . import bench, chat, doctor, fit, generate, kernels, keys, serve
 
 __all__ = ["app", "run"]
 
@@ -51,6 +51,7 @@ def _root(
       motley generate demo -p "The with statement"
       motley chat "What is a generator?"         ask a running service
       motley doctor                              what this machine offers, and what would be chosen
+      motley fit org/name                        which devices would hold a model, and how long a context
     """
 
 
@@ -58,6 +59,7 @@ app.command()(serve.serve)
 app.command()(generate.generate)
 app.command()(chat.chat)
 app.command()(doctor.doctor)
+app.command()(fit.fit)
 app.add_typer(bench.app, name="bench")
 app.add_typer(keys.app, name="keys")
 app.add_typer(kernels.app, name="kernels")

@@ -1,0 +1,276 @@
+"""Does a model fit a device? Told from headers and tables: the loader runs on an outline, and nothing is loaded."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from ..kernels.device_table import DEVICES
+from ..kernels.devices import Device
+from ..kernels.gpu.operators import GpuOps
+from ..kernels.ops import Ops
+from ..kernels.precision import policy_of
+from ..kernels.rig import Rig, gpu
+from .blocks import blocks_for
+from .checkpoint import Checkpoint, Tensors
+from .config import DTYPES, ModelConfig
+from .decoder import Decoder
+from .errors import CheckpointError, InvalidRequest
+from .layout import decoder_layout
+from .memory import (
+    CONTEXT_BYTES,
+    KvBudget,
+    Parts,
+    activation_bytes,
+    cpu_kv_budget,
+    free_memory,
+    graph_bytes,
+    kv_budget,
+    split_bytes,
+)
+from .predict import bits, linear_shapes, tpot_s, ttft_s
+from .protocol import BLOCK_TOKENS
+from .quantization.base import Format
+from .quantization.gptq import GPTQ
+from .safetensors_file import TensorInfo
+from .weights import Outline
+
+__all__ = ["Asked", "Fit", "Place", "at_hand", "cpu", "fit", "known", "outlined", "parts_of", "table"]
+
+# Of the memory that a datasheet prints: ECC and the driver take up to a twelfth (torch finds 14.75 GiB on a T4).
+USABLE = 0.92
+
+_OF_VALUES = {"values": "a weight that an integer kernel would round too much is held dense: headers do not tell which"}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Sequences of `context` tokens, `batch` of them; and the engine's own bounds of a step."""
+
+    context: int
+    batch: int
+    max_batch_tokens: int = 512
+    max_running: int = 64
+
+    @property
+    def tokens(self) -> int:
+        return max(self.max_batch_tokens, self.batch)
+
+    @property
+    def rows(self) -> int:
+        return max(self.max_running, self.batch)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A device that the model could be on.
+
+    ops     made anew for each model: what was chosen, and why, is in its `choices`
+    total   bytes of memory
+    free    of these, once there is a context on it
+    device  None for a CPU, of which no table tells how fast it is
+    """
+
+    name: str
+    ops: Callable[[], Ops]
+    total: int
+    free: int
+    device: Device | None = None
+    at_hand: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What becomes of a model on a device.
+
+    parts       None where the device cannot hold it in any way: `refused` says why
+    kv_tokens   for which there is room, whole blocks
+    context     the longest at the batch that was asked for
+    batch       the most sequences of the context that was asked for
+    ttft_s      of a prompt of the context that was asked for; tpot_s of the batch at that context. Arithmetic, by the
+                roofline; None where it does not fit or no table tells
+    choices     what was chosen for each kind of weight -> why
+    advice      what else would fit, where it does not
+    """
+
+    place: Place
+    parts: Parts | None
+    kv_tokens: int = 0
+    context: int = 0
+    batch: int = 0
+    fits: bool = False
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    choices: Mapping[str, str] | None = None
+    advice: str = ""
+    refused: str = ""
+
+
+def table() -> list[Place]:
+    """The GPUs of the table, none of which need be here."""
+    return [_listed(device) for device in DEVICES]
+
+
+def known(name: str) -> list[Place]:
+    """By the name that torch gives it ("Tesla T4") or by capability ("7.5"). Raises InvalidRequest with all names."""
+    found = [device for device in DEVICES if name in device.names or name == str(device.capability)]
+    if not found:
+        capabilities = ", ".join(dict.fromkeys(str(device.capability) for device in DEVICES))
+        names = ", ".join(device.name for device in DEVICES)
+        raise InvalidRequest(
+            f"device: {name!r} is not in the table; expected cpu, cuda[:i], a capability ({capabilities}) "
+            f"or one of {names}",
+            param="device",
+        )
+    return [_listed(device) for device in found]
+
+
+def at_hand(device: torch.device) -> Place:
+    """A GPU of this machine, with what is free on it now."""
+    rig = gpu(device)
+    free, total = torch.cuda.mem_get_info(device)
+    return Place(f"{device}, {rig.about.name}", _gpu_ops(rig), total, free, rig.about, at_hand=True)
+
+
+def cpu(ops: Callable[[], Ops]) -> Place:
+    """This machine, by its operators."""
+    free = free_memory()
+    return Place("cpu", ops, free, free, at_hand=True)
+
+
+def fit(checkpoint: Checkpoint, place: Place, asked: Asked) -> Fit:
+    """Nothing is loaded; of the checkpoint no tensor is read."""
+    ops = place.ops()
+    try:
+        decoder = outlined(checkpoint.config, checkpoint.format, checkpoint.tensors, ops)
+        parts = parts_of(decoder, asked)
+    except ValueError as error:
+        return Fit(place, None, refused=str(error))
+    budget = _budget(place, parts)
+    blocks = budget.blocks(parts.kv_block)
+    fits = not budget.missing and blocks >= asked.batch * blocks_for(asked.context)
+    return Fit(
+        place,
+        parts,
+        kv_tokens=blocks * BLOCK_TOKENS,
+        context=min(blocks // asked.batch * BLOCK_TOKENS, checkpoint.config.max_model_len),
+        batch=blocks // blocks_for(asked.context),
+        fits=fits,
+        ttft_s=ttft_s(place.device, decoder, asked.context, asked.tokens) if fits and place.device else None,
+        tpot_s=tpot_s(place.device, decoder, asked.context, asked.batch) if fits and place.device else None,
+        choices={**ops.choices, **({} if place.device else _OF_VALUES)},
+        advice="" if fits else _advice(checkpoint, decoder, place, asked, budget),
+    )
+
+
+def outlined(config: ModelConfig, format: Format, tensors: Tensors, ops: Ops) -> Decoder:
+    """The decoder that the loader would make of these tensors, with no values: on the meta device.
+
+    Layers whose tensors are alike are one, as many times as there are.
+    """
+    outline = Outline(tensors, torch.device("meta"))
+    if len({_kinds(tensors, index) for index in range(config.num_layers)}) > 1:
+        return Decoder(config, format, outline, ops)
+    decoder = Decoder(replace(config, num_layers=1, windows=config.windows[:1]), format, outline, ops)
+    decoder.config, decoder.layers = config, decoder.layers * config.num_layers
+    return decoder
+
+
+def _kinds(tensors: Tensors, index: int) -> frozenset[tuple[str, str]]:
+    """Names within the layer and dtypes; the shapes are those of every layer."""
+    prefix = f"model.layers.{index}."
+    return frozenset(
+        (name[len(prefix) :], info.dtype) for name, (_, info) in tensors.items() if name.startswith(prefix)
+    )
+
+
+def parts_of(decoder: Decoder, asked: Asked) -> Parts:
+    """Raises ValueError for KV that the operators do not have."""
+    config, ops = decoder.config, decoder.ops
+    kv = ops.allocate_kv(config.num_layers, 1, config.num_kv_heads, config.head_dim)
+    itemsize = ops.dtype.itemsize
+    on_gpu = ops.device.type != "cpu"
+    return Parts(
+        weights=decoder.held.weights,
+        metadata=decoder.held.metadata,
+        kv_block=sum(layer.nbytes for layer in kv),
+        activations=activation_bytes(config, itemsize, asked.tokens, asked.rows) + on_gpu * _beside(decoder, asked),
+        graphs=on_gpu * graph_bytes(config, itemsize, asked.rows),
+        context=on_gpu * CONTEXT_BYTES,
+    )
+
+
+def _beside(decoder: Decoder, asked: Asked) -> int:
+    """What kernels of a GPU write beside activations."""
+    config, held = decoder.config, [linear.held for linear in decoder.layers[0].linears]
+    widths = [bits(each, shape) for each, shape in zip(held, linear_shapes(config), strict=True)]
+    written_out = max((n * k for n, k in linear_shapes(config)), default=0) * decoder.ops.dtype.itemsize
+    inner, itemsize = 2 * config.intermediate_size + config.hidden_size, decoder.ops.dtype.itemsize
+    return (
+        split_bytes(config, asked.rows)
+        + (4 in widths) * written_out  # of many tokens: int4 to half precision, then cuBLAS
+        + (8 in widths) * asked.tokens * inner  # activations in int8
+        + (8 * itemsize < max(widths)) * asked.tokens * inner * 4  # and in fp32, where layers compute in it
+    )
+
+
+def _listed(device: Device) -> Place:
+    rig = Rig(torch.device("meta"), policy_of(*device.capability.version), device)
+    total = int(device.memory * USABLE)
+    return Place(device.name, _gpu_ops(rig), total, total - CONTEXT_BYTES, device)
+
+
+def _gpu_ops(rig: Rig) -> Callable[[], Ops]:
+    return functools.partial(GpuOps, replace(rig, device=torch.device("meta")))
+
+
+def _budget(place: Place, parts: Parts) -> KvBudget:
+    free = place.free - parts.loaded
+    return cpu_kv_budget(free) if place.device is None else kv_budget(free, place.total, parts)
+
+
+def _advice(checkpoint: Checkpoint, decoder: Decoder, place: Place, asked: Asked, budget: KvBudget) -> str:
+    quantized = _quantized(checkpoint, place, asked)
+    parts = parts_of(decoder, asked)
+    if longest := budget.blocks(parts.kv_block) // asked.batch * BLOCK_TOKENS:
+        return "; ".join([f"{asked.batch} of up to {longest} tokens fit", *quantized])
+    if room := _budget(place, parts_of(decoder, replace(asked, batch=1))).blocks(parts.kv_block) * BLOCK_TOKENS:
+        return "; ".join([f"fewer sequences fit: one alone has room for {room} tokens", *quantized])
+    # As many devices as would hold what is missing, if it could be parted evenly.
+    count = -(-(place.total + budget.missing) // place.total) if budget.missing else 2
+    parted = f"parted among {count} or more such devices it could fit, which is to come"
+    said = f"{budget.missing / 2**30:.1f} GiB are missing" if budget.missing else "nothing is left for KV"
+    return "; ".join([said, *quantized, parted])
+
+
+def _quantized(checkpoint: Checkpoint, place: Place, asked: Asked) -> list[str]:
+    """What quantizing would give, of a checkpoint that is not."""
+    if checkpoint.format.name not in DTYPES:
+        return []
+    for group in (128, 64, 32):
+        format = GPTQ(bits=4, group_size=group)
+        try:
+            tensors = _tensors_of(checkpoint, format)
+        except CheckpointError:  # groups that do not fit its shapes
+            continue
+        parts = parts_of(outlined(checkpoint.config, format, tensors, place.ops()), asked)
+        budget = _budget(place, parts)
+        tokens = budget.blocks(parts.kv_block) * BLOCK_TOKENS
+        kept = f"as GPTQ int4 in groups of {group} the model would take {parts.loaded / 2**30:.1f} GiB"
+        return [f"{kept} and leave room for {tokens} tokens" if tokens else f"{kept}, too much as well"]
+    return []
+
+
+def _tensors_of(checkpoint: Checkpoint, format: Format) -> Tensors:
+    """As that format would store them."""
+    dense = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}[checkpoint.config.dtype]
+    specs = decoder_layout(checkpoint.config, format)
+    return {
+        name: (Path(), TensorInfo("I32" if "I32" in spec.dtypes else dense, spec.shape, 0, 0))
+        for name, spec in specs.items()
+        if not spec.optional
+    }

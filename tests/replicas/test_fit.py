@@ -1,0 +1,368 @@
+"""What `fit` says before anything is loaded, beside what the loader then keeps."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import weakref
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gptq_files import build_gptq
+from hollow_checkpoints import INT4, LLAMA_7B, write_hollow
+from raw_safetensors import edit_tensors
+from safetensors.torch import save_file
+from tiny_checkpoints import build_checkpoint
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from motley.kernels.cpu.native import load
+from motley.kernels.cpu.operators import CpuOps
+from motley.kernels.gpu.operators import GpuOps
+from motley.kernels.rig import gpu, stand_in
+from motley.replicas.bench.shapes import SHAPES, config_json, write_gptq
+from motley.replicas.build import operators
+from motley.replicas.checkpoint import inspect_checkpoint
+from motley.replicas.decoder import Decoder
+from motley.replicas.engine_config import EngineConfig
+from motley.replicas.errors import InvalidRequest
+from motley.replicas.fit import Asked, Fit, at_hand, cpu, fit, known, outlined, parts_of, table
+from motley.replicas.memory import activation_bytes
+from motley.replicas.model import load_model
+from motley.replicas.plan import PlanItem, StepPlan
+from motley.replicas.runner import ModelRunner
+
+SHAPE = {"hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 2}
+ASKED = Asked(context=128, batch=1)
+CLOSE = 0.05
+MODES = (None, "int4", "int8", "both", "dense")
+
+
+def tensors_of(thing: Any, seen: set[int]) -> Iterator[torch.Tensor]:
+    """All that an object keeps, operators and tables of positions left out."""
+    if id(thing) in seen:
+        return
+    seen.add(id(thing))
+    if isinstance(thing, torch.Tensor):
+        yield thing
+    elif isinstance(thing, list | tuple):
+        for part in thing:
+            yield from tensors_of(part, seen)
+    elif type(thing).__module__.startswith("motley.") and not isinstance(thing, CpuOps | GpuOps):
+        names = [*getattr(thing, "__dict__", ()), *getattr(thing, "__slots__", ())]
+        for name in names:
+            if name not in ("rotary", "ops"):
+                yield from tensors_of(getattr(thing, name), seen)
+
+
+def kept(decoder: Decoder) -> int:
+    """Bytes of the storages of all its tensors, each once."""
+    storages = {}
+    for tensor in tensors_of(decoder, set()):
+        if tensor.is_mkldnn:  # oneDNN's own, which has no storage to look at
+            storages[id(tensor)] = tensor.numel() * tensor.element_size()
+        else:
+            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+    return sum(storages.values())
+
+
+def beside(folder: Path, config: EngineConfig) -> tuple[int, int, Decoder]:
+    """What the outline says, what the loaded model keeps, and that model."""
+    checkpoint = inspect_checkpoint(folder)
+    ops, _ = operators(config, checkpoint.config.dtype)
+    told = outlined(checkpoint.config, checkpoint.format, checkpoint.tensors, ops)
+    assert all(tensor.is_meta for tensor in tensors_of(told, set()))
+    loaded = load_model(folder, operators(config, checkpoint.config.dtype)[0])
+    assert loaded.decoder.held == told.held
+    assert loaded.weight_bytes == told.held.nbytes
+    return told.held.nbytes, kept(loaded.decoder), loaded.decoder
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("stored", ["float32", "bfloat16", "float16"])
+def test_dense_checkpoints_keep_what_was_told(tmp_path: Path, stored: str, tied: bool) -> None:
+    folder = build_checkpoint(tmp_path, "qwen2", dtype=stored, tie_word_embeddings=tied, **SHAPE)
+    for dtype in ("float32", "bfloat16"):
+        told, found, _ = beside(folder, EngineConfig(dtype=dtype))
+        assert told == pytest.approx(found, rel=CLOSE), dtype
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("family", "flavour"),
+    [
+        ("qwen2", {"bits": 4, "group_size": 128}),
+        ("llama", {"bits": 4, "group_size": 64, "desc_act": True, "tie_word_embeddings": True}),
+        ("qwen3", {"bits": 8, "group_size": 128, "head_dim": 64}),
+    ],
+)
+def test_quantized_checkpoints_keep_what_was_told(
+    tmp_path: Path, family: str, flavour: dict[str, Any], mode: Any
+) -> None:
+    folder = build_gptq(tmp_path, family, **{**SHAPE, **flavour})
+    for dtype in ("float32", "bfloat16"):
+        told, found, decoder = beside(folder, EngineConfig(dtype=dtype, cpu_weights=mode))
+        assert told == pytest.approx(found, rel=CLOSE), dtype
+        dense = mode == "dense" or (mode is None and dtype == "float32")
+        assert bool(decoder.held.metadata) is not dense
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_without_a_compiler_too(tmp_path: Path, mode: Any) -> None:
+    """Groups so small that oneDNN's one scale for a row is not refused by the values."""
+    checkpoint = inspect_checkpoint(build_gptq(tmp_path, "qwen2", bits=4, **SHAPE))
+    made = []
+    for load_it in (False, True):
+        ops = CpuOps(torch.bfloat16, "fast", mode, None, "none wanted")
+        if load_it:
+            made.append(load_model(tmp_path, ops).decoder)
+        else:
+            made.append(outlined(checkpoint.config, checkpoint.format, checkpoint.tensors, ops))
+    chosen = [[part.kernel for linear in decoder.layers[0].linears for part in linear.parts] for decoder in made]
+    if chosen[0] == chosen[1]:
+        assert made[0].held.nbytes == pytest.approx(kept(made[1]), rel=CLOSE)
+    else:  # a kernel that the values refused
+        assert "onednn-int8" in "".join(chosen[0])
+
+
+def test_a_tied_head_on_the_embedding_itself_is_counted_once(tmp_path: Path) -> None:
+    """Torch's product in the dtype of the embedding needs no copy; the C kernels do."""
+    folder = build_checkpoint(tmp_path, "qwen2", tie_word_embeddings=True, **SHAPE)
+    for native in (None, load()[0]):
+        decoder = load_model(folder, CpuOps(torch.float32, "exact", None, native, "")).decoder
+        assert decoder.held.nbytes == kept(decoder)
+        assert bool(decoder.head.held.given) is (native is None)
+
+
+@pytest.mark.parametrize("capability", [(6, 0), (6, 1), (7, 5), (8, 0)])
+@pytest.mark.parametrize(
+    "flavour", [{"bits": 4, "group_size": 128}, {"bits": 4, "desc_act": True}, {"bits": 8, "sym": True}, None]
+)
+def test_weights_as_a_gpu_holds_them(
+    tmp_path: Path, capability: tuple[int, int], flavour: dict[str, Any] | None
+) -> None:
+    """Packed by the operators of that capability, in memory of this machine."""
+    if flavour is None:
+        folder = build_checkpoint(tmp_path, "qwen2", tie_word_embeddings=True, **SHAPE)
+    else:
+        folder = build_gptq(tmp_path, "qwen2", **{**SHAPE, **flavour})
+    rig = stand_in(capability)
+    found = load_model(folder, GpuOps(rig)).decoder
+    assert found.held.nbytes == kept(found)
+    told = outlined_on(folder, GpuOps(replace(rig, device=torch.device("meta"))))
+    assert told.nbytes == pytest.approx(kept(found), rel=CLOSE)
+
+
+def test_layers_that_differ_are_looked_at_one_by_one(tmp_path: Path) -> None:
+    folder = build_gptq(tmp_path, "llama", desc_act=True, **SHAPE)
+    names = [f"model.layers.1.mlp.{name}_proj.g_idx" for name in ("gate", "up")]
+    edit_tensors(folder / "model.safetensors", lambda tensors: [tensors.pop(name) for name in names])
+    told, found, decoder = beside(folder, EngineConfig(dtype="bfloat16"))
+    assert told == pytest.approx(found, rel=CLOSE)
+    assert decoder.layers[0].held != decoder.layers[1].held
+
+
+_GROWTH = """
+import ctypes, gc, re, sys
+from pathlib import Path
+import torch
+from motley.replicas.build import operators
+from motley.replicas.engine_config import EngineConfig
+from motley.replicas.model import load_model
+
+def resident():
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    return int(re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
+
+torch.set_num_threads(1)
+config = EngineConfig(dtype="bfloat16")
+first = load_model(sys.argv[1], operators(config, torch.bfloat16)[0])
+before = resident()
+model = load_model(sys.argv[2], operators(config, torch.bfloat16)[0])
+print(resident() - before, model.weight_bytes)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_process_grows_by_what_was_told(tmp_path: Path) -> None:
+    shape = replace(SHAPES["tiny"], hidden_size=1024, intermediate_size=4096, num_hidden_layers=4, vocab_size=8192)
+    generator = torch.Generator().manual_seed(0)
+    header = write_hollow(tmp_path / "large", {**config_json(shape), "tie_word_embeddings": False}, "BF16")
+    tensors = {
+        name: torch.empty(info.shape, dtype=torch.bfloat16).normal_(0, 0.02, generator=generator)
+        for name, (_, info) in inspect_checkpoint(header).tensors.items()
+    }
+    save_file(tensors, header / "model.safetensors", metadata={"format": "pt"})
+    write_gptq(SHAPES["tiny"], tmp_path / "small")
+    command = [sys.executable, "-c", _GROWTH, str(tmp_path / "small"), str(header)]
+    grown, told = map(int, subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
+    assert told > 100e6
+    assert told == pytest.approx(grown, rel=CLOSE)
+
+
+class _Alive(TorchDispatchMode):
+    """The most bytes that operators have made and that lived at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.most = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for tensor in made if isinstance(made, tuple | list) else (made,):
+            if isinstance(tensor, torch.Tensor):
+                self._add(tensor.untyped_storage())
+        return made
+
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        place = storage.data_ptr()
+        if not place or place in self._known:
+            return
+        self._known.add(place)
+        self.now += storage.nbytes()
+        self.most = max(self.most, self.now)
+        weakref.finalize(storage, self._drop, place, storage.nbytes())
+
+    def _drop(self, place: int, nbytes: int) -> None:
+        self._known.discard(place)
+        self.now -= nbytes
+
+
+@pytest.mark.skipif(load()[0] is None, reason="torch's operators write more")
+@pytest.mark.parametrize(("family", "inner"), [("llama", 384), ("qwen3", 384), ("qwen2", 2048)])
+def test_activations_are_at_most_what_was_told(tmp_path: Path, family: str, inner: int) -> None:
+    folder = build_gptq(tmp_path, family, **{**SHAPE, "intermediate_size": inner})
+    decoder = load_model(folder, operators(EngineConfig(dtype="bfloat16"), torch.float32)[0]).decoder
+    tokens = 128
+    item = PlanItem(0, 0, tuple(range(tokens)), tuple(range(8)))
+    kv = decoder.ops.allocate_kv(2, 8, decoder.config.num_kv_heads, decoder.config.head_dim)
+    runner = ModelRunner(decoder, kv, torch.device("cpu"))
+    runner.logits(StepPlan((item,)))  # tables of positions are made once
+    with _Alive() as alive:
+        runner.logits(StepPlan((item,)))
+    told = activation_bytes(decoder.config, 2, tokens, tokens)
+    assert alive.most <= told < 2 * alive.most
+
+
+def of(found: list[Fit]) -> dict[str, Fit]:
+    return {each.place.name: each for each in found}
+
+
+def test_an_int4_model_of_7b_on_all_gpus_of_the_table(tmp_path: Path) -> None:
+    checkpoint = inspect_checkpoint(write_hollow(tmp_path, {**LLAMA_7B, "quantization_config": INT4}))
+    asked = Asked(context=4096, batch=1)
+    found = of([fit(checkpoint, place, asked) for place in table()])
+    assert all(each.fits for each in found.values())
+    codes, tables = 6_476_005_376 / 2, 2 * 32_000 * 4096 * 2  # in layers; embedding and head in fp16
+    for name, each in found.items():
+        assert each.parts is not None
+        lanes = "P40" in name or "P4" in name or "1080" in name
+        dense = tables * 3 // 2 if lanes else tables  # a head in fp32
+        assert each.parts.weights == pytest.approx(codes + dense, rel=0.01), name
+        assert each.parts.metadata == pytest.approx(codes * 2 / 128 * 3, rel=0.01), name  # fp16 and a byte
+        assert each.parts.kv_tokens(1000) == 2 * 32 * 4096 * 2 * 1000
+        least = each.parts.loaded / each.place.device.bandwidth
+        assert 0.9 * least < each.tpot_s < 2 * least, name
+        assert each.ttft_s > 8 * each.tpot_s
+    assert found["NVIDIA H100 80GB HBM3"].tpot_s < found["NVIDIA L4"].tpot_s < found["Tesla P4"].tpot_s
+    assert found["Tesla P4"].batch == 1 < found["Tesla P40"].batch < found["NVIDIA H200"].batch
+    assert "w4a16_gemv" in found["Tesla P40"].choices["layer, int4"]
+
+
+def test_more_context_and_more_sequences_take_longer(tmp_path: Path) -> None:
+    checkpoint = inspect_checkpoint(write_hollow(tmp_path, {**LLAMA_7B, "quantization_config": INT4}))
+    [a100] = known("NVIDIA A100-SXM4-80GB")
+    short, long, many = (fit(checkpoint, a100, Asked(*asked)) for asked in ((512, 1), (4096, 1), (4096, 16)))
+    assert short.ttft_s < long.ttft_s == many.ttft_s
+    assert short.tpot_s < long.tpot_s < many.tpot_s < 16 * long.tpot_s
+    assert many.context == 4096
+    assert long.kv_tokens == many.kv_tokens
+
+
+def test_a_dense_model_that_is_too_large_is_told_what_would_fit(tmp_path: Path) -> None:
+    checkpoint = inspect_checkpoint(write_hollow(tmp_path, LLAMA_7B))
+    [t4], [p40], [turing], [l4] = map(known, ("Tesla T4", "Tesla P40", "GeForce RTX 2080 Ti", "NVIDIA L4"))
+    told = fit(checkpoint, turing, Asked(4096, 1))
+    assert (told.fits, told.ttft_s, told.tpot_s, told.kv_tokens) == (False, None, None, 0)
+    missing, quantized, parted = told.advice.split("; ")
+    assert missing.endswith("GiB are missing")
+    assert 3.0 < float(missing.split()[0]) < 5.0
+    assert quantized.startswith("as GPTQ int4 in groups of 128 the model would take 3.6 GiB and leave room for ")
+    assert parted == "parted among 2 or more such devices it could fit, which is to come"
+    pascal = fit(checkpoint, p40, Asked(4096, 1))
+    assert pascal.parts.weights == pytest.approx(4 * 6.738e9, rel=0.05), "6.1 computes in fp32, and keeps weights so"
+    assert "GiB are missing" in pascal.advice
+    assert fit(checkpoint, l4, Asked(4096, 1)).fits
+    shorter, quantized = fit(checkpoint, t4, Asked(4096, 1)).advice.split("; ")
+    assert shorter == "1 of up to 2048 tokens fit"
+    assert "leave room for" in quantized
+    fewer = fit(checkpoint, t4, Asked(4096, 500)).advice
+    assert fewer.startswith("fewer sequences fit: one alone has room for 2048 tokens; as GPTQ int4")
+
+
+def test_a_quantized_model_is_not_told_to_be_quantized(tmp_path: Path) -> None:
+    large = {**LLAMA_7B, "num_hidden_layers": 320, "quantization_config": INT4}
+    told = fit(inspect_checkpoint(write_hollow(tmp_path, large)), known("Tesla T4")[0], Asked(128, 1)).advice
+    assert "GPTQ" not in told
+    assert "parted among 3 or more such devices" in told
+
+
+def test_what_has_no_kernel_is_counted_as_written_out(tmp_path: Path) -> None:
+    eight = inspect_checkpoint(build_gptq(tmp_path / "eight", "llama", bits=8, **SHAPE))
+    [p100], [p40] = known("Tesla P100-PCIE-12GB"), known("Tesla P40")
+    there, here = fit(eight, p100, ASKED), fit(eight, p40, ASKED)
+    assert there.parts.metadata == 0 < here.parts.metadata
+    assert there.choices["layer, int8"].startswith("written out: int8: not on 6.0")
+    assert here.choices["layer, int8"] == "w8a8"
+    odd = inspect_checkpoint(build_gptq(tmp_path / "odd", "llama", head_dim=32, **SHAPE))
+    refused = fit(odd, p40, ASKED)
+    assert (refused.parts, refused.fits) == (None, False)
+    assert refused.refused.startswith("head_dim: 32 has no kernel")
+
+
+def test_a_cpu_has_room_by_what_is_free_and_no_times(tmp_path: Path) -> None:
+    checkpoint = inspect_checkpoint(build_gptq(tmp_path, "qwen2", **SHAPE))
+    place = cpu(lambda: operators(EngineConfig(), torch.float32)[0])
+    found = fit(checkpoint, place, ASKED)
+    assert found.fits
+    assert (found.ttft_s, found.tpot_s, found.parts.graphs, found.parts.context) == (None, None, 0, 0)
+    assert found.kv_tokens == (place.free - found.parts.loaded) // 4 // found.parts.kv_block * 16
+    assert "headers do not tell" in found.choices["values"]
+    small = fit(checkpoint, replace(place, free=found.parts.loaded - 1), ASKED)
+    assert small.advice.startswith("0.0 GiB are missing")
+
+
+def test_unknown_devices_are_told_the_known_ones() -> None:
+    assert [place.name for place in known("6.1")] == ["Tesla P40", "Tesla P4", "NVIDIA GeForce GTX 1080 Ti"]
+    with pytest.raises(InvalidRequest, match=r"device: '5\.2' is not in the table; .*6\.0, 6\.1.*Tesla T4") as told:
+        known("5.2")
+    assert told.value.param == "device"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("flavour", [{"bits": 4, "group_size": 128}, {"bits": 8}, None])
+def test_a_gpu_at_hand_keeps_what_was_told(tmp_path: Path, flavour: dict[str, Any] | None) -> None:
+    shape = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 2, "head_dim": 128}
+    if flavour is None:
+        folder = build_checkpoint(tmp_path, "qwen3", dtype="bfloat16", **shape)
+    else:
+        folder = build_gptq(tmp_path, "qwen3", **{**shape, **flavour})
+    place = at_hand(torch.device("cuda:0"))
+    told = fit(inspect_checkpoint(folder), place, ASKED)
+    before = torch.cuda.memory_allocated()
+    loaded = load_model(folder, GpuOps(gpu(torch.device("cuda:0"))))
+    torch.cuda.synchronize()
+    assert told.parts.loaded == pytest.approx(torch.cuda.memory_allocated() - before, rel=CLOSE)
+    assert loaded.decoder.held == outlined_on(folder, place.ops())
+
+
+def outlined_on(folder: Path, ops: Any) -> Any:
+    checkpoint = inspect_checkpoint(folder)
+    decoder = outlined(checkpoint.config, checkpoint.format, checkpoint.tensors, ops)
+    assert parts_of(decoder, ASKED).loaded == decoder.held.nbytes
+    return decoder.held
