@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import torch
 
 from .batch import StepBatch
 from .held import Held
 from .weights import Weight
+
+if TYPE_CHECKING:
+    from .sampling.sample import SamplingRows
 
 Numerics = Literal["exact", "fast"]
 CpuWeights = Literal["int4", "int8", "both", "dense"]
@@ -107,4 +110,16 @@ class Ops(Protocol):
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """silu(gate) * up for gate_up [T, 2 * I] = [gate | up]; returns [T, I]."""
+        ...
+
+
+@runtime_checkable
+class DeviceOps(Ops, Protocol):
+    """Of a device that chooses tokens itself."""
+
+    def sample(self, logits: torch.Tensor, rows: SamplingRows, filtered: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """Ids int64 [R] and log-probabilities fp32 [R], NaN where logits fp32 [R, V] are not finite.
+
+        filtered  whether a row may ask for top_k or top_p
+        """
         ...

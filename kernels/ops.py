@@ -7,6 +7,8 @@ import torch
 from .contract import CpuWeights, Linear, Numerics, Ops, Role
 from .cpu.native import load
 from .cpu.operators import CpuOps
+from .dtypes import TORCH
+from .precision import policy_of
 
 __all__ = ["CpuWeights", "Linear", "Numerics", "Ops", "Role", "choose_dtype", "for_device", "has_bf16_arithmetic"]
 
@@ -14,32 +16,34 @@ __all__ = ["CpuWeights", "Linear", "Numerics", "Ops", "Role", "choose_dtype", "f
 def for_device(
     device: torch.device | str,
     dtype: torch.dtype = torch.float32,
-    numerics: Numerics = "exact",
+    numerics: Numerics | None = None,
     cpu_weights: CpuWeights | None = None,
 ) -> Ops:
     """The operators of a device.
 
-    dtype        of the activations and of KV: float32 or bfloat16 on a CPU
+    dtype        of the activations and of KV: float32 or bfloat16 on a CPU, on a GPU what its capability stores
+    numerics     None: exact on a CPU, fast on a GPU, which knows no other
     cpu_weights  how a CPU holds quantized weights: "int4" as stored; "int8" a byte each; "both" where int4 and
                  int8 need different kernels; "dense" dequantised to `dtype`. None: dense for float32, as
                  stored for bfloat16. Unless dense, the vocabulary head is held in int8
 
     Raises ValueError naming what the device cannot do.
     """
-    device = torch.device(device)
-    if device.type != "cpu":
-        raise ValueError(f"device: {device} has no operators; expected cpu")
+    device = _known(device)
+    if device.type == "cuda":
+        return _gpu_ops(device, dtype, numerics)
     if dtype not in (torch.float32, torch.bfloat16):
         raise ValueError(f"dtype: {dtype} is not computed on a CPU; expected float32 or bfloat16")
     native, reason = load()
-    return CpuOps(dtype, numerics, cpu_weights, native, reason)
+    return CpuOps(dtype, numerics or "exact", cpu_weights, native, reason)
 
 
 def choose_dtype(device: torch.device | str, checkpoint_dtype: torch.dtype) -> tuple[torch.dtype, str]:
     """The activation dtype for `dtype="auto"`, and why."""
-    device = torch.device(device)
-    if device.type != "cpu":
-        raise ValueError(f"device: {device} has no operators; expected cpu")
+    device = _known(device)
+    if device.type == "cuda":
+        policy = policy_of(*torch.cuda.get_device_capability(device))
+        return TORCH[policy.storage], f"compute capability {policy.capability}: {policy.reasons['storage']}"
     if checkpoint_dtype == torch.float32:
         return torch.float32, "the checkpoint is fp32"
     if has_bf16_arithmetic():
@@ -47,6 +51,33 @@ def choose_dtype(device: torch.device | str, checkpoint_dtype: torch.dtype) -> t
     if load()[0]:
         return torch.bfloat16, "the C kernels take bf16 on any CPU"
     return torch.float32, "this CPU has no bf16 arithmetic, and there are no C kernels"
+
+
+def _known(device: torch.device | str) -> torch.device:
+    """Raises ValueError for one that is not here or has no operators."""
+    device = torch.device(device)
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device: {device} has no operators; expected cpu or cuda[:i]")
+    if device.type == "cpu":
+        return device
+    count = torch.cuda.device_count()
+    if (device.index or 0) >= count:
+        here = f"there are {count} CUDA devices" if count else "there is no CUDA device that torch can use"
+        raise ValueError(f"device: {device}: {here}; motley doctor tells why")
+    return torch.device("cuda", device.index or 0)
+
+
+def _gpu_ops(device: torch.device, dtype: torch.dtype, numerics: Numerics | None) -> Ops:
+    from .gpu.operators import GpuOps  # imports Triton
+    from .rig import gpu
+
+    if numerics == "exact":
+        raise ValueError("numerics: exact is not computed on a GPU, whose kernels change with the batch; expected fast")
+    ops = GpuOps(gpu(device))
+    if dtype != ops.dtype:
+        name = str(ops.dtype).removeprefix("torch.")
+        raise ValueError(f"dtype: {dtype} is not what {device} computes in; expected {name} or auto")
+    return ops
 
 
 def has_bf16_arithmetic() -> bool:

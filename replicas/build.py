@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ..kernels.contract import DeviceOps
 from ..kernels.ops import Ops, choose_dtype, for_device
 from .blocks import BlockPool, blocks_for
 from .checkpoint import inspect_checkpoint, resolve_model
@@ -22,9 +23,12 @@ from .engine import EngineCore
 from .engine_config import EngineConfig
 from .errors import InvalidRequest
 from .families.registry import architecture_of
+from .fit import Asked, parts_of
+from .gpu.accelerator import Accelerator, Cuda
+from .gpu.runner import GpuRunner
 from .grammars import Grammars
 from .limits import Limits
-from .memory import cpu_kv_budget, free_memory
+from .memory import KvBudget, cpu_kv_budget, free_memory, kv_budget
 from .model import LoadedModel, load_model
 from .protocol import BLOCK_TOKENS, ModelInfo, ReplicaProfile, Request
 from .runner import ModelRunner
@@ -49,7 +53,7 @@ class BuiltEngine:
     """
 
     core: EngineCore
-    runner: ModelRunner
+    runner: ModelRunner | GpuRunner
     tokenizer: Tokenizer | None
     profile: ReplicaProfile
     choices: Mapping[str, str]
@@ -70,10 +74,12 @@ def build_engine(
     name: str | None = None,
     progress: Progress | None = None,
     ops: Ops | None = None,
+    accelerator: Accelerator | None = None,
 ) -> BuiltEngine:
     """Load `model` (a folder or a Hugging Face id) under `config`. Raises CheckpointError, InvalidRequest.
 
-    ops  to compute with; None: those of the config's device
+    ops          to compute with; None: those of the config's device
+    accelerator  what their device is given work by; None: that of a GPU, or nothing on a CPU
     """
     path = resolve_model(model)
     torch.set_num_threads(config.threads or usable_cores())
@@ -84,7 +90,8 @@ def build_engine(
     torch.set_num_threads(ops.torch_threads)
     num_blocks, kv_why = _num_blocks(config, loaded, ops)
     max_model_len, len_why = _max_model_len(config, loaded, num_blocks)
-    kv = ops.allocate_kv(*_kv_geometry(loaded, num_blocks))
+    if accelerator is None and ops.device.type == "cuda":
+        accelerator = Cuda(ops.device)
     choices = {"dtype": why, "kv_blocks": kv_why, "max_model_len": len_why, **ops.choices}
     if tokenizer is None:
         choices["tokenizer"] = "none in the folder: token ids only, no text and no chat"
@@ -94,7 +101,7 @@ def build_engine(
     limits = Limits(loaded.config.vocab_size, max_model_len, loaded.defaults.eos_token_ids)
     pool = BlockPool(num_blocks, reuse_prefixes=config.reuse_prefixes)
     scheduler = Scheduler(pool, max_batch_tokens=config.max_batch_tokens, max_running=config.max_running)
-    runner = ModelRunner(loaded.decoder, kv, ops.device)
+    runner = _runner(loaded, ops, accelerator, config, num_blocks, max_model_len)
     grammars = Grammars(tokenizer, limits.vocab_size, limits.eos_token_ids) if tokenizer else None
     core = EngineCore(runner, scheduler, limits, tokenizer, grammars=grammars)
     info = ModelInfo(
@@ -109,6 +116,31 @@ def build_engine(
     )
     profile = _profile(info, config, loaded, ops, num_blocks, choices)
     return BuiltEngine(core, runner, tokenizer, profile, choices, loaded.defaults.sampling())
+
+
+def _runner(
+    loaded: LoadedModel,
+    ops: Ops,
+    accelerator: Accelerator | None,
+    config: EngineConfig,
+    num_blocks: int,
+    max_model_len: int,
+) -> ModelRunner | GpuRunner:
+    if accelerator is None:
+        return ModelRunner(loaded.decoder, ops.allocate_kv(*_kv_geometry(loaded, num_blocks)), ops.device)
+    assert isinstance(ops, DeviceOps), "an accelerator's operators choose tokens"
+    loaded.decoder.rotary.reserve(max_model_len)  # graphs hold its address
+    return GpuRunner(
+        loaded.decoder,
+        ops.allocate_kv(*_kv_geometry(loaded, num_blocks + 1)),  # the last is for the padding of graphs
+        ops.sample,
+        accelerator,
+        max_running=config.max_running,
+        max_model_len=max_model_len,
+        longest_blocks=blocks_for(max_model_len),
+        padding_block=num_blocks,
+        graphs=config.graphs,
+    )
 
 
 def operators(config: EngineConfig, stored: torch.dtype) -> tuple[Ops, str]:
@@ -142,7 +174,7 @@ def _num_blocks(config: EngineConfig, loaded: LoadedModel, ops: Ops) -> tuple[in
     if config.kv_memory_bytes is not None:
         blocks, source = config.kv_memory_bytes // block_bytes, "as configured"
     else:
-        budget = cpu_kv_budget(free_memory())
+        budget = _kv_budget(config, loaded, ops)
         blocks, source = budget.blocks(block_bytes), budget.why
     blocks = min(blocks, useful)
     if blocks < 1:
@@ -152,6 +184,15 @@ def _num_blocks(config: EngineConfig, loaded: LoadedModel, ops: Ops) -> tuple[in
         blocks,
         f"{blocks} blocks of {BLOCK_TOKENS} tokens, {size:.0f} MiB: {source}, at most what max_running can use",
     )
+
+
+def _kv_budget(config: EngineConfig, loaded: LoadedModel, ops: Ops) -> KvBudget:
+    if ops.device.type == "cpu":
+        return cpu_kv_budget(free_memory())
+    asked = Asked(BLOCK_TOKENS, 1, config.max_batch_tokens, config.max_running)
+    torch.cuda.empty_cache()  # what loading took and gave back
+    free, total = torch.cuda.mem_get_info(ops.device)
+    return kv_budget(free, total, parts_of(loaded.decoder, asked))
 
 
 def _max_model_len(config: EngineConfig, loaded: LoadedModel, num_blocks: int) -> tuple[int, str]:

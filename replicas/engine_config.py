@@ -18,9 +18,10 @@ class EngineConfig:
     """Settings of one engine.
 
     device                "cpu" or "cuda[:i]"
+    graphs                on a GPU, decode as CUDA graphs
     dtype                 activations: "auto", "float32", "bfloat16", "float16"
     numerics              "exact": a batch, a chunk or a prefix hit never changes a token; "fast": kernels may
-                          switch by batch size, within their stated bounds
+                          switch by batch size, within their stated bounds. None: exact on a CPU, fast on a GPU
     cpu_weights           which copies of int4 weights a CPU keeps; None lets the operator table choose
     max_model_len         tokens of prompt and output together; None: what the model was made for
     max_batch_tokens      tokens computed per step, prefill chunks and decodes together
@@ -35,8 +36,9 @@ class EngineConfig:
     """
 
     device: str = "cpu"
+    graphs: bool = True
     dtype: str = "auto"
-    numerics: Numerics = "exact"
+    numerics: Numerics | None = None
     cpu_weights: CpuWeights | None = None
     max_model_len: int | None = None
     max_batch_tokens: int = 512
@@ -51,7 +53,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         _one_of("dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
-        _one_of("numerics", self.numerics, ("exact", "fast"))
+        _one_of("numerics", self.numerics, (None, "exact", "fast"))
         _one_of("cpu_weights", self.cpu_weights, (None, "int4", "int8", "both", "dense"))
         for name in ("max_batch_tokens", "max_running", "max_waiting_tokens", "max_waiting"):
             _positive(name, getattr(self, name))

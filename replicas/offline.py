@@ -14,6 +14,7 @@ from ..kernels.ops import Ops
 from .build import BuiltEngine, Progress, build_engine
 from .engine_config import EngineConfig
 from .errors import InvalidRequest
+from .gpu.accelerator import Accelerator
 from .grammar_process import GrammarProcess
 from .plan import PlanItem, StepPlan
 from .protocol import Delta, FinishReason, ModelInfo, Pooling, PromptLogprob, Request, StreamMessage, TokenLogprob
@@ -71,7 +72,7 @@ class Engine:
     dtype     of activations: "auto", "float32", "bfloat16", "float16"
     settings  any other field of EngineConfig
     progress  called with (bytes loaded, bytes in all)
-    ops       operators to compute with; None: those of the device
+    ops       operators to compute with, and `accelerator` what gives their device work; None: those of the device
 
     Raises CheckpointError if the model cannot be loaded, InvalidRequest for a bad setting.
     """
@@ -84,6 +85,7 @@ class Engine:
         dtype: str = "auto",
         progress: Progress | None = None,
         ops: Ops | None = None,
+        accelerator: Accelerator | None = None,
         **settings: Any,
     ) -> None:
         known = set(EngineConfig.__dataclass_fields__)
@@ -91,7 +93,7 @@ class Engine:
             accepted = ", ".join(sorted(known))
             raise InvalidRequest(f"{unknown[0]}: no such setting; there are {accepted}", param=unknown[0])
         config = EngineConfig(device=device, dtype=dtype, **settings)
-        self._built: BuiltEngine = build_engine(path, config, progress=progress, ops=ops)
+        self._built: BuiltEngine = build_engine(path, config, progress=progress, ops=ops, accelerator=accelerator)
         self._turns = Turns(self._built.core)
         self._keys = itertools.count()
 

@@ -64,6 +64,18 @@ class GpuRunner:
         one_each = all(len(item.token_ids) == 1 and item.sample and not item.prompt_targets for item in plan.items)
         return self._launch_graph(plan) if one_each and self.graphs is not None else self._launch_eager(plan)
 
+    def logits(self, plan: StepPlan) -> torch.Tensor:
+        """Logits fp32 [T, vocabulary] of every token of the plan, on the host."""
+        found = _Later()
+
+        def work() -> None:
+            batch = prepare(plan, self._accelerator.moved, all_rows=True)
+            found.put(_to_host(self.model.forward(batch, self.kv)))
+
+        self._accelerator.submit(work)
+        self._accelerator.mark().wait()
+        return found.value
+
     def _launch_graph(self, plan: StepPlan) -> Callable[[], StepResult]:
         assert self.graphs is not None
         items = plan.items

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,12 +11,16 @@ from typing import Any
 import pytest
 import torch
 from gptq_files import build_gptq
+from late_device import LateDevice
 
+from motley.kernels import rig
 from motley.kernels.gpu import configs
 from motley.kernels.gpu.operators import GpuOps
+from motley.kernels.ops import choose_dtype, for_device
 from motley.kernels.rig import stand_in
 from motley.kernels.w4a16 import linear
 from motley.replicas import build
+from motley.replicas.errors import InvalidRequest
 from motley.replicas.offline import Engine
 from motley.replicas.sampling_params import SamplingParams
 
@@ -107,6 +112,54 @@ def test_what_kernels_do_not_take_is_written_out_and_told(tmp_path: Path, monkey
     odd = build_gptq(tmp_path / "odd", "llama", **{**SHAPE, "head_dim": 32})
     with on_gpu(monkeypatch, (8, 0)), pytest.raises(ValueError, match="head_dim: 32 has no kernel"):
         Engine(odd, dtype="float16", threads=1)
+
+
+def test_graphs_of_these_operators_are_fed_by_the_device(tmp_path: Path) -> None:
+    """Decode as a graph, tokens chosen by the kernel: the texts of steps that run as they come, greedy and seeded."""
+    folder = build_gptq(tmp_path, "qwen2", **SHAPE)
+    engine = {"dtype": "float16", "threads": 1, "max_running": 4}
+    found = []
+    for graphs in (True, False):
+        device = LateDevice(recorded=False)
+        one = Engine(folder, ops=GpuOps(stand_in((8, 0))), accelerator=device, graphs=graphs, **engine)
+        greedy = answers(one, logprobs=None)
+        seeded = answers(one, logprobs=None, temperature=1.0, top_k=30, top_p=0.9, seed=1)
+        found.append([output.token_ids for output in [*greedy, *seeded]])
+        assert (device.captures > 0) == graphs
+    assert found[0] == found[1]
+    assert found[0][:2] != found[0][2:]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="for a machine without a GPU")
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"device": "cuda"}, "device: cuda: there is no CUDA device that torch can use; motley doctor tells why"),
+        ({"device": "cuda:3"}, "device: cuda:3: there is no CUDA device"),
+        ({"device": "xpu"}, "device: xpu has no operators; expected cpu or cuda"),
+        ({"device": "nonsense"}, "device: 'nonsense' is none"),
+    ],
+)
+def test_a_device_that_is_not_here_is_refused_by_name(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+    folder = build_gptq(tmp_path, "qwen2", **SHAPE)
+    with pytest.raises(InvalidRequest, match=re.escape(message)):
+        Engine(folder, **settings)
+
+
+def test_of_a_gpu_only_what_it_computes_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked of a stand-in for the GPU that torch would show."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    monkeypatch.setattr(rig, "gpu", lambda _: stand_in((7, 5)))
+    dtype, why = choose_dtype("cuda", torch.bfloat16)
+    assert (dtype, why[:24]) == (torch.float16, "compute capability 7.5: ")
+    assert for_device("cuda", torch.float16).arithmetic == "gpu-7.5-fp16-fast"
+    with pytest.raises(ValueError, match="numerics: exact is not computed on a GPU"):
+        for_device("cuda", torch.float16, "exact")
+    with pytest.raises(ValueError, match="is not what cuda:0 computes in; expected float16"):
+        for_device("cuda", torch.float32)
+    with pytest.raises(ValueError, match="device: cuda:1: there are 1 CUDA devices"):
+        for_device("cuda:1", torch.float16)
 
 
 def test_the_dtype_is_that_of_the_policy() -> None:

@@ -47,7 +47,7 @@ def generate(
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end of sequence.")] = False,
     device: options.Device = "cpu",
     dtype: options.Dtype = "auto",
-    numerics: options.Numerics = "exact",
+    numerics: options.Numerics = None,
     cpu_weights: options.CpuWeights = None,
     threads: options.Threads = None,
     max_model_len: options.MaxModelLen = None,

@@ -15,7 +15,11 @@ ENGINE = "Engine"  # heading in --help, where the version of typer shows one
 Device = Annotated[str, typer.Option(help="cpu, or cuda[:INDEX].", rich_help_panel=ENGINE)]
 Dtype = Annotated[str, typer.Option(help="Activations: auto, float32, bfloat16 or float16.", rich_help_panel=ENGINE)]
 Numerics = Annotated[
-    str, typer.Option(help="exact: a batch never changes a token; fast: within stated bounds.", rich_help_panel=ENGINE)
+    str | None,
+    typer.Option(
+        help="exact (a CPU's default): a batch never changes a token; fast (a GPU's): within stated bounds.",
+        rich_help_panel=ENGINE,
+    ),
 ]
 CpuWeights = Annotated[
     str | None, typer.Option(help="Copies of int4 weights on a CPU: int4, int8 or both.", rich_help_panel=ENGINE)

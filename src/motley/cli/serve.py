@@ -76,7 +76,7 @@ def serve(
     ready_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Written as JSON when ready.")] = None,
     device: options.Device = "cpu",
     dtype: options.Dtype = "auto",
-    numerics: options.Numerics = "exact",
+    numerics: options.Numerics = None,
     cpu_weights: options.CpuWeights = None,
     threads: options.Threads = None,
     max_model_len: options.MaxModelLen = None,
