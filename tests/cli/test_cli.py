@@ -25,6 +25,7 @@ COMMANDS = [
     ["generate"],
     ["chat"],
     ["doctor"],
+    ["fit"],
     ["bench", "engine"],
     ["bench", "serve"],
     ["bench", "service"],
