@@ -89,7 +89,7 @@ class EngineCore:
         self._job_of: dict[int, _Job] = {}  # by sequence id
         self._ids = itertools.count()
         self._ready: dict[int, _Job] = {}  # jobs with something to send
-        self._pipelined = isinstance(runner, Pipelined)
+        self._pipelined = runner if isinstance(runner, Pipelined) else None
         self._flight: _Flight | None = None  # the step whose result has not been asked for
         self._matching: dict[int, Sequence] = {}  # by sequence id, those with a grammar
 
@@ -200,10 +200,10 @@ class EngineCore:
                 log.exception("a step of %d sequences failed", len(plan.items))
                 return f"the step failed: {error}"
 
-        if not isinstance(self._runner, Pipelined):
+        if self._pipelined is None:
             outcome = told(self._runner.run, plan)
             return lambda: outcome
-        launched = told(self._runner.launch, plan)
+        launched = told(self._pipelined.launch, plan)
         return (lambda: launched) if isinstance(launched, str) else partial(told, launched)
 
     def _sequence(self, request: Request, choice: int, arrived: float) -> Sequence:

@@ -8,7 +8,9 @@ from ..rig import Rig
 from ..tuning import choose
 from ..variant import Config
 
-__all__ = ["Configs", "rounded"]
+__all__ = ["SHORTEST_CONTEXT", "Configs", "rounded"]
+
+SHORTEST_CONTEXT = 256  # contexts below are as this one: a graph captured for it rounds no other way than a step alone
 
 
 class Configs:

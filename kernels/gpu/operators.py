@@ -20,7 +20,7 @@ from ..rig import Rig
 from ..sampling.sample import SamplingRows, sample
 from ..w4a16.linear import Int4Linear
 from ..weights import DenseWeight, GroupedWeight, Weight
-from .configs import Configs, rounded
+from .configs import SHORTEST_CONTEXT, Configs, rounded
 from .linear import DenseLinear, Int8Linear
 
 __all__ = ["GpuOps"]
@@ -109,7 +109,7 @@ class GpuOps:
             "kv": self._rig.policy.storage,
         }  # fmt: skip
         if decodes:
-            context = rounded(max(batch.context_lens[:decodes]))
+            context = max(SHORTEST_CONTEXT, rounded(max(batch.context_lens[:decodes])))
             config = self._configs.of("attention_decode", batch=rounded(decodes), context=context, **sizes)
             decode_attention(
                 q[:decodes], kv, tables[:decodes], here.context_lens[:decodes], scale, window,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
+from ...kernels.gpu.configs import SHORTEST_CONTEXT
+
 _STEP = 8  # from there on: kernels compute as much for a few rows more
 _FINE = (1, 2, 4)
-_SHORTEST = 256  # tokens of context
 
 
 def batch_sizes(most: int) -> tuple[int, ...]:
@@ -21,7 +22,7 @@ def batch_sizes(most: int) -> tuple[int, ...]:
 
 def context_sizes(longest: int) -> tuple[int, ...]:
     """Powers of two from 256; the last is `longest`."""
-    sizes = [_SHORTEST]
+    sizes = [SHORTEST_CONTEXT]
     while sizes[-1] < longest:
         sizes.append(2 * sizes[-1])
     return (*(size for size in sizes if size < longest), longest)
