@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ..operation import Shape
 from ..registry import operation
 from ..rig import Rig
-from ..tuning import choose
+from ..tuning import Choice, choose
 from ..variant import Config
 
 __all__ = ["SHORTEST_CONTEXT", "Configs", "rounded"]
@@ -18,16 +20,24 @@ class Configs:
 
     def __init__(self, rig: Rig) -> None:
         self._rig = rig
-        self._known: dict[tuple[str, tuple[tuple[str, int | str], ...]], Config] = {}
+        self._known: dict[tuple[str, tuple[tuple[str, int | str], ...]], Choice] = {}
 
     def of(self, name: str, **fields: int | str) -> Config:
         """Numbers that change with every step come `rounded`, or there would be no end to them."""
         key = name, tuple(fields.items())
         found = self._known.get(key)
         if found is None:
-            found = choose(operation(name), self._rig.policy, Shape.of(**fields), self._rig.about.sms).config
+            found = choose(operation(name), self._rig.policy, Shape.of(**fields), self._rig.about.sms)
             self._known[key] = found
-        return found
+        return found.config
+
+    def used(self, name: str, num_rows: int) -> Iterator[Choice]:
+        """What was found for that operator and about so many rows, and how; of attention for any number."""
+        for (known, fields), choice in self._known.items():
+            sizes = dict(fields)
+            rows = sizes.get("m", sizes.get("t", rounded(num_rows)))
+            if known == name and rows == rounded(num_rows):
+                yield choice
 
 
 def rounded(number: int) -> int:

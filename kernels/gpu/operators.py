@@ -56,6 +56,15 @@ class GpuOps:
         self._last: tuple[StepBatch, _OnDevice] | None = None
 
     @property
+    def rig(self) -> Rig:
+        return self._rig
+
+    @property
+    def configs(self) -> Configs:
+        """Of launches, but those of int4 layers, which look up their own."""
+        return self._configs
+
+    @property
     def arithmetic(self) -> str:
         return f"gpu-{self._rig.policy.capability}-{self._rig.policy.storage}-{self.numerics}"
 

@@ -8,7 +8,7 @@ import torch
 
 from ..operation import Shape
 from ..rig import Rig
-from ..tuning import choose
+from ..tuning import Choice, choose
 from ..variant import Config
 from ..weights import GroupedWeight
 from .operations import Kernel, kernel_for
@@ -28,7 +28,7 @@ class Int4Linear:
         """Weights of one input are one layer: Q, K and V, or gate and up. Raises ValueError as `pack` and `fuse` do."""
         self._weight = _on(fuse([pack(weight) for weight in weights]), rig.device)
         self._rig = rig
-        self._launches: dict[int, tuple[Kernel, Config]] = {}  # by M
+        self._launches: dict[int, tuple[Kernel, Choice]] = {}  # by M
         self.kernel = self.choice(1)[0].name
         self.held = self._weight.held
 
@@ -43,13 +43,18 @@ class Int4Linear:
 
     def choice(self, num_tokens: int) -> tuple[Kernel, Config]:
         """Looked up once for each number of tokens: a step must not read tables."""
+        operation, found = self.looked_up(num_tokens)
+        return operation, found.config
+
+    def looked_up(self, num_tokens: int) -> tuple[Kernel, Choice]:
+        """The kernel, its config and how that was found."""
         found = self._launches.get(num_tokens)
         if found is None:
             num_rows, num_columns = self._weight.shape
             shape = Shape.of(m=num_tokens, n=num_rows, k=num_columns, group=self._weight.group_size)
             policy, about = self._rig.policy, self._rig.about
             operation, _ = kernel_for(policy, shape, about)
-            found = operation, choose(operation, policy, shape, about.sms).config
+            found = operation, choose(operation, policy, shape, about.sms)
             self._launches[num_tokens] = found
         return found
 
