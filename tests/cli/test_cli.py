@@ -26,6 +26,7 @@ COMMANDS = [
     ["chat"],
     ["doctor"],
     ["fit"],
+    ["profile"],
     ["bench", "engine"],
     ["bench", "serve"],
     ["bench", "service"],
@@ -107,6 +108,10 @@ def test_without_a_command_help_is_shown(capsys: pytest.CaptureFixture[str]) -> 
         (["generate", "/no/such", "-p", "x"], 1, "/no/such: there is no such folder"),
         (["generate", "demo", "-p", "x", "--temperature", "-1"], 2, "temperature: -1.0 is not accepted"),
         (["generate", "demo", "-p", "x", "--config", "/no/such.yaml"], 2, "/no/such.yaml cannot be read"),
+        (["profile", "/no/such"], 1, "/no/such: there is no such folder"),
+        (["profile", "--batch", "0"], 2, "--batch"),
+        (["profile", "--device", "cuda:x"], 2, "device: 'cuda:x' is none; expected cpu or cuda[:i]"),
+        (["profile", "--html", "/no/such/page.html"], 2, "--html /no/such/page.html cannot be written: No such file"),
         (["chat", "--target", "127.0.0.1:1", "hi"], 1, "start one with `motley serve`"),
         (["chat", "--ca", "/no/such.pem", "hi"], 2, "--ca"),
     ],
@@ -143,6 +148,21 @@ def test_generate_prints_what_the_engine_gives(model: Path, capsys: pytest.Captu
     assert result["outputs"][0]["token_ids"] == expected.token_ids
     assert len(result["outputs"]) == 2
     assert result["choices"]["dtype"]
+
+
+def test_profile_prints_json_and_writes_the_page(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = ["--prompt-tokens", "16", "--context-tokens", "8", "--batch", "2", "--steps", "1", "--repeats", "1"]
+    page = tmp_path / "page.html"
+    assert run(["profile", str(model), *sizes, "--threads", "1", "--json", "--html", str(page)]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["bench"], report["about"]["device"], report["about"]["threads"]) == ("profile", "cpu", "1")
+    assert report["roofline"]["bandwidth"]["source"] == "measured"
+    assert {row["workload"]["phase"] for row in report["rows"]} == {"prefill", "decode"}
+    assert page.read_text("utf-8").startswith("<!doctype html>")
+    assert run(["profile", str(model), "--prompt-tokens", "9999"]) == 2
+    assert "prompt_tokens: 9999 and 1 more exceed the context of" in one_line(capsys)
 
 
 def test_generate_reads_stdin_and_files_and_chats(

@@ -21,7 +21,7 @@ BOXES = (
     "motley.cli", "motley.client", "motley.cluster.auth", "motley.cluster.bench", "motley.cluster.edge",
     "motley.cluster.parsers", "motley.cluster.protocols", "motley.cluster.protos", "motley.cluster.reference",
     "motley.cluster.routing", "motley.cluster.web", "motley.replicas.bench", "motley.replicas.demo",
-    "motley.replicas.families", "motley.replicas.quantization",
+    "motley.replicas.families", "motley.replicas.profiling", "motley.replicas.quantization",
 )  # fmt: skip
 BANDS = ("motley", "motley.cluster", "motley.replicas", "motley.kernels")  # from the top
 COLORS = {"motley": "#8a5a00", "motley.cluster": "#1d5fa8", "motley.replicas": "#1f7a4d", "motley.kernels": "#a3333d"}

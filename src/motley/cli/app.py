@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from ..replicas.errors import InvalidRequest, MotleyError
-from . import bench, chat, doctor, fit, generate, kernels, keys, serve
+from . import bench, chat, doctor, fit, generate, kernels, keys, profile, serve
 
 __all__ = ["app", "run"]
 
@@ -60,6 +60,7 @@ app.command()(generate.generate)
 app.command()(chat.chat)
 app.command()(doctor.doctor)
 app.command()(fit.fit)
+app.command()(profile.profile)
 app.add_typer(bench.app, name="bench")
 app.add_typer(keys.app, name="keys")
 app.add_typer(kernels.app, name="kernels")

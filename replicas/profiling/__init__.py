@@ -1,0 +1,1 @@
+"""`motley profile`: where a step's time goes, module by module, and which module is off."""

@@ -1,0 +1,109 @@
+"""Why a module may be slow: each cause is one line of the table, decided from facts, with its remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .facts import Facts
+
+__all__ = ["CAUSES", "Cause", "cause_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """holds: whether these facts have it. Of several that hold the first in the table is told."""
+
+    name: str
+    holds: Callable[[Facts], bool]
+    remedy: str
+
+
+def cause_of(facts: Facts, typical: Facts | None = None) -> Cause | None:
+    """typical: of siblings that are not slow; what holds of them as well explains nothing."""
+    for cause in CAUSES:
+        if cause.holds(facts) and not (typical and cause.holds(typical)):
+            return cause
+    return None
+
+
+def _half_sums(facts: Facts) -> bool:
+    """On lanes where fp16 is slower than fp32, and there are no tensor cores to do it."""
+    chip = facts.capability
+    return bool(chip and not chip.tensor_fma and chip.fp16_fma < chip.fp32_fma and facts.kernel.endswith("fp16"))
+
+
+def _int4pack_in_fp32(facts: Facts) -> bool:
+    return "torch-int4" in facts.kernel and facts.activations != "bfloat16"
+
+
+def _refused_by_onednn(facts: Facts) -> bool:
+    refused = facts.chosen.partition("(before it:")[2]
+    return facts.kernel == "torch-dense" and not facts.native and "oneDNN" in refused
+
+
+def _rounds_too_much(facts: Facts) -> bool:
+    return facts.kernel.endswith("-dense") and "above its bound" in facts.chosen
+
+
+def _written_out(facts: Facts) -> bool:
+    """16 bits or 32, of weights that are quantized in the checkpoint."""
+    dense = facts.kernel.endswith("-dense") or facts.kernel.startswith("torch.matmul")
+    return dense and 0 < facts.stored_bits < 12 <= facts.held_bits
+
+
+def _no_c_kernels(facts: Facts) -> bool:
+    return facts.capability is None and not facts.native and facts.kind != "lookup"
+
+
+def _no_c_attention(facts: Facts) -> bool:
+    return facts.kind == "attention" and facts.native and facts.kernel == "torch"
+
+
+CAUSES: tuple[Cause, ...] = (
+    Cause(
+        "half-precision accumulate on a capability whose fp16 is slower than its fp32 (6.1)",
+        _half_sums,
+        "compute in fp32: `motley doctor` shows the policy of this GPU",
+    ),
+    Cause(
+        "int4pack with activations that are not bf16: torch's int4 product is some 50 times slower there",
+        _int4pack_in_fp32,
+        "--dtype bfloat16, or another copy of the weights: --cpu-weights int8",
+    ),
+    Cause(
+        "oneDNN's int8 product was refused, and there are no C kernels",
+        _refused_by_onednn,
+        "install a C compiler (gcc or clang): the C kernels hold weights as they are stored",
+    ),
+    Cause(
+        "integer kernels were refused because they round these weights too much",
+        _rounds_too_much,
+        "quantize these layers with smaller groups, or live with it: the bound keeps the model's quality",
+    ),
+    Cause(
+        "weights written out: quantized in the checkpoint, dense on the device",
+        _written_out,
+        "on a CPU --dtype bfloat16 or --cpu-weights int4; `motley doctor` shows what is chosen and why",
+    ),
+    Cause(
+        "no C kernels: torch's operators do it",
+        _no_c_kernels,
+        "install gcc or clang, for example: apt-get install gcc",
+    ),
+    Cause(
+        "the C kernel does not take this head_dim: torch's operators do attention",
+        _no_c_attention,
+        "none for this model: its head_dim is no multiple of 16",
+    ),
+    Cause(
+        "kernel from the default table: no table has a config for such a shape",
+        lambda facts: "default" in facts.configs,
+        "motley kernels tune",
+    ),
+    Cause(
+        "kernel from a static table: its config was chosen without a GPU",
+        lambda facts: "static" in facts.configs,
+        "motley kernels tune",
+    ),
+)

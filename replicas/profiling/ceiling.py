@@ -1,0 +1,138 @@
+"""What a device can do at most, each figure with its source: measured in this run on a CPU, from the table on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+
+from ...kernels.contract import Linear
+from ...kernels.cpu.linear import in_bytes
+from ...kernels.cpu.linear_torch import TorchInt8
+from ...kernels.cpu.native import load
+from ...kernels.cpu.setting import Setting, Unsuitable
+from ...kernels.measure import copy_bandwidth, time_of
+from ...kernels.rig import Rig
+from ...kernels.weights import DenseWeight, Weight
+from .work import Work
+
+__all__ = ["Ceiling", "Figure", "Least", "of_cpu", "of_gpu"]
+
+Source = Literal["measured", "table"]
+
+_CPU = torch.device("cpu")
+_LEAST_BYTES, _MOST_BYTES = 2**20, 2**29
+_SIDE = 1024  # of the square matrices that are multiplied
+_BUDGET_S = 0.25  # for each figure and number of threads
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """value: bytes/s or operations/s. source: "measured" in this run, or "table". how: in words."""
+
+    value: float
+    source: Source
+    how: str
+
+
+@dataclass(frozen=True, slots=True)
+class Least:
+    """The least time for some work, and what bounds it: "bandwidth", or the arithmetic."""
+
+    seconds: float
+    bound_by: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ceiling:
+    """A device's roofline: operations over their rate or bytes over bandwidth, whichever takes longer.
+
+    bandwidth  of memory that is as large as what a decode step reads
+    rates      by arithmetic, such as "bf16" or "int8"
+    """
+
+    name: str
+    bandwidth: Figure
+    rates: Mapping[str, Figure]
+
+    @property
+    def source(self) -> Source:
+        """Of all its figures."""
+        return self.bandwidth.source
+
+    def least(self, work: Work, arithmetic: str) -> Least:
+        """`arithmetic` that is not among the rates, or of integers, has that of the fastest that is."""
+        rate = self.rates.get(arithmetic)
+        if rate is None or (arithmetic == "int8" and self.source == "measured"):
+            arithmetic, rate = max(self.rates.items(), key=lambda item: item[1].value)
+        by_bytes, by_operations = work.needed / self.bandwidth.value, work.operations / rate.value
+        return Least(by_operations, arithmetic) if by_operations > by_bytes else Least(by_bytes, "bandwidth")
+
+
+def of_cpu(num_bytes: int, threads: int) -> Ceiling:
+    """num_bytes: that a decode step reads, since what fits a cache is read faster than memory gives."""
+    size = min(max(num_bytes, _LEAST_BYTES), _MOST_BYTES)
+    counts = sorted({1, threads})
+    copied, read = _best(lambda: copy_bandwidth(_CPU, size), counts), _best(lambda: _read(size), counts)
+    did = "copied" if copied > read else "read"
+    said = f"{size / 2**20:.3g} MiB {did}, as much as a decode step reads" if size == num_bytes else f"of memory, {did}"
+    rates = {
+        name: Figure(_best(partial(_matmul, dtype), counts), "measured", f"torch.matmul, {_SIDE} a side")
+        for name, dtype in {"fp32": torch.float32, "bf16": torch.bfloat16}.items()
+    }
+    c, onednn = (_best(partial(_int8, build), counts) for build in (in_bytes, TorchInt8))
+    if best := max(c, onednn):  # else integer kernels are held against floats
+        whose = "the C kernel's" if c > onednn else "oneDNN's"
+        rates["int8"] = Figure(best, "measured", f"{whose} int8 product, {_SIDE} a side, x rounded in it")
+    return Ceiling("this CPU", Figure(max(copied, read), "measured", said), rates)
+
+
+def of_gpu(rig: Rig) -> Ceiling:
+    about = rig.about
+    rates = {str(kind): Figure(rate, "table", about.source(kind)) for kind, rate in about.rates.items()}
+    return Ceiling(about.name, Figure(about.bandwidth, "table", about.source("bandwidth")), rates)
+
+
+def _best(figure: Callable[[], float], threads: list[int]) -> float:
+    """With one thread or with all: on a busy machine the others may only be waited for."""
+    found = []
+    for count in threads:
+        with _threads(count):
+            found.append(figure())
+    return max(found)
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _read(size: int) -> float:
+    values = torch.zeros(size // 4)
+    return size / time_of([values.sum], _CPU, budget_s=_BUDGET_S).p20
+
+
+def _matmul(dtype: torch.dtype) -> float:
+    x, w = (torch.ones(_SIDE, _SIDE, dtype=dtype) for _ in range(2))
+    return 2 * _SIDE**3 / time_of([lambda: x @ w.t()], _CPU, budget_s=_BUDGET_S).p20
+
+
+def _int8(build: Callable[[Weight, Setting], Linear]) -> float:
+    """0 where there is no such product."""
+    setting = Setting(torch.bfloat16, torch.bfloat16, "exact", "int8", load()[0])
+    weight = DenseWeight(torch.randn(_SIDE, _SIDE, generator=torch.Generator().manual_seed(0)))
+    try:
+        product = build(weight, setting)
+    except Unsuitable:
+        return 0.0
+    x = torch.ones(_SIDE, _SIDE, dtype=torch.bfloat16)
+    return 2 * _SIDE**3 / time_of([lambda: product(x)], _CPU, budget_s=_BUDGET_S).p20

@@ -1,0 +1,159 @@
+"""A real prefill and a real decode batch through the engine that serves, with instruments and without, in turn."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ..bench.side import prompt
+from ..blocks import blocks_for
+from ..build import BuiltEngine
+from ..errors import InvalidRequest
+from ..protocol import BLOCK_TOKENS, Request
+from ..sampling_params import SamplingParams
+from .clock import Clock
+from .instruments import Instruments, Part
+from .recorder import Recorder, Sample, Seen
+from .stored import Stored
+
+__all__ = ["Asked", "Driver", "Measured"]
+
+_WARM = 2  # decode steps before those that count
+_TURN = 4  # decode steps with instruments or without, before it is the other's turn
+_USUAL_TOKENS = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """prompt_tokens, context_tokens: None takes 512, or what there is room for. steps, repeats: of those measured."""
+
+    prompt_tokens: int | None = None
+    batch: int = 1
+    context_tokens: int | None = None
+    steps: int = 16
+    repeats: int = 5
+
+
+@dataclass(slots=True)
+class Measured:
+    """One phase. workload: in numbers; tokens: computed by one sample; plain_s: the same without instruments."""
+
+    name: str
+    workload: Mapping[str, int]
+    tokens: int
+    samples: list[Sample] = field(default_factory=list)
+    plain_s: list[float] = field(default_factory=list)
+    parts: Mapping[str, Part] = field(default_factory=dict)
+    seen: Mapping[str, Seen] = field(default_factory=dict)
+
+
+class Driver:
+    """Drives an idle engine step by step. Raises InvalidRequest for what it has no room for, and what a step raises."""
+
+    def __init__(self, built: BuiltEngine, stored: Mapping[str, Stored], clock: Clock, asked: Asked) -> None:
+        self._built, self._core, self._stored, self._asked = built, built.core, stored, asked
+        self._recorder = Recorder(clock)
+        self._keys = itertools.count()
+        self._room = built.core.limits.max_model_len
+        if asked.batch > (most := built.core.scheduler.max_running):
+            message = f"batch: {asked.batch} sequences, and this engine runs {most} at a time"
+            raise InvalidRequest(message, param="batch")
+        self.prompt_tokens = asked.prompt_tokens or max(1, min(_USUAL_TOKENS, self._room - 1))
+        blocks = built.core.scheduler.pool.total // asked.batch
+        room = min(self._room, blocks * BLOCK_TOKENS)
+        self.context_tokens = asked.context_tokens or max(1, min(_USUAL_TOKENS, room - self._made(_USUAL_TOKENS)))
+        self._check()
+
+    def prefill(self) -> Measured:
+        """One prompt alone, in as many steps as the token budget makes of it, up to its first output."""
+        measured = Measured("prefill", {"prompt_tokens": self.prompt_tokens}, self.prompt_tokens)
+        self._prefill(measured, plain=True)  # compiles, and grows what grows
+        measured.plain_s.clear()
+        for _ in range(self._asked.repeats):
+            self._prefill(measured, plain=True)
+            self._prefill(measured, plain=False)
+        return measured
+
+    def decode(self) -> Measured:
+        """A batch, each sequence of which gets a token in every step."""
+        keys = [self._add(self.context_tokens, None) for _ in range(self._asked.batch)]
+        waiting = set(keys)
+        while waiting:
+            waiting -= self._step()
+        for _ in range(_WARM):
+            self._step()
+        lengths = [sequence.num_computed for sequence in self._core.scheduler.running]
+        workload = {"batch": self._asked.batch, "context_tokens": round(statistics.mean(lengths))}
+        measured = Measured("decode", workload, self._asked.batch)
+        for count in self._turns:
+            measured.plain_s += [self._sample().seconds["step"] for _ in range(count)]
+            with self._instruments(measured):
+                measured.samples += [self._sample() for _ in range(count)]
+        for key in keys:
+            self._core.cancel(key)
+        return measured
+
+    @property
+    def _turns(self) -> list[int]:
+        """Steps of each."""
+        return [min(_TURN, self._asked.steps - begun) for begun in range(0, self._asked.steps, _TURN)]
+
+    def _made(self, context: int) -> int:
+        """Tokens that a sequence is given at most: by steps in which others still have their prompts, and by ours."""
+        free = self._core.scheduler.max_batch_tokens - self._asked.batch + 1
+        return -(-self._asked.batch * context // free) + 1 + _WARM + 2 * self._asked.steps
+
+    def _check(self) -> None:
+        more = self._made(self.context_tokens)
+        for name, tokens, after in (
+            ("prompt_tokens", self.prompt_tokens, 1),
+            ("context_tokens", self.context_tokens, more),
+        ):
+            if tokens + after > self._room:
+                message = f"{name}: {tokens} and {after} more exceed the context of {self._room} tokens"
+                raise InvalidRequest(message, param=name)
+        needed = self._asked.batch * blocks_for(self.context_tokens + more)
+        if needed > (total := self._core.scheduler.pool.total):
+            message = f"batch: {self._asked.batch} sequences need {needed} blocks of KV, and there are {total}"
+            raise InvalidRequest(message, param="batch")
+
+    def _prefill(self, measured: Measured, *, plain: bool) -> None:
+        self._add(self.prompt_tokens, 1)
+        if plain:
+            measured.plain_s.append(self._sample(whole=True).seconds["step"])
+        else:
+            with self._instruments(measured):
+                measured.samples.append(self._sample(whole=True))
+
+    def _instruments(self, measured: Measured) -> Instruments:
+        instruments = Instruments(self._built, self._recorder, self._stored)
+        measured.parts, measured.seen = instruments.parts, self._recorder.seen
+        return instruments
+
+    def _sample(self, *, whole: bool = False) -> Sample:
+        """One step; `whole`: all until nothing is left to do."""
+        clock = self._recorder.clock
+        clock.settle()
+        began = clock.mark()
+        self._step()
+        while whole and self._core.busy:
+            self._step()
+        self._recorder.add("step", began, clock.mark())
+        return self._recorder.take()
+
+    def _step(self) -> set[int]:
+        """The requests that have got something."""
+        emissions = self._core.step()
+        for emission in emissions:
+            if emission.error is not None:
+                raise emission.error
+        return {emission.key for emission in emissions if emission.message.deltas}
+
+    def _add(self, tokens: int, max_tokens: int | None) -> int:
+        key = next(self._keys)
+        params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, seed=0)
+        ids = tuple(prompt(tokens, self._core.limits.vocab_size, key))
+        self._core.add(key, Request(request_id=f"profile-{key}", prompt_ids=ids, sampling=params))
+        return key

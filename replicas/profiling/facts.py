@@ -1,0 +1,136 @@
+"""What is known of a part beside its time: who computes it, in what, from what. Causes are decided by these alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ...kernels.capability import Capability
+from ...kernels.devices import Arithmetic
+from .instruments import Kind, Part
+from .recorder import Seen
+
+if TYPE_CHECKING:
+    from ...kernels.gpu.operators import GpuOps
+
+__all__ = ["Facts", "facts_of"]
+
+# Operators of the GPU's tables, by the last of a part's name.
+_OPERATORS: Mapping[str, tuple[str, ...]] = {
+    "norm": ("add_rms_norm",),
+    "input_norm": ("rms_norm", "add_rms_norm"),
+    "post_attention_norm": ("add_rms_norm",),
+    "q_norm": ("head_rms_norm",),
+    "k_norm": ("head_rms_norm",),
+    "rotary_write": ("rotary_write",),
+    "silu_mul": ("silu_mul",),
+    "paged_attention": ("attention_decode", "attention_prefill"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """One part's.
+
+    kernel       by its name in the op table; of what is no linear layer: "c", "torch" or "triton"
+    chosen       what the operators said of their choices for it, and of this device
+    configs      how the kernel's configs were found, on a GPU: "measured", "static", "default"; empty elsewhere
+    activations  dtype of what comes in
+    arithmetic   what products are formed in: "fp32", "bf16", "tensor-bf16"; "int8" of any integer kernel
+    stored_bits  that a weight takes in the checkpoint, scales and the like counted; 0: there are none
+    held_bits    that it takes on the device, all copies counted
+    native       whether this CPU's operators have the C kernels
+    """
+
+    kind: Kind
+    kernel: str
+    chosen: str = ""
+    configs: frozenset[str] = field(default_factory=frozenset)
+    activations: str = ""
+    arithmetic: str = ""
+    stored_bits: float = 0.0
+    held_bits: float = 0.0
+    native: bool = False
+    capability: Capability | None = None
+
+
+def facts_of(part: Part, seen: Seen, ops: Any) -> Facts:
+    """`ops`: the operators it computes with, and by which it was `seen`."""
+    activations = str(seen.dtype).removeprefix("torch.")
+    common: dict[str, Any] = {"kind": part.kind, "activations": activations}
+    if part.stored is not None:
+        common |= {"stored_bits": part.stored.bits, "held_bits": 8 * part.linear.nbytes / part.stored.weights}
+    if hasattr(ops, "rig"):  # GpuOps: importing it here would import Triton
+        return _on_gpu(part, seen, ops, common)
+    native = ops.arithmetic.startswith("cpu-c-")
+    kernel = _linears(part) or ("c" if native and part.kind != "lookup" else "torch")
+    if part.kind == "attention" and "attention" in ops.choices:  # told of only where it is not the C kernel
+        kernel = "torch"
+    exact = {"float32": "fp32", "bfloat16": "bf16"}.get(activations, "")
+    whole = any(kind in kernel for kind in ("int4", "int8"))
+    return Facts(
+        kernel=kernel,
+        chosen=_chosen(part, kernel, ops.choices),
+        arithmetic="int8" if whole else exact,
+        native=native,
+        **common,
+    )
+
+
+def _on_gpu(part: Part, seen: Seen, ops: GpuOps, common: dict[str, Any]) -> Facts:
+    kernel = _linears(part) or ("torch" if part.kind == "lookup" else "triton")
+    policy = ops.rig.policy
+    arithmetic: Arithmetic = policy.decode.arithmetic
+    if part.kind == "linear":
+        if "w8a8" in kernel and policy.int8:
+            arithmetic = policy.int8.arithmetic
+        elif kernel.startswith("torch.matmul"):
+            arithmetic = "fp32" if kernel.endswith("fp32") else policy.prefill.arithmetic
+    elif part.kind == "attention":
+        arithmetic = policy.attention_unit.arithmetic
+    else:
+        arithmetic = "fp32"
+    return Facts(
+        kernel=kernel,
+        chosen=_chosen(part, kernel, ops.choices),
+        configs=frozenset(_configs(part, seen, ops)),
+        arithmetic=arithmetic,
+        capability=policy.capability,
+        **common,
+    )
+
+
+def _linears(part: Part) -> str:
+    """Of a joined layer its parts' kernels, each once; "" of what is no linear layer."""
+    if part.linear is None:
+        return ""
+    return " + ".join(dict.fromkeys(linear.kernel for linear in _each(part)))
+
+
+def _each(part: Part) -> list[Any]:
+    return list(getattr(part.linear, "parts", (part.linear,)))
+
+
+def _chosen(part: Part, kernel: str, choices: Mapping[str, str]) -> str:
+    """What was said of this kernel for layers or for the head; else what was said of all kernels here."""
+    if part.kind != "linear":
+        key = "attention" if part.kind == "attention" and "attention" in choices else "cpu kernels"
+        return choices.get(key, "")
+    role = "head" if part.name == "head" else "layer"
+    said = [each for key, text in choices.items() if key.startswith(f"{role}, ") for each in text.split(" | ")]
+    names = kernel.split(" + ")
+    of_it = [each for each in said if each.startswith((*(f"{name}:" for name in names), "written out"))]
+    return "; ".join(of_it or said)
+
+
+def _configs(part: Part, seen: Seen, ops: GpuOps) -> Iterator[str]:
+    """An int4 layer looks up its own; the other operators ask for theirs by name."""
+    if part.linear is not None:
+        for linear in _each(part):
+            if hasattr(linear, "looked_up"):
+                yield linear.looked_up(seen.rows)[1].source
+            else:
+                yield from (choice.source for choice in ops.configs.used(linear.kernel, seen.rows))
+    for name in _OPERATORS.get(part.name.rpartition(".")[2], ()):
+        yield from (choice.source for choice in ops.configs.used(name, seen.rows))

@@ -1,0 +1,168 @@
+"""A clock around every module of a decoder, put in for a profile and taken out after it: serving knows none of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Literal
+from unittest.mock import patch
+
+import torch
+
+from ..build import BuiltEngine
+from ..decoder import Decoder
+from ..layers import Joined, Layer
+from ..plan import StepPlan, StepResult
+from . import work
+from .recorder import Recorder
+from .stored import Stored
+
+__all__ = ["Instruments", "Kind", "Part"]
+
+Kind = Literal["linear", "attention", "norm", "rotary", "activation", "lookup"]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A module that is timed by itself.
+
+    linear  what computes it, and its weights as they are stored; None where it is no linear layer
+    window  of attention that slides
+    """
+
+    name: str
+    kind: Kind
+    linear: Any = None
+    stored: Stored | None = None
+    window: int | None = None
+
+
+class Instruments(ExitStack):
+    """While entered, `recorder` is told of every step that `built` runs. `parts`: those with times of their own."""
+
+    def __init__(self, built: BuiltEngine, recorder: Recorder, stored: Mapping[str, Stored]) -> None:
+        """stored: weights in the checkpoint, by part."""
+        super().__init__()
+        assert isinstance(built.runner.model, Decoder)
+        self.parts: dict[str, Part] = {}
+        self._built, self._recorder, self._stored = built, recorder, stored
+        self._decoder = built.runner.model
+
+    def __enter__(self) -> Instruments:
+        super().__enter__()
+        decoder = self._decoder
+        self._run()
+        self._set(decoder, "embedding", _Table(decoder.embedding, self._timed("embedding", "lookup", work.gather)))
+        self._called(decoder.rotary, "at", "rotary_table", "lookup", work.gather)
+        for index, layer in enumerate(decoder.layers):
+            self._layer(layer, f"layers.{index}.")
+        self._norms(decoder, "", {"norm": decoder.norm})
+        self._linear(decoder, "head", "")
+        return self
+
+    def _layer(self, layer: Layer, prefix: str) -> None:
+        attention, mlp = layer.attention, layer.mlp
+        norms = {"input_norm": layer.input_norm, "post_attention_norm": layer.post_attention_norm}
+        self._norms(layer, prefix, norms)
+        inner = f"{prefix}attention."
+        for name in ("qkv", "o"):
+            self._linear(attention, name, inner)
+        heads = {"q_norm": attention.q_norm, "k_norm": attention.k_norm}
+        ops, window = attention.ops, attention.window
+        rotary = self._timed(f"{inner}rotary_write", "rotary", work.rotary_write)(ops.rotary_write)
+        paged = self._timed(f"{inner}paged_attention", "attention", work.attention, window=window)(ops.attention)
+        self._norms(attention, inner, heads, rotary_write=rotary, attention=paged)
+        inner = f"{prefix}mlp."
+        for name in ("gate_up", "down"):
+            self._linear(mlp, name, inner)
+        activation = self._timed(f"{inner}silu_mul", "activation", work.silu_mul)(mlp.ops.silu_mul)
+        self._set(mlp, "ops", _Scoped(mlp.ops, {"silu_mul": activation}))
+
+    def _norms(
+        self, owner: Any, prefix: str, weights: Mapping[str, torch.Tensor | None], **others: Callable[..., Any]
+    ) -> None:
+        """An owner's operators: its norms are told apart by their weights."""
+        ops = owner.ops
+        plain: dict[int, Callable[..., Any]] = {}
+        added: dict[int, Callable[..., Any]] = {}
+        for name, weight in weights.items():
+            if weight is not None:
+                plain[id(weight)] = self._timed(f"{prefix}{name}", "norm", work.norm)(ops.rms_norm)
+                added[id(weight)] = self._timed(f"{prefix}{name}", "norm", work.add_norm)(ops.add_rms_norm)
+        calls: dict[str, Callable[..., Any]] = {
+            "rms_norm": lambda x, weight, eps: plain[id(weight)](x, weight, eps),
+            "add_rms_norm": lambda x, residual, weight, eps: added[id(weight)](x, residual, weight, eps),
+        }
+        self._set(owner, "ops", _Scoped(ops, {**calls, **others}))
+
+    def _linear(self, owner: Any, name: str, prefix: str) -> None:
+        linear: Joined | Any = getattr(owner, name)
+        part = f"{prefix}{name}"
+        stored = self._stored[part]
+        count = work.linear(linear.nbytes, stored.nbytes)
+        timed = self._timed(part, "linear", count, linear=linear, stored=stored)
+        self._set(owner, name, timed(linear))
+
+    def _called(self, owner: Any, name: str, part: str, kind: Kind, count: work.Count) -> None:
+        self._set(owner, name, self._timed(part, kind, count)(getattr(owner, name)))
+
+    def _timed(
+        self, part: str, kind: Kind, count: work.Count, **about: Any
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        self.parts[part] = Part(part, kind, **about)
+        return lambda function: self._recorder.around(part, function, count)
+
+    def _run(self) -> None:
+        """A step of tensors: "prepare", the "model", "sample"."""
+        runner, decoder, recorder = self._built.runner, self._decoder, self._recorder
+        run, forward, mark = runner.run, decoder.forward, recorder.clock.mark
+        reached: Any = None
+
+        def timed_run(plan: StepPlan) -> StepResult:
+            nonlocal reached
+            reached = mark()
+            result = run(plan)
+            recorder.add("sample", reached, mark())
+            return result
+
+        def timed_forward(*args: Any) -> torch.Tensor:
+            nonlocal reached
+            began = mark()
+            recorder.add("prepare", reached, began)
+            logits = forward(*args)
+            reached = mark()
+            recorder.add("model", began, reached)
+            return logits
+
+        self._set(runner, "run", timed_run)
+        self._set(decoder, "forward", timed_forward)
+
+    def _set(self, owner: Any, name: str, value: Any) -> None:
+        self.enter_context(patch.object(owner, name, value))
+
+
+class _Scoped:
+    """A device's operators as one module calls them: some with a clock, the others as they are."""
+
+    def __init__(self, ops: Any, timed: Mapping[str, Callable[..., Any]]) -> None:
+        self._ops = ops
+        self.__dict__.update(timed)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ops, name)
+
+
+class _Table:
+    """The embedding, whose rows are looked up by index."""
+
+    def __init__(self, table: torch.Tensor, timed: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        self._table = table
+        self._rows = timed(lambda ids: table[ids])
+
+    def __getitem__(self, ids: torch.Tensor) -> torch.Tensor:
+        rows: torch.Tensor = self._rows(ids)
+        return rows
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._table, name)

@@ -1,0 +1,129 @@
+"""A profile as one page of HTML that needs nothing else: a bar for each module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from html import escape
+
+from .fold import folded
+from .profile import Phase, Profile
+from .report import LEGEND, amount, busy, headline
+from .style import STYLE
+from .tree import Node, Spread
+
+__all__ = ["page"]
+
+_KINDS = {
+    "linear": "linear layers",
+    "attention": "attention",
+    "norm": "norms",
+    "rotary": "rotary",
+    "activation": "activation",
+    "lookup": "tables",
+    "outside": "outside modules",
+}
+_COLUMNS = ("module", "share of the step", "ms", "%", "bytes", "FLOPs", "of roofline", "kernel", "layer by layer")
+
+
+def page(profile: Profile) -> str:
+    about = profile.about
+    said = [about["family"], f"{about['layers']} layers", about["quantization"]]
+    said.append(f"{about['activations']} on {about['device']}")
+    said += [f"{about['threads']} threads"] if "threads" in about else []
+    body = "".join((
+        f"<header><p class=brand>motley profile</p><h1>{escape(about['model'])}</h1>",
+        f"<p class=sub>{escape(' · '.join(said))}</p></header>",
+        _ceiling(profile),
+        *(f"<p class=busy>{escape(each)}</p>" for each in busy()),
+        *(_phase(phase) for phase in profile.phases),
+        _choices(profile),
+        f"<footer>{escape(LEGEND)}</footer>",
+    ))  # fmt: skip
+    title = escape(f"Profile of {about['model']}")
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{title}</title><style>{STYLE}</style></head><body><main>{body}</main></body></html>\n"
+    )
+
+
+def _ceiling(profile: Profile) -> str:
+    ceiling = profile.ceiling
+    figures = {
+        "bandwidth": (ceiling.bandwidth, "B/s"),
+        **{name: (each, "FLOP/s") for name, each in ceiling.rates.items()},
+    }
+    cards = "".join(
+        f"<div class=card title='{escape(each.how, quote=True)}'><b>{amount(each.value)}{unit}</b>"
+        f"<span>{escape(name)}</span><em class={each.source}>{each.source}</em></div>"
+        for name, (each, unit) in figures.items()
+    )
+    return f"<section><h2>Roofline of {escape(ceiling.name)}</h2><div class=cards>{cards}</div></section>"
+
+
+def _phase(phase: Phase) -> str:
+    step = folded(phase.step)
+    head = "".join(f"<th>{name}</th>" for name in _COLUMNS)
+    rows = "".join(_row(node, depth, step.seconds) for node, depth in _walk(step))
+    name, _, rest = headline(phase).partition(" ")
+    keys = "".join(f"<span class='key {kind}'>{name}</span>" for kind, name in _KINDS.items())
+    return (
+        f"<section><h2>{name.capitalize()}</h2><p class=sub>{escape(rest)}</p>{_findings(phase)}"
+        f"<p class=keys>{keys}<span class='key full'>full: what the roofline needs; pale: the rest</span></p>"
+        f"<div class=scroll><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div></section>"
+    )
+
+
+def _row(node: Node, depth: int, step_s: float) -> str:
+    share, facts, reached = node.seconds / step_s, node.facts, node.reached
+    kind = facts.kind if facts else "group" if node.children else "outside"
+    cells = (
+        f"<th style='--depth:{depth}'>{escape(node.name)}</th>",
+        f"<td class=bar>{_bar(kind, share, reached)}</td>",
+        f"<td>{1e3 * node.seconds:.3f}</td><td>{share:.1%}</td>",
+        f"<td>{amount(node.work.moved) if node.work.moved else ''}</td>",
+        f"<td>{amount(node.work.operations) if node.work.operations else ''}</td>",
+        f"<td>{'' if reached is None else f'{reached:.0%}'}</td>",
+        f"<td class=kernel>{escape(facts.kernel) if facts else ''}</td>",
+        f"<td class=layers>{_layers(node.spread) if node.spread else ''}</td>",
+    )
+    return f"<tr class={kind}>{''.join(cells)}</tr>"
+
+
+def _bar(kind: str, share: float, reached: float | None) -> str:
+    """As long as its share of the step; of that, in full colour, what the roofline needs."""
+    width = 100 * max(0.0, min(1.0, share))
+    needed = 100 * min(1.0, reached or 0.0)
+    return f"<i class={kind} style='width:{width:.2f}%'><i style='width:{needed:.1f}%'></i></i>"
+
+
+def _layers(spread: Spread) -> str:
+    """A column for each layer, as high as its time beside the slowest."""
+    most = spread.most_s or 1.0
+    columns = "".join(
+        f"<i style='height:{100 * seconds / most:.0f}%' title='layer {layer}: {1e3 * seconds:.3f} ms'></i>"
+        for layer, seconds in zip(spread.layers, spread.each_s, strict=True)
+    )
+    return f"<span class=columns>{columns}</span>{1e3 * spread.least_s:.3f} – {1e3 * spread.most_s:.3f}"
+
+
+def _findings(phase: Phase) -> str:
+    if not phase.findings:
+        return "<p class=fine>No module is far off its siblings, and none far from the roofline for a known cause.</p>"
+    return "".join(
+        f"<div class=finding><b>{escape(found.text)}</b><dl><dt>likely cause</dt><dd>{escape(found.cause)}</dd>"
+        f"<dt>chosen</dt><dd>{escape(found.chosen) or '–'}</dd>"
+        f"<dt>remedy</dt><dd>{escape(found.remedy)}</dd></dl></div>"
+        for found in phase.findings
+    )
+
+
+def _choices(profile: Profile) -> str:
+    rows = "".join(f"<dt>{escape(what)}</dt><dd>{escape(why)}</dd>" for what, why in profile.choices.items())
+    return f"<section><h2>What was chosen, and why</h2><dl>{rows}</dl></section>"
+
+
+def _walk(node: Node, depth: int = 0) -> Iterator[tuple[Node, int]]:
+    yield node, depth
+    for child in node.children:
+        yield from _walk(child, depth + 1)

@@ -1,0 +1,158 @@
+"""Samples as a tree of modules. Children sum to their parent, in time, bytes and operations."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+
+from .ceiling import Least
+from .facts import Facts
+from .recorder import Sample
+from .work import NO_WORK, Work
+
+__all__ = ["Node", "Spread", "sum_up", "tree"]
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Of layers that stand as one: their numbers, and seconds of each."""
+
+    layers: tuple[int, ...]
+    each_s: tuple[float, ...]
+
+    @property
+    def least_s(self) -> float:
+        return min(self.each_s)
+
+    @property
+    def most_s(self) -> float:
+        return max(self.each_s)
+
+
+@dataclass(slots=True)
+class Node:
+    """name: within the parent; path: from the root.
+
+    samples  seconds, by step
+    seconds  mean over the faster half of the steps
+    least    of the modules in it, one after the other; None where none is a module
+    facts    of a module that is timed by itself
+    spread   of what stands for several layers
+    """
+
+    name: str
+    path: str
+    samples: Sequence[float] = ()
+    seconds: float = 0.0
+    work: Work = NO_WORK
+    least: Least | None = None
+    facts: Facts | None = None
+    children: list[Node] = field(default_factory=list)
+    spread: Spread | None = None
+
+    @property
+    def reached(self) -> float | None:
+        """The share of the roofline."""
+        return self.least.seconds / self.seconds if self.least and self.seconds > 0 else None
+
+    def walk(self) -> Iterator[Node]:
+        yield self
+        for child in self.children:
+            yield from child.walk()
+
+
+def tree(samples: Sequence[Sample], facts: Mapping[str, Facts], least: Callable[[Work, Facts], Least]) -> Node:
+    """The step. facts: of each module with a time of its own. least: what a device needs for such work."""
+    return _Tree(samples, _faster_half(samples), facts, least).step()
+
+
+def sum_up(node: Node) -> None:
+    """Work, and the least time for it: of modules that run one after the other."""
+    node.work = reduce(Work.__add__, (child.work for child in node.children), NO_WORK)
+    least = [child.least for child in node.children if child.least]
+    if least:
+        longest = max(least, key=lambda each: each.seconds)
+        node.least = Least(sum(each.seconds for each in least), longest.bound_by)
+
+
+def _faster_half(samples: Sequence[Sample]) -> list[Sample]:
+    """Whole steps, so that parts still sum; the slower ones are those in which the machine did something else."""
+    middle = statistics.median(sample.seconds["step"] for sample in samples)
+    return [sample for sample in samples if sample.seconds["step"] <= middle]
+
+
+@dataclass(frozen=True, slots=True)
+class _Tree:
+    samples: Sequence[Sample]
+    counted: Sequence[Sample]
+    facts: Mapping[str, Facts]
+    least: Callable[[Work, Facts], Least]
+
+    def step(self) -> Node:
+        whole, model = self._timed("step"), self._timed("model")
+        model.children = self._modules()
+        model.children.append(_rest("between", model))
+        sum_up(model)
+        whole.children = [self._timed("prepare"), model, self._timed("sample")]
+        whole.children.insert(0, _rest("schedule", whole))
+        sum_up(whole)
+        return whole
+
+    def _modules(self) -> list[Node]:
+        """Grouped by the words of their paths, in the order of the facts."""
+        root = Node("", "")
+        for path in self.facts:
+            words = path.split(".")
+            if words[0] == "layers":
+                words[:2] = [f"layers.{words[1]}"]
+            owner = root
+            for word in words[:-1]:
+                owner = _child(owner, word)
+            owner.children.append(self._leaf(path))
+        for child in root.children:
+            _add_up(child)
+        return root.children
+
+    def _leaf(self, path: str) -> Node:
+        node, facts = self._timed(path), self.facts[path]
+        node.facts, node.least = facts, self.least(node.work, facts)
+        return node
+
+    def _timed(self, path: str) -> Node:
+        count = len(self.counted)
+        total = reduce(Work.__add__, (sample.work.get(path, NO_WORK) for sample in self.counted), NO_WORK)
+        return Node(
+            path.rpartition(".")[2],
+            path,
+            [sample.seconds.get(path, 0.0) for sample in self.samples],
+            sum(sample.seconds.get(path, 0.0) for sample in self.counted) / count,
+            Work(total.moved // count, total.operations // count, total.needed // count),
+        )
+
+
+def _child(owner: Node, word: str) -> Node:
+    for child in owner.children:
+        if child.name == word:
+            return child
+    owner.children.append(Node(word, f"{owner.path}.{word}".removeprefix(".")))
+    return owner.children[-1]
+
+
+def _rest(name: str, whole: Node) -> Node:
+    """What is left of it beside its children."""
+    inner = zip(*(child.samples for child in whole.children), strict=True)
+    samples = [total - sum(parts) for total, parts in zip(whole.samples, inner, strict=True)]
+    return Node(name, name, samples, whole.seconds - sum(child.seconds for child in whole.children))
+
+
+def _add_up(node: Node) -> None:
+    """A group's time and work are those of its children."""
+    if not node.children:
+        return
+    for child in node.children:
+        _add_up(child)
+    node.samples = [sum(parts) for parts in zip(*(child.samples for child in node.children), strict=True)]
+    node.seconds = sum(child.seconds for child in node.children)
+    sum_up(node)

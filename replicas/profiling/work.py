@@ -1,0 +1,102 @@
+"""Bytes and operations of one call, by its tensors' sizes: arithmetic, not a measurement.
+
+Every tensor counts as moved once, a multiply-add as two operations. Norms, rotary and activations count as
+`kernels/pointwise` counts them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ...kernels.batch import StepBatch
+
+__all__ = ["NO_WORK", "Count", "Work", "linear"]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """moved: bytes read and written. needed: of these what a kernel must that takes weights as they are stored."""
+
+    moved: int = 0
+    operations: int = 0
+    needed: int = 0
+
+    def __add__(self, other: Work) -> Work:
+        return Work(self.moved + other.moved, self.operations + other.operations, self.needed + other.needed)
+
+
+NO_WORK = Work()
+Count = Callable[[Sequence[Any], Any], Work]  # of a call's arguments and its result
+
+
+def linear(held: int, stored: int) -> Count:
+    """y [M, N] of x [M, K]; weights of `held` bytes on the device, and of `stored` in the checkpoint."""
+
+    def count(args: Sequence[Any], y: torch.Tensor) -> Work:
+        x: torch.Tensor = args[0]
+        beside = x.nbytes + y.nbytes
+        return Work(held + beside, 2 * x.shape[0] * x.shape[1] * y.shape[1], min(held, stored) + beside)
+
+    return count
+
+
+def norm(args: Sequence[Any], y: torch.Tensor) -> Work:
+    x, weight = args[0], args[1]
+    return _plain(2 * x.nbytes + weight.nbytes, 4 * x.numel())
+
+
+def add_norm(args: Sequence[Any], y: Any) -> Work:
+    x, weight = args[0], args[2]
+    return _plain(4 * x.nbytes + weight.nbytes, 5 * x.numel())
+
+
+def silu_mul(args: Sequence[Any], y: torch.Tensor) -> Work:
+    return _plain(3 * y.nbytes, 5 * y.numel())
+
+
+def rotary_write(args: Sequence[Any], y: torch.Tensor) -> Work:
+    """q, k, v, cos, sin: q comes back rotated, k rotated and v as it is go to the cache."""
+    q, k, v, cos, sin = args[:5]
+    return _plain(2 * (q.nbytes + k.nbytes + v.nbytes) + cos.nbytes + sin.nbytes, 3 * (q.numel() + k.numel()))
+
+
+def attention(args: Sequence[Any], y: torch.Tensor) -> Work:
+    """q [T, H, D] over each sequence's keys and values, which are read once for all its new tokens."""
+    q, cache, batch, window = args[0], args[1], args[2], args[4]
+    heads, dim = q.shape[1:]
+    vector = dim * cache.element_size() * cache.shape[2]  # in the layouts of CPU and GPU alike
+    pairs, rows = 0, 0
+    for seen, new in zip(batch.context_lens, _new(batch), strict=True):
+        pairs += _pairs(seen, new, window)
+        rows += min(seen, window + new - 1) if window else seen
+    return _plain(2 * q.nbytes + 2 * rows * vector, 4 * heads * dim * pairs)
+
+
+def gather(args: Sequence[Any], y: Any) -> Work:
+    """Rows of a table, read and written: one tensor of them, or several."""
+    parts = y if isinstance(y, tuple) else (y,)
+    return _plain(2 * sum(part.nbytes for part in parts), 0)
+
+
+def _plain(moved: int, operations: int) -> Work:
+    return Work(moved, operations, moved)
+
+
+def _new(batch: StepBatch) -> list[int]:
+    return [end - start for start, end in itertools.pairwise(batch.query_starts)]
+
+
+def _pairs(seen: int, new: int, window: int | None) -> int:
+    """Of a query and a key: the query at position p meets p + 1 keys, or as many as the window holds.
+
+    position   seen - new .. seen - 1
+    keys       seen - new + 1 .. seen, at most `window`
+    """
+    first, most = seen - new + 1, min(window or seen, seen)
+    growing = max(0, min(seen, most) - first + 1)  # queries that meet fewer keys than the window holds, or as many
+    return growing * (2 * first + growing - 1) // 2 + (new - growing) * most

@@ -1,0 +1,85 @@
+"""`motley profile`: where the time of a model's steps goes on this device, and which module is off."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from . import options
+from .config import ConfigFile
+from .progress import doing, load_bar
+
+
+def profile(
+    model: Annotated[str, typer.Argument(help="A folder, a Hugging Face id, or demo.")] = "demo",
+    prompt_tokens: Annotated[
+        int | None,
+        typer.Option(help="Length of the prompt whose prefill is measured; default: 512, or what fits.", min=1),
+    ] = None,
+    batch: Annotated[int, typer.Option(help="Sequences that decode together.", min=1)] = 1,
+    context_tokens: Annotated[
+        int | None, typer.Option(help="Tokens in KV of each, at least; default: 512, or what fits.", min=1)
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Decode steps that are measured.", min=1)] = 16,
+    repeats: Annotated[int, typer.Option(help="Times that the prefill is measured.", min=1)] = 5,
+    device: options.Device = "cpu",
+    dtype: options.Dtype = "auto",
+    numerics: options.Numerics = "exact",
+    cpu_weights: options.CpuWeights = None,
+    threads: options.Threads = None,
+    max_model_len: options.MaxModelLen = None,
+    kv_memory: options.KVMemory = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a page with a bar for each module as well.")
+    ] = None,
+    as_json: options.Json = False,
+    config: ConfigFile = None,
+) -> None:
+    """Time, bytes and FLOPs of every module in a prefill and in a decode batch, beside the device's roofline.
+
+    Runs the engine that serves. A module far off its siblings in other layers is named, with the likely cause and the
+    remedy; so is one that is far from the roofline for a cause that is known. Times are measured, bytes and FLOPs are
+    arithmetic. The roofline of a CPU is measured in the same run, that of a GPU is from the table of devices.
+
+    \b
+    Examples:
+      motley profile
+      motley profile ./my-gptq-model --batch 8 --context-tokens 1024
+      motley profile org/name --prompt-tokens 2048 --html profile.html
+      motley profile demo --json | python -m json.tool
+    """
+    settings = options.engine_config(
+        device=device,
+        dtype=dtype,
+        numerics=numerics,
+        cpu_weights=cpu_weights,
+        threads=threads,
+        max_model_len=max_model_len,
+        kv_memory=kv_memory,
+    )
+    if html is not None:
+        _write(html, "")  # what cannot be written is told before minutes of measuring
+    from ..replicas.hub import resolve_model
+    from ..replicas.profiling import report
+    from ..replicas.profiling.page import page
+    from ..replicas.profiling.profile import Asked, load, profile_built
+
+    asked = Asked(prompt_tokens=prompt_tokens, batch=batch, context_tokens=context_tokens, steps=steps, repeats=repeats)
+    folder = resolve_model(options.find_model(model))
+    with load_bar(f"loading {folder.name}") as loading:
+        loaded = load(folder, settings, asked, progress=loading)
+    with doing("profiling") as tell:
+        found = profile_built(loaded, asked, tell)
+    if html is not None:
+        _write(html, page(found))
+    print(json.dumps(report.as_dict(found)) if as_json else report.text(found))
+
+
+def _write(file: Path, text: str) -> None:
+    try:
+        file.write_text(text, "utf-8")
+    except OSError as error:
+        raise typer.BadParameter(f"--html {file} cannot be written: {error.strerror}") from error

@@ -1,0 +1,215 @@
+"""What a profile concludes from: clocks that leave the profiler out, facts of kernels, causes in their order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from motley.kernels.capability import CAPABILITIES
+from motley.kernels.gpu.operators import GpuOps
+from motley.kernels.rig import stand_in
+from motley.kernels.weights import DenseWeight, GroupedWeight
+from motley.replicas.layers import Joined
+from motley.replicas.profiling import clock as clocks
+from motley.replicas.profiling.causes import CAUSES, cause_of
+from motley.replicas.profiling.ceiling import Ceiling, Figure, of_cpu, of_gpu
+from motley.replicas.profiling.facts import Facts, facts_of
+from motley.replicas.profiling.findings import findings
+from motley.replicas.profiling.instruments import Part
+from motley.replicas.profiling.recorder import Recorder, Seen
+from motley.replicas.profiling.stored import Stored
+from motley.replicas.profiling.tree import Node
+from motley.replicas.profiling.work import Work
+
+INT4 = {"kind": "linear", "stored_bits": 4.25, "held_bits": 4.5, "native": True, "activations": "bfloat16"}
+GPU = {"kind": "linear", "stored_bits": 4.25, "held_bits": 4.25}
+
+EXAMPLES: dict[str, dict[str, Any]] = {
+    "half-precision accumulate": {
+        "kind": "linear", "kernel": "torch.matmul fp16", "capability": CAPABILITIES[6, 1], "held_bits": 16.0,
+        "stored_bits": 4.25,
+    },
+    "int4pack with activations": {**INT4, "native": False, "kernel": "torch-int4", "activations": "float32"},
+    "oneDNN's int8 product was refused": {
+        **INT4, "native": False, "kernel": "torch-dense", "held_bits": 16.0,
+        "chosen": "torch-dense: torch's own product (before it: oneDNN's int8 product overflows on this CPU)",
+    },
+    "integer kernels were refused": {
+        **INT4, "kernel": "c-dense", "held_bits": 16.0,
+        "chosen": "c-dense: one order (before it: c-int4 rounds by 3%, above its bound of 1.6%)",
+    },
+    "weights written out": {**INT4, "kernel": "c-dense", "held_bits": 32.0},
+    "no C kernels": {"kind": "norm", "kernel": "torch"},
+    "the C kernel does not take this head_dim": {"kind": "attention", "kernel": "torch", "native": True},
+    "kernel from the default table": {
+        **GPU, "kernel": "w4a16_gemv", "capability": CAPABILITIES[8, 0], "configs": frozenset({"static", "default"}),
+    },
+    "kernel from a static table": {
+        **GPU, "kernel": "w4a16_gemv", "capability": CAPABILITIES[8, 0], "configs": frozenset({"static"}),
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "facts"), EXAMPLES.items(), ids=EXAMPLES)
+def test_each_cause_is_told_by_its_facts(name: str, facts: dict[str, Any]) -> None:
+    cause = cause_of(Facts(**facts))
+    assert cause is not None
+    assert cause.name.startswith(name)
+    assert cause_of(Facts(**facts), typical=Facts(**facts)) is None  # what holds of siblings too explains nothing
+
+
+def test_the_examples_are_all_causes_in_their_order() -> None:
+    assert [cause.name.startswith(name) for cause, name in zip(CAUSES, EXAMPLES, strict=True)] == [True] * len(CAUSES)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {**INT4, "kernel": "c-int4"},
+        {**INT4, "kernel": "torch-int4"},
+        {**INT4, "kernel": "c-int8", "held_bits": 8.3},
+        {"kind": "linear", "kernel": "c-dense", "stored_bits": 16.0, "held_bits": 16.0, "native": True},
+        {"kind": "linear", "kernel": "torch.matmul fp16", "capability": CAPABILITIES[6, 0], "stored_bits": 16.0},
+        {"kind": "linear", "kernel": "torch.matmul fp32", "capability": CAPABILITIES[6, 1], "stored_bits": 16.0},
+        {**GPU, "kernel": "w4a16_gemv", "capability": CAPABILITIES[9, 0], "configs": frozenset({"measured"})},
+        {"kind": "lookup", "kernel": "torch"},
+    ],
+)
+def test_what_is_as_it_should_be_has_no_cause(facts: dict[str, Any]) -> None:
+    assert cause_of(Facts(**facts)) is None
+
+
+def test_what_the_profiler_does_is_in_no_time() -> None:
+    now = 0.0
+
+    def tick(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    def count(args: Any, result: Any) -> Work:
+        tick(100.0)  # however slow counting is
+        return Work(7, 5, 3)
+
+    def compute(x: torch.Tensor) -> torch.Tensor:
+        tick(2.0)
+        return x
+
+    recorder = Recorder(clocks.HostClock(lambda: now))
+    part = recorder.around("part", compute, count)
+    began = recorder.clock.mark()
+    for _ in range(3):
+        part(torch.zeros(4))
+        tick(0.5)
+    recorder.add("step", began, recorder.clock.mark())
+    sample = recorder.take()
+    assert sample.seconds == {"part": 6.0, "step": 7.5}
+    assert sample.work["part"] == Work(21, 15, 9)
+    assert recorder.take().seconds == {}
+
+
+def test_on_a_gpu_marks_are_events_of_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            told.append("record")
+            self.at = len(told)
+
+        def elapsed_time(self, end: Event) -> float:
+            assert "synchronize" in told, "events have no time before the device has passed them"
+            return 1000.0 * (end.at - self.at)
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: told.append("synchronize"))
+    recorder = Recorder(clocks.clock_of(torch.device("cuda")))
+    recorder.around("part", lambda x: x, lambda *_: Work())(torch.zeros(1))
+    assert recorder.take().seconds == {"part": 1.0}
+    assert told == ["record", "record", "synchronize"]
+
+
+def grouped(rows: int, columns: int, bits: int) -> GroupedWeight:
+    codes = torch.zeros(rows, columns, dtype=torch.uint8)
+    scales, zeros = torch.ones(rows, columns // 128, dtype=torch.float16), torch.zeros(rows, columns // 128)
+    return GroupedWeight(codes, scales, zeros.to(torch.uint8), bits, 128)
+
+
+def test_on_a_gpus_operators_facts_are_those_of_tables_and_policy() -> None:
+    """Looked up as launches look them up; nothing is launched."""
+    ops = GpuOps(stand_in((7, 5)))
+    half = Seen(torch.float16, 1)
+
+    def facts(name: str, kind: Any, linear: Any = None) -> Facts:
+        stored = None if linear is None else Stored(256 * 256 // 2, 256 * 256)
+        return facts_of(Part(name, kind, linear, stored), half, ops)
+
+    down = facts("layers.0.mlp.down", "linear", Joined([ops.linear(grouped(256, 256, 4))]))
+    assert (down.kernel, down.configs) == ("w4a16_gemv", frozenset({"static"}))
+    assert (down.capability, down.activations, down.stored_bits) == (CAPABILITIES[7, 5], "float16", 4.0)
+    assert down.arithmetic == ops.rig.policy.decode.arithmetic
+    assert cause_of(down, typical=down) is None
+    eight = facts("layers.0.mlp.down", "linear", ops.linear(grouped(256, 256, 8)))
+    assert (eight.kernel, eight.configs) == ("w8a8", frozenset())  # never launched, so nothing was looked up
+    ops.configs.of("silu_mul", n=256, t=4)
+    assert facts("layers.0.mlp.silu_mul", "activation").configs == frozenset()  # that was of other steps
+    ops.configs.of("silu_mul", n=256, t=1)
+    assert facts("layers.0.mlp.silu_mul", "activation").configs == frozenset({"static"})
+    ops.configs.of("attention_decode", batch=1, context=16, heads=3, kv_heads=1, dim=64, window=0, kv="fp16")
+    odd = facts("layers.0.attention.paged_attention", "attention")
+    assert odd.configs == frozenset({"default"})  # no table has three heads to one
+    found = cause_of(odd)
+    assert found is not None
+    assert found.name.startswith("kernel from the default table")
+    odd_shape = facts("layers.0.attention.o", "linear", ops.linear(grouped(256, 384, 4)))
+    assert odd_shape.kernel == "w4a16_gemv"
+    head = facts("head", "linear", ops.linear(DenseWeight(torch.zeros(512, 256)), role="head"))
+    assert head.kernel == "torch.matmul fp16"
+    assert {down.arithmetic, eight.arithmetic, odd.arithmetic, head.arithmetic} <= of_gpu(ops.rig).rates.keys()
+    assert of_gpu(ops.rig).source == "table"
+
+
+def ceiling(**rates: float) -> Ceiling:
+    figures = {name: Figure(rate, "measured", "") for name, rate in rates.items()}
+    return Ceiling("a device", Figure(100.0, "measured", ""), figures)
+
+
+def test_the_least_time_is_that_of_what_takes_longer() -> None:
+    roofline = ceiling(fp32=10.0, bf16=40.0)
+    assert roofline.least(Work(999, 20, 100), "fp32").seconds == 2.0
+    assert roofline.least(Work(999, 20, 100), "fp32").bound_by == "fp32"
+    assert roofline.least(Work(999, 20, 100), "bf16").bound_by == "bandwidth"  # 100 needed, whatever is moved
+    assert roofline.least(Work(999, 80, 100), "int8").bound_by == "bf16"  # the fastest there is
+
+
+def test_the_ceiling_of_this_cpu_is_measured() -> None:
+    found = of_cpu(2**20, 1)
+    assert {figure.source for figure in (found.bandwidth, *found.rates.values())} == {"measured"}
+    assert {"fp32", "bf16"} <= found.rates.keys()
+    assert all(figure.value > 0 for figure in found.rates.values())
+
+
+def layer(index: int, seconds: float, operations: int = 100) -> Node:
+    name = f"layers.{index}.mlp.down"
+    facts = Facts(**INT4, kernel="c-int4")
+    return Node("down", name, [seconds] * 5, seconds, Work(10, operations, 10), None, facts)
+
+
+def step(*layers: Node) -> Node:
+    return Node("step", "step", [1.0] * 5, 1.0, children=list(layers))
+
+
+def test_siblings_are_compared_by_operation_and_by_their_fastest_step() -> None:
+    """A window makes a layer's work less; noise makes some of its steps slow."""
+    longer = layer(3, 0.4, operations=400)
+    noisy = layer(2, 0.1)
+    noisy.samples = [0.1, 0.1, 9.0, 9.0, 0.1]
+    assert findings(step(layer(0, 0.1), layer(1, 0.1), noisy, longer)) == []
+    told = findings(step(layer(0, 0.1), layer(1, 0.1), layer(2, 0.1), layer(3, 0.4), layer(4, 0.4)))
+    assert [(each.layers, each.factor, each.cause) for each in told] == [
+        ("3–4", pytest.approx(4.0), "none that is known: kernel, dtypes and configs are its siblings'")
+    ]
+    assert told[0].excess == pytest.approx(0.6)

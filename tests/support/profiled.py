@@ -1,0 +1,48 @@
+"""A small quantized model under the profiler, on a roofline that is given: to measure one takes seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from motley.kernels.contract import Ops
+from motley.replicas.decoder import Decoder
+from motley.replicas.engine_config import EngineConfig
+from motley.replicas.profiling.ceiling import Ceiling, Figure
+from motley.replicas.profiling.profile import Asked, Loaded, Profile, load, profile_built
+
+CEILING = Ceiling("a CPU", Figure(1e10, "measured", "given"), {"fp32": Figure(1e12, "measured", "given")})
+SMALL = Asked(prompt_tokens=20, batch=3, context_tokens=8, steps=4, repeats=3)
+
+
+def loaded(folder: Path, asked: Asked = SMALL, ops: Ops | None = None, **settings: Any) -> Loaded:
+    config = EngineConfig(**{"dtype": "bfloat16", "threads": 1, "kv_memory_bytes": 2**20, **settings})
+    return load(folder, config, asked, ops=ops)
+
+
+def profiled(model: Loaded, asked: Asked = SMALL, ceiling: Ceiling | None = CEILING) -> Profile:
+    return profile_built(model, asked, ceiling=ceiling)
+
+
+def decoder(model: Loaded) -> Decoder:
+    found = model.built.runner.model
+    assert isinstance(found, Decoder)
+    return found
+
+
+class Slow:
+    """A linear layer that does its work `times` over, under the name of another kernel."""
+
+    def __init__(
+        self, inner: Callable[[torch.Tensor], torch.Tensor], kernel: str, nbytes: int, times: int = 60
+    ) -> None:
+        self.kernel, self.nbytes = kernel, nbytes
+        self._inner, self._times = inner, times
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(self._times):
+            y = self._inner(x)
+        return y
