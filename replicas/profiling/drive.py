@@ -38,7 +38,10 @@ class Asked:
 
 @dataclass(slots=True)
 class Measured:
-    """One phase. workload: in numbers; tokens: computed by one sample; plain_s: the same without instruments."""
+    """One phase. workload: in numbers; tokens: computed by one sample; plain_s: the same without instruments.
+
+    parts, seen  those with a time of their own, and what each was last called with in this phase
+    """
 
     name: str
     workload: Mapping[str, int]
@@ -74,6 +77,7 @@ class Driver:
         for _ in range(self._asked.repeats):
             self._prefill(measured, plain=True)
             self._prefill(measured, plain=False)
+        measured.seen = self._recorder.forget_seen()
         return measured
 
     def decode(self) -> Measured:
@@ -93,6 +97,7 @@ class Driver:
                 measured.samples += [self._sample() for _ in range(count)]
         for key in keys:
             self._core.cancel(key)
+        measured.seen = self._recorder.forget_seen()
         return measured
 
     @property
@@ -129,7 +134,7 @@ class Driver:
 
     def _instruments(self, measured: Measured) -> Instruments:
         instruments = Instruments(self._built, self._recorder, self._stored)
-        measured.parts, measured.seen = instruments.parts, self._recorder.seen
+        measured.parts = instruments.parts
         return instruments
 
     def _sample(self, *, whole: bool = False) -> Sample:
@@ -141,7 +146,11 @@ class Driver:
         while whole and self._core.busy:
             self._step()
         self._recorder.add("step", began, clock.mark())
-        return self._recorder.take()
+        sample = self._recorder.take()
+        assert len(sample.seconds) == 1 or "model" in sample.seconds, (
+            "with instruments the decoder is called, not a graph"
+        )
+        return sample
 
     def _step(self) -> set[int]:
         """The requests that have got something."""

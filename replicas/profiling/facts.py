@@ -113,15 +113,14 @@ def _each(part: Part) -> list[Any]:
 
 
 def _chosen(part: Part, kernel: str, choices: Mapping[str, str]) -> str:
-    """What was said of this kernel for layers or for the head; else what was said of all kernels here."""
+    """What was said of this kernel for layers or for the head; of what is no linear layer, of all kernels here."""
     if part.kind != "linear":
         key = "attention" if part.kind == "attention" and "attention" in choices else "cpu kernels"
         return choices.get(key, "")
     role = "head" if part.name == "head" else "layer"
     said = [each for key, text in choices.items() if key.startswith(f"{role}, ") for each in text.split(" | ")]
     names = kernel.split(" + ")
-    of_it = [each for each in said if each.startswith((*(f"{name}:" for name in names), "written out"))]
-    return "; ".join(of_it or said)
+    return "; ".join(each for each in said if each.startswith((*(f"{name}:" for name in names), "written out")))
 
 
 def _configs(part: Part, seen: Seen, ops: GpuOps) -> Iterator[str]:

@@ -32,6 +32,7 @@ _UNKNOWN = Cause(
 class Finding:
     """module: its name in a layer, or in the model; layers: which, such as "3" or "0–23"; "" of what is in none.
 
+    paths   of all those modules
     factor  times the least time by the roofline, or the time of a sibling by as many operations
     excess  of the step, what is lost by it
     chosen  what the operators said of their choice
@@ -46,6 +47,7 @@ class Finding:
     cause: str
     chosen: str
     remedy: str
+    paths: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:
@@ -145,4 +147,5 @@ def _told(
             cause=cause,
             chosen=group[0].facts.chosen,
             remedy=group[0].cause.remedy,
+            paths=tuple(off.node.path for off in group),
         )

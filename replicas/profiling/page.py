@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from html import escape
 
 from .fold import folded
@@ -64,7 +64,8 @@ def _ceiling(profile: Profile) -> str:
 def _phase(phase: Phase) -> str:
     step = folded(phase.step)
     head = "".join(f"<th>{name}</th>" for name in _COLUMNS)
-    rows = "".join(_row(node, depth, step.seconds) for node, depth in _walk(step))
+    off = frozenset(path for found in phase.findings for path in found.paths)
+    rows = "".join(_row(node, depth, step.seconds, off) for node, depth in _walk(step))
     name, _, rest = headline(phase).partition(" ")
     keys = "".join(f"<span class='key {kind}'>{name}</span>" for kind, name in _KINDS.items())
     return (
@@ -74,7 +75,8 @@ def _phase(phase: Phase) -> str:
     )
 
 
-def _row(node: Node, depth: int, step_s: float) -> str:
+def _row(node: Node, depth: int, step_s: float, off: frozenset[str]) -> str:
+    """off: paths of modules that are named as such."""
     share, facts, reached = node.seconds / step_s, node.facts, node.reached
     kind = facts.kind if facts else "group" if node.children else "outside"
     cells = (
@@ -87,7 +89,16 @@ def _row(node: Node, depth: int, step_s: float) -> str:
         f"<td class=kernel>{escape(facts.kernel) if facts else ''}</td>",
         f"<td class=layers>{_layers(node.spread) if node.spread else ''}</td>",
     )
-    return f"<tr class={kind}>{''.join(cells)}</tr>"
+    named = " off" if facts and not off.isdisjoint(_paths(node)) else ""
+    return f"<tr class='{kind}{named}'>{''.join(cells)}</tr>"
+
+
+def _paths(node: Node) -> list[str]:
+    """Of all layers that it stands for."""
+    if node.spread is None:
+        return [node.path]
+    role = node.path.split(".", 2)[2]
+    return [f"layers.{number}.{role}" for number in node.spread.layers]
 
 
 def _bar(kind: str, share: float, reached: float | None) -> str:
@@ -111,16 +122,18 @@ def _findings(phase: Phase) -> str:
     if not phase.findings:
         return "<p class=fine>No module is far off its siblings, and none far from the roofline for a known cause.</p>"
     return "".join(
-        f"<div class=finding><b>{escape(found.text)}</b><dl><dt>likely cause</dt><dd>{escape(found.cause)}</dd>"
-        f"<dt>chosen</dt><dd>{escape(found.chosen) or '–'}</dd>"
-        f"<dt>remedy</dt><dd>{escape(found.remedy)}</dd></dl></div>"
+        f"<div class=finding><b>{escape(found.text)}</b>"
+        f"{_terms({'likely cause': found.cause, 'chosen': found.chosen, 'remedy': found.remedy})}</div>"
         for found in phase.findings
     )
 
 
+def _terms(said: Mapping[str, str]) -> str:
+    return f"<dl>{''.join(f'<dt>{escape(what)}</dt><dd>{escape(why)}</dd>' for what, why in said.items() if why)}</dl>"
+
+
 def _choices(profile: Profile) -> str:
-    rows = "".join(f"<dt>{escape(what)}</dt><dd>{escape(why)}</dd>" for what, why in profile.choices.items())
-    return f"<section><h2>What was chosen, and why</h2><dl>{rows}</dl></section>"
+    return f"<section><h2>What was chosen, and why</h2>{_terms(profile.choices)}</section>"
 
 
 def _walk(node: Node, depth: int = 0) -> Iterator[tuple[Node, int]]:

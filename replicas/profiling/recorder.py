@@ -37,16 +37,14 @@ class Sample:
 
 
 class Recorder:
-    """seen: part -> what it was last called with."""
-
     def __init__(self, clock: Clock) -> None:
-        self.seen: dict[str, Seen] = {}
         self.clock = clock
+        self._seen: dict[str, Seen] = {}
         self._spans: list[_Span] = []
 
     def around(self, part: str, function: Callable[..., Any], count: Count) -> Callable[..., Any]:
         """`function`, with its time and work written down; its counting is no part of any time."""
-        clock, spans, seen = self.clock, self._spans, self.seen
+        clock, spans, seen = self.clock, self._spans, self._seen
 
         def timed(*args: Any) -> Any:
             began = clock.mark()
@@ -72,3 +70,9 @@ class Recorder:
             sample.work[part] = sample.work.get(part, NO_WORK) + work
         self._spans.clear()
         return sample
+
+    def forget_seen(self) -> dict[str, Seen]:
+        """Part -> what it was last called with, until now."""
+        seen = dict(self._seen)
+        self._seen.clear()
+        return seen

@@ -15,7 +15,8 @@ __all__ = ["LEGEND", "amount", "as_dict", "busy", "headline", "text"]
 
 LEGEND = (
     "Time and share are measured, a mean over the faster half of the steps; bytes and FLOPs are arithmetic on sizes. "
-    "Of the roofline: the least time for what is needed, with weights as the checkpoint stores them, over the time."
+    "Of the roofline: the least time for what is needed, with weights as the checkpoint stores them, over the time. "
+    "Above 100%: out of a cache, or faster than the products that were measured."
 )
 _PACKAGES = ("motley", "torch", "triton")
 
@@ -77,11 +78,17 @@ def headline(phase: Phase) -> str:
         if phase.name == "prefill"
         else (f"of {load['batch']} at context {load['context_tokens']}")
     )
-    times = [1e3 * each for each in phase.step.samples]
-    spread = f"p20 {quantile(times, 0.2):.3g}, p80 {quantile(times, 0.8):.3g}"
+    times = phase.step.samples
+    spread = f"p20 {_ms(quantile(times, 0.2))}, p80 {_ms(quantile(times, 0.8))}"
     plain = statistics.median(phase.plain_s)
-    rate = f"{phase.tokens / plain:,.0f} tokens/s, {1e3 * plain:.3g} ms without instruments"
-    return f"{phase.name} {what}: {1e3 * phase.step.seconds:.3g} ms ({spread}); {rate}"
+    rate = f"{phase.tokens / plain:,.0f} tokens/s, {_ms(plain)} ms without instruments"
+    return f"{phase.name} {what}: {_ms(phase.step.seconds)} ms ({spread}); {rate}"
+
+
+def _ms(seconds: float) -> str:
+    """Milliseconds, three digits."""
+    value = 1e3 * seconds
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def amount(value: float) -> str:

@@ -44,6 +44,7 @@ thead th:nth-child(1), thead th:nth-child(2), thead th:nth-child(8), thead th:nt
 tbody tr { border-top: 1px solid var(--line); }
 tbody th { text-align: left; font-weight: 400; padding: 5px 10px 5px calc(14px + 20px * var(--depth)); }
 tr.group th { font-weight: 600; }
+tr.off { background: var(--badbg); } tr.off th { color: var(--bad); font-weight: 600; }
 td { text-align: right; padding: 5px 10px; }
 td.kernel, td.layers { text-align: left; color: var(--soft); font-size: 13px; }
 td.bar { width: 32%; min-width: 220px; text-align: left; }

@@ -17,10 +17,13 @@ from motley.kernels.cpu.operators import CpuOps
 from motley.replicas.errors import InvalidRequest
 from motley.replicas.layers import Joined
 from motley.replicas.profiling import work
+from motley.replicas.profiling.clock import HostClock
+from motley.replicas.profiling.drive import Driver
 from motley.replicas.profiling.fold import folded, ranges
 from motley.replicas.profiling.page import page
 from motley.replicas.profiling.profile import Asked, Phase, Profile
 from motley.replicas.profiling.report import as_dict, text
+from motley.replicas.profiling.stored import stored_weights
 from motley.replicas.profiling.tree import Node
 
 ROW = {"metric", "workload", "unit", "value", "p20", "p50", "p80", "peer", "peer_value", "ratio", "source"}  # DESIGN 7
@@ -82,6 +85,17 @@ def test_a_decode_step_counts_each_sequences_context(folder: Path) -> None:
     assert attention.moved == 2 * 3 * 128 * 2 + 2 * 3 * 12 * 64 * 2
     assert leaves(decode)["head"].work.operations == 3 * 2 * 128 * 256
     assert decode.workload == {"batch": 3, "context_tokens": 10}
+
+
+def test_each_phase_knows_what_its_own_modules_were_called_with(folder: Path) -> None:
+    """Configs of a GPU's kernels go by rows."""
+    model = loaded(folder)
+    driver = Driver(model.built, stored_weights(model.checkpoint), HostClock(), SMALL)
+    prefill, decode = driver.prefill(), driver.decode()
+    assert prefill.seen["layers.3.mlp.down"] == (torch.bfloat16, 20)
+    assert prefill.seen["head"] == (torch.bfloat16, 1)
+    assert {seen.rows for seen in decode.seen.values()} == {3}
+    assert prefill.parts.keys() == decode.parts.keys() == prefill.seen.keys()
 
 
 def batch_of(*sequences: tuple[int, int]) -> StepBatch:
@@ -172,8 +186,10 @@ def test_a_layer_that_is_slow_is_named_with_its_cause(
         assert first.factor > 5
         assert first.cause.startswith(cause)
         assert first.remedy
+        assert first.paths == ("layers.2.mlp.down",)
         assert f"mlp.down of layer 2 ({first.kernel}) takes" in text(result)
         assert f"likely cause: {first.cause}" in text(result)
+    assert page(result).count("<tr class='linear off'>") >= 2  # one in each phase
     names = [child.name for child in folded(result.phases[0].step).children[2].children]
     apart = nbytes is not None
     assert names[2:-3] == (["layers 0–1, 3", "layer 2"] if apart else ["layers 0–3"])
