@@ -60,7 +60,7 @@ def facts_of(part: Part, seen: Seen, ops: Any) -> Facts:
     activations = str(seen.dtype).removeprefix("torch.")
     common: dict[str, Any] = {"kind": part.kind, "activations": activations}
     if part.stored is not None:
-        common |= {"stored_bits": part.stored.bits, "held_bits": 8 * part.linear.nbytes / part.stored.weights}
+        common |= {"stored_bits": part.stored.bits, "held_bits": 8 * part.linear.held.nbytes / part.stored.weights}
     if hasattr(ops, "rig"):  # GpuOps: importing it here would import Triton
         return _on_gpu(part, seen, ops, common)
     native = ops.arithmetic.startswith("cpu-c-")

@@ -100,7 +100,7 @@ class Instruments(ExitStack):
         linear: Joined | Any = getattr(owner, name)
         part = f"{prefix}{name}"
         stored = self._stored[part]
-        count = work.linear(linear.nbytes, stored.nbytes)
+        count = work.linear(linear.held.nbytes, stored.nbytes)
         timed = self._timed(part, "linear", count, linear=linear, stored=stored)
         self._set(owner, name, timed(linear))
 

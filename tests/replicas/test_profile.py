@@ -54,16 +54,16 @@ def test_bytes_and_flops_of_a_prefill_are_those_of_hand_arithmetic(folder: Path)
         "rotary_table": (2 * 2 * 20 * 16 * 4, 0),  # cosines and sines in fp32
         "layers.0.input_norm": ((2 * 20 * 128 + 128) * 2, 4 * 20 * 128),  # nothing to add yet
         "layers.1.input_norm": ((4 * 20 * 128 + 128) * 2, 5 * 20 * 128),
-        "layers.1.attention.qkv": (inner.attention.qkv.nbytes + 20 * (128 + 256) * 2, 2 * 20 * 128 * 256),
+        "layers.1.attention.qkv": (inner.attention.qkv.held.nbytes + 20 * (128 + 256) * 2, 2 * 20 * 128 * 256),
         "layers.1.attention.rotary_write": (2 * 20 * (4 + 2 + 2) * 32 * 2 + 2 * 20 * 16 * 4, 3 * 20 * (4 + 2) * 32),
         "layers.1.attention.paged_attention": (2 * 20 * 128 * 2 + 2 * 20 * 64 * 2, 4 * 4 * 32 * (20 * 21 // 2)),
-        "layers.1.attention.o": (inner.attention.o.nbytes + 20 * (128 + 128) * 2, 2 * 20 * 128 * 128),
+        "layers.1.attention.o": (inner.attention.o.held.nbytes + 20 * (128 + 128) * 2, 2 * 20 * 128 * 128),
         "layers.1.post_attention_norm": ((4 * 20 * 128 + 128) * 2, 5 * 20 * 128),
-        "layers.1.mlp.gate_up": (inner.mlp.gate_up.nbytes + 20 * (128 + 512) * 2, 2 * 20 * 128 * 512),
+        "layers.1.mlp.gate_up": (inner.mlp.gate_up.held.nbytes + 20 * (128 + 512) * 2, 2 * 20 * 128 * 512),
         "layers.1.mlp.silu_mul": (3 * 20 * 256 * 2, 5 * 20 * 256),
-        "layers.1.mlp.down": (inner.mlp.down.nbytes + 20 * (256 + 128) * 2, 2 * 20 * 256 * 128),
+        "layers.1.mlp.down": (inner.mlp.down.held.nbytes + 20 * (256 + 128) * 2, 2 * 20 * 256 * 128),
         "norm": ((4 * 128 + 128) * 2, 5 * 128),  # of the last token alone
-        "head": (decoder(model).head.nbytes + 128 * 2 + 256 * 4, 2 * 128 * 256),  # logits in fp32
+        "head": (decoder(model).head.held.nbytes + 128 * 2 + 256 * 4, 2 * 128 * 256),  # logits in fp32
     }
     counted = leaves(phase)
     assert {path: (counted[path].work.moved, counted[path].work.operations) for path in by_hand} == by_hand
@@ -74,7 +74,7 @@ def test_bytes_and_flops_of_a_prefill_are_those_of_hand_arithmetic(folder: Path)
     assert phase.step.work.moved == sum(node.work.moved for node in counted.values())
     # Codes, zero points, scales in fp16 and the group of each input, as the checkpoint has them.
     stored = 256 * 128 // 2 + 8 * 128 // 2 + 8 * 128 * 2 + 256 * 4
-    assert counted["layers.1.mlp.down"].work.needed == min(stored, inner.mlp.down.nbytes) + 20 * (256 + 128) * 2
+    assert counted["layers.1.mlp.down"].work.needed == min(stored, inner.mlp.down.held.nbytes) + 20 * (256 + 128) * 2
 
 
 def test_a_decode_step_counts_each_sequences_context(folder: Path) -> None:
@@ -177,7 +177,7 @@ def test_a_layer_that_is_slow_is_named_with_its_cause(
     inner = decoder(model).layers[2].mlp.down
     assert isinstance(inner, Joined)
     usual = inner.parts[0].kernel
-    slow: Any = Slow(inner, usual if nbytes is None else kernel, inner.nbytes if nbytes is None else nbytes)
+    slow: Any = Slow(inner, usual if nbytes is None else kernel, inner.held.nbytes if nbytes is None else nbytes)
     decoder(model).layers[2].mlp.down = slow
     result = profiled(model)
     for phase in result.phases:
