@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .sampling.sample import SamplingRows
 
 Numerics = Literal["exact", "fast"]
+KvDtype = Literal["int8"]
 CpuWeights = Literal["int4", "int8", "both", "dense"]
 Role = Literal["layer", "head"]
 

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import torch
 
-from .contract import CpuWeights, Linear, Numerics, Ops, Role
+from .contract import CpuWeights, KvDtype, Linear, Numerics, Ops, Role
 from .cpu.native import load
 from .cpu.operators import CpuOps
 from .dtypes import TORCH
 from .precision import policy_of
 
-__all__ = ["CpuWeights", "Linear", "Numerics", "Ops", "Role", "choose_dtype", "for_device", "has_bf16_arithmetic"]
+__all__ = [
+    "CpuWeights",
+    "KvDtype",
+    "Linear",
+    "Numerics",
+    "Ops",
+    "Role",
+    "choose_dtype",
+    "for_device",
+    "has_bf16_arithmetic",
+]
 
 
 def for_device(
@@ -18,6 +28,7 @@ def for_device(
     dtype: torch.dtype = torch.float32,
     numerics: Numerics | None = None,
     cpu_weights: CpuWeights | None = None,
+    kv_dtype: KvDtype | None = None,
 ) -> Ops:
     """The operators of a device.
 
@@ -26,12 +37,15 @@ def for_device(
     cpu_weights  how a CPU holds quantized weights: "int4" as stored; "int8" a byte each; "both" where int4 and
                  int8 need different kernels; "dense" dequantised to `dtype`. None: dense for float32, as
                  stored for bfloat16. Unless dense, the vocabulary head is held in int8
+    kv_dtype     "int8", on a GPU: half the bytes of KV, each vector rounded to 255 steps. None: that of the activations
 
     Raises ValueError naming what the device cannot do.
     """
     device = _known(device)
     if device.type == "cuda":
-        return _gpu_ops(device, dtype, numerics)
+        return _gpu_ops(device, dtype, numerics, kv_dtype)
+    if kv_dtype is not None:
+        raise ValueError(f"kv_dtype: {kv_dtype} is not kept on a CPU; leave it out")
     if dtype not in (torch.float32, torch.bfloat16):
         raise ValueError(f"dtype: {dtype} is not computed on a CPU; expected float32 or bfloat16")
     native, reason = load()
@@ -67,13 +81,13 @@ def _known(device: torch.device | str) -> torch.device:
     return torch.device("cuda", device.index or 0)
 
 
-def _gpu_ops(device: torch.device, dtype: torch.dtype, numerics: Numerics | None) -> Ops:
+def _gpu_ops(device: torch.device, dtype: torch.dtype, numerics: Numerics | None, kv_dtype: KvDtype | None) -> Ops:
     from .gpu.operators import GpuOps  # imports Triton
     from .rig import gpu
 
     if numerics == "exact":
         raise ValueError("numerics: exact is not computed on a GPU, whose kernels change with the batch; expected fast")
-    ops = GpuOps(gpu(device))
+    ops = GpuOps(gpu(device), kv_dtype)
     if dtype != ops.dtype:
         name = str(ops.dtype).removeprefix("torch.")
         raise ValueError(f"dtype: {dtype} is not what {device} computes in; expected {name} or auto")

@@ -151,7 +151,10 @@ def operators(config: EngineConfig, stored: torch.dtype) -> tuple[Ops, str]:
         raise InvalidRequest(f"device: {config.device!r} is none; expected cpu or cuda[:i]", param="device") from error
     try:
         dtype, why = _dtype(config.dtype, device, stored)
-        return for_device(device, dtype, numerics=config.numerics, cpu_weights=config.cpu_weights), why
+        ops = for_device(
+            device, dtype, numerics=config.numerics, cpu_weights=config.cpu_weights, kv_dtype=config.kv_dtype
+        )
+        return ops, why
     except ValueError as error:
         raise InvalidRequest(str(error), param=str(error).partition(":")[0]) from error
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from .errors import InvalidRequest
 
 if TYPE_CHECKING:  # importing the operators imports torch, which the service's other processes do without
-    from ..kernels.ops import CpuWeights, Numerics
+    from ..kernels.ops import CpuWeights, KvDtype, Numerics
 
 MAX_SECONDS = 24 * 3600.0
 
@@ -22,6 +22,7 @@ class EngineConfig:
     dtype                 activations: "auto", "float32", "bfloat16", "float16"
     numerics              "exact": a batch, a chunk or a prefix hit never changes a token; "fast": kernels may
                           switch by batch size, within their stated bounds. None: exact on a CPU, fast on a GPU
+    kv_dtype              on a GPU "int8": half the memory of KV, rounded. None: that of the activations
     cpu_weights           which copies of int4 weights a CPU keeps; None lets the operator table choose
     max_model_len         tokens of prompt and output together; None: what the model was made for
     max_batch_tokens      tokens computed per step, prefill chunks and decodes together
@@ -39,6 +40,7 @@ class EngineConfig:
     graphs: bool = True
     dtype: str = "auto"
     numerics: Numerics | None = None
+    kv_dtype: KvDtype | None = None
     cpu_weights: CpuWeights | None = None
     max_model_len: int | None = None
     max_batch_tokens: int = 512
@@ -54,6 +56,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         _one_of("dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
         _one_of("numerics", self.numerics, (None, "exact", "fast"))
+        _one_of("kv_dtype", self.kv_dtype, (None, "int8"))
         _one_of("cpu_weights", self.cpu_weights, (None, "int4", "int8", "both", "dense"))
         for name in ("max_batch_tokens", "max_running", "max_waiting_tokens", "max_waiting"):
             _positive(name, getattr(self, name))

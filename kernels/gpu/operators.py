@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -12,7 +13,7 @@ from ..attention.common import HEAD_DIMS
 from ..attention.decode import decode_attention
 from ..attention.prefill import prefill_attention
 from ..batch import StepBatch
-from ..contract import Linear, Numerics, Role
+from ..contract import KvDtype, Linear, Numerics, Role
 from ..dtypes import TORCH
 from ..kv_cache import KvCache
 from ..pointwise import activation, norm, rotary
@@ -41,15 +42,18 @@ class _OnDevice:
 
 
 class GpuOps:
-    """Implements `ops.Ops` with Triton. KV in the dtype of activations."""
+    """Implements `ops.DeviceOps` with Triton. KV in the dtype of activations, or in int8 with a scale per vector."""
 
     numerics: Numerics = "fast"
     torch_threads = 1
 
-    def __init__(self, rig: Rig) -> None:
+    def __init__(self, rig: Rig, kv_dtype: KvDtype | None = None) -> None:
         self.device = rig.device
         self.dtype = TORCH[rig.policy.storage]
         self._rig = rig
+        self._kv_dtype = kv_dtype
+        self._kv: tuple[Literal["half", "int8"], str] = ("int8", "int8") if kv_dtype else ("half", rig.policy.storage)
+        self._heads = (0, 0)  # KV heads, and numbers of each
         self._configs = Configs(rig)
         self._choices: dict[str, str] = {}
         self.choices: Mapping[str, str] = self._choices
@@ -66,7 +70,8 @@ class GpuOps:
 
     @property
     def arithmetic(self) -> str:
-        return f"gpu-{self._rig.policy.capability}-{self._rig.policy.storage}-{self.numerics}"
+        kv = f"-kv-{self._kv_dtype}" if self._kv_dtype else ""
+        return f"gpu-{self._rig.policy.capability}-{self._rig.policy.storage}-{self.numerics}{kv}"
 
     def linear(self, weight: Weight, role: Role = "layer") -> Linear:
         if role == "layer" and isinstance(weight, GroupedWeight):
@@ -82,12 +87,14 @@ class GpuOps:
     def allocate_kv(self, num_layers: int, num_blocks: int, num_kv_heads: int, head_dim: int) -> list[torch.Tensor]:
         if head_dim not in HEAD_DIMS:
             raise ValueError(f"head_dim: {head_dim} has no kernel; expected one of {HEAD_DIMS}")
-        sizes = (num_blocks, num_kv_heads, head_dim, self.dtype, self.device)
-        return [KvCache.allocate(*sizes).data for _ in range(num_layers)]
+        self._heads = num_kv_heads, head_dim
+        dtype = torch.int8 if self._kv_dtype else self.dtype
+        sizes = (num_blocks, num_kv_heads, head_dim, dtype, self.device)
+        return [KvCache.allocate_whole(*sizes) for _ in range(num_layers)]
 
     def write_kv(self, k: torch.Tensor, v: torch.Tensor, cache: torch.Tensor, batch: StepBatch) -> None:
-        config = self._configs.of("write_kv", **self._sizes(k, k), kv="half")
-        rotary.write_kv(k, v, KvCache(cache), batch.slots, config)
+        config = self._configs.of("write_kv", **self._sizes(k, k), kv=self._kv[0])
+        rotary.write_kv(k, v, self._cache(cache), batch.slots, config)
 
     def rotary_write(
         self,
@@ -99,8 +106,8 @@ class GpuOps:
         cache: torch.Tensor,
         batch: StepBatch,
     ) -> torch.Tensor:
-        config = self._configs.of("rotary_write", **self._sizes(q, k), kv="half")
-        return rotary.rotary_write(q, k, v, cos, sin, KvCache(cache), batch.slots, config)
+        config = self._configs.of("rotary_write", **self._sizes(q, k), kv=self._kv[0])
+        return rotary.rotary_write(q, k, v, cos, sin, self._cache(cache), batch.slots, config)
 
     def rotary(
         self, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
@@ -111,11 +118,11 @@ class GpuOps:
         self, q: torch.Tensor, cache: torch.Tensor, batch: StepBatch, scale: float, window: int | None
     ) -> torch.Tensor:
         """Sequences with one new token by the decode kernel, the others by that of prefill."""
-        kv, here, q = KvCache(cache), self._on_device(batch), q.contiguous()
+        kv, here, q = self._cache(cache), self._on_device(batch), q.contiguous()
         out, decodes, tables = torch.empty_like(q), batch.num_decodes, batch.block_tables
         sizes: dict[str, int | str] = {
-            "heads": q.shape[1], "kv_heads": cache.shape[2], "dim": q.shape[2], "window": window or 0,
-            "kv": self._rig.policy.storage,
+            "heads": q.shape[1], "kv_heads": kv.data.shape[2], "dim": q.shape[2], "window": window or 0,
+            "kv": self._kv[1],
         }  # fmt: skip
         if decodes:
             context = max(SHORTEST_CONTEXT, rounded(max(batch.context_lens[:decodes])))
@@ -170,6 +177,9 @@ class GpuOps:
 
     def _sizes(self, q: torch.Tensor, k: torch.Tensor) -> dict[str, int]:
         return {"d": k.shape[2], "h": q.shape[1], "kh": k.shape[1], "t": rounded(k.shape[0])}
+
+    def _cache(self, tensor: torch.Tensor) -> KvCache:
+        return KvCache.of(tensor, *self._heads)
 
     def _on_device(self, batch: StepBatch) -> _OnDevice:
         if self._last is None or self._last[0] is not batch:

@@ -81,6 +81,25 @@ def test_greedy_texts_are_those_of_the_cpu(
         )
 
 
+def test_kv_in_int8_takes_half_the_memory_and_rounds_that_much(tmp_path: Path) -> None:
+    """Prompts, decodes, both kernels of attention: as far from fp16 as one part in 254 of a vector explains."""
+    folder = build_gptq(tmp_path, "qwen2", **SHAPE)
+    engines = [
+        Engine(folder, dtype="float16", threads=1, ops=GpuOps(stand_in((8, 0)), kv_dtype), kv_memory_bytes=2**22)
+        for kv_dtype in (None, "int8")
+    ]
+    half, eight = (answers(engine) for engine in engines)
+    assert 0 < distance(eight, half) < 0.05
+    blocks = [engine._built.profile.kv_blocks_total for engine in engines]
+    assert blocks[1] * (64 + 4) == pytest.approx(blocks[0] * 2 * 64, rel=0.02)
+    prints = {engine._built.profile.fingerprint for engine in engines}
+    assert len(prints) == 2, "KV is not shared between them"
+    with pytest.raises(InvalidRequest, match="kv_dtype: int8 is not kept on a CPU"):
+        Engine(folder, kv_dtype="int8")
+    with pytest.raises(InvalidRequest, match="kv_dtype: 'int4' is not accepted"):
+        Engine(folder, kv_dtype="int4")
+
+
 def test_a_prompt_in_parts_beside_one_that_decodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both attention kernels in a step, tables that begin anywhere; and the second time no table is read."""
     folder = build_gptq(tmp_path, "qwen2", **SHAPE)

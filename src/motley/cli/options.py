@@ -21,6 +21,9 @@ Numerics = Annotated[
         rich_help_panel=ENGINE,
     ),
 ]
+KvDtype = Annotated[
+    str | None, typer.Option(help="KV on a GPU: int8 takes half the memory, and rounds.", rich_help_panel=ENGINE)
+]
 CpuWeights = Annotated[
     str | None, typer.Option(help="Copies of int4 weights on a CPU: int4, int8 or both.", rich_help_panel=ENGINE)
 ]
