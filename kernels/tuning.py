@@ -85,16 +85,19 @@ class Choice:
 
 
 def choose(operation: Operation, policy: PrecisionPolicy, shape: Shape, sms: int | None = None) -> Choice:
-    """The shape itself, then the nearest, then the default; of tables that are as near, the device's own."""
+    """The shape itself, then the nearest, then the default; of tables that are as near, the device's own.
+
+    Of other shapes only what the operator offers for this one is taken: there it fits, and is of the right kernel.
+    """
     shape = shape.plain
-    default = operation.configs(policy, shape)[0]
-    wanted = _names(default)  # an operator may have several kernels, by the shape: each has constants of its own
+    default, *others = operation.configs(policy, shape)
+    offered = {default, *others}
     nearest, choice = float("inf"), Choice(default, "default: no table has such a shape", "default")
     for folder in folders(policy.capability, sms):
         table = read(folder, operation.name)
         if table is None:
             continue
-        fitting = [other for other, entry in table.entries.items() if _names(entry.config) == wanted]
+        fitting = [other for other, entry in table.entries.items() if entry.config in offered or other == shape]
         if not fitting:
             continue
         known = min(fitting, key=lambda other: (shape.distance(other, operation.exact), other.key))
@@ -103,10 +106,6 @@ def choose(operation: Operation, policy: PrecisionPolicy, shape: Shape, sms: int
             where = f"this shape in {folder}" if known == shape else f"nearest shape in {folder}, {known.key}"
             nearest, choice = distance, Choice(table.entries[known].config, f"{table.source}: {where}", table.source)
     return choice
-
-
-def _names(config: Config) -> list[str]:
-    return [name for name, _ in config.constants]
 
 
 def exact(operation: Operation, policy: PrecisionPolicy, shape: Shape, sms: int | None = None) -> Entry | None:

@@ -6,7 +6,8 @@ result is stored at once. Where a split begins follows from the sequence's own l
 grid depends on no length, and bits on nothing else in the batch. They do depend on the config: on SPLITS, on the
 tokens of a step (BLOCK, or ROWS * UNROLL), on WIDE, and through the order of sums in a program on num_warps.
 
-packed GQA   the query heads that share a KV head are the rows of one product: tensor cores, 8.0 and later
+packed GQA   the query heads that share a KV head are the rows of one product, 16 at most, else of several programs:
+             tensor cores, 8.0 and later
 per head     on the lanes in fp32: a program has HEADS query heads of one KV head, and reads keys and values once for
              all of them. Every row of its tiles has a softmax of its own, and the rows meet at the end, so that within
              the loop only the sum of a score passes between threads.
@@ -29,6 +30,7 @@ from .common import FLOOR, LOG2_E, TABLES, Heads, aligned, cache_arguments, cell
 
 Kernel = Literal["packed GQA", "per head"]
 MAX_SPLITS = 64
+_PACKED_ROWS = 16  # of a product: more heads would take more registers than there are, and share the L2 as it is
 _COLUMNS = 64  # of the result, for a program that puts splits together
 # Sizes that change from step to step: a kernel must not be compiled again for those that 16 divides.
 SIZES = ("table_stride", "window", "splits")
@@ -55,17 +57,17 @@ def _span(length, window, split, splits, WINDOWED: tl.constexpr, STEP: tl.conste
 def _packed(
     q, k, v, k_scales, v_scales, tables, context_lens, out, tops, totals, table_stride, window, splits, factor,
     KH: tl.constexpr, G: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, INT8: tl.constexpr,
-    WINDOWED: tl.constexpr, SHIFT: tl.constexpr, ROWS: tl.constexpr,
+    WINDOWED: tl.constexpr, SHIFT: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr,
     SPLIT: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Each program: the G query heads of a KV head, of one sequence, over one split."""
-    kv_head, split = tl.program_id(0), tl.program_id(1)
+    """Each program: up to ROWS of the G query heads of a KV head, of one sequence, over one split."""
+    kv_head, split = tl.program_id(0) // PARTS, tl.program_id(1)
     sequence = tl.program_id(2).to(tl.int64)
     oldest, start, end = _span(tl.load(context_lens + sequence), window, split, splits, WINDOWED, BLOCK)
     if SPLIT:
         if start >= end:
             return
-    row, column = tl.arange(0, ROWS), tl.arange(0, WIDTH)
+    row, column = tl.program_id(0) % PARTS * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
     head = (sequence * KH + kv_head) * G + row
     used = (row < G)[:, None] & (column < D)[None, :]
     query = tl.load(q + head[:, None] * D + column[None, :], used, 0.0)
@@ -211,8 +213,8 @@ def _variant(name: str, kernel: object, heads: Heads, config: Config, **constant
 
 def packed_variant(heads: Heads, config: Config) -> Variant:
     """config: BLOCK tokens a step, SPLITS, WIDE: products of fp32 (always for q in fp32, never on tensor cores)."""
-    rows, shift = max(16, triton.next_power_of_2(heads.group)), heads.shift(config["WIDE"])
-    return _variant("attention_decode_packed", _packed, heads, config, ROWS=rows, SHIFT=shift)
+    shift, parts = heads.shift(config["WIDE"]), triton.cdiv(heads.group, _PACKED_ROWS)
+    return _variant("attention_decode_packed", _packed, heads, config, SHIFT=shift, PARTS=parts, ROWS=_PACKED_ROWS)
 
 
 def per_head_variant(heads: Heads, config: Config) -> Variant:
@@ -246,7 +248,8 @@ def _step(config: Config) -> int:
 
 def grids(kernel: Kernel, heads: Heads, config: Config, num_sequences: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Of the kernel, and of the one that puts its splits together."""
-    programs = heads.kv_heads if kernel == "packed GQA" else heads.heads // config["HEADS"]
+    packed = heads.kv_heads * triton.cdiv(heads.group, _PACKED_ROWS)
+    programs = packed if kernel == "packed GQA" else heads.heads // config["HEADS"]
     return (
         (programs, config["SPLITS"], num_sequences),
         (heads.heads, triton.cdiv(heads.head_dim, _COLUMNS), num_sequences),

@@ -146,7 +146,8 @@ class GpuOps:
         if x.dim() == 3:
             config = self._configs.of("head_rms_norm", d=x.shape[2], h=x.shape[1], t=rounded(x.shape[0]))
         else:
-            config = self._configs.of("rms_norm", n=x.shape[-1], t=rounded(x.numel() // x.shape[-1]))
+            columns = _in_sixteens("hidden_size", x.shape[-1])
+            config = self._configs.of("rms_norm", n=columns, t=rounded(x.numel() // columns))
         return norm.rms_norm(x, weight, eps, config)
 
     def add_rms_norm(
@@ -156,7 +157,8 @@ class GpuOps:
         return norm.add_rms_norm(x, residual, weight, eps, config)
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        config = self._configs.of("silu_mul", n=gate_up.shape[1] // 2, t=rounded(gate_up.shape[0]))
+        width = _in_sixteens("intermediate_size", gate_up.shape[1] // 2)
+        config = self._configs.of("silu_mul", n=width, t=rounded(gate_up.shape[0]))
         return activation.silu_mul(gate_up, config)
 
     def sample(self, logits: torch.Tensor, rows: SamplingRows, filtered: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -197,6 +199,13 @@ class GpuOps:
     def _moved(self, values: torch.Tensor) -> torch.Tensor:
         """To the device without waiting for what it is at work on."""
         return values.pin_memory().to(self.device, non_blocking=True) if self._rig.real else values
+
+
+def _in_sixteens(name: str, columns: int) -> int:
+    """As it is. Raises ValueError for rows that would begin where no kernel was compiled for."""
+    if columns % 16:
+        raise ValueError(f"{name}: {columns}; kernels of GPUs are compiled for sixteens")
+    return columns
 
 
 def _dense(weight: GroupedWeight) -> DenseWeight:

@@ -20,7 +20,9 @@ import triton.language as tl
 from ..dtypes import type_name
 from ..variant import Config, Variant
 
-__all__ = ["add_rms_norm", "norm_variant", "rms_norm", "short_norm_variant"]
+__all__ = ["MAX_COLUMNS", "add_rms_norm", "norm_variant", "rms_norm", "short_norm_variant"]
+
+MAX_COLUMNS = 32_768  # of a long row: 64 numbers for each of 512 threads
 
 
 @triton.jit
@@ -116,6 +118,13 @@ def short_norm_variant(dtype: str, weight: str, num_columns: int, config: Config
     return Variant("short_rms_norm", _short_norm, tuple(types.items()), constants, config, aligned)
 
 
+def _known(num_columns: int) -> int:
+    """As it is. Raises ValueError where a row would not fit the registers of a block."""
+    if num_columns > MAX_COLUMNS:
+        raise ValueError(f"x: rows of {num_columns} columns; expected {MAX_COLUMNS} at most")
+    return num_columns
+
+
 def _aligned(types: dict[str, str], num_columns: int, *strides: str) -> tuple[str, ...]:
     """Strides are whole rows of such columns."""
     pointers = tuple(name for name, kind in types.items() if kind.startswith("*"))
@@ -128,7 +137,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, config: Config) 
     x may be a view of up to three dimensions whose rows are whole, such as the heads of a fused projection. A config
     with ROWS is for short rows, one with BLOCK for long ones; either is right for any.
     """
-    num_columns = x.shape[-1]
+    num_columns = _known(x.shape[-1])
     if x.stride(-1) != 1 or x.dim() > 3:
         x = x.contiguous().view(-1, num_columns)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -162,7 +171,7 @@ def add_rms_norm(
     """(rms_norm(x + residual), x + residual) of [T, N]; the sum is a new tensor, or the residual with `in_place`."""
     x, residual = x.contiguous(), residual.contiguous()
     out, total = torch.empty_like(x), residual if in_place else torch.empty_like(x)
-    num_columns = x.shape[-1]
+    num_columns = _known(x.shape[-1])
     if x.numel():
         variant = norm_variant(type_name(x), type_name(weight), num_columns, config, add=True)
         grid = (x.numel() // num_columns,)

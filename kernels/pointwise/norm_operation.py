@@ -15,7 +15,7 @@ from ..precision import PrecisionPolicy
 from ..roofline import Elementwise, Op
 from ..variant import Config
 from .common import TOKENS, Pointwise, sizes, storage, worst
-from .norm import add_rms_norm, norm_variant, rms_norm, short_norm_variant
+from .norm import MAX_COLUMNS, add_rms_norm, norm_variant, rms_norm, short_norm_variant
 
 __all__ = ["ADD_RMS_NORM", "HEAD_NORM", "OPERATIONS", "RMS_NORM", "add_norm_error", "norm_error"]
 
@@ -61,14 +61,19 @@ class Norm(Pointwise):
         return tuple(Shape.of(n=model.hidden, t=tokens) for model in MODELS for tokens in TOKENS)
 
     def samples(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
-        return tuple(Shape.of(n=model.hidden, t=1) for model in MODELS)
+        """Of the models, and the longest that there may be."""
+        return tuple(Shape.of(n=n, t=1) for n in (*(model.hidden for model in MODELS), MAX_COLUMNS))
 
     def small(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
         return (Shape.of(n=200, t=5),)
 
     def configs(self, policy: PrecisionPolicy, shape: Shape) -> tuple[Config, ...]:
-        cuts = [(1024, 4), (512, 2), (2048, 8), (2048, 4), (4096, 8)]
-        return tuple(Config.of(warps, BLOCK=block) for block, warps in cuts if block == 1024 or block <= shape["n"])
+        """Up to 80 columns a thread, which stay in its registers; 64 where a block has twice as many warps."""
+        cuts = [(1024, 4), (512, 2), (2048, 8), (2048, 4), (4096, 8), (4096, 16)]
+        fitting = [(block, warps) for block, warps in cuts if shape["n"] <= 32 * warps * (80 if warps < 16 else 64)]
+        first, *others = fitting
+        cuts = [first, *((block, warps) for block, warps in others if block <= shape["n"])]
+        return tuple(Config.of(warps, BLOCK=block) for block, warps in cuts)
 
     def launches(self, policy: PrecisionPolicy, shape: Shape, config: Config) -> tuple[Launch, ...]:
         word = storage(policy)[1]

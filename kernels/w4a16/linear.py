@@ -12,7 +12,7 @@ from ..tuning import Choice, choose
 from ..variant import Config
 from ..weights import GroupedWeight
 from .operations import Kernel, kernel_for
-from .packed import PackedInt4, fuse, pack
+from .packed import PackedInt4, fuse, in_sixteens, pack
 
 __all__ = ["Int4Linear"]
 
@@ -25,8 +25,11 @@ class Int4Linear:
     """
 
     def __init__(self, weights: Sequence[GroupedWeight], rig: Rig) -> None:
-        """Weights of one input are one layer: Q, K and V, or gate and up. Raises ValueError as `pack` and `fuse` do."""
-        self._weight = _on(fuse([pack(weight) for weight in weights]), rig.device)
+        """Weights of one input are one layer: Q, K and V, or gate and up.
+
+        Raises ValueError as `pack` and `fuse` do, and for rows that the kernels were not compiled for.
+        """
+        self._weight = in_sixteens(_on(fuse([pack(weight) for weight in weights]), rig.device))
         self._rig = rig
         self._launches: dict[int, tuple[Kernel, Choice]] = {}  # by M
         self.kernel = self.choice(1)[0].name

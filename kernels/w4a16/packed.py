@@ -20,7 +20,7 @@ import torch
 from ..held import Held, size
 from ..weights import GroupedWeight
 
-__all__ = ["GROUP_SIZES", "TILE", "WORDS", "PackedInt4", "fuse", "pack", "unpack"]
+__all__ = ["GROUP_SIZES", "TILE", "WORDS", "PackedInt4", "fuse", "in_sixteens", "pack", "unpack"]
 
 TILE = 128  # columns
 WORDS = 16  # of a tile's row
@@ -72,6 +72,13 @@ def pack(weight: GroupedWeight) -> PackedInt4:
     zeros = weight.zeros.to(torch.int8).repeat_interleave(repeats, dim=1).T.contiguous()
     packed = words.transpose(0, 1).contiguous()
     return PackedInt4(packed, scales, zeros, group, weight.permutation, weight.bias)
+
+
+def in_sixteens(weight: PackedInt4) -> PackedInt4:
+    """As it is. Raises ValueError where N is not in sixteens, as kernels are compiled ahead."""
+    if weight.shape[0] % 16:
+        raise ValueError(f"int4 kernels are compiled for an N in sixteens, not {weight.shape[0]}")
+    return weight
 
 
 def unpack(weight: PackedInt4) -> torch.Tensor:
