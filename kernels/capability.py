@@ -81,13 +81,6 @@ class Capability:
         return self.threads_per_sm // self.warp
 
     @property
-    def stands_for_its_kind(self) -> bool:
-        """Whether what is seldom launched is compiled for it: 6.1 for those that multiply on the lanes, 8.9 for those
-        with tensor cores for all that there is, and little room.
-        """
-        return self.version in ((6, 1), (8, 9))
-
-    @property
     def torch_builds(self) -> tuple[str, ...]:
         """The CUDA builds of torch with machine code that runs here: same major, no higher minor."""
         return tuple(

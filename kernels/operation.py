@@ -45,8 +45,10 @@ class Shape:
 
     @property
     def plain(self) -> Shape:
-        """Without what no config depends on: bias "yes", and the type of a weight's scales where it is another."""
-        return Shape(tuple(field for field in self.fields if field[0] not in ("bias", "scales")))
+        """Without what no config depends on: bias "yes", the type of a weight's scales where it is another, and the
+        columns of each of the sums that zero points want.
+        """
+        return Shape(tuple(field for field in self.fields if field[0] not in ("bias", "scales", "sums")))
 
     def distance(self, other: Shape, exact: frozenset[str] = frozenset()) -> float:
         """Doublings between the two; infinite if words, or sizes named in `exact`, differ."""
@@ -61,6 +63,13 @@ class Shape:
             else:
                 total += abs(math.log2(value / against))
         return total
+
+    def apart(self, other: Shape, exact: frozenset[str] = frozenset()) -> float:
+        """Doublings between sizes that both have, those named in `exact` aside."""
+        others = dict(other.fields)
+        pairs = [(value, others[name]) for name, value in self.fields if name in others and name not in exact]
+        sizes = [(mine, theirs) for mine, theirs in pairs if isinstance(mine, int) and isinstance(theirs, int)]
+        return sum(abs(math.log2(mine / theirs)) for mine, theirs in sizes if mine and theirs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +129,10 @@ class Operation(Protocol):
         ...
 
     def samples(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
-        """A few that between them have every kernel and every branch: compiled for each capability.
+        """A few that between them have every kernel and every branch that a model can reach there.
 
-        What is seldom launched is there for the capabilities alone that stand for their kind.
+        All of them are compiled for each capability, and checked on a GPU. What is seldom launched is there once, on
+        a shape that leaves the kernel the fewest registers.
         """
         ...
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from itertools import cycle, product
+from itertools import product
 
 import torch
 import torch.nn.functional as F
@@ -30,8 +30,8 @@ _MAX_NEW = 2048  # tokens of a step
 _CHECKED_ROWS = 3  # of a sequence: all would take fp64 too long
 # (heads, kv_heads, head_dim, window) that none of MODELS has: phi-2, phi-3-mini, gemma-3-12b, from their config.json.
 _OTHERS = ((32, 32, 80, 0), (32, 32, 96, 2047), (16, 8, 256, 1024))
-# Of these and of MODELS, with windows those without, and the other way round.
-_SELDOM = ((14, 2, 64, 1024), (32, 32, 80, 1024), (28, 4, 128, 1024), (32, 32, 96, 0), (16, 8, 256, 0))
+# Of these and of MODELS, with windows those without, and the other way round; the last for KV in int8 as well.
+_SELDOM = ((14, 2, 64, 1024), (32, 32, 80, 1024), (32, 32, 96, 0), (16, 8, 256, 0), (28, 4, 128, 1024))
 
 
 class DecodeOperation:
@@ -47,7 +47,7 @@ class DecodeOperation:
         return _shapes(policy)
 
     def samples(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
-        return _samples(policy, (policy.storage, "int8"))
+        return _samples(policy)
 
     def small(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
         return tuple(_shape(2, 150, 6, 2, 80, window, kv) for window, kv in ((0, policy.storage), (40, "int8")))
@@ -103,7 +103,7 @@ class PrefillOperation:
         return tuple(map(_with_new, _shapes(policy)))
 
     def samples(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
-        return tuple(map(_with_new, _samples(policy, ("int8", policy.storage))))
+        return tuple(map(_with_new, _samples(policy)))
 
     def small(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
         return tuple(Shape.of(**dict(shape.fields), new=20) for shape in DECODE.small(policy))
@@ -164,16 +164,13 @@ def _shapes(policy: PrecisionPolicy) -> tuple[Shape, ...]:
     return (*found, *others)
 
 
-def _samples(policy: PrecisionPolicy, seldom: tuple[str, str]) -> tuple[Shape, ...]:
-    """All head dims, all group sizes, windows and none, both dtypes of KV, one split and many.
-
-    seldom  dtypes of KV in turn, for the head dims with windows where no model of the tables has one, and without
-    """
+def _samples(policy: PrecisionPolicy) -> tuple[Shape, ...]:
+    """All head dims with windows and without, all group sizes, both dtypes of KV, one split and many."""
     wanted = {(m.heads, m.kv_heads, m.head_dim) for m in MODELS[:3]} | {heads[:3] for heads in _OTHERS}
     found = [s for s in _shapes(policy) if (s["heads"], s["kv_heads"], s["dim"]) in wanted]
     first, *often = (s for s in found if (s["batch"], s["context"]) == (8, 2048))
-    others = (_shape(8, 2048, *heads, kv) for heads, kv in zip(_SELDOM, cycle(seldom), strict=False))
-    return (first, *(others if policy.capability.stands_for_its_kind else ()), *often)
+    seldom = (*((heads, policy.storage) for heads in _SELDOM), (_SELDOM[-1], "int8"))
+    return (first, *(_shape(8, 2048, *heads, kv) for heads, kv in seldom), *often)
 
 
 def _with_new(shape: Shape) -> Shape:

@@ -37,6 +37,8 @@ class Int8Linear:
     """y = x @ w.T + bias, both in int8. Raises ValueError for what the capability or the kernels do not take."""
 
     def __init__(self, weight: GroupedWeight, rig: Rig, configs: Configs) -> None:
+        if weight.shape[0] % 16:
+            raise ValueError(f"int8 kernels are compiled for an N in sixteens, not {weight.shape[0]}")
         self._configs = configs
         self._permutation = None if weight.permutation is None else weight.permutation.to(rig.device)
         self._weight = int8.pack(_on(weight, rig.device), rig.policy)
@@ -53,10 +55,10 @@ class Int8Linear:
         if self._permutation is not None:
             x = x.index_select(1, self._permutation)
         zeros = "no" if self._weight.zeros is None else "yes"
-        config = self._configs.of(
-            "w8a8", m=rounded(x.shape[0]), n=num_rows, k=num_columns, group=self._weight.group, zeros=zeros
-        )
-        return int8.linear(x.contiguous(), self._weight, config)
+        m = rounded(x.shape[0])
+        config = self._configs.of("w8a8", m=m, n=num_rows, k=num_columns, group=self._weight.group, zeros=zeros)
+        quantizing = self._configs.of(int8.quantizer(self._weight, x.shape[0]), m=m, k=num_columns)
+        return int8.linear(x.contiguous(), self._weight, config, quantizing)
 
 
 def _on(weight: GroupedWeight, device: torch.device) -> GroupedWeight:

@@ -74,13 +74,14 @@ class W4A16:
         return tuple(Shape.of(m=m, n=n, k=k, group=GROUP) for n, k in sorted(sizes) for m in self._numbers(policy))
 
     def samples(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
-        """The fewest tokens and the most, and groups that divide a tile; seldom a bias, or scales of another type."""
+        """The fewest tokens and the most, and what checkpoints have: smaller groups, a bias, scales of any type."""
         few, *_, many = self._numbers(policy)
         often = tuple(Shape.of(m=m, n=4096, k=4096, group=group) for m, group in ((few, 128), (many, 128), (many, 32)))
-        return (often[0], *(self._seldom(policy) if policy.capability.stands_for_its_kind else ()), *often[1:])
+        seldom = (_checkpoint(many, 16, "fp32"), _checkpoint(many, 64, _other_half(policy)))
+        return (often[0], *seldom, *self._seldom(policy), *often[1:])
 
     def _seldom(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
-        """Shapes of what is seldom launched."""
+        """More shapes of what is seldom launched."""
         return ()
 
     def small(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
@@ -146,9 +147,8 @@ class _Gemv(W4A16):
 
     def _seldom(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
         """The numbers of tokens that are tuned for as their neighbours, where this kernel is what they get."""
-        if policy.capability.bf16:
-            return (Shape.of(m=3, n=4096, k=4096, group=GROUP, bias="yes", scales="fp16"),)
-        return tuple(Shape.of(m=m, n=4096, k=4096, group=GROUP, bias="yes") for m in (3, 5, 6, 7))
+        numbers = () if policy.capability.bf16 else (3, 5, 6, 7)
+        return tuple(_checkpoint(m, GROUP, _other_half(policy)) for m in numbers)
 
     def configs(self, policy: PrecisionPolicy, shape: Shape) -> tuple[Config, ...]:
         """A block of 4 warps has 512 words in hand; REPEAT lots of rows share what was read of x."""
@@ -175,8 +175,7 @@ class _Gemm(W4A16):
 
     def _seldom(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
         """The bias is added by the kernel itself, or with the parts."""
-        sizes = ((1, 37_888, 3584), (64, 4096, 4096))
-        return tuple(Shape.of(m=m, n=n, k=k, group=GROUP, bias="yes", scales="fp16") for m, n, k in sizes)
+        return (_checkpoint(1, GROUP, _other_half(policy), n=37_888, k=3584), _checkpoint(16, 64, _other_half(policy)))
 
     def configs(self, policy: PrecisionPolicy, shape: Shape) -> tuple[Config, ...]:
         """Deep pipelines and several parts of K: what is waited for is memory."""
@@ -197,9 +196,6 @@ class _Gemm(W4A16):
 
 
 class _Dequantize(W4A16):
-    def _seldom(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
-        return (Shape.of(m=256, n=4096, k=4096, group=GROUP, scales="fp16"),)
-
     def configs(self, policy: PrecisionPolicy, shape: Shape) -> tuple[Config, ...]:
         return tuple(Config.of(4, 1, ROWS=rows) for rows in (32, 64, 16))
 
@@ -207,6 +203,15 @@ class _Dequantize(W4A16):
         scales = _types(policy, shape)["scales"]
         variant = dequantize.dequantize_variant(policy.compute, shape["group"], config, scales=scales)
         return (Launch(variant, dequantize.dequantize_grid(shape["n"], shape["k"], config)),)
+
+
+def _checkpoint(m: int, group: int, scales: str, n: int = 4096, k: int = 4096) -> Shape:
+    """With a bias, and scales of the type that the checkpoint has."""
+    return Shape.of(m=m, n=n, k=k, group=group, bias="yes", scales=scales)
+
+
+def _other_half(policy: PrecisionPolicy) -> str:
+    return "fp16" if policy.storage == "bf16" else "bf16"
 
 
 class _Types(TypedDict):

@@ -25,6 +25,7 @@ __all__ = ["BLOCK", "Fp8", "Fp8Weight", "linear", "pack"]
 
 BLOCK = 128  # rows and columns that share a scale
 ROWS = (1, 2, 4, 8, 16, 32, 64, 256, 2048)
+ODD = 4112  # columns: sixteens, and no multiple of a step
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +69,9 @@ def pack(weight: Fp8Weight) -> Rows8:
     return Rows8(codes, weight.scales.expand(num_rows, 1).T.contiguous(), bias=weight.bias)
 
 
-def linear(x: torch.Tensor, weight: Rows8, config: Config) -> torch.Tensor:
-    """y [M, N] = x [M, K] @ w.T + bias in the dtype of x; contiguous x."""
-    return tensor_cores.multiply(quantize_rows(x, "fp8"), weight, x.dtype, config)
+def linear(x: torch.Tensor, weight: Rows8, config: Config, quantizing: Config | None = None) -> torch.Tensor:
+    """y [M, N] = x [M, K] @ w.T + bias in the dtype of x; contiguous x. quantizing: config of quantize_rows_fp8."""
+    return tensor_cores.multiply(quantize_rows(x, "fp8", quantizing), weight, x.dtype, config)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +92,10 @@ class Fp8:
         return tuple(Shape.of(m=m, n=n, k=k, group=group) for group in (0, BLOCK) for n, k in sizes for m in ROWS)
 
     def samples(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
+        """With and without blocks; of each, a bias and a K that ends within a step."""
         often = tuple(Shape.of(m=m, n=4096, k=4096, group=g) for g in (0, BLOCK) for m in (1, 16, 32, 64, 2048))
-        biased = (Shape.of(m=m, n=4096, k=4096, group=BLOCK, bias="yes") for m in (16, 2048))
-        return (often[0], *(biased if policy.capability.stands_for_its_kind else ()), *often[1:])
+        seldom = (Shape.of(m=m, n=4096, k=ODD, group=g, bias="yes") for g in (0, BLOCK) for m in (16, 2048))
+        return (often[0], *seldom, *often[1:])
 
     def small(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
         return tuple(Shape.of(m=m, n=128, k=256, group=group) for group in (0, BLOCK) for m in (3, 20))

@@ -25,11 +25,12 @@ from ..variant import Config
 from ..weights import GroupedWeight
 from . import dp4a, dp4a_gemv, tensor_cores
 from .packed import PanelsInt8, pack_panels, pack_rows
+from .quantize_panels import CONFIG as PANELS
 from .quantize_panels import QuantizedPanels, quantize_panels
 from .quantize_rows import QuantizedRows, quantize_rows
 from .tensor_cores import Rows8
 
-__all__ = ["W8A8", "linear", "pack", "product", "quantize"]
+__all__ = ["W8A8", "linear", "pack", "product", "quantize", "quantizer"]
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 256, 2048)
 PART = 16  # columns of which every kernel takes all or none together
@@ -44,14 +45,20 @@ def pack(weight: GroupedWeight, policy: PrecisionPolicy) -> PACKED:
     return pack_panels(weight) if policy.int8.arithmetic == "dp4a" else pack_rows(weight)
 
 
-def quantize(x: torch.Tensor, weight: PACKED) -> QUANTIZED:
-    """Contiguous x [M, K] as the product with that weight wants it."""
+def quantizer(weight: PACKED, num_rows: int) -> str:
+    """The operator that `quantize` launches, by the name of its tables."""
+    panels = isinstance(weight, PanelsInt8) and num_rows > dp4a_gemv.MAX_ROWS
+    return "quantize_panels" if panels else "quantize_rows_int8"
+
+
+def quantize(x: torch.Tensor, weight: PACKED, config: Config | None = None) -> QUANTIZED:
+    """Contiguous x [M, K] as the product with that weight wants it. config: of the `quantizer`; None: the default."""
     with_sums = weight.zeros is not None
+    if quantizer(weight, x.shape[0]) == "quantize_panels":
+        return quantize_panels(x, config or PANELS, group=weight.group, with_sums=with_sums)
     if isinstance(weight, Rows8):
-        return quantize_rows(x, "int8", group=weight.group, with_sums=with_sums)
-    if x.shape[0] <= dp4a_gemv.MAX_ROWS:
-        return quantize_rows(x, "int8", with_sums=with_sums and weight.group == 0)
-    return quantize_panels(x, group=weight.group, with_sums=with_sums)
+        return quantize_rows(x, "int8", config, group=weight.group, with_sums=with_sums)
+    return quantize_rows(x, "int8", config, with_sums=with_sums and weight.group == 0)
 
 
 def product(x: QUANTIZED, weight: PACKED, dtype: torch.dtype, config: Config) -> torch.Tensor:
@@ -65,9 +72,12 @@ def product(x: QUANTIZED, weight: PACKED, dtype: torch.dtype, config: Config) ->
     return dp4a_gemv.gemv(x, weight, dtype, config)
 
 
-def linear(x: torch.Tensor, weight: PACKED, config: Config) -> torch.Tensor:
-    """y [M, N] = x [M, K] @ w.T + bias in the dtype of x; contiguous x, columns in the order of the packed weight's."""
-    return product(quantize(x, weight), weight, x.dtype, config)
+def linear(x: torch.Tensor, weight: PACKED, config: Config, quantizing: Config | None = None) -> torch.Tensor:
+    """y [M, N] = x [M, K] @ w.T + bias in the dtype of x; contiguous x, columns in the order of the packed weight's.
+
+    quantizing  config of the `quantizer`; None: its default
+    """
+    return product(quantize(x, weight, quantizing), weight, x.dtype, config)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +99,21 @@ class W8A8:
         return tuple(Shape.of(m=m, n=n, k=k, group=g, zeros=z) for g, z in kinds for n, k in sizes for m in ROWS)
 
     def samples(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
-        kinds = ((0, "no"), (0, "yes"), (128, "yes"), (32, "no"))
-        often = tuple(Shape.of(m=m, n=4096, k=4096, group=g, zeros=z) for g, z in kinds for m in (1, 8, 16, 64, 2048))
-        if not policy.capability.stands_for_its_kind:
-            return often
-        # a bias, scales in fp16 beside bf16, and the numbers of tokens that are tuned for as their neighbours
-        rows = (3, 5, 6, 7, 64) if _by_dp4a(policy) else (16, 2048)
-        words = {"zeros": "yes", "bias": "yes", "scales": "fp16"}
-        return (often[0], *(Shape.of(m=m, n=4096, k=4096, group=128, **words) for m in rows), *often[1:])
+        """Scales of rows and of groups, and what checkpoints have: other groups, zero points, a bias, any scales."""
+        other = "bf16" if policy.storage == "fp16" else "fp16"
+        kinds = ((0, "no"), (128, "yes"))
+        often = tuple(_sample(m, group, zeros) for group, zeros in kinds for m in (1, 8, 16, 64, 2048))
+        seldom = (
+            *(_sample(m, 128, "no") for m in (1, 16, 2048)),
+            *(_sample(m, 32, "no") for m in (8, 64)),
+            *(_sample(m, 64, "yes", bias="yes", scales="fp32") for m in (8, 2048)),
+            *(_sample(m, 0, "yes", bias="yes", scales=other) for m in (8, 64, 2048)),
+        )
+        if _by_dp4a(policy):  # the numbers of rows that are tuned for as their neighbours
+            own = (_sample(m, 128, "yes", bias="yes", scales=other) for m in (3, 5, 6, 7))
+        else:  # a K that ends within a step
+            own = (_sample(m, 0, "no", k=4112, bias="yes") for m in (16, 2048))
+        return (often[0], *seldom, *own, *often[1:])
 
     def small(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
         kinds = ((0, "no"), (128, "yes"))
@@ -176,6 +193,10 @@ def product_error(x: QuantizedRows, weight: GroupedWeight, found: torch.Tensor) 
     depth = 4 + len(codes)  # additions at most, and as fp32, by two scales, and with the bias
     bound = rounding(found) * expected.abs() + depth * 2.0**-24 * terms + smallest(found.dtype)
     return float(((found.double() - expected).abs() / bound).max())
+
+
+def _sample(m: int, group: int, zeros: str, k: int = 4096, **words: str) -> Shape:
+    return Shape.of(m=m, n=4096, k=k, group=group, zeros=zeros, **words)
 
 
 def _by_dp4a(policy: PrecisionPolicy) -> bool:

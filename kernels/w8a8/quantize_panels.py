@@ -20,7 +20,17 @@ from ..operation import Launch, Problem, Shape
 from ..precision import PrecisionPolicy
 from ..roofline import Op
 from ..variant import Config, Variant
-from .quantize_rows import QuantizedRows, QuantizeRows, magnitude_bits, round_to_int, rounding_error, scale_of
+from .quantize_rows import (
+    SUMMED,
+    QuantizedRows,
+    QuantizeRows,
+    magnitude_bits,
+    round_to_int,
+    rounding_error,
+    scale_of,
+    summing,
+    sums_error,
+)
 
 __all__ = [
     "CONFIG",
@@ -129,12 +139,12 @@ def unpacked(x: QuantizedPanels) -> QuantizedRows:
     """The same in rows."""
     panels, words, rows = x.words.shape
     codes = x.words.transpose(1, 2).reshape(panels * rows, words).contiguous().view(torch.int8)
-    return QuantizedRows(codes[: x.scales.shape[0]], x.scales)
+    return QuantizedRows(codes[: x.scales.shape[0]], x.scales, x.sums)
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizePanels:
-    """Activations to panels, as an operator, where the policy has dp4a. Shape: m rows of k columns."""
+    """Activations to panels, as an operator, where the policy has dp4a. Shape: as that of QuantizeRows."""
 
     name: str = "quantize_panels"
     exact: frozenset[str] = frozenset()
@@ -148,10 +158,10 @@ class QuantizePanels:
         return tuple(shape for shape in QuantizeRows("int8").shapes(policy) if shape["m"] > 8)
 
     def samples(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
-        return (Shape.of(m=2048, k=4096),)
+        return (Shape.of(m=2048, k=4096), *(Shape.of(m=2048, k=4096, sums=group) for group in (0, *SUMMED)))
 
     def small(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
-        return (Shape.of(m=20, k=256),)
+        return (Shape.of(m=20, k=256), Shape.of(m=20, k=256, sums=128))
 
     def configs(self, policy: PrecisionPolicy, shape: Shape) -> tuple[Config, ...]:
         others = tuple(
@@ -160,7 +170,9 @@ class QuantizePanels:
         return (CONFIG, *others)
 
     def launches(self, policy: PrecisionPolicy, shape: Shape, config: Config) -> tuple[Launch, ...]:
-        return (Launch(panels_variant(policy.storage, config), panels_grid(shape["m"], config)),)
+        with_sums, group = summing(shape)
+        variant = panels_variant(policy.storage, config, group=group, with_sums=with_sums)
+        return (Launch(variant, panels_grid(shape["m"], config)),)
 
     def work(self, policy: PrecisionPolicy, shape: Shape) -> Op:
         return QuantizeRows("int8").work(policy, shape)
@@ -169,6 +181,11 @@ class QuantizePanels:
         dtype = TORCH[policy.storage]
         generator = torch.Generator(device).manual_seed(seed)
         x = torch.randn((shape["m"], shape["k"]), generator=generator, device=device).to(dtype)
+        with_sums, group = summing(shape)
+
+        def error(found: QuantizedPanels) -> float:
+            rows = unpacked(found)
+            return max(rounding_error(x, rows, "int8"), sums_error(rows, shape))
 
         def by_torch() -> torch.Tensor:
             codes = (x.float() / (x.abs().amax(1, keepdim=True).float() / 127)).round().to(torch.int8)
@@ -177,8 +194,8 @@ class QuantizePanels:
             return words.view(-1, PANEL, words.shape[1]).transpose(1, 2).contiguous()
 
         return Problem(
-            run=lambda config: quantize_panels(x, config),
-            error=lambda found: rounding_error(x, unpacked(found), "int8"),
+            run=lambda config: quantize_panels(x, config, group=group, with_sums=with_sums),
+            error=error,
             work=self.work(policy, shape),
             peers={"torch": by_torch},
         )

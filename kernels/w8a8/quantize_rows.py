@@ -29,17 +29,21 @@ from ..variant import Config, Variant
 
 __all__ = [
     "LEVELS",
+    "SUMMED",
     "Codes",
     "QuantizeRows",
     "QuantizedRows",
     "quantize_rows",
     "rows_config",
     "rows_variant",
+    "summing",
+    "sums_error",
 ]
 
 Codes = Literal["int8", "fp8"]
 LEVELS: dict[Codes, float] = {"int8": 127.0, "fp8": 448.0}
 CODE_TYPE: dict[Codes, torch.dtype] = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+SUMMED = (32, 64, 128)  # columns that may have a sum of their own
 ONE_PASS = 32_768  # columns: 64 numbers for each of 512 threads
 
 
@@ -187,7 +191,7 @@ def quantize_rows(
 
 @dataclass(frozen=True, slots=True)
 class QuantizeRows:
-    """Activations to 8 bits, as an operator. Shape: m rows of k columns."""
+    """Activations to 8 bits, as an operator. Shape: m rows of k columns; `sums`: of so many columns each, 0: all."""
 
     kind: Codes
     exact: frozenset[str] = frozenset({"k"})
@@ -205,10 +209,17 @@ class QuantizeRows:
         return tuple(Shape.of(m=m, k=k) for k in widths for m in (1, 8, 64, 2048))
 
     def samples(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
-        return tuple(Shape.of(m=8, k=k) for k in (896, 25_600, 53_248))
+        """Few columns, the most of one pass, and two passes; the sums that products with that unit ask for."""
+        plain = tuple(Shape.of(m=8, k=k) for k in (896, 25_600, 53_248))
+        if self.kind == "fp8" or policy.int8 is None:
+            return plain
+        groups = (0,) if policy.int8.arithmetic == "dp4a" else (0, *SUMMED)
+        sums = (Shape.of(m=8, k=25_600, sums=group) for group in groups)
+        return (*plain[:2], *sums, Shape.of(m=8, k=53_248, sums=groups[-1]), plain[2])
 
     def small(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
-        return (Shape.of(m=3, k=896),)
+        small = (Shape.of(m=3, k=896),)
+        return (*small, Shape.of(m=3, k=896, sums=0)) if self.kind == "int8" else small
 
     def configs(self, policy: PrecisionPolicy, shape: Shape) -> tuple[Config, ...]:
         first = rows_config(shape["k"])
@@ -217,16 +228,20 @@ class QuantizeRows:
         return (first, *fitting)
 
     def launches(self, policy: PrecisionPolicy, shape: Shape, config: Config) -> tuple[Launch, ...]:
-        variant = rows_variant(policy.storage, shape["k"], self.kind, config)
+        with_sums, group = summing(shape)
+        variant = rows_variant(policy.storage, shape["k"], self.kind, config, group=group, with_sums=with_sums)
         return (Launch(variant, (shape["m"],)),)
 
     def work(self, policy: PrecisionPolicy, shape: Shape) -> Op:
-        return Elementwise(shape["m"] * (3 * shape["k"] + 4), 4 * shape["m"] * shape["k"])
+        with_sums, group = summing(shape)
+        sums = shape["k"] // (group or shape["k"]) if with_sums else 0
+        return Elementwise(shape["m"] * (3 * shape["k"] + 4 + 4 * sums), 4 * shape["m"] * shape["k"])
 
     def problem(self, policy: PrecisionPolicy, shape: Shape, device: torch.device, seed: int = 0) -> Problem:
         dtype = TORCH[policy.storage]
         generator = torch.Generator(device).manual_seed(seed)
         x = torch.randn((shape["m"], shape["k"]), generator=generator, device=device).to(dtype)
+        with_sums, group = summing(shape)
 
         def by_torch() -> torch.Tensor:
             scales = x.abs().amax(1, keepdim=True).float() / LEVELS[self.kind]
@@ -234,11 +249,27 @@ class QuantizeRows:
             return (codes.round() if self.kind == "int8" else codes).to(CODE_TYPE[self.kind])
 
         return Problem(
-            run=lambda config: quantize_rows(x, self.kind, config),
-            error=lambda found: rounding_error(x, found, self.kind),
+            run=lambda config: quantize_rows(x, self.kind, config, group=group, with_sums=with_sums),
+            error=lambda found: max(rounding_error(x, found, self.kind), sums_error(found, shape)),
             work=self.work(policy, shape),
             peers={"torch": by_torch},
         )
+
+
+def summing(shape: Shape) -> tuple[bool, int]:
+    """Whether there are sums, and of how many columns each; 0: of all."""
+    group = shape.get("sums", None)
+    return group is not None, group or 0
+
+
+def sums_error(found: QuantizedRows, shape: Shape) -> float:
+    """0, or infinity where the sums that the shape asks for are not those of the codes: they are exact."""
+    with_sums, group = summing(shape)
+    if not with_sums:
+        return 0.0
+    num_rows, num_columns = found.codes.shape
+    expected = found.codes.long().view(num_rows, -1, group or num_columns).sum(2).T
+    return 0.0 if found.sums is not None and torch.equal(found.sums[:, :num_rows].long(), expected) else float("inf")
 
 
 def rounding_error(x: torch.Tensor, found: QuantizedRows, kind: Codes) -> float:

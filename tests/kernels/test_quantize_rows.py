@@ -78,7 +78,7 @@ def test_zeros_and_what_is_no_number(kind: Codes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_rows", "num_columns", "group"), [(1, 96, 32), (130, 256, 128), (33, 192, 64), (5, 208, 0)]
+    ("num_rows", "num_columns", "group"), [(1, 96, 32), (130, 128, 64), (33, 256, 128), (5, 208, 0)]
 )
 def test_panels_hold_what_rows_do(num_rows: int, num_columns: int, group: int) -> None:
     x = rows(num_rows, num_columns)

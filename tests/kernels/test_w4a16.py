@@ -18,7 +18,7 @@ from motley.kernels.operation import Operation, Shape
 from motley.kernels.precision import policy_of
 from motley.kernels.rig import stand_in
 from motley.kernels.tuning import Entry, Table, write
-from motley.kernels.variant import Config, Variant
+from motley.kernels.variant import Config
 from motley.kernels.w4a16 import dequantize
 from motley.kernels.w4a16 import gemm as w4a16_gemm
 from motley.kernels.w4a16 import gemv as w4a16_gemv
@@ -201,24 +201,6 @@ def test_a_problem_has_the_bias_and_the_scales_of_its_shape(operation: Operation
         assert problem.error(runs[-1]) <= 1
         assert problem.error(runs[0]) <= 1 or words, "of the same numbers, but for the words"
     assert problem.error(runs[0]) > 1
-
-
-def test_what_is_seldom_launched_is_compiled_for_each_kind_of_capability() -> None:
-    kernels: dict[tuple[int, int], list[Variant]] = {}
-    for version in ((6, 1), (8, 9)):
-        policy = policy_of(*version)
-        for operation in OPERATIONS:
-            for shape in () if operation.refusal(policy) else operation.samples(policy):
-                launches = operation.launches(policy, shape, operation.configs(policy, shape)[0])
-                kernels.setdefault(version, []).extend(launch.variant for launch in launches)
-    gemvs = [kernel.all_constants for kernel in kernels[6, 1] if kernel.name == "w4a16_gemv"]
-    assert {constants["M"] for constants in gemvs} == set(range(1, 9)) - {2, 4}, "2 and 4 are tuned"
-    assert {constants["BIAS"] for constants in gemvs} == {True, False}
-    for name in ("w4a16_gemv", "w4a16_gemm", "w4a16_dequantize"):
-        scales = {dict(kernel.types)["scales"] for kernel in kernels[8, 9] if kernel.name == name}
-        assert scales == {"*bf16", "*fp16"}
-    biased = {kernel.name for kernel in kernels[8, 9] if kernel.all_constants.get("BIAS")}
-    assert biased == {"w4a16_gemv", "w4a16_gemm"}
 
 
 def by_name(name: str) -> Device:
