@@ -11,15 +11,19 @@ import subprocess
 import tempfile
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from .precision import triton_has
 from .variant import Variant
 
+# Triton writes one PTX for all of a family, but for its target; the assembler alone tells them apart, and takes a
+# tenth of the time. The matrix compiles a kernel of each operator for each member in full, and compares.
+FAMILIES = (((6, 0), (6, 1), (7, 0)), ((8, 6), (8, 9)), ((10, 0), (10, 3)))
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 _INSTRUCTION = re.compile(r"(?:^|[;{])\s*(?:@!?%?\w+\s+)?([a-z][A-Za-z0-9_.:]*)\s", re.MULTILINE)
+_TARGET = re.compile(r"\.target sm_\d+(a?)")
 _LABEL = re.compile(r"^\s*(\$\w+):", re.MULTILINE)
 _BRANCH = re.compile(r"\bbra(?:\.uni)?\s+(\$\w+);")
 # Whatever has a half in its name computes in halves, but for moves and for conversions to and from other types.
@@ -46,6 +50,10 @@ class Compiled:
     threads: int
     seconds: float
     ptx: str
+
+    def same_ptx(self, other: Compiled) -> bool:
+        """Their targets aside."""
+        return _TARGET.sub("", self.ptx) == _TARGET.sub("", other.ptx)
 
     def mix(self) -> Counter[str]:
         """PTX instructions by full name, as often as they are written."""
@@ -95,6 +103,28 @@ def compile_variant(variant: Variant, capability: tuple[int, int]) -> Compiled:
         32 * kernel.metadata.num_warps,
         seconds,
         kernel.asm["ptx"],
+    )
+
+
+def family_of(capability: tuple[int, int]) -> tuple[int, int]:
+    """The capability by whose name its family goes."""
+    return next((family[0] for family in FAMILIES if capability in family), capability)
+
+
+def assembled(compiled: Compiled, variant: Variant, capability: tuple[int, int]) -> Compiled:
+    """What was compiled for one of a family, for another: the same PTX through the same assembler."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler.compiler import make_backend
+
+    number = 10 * capability[0] + capability[1]
+    backend: Any = make_backend(GPUTarget("cuda", number, 32))
+    options = backend.parse_options(options_of(variant))
+    began = time.perf_counter()
+    ptx = _TARGET.sub(rf".target sm_{number}\1", compiled.ptx)
+    registers, stack, _, local = _usage(backend.make_cubin(ptx, {}, options, number))
+    seconds = time.perf_counter() - began
+    return replace(
+        compiled, capability=capability, registers=registers, spilled=stack + local, seconds=seconds, ptx=ptx
     )
 
 

@@ -1,14 +1,18 @@
-"""Many kernels compiled at once, on as many cores as there are: each of them once, whoever asks for it."""
+"""Many kernels compiled at once, on as many cores as there are: each of them once, whoever asks for it.
+
+What several capabilities of a family want is compiled for one of them, and assembled for each.
+"""
 
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from .aot import Compiled, compile_variant
+from .aot import Compiled, assembled, compile_variant, family_of
 from .operation import Launch, Shape
 from .precision import policy_of
 from .registry import operation
@@ -48,28 +52,60 @@ def compile_all(
     In processes of their own: Triton's compiler holds the interpreter's lock. Not under TRITON_INTERPRET.
     """
     wanted = {job: job.launches() for job in jobs}
-    sources: dict[Any, tuple[Job, int]] = {}
+    sources: dict[Any, dict[tuple[int, int], tuple[Job, int]]] = {}
     for job, launches in wanted.items():
         for index, launch in enumerate(launches):
-            sources.setdefault(_key(job, launch), (job, index))
-    found: dict[Any, Result] = {}
+            sources.setdefault(_key(job, launch), {}).setdefault(job.capability, (job, index))
+    proven: set[tuple[str, tuple[int, int]]] = set()  # operators and families
+    found: dict[tuple[Any, tuple[int, int]], Result] = {}
+    total = sum(map(len, sources.values()))
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        futures = {pool.submit(_compile, job, index): key for key, (job, index) in sources.items()}
-        for count, future in enumerate(as_completed(futures), 1):
-            found[futures[future]] = future.result()
-            done(count, len(futures))
-    return {job: tuple((launch, found[_key(job, launch)]) for launch in launches) for job, launches in wanted.items()}
+        futures = {}
+        for key, members in sources.items():
+            first, *others = members.values()
+            about = first[0].op, family_of(first[0].capability)
+            futures[pool.submit(_compile, *first, [job for job, _ in others], prove=about not in proven)] = key
+            if others:
+                proven.add(about)
+        for future in as_completed(futures):
+            key = futures[future]
+            found |= {(key, capability): result for capability, result in future.result().items()}
+            done(len(found), total)
+    return {
+        job: tuple((launch, found[_key(job, launch), job.capability]) for launch in launches)
+        for job, launches in wanted.items()
+    }
 
 
 def _key(job: Job, launch: Launch) -> Any:
     variant = launch.variant
     return (
-        job.capability, variant.function, variant.types, variant.constants, variant.config, variant.aligned
+        family_of(job.capability), variant.function, variant.types, variant.constants, variant.config, variant.aligned
     )  # fmt: skip
 
 
-def _compile(job: Job, index: int) -> Result:
+def _compile(job: Job, index: int, others: Sequence[Job], *, prove: bool) -> dict[tuple[int, int], Result]:
+    """One kernel for `job`'s capability, and for those of its family in `others`.
+
+    prove  compile those in full as well: whatever is not the same PTX is a failure
+    """
+    variant = job.launches()[index].variant
+    first = _attempt(lambda: compile_variant(variant, job.capability))
+    found = {job.capability: first}
+    for other in (each.capability for each in others):
+        if isinstance(first, Failed):
+            found[other] = first
+            continue
+        found[other] = _attempt(partial(assembled, first, variant, other))
+        if prove:
+            full = _attempt(partial(compile_variant, variant, other))
+            if isinstance(full, Failed) or not full.same_ptx(first):
+                found[other] = Failed(f"its PTX is not that of {job.capability}: they are no family")
+    return found
+
+
+def _attempt(compile_: Callable[[], Compiled]) -> Result:
     try:
-        return compile_variant(job.launches()[index].variant, job.capability)
+        return compile_()
     except Exception as error:  # noqa: BLE001  Triton raises whatever its passes do
         return Failed(f"{type(error).__name__}: {str(error)[:500]}")
