@@ -7,8 +7,11 @@ ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
-# What torch 2.13 pins, in its builds for CUDA 12.6 and 13.0 alike: those of the two images.
-IMAGE_TRITON := 3.7.1
+# Those of the images, from the table in pyproject.toml: each once.
+IMAGE_TRITONS := $(sort $(shell sed -n 's/^cu[0-9]* = .*triton = "\([0-9.]*\)".*/\1/p' pyproject.toml))
+# Of the ten minutes that compiling for every capability may take, on two cores with nothing cached.
+MATRIX_S := 520
+NEWEST_S := 80
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # One entry of pyproject.toml, so that a version range is written down once.
 ENTRY = $(BIN)/python -c "import sys, tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; $(1)"
@@ -59,9 +62,11 @@ unit-rest: $(VENV)/.dev
 unit-kernels: $(VENV)/.dev
 	$(BIN)/pytest tests/kernels
 
-kernels: $(VENV)/.dev $(VENV)/.triton-$(IMAGE_TRITON)  ## all that is launched, compiled for every capability; with no GPU
-	$(BIN)/motley kernels compile --all --summary
-	PYTHONPATH=$(VENV)/triton-$(IMAGE_TRITON) $(BIN)/motley kernels compile --all --quick --summary
+kernels: $(VENV)/.dev $(IMAGE_TRITONS:%=$(VENV)/.triton-%)  ## all that is launched, compiled for every capability; with no GPU
+	@for version in $(IMAGE_TRITONS); do \
+	  PYTHONPATH=$(VENV)/triton-$$version $(BIN)/motley kernels compile --all --summary --budget $(MATRIX_S) || exit 1; \
+	done
+	$(BIN)/motley kernels compile --all --quick --summary --budget $(NEWEST_S)
 
 gencode: $(VENV)/.protos  ## the gRPC code is what the protos make
 	$(VENV)/protos/bin/python cluster/protos/generate.py --check
@@ -96,8 +101,8 @@ $(VENV)/.torch: pyproject.toml $(VENV)/.python
 	@touch $@
 
 # Beside the newest Triton, which builds of torch for CPUs leave to us.
-$(VENV)/.triton-$(IMAGE_TRITON): $(VENV)/.python
-	@$(PIP) --no-deps --target $(VENV)/triton-$(IMAGE_TRITON) triton==$(IMAGE_TRITON)
+$(VENV)/.triton-%: $(VENV)/.python
+	@$(PIP) --no-deps --target $(VENV)/triton-$* triton==$*
 	@touch $@
 
 # A venv of its own: the generator wants an older protobuf than the one that runs.

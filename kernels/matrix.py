@@ -16,7 +16,7 @@ from .precision import policy_of
 from .static import fault
 from .tuning import choose, tabled_devices
 
-__all__ = ["Row", "markdown", "picks", "run", "write"]
+__all__ = ["Row", "markdown", "picks", "run", "verdict", "write"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +51,40 @@ def picks(operation: Operation, capability: tuple[int, int], *, quick: bool = Fa
     """What is launched there: the samples, and every shape that is tuned, each with the config it would get.
 
     By every table that there is, of the capability and of single devices; with how each config was found.
-    quick: the first sample and the last.
+
+    quick: of each kernel the first that a table has this very shape for, else the first: enough to see that another
+    Triton compiles it, without spills and to the same instructions.
     """
     policy = policy_of(*capability)
     if operation.refusal(policy):
         return {}
-    samples = operation.samples(policy)
-    shapes = dict.fromkeys((samples[0], samples[-1]) if quick else (*samples, *operation.shapes(policy)))
+    shapes = dict.fromkeys((*operation.samples(policy), *operation.shapes(policy)))
     found: dict[Job, str] = {}
     for shape in shapes:
         for sms in (None, *tabled_devices(policy.capability)):
             choice = choose(operation, policy, shape, sms)
             found.setdefault(Job(operation.name, capability, shape, choice.config), choice.how)
-    return found
+    return _one_of_each(found) if quick else found
+
+
+def _one_of_each(found: Mapping[Job, str]) -> dict[Job, str]:
+    """Jobs that between them launch every kernel."""
+    by_tables_first = sorted(found.items(), key=lambda item: "this shape in" not in item[1])
+    kept: dict[Job, str] = {}
+    kernels: set[str] = set()
+    for job, how in by_tables_first:
+        names = {launch.variant.name for launch in job.launches()}
+        if not names <= kernels:
+            kernels |= names
+            kept[job] = how
+    return kept
+
+
+def verdict(seconds: float, budget: float | None) -> str:
+    """How long it took, beside how long it may."""
+    if budget is None:
+        return f"{seconds:.0f} s"
+    return f"{seconds:.0f} s of {budget:.0f} s" + (": OVER its budget" if seconds > budget else "")
 
 
 def run(

@@ -33,10 +33,13 @@ def compile_(
     op: Annotated[list[str] | None, typer.Option(help="Operator; may be repeated; default: all.")] = None,
     workers: Annotated[int, typer.Option(help="Compilers at a time; 0: as many as cores.", min=0)] = 0,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Of each operator the first sample shape and the last.")
+        bool, typer.Option("--quick", help="Every kernel once for each capability, as it is tuned.")
     ] = False,
     table: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the table into that page, between its marks.")
+    ] = None,
+    budget: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="Say how long it took beside how long it may.", min=1.0)
     ] = None,
     summary: Annotated[bool, typer.Option("--summary", help="Print only what is at fault, and how many.")] = False,
     as_json: options.Json = False,
@@ -75,7 +78,10 @@ def compile_(
     else:
         for row in faults if summary else rows:
             print(_line(row))
-        print(f"Triton {_triton()['triton']}: {len(rows)} kernels, {len(faults)} at fault, {seconds:.0f} s")
+        print(
+            f"Triton {_triton()['triton']}: {len(rows)} kernels, {len(faults)} at fault, "
+            f"{matrix.verdict(seconds, budget)}"
+        )
     if table is not None:
         matrix.write(table, rows)
     if faults:

@@ -1,0 +1,51 @@
+"""The images' torch and Triton: one table in pyproject.toml, and what must agree with it."""
+
+from __future__ import annotations
+
+import subprocess
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from motley.kernels.capability import CAPABILITIES, TORCH_BUILDS, Capability
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+IMAGES: dict[str, dict[str, str]] = PROJECT["tool"]["motley"]["images"]
+
+
+def pins(name: str) -> Requirement:
+    return next(each for each in map(Requirement, PROJECT["project"]["dependencies"]) if each.name == name)
+
+
+@pytest.mark.parametrize("chip", CAPABILITIES.values(), ids=str)
+def test_every_capability_has_an_image(chip: Capability) -> None:
+    assert set(chip.torch_builds) & IMAGES.keys()
+
+
+@pytest.mark.parametrize("build", IMAGES)
+def test_an_image_has_what_this_project_takes(build: str) -> None:
+    assert build in TORCH_BUILDS
+    assert pins("torch").specifier.contains(IMAGES[build]["torch"])
+    assert pins("triton").specifier.contains(IMAGES[build]["triton"])
+
+
+def test_the_matrix_is_compiled_by_the_tritons_of_the_images() -> None:
+    said = subprocess.run(["make", "-n", "kernels"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    versions = " ".join(sorted({image["triton"] for image in IMAGES.values()}))
+    assert f"for version in {versions};" in said.stdout
+    assert all(
+        f"triton=={version}" in said.stdout or f".triton-{version}" in said.stdout for version in versions.split()
+    )
+
+
+def test_torch_pins_that_triton() -> None:
+    """Where a CUDA build of the images' torch is installed, that is what says so; builds for CPUs pin none."""
+    pinned = [each for each in map(Requirement, metadata.requires("torch") or ()) if each.name == "triton"]
+    versions = {image["triton"] for image in IMAGES.values() if metadata.version("torch").startswith(image["torch"])}
+    if not pinned or not versions:
+        pytest.skip("this torch is a build for CPUs, or not the images'")
+    assert versions == {spec.version for each in pinned for spec in each.specifier}

@@ -1,0 +1,108 @@
+"""What the matrix compiles for each capability: every variant that a model can reach there, seldom ones too."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+
+from motley.kernels.attention.common import HEAD_DIMS
+from motley.kernels.capability import CAPABILITIES
+from motley.kernels.matrix import markdown, picks, verdict
+from motley.kernels.operation import Launch, Shape
+from motley.kernels.precision import PrecisionPolicy, policy_of
+from motley.kernels.registry import OPERATIONS, operation
+from motley.kernels.w4a16.packed import GROUP_SIZES as INT4_GROUPS
+from motley.kernels.w8a8.packed import GROUP_SIZES as INT8_GROUPS
+
+POLICIES = [policy_of(*version) for version in CAPABILITIES]
+HALVES_AND_FP32 = {"*fp16", "*bf16", "*fp32"}
+
+
+@cache
+def compiled(name: str, version: tuple[int, int]) -> tuple[tuple[Shape, Launch], ...]:
+    jobs = picks(operation(name), version)
+    return tuple((job.shape, launch) for job in jobs for launch in job.launches())
+
+
+def values(name: str, policy: PrecisionPolicy, kernel: str) -> dict[str, set[Any]]:
+    """Of each constant and type of that kernel, those that are compiled."""
+    found: dict[str, set[Any]] = {}
+    for _, launch in compiled(name, policy.capability.version):
+        if launch.variant.name == kernel:
+            for field, value in (*launch.variant.types, *launch.variant.all_constants.items()):
+                found.setdefault(field, set()).add(value)
+    return found
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: str(policy.capability))
+def test_int4_has_every_group_scale_bias_and_number_of_tokens(policy: PrecisionPolicy) -> None:
+    gemv = values("w4a16_gemv", policy, "w4a16_gemv")
+    assert gemv["GROUP"] == set(INT4_GROUPS)
+    assert gemv["scales"] == HALVES_AND_FP32
+    assert gemv["BIAS"] == {True, False}
+    assert gemv["M"] == ({1, 2, 4, 8} if policy.capability.bf16 else set(range(1, 9)))
+    written = values("w4a16_dequantize", policy, "w4a16_dequantize")
+    assert (written["GROUP"], written["scales"]) == (set(INT4_GROUPS), HALVES_AND_FP32)
+    if policy.capability.bf16:
+        gemm = values("w4a16_gemm", policy, "w4a16_gemm")
+        assert (gemm["GROUP"], gemm["scales"]) == (set(INT4_GROUPS), HALVES_AND_FP32)
+        assert {(b, p) for b in gemm["BIAS"] for p in gemm["PARTED"]} >= {(True, False), (False, True)}
+
+
+@pytest.mark.parametrize(
+    "policy", [policy for policy in POLICIES if policy.int8], ids=lambda policy: str(policy.capability)
+)
+def test_int8_has_every_group_zero_scale_and_bias_and_the_sums_that_go_with_them(policy: PrecisionPolicy) -> None:
+    lanes = policy.int8 is not None and policy.int8.arithmetic == "dp4a"
+    for kernel in ("w8a8_gemv", "w8a8_dp4a") if lanes else ("w8a8_tensor",):
+        found = values("w8a8", policy, kernel)
+        assert found["GROUP"] == {0, *INT8_GROUPS}, kernel
+        assert found["w_scales"] == HALVES_AND_FP32
+        assert found["ZEROS"] == {True, False}
+        if lanes:
+            assert found["BIAS"] == {True, False}
+    if lanes:
+        assert values("w8a8", policy, "w8a8_gemv")["M"] == set(range(1, 9))
+        panels = values("quantize_panels", policy, "quantize_panels")
+        assert (panels["SUMS"], panels["GROUP"]) == ({True, False}, {0, *INT8_GROUPS})
+    else:
+        assert values("w8a8", policy, "w8a8_tensor")["EVEN"] == {True, False}
+    rows = values("quantize_rows_int8", policy, "quantize_rows_int8")
+    assert rows["SUMS"] == {True, False}
+    assert rows["GROUP"] == ({0} if lanes else {0, *INT8_GROUPS})
+    assert rows["WHOLE"] == {True, False}
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: str(policy.capability))
+@pytest.mark.parametrize("name", ["attention_decode", "attention_prefill"])
+def test_attention_has_every_head_dim_with_windows_and_without(name: str, policy: PrecisionPolicy) -> None:
+    found = {
+        (shape["dim"], shape["window"] > 0, shape["kv"])
+        for shape, launch in compiled(name, policy.capability.version)
+        if launch.variant.name != "attention_decode_reduce"
+    }
+    assert found >= {(dim, windowed, policy.storage) for dim in HEAD_DIMS for windowed in (True, False)}
+    assert found >= {(dim, dim in (96, 256), "int8") for dim in HEAD_DIMS} | {(128, True, "int8")}
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: str(policy.capability))
+def test_the_part_for_another_triton_has_every_kernel_as_it_is_tuned(policy: PrecisionPolicy) -> None:
+    version = policy.capability.version
+    for each in OPERATIONS:
+        part = picks(each, version, quick=True)
+        kernels = {launch.variant.name for job in part for launch in job.launches()}
+        assert kernels == {launch.variant.name for _, launch in compiled(each.name, version)}, each.name
+        assert each.refusal(policy) or any("this shape in" in how for how in part.values()), each.name
+
+
+def test_the_time_is_told_beside_its_budget() -> None:
+    assert verdict(412.4, 600) == "412 s of 600 s"
+    assert verdict(700, 600) == "700 s of 600 s: OVER its budget"
+    assert verdict(3.2, None) == "3 s"
+
+
+def test_a_table_has_a_column_for_each_capability() -> None:
+    head, rule = markdown([]).splitlines()
+    assert head.count("|") == rule.count("|") == len(CAPABILITIES) + 2
