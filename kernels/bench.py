@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .measure import Timing, copies, time_of
+from .measure import Rotation, Timing, time_of
 from .operation import Operation, Problem, Shape
 from .rig import Rig
 from .tuning import choose
@@ -16,7 +16,7 @@ from .variant import Config
 
 __all__ = ["Measurement", "measure", "of_operation"]
 
-MOST_COPIES = 512  # of the inputs: the smallest layers take so many to fill the largest cache several times
+MOST_COPIES = 512  # of the inputs; where so many do not fill the cache, it is swept between two runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +51,27 @@ class Measurement:
 def of_operation(operation: Operation, rig: Rig, shape: Shape) -> Measurement:
     """With the config that a launch would have, inputs rotated past the cache."""
     choice = choose(operation, rig.policy, shape, rig.about.sms)
-    count = copies(int(operation.work(rig.policy, shape).bytes), rig.cache_bytes, MOST_COPIES)
-    problems = [operation.problem(rig.policy, shape, rig.device, seed) for seed in range(count)]
-    return measure(operation.name, shape, problems, choice.config, choice.how, rig.device, 20 if rig.real else 1)
+    turns = Rotation.past(int(operation.work(rig.policy, shape).bytes), rig.cache_bytes, MOST_COPIES)
+    problems = [operation.problem(rig.policy, shape, rig.device, seed) for seed in range(turns.copies)]
+    rounds = 20 if rig.real else 1
+    return measure(operation.name, shape, problems, choice.config, choice.how, rig.device, rounds, turns.sweep_bytes)
 
 
 def measure(
-    op: str, shape: Shape, problems: Sequence[Problem], config: Config, how: str, device: torch.device, rounds: int = 20
+    op: str,
+    shape: Shape,
+    problems: Sequence[Problem],
+    config: Config,
+    how: str,
+    device: torch.device,
+    rounds: int = 20,
+    sweep_bytes: int = 0,
 ) -> Measurement:
-    """Correctness first, on the first problem; then time, over all of them in turn."""
+    """Correctness first, on the first problem; then time, over all of them in turn. sweep_bytes: of `time_of`."""
     first = problems[0]
     error = first.error(first.run(config))
-    timing = time_of([_run(problem, config) for problem in problems], device, rounds)
-    peers = {name: _peer(name, problems, device, rounds) for name in first.peers}
+    timing = time_of([_run(problem, config) for problem in problems], device, rounds, sweep_bytes=sweep_bytes)
+    peers = {name: _peer(name, problems, device, rounds, sweep_bytes) for name in first.peers}
     return Measurement(
         op, shape, config.to_json(), how, error, timing, first.work.bytes, first.work.operations, peers
     )  # fmt: skip
@@ -73,11 +81,11 @@ def _run(problem: Problem, config: Config) -> Callable[[], object]:
     return lambda: problem.run(config)
 
 
-def _peer(name: str, problems: Sequence[Problem], device: torch.device, rounds: int) -> Timing | str:
+def _peer(name: str, problems: Sequence[Problem], device: torch.device, rounds: int, sweep_bytes: int) -> Timing | str:
     runs = [problem.peers[name] for problem in problems]
     try:
         for run in runs:
             run()  # makes what it needs, which must not be measured
-        return time_of(runs, device, rounds)
+        return time_of(runs, device, rounds, sweep_bytes=sweep_bytes)
     except (RuntimeError, AttributeError, ValueError) as error:
         return f"not run: {type(error).__name__}: {str(error).splitlines()[0][:120]}"

@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
-__all__ = ["Timing", "copies", "copy_bandwidth", "time_of"]
+__all__ = ["Rotation", "Timing", "copy_bandwidth", "time_of"]
 
 Run = Callable[[], object]
+_SWEPT_COPIES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,22 +25,46 @@ class Timing:
     p80: float
 
 
-def time_of(runs: Sequence[Run], device: torch.device, rounds: int = 20, budget_s: float = 1.0) -> Timing:
+def time_of(
+    runs: Sequence[Run], device: torch.device, rounds: int = 20, budget_s: float = 1.0, sweep_bytes: int = 0
+) -> Timing:
     """Of one of `runs`, which do the same on inputs of their own, in turn, so that none finds its input in a cache.
 
     On a GPU all of them are captured into one CUDA graph: what is measured is the device, not who launches. At
     least three rounds, if so many are asked for, and no more than fit the budget. Raises what a run raises.
+
+    sweep_bytes  where the inputs together do not fill the cache: so much is written before each run, and the time
+                 of as many sweeps without runs is taken off
     """
-    once = _on_gpu(runs, device) if device.type == "cuda" else _on_cpu(runs)
+    sweep: list[Run] = []
+    if sweep_bytes:
+        room = torch.empty(sweep_bytes, dtype=torch.uint8, device=device)
+        sweep = [room.zero_]
+    both = [step for run in runs for step in (*sweep, run)]
+    once = _on_gpu(both, device) if device.type == "cuda" else _on_cpu(both)
     first = max(once(), 1e-7)
-    taken = [once() for _ in range(max(min(3, rounds), min(rounds, int(budget_s / first))))]
-    each = sorted(seconds / len(runs) for seconds in taken)
+    number = max(min(3, rounds), min(rounds, int(budget_s / first)))
+    taken = [once() for _ in range(number)]
+    aside = 0.0
+    if sweep:
+        alone = _on_gpu(sweep * len(runs), device) if device.type == "cuda" else _on_cpu(sweep * len(runs))
+        aside = statistics.median(alone() for _ in range(number))
+    each = sorted(max(seconds - aside, 1e-9) / len(runs) for seconds in taken)
     return Timing(each[len(each) // 5], statistics.median(each), each[-1 - len(each) // 5])
 
 
-def copies(num_bytes: int, cache_bytes: int, most: int = 64) -> int:
-    """How many inputs of that size it takes so that each has left the cache before its turn comes again."""
-    return max(2, min(most, -(-4 * cache_bytes // max(1, num_bytes))))
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """How inputs are kept out of the cache: so many copies in turn, or with few the cache swept before each."""
+
+    copies: int
+    sweep_bytes: int = 0
+
+    @classmethod
+    def past(cls, num_bytes: int, cache_bytes: int, most: int) -> Rotation:
+        """Inputs of that size have left the cache before their turn comes again; `most`: copies that can be made."""
+        wanted = max(2, -(-4 * cache_bytes // max(1, num_bytes)))
+        return cls(wanted) if wanted <= most else cls(_SWEPT_COPIES, 2 * cache_bytes)
 
 
 def copy_bandwidth(device: torch.device, num_bytes: int = 2**30) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from .measure import copies, time_of
+from .measure import Rotation, time_of
 from .operation import Operation, Problem, Shape
 from .rig import Rig
 from .tuning import Entry
@@ -14,7 +14,7 @@ from .variant import Config
 
 __all__ = ["Trial", "search"]
 
-MOST_COPIES = 256  # of the inputs: making them must not take longer than trying
+MOST_COPIES = 256  # of the inputs: making them must not take longer than trying; beyond, the cache is swept
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +39,13 @@ def search(
     configs  those to try; empty: all that the operator has
     """
     work = operation.work(rig.policy, shape)
-    count = copies(int(work.bytes), rig.cache_bytes, MOST_COPIES)
-    problems = [operation.problem(rig.policy, shape, rig.device, seed) for seed in range(count)]
+    turns = Rotation.past(int(work.bytes), rig.cache_bytes, MOST_COPIES)
+    problems = [operation.problem(rig.policy, shape, rig.device, seed) for seed in range(turns.copies)]
     best: Trial | None = None
     for number, config in enumerate(configs or operation.configs(rig.policy, shape)):
         # Inputs that no config has had before: what an earlier one left in memory is no answer to them.
-        fresh = operation.problem(rig.policy, shape, rig.device, seed=count + number)
-        trial = _try(config, fresh, problems, rig)
+        fresh = operation.problem(rig.policy, shape, rig.device, seed=turns.copies + number)
+        trial = _try(config, fresh, problems, rig, turns.sweep_bytes)
         tried(trial)
         if trial.seconds is not None and (best is None or best.seconds is None or trial.seconds < best.seconds):
             best = trial
@@ -56,13 +56,13 @@ def search(
     return Entry(best.config, facts)
 
 
-def _try(config: Config, fresh: Problem, problems: list[Problem], rig: Rig) -> Trial:
+def _try(config: Config, fresh: Problem, problems: list[Problem], rig: Rig, sweep_bytes: int) -> Trial:
     try:
         worst = fresh.error(fresh.run(config))
         if not worst <= 1.0:  # NaN is wrong as well
             return Trial(config, None, f"wrong: off by {worst:.3g} times what rounding explains")
         runs = [partial(problem.run, config) for problem in problems]
-        timing = time_of(runs, rig.device, rounds=20 if rig.real else 1, budget_s=0.05)
+        timing = time_of(runs, rig.device, 20 if rig.real else 1, budget_s=0.05, sweep_bytes=sweep_bytes)
     except Exception as error:  # noqa: BLE001  what Triton's compiler and CUDA raise has no common kind
         return Trial(config, None, f"{type(error).__name__}: {str(error)[:200]}")
     return Trial(config, timing.p50)

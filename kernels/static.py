@@ -24,7 +24,8 @@ __all__ = ["LAUNCH_S", "Candidate", "fault", "issue_seconds", "predict"]
 
 LAUNCH_S = 2e-6  # from one kernel to the next in a CUDA graph: some 2 us on every card
 COVERING_WARPS = 16  # of an SM: what loads in flight need to hide memory, as a rule of thumb
-_MULTIPLY_ADDS = {"fma.rn.f32": 1, "fma.rn.f16x2": 2, "dp4a.s32.s32": 4}  # of one thread's instruction
+# Of one thread's instruction; .f32x2 from 10.0: as many a clock as with two instructions, but one to issue.
+_MULTIPLY_ADDS = {"fma.rn.f32": 1, "fma.rn.f32x2": 2, "fma.rn.f16x2": 2, "dp4a.s32.s32": 4}
 _MATRIX = ("mma.", "wgmma.", "tcgen05.")
 
 

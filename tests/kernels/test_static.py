@@ -30,6 +30,7 @@ def test_schedulers_issue_every_instruction_of_the_loop():
     padded = issue_seconds(P40, WORK, loop_of("fma.rn.f32", "and.b32", "shr.u32", "add.s32"))
     assert padded == pytest.approx(5 * once)
     assert issue_seconds(P40, WORK, loop_of("dp4a.s32.s32", "ld.global.b32")) == pytest.approx(3 * once / 4)
+    assert issue_seconds(P40, WORK, loop_of("fma.rn.f32x2")) == pytest.approx(2 * once / 2), "from 10.0 two at a time"
 
 
 @pytest.mark.parametrize("instructions", [("ld.global.b32", "add.s32"), ("mma.sync.aligned.m16n8k16", "fma.rn.f32")])
