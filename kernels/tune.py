@@ -99,16 +99,20 @@ def measured(
 
 
 def wanted(operation: Operation, policy: PrecisionPolicy) -> list[Shape]:
-    """Those to be tuned, each the farthest from those before it: whenever time runs out, all are near one of them."""
+    """Those to be tuned, each the farthest from those before it: whenever time runs out, all are near one of them.
+
+    Of those that nothing before serves, the one that differs the most in what need not be equal.
+    """
     if operation.refusal(policy):
         return []
-    left = dict.fromkeys(operation.shapes(policy), math.inf)
+    left = dict.fromkeys(operation.shapes(policy), (math.inf, math.inf))
     order = []
     while left:
         order.append(farthest := max(left, key=lambda shape: left[shape]))
         del left[farthest]
-        for shape in left:
-            left[shape] = min(left[shape], shape.distance(farthest, operation.exact))
+        for shape, (served, apart) in left.items():
+            exactly = shape.distance(farthest, operation.exact)
+            left[shape] = min(served, exactly), min(apart, shape.apart(farthest, operation.exact))
     return order
 
 
