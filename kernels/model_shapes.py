@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .operation import Shape
+
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
@@ -27,6 +29,22 @@ class ModelShape:
             "gate_up": (2 * self.intermediate, self.hidden),
             "down": (self.hidden, self.intermediate),
         }
+
+    def has(self, shape: Shape) -> bool:
+        """Whether an operator of that shape is part of this model: by what sizes the shape names."""
+        mine: dict[str, set[object]] = {
+            "n k": set(self.linears.values()),
+            "k": {k for _, k in self.linears.values()},
+            "n": {self.hidden, self.intermediate},
+            "heads kv_heads dim": {(self.heads, self.kv_heads, self.head_dim)},
+            "h kh d": {(self.heads, self.kv_heads, self.head_dim)},
+            "h d": {(self.heads, self.head_dim)},
+            "v": {self.vocabulary},
+        }
+        sizes = dict(shape.fields)
+        named = next(names for names in mine if all(name in sizes for name in names.split()))
+        values = tuple(sizes[name] for name in named.split())
+        return (values if len(values) > 1 else values[0]) in mine[named]
 
 
 MODELS = (

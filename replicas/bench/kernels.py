@@ -25,6 +25,7 @@ __all__ = ["TOKENS", "gpu_cases", "rows_of", "run"]
 
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 256, 2048)
 _CPU_CACHE = 64 * 2**20  # bytes: more than most CPUs' last level gives one core
+_ROWS = ("m", "t", "r")  # what an operator calls the tokens of a step, or the rows of logits
 _CONTEXTS = ((1, 2048), (8, 2048), (8, 512))  # batch, context
 
 Progress = Callable[[str, int, int], None]
@@ -34,7 +35,7 @@ def run(
     *,
     device: str,
     models: Collection[str],
-    tokens: Sequence[int],
+    tokens: Sequence[int] | None = None,
     ops: Collection[str] = (),
     threads: int | None = None,
     progress: Progress = lambda what, begun, total: None,
@@ -42,7 +43,9 @@ def run(
 ) -> dict[str, Any]:
     """`ops`: names of operators, all if empty. `enough` is asked before each measurement and ends the run.
 
-    Raises ValueError for a model or an operator that is not known.
+    tokens  rows of activations; None: `TOKENS`. Of attention on a GPU: the batches of decode, the new tokens of prefill
+
+    Raises ValueError for a model or an operator that is not known, or has nothing for these tokens.
     """
     known = {model.name: model for model in MODELS}
     if unknown := [name for name in models if name not in known]:
@@ -52,7 +55,8 @@ def run(
         torch.set_num_threads(threads)
     bandwidth = copy_bandwidth(chosen, 2**30 if chosen.type == "cuda" else 2**28)
     shapes = [known[name] for name in models]
-    cases = _on_gpu(gpu(chosen), shapes, tokens, ops) if chosen.type == "cuda" else _on_cpu(shapes, tokens, ops)
+    on_gpu = chosen.type == "cuda"
+    cases = _on_gpu(gpu(chosen), shapes, tokens, ops) if on_gpu else _on_cpu(shapes, tokens or TOKENS, ops)
     rows: list[dict[str, Any]] = []
     for index, (name, case) in enumerate(cases, 1):
         if enough():
@@ -112,7 +116,7 @@ def _cpu_attention(model: ModelShape, batch: int, context: int) -> Callable[[], 
     return case
 
 
-def _on_gpu(rig: Rig, models: Sequence[ModelShape], tokens: Sequence[int], ops: Collection[str]) -> list[Case]:
+def _on_gpu(rig: Rig, models: Sequence[ModelShape], tokens: Sequence[int] | None, ops: Collection[str]) -> list[Case]:
     return [
         (name, partial(of_operation, operation, rig, shape))
         for name, operation, shape in gpu_cases(rig, models, tokens, ops)
@@ -120,26 +124,53 @@ def _on_gpu(rig: Rig, models: Sequence[ModelShape], tokens: Sequence[int], ops: 
 
 
 def gpu_cases(
-    rig: Rig, models: Sequence[ModelShape], tokens: Sequence[int], ops: Collection[str] = ()
+    rig: Rig, models: Sequence[ModelShape], tokens: Sequence[int] | None, ops: Collection[str] = ()
 ) -> list[tuple[str, Operation, Shape]]:
     """int4 layers by the kernel that would be launched; of the other operators the shapes they are tuned for.
 
-    Raises ValueError for an operator that is not known.
+    tokens  None: `TOKENS`, and of the other operators the numbers they are tuned for
+
+    Raises ValueError for an operator that is not known, and for one that has no shape of these models and tokens.
     """
     if unknown := [name for name in ops if name not in {each.name for each in OPERATIONS} | {"w4a16"}]:
         raise ValueError(f"op {unknown[0]}: expected w4a16 or some of {', '.join(each.name for each in OPERATIONS)}")
     cases: list[tuple[str, Operation, Shape]] = []
     for model in models if not ops or "w4a16" in ops else ():
         for layer, (n, k) in model.linears.items():
-            for m in tokens:
+            for m in tokens or TOKENS:
                 shape = Shape.of(m=m, n=n, k=k, group=128)
                 kernel, _ = kernel_for(rig.policy, shape, rig.about)
                 cases.append((f"{model.name} {layer} m={m}", kernel, shape))
     for operation in OPERATIONS:
         if (operation.name in ops or (not ops and operation not in INT4)) and not operation.refusal(rig.policy):
-            shapes = operation.shapes(rig.policy) if rig.real else operation.small(rig.policy)[:1]
+            shapes = _asked_for(operation, rig, models, tokens) if rig.real else operation.small(rig.policy)[:1]
+            if not shapes and operation.name in ops:
+                raise ValueError(f"tokens {tokens}: {operation.name} has no shape with as many of {_names(models)}")
             cases += [(f"{operation.name} {shape.key}", operation, shape) for shape in shapes]
     return cases
+
+
+def _asked_for(
+    operation: Operation, rig: Rig, models: Sequence[ModelShape], tokens: Sequence[int] | None
+) -> tuple[Shape, ...]:
+    """Of the shapes it is tuned for those of these models; as many rows as are asked for, where rows are all it has.
+
+    Those of no model, such as attention with heads of 80, go with all models together.
+    """
+    everything = set(MODELS) <= set(models)
+    of_models = [
+        shape for shape in operation.shapes(rig.policy) if everything or any(model.has(shape) for model in models)
+    ]
+    if tokens is None:
+        return tuple(of_models)
+    if rows := next((name for name in _ROWS if all(name in dict(shape.fields) for shape in of_models)), ""):
+        wanted = (Shape.of(**{**dict(shape.fields), rows: m}) for shape in of_models for m in tokens)
+        return tuple(dict.fromkeys(wanted))
+    return tuple(shape for shape in of_models if shape.get("new", shape["batch"]) in tokens)
+
+
+def _names(models: Sequence[ModelShape]) -> str:
+    return ", ".join(model.name for model in models)
 
 
 def rows_of(name: str, found: Measurement, bandwidth: float) -> Iterator[dict[str, Any]]:

@@ -82,7 +82,11 @@ def kernels_(
         typer.Option(help="Layer shapes of qwen2.5-0.5b, qwen2.5-7b, llama-3-8b or qwen3-32b; may be repeated."),
     ] = None,
     tokens: Annotated[
-        list[int] | None, typer.Option(metavar="M", help="Rows of activations; may be repeated; default: 1 to 2048.")
+        list[int] | None,
+        typer.Option(
+            metavar="M",
+            help="Rows of activations, on a GPU also batches of attention; may be repeated; default: 1 to 2048.",
+        ),
     ] = None,
     op: Annotated[list[str] | None, typer.Option(help="Operator; may be repeated; default: all.")] = None,
     threads: options.Threads = None,
@@ -114,7 +118,7 @@ def kernels_(
             report = bench.run(
                 device=device,
                 models=models,
-                tokens=tokens or ((1, 8, 64) if quick else bench.TOKENS),
+                tokens=tokens or ((1, 8, 64) if quick else None),
                 ops=op or (),
                 threads=threads,
                 progress=progress,
