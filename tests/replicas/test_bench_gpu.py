@@ -9,8 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from motley.kernels.registry import OPERATIONS
+from motley.kernels.device_table import DEVICES
+from motley.kernels.precision import policy_of
+from motley.kernels.registry import OPERATIONS, operation
+from motley.kernels.rig import Rig
 from motley.replicas.bench import gpu
 from motley.replicas.bench.child import Child, ChildEnded, ChildSilent
 from motley.replicas.bench.gpu_targets import TARGETS, judge, line
@@ -22,9 +26,8 @@ def results(folder: Path) -> dict[str, Any]:
     return {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
 
 
-@pytest.mark.parametrize("capability", ["6.1", "9.0"])
-def test_every_step_is_rehearsed(tmp_path: Path, capability: str) -> None:
-    assert gpu.run(tmp_path, seconds=1200, rehearse=capability)
+def test_every_step_is_rehearsed(tmp_path: Path) -> None:
+    assert gpu.run(tmp_path, seconds=1200, rehearse="6.1")
     found = results(tmp_path)
     assert found.keys() == {"machine", "checks", "engine", "tuning", "kernels"}
     assert all(each["complete"] and each["rehearsal"] for name, each in found.items() if name != "machine")
@@ -44,6 +47,37 @@ def test_every_step_is_rehearsed(tmp_path: Path, capability: str) -> None:
     measured = {row["metric"].partition(" ")[0] for row in found["kernels"]["rows"]}
     assert {"attention_decode", "rms_norm"} <= measured
     assert len(found["kernels"]["targets"]) == len(TARGETS)
+
+
+def test_what_is_of_tensor_cores_is_rehearsed_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those operators alone that 6.1 refuses, or has other kernels for."""
+    monkeypatch.setattr(gpu, "REHEARSED_JOBS", 0)
+    ours = [each.name for each in OPERATIONS if each.refusal(policy_of(6, 1))]
+    ops = [*ours, "w8a8", "attention_decode", "attention_prefill"]
+    assert gpu.run(tmp_path, seconds=1200, rehearse="9.0", ops=ops)
+    found = results(tmp_path)
+    assert found.keys() == {"machine", "checks", "tuning", "kernels"}, "the engine wants all operators"
+    assert {row["op"] for row in found["checks"]["rows"]} == set(ops)
+    assert all(row["error_of_allowed"] <= 1 for row in found["checks"]["rows"])
+    assert {row["op"] for row in found["tuning"]["rows"]} == {"attention_decode"}
+
+
+def test_every_variant_of_a_kernel_is_checked_on_a_gpu() -> None:
+    """What is seldom launched too, on any capability; and nothing is checked by its shape alone where it has words."""
+    rig = Rig(torch.device("cuda:0"), policy_of(9, 0), next(d for d in DEVICES if d.capability.version == (9, 0)))
+    plan = gpu._Run.__new__(gpu._Run)
+    plan._rig = rig
+    for each in OPERATIONS:
+        if not each.refusal(rig.policy):
+            checked = {shape for _, shape, _ in plan._checked(each)}
+            assert checked == {*each.small(rig.policy), *each.samples(rig.policy)}, each.name
+    int4 = {shape for _, shape, _ in plan._checked(operation("w4a16_gemm"))}
+    assert {(shape["group"], shape.get("scales", "bf16"), shape.get("bias", "")) for shape in int4} >= {
+        (16, "fp32", "yes"), (64, "fp16", "yes"), (128, "fp16", "yes"),
+    }  # fmt: skip
+    assert {shape.get("sums", None) for _, shape, _ in plan._checked(operation("quantize_rows_int8"))} == {
+        None, 0, 32, 64, 128,
+    }  # fmt: skip
 
 
 def test_a_bad_kernel_fails_the_run_and_costs_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

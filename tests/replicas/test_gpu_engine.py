@@ -42,7 +42,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> Iter
 
 
 def answers(engine: Engine, **sampling: Any) -> list[Any]:
-    params = SamplingParams(**{"max_tokens": 3, "temperature": 0.0, "logprobs": 3, "ignore_eos": True, **sampling})
+    params = SamplingParams(**{"max_tokens": 2, "temperature": 0.0, "logprobs": 3, "ignore_eos": True, **sampling})
     return [output for result in engine.generate(PROMPTS, params) for output in result.outputs]
 
 
@@ -103,17 +103,17 @@ def test_kv_in_int8_takes_half_the_memory_and_rounds_that_much(tmp_path: Path) -
 def test_a_prompt_in_parts_beside_one_that_decodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both attention kernels in a step, tables that begin anywhere; and the second time no table is read."""
     folder = build_gptq(tmp_path, "qwen2", **SHAPE)
-    expected = answers(Engine(folder, dtype="float32", threads=1), max_tokens=3)
+    expected = answers(Engine(folder, dtype="float32", threads=1))
 
     def again(*_: Any) -> None:
         raise AssertionError("a table was read in a step that is like one before")
 
     with on_gpu(monkeypatch, (8, 0)):
         engine = Engine(folder, dtype="float16", threads=1, max_batch_tokens=16, max_running=8, reuse_prefixes=False)
-        assert [each.token_ids for each in answers(engine, max_tokens=3)] == [each.token_ids for each in expected]
+        assert [each.token_ids for each in answers(engine)] == [each.token_ids for each in expected]
         monkeypatch.setattr(configs, "choose", again)
         monkeypatch.setattr(linear, "choose", again)
-        assert [each.token_ids for each in answers(engine, max_tokens=3)] == [each.token_ids for each in expected]
+        assert [each.token_ids for each in answers(engine)] == [each.token_ids for each in expected]
 
 
 def test_what_kernels_do_not_take_is_written_out_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,6 +179,14 @@ def test_of_a_gpu_only_what_it_computes_is_taken(monkeypatch: pytest.MonkeyPatch
         for_device("cuda", torch.float32)
     with pytest.raises(ValueError, match="device: cuda:1: there are 1 CUDA devices"):
         for_device("cuda:1", torch.float16)
+
+
+def test_rows_that_no_kernel_was_compiled_for_are_refused() -> None:
+    ops = GpuOps(stand_in((6, 1)))
+    with pytest.raises(ValueError, match="hidden_size: 200; kernels of GPUs are compiled for sixteens"):
+        ops.rms_norm(torch.ones(1, 200), torch.ones(200), 1e-6)
+    with pytest.raises(ValueError, match="intermediate_size: 200"):
+        ops.silu_mul(torch.ones(1, 400))
 
 
 def test_the_dtype_is_that_of_the_policy() -> None:
