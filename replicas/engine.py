@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
+from .blocks import Allocation
 from .errors import EngineFault, InvalidRequest, MotleyError
 from .grammar_process import GrammarProcess, MatchState, collect
 from .grammars import Grammars
@@ -55,9 +56,14 @@ class _Job:
 
 @dataclass(frozen=True, slots=True)
 class _Flight:
-    """A step that was launched, and what waits for its result, or for why there is none."""
+    """A step that was launched.
+
+    allocations  of its items' sequences, as they were
+    outcome      waits for the result, or for why there is none
+    """
 
     plan: StepPlan
+    allocations: tuple[Allocation, ...]
     outcome: Callable[[], StepResult | str]
 
 
@@ -91,11 +97,17 @@ class EngineCore:
         self._ready: dict[int, _Job] = {}  # jobs with something to send
         self._pipelined = runner if isinstance(runner, Pipelined) else None
         self._flight: _Flight | None = None  # the step whose result has not been asked for
+        self._held: set[int] = set()  # keys of jobs whose readers are behind
         self._matching: dict[int, Sequence] = {}  # by sequence id, those with a grammar
 
     @property
     def busy(self) -> bool:
         return bool(self._jobs)
+
+    @property
+    def resting(self) -> bool:
+        """Busy, and yet there is nothing to compute: the reader of every request is behind."""
+        return bool(self._held) and len(self._held) == len(self._jobs) and not self._ready
 
     def load(self) -> ReplicaLoad:
         return replace(self.scheduler.load(), steps=self.num_steps)
@@ -134,8 +146,18 @@ class EngineCore:
         """Drop a request and free what it holds. Unknown keys are ignored: it may just have ended."""
         job = self._jobs.pop(key, None)
         self._ready.pop(key, None)
+        self._held.discard(key)
         for sequence in job.live if job else ():
             self._forget(sequence)
+
+    def hold(self, key: int, wanted: bool) -> None:
+        """Compute nothing for a request, or go on. Unknown keys are ignored: it may just have ended."""
+        job = self._jobs.get(key)
+        if job is None:
+            return
+        (self._held.add if wanted else self._held.discard)(key)
+        for sequence in job.live:
+            self.scheduler.hold(sequence, wanted)
 
     def step(self) -> list[Emission]:
         """Plan, run, commit; returns what became ready.
@@ -151,18 +173,17 @@ class EngineCore:
             self._land(landing)
         elif launched is not None:
             pass  # the first of a row: its result is asked for when the next is launched
-        elif paused := [one.matcher for one in self._matching.values() if one.matcher and one.paused]:
+        elif paused := [one.matcher for one in self._matching.values() if one.matcher and one.paused and not one.held]:
             collect(paused, _IDLE_S, first=True)
         return list(self._emit())
 
     def _launch(self, plan: StepPlan) -> _Flight:
-        self.scheduler.launched(plan)
-        return _Flight(plan, self._attempt(plan))
+        return _Flight(plan, self.scheduler.launched(plan), self._attempt(plan))
 
     def _land(self, flight: _Flight) -> None:
         result = self._run(flight)
         self.scheduler.landed(flight.plan)
-        self._commit(flight.plan, result)
+        self._commit(flight, result)
         self.num_steps += 1
 
     def _run(self, flight: _Flight) -> StepResult:
@@ -176,7 +197,7 @@ class EngineCore:
         if isinstance(results[0], str):
             if self._flight is not None:
                 self._flight.outcome()
-                self.scheduler.recalled(self._flight.plan)
+                self.scheduler.recalled(self._flight.plan, self._flight.allocations)
                 self._flight = None
             if len(plan.items) > 1:
                 results = [self._attempt(StepPlan((self._known(item),)))() for item in plan.items]
@@ -287,9 +308,10 @@ class EngineCore:
             self._forget(other)
         job.live = []
 
-    def _commit(self, plan: StepPlan, result: StepResult) -> None:
-        sound = [item for item, outcome in zip(plan.items, result.items, strict=True) if not outcome.fault]
-        self.scheduler.commit(StepPlan(tuple(sound)))
+    def _commit(self, flight: _Flight, result: StepResult) -> None:
+        plan = flight.plan
+        parts = zip(plan.items, flight.allocations, result.items, strict=True)
+        self.scheduler.commit((item, allocation) for item, allocation, outcome in parts if not outcome.fault)
         for item, outcome in zip(plan.items, result.items, strict=True):
             if item.sequence_id not in self._job_of:
                 continue  # a sibling's fault has ended it within this very step
@@ -301,8 +323,7 @@ class EngineCore:
                 self._advance(sequence, outcome.token)
             elif item.sample is not None:
                 sequence.cautious = _CAUTIOUS
-                sequence.num_computed -= 1  # the last token is computed again, by the step that samples
-                sequence.num_launched -= 1
+                self.scheduler.step_back(item)
             elif item.pooling and (embedding := sequence.pool(item.start, outcome.pooled)) is not None:
                 self._job_of[sequence.id].embedding = embedding
                 self._finish(sequence, Delta(sequence.choice, finish_reason=FinishReason.STOP))
@@ -365,6 +386,7 @@ class EngineCore:
             job.deltas = []
             if done:
                 del self._jobs[job.key]
+                self._held.discard(job.key)
         self._ready = {}
 
 

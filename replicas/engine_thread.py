@@ -29,6 +29,7 @@ MAX_FAILED_STEPS = 3  # in a row: what fails is not the requests
 SLOW_S = 5.0  # a step that takes longer than this,
 SLOW_TIMES = 20  # and so many times the longest of late, is not well, though it may yet end
 REMEMBERED = 128  # steps
+REST_S = 0.05  # between two looks at deadlines, when all that there is to do waits for its readers
 _PROBE_KEY = -1
 _PROBE = Request("probe", (0,), SamplingParams(temperature=0.0, max_tokens=1, seed=0), cache_salt=b"probe")
 
@@ -47,6 +48,12 @@ class _Cancel:
 
 
 @dataclass(frozen=True, slots=True)
+class _Hold:
+    key: int
+    wanted: bool
+
+
+@dataclass(frozen=True, slots=True)
 class _Flush:
     tenant: str | None
     done: asyncio.Future[None]
@@ -57,7 +64,7 @@ class _Watch:
     wanted: bool
 
 
-_Command = _Add | _Cancel | _Flush | _Watch | None  # None: stop
+_Command = _Add | _Cancel | _Hold | _Flush | _Watch | None  # None: stop
 
 
 class EngineThread:
@@ -104,6 +111,10 @@ class EngineThread:
 
     def cancel(self, key: int) -> None:
         self._inbox.put(_Cancel(key))
+
+    def hold(self, key: int, wanted: bool) -> None:
+        """Its reader is behind: no step computes anything for it until it no longer is."""
+        self._inbox.put(_Hold(key, wanted))
 
     async def flush(self, tenant: str | None) -> None:
         """Drop cached prefixes of that tenant, or all of them. Raises Unavailable."""
@@ -169,14 +180,16 @@ class EngineThread:
     def _run(self) -> None:
         core = self._core
         try:
-            while self._take_commands(block=not core.busy):
+            while self._take_commands(self._patience_s()):
                 if not core.busy:
                     self._hand_over([])
                     continue
+                resting = core.resting  # then the step proves nothing
                 self.step_began = began = time.monotonic()
                 emissions = core.step()
-                self._stepped = time.monotonic()
-                self._took.append(self._stepped - began)
+                if not resting:
+                    self._stepped = time.monotonic()
+                    self._took.append(self._stepped - began)
                 self.step_began = None
                 self._hand_over(emissions)
         except BaseException as error:  # the thread's last words: every stream must hear of it
@@ -185,26 +198,34 @@ class EngineThread:
             self._hand_over([])
             raise
 
-    def _take_commands(self, *, block: bool) -> bool:
+    def _patience_s(self) -> float | None:
+        """How long to wait for a command; None: until there is one. Deadlines of what is held are kept."""
+        if not self._core.busy:
+            return None
+        return REST_S if self._core.resting else 0.0
+
+    def _take_commands(self, patience_s: float | None) -> bool:
         """Carry out what is in the inbox; False when told to stop."""
         core = self._core
         while True:
             try:
-                command = self._inbox.get(block=block)
+                command = self._inbox.get(patience_s != 0.0, patience_s)
             except queue.Empty:
                 return True
             if command is None:
                 return False
             if isinstance(command, _Cancel):
                 core.cancel(command.key)
+            elif isinstance(command, _Hold):
+                core.hold(command.key, command.wanted)
             elif isinstance(command, _Flush):
                 core.scheduler.pool.forget_prefixes(command.tenant)
                 self._call_loop(_settle, command.done)
             elif isinstance(command, _Watch):
                 self._log_blocks(wanted=command.wanted)
-            elif command.key != _PROBE_KEY or not core.busy:  # a busy engine steps anyway
+            elif command.key != _PROBE_KEY or not core.busy or core.resting:  # a busy engine steps anyway
                 core.add(command.key, command.request, command.arrived, command.grammar)
-            block = False
+            patience_s = 0.0
 
     def _log_blocks(self, *, wanted: bool) -> None:
         pool = self._core.scheduler.pool

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
-from dataclasses import replace
+from collections.abc import AsyncGenerator, Callable
 
 from .errors import MotleyError
-from .protocol import Delta, StreamMessage
+from .pile import Pile
+from .protocol import StreamMessage
 
-MOST_MERGED = 64  # steps: a reader that is behind is to be seen to read, which one huge message would hide
+MOST_BYTES = 2**20  # that wait for a reader; then its sequences wait for it, until half of that is left
 
 
 class Mailbox:
     """One request's messages. Not thread-safe: it lives on the event loop.
 
-    A slow reader gets what has piled up merged, and that is bounded by the request's own tokens.
-    Times are monotonic seconds.
+    A slow reader gets what has piled up merged. Once MOST_BYTES have, the request is held: `hold` is told True,
+    and False when there is room again. Times are monotonic seconds.
 
     deadline      when the request expires; None: never
     started       its first message has come
@@ -26,22 +26,27 @@ class Mailbox:
                   there is none
     """
 
-    def __init__(self, prompt_tokens: int, deadline: float | None) -> None:
+    def __init__(self, prompt_tokens: int, deadline: float | None, hold: Callable[[bool], object]) -> None:
         self.prompt_tokens = prompt_tokens
         self.deadline = deadline
         self.started = False
         self.done = False
         self.unread_since: float | None = None
-        self.pending: list[StreamMessage] = []
+        self.pending = Pile()
+        self._hold = hold
+        self._held = False
         self._error: MotleyError | None = None
         self._wake = asyncio.Event()
 
     def put(self, message: StreamMessage, *, done: bool, error: MotleyError | None = None) -> None:
         self.started = True
-        self.pending.append(message)
+        self.pending.put(message)
         self.done, self._error = done, error
         if self.unread_since is None:
             self.unread_since = time.monotonic()
+        if self.pending.num_bytes > MOST_BYTES and not (self._held or done):
+            self._held = True
+            self._hold(True)
         self._wake.set()
 
     def end(self, error: MotleyError) -> None:
@@ -56,10 +61,13 @@ class Mailbox:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            messages, self.pending = self.pending[:MOST_MERGED], self.pending[MOST_MERGED:]
+            message = self.pending.take() if self.pending else None
             self.unread_since = time.monotonic() if self.pending else None
-            if messages:
-                yield merge(messages)
+            if self._held and self.pending.num_bytes <= MOST_BYTES // 2:
+                self._held = False
+                self._hold(False)
+            if message is not None:
+                yield message
             if self.pending:
                 self._wake.set()  # there was more, or came while that one was read
                 continue
@@ -67,29 +75,3 @@ class Mailbox:
                 raise self._error
             if self.done:
                 return
-
-
-def merge(messages: list[StreamMessage]) -> StreamMessage:
-    """Everything that is ready as one message: one delta per choice, and the latest load."""
-    if len(messages) == 1:
-        return messages[0]
-    by_choice: dict[int, list[Delta]] = {}
-    for message in messages:
-        for delta in message.deltas:
-            by_choice.setdefault(delta.index, []).append(delta)
-    deltas = tuple(_join(deltas) for deltas in by_choice.values())
-    return replace(messages[0], deltas=deltas, load=messages[-1].load)
-
-
-def _join(deltas: list[Delta]) -> Delta:
-    if len(deltas) == 1:
-        return deltas[0]
-    logprobs = [delta.logprobs for delta in deltas if delta.logprobs is not None]
-    return Delta(
-        index=deltas[0].index,
-        token_ids=tuple(token for delta in deltas for token in delta.token_ids),
-        text="".join(delta.text for delta in deltas),
-        logprobs=tuple(item for group in logprobs for item in group) if logprobs else None,
-        finish_reason=deltas[-1].finish_reason,
-        stop_reason=deltas[-1].stop_reason,
-    )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from .answers import Answered, Bundles
 from .loading import LoadingFile
 from .logs import log_to_stderr
-from .mailbox import merge
+from .pile import merge
 from .protocol import KvEvents, ReplicaLoad, ReplicaProfile, Request, StreamMessage
 from .trunk import Batch, Ticket, Trunk, by_trunk
 
@@ -69,6 +69,12 @@ class Replica:
         finally:
             if self._trunks.get(ingress) is trunk:
                 del self._trunks[ingress]
+
+    async def aside(self, ticket: Ticket, placement: None = None) -> None:
+        """That request's reader is behind: the trunk carries no more of it."""
+        ingress, line = ticket
+        if (trunk := self._trunks.get(ingress)) is not None:
+            trunk.set_aside(line)
 
     async def load(self, placement: None = None) -> ReplicaLoad:
         """Raises EngineFault when the engine is not well."""

@@ -8,8 +8,9 @@ decode differ only in how far the counter has to go.
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Iterable
 
-from .blocks import BlockPool, blocks_for
+from .blocks import Allocation, BlockPool, blocks_for
 from .plan import PlanItem, StepPlan
 from .protocol import BLOCK_TOKENS, ReplicaLoad
 from .sequence import Sequence, State
@@ -53,6 +54,12 @@ class Scheduler:
         if not self:
             self.pool.check_idle()
 
+    def hold(self, sequence: Sequence, wanted: bool) -> None:
+        """Take it out of the batch, or let it come again: whoever reads slowly keeps neither a place nor blocks."""
+        sequence.held = wanted
+        if wanted and sequence.state is State.RUNNING:
+            self._suspend(sequence)
+
     def plan(self) -> StepPlan:
         """The next step. Grows allocations, admits and preempts; advances no counter.
 
@@ -66,14 +73,18 @@ class Scheduler:
             self._plan_waiting(planned, budget)
         return StepPlan(tuple(sorted(planned.values(), key=lambda item: len(item.token_ids) > 1)))
 
-    def launched(self, plan: StepPlan) -> None:
-        """The plan is being computed: the next one may go on from where it ends."""
+    def launched(self, plan: StepPlan) -> tuple[Allocation, ...]:
+        """The plan is being computed: the next one may go on from where it ends. Where each item's KV goes."""
+        allocations = []
         for item in plan.items:
             sequence = self._by_id[item.sequence_id]
             sequence.num_launched = item.end
             if item.sample is not None:
                 sequence.ahead += 1
                 sequence.unforeseen = not item.sample.plain
+            assert sequence.allocation is not None
+            allocations.append(sequence.allocation)
+        return tuple(allocations)
 
     def landed(self, plan: StepPlan) -> None:
         """Nothing of the plan is on its way any more. Sequences may have gone meanwhile."""
@@ -82,26 +93,35 @@ class Scheduler:
             if sequence is not None and item.sample is not None:
                 sequence.ahead -= 1
 
-    def recalled(self, plan: StepPlan) -> None:
+    def recalled(self, plan: StepPlan, allocations: Iterable[Allocation]) -> None:
         """It has landed without a result: its tokens are to be computed after all."""
         self.landed(plan)
-        for item in plan.items:
+        for item, allocation in zip(plan.items, allocations, strict=True):
             sequence = self._by_id.get(item.sequence_id)
-            if sequence is not None and sequence.allocation is not None:
+            if sequence is not None and sequence.allocation is allocation:
                 sequence.num_launched = item.start
 
-    def commit(self, plan: StepPlan) -> None:
-        """The planned tokens have been computed: their full blocks may now be found by others."""
-        for item in plan.items:
+    def commit(self, items: Iterable[tuple[PlanItem, Allocation]]) -> None:
+        """These tokens have been computed: their full blocks may now be found by others.
+
+        A sequence may have ended while the step ran, or lost its place, and have another by now.
+        """
+        for item, allocation in items:
             sequence = self._by_id.get(item.sequence_id)
-            if sequence is None or sequence.allocation is None:
-                continue  # ended or preempted while the step ran
+            if sequence is None or sequence.allocation is not allocation:
+                continue
             sequence.num_computed = item.end
             sequence.update_hashes()
             tenant = sequence.request.tenant
-            new = sequence.allocation.publish(sequence.hashes, sequence.num_computed, tenant)
+            new = allocation.publish(sequence.hashes, sequence.num_computed, tenant)
             if new and self.pool.log is not None:
                 self.pool.log.stored(tenant, sequence.hashes, new, sequence.tokens)
+
+    def step_back(self, item: PlanItem) -> None:
+        """Its last token is to be computed again, by the step that samples; unless all of them are anyway."""
+        sequence = self._by_id[item.sequence_id]
+        if sequence.num_launched == sequence.num_computed == item.end:
+            sequence.num_launched = sequence.num_computed = item.end - 1
 
     def sequence(self, sequence_id: int) -> Sequence:
         return self._by_id[sequence_id]
@@ -110,7 +130,7 @@ class Scheduler:
         return ReplicaLoad(
             running=len(self.running),
             waiting=len(self.waiting),
-            queued_prefill_tokens=sum(s.remaining for s in self.sequences if s.remaining > 1),
+            queued_prefill_tokens=sum(s.remaining for s in self.sequences if s.remaining > 1 and not s.held),
             kv_blocks_free=self.pool.available,
             kv_blocks_total=self.pool.total,
             max_running=self.max_running,
@@ -171,13 +191,16 @@ class Scheduler:
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
+        self._suspend(sequence)
+        self.num_preemptions += 1
+
+    def _suspend(self, sequence: Sequence) -> None:
         """Back to waiting; its blocks stay findable for as long as nobody needs the room."""
         self.running.remove(sequence)
         self._free(sequence)
         sequence.num_computed = sequence.num_launched = 0
         sequence.state = State.WAITING
         insort(self.waiting, sequence, key=lambda s: s.rank)
-        self.num_preemptions += 1
 
     def _free(self, sequence: Sequence) -> None:
         if sequence.allocation is not None:

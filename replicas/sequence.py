@@ -35,6 +35,7 @@ class Sequence:
     leader     a sibling with the same prompt: wait until it has computed the prompt, then find it in the cache
     matcher    its place in its grammar; a step that finds that not ready samples nothing
     cautious   tokens for which, after such a step, it waits for its matcher before it takes part in another
+    held       its reader is behind
     """
 
     id: int
@@ -60,6 +61,7 @@ class Sequence:
     pooled: list[float] = field(default_factory=list)
     matcher: Matcher | None = None
     cautious: int = 0
+    held: bool = False
 
     @property
     def num_prompt(self) -> int:
@@ -94,8 +96,8 @@ class Sequence:
 
     @property
     def paused(self) -> bool:
-        """A step of late was in vain, and which tokens may follow is not known yet."""
-        return self.cautious > 0 and self.matcher is not None and self.matcher.pending
+        """It is held; or a step of late was in vain, and which tokens may follow is not known yet."""
+        return self.held or (self.cautious > 0 and self.matcher is not None and self.matcher.pending)
 
     def tokens(self, start: int, stop: int) -> tuple[int, ...]:
         """Ids at positions start .. stop - 1; UNKNOWN of one that is on its way."""

@@ -4,9 +4,10 @@ A message between two processes costs more than what is in it. So the ingress ke
 its requests, the trunk, and what a step has made for each of them goes there as one batch: still a message for
 each request and step, in order. A request's own stream says where it went:
 
-    message, message, ... the trunk's name   [messages by the trunk]   how many they were
+    message, message, ... the trunk's name   [messages by the trunk]   how many they were   message, message, ...
 
-Without a trunk it is messages to the end. The first always goes by the request's own stream.
+Without a trunk it is messages to the end. The first always goes by the request's own stream; and so do, from then
+on, those of a request that the ingress has set aside, since a trunk waits for no single reader.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import contextmanager
 
 from .errors import Unavailable
+from .pile import num_bytes
 from .protocol import Delta, FinishReason, ReplicaLoad, StreamMessage
 
 IDLE_S = 0.5  # a trunk that nobody uses ends: it must not hold up a replica that is taken away
 MAX_READY = 2048  # messages that wait for the ingress; then their streams wait, whose readers are watched
+MAX_READY_BYTES = 2**22  # likewise
 
 Ticket = tuple[str, int]  # which ingress, and which of its requests
 PackedDelta = tuple[int, tuple[int, ...], str, FinishReason | None, str | int | None]
@@ -33,29 +36,40 @@ class Trunk:
     def __init__(self, name: str) -> None:
         self.name = name
         self.closed = False
-        self._lines = 0
+        self._lines: set[int] = set()
+        self._aside: set[int] = set()
         self._load: ReplicaLoad | None = None
         self._ready: list[tuple[int, Packed]] = []
+        self._bytes = 0  # of what is ready, as messages
         self._wake = asyncio.Event()
         self._room = asyncio.Event()
 
     @contextmanager
-    def in_use(self) -> Iterator[None]:
-        self._lines += 1
+    def in_use(self, line: int) -> Iterator[None]:
+        self._lines.add(line)
         try:
             yield
         finally:
-            self._lines -= 1
+            self._lines.discard(line)
+            self._aside.discard(line)
+
+    def set_aside(self, line: int) -> None:
+        """Its reader is behind: the rest goes by its own stream, which waits for it."""
+        self._aside.update({line} & self._lines)
+
+    def carries(self, line: int) -> bool:
+        return line not in self._aside
 
     async def put(self, line: int, message: StreamMessage) -> None:
         """Waits for room. Raises Unavailable when the ingress has gone."""
-        while len(self._ready) >= MAX_READY and not self.closed:
+        while (len(self._ready) >= MAX_READY or self._bytes >= MAX_READY_BYTES) and not self.closed:
             self._room.clear()
             await self._room.wait()
         if self.closed:
             raise Unavailable("the trunk to the ingress is closed", code="replica_lost")
         self._load = message.load
         self._ready.append((line, pack(message)))
+        self._bytes += num_bytes(message)
         self._wake.set()
 
     async def batches(self) -> AsyncGenerator[Batch, None]:
@@ -63,7 +77,7 @@ class Trunk:
         try:
             while await self._something():
                 self._wake.clear()
-                ready, self._ready = self._ready, []
+                ready, self._ready, self._bytes = self._ready, [], 0
                 self._room.set()
                 yield self._load, ready
         finally:
@@ -96,11 +110,15 @@ async def by_trunk(
         return
     yield trunk.name
     count = 0
-    with trunk.in_use():
+    with trunk.in_use(line):
         async for message in messages:
             await trunk.put(line, message)
             count += 1
+            if not trunk.carries(line):
+                break
     yield count
+    async for message in messages:
+        yield message
 
 
 def pack(message: StreamMessage) -> Packed:

@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from .admission import Admission
@@ -78,7 +79,8 @@ class Worker:
         self._admission.enter(len(request.prompt_ids))
         key = next(self._keys)
         deadline = None if request.deadline_s is None else arrived + request.deadline_s
-        mailbox = self._streams[key] = Mailbox(len(request.prompt_ids), deadline)
+        mailbox = Mailbox(len(request.prompt_ids), deadline, partial(thread.hold, key))
+        self._streams[key] = mailbox
         self._idle.clear()
         try:
             grammar = await self._grammar(request)  # it has its place meanwhile: what compiles waits as well

@@ -47,6 +47,7 @@ class Router:
         self._pulse = Pulse(self._ask, self._suspects, self._policy.stall_s)
         self._trunks = Trunks(
             pool.options(method_name="trunk", stream=True, _by_reference=False),
+            pool.options(method_name="aside", _by_reference=False),
             lambda replica: Placement(self._suspects, only=replica),
             self._pulse.lives,
         )

@@ -1,7 +1,8 @@
 """Clients that do not read what they asked for, or hardly.
 
-A write to such a client waits, with it the replica's stream, and with that KV, memory and a place. How much lies
-on the way is bounded by the request's own tokens; how long it may lie there is bounded here.
+A write to such a client waits, with it the replica's stream, and with that memory. How much lies on the way is
+bounded in bytes (replicas/mailbox.py, routing/trunks.py): then the engine waits, and takes its place and its KV
+for others meanwhile. How long it may lie there is bounded here.
 """
 
 from __future__ import annotations

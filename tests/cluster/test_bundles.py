@@ -17,7 +17,7 @@ from motley.cluster.routing import bundles
 from motley.cluster.routing.resume import ResumePolicy
 from motley.cluster.routing.router import Router
 from motley.replicas.errors import DeadlineExceeded, EngineFault, MotleyError, Overloaded
-from motley.replicas.mailbox import merge
+from motley.replicas.pile import merge
 from motley.replicas.protocol import Request, SamplingParams, StreamMessage
 from motley.replicas.worker import Worker
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,14 @@ import pytest
 from echo_worker import EchoWorker
 from local_pool import LocalPool
 
+from motley.cluster.routing import trunks as cluster_side
 from motley.cluster.routing.placement import Placement, Suspects
 from motley.cluster.routing.resume import ResumePolicy
 from motley.cluster.routing.router import Router
 from motley.cluster.routing.trunks import Line
 from motley.replicas import trunk as replica_side
 from motley.replicas.errors import Unavailable
-from motley.replicas.mailbox import MOST_MERGED
+from motley.replicas.pile import MOST_MERGED, num_bytes
 from motley.replicas.protocol import Delta, Request, SamplingParams, StreamMessage
 from motley.replicas.replica import Replica
 
@@ -173,6 +175,58 @@ async def test_a_trunk_that_breaks_costs_no_token(folder: Path, after: int) -> N
     assert pool.broke == 1
     assert router.num_resumed > 0
     assert answers == [expected(number) for number in range(6)]
+
+
+class Flood(Echo):
+    """As fast as it is read."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__(folder)
+        self.made: dict[str, int] = {}
+
+    async def generate(self, request: Request) -> AsyncGenerator[StreamMessage, None]:
+        self.made[request.request_id] = 0
+        async for message in super().generate(request):
+            yield message
+            self.made[request.request_id] += 1
+
+
+async def test_a_slow_reader_beside_steady_ones_is_set_aside_and_then_waited_for(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No more than the bound comes ahead of it; it misses nothing, and the others go on by the trunk."""
+    monkeypatch.setattr(cluster_side, "MOST_BYTES", 40 * num_bytes(token(1)))
+    replica = object.__new__(Replica)
+    flood = Flood(str(folder))
+    await replica.__init__(lambda: flood)  # type: ignore[arg-type, misc]
+    pool = Counting(replica)
+    router = Router(pool)
+    long = replace(request(0), sampling=SamplingParams(max_tokens=2000, seed=0))
+    stream = router.stream(long)
+    steady = asyncio.create_task(tokens(router.stream(replace(long, request_id="steady", prompt_ids=(7, 8, 9)))))
+    found = await tokens(stream, most=1)
+    line = router._trunks._lines[0]
+    async with asyncio.timeout(20):
+        while line._trunk is None:
+            found += await tokens(stream, most=1)
+        while not line._set_aside:
+            assert not steady.done()
+            await asyncio.sleep(0)
+    ahead = -1
+    while ahead != flood.made[long.request_id]:
+        ahead = flood.made[long.request_id]
+        await asyncio.sleep(0.05)
+    assert ahead < len(found) + 80, "whoever makes them waits"
+    assert line._ready.num_bytes < 80 * num_bytes(token(1))
+    assert await steady == [7 + step % 3 for step in range(2000)]
+    assert found + await tokens(stream) == [1 + step % 3 for step in range(2000)]
+
+
+async def tokens(stream: AsyncGenerator[StreamMessage, None], most: int = 10**9) -> list[int]:
+    found: list[int] = []
+    while len(found) < most and (message := await anext(stream, None)) is not None:
+        found += [token for delta in message.deltas for token in delta.token_ids]
+    return found
 
 
 async def own(*items: StreamMessage | str | int | Exception) -> AsyncGenerator[StreamMessage | str | int, None]:

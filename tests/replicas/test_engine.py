@@ -335,6 +335,37 @@ def test_what_is_too_much_for_a_step_ends_alone(monkeypatch: pytest.MonkeyPatch)
     core.scheduler.pool.check(idle=True)
 
 
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(turns=st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=60), budget=st.integers(8, 40))
+def test_what_is_held_up_at_any_time_goes_on_as_if_nothing_had_been(turns: list[tuple[int, bool]], budget: int) -> None:
+    """Also between the launch of a step and its result, where its sequence may have lost its place meanwhile."""
+    core = engine(blocks=24, budget=budget)
+    prompts = [[1] * 40, [1] * 40, [2] * 20, [3] * 5]
+    requests = [
+        request(prompt, max_tokens=20, **({} if key % 2 else {"temperature": 0.9}))
+        for key, prompt in enumerate(prompts)
+    ]
+    seen: list[list[StreamMessage]] = [[] for _ in prompts]
+    for key, one in enumerate(requests):
+        core.add(key, one)
+    for step in range(400):
+        if not core.busy:
+            break
+        if step < len(turns):
+            core.hold(*turns[step])
+            core.hold(turns[step][0], turns[step][1] and step % 3 > 0)
+        else:
+            for key in range(4):
+                core.hold(key, False)
+        for emission in core.step():
+            assert emission.error is None
+            seen[emission.key].append(emission.message)
+    assert not core.busy
+    core.scheduler.pool.check(idle=True)
+    for one, messages in zip(requests, seen, strict=True):
+        assert choice(messages).token_ids == choice(run(engine(), [one])[0]).token_ids
+
+
 def test_what_is_too_much_for_a_step_takes_the_step_launched_after_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others decode beside it, plainly: where steps are launched ahead, one is on its way when another fails."""
     core = engine(max_len=200, blocks=64)

@@ -89,6 +89,7 @@ class Bench:
         self.runner.planned.clear()
         self.neighbour = asyncio.create_task(self._read(request(20, max_tokens=120), []))
         await self.planned(1)
+        [self.first] = self.worker._streams
 
     async def stop(self) -> None:
         self.runner.free = True
@@ -208,7 +209,17 @@ async def parked(bench: Bench, given: Request) -> Reading:
     return task
 
 
-STATES = [queued, in_prefill, behind_its_leader, running, preempted, parked]
+async def held(bench: Bench, given: Request) -> Reading:
+    """Its reader is behind: it waits without KV."""
+    task = await running(bench, given)
+    [key] = [key for key in bench.worker._streams if key != bench.first]
+    bench.worker._check_started().hold(key, True)
+    await bench.step_until(lambda mine: [one.state for one in mine] == [State.WAITING])
+    assert bench.mine()[0].allocation is None
+    return task
+
+
+STATES = [queued, in_prefill, behind_its_leader, running, preempted, parked, held]
 SIZES: dict[Any, dict[str, int]] = {queued: {"max_running": 1}, preempted: {"blocks": 9}}
 
 

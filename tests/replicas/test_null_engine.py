@@ -14,8 +14,8 @@ import service_checkpoint
 from motley.replicas import null_engine
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import EngineFault, InvalidRequest
-from motley.replicas.mailbox import MOST_MERGED
 from motley.replicas.null_engine import NullRunner, NullWorker, pattern
+from motley.replicas.pile import MOST_MERGED
 from motley.replicas.plan import PlanItem, SampleSpec, StepPlan
 from motley.replicas.protocol import NULL, FinishReason, Pooling, Request, SamplingParams, StreamMessage
 from motley.replicas.tokenizer import Tokenizer

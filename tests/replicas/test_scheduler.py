@@ -24,9 +24,9 @@ def scheduler(budget: int = 32, running: int = 4, blocks: int = BLOCKS) -> Sched
 def step(scheduler: Scheduler) -> StepPlan:
     """Plan, pretend to run, commit; each sampled token is 7."""
     plan = scheduler.plan()
-    scheduler.launched(plan)
+    allocations = scheduler.launched(plan)
     scheduler.landed(plan)
-    scheduler.commit(plan)
+    scheduler.commit(zip(plan.items, allocations, strict=True))
     for item in plan.items:
         sequence = scheduler.sequence(item.sequence_id)
         assert sequence.num_computed <= sequence.num_tokens

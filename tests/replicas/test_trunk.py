@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from motley.replicas import trunk as module
 from motley.replicas.errors import Unavailable
+from motley.replicas.pile import num_bytes
 from motley.replicas.protocol import Delta, FinishReason, ReplicaLoad, StreamMessage, TokenLogprob
 from motley.replicas.trunk import Batch, Trunk, by_trunk, pack, unpack
 
@@ -99,7 +100,7 @@ async def test_what_is_ready_goes_together_and_in_order() -> None:
 async def test_an_unused_trunk_ends_and_one_in_use_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "IDLE_S", 0.01)
     trunk = Trunk("name")
-    with trunk.in_use():
+    with trunk.in_use(1):
         waiting = asyncio.create_task(read(trunk))
         await asyncio.sleep(0.05)
         assert not waiting.done()
@@ -118,6 +119,38 @@ async def test_a_trunk_that_is_not_read_holds_its_streams_up(monkeypatch: pytest
         sizes = [len((await anext(batches))[1]) for _ in range(3)]
         await writing
     assert sizes == [2, 2, 1]
+
+
+async def test_a_trunk_that_is_not_read_holds_them_up_by_bytes_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_READY_BYTES", 2 * num_bytes(token(0)))
+    trunk = Trunk("name")
+    writing = asyncio.create_task(put_all(trunk, 5))
+    await asyncio.sleep(0.01)
+    async with aclosing(trunk.batches()) as batches:
+        sizes = [len((await anext(batches))[1]) for _ in range(3)]
+        await writing
+    assert sizes == [2, 2, 1]
+
+
+async def test_who_is_set_aside_goes_on_by_its_own_stream_and_the_others_by_the_trunk() -> None:
+    trunk = Trunk("name")
+    trunks = {"i": trunk}
+    slow, steady = (by_trunk(said(messages(6)), trunks, ("i", number)) for number in range(2))
+    assert [await anext(slow), await anext(slow)] == [token(0), "name"]
+    rest = asyncio.create_task(everything(slow))
+    async with aclosing(trunk.batches()) as batches:
+        first = (await anext(batches))[1]
+        trunk.set_aside(0)
+        trunk.set_aside(7)  # it has ended already
+        assert await everything(steady) == [token(0), "name", 5]
+        count, *own = await rest
+        got = first + (await anext(batches))[1]
+    assert isinstance(count, int)
+    assert 1 <= count <= 3, "what it had, and one that was on its way"
+    assert own == messages(6)[1 + count :]
+    assert [unpack(packed, LOAD) for line, packed in got if line == 0] == messages(6)[1 : 1 + count]
+    assert [unpack(packed, LOAD) for line, packed in got if line == 1] == messages(6)[1:]
+    assert not trunk._aside, "nothing is kept of who has ended"
 
 
 async def test_a_closed_trunk_says_so_to_its_streams(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from motley.replicas.errors import (
     Unavailable,
 )
 from motley.replicas.limits import Limits
-from motley.replicas.mailbox import MOST_MERGED, merge
+from motley.replicas.pile import MOST_MERGED, merge
 from motley.replicas.plan import StepPlan, StepResult
 from motley.replicas.protocol import (
     Delta,

@@ -21,7 +21,7 @@ from motley.replicas.engine import EngineCore
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import Overloaded, Unavailable
 from motley.replicas.limits import Limits
-from motley.replicas.mailbox import merge
+from motley.replicas.pile import merge
 from motley.replicas.plan import StepPlan, StepResult
 from motley.replicas.protocol import ModelInfo, ReplicaLoad, ReplicaProfile, Request, StreamMessage
 from motley.replicas.replica import Replica

@@ -1,0 +1,87 @@
+"""What has been made for one reader and not taken yet, and what of it goes on at a time."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+
+from .protocol import Delta, PromptLogprob, StreamMessage
+
+# A reader that is behind is to be seen to read, which one huge message would hide; and what carries messages
+# between processes has a limit to one.
+MOST_MERGED = 64  # messages
+MOST_MERGED_BYTES = 2**16
+
+_MESSAGE, _DELTA, _TOKEN, _LOGPROB, _ALTERNATIVE, _VALUE = 128, 190, 28, 168, 116, 32  # bytes of CPython's objects
+
+
+class Pile:
+    """Messages in order. `num_bytes`: what they take in memory, about; log-probabilities outweigh tokens tenfold."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+        self._messages: deque[tuple[int, StreamMessage]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def put(self, message: StreamMessage) -> None:
+        size = num_bytes(message)
+        self.num_bytes += size
+        self._messages.append((size, message))
+
+    def take(self, most: int = MOST_MERGED) -> StreamMessage:
+        """The oldest messages as one: up to so many, and to MOST_MERGED_BYTES unless the first alone is larger."""
+        before, taken = self.num_bytes, [self._pop()]
+        while self._messages and len(taken) < most:
+            if before - self.num_bytes + self._messages[0][0] > MOST_MERGED_BYTES:
+                break
+            taken.append(self._pop())
+        return merge(taken)
+
+    def clear(self) -> None:
+        self._messages.clear()
+        self.num_bytes = 0
+
+    def _pop(self) -> StreamMessage:
+        size, message = self._messages.popleft()
+        self.num_bytes -= size
+        return message
+
+
+def num_bytes(message: StreamMessage) -> int:
+    """Cheap to tell, and near enough: short integers and texts are counted as if nothing else had them."""
+    size = _MESSAGE + _of_logprobs(message.prompt_logprobs) + _VALUE * len(message.embedding or ())
+    for delta in message.deltas:
+        size += _DELTA + _TOKEN * len(delta.token_ids) + len(delta.text) + _of_logprobs(delta.logprobs)
+    return size
+
+
+def _of_logprobs(entries: tuple[PromptLogprob, ...] | None) -> int:
+    return sum(_LOGPROB + _ALTERNATIVE * len(entry.top) for entry in entries or () if entry is not None)
+
+
+def merge(messages: list[StreamMessage]) -> StreamMessage:
+    """Everything that is ready as one message: one delta per choice, and the latest load."""
+    if len(messages) == 1:
+        return messages[0]
+    by_choice: dict[int, list[Delta]] = {}
+    for message in messages:
+        for delta in message.deltas:
+            by_choice.setdefault(delta.index, []).append(delta)
+    deltas = tuple(_join(deltas) for deltas in by_choice.values())
+    return replace(messages[0], deltas=deltas, load=messages[-1].load)
+
+
+def _join(deltas: list[Delta]) -> Delta:
+    if len(deltas) == 1:
+        return deltas[0]
+    logprobs = [delta.logprobs for delta in deltas if delta.logprobs is not None]
+    return Delta(
+        index=deltas[0].index,
+        token_ids=tuple(token for delta in deltas for token in delta.token_ids),
+        text="".join(delta.text for delta in deltas),
+        logprobs=tuple(item for group in logprobs for item in group) if logprobs else None,
+        finish_reason=deltas[-1].finish_reason,
+        stop_reason=deltas[-1].stop_reason,
+    )
