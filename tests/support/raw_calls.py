@@ -6,6 +6,7 @@ import json
 import re
 import socket
 import time
+import typing
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,27 +15,51 @@ from typing import Any
 
 import grpc
 from raw_http import DATA, HEADERS, RST_STREAM, Http2, head
-from served import Served
+from service_checkpoint import ids_of
 
 from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import kserve_pb2, vllm_engine_pb2, vllm_engine_pb2_grpc
 
-VLLM_ID = "the one to abort"
+MOST_INPUT = 20_000  # tokens: some seconds of work
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What is asked for over any protocol. `timeout_s`: by the request's own field, where it has one."""
+    """What is asked for over any protocol. `timeout_s`: by the request's own field, where it has one.
+
+    Of an embedding `max_tokens` is how much of its prompt there is at least, up to MOST_INPUT: that takes its time.
+    """
 
     prompt: str = "abc"
     max_tokens: int = 60_000
+    n: int = 1
     logprobs: int | None = None
     timeout_s: float | None = None
+    id: str = "the one to abort"
+
+    @property
+    def text(self) -> str:
+        return self.prompt * -(-min(self.max_tokens, MOST_INPUT) // len(self.prompt))
+
+
+def _sampling(asked: Asked) -> pb.SamplingParams:
+    return pb.SamplingParams(max_tokens=asked.max_tokens, ignore_eos=True, n=asked.n, logprobs=asked.logprobs)
 
 
 def _motley(asked: Asked) -> bytes:
-    sampling = pb.SamplingParams(max_tokens=asked.max_tokens, ignore_eos=True, logprobs=asked.logprobs)
-    return pb.CompleteRequest(text=asked.prompt, sampling=sampling, timeout_s=asked.timeout_s).SerializeToString()
+    request = pb.CompleteRequest(text=asked.prompt, sampling=_sampling(asked), timeout_s=asked.timeout_s)
+    return request.SerializeToString()
+
+
+def _motley_chat(asked: Asked) -> bytes:
+    messages = [pb.ChatMessage(role="user", content=asked.prompt)]
+    request = pb.ChatRequest(messages=messages, sampling=_sampling(asked), timeout_s=asked.timeout_s)
+    return request.SerializeToString()
+
+
+def _motley_embeddings(asked: Asked) -> bytes:
+    inputs = [pb.EmbeddingInput(text=asked.text)]
+    return pb.EmbeddingsRequest(inputs=inputs, timeout_s=asked.timeout_s).SerializeToString()
 
 
 def _kserve(asked: Asked, *, streaming: bool) -> bytes:
@@ -52,68 +77,139 @@ def _kserve(asked: Asked, *, streaming: bool) -> bytes:
     return request.SerializeToString()
 
 
+def _kserve_rest(asked: Asked) -> bytes:
+    parameters: dict[str, Any] = {"max_tokens": asked.max_tokens, "ignore_eos": True}
+    if asked.timeout_s is not None:
+        parameters["timeout"] = round(1e6 * asked.timeout_s)
+    text = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": [asked.prompt]}
+    return json.dumps({"inputs": [text], "parameters": parameters}).encode()
+
+
 def _vllm(asked: Asked, *, stream: bool) -> bytes:
     sampling = vllm_engine_pb2.SamplingParams(max_tokens=asked.max_tokens, ignore_eos=True, logprobs=asked.logprobs)
     return vllm_engine_pb2.GenerateRequest(
-        request_id=VLLM_ID, text=asked.prompt, sampling_params=sampling, stream=stream
+        request_id=asked.id, text=asked.prompt, sampling_params=sampling, stream=stream
     ).SerializeToString()
+
+
+def _vllm_embed(asked: Asked) -> bytes:
+    return vllm_engine_pb2.EmbedRequest(tokenized={"input_ids": ids_of(asked.text)}).SerializeToString()
+
+
+def _json(asked: Asked, fields: dict[str, Any]) -> bytes:
+    return json.dumps(fields | ({} if asked.timeout_s is None else {"timeout_s": asked.timeout_s})).encode()
 
 
 def _openai(asked: Asked, *, stream: bool) -> bytes:
     body: dict[str, Any] = {"prompt": asked.prompt, "max_tokens": asked.max_tokens, "ignore_eos": True}
-    body |= {"stream": stream, "logprobs": asked.logprobs and min(asked.logprobs, 5)}
-    return json.dumps(body | ({} if asked.timeout_s is None else {"timeout_s": asked.timeout_s})).encode()
+    return _json(asked, body | {"stream": stream, "logprobs": asked.logprobs and min(asked.logprobs, 5)})
+
+
+def _openai_chat(asked: Asked, *, stream: bool) -> bytes:
+    messages = [{"role": "user", "content": asked.prompt}]
+    body: dict[str, Any] = {"messages": messages, "max_tokens": asked.max_tokens, "ignore_eos": True, "stream": stream}
+    return _json(asked, body | ({"logprobs": True, "top_logprobs": asked.logprobs} if asked.logprobs else {}))
+
+
+def _openai_embeddings(asked: Asked) -> bytes:
+    return _json(asked, {"input": asked.text})
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """rpc: None over HTTP. streams: something comes before the end. fields: a request can carry its deadline."""
+    """`call`: a path over HTTP, or an RPC.
+
+    streams  something comes before the end
+    fields   a request can carry its deadline
+    chat     the prompt is what a user says
+    """
 
     name: str
-    rpc: str | None
+    call: str
     message: Callable[[Asked], bytes]
     streams: bool = False
     fields: bool = True
+    chat: bool = False
+
+    @property
+    def over_http(self) -> bool:
+        return self.call.startswith("/")
 
     @property
     def ways(self) -> list[str]:
         """`field`: a deadline in the request itself; `deadline`: gRPC's own."""
         own = ["field"] if self.fields else []
-        if self.rpc is None:
+        if self.over_http:
             return ["disconnect", *own]
-        return ["cancel", "disconnect", "deadline", *own] + ["abort"] * self.rpc.endswith("/Generate")
+        return ["cancel", "disconnect", "deadline", *own] + ["abort"] * self.call.endswith("/Generate")
+
+    @property
+    def leaves(self) -> list[str]:
+        return [way for way in self.ways if way not in DEADLINES]
+
+    @property
+    def deadlines(self) -> list[str]:
+        return [way for way in self.ways if way in DEADLINES]
 
 
-MOTLEY, KSERVE = "motley.v1.Inference", "inference.GRPCInferenceService"
-GENERATE = "vllm.grpc.engine.VllmEngine/Generate"
+DEADLINES = ("deadline", "field")
+MOTLEY, KSERVE, VLLM = "motley.v1.Inference", "inference.GRPCInferenceService", "vllm.grpc.engine.VllmEngine"
+COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 PROTOCOLS = [
     Protocol("motley.v1 stream", f"{MOTLEY}/CompleteStream", _motley, streams=True),
     Protocol("motley.v1", f"{MOTLEY}/Complete", _motley),
-    Protocol("OpenAI stream", None, partial(_openai, stream=True), streams=True),
-    Protocol("OpenAI", None, partial(_openai, stream=False)),
+    Protocol("motley.v1 ChatStream", f"{MOTLEY}/ChatStream", _motley_chat, streams=True, chat=True),
+    Protocol("motley.v1 Chat", f"{MOTLEY}/Chat", _motley_chat, chat=True),
+    Protocol("motley.v1 Embeddings", f"{MOTLEY}/Embeddings", _motley_embeddings),
+    Protocol("OpenAI stream", COMPLETIONS, partial(_openai, stream=True), streams=True),
+    Protocol("OpenAI", COMPLETIONS, partial(_openai, stream=False)),
+    Protocol("OpenAI chat stream", CHATS, partial(_openai_chat, stream=True), streams=True, chat=True),
+    Protocol("OpenAI chat", CHATS, partial(_openai_chat, stream=False), chat=True),
+    Protocol("OpenAI embeddings", "/v1/embeddings", _openai_embeddings),
     Protocol("ModelStreamInfer", f"{KSERVE}/ModelStreamInfer", partial(_kserve, streaming=True), streams=True),
     Protocol("ModelInfer", f"{KSERVE}/ModelInfer", partial(_kserve, streaming=False)),
-    Protocol("vLLM Generate stream", GENERATE, partial(_vllm, stream=True), streams=True, fields=False),
-    Protocol("vLLM Generate", GENERATE, partial(_vllm, stream=False), fields=False),
+    Protocol("KServe REST", "/v2/models/tiny/infer", _kserve_rest),
+    Protocol("vLLM Generate stream", f"{VLLM}/Generate", partial(_vllm, stream=True), streams=True, fields=False),
+    Protocol("vLLM Generate", f"{VLLM}/Generate", partial(_vllm, stream=False), fields=False),
+    Protocol("vLLM Embed", f"{VLLM}/Embed", _vllm_embed, fields=False),
 ]
+MANY_TOKENS = PROTOCOLS[1]  # an answer in one piece, which nobody need read meanwhile
+
+
+def deadline_told(said: str) -> bool:
+    return said.startswith(("504 ", "4 ")) or "deadline" in said
+
+
+class Ports(typing.Protocol):
+    """A service; `grpc` as host and port."""
+
+    @property
+    def http_port(self) -> int: ...
+
+    @property
+    def grpc(self) -> str: ...
 
 
 class RawCall:
     """A request on a connection of its own. `grpc_timeout`: as the wire has it, "500m"."""
 
-    def __init__(self, service: Served, protocol: Protocol, asked: Asked, grpc_timeout: str = "") -> None:
-        self._service, self._protocol = service, protocol
+    def __init__(
+        self, service: Ports, protocol: Protocol, asked: Asked, grpc_timeout: str = "", request_id: str = ""
+    ) -> None:
+        self._service, self._protocol, self._id = service, protocol, asked.id
         message = protocol.message(asked)
         self._http2: Http2 | None = None
-        if protocol.rpc is None:
+        if protocol.over_http:
             self._connection = socket.socket()
             self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             self._connection.connect(("127.0.0.1", service.http_port))
-            self._connection.sendall(head(service.http_port, "/v1/completions", message) + message)
+            opening = head(service.http_port, protocol.call, message, request_id=request_id)
+            self._connection.sendall(opening + message)
             return
-        self._http2 = Http2(service.grpc_port)
+        port = int(service.grpc.rpartition(":")[2])
+        self._http2 = Http2(port)
         self._connection = self._http2.connection
-        self._stream, frames = self._http2.open(service.grpc_port, f"/{protocol.rpc}", message, grpc_timeout)
+        self._stream, frames = self._http2.open(port, f"/{protocol.call}", message, grpc_timeout, request_id)
         self._connection.sendall(frames)
 
     def begun(self, seconds: float = 60.0) -> bool:
@@ -134,7 +230,7 @@ class RawCall:
             self._connection.sendall(self._http2.reset(self._stream))
         elif way == "abort":
             with grpc.insecure_channel(self._service.grpc) as channel:
-                abort = vllm_engine_pb2.AbortRequest(request_ids=[VLLM_ID])
+                abort = vllm_engine_pb2.AbortRequest(request_ids=[self._id])
                 vllm_engine_pb2_grpc.VllmEngineStub(channel).Abort(abort, timeout=60)
 
     def outcome(self, seconds: float = 60.0) -> str:
@@ -146,16 +242,17 @@ class RawCall:
             while part := self._connection.recv(65_536):
                 received += part
             return received.split(maxsplit=2)[1].decode() + " " + received.partition(b"\r\n\r\n")[2].decode()
+        ended = False
         while time.monotonic() < deadline:
-            for kind, stream in self._http2.read(1.0):
-                if stream == self._stream and kind == RST_STREAM:
-                    return "reset"
+            ended = ended or (RST_STREAM, self._stream) in self._http2.read(1.0)
             found = re.search(
                 rb"grpc-status.([0-9]{1,2})", self._http2.payloads.get((HEADERS, self._stream), b""), re.S
             )
             if found is not None:
                 said = self._http2.payloads.get((DATA, self._stream), b"")
                 return found[1].decode() + " " + said.decode(errors="replace")
+            if ended:
+                return "reset"
         raise AssertionError(f"{self._protocol.name} did not end within {seconds:g} s")
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
 END_STREAM, ACK, END_HEADERS = 1, 1, 4
 CANCEL = 8
+MOST_DATA = 16_384  # bytes of a frame, unless the other side allows more
 
 
 @dataclass
@@ -29,9 +30,10 @@ class Answer:
         return [line if line == "[DONE]" else json.loads(line) for line in lines]
 
 
-def head(port: int, path: str, body: bytes, method: str = "POST", close: bool = True) -> bytes:
+def head(port: int, path: str, body: bytes, method: str = "POST", close: bool = True, request_id: str = "") -> bytes:
     lines = [f"{method} {path} HTTP/1.1", f"Host: 127.0.0.1:{port}", "Content-Type: application/json"]
     lines += [f"Content-Length: {len(body)}"] + ["Connection: close"] * close
+    lines += [f"X-Request-Id: {request_id}"] * bool(request_id)
     return "\r\n".join([*lines, "", ""]).encode()
 
 
@@ -92,15 +94,20 @@ class Http2:
     def close(self) -> None:
         self.connection.close()
 
-    def open(self, port: int, method: str, message: bytes, timeout: str = "") -> tuple[int, bytes]:
+    def open(
+        self, port: int, method: str, message: bytes, timeout: str = "", request_id: str = ""
+    ) -> tuple[int, bytes]:
         """A call's frames, to be sent; and its stream's number. `timeout`: as `grpc-timeout` has it."""
         number, self._next = self._next, self._next + 2
         fields = [(":method", "POST"), (":scheme", "http"), (":path", method), (":authority", f"127.0.0.1:{port}")]
         fields += [("content-type", "application/grpc"), ("te", "trailers")]
         fields += [("grpc-timeout", timeout)] if timeout else []
+        fields += [("x-request-id", request_id)] if request_id else []
         block = b"".join(_literal(name, value) for name, value in fields)
         data = b"\0" + struct.pack(">I", len(message)) + message
-        return number, frame(HEADERS, END_HEADERS, number, block) + frame(DATA, END_STREAM, number, data)
+        parts = [data[start : start + MOST_DATA] for start in range(0, len(data), MOST_DATA)]
+        frames = [frame(DATA, END_STREAM * (part is parts[-1]), number, part) for part in parts]
+        return number, frame(HEADERS, END_HEADERS, number, block) + b"".join(frames)
 
     def reset(self, number: int) -> bytes:
         return frame(RST_STREAM, 0, number, struct.pack(">I", CANCEL))

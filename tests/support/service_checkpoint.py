@@ -31,6 +31,12 @@ def build(folder: Path, *, max_len: int = 512, chat_template: str | None = CHAT_
     return write_tokenizer(folder, chat_template=chat_template)
 
 
+def ids_of(text: str) -> list[int]:
+    """Token ids of a text of visible ASCII and spaces."""
+    ids = {char: i for i, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    return [ids["Ġ" if char == " " else char] for char in text]
+
+
 def write_tokenizer(folder: Path, *, chat_template: str | None = CHAT_TEMPLATE) -> Path:
     """The tokenizer's files alone."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())

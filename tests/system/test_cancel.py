@@ -2,89 +2,94 @@
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable
-from dataclasses import replace
 
 import grpc
+from protocols_said import Grpc, Http, Responses, everything
 from raw_calls import PROTOCOLS, Asked, Protocol, RawCall
 from served import Served, wait_for
 
+from leaving import Leaving
 from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import inference_pb2_grpc
 
 LONG = {"max_tokens": 65_000, "ignore_eos": True, "n": 2, "temperature": 1.0}
-
-PROMISED_S = 1.0  # until its KV is free; on an idle machine it takes some 40 ms
-LATE_S = 5.0  # on a machine that stands still for a while; without leaving it would run for half a minute
-
-
-class Table:
-    """What was measured: the seconds until everything was free, by protocol and way."""
-
-    def __init__(self, state: str) -> None:
-        self._state = state
-        self._rows: dict[str, dict[str, float]] = {}
-
-    def add(self, protocol: Protocol, way: str, seconds: float) -> None:
-        self._rows.setdefault(protocol.name, {})[way] = seconds
-
-    def check(self, report: Callable[[str], None]) -> None:
-        for name, row in self._rows.items():
-            told = ", ".join(f"{way} {1e3 * seconds:.0f}" for way, seconds in row.items())
-            report(f"{self._state}, {name}: KV free after ms: {told}")
-        assert statistics.median(seconds for row in self._rows.values() for seconds in row.values()) < PROMISED_S
+EMBED = [protocol for protocol in PROTOCOLS if "mbed" in protocol.name]
+GENERATE = [protocol for protocol in PROTOCOLS if protocol not in EMBED]
+STREAMS = [protocol for protocol in PROTOCOLS if protocol.streams]
+AHEAD = 300  # steps: far more than a reader has taken that takes nothing
 
 
-def free_after(service: Served, call: RawCall, way: str) -> float:
-    """Leave in that way, or let the deadline pass; the seconds until all is free since that was so."""
-    if way in ("deadline", "field"):
-        said = call.outcome()
-        assert said.startswith(("504", "4 ")) or "deadline" in said, said[-200:]
-    else:
-        call.leave(way)
-    began = time.monotonic()
-    service.wait_idle(LATE_S)
-    return time.monotonic() - began
+def long(protocol: Protocol, timeout_s: float | None = None) -> Asked:
+    return Asked(f"{protocol.name} ", id=protocol.name, timeout_s=timeout_s)
 
 
-def start(service: Served, protocol: Protocol, way: str, asked: Asked, seconds: float) -> RawCall:
-    if way == "field":
-        asked = replace(asked, timeout_s=seconds)
-    return RawCall(service, protocol, asked, f"{round(1e3 * seconds)}m" if way == "deadline" else "")
+def verbose(protocol: Protocol, timeout_s: float | None = None) -> Asked:
+    return Asked(f"{protocol.name} ", logprobs=20, id=protocol.name, timeout_s=timeout_s)
+
+
+def running(service: Served) -> Callable[[int], object]:
+    return lambda count: wait_for(lambda: service.load()["running"] == count, f"{count} to run")
+
+
+def test_every_way_to_ask_for_an_answer_is_here(service: Served) -> None:
+    with grpc.insecure_channel(service.grpc) as channel:
+        asked = [one for one in everything(service.http_port, channel, None, "tiny") if not isinstance(one, Responses)]
+        assert all(isinstance(one, Grpc | Http) for one in asked)
+        paths = {one.path.removeprefix("/") for one in asked if isinstance(one, Grpc | Http)}
+    assert {protocol.call.removeprefix("/") for protocol in PROTOCOLS} == paths
 
 
 def test_leaving_while_it_runs(service: Served, report: Callable[[str], None]) -> None:
-    table = Table("running")
-    for protocol in PROTOCOLS:
-        for way in protocol.ways:
-            service.wait_idle()
-            before = service.load()["steps"]
-            call = start(service, protocol, way, Asked(), 0.5)
-            wait_for(lambda before=before: service.load()["steps"] > before, f"{protocol.name} to run")
-            if protocol.streams and way not in ("deadline", "field"):
-                assert call.begun(), "it streams"
-            table.add(protocol, way, free_after(service, call, way))
-            call.close()
-    table.check(report)
+    service.wait_idle()
+    with Leaving(service, "running", "running", report).measured() as table:
+        for protocols in (GENERATE, *([one] for one in EMBED)):  # one long prompt at a time is computed
+            table.leave_all(protocols, long, running(service))
+            table.out_of_time(protocols, long, running(service), 1.0)
+
+
+def test_leaving_while_it_streams(service: Served, report: Callable[[str], None]) -> None:
+    """One at a time, as soon as something has come."""
+    service.wait_idle()
+    with Leaving(service, "streaming", "running", report).measured() as table:
+        for protocol in STREAMS:
+            for way in protocol.leaves:
+                call = RawCall(service, protocol, long(protocol))
+                assert call.begun()
+                table.one(protocol, way, call)
 
 
 def test_leaving_what_one_does_not_read(service: Served, report: Callable[[str], None]) -> None:
     """The client takes nothing, and what is made piles up on the way to it."""
-    table = Table("slow reader")
-    for protocol in PROTOCOLS:
-        for way in protocol.ways if protocol.streams else ():
-            service.wait_idle()
-            before = service.load()["steps"]
-            call = start(service, protocol, way, Asked(logprobs=20), 1.5)
-            wait_for(lambda before=before: service.load()["steps"] > before + 500, f"{protocol.name} to run ahead")
-            if way in ("deadline", "field"):
-                service.wait_idle(20)  # nobody reads how it ended
-            else:
-                table.add(protocol, way, free_after(service, call, way))
-            call.close()
-    table.check(report)
+    service.wait_idle()
+
+    def ahead(count: int) -> None:
+        running(service)(count)
+        before = service.load()["steps"]
+        wait_for(lambda: service.load()["steps"] > before + AHEAD, "streams that run ahead of their readers")
+
+    with Leaving(service, "slow reader", "running", report).measured() as table:
+        table.leave_all(STREAMS, verbose, ahead)
+        table.out_of_time(STREAMS, verbose, ahead, 5.0, told=False)
+
+
+def test_the_engine_waits_for_a_reader_that_takes_nothing(service: Served, report: Callable[[str], None]) -> None:
+    """And keeps neither a place nor KV for it. Then it goes, like any other."""
+    service.wait_idle()
+    before = service.load()["steps"]
+    call = RawCall(service, PROTOCOLS[0], Asked(logprobs=20, n=32))
+
+    def held() -> bool:
+        load = service.load()
+        return load["waiting"] == 32 and load["kv_blocks_free"] == load["kv_blocks_total"]
+
+    wait_for(held, "an engine that computes nothing for it")
+    steps = service.load()["steps"]
+    report(f"a reader that takes nothing was waited for after {32 * (steps - before)} tokens with 20 logprobs each")
+    assert steps - before < 2000, "a thirtieth of what it asked for; what is on the way is in buffers of known size"
+    with Leaving(service, "waiting for its reader", "waiting", report).measured() as table:
+        table.one(PROTOCOLS[0], "disconnect", call)
+    service.wait_idle(1.0)
 
 
 def test_many_that_leave_at_once_do_not_hurt_a_neighbour(service: Served) -> None:

@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from raw_calls import PROTOCOLS, Asked, Protocol, RawCall
+from raw_calls import PROTOCOLS, Asked, Protocol, RawCall, deadline_told
 from served import Served, wait_for
 
 from motley.client import Client
+from motley.replicas.protocol import BLOCK_TOKENS
 
 LEAST_S = 0.001
 
@@ -21,16 +22,13 @@ def calls_in_log(service: Served) -> list[dict[str, Any]]:
     return [line for line in lines if not line["call"].startswith("GET")]
 
 
-def after(service: Served, seen: int) -> list[dict[str, Any]] | None:
-    """The new lines without those of the two requests that came after it, once these are there."""
-    lines = calls_in_log(service)[seen:]
-    later = [line for line in lines if line["requests"]][-2:]
-    return [line for line in lines if line not in later] if len(later) == 2 else None
+def of_call(service: Served, request_id: str) -> list[dict[str, Any]]:
+    return [line for line in calls_in_log(service) if line["client_id"] == request_id]
 
 
-def told(service: Served, protocol: Protocol, way: str, prompt: str) -> str:
+def told(service: Served, protocol: Protocol, way: str, prompt: str, request_id: str) -> str:
     asked = Asked(prompt, max_tokens=4, timeout_s=LEAST_S if way == "field" else None)
-    call = RawCall(service, protocol, asked, "1m" if way == "deadline" else "")
+    call = RawCall(service, protocol, asked, "1m" if way == "deadline" else "", request_id)
     try:
         return call.outcome()
     finally:
@@ -39,17 +37,41 @@ def told(service: Served, protocol: Protocol, way: str, prompt: str) -> str:
 
 def test_a_millisecond_is_told_at_once_and_never_run(service: Served) -> None:
     """Nothing is made slow for it. No request reaches a replica, and no prefix of its prompt is in KV."""
+    before = service.load()["prompt_tokens"]
     for number, protocol in enumerate(PROTOCOLS):
-        for way in sorted({"field", "deadline"}.intersection(protocol.ways)):
+        for way in protocol.deadlines:
             prompt = f"{number} {way}: {protocol.name} " * 4  # several KV blocks, from the first on its own
-            seen = len(calls_in_log(service))
-            said = told(service, protocol, way, prompt)
-            assert said.startswith(("504 ", "4 ")) or (protocol.name == "ModelStreamInfer" and "deadline" in said), said
+            said = told(service, protocol, way, prompt, f"millisecond-{number}-{way}")
+            assert deadline_told(said), (protocol.name, said)
+    assert service.load()["prompt_tokens"] == before, "no replica has begun any"
+    for number, protocol in enumerate(PROTOCOLS):
+        for way in protocol.deadlines:
+            prompt = f"{number} {way}: {protocol.name} " * 4
+            if protocol.chat:
+                prompt = f"<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n"
             with Client(service.grpc) as client:
                 first, again = (client.complete(prompt, max_tokens=1).usage for _ in range(2))
             assert first.cached_tokens == 0, "no KV of it"
             assert again.cached_tokens > 0, "else that would say nothing"
-            wait_for(lambda seen=seen: after(service, seen) is not None, "the lines of what came after it", 20)
-            lines = after(service, seen) or []
-            assert len(lines) == 1 or (way == "deadline" and not lines), "gRPC may drop a call that has just come"
+            request_id = f"millisecond-{number}-{way}"
+            if way == "field":  # of the other kind gRPC may drop a call that has just come
+                wait_for(lambda one=request_id: of_call(service, one), "its line in the log", 20)
+            lines = of_call(service, request_id)
+            assert len(lines) <= 1
             assert all(line["requests"] == [] for line in lines), "it never left the door"
+
+
+def test_such_a_prompt_would_be_found_in_kv_had_it_run(service: Served) -> None:
+    """So that the test above could fail, over each protocol."""
+    for number, protocol in enumerate(PROTOCOLS):
+        prompt = f"found {number}: {protocol.name} " * 4
+        call = RawCall(service, protocol, Asked(prompt, max_tokens=4), request_id=f"found-{number}")
+        assert call.outcome().startswith(("200 ", "0 ")), protocol.name
+        call.close()
+        if protocol.chat:
+            prompt = f"<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n"
+        with Client(service.grpc) as client:
+            found = client.complete(prompt, max_tokens=1).usage.cached_tokens
+        assert found > 2 * BLOCK_TOKENS, protocol.name
+        wait_for(lambda number=number: of_call(service, f"found-{number}"), "its line in the log", 20)
+        assert [len(line["requests"]) for line in of_call(service, f"found-{number}")] == [1]

@@ -17,10 +17,11 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from neighbour import Neighbour
-from raw_calls import PROTOCOLS, Asked, RawCall
+from raw_calls import MANY_TOKENS, PROTOCOLS, Asked, Protocol, RawCall
 from raw_http import GOAWAY, HEADERS, RST_STREAM, Http2, head, post, unread
 from served import Served, served, wait_for
 
+from leaving import Leaving
 from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import inference_pb2_grpc
 
@@ -82,33 +83,21 @@ def streams_in_log(service: Served) -> int:
     return sum(line["call"] == "CompleteStream" for line in access_log(service))
 
 
-def filled(service: Served) -> list[RawCall]:
-    """Requests that take every place and stay."""
-    fillers = [RawCall(service, PROTOCOLS[0], Asked()) for _ in range(RUNNING)]
-    wait_for(lambda: service.load()["running"] == RUNNING, "every place taken")
-    return fillers
-
-
 def test_leaving_and_deadlines_while_waiting(pressed: Served, report: Callable[[str], None]) -> None:
     """All places are taken, so that these requests wait in the engine."""
     pressed.wait_idle()
-    fillers = filled(pressed)
-    for protocol in PROTOCOLS:
-        told = []
-        for way in protocol.ways:
-            asked = Asked(timeout_s=0.5 if way == "field" else None)
-            call = RawCall(pressed, protocol, asked, "500m" if way == "deadline" else "")
-            wait_for(lambda: pressed.load()["waiting"] == 1, f"{protocol.name} to wait")
-            if way in ("field", "deadline"):
-                said = call.outcome()
-                assert said.startswith(("504", "4 ")) or "deadline" in said, said[-200:]
-            else:
-                call.leave(way)
-            left = time.monotonic()
-            wait_for(lambda: pressed.load()["waiting"] == 0, f"the end of {protocol.name} by {way}", 10)
-            told.append(f"{way} {1e3 * (time.monotonic() - left):.0f}")
-            call.close()
-        report(f"queued, {protocol.name}: gone after ms: {', '.join(told)}")
+    fillers = [RawCall(pressed, MANY_TOKENS, Asked()) for _ in range(RUNNING)]
+    wait_for(lambda: pressed.load()["running"] == RUNNING, "every place taken")
+
+    def short(protocol: Protocol, timeout_s: float | None = None) -> Asked:
+        return Asked(f"{protocol.name} ", max_tokens=8, id=protocol.name, timeout_s=timeout_s)
+
+    def waiting(count: int) -> None:
+        wait_for(lambda: pressed.load()["waiting"] == count, f"{count} to wait")
+
+    with Leaving(pressed, "queued", "waiting", report).measured() as table:
+        table.leave_all(PROTOCOLS, short, waiting)
+        table.out_of_time(PROTOCOLS, short, waiting, 1.0)
     assert pressed.load()["running"] == RUNNING, "those before them run on"
     for filler in fillers:
         filler.close()

@@ -1,0 +1,97 @@
+"""Many calls in one state, which their clients leave one by one: how long each is still there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import zip_longest
+
+from raw_calls import Asked, Protocol, RawCall, deadline_told
+from served import Served, wait_for
+
+PROMISED_S = 1.0  # each of them, until its KV is free; it takes some 40 ms, most of which is asking for the load
+Way = tuple[Protocol, str]
+
+
+class Leaving:
+    """One state, of which the load tells by `field`: "running" or "waiting". Reports what it has measured."""
+
+    def __init__(self, service: Served, state: str, field: str, report: Callable[[str], None]) -> None:
+        self._service = service
+        self._state, self._field = state, field
+        self._report = report
+        self._there = 0  # that were in this state before
+        self._rows: dict[str, dict[str, float]] = {}
+
+    @contextmanager
+    def measured(self) -> Iterator[Leaving]:
+        """All are measured within it; at its end no more is there than was, and each left within what is promised."""
+        self._there = self._service.load()[self._field]
+        yield self
+        for name, row in self._rows.items():
+            told = ", ".join(f"{way} {1e3 * seconds:.0f}" for way, seconds in row.items())
+            self._report(f"{self._state}, {name}: gone after ms: {told}")
+        late = {(name, way): s for name, row in self._rows.items() for way, s in row.items() if not s < PROMISED_S}
+        assert not late
+
+    def leave_all(
+        self, protocols: Sequence[Protocol], asked: Callable[[Protocol], Asked], ready: Callable[[int], object]
+    ) -> None:
+        """Every way of every protocol in which a client goes, in as few rounds as may be.
+
+        `ready`: returns when so many calls more are in the state.
+        """
+        for round_ in zip_longest(*([(protocol, way) for way in protocol.leaves] for protocol in protocols)):
+            ways = [way for way in round_ if way is not None]
+            calls = [RawCall(self._service, protocol, asked(protocol)) for protocol, _ in ways]
+            ready(len(calls))
+            for number, ((protocol, way), call) in enumerate(zip(ways, calls, strict=True), 1):
+                self._leave(protocol, way, call, self._there + len(calls) - number)
+            self._check_free()
+
+    def out_of_time(
+        self,
+        protocols: Sequence[Protocol],
+        asked: Callable[[Protocol, float | None], Asked],
+        ready: Callable[[int], object],
+        seconds: float,
+        *,
+        told: bool = True,
+    ) -> None:
+        """The same of both kinds of deadlines; `told`: each client reads how it ended, and when."""
+        for way in ("deadline", "field"):
+            those = [protocol for protocol in protocols if way in protocol.deadlines]
+            wire, own = (f"{round(1e3 * seconds)}m", None) if way == "deadline" else ("", seconds)
+            calls = [RawCall(self._service, protocol, asked(protocol, own), wire) for protocol in those]
+            over = time.monotonic() + seconds
+            ready(len(calls))
+            assert time.monotonic() < over, f"{time.monotonic() - over:.2f} s too late: they were not yet {self._state}"
+            for protocol, call in zip(those, calls, strict=True) if told else ():
+                said = call.outcome()
+                assert deadline_told(said), (protocol.name, said[-200:])
+            self._wait(self._there)
+            late = time.monotonic() - over
+            for protocol, call in zip(those, calls, strict=True):
+                self._rows.setdefault(protocol.name, {})[way] = late
+                call.close()
+            self._check_free()
+
+    def one(self, protocol: Protocol, way: str, call: RawCall) -> None:
+        """A call that alone was there before, and has any number of choices."""
+        self._leave(protocol, way, call, 0)
+        self._service.wait_idle(PROMISED_S)
+
+    def _leave(self, protocol: Protocol, way: str, call: RawCall, left: int) -> None:
+        since = time.monotonic()
+        call.leave(way)
+        self._wait(left)
+        self._rows.setdefault(protocol.name, {})[way] = time.monotonic() - since
+        call.close()
+
+    def _wait(self, left: int) -> None:
+        wait_for(lambda: self._service.load()[self._field] <= left, f"{left} {self._field}", 10 * PROMISED_S)
+
+    def _check_free(self) -> None:
+        if self._field == "running":  # else others run, which hold the KV that there is
+            self._service.wait_idle(PROMISED_S)
