@@ -1,16 +1,18 @@
 """A steady client beside a pressure test: neither what it gets nor its pace in the engine may change.
 
-Its pace is counted in the engine's steps, which does not depend on how busy the machine is: a stream that is not held
-up gets a token in every step from its first to its last.
+Its one stream begins before the pressure and outlasts it, and is compared with the same stream without. The pace is
+counted in the engine's steps, which does not depend on how busy the machine is: a stream that is not held up gets a
+token in every step from its first to its last. Its time beside that is reported, and asserted nowhere.
 """
 
 from __future__ import annotations
 
-import statistics
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import grpc
 from served import Served, wait_for
@@ -18,97 +20,121 @@ from served import Served, wait_for
 from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import inference_pb2_grpc
 
-LENGTH = 1000
-REQUEST = pb.CompleteRequest(
-    text="a steady neighbour", sampling=pb.SamplingParams(temperature=0, max_tokens=LENGTH, ignore_eos=True)
-)
-LEAST_SHARE = 0.7  # steps are asked for over HTTP, and some go by meanwhile; mostly it is 1.0
+MOST = 60_000  # tokens: longer than any test presses
+NEIGHBOUR = "neighbour"
+LEAST = 500  # that it has had under pressure
+AHEAD = 400  # tokens that come while the steps are told, at most
+LEAST_SHARE = 0.7  # of steps; these are asked for over HTTP, and some go by meanwhile; mostly it is 1.0
+
+
+@dataclass
+class Run:
+    """One stream. `at_s`: when each token came, in seconds from the first.
+
+    steps  of the engine, from when it had `before` tokens until it had `after`
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    at_s: list[float] = field(default_factory=list)
+    messages: int = 0
+    before: int = 0
+    after: int = 0
+    steps: int = 0
+
+    @property
+    def share(self) -> float:
+        """Tokens for each step of the engine."""
+        return (self.after - self.before) / max(self.steps, 1)
 
 
 class Neighbour:
-    """Streams the same request again and again.
+    """Its calls are of the id NEIGHBOUR."""
 
-    may_be_refused  before a stream has begun, with a time to come again: as the contract has it where the queue is
-                    full. What has begun goes on to its end, always.
-    """
-
-    def __init__(self, service: Served, *, may_be_refused: bool = False) -> None:
+    def __init__(self, service: Served) -> None:
         self._service = service
-        self._may_be_refused = may_be_refused
         self._stop = threading.Event()
-        self.streaming = False
-        self.seconds: list[float] = []  # of each answer, from asking to its end
-        self.shares: list[float] = []  # tokens for each step that the engine took meanwhile
-        self.answers: list[tuple[int, ...]] = []
-        self.refused = 0
-        self.failure: BaseException | None = None
-        with grpc.insecure_channel(service.grpc) as channel:
-            stub = inference_pb2_grpc.InferenceStub(channel)
-            self.alone = self._once(stub)
-            assert self._once(stub) == self.alone
-        assert len(self.alone) == LENGTH
-        self.alone_ms = 1e3 * min(self.seconds)
-        self.seconds.clear()
-        self.shares.clear()
+        self._alone = Run()
+        self._pressed = Run()
+        self._failure: BaseException | None = None
 
     @contextmanager
     def beside(self) -> Iterator[Neighbour]:
-        """Streams when it is entered, and meanwhile. Raises what went wrong with it."""
-        thread = threading.Thread(target=self._run)
+        """Streams when it is entered, and as long as that lasts. Raises what went wrong with it."""
+        self._stop.clear()
+        self._pressed = Run()
+        thread = threading.Thread(target=self._press)
         thread.start()
         try:
-            wait_for(lambda: self.streaming or self.failure, "the neighbour's first stream")
+            wait_for(lambda: self.got > 0 or self._failure, "the neighbour's first token")
             yield self
+            wait_for(lambda: self.got > LEAST or self._failure, "the neighbour's tokens")
         finally:
             self._stop.set()
             thread.join(120)
-        assert not thread.is_alive(), "its last answer did not come"
-        if self.failure is not None:
-            raise self.failure
-        assert set(self.answers) == {self.alone}, "a neighbour's answer changed"
-        assert self.shares, "no stream lasted until the engine's steps were told"
-        assert statistics.median(self.shares) > LEAST_SHARE, f"it was held up: {self.shares}"
+        assert not thread.is_alive(), "its last message did not come"
+        if self._failure is not None:
+            raise self._failure
+        self._compare()
+
+    @property
+    def got(self) -> int:
+        """Tokens so far."""
+        return len(self._pressed.tokens)
 
     def pace(self) -> str:
-        """What its answers took, alone and meanwhile."""
-        ordered = sorted(self.seconds)
-        p50, p90 = (1e3 * ordered[int(len(ordered) * share)] for share in (0.5, 0.9))
+        """The pressed stream beside the same without pressure."""
+        pressed, count = self._pressed, self.got
+        seconds, alone = pressed.at_s[-1], self._alone.at_s[count - 1]
+        messages = pressed.messages / count, self._alone.messages / len(self._alone.tokens)
         return (
-            f"neighbour's {len(self.answers)} answers right, {statistics.median(self.shares):.2f} tokens a step; "
-            f"alone {self.alone_ms:.0f} ms, meanwhile p50 {p50:.0f} ms, p90 {p90:.0f} ms; "
-            f"refused {self.refused} times before it began"
+            f"neighbour's {count} tokens as without, {pressed.share:.2f} a step (alone {self._alone.share:.2f}), "
+            f"{messages[0]:.2f} messages a token (alone {messages[1]:.2f}); "
+            f"{seconds:.1f} s, alone {alone:.1f} s: {seconds / alone:.1f} times"
         )
 
-    def _run(self) -> None:
+    def _compare(self) -> None:
+        pressed = self._pressed
+        assert self.got < MOST, "the pressure outlasted it"
+        if len(self._alone.tokens) < self.got:
+            self._service.wait_idle()
+            self._alone = alone = Run()
+            self._run(self.got + AHEAD, alone, lambda: len(alone.tokens) >= self.got)
+        assert pressed.tokens == self._alone.tokens[: self.got], "a neighbour's answer changed"
+        assert pressed.share > LEAST_SHARE * self._alone.share, f"held up: {pressed.share:.2f} tokens a step"
+
+    def _press(self) -> None:
         try:
-            with grpc.insecure_channel(self._service.grpc) as channel:
-                stub = inference_pb2_grpc.InferenceStub(channel)
-                while not self._stop.is_set():
-                    try:
-                        self.answers.append(self._once(stub))
-                    except grpc.RpcError as error:
-                        self._check_refusal(error)
-                        self._stop.wait(0.2)
+            self._run(MOST, self._pressed, self._stop.is_set)
         except BaseException as error:  # noqa: BLE001  told by `beside`
-            self.failure = error
+            self._failure = error
 
-    def _check_refusal(self, error: grpc.RpcError) -> None:
-        refused = error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED and not self.streaming
-        if not (refused and self._may_be_refused):
-            raise error
-        assert int(dict(error.trailing_metadata())["retry-after"]) >= 1
-        self.refused += 1
+    def _run(self, most: int, run: Run, enough: Callable[[], bool]) -> None:
+        sampling = pb.SamplingParams(temperature=0, max_tokens=most, ignore_eos=True)
+        request = pb.CompleteRequest(text="a steady neighbour", sampling=sampling, request_id=NEIGHBOUR)
+        metadata = (("x-request-id", NEIGHBOUR),)
+        first_s = 0.0
+        with grpc.insecure_channel(self._service.grpc) as channel, ThreadPoolExecutor(1) as asking:
+            call = inference_pb2_grpc.InferenceStub(channel).CompleteStream(request, timeout=180, metadata=metadata)
+            told: list[Future[int]] = []  # it reads on while the engine's steps are asked for
+            for chunk in call:
+                tokens = [token for choice in chunk.choices for token in choice.token_ids]
+                if not tokens:
+                    continue
+                first_s = first_s or time.monotonic()
+                run.at_s += [time.monotonic() - first_s] * len(tokens)
+                run.messages += 1
+                run.tokens += tokens
+                if not told:
+                    told.append(asking.submit(self._steps))
+                if not run.before and told[0].done():
+                    run.before = len(run.tokens)
+                if len(told) == 1 and enough():
+                    told.append(asking.submit(self._steps))
+                if len(told) == 2 and told[1].done():
+                    break
+            run.after = len(run.tokens)
+            run.steps = told[1].result() - told[0].result()
+            call.cancel()
 
-    def _once(self, stub: inference_pb2_grpc.InferenceStub) -> tuple[int, ...]:
-        began, before, first = time.monotonic(), 0, 0
-        tokens: list[int] = []
-        self.streaming = False
-        for chunk in stub.CompleteStream(REQUEST, timeout=120):
-            tokens += [token for choice in chunk.choices for token in choice.token_ids]
-            if tokens and not before:
-                self.streaming, first, before = True, len(tokens), self._service.load()["steps"]
-        self.seconds.append(time.monotonic() - began)
-        steps = self._service.load()["steps"] - before
-        if steps:  # else all was over when they were first told
-            self.shares.append((len(tokens) - first) / steps)
-        return tuple(tokens)
+    def _steps(self) -> int:
+        return self._service.load()["steps"]

@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from neighbour import Neighbour
+from neighbour import NEIGHBOUR, Neighbour
 from raw_calls import MANY_TOKENS, PROTOCOLS, Asked, Protocol, RawCall
 from raw_http import GOAWAY, HEADERS, RST_STREAM, Http2, head, post, unread
 from served import Served, served, wait_for
@@ -44,9 +44,9 @@ def pressed(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield service
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def neighbour(pressed: Served) -> Neighbour:
-    pressed.wait_idle()
+    """One for all tests: it need be alone no longer than the longest of its streams."""
     return Neighbour(pressed)
 
 
@@ -75,8 +75,10 @@ class Baseline:
 
 
 def access_log(service: Served) -> list[dict[str, Any]]:
+    """Without the neighbour's calls."""
     path = Path(service.endpoints["folder"]) / "session_latest" / "logs" / "access.log"
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return [line for line in lines if line["client_id"] != NEIGHBOUR]
 
 
 def streams_in_log(service: Served) -> int:
@@ -146,8 +148,8 @@ def test_idle_connections(pressed: Served, neighbour: Neighbour, report: Callabl
             watches = [stub.Watch(health_pb2.HealthCheckRequest()) for _ in range(16)]
             assert {next(watch).status for watch in watches} == {health_pb2.HealthCheckResponse.SERVING}
             assert pressed.load()["waiting"] == 0, "whoever watches is no load"
-            answers = len(neighbour.answers)
-            wait_for(lambda: len(neighbour.answers) >= answers + 2, "the neighbour's answers", 60)
+            got = neighbour.got
+            wait_for(lambda: neighbour.got >= got + 1000, "the neighbour's tokens", 60)
             for watch in watches:
                 watch.cancel()
     report(f"{IDLE} idle connections: {neighbour.pace()}")
@@ -214,10 +216,8 @@ def reset_when_begun(port: int, message: bytes, count: int, at_once: int = 20) -
     return done
 
 
-def test_rapid_resets(pressed: Served, report: Callable[[str], None]) -> None:
-    """What the neighbour has begun goes on as it would; among so many it may find the queue full before that."""
+def test_rapid_resets(pressed: Served, neighbour: Neighbour, report: Callable[[str], None]) -> None:
     baseline = Baseline(pressed)
-    neighbour = Neighbour(pressed, may_be_refused=True)
     sampling = pb.SamplingParams(max_tokens=60_000, ignore_eos=True)
     message = pb.CompleteRequest(text="abc", sampling=sampling).SerializeToString()
     before, began = streams_in_log(pressed), time.monotonic()
@@ -226,11 +226,13 @@ def test_rapid_resets(pressed: Served, report: Callable[[str], None]) -> None:
         done += reset_soon(pressed.grpc_port, message, 4000)
         done += reset_when_begun(pressed.grpc_port, message, RESETS - done)
     assert done >= RESETS
-    own = len(neighbour.answers) + neighbour.refused
-    wait_for(lambda: streams_in_log(pressed) - before - own >= 2000, "calls that the ingress has begun", 20)
-    reached = streams_in_log(pressed) - before - own
     seconds = time.monotonic() - began
-    report(f"{done} resets in {seconds:.1f} s, {reached} of them of calls in the ingress: {neighbour.pace()}")
+
+    def reached() -> int:
+        return streams_in_log(pressed) - before
+
+    wait_for(lambda: reached() >= 2000, "calls that the ingress has begun", 20)
+    report(f"{done} resets in {seconds:.1f} s, {reached()} of them of calls in the ingress: {neighbour.pace()}")
     baseline.check(report, f"{done} resets")
 
 
@@ -253,28 +255,26 @@ def test_connections_cut_in_the_middle(pressed: Served, neighbour: Neighbour, re
     before, began = len(access_log(pressed)), time.monotonic()
     with neighbour.beside():
         reset_in_the_middle(pressed.http_port, CUTS)
+        seconds = time.monotonic() - began
     pressed.wait_idle()
-    reached = len(access_log(pressed)) - before - len(neighbour.answers) - neighbour.refused
+    reached = len(access_log(pressed)) - before
     assert reached >= CUTS // 4, "calls that the ingress has begun"
-    pace = f"{neighbour.pace()}, refused {neighbour.refused} times"
-    report(f"{CUTS} connections cut in {time.monotonic() - began:.1f} s, {reached} of them of calls: {pace}")
+    report(f"{CUTS} connections cut in {seconds:.1f} s, {reached} of them of calls: {neighbour.pace()}")
     baseline.check(report, f"{CUTS} cut connections")
 
 
-def test_overload(pressed: Served, report: Callable[[str], None]) -> None:
+def test_overload(pressed: Served, neighbour: Neighbour, report: Callable[[str], None]) -> None:
     """Ten times what runs and waits, at once and over both protocols: each gets its answer or a refusal.
 
-    The neighbour, of the same tenant and admitted before, keeps its stream to the end; what it asks anew may be
-    refused like anybody's request, with a time to come again.
+    The neighbour is of the same tenant, and has its place.
     """
     baseline = Baseline(pressed)
-    neighbour = Neighbour(pressed, may_be_refused=True)
     fields: dict[str, Any] = {"prompt": "over", "max_tokens": 48, "temperature": 0, "ignore_eos": True}
     right = asyncio.run(post(pressed.http_port, "/v1/completions", fields)).json()["choices"][0]["text"]
-    began = time.monotonic()
     with neighbour.beside():
+        began = time.monotonic()
         outcomes = asyncio.run(burst(pressed, fields, 10 * (RUNNING + WAITING), right))
-    seconds = time.monotonic() - began
+        seconds = time.monotonic() - began
     counts = Counter(outcomes)
     assert counts.total() == 10 * (RUNNING + WAITING), "one outcome each"
     assert set(counts) == {"right", "refused"}, counts
