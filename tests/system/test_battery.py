@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -12,6 +14,7 @@ from bad_rows import (
     CHATS,
     EMBEDDINGS,
     EVERYTHING,
+    IN_PYTHON,
     NO_SAMPLING,
     OVER_GRPC,
     OVER_HTTP,
@@ -24,26 +27,10 @@ from bad_rows import (
 from protocols_said import Grpc, Http, Outcome, Protocol, Question, Unsayable, everything
 from served import Served
 
-from motley.client import Client
 from motley.replicas.offline import Engine
 
 ROOT = Path(__file__).parents[2]
 EMBEDS = EMBEDDINGS + NO_SAMPLING
-
-
-@pytest.fixture(autouse=True)
-def _nothing_else_happens(service: Served) -> Iterator[None]:
-    """Same processes, same greedy answer, queues and KV as they were."""
-    with Client(service.grpc) as client:
-
-        def answer() -> list[int]:
-            return list(client.complete("neighbour", temperature=0.0, max_tokens=48).choices[0].token_ids)
-
-        before, replicas = answer(), service.replicas()
-        yield
-        assert answer() == before
-        assert service.replicas() == replicas
-        service.wait_idle()
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +43,47 @@ def protocols(service: Served, engine: Engine) -> Iterator[dict[str, Protocol]]:
     options = [("grpc.max_send_message_length", -1)]
     with grpc.insecure_channel(service.grpc, options=options) as channel:
         yield {protocol.name: protocol for protocol in everything(service.http_port, channel, engine, "tiny")}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_else_happens(
+    request: pytest.FixtureRequest, service: Served, engine: Engine, protocols: dict[str, Protocol]
+) -> Iterator[None]:
+    """Over the protocol at hand: same processes, same greedy answer, queues and KV as they were.
+
+    Whatever the engine of this process is asked, another stream is open beside it.
+    """
+    name = request.node.callspec.params["name"] if hasattr(request.node, "callspec") else None
+    names = [one for one in ([name] if name else EVERYTHING) if one not in RESPONSES]
+
+    def answers() -> list[Outcome]:
+        found = [protocols[one].ask(Question(one_prompt(one), sampling=greedy(one))) for one in names]
+        assert {outcome.kind for outcome in found} <= {"ok"}
+        return found
+
+    before, replicas = answers(), service.replicas()
+    with beside(engine) if set(names) & set(IN_PYTHON) else nullcontext():
+        yield
+    assert answers() == before
+    assert service.replicas() == replicas
+    service.wait_idle()
+
+
+@contextmanager
+def beside(engine: Engine) -> Iterator[None]:
+    """A stream that is open meanwhile. At the end nothing but it was there, and no KV is left."""
+    core, steady = engine._built.core, engine.sampling(temperature=0.0, max_tokens=300, ignore_eos=True)
+    alone = engine.generate("neighbour", steady)[0].text
+    neighbour = engine.stream("neighbour", steady)
+    begun = next(neighbour).text
+    yield
+    assert begun + "".join(delta.text for delta in neighbour) == alone
+    assert not core.busy
+    core.scheduler.pool.check(idle=True)
+
+
+def greedy(name: str) -> dict[str, Any]:
+    return {} if name in EMBEDS else {"temperature": 0.0, "max_tokens": 24, "ignore_eos": True}
 
 
 def seen(expected: Outcome, found: Outcome, protocol: Protocol, question: Question) -> Outcome:
@@ -125,8 +153,9 @@ def test_bytes(protocols: dict[str, Protocol], name: str) -> None:
 @pytest.mark.parametrize("name", [*OVER_HTTP, *OVER_GRPC])
 def test_requests_of_one_id_at_the_same_time(protocols: dict[str, Protocol], name: str) -> None:
     protocol = protocols[name]
-    sampling = {} if name in EMBEDS else {"temperature": 0.0, "max_tokens": 24, "ignore_eos": True}
-    questions = [Question(prompt(name), sampling=sampling, id="the-same") for prompt in (one_prompt, another_prompt)]
+    questions = [
+        Question(prompt(name), sampling=greedy(name), id="the-same") for prompt in (one_prompt, another_prompt)
+    ]
     alone = [protocol.ask(question) for question in questions]
     assert [outcome.kind for outcome in alone] == ["ok", "ok"]
     assert alone[0].said != alone[1].said
