@@ -50,11 +50,14 @@ async def full(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[A
     await worker.close()
 
 
+MESSAGES = [{"role": "user", "content": LONG}]
 TENSOR = {"name": "text_input", "datatype": "BYTES", "shape": [1]}
 BODIES: list[tuple[str, dict[str, Any]]] = [
     ("/v1/completions", {"prompt": LONG, "max_tokens": 2}),
     ("/v1/completions", {"prompt": LONG, "max_tokens": 2, "stream": True}),
-    ("/v1/chat/completions", {"messages": [{"role": "user", "content": LONG}], "max_tokens": 2}),
+    ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 2}),
+    ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 2, "stream": True}),
+    ("/v1/embeddings", {"input": LONG}),
     ("/v2/models/fake/infer", {"inputs": [{**TENSOR, "data": [LONG]}], "parameters": {"max_tokens": 2}}),
 ]
 
@@ -74,6 +77,7 @@ async def test_over_grpc(full: Any) -> None:
     _, _, channel = full
     motley: Any = inference_pb2_grpc.InferenceStub(channel)
     asked = pb.CompleteRequest(text=LONG, sampling=pb.SamplingParams(max_tokens=2))
+    chat = pb.ChatRequest(messages=MESSAGES, sampling=pb.SamplingParams(max_tokens=2))
     contents = kserve_pb2.InferTensorContents(bytes_contents=[LONG.encode()])
     infer = kserve_pb2.ModelInferRequest(inputs=[{**TENSOR, "contents": contents}])
     infer.parameters["max_tokens"].int64_param = 2
@@ -83,8 +87,12 @@ async def test_over_grpc(full: Any) -> None:
     for method, request in (
         (motley.Complete, asked),
         (motley.CompleteStream, asked),
+        (motley.Chat, chat),
+        (motley.ChatStream, chat),
+        (motley.Embeddings, pb.EmbeddingsRequest(inputs=[{"text": LONG}])),
         (kserve.ModelInfer, infer),
         (vllm.Generate, generate),
+        (vllm.Embed, vllm_engine_pb2.EmbedRequest(tokenized={"input_ids": [1] * len(LONG)})),
     ):
         call = method(request)
         with pytest.raises(grpc.aio.AioRpcError) as caught:

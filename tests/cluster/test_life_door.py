@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +20,21 @@ from scripted_worker import ScriptedWorker
 from motley.cluster import door as module
 from motley.cluster.ask import Ask
 from motley.cluster.caller import Caller
+from motley.cluster.protos import inference_pb2 as pb
+from motley.cluster.protos import vllm_engine_pb2
 from motley.cluster.routing import router
 from motley.replicas.errors import DeadlineExceeded, Overloaded
+from motley.replicas.protocol import Request, SamplingParams, StreamMessage
+
+
+class Slow(EchoWorker):
+    """Its embeddings take their time."""
+
+    async def generate(self, request: Request) -> AsyncGenerator[StreamMessage, None]:
+        if request.pooling is not None:
+            request = replace(request, pooling=None, sampling=SamplingParams(max_tokens=400))
+        async for message in super().generate(request):
+            yield message
 
 
 @pytest.fixture
@@ -104,26 +120,39 @@ async def test_streams_of_one_ingress_are_bounded(folder: Path, monkeypatch: pyt
 
 
 async def test_a_call_whose_client_goes_is_ended_in_every_form(folder: Path) -> None:
-    worker = EchoWorker(str(folder), step_s=0.01)
+    worker = Slow(str(folder), step_s=0.1)  # by itself none ends within 40 s
     own = await make_ingress(folder, worker)
+    messages = [{"role": "user", "content": "abc"}]
     ask = Ask(model="", prompt="abc", sampling={"max_tokens": 400})
+    chat = Ask(model="", prompt=messages, chat=True, sampling={"max_tokens": 400})
 
-    async def stream() -> None:
+    async def stream(ask: Ask) -> None:
         async for _ in own.motley.complete_stream(ask, Caller()):
             pass
 
     app = own.__serve_build_asgi_app__()
-    body = {"prompt": ["abc", "xyz"], "max_tokens": 400}
+    post = partial(asgi.request, app, "POST")
+    two = {"prompt": ["abc", "xyz"], "max_tokens": 400}
+    talk = {"messages": messages, "max_tokens": 400}
+    tensor = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["abc"]}
     calls = [
-        own.motley.complete(ask, Caller()),
-        stream(),
-        asgi.request(app, "POST", "/v1/completions", body),
-        asgi.request(app, "POST", "/v1/completions", {**body, "stream": True}),
+        (1, own.motley.complete(ask, Caller())),
+        (1, stream(ask)),
+        (1, own.motley.complete(chat, Caller())),
+        (1, stream(chat)),
+        (2, own.motley.embeddings(pb.EmbeddingsRequest(inputs=[{"text": "abc"}, {"text": "xyz"}]), Caller())),
+        (1, own.vllm.embed(vllm_engine_pb2.EmbedRequest(tokenized={"input_ids": [1]}), Caller())),
+        (2, post("/v1/completions", two)),
+        (2, post("/v1/completions", {**two, "stream": True})),
+        (1, post("/v1/chat/completions", talk)),
+        (1, post("/v1/chat/completions", {**talk, "stream": True})),
+        (2, post("/v1/embeddings", {"input": ["abc", "xyz"]})),
+        (1, post("/v2/models/echo/infer", {"inputs": [tensor], "parameters": {"max_tokens": 400}})),
     ]
-    for number, call in enumerate(calls):
+    for count, call in calls:
         task = asyncio.create_task(call)
         async with asyncio.timeout(10):
-            while worker.load().running < (1 if number < 2 else 2):
+            while worker.load().running < count:
                 await asyncio.sleep(0.001)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):

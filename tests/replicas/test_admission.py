@@ -68,3 +68,17 @@ def test_before_anything_has_begun_the_prefill_rate_says_when(clock: Clock) -> N
         room.enter(100)
     assert room.retry_after_s() == 10
     assert admission(clock).retry_after_s() == 1, "at least a second, whatever is known"
+
+
+def test_a_part_of_a_second_counts_as_one_and_the_time_since_the_last_as_waiting(clock: Clock) -> None:
+    room = admission(clock, prefill_tokens_per_s=100.0)
+    room.enter(210)
+    assert room.retry_after_s() == 3, "2.1 s, rounded up"
+    paced = admission(clock)
+    for _ in range(9):
+        paced.enter(1)
+    paced.began(1)
+    clock.now += 1.0
+    paced.began(1)
+    clock.now += 1.0
+    assert paced.retry_after_s() == 7, "two have begun in two seconds, and seven wait"
