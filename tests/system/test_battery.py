@@ -64,7 +64,7 @@ def _nothing_else_happens(
     before, replicas = answers(), service.replicas()
     with beside(engine) if set(names) & set(IN_PYTHON) else nullcontext():
         yield
-    assert answers() == before
+        assert answers() == before
     assert service.replicas() == replicas
     service.wait_idle()
 
