@@ -8,6 +8,7 @@ from typing import Any
 
 from .errors import InvalidRequest
 from .shown import shown
+from .tool_results import check_results
 
 __all__ = ["ROLES", "Message", "check_messages", "check_string", "is_text"]
 
@@ -24,11 +25,14 @@ def check_messages(messages: Any) -> list[Message]:
     """Messages as a chat template takes them. Raises InvalidRequest naming the field by its path.
 
     Each has `role` and `content` as one string; where given `name`, of an assistant `tool_calls` and
-    `reasoning_content`, of a tool `tool_call_id`. A call's arguments are an object if they are one in JSON.
+    `reasoning_content`, of a tool `tool_call_id`. A call's arguments are an object if they are one in JSON. Calls
+    and their results belong together.
     """
     if not isinstance(messages, list | tuple) or not messages:
         raise _invalid("messages", "expected a list of at least one message")
-    return [_check_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    checked = [_check_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    check_results(checked)
+    return checked
 
 
 def _check_message(message: Any, at: str) -> Message:

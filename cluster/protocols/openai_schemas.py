@@ -71,8 +71,10 @@ _MESSAGE: dict[str, Schema] = {
         TEXT,
         "who speaks: refused where the template has no place for it; of a tool: which one, if the template shows it",
     ),
-    "tool_calls": told(_list(_CALL, MAX_CALLS), "of an assistant: what it called"),
-    "tool_call_id": told(TEXT, "of a tool: the call that this is the result of; templates show it, or go by the order"),
+    "tool_calls": told(_list(_CALL, MAX_CALLS), "of an assistant: what it called; the results of all must follow"),
+    "tool_call_id": told(
+        TEXT, "of a tool: the call just before that this is the result of; without it, the first that has none"
+    ),
     "reasoning_content": told(
         TEXT, "of an assistant: what it thought; templates show it or leave it out, as their authors mean it"
     ),

@@ -28,6 +28,7 @@ BODIES: dict[str, dict[str, Any]] = {
 }
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+RESULT = {"role": "tool", "tool_call_id": "call_1", "content": "x"}
 NAMED = {"type": "function", "function": {"name": "f"}}
 
 # field -> (more of the body, the outcome); the field itself is among what is given.
@@ -113,19 +114,17 @@ MESSAGES: dict[str, list[tuple[list[dict[str, Any]], str]]] = {
         ([{"role": "user", "content": [{"type": "text", "text": "x"}]}], WORKS),
     ],
     "name": [([{"role": "user", "content": "x", "name": "Ann"}], REFUSED)],  # the template has no place for it
-    "tool_calls": [([*HELLO, {"role": "assistant", "content": None, "tool_calls": [CALL]}], WORKS)],
+    "tool_calls": [
+        ([*HELLO, {"role": "assistant", "content": None, "tool_calls": [CALL]}, RESULT], WORKS),
+        ([*HELLO, {"role": "assistant", "content": None, "tool_calls": [CALL]}], WRONG),
+    ],
     "tool_call_id": [
-        (
-            [
-                *HELLO,
-                {"role": "assistant", "tool_calls": [CALL]},
-                {"role": "tool", "tool_call_id": "call_1", "content": "x"},
-            ],
-            WORKS,
-        )
+        ([*HELLO, {"role": "assistant", "tool_calls": [CALL]}, RESULT], WORKS),
+        ([*HELLO, {"role": "assistant", "tool_calls": [CALL]}, RESULT | {"tool_call_id": "call_2"}], WRONG),
+        ([*HELLO, RESULT], WRONG),
     ],
     "tool_calls[0].index": [
-        ([*HELLO, {"role": "assistant", "tool_calls": [CALL | {"index": 0, "type": None}]}], WORKS),
+        ([*HELLO, {"role": "assistant", "tool_calls": [CALL | {"index": 0, "type": None}]}, RESULT], WORKS),
         ([*HELLO, {"role": "assistant", "tool_calls": [CALL | {"index": "0"}]}], WRONG),
     ],
     "reasoning": [  # vLLM's and others': under either name, or under both

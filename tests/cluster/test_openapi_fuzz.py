@@ -48,6 +48,8 @@ RULES: dict[str, dict[str, str]] = {
         "expected the text of reasoning_content": "two fields and their values",
         "expected ids below the vocabulary size|is no token id": "the vocabulary is the model's",
         "expected one of the tools": "names of another field",
+        "must be followed by the result of each call|left without a result": "ids of other messages",
+        "which must answer an earlier message with tool_calls": "other messages",
         r"tools\[\d+\].* is given twice": "names in a list",
         r"shape \[.*\] (does not fit|is not accepted)": "two fields and their values",
         "given twice": "names in a list",

@@ -106,8 +106,8 @@ def test_marks_survive_a_template_that_escapes(tmp_path: Path) -> None:
     [
         ("{{ messages[-1].content }}", [TIME], ASKED, "tools"),
         ("{{ messages[-1].content }}", [], CHATS[2], "messages[1].tool_calls"),
-        ("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}", [], [*ASKED, CHATS[2][2]],
-         "messages[1].role"),
+        ("{% for m in messages if m.role != 'tool' %}{{ m.content ~ m.tool_calls }}{% endfor %}", [], CHATS[2],
+         "messages[2].role"),
     ],
 )  # fmt: skip
 def test_what_a_template_has_no_place_for_is_refused(
@@ -149,10 +149,9 @@ def test_wrong_calls_are_refused_by_name(call: Any, param: str) -> None:
 def test_arguments_that_are_no_object_are_shown_as_they_were(folders: dict[str, Path]) -> None:
     for arguments in ("{broken", "[1]", "", "[" * 100_000):
         call = {"function": {"name": "f", "arguments": arguments}}
-        message = {"role": "assistant", "tool_calls": [call]}
-        [checked] = check_messages([message])
-        assert checked["tool_calls"][0]["function"]["arguments"] == (arguments or {})
-        assert Tokenizer.load(folders["qwen3"]).chat([*ASKED, message])
+        messages = [*ASKED, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "?"}]
+        assert check_messages(messages)[1]["tool_calls"][0]["function"]["arguments"] == (arguments or {})
+        assert Tokenizer.load(folders["qwen3"]).chat(messages)
 
 
 @pytest.mark.parametrize(
