@@ -18,6 +18,7 @@ from . import access_log
 from .door import Door
 from .entrance import Entrance
 from .parsers.styles import AUTO, choose
+from .protocols.chats import Chats
 from .protocols.health import HealthProtocol
 from .protocols.health_routes import HealthRoutes
 from .protocols.health_rpcs import HealthRpcs
@@ -65,13 +66,14 @@ class Ingress(MotleyRpcs, KServeRpcs, VllmRpcs, HealthRpcs, ReflectionRpcs):
         log.info("calls of tools: %s; reasoning: %s", styles.tools, styles.reasoning)
         if profile.device == NULL:
             self.router.keep_steps_apart()
-        self.motley = MotleyProtocol(self.door, self.router)
+        chats = Chats(self.door, styles)
+        self.motley = MotleyProtocol(self.door, self.router, chats)
         self.kserve = KServeProtocol(self.door, self.router)
         self.vllm = VllmProtocol(self.door, self.router, defaults)
         self.tokenizer_archive = TokenizerArchive(resolve_model(model))
         self.health = HealthProtocol(self.router)
         self._routes = (
-            *OpenAIRoutes(OpenAIProtocol(self.door, self.router, styles, profile.fingerprint)).routes(),
+            *OpenAIRoutes(OpenAIProtocol(self.door, self.router, chats, profile.fingerprint)).routes(),
             *EmbeddingsProtocol(self.door, self.router).routes(),
             *KServeRoutes(self.kserve).routes(),
             *HealthRoutes(self.router).routes(),

@@ -66,4 +66,5 @@ class Answer:
 
 
 def parse_whole(parser: AnswerParser, text: str) -> Answer:
+    """What the last of a text brings: all of it, where it is the first as well."""
     return Answer().add(parser.push(text)).add(parser.finish())

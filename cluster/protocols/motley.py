@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from functools import partial
 
 from ...replicas.errors import InvalidRequest
-from ..ask import Ask
+from ..ask import Admitted
 from ..caller import Caller
 from ..door import Door
 from ..embed import embed
@@ -14,32 +15,32 @@ from ..gather import gather
 from ..protos import inference_pb2 as pb
 from ..routing.router import Router
 from ..streams import all_of
-from . import motley_embeddings
+from . import motley_chat, motley_embeddings
 from . import motley_wire as wire
+from .chats import Chats
+from .motley_reply import Readers, Replies
 
 
 class MotleyProtocol:
     """One method for each RPC. Errors leave as MotleyError."""
 
-    def __init__(self, door: Door, router: Router) -> None:
+    def __init__(self, door: Door, router: Router, chats: Chats) -> None:
         self._door = door
         self._router = router
-        self._replies = wire.Replies(door.tokenizer)
+        self._chats = chats
+        self._replies = Replies(door.tokenizer)
 
-    async def complete(self, ask: Ask, caller: Caller) -> pb.Completion:
-        admitted = await self._door.admit(ask, caller)
-        async with aclosing(self._router.stream(admitted.request, whole=True)) as messages:
-            gathered = await gather(messages, admitted.request.sampling.n)
-        return self._replies.completion(admitted, gathered)
+    async def complete(self, request: pb.CompleteRequest, caller: Caller) -> pb.Completion:
+        return await self._whole(*await self._completion(request, caller))
 
-    async def complete_stream(self, ask: Ask, caller: Caller) -> AsyncGenerator[pb.CompletionChunk, None]:
-        admitted = await self._door.admit(ask, caller)
-        async with (
-            aclosing(self._router.stream(admitted.request)) as messages,
-            aclosing(self._replies.chunks(admitted, messages)) as chunks,
-        ):
-            async for chunk in chunks:
-                yield chunk
+    def complete_stream(self, request: pb.CompleteRequest, caller: Caller) -> AsyncGenerator[pb.CompletionChunk, None]:
+        return self._chunks(partial(self._completion, request, caller))
+
+    async def chat(self, request: pb.ChatRequest, caller: Caller) -> pb.Completion:
+        return await self._whole(*await self._chat(request, caller, eager=False))
+
+    def chat_stream(self, request: pb.ChatRequest, caller: Caller) -> AsyncGenerator[pb.CompletionChunk, None]:
+        return self._chunks(partial(self._chat, request, caller, eager=True))
 
     async def embeddings(self, request: pb.EmbeddingsRequest, caller: Caller) -> pb.EmbeddingsResponse:
         admitted = [await self._door.admit(ask, caller) for ask in motley_embeddings.asks(request)]
@@ -57,7 +58,7 @@ class MotleyProtocol:
                     param="add_special_tokens",
                     code="invalid_value",
                 )
-            ids = await self._door.prompt_ids(wire.messages(request.chat.messages), chat=True)
+            ids = await self._chat_ids(request.chat)
         elif request.WhichOneof("input") == "text":
             special = request.add_special_tokens if request.HasField("add_special_tokens") else True
             ids = await self._door.prompt_ids(request.text, add_special_tokens=special)
@@ -81,3 +82,39 @@ class MotleyProtocol:
         wire.refuse_unknown(request)
         self._door.check_model(request.model)
         return wire.model(self._door.info)
+
+    async def _completion(self, request: pb.CompleteRequest, caller: Caller) -> tuple[Admitted, Readers]:
+        return await self._door.admit(wire.complete_ask(request), caller), ()
+
+    async def _chat(self, request: pb.ChatRequest, caller: Caller, *, eager: bool) -> tuple[Admitted, Readers]:
+        """With a reader for each choice, behind what a resumed one has said already."""
+        chat = await self._chats.admit(*motley_chat.chat_ask(request, self._chats.template), caller)
+        admitted = chat.admitted.request
+        readers = [self._chats.reader(chat, eager=eager) for _ in range(admitted.sampling.n)]
+        for reader, ids in zip(readers, admitted.output_ids, strict=False):
+            reader.skip(admitted, ids)
+        return chat.admitted, readers
+
+    async def _whole(self, admitted: Admitted, readers: Readers) -> pb.Completion:
+        async with aclosing(self._router.stream(admitted.request, whole=True)) as messages:
+            gathered = await gather(messages, admitted.request.sampling.n)
+        return self._replies.completion(admitted, gathered, readers)
+
+    async def _chunks(
+        self, admit: Callable[[], Awaitable[tuple[Admitted, Readers]]]
+    ) -> AsyncGenerator[pb.CompletionChunk, None]:
+        admitted, readers = await admit()
+        async with (
+            aclosing(self._router.stream(admitted.request)) as messages,
+            aclosing(self._replies.chunks(admitted, messages, readers)) as chunks,
+        ):
+            async for chunk in chunks:
+                yield chunk
+
+    async def _chat_ids(self, chat: pb.ChatMessages) -> Sequence[int]:
+        return await self._door.prompt_ids(
+            motley_chat.messages(chat.messages),
+            chat=True,
+            template_arguments=motley_chat.template_arguments(chat.template_arguments),
+            tools=motley_chat.tools(chat.tools),
+        )

@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator
 from ..caller import Caller
 from ..protos import inference_pb2 as pb
 from ..web.rpc import stream, unary
-from . import motley_wire as wire
 from .motley import MotleyProtocol
 
 
@@ -16,19 +15,19 @@ class MotleyRpcs:
 
     @unary(pb.Completion)
     async def Complete(self, request: pb.CompleteRequest, caller: Caller) -> pb.Completion:
-        return await self.motley.complete(wire.complete_ask(request), caller)
+        return await self.motley.complete(request, caller)
 
     @stream
     def CompleteStream(self, request: pb.CompleteRequest, caller: Caller) -> AsyncGenerator[pb.CompletionChunk, None]:
-        return self.motley.complete_stream(wire.complete_ask(request), caller)
+        return self.motley.complete_stream(request, caller)
 
     @unary(pb.Completion)
     async def Chat(self, request: pb.ChatRequest, caller: Caller) -> pb.Completion:
-        return await self.motley.complete(wire.chat_ask(request), caller)
+        return await self.motley.chat(request, caller)
 
     @stream
     def ChatStream(self, request: pb.ChatRequest, caller: Caller) -> AsyncGenerator[pb.CompletionChunk, None]:
-        return self.motley.complete_stream(wire.chat_ask(request), caller)
+        return self.motley.chat_stream(request, caller)
 
     @unary(pb.EmbeddingsResponse)
     async def Embeddings(self, request: pb.EmbeddingsRequest, caller: Caller) -> pb.EmbeddingsResponse:

@@ -1,8 +1,8 @@
-"""The words of motley.v1: protobuf <-> Ask, StreamMessage."""
+"""The words of motley.v1: protobuf -> Ask, and what a model is called."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, cast
 
 from google.protobuf.message import Message
@@ -10,16 +10,13 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from ...replicas.errors import InvalidRequest
 from ...replicas.grammar_spec import GrammarSpec
-from ...replicas.protocol import Delta, FinishReason, ModelInfo, PromptLogprob, StreamMessage, TokenLogprob
-from ...replicas.tokenizer import Tokenizer
-from ..ask import Admitted, Ask
+from ...replicas.protocol import ModelInfo
+from ..ask import Ask
 from ..errors import unknown_field
-from ..gather import Gathered, GatheredChoice, check_finish
 from ..protos import inference_pb2 as pb
 from .constraints import constraint
 
 _NOT_SCALAR = ("logit_bias", "stop", "stop_token_ids", "grammar")
-_FINISH = {reason: pb.FinishReason.Value(f"FINISH_REASON_{reason.name}") for reason in FinishReason}
 
 
 def complete_ask(request: pb.CompleteRequest) -> Ask:
@@ -27,25 +24,11 @@ def complete_ask(request: pb.CompleteRequest) -> Ask:
     kind = request.WhichOneof("prompt")
     if kind is None:
         raise InvalidRequest("prompt: give text or token_ids", param="prompt", code="missing_field")
-    return _ask(request, request.text if kind == "text" else tuple(request.token_ids.ids))
+    return ask_of(request, request.text if kind == "text" else tuple(request.token_ids.ids))
 
 
-def chat_ask(request: pb.ChatRequest) -> Ask:
-    refuse_unknown(request)
-    given = request.template_arguments.items()
-    arguments = {name: getattr(value, value.WhichOneof("value") or "text") for name, value in given}
-    names = {"chat_template_kwargs": "template_arguments"}
-    return _ask(request, messages(request.messages), chat=True, template_arguments=arguments, wire_names=names)
-
-
-def messages(given: Iterable[pb.ChatMessage]) -> list[dict[str, str]]:
-    return [
-        {"role": message.role, "content": message.content} | ({"name": message.name} if message.name else {})
-        for message in given
-    ]
-
-
-def _ask(request: Any, prompt: Any, **more: Any) -> Ask:
+def ask_of(request: Any, prompt: Any, **more: Any) -> Ask:
+    """What completions and chats have in common."""
     return Ask(
         model=request.model,
         prompt=prompt,
@@ -90,88 +73,6 @@ def refuse_unknown(message: Message, path: str = "") -> None:
             continue
         for part in [value] if isinstance(value, Message) else value:
             refuse_unknown(part, f"{path}{field.name}.")
-
-
-class Replies:
-    """Builds the answers of one served model."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-
-    def completion(self, admitted: Admitted, gathered: Gathered) -> pb.Completion:
-        return pb.Completion(
-            started=self.started(admitted),
-            choices=[self._choice(choice) for choice in gathered.choices],
-            prompt_logprobs=self._prompt_logprobs(gathered.prompt_logprobs),
-            usage=usage(admitted, gathered.completion_tokens, gathered.cached_tokens),
-        )
-
-    async def chunks(
-        self, admitted: Admitted, stream: AsyncIterable[StreamMessage]
-    ) -> AsyncGenerator[pb.CompletionChunk, None]:
-        """One chunk for each message; the first has `started`, an extra last one has `usage`."""
-        yield pb.CompletionChunk(started=self.started(admitted))
-        num_tokens = cached_tokens = 0
-        async for message in stream:
-            num_tokens += sum(len(delta.token_ids) for delta in message.deltas)
-            cached_tokens = cached_tokens if message.cached_tokens is None else message.cached_tokens
-            if message.deltas or message.prompt_logprobs:
-                yield self._chunk(message)
-            for delta in message.deltas:
-                if delta.finish_reason is not None:
-                    check_finish(delta.finish_reason)
-        yield pb.CompletionChunk(usage=usage(admitted, num_tokens, cached_tokens))
-
-    def started(self, admitted: Admitted) -> pb.Started:
-        request = admitted.request
-        return pb.Started(
-            request_id=request.request_id,
-            client_request_id=admitted.ask.client_id,
-            model=admitted.model,
-            seed=request.sampling.seed or 0,
-            prompt_tokens=len(request.prompt_ids),
-        )
-
-    def _chunk(self, message: StreamMessage) -> pb.CompletionChunk:
-        return pb.CompletionChunk(
-            choices=[self._choice(delta) for delta in message.deltas],
-            prompt_logprobs=self._prompt_logprobs(message.prompt_logprobs),
-        )
-
-    def _choice(self, choice: Delta | GatheredChoice) -> pb.Choice:
-        reply = pb.Choice(index=choice.index, text=choice.text, token_ids=choice.token_ids)
-        reply.logprobs.extend(self._logprob(entry) for entry in choice.logprobs or ())
-        if choice.finish_reason is not None:
-            reply.finish_reason = _FINISH[choice.finish_reason]
-        if isinstance(choice.stop_reason, str):
-            reply.stop_string = choice.stop_reason
-        elif choice.stop_reason is not None:
-            reply.stop_token_id = choice.stop_reason
-        return reply
-
-    def _logprob(self, entry: TokenLogprob) -> pb.TokenLogprob:
-        return pb.TokenLogprob(
-            token_id=entry.token_id,
-            logprob=entry.logprob,
-            top=[pb.Alternative(token_id=i, logprob=p, **self._token(i)) for i, p in entry.top],
-            **self._token(entry.token_id),
-        )
-
-    def _token(self, token_id: int) -> dict[str, Any]:
-        data = self._tokenizer.token_bytes(token_id)
-        return {"token": data.decode(errors="replace"), "token_bytes": data}
-
-    def _prompt_logprobs(self, entries: Iterable[PromptLogprob] | None) -> Iterator[pb.PromptLogprob]:
-        for entry in entries or ():
-            yield pb.PromptLogprob(token=None if entry is None else self._logprob(entry))
-
-
-def usage(admitted: Admitted, completion_tokens: int, cached_tokens: int) -> pb.Usage:
-    return pb.Usage(
-        prompt_tokens=len(admitted.request.prompt_ids),
-        completion_tokens=completion_tokens,
-        cached_tokens=cached_tokens,
-    )
 
 
 def model(info: ModelInfo) -> pb.Model:

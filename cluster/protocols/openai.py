@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from functools import partial
 
 from ...replicas.errors import InvalidRequest
 from ...replicas.protocol import PromptLogprob, StreamMessage
@@ -11,17 +12,15 @@ from ...replicas.tools import check_tools
 from ..ask import Admitted
 from ..caller import Caller
 from ..door import Door
-from ..errors import unsupported_field
 from ..gather import Gathered, check_finish, gather
-from ..parsers.styles import TOOL_PARSERS, Reading, Styles, Thinking, thinking
 from ..routing.router import Router
 from ..streams import all_of, merge
 from ..web.answers import Answer, Object, Streaming
 from . import openai_ask
+from .chats import Chats
 from .openai_ask import Call
 from .openai_chat_reply import ChatForm
 from .openai_chunks import ChunkWriter
-from .openai_enforce import enforce
 from .openai_fields import parse_object, refuse_others, take
 from .openai_logprobs import Tokens
 from .openai_reply import CompletionForm, Echo, Form, whole
@@ -34,10 +33,10 @@ MAX_CHOICES = 128  # of all prompts of one call together
 class OpenAIProtocol:
     """Bodies in, plain objects out: one for an answer, or a stream of them. Errors leave as MotleyError."""
 
-    def __init__(self, door: Door, router: Router, styles: Styles | None = None, fingerprint: str = "") -> None:
+    def __init__(self, door: Door, router: Router, chats: Chats, fingerprint: str = "") -> None:
         self._door = door
         self._router = router
-        self._styles = styles or Styles()
+        self._chats = chats
         self._tokens = Tokens(door.tokenizer)
         self._fingerprint = f"fp_{fingerprint[:16]}"
 
@@ -47,12 +46,11 @@ class OpenAIProtocol:
         return await self._answer(form, call, await self._admit(call, caller))
 
     async def chat(self, body: bytes, caller: Caller) -> Answer:
-        call = openai_ask.chat_call(self._read(body), self._door.tokenizer.chat_template)
-        self._check_tools(call)
-        [admitted] = await self._admit(call, caller)
-        thinks = thinking(self._door.tokenizer, admitted.request.prompt_ids) if self._styles.thinks else None
-        form = ChatForm(self._tokens, self._fingerprint, self._reading(call, thinks))
-        return await self._answer(form, call, [enforce(admitted, call.tools, self._styles.tools.name, thinks)])
+        call = openai_ask.chat_call(self._read(body), self._chats.template)
+        [ask] = call.asks
+        chat = await self._chats.admit(ask, call.tools, caller)
+        form = ChatForm(self._tokens, self._fingerprint, partial(self._chats.reader, chat))
+        return await self._answer(form, call, [chat.admitted])
 
     async def tokenize(self, body: bytes) -> Object:
         fields = self._read(body)
@@ -114,19 +112,6 @@ class OpenAIProtocol:
                 f"n: at most {MAX_CHOICES} choices for all prompts of a call", param="n", code="invalid_value"
             )
         return admitted
-
-    def _check_tools(self, call: Call) -> None:
-        if call.tools.tools and self._styles.tools.name not in TOOL_PARSERS:
-            raise unsupported_field("tools", f"{self._styles.tools.reason}; --tool-parser of motley serve names one")
-
-    def _reading(self, call: Call, thinks: Thinking | None) -> Reading:
-        return Reading(
-            tools=TOOL_PARSERS[self._styles.tools.name].parser if call.tools.tools else None,
-            names=call.tools.names,
-            single=call.tools.single,
-            thinks=thinks in ("free", "opened"),
-            opened=thinks == "opened",
-        )
 
     async def _answer(self, form: Form, call: Call, admitted: Sequence[Admitted]) -> Answer:
         if not call.stream:

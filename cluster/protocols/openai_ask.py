@@ -9,9 +9,10 @@ from typing import Any
 from ...replicas.chat_template import ChatTemplate
 from ..ask import Ask
 from ..errors import unsupported_field
+from .chat_reasoning import template_arguments
+from .chat_tools import ToolUse, tool_use
 from .formats import format_of
 from .openai_fields import check_fields, missing, pick, refuse_others, take, wrong_type
-from .openai_reasoning import template_arguments
 from .openai_schemas import (
     MAX_MESSAGES,
     MAX_METADATA,
@@ -21,7 +22,6 @@ from .openai_schemas import (
     STREAM_OPTIONS,
 )
 from .openai_table import CHAT, COMPLETION, SAMPLING, by_name
-from .openai_tools import ToolUse, tool_use
 
 COMPLETION_MAX_TOKENS = 16  # what OpenAI's completions give when max_tokens is absent
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import secrets
+from collections.abc import Callable
 from typing import Any
 
 from ...replicas.protocol import Delta
 from ..ask import Admitted
 from ..gather import GatheredChoice
-from ..parsers.answer import Answer, AnswerParser, parse_whole
+from ..parsers.answer import Answer
 from ..parsers.calls import Call
-from ..parsers.styles import Reading
-from ..parsers.think import ThinkCounter
+from ..parsers.reader import AnswerReader, fresh_call_id
 from ..web.answers import Object
 from .openai_logprobs import Tokens
 from .openai_reply import Echo, ending
@@ -20,60 +19,45 @@ from .openai_reply import Echo, ending
 class ChatForm:
     prefix, object, chunk_object = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, tokens: Tokens, fingerprint: str, reading: Reading) -> None:
+    def __init__(self, tokens: Tokens, fingerprint: str, reader: Callable[..., AnswerReader]) -> None:
+        """`reader` makes one for a choice, `eager` or not."""
         self.fingerprint = fingerprint
         self._tokens = tokens
-        self._reading = reading
-        self._counters: list[ThinkCounter] = []
+        self._reader = reader
+        self._readers: list[AnswerReader] = []
 
     def choice(self, choice: GatheredChoice, admitted: Admitted, echo: Echo | None) -> Object:
-        parser = self._reading.parser(eager=False)
-        answer = Answer(text=choice.text) if parser is None else parse_whole(parser, choice.text)
-        if counter := self._counter():
-            counter.push([self._tokens.tokenizer.token_bytes(token_id) for token_id in choice.token_ids])
+        reader = self._new(eager=False)
+        answer = reader.read(choice.text, choice.token_ids, last=True)
         logprobs = self._tokens.content(choice.logprobs)
-        called = parser is not None and parser.num_calls > 0
-        return {"message": _message(answer), "logprobs": logprobs} | ending(choice, called=called)
+        return {"message": _message(answer), "logprobs": logprobs} | ending(choice, called=reader.called)
 
     def stream(self, admitted: Admitted, echo: Echo | None) -> _ChatStream:
-        return _ChatStream(self._tokens, self._reading, self._counter())
+        return _ChatStream(self._tokens, self._new(eager=True))
 
     def usage_details(self) -> Object:
-        count = sum(counter.num_tokens for counter in self._counters)
+        count = sum(reader.reasoning_tokens for reader in self._readers)
         return {"completion_tokens_details": {"reasoning_tokens": count}}
 
-    def _counter(self) -> ThinkCounter | None:
-        counter = self._reading.counter()
-        if counter is not None:
-            self._counters.append(counter)
-        return counter
+    def _new(self, *, eager: bool) -> AnswerReader:
+        self._readers.append(self._reader(eager=eager))
+        return self._readers[-1]
 
 
 class _ChatStream:
-    def __init__(self, tokens: Tokens, reading: Reading, counter: ThinkCounter | None) -> None:
+    def __init__(self, tokens: Tokens, reader: AnswerReader) -> None:
         self._tokens = tokens
-        self._parser = reading.parser(eager=True)
-        self._counter = counter
+        self._reader = reader
 
     def opening(self) -> Object | None:
         return {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
 
     def delta(self, delta: Delta) -> Object | None:
-        if self._parser is None:  # most models, most chats: nothing to look for
-            fields = {"content": delta.text} if delta.text else {}
-        else:
-            fields = _fields(self._read(self._parser, delta))
+        fields = _fields(self._reader.read(delta.text, delta.token_ids, last=delta.finish_reason is not None))
         logprobs = self._tokens.content(delta.logprobs)
         if not fields and logprobs is None and delta.finish_reason is None:
             return None
-        called = self._parser is not None and self._parser.num_calls > 0
-        return {"delta": fields, "logprobs": logprobs} | ending(delta, called=called)
-
-    def _read(self, parser: AnswerParser, delta: Delta) -> Answer:
-        if self._counter is not None:
-            self._counter.push([self._tokens.tokenizer.token_bytes(token_id) for token_id in delta.token_ids])
-        answer = Answer().add(parser.push(delta.text))
-        return answer if delta.finish_reason is None else answer.add(parser.finish())
+        return {"delta": fields, "logprobs": logprobs} | ending(delta, called=self._reader.called)
 
 
 def _message(answer: Answer) -> Object:
@@ -104,4 +88,4 @@ def _piece(call: Call) -> Object:
 
 def _begun(call: Call) -> Object:
     function = {"name": call.name, "arguments": call.arguments}
-    return {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}
+    return {"id": fresh_call_id(), "type": "function", "function": function}

@@ -28,12 +28,20 @@ def parse_object(body: bytes, most: Most | None = None) -> dict[str, Any]:
     if most is not None and body.count(b'":') > most.members:
         raise TooLarge(f"the body holds more than {most.members} named values", code="body_too_large")
     try:
-        value = json.loads(body.decode(), object_pairs_hook=_unique)
+        return json_object(body.decode(), "the body")
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"the body is not JSON: {type(error).__name__}", code="invalid_json") from None
+
+
+def json_object(text: str, what: str, param: str | None = None) -> dict[str, Any]:
+    """A JSON object from its text. Raises InvalidRequest that says `what` is wrong, or names the doubled field."""
+    try:
+        value = json.loads(text, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         reason = str(error) if isinstance(error, json.JSONDecodeError) else type(error).__name__
-        raise InvalidRequest(f"the body is not JSON: {reason}", code="invalid_json") from None
+        raise InvalidRequest(f"{what} is not JSON: {reason}", param=param, code="invalid_json") from None
     if not isinstance(value, dict):
-        raise InvalidRequest("the body is not a JSON object", code="invalid_json")
+        raise InvalidRequest(f"{what} is not a JSON object", param=param, code="invalid_json")
     return value
 
 

@@ -21,6 +21,33 @@ else:
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
+class _ToolMode:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _ToolModeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_ToolMode.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    TOOL_MODE_UNSPECIFIED: _ToolMode.ValueType  # 0
+    """auto"""
+    TOOL_MODE_AUTO: _ToolMode.ValueType  # 1
+    """the model calls tools or answers, as it likes"""
+    TOOL_MODE_NONE: _ToolMode.ValueType  # 2
+    """it is told of no tools"""
+    TOOL_MODE_REQUIRED: _ToolMode.ValueType  # 3
+    """it calls at least one"""
+
+class ToolMode(_ToolMode, metaclass=_ToolModeEnumTypeWrapper): ...
+
+TOOL_MODE_UNSPECIFIED: ToolMode.ValueType  # 0
+"""auto"""
+TOOL_MODE_AUTO: ToolMode.ValueType  # 1
+"""the model calls tools or answers, as it likes"""
+TOOL_MODE_NONE: ToolMode.ValueType  # 2
+"""it is told of no tools"""
+TOOL_MODE_REQUIRED: ToolMode.ValueType  # 3
+"""it calls at least one"""
+Global___ToolMode: typing_extensions.TypeAlias = ToolMode
+
 class _FinishReason:
     ValueType = typing.NewType("ValueType", builtins.int)
     V: typing_extensions.TypeAlias = ValueType
@@ -37,6 +64,8 @@ class _FinishReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._E
     FINISH_REASON_DEADLINE: _FinishReason.ValueType  # 4
     FINISH_REASON_REPLICA_LOST: _FinishReason.ValueType  # 5
     FINISH_REASON_ERROR: _FinishReason.ValueType  # 6
+    FINISH_REASON_TOOL_CALLS: _FinishReason.ValueType  # 7
+    """the model called tools"""
 
 class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper): ...
 
@@ -50,6 +79,8 @@ FINISH_REASON_CANCELLED: FinishReason.ValueType  # 3
 FINISH_REASON_DEADLINE: FinishReason.ValueType  # 4
 FINISH_REASON_REPLICA_LOST: FinishReason.ValueType  # 5
 FINISH_REASON_ERROR: FinishReason.ValueType  # 6
+FINISH_REASON_TOOL_CALLS: FinishReason.ValueType  # 7
+"""the model called tools"""
 Global___FinishReason: typing_extensions.TypeAlias = FinishReason
 
 class _Pooling:
@@ -343,26 +374,228 @@ class CompleteRequest(google.protobuf.message.Message):
 Global___CompleteRequest: typing_extensions.TypeAlias = CompleteRequest
 
 @typing.final
+class FunctionCall(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    ARGUMENTS_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """of the tool"""
+    arguments: builtins.str
+    """as the model wrote them, which should be a JSON object; in a stream the next piece of them"""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        arguments: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["arguments", b"arguments", "name", b"name"]) -> None: ...
+
+Global___FunctionCall: typing_extensions.TypeAlias = FunctionCall
+
+@typing.final
+class ToolCall(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ID_FIELD_NUMBER: builtins.int
+    FUNCTION_FIELD_NUMBER: builtins.int
+    INDEX_FIELD_NUMBER: builtins.int
+    id: builtins.str
+    """drawn at the door; what a tool's message then names"""
+    index: builtins.int
+    """counts the calls of an answer from 0; of an earlier message it changes nothing"""
+    @property
+    def function(self) -> Global___FunctionCall:
+        """what is called, and how"""
+
+    def __init__(
+        self,
+        *,
+        id: builtins.str = ...,
+        function: Global___FunctionCall | None = ...,
+        index: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["function", b"function"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["function", b"function", "id", b"id", "index", b"index"]) -> None: ...
+
+Global___ToolCall: typing_extensions.TypeAlias = ToolCall
+
+@typing.final
 class ChatMessage(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     ROLE_FIELD_NUMBER: builtins.int
     CONTENT_FIELD_NUMBER: builtins.int
     NAME_FIELD_NUMBER: builtins.int
+    TOOL_CALLS_FIELD_NUMBER: builtins.int
+    TOOL_CALL_ID_FIELD_NUMBER: builtins.int
+    REASONING_CONTENT_FIELD_NUMBER: builtins.int
     role: builtins.str
+    """system, developer, user, assistant or tool"""
     content: builtins.str
+    """its text; may be empty beside tool_calls"""
     name: builtins.str
     """who speaks; refused where the model's template has no place for it"""
+    tool_call_id: builtins.str
+    """of a tool: the call that this is the result of; default: the first without one"""
+    reasoning_content: builtins.str
+    """of an assistant: what it thought; templates show it or leave it out"""
+    @property
+    def tool_calls(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ToolCall]:
+        """of an assistant: what it called; the results of all must follow"""
+
     def __init__(
         self,
         *,
         role: builtins.str = ...,
         content: builtins.str = ...,
         name: builtins.str = ...,
+        tool_calls: collections.abc.Iterable[Global___ToolCall] | None = ...,
+        tool_call_id: builtins.str = ...,
+        reasoning_content: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["content", b"content", "name", b"name", "role", b"role"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["content", b"content", "name", b"name", "reasoning_content", b"reasoning_content", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]) -> None: ...
 
 Global___ChatMessage: typing_extensions.TypeAlias = ChatMessage
+
+@typing.final
+class Function(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    DESCRIPTION_FIELD_NUMBER: builtins.int
+    PARAMETERS_FIELD_NUMBER: builtins.int
+    STRICT_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """one of its own, of up to 64 letters, digits, underscores and dashes"""
+    description: builtins.str
+    """what the model is told that it does"""
+    parameters: builtins.str
+    """a JSON schema of the arguments, as JSON text; default: there are none"""
+    strict: builtins.bool
+    """true: arguments are held to their schema, or it is refused"""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        description: builtins.str | None = ...,
+        parameters: builtins.str | None = ...,
+        strict: builtins.bool = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_description", b"_description", "_parameters", b"_parameters", "description", b"description", "parameters", b"parameters"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_description", b"_description", "_parameters", b"_parameters", "description", b"description", "name", b"name", "parameters", b"parameters", "strict", b"strict"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_description", b"_description"]) -> typing.Literal["description"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_parameters", b"_parameters"]) -> typing.Literal["parameters"] | None: ...
+
+Global___Function: typing_extensions.TypeAlias = Function
+
+@typing.final
+class Tool(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FUNCTION_FIELD_NUMBER: builtins.int
+    @property
+    def function(self) -> Global___Function:
+        """the only kind of tool there is"""
+
+    def __init__(
+        self,
+        *,
+        function: Global___Function | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["function", b"function"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["function", b"function"]) -> None: ...
+
+Global___Tool: typing_extensions.TypeAlias = Tool
+
+@typing.final
+class FunctionName(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """of one of the tools"""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name"]) -> None: ...
+
+Global___FunctionName: typing_extensions.TypeAlias = FunctionName
+
+@typing.final
+class NamedTool(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FUNCTION_FIELD_NUMBER: builtins.int
+    @property
+    def function(self) -> Global___FunctionName:
+        """which of the tools"""
+
+    def __init__(
+        self,
+        *,
+        function: Global___FunctionName | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["function", b"function"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["function", b"function"]) -> None: ...
+
+Global___NamedTool: typing_extensions.TypeAlias = NamedTool
+
+@typing.final
+class AllowedTools(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MODE_FIELD_NUMBER: builtins.int
+    TOOLS_FIELD_NUMBER: builtins.int
+    mode: Global___ToolMode.ValueType
+    """auto or required"""
+    @property
+    def tools(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___NamedTool]:
+        """the model is told of these alone"""
+
+    def __init__(
+        self,
+        *,
+        mode: Global___ToolMode.ValueType = ...,
+        tools: collections.abc.Iterable[Global___NamedTool] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["mode", b"mode", "tools", b"tools"]) -> None: ...
+
+Global___AllowedTools: typing_extensions.TypeAlias = AllowedTools
+
+@typing.final
+class ToolChoice(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MODE_FIELD_NUMBER: builtins.int
+    FUNCTION_FIELD_NUMBER: builtins.int
+    ALLOWED_TOOLS_FIELD_NUMBER: builtins.int
+    mode: Global___ToolMode.ValueType
+    """of all tools"""
+    @property
+    def function(self) -> Global___FunctionName:
+        """it calls this one"""
+
+    @property
+    def allowed_tools(self) -> Global___AllowedTools:
+        """of some of the tools"""
+
+    def __init__(
+        self,
+        *,
+        mode: Global___ToolMode.ValueType = ...,
+        function: Global___FunctionName | None = ...,
+        allowed_tools: Global___AllowedTools | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["allowed_tools", b"allowed_tools", "choice", b"choice", "function", b"function", "mode", b"mode"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["allowed_tools", b"allowed_tools", "choice", b"choice", "function", b"function", "mode", b"mode"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["choice", b"choice"]) -> typing.Literal["mode", "function", "allowed_tools"] | None: ...
+
+Global___ToolChoice: typing_extensions.TypeAlias = ToolChoice
 
 @typing.final
 class TemplateArgument(google.protobuf.message.Message):
@@ -414,10 +647,18 @@ class ChatRequest(google.protobuf.message.Message):
     TIMEOUT_S_FIELD_NUMBER: builtins.int
     PRIORITY_FIELD_NUMBER: builtins.int
     TEMPLATE_ARGUMENTS_FIELD_NUMBER: builtins.int
+    TOOLS_FIELD_NUMBER: builtins.int
+    TOOL_CHOICE_FIELD_NUMBER: builtins.int
+    PARALLEL_TOOL_CALLS_FIELD_NUMBER: builtins.int
+    REASONING_EFFORT_FIELD_NUMBER: builtins.int
     model: builtins.str
     request_id: builtins.str
     timeout_s: builtins.float
     priority: builtins.int
+    parallel_tool_calls: builtins.bool
+    """default: true; false: one call at most"""
+    reasoning_effort: builtins.str
+    """as the model's template knows it, or none and medium"""
     @property
     def messages(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ChatMessage]: ...
     @property
@@ -427,6 +668,14 @@ class ChatRequest(google.protobuf.message.Message):
     @property
     def template_arguments(self) -> google.protobuf.internal.containers.MessageMap[builtins.str, Global___TemplateArgument]:
         """only those that the model's template names"""
+
+    @property
+    def tools(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Tool]:
+        """functions that the model may call"""
+
+    @property
+    def tool_choice(self) -> Global___ToolChoice:
+        """default: auto where there are tools"""
 
     def __init__(
         self,
@@ -439,9 +688,18 @@ class ChatRequest(google.protobuf.message.Message):
         timeout_s: builtins.float | None = ...,
         priority: builtins.int = ...,
         template_arguments: collections.abc.Mapping[builtins.str, Global___TemplateArgument] | None = ...,
+        tools: collections.abc.Iterable[Global___Tool] | None = ...,
+        tool_choice: Global___ToolChoice | None = ...,
+        parallel_tool_calls: builtins.bool | None = ...,
+        reasoning_effort: builtins.str | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_timeout_s", b"_timeout_s", "sampling", b"sampling", "timeout_s", b"timeout_s"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_timeout_s", b"_timeout_s", "messages", b"messages", "model", b"model", "output_ids", b"output_ids", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "template_arguments", b"template_arguments", "timeout_s", b"timeout_s"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls", "_reasoning_effort", b"_reasoning_effort", "_timeout_s", b"_timeout_s", "parallel_tool_calls", b"parallel_tool_calls", "reasoning_effort", b"reasoning_effort", "sampling", b"sampling", "timeout_s", b"timeout_s", "tool_choice", b"tool_choice"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls", "_reasoning_effort", b"_reasoning_effort", "_timeout_s", b"_timeout_s", "messages", b"messages", "model", b"model", "output_ids", b"output_ids", "parallel_tool_calls", b"parallel_tool_calls", "priority", b"priority", "reasoning_effort", b"reasoning_effort", "request_id", b"request_id", "sampling", b"sampling", "template_arguments", b"template_arguments", "timeout_s", b"timeout_s", "tool_choice", b"tool_choice", "tools", b"tools"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls"]) -> typing.Literal["parallel_tool_calls"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_reasoning_effort", b"_reasoning_effort"]) -> typing.Literal["reasoning_effort"] | None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_timeout_s", b"_timeout_s"]) -> typing.Literal["timeout_s"] | None: ...
 
 Global___ChatRequest: typing_extensions.TypeAlias = ChatRequest
@@ -528,18 +786,22 @@ class Usage(google.protobuf.message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: builtins.int
     COMPLETION_TOKENS_FIELD_NUMBER: builtins.int
     CACHED_TOKENS_FIELD_NUMBER: builtins.int
+    REASONING_TOKENS_FIELD_NUMBER: builtins.int
     prompt_tokens: builtins.int
     completion_tokens: builtins.int
     cached_tokens: builtins.int
     """prompt tokens that were not computed again"""
+    reasoning_tokens: builtins.int
+    """of a chat: of all output, given output_ids included, the tokens of what it thought"""
     def __init__(
         self,
         *,
         prompt_tokens: builtins.int = ...,
         completion_tokens: builtins.int = ...,
         cached_tokens: builtins.int = ...,
+        reasoning_tokens: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens", "reasoning_tokens", b"reasoning_tokens"]) -> None: ...
 
 Global___Usage: typing_extensions.TypeAlias = Usage
 
@@ -554,15 +816,23 @@ class Choice(google.protobuf.message.Message):
     FINISH_REASON_FIELD_NUMBER: builtins.int
     STOP_STRING_FIELD_NUMBER: builtins.int
     STOP_TOKEN_ID_FIELD_NUMBER: builtins.int
+    REASONING_CONTENT_FIELD_NUMBER: builtins.int
+    TOOL_CALLS_FIELD_NUMBER: builtins.int
     index: builtins.int
     text: builtins.str
     finish_reason: Global___FinishReason.ValueType
     stop_string: builtins.str
     stop_token_id: builtins.int
+    reasoning_content: builtins.str
+    """of a chat: what the model thought before it answered; text is without it"""
     @property
     def token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
     @property
     def logprobs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]: ...
+    @property
+    def tool_calls(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ToolCall]:
+        """of a chat with tools; text is without them"""
+
     def __init__(
         self,
         *,
@@ -573,9 +843,11 @@ class Choice(google.protobuf.message.Message):
         finish_reason: Global___FinishReason.ValueType = ...,
         stop_string: builtins.str = ...,
         stop_token_id: builtins.int = ...,
+        reasoning_content: builtins.str = ...,
+        tool_calls: collections.abc.Iterable[Global___ToolCall] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["stop_reason", b"stop_reason", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["finish_reason", b"finish_reason", "index", b"index", "logprobs", b"logprobs", "stop_reason", b"stop_reason", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "text", b"text", "token_ids", b"token_ids"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["finish_reason", b"finish_reason", "index", b"index", "logprobs", b"logprobs", "reasoning_content", b"reasoning_content", "stop_reason", b"stop_reason", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "text", b"text", "token_ids", b"token_ids", "tool_calls", b"tool_calls"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["stop_reason", b"stop_reason"]) -> typing.Literal["stop_string", "stop_token_id"] | None: ...
 
 Global___Choice: typing_extensions.TypeAlias = Choice
@@ -787,15 +1059,41 @@ Global___EmbeddingsResponse: typing_extensions.TypeAlias = EmbeddingsResponse
 class ChatMessages(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    @typing.final
+    class TemplateArgumentsEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        @property
+        def value(self) -> Global___TemplateArgument: ...
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: Global___TemplateArgument | None = ...,
+        ) -> None: ...
+        def HasField(self, field_name: typing.Literal["value", b"value"]) -> builtins.bool: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     MESSAGES_FIELD_NUMBER: builtins.int
+    TOOLS_FIELD_NUMBER: builtins.int
+    TEMPLATE_ARGUMENTS_FIELD_NUMBER: builtins.int
     @property
     def messages(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ChatMessage]: ...
+    @property
+    def tools(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Tool]: ...
+    @property
+    def template_arguments(self) -> google.protobuf.internal.containers.MessageMap[builtins.str, Global___TemplateArgument]: ...
     def __init__(
         self,
         *,
         messages: collections.abc.Iterable[Global___ChatMessage] | None = ...,
+        tools: collections.abc.Iterable[Global___Tool] | None = ...,
+        template_arguments: collections.abc.Mapping[builtins.str, Global___TemplateArgument] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["messages", b"messages"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["messages", b"messages", "template_arguments", b"template_arguments", "tools", b"tools"]) -> None: ...
 
 Global___ChatMessages: typing_extensions.TypeAlias = ChatMessages
 

@@ -30,6 +30,7 @@ class Played(inference_pb2_grpc.InferenceServicer):
         self.keys: list[str | None] = []
         self.fails: tuple[grpc.StatusCode, str] | None = None
         self.breaks = 0
+        self.thought = ""
         self.target = ""
 
     def ListModels(self, request: pb.ListModelsRequest, context: Any) -> pb.ListModelsResponse:
@@ -41,6 +42,8 @@ class Played(inference_pb2_grpc.InferenceServicer):
         if self.fails is not None:
             context.abort(*self.fails)
         yield pb.CompletionChunk(started=pb.Started(seed=7))
+        if self.thought:
+            yield pb.CompletionChunk(choices=[pb.Choice(reasoning_content=self.thought, token_ids=[1])])
         done = len(request.output_ids[0].ids) if request.output_ids else 0
         for number, word in enumerate(request.messages[-1].content.split()[done:]):
             if self.breaks and number == 1:
@@ -75,6 +78,16 @@ def test_one_question(played: Played, capsys: pytest.CaptureFixture[str]) -> Non
     assert asked(request) == [("system", "Be kind."), ("user", "naïve words")]
     assert request.sampling == pb.SamplingParams(temperature=0.0)
     assert played.keys == ["Bearer k"]
+
+
+@pytest.mark.parametrize("tty", [True, False])
+def test_people_see_what_the_model_thought(
+    tty: bool, played: Played, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played.thought = "Hm."
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: tty)
+    assert run(["chat", "words", "--target", played.target]) == 0
+    assert capsys.readouterr().out == ("\033[2mHm.\033[0m" if tty else "") + "words \n"
 
 
 def test_a_conversation_remembers_and_forgets(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -13,6 +14,7 @@ from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 from grpc_servers import serving
 from local_ingress import make_ingress
+from scripted_model import Scripted
 from scripted_worker import ScriptedWorker
 from service_checkpoint import write_tokenizer
 
@@ -160,6 +162,19 @@ async def ask_motley(seen: Seen, channel: grpc.aio.Channel) -> None:
     await seen.look(stub.GetModel(motley.GetModelRequest(model="echo")))
 
 
+async def ask_the_thinker(seen: Seen, folder: Path) -> None:
+    """Who thinks, and then calls tools."""
+    call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    scripted = Scripted(folder, "qwen3")
+    await scripted(f"<think>\nHm.\n</think>\n\n{call}{call}")
+    messages = [motley.ChatMessage(role="user", content="a")]
+    request = motley.ChatRequest(messages=messages, tools=[motley.Tool(function=motley.Function(name="f"))])
+    async with serving(scripted.ingress) as target, grpc.aio.insecure_channel(target) as channel:
+        stub: Any = inference_pb2_grpc.InferenceStub(channel)
+        for answer in (stub.Chat(request), stub.ChatStream(request)):
+            await seen.look(answer)
+
+
 async def ask_kserve(seen: Seen, channel: grpc.aio.Channel) -> None:
     stub: Any = kserve_pb2_grpc.GRPCInferenceServiceStub(channel)
     contents = kserve.InferTensorContents(bytes_contents=[b"ab"])
@@ -216,7 +231,7 @@ async def ask_the_ill(seen: Seen, channel: grpc.aio.Channel) -> None:
     await seen.look(other.RepositoryIndex(kserve.RepositoryIndexRequest()))
 
 
-async def test_every_field_is_set_somewhere_or_said_why_not(served: Any) -> None:
+async def test_every_field_is_set_somewhere_or_said_why_not(served: Any, tmp_path: Path) -> None:
     target, ingress, workers = served
     seen = Seen()
     async with grpc.aio.insecure_channel(target) as channel:
@@ -226,5 +241,6 @@ async def test_every_field_is_set_somewhere_or_said_why_not(served: Any) -> None
         for worker in workers:
             worker.well = False
         await ask_the_ill(seen, channel)
+    await ask_the_thinker(seen, tmp_path)
     assert len(declared()) > 150
     assert declared() - seen == set(NEVER_SET)

@@ -109,10 +109,12 @@ def _answer_or_stop(client: Client, options: CallOptions, messages: Messages) ->
 
 
 def _answer(client: Client, options: CallOptions, messages: Messages, shown: list[str] | None = None) -> None:
-    """Print an answer as it comes, and note what was printed. Leaving early cancels it."""
+    """Print an answer as it comes, and note its text; people see what the model thought. Leaving early cancels it."""
     with client.chat_stream(messages, **options) as chunks:
         for chunk in chunks:
             for choice in chunk.choices:
+                if choice.reasoning_content and sys.stdout.isatty():
+                    print(f"\033[2m{choice.reasoning_content}\033[0m", end="", flush=True)  # dim
                 print(choice.text, end="", flush=True)
                 if shown is not None:
                     shown.append(choice.text)

@@ -5,6 +5,7 @@
             for chunk in chunks:
                 print(chunk.choices[0].text if chunk.choices else "", end="")
 
+Chats take messages, tools and tool_choice in OpenAI's shape; `reply` makes of an answer the message to send back.
 Calls are tried again where that is safe, and streams survive the loss of a replica or of the door: the first
 message carries the seed, every message the ids, and a stream that breaks is asked for again from where it was. So is
 one that falls silent for `silence_s` while the service answers nothing at all: one that is stopped breaks no stream.
@@ -17,6 +18,7 @@ from .asks import Sampling, chat_request, complete_request
 from .blocking import Client, CompletionStream
 from .channel import Tls
 from .resume import Resume
+from .tools import reply
 
 __all__ = [
     "AsyncClient",
@@ -28,4 +30,5 @@ __all__ = [
     "Tls",
     "chat_request",
     "complete_request",
+    "reply",
 ]

@@ -11,11 +11,12 @@ import grpc
 from ..cluster.protos import inference_pb2 as pb
 from ..cluster.protos import inference_pb2_grpc
 from ..replicas.errors import Unavailable
-from .asks import CallOptions, GenerateRequest, Message, Prompt, chat_request, complete_request, embeddings_request
+from .asks import CallOptions, ChatOptions, GenerateRequest, Prompt, chat_request, complete_request, embeddings_request
 from .channel import Tls, aio_channel, metadata
 from .resume import Resume
 from .retry import Retry
 from .silence import PROBE_S, SILENCE_S, AsyncWatch, Listening, gone
+from .tools import Message
 
 Reply = TypeVar("Reply")
 
@@ -58,7 +59,7 @@ class AsyncClient:
         messages: Sequence[Message],
         *,
         template_arguments: Mapping[str, bool | str] | None = None,
-        **options: Unpack[CallOptions],
+        **options: Unpack[ChatOptions],
     ) -> pb.Completion:
         """The whole answer to a conversation."""
         request = chat_request(messages, options, template_arguments)
@@ -73,7 +74,7 @@ class AsyncClient:
         messages: Sequence[Message],
         *,
         template_arguments: Mapping[str, bool | str] | None = None,
-        **options: Unpack[CallOptions],
+        **options: Unpack[ChatOptions],
     ) -> AsyncCompletionStream:
         """Likewise for a conversation."""
         request = chat_request(messages, options, template_arguments)

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
 from ..cluster.protos import inference_pb2 as pb
+from .tools import Message, Tool, ToolChoice, choice_of, message_of, tools_of
 
 Prompt = str | Sequence[int]
-Message = tuple[str, str] | Mapping[str, str]  # (role, content), or {"role", "content", "name"}
 GenerateRequest = pb.CompleteRequest | pb.ChatRequest
 
 
@@ -51,6 +51,21 @@ class CallOptions(Sampling, total=False):
     priority: int
 
 
+class ChatOptions(CallOptions, total=False):
+    """Of a conversation besides, in OpenAI's shape.
+
+    tools                functions that the model may call
+    tool_choice          auto, none, required, or an object that names some; default: auto where there are tools
+    parallel_tool_calls  False: one call at most
+    reasoning_effort     as far as the model's template knows it
+    """
+
+    tools: Sequence[Tool]
+    tool_choice: ToolChoice | None
+    parallel_tool_calls: bool
+    reasoning_effort: str
+
+
 def complete_request(prompt: Prompt, options: CallOptions | Mapping[str, Any] | None = None) -> pb.CompleteRequest:
     """Raises TypeError or ValueError for what protobuf cannot carry."""
     fields = _fields(options or {})
@@ -61,7 +76,7 @@ def complete_request(prompt: Prompt, options: CallOptions | Mapping[str, Any] | 
 
 def chat_request(
     messages: Sequence[Message],
-    options: CallOptions | Mapping[str, Any] | None = None,
+    options: ChatOptions | Mapping[str, Any] | None = None,
     template_arguments: Mapping[str, bool | str] | None = None,
 ) -> pb.ChatRequest:
     """`template_arguments`: only those that the model's chat template names."""
@@ -69,8 +84,16 @@ def chat_request(
         name: pb.TemplateArgument(flag=value) if isinstance(value, bool) else pb.TemplateArgument(text=value)
         for name, value in (template_arguments or {}).items()
     }
-    fields = _fields(options or {})
-    return pb.ChatRequest(messages=[_message(message) for message in messages], template_arguments=arguments, **fields)
+    rest = dict(options or {})
+    return pb.ChatRequest(
+        messages=[message_of(message) for message in messages],
+        template_arguments=arguments,
+        tools=tools_of(rest.pop("tools", None)),
+        tool_choice=choice_of(rest.pop("tool_choice", None)),
+        parallel_tool_calls=rest.pop("parallel_tool_calls", None),
+        reasoning_effort=rest.pop("reasoning_effort", None),
+        **_fields(rest),
+    )
 
 
 def embeddings_request(
@@ -85,13 +108,6 @@ def embeddings_request(
     ]
     kind = pb.POOLING_MEAN if pooling == "mean" else pb.POOLING_LAST
     return pb.EmbeddingsRequest(inputs=inputs, pooling=kind, normalize=normalize)
-
-
-def _message(message: Message) -> pb.ChatMessage:
-    if isinstance(message, Mapping):
-        return pb.ChatMessage(**message)
-    role, content = message
-    return pb.ChatMessage(role=role, content=content)
 
 
 def _fields(options: Mapping[str, Any]) -> dict[str, Any]:

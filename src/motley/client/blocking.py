@@ -10,11 +10,12 @@ import grpc
 
 from ..cluster.protos import inference_pb2 as pb
 from ..cluster.protos import inference_pb2_grpc
-from .asks import CallOptions, GenerateRequest, Message, Prompt, chat_request, complete_request, embeddings_request
+from .asks import CallOptions, ChatOptions, GenerateRequest, Prompt, chat_request, complete_request, embeddings_request
 from .channel import Tls, blocking_channel, metadata
 from .resume import Resume
 from .retry import Retry
 from .silence import PROBE_S, SILENCE_S, Listening, Watch, gone
+from .tools import Message
 
 Reply = TypeVar("Reply")
 
@@ -69,7 +70,7 @@ class Client:
         messages: Sequence[Message],
         *,
         template_arguments: Mapping[str, bool | str] | None = None,
-        **options: Unpack[CallOptions],
+        **options: Unpack[ChatOptions],
     ) -> pb.Completion:
         """The whole answer to a conversation."""
         request = chat_request(messages, options, template_arguments)
@@ -84,7 +85,7 @@ class Client:
         messages: Sequence[Message],
         *,
         template_arguments: Mapping[str, bool | str] | None = None,
-        **options: Unpack[CallOptions],
+        **options: Unpack[ChatOptions],
     ) -> CompletionStream:
         """Likewise for a conversation."""
         request = chat_request(messages, options, template_arguments)

@@ -14,7 +14,7 @@ from ..errors import unsupported_field
 from ..parsers import think
 from ..parsers.styles import TOOL_PARSERS, Thinking
 from ..parsers.tags import Format, any_of, json_schema
-from .openai_tools import ToolUse
+from .chat_tools import ToolUse
 
 
 def enforce(admitted: Admitted, tools: ToolUse, style: str, thinks: Thinking | None) -> Admitted:

@@ -1,7 +1,8 @@
-"""`reasoning_effort` and `chat_template_kwargs`: what a chat says to the model's template."""
+"""`reasoning_effort` and arguments of the template: what a chat says to the model's template."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ...replicas.chat_template import ChatTemplate
@@ -14,16 +15,22 @@ _SWITCH = {"none": False, "medium": True}  # a template that can only think or n
 
 def template_arguments(body: dict[str, Any], template: ChatTemplate | None) -> dict[str, Any]:
     """Raises InvalidRequest naming the field; the template checks its arguments itself."""
-    arguments = dict(take(body, "chat_template_kwargs", dict, {}))
+    return with_effort(take(body, "chat_template_kwargs", dict, {}), body, template, "chat_template_kwargs")
+
+
+def with_effort(
+    arguments: Mapping[str, Any], body: dict[str, Any], template: ChatTemplate | None, field: str
+) -> dict[str, Any]:
+    """`arguments`, which the client calls `field`, and what `reasoning_effort` of the body is among them."""
     effort = take(body, "reasoning_effort", str, "")
     if body.get("reasoning_effort") is None:
-        return arguments
+        return dict(arguments)
     if effort not in EFFORTS:
         raise wrong_type("reasoning_effort", effort, " or ".join(EFFORTS))
     name, value = _argument(effort, template)
     if name in arguments:
-        raise wrong_type("reasoning_effort", effort, f"no value beside chat_template_kwargs.{name}")
-    return arguments | {name: value}
+        raise wrong_type("reasoning_effort", effort, f"no value beside {field}.{name}")
+    return {**arguments, name: value}
 
 
 def _argument(effort: str, template: ChatTemplate | None) -> tuple[str, bool | str]:

@@ -1,0 +1,54 @@
+"""One choice's text, taken apart as it comes, for the answers of every protocol."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+
+from ...replicas.protocol import Request
+from ...replicas.text import TextStream
+from ...replicas.tokenizer import Tokenizer
+from .answer import Answer, parse_whole
+from .styles import Reading
+
+
+class AnswerReader:
+    """`eager`: arguments of calls are handed out while they are written, as streams want them."""
+
+    def __init__(self, reading: Reading, tokenizer: Tokenizer, *, eager: bool) -> None:
+        self._parser = reading.parser(eager=eager)
+        self._counter = reading.counter()
+        self._tokenizer = tokenizer
+
+    def read(self, text: str, token_ids: Sequence[int], *, last: bool) -> Answer:
+        """What the next text brings. `last`: there will be no more."""
+        if self._parser is None:  # most models, most chats: nothing to look for
+            return Answer(text=text)
+        if self._counter is not None:
+            self._counter.push([self._tokenizer.token_bytes(token_id) for token_id in token_ids])
+        return parse_whole(self._parser, text) if last else Answer().add(self._parser.push(text))
+
+    def skip(self, request: Request, token_ids: Sequence[int]) -> None:
+        """Take what the client of a resumed request has read already; the text is as the engine told it."""
+        sampling = request.sampling
+        text = TextStream(
+            self._tokenizer,
+            prompt_ids=request.prompt_ids,
+            stop=sampling.stop,
+            min_tokens=sampling.min_tokens,
+            skip_special_tokens=sampling.skip_special_tokens,
+        )
+        self.read(text.push(token_ids), token_ids, last=False)
+
+    @property
+    def called(self) -> bool:
+        """Whole calls of tools were found."""
+        return self._parser is not None and self._parser.num_calls > 0
+
+    @property
+    def reasoning_tokens(self) -> int:
+        return 0 if self._counter is None else self._counter.num_tokens
+
+
+def fresh_call_id() -> str:
+    return f"call_{secrets.token_hex(12)}"

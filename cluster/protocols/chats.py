@@ -1,0 +1,57 @@
+"""What chats of every protocol have in common: tools are checked, promises held to, answers taken apart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...replicas.chat_template import ChatTemplate
+from ..ask import Admitted, Ask
+from ..caller import Caller
+from ..door import Door
+from ..errors import unsupported_field
+from ..parsers.reader import AnswerReader
+from ..parsers.styles import TOOL_PARSERS, Reading, Styles, Thinking, thinking
+from .chat_enforce import enforce
+from .chat_tools import ToolUse
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A chat that is let in, and how its answers are to be read."""
+
+    admitted: Admitted
+    reading: Reading
+
+
+class Chats:
+    """The chats of one served model."""
+
+    def __init__(self, door: Door, styles: Styles) -> None:
+        self._door = door
+        self._styles = styles
+
+    @property
+    def template(self) -> ChatTemplate | None:
+        """The model's, which decides what some fields can do."""
+        return self._door.tokenizer.chat_template
+
+    async def admit(self, ask: Ask, tools: ToolUse, caller: Caller) -> Chat:
+        """Raises InvalidRequest naming the field."""
+        if tools.tools and self._styles.tools.name not in TOOL_PARSERS:
+            raise unsupported_field("tools", f"{self._styles.tools.reason}; --tool-parser of motley serve names one")
+        admitted = await self._door.admit(ask, caller)
+        thinks = thinking(self._door.tokenizer, admitted.request.prompt_ids) if self._styles.thinks else None
+        return Chat(enforce(admitted, tools, self._styles.tools.name, thinks), self._reading(tools, thinks))
+
+    def reader(self, chat: Chat, *, eager: bool) -> AnswerReader:
+        """A new one, for one choice."""
+        return AnswerReader(chat.reading, self._door.tokenizer, eager=eager)
+
+    def _reading(self, tools: ToolUse, thinks: Thinking | None) -> Reading:
+        return Reading(
+            tools=TOOL_PARSERS[self._styles.tools.name].parser if tools.tools else None,
+            names=tools.names,
+            single=tools.single,
+            thinks=thinks in ("free", "opened"),
+            opened=thinks == "opened",
+        )

@@ -1,0 +1,109 @@
+"""Chats of motley.v1: requests -> Asks in OpenAI's words, so that one reader serves both; answers -> calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ...replicas.chat_template import ChatTemplate
+from ...replicas.errors import InvalidRequest
+from ...replicas.tools import Tool, check_tools
+from ..ask import Ask
+from ..parsers.answer import Answer
+from ..parsers.reader import fresh_call_id
+from ..protos import inference_pb2 as pb
+from .chat_reasoning import with_effort
+from .chat_tools import ToolUse, tool_use
+from .motley_wire import ask_of, refuse_unknown
+from .openai_fields import json_object
+
+_NAMES = {"chat_template_kwargs": "template_arguments"}
+_MODES = {pb.TOOL_MODE_AUTO: "auto", pb.TOOL_MODE_NONE: "none", pb.TOOL_MODE_REQUIRED: "required"}
+
+
+def chat_ask(request: pb.ChatRequest, template: ChatTemplate | None) -> tuple[Ask, ToolUse]:
+    """`template`: the model's. Raises InvalidRequest naming the field."""
+    refuse_unknown(request)
+    use = tool_use(_words(request))
+    body = {"reasoning_effort": request.reasoning_effort if request.HasField("reasoning_effort") else None}
+    arguments = with_effort(template_arguments(request.template_arguments), body, template, "template_arguments")
+    chat = {"chat": True, "template_arguments": arguments, "tools": use.tools, "wire_names": _NAMES}
+    return ask_of(request, messages(request.messages), **chat), use
+
+
+def template_arguments(given: Mapping[str, pb.TemplateArgument]) -> dict[str, bool | str]:
+    return {name: getattr(value, value.WhichOneof("value") or "text") for name, value in given.items()}
+
+
+def messages(given: Iterable[pb.ChatMessage]) -> list[dict[str, Any]]:
+    return [_message(message) for message in given]
+
+
+def tools(given: Iterable[pb.Tool]) -> list[Tool]:
+    """Checked; none where there are none."""
+    found = _tools(given)
+    return check_tools(found) if found else []
+
+
+def tool_calls(answer: Answer) -> list[pb.ToolCall]:
+    """Of a whole answer, or the pieces that a message of a stream brings."""
+    return [
+        pb.ToolCall(
+            index=index,
+            id=fresh_call_id() if call.name else "",
+            function=pb.FunctionCall(name=call.name, arguments=call.arguments),
+        )
+        for index, call in sorted(answer.calls.items())
+    ]
+
+
+def _message(message: pb.ChatMessage) -> dict[str, Any]:
+    """Fields go through as they are: the check of messages names what is wrong with them. Empty is absent."""
+    given: dict[str, Any] = {"role": message.role, "content": message.content}
+    given |= {name: getattr(message, name) for name in ("name", "tool_call_id", "reasoning_content")}
+    if message.tool_calls:
+        given["tool_calls"] = [_call(call) for call in message.tool_calls]
+    return {name: value for name, value in given.items() if value or name in ("role", "content")}
+
+
+def _call(call: pb.ToolCall) -> dict[str, Any]:
+    function = {"name": call.function.name, "arguments": call.function.arguments}
+    return {"id": call.id or None, "function": function}
+
+
+def _words(request: pb.ChatRequest) -> dict[str, Any]:
+    """What it says of tools, as OpenAI's chat has it."""
+    parallel = request.parallel_tool_calls if request.HasField("parallel_tool_calls") else None
+    choice = _choice(request.tool_choice) if request.HasField("tool_choice") else None
+    return {"tools": _tools(request.tools) or None, "tool_choice": choice, "parallel_tool_calls": parallel}
+
+
+def _tools(given: Iterable[pb.Tool]) -> list[dict[str, Any]]:
+    return [{"type": "function", "function": _function(tool, f"tools[{i}]")} for i, tool in enumerate(given)]
+
+
+def _function(tool: pb.Tool, at: str) -> dict[str, Any]:
+    function, at = tool.function, f"{at}.function.parameters"
+    described: dict[str, Any] = {"name": function.name, "strict": function.strict}
+    if function.HasField("description"):
+        described["description"] = function.description
+    if function.HasField("parameters"):
+        described["parameters"] = json_object(function.parameters, f"{at}: it", at)
+    return described
+
+
+def _choice(choice: pb.ToolChoice) -> str | dict[str, Any]:
+    kind = choice.WhichOneof("choice")
+    if kind == "function":
+        return _named(choice.function)
+    if kind == "allowed_tools":
+        allowed = choice.allowed_tools
+        mode, named = _MODES.get(allowed.mode, "no mode"), [_named(tool.function) for tool in allowed.tools]
+        return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": named}}
+    if kind is None:
+        raise InvalidRequest("tool_choice: it is empty", param="tool_choice", code="missing_field")
+    return _MODES.get(choice.mode, "auto" if choice.mode == pb.TOOL_MODE_UNSPECIFIED else str(choice.mode))
+
+
+def _named(function: pb.FunctionName) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": function.name}}

@@ -1,0 +1,114 @@
+"""Answers of motley.v1: whole and as chunks, with what a chat's answer is made of taken apart."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Iterator, Sequence
+from typing import Any
+
+from ...replicas.protocol import Delta, FinishReason, PromptLogprob, StreamMessage, TokenLogprob
+from ...replicas.tokenizer import Tokenizer
+from ..ask import Admitted
+from ..gather import Gathered, GatheredChoice, check_finish
+from ..parsers.reader import AnswerReader
+from ..protos import inference_pb2 as pb
+from .motley_chat import tool_calls
+
+_FINISH = {reason: pb.FinishReason.Value(f"FINISH_REASON_{reason.name}") for reason in FinishReason}
+Readers = Sequence[AnswerReader]  # one for each choice of a chat; none of a completion
+
+
+class Replies:
+    """Builds the answers of one served model."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def completion(self, admitted: Admitted, gathered: Gathered, readers: Readers = ()) -> pb.Completion:
+        return pb.Completion(
+            started=self.started(admitted),
+            choices=[self._choice(choice, readers) for choice in gathered.choices],
+            prompt_logprobs=self._prompt_logprobs(gathered.prompt_logprobs),
+            usage=_usage(admitted, gathered.completion_tokens, gathered.cached_tokens, readers),
+        )
+
+    async def chunks(
+        self, admitted: Admitted, stream: AsyncIterable[StreamMessage], readers: Readers = ()
+    ) -> AsyncGenerator[pb.CompletionChunk, None]:
+        """One chunk for each message; the first has `started`, an extra last one has `usage`."""
+        yield pb.CompletionChunk(started=self.started(admitted))
+        num_tokens = cached_tokens = 0
+        async for message in stream:
+            num_tokens += sum(len(delta.token_ids) for delta in message.deltas)
+            cached_tokens = cached_tokens if message.cached_tokens is None else message.cached_tokens
+            if message.deltas or message.prompt_logprobs:
+                yield self._chunk(message, readers)
+            for delta in message.deltas:
+                if delta.finish_reason is not None:
+                    check_finish(delta.finish_reason)
+        yield pb.CompletionChunk(usage=_usage(admitted, num_tokens, cached_tokens, readers))
+
+    def started(self, admitted: Admitted) -> pb.Started:
+        request = admitted.request
+        return pb.Started(
+            request_id=request.request_id,
+            client_request_id=admitted.ask.client_id,
+            model=admitted.model,
+            seed=request.sampling.seed or 0,
+            prompt_tokens=len(request.prompt_ids),
+        )
+
+    def _chunk(self, message: StreamMessage, readers: Readers) -> pb.CompletionChunk:
+        return pb.CompletionChunk(
+            choices=[self._choice(delta, readers) for delta in message.deltas],
+            prompt_logprobs=self._prompt_logprobs(message.prompt_logprobs),
+        )
+
+    def _choice(self, choice: Delta | GatheredChoice, readers: Readers) -> pb.Choice:
+        reply = pb.Choice(index=choice.index, token_ids=choice.token_ids)
+        if readers:
+            _take_apart(choice, readers[choice.index], reply)
+        else:
+            reply.text = choice.text
+        reply.logprobs.extend(self._logprob(entry) for entry in choice.logprobs or ())
+        if readers and readers[choice.index].called and choice.finish_reason is FinishReason.STOP:
+            reply.finish_reason = pb.FINISH_REASON_TOOL_CALLS
+            return reply  # what stopped it is the end of a call
+        if choice.finish_reason is not None:
+            reply.finish_reason = _FINISH[choice.finish_reason]
+        if isinstance(choice.stop_reason, str):
+            reply.stop_string = choice.stop_reason
+        elif choice.stop_reason is not None:
+            reply.stop_token_id = choice.stop_reason
+        return reply
+
+    def _logprob(self, entry: TokenLogprob) -> pb.TokenLogprob:
+        return pb.TokenLogprob(
+            token_id=entry.token_id,
+            logprob=entry.logprob,
+            top=[pb.Alternative(token_id=i, logprob=p, **self._token(i)) for i, p in entry.top],
+            **self._token(entry.token_id),
+        )
+
+    def _token(self, token_id: int) -> dict[str, Any]:
+        data = self._tokenizer.token_bytes(token_id)
+        return {"token": data.decode(errors="replace"), "token_bytes": data}
+
+    def _prompt_logprobs(self, entries: Iterable[PromptLogprob] | None) -> Iterator[pb.PromptLogprob]:
+        for entry in entries or ():
+            yield pb.PromptLogprob(token=None if entry is None else self._logprob(entry))
+
+
+def _take_apart(choice: Delta | GatheredChoice, reader: AnswerReader, reply: pb.Choice) -> None:
+    answer = reader.read(choice.text, choice.token_ids, last=choice.finish_reason is not None)
+    reply.text, reply.reasoning_content = answer.text, answer.reasoning
+    if answer.calls:
+        reply.tool_calls.extend(tool_calls(answer))
+
+
+def _usage(admitted: Admitted, completion_tokens: int, cached_tokens: int, readers: Readers) -> pb.Usage:
+    return pb.Usage(
+        prompt_tokens=len(admitted.request.prompt_ids),
+        completion_tokens=completion_tokens,
+        cached_tokens=cached_tokens,
+        reasoning_tokens=sum(reader.reasoning_tokens for reader in readers),
+    )

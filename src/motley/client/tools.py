@@ -1,0 +1,79 @@
+"""Messages, tools and choices in OpenAI's shape -> those of motley.v1, and an answer -> the message to send back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..cluster.protos import inference_pb2 as pb
+
+Message = tuple[str, str] | Mapping[str, Any] | pb.ChatMessage
+Tool = Mapping[str, Any] | pb.Tool
+ToolChoice = str | Mapping[str, Any] | pb.ToolChoice
+_MODES = {"auto": pb.TOOL_MODE_AUTO, "none": pb.TOOL_MODE_NONE, "required": pb.TOOL_MODE_REQUIRED}
+
+
+def message_of(message: Message) -> pb.ChatMessage:
+    """(role, content), or an object with these and, where there are, the other fields of a message."""
+    if isinstance(message, pb.ChatMessage):
+        return message
+    if not isinstance(message, Mapping):
+        role, content = message
+        return pb.ChatMessage(role=role, content=content)
+    given = {name: value for name, value in message.items() if value is not None and name != "reasoning"}
+    given.setdefault("reasoning_content", message.get("reasoning"))  # its newer name
+    if "tool_calls" in given:
+        given["tool_calls"] = [_function_alone(call) for call in given["tool_calls"]]
+    return pb.ChatMessage(**given)
+
+
+def tool_of(tool: Tool) -> pb.Tool:
+    """{"type": "function", "function": {"name", "description", "parameters": a JSON schema, "strict"}}"""
+    if isinstance(tool, pb.Tool):
+        return tool
+    given = _function_alone(tool)
+    function = {name: value for name, value in given.pop("function", {}).items() if value is not None}
+    if isinstance(function.get("parameters"), Mapping):
+        function["parameters"] = json.dumps(function["parameters"], ensure_ascii=False)
+    return pb.Tool(function=pb.Function(**function), **given)
+
+
+def choice_of(choice: ToolChoice | None) -> pb.ToolChoice | None:
+    """auto, none, required, {"type": "function", …} or {"type": "allowed_tools", …}."""
+    if choice is None or isinstance(choice, pb.ToolChoice):
+        return choice
+    if isinstance(choice, str):
+        return pb.ToolChoice(mode=_mode(choice))
+    if choice.get("type") != "allowed_tools":
+        return pb.ToolChoice(**_function_alone(choice))
+    allowed = choice["allowed_tools"]
+    named = [pb.NamedTool(**_function_alone(tool)) for tool in allowed["tools"]]
+    return pb.ToolChoice(allowed_tools=pb.AllowedTools(mode=_mode(allowed["mode"]), tools=named))
+
+
+def reply(choice: pb.Choice) -> pb.ChatMessage:
+    """A whole choice as the assistant's message, to be sent back before the results of its calls."""
+    return pb.ChatMessage(
+        role="assistant",
+        content=choice.text,
+        reasoning_content=choice.reasoning_content,
+        tool_calls=choice.tool_calls,
+    )
+
+
+def tools_of(tools: Sequence[Tool] | None) -> list[pb.Tool]:
+    return [tool_of(tool) for tool in tools or ()]
+
+
+def _mode(name: str) -> pb.ToolMode.ValueType:
+    if name not in _MODES:
+        raise ValueError(f"tool_choice: {name!r} is not accepted; expected {', '.join(_MODES)}")
+    return _MODES[name]
+
+
+def _function_alone(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Without `type`, of which this protocol has one."""
+    if value.get("type") not in (None, "function"):
+        raise ValueError(f"type: {value['type']!r} is not supported; expected function")
+    return {name: inner for name, inner in value.items() if name != "type" and inner is not None}
