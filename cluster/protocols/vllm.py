@@ -26,7 +26,7 @@ from ..protos import vllm_engine_pb2 as pb
 from ..routing.router import Router
 from . import vllm_reply as reply
 from .motley_wire import refuse_unknown
-from .vllm_ask import check_rank, embed_ask, generate_ask
+from .vllm_ask import check_rank, decimal, embed_ask, generate_ask
 from .vllm_events import KvBatches
 from .wire_names import in_wire_names
 
@@ -74,7 +74,7 @@ class VllmProtocol:
         return pb.EmbedResponse(embedding=values, prompt_tokens=embedded.prompt_tokens, embedding_dim=len(values))
 
     async def flush(self, request: common.FlushCacheRequest, caller: Caller) -> common.FlushCacheResponse:
-        """Of the caller's tenant alone; without keys, of all. The engine need not be idle, so nothing is waited for."""
+        """Of the caller's tenant alone; without keys, of all. The engine need not be idle for it."""
         refuse_unknown(request)
         if not request.timeout_s >= 0:
             raise InvalidRequest(
@@ -83,7 +83,11 @@ class VllmProtocol:
                 code="invalid_value",
             )
         try:
-            await self._router.flush(caller.tenant or None)
+            async with asyncio.timeout(request.timeout_s or None):
+                await self._router.flush(caller.tenant or None)
+        except TimeoutError:
+            message = f"not every replica has dropped them within {decimal(request.timeout_s):g} s"
+            return common.FlushCacheResponse(success=False, message=message)
         except MotleyError as error:
             return common.FlushCacheResponse(success=False, message=error.message)
         return common.FlushCacheResponse(success=True)

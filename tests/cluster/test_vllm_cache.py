@@ -103,6 +103,14 @@ async def test_without_keys_a_flush_drops_everything_on_every_replica(folder: Pa
     assert [(await generate(one, Caller())).cached_tokens for one in alone] == [0, 0]
 
 
+async def test_a_flush_has_its_time(folder: Path, workers: list[Worker], monkeypatch: pytest.MonkeyPatch) -> None:
+    protocol = await protocol_of(folder, workers[0])
+    monkeypatch.setattr(workers[0], "flush", lambda tenant: asyncio.Event().wait())
+    flushed = await protocol.flush(common.FlushCacheRequest(timeout_s=0.1), ONE)
+    assert not flushed.success
+    assert flushed.message == "not every replica has dropped them within 0.1 s"
+
+
 @pytest.mark.parametrize("timeout_s", [-1.0, float("nan")])
 async def test_a_timeout_is_a_time(folder: Path, workers: list[Worker], timeout_s: float) -> None:
     with pytest.raises(InvalidRequest, match="timeout_s"):
