@@ -34,7 +34,7 @@ _PARAMETERS: dict[str, Schema] = {
                 "microseconds after which it ends with 504; 0: none"},
     EMPTY_FINAL: {"const": False, "description": "of streams, which are over gRPC"},
 }  # fmt: skip
-_SINGLE: Schema = {"enum": [[1], [1, 1]]}
+_SINGLE: Schema = {"enum": [[1], [1, 1]], "description": "[1] or [1, 1]; of ids and stops [n] or [1, n]"}
 _VECTOR: Schema = {"type": "array", "minItems": 1, "maxItems": 2, "items": COUNT, "description": "[n] or [1, n]"}
 _ID: Schema = {"type": "integer", "minimum": 0, "maximum": INT32}
 
@@ -46,8 +46,11 @@ def _input(name: str, shape: Schema, element: Schema, about: str, **bounds: int)
         {
             "name": {"const": name, "description": about},
             "shape": shape,
-            "datatype": {"enum": list(INPUTS[name])},
-            "data": {"anyOf": [flat, {**list_of(flat), "minItems": 1, "maxItems": 1}]},
+            "datatype": {"enum": list(INPUTS[name]), "description": "of its elements"},
+            "data": {
+                "anyOf": [flat, {**list_of(flat), "minItems": 1, "maxItems": 1}],
+                "description": "its elements, flat or as one row",
+            },
             "parameters": told(NULL, "none are known"),
         },
         ["name", "shape", "datatype", "data"],
@@ -62,11 +65,19 @@ _INPUTS = (
     _input("stop", _VECTOR, _STOP, "strings that end a choice", maxItems=MAX_STOP_STRINGS),
     _input("stop_token_ids", _VECTOR, _ID, "ids that end a choice"),
 )
-_WANTED = object_of({"name": {"enum": list(OUTPUTS)}, "parameters": told(NULL, "none are known")}, ["name"])
+_WANTED = object_of(
+    {"name": {"enum": list(OUTPUTS), "description": "of the tensor"}, "parameters": told(NULL, "none are known")},
+    ["name"],
+)
 _INFER = object_of(
     {
         "id": told(TEXT, "the client's own, echoed"),
-        "parameters": {"type": "object", "additionalProperties": False, "properties": _PARAMETERS},
+        "parameters": {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": _PARAMETERS,
+            "description": "how tokens are chosen, by the names of completions, and what else belongs to the request",
+        },
         "inputs": told(list_of({"anyOf": list(_INPUTS)}), "each at most once, and just one prompt"),
         "outputs": told(
             list_of(_WANTED), "each once; default: text_output, finish_reason, and what the parameters ask for"
@@ -75,25 +86,46 @@ _INFER = object_of(
     ["inputs"],
 )
 _OUTPUT = answer(
-    name={"enum": list(OUTPUTS)},
-    datatype={"enum": ["BYTES", "INT32", "FP32"]},
-    shape=list_of(COUNT),
+    name={"enum": list(OUTPUTS), "description": "as asked for"},
+    datatype={"enum": ["BYTES", "INT32", "FP32"], "description": "of its elements"},
+    shape=told(list_of(COUNT), "as the package `inference` below lists them"),
     data=told(list_of({"type": ["string", "number", "null"]}), "flat; null where there is no number"),
 )
-_TOTALS = ("prompt_tokens", "completion_tokens", "cached_tokens", "seed")
+_TOTALS = {
+    "prompt_tokens": "of the prompt",
+    "completion_tokens": "of all choices",
+    "cached_tokens": "those of the prompt that were not computed again",
+    "seed": "the one asked for, or the one that was drawn: it repeats the answer",
+}
+_NAMED = told(TEXT, "the name that is served")
 _INFERRED = answer(
-    model_name=TEXT,
-    model_version=TEXT,
-    id=TEXT,
-    parameters=answer(**{name: {"type": "integer"} for name in _TOTALS}),
-    outputs=list_of(_OUTPUT),
+    model_name=_NAMED,
+    model_version=told(TEXT, "there is one"),
+    id=told(TEXT, "the client's own, echoed; else empty"),
+    parameters=told(
+        answer(**{name: {"type": "integer", "description": about} for name, about in _TOTALS.items()}),
+        "of the whole request",
+    ),
+    outputs=told(list_of(_OUTPUT), "the tensors"),
 )
-_TENSOR = answer(name=TEXT, datatype=TEXT, shape=told(list_of({"type": "integer"}), "-1 for what varies"))
+_TENSOR = answer(
+    name=told(TEXT, "of the tensor"),
+    datatype=told(TEXT, "of its elements"),
+    shape=told(list_of({"type": "integer"}), "-1 for what varies"),
+)
 _METADATA = answer(
-    name=TEXT, versions=list_of(TEXT), platform=TEXT, inputs=list_of(_TENSOR), outputs=list_of(_TENSOR)
-)  # fmt: skip
-_READY = answer(name=TEXT, ready={"const": True})
-_SERVER = answer(name=TEXT, version=TEXT, extensions=list_of(TEXT))
+    name=_NAMED,
+    versions=told(list_of(TEXT), "there is one"),
+    platform=told(TEXT, "who computes it"),
+    inputs=told(list_of(_TENSOR), "what it takes"),
+    outputs=told(list_of(_TENSOR), "what it can give"),
+)
+_READY = answer(name=_NAMED, ready={"const": True, "description": "what is not ready is refused with 503"})
+_SERVER = answer(
+    name=told(TEXT, "motley"),
+    version=told(TEXT, "of Motley"),
+    extensions=told(list_of(TEXT), "what it speaks beside the protocol itself"),
+)
 _ERROR = answer(
     error={
         "anyOf": [TEXT, ERROR["properties"]["error"]],
@@ -116,9 +148,11 @@ def _of_model(path: str) -> Operations:
 
 OPERATIONS: Operations = {
     ("GET", "/v2"): Operation("What server this is", _SERVER),
-    ("GET", "/v2/health/live"): Operation("Whether the process lives", answer(live={"const": True})),
+    ("GET", "/v2/health/live"): Operation(
+        "Whether the process lives", answer(live={"const": True, "description": "what does not live answers nothing"})
+    ),
     ("GET", "/v2/health/ready"): Operation(
-        "Whether a replica's engine goes round", answer(ready={"const": True}), error=_ERROR
+        "Whether a replica's engine goes round", answer(ready=_READY["properties"]["ready"]), error=_ERROR
     ),
     **_of_model(_MODEL),
     **_of_model(_VERSIONED),

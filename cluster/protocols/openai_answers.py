@@ -7,7 +7,7 @@ from typing import Any
 
 from ...replicas.protocol import ReplicaLoad
 from ..web.openapi import Schema, answer
-from .openai_schemas import NULL, TEXT
+from .openai_schemas import NULL, TEXT, told
 
 COUNT: Schema = {"type": "integer", "minimum": 0}
 NUMBER: Schema = {"type": "number"}
@@ -23,24 +23,39 @@ def _or_null(schema: Schema) -> Schema:
     return {"anyOf": [schema, NULL]}
 
 
-def _list_object(data: Schema, **more: Schema) -> Schema:
-    return answer(object={"const": "list"}, data=list_of(data), **more)
+def _list_object(data: Schema, about: str, **more: Schema) -> Schema:
+    return answer(object=_always("list"), data=told(list_of(data), about), **more)
+
+
+def _always(kind: str) -> Schema:
+    return {"const": kind, "description": "what this object is"}
 
 
 _COUNTED: dict[str, Schema] = {
-    "prompt_tokens": COUNT,
-    "completion_tokens": COUNT,
-    "total_tokens": COUNT,
-    "prompt_tokens_details": answer(cached_tokens={**COUNT, "description": "those that were not computed again"}),
+    "prompt_tokens": told(COUNT, "of all prompts, with what the template adds"),
+    "completion_tokens": told(COUNT, "of all choices that were made"),
+    "total_tokens": told(COUNT, "both together"),
+    "prompt_tokens_details": told(
+        answer(cached_tokens=told(COUNT, "those that were not computed again")), "more of the prompts"
+    ),
 }
-_USAGE = answer(**_COUNTED)
-_CHAT_USAGE = answer(**_COUNTED, completion_tokens_details=answer(reasoning_tokens=COUNT))
+_THINKING = answer(reasoning_tokens=told(COUNT, "those of what the model thought, with its marks"))
+_USAGE = told(answer(**_COUNTED), "tokens that were read and made")
+_CHAT_USAGE = told(
+    answer(**_COUNTED, completion_tokens_details=told(_THINKING, "more of the choices")), _USAGE["description"]
+)
 
 _STOPPED: dict[str, Schema] = {
     "stop_reason": {"type": ["string", "integer"], "description": "the stop string or token id that ended the choice"}
 }
-_ENDED: Schema = {"enum": ["stop", "length"]}
-_CHAT_ENDED: Schema = {"enum": ["stop", "length", "tool_calls"]}
+_ENDED: Schema = {
+    "enum": ["stop", "length"],
+    "description": "stop: an end-of-sequence id, a stop id or stop string; length: max_tokens, or the context is full",
+}
+_CHAT_ENDED: Schema = {
+    "enum": [*_ENDED["enum"], "tool_calls"],
+    "description": f"{_ENDED['description']}; tool_calls: the model called tools",
+}
 _FAULTS = ("deadline", "cancelled", "replica_lost", "error")  # the next event, the last, is the error
 
 
@@ -51,12 +66,12 @@ def _ends_in_chunk(ended: Schema) -> Schema:
 
 def _head(object_name: str, choice: Schema) -> dict[str, Schema]:
     return {
-        "id": TEXT,
-        "object": {"const": object_name},
-        "created": {**COUNT, "description": "Unix seconds"},
-        "model": TEXT,
+        "id": told(TEXT, "the server's own, of the whole answer; the log has it"),
+        "object": _always(object_name),
+        "created": told(COUNT, "Unix seconds"),
+        "model": told(TEXT, "the name that is served"),
         "system_fingerprint": {**TEXT, "description": "of weights and numerics: the same seed repeats on the same one"},
-        "choices": list_of(choice),
+        "choices": told(list_of(choice), "answers; in an event, those that have something new"),
     }
 
 
@@ -66,12 +81,22 @@ def _chunk(object_name: str, choice: Schema, usage: Schema) -> Schema:
 
 
 _LEGACY_LOGPROBS = answer(
-    tokens=list_of(TEXT),
-    token_logprobs=list_of({"type": ["number", "null"]}),
-    top_logprobs=list_of({"type": ["object", "null"], "additionalProperties": NUMBER}),
+    tokens=told(list_of(TEXT), "each token as text"),
+    token_logprobs=told(
+        list_of({"type": ["number", "null"]}), "natural logarithms; null for the first token of an echoed prompt"
+    ),
+    top_logprobs=told(
+        list_of({"type": ["object", "null"], "additionalProperties": NUMBER}),
+        "at each place the likeliest tokens and theirs, and the chosen one",
+    ),
     text_offset={**IDS, "description": "where each token begins in the text, in characters"},
 )
-_COMPLETED: dict[str, Schema] = {"index": COUNT, "text": TEXT, "logprobs": _or_null(_LEGACY_LOGPROBS)}
+_INDEX = told(COUNT, "choice i of prompt k is number k * n + i")
+_COMPLETED: dict[str, Schema] = {
+    "index": _INDEX,
+    "text": told(TEXT, "what was made, behind the prompt if that is echoed; in an event what is new"),
+    "logprobs": told(_or_null(_LEGACY_LOGPROBS), "null unless asked for"),
+}
 COMPLETION = answer(
     **_head("text_completion", answer(_STOPPED, **_COMPLETED, finish_reason=_ENDED)), usage=_USAGE
 )  # fmt: skip
@@ -80,69 +105,133 @@ COMPLETION_CHUNK = _chunk(
 )
 
 _TOKEN: dict[str, Schema] = {
-    "token": TEXT,
-    "logprob": {**NUMBER, "description": "natural logarithm; -9999 for none at all"},
-    "bytes": list_of({**COUNT, "maximum": 255}),
+    "token": told(TEXT, "as text; U+FFFD where its bytes are not whole characters"),
+    "logprob": told(NUMBER, "natural logarithm; -9999 for none at all"),
+    "bytes": told(list_of({**COUNT, "maximum": 255}), "its bytes, which joined with others' are UTF-8"),
 }
-_LOGPROBS = _or_null(
-    answer(content=list_of(answer(**_TOKEN, top_logprobs=list_of(answer(**_TOKEN)))), refusal=NULL)
-)  # fmt: skip
+_ALTERNATIVES = told(list_of(answer(**_TOKEN)), "the likeliest tokens at this place, best first")
+_LOGPROBS = told(
+    _or_null(
+        answer(
+            content=told(list_of(answer(**_TOKEN, top_logprobs=_ALTERNATIVES)), "one for each token of the choice"),
+            refusal=told(NULL, "models here do not refuse apart from their text"),
+        )
+    ),
+    "null unless asked for",
+)
 _THOUGHT: dict[str, Schema] = {
     "reasoning": {**TEXT, "description": "what the model thought"},
     "reasoning_content": {**TEXT, "description": "the same, under its older name"},
 }
-_CALL = answer(id=TEXT, type={"const": "function"}, function=answer(name=TEXT, arguments=TEXT))
-_MESSAGE = answer(
-    {**_THOUGHT, "tool_calls": list_of(_CALL)},
-    role={"const": "assistant"},
-    content={**MAYBE_TEXT, "description": "null where calls say it all"},
-    refusal=NULL,
+_ID = told(TEXT, "what the result of this call is to name")
+_FUNCTION: Schema = {"const": "function", "description": "the only kind of call there is"}
+_NAME = told(TEXT, "of the tool that is called")
+_CALL = answer(
+    id=_ID,
+    type=_FUNCTION,
+    function=told(
+        answer(name=_NAME, arguments=told(TEXT, "as the model wrote them: JSON, if it keeps to what it learnt")),
+        "what is called, and how",
+    ),
 )
+_ROLE: Schema = {"const": "assistant", "description": "who speaks"}
+_MESSAGE = answer(
+    {**_THOUGHT, "tool_calls": told(list_of(_CALL), "what the model calls, where it calls tools")},
+    role=_ROLE,
+    content=told(MAYBE_TEXT, "null where calls say it all"),
+    refusal=told(NULL, "models here do not refuse apart from their text"),
+)
+_CHOICE = told(COUNT, "which choice this is, from 0")
 CHAT = answer(
     **_head(
         "chat.completion",
-        answer(_STOPPED, index=COUNT, message=_MESSAGE, logprobs=_LOGPROBS, finish_reason=_CHAT_ENDED),
+        answer(
+            _STOPPED,
+            index=_CHOICE,
+            message=told(_MESSAGE, "what the model says"),
+            logprobs=_LOGPROBS,
+            finish_reason=_CHAT_ENDED,
+        ),
     ),
     usage=_CHAT_USAGE,
 )
 _PIECE = answer(
-    {"id": TEXT, "type": {"const": "function"}},
-    index=COUNT,
-    function=answer({"name": TEXT}, arguments={**TEXT, "description": "a piece, to be joined to those before"}),
+    {"id": _ID, "type": _FUNCTION},
+    index=told(COUNT, "which call this is a piece of, from 0"),
+    function=told(
+        answer({"name": _NAME}, arguments=told(TEXT, "a piece, to be joined to those before")),
+        "its name comes in the first piece, and so do id and type",
+    ),
 )
-_DELTA = answer({"role": {"const": "assistant"}, "content": TEXT, **_THOUGHT, "tool_calls": list_of(_PIECE)})
+_DELTA = answer(
+    {
+        "role": _ROLE,
+        "content": told(TEXT, "the next piece of text"),
+        **_THOUGHT,
+        "tool_calls": told(list_of(_PIECE), "the next pieces of calls"),
+    }
+)
 CHAT_CHUNK = _chunk(
     "chat.completion.chunk",
-    answer(_STOPPED, index=COUNT, delta=_DELTA, logprobs=_LOGPROBS, finish_reason=_ends_in_chunk(_CHAT_ENDED)),
+    answer(
+        _STOPPED,
+        index=_CHOICE,
+        delta=told(_DELTA, "what is new"),
+        logprobs=_LOGPROBS,
+        finish_reason=_ends_in_chunk(_CHAT_ENDED),
+    ),
     _CHAT_USAGE,
 )
 
 _VECTOR = answer(
-    object={"const": "embedding"},
-    index=COUNT,
+    object=_always("embedding"),
+    index=told(COUNT, "which input it is of, from 0"),
     embedding={"anyOf": [list_of(NUMBER), TEXT], "description": "numbers, or base64 of them as little-endian fp32"},
 )
-EMBEDDINGS = _list_object(_VECTOR, model=TEXT, usage=answer(prompt_tokens=COUNT, total_tokens=COUNT))
+_EMBEDDED = answer(prompt_tokens=told(COUNT, "of all inputs"), total_tokens=told(COUNT, "the same"))
+EMBEDDINGS = _list_object(
+    _VECTOR,
+    "one vector for each input, in their order",
+    model=told(TEXT, "the name that is served"),
+    usage=told(_EMBEDDED, "tokens that were read"),
+)
+_CONTEXT = told(COUNT, "tokens of prompt and output together")
 MODEL = answer(
-    id=TEXT,
-    object={"const": "model"},
-    created=COUNT,
-    owned_by=TEXT,
-    max_model_len={**COUNT, "description": "tokens of prompt and output together"},
-    quantization=TEXT,
+    id=told(TEXT, "the name to ask for"),
+    object=_always("model"),
+    created=told(COUNT, "Unix seconds at which the service began"),
+    owned_by=told(TEXT, "motley, whoever made the model"),
+    max_model_len=_CONTEXT,
+    quantization=told(TEXT, "how its weights are stored"),
 )
-MODELS = _list_object(MODEL)
-TOKENIZED = answer(tokens=IDS, count=COUNT, max_model_len=COUNT)
-DETOKENIZED = answer(prompt=TEXT)
+MODELS = _list_object(MODEL, "the one model that is served")
+TOKENIZED = answer(tokens=told(IDS, "the ids"), count=told(COUNT, "how many there are"), max_model_len=_CONTEXT)
+DETOKENIZED = answer(prompt=told(TEXT, "their text"))
 TOKENIZER_INFO = answer(
-    bos_token=MAYBE_TEXT,
-    eos_token=MAYBE_TEXT,
-    pad_token=MAYBE_TEXT,
-    tokenizer_class=TEXT,
-    model_max_length=COUNT,
-    chat_template=MAYBE_TEXT,
+    bos_token=told(MAYBE_TEXT, "the token that begins a text; null where none is named"),
+    eos_token=told(MAYBE_TEXT, "the token that ends one; null where none is named"),
+    pad_token=told(MAYBE_TEXT, "the token that fills up; null where none is named"),
+    tokenizer_class=told(TEXT, "always this word: no class of transformers is meant"),
+    model_max_length=_CONTEXT,
+    chat_template=told(MAYBE_TEXT, "the model's, in Jinja; null where it has none"),
 )
-_LOAD: dict[str, Any] = {
-    field.name: COUNT if isinstance(field.default, int) else NUMBER for field in dataclasses.fields(ReplicaLoad)
+_LOADED = {
+    "running": "sequences that are computed",
+    "waiting": "sequences that wait for room",
+    "queued_prefill_tokens": "tokens of prompts that are still to be computed",
+    "kv_blocks_free": "blocks of KV that are free, cached ones among them",
+    "kv_blocks_total": "blocks of KV that there are",
+    "steps": "steps of the engines so far",
+    "max_running": "sequences that can be computed at once",
+    "prompt_tokens": "of all prompts so far",
+    "cached_tokens": "those of them that were not computed again",
+    "generated_tokens_per_s": "over the last 10 s",
 }
-HEALTH = answer(status={"const": "ok"}, load=answer(**_LOAD))
+_LOAD: dict[str, Any] = {
+    field.name: told(COUNT if isinstance(field.default, int) else NUMBER, _LOADED[field.name])
+    for field in dataclasses.fields(ReplicaLoad)
+}
+HEALTH = answer(
+    status={"const": "ok", "description": "anything else is a refusal"},
+    load=told(answer(**_LOAD), "of the healthy replicas together"),
+)

@@ -62,7 +62,12 @@ _TOKENIZE = object_of(
     }
 )
 _DETOKENIZE = object_of(
-    {**_shared("model"), "tokens": TOKEN_IDS, "skip_special_tokens": {**TRUTH, "default": False}}, ["tokens"]
+    {
+        **_shared("model"),
+        "tokens": told(TOKEN_IDS, "the ids"),
+        "skip_special_tokens": {**TRUTH, "default": False, "description": "leave special tokens out of the text"},
+    },
+    ["tokens"],
 )
 
 OPERATIONS: Operations = {

@@ -38,34 +38,40 @@ def _list(items: Schema, most: int | None = None, least: int = 1) -> Schema:
     return {"type": "array", "items": items, **bounds}
 
 
-def _one_of_type(kind: str, **fields: Schema) -> Schema:
-    return object_of({"type": {"const": kind}, **fields}, ["type", *fields])
+def _one_of_type(kind: str, about: str, **fields: Schema) -> Schema:
+    return object_of({"type": {"const": kind, "description": about}, **fields}, ["type", *fields])
 
 
 PROMPT: Schema = {"anyOf": [SOME_TEXT, TOKEN_IDS, _list(SOME_TEXT, MAX_PROMPTS), _list(TOKEN_IDS, MAX_PROMPTS)]}
 
 _PART = object_of(
     {
-        "type": {"const": "text"},
-        "text": TEXT,
+        "type": {"const": "text", "description": "the only kind of part there is"},
+        "text": told(TEXT, "what it says; the parts are joined with nothing between"),
         "prompt_cache_breakpoint": told(NULL, "refused: prefixes are found without marks"),
     },
     ["type", "text"],
 )
 _CALL = object_of(
     {
-        "id": TEXT,
-        "type": {"const": "function", "default": "function"},
-        "function": object_of(
-            {"name": TEXT, "arguments": told(TEXT, "as the model wrote them, which should be JSON")},
-            ["name", "arguments"],
+        "id": told(TEXT, "what the result of this call names"),
+        "type": {"const": "function", "default": "function", "description": "the only kind of call there is"},
+        "function": told(
+            object_of(
+                {
+                    "name": told(TEXT, "of the tool"),
+                    "arguments": told(TEXT, "as the model wrote them, which should be JSON"),
+                },
+                ["name", "arguments"],
+            ),
+            "what was called, and how",
         ),
         "index": told({"type": "integer"}, "of a piece in a stream; changes nothing"),
     },
     ["function"],
 )
 _MESSAGE: dict[str, Schema] = {
-    "role": {"enum": list(ROLES)},
+    "role": told({"enum": list(ROLES)}, "who speaks; developer is the newer name of system"),
     "content": told({"anyOf": [TEXT, _list(_PART, least=0)]}, "text, or parts of one; null only beside tool_calls"),
     "name": told(
         TEXT,
@@ -85,13 +91,14 @@ MESSAGE_UNSUPPORTED = ("annotations", "audio", "function_call", "refusal")
 
 
 _REFUSED = told(NULL, "refused where it is not null")
+_NOT_HERE = told(NULL, "of other roles")
 
 
 def _message(roles: tuple[str, ...], more: tuple[str, ...], required: str) -> Schema:
     """Of these roles; what a role has no place for may be null."""
     known = ("content", "name", *more)
-    fields = dict.fromkeys(_MESSAGE, NULL) | dict.fromkeys(MESSAGE_UNSUPPORTED, _REFUSED)
-    fields |= {"role": {"enum": list(roles)}} | {name: _MESSAGE[name] for name in known}
+    fields = dict.fromkeys(_MESSAGE, _NOT_HERE) | dict.fromkeys(MESSAGE_UNSUPPORTED, _REFUSED)
+    fields |= {"role": {**_MESSAGE["role"], "enum": list(roles)}} | {name: _MESSAGE[name] for name in known}
     return object_of(fields, ["role", required])
 
 
@@ -111,24 +118,46 @@ MESSAGES = _list(
 TOOLS = _list(
     _one_of_type(
         "function",
-        function=object_of(
-            {
-                "name": told(NAME, "one of its own"),
-                "description": TEXT,
-                "parameters": told(
-                    {"type": "object", "properties": {"type": {"const": "object"}}},
-                    "a JSON schema of the arguments; default: there are none",
-                ),
-                "strict": told(BOOLEAN, "true: arguments are held to their schema, or it is refused"),
-            },
-            ["name"],
+        "the only kind of tool there is",
+        function=told(
+            object_of(
+                {
+                    "name": told(NAME, "one of its own"),
+                    "description": told(TEXT, "what the model is told that it does"),
+                    "parameters": told(
+                        {
+                            "type": "object",
+                            "properties": {"type": {"const": "object", "description": "arguments go by name"}},
+                        },
+                        "a JSON schema of the arguments; default: there are none",
+                    ),
+                    "strict": told(BOOLEAN, "true: arguments are held to their schema, or it is refused"),
+                },
+                ["name"],
+            ),
+            "what can be called",
         ),
     ),
     MAX_TOOLS,
 )
-_NAMED = _one_of_type("function", function=object_of({"name": told(TEXT, "of one of the tools")}, ["name"]))
-_ALLOWED = object_of({"mode": {"enum": ["auto", "required"]}, "tools": _list(_NAMED)}, ["mode", "tools"])
-TOOL_CHOICE: Schema = {"anyOf": [{"enum": list(MODES)}, _NAMED, _one_of_type("allowed_tools", allowed_tools=_ALLOWED)]}
+_NAMED = _one_of_type(
+    "function",
+    "this one",
+    function=told(object_of({"name": told(TEXT, "of one of the tools")}, ["name"]), "which one"),
+)
+_ALLOWED = object_of(
+    {
+        "mode": told({"enum": ["auto", "required"]}, "required: the model calls at least one of them"),
+        "tools": told(_list(_NAMED), "the model is told of these alone"),
+    },
+    ["mode", "tools"],
+)
+_SOME = _one_of_type(
+    "allowed_tools",
+    "function: this one is called; allowed_tools: some of them may be",
+    allowed_tools=told(_ALLOWED, "which tools, and whether one must be called"),
+)
+TOOL_CHOICE: Schema = {"anyOf": [{"enum": list(MODES)}, _SOME, _NAMED]}
 
 _JSON_SCHEMA = object_of(
     {
@@ -140,18 +169,19 @@ _JSON_SCHEMA = object_of(
     ["name", "schema"],
 )
 JSON_SCHEMA_FIELDS = tuple(_JSON_SCHEMA["properties"])
+_FORMAT = "text: free text; json_object: any JSON object; the others: what the field of that name says"
 RESPONSE_FORMAT: Schema = {
     "anyOf": [
-        _one_of_type("text"),
-        _one_of_type("json_object"),
-        _one_of_type("json_schema", json_schema=_JSON_SCHEMA),
-        _one_of_type("regex", regex=told(SOME_TEXT, "the whole text matches")),
-        _one_of_type("grammar", grammar=told(SOME_TEXT, "GBNF, its rule `root` being the whole text")),
+        _one_of_type("text", _FORMAT),
+        _one_of_type("json_object", _FORMAT),
+        _one_of_type("json_schema", _FORMAT, json_schema=told(_JSON_SCHEMA, "what the JSON text must follow")),
+        _one_of_type("regex", _FORMAT, regex=told(SOME_TEXT, "the whole text matches")),
+        _one_of_type("grammar", _FORMAT, grammar=told(SOME_TEXT, "GBNF, its rule `root` being the whole text")),
         {
             "type": "object",
             "required": ["type"],
             "properties": {
-                "type": {"const": "structural_tag"},
+                "type": {"const": "structural_tag", "description": _FORMAT},
                 "format": told(OBJECT, "text with constrained parts, as xgrammar describes it"),
             },
         },
@@ -170,7 +200,9 @@ STRUCTURED_UNSUPPORTED = (
     "backend", "disable_additional_properties", "disable_any_whitespace", "disable_fallback", "whitespace_pattern",
 )  # fmt: skip
 STRUCTURED_FIELDS = tuple(_STRUCTURED)
-_NO_STRUCTURED = dict.fromkeys(_STRUCTURED, NULL) | dict.fromkeys(STRUCTURED_UNSUPPORTED, _REFUSED)
+_NO_STRUCTURED = dict.fromkeys(_STRUCTURED, told(NULL, "beside another")) | dict.fromkeys(
+    STRUCTURED_UNSUPPORTED, _REFUSED
+)
 STRUCTURED_OUTPUTS: Schema = {
     "anyOf": [object_of(_NO_STRUCTURED | {name: schema}, [name]) for name, schema in _STRUCTURED.items()]
 }

@@ -61,9 +61,13 @@ class _FinishReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._E
     FINISH_REASON_LENGTH: _FinishReason.ValueType  # 2
     """max_tokens, or the context is full"""
     FINISH_REASON_CANCELLED: _FinishReason.ValueType  # 3
+    """ended from elsewhere; this and the next three go before an error"""
     FINISH_REASON_DEADLINE: _FinishReason.ValueType  # 4
+    """its time was over"""
     FINISH_REASON_REPLICA_LOST: _FinishReason.ValueType  # 5
+    """the replica went away, and no other took over"""
     FINISH_REASON_ERROR: _FinishReason.ValueType  # 6
+    """the engine failed on it"""
     FINISH_REASON_TOOL_CALLS: _FinishReason.ValueType  # 7
     """the model called tools"""
 
@@ -76,9 +80,13 @@ FINISH_REASON_STOP: FinishReason.ValueType  # 1
 FINISH_REASON_LENGTH: FinishReason.ValueType  # 2
 """max_tokens, or the context is full"""
 FINISH_REASON_CANCELLED: FinishReason.ValueType  # 3
+"""ended from elsewhere; this and the next three go before an error"""
 FINISH_REASON_DEADLINE: FinishReason.ValueType  # 4
+"""its time was over"""
 FINISH_REASON_REPLICA_LOST: FinishReason.ValueType  # 5
+"""the replica went away, and no other took over"""
 FINISH_REASON_ERROR: FinishReason.ValueType  # 6
+"""the engine failed on it"""
 FINISH_REASON_TOOL_CALLS: FinishReason.ValueType  # 7
 """the model called tools"""
 Global___FinishReason: typing_extensions.TypeAlias = FinishReason
@@ -150,35 +158,35 @@ class SamplingParams(google.protobuf.message.Message):
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: builtins.int
     GRAMMAR_FIELD_NUMBER: builtins.int
     temperature: builtins.float
-    """1; 0 is greedy"""
+    """0 is greedy; default: 1"""
     top_k: builtins.int
-    """0 and -1 keep all"""
+    """the k most likely tokens; 0 or -1: all; default: 0"""
     top_p: builtins.float
-    """1"""
+    """smallest set of tokens with this probability; default: 1"""
     min_p: builtins.float
-    """0"""
+    """no token below this fraction of the best one's probability; default: 0"""
     presence_penalty: builtins.float
-    """0"""
+    """subtracted once from any token of the output so far; default: 0"""
     frequency_penalty: builtins.float
-    """0"""
+    """subtracted for each time a token occurs in the output; default: 0"""
     repetition_penalty: builtins.float
-    """1"""
+    """divides tokens of prompt and output; default: 1"""
     seed: builtins.int
-    """drawn at the door when absent; the same seed repeats the text"""
+    """the same seed repeats the text; default: a fresh one"""
     n: builtins.int
-    """1"""
+    """choices; default: 1"""
     logprobs: builtins.int
-    """alternatives beside each output token's own log-probability"""
+    """alternatives beside each output token's own log-probability; default: none"""
     prompt_logprobs: builtins.int
-    """likewise for the prompt"""
+    """likewise for the prompt; default: none"""
     min_tokens: builtins.int
-    """0"""
+    """no end and no stop before this many; default: 0"""
     max_tokens: builtins.int
-    """until the context is full"""
+    """tokens of the output; default: until the context is full"""
     ignore_eos: builtins.bool
-    """false"""
+    """true: go on behind the end of sequence; default: false"""
     skip_special_tokens: builtins.bool
-    """true: the text, and where `stop` is looked for, is without them"""
+    """The text, and where `stop` is looked for, is without them; default: true"""
     @property
     def logit_bias(self) -> google.protobuf.internal.containers.ScalarMap[builtins.int, builtins.float]:
         """token id -> added to its logit"""
@@ -188,9 +196,13 @@ class SamplingParams(google.protobuf.message.Message):
         """end a choice and are not part of its text"""
 
     @property
-    def stop_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    def stop_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """ids that end a choice"""
+
     @property
-    def grammar(self) -> Global___Grammar: ...
+    def grammar(self) -> Global___Grammar:
+        """what the text must look like"""
+
     def __init__(
         self,
         *,
@@ -255,7 +267,9 @@ class Choices(google.protobuf.message.Message):
 
     TEXTS_FIELD_NUMBER: builtins.int
     @property
-    def texts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def texts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """from 1 to 1024 of them"""
+
     def __init__(
         self,
         *,
@@ -313,7 +327,9 @@ class TokenIds(google.protobuf.message.Message):
 
     IDS_FIELD_NUMBER: builtins.int
     @property
-    def ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    def ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """from 0 to below the vocabulary's size"""
+
     def __init__(
         self,
         *,
@@ -338,16 +354,21 @@ class CompleteRequest(google.protobuf.message.Message):
     model: builtins.str
     """empty: the model served"""
     text: builtins.str
+    """text of a special token is that token"""
     request_id: builtins.str
     """the client's own; echoed and logged, nothing else"""
     timeout_s: builtins.float
-    """an end also set by the call's own deadline, whichever is sooner"""
+    """seconds; the call's own deadline counts where it is sooner; default: none"""
     priority: builtins.int
     """higher runs first"""
     @property
-    def token_ids(self) -> Global___TokenIds: ...
+    def token_ids(self) -> Global___TokenIds:
+        """or its ids"""
+
     @property
-    def sampling(self) -> Global___SamplingParams: ...
+    def sampling(self) -> Global___SamplingParams:
+        """how tokens are chosen"""
+
     @property
     def output_ids(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___TokenIds]:
         """Resume: for each choice, the ids received so far; then `sampling.seed` is the seed of the first message."""
@@ -469,7 +490,7 @@ class Function(google.protobuf.message.Message):
     name: builtins.str
     """one of its own, of up to 64 letters, digits, underscores and dashes"""
     description: builtins.str
-    """what the model is told that it does"""
+    """what the model is told that it does; default: nothing"""
     parameters: builtins.str
     """a JSON schema of the arguments, as JSON text; default: there are none"""
     strict: builtins.bool
@@ -604,7 +625,9 @@ class TemplateArgument(google.protobuf.message.Message):
     FLAG_FIELD_NUMBER: builtins.int
     TEXT_FIELD_NUMBER: builtins.int
     flag: builtins.bool
+    """such as enable_thinking"""
     text: builtins.str
+    """of 256 characters at most"""
     def __init__(
         self,
         *,
@@ -652,19 +675,29 @@ class ChatRequest(google.protobuf.message.Message):
     PARALLEL_TOOL_CALLS_FIELD_NUMBER: builtins.int
     REASONING_EFFORT_FIELD_NUMBER: builtins.int
     model: builtins.str
+    """empty: the model served"""
     request_id: builtins.str
+    """the client's own; echoed and logged, nothing else"""
     timeout_s: builtins.float
+    """seconds; the call's own deadline counts where it is sooner; default: none"""
     priority: builtins.int
+    """higher runs first"""
     parallel_tool_calls: builtins.bool
-    """default: true; false: one call at most"""
+    """false: one call at most; default: true"""
     reasoning_effort: builtins.str
-    """as the model's template knows it, or none and medium"""
+    """one that the template knows, or none and medium; default: the template's"""
     @property
-    def messages(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ChatMessage]: ...
+    def messages(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
+        """the conversation"""
+
     @property
-    def sampling(self) -> Global___SamplingParams: ...
+    def sampling(self) -> Global___SamplingParams:
+        """how tokens are chosen"""
+
     @property
-    def output_ids(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___TokenIds]: ...
+    def output_ids(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___TokenIds]:
+        """resume, as of a CompleteRequest: in the middle of a call too"""
+
     @property
     def template_arguments(self) -> google.protobuf.internal.containers.MessageMap[builtins.str, Global___TemplateArgument]:
         """only those that the model's template names"""
@@ -675,7 +708,7 @@ class ChatRequest(google.protobuf.message.Message):
 
     @property
     def tool_choice(self) -> Global___ToolChoice:
-        """default: auto where there are tools"""
+        """whether and which tools it calls; default: auto where there are tools"""
 
     def __init__(
         self,
@@ -713,10 +746,13 @@ class Alternative(google.protobuf.message.Message):
     TOKEN_FIELD_NUMBER: builtins.int
     TOKEN_BYTES_FIELD_NUMBER: builtins.int
     token_id: builtins.int
+    """which token"""
     logprob: builtins.float
+    """natural logarithm"""
     token: builtins.str
-    """U+FFFD where the bytes are not whole characters"""
+    """as text; U+FFFD where the bytes are not whole characters"""
     token_bytes: builtins.bytes
+    """its bytes, which joined with others' are UTF-8"""
     def __init__(
         self,
         *,
@@ -739,10 +775,13 @@ class TokenLogprob(google.protobuf.message.Message):
     TOKEN_BYTES_FIELD_NUMBER: builtins.int
     TOP_FIELD_NUMBER: builtins.int
     token_id: builtins.int
+    """the token that was chosen, or stands in the prompt"""
     logprob: builtins.float
     """natural logarithm"""
     token: builtins.str
+    """as text; U+FFFD where the bytes are not whole characters"""
     token_bytes: builtins.bytes
+    """its bytes, which joined with others' are UTF-8"""
     @property
     def top(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Alternative]:
         """best first"""
@@ -788,7 +827,9 @@ class Usage(google.protobuf.message.Message):
     CACHED_TOKENS_FIELD_NUMBER: builtins.int
     REASONING_TOKENS_FIELD_NUMBER: builtins.int
     prompt_tokens: builtins.int
+    """of the prompt, with what the template adds"""
     completion_tokens: builtins.int
+    """of all choices, without given output_ids"""
     cached_tokens: builtins.int
     """prompt tokens that were not computed again"""
     reasoning_tokens: builtins.int
@@ -819,16 +860,25 @@ class Choice(google.protobuf.message.Message):
     REASONING_CONTENT_FIELD_NUMBER: builtins.int
     TOOL_CALLS_FIELD_NUMBER: builtins.int
     index: builtins.int
+    """from 0 to below n"""
     text: builtins.str
+    """without stop strings"""
     finish_reason: Global___FinishReason.ValueType
+    """why it ended, once it has"""
     stop_string: builtins.str
+    """which ended it, if one did"""
     stop_token_id: builtins.int
+    """likewise"""
     reasoning_content: builtins.str
     """of a chat: what the model thought before it answered; text is without it"""
     @property
-    def token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    def token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """those of a stop string and of the end included"""
+
     @property
-    def logprobs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]: ...
+    def logprobs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]:
+        """one for each token id, if asked for"""
+
     @property
     def tool_calls(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ToolCall]:
         """of a chat with tools; text is without them"""
@@ -866,9 +916,11 @@ class Started(google.protobuf.message.Message):
     client_request_id: builtins.str
     """the client's, echoed"""
     model: builtins.str
+    """the name that is served"""
     seed: builtins.int
     """with `output_ids` all that a resume needs"""
     prompt_tokens: builtins.int
+    """of the prompt, with what the template adds"""
     def __init__(
         self,
         *,
@@ -891,13 +943,21 @@ class Completion(google.protobuf.message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: builtins.int
     USAGE_FIELD_NUMBER: builtins.int
     @property
-    def started(self) -> Global___Started: ...
+    def started(self) -> Global___Started:
+        """what is known when it begins"""
+
     @property
-    def choices(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Choice]: ...
+    def choices(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Choice]:
+        """n of them, by their index"""
+
     @property
-    def prompt_logprobs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___PromptLogprob]: ...
+    def prompt_logprobs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___PromptLogprob]:
+        """one for each token of the prompt, if asked for"""
+
     @property
-    def usage(self) -> Global___Usage: ...
+    def usage(self) -> Global___Usage:
+        """tokens that were read and made"""
+
     def __init__(
         self,
         *,
@@ -926,9 +986,13 @@ class CompletionChunk(google.protobuf.message.Message):
         """in the first message only"""
 
     @property
-    def choices(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Choice]: ...
+    def choices(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Choice]:
+        """those that have something new"""
+
     @property
-    def prompt_logprobs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___PromptLogprob]: ...
+    def prompt_logprobs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___PromptLogprob]:
+        """in one message, if asked for"""
+
     @property
     def usage(self) -> Global___Usage:
         """in the last message only"""
@@ -953,8 +1017,11 @@ class EmbeddingInput(google.protobuf.message.Message):
     TEXT_FIELD_NUMBER: builtins.int
     TOKEN_IDS_FIELD_NUMBER: builtins.int
     text: builtins.str
+    """text of a special token is that token"""
     @property
-    def token_ids(self) -> Global___TokenIds: ...
+    def token_ids(self) -> Global___TokenIds:
+        """or its ids"""
+
     def __init__(
         self,
         *,
@@ -981,16 +1048,19 @@ class EmbeddingsRequest(google.protobuf.message.Message):
     model: builtins.str
     """empty: the model served"""
     pooling: Global___Pooling.ValueType
+    """which hidden states make the vector"""
     normalize: builtins.bool
-    """true: vectors of unit length"""
+    """true: vectors of unit length; default: true"""
     request_id: builtins.str
     """the client's own; logged, nothing else"""
     timeout_s: builtins.float
-    """an end also set by the call's own deadline, whichever is sooner"""
+    """seconds; the call's own deadline counts where it is sooner; default: none"""
     priority: builtins.int
     """higher runs first"""
     @property
-    def inputs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___EmbeddingInput]: ...
+    def inputs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___EmbeddingInput]:
+        """from 1 to 128 of them"""
+
     def __init__(
         self,
         *,
@@ -1037,12 +1107,15 @@ class EmbeddingsResponse(google.protobuf.message.Message):
     EMBEDDINGS_FIELD_NUMBER: builtins.int
     USAGE_FIELD_NUMBER: builtins.int
     model: builtins.str
+    """the name that is served"""
     @property
     def embeddings(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Embedding]:
         """in the order of the inputs"""
 
     @property
-    def usage(self) -> Global___Usage: ...
+    def usage(self) -> Global___Usage:
+        """tokens that were read"""
+
     def __init__(
         self,
         *,
@@ -1081,11 +1154,17 @@ class ChatMessages(google.protobuf.message.Message):
     TOOLS_FIELD_NUMBER: builtins.int
     TEMPLATE_ARGUMENTS_FIELD_NUMBER: builtins.int
     @property
-    def messages(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ChatMessage]: ...
+    def messages(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
+        """the conversation"""
+
     @property
-    def tools(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Tool]: ...
+    def tools(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Tool]:
+        """functions that the model may call"""
+
     @property
-    def template_arguments(self) -> google.protobuf.internal.containers.MessageMap[builtins.str, Global___TemplateArgument]: ...
+    def template_arguments(self) -> google.protobuf.internal.containers.MessageMap[builtins.str, Global___TemplateArgument]:
+        """only those that the model's template names"""
+
     def __init__(
         self,
         *,
@@ -1106,11 +1185,15 @@ class TokenizeRequest(google.protobuf.message.Message):
     CHAT_FIELD_NUMBER: builtins.int
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: builtins.int
     model: builtins.str
+    """empty: the model served"""
     text: builtins.str
+    """text of a special token is that token"""
     add_special_tokens: builtins.bool
-    """true; of text only"""
+    """of text only; default: true"""
     @property
-    def chat(self) -> Global___ChatMessages: ...
+    def chat(self) -> Global___ChatMessages:
+        """as the prompt of a chat, up to where the answer begins"""
+
     def __init__(
         self,
         *,
@@ -1135,8 +1218,11 @@ class TokenizeResponse(google.protobuf.message.Message):
     TOKEN_IDS_FIELD_NUMBER: builtins.int
     MAX_MODEL_LEN_FIELD_NUMBER: builtins.int
     max_model_len: builtins.int
+    """tokens of prompt and output together"""
     @property
-    def token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    def token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """the ids"""
+
     def __init__(
         self,
         *,
@@ -1155,10 +1241,13 @@ class DetokenizeRequest(google.protobuf.message.Message):
     TOKEN_IDS_FIELD_NUMBER: builtins.int
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: builtins.int
     model: builtins.str
+    """empty: the model served"""
     skip_special_tokens: builtins.bool
-    """false"""
+    """true: leave them out of the text; default: false"""
     @property
-    def token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    def token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """at least one"""
+
     def __init__(
         self,
         *,
@@ -1178,6 +1267,7 @@ class DetokenizeResponse(google.protobuf.message.Message):
 
     TEXT_FIELD_NUMBER: builtins.int
     text: builtins.str
+    """U+FFFD where the bytes are not whole characters"""
     def __init__(
         self,
         *,
@@ -1199,13 +1289,21 @@ class Model(google.protobuf.message.Message):
     DTYPE_FIELD_NUMBER: builtins.int
     QUANTIZATION_FIELD_NUMBER: builtins.int
     name: builtins.str
+    """the name that is served"""
     family: builtins.str
+    """of its architecture, such as qwen2"""
     vocab_size: builtins.int
+    """token ids are below it"""
     max_model_len: builtins.int
+    """tokens of prompt and output together"""
     dtype: builtins.str
+    """in which it is computed"""
     quantization: builtins.str
+    """how its weights are stored"""
     @property
-    def eos_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    def eos_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """ids that end a choice, unless ignore_eos"""
+
     def __init__(
         self,
         *,
@@ -1237,7 +1335,9 @@ class ListModelsResponse(google.protobuf.message.Message):
 
     MODELS_FIELD_NUMBER: builtins.int
     @property
-    def models(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Model]: ...
+    def models(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Model]:
+        """the one model that is served"""
+
     def __init__(
         self,
         *,
@@ -1253,6 +1353,7 @@ class GetModelRequest(google.protobuf.message.Message):
 
     MODEL_FIELD_NUMBER: builtins.int
     model: builtins.str
+    """empty: the model served"""
     def __init__(
         self,
         *,

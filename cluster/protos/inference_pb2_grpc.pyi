@@ -253,22 +253,31 @@ class InferenceStub(typing.Generic[_InferenceCompleteType, _InferenceCompleteStr
     ], channel: grpc.aio.Channel) -> None: ...
 
     Complete: _InferenceCompleteType
+    """Continues a text, or token ids; the whole answer at once."""
 
     CompleteStream: _InferenceCompleteStreamType
+    """The same while it is made: first `started`, last `usage`. Closing the stream ends the work."""
 
     Chat: _InferenceChatType
+    """Answers a conversation; the whole answer at once."""
 
     ChatStream: _InferenceChatStreamType
+    """The same while it is made."""
 
     Embeddings: _InferenceEmbeddingsType
+    """A vector for each input."""
 
     Tokenize: _InferenceTokenizeType
+    """Token ids of a text, or of a conversation in the model's template."""
 
     Detokenize: _InferenceDetokenizeType
+    """The text of token ids."""
 
     ListModels: _InferenceListModelsType
+    """The one model that is served."""
 
     GetModel: _InferenceGetModelType
+    """The same by its name; NOT_FOUND for any other."""
 
 InferenceAsyncStub: typing_extensions.TypeAlias = InferenceStub[
     grpc.aio.UnaryUnaryMultiCallable[
@@ -315,62 +324,71 @@ class InferenceServicer(metaclass=abc.ABCMeta):
         self,
         request: motley.cluster.protos.inference_pb2.CompleteRequest,
         context: _ServicerContext,
-    ) -> typing.Union[motley.cluster.protos.inference_pb2.Completion, collections.abc.Awaitable[motley.cluster.protos.inference_pb2.Completion]]: ...
+    ) -> typing.Union[motley.cluster.protos.inference_pb2.Completion, collections.abc.Awaitable[motley.cluster.protos.inference_pb2.Completion]]:
+        """Continues a text, or token ids; the whole answer at once."""
 
     @abc.abstractmethod
     def CompleteStream(
         self,
         request: motley.cluster.protos.inference_pb2.CompleteRequest,
         context: _ServicerContext,
-    ) -> typing.Union[collections.abc.Iterator[motley.cluster.protos.inference_pb2.CompletionChunk], collections.abc.AsyncIterator[motley.cluster.protos.inference_pb2.CompletionChunk]]: ...
+    ) -> typing.Union[collections.abc.Iterator[motley.cluster.protos.inference_pb2.CompletionChunk], collections.abc.AsyncIterator[motley.cluster.protos.inference_pb2.CompletionChunk]]:
+        """The same while it is made: first `started`, last `usage`. Closing the stream ends the work."""
 
     @abc.abstractmethod
     def Chat(
         self,
         request: motley.cluster.protos.inference_pb2.ChatRequest,
         context: _ServicerContext,
-    ) -> typing.Union[motley.cluster.protos.inference_pb2.Completion, collections.abc.Awaitable[motley.cluster.protos.inference_pb2.Completion]]: ...
+    ) -> typing.Union[motley.cluster.protos.inference_pb2.Completion, collections.abc.Awaitable[motley.cluster.protos.inference_pb2.Completion]]:
+        """Answers a conversation; the whole answer at once."""
 
     @abc.abstractmethod
     def ChatStream(
         self,
         request: motley.cluster.protos.inference_pb2.ChatRequest,
         context: _ServicerContext,
-    ) -> typing.Union[collections.abc.Iterator[motley.cluster.protos.inference_pb2.CompletionChunk], collections.abc.AsyncIterator[motley.cluster.protos.inference_pb2.CompletionChunk]]: ...
+    ) -> typing.Union[collections.abc.Iterator[motley.cluster.protos.inference_pb2.CompletionChunk], collections.abc.AsyncIterator[motley.cluster.protos.inference_pb2.CompletionChunk]]:
+        """The same while it is made."""
 
     @abc.abstractmethod
     def Embeddings(
         self,
         request: motley.cluster.protos.inference_pb2.EmbeddingsRequest,
         context: _ServicerContext,
-    ) -> typing.Union[motley.cluster.protos.inference_pb2.EmbeddingsResponse, collections.abc.Awaitable[motley.cluster.protos.inference_pb2.EmbeddingsResponse]]: ...
+    ) -> typing.Union[motley.cluster.protos.inference_pb2.EmbeddingsResponse, collections.abc.Awaitable[motley.cluster.protos.inference_pb2.EmbeddingsResponse]]:
+        """A vector for each input."""
 
     @abc.abstractmethod
     def Tokenize(
         self,
         request: motley.cluster.protos.inference_pb2.TokenizeRequest,
         context: _ServicerContext,
-    ) -> typing.Union[motley.cluster.protos.inference_pb2.TokenizeResponse, collections.abc.Awaitable[motley.cluster.protos.inference_pb2.TokenizeResponse]]: ...
+    ) -> typing.Union[motley.cluster.protos.inference_pb2.TokenizeResponse, collections.abc.Awaitable[motley.cluster.protos.inference_pb2.TokenizeResponse]]:
+        """Token ids of a text, or of a conversation in the model's template."""
 
     @abc.abstractmethod
     def Detokenize(
         self,
         request: motley.cluster.protos.inference_pb2.DetokenizeRequest,
         context: _ServicerContext,
-    ) -> typing.Union[motley.cluster.protos.inference_pb2.DetokenizeResponse, collections.abc.Awaitable[motley.cluster.protos.inference_pb2.DetokenizeResponse]]: ...
+    ) -> typing.Union[motley.cluster.protos.inference_pb2.DetokenizeResponse, collections.abc.Awaitable[motley.cluster.protos.inference_pb2.DetokenizeResponse]]:
+        """The text of token ids."""
 
     @abc.abstractmethod
     def ListModels(
         self,
         request: motley.cluster.protos.inference_pb2.ListModelsRequest,
         context: _ServicerContext,
-    ) -> typing.Union[motley.cluster.protos.inference_pb2.ListModelsResponse, collections.abc.Awaitable[motley.cluster.protos.inference_pb2.ListModelsResponse]]: ...
+    ) -> typing.Union[motley.cluster.protos.inference_pb2.ListModelsResponse, collections.abc.Awaitable[motley.cluster.protos.inference_pb2.ListModelsResponse]]:
+        """The one model that is served."""
 
     @abc.abstractmethod
     def GetModel(
         self,
         request: motley.cluster.protos.inference_pb2.GetModelRequest,
         context: _ServicerContext,
-    ) -> typing.Union[motley.cluster.protos.inference_pb2.Model, collections.abc.Awaitable[motley.cluster.protos.inference_pb2.Model]]: ...
+    ) -> typing.Union[motley.cluster.protos.inference_pb2.Model, collections.abc.Awaitable[motley.cluster.protos.inference_pb2.Model]]:
+        """The same by its name; NOT_FOUND for any other."""
 
 def add_InferenceServicer_to_server(servicer: InferenceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -66,7 +66,8 @@ class _DataTypeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumT
     TYPE_STRING: _DataType.ValueType  # 13
     TYPE_BF16: _DataType.ValueType  # 14
 
-class DataType(_DataType, metaclass=_DataTypeEnumTypeWrapper): ...
+class DataType(_DataType, metaclass=_DataTypeEnumTypeWrapper):
+    """Triton's names of element types."""
 
 TYPE_INVALID: DataType.ValueType  # 0
 TYPE_BOOL: DataType.ValueType  # 1
@@ -101,6 +102,7 @@ class ServerLiveResponse(google.protobuf.message.Message):
 
     LIVE_FIELD_NUMBER: builtins.int
     live: builtins.bool
+    """true: what does not live answers nothing"""
     def __init__(
         self,
         *,
@@ -126,6 +128,7 @@ class ServerReadyResponse(google.protobuf.message.Message):
 
     READY_FIELD_NUMBER: builtins.int
     ready: builtins.bool
+    """whether it takes requests"""
     def __init__(
         self,
         *,
@@ -142,6 +145,7 @@ class ModelReadyRequest(google.protobuf.message.Message):
     NAME_FIELD_NUMBER: builtins.int
     VERSION_FIELD_NUMBER: builtins.int
     name: builtins.str
+    """empty: the model served"""
     version: builtins.str
     """empty or "1" """
     def __init__(
@@ -160,6 +164,7 @@ class ModelReadyResponse(google.protobuf.message.Message):
 
     READY_FIELD_NUMBER: builtins.int
     ready: builtins.bool
+    """whether it is served here and takes requests"""
     def __init__(
         self,
         *,
@@ -191,7 +196,9 @@ class ServerMetadataResponse(google.protobuf.message.Message):
     version: builtins.str
     """Motley's"""
     @property
-    def extensions(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def extensions(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Triton's names of what is spoken beside the protocol itself"""
+
     def __init__(
         self,
         *,
@@ -210,7 +217,9 @@ class ModelMetadataRequest(google.protobuf.message.Message):
     NAME_FIELD_NUMBER: builtins.int
     VERSION_FIELD_NUMBER: builtins.int
     name: builtins.str
+    """empty: the model served"""
     version: builtins.str
+    """empty or "1" """
     def __init__(
         self,
         *,
@@ -233,7 +242,9 @@ class ModelMetadataResponse(google.protobuf.message.Message):
         DATATYPE_FIELD_NUMBER: builtins.int
         SHAPE_FIELD_NUMBER: builtins.int
         name: builtins.str
+        """as the list above has it"""
         datatype: builtins.str
+        """KServe's name of its elements' type"""
         @property
         def shape(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
             """-1: any length"""
@@ -253,13 +264,21 @@ class ModelMetadataResponse(google.protobuf.message.Message):
     INPUTS_FIELD_NUMBER: builtins.int
     OUTPUTS_FIELD_NUMBER: builtins.int
     name: builtins.str
+    """the name that is served"""
     platform: builtins.str
+    """"motley" """
     @property
-    def versions(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def versions(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """"1" """
+
     @property
-    def inputs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ModelMetadataResponse.TensorMetadata]: ...
+    def inputs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ModelMetadataResponse.TensorMetadata]:
+        """what it takes"""
+
     @property
-    def outputs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ModelMetadataResponse.TensorMetadata]: ...
+    def outputs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ModelMetadataResponse.TensorMetadata]:
+        """what it can give"""
+
     def __init__(
         self,
         *,
@@ -285,10 +304,15 @@ class InferParameter(google.protobuf.message.Message):
     DOUBLE_PARAM_FIELD_NUMBER: builtins.int
     UINT64_PARAM_FIELD_NUMBER: builtins.int
     bool_param: builtins.bool
+    """true or false"""
     int64_param: builtins.int
+    """a whole number"""
     string_param: builtins.str
+    """text"""
     double_param: builtins.float
+    """any number"""
     uint64_param: builtins.int
+    """a whole number, such as a seed"""
     def __init__(
         self,
         *,
@@ -319,21 +343,37 @@ class InferTensorContents(google.protobuf.message.Message):
     FP64_CONTENTS_FIELD_NUMBER: builtins.int
     BYTES_CONTENTS_FIELD_NUMBER: builtins.int
     @property
-    def bool_contents(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bool]: ...
+    def bool_contents(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bool]:
+        """of BOOL"""
+
     @property
-    def int_contents(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    def int_contents(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """of INT32"""
+
     @property
-    def int64_contents(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    def int64_contents(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """of INT64"""
+
     @property
-    def uint_contents(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    def uint_contents(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """of UINT32, which no tensor here is"""
+
     @property
-    def uint64_contents(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    def uint64_contents(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """of UINT64, which no tensor here is"""
+
     @property
-    def fp32_contents(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]: ...
+    def fp32_contents(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]:
+        """of FP32"""
+
     @property
-    def fp64_contents(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]: ...
+    def fp64_contents(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]:
+        """of FP64, which no tensor here is"""
+
     @property
-    def bytes_contents(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]: ...
+    def bytes_contents(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
+        """of BYTES"""
+
     def __init__(
         self,
         *,
@@ -382,7 +422,9 @@ class ModelInferRequest(google.protobuf.message.Message):
         PARAMETERS_FIELD_NUMBER: builtins.int
         CONTENTS_FIELD_NUMBER: builtins.int
         name: builtins.str
+        """one of the inputs above; each at most once"""
         datatype: builtins.str
+        """that of the list above"""
         @property
         def shape(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
             """a leading 1, a batch of one, is accepted"""
@@ -432,6 +474,7 @@ class ModelInferRequest(google.protobuf.message.Message):
         NAME_FIELD_NUMBER: builtins.int
         PARAMETERS_FIELD_NUMBER: builtins.int
         name: builtins.str
+        """one of the outputs above; each at most once"""
         @property
         def parameters(self) -> google.protobuf.internal.containers.MessageMap[builtins.str, Global___InferParameter]:
             """refused"""
@@ -487,9 +530,13 @@ class ModelInferRequest(google.protobuf.message.Message):
         """
 
     @property
-    def inputs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ModelInferRequest.InferInputTensor]: ...
+    def inputs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ModelInferRequest.InferInputTensor]:
+        """the prompt, and what else is a tensor"""
+
     @property
-    def outputs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ModelInferRequest.InferRequestedOutputTensor]: ...
+    def outputs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ModelInferRequest.InferRequestedOutputTensor]:
+        """which tensors to answer with; absent: see above"""
+
     @property
     def raw_input_contents(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
         """One for each input, in their order: little-endian elements; of BYTES each behind its length in 4 bytes.
@@ -543,13 +590,21 @@ class ModelInferResponse(google.protobuf.message.Message):
         PARAMETERS_FIELD_NUMBER: builtins.int
         CONTENTS_FIELD_NUMBER: builtins.int
         name: builtins.str
+        """as asked for"""
         datatype: builtins.str
+        """that of the list above"""
         @property
-        def shape(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+        def shape(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+            """its elements are flat in this shape"""
+
         @property
-        def parameters(self) -> google.protobuf.internal.containers.MessageMap[builtins.str, Global___InferParameter]: ...
+        def parameters(self) -> google.protobuf.internal.containers.MessageMap[builtins.str, Global___InferParameter]:
+            """none: they are for shared memory"""
+
         @property
-        def contents(self) -> Global___InferTensorContents: ...
+        def contents(self) -> Global___InferTensorContents:
+            """its elements, unless they are in raw_output_contents"""
+
         def __init__(
             self,
             *,
@@ -587,8 +642,11 @@ class ModelInferResponse(google.protobuf.message.Message):
     OUTPUTS_FIELD_NUMBER: builtins.int
     RAW_OUTPUT_CONTENTS_FIELD_NUMBER: builtins.int
     model_name: builtins.str
+    """the name that is served"""
     model_version: builtins.str
+    """"1" """
     id: builtins.str
+    """the request's"""
     @property
     def parameters(self) -> google.protobuf.internal.containers.MessageMap[builtins.str, Global___InferParameter]:
         """The last response to a request has prompt_tokens, completion_tokens, cached_tokens and seed; of
@@ -596,9 +654,13 @@ class ModelInferResponse(google.protobuf.message.Message):
         """
 
     @property
-    def outputs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ModelInferResponse.InferOutputTensor]: ...
+    def outputs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ModelInferResponse.InferOutputTensor]:
+        """the tensors, in the order asked for"""
+
     @property
-    def raw_output_contents(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]: ...
+    def raw_output_contents(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
+        """one for each output, where the request's inputs were raw"""
+
     def __init__(
         self,
         *,
@@ -622,7 +684,9 @@ class ModelStreamInferResponse(google.protobuf.message.Message):
     error_message: builtins.str
     """empty: no error. Then infer_response has the request's id"""
     @property
-    def infer_response(self) -> Global___ModelInferResponse: ...
+    def infer_response(self) -> Global___ModelInferResponse:
+        """what is new, or all of it; with an error only whose it is"""
+
     def __init__(
         self,
         *,
@@ -641,7 +705,9 @@ class ModelConfigRequest(google.protobuf.message.Message):
     NAME_FIELD_NUMBER: builtins.int
     VERSION_FIELD_NUMBER: builtins.int
     name: builtins.str
+    """empty: the model served"""
     version: builtins.str
+    """empty or "1" """
     def __init__(
         self,
         *,
@@ -658,7 +724,9 @@ class ModelConfigResponse(google.protobuf.message.Message):
 
     CONFIG_FIELD_NUMBER: builtins.int
     @property
-    def config(self) -> Global___ModelConfig: ...
+    def config(self) -> Global___ModelConfig:
+        """how the model is served"""
+
     def __init__(
         self,
         *,
@@ -678,10 +746,15 @@ class ModelInput(google.protobuf.message.Message):
     DIMS_FIELD_NUMBER: builtins.int
     OPTIONAL_FIELD_NUMBER: builtins.int
     name: builtins.str
+    """as the list above has it"""
     data_type: Global___DataType.ValueType
+    """of its elements"""
     optional: builtins.bool
+    """true: which of them a request needs, the list above says"""
     @property
-    def dims(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    def dims(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """-1: any length"""
+
     def __init__(
         self,
         *,
@@ -702,9 +775,13 @@ class ModelOutput(google.protobuf.message.Message):
     DATA_TYPE_FIELD_NUMBER: builtins.int
     DIMS_FIELD_NUMBER: builtins.int
     name: builtins.str
+    """as the list above has it"""
     data_type: Global___DataType.ValueType
+    """of its elements"""
     @property
-    def dims(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    def dims(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """-1: any length"""
+
     def __init__(
         self,
         *,
@@ -723,7 +800,9 @@ class ModelDynamicBatching(google.protobuf.message.Message):
     PRIORITY_LEVELS_FIELD_NUMBER: builtins.int
     DEFAULT_PRIORITY_LEVEL_FIELD_NUMBER: builtins.int
     priority_levels: builtins.int
+    """100"""
     default_priority_level: builtins.int
+    """50"""
     def __init__(
         self,
         *,
@@ -756,6 +835,7 @@ class ModelParameter(google.protobuf.message.Message):
 
     STRING_VALUE_FIELD_NUMBER: builtins.int
     string_value: builtins.str
+    """as text, whatever it is"""
     def __init__(
         self,
         *,
@@ -797,22 +877,33 @@ class ModelConfig(google.protobuf.message.Message):
     BACKEND_FIELD_NUMBER: builtins.int
     MODEL_TRANSACTION_POLICY_FIELD_NUMBER: builtins.int
     name: builtins.str
+    """the name that is served"""
     platform: builtins.str
+    """"motley" """
     max_batch_size: builtins.int
     """0: shapes have no batch dimension; requests are batched with others all the same"""
     backend: builtins.str
+    """"motley" """
     @property
-    def input(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ModelInput]: ...
+    def input(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ModelInput]:
+        """what it takes"""
+
     @property
-    def output(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ModelOutput]: ...
+    def output(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ModelOutput]:
+        """what it can give"""
+
     @property
-    def dynamic_batching(self) -> Global___ModelDynamicBatching: ...
+    def dynamic_batching(self) -> Global___ModelDynamicBatching:
+        """levels of the parameter `priority`"""
+
     @property
     def parameters(self) -> google.protobuf.internal.containers.MessageMap[builtins.str, Global___ModelParameter]:
         """max_model_len, vocab_size, eos_token_ids, dtype, quantization"""
 
     @property
-    def model_transaction_policy(self) -> Global___ModelTransactionPolicy: ...
+    def model_transaction_policy(self) -> Global___ModelTransactionPolicy:
+        """how many responses a request has"""
+
     def __init__(
         self,
         *,
@@ -864,7 +955,9 @@ class RepositoryIndexResponse(google.protobuf.message.Message):
         STATE_FIELD_NUMBER: builtins.int
         REASON_FIELD_NUMBER: builtins.int
         name: builtins.str
+        """the name that is served"""
         version: builtins.str
+        """"1" """
         state: builtins.str
         """"READY" or "UNAVAILABLE" """
         reason: builtins.str
@@ -881,7 +974,9 @@ class RepositoryIndexResponse(google.protobuf.message.Message):
 
     MODELS_FIELD_NUMBER: builtins.int
     @property
-    def models(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___RepositoryIndexResponse.ModelIndex]: ...
+    def models(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___RepositoryIndexResponse.ModelIndex]:
+        """the one model; none where only ready ones are wanted and it is not"""
+
     def __init__(
         self,
         *,

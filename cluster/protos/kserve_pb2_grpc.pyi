@@ -276,6 +276,7 @@ class GRPCInferenceServiceStub(typing.Generic[_GRPCInferenceServiceServerLiveTyp
     ], channel: grpc.aio.Channel) -> None: ...
 
     ServerLive: _GRPCInferenceServiceServerLiveType
+    """Whether the process answers."""
 
     ServerReady: _GRPCInferenceServiceServerReadyType
     """Whether a replica answers with a recent step of its engine."""
@@ -284,8 +285,10 @@ class GRPCInferenceServiceStub(typing.Generic[_GRPCInferenceServiceServerLiveTyp
     """The same for a model; false for one that is not served here."""
 
     ServerMetadata: _GRPCInferenceServiceServerMetadataType
+    """What server this is."""
 
     ModelMetadata: _GRPCInferenceServiceModelMetadataType
+    """A model's tensors."""
 
     ModelInfer: _GRPCInferenceServiceModelInferType
     """One answer. With `streaming` true it is refused: that needs ModelStreamInfer."""
@@ -296,8 +299,10 @@ class GRPCInferenceServiceStub(typing.Generic[_GRPCInferenceServiceServerLiveTyp
     """
 
     ModelConfig: _GRPCInferenceServiceModelConfigType
+    """The same in Triton's words, with how requests are scheduled."""
 
     RepositoryIndex: _GRPCInferenceServiceRepositoryIndexType
+    """The one model, and whether it is ready."""
 
 GRPCInferenceServiceAsyncStub: typing_extensions.TypeAlias = GRPCInferenceServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
@@ -344,7 +349,8 @@ class GRPCInferenceServiceServicer(metaclass=abc.ABCMeta):
         self,
         request: motley.cluster.protos.kserve_pb2.ServerLiveRequest,
         context: _ServicerContext,
-    ) -> typing.Union[motley.cluster.protos.kserve_pb2.ServerLiveResponse, collections.abc.Awaitable[motley.cluster.protos.kserve_pb2.ServerLiveResponse]]: ...
+    ) -> typing.Union[motley.cluster.protos.kserve_pb2.ServerLiveResponse, collections.abc.Awaitable[motley.cluster.protos.kserve_pb2.ServerLiveResponse]]:
+        """Whether the process answers."""
 
     @abc.abstractmethod
     def ServerReady(
@@ -367,14 +373,16 @@ class GRPCInferenceServiceServicer(metaclass=abc.ABCMeta):
         self,
         request: motley.cluster.protos.kserve_pb2.ServerMetadataRequest,
         context: _ServicerContext,
-    ) -> typing.Union[motley.cluster.protos.kserve_pb2.ServerMetadataResponse, collections.abc.Awaitable[motley.cluster.protos.kserve_pb2.ServerMetadataResponse]]: ...
+    ) -> typing.Union[motley.cluster.protos.kserve_pb2.ServerMetadataResponse, collections.abc.Awaitable[motley.cluster.protos.kserve_pb2.ServerMetadataResponse]]:
+        """What server this is."""
 
     @abc.abstractmethod
     def ModelMetadata(
         self,
         request: motley.cluster.protos.kserve_pb2.ModelMetadataRequest,
         context: _ServicerContext,
-    ) -> typing.Union[motley.cluster.protos.kserve_pb2.ModelMetadataResponse, collections.abc.Awaitable[motley.cluster.protos.kserve_pb2.ModelMetadataResponse]]: ...
+    ) -> typing.Union[motley.cluster.protos.kserve_pb2.ModelMetadataResponse, collections.abc.Awaitable[motley.cluster.protos.kserve_pb2.ModelMetadataResponse]]:
+        """A model's tensors."""
 
     @abc.abstractmethod
     def ModelInfer(
@@ -399,13 +407,15 @@ class GRPCInferenceServiceServicer(metaclass=abc.ABCMeta):
         self,
         request: motley.cluster.protos.kserve_pb2.ModelConfigRequest,
         context: _ServicerContext,
-    ) -> typing.Union[motley.cluster.protos.kserve_pb2.ModelConfigResponse, collections.abc.Awaitable[motley.cluster.protos.kserve_pb2.ModelConfigResponse]]: ...
+    ) -> typing.Union[motley.cluster.protos.kserve_pb2.ModelConfigResponse, collections.abc.Awaitable[motley.cluster.protos.kserve_pb2.ModelConfigResponse]]:
+        """The same in Triton's words, with how requests are scheduled."""
 
     @abc.abstractmethod
     def RepositoryIndex(
         self,
         request: motley.cluster.protos.kserve_pb2.RepositoryIndexRequest,
         context: _ServicerContext,
-    ) -> typing.Union[motley.cluster.protos.kserve_pb2.RepositoryIndexResponse, collections.abc.Awaitable[motley.cluster.protos.kserve_pb2.RepositoryIndexResponse]]: ...
+    ) -> typing.Union[motley.cluster.protos.kserve_pb2.RepositoryIndexResponse, collections.abc.Awaitable[motley.cluster.protos.kserve_pb2.RepositoryIndexResponse]]:
+        """The one model, and whether it is ready."""
 
 def add_GRPCInferenceServiceServicer_to_server(servicer: GRPCInferenceServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -33,7 +33,8 @@ class _KvCacheTierEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     KV_CACHE_TIER_DISK: _KvCacheTier.ValueType  # 3
     KV_CACHE_TIER_EXTERNAL: _KvCacheTier.ValueType  # 4
 
-class KvCacheTier(_KvCacheTier, metaclass=_KvCacheTierEnumTypeWrapper): ...
+class KvCacheTier(_KvCacheTier, metaclass=_KvCacheTierEnumTypeWrapper):
+    """Where a block is; here always on the device."""
 
 KV_CACHE_TIER_UNSPECIFIED: KvCacheTier.ValueType  # 0
 KV_CACHE_TIER_DEVICE: KvCacheTier.ValueType  # 1
@@ -53,7 +54,8 @@ class _ModalityEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumT
     AUDIO: _Modality.ValueType  # 2
     VIDEO: _Modality.ValueType  # 3
 
-class Modality(_Modality, metaclass=_ModalityEnumTypeWrapper): ...
+class Modality(_Modality, metaclass=_ModalityEnumTypeWrapper):
+    """Refused with the request that holds it."""
 
 MODALITY_UNSPECIFIED: Modality.ValueType  # 0
 IMAGE: Modality.ValueType  # 1
@@ -80,6 +82,7 @@ class GetTokenizerChunk(google.protobuf.message.Message):
     DATA_FIELD_NUMBER: builtins.int
     SHA256_FIELD_NUMBER: builtins.int
     data: builtins.bytes
+    """the next bytes of the archive"""
     sha256: builtins.str
     """of the whole archive, in hexadecimal; on the last chunk only"""
     def __init__(
@@ -128,9 +131,13 @@ class KvEventBatch(google.protobuf.message.Message):
     dp_rank: builtins.int
     """which replica, where there are several"""
     @property
-    def events(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___KvCacheEvent]: ...
+    def events(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___KvCacheEvent]:
+        """what was stored and removed since the last batch, in order"""
+
     @property
-    def load(self) -> Global___EngineLoad: ...
+    def load(self) -> Global___EngineLoad:
+        """of the replica that the events are of"""
+
     def __init__(
         self,
         *,
@@ -162,18 +169,23 @@ class EngineLoad(google.protobuf.message.Message):
     SAMPLE_FIELD_NUMBER: builtins.int
     LOAD_ONLY_FIELD_NUMBER: builtins.int
     running_requests: builtins.int
+    """sequences that are computed"""
     waiting_requests: builtins.int
+    """sequences that wait for room"""
     waiting_uncached_tokens: builtins.int
+    """of prompts, still to be computed"""
     token_usage: builtins.float
     """share of the KV blocks that are not free, 0 to 1"""
     gen_throughput: builtins.float
     """output tokens per second over the last 10 s"""
     max_running_requests: builtins.int
+    """sequences that can be computed at once"""
     age_ms: builtins.int
     """0: it is told as it is taken"""
     sample: builtins.int
     """counts the records of this stream"""
     load_only: builtins.bool
+    """there are no events"""
     def __init__(
         self,
         *,
@@ -202,12 +214,19 @@ class KvCacheEvent(google.protobuf.message.Message):
     REMOVED_FIELD_NUMBER: builtins.int
     CLEARED_FIELD_NUMBER: builtins.int
     event_id: builtins.int
+    """counts the events of this stream from 1"""
     @property
-    def stored(self) -> Global___KvBlocksStored: ...
+    def stored(self) -> Global___KvBlocksStored:
+        """blocks that can be reused from now on"""
+
     @property
-    def removed(self) -> Global___KvBlocksRemoved: ...
+    def removed(self) -> Global___KvBlocksRemoved:
+        """blocks that no longer can"""
+
     @property
-    def cleared(self) -> Global___KvCacheCleared: ...
+    def cleared(self) -> Global___KvCacheCleared:
+        """everything told before is void"""
+
     def __init__(
         self,
         *,
@@ -234,8 +253,11 @@ class KvBlocksStored(google.protobuf.message.Message):
     parent_block_hash: builtins.int
     """absent: the first block has no parent"""
     tier: Global___KvCacheTier.ValueType
+    """where they are: on the device"""
     @property
-    def blocks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___KvBlock]: ...
+    def blocks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___KvBlock]:
+        """of 16 tokens each"""
+
     def __init__(
         self,
         *,
@@ -262,8 +284,11 @@ class KvBlock(google.protobuf.message.Message):
     block_hash: builtins.int
     """the first 8 bytes of the block's hash, which is keyed by tenant"""
     block_size: builtins.int
+    """16"""
     @property
-    def token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    def token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """what is in it"""
+
     def __init__(
         self,
         *,
@@ -282,8 +307,11 @@ class KvBlocksRemoved(google.protobuf.message.Message):
     BLOCK_HASHES_FIELD_NUMBER: builtins.int
     TIER_FIELD_NUMBER: builtins.int
     tier: Global___KvCacheTier.ValueType
+    """where they were: on the device"""
     @property
-    def block_hashes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    def block_hashes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """as they were told when stored"""
+
     def __init__(
         self,
         *,
@@ -314,7 +342,9 @@ class FlushCacheRequest(google.protobuf.message.Message):
 
     TIMEOUT_S_FIELD_NUMBER: builtins.int
     timeout_s: builtins.float
-    """How long to wait for an idle engine. It need not be idle here, so nothing is waited for."""
+    """Within how many seconds every replica must have dropped them, for success; 0: as long as it takes. An engine need
+    not be idle for it.
+    """
     def __init__(
         self,
         *,
@@ -331,7 +361,9 @@ class FlushCacheResponse(google.protobuf.message.Message):
     SUCCESS_FIELD_NUMBER: builtins.int
     MESSAGE_FIELD_NUMBER: builtins.int
     success: builtins.bool
+    """every replica has dropped them"""
     message: builtins.str
+    """why not"""
     def __init__(
         self,
         *,
@@ -344,6 +376,8 @@ Global___FlushCacheResponse: typing_extensions.TypeAlias = FlushCacheResponse
 
 @typing.final
 class StartProfileRequest(google.protobuf.message.Message):
+    """Refused, whatever it says: there is no profiler."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     OUTPUT_DIR_FIELD_NUMBER: builtins.int
@@ -404,7 +438,9 @@ class ProfileResponse(google.protobuf.message.Message):
     SUCCESS_FIELD_NUMBER: builtins.int
     MESSAGE_FIELD_NUMBER: builtins.int
     success: builtins.bool
+    """never told: the calls are not implemented"""
     message: builtins.str
+    """never told: the calls are not implemented"""
     def __init__(
         self,
         *,
@@ -417,6 +453,8 @@ Global___ProfileResponse: typing_extensions.TypeAlias = ProfileResponse
 
 @typing.final
 class ShmHandle(google.protobuf.message.Message):
+    """Refused with the request that holds it."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NAME_FIELD_NUMBER: builtins.int
@@ -441,6 +479,8 @@ Global___ShmHandle: typing_extensions.TypeAlias = ShmHandle
 
 @typing.final
 class RemoteTensorHandle(google.protobuf.message.Message):
+    """Refused with the request that holds it."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     TRANSPORT_FIELD_NUMBER: builtins.int

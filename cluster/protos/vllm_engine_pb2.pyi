@@ -75,49 +75,71 @@ class SamplingParams(google.protobuf.message.Message):
     TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: builtins.int
     GRAMMAR_FROM_FIRST_TOKEN_FIELD_NUMBER: builtins.int
     temperature: builtins.float
-    """1; 0 is greedy"""
+    """0 is greedy; default: 1"""
     top_p: builtins.float
-    """0: 1"""
+    """smallest set of tokens with this probability; 0: 1"""
     top_k: builtins.int
-    """0 keeps all"""
+    """the k most likely tokens; 0: all"""
     min_p: builtins.float
+    """no token below this fraction of the best one's probability"""
     frequency_penalty: builtins.float
+    """subtracted for each time a token occurs in the output"""
     presence_penalty: builtins.float
+    """subtracted once from any token of the output so far"""
     repetition_penalty: builtins.float
-    """0: 1"""
+    """divides tokens of prompt and output; 0: 1"""
     max_tokens: builtins.int
-    """absent: until the context is full"""
+    """tokens of the output; default: until the context is full"""
     min_tokens: builtins.int
+    """no end and no stop before this many"""
     skip_special_tokens: builtins.bool
-    """The answers hold no text, so these two matter only for where `stop` is looked for."""
+    """The answers hold no text, so these two matter only for where `stop` is looked for.
+    true: `stop` is not looked for in special tokens
+    """
     spaces_between_special_tokens: builtins.bool
     """either value: no spaces are ever added"""
     ignore_eos: builtins.bool
+    """true: go on behind the end of sequence"""
     n: builtins.int
-    """0: 1"""
+    """choices; 0: 1"""
     json_schema: builtins.str
+    """the text follows this JSON schema"""
     regex: builtins.str
+    """the whole text matches"""
     grammar: builtins.str
     """EBNF, its rule `root` being the whole text"""
     structural_tag: builtins.str
+    """xgrammar's, as JSON text"""
     json_object: builtins.bool
+    """true: any JSON object; false: free text"""
     logprobs: builtins.int
+    """alternatives beside each output token's own log-probability; default: none"""
     prompt_logprobs: builtins.int
+    """likewise for the prompt; default: none"""
     seed: builtins.int
+    """the same seed repeats the output; default: a fresh one"""
     include_stop_str_in_output: builtins.bool
     """either value: output_ids always end with the token that completed it"""
     truncate_prompt_tokens: builtins.int
-    """refused"""
+    """refused; default: nothing is cut off"""
     grammar_from_first_token: builtins.bool
     """either value: a constraint always starts there"""
     @property
-    def stop(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def stop(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """strings that end a choice"""
+
     @property
-    def stop_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    def stop_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """ids that end a choice"""
+
     @property
-    def choice(self) -> Global___ChoiceConstraint: ...
+    def choice(self) -> Global___ChoiceConstraint:
+        """exactly one of these texts"""
+
     @property
-    def logit_bias(self) -> google.protobuf.internal.containers.ScalarMap[builtins.int, builtins.float]: ...
+    def logit_bias(self) -> google.protobuf.internal.containers.ScalarMap[builtins.int, builtins.float]:
+        """token id -> added to its logit"""
+
     def __init__(
         self,
         *,
@@ -175,7 +197,9 @@ class ChoiceConstraint(google.protobuf.message.Message):
 
     CHOICES_FIELD_NUMBER: builtins.int
     @property
-    def choices(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def choices(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """from 1 to 1024 of them"""
+
     def __init__(
         self,
         *,
@@ -192,9 +216,11 @@ class TokenizedInput(google.protobuf.message.Message):
     ORIGINAL_TEXT_FIELD_NUMBER: builtins.int
     INPUT_IDS_FIELD_NUMBER: builtins.int
     original_text: builtins.str
-    """ignored: input_ids are the prompt"""
+    """a label, which changes nothing: input_ids are the prompt, however they were made"""
     @property
-    def input_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    def input_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """the prompt"""
+
     def __init__(
         self,
         *,
@@ -207,6 +233,8 @@ Global___TokenizedInput: typing_extensions.TypeAlias = TokenizedInput
 
 @typing.final
 class TensorData(google.protobuf.message.Message):
+    """Refused with the request that holds it."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     SHAPE_FIELD_NUMBER: builtins.int
@@ -239,6 +267,8 @@ Global___TensorData: typing_extensions.TypeAlias = TensorData
 
 @typing.final
 class PlaceholderRange(google.protobuf.message.Message):
+    """Refused with the request that holds it."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     OFFSET_FIELD_NUMBER: builtins.int
@@ -257,6 +287,8 @@ Global___PlaceholderRange: typing_extensions.TypeAlias = PlaceholderRange
 
 @typing.final
 class MultimodalInputs(google.protobuf.message.Message):
+    """Refused with the request that holds it."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     @typing.final
@@ -345,6 +377,8 @@ Global___MultimodalInputs: typing_extensions.TypeAlias = MultimodalInputs
 
 @typing.final
 class MediaRef(google.protobuf.message.Message):
+    """Refused with the request that holds it."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     MODALITY_FIELD_NUMBER: builtins.int
@@ -363,6 +397,8 @@ Global___MediaRef: typing_extensions.TypeAlias = MediaRef
 
 @typing.final
 class MediaRefs(google.protobuf.message.Message):
+    """Refused with the request that holds it."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     ITEMS_FIELD_NUMBER: builtins.int
@@ -379,6 +415,8 @@ Global___MediaRefs: typing_extensions.TypeAlias = MediaRefs
 
 @typing.final
 class KvTransferParams(google.protobuf.message.Message):
+    """Refused with the request that holds it."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REMOTE_HOST_FIELD_NUMBER: builtins.int
@@ -413,15 +451,21 @@ class GenerateRequest(google.protobuf.message.Message):
     request_id: builtins.str
     """the client's own, for Abort and the log; several requests may have one"""
     text: builtins.str
+    """or as text, in which text of a special token is that token"""
     stream: builtins.bool
+    """true: chunks while tokens are made"""
     kv_transfer_params_json: builtins.str
-    """refused"""
+    """refused; default: none"""
     data_parallel_rank: builtins.int
-    """0, the only one, or absent"""
+    """0, the only one; default: 0"""
     @property
-    def tokenized(self) -> Global___TokenizedInput: ...
+    def tokenized(self) -> Global___TokenizedInput:
+        """the prompt as token ids"""
+
     @property
-    def sampling_params(self) -> Global___SamplingParams: ...
+    def sampling_params(self) -> Global___SamplingParams:
+        """how tokens are chosen"""
+
     @property
     def kv_transfer_params(self) -> Global___KvTransferParams:
         """refused"""
@@ -476,7 +520,9 @@ class OutputLogProbs(google.protobuf.message.Message):
         """natural logarithms"""
 
     @property
-    def token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    def token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """the tokens that were chosen"""
+
     @property
     def top_logprobs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___TopLogProbs]:
         """one for each token, if alternatives were asked for"""
@@ -500,11 +546,17 @@ class InputLogProbs(google.protobuf.message.Message):
     TOKEN_IDS_FIELD_NUMBER: builtins.int
     TOP_LOGPROBS_FIELD_NUMBER: builtins.int
     @property
-    def token_logprobs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___InputTokenLogProb]: ...
+    def token_logprobs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___InputTokenLogProb]:
+        """one for each token of the prompt"""
+
     @property
-    def token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    def token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """the prompt"""
+
     @property
-    def top_logprobs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___TopLogProbs]: ...
+    def top_logprobs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___TopLogProbs]:
+        """one for each token, if alternatives were asked for"""
+
     def __init__(
         self,
         *,
@@ -545,7 +597,9 @@ class TopLogProbs(google.protobuf.message.Message):
         """best first"""
 
     @property
-    def token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    def token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """the alternatives"""
+
     def __init__(
         self,
         *,
@@ -563,9 +617,13 @@ class GenerateResponse(google.protobuf.message.Message):
     CHUNK_FIELD_NUMBER: builtins.int
     COMPLETE_FIELD_NUMBER: builtins.int
     @property
-    def chunk(self) -> Global___GenerateStreamChunk: ...
+    def chunk(self) -> Global___GenerateStreamChunk:
+        """with `stream`: what is new of one choice"""
+
     @property
-    def complete(self) -> Global___GenerateComplete: ...
+    def complete(self) -> Global___GenerateComplete:
+        """the whole of one choice, at its end"""
+
     def __init__(
         self,
         *,
@@ -590,16 +648,21 @@ class GenerateStreamChunk(google.protobuf.message.Message):
     INPUT_LOGPROBS_FIELD_NUMBER: builtins.int
     INDEX_FIELD_NUMBER: builtins.int
     prompt_tokens: builtins.int
+    """of the prompt"""
     completion_tokens: builtins.int
     """how many are new"""
     cached_tokens: builtins.int
+    """those of the prompt that were not computed again"""
     index: builtins.int
+    """from 0 to below n"""
     @property
     def token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """what is new"""
 
     @property
-    def output_logprobs(self) -> Global___OutputLogProbs: ...
+    def output_logprobs(self) -> Global___OutputLogProbs:
+        """of what is new, if asked for"""
+
     @property
     def input_logprobs(self) -> Global___InputLogProbs:
         """in the first chunk of each choice"""
@@ -637,19 +700,29 @@ class GenerateComplete(google.protobuf.message.Message):
     finish_reason: builtins.str
     """"stop", "length" or "abort"; what else ends a stream is a status"""
     prompt_tokens: builtins.int
+    """of the prompt"""
     completion_tokens: builtins.int
+    """how many output_ids there are"""
     cached_tokens: builtins.int
+    """those of the prompt that were not computed again"""
     index: builtins.int
+    """from 0 to below n"""
     matched_token_id: builtins.int
+    """the stop id that ended it, if one did"""
     matched_stop_str: builtins.str
+    """the stop string, likewise"""
     @property
     def output_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """all of them"""
 
     @property
-    def output_logprobs(self) -> Global___OutputLogProbs: ...
+    def output_logprobs(self) -> Global___OutputLogProbs:
+        """of all of them, if asked for"""
+
     @property
-    def input_logprobs(self) -> Global___InputLogProbs: ...
+    def input_logprobs(self) -> Global___InputLogProbs:
+        """of the prompt, if asked for"""
+
     def __init__(
         self,
         *,
@@ -677,8 +750,11 @@ class EmbedRequest(google.protobuf.message.Message):
     REQUEST_ID_FIELD_NUMBER: builtins.int
     TOKENIZED_FIELD_NUMBER: builtins.int
     request_id: builtins.str
+    """the client's own, for the log"""
     @property
-    def tokenized(self) -> Global___TokenizedInput: ...
+    def tokenized(self) -> Global___TokenizedInput:
+        """the prompt"""
+
     def __init__(
         self,
         *,
@@ -698,9 +774,13 @@ class EmbedResponse(google.protobuf.message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: builtins.int
     EMBEDDING_DIM_FIELD_NUMBER: builtins.int
     prompt_tokens: builtins.int
+    """of the prompt"""
     embedding_dim: builtins.int
+    """how many values there are"""
     @property
-    def embedding(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]: ...
+    def embedding(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]:
+        """of unit length"""
+
     def __init__(
         self,
         *,
@@ -729,6 +809,7 @@ class HealthCheckResponse(google.protobuf.message.Message):
     HEALTHY_FIELD_NUMBER: builtins.int
     MESSAGE_FIELD_NUMBER: builtins.int
     healthy: builtins.bool
+    """whether it takes requests"""
     message: builtins.str
     """why it is not"""
     def __init__(
@@ -800,25 +881,35 @@ class GetModelInfoResponse(google.protobuf.message.Message):
     model_path: builtins.str
     """the served name: paths of the server are its own"""
     is_generation: builtins.bool
+    """true"""
     max_context_length: builtins.int
+    """tokens of prompt and output together"""
     vocab_size: builtins.int
+    """token ids are below it"""
     supports_vision: builtins.bool
     """false: models read text"""
     served_model_name: builtins.str
+    """the name that is served"""
     tokenizer_path: builtins.str
+    """the same name"""
     model_type: builtins.str
+    """of its architecture, such as qwen2"""
     pad_token_id: builtins.int
     """0 also where the tokenizer names none"""
     bos_token_id: builtins.int
     """0 also where the tokenizer names none"""
     max_req_input_len: builtins.int
+    """the longest prompt: one below the context"""
     default_sampling_params_json: builtins.str
+    """what the checkpoint recommends, which is not applied unless sent"""
     @property
     def architectures(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """one; none where nothing is computed"""
 
     @property
-    def eos_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    def eos_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """ids that end a choice, unless ignore_eos"""
+
     def __init__(
         self,
         *,
@@ -864,15 +955,21 @@ class GetServerInfoResponse(google.protobuf.message.Message):
     BLOCK_SIZE_FIELD_NUMBER: builtins.int
     MODEL_DTYPE_FIELD_NUMBER: builtins.int
     active_requests: builtins.int
+    """streams that are open"""
     is_paused: builtins.bool
+    """it is stopping and takes nothing new"""
     last_receive_timestamp: builtins.float
     """Unix seconds; 0 before the first request"""
     uptime_seconds: builtins.float
+    """since the service began"""
     server_type: builtins.str
     """"vllm-grpc", the name of this protocol"""
     data_parallel_size: builtins.int
+    """1: replicas are not for clients to choose"""
     block_size: builtins.int
+    """tokens of a KV block: 16"""
     model_dtype: builtins.str
+    """in which it is computed"""
     def __init__(
         self,
         *,
@@ -896,10 +993,10 @@ class GetLoadsRequest(google.protobuf.message.Message):
     DP_RANK_FIELD_NUMBER: builtins.int
     INCLUDE_FIELD_NUMBER: builtins.int
     dp_rank: builtins.int
-    """0, the only one, or absent"""
+    """one replica, from 0; default: all of them"""
     @property
     def include(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """"core" or nothing"""
+        """"core" or "all", which are the same; others are refused"""
 
     def __init__(
         self,
@@ -924,10 +1021,13 @@ class GetLoadsResponse(google.protobuf.message.Message):
     timestamp: builtins.str
     """ISO 8601"""
     version: builtins.str
+    """of Motley"""
     dp_rank_count: builtins.int
     """replicas: each has a load"""
     @property
-    def loads(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___SchedulerLoad]: ...
+    def loads(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___SchedulerLoad]:
+        """one for each replica that was asked for"""
+
     def __init__(
         self,
         *,
@@ -961,11 +1061,15 @@ class SchedulerLoad(google.protobuf.message.Message):
     dp_rank: builtins.int
     """the replica's place in the order of names"""
     num_running_reqs: builtins.int
+    """that are computed"""
     num_waiting_reqs: builtins.int
+    """that wait for room"""
     num_total_reqs: builtins.int
+    """both together"""
     num_used_tokens: builtins.int
     """room of the KV blocks that are not free"""
     max_total_num_tokens: builtins.int
+    """room of all KV blocks"""
     token_usage: builtins.float
     """share of the KV blocks that are not free, 0 to 1"""
     gen_throughput: builtins.float
@@ -975,6 +1079,7 @@ class SchedulerLoad(google.protobuf.message.Message):
     utilization: builtins.float
     """as token_usage"""
     max_running_requests: builtins.int
+    """that can be computed at once"""
     num_waiting_uncached_tokens: builtins.int
     """of prompts, still to be computed"""
     def __init__(

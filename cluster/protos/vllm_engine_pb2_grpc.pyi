@@ -330,8 +330,10 @@ class VllmEngineStub(typing.Generic[_VllmEngineGenerateType, _VllmEngineEmbedTyp
     """With `stream` chunks as tokens are made and then, for each choice, `complete`; without only that."""
 
     Embed: _VllmEngineEmbedType
+    """The vector of a prompt, the last token's hidden state, of unit length."""
 
     HealthCheck: _VllmEngineHealthCheckType
+    """Whether a replica answers with a recent step of its engine."""
 
     FlushCache: _VllmEngineFlushCacheType
     """Drops the caller's cached prefixes on every replica; sequences in flight keep what they hold."""
@@ -346,10 +348,13 @@ class VllmEngineStub(typing.Generic[_VllmEngineGenerateType, _VllmEngineEmbedTyp
     """Ends the caller's own requests of these ids; their streams end with finish_reason "abort"."""
 
     GetModelInfo: _VllmEngineGetModelInfoType
+    """What a client must know of the model."""
 
     GetServerInfo: _VllmEngineGetServerInfoType
+    """What a client must know of the service."""
 
     GetLoads: _VllmEngineGetLoadsType
+    """What each replica carries."""
 
     GetTokenizer: _VllmEngineGetTokenizerType
     """The tokenizer's files and chat template as a zip archive."""
@@ -424,14 +429,16 @@ class VllmEngineServicer(metaclass=abc.ABCMeta):
         self,
         request: motley.cluster.protos.vllm_engine_pb2.EmbedRequest,
         context: _ServicerContext,
-    ) -> typing.Union[motley.cluster.protos.vllm_engine_pb2.EmbedResponse, collections.abc.Awaitable[motley.cluster.protos.vllm_engine_pb2.EmbedResponse]]: ...
+    ) -> typing.Union[motley.cluster.protos.vllm_engine_pb2.EmbedResponse, collections.abc.Awaitable[motley.cluster.protos.vllm_engine_pb2.EmbedResponse]]:
+        """The vector of a prompt, the last token's hidden state, of unit length."""
 
     @abc.abstractmethod
     def HealthCheck(
         self,
         request: motley.cluster.protos.vllm_engine_pb2.HealthCheckRequest,
         context: _ServicerContext,
-    ) -> typing.Union[motley.cluster.protos.vllm_engine_pb2.HealthCheckResponse, collections.abc.Awaitable[motley.cluster.protos.vllm_engine_pb2.HealthCheckResponse]]: ...
+    ) -> typing.Union[motley.cluster.protos.vllm_engine_pb2.HealthCheckResponse, collections.abc.Awaitable[motley.cluster.protos.vllm_engine_pb2.HealthCheckResponse]]:
+        """Whether a replica answers with a recent step of its engine."""
 
     @abc.abstractmethod
     def FlushCache(
@@ -470,21 +477,24 @@ class VllmEngineServicer(metaclass=abc.ABCMeta):
         self,
         request: motley.cluster.protos.vllm_engine_pb2.GetModelInfoRequest,
         context: _ServicerContext,
-    ) -> typing.Union[motley.cluster.protos.vllm_engine_pb2.GetModelInfoResponse, collections.abc.Awaitable[motley.cluster.protos.vllm_engine_pb2.GetModelInfoResponse]]: ...
+    ) -> typing.Union[motley.cluster.protos.vllm_engine_pb2.GetModelInfoResponse, collections.abc.Awaitable[motley.cluster.protos.vllm_engine_pb2.GetModelInfoResponse]]:
+        """What a client must know of the model."""
 
     @abc.abstractmethod
     def GetServerInfo(
         self,
         request: motley.cluster.protos.vllm_engine_pb2.GetServerInfoRequest,
         context: _ServicerContext,
-    ) -> typing.Union[motley.cluster.protos.vllm_engine_pb2.GetServerInfoResponse, collections.abc.Awaitable[motley.cluster.protos.vllm_engine_pb2.GetServerInfoResponse]]: ...
+    ) -> typing.Union[motley.cluster.protos.vllm_engine_pb2.GetServerInfoResponse, collections.abc.Awaitable[motley.cluster.protos.vllm_engine_pb2.GetServerInfoResponse]]:
+        """What a client must know of the service."""
 
     @abc.abstractmethod
     def GetLoads(
         self,
         request: motley.cluster.protos.vllm_engine_pb2.GetLoadsRequest,
         context: _ServicerContext,
-    ) -> typing.Union[motley.cluster.protos.vllm_engine_pb2.GetLoadsResponse, collections.abc.Awaitable[motley.cluster.protos.vllm_engine_pb2.GetLoadsResponse]]: ...
+    ) -> typing.Union[motley.cluster.protos.vllm_engine_pb2.GetLoadsResponse, collections.abc.Awaitable[motley.cluster.protos.vllm_engine_pb2.GetLoadsResponse]]:
+        """What each replica carries."""
 
     @abc.abstractmethod
     def GetTokenizer(

@@ -6,6 +6,7 @@ What a method does here is said by the docstring of ours.
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from collections.abc import Iterator, Mapping
 
@@ -25,6 +26,50 @@ _TYPES = {
     for name in vars(FieldDescriptor)
     if name.startswith("TYPE_")
 }
+
+
+# What their messages say, by full name: comments of ours, as their files are not here.
+SAID: Mapping[str, str] = {
+    "grpc.health.v1.HealthCheckRequest.service": "a service's full name; empty: all of them together",
+    "grpc.health.v1.HealthCheckResponse.status": "whether it takes calls",
+    "grpc.health.v1.HealthCheckResponse.ServingStatus.UNKNOWN": "never told",
+    "grpc.health.v1.HealthCheckResponse.ServingStatus.SERVING": "it takes calls",
+    "grpc.health.v1.HealthCheckResponse.ServingStatus.NOT_SERVING": "it does not: no engine goes round, or it stops",
+    "grpc.health.v1.HealthCheckResponse.ServingStatus.SERVICE_UNKNOWN": "there is no such service; of Watch alone",
+    "grpc.health.v1.HealthListResponse.statuses": "by the full names of services",
+    "grpc.reflection.v1alpha.ServerReflectionRequest.host": "changes nothing: one host is served",
+    "grpc.reflection.v1alpha.ServerReflectionRequest.file_by_filename": "asks for the file of this name",
+    "grpc.reflection.v1alpha.ServerReflectionRequest.file_containing_symbol": "for the file that declares this",
+    "grpc.reflection.v1alpha.ServerReflectionRequest.file_containing_extension": "for the file of this extension",
+    "grpc.reflection.v1alpha.ServerReflectionRequest.all_extension_numbers_of_type": "for a message's extensions",
+    "grpc.reflection.v1alpha.ServerReflectionRequest.list_services": "for all services, whatever the text",
+    "grpc.reflection.v1alpha.ExtensionRequest.containing_type": "the message that is extended",
+    "grpc.reflection.v1alpha.ExtensionRequest.extension_number": "and the field's number",
+    "grpc.reflection.v1alpha.ServerReflectionResponse.valid_host": "the request's host",
+    "grpc.reflection.v1alpha.ServerReflectionResponse.original_request": "which request this answers",
+    "grpc.reflection.v1alpha.ServerReflectionResponse.file_descriptor_response": "a file and those it imports",
+    "grpc.reflection.v1alpha.ServerReflectionResponse.all_extension_numbers_response": "a message's extensions",
+    "grpc.reflection.v1alpha.ServerReflectionResponse.list_services_response": "all services",
+    "grpc.reflection.v1alpha.ServerReflectionResponse.error_response": "why there is no other answer",
+    "grpc.reflection.v1alpha.FileDescriptorResponse.file_descriptor_proto": "each a serialized FileDescriptorProto",
+    "grpc.reflection.v1alpha.ExtensionNumberResponse.base_type_name": "the message that is extended",
+    "grpc.reflection.v1alpha.ExtensionNumberResponse.extension_number": "numbers of fields",
+    "grpc.reflection.v1alpha.ListServiceResponse.service": "one for each",
+    "grpc.reflection.v1alpha.ServiceResponse.name": "its full name",
+    "grpc.reflection.v1alpha.ErrorResponse.error_code": "a gRPC status, such as 5 for NOT_FOUND",
+    "grpc.reflection.v1alpha.ErrorResponse.error_message": "what is wrong",
+}
+
+
+def reached(message: Descriptor, seen: set[Descriptor] | None = None) -> set[Descriptor]:
+    """The message and all messages in it; those of a map's values, not its entries."""
+    seen = set() if seen is None else seen
+    if message not in seen:
+        seen |= set() if message.GetOptions().map_entry else {message}
+        for field in message.fields:
+            if field.message_type is not None:
+                reached(field.message_type, seen)
+    return seen
 
 
 def published(service: ServiceDescriptor) -> ProtoFile:
@@ -51,7 +96,8 @@ def _said(ours: object) -> str:
 
 
 def _message(message: Descriptor, name: str) -> Iterator[Block]:
-    yield Block("message", name, "", [Line(field.name, _type(field)) for field in message.fields])
+    said = [Line(one.name, _type(one), SAID.get(one.full_name, ""), _zero(one)) for one in message.fields]
+    yield Block("message", name, "", said)
     for inner in message.nested_types:
         if not inner.GetOptions().map_entry:
             yield from _message(inner, f"{name}.{inner.name}")
@@ -59,7 +105,14 @@ def _message(message: Descriptor, name: str) -> Iterator[Block]:
 
 
 def _enum(enum: EnumDescriptor, name: str) -> Block:
-    return Block("enum", name, "", [Line(value.name, str(value.number)) for value in enum.values])
+    said = [Line(one.name, str(one.number), SAID.get(f"{enum.full_name}.{one.name}", "")) for one in enum.values]
+    return Block("enum", name, "", said)
+
+
+def _zero(field: FieldDescriptor) -> str:
+    """What its absence means, of a single text or number."""
+    plain = not field.is_repeated and field.message_type is None and field.enum_type is None
+    return f"`{json.dumps(field.default_value)}`" if plain and not field.has_presence else ""
 
 
 def _type(field: FieldDescriptor) -> str:

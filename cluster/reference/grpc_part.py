@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ..web.servicers import SERVICES
+from .descriptors import reached
 from .markdown import table
 from .proto_text import Block, ProtoFile
+
+# Full names of what requests are made of: there a field that is absent means something.
+ASKED = frozenset(one.full_name for service in SERVICES for rpc in service.methods for one in reached(rpc.input_type))
 
 
 def grpc(file: ProtoFile) -> Iterator[str]:
@@ -19,10 +24,14 @@ def grpc(file: ProtoFile) -> Iterator[str]:
         yield table(("RPC", "request → reply", ""), ((f"`{x.name}`", f"`{x.kind}`", x.doc) for x in service.lines))
     for block in file.blocks:
         if block.kind != "service" and block.lines:
-            yield from _block(block)
+            yield from _block(block, asked=f"{file.package}.{block.name}" in ASKED)
 
 
-def _block(block: Block) -> Iterator[str]:
+def _block(block: Block, *, asked: bool) -> Iterator[str]:
     yield f"#### `{block.name}`" + (f"\n\n{block.doc}" if block.doc else "")
-    head = ("value", "number", "") if block.kind == "enum" else ("field", "type", "")
-    yield table(head, ((f"`{line.name}`", f"`{line.kind}`", line.doc) for line in block.lines))
+    lines = [(f"`{line.name}`", f"`{line.kind}`", line.default, line.doc) for line in block.lines]
+    if asked and block.kind == "message":
+        yield table(("field", "type", "default", ""), lines)
+    else:
+        head = ("value", "number", "") if block.kind == "enum" else ("field", "type", "")
+        yield table(head, ((name, kind, doc) for name, kind, _, doc in lines))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -76,16 +77,17 @@ def _members(schema: Schema, at: str = "") -> Iterator[_Member]:
     for name in dict.fromkeys(name for one in objects for name in one["properties"]):
         having = [one for one in objects if name in one["properties"]]
         found = [one["properties"][name] for one in having]
-        said = [one for one in found if one != _NULL] or found
+        said = [one for one in found if one.get("type") != "null"] or found
         needed = len(having) == len(objects) and all(name in one.get("required", ()) for one in objects)
         inner = {"anyOf": said}
         kind = _kind(inner)
+        about = next((str(one["description"]) for one in said if "description" in one), "")
         yield _Member(
             at + name,
             kind,
             (" or null" if _nullable(inner) and kind != "null" else "") + ("" if needed else ", or absent"),
-            "required" if needed else _default(said[0]),
-            next((str(one["description"]) for one in said if "description" in one), ""),
+            "required" if needed else _default(said[0], about),
+            about,
         )
         yield from _members(inner, f"{at}{name}.")
         items = [one["items"] for one in _alternatives(inner) if "items" in one]
@@ -110,8 +112,12 @@ def _nullable(schema: Schema) -> bool:
     return any(map(_nullable, inner)) or "null" in ([kinds] if isinstance(kinds, str) else kinds)
 
 
-def _default(field: Schema) -> str:
-    return f"`{json.dumps(field['default'])}`" if "default" in field else ""
+def _default(field: Schema, about: str) -> str:
+    """As the schema has it, or the sentence; none: what is not given is not there."""
+    if "default" in field:
+        return f"`{json.dumps(field['default'])}`"
+    said = re.search(r"default: ([^;]+)", about)
+    return said[1] if said else "none"
 
 
 def _kind(schema: Schema) -> str:

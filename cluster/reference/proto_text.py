@@ -10,16 +10,22 @@ from pathlib import Path
 _BLOCK = re.compile(r"^\s*(service|message|enum|oneof)\s+(\w+)\s*{(})?")
 _RPC = re.compile(r"^\s*rpc\s+(\w+)\((stream )?([\w.]+)\)\s*returns\s*\((stream )?([\w.]+)\)")
 _FIELD = re.compile(r"^\s*(optional |repeated )?(map<[^>]+>|[\w.]+)\s+(\w+)\s*=\s*(\d+)")
+_ZEROS = {"string": '`""`', "bytes": '`""`', "bool": "`false`", "double": "`0`", "float": "`0`"}
+_ZEROS |= {f"{sign}int{bits}": "`0`" for sign in ("", "u") for bits in (32, 64)}
 _VALUE = re.compile(r"^\s*(\w+)\s*=\s*(\d+)")
 
 
 @dataclass(slots=True)
 class Line:
-    """An RPC, a field or a value: what it is called, its type, and its comment."""
+    """An RPC, a field or a value: what it is called, its type, and its comment.
+
+    default   of a field: what its absence means; empty for lists, maps and messages, which are then not there
+    """
 
     name: str
     kind: str
     doc: str = ""
+    default: str = ""
 
 
 @dataclass(slots=True)
@@ -56,6 +62,7 @@ class _Reader:
         self.blocks: list[Block] = []
         self._open: list[Block] = []
         self._comment: list[str] = []
+        self._in_oneof = False
 
     def take(self, line: str) -> None:
         code, _, behind = line.partition("//")
@@ -70,12 +77,14 @@ class _Reader:
             self._begin(found[1], found[2], doc, closed=bool(found[3]))
         elif code.strip().startswith("}"):
             self._open.pop()
+            self._in_oneof = False
         elif self._open:
             self._declare(code, doc)
 
     def _begin(self, kind: str, name: str, doc: str, *, closed: bool) -> None:
         if kind == "oneof":  # its fields are its message's
             self._open.append(self._open[-1])
+            self._in_oneof = True
             return
         outer = f"{self._open[-1].name}." if self._open else ""
         block = Block(kind, outer + name, doc)
@@ -89,6 +98,14 @@ class _Reader:
             asked, told = (f"{found[i] or ''}{found[i + 1]}" for i in (2, 4))
             lines.append(Line(found[1], f"{asked} → {told}", doc))
         elif found := _FIELD.match(code):
-            lines.append(Line(found[3], f"{found[1] or ''}{found[2]}", doc))
+            doc, said = _default(doc)
+            zero = "" if found[1] or self._in_oneof else _ZEROS.get(found[2], "")
+            lines.append(Line(found[3], f"{found[1] or ''}{found[2]}", doc, said or zero))
         elif found := _VALUE.match(code):
             lines.append(Line(found[1], found[2], doc))
+
+
+def _default(doc: str) -> tuple[str, str]:
+    """A comment without what it says of the default, and that."""
+    found = re.search(r"(?:^|; )default: ([^;]+)", doc)
+    return (doc, "") if found is None else ((doc[: found.start()] + doc[found.end() :]).removeprefix("; "), found[1])

@@ -22,6 +22,7 @@ from ..failures import Forbidden, Unauthenticated
 from .answers import Object
 
 Schema = Mapping[str, Any]
+_IN_PATHS = {"name": "of the model", "number": "of its version: 1, the only one"}
 _ALWAYS = (Unauthenticated, Forbidden, EngineFault, Unavailable)
 _WITH_BODY = (InvalidRequest, SlowBody, TooLarge, UnsupportedMedia)
 _WITH_ENGINE = (Overloaded, DeadlineExceeded)
@@ -30,11 +31,12 @@ ERROR: Schema = {
     "required": ["error"],
     "properties": {
         "error": {
+            "description": "why there is no answer, or no more of it",
             "type": "object",
             "required": ["message", "type", "param", "code"],
             "properties": {
                 "message": {"type": "string", "description": "what is wrong, and what is accepted"},
-                "type": {"type": "string"},
+                "type": {"type": "string", "description": "which kind of error: one for each status"},
                 "param": {"type": ["string", "null"], "description": "the field at fault"},
                 "code": {"type": ["string", "null"], "description": "a stable word for programs"},
             },
@@ -93,7 +95,13 @@ def _described(path: str, operation: Operation) -> Object:
     described: Object = {"summary": operation.summary, "responses": dict(_responses(operation))}
     if names := re.findall(r"{(\w+)", path):
         described["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+            {
+                "name": name,
+                "in": "path",
+                "required": True,
+                "description": _IN_PATHS[name],
+                "schema": {"type": "string", "minLength": 1},
+            }
             for name in names
         ]
     if operation.body is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,14 @@ from google.protobuf.descriptor import Descriptor, EnumDescriptor, ServiceDescri
 from motley.cluster.edge.edge import Edge
 from motley.cluster.protocols.health import MAX_OF_TENANT, MAX_WATCHES
 from motley.cluster.protocols.openai_refused import refused_routes
+from motley.cluster.protocols.openapi_routes import OPERATIONS
 from motley.cluster.protos import inference_pb2
 from motley.cluster.reference import raised as sources
 from motley.cluster.reference.codes import AT_START, MEANINGS
 from motley.cluster.reference.page import PAGE, PROTOS, page
 from motley.cluster.reference.proto_text import read
 from motley.cluster.reference.raised import Raised, raised_in
+from motley.cluster.web.openapi import document
 from motley.cluster.web.servicers import SERVICES
 
 BELOW = "/{rest:path}"
@@ -142,6 +145,63 @@ def test_a_code_that_is_raised_no_longer_is_an_error(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("motley.cluster.reference.errors_part.raised", lambda: less)
     with pytest.raises(ValueError, match="queue_full"):
         page()
+
+
+def silent(text: str) -> list[str]:
+    """Rows of fields, RPCs and values that say nothing of themselves. What is refused as a whole is, and an enum may
+    say it for all its values.
+    """
+    found: list[str] = []
+    for section in re.split(r"^#{2,4} ", text, flags=re.MULTILINE):
+        said = re.search(r"^[A-Z].*$", section.partition("\n")[2], re.MULTILINE)
+        whole = said is not None and (said[0].startswith("Refused") or "| value | number |" in section)
+        rows = [] if whole else [row for row in section.splitlines() if re.match(r"\| `.*\|  \|$", row)]
+        found += [f"{section.splitlines()[0]}: {row}" for row in rows]
+    return found
+
+
+def test_every_field_rpc_and_value_has_a_sentence(text: str) -> None:
+    assert silent(text) == []
+    assert len(re.findall(r"^\| `", text, re.MULTILINE)) > 1000
+
+
+def test_what_has_no_sentence_is_found() -> None:
+    table = "#### `M`\n\n| field | type |  |\n| --- | --- | --- |\n| `x` | `int32` | said |\n| `y` | `int32` |  |\n"
+    assert silent(table) == ["`M`: | `y` | `int32` |  |"]
+    assert silent(table.replace("`M`\n", "`M`\n\nRefused.\n")) == []
+
+
+def properties(node: Any, at: str = "") -> Iterator[tuple[str, Any]]:
+    """Every property at any depth of the OpenAPI document, by its path."""
+    if isinstance(node, dict):
+        known = node.get("properties")
+        for name, schema in known.items() if isinstance(known, dict) else ():
+            yield f"{at}.{name}", schema
+    for name, inner in node.items() if isinstance(node, dict) else enumerate(node if isinstance(node, list) else ()):
+        yield from properties(inner, f"{at}/{name}")
+
+
+def test_every_property_of_the_document_has_a_sentence() -> None:
+    found = dict(properties(document(OPERATIONS)))
+    assert len(found) > 1300
+    assert [path for path, schema in found.items() if not schema.get("description")] == []
+
+
+def test_what_the_absence_of_a_requests_field_means_is_said(text: str) -> None:
+    """Of those that can be absent, and of those whose zero is the same as absence."""
+    grpc = text[text.index("\n## gRPC\n") :]
+    tables = [part for part in re.split(r"^#### ", grpc, flags=re.MULTILINE) if "| default |" in part]
+    rows = [row.split(" | ") for table in tables if "\nRefused" not in table for row in table.splitlines()[4:] if row]
+    rows = [row for row in rows if row[0].startswith("| `")]
+    assert len(rows) > 120
+    assert [row for row in rows if row[1].startswith("`optional") and not row[2].strip()] == []
+    http = text[text.index("\n## HTTP\n") : text.index("\n## gRPC\n")]
+    tables = [part for part in re.split(r"^###? ", http, flags=re.MULTILINE) if "| default |" in part]
+    assert len(tables) >= 7
+    for table in tables:
+        rows = [row.split(" | ") for row in table.partition("The answer")[0].splitlines() if row.startswith("| `")]
+        assert rows
+        assert [row for row in rows if not row[2].strip()] == []
 
 
 HELPER = "def made(at, code='second'):\n    return NotFound(at, code=code)\n"
