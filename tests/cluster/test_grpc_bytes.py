@@ -10,7 +10,7 @@ from typing import cast
 import grpc
 import pytest
 from any_messages import GARBAGE, AtOnce, spoilt, whole
-from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.descriptor import Descriptor, MethodDescriptor
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from in_thread import in_thread
@@ -26,7 +26,7 @@ FAULTS = {
     grpc.StatusCode.DATA_LOSS,
 }  # fmt: skip
 NOT_A_MESSAGE = b"\xff\xff\xff"
-EXAMPLES, AT_ONCE = 60, 8  # and messages of each: three to eight
+LEAST, MOST, AT_ONCE = 8, 40, 8  # examples, by the number of fields; and messages of each: three to eight
 
 
 @pytest.fixture(scope="module")
@@ -65,12 +65,23 @@ def status_of(channel: grpc.Channel, rpc: MethodDescriptor, data: bytes) -> tupl
     return grpc.StatusCode.OK, ""
 
 
+def examples(rpc: MethodDescriptor) -> int:
+    """A message without fields has few ways to be spoilt."""
+    return 5 if rpc.name in ENDLESS else min(MOST, LEAST + 2 * num_fields(rpc.input_type, set()))
+
+
+def num_fields(message: Descriptor, seen: set[Descriptor]) -> int:
+    """At any depth; each message counts once."""
+    if message in seen:
+        return 0
+    seen.add(message)
+    return len(message.fields) + sum(num_fields(one.message_type, seen) for one in message.fields if one.message_type)
+
+
 @pytest.mark.parametrize("rpc", RPCS, ids=lambda rpc: rpc.full_name)
 def test_no_bytes_are_a_fault(channel: grpc.Channel, rpc: MethodDescriptor) -> None:
     @given(messages=st.lists(whole(rpc.input_type) | spoilt(rpc.input_type) | GARBAGE, min_size=3, max_size=AT_ONCE))
-    @settings(
-        max_examples=5 if rpc.name in ENDLESS else EXAMPLES, derandomize=True, suppress_health_check=list(HealthCheck)
-    )
+    @settings(max_examples=examples(rpc), derandomize=True, suppress_health_check=list(HealthCheck))
     def ask(messages: list[bytes]) -> None:
         for data in messages:
             status, details = status_of(channel, rpc, data)
