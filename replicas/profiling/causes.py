@@ -38,12 +38,13 @@ def _int4pack_in_fp32(facts: Facts) -> bool:
 
 
 def _refused_by_onednn(facts: Facts) -> bool:
+    """On this CPU, or for what rounding to int8 would do to these weights."""
     refused = facts.chosen.partition("(before it:")[2]
-    return facts.kernel == "torch-dense" and not facts.native and "oneDNN" in refused
+    return facts.kernel == "torch-dense" and not facts.native and "int8" in refused
 
 
 def _rounds_too_much(facts: Facts) -> bool:
-    return facts.kernel.endswith("-dense") and "above its bound" in facts.chosen
+    return facts.native and facts.kernel.endswith("-dense") and "above its bound" in facts.chosen
 
 
 def _written_out(facts: Facts) -> bool:

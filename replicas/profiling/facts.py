@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...kernels.capability import Capability
 from ...kernels.devices import Arithmetic
+from ...kernels.rig import Rig
 from .instruments import Kind, Part
 from .recorder import Seen
 
@@ -80,25 +81,26 @@ def facts_of(part: Part, seen: Seen, ops: Any) -> Facts:
 
 def _on_gpu(part: Part, seen: Seen, ops: GpuOps, common: dict[str, Any]) -> Facts:
     kernel = _linears(part) or ("torch" if part.kind == "lookup" else "triton")
-    policy = ops.rig.policy
-    arithmetic: Arithmetic = policy.decode.arithmetic
-    if part.kind == "linear":
-        if "w8a8" in kernel and policy.int8:
-            arithmetic = policy.int8.arithmetic
-        elif kernel.startswith("torch.matmul"):
-            arithmetic = "fp32" if kernel.endswith("fp32") else policy.prefill.arithmetic
-    elif part.kind == "attention":
-        arithmetic = policy.attention_unit.arithmetic
-    else:
-        arithmetic = "fp32"
     return Facts(
         kernel=kernel,
         chosen=_chosen(part, kernel, ops.choices),
         configs=frozenset(_configs(part, seen, ops)),
-        arithmetic=arithmetic,
-        capability=policy.capability,
+        arithmetic=_unit(part, kernel, ops.rig),
+        capability=ops.rig.policy.capability,
         **common,
     )
+
+
+def _unit(part: Part, kernel: str, rig: Rig) -> Arithmetic:
+    """What the policy would have it done in at best: a linear layer by the faster of its two units."""
+    policy = rig.policy
+    if part.kind == "attention":
+        return policy.attention_unit.arithmetic
+    if part.kind != "linear":
+        return "fp32"
+    if kernel == "w8a8" and policy.int8:
+        return policy.int8.arithmetic
+    return max((policy.decode.arithmetic, policy.prefill.arithmetic), key=lambda each: rig.about.rates[each])
 
 
 def _linears(part: Part) -> str:
@@ -120,7 +122,9 @@ def _chosen(part: Part, kernel: str, choices: Mapping[str, str]) -> str:
     role = "head" if part.name == "head" else "layer"
     said = [each for key, text in choices.items() if key.startswith(f"{role}, ") for each in text.split(" | ")]
     names = kernel.split(" + ")
-    return "; ".join(each for each in said if each.startswith((*(f"{name}:" for name in names), "written out")))
+    of_it = [each for each in said if each.startswith((*(f"{name}:" for name in names), "written out"))]
+    more = f" (and {len(of_it) - 1} more like it)" if of_it[1:] else ""
+    return of_it[0] + more if of_it else ""
 
 
 def _configs(part: Part, seen: Seen, ops: GpuOps) -> Iterator[str]:

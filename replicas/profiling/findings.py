@@ -5,9 +5,10 @@ Judged by each one's fastest step: what else a machine does makes any module slo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from .causes import Cause, cause_of
 from .facts import Facts
@@ -20,6 +21,7 @@ __all__ = ["Finding", "findings"]
 _APART, _APART_WITH_CAUSE = 2.0, 1.25
 _EXCESS, _EXCESS_WITH_CAUSE = 0.03, 0.01  # of the step
 _FAR = 1.5  # times the least time by the roofline
+_WIDE = 2.0  # times the bytes that the checkpoint's own weights would be
 _LEAST_SHARE = 0.05  # of the step
 _UNKNOWN = Cause(
     "none that is known: kernel, dtypes and configs are its siblings'",
@@ -27,74 +29,81 @@ _UNKNOWN = Cause(
     "profile again on a quiet machine; if it stays, please report it with --json",
 )
 
+Against = Literal["siblings", "roofline", "bytes"]
+_TOO_MUCH: Mapping[Against, str] = {
+    "siblings": "take{s} {factor:.3g} times what its siblings in other layers take",
+    "roofline": "take{s} {factor:.3g} times what the roofline allows",
+    "bytes": "move{s} {factor:.3g} times the bytes that are needed",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """module: its name in a layer, or in the model; layers: which, such as "3" or "0–23"; "" of what is in none.
+    """modules: their names in a layer, or in the model; layers: which, such as "3" or "0–23"; "" of what is in none.
 
     paths   of all those modules
-    factor  times the least time by the roofline, or the time of a sibling by as many operations
-    excess  of the step, what is lost by it
+    factor  times the time of siblings for as many operations, or the least time by the roofline, or the bytes needed
+    share   of the step, that they take
     chosen  what the operators said of their choice
     """
 
-    module: str
+    modules: tuple[str, ...]
     layers: str
-    against: Literal["siblings", "roofline"]
+    paths: tuple[str, ...]
+    against: Against
     factor: float
-    excess: float
+    share: float
     kernel: str
     cause: str
     chosen: str
     remedy: str
-    paths: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:
-        where = f"{self.module} of layer {self.layers}" if self.layers else self.module
-        than = "its siblings in other layers take" if self.against == "siblings" else "the roofline allows"
-        return f"{where} ({self.kernel}) takes {self.factor:.3g} times what {than}, {self.excess:.0%} of the step"
-
-    def as_dict(self) -> dict[str, Any]:
-        names = ("module", "layers", "against", "factor", "excess", "kernel", "cause", "chosen", "remedy")
-        return {name: getattr(self, name) for name in names}
+        plural = "layers" if set("–,") & set(self.layers) else "layer"
+        where = f" of {plural} {self.layers}" if self.layers else ""
+        much = _TOO_MUCH[self.against].format(s="" if self.modules[1:] else "s", factor=self.factor)
+        return f"{', '.join(self.modules)}{where} ({self.kernel}) {much}: {self.share:.1%} of the step"
 
 
 @dataclass(frozen=True, slots=True)
 class _Off:
-    """One module of one layer, before those alike are told together."""
+    """One module of one layer, before those alike are told together. took, usual: seconds, or bytes."""
 
     node: Node
     facts: Facts
-    factor: float
-    excess_s: float
+    against: Against
+    took: float
+    usual: float
     cause: Cause
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """Told together: the same module of several layers; against the roofline all modules with the same cause."""
+        which = _role(self.node) if self.against == "siblings" else _layer(self.node) is None
+        return self.against, which, self.cause.name, self.facts.kernel
 
 
 def findings(step: Node) -> list[Finding]:
-    """Of a tree whose layers are not folded; what costs most comes first."""
-    leaves = [node for node in step.walk() if node.facts]
+    """Of a tree whose layers are not folded; what takes most comes first."""
     roles: dict[str, list[Node]] = {}
-    for node in leaves:
-        roles.setdefault(_role(node), []).append(node)
-    found: list[Finding] = []
-    for role, nodes in roles.items():
-        apart = list(_apart(nodes, step.seconds))
-        told = [off.node for off in apart if off.cause is not _UNKNOWN]
-        others = [node for node in nodes if all(node is not each for each in told)]
-        found += _told(role, apart, "siblings", step.seconds)
-        if sum(node.seconds for node in others) >= _LEAST_SHARE * step.seconds:
-            found += _told(role, _far(others), "roofline", step.seconds)
-    return sorted(found, key=lambda each: -each.excess)
+    for node in step.walk():
+        if node.facts:
+            roles.setdefault(_role(node), []).append(node)
+    alike: dict[tuple[object, ...], list[_Off]] = {}
+    for nodes in roles.values():
+        for off in _off(nodes, step):
+            alike.setdefault(off.kind, []).append(off)
+    found = [_told(group, step.seconds) for group in alike.values()]
+    worth = [each for each in found if each.against == "siblings" or each.share >= _LEAST_SHARE]
+    return sorted(worth, key=lambda each: -each.share)
 
 
-def _role(node: Node) -> str:
-    return node.path.split(".", 2)[2] if _layer(node) is not None else node.path
-
-
-def _layer(node: Node) -> int | None:
-    words = node.path.split(".")
-    return int(words[1]) if words[0] == "layers" else None
+def _off(nodes: Sequence[Node], step: Node) -> Iterator[_Off]:
+    """nodes: the same module of all layers."""
+    apart = list(_apart(nodes, _fastest(step)))
+    explained = [off.node for off in apart if off.cause is not _UNKNOWN]
+    return itertools.chain(apart, _far(node for node in nodes if all(node is not each for each in explained)))
 
 
 def _apart(nodes: Sequence[Node], step_s: float) -> Iterator[_Off]:
@@ -108,16 +117,49 @@ def _apart(nodes: Sequence[Node], step_s: float) -> Iterator[_Off]:
         cause = cause_of(node.facts, typical.facts)
         apart, excess = (_APART_WITH_CAUSE, _EXCESS_WITH_CAUSE) if cause else (_APART, _EXCESS)
         if took_s - usual_s >= excess * step_s and took_s >= apart * usual_s > 0:
-            yield _Off(node, node.facts, took_s / usual_s, took_s - usual_s, cause or _UNKNOWN)
+            yield _Off(node, node.facts, "siblings", took_s, usual_s, cause or _UNKNOWN)
 
 
 def _far(nodes: Iterable[Node]) -> Iterator[_Off]:
-    """Only with a cause: how far is far enough differs from kernel to kernel, and the tree shows it anyway."""
+    """Only with a cause: how far is far enough differs from kernel to kernel, and the tree shows it anyway.
+
+    Bytes are arithmetic, so they tell even where a busy machine's roofline is low.
+    """
     for node in nodes:
         assert node.facts is not None
-        cause, took_s = cause_of(node.facts), _fastest(node)
-        if cause and node.least and took_s >= _FAR * node.least.seconds > 0:
-            yield _Off(node, node.facts, took_s / node.least.seconds, took_s - node.least.seconds, cause)
+        cause, least, work = cause_of(node.facts), node.least, node.work
+        if cause is None or least is None or least.seconds <= 0:
+            continue
+        if least.bound_by == "bandwidth" and work.moved >= _WIDE * work.needed:
+            yield _Off(node, node.facts, "bytes", work.moved, work.needed, cause)
+        elif (took_s := _fastest(node)) >= _FAR * least.seconds:
+            yield _Off(node, node.facts, "roofline", took_s, least.seconds, cause)
+
+
+def _told(group: Sequence[_Off], step_s: float) -> Finding:
+    worst = max(group, key=lambda off: off.node.seconds)
+    layers = {number for number in (_layer(off.node) for off in group) if number is not None}
+    return Finding(
+        modules=tuple(dict.fromkeys(_role(off.node) for off in group)),
+        layers=ranges(sorted(layers)),
+        paths=tuple(off.node.path for off in group),
+        against=worst.against,
+        factor=sum(off.took for off in group) / sum(off.usual for off in group),
+        share=sum(off.node.seconds for off in group) / step_s,
+        kernel=worst.facts.kernel,
+        cause=worst.cause.name,
+        chosen=worst.facts.chosen,
+        remedy=worst.cause.remedy,
+    )
+
+
+def _role(node: Node) -> str:
+    return node.path.split(".", 2)[2] if _layer(node) is not None else node.path
+
+
+def _layer(node: Node) -> int | None:
+    words = node.path.split(".")
+    return int(words[1]) if words[0] == "layers" else None
 
 
 def _fastest(node: Node) -> float:
@@ -126,26 +168,3 @@ def _fastest(node: Node) -> float:
 
 def _pace(node: Node) -> float:
     return _fastest(node) / max(node.work.operations, 1)
-
-
-def _told(
-    role: str, offs: Iterable[_Off], against: Literal["siblings", "roofline"], step_s: float
-) -> Iterator[Finding]:
-    """Layers with the same cause together."""
-    alike: dict[tuple[str, str], list[_Off]] = {}
-    for off in offs:
-        alike.setdefault((off.cause.name, off.facts.kernel), []).append(off)
-    for (cause, kernel), group in alike.items():
-        layers = [number for number in (_layer(off.node) for off in group) if number is not None]
-        yield Finding(
-            module=role,
-            layers=ranges(layers),
-            against=against,
-            factor=max(off.factor for off in group),
-            excess=sum(off.excess_s for off in group) / step_s,
-            kernel=kernel,
-            cause=cause,
-            chosen=group[0].facts.chosen,
-            remedy=group[0].cause.remedy,
-            paths=tuple(off.node.path for off in group),
-        )

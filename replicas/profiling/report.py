@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 from ..bench.report import machine, quantile, row, versions
@@ -36,7 +37,7 @@ def as_dict(profile: Profile) -> dict[str, Any]:
             **{name: {"value": each.value, "source": each.source, "how": each.how} for name, each in figures.items()},
         },
         "rows": [each for phase in profile.phases for each in _rows(phase, profile)],
-        "findings": [{"phase": phase.name, **each.as_dict()} for phase in profile.phases for each in phase.findings],
+        "findings": [{"phase": phase.name, **asdict(each)} for phase in profile.phases for each in phase.findings],
     }
 
 
@@ -81,13 +82,16 @@ def headline(phase: Phase) -> str:
     times = phase.step.samples
     spread = f"p20 {_ms(quantile(times, 0.2))}, p80 {_ms(quantile(times, 0.8))}"
     plain = statistics.median(phase.plain_s)
-    rate = f"{phase.tokens / plain:,.0f} tokens/s, {_ms(plain)} ms without instruments"
+    rate = f"{_number(phase.tokens / plain)} tokens/s, {_ms(plain)} ms without instruments"
     return f"{phase.name} {what}: {_ms(phase.step.seconds)} ms ({spread}); {rate}"
 
 
 def _ms(seconds: float) -> str:
-    """Milliseconds, three digits."""
-    value = 1e3 * seconds
+    return _number(1e3 * seconds)
+
+
+def _number(value: float) -> str:
+    """Three digits, or all of a large one."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 

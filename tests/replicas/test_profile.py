@@ -182,7 +182,7 @@ def test_a_layer_that_is_slow_is_named_with_its_cause(
     result = profiled(model)
     for phase in result.phases:
         first = phase.findings[0]
-        assert (first.module, first.layers, first.against) == ("mlp.down", "2", "siblings")
+        assert (first.modules, first.layers, first.against) == (("mlp.down",), "2", "siblings")
         assert first.factor > 5
         assert first.cause.startswith(cause)
         assert first.remedy
@@ -198,12 +198,26 @@ def test_a_layer_that_is_slow_is_named_with_its_cause(
 def test_without_a_compiler_the_profile_says_so(folder: Path) -> None:
     ops = CpuOps(torch.bfloat16, "exact", None, None, "no C kernels: no C compiler (gcc or cc) on PATH")
     result = profiled(loaded(folder, ops=ops))
-    told = {finding.module: finding for finding in result.phases[1].findings if finding.against == "roofline"}
+    told = {module: each for each in result.phases[1].findings for module in each.modules if each.against == "roofline"}
     attention = told["attention.paged_attention"]
     assert attention.cause == "no C kernels: torch's operators do it"
     assert attention.chosen == "no C kernels: no C compiler (gcc or cc) on PATH"
     assert (attention.layers, attention.kernel) == ("0–3", "torch")
     assert "install gcc" in attention.remedy
+
+
+def test_weights_that_are_written_out_in_every_layer_are_told_by_their_bytes(tmp_path: Path) -> None:
+    """No sibling is faster, and a roofline that is measured beside other work may be low."""
+    folder = build_gptq(tmp_path, "llama", intermediate_size=2048)
+    phase = profiled(loaded(folder, dtype="float32")).phases[1]  # the default then: dense
+    told = next(each for each in phase.findings if each.against == "bytes")
+    assert told.modules == ("attention.qkv", "attention.o", "mlp.gate_up", "mlp.down")
+    assert (told.layers, told.cause) == ("0–1", "weights written out: quantized in the checkpoint, dense on the device")
+    works = [leaves(phase)[path].work for path in told.paths]
+    assert told.factor == sum(each.moved for each in works) / sum(each.needed for each in works)
+    assert 4 < told.factor < 8  # 32 bits for 4.9, and activations
+    assert f" move {told.factor:.3g} times the bytes that are needed: " in told.text
+    assert "--dtype bfloat16" in told.remedy
 
 
 def test_rows_have_the_form_of_every_measurement(found: Profile) -> None:
