@@ -92,7 +92,7 @@ class Driver:
         workload = {"batch": self._asked.batch, "context_tokens": round(statistics.mean(lengths))}
         measured = Measured("decode", workload, self._asked.batch)
         for count in self._turns:
-            measured.plain_s += [self._sample().seconds["step"] for _ in range(count)]
+            measured.plain_s += self._as_served(count)
             with self._instruments(measured):
                 measured.samples += [self._sample() for _ in range(count)]
         for key in keys:
@@ -108,7 +108,7 @@ class Driver:
     def _made(self, context: int) -> int:
         """Tokens that a sequence is given at most: by steps in which others still have their prompts, and by ours."""
         free = self._core.scheduler.max_batch_tokens - self._asked.batch + 1
-        return -(-self._asked.batch * context // free) + 1 + _WARM + 2 * self._asked.steps
+        return -(-self._asked.batch * context // free) + 2 + _WARM + 2 * self._asked.steps
 
     def _check(self) -> None:
         more = self._made(self.context_tokens)
@@ -151,6 +151,17 @@ class Driver:
             "with instruments the decoder is called, not a graph"
         )
         return sample
+
+    def _as_served(self, count: int) -> list[float]:
+        """Seconds of steps one after the other: a device that computes by itself is not waited for between them."""
+        clock = self._recorder.clock
+        clock.settle()
+        marks = [clock.mark()]
+        for _ in range(count):
+            self._step()
+            marks.append(clock.mark())
+        clock.settle()
+        return [clock.seconds(began, ended) for began, ended in itertools.pairwise(marks)]
 
     def _step(self) -> set[int]:
         """The requests that have got something."""

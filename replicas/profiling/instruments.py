@@ -12,8 +12,10 @@ import torch
 
 from ..build import BuiltEngine
 from ..decoder import Decoder
+from ..gpu.runner import GpuRunner
 from ..layers import Joined, Layer
-from ..plan import StepPlan, StepResult
+from ..plan import StepPlan
+from ..runner import Pipelined
 from . import work
 from .recorder import Recorder
 from .stored import Stored
@@ -114,12 +116,13 @@ class Instruments(ExitStack):
         return lambda function: self._recorder.around(part, function, count)
 
     def _run(self) -> None:
-        """A step of tensors: "prepare", the "model", "sample"."""
+        """A step of tensors: "prepare", the "model", "sample". Of a graph nothing inside could be told."""
         runner, decoder, recorder = self._built.runner, self._decoder, self._recorder
-        run, forward, mark = runner.run, decoder.forward, recorder.clock.mark
+        name = "launch" if isinstance(runner, Pipelined) else "run"
+        run, forward, mark = getattr(runner, name), decoder.forward, recorder.clock.mark
         reached: Any = None
 
-        def timed_run(plan: StepPlan) -> StepResult:
+        def timed_run(plan: StepPlan) -> Any:
             nonlocal reached
             reached = mark()
             result = run(plan)
@@ -135,7 +138,9 @@ class Instruments(ExitStack):
             recorder.add("model", began, reached)
             return logits
 
-        self._set(runner, "run", timed_run)
+        self._set(runner, name, timed_run)
+        if isinstance(runner, GpuRunner):
+            self._set(runner, "graphs", None)
         self._set(decoder, "forward", timed_forward)
 
     def _set(self, owner: Any, name: str, value: Any) -> None:

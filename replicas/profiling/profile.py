@@ -14,6 +14,7 @@ from ..checkpoint import Checkpoint, inspect_checkpoint
 from ..cores import usable_cores
 from ..decoder import Decoder
 from ..engine_config import EngineConfig
+from ..gpu.accelerator import Accelerator
 from .ceiling import Ceiling, Least, of_cpu, of_gpu
 from .clock import clock_of
 from .drive import Asked, Driver, Measured
@@ -63,9 +64,15 @@ class Loaded:
 
 
 def load(
-    folder: Path, config: EngineConfig, asked: Asked, *, progress: LoadProgress | None = None, ops: Ops | None = None
+    folder: Path,
+    config: EngineConfig,
+    asked: Asked,
+    *,
+    progress: LoadProgress | None = None,
+    ops: Ops | None = None,
+    accelerator: Accelerator | None = None,
 ) -> Loaded:
-    """As a replica loads it. ops: to compute with; None: those of the config's device.
+    """As a replica loads it. ops, accelerator: see `build_engine`.
 
     Raises CheckpointError, InvalidRequest.
     """
@@ -73,7 +80,7 @@ def load(
     # Room in every step for prompts beside decodes, or a batch would not come together.
     budget = max(config.max_batch_tokens, 2 * running)
     config = replace(config, reuse_prefixes=False, max_running=running, max_batch_tokens=budget)
-    built = build_engine(folder, config, progress=progress, ops=ops)
+    built = build_engine(folder, config, progress=progress, ops=ops, accelerator=accelerator)
     return Loaded(built, inspect_checkpoint(folder), config.threads or usable_cores())
 
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from gptq_files import build_gptq
+from late_device import LateDevice, LateOps
 from profiled import SMALL, Slow, decoder, loaded, profiled
 from tiny_checkpoints import build_checkpoint
 
 from motley.kernels.batch import StepBatch
 from motley.kernels.cpu.operators import CpuOps
 from motley.replicas.errors import InvalidRequest
+from motley.replicas.gpu.runner import GpuRunner
 from motley.replicas.layers import Joined
 from motley.replicas.profiling import work
 from motley.replicas.profiling.clock import HostClock
@@ -96,6 +99,31 @@ def test_each_phase_knows_what_its_own_modules_were_called_with(folder: Path) ->
     assert prefill.seen["head"] == (torch.bfloat16, 1)
     assert {seen.rows for seen in decode.seen.values()} == {3}
     assert prefill.parts.keys() == decode.parts.keys() == prefill.seen.keys()
+
+
+class PromptDevice(LateDevice):
+    """Does what it is given at once, so that the host's clock tells when."""
+
+    def submit(self, work: Callable[[], None]) -> None:
+        super().submit(work)
+        self.mark().wait()
+
+
+def test_a_runner_with_graphs_is_measured_as_served_and_looked_into_step_by_step(folder: Path) -> None:
+    model = loaded(folder, ops=LateOps(), accelerator=PromptDevice())
+    runner = model.built.runner
+    assert isinstance(runner, GpuRunner)
+    graphs = runner.graphs
+    assert graphs is not None
+    result = profiled(model)
+    assert runner.graphs is graphs
+    assert {key.batch for key in graphs.captured} == {4}  # three sequences, padded
+    for phase, rows in zip(result.phases, (20, 3), strict=True):
+        found = leaves(phase)
+        assert found["layers.3.mlp.down"].work.operations == 2 * rows * 256 * 128
+        assert {node.name for node in phase.step.children} == {"schedule", "prepare", "model", "sample"}
+        assert all(len(phase.step.samples) == len(node.samples) for node in phase.step.walk())
+    assert len(result.phases[1].plain_s) == SMALL.steps
 
 
 def batch_of(*sequences: tuple[int, int]) -> StepBatch:
@@ -260,7 +288,7 @@ def test_what_there_is_no_room_for_is_refused_by_name(folder: Path) -> None:
     model = loaded(folder)
     for asked, names in (
         (Asked(prompt_tokens=256), "prompt_tokens: 256 and 1 more exceed the context of 256 tokens"),
-        (Asked(context_tokens=250), "context_tokens: 250 and 36 more exceed the context of 256 tokens"),
+        (Asked(context_tokens=250), "context_tokens: 250 and 37 more exceed the context of 256 tokens"),
         (Asked(batch=40, context_tokens=8), "batch: 40 sequences need 120 blocks of KV, and there are 64"),
         (Asked(batch=65, context_tokens=8), "batch: 65 sequences, and this engine runs 64 at a time"),
     ):

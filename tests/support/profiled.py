@@ -12,6 +12,7 @@ from motley.kernels.contract import Ops
 from motley.kernels.held import Held
 from motley.replicas.decoder import Decoder
 from motley.replicas.engine_config import EngineConfig
+from motley.replicas.gpu.accelerator import Accelerator
 from motley.replicas.profiling.ceiling import Ceiling, Figure
 from motley.replicas.profiling.profile import Asked, Loaded, Profile, load, profile_built
 
@@ -19,9 +20,15 @@ CEILING = Ceiling("a CPU", Figure(1e10, "measured", "given"), {"fp32": Figure(1e
 SMALL = Asked(prompt_tokens=20, batch=3, context_tokens=8, steps=4, repeats=3)
 
 
-def loaded(folder: Path, asked: Asked = SMALL, ops: Ops | None = None, **settings: Any) -> Loaded:
+def loaded(
+    folder: Path,
+    asked: Asked = SMALL,
+    ops: Ops | None = None,
+    accelerator: Accelerator | None = None,
+    **settings: Any,
+) -> Loaded:
     config = EngineConfig(**{"dtype": "bfloat16", "threads": 1, "kv_memory_bytes": 2**20, **settings})
-    return load(folder, config, asked, ops=ops)
+    return load(folder, config, asked, ops=ops, accelerator=accelerator)
 
 
 def profiled(model: Loaded, asked: Asked = SMALL, ceiling: Ceiling | None = CEILING) -> Profile:

@@ -27,7 +27,7 @@ def profile(
     repeats: Annotated[int, typer.Option(help="Times that the prefill is measured.", min=1)] = 5,
     device: options.Device = "cpu",
     dtype: options.Dtype = "auto",
-    numerics: options.Numerics = "exact",
+    numerics: options.Numerics = None,
     cpu_weights: options.CpuWeights = None,
     threads: options.Threads = None,
     max_model_len: options.MaxModelLen = None,
