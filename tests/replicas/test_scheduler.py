@@ -147,3 +147,22 @@ def test_load_counts_tokens_not_requests() -> None:
     load = under_test.load()
     assert (load.running, load.waiting, load.queued_prefill_tokens) == (1, 1, 84 + 10)
     assert load.kv_blocks_free == BLOCKS - 1
+
+
+def test_a_step_that_lands_after_its_sequence_lost_its_place_publishes_nothing_of_the_new_one() -> None:
+    """Held and let go between launch and result: the blocks are others, and less of them is being computed."""
+    under_test = scheduler(budget=8)
+    sequence = make(0, [5] * 33, 4)
+    under_test.add(sequence)
+    step(under_test)
+    plan = under_test.plan()
+    allocations = under_test.launched(plan)
+    under_test.hold(sequence, True)
+    under_test.hold(sequence, False)
+    again = under_test.plan()
+    under_test.launched(again)
+    assert [(item.start, item.end) for item in (*plan.items, *again.items)] == [(8, 16), (0, 8)]
+    under_test.landed(plan)
+    under_test.commit(zip(plan.items, allocations, strict=True))
+    assert sequence.num_computed == 0
+    assert not under_test.pool.cached_prefix(sequence.reusable_hashes())

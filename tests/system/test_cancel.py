@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import grpc
+from leaving import Leaving
 from protocols_said import Grpc, Http, Responses, everything
 from raw_calls import PROTOCOLS, Asked, Protocol, RawCall
 from served import Served, wait_for
 
-from leaving import Leaving
 from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import inference_pb2_grpc
 

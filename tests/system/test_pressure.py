@@ -16,12 +16,12 @@ from typing import Any
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from leaving import Leaving
 from neighbour import NEIGHBOUR, Neighbour
 from raw_calls import MANY_TOKENS, PROTOCOLS, Asked, Protocol, RawCall
 from raw_http import GOAWAY, HEADERS, RST_STREAM, Http2, head, post, unread
 from served import Served, served, wait_for
 
-from leaving import Leaving
 from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import inference_pb2_grpc
 
