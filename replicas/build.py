@@ -86,6 +86,8 @@ def build_engine(
     checkpoint = inspect_checkpoint(path)
     tokenizer = Tokenizer.load(path) if Tokenizer.is_in(path) else None
     ops, why = operators(config, checkpoint.config.dtype) if ops is None else (ops, "that of the operators given")
+    if config.speculate_ngram and (accelerator is not None or ops.device.type != "cpu"):
+        raise InvalidRequest("speculate_ngram: drafts are verified on a CPU only; expected 0", param="speculate_ngram")
     loaded = load_model(path, ops, progress=progress)
     torch.set_num_threads(ops.torch_threads)
     num_blocks, kv_why = _num_blocks(config, loaded, ops)
@@ -100,7 +102,12 @@ def build_engine(
         log.info("%s: %s", what, reason)
     limits = Limits(loaded.config.vocab_size, max_model_len, loaded.defaults.eos_token_ids)
     pool = BlockPool(num_blocks, reuse_prefixes=config.reuse_prefixes)
-    scheduler = Scheduler(pool, max_batch_tokens=config.max_batch_tokens, max_running=config.max_running)
+    scheduler = Scheduler(
+        pool,
+        max_batch_tokens=config.max_batch_tokens,
+        max_running=config.max_running,
+        max_drafts=config.speculate_ngram,
+    )
     runner = _runner(loaded, ops, accelerator, config, num_blocks, max_model_len)
     grammars = Grammars(tokenizer, limits.vocab_size, limits.eos_token_ids) if tokenizer else None
     core = EngineCore(runner, scheduler, limits, tokenizer, grammars=grammars)

@@ -16,7 +16,7 @@ from .grammar_process import GrammarProcess, MatchState, collect
 from .grammars import Grammars
 from .limits import Limits
 from .plan import UNKNOWN, ItemResult, PlanItem, StepPlan, StepResult
-from .protocol import Delta, FinishReason, ReplicaLoad, Request, StreamMessage, TokenLogprob
+from .protocol import Delta, FinishReason, ReplicaLoad, Request, StreamMessage, TokenLogprob, joined
 from .runner import Pipelined, Runner
 from .scheduler import Scheduler
 from .sequence import Sequence
@@ -310,8 +310,10 @@ class EngineCore:
 
     def _commit(self, flight: _Flight, result: StepResult) -> None:
         plan = flight.plan
-        parts = zip(plan.items, flight.allocations, result.items, strict=True)
-        self.scheduler.commit((item, allocation) for item, allocation, outcome in parts if not outcome.fault)
+        parts = list(zip(plan.items, flight.allocations, result.items, strict=True))
+        sound = [(item, allocation) for item, allocation, outcome in parts if not outcome.fault]
+        right = {item.sequence_id: len(outcome.accepted) for item, _, outcome in parts if outcome.accepted}
+        self.scheduler.commit(sound, right)
         for item, outcome in zip(plan.items, result.items, strict=True):
             if item.sequence_id not in self._job_of:
                 continue  # a sibling's fault has ended it within this very step
@@ -320,7 +322,10 @@ class EngineCore:
             if outcome.fault:
                 self._fault(sequence, outcome.fault)
             elif outcome.token:
-                self._advance(sequence, outcome.token)
+                for token in (*outcome.accepted, outcome.token):
+                    self._advance(sequence, token)
+                    if sequence.finish_reason is not None:
+                        break  # what follows its end was never said
             elif item.sample is not None:
                 sequence.cautious = _CAUTIOUS
                 self.scheduler.step_back(item)
@@ -363,6 +368,8 @@ class EngineCore:
 
     def _send(self, sequence: Sequence, delta: Delta) -> None:
         job = self._job_of[sequence.id]
+        if job.deltas and job.deltas[-1].index == delta.index:
+            delta = joined([job.deltas.pop(), delta])
         job.deltas.append(delta)
         self._ready[job.key] = job
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:  # importing the operators imports torch, which the service's 
     from ..kernels.ops import CpuWeights, KvDtype, Numerics
 
 MAX_SECONDS = 24 * 3600.0
+MAX_DRAFTS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,8 @@ class EngineConfig:
     max_batch_tokens      tokens computed per step, prefill chunks and decodes together
     max_running           sequences in one step
     kv_memory_bytes       None: a share of free memory
+    speculate_ngram       tokens of a sequence that are tried in a step beyond its last, as they followed the same
+                          tokens before; 0: none. What comes is the same, and several at a time
     reuse_prefixes        find prompts' prefixes in the KV of earlier requests
     max_waiting_tokens    prompt tokens admitted and not yet started; above it requests are refused
     max_waiting           requests admitted and not yet started
@@ -46,6 +49,7 @@ class EngineConfig:
     max_batch_tokens: int = 512
     max_running: int = 64
     kv_memory_bytes: int | None = None
+    speculate_ngram: int = 0
     reuse_prefixes: bool = True
     max_waiting_tokens: int = 262_144
     max_waiting: int = 512
@@ -63,6 +67,8 @@ class EngineConfig:
         for name in ("max_model_len", "kv_memory_bytes", "threads"):
             if getattr(self, name) is not None:
                 _positive(name, getattr(self, name))
+        if type(self.speculate_ngram) is not int or not 0 <= self.speculate_ngram <= MAX_DRAFTS:
+            raise _bad("speculate_ngram", self.speculate_ngram, f"an integer from 0 to {MAX_DRAFTS}")
         for name in ("watchdog_s", "reader_timeout_s"):
             _seconds(name, getattr(self, name))
         if self.max_batch_tokens < self.max_running:

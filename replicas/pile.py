@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import replace
 
-from .protocol import Delta, PromptLogprob, StreamMessage
+from .protocol import Delta, PromptLogprob, StreamMessage, joined
 
 # A reader that is behind is to be seen to read, which one huge message would hide; and what carries messages
 # between processes has a limit to one.
@@ -69,19 +69,5 @@ def merge(messages: list[StreamMessage]) -> StreamMessage:
     for message in messages:
         for delta in message.deltas:
             by_choice.setdefault(delta.index, []).append(delta)
-    deltas = tuple(_join(deltas) for deltas in by_choice.values())
+    deltas = tuple(joined(deltas) for deltas in by_choice.values())
     return replace(messages[0], deltas=deltas, load=messages[-1].load)
-
-
-def _join(deltas: list[Delta]) -> Delta:
-    if len(deltas) == 1:
-        return deltas[0]
-    logprobs = [delta.logprobs for delta in deltas if delta.logprobs is not None]
-    return Delta(
-        index=deltas[0].index,
-        token_ids=tuple(token for delta in deltas for token in delta.token_ids),
-        text="".join(delta.text for delta in deltas),
-        logprobs=tuple(item for group in logprobs for item in group) if logprobs else None,
-        finish_reason=deltas[-1].finish_reason,
-        stop_reason=deltas[-1].stop_reason,
-    )

@@ -50,7 +50,9 @@ class PlanItem:
 
     token_ids       the new tokens, at positions start .. start + len(token_ids) - 1; the last may be UNKNOWN
     blocks          KV blocks that hold positions 0 .. start + len(token_ids) - 1
-    sample          set when the step reaches the sequence's last token
+    sample          set when the step reaches the sequence's last token, or its last draft
+    verified        how to choose, after the token before each draft, what the draft must be: as many as the last of
+                    `token_ids` are drafts
     prompt_targets  the prompt tokens whose log-probabilities are wanted: targets[i] follows token_ids[i]
     prompt_top      how many alternatives beside each of them
     pooling         set: the hidden states of these tokens are wanted, as one vector
@@ -64,6 +66,12 @@ class PlanItem:
     prompt_targets: tuple[int, ...] = ()
     prompt_top: int = 0
     pooling: Pooling | None = None
+    verified: tuple[SampleSpec, ...] = ()
+
+    @property
+    def specs(self) -> tuple[SampleSpec, ...]:
+        """For each row that is sampled."""
+        return () if self.sample is None else (*self.verified, self.sample)
 
     @property
     def end(self) -> int:
@@ -86,6 +94,7 @@ class ItemResult:
     """`token` is None when nothing was sampled: nothing was asked for, the sequence's matcher was not ready, or
     the logits were not finite (`fault` says so).
 
+    `accepted`: drafts that are right, each the token that was chosen in its place; `token` follows them.
     `pooled`: fp32 [hidden], the sum over the item's tokens (mean) or the last one's state (last).
     """
 
@@ -93,6 +102,7 @@ class ItemResult:
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     fault: str | None = None
     pooled: tuple[float, ...] = ()
+    accepted: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

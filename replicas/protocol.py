@@ -29,6 +29,7 @@ __all__ = [
     "SamplingParams",
     "StreamMessage",
     "TokenLogprob",
+    "joined",
     "sum_of",
 ]
 
@@ -116,6 +117,21 @@ class Delta:
     stop_reason: str | int | None = None
 
 
+def joined(deltas: list[Delta]) -> Delta:
+    """Of one choice, one after the other, as one."""
+    if len(deltas) == 1:
+        return deltas[0]
+    logprobs = [delta.logprobs for delta in deltas if delta.logprobs is not None]
+    return Delta(
+        index=deltas[0].index,
+        token_ids=tuple(token for delta in deltas for token in delta.token_ids),
+        text="".join(delta.text for delta in deltas),
+        logprobs=tuple(item for group in logprobs for item in group) if logprobs else None,
+        finish_reason=deltas[-1].finish_reason,
+        stop_reason=deltas[-1].stop_reason,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class ReplicaLoad:
     """What a replica carries right now. Token counts, not request counts: prompts differ a thousandfold."""
@@ -130,6 +146,8 @@ class ReplicaLoad:
     prompt_tokens: int = 0  # of all requests that have begun since the replica did
     cached_tokens: int = 0  # of those, found in the prefix cache
     generated_tokens_per_s: float = 0.0  # over the last RATE_WINDOW_S
+    drafted_tokens: int = 0  # tried by speculation since the start
+    accepted_tokens: int = 0  # and those of them that were right
 
 
 def sum_of(loads: Iterable[ReplicaLoad]) -> ReplicaLoad:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -13,6 +13,7 @@ from .grammar_process import await_masks
 from .plan import ItemResult, PlanItem, StepPlan, StepResult
 from .protocol import BLOCK_TOKENS, Pooling
 from .sampler import sample, token_logprob
+from .speculation import accepted
 
 
 class Runner(Protocol):
@@ -68,16 +69,16 @@ class ModelRunner:
         logits = logits.cpu()  # where tokens are chosen
         counts = [num_rows(item) for item in plan.items]
         ends = list(itertools.accumulate(counts))
-        last = [end - 1 for item, end in zip(plan.items, ends, strict=True) if item.sample]
+        last = [row for item, end in zip(plan.items, ends, strict=True) for row in range(end - len(item.specs), end)]
         chosen = logits if len(last) == len(logits) else logits[last]
-        specs = [item.sample for item in plan.items if item.sample]
+        specs = [spec for item in plan.items for spec in item.specs]
         matchers = [spec.matcher for spec in specs if spec.matcher]
         await_masks(matchers, unconstrained=len(matchers) < len(plan.items))
         sampled = iter(sample(chosen, specs))
         rows = torch.split(logits, counts)
         return StepResult(
             tuple(
-                with_prompt_logprobs(item, item_rows, next(sampled) if item.sample else ItemResult(pooled=vector))
+                with_prompt_logprobs(item, item_rows, _chosen(item, sampled) or ItemResult(pooled=vector))
                 for item, item_rows, vector in zip(plan.items, rows, pooled, strict=True)
             )
         )
@@ -119,14 +120,19 @@ def prepare(plan: StepPlan, move: Callable[[torch.Tensor], torch.Tensor], *, all
 
 
 def _rows(item: PlanItem, at: int) -> list[int]:
-    """Rows whose logits the item needs: one per prompt target, then the one that is sampled."""
-    rows = list(range(at, at + len(item.prompt_targets)))
-    return [*rows, at + len(item.token_ids) - 1] if item.sample else rows
+    """Rows whose logits the item needs: one per prompt target, then those that are sampled."""
+    end = at + len(item.token_ids)
+    return [*range(at, at + len(item.prompt_targets)), *range(end - len(item.specs), end)]
 
 
 def num_rows(item: PlanItem) -> int:
     """Of its logits: see `_rows`."""
-    return len(item.prompt_targets) + (item.sample is not None)
+    return len(item.prompt_targets) + len(item.specs)
+
+
+def _chosen(item: PlanItem, sampled: Iterator[ItemResult]) -> ItemResult | None:
+    """Of what was sampled, what belongs to this item; None where it samples nothing."""
+    return accepted(item, list(itertools.islice(sampled, len(item.specs)))) if item.specs else None
 
 
 def vectors(plan: StepPlan, hidden: torch.Tensor) -> list[tuple[float, ...]]:

@@ -8,12 +8,13 @@ decode differ only in how far the counter has to go.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from .blocks import Allocation, BlockPool, blocks_for
 from .plan import PlanItem, StepPlan
 from .protocol import BLOCK_TOKENS, ReplicaLoad
 from .sequence import Sequence, State
+from .speculation import Ngrams
 
 
 class Scheduler:
@@ -23,7 +24,8 @@ class Scheduler:
     if need be alone, and no set of sequences can block each other.
     """
 
-    def __init__(self, pool: BlockPool, *, max_batch_tokens: int, max_running: int) -> None:
+    def __init__(self, pool: BlockPool, *, max_batch_tokens: int, max_running: int, max_drafts: int = 0) -> None:
+        """`max_drafts`: tokens of a sequence that are tried in a step beyond its last; 0: no speculation."""
         assert max_batch_tokens >= max_running >= 1
         self.pool = pool
         self.max_batch_tokens = max_batch_tokens
@@ -31,6 +33,10 @@ class Scheduler:
         self.waiting: list[Sequence] = []  # by rank
         self.running: list[Sequence] = []
         self.num_preemptions = 0
+        self.max_drafts = max_drafts
+        self.drafted_tokens = 0
+        self.accepted_tokens = 0
+        self._ngrams: dict[int, Ngrams] = {}  # by sequence id
         self._by_id: dict[int, Sequence] = {}
 
     def __bool__(self) -> bool:
@@ -50,6 +56,7 @@ class Scheduler:
         (self.running if sequence.state is State.RUNNING else self.waiting).remove(sequence)
         sequence.state = State.FINISHED
         del self._by_id[sequence.id]
+        self._ngrams.pop(sequence.id, None)
         self._free(sequence)
         if not self:
             self.pool.check_idle()
@@ -81,7 +88,7 @@ class Scheduler:
             sequence.num_launched = item.end
             if item.sample is not None:
                 sequence.ahead += 1
-                sequence.unforeseen = not item.sample.plain
+                sequence.unforeseen = not item.sample.plain or (self.max_drafts > 0 and sequence.may_draft)
             assert sequence.allocation is not None
             allocations.append(sequence.allocation)
         return tuple(allocations)
@@ -101,16 +108,24 @@ class Scheduler:
             if sequence is not None and sequence.allocation is allocation:
                 sequence.num_launched = item.start
 
-    def commit(self, items: Iterable[tuple[PlanItem, Allocation]]) -> None:
+    def commit(self, items: Iterable[tuple[PlanItem, Allocation]], accepted: Mapping[int, int] | None = None) -> None:
         """These tokens have been computed: their full blocks may now be found by others.
 
         A sequence may have ended while the step ran, or lost its place, and have another by now.
+
+        accepted  sequence id -> how many of its drafts are right; the others count as never computed, and what they
+                  left in the sequence's own blocks is written over
         """
         for item, allocation in items:
             sequence = self._by_id.get(item.sequence_id)
             if sequence is None or sequence.allocation is not allocation:
                 continue
-            sequence.num_computed = item.end
+            right = (accepted or {}).get(item.sequence_id, 0)
+            self.drafted_tokens += len(item.verified)
+            self.accepted_tokens += right
+            sequence.num_computed = item.end - len(item.verified) + right
+            if item.verified:
+                sequence.num_launched = sequence.num_computed
             sequence.update_hashes()
             tenant = sequence.request.tenant
             new = allocation.publish(sequence.hashes, sequence.num_computed, tenant)
@@ -134,20 +149,39 @@ class Scheduler:
             kv_blocks_free=self.pool.available,
             kv_blocks_total=self.pool.total,
             max_running=self.max_running,
+            drafted_tokens=self.drafted_tokens,
+            accepted_tokens=self.accepted_tokens,
         )
 
     def _plan_running(self, planned: dict[int, PlanItem], budget: int) -> int:
         # Decodes first: a long prompt must not stall the streams beside it.
-        for sequence in sorted(self.running, key=lambda s: (s.remaining > 1, s.rank)):
+        ordered = sorted(self.running, key=lambda s: (s.remaining > 1, s.rank))
+        for others, sequence in zip(range(len(ordered) - 1, -1, -1), ordered, strict=True):
             if budget == 0:
                 break
             count = min(sequence.remaining, budget)
             if count == 0 or sequence.paused or sequence.awaiting:
                 continue
             if sequence.state is State.RUNNING and self._make_room(sequence, count, planned):
-                planned[sequence.id] = _item(sequence, count)
-                budget -= count
+                drafts = self._drafts(sequence, budget - count - others, self.pool.available - others)
+                planned[sequence.id] = _item(sequence, count, drafts)
+                budget -= count + len(drafts)
         return budget
+
+    def _drafts(self, sequence: Sequence, budget: int, blocks: int) -> tuple[int, ...]:
+        """What is tried beside its last token, in so many tokens and new blocks as no other sequence may want."""
+        if not self.max_drafts or not sequence.may_draft or sequence.remaining != 1:
+            return ()
+        assert not sequence.ahead, "a sequence that has drafts waits for its tokens"
+        ngrams = self._ngrams.setdefault(sequence.id, Ngrams())
+        ngrams.extend(sequence.tokens(len(ngrams), sequence.num_tokens))
+        assert sequence.allocation is not None
+        room = (len(sequence.allocation.blocks) + max(0, blocks)) * BLOCK_TOKENS - sequence.num_tokens
+        # The token after the last draft has a place too.
+        drafts = ngrams.draft(min(self.max_drafts, budget, room, sequence.limit - sequence.num_tokens - 1))
+        grown = sequence.allocation.grow(sequence.num_tokens + len(drafts))
+        assert grown, "there is room for drafts"
+        return drafts
 
     def _plan_waiting(self, planned: dict[int, PlanItem], budget: int) -> None:
         for sequence in list(self.waiting):
@@ -208,19 +242,20 @@ class Scheduler:
             sequence.allocation = None
 
 
-def _item(sequence: Sequence, count: int) -> PlanItem:
+def _item(sequence: Sequence, count: int, drafts: tuple[int, ...] = ()) -> PlanItem:
     start, end = sequence.num_launched, sequence.num_launched + count
     pooling = sequence.request.pooling
     assert sequence.allocation is not None
     return PlanItem(
         sequence_id=sequence.id,
         start=start,
-        token_ids=sequence.tokens(start, end),
-        blocks=tuple(sequence.allocation.blocks[: blocks_for(end)]),
-        sample=sequence.sample_spec() if end == sequence.num_tokens + sequence.ahead and not pooling else None,
+        token_ids=sequence.tokens(start, end) + drafts,
+        blocks=tuple(sequence.allocation.blocks[: blocks_for(end + len(drafts))]),
+        sample=sequence.sample_spec(drafts) if end == sequence.num_tokens + sequence.ahead and not pooling else None,
         prompt_targets=_prompt_targets(sequence, start, end),
         prompt_top=sequence.request.sampling.prompt_logprobs or 0,
         pooling=pooling,
+        verified=tuple(sequence.sample_spec(drafts[:count]) for count in range(len(drafts))),
     )
 
 

@@ -118,10 +118,16 @@ class Sequence:
         if len(self.hashes) < self.num_tokens // BLOCK_TOKENS:
             extend_hashes(self.hashes, self.request.cache_salt, self.tokens(0, self.num_tokens))
 
-    def sample_spec(self) -> SampleSpec:
+    @property
+    def may_draft(self) -> bool:
+        """Whether drafts may be tried: what a grammar lets follow a draft is not known before it is accepted."""
+        return self.matcher is None and self.request.pooling is None
+
+    def sample_spec(self, drafts: tuple[int, ...] = ()) -> SampleSpec:
+        """How to choose the token after the last one, or after these drafts of what follows that."""
         params = self.request.sampling
         assert params.seed is not None, "the door fixes the seed"
-        position = len(self.output_ids) + self.ahead
+        position = len(self.output_ids) + self.ahead + len(drafts)
         held_back = position < params.min_tokens
         suppressed = (*self.eos_ids, *params.stop_token_ids) if held_back else ()
         if self.matcher is not None and params.ignore_eos:
@@ -133,7 +139,7 @@ class Sequence:
             position=position,
             suppressed=suppressed,
             prompt_ids=self.request.prompt_ids,
-            output_ids=self.output_ids,
+            output_ids=[*self.output_ids, *drafts] if drafts and params.penalised else self.output_ids,
             matcher=self.matcher,
         )
 

@@ -226,6 +226,8 @@ _LOADED = {
     "prompt_tokens": "of all prompts so far",
     "cached_tokens": "those of them that were not computed again",
     "generated_tokens_per_s": "over the last 10 s",
+    "drafted_tokens": "tokens that speculation has tried so far",
+    "accepted_tokens": "those of them that were right",
 }
 _LOAD: dict[str, Any] = {
     field.name: told(COUNT if isinstance(field.default, int) else NUMBER, _LOADED[field.name])

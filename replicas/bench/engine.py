@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..cores import usable_cores
+from ..engine_config import MAX_DRAFTS
 from .peers import PEERS, SideProcess, is_installed
 from .report import machine, row, versions
 from .shapes import SHAPES, write_gptq
@@ -30,6 +31,7 @@ def run(
     threads: int | None = None,
     repeats: int = 5,
     quick: bool = False,
+    speculate_ngram: int = 0,
     progress: Progress = lambda *_: None,
 ) -> dict[str, Any]:
     """Measure and report.
@@ -40,6 +42,8 @@ def run(
     output_tokens   decoded by each sequence of a batch, after `context_tokens` in KV, on each side
     threads         for each side; None takes the cores this process may use
     quick           a smaller shape and less of everything: within a minute on two cores
+    speculate_ngram decode once more with up to so many drafts a step; how many are right is the text's doing, and
+                    that of random weights repeats itself more than most
 
     Raises ValueError for an unknown shape or peer, SideFailed if a side breaks.
     """
@@ -47,11 +51,13 @@ def run(
         shape, prompt_tokens, output_tokens, repeats = "quick", min(prompt_tokens, 128), 8, 2
     if shape not in SHAPES:
         raise ValueError(f"shape: {shape!r} is not known; expected {' or '.join(SHAPES)}")
+    if not 0 <= speculate_ngram <= MAX_DRAFTS:
+        raise ValueError(f"speculate_ngram: {speculate_ngram} is not accepted; expected 0 to {MAX_DRAFTS}")
     threads = threads or usable_cores()
     installed = [name for name in peers if is_installed(name)]
     absent = [name for name in peers if name not in installed]
     names = ("motley", *installed)
-    begin = _Steps(progress, _count(len(names), len(batches), output_tokens, repeats))
+    begin = _Steps(progress, _count(len(names), len(batches), output_tokens, repeats, speculate_ngram > 0))
     before, folder = machine(), _checkpoint(shape, begin)
     rows: list[dict[str, Any]] = []
     with ExitStack() as stack:
@@ -69,6 +75,9 @@ def run(
             rows += _rows("decode", workload, "tokens/s", samples, batch, absent)
             begin(f"bare model and profile at batch {batch}")
             rows += _inside(sides["motley"], workload, samples["motley"])
+            if speculate_ngram:
+                begin(f"drafts at batch {batch}")
+                rows += _drafted(sides["motley"], workload, output_tokens, speculate_ngram)
         rows += _bytes_per_token(sides, common, absent)
         described = {name: side.description for name, side in sides.items()}
     after = {"load_average_1min_after": machine()["load_average_1min"]}
@@ -92,9 +101,9 @@ class _Steps:
         self._progress(what, self._begun, self._total)
 
 
-def _count(sides: int, batches: int, output_tokens: int, repeats: int) -> int:
+def _count(sides: int, batches: int, output_tokens: int, repeats: int, drafts: bool) -> int:
     """How many steps `run` begins."""
-    return 2 + sides * (repeats + 1) + batches * (sides * (1 + _turns(output_tokens)) + 1)
+    return 2 + sides * (repeats + 1) + batches * (sides * (1 + _turns(output_tokens)) + 1 + drafts)
 
 
 def _turns(output_tokens: int) -> int:
@@ -165,6 +174,19 @@ def _inside(motley: SideProcess, workload: dict[str, Any], engine: list[float]) 
     for name, seconds in sorted(spent.items(), key=lambda item: -item[1]):
         rows.append(row("profile", {"batch": workload["batch"], "op": name}, "of the step", [seconds / whole]))
     return rows
+
+
+def _drafted(motley: SideProcess, workload: dict[str, Any], tokens: int, drafts: int) -> list[dict[str, Any]]:
+    """The engine with n-gram drafts: what they give, and how many were right."""
+    sizes = {"batch": workload["batch"], "context": workload["context_tokens"], "tokens": tokens, "drafts": drafts}
+    found = motley.ask("drafted", **sizes)
+    workload = {**workload, "drafts": drafts}
+    tried, right = found["drafted"], found["accepted"]
+    return [
+        row("decode with drafts", workload, "tokens/s", [found["tokens"] / found["seconds"]]),
+        row("drafts accepted", workload, "of those tried", [right / tried if tried else 0.0]),
+        row("tokens per step", workload, "of each sequence", [found["tokens"] / found["turns"]]),
+    ]
 
 
 def _bytes_per_token(

@@ -65,6 +65,29 @@ class MotleySide:
             self._core.cancel(key)
         self._open = []
 
+    def drafted(self, batch: int, context: int, tokens: int, drafts: int) -> dict[str, float]:
+        """Sequences of so many tokens each, decoded with drafts: seconds, tokens, turns (a sequence in a step)."""
+        scheduler = self._core.scheduler
+        tried, right = scheduler.drafted_tokens, scheduler.accepted_tokens
+        scheduler.max_drafts = drafts
+        for _ in range(batch):
+            self._add(context, max_tokens=tokens + 1)
+        turns = made = 0
+        began = 0.0
+        while self._core.busy:
+            decoding = not scheduler.waiting and all(sequence.remaining == 1 for sequence in scheduler.running)
+            began = began or decoding * time.perf_counter()
+            emissions = self._core.step()
+            if began:
+                turns += len(emissions)
+                made += sum(len(delta.token_ids) for emission in emissions for delta in emission.message.deltas)
+        seconds = time.perf_counter() - began
+        scheduler.max_drafts = 0
+        return {
+            "seconds": seconds, "tokens": made, "turns": turns,
+            "drafted": scheduler.drafted_tokens - tried, "accepted": scheduler.accepted_tokens - right,
+        }  # fmt: skip
+
     def bare(self, batch: int, context: int, steps: int) -> list[float]:
         """Decode steps of the model alone: no scheduler, no sampler but argmax, no text."""
         kv, step = self._bare_kv(batch, context), self._bare_batch(batch, context)

@@ -30,6 +30,8 @@ def test_unknown_names_are_refused():
         engine.run(shape="qwen9")
     with pytest.raises(ValueError, match="ollama"):
         engine.run(shape="tiny", peers=["ollama"])
+    with pytest.raises(ValueError, match="speculate_ngram: 33"):
+        engine.run(shape="tiny", speculate_ngram=33)
 
 
 def test_a_side_that_dies_says_why(tmp_path):
@@ -60,8 +62,9 @@ def test_run_measures_every_installed_side(tmp_path, monkeypatch):
         told.append((begun, total))
 
     result = engine.run(
-        "tiny", [2], prompt_tokens=32, output_tokens=8, context_tokens=20, threads=1, repeats=1, progress=tell
-    )
+        "tiny", [2], prompt_tokens=32, output_tokens=8, context_tokens=20, threads=1, repeats=1, speculate_ngram=4,
+        progress=tell,
+    )  # fmt: skip
     rows = json.loads(json.dumps(result))["rows"]
     assert result["bench"] == "engine"
     assert told == [(begun, len(told)) for begun in range(1, len(told) + 1)]  # one step at a time, to the last
@@ -69,6 +72,9 @@ def test_run_measures_every_installed_side(tmp_path, monkeypatch):
     assert decode["transformers"]["peer_value"] == report.NOT_INSTALLED
     assert decode["transformers"]["value"] > 0
     assert (decode["llama.cpp"]["ratio"] is not None) == has_llama
+    drafts = {row["metric"]: row["value"] for row in rows if row["workload"].get("drafts") == 4}
+    assert drafts["decode with drafts"] > 0
+    assert 0 <= drafts["drafts accepted"] <= 1 <= drafts["tokens per step"] <= 5
     shares = [row["value"] for row in rows if row["metric"] == "profile"]
     assert sum(shares) == pytest.approx(1.0)
     read = next(row for row in rows if row["metric"] == "weights read per token")

@@ -17,6 +17,7 @@ import torch
 from motley.replicas.plan import UNKNOWN, ItemResult, PlanItem, StepPlan, StepResult
 from motley.replicas.protocol import BLOCK_TOKENS
 from motley.replicas.sampler import sample, token_logprob
+from motley.replicas.speculation import accepted
 
 EMPTY = -1
 
@@ -55,8 +56,9 @@ class FakeRunner:
         )
         if item.sample is None:
             return ItemResult(prompt_logprobs=found)
-        result = sample(self._logits(history)[None], [item.sample])[0]
-        return ItemResult(token=result.token, prompt_logprobs=found, fault=result.fault)
+        lengths = range(item.end - len(item.specs) + 1, item.end + 1)
+        rows = torch.stack([self._logits(history[:length]) for length in lengths])
+        return replace(accepted(item, sample(rows, item.specs)), prompt_logprobs=found)
 
     def _logits(self, history: list[int]) -> torch.Tensor:
         logits = logits_of(history, self.vocab_size)

@@ -35,6 +35,7 @@ def engine(
     threads: options.Threads = None,
     repeats: Annotated[int, typer.Option(help="Times that each prefill is measured.", min=1)] = 5,
     quick: Annotated[bool, typer.Option("--quick", help="A smaller shape and less of everything.")] = False,
+    speculate_ngram: options.SpeculateNgram = 0,
     as_json: options.Json = False,
     config: ConfigFile = None,
 ) -> None:
@@ -45,6 +46,7 @@ def engine(
       motley bench engine --quick
       motley bench engine --shape qwen2-0.5b --batch 1 8 32 --threads 2
       motley bench engine --peer transformers --peer llama.cpp --json
+      motley bench engine --quick --batch 1 --speculate-ngram 8
     """
     batches = [*(batch or ()), *(more or ())] or [1, 8, 32]
     if any(size < 1 for size in batches):
@@ -65,6 +67,7 @@ def engine(
                 threads=threads,
                 repeats=repeats,
                 quick=quick,
+                speculate_ngram=speculate_ngram,
                 progress=progress,
             )
     except ValueError as error:

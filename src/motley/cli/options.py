@@ -32,6 +32,12 @@ MaxModelLen = Annotated[int | None, typer.Option(help="Tokens of prompt and outp
 KVMemory = Annotated[
     str | None, typer.Option(metavar="SIZE", help="Memory for KV, such as 2GiB.", rich_help_panel=ENGINE)
 ]
+SpeculateNgram = Annotated[
+    int,
+    typer.Option(
+        metavar="N", help="Try up to N tokens that followed the same tokens before; 0: none.", rich_help_panel=ENGINE
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}

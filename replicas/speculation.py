@@ -1,0 +1,64 @@
+"""Speculation without a second model: what followed the last tokens before is tried as what follows them now.
+
+Drafts are computed with the last token in one step. Each is kept while it is what sampling chose in its place, with
+the same logits, history and random number as without drafts: tokens are the same, and come several at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import zip_longest
+
+from .plan import ItemResult, PlanItem
+
+__all__ = ["Ngrams", "accepted"]
+
+SIZES = (3, 2)  # tokens that must be the same, the longer first: what one token has followed says little
+
+
+class Ngrams:
+    """Where in a sequence its n-grams came last, with a token after them."""
+
+    def __init__(self) -> None:
+        self._tokens: list[int] = []
+        self._after: dict[tuple[int, ...], int] = {}  # n-gram -> position of the token after it
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            end = len(self._tokens)
+            for size in SIZES:
+                if size <= end:
+                    self._after[tuple(self._tokens[end - size :])] = end
+            self._tokens.append(token)
+
+    def draft(self, most: int) -> tuple[int, ...]:
+        """Up to `most` tokens, none where the last ones are new. What repeats itself is drafted beyond the end."""
+        if most < 1:
+            return ()
+        for size in SIZES:
+            after = self._after.get(tuple(self._tokens[-size:]))
+            if after is not None:
+                period = len(self._tokens) - after
+                return tuple(self._tokens[after + i % period] for i in range(most))
+        return ()
+
+
+def accepted(item: PlanItem, results: Sequence[ItemResult]) -> ItemResult:
+    """The result of an item of whose last tokens some are drafts; `results`: one for each of its `specs`.
+
+    A row that has no token, or a fault, ends the run before it: the next step computes it again, and is told.
+    """
+    if not item.verified:
+        return results[0]
+    tokens = []
+    for result, draft in zip_longest(results, item.token_ids[-len(item.verified) :]):
+        if result.token is None:
+            break
+        tokens.append(result.token)
+        if result.token.token_id != draft:
+            break
+    return replace(results[len(tokens) - 1], accepted=tuple(tokens[:-1])) if tokens else results[0]
