@@ -73,7 +73,8 @@ class Instruments(ExitStack):
         heads = {"q_norm": attention.q_norm, "k_norm": attention.k_norm}
         ops, window = attention.ops, attention.window
         rotary = self._timed(f"{inner}rotary_write", "rotary", work.rotary_write)(ops.rotary_write)
-        paged = self._timed(f"{inner}paged_attention", "attention", work.attention, window=window)(ops.attention)
+        count = work.attention(attention.config.num_kv_heads)
+        paged = self._timed(f"{inner}paged_attention", "attention", count, window=window)(ops.attention)
         self._norms(attention, inner, heads, rotary_write=rotary, attention=paged)
         inner = f"{prefix}mlp."
         for name in ("gate_up", "down"):

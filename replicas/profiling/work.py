@@ -65,16 +65,21 @@ def rotary_write(args: Sequence[Any], y: torch.Tensor) -> Work:
     return _plain(2 * (q.nbytes + k.nbytes + v.nbytes) + cos.nbytes + sin.nbytes, 3 * (q.numel() + k.numel()))
 
 
-def attention(args: Sequence[Any], y: torch.Tensor) -> Work:
+def attention(kv_heads: int) -> Count:
     """q [T, H, D] over each sequence's keys and values, which are read once for all its new tokens."""
-    q, cache, batch, window = args[0], args[1], args[2], args[4]
-    heads, dim = q.shape[1:]
-    vector = dim * cache.element_size() * cache.shape[2]  # in the layouts of CPU and GPU alike
-    pairs, rows = 0, 0
-    for seen, new in zip(batch.context_lens, _new(batch), strict=True):
-        pairs += _pairs(seen, new, window)
-        rows += min(seen, window + new - 1) if window else seen
-    return _plain(2 * q.nbytes + 2 * rows * vector, 4 * heads * dim * pairs)
+
+    def count(args: Sequence[Any], y: torch.Tensor) -> Work:
+        q, cache, batch, window = args[0], args[1], args[2], args[4]
+        heads, dim = q.shape[1:]
+        scale = 4 if cache.element_size() == 1 else 0  # a vector of int8 has one in fp32
+        vector = kv_heads * (dim * cache.element_size() + scale)
+        pairs, rows = 0, 0
+        for seen, new in zip(batch.context_lens, _new(batch), strict=True):
+            pairs += _pairs(seen, new, window)
+            rows += min(seen, window + new - 1) if window else seen
+        return _plain(2 * q.nbytes + 2 * rows * vector, 4 * heads * dim * pairs)
+
+    return count
 
 
 def gather(args: Sequence[Any], y: Any) -> Work:

@@ -144,9 +144,11 @@ def test_attention_counts_the_pairs_that_a_window_lets_through(sequences: Any, w
     pairs = sum(len(one) for each in keys for one in each)
     rows = sum(len(set().union(*each)) for each in keys)
     q, cache = torch.empty(sum(map(len, positions)), 4, 8), torch.empty(5, 2, 2, 8 * 16)
-    counted = work.attention((q, cache, batch_of(*sequences), 1.0, window), q)
+    counted = work.attention(2)((q, cache, batch_of(*sequences), 1.0, window), q)
     assert counted.operations == 4 * 4 * 8 * pairs
     assert counted.moved == 2 * q.nbytes + 2 * rows * 2 * 8 * 4
+    flat = torch.empty(99, dtype=torch.uint8)  # int8, with a scale for each vector, in one tensor
+    assert work.attention(2)((q, flat, batch_of(*sequences), 1.0, window), q).moved == 2 * q.nbytes + 2 * rows * 2 * 12
 
 
 def test_times_and_shares_sum_to_the_step(found: Profile) -> None:
