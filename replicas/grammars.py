@@ -14,8 +14,9 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from .errors import InvalidRequest, MotleyError, Overloaded, Unavailable
+from .errors import InvalidRequest, MotleyError, Unavailable
 from .grammar_process import GrammarProcess
+from .grammar_queue import GrammarQueue
 from .grammar_spec import GrammarSpec
 from .grammar_wire import From, To, frame, receive, vocabulary
 from .tokenizer import Tokenizer
@@ -24,7 +25,6 @@ log = logging.getLogger(__name__)
 
 MAX_KEPT = 16  # compiled grammars that nobody uses right now are kept as well, up to this many in all
 MAX_COMPILING = 2  # at a time
-MAX_QUEUED = 64
 MAX_REFUSED = 256  # remembered, so that asking again costs nothing
 REFUSED_S = 60.0
 START_S = 120.0  # importing the library, on a busy machine
@@ -45,24 +45,24 @@ class Grammars:
         self._nursery: _Nursery | None = None
         self._nursery_lock = threading.Lock()
         self._threads = ThreadPoolExecutor(MAX_COMPILING, thread_name_prefix="motley-grammar")
+        self._queue = GrammarQueue()
         self._compiling: dict[GrammarSpec, Future[GrammarProcess]] = {}
         self._kept: OrderedDict[GrammarSpec, GrammarProcess] = OrderedDict()
         self._refused: OrderedDict[GrammarSpec, tuple[float, InvalidRequest]] = OrderedDict()
 
-    def prepare(self, spec: GrammarSpec) -> Future[GrammarProcess]:
+    def prepare(self, spec: GrammarSpec, tenant: str = "") -> Future[GrammarProcess]:
         """Compile, or find compiled. All who ask for one grammar at a time share the future: do not cancel it.
 
-        It raises InvalidRequest naming the spec's field. Raises Overloaded when too many wait.
+        It raises InvalidRequest naming the spec's field. Raises Overloaded when too many wait. Tenants take turns.
         """
         with self._lock:
             if (known := self._known(spec)) is not None:
                 return known
             if (future := self._compiling.get(spec)) is not None:
                 return future
-            if len(self._compiling) >= MAX_QUEUED:
-                raise Overloaded(f"{spec.field}: {MAX_QUEUED} grammars are waiting to be compiled", code="queue_full")
-            future = self._compiling[spec] = self._threads.submit(self._compile, spec)
-        future.add_done_callback(lambda done: self._settle(spec, done))
+            future = self._compiling[spec] = self._queue.put(tenant, spec)
+            future.add_done_callback(lambda done: self._settle(spec, done))
+            self._threads.submit(self._compile_next)
         return future
 
     def refuse(self, spec: GrammarSpec, error: InvalidRequest) -> None:
@@ -77,6 +77,9 @@ class Grammars:
         self._threads.shutdown(wait=False, cancel_futures=True)
         with self._lock:
             self._kept.clear()
+            left = list(iter(self._queue.take, None))
+        for _, future in left:
+            future.cancel()
         if self._nursery is not None:
             self._nursery.close()
 
@@ -107,6 +110,20 @@ class Grammars:
                 self._kept[spec] = done.result()
                 while len(self._kept) > MAX_KEPT:
                     self._kept.popitem(last=False)
+
+    def _compile_next(self) -> None:
+        """For whoever's turn it is."""
+        with self._lock:
+            next_one = self._queue.take()
+        if next_one is None:
+            return  # it was closed
+        spec, future = next_one
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            future.set_result(self._compile(spec))
+        except Exception as error:  # noqa: BLE001  # it is for those who asked
+            future.set_exception(error)
 
     def _compile(self, spec: GrammarSpec) -> GrammarProcess:
         began = time.perf_counter()

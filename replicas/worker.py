@@ -160,7 +160,8 @@ class Worker:
         grammars = self._core.grammars
         if spec is None or grammars is None:
             return None
-        compiling = asyncio.shield(asyncio.wrap_future(grammars.prepare(spec)))  # others may wait for it too
+        found = grammars.prepare(spec, request.tenant)
+        compiling = asyncio.shield(asyncio.wrap_future(found))  # others may wait for it too
         try:
             return await asyncio.wait_for(compiling, request.deadline_s)
         except TimeoutError:
