@@ -9,6 +9,7 @@ from functools import partial
 from .measure import Rotation, time_of
 from .operation import Operation, Problem, Shape
 from .rig import Rig
+from .spills import offered
 from .tuning import Entry
 from .variant import Config
 
@@ -42,7 +43,7 @@ def search(
     turns = Rotation.past(int(work.bytes), rig.cache_bytes, MOST_COPIES)
     problems = [operation.problem(rig.policy, shape, rig.device, seed) for seed in range(turns.copies)]
     best: Trial | None = None
-    for number, config in enumerate(configs or operation.configs(rig.policy, shape)):
+    for number, config in enumerate(configs or offered(operation, rig.policy, shape)):
         # Inputs that no config has had before: what an earlier one left in memory is no answer to them.
         fresh = operation.problem(rig.policy, shape, rig.device, seed=turns.copies + number)
         trial = _try(config, fresh, problems, rig, turns.sweep_bytes)

@@ -19,6 +19,7 @@ from .precision import PrecisionPolicy, policy_of
 from .rig import Rig
 from .roofline import Elementwise
 from .search import Trial, search
+from .spills import offered
 from .static import Candidate, predict
 from .tuning import FOLDER, Entry, Table, folders, read_file, write
 from .variant import Config
@@ -122,7 +123,7 @@ def trials(operation: Operation, policy: PrecisionPolicy) -> list[Job]:
     return [
         Job(operation.name, version, shape, config)
         for shape in wanted(operation, policy)
-        for config in operation.configs(policy, shape)
+        for config in offered(operation, policy, shape)
     ]
 
 
@@ -149,7 +150,7 @@ def _jobs(operation: Operation, capability: tuple[int, int]) -> list[Job]:
     return [
         Job(operation.name, capability, shape, config)
         for shape in shapes
-        for config in operation.configs(policy, shape)[
+        for config in offered(operation, policy, shape)[
             : MOVING_CONFIGS if isinstance(operation.work(policy, shape), Elementwise) else STATIC_CONFIGS
         ]
     ]

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from .capability import Capability
 from .operation import Operation, Shape
 from .precision import PrecisionPolicy
+from .spills import offered
 from .variant import Config
 
 __all__ = [
@@ -90,14 +91,19 @@ def choose(operation: Operation, policy: PrecisionPolicy, shape: Shape, sms: int
     Of other shapes only what the operator offers for this one is taken: there it fits, and is of the right kernel.
     """
     shape = shape.plain
-    default, *others = operation.configs(policy, shape)
-    offered = {default, *others}
+    default, *others = offered(operation, policy, shape)
+    fit = {default, *others}
+    withheld = set(operation.configs(policy, shape)) - fit
     nearest, choice = float("inf"), Choice(default, "default: no table has such a shape", "default")
     for folder in folders(policy.capability, sms):
         table = read(folder, operation.name)
         if table is None:
             continue
-        fitting = [other for other, entry in table.entries.items() if entry.config in offered or other == shape]
+        fitting = [
+            other
+            for other, entry in table.entries.items()
+            if entry.config in fit or (other == shape and entry.config not in withheld)
+        ]
         if not fitting:
             continue
         known = min(fitting, key=lambda other: (shape.distance(other, operation.exact), other.key))

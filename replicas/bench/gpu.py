@@ -295,13 +295,14 @@ class _Run:
             child.write([to_json(job) for job in later])
 
     def _checked(self, operation: Operation) -> Iterator[tuple[Operation, Shape, Config]]:
+        from ...kernels.spills import offered
         from ...kernels.tuning import choose
 
         policy = self._rig.policy
         more = operation.samples(policy) if self._rig.real else ()
         for shape in (*operation.small(policy), *more):
             chosen = choose(operation, policy, shape, self._rig.about.sms if self._rig.real else None).config
-            configs = dict.fromkeys((chosen, operation.configs(policy, shape)[0]))
+            configs = dict.fromkeys((chosen, offered(operation, policy, shape)[0]))
             for config in configs if self._rig.real else [chosen]:
                 yield operation, shape, config
 

@@ -69,10 +69,11 @@ class Tasks:
         from ...kernels.operation import Shape
         from ...kernels.registry import operation
         from ...kernels.search import Trial, search
+        from ...kernels.spills import offered
 
         tried: list[Trial] = []
         wanted, chosen = operation(op), Shape.parse(shape)
-        configs = wanted.configs(self._rig.policy, chosen)[:most]
+        configs = offered(wanted, self._rig.policy, chosen)[:most]
         entry = search(wanted, self._rig, chosen, bandwidth, configs, tried.append)
         found = None if entry is None else {"config": entry.config.to_json(), **entry.facts}
         excluded = [{"config": trial.config.to_json(), "why": trial.why} for trial in tried if trial.why]

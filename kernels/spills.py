@@ -1,0 +1,53 @@
+"""Configs that spill where they were compiled, by a Triton of the images: they are not offered there.
+
+What the matrix found, and no more: a config that is right by one Triton may want more registers by another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .operation import Operation, Shape
+from .precision import PrecisionPolicy
+from .variant import Config
+
+__all__ = ["KNOWN", "offered"]
+
+
+@dataclass(frozen=True, slots=True)
+class Spill:
+    """Shapes and configs of an operator that have these fields, on those capabilities."""
+
+    op: str
+    capabilities: tuple[tuple[int, int], ...]
+    shape: Mapping[str, int | str]
+    config: Mapping[str, int]
+
+    def has(self, operation: Operation, policy: PrecisionPolicy, shape: Shape, config: Config) -> bool:
+        if operation.name != self.op or policy.capability.version not in self.capabilities:
+            return False
+        sizes, chosen = dict(shape.fields), config.to_json()
+        return self.shape.items() <= sizes.items() and self.config.items() <= chosen.items()
+
+
+# By Triton 3.7.1, 8 to 24 bytes a thread each.
+KNOWN = (
+    Spill("w4a16_gemv", ((12, 0),), {"m": 2, "group": 128}, {"REPEAT": 1}),
+    Spill("w4a16_gemv", ((12, 0),), {"m": 8, "group": 128}, {"REPEAT": 1, "ROWS": 4, "num_warps": 2}),
+    Spill("w4a16_gemv", ((12, 0),), {"m": 8, "group": 128}, {"REPEAT": 1, "ROWS": 8, "num_warps": 4}),
+    Spill("w4a16_gemv", ((12, 0),), {"m": 8, "group": 128}, {"REPEAT": 1, "ROWS": 16, "num_warps": 4}),
+    Spill("w8a8", ((7, 0),), {"m": 8, "group": 0}, {"BLOCK_N": 32, "num_warps": 16}),
+    Spill("w8a8", ((12, 0),), {"group": 128, "zeros": "yes"}, {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4}),
+    Spill("attention_decode", ((6, 0),), {"dim": 80, "kv": "fp16"}, {"HEADS": 1, "UNROLL": 2, "SPLITS": 1}),
+    Spill("attention_prefill", ((7, 5),), {"dim": 80, "kv": "int8"}, {"ROWS": 32, "BLOCK": 32}),
+    Spill("attention_prefill", ((8, 0), (12, 0)), {"dim": 128, "kv": "int8"}, {"ROWS": 64, "BLOCK": 64}),
+)
+
+
+def offered(operation: Operation, policy: PrecisionPolicy, shape: Shape) -> tuple[Config, ...]:
+    """What a tuner may try, and a launch may take: the first where nothing is known."""
+    configs = operation.configs(policy, shape)
+    return tuple(
+        config for config in configs if not any(spill.has(operation, policy, shape, config) for spill in KNOWN)
+    )
