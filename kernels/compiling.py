@@ -56,14 +56,14 @@ def compile_all(
     for job, launches in wanted.items():
         for index, launch in enumerate(launches):
             sources.setdefault(_key(job, launch), {}).setdefault(job.capability, (job, index))
-    proven: set[tuple[str, tuple[int, int]]] = set()  # operators and families
+    proven: set[tuple[str, tuple[int, int]]] = set()  # kernels and families
     found: dict[tuple[Any, tuple[int, int]], Result] = {}
     total = sum(map(len, sources.values()))
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
         futures = {}
         for key, members in sources.items():
             first, *others = members.values()
-            about = first[0].op, family_of(first[0].capability)
+            about = wanted[first[0]][first[1]].variant.name, family_of(first[0].capability)
             futures[pool.submit(_compile, *first, [job for job, _ in others], prove=about not in proven)] = key
             if others:
                 proven.add(about)
