@@ -105,9 +105,14 @@ class EngineCore:
         return bool(self._jobs)
 
     @property
+    def launched(self) -> bool:
+        """A step is on its way, of which nothing has been heard."""
+        return self._flight is not None
+
+    @property
     def resting(self) -> bool:
         """Busy, and yet there is nothing to compute: the reader of every request is behind."""
-        return bool(self._held) and len(self._held) == len(self._jobs) and not self._ready
+        return bool(self._held) and len(self._held) == len(self._jobs) and not (self._ready or self._flight)
 
     def load(self) -> ReplicaLoad:
         return replace(self.scheduler.load(), steps=self.num_steps)

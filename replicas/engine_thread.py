@@ -184,10 +184,10 @@ class EngineThread:
                 if not core.busy:
                     self._hand_over([])
                     continue
-                resting = core.resting  # then the step proves nothing
+                resting, steps = core.resting, core.num_steps
                 self.step_began = began = time.monotonic()
                 emissions = core.step()
-                if not resting:
+                if core.num_steps > steps or not (resting or core.launched):  # else it proves nothing
                     self._stepped = time.monotonic()
                     self._took.append(self._stepped - began)
                 self.step_began = None

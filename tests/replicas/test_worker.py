@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fake_runner import FakeRunner
+from fake_runner import AheadRunner, FakeRunner
 
 from motley.replicas import engine_thread
 from motley.replicas import worker as module
@@ -46,8 +46,8 @@ VOCAB = 50
 class GatedRunner(FakeRunner):
     """A step runs only while the gate is open."""
 
-    def __init__(self) -> None:
-        super().__init__(BLOCKS, VOCAB)
+    def __init__(self, num_blocks: int = BLOCKS, vocab_size: int = VOCAB) -> None:
+        super().__init__(num_blocks, vocab_size)
         self.gate = threading.Event()
         self.gate.set()
         self.step_s = 0.0
@@ -66,9 +66,14 @@ def built(runner: FakeRunner) -> BuiltEngine:
     return BuiltEngine(core, runner, None, profile, {}, {})  # type: ignore[arg-type]
 
 
-@pytest.fixture
-def runner() -> GatedRunner:
-    return GatedRunner()
+class GatedAheadRunner(GatedRunner, AheadRunner):
+    """Launches at once, and computes only while the gate is open."""
+
+
+@pytest.fixture(params=[GatedRunner, GatedAheadRunner])
+def runner(request: pytest.FixtureRequest) -> GatedRunner:
+    made: GatedRunner = request.param()
+    return made
 
 
 @pytest.fixture
