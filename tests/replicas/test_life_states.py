@@ -55,7 +55,7 @@ class Compiling:
     def __init__(self) -> None:
         self.asked = 0
 
-    def prepare(self, spec: GrammarSpec) -> Future[Any]:
+    def prepare(self, spec: GrammarSpec, tenant: str) -> Future[Any]:
         self.asked += 1
         return Future()
 
