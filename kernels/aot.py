@@ -25,6 +25,7 @@ FAMILIES = (((6, 0), (6, 1), (7, 0)), ((8, 6), (8, 9)))
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 _INSTRUCTION = re.compile(r"(?:^|[;{])\s*(?:@!?%?\w+\s+)?([a-z][A-Za-z0-9_.:]*)\s", re.MULTILINE)
 _TARGET = re.compile(r"\.target sm_\d+(a?)")
+_NO_CODE = re.compile(r"^\s*\.(?:target|loc|file)\b.*$|//.*$", re.MULTILINE)
 _LABEL = re.compile(r"^\s*(\$\w+):", re.MULTILINE)
 _BRANCH = re.compile(r"\bbra(?:\.uni)?\s+(\$\w+);")
 # Whatever has a half in its name computes in halves, but for moves and for conversions to and from other types.
@@ -53,8 +54,8 @@ class Compiled:
     ptx: str
 
     def same_ptx(self, other: Compiled) -> bool:
-        """Their targets aside."""
-        return _TARGET.sub("", self.ptx) == _TARGET.sub("", other.ptx)
+        """Their targets aside, and where their source lay, which a cache may have from another checkout."""
+        return _code(self.ptx) == _code(other.ptx)
 
     def mix(self) -> Counter[str]:
         """PTX instructions by full name, as often as they are written."""
@@ -141,6 +142,10 @@ def source_of(variant: Variant) -> Any:
 def options_of(variant: Variant) -> dict[str, Any]:
     config = variant.config
     return {"num_warps": config.num_warps, "num_stages": config.num_stages, "enable_fp_fusion": True}
+
+
+def _code(ptx: str) -> str:
+    return _NO_CODE.sub("", ptx.partition("\t.section")[0])
 
 
 def _signature(variant: Variant) -> dict[str, str]:

@@ -60,6 +60,19 @@ def test_that_it_is_one_is_proven_and_a_difference_is_a_failure(tools: list[str]
     assert found[7, 0] == Failed("its PTX is not that of (6, 0): they are no family")
 
 
+def test_where_the_source_lay_makes_no_other_ptx() -> None:
+    def found(target: str, folder: str, instruction: str) -> Compiled:
+        ptx = (
+            f".target {target}\n\t.loc 1 7 0 // {folder}/norm.py:7\n\t{instruction} %r1, %r2;\n"
+            f'\t.file 1 "{folder}/norm.py"\n\t.section\t.debug_str {{ // {folder} }}\n'
+        )
+        return Compiled("k", (8, 6), 32, 0, 0, 128, 0.1, ptx)
+
+    one = found("sm_86", "/here", "add.f32")
+    assert one.same_ptx(found("sm_89", "/there", "add.f32"))
+    assert not one.same_ptx(found("sm_89", "/here", "mul.f32"))
+
+
 def test_families_have_known_members_of_one_kind() -> None:
     members = [each for family in FAMILIES for each in family]
     assert len(set(members)) == len(members)
