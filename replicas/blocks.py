@@ -148,8 +148,8 @@ class BlockPool:
             self.log.removed(key, owner)
 
     def _withdraw(self, block: int) -> None:
-        if (key := self._hash_of.pop(block, None)) is not None:
-            del self._block_of[key]
+        if block in self._hash_of:
+            self._unlist(block)
 
     def _release(self, block: int) -> None:
         self._references[block] -= 1

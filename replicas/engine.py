@@ -204,17 +204,20 @@ class EngineCore:
                 self._flight.outcome()
                 self.scheduler.recalled(self._flight.plan, self._flight.allocations)
                 self._flight = None
-            if len(plan.items) > 1:
-                results = [self._attempt(StepPlan((self._known(item),)))() for item in plan.items]
+            parts = list(zip(plan.items, flight.allocations, strict=True))
+            if len(parts) > 1 or not self.scheduler.holds(*parts[0]):
+                results = [self._again(*part) for part in parts]
         self.failed_steps = self.failed_steps + 1 if all(isinstance(result, str) for result in results) else 0
         faults_or_items = ((ItemResult(fault=r),) if isinstance(r, str) else r.items for r in results)
         return StepResult(tuple(itertools.chain.from_iterable(faults_or_items)))
 
-    def _known(self, item: PlanItem) -> PlanItem:
-        """With ids for those that were UNKNOWN when it was planned."""
-        if item.token_ids[-1] != UNKNOWN or item.sequence_id not in self._job_of:
-            return item
-        return replace(item, token_ids=self.scheduler.sequence(item.sequence_id).tokens(item.start, item.end))
+    def _again(self, item: PlanItem, allocation: Allocation) -> StepResult | str:
+        """The item apart; nothing, of a sequence that has gone or lost its blocks: another's KV may be there by now."""
+        if not self.scheduler.holds(item, allocation):
+            return StepResult((ItemResult(),))
+        if item.token_ids[-1] == UNKNOWN:  # it was so when it was planned
+            item = replace(item, token_ids=self.scheduler.sequence(item.sequence_id).tokens(item.start, item.end))
+        return self._attempt(StepPlan((item,)))()
 
     def _attempt(self, plan: StepPlan) -> Callable[[], StepResult | str]:
         """Whatever a kernel raises (out of memory, above all) must end these requests, not the engine: it is told."""

@@ -165,6 +165,7 @@ class EngineThread:
         try:
             await asyncio.wait_for(asyncio.shield(self._one_step()), PROBE_S)
         except TimeoutError:
+            self._probe = None  # whoever asks next asks anew
             raise EngineFault(f"an idle engine took no step within {PROBE_S:g} s", code="engine_hangs") from None
         self.raise_if_lost()
         if failing and self._core.failed_steps:
@@ -181,7 +182,7 @@ class EngineThread:
         core = self._core
         try:
             while self._take_commands(self._patience_s()):
-                if not core.busy:
+                if not core.busy and not core.launched:
                     self._hand_over([])
                     continue
                 resting, steps = core.resting, core.num_steps
@@ -201,16 +202,19 @@ class EngineThread:
     def _patience_s(self) -> float | None:
         """How long to wait for a command; None: until there is one. Deadlines of what is held are kept."""
         if not self._core.busy:
-            return None
+            return 0.0 if self._core.launched else None  # a step on its way is to land
         return REST_S if self._core.resting else 0.0
 
     def _take_commands(self, patience_s: float | None) -> bool:
         """Carry out what is in the inbox; False when told to stop."""
         core = self._core
+        probe: _Add | None = None
         while True:
             try:
                 command = self._inbox.get(patience_s != 0.0, patience_s)
             except queue.Empty:
+                if probe is not None and (not core.busy or core.resting):  # a busy engine steps anyway
+                    core.add(probe.key, probe.request, probe.arrived)
                 return True
             if command is None:
                 return False
@@ -223,7 +227,9 @@ class EngineThread:
                 self._call_loop(_settle, command.done)
             elif isinstance(command, _Watch):
                 self._log_blocks(wanted=command.wanted)
-            elif command.key != _PROBE_KEY or not core.busy or core.resting:  # a busy engine steps anyway
+            elif command.key == _PROBE_KEY:
+                probe = command
+            else:
                 core.add(command.key, command.request, command.arrived, command.grammar)
             patience_s = 0.0
 

@@ -198,7 +198,9 @@ def parts_of(decoder: Decoder, asked: Asked) -> Parts:
         weights=decoder.held.weights,
         metadata=decoder.held.metadata,
         kv_block=sum(layer.nbytes for layer in kv),
-        activations=activation_bytes(config, itemsize, asked.tokens, asked.rows) + on_gpu * _beside(decoder, asked),
+        # On a GPU what is planned must suffice, log-probabilities of a whole prompt included.
+        activations=activation_bytes(config, itemsize, asked.tokens, max(asked.rows, on_gpu * asked.tokens))
+        + on_gpu * _beside(decoder, asked),
         graphs=on_gpu * graph_bytes(config, itemsize, asked.rows),
         context=on_gpu * CONTEXT_BYTES,
     )

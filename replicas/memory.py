@@ -6,11 +6,12 @@ import os
 from dataclasses import dataclass
 
 from .config import ModelConfig
+from .gpu.buckets import batch_sizes, context_sizes
 from .protocol import BLOCK_TOKENS
 
 __all__ = [
-    "CONTEXT_BYTES", "CPU_KV_SHARE", "KvBudget", "Parts", "activation_bytes", "cpu_kv_budget", "free_memory",
-    "graph_bytes", "kv_budget", "reserve_bytes", "split_bytes",
+    "CONTEXT_BYTES", "CPU_KV_SHARE", "MAX_GRAPHS", "KvBudget", "Parts", "activation_bytes", "cpu_kv_budget",
+    "free_memory", "graph_bytes", "kv_budget", "reserve_bytes", "split_bytes",
 ]  # fmt: skip
 
 CPU_KV_SHARE = 0.25  # of the memory that is free once the weights are loaded
@@ -19,6 +20,7 @@ CPU_KV_SHARE = 0.25  # of the memory that is free once the weights are loaded
 CONTEXT_BYTES = 600 << 20
 _LAUNCH_BYTES = 16 << 10
 _LAUNCHES_PER_LAYER = 10
+MAX_GRAPHS = 64  # that are kept at a time
 _RESERVE_SHARE, _RESERVE_BYTES = 0.03, 256 << 20
 
 
@@ -117,10 +119,15 @@ def split_bytes(config: ModelConfig, rows: int) -> int:
 
 
 def graph_bytes(config: ModelConfig, itemsize: int, max_running: int) -> int:
-    """CUDA graphs of decode for 1, 2, 4, 8 ... `max_running` sequences, which share one pool. An allowance."""
-    graphs = max_running.bit_length() + (max_running & (max_running - 1) != 0)
+    """CUDA graphs of decode, which share one pool, and logits of each batch size. An allowance.
+
+    As many as are kept, or as there are: of 3 kinds for each batch size and length of context.
+    """
+    sizes = batch_sizes(max_running)
+    graphs = min(MAX_GRAPHS, 3 * len(sizes) * len(context_sizes(config.max_model_len)))
     launches = config.num_layers * _LAUNCHES_PER_LAYER
-    return activation_bytes(config, itemsize, max_running, max_running) + graphs * launches * _LAUNCH_BYTES
+    logits = 4 * config.vocab_size * sum(sizes)
+    return activation_bytes(config, itemsize, max_running, max_running) + logits + graphs * launches * _LAUNCH_BYTES
 
 
 def _mib(nbytes: int) -> str:

@@ -132,6 +132,11 @@ class Scheduler:
             if new and self.pool.log is not None:
                 self.pool.log.stored(tenant, sequence.hashes, new, sequence.tokens)
 
+    def holds(self, item: PlanItem, allocation: Allocation) -> bool:
+        """Whether the item's sequence still has the blocks that the item was planned for."""
+        sequence = self._by_id.get(item.sequence_id)
+        return sequence is not None and sequence.allocation is allocation
+
     def step_back(self, item: PlanItem) -> None:
         """Its last token is to be computed again, by the step that samples; unless all of them are anyway."""
         sequence = self._by_id[item.sequence_id]

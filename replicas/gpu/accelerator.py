@@ -45,7 +45,7 @@ class Accelerator(Protocol):
 
 
 class Cuda:
-    """A GPU of NVIDIA's, on the current stream."""
+    """A GPU of NVIDIA's, on its current stream. Whichever thread calls: each has a current device of its own."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -59,13 +59,19 @@ class Cuda:
 
     @torch.inference_mode()
     def submit(self, work: Callable[[], None]) -> None:
-        work()
+        with torch.cuda.device(self.device):
+            work()
 
     def mark(self) -> Mark:
-        return _Event()
+        with torch.cuda.device(self.device):
+            return _Event()
 
     @torch.inference_mode()
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        with torch.cuda.device(self.device):
+            return self._capture(work)
+
+    def _capture(self, work: Callable[[], None]) -> Callable[[], None]:
         side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(side):

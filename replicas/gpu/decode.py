@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -9,12 +11,15 @@ import torch
 
 from ...kernels.batch import StepBatch
 from ...kernels.sampling.sample import SamplingRows
+from ..memory import MAX_GRAPHS
 from ..plan import UNKNOWN, PlanItem, SampleSpec
 from ..protocol import BLOCK_TOKENS
 from ..runner import Model
 from .accelerator import Accelerator, Mark
 from .packed import Packed, Turn
 from .state import DeviceState
+
+log = logging.getLogger(__name__)
 
 # (logits fp32 [R, vocabulary], rows, whether any row filters) -> ids int64 [R], their log-probabilities fp32 [R]
 Sampler = Callable[[torch.Tensor, SamplingRows, bool], tuple[torch.Tensor, torch.Tensor]]
@@ -47,7 +52,10 @@ class Key:
 
 
 class DecodeGraphs:
-    """Captured when first needed. All graphs of a batch size read and write the same memory."""
+    """Captured when first needed; of MAX_GRAPHS the one that was launched least recently makes room.
+
+    All graphs of a batch size read and write the same memory.
+    """
 
     def __init__(
         self, model: Model, kv: list[torch.Tensor], sampler: Sampler, state: DeviceState, accelerator: Accelerator
@@ -55,16 +63,29 @@ class DecodeGraphs:
         self._model, self._kv, self._sampler = model, kv, sampler
         self._state, self._accelerator = state, accelerator
         self._static: dict[int, Static] = {}
-        self._replays: dict[Key, Callable[[], None]] = {}
-        self._logits: dict[Key, torch.Tensor] = {}
+        self._replays: OrderedDict[Key, Callable[[], None]] = OrderedDict()
+        self._refused: set[Key] = set()
 
     @property
     def captured(self) -> tuple[Key, ...]:
         return tuple(self._replays)
 
-    def logits(self, key: Key) -> torch.Tensor:
-        """fp32 [batch, vocabulary], as the graph's latest launch leaves them."""
-        return self._logits[key]
+    def has(self, key: Key) -> bool:
+        """Whether there is a graph for it, captured now if need be. One that could not be is not tried again."""
+        if key in self._replays:
+            return True
+        if key in self._refused:
+            return False
+        if len(self._replays) >= MAX_GRAPHS:
+            self._accelerator.mark().wait()  # none is on its way
+            self._replays.popitem(last=False)
+        try:
+            self._replays[key] = self._capture(key)
+        except RuntimeError as error:  # out of memory, above all
+            log.warning("no graph for %s: such steps run as they come (%s)", key, error)
+            self._refused.add(key)
+            return False
+        return True
 
     def static(self, batch: int) -> Static:
         if batch not in self._static:
@@ -72,18 +93,17 @@ class DecodeGraphs:
         return self._static[batch]
 
     def launch(self, key: Key, items: Sequence[PlanItem], rows: Sequence[int]) -> Static:
-        """One sampled item each, in order; what it makes is in the static memory of the batch size."""
+        """One sampled item each, in order; what it makes is in the static memory of the batch size. See `has`."""
         static = self.static(key.batch)
-        replay = self._replays.get(key)
-        if replay is None:
-            replay = self._replays[key] = self._capture(key, static)
+        self._replays.move_to_end(key)
         turn = static.inputs.turn()
         _write(turn, items, rows, key.batch, self._state)
         static.inputs.send(turn)
-        self._accelerator.submit(replay)
+        self._accelerator.submit(self._replays[key])
         return static
 
-    def _capture(self, key: Key, static: Static) -> Callable[[], None]:
+    def _capture(self, key: Key) -> Callable[[], None]:
+        static = self.static(key.batch)
         turn = static.inputs.turn()
         _write(turn, (), (), key.batch, self._state)  # padding alone: what is run while compiling changes nothing
         static.inputs.send(turn)
@@ -107,8 +127,11 @@ class DecodeGraphs:
             num_decodes=key.batch,
             lengths=(positions + 1).to(torch.int32),
         )
-        logits = self._logits[key] = self._model.forward(batch, self._kv)
+        logits = self._model.forward(batch, self._kv)
         if key.filtered is None:
+            if static.logits is None:  # in the run that compiles: it is not of the memory that graphs share
+                static.logits = torch.empty_like(logits)
+            static.logits.copy_(logits)
             return
         tokens, logprobs = self._sampler(logits, sampling_rows(there), key.filtered)
         state.last[rows] = tokens
@@ -117,12 +140,13 @@ class DecodeGraphs:
 
 
 class Static:
-    """The memory of the graphs of one batch size."""
+    """The memory of the graphs of one batch size. logits: fp32 [batch, vocabulary], where nothing is sampled."""
 
     def __init__(self, batch: int, accelerator: Accelerator) -> None:
         self.inputs = Packed(accelerator, batch, _INPUTS)
         self.outputs = Packed(accelerator, batch, _OUTPUTS)
         self.every_row = torch.arange(batch, device=accelerator.device)
+        self.logits: torch.Tensor | None = None
 
     def fetch(self) -> tuple[Turn, Mark]:
         """Where tokens and log-probabilities will be on the host, and when."""

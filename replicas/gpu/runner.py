@@ -62,7 +62,17 @@ class GpuRunner:
     def launch(self, plan: StepPlan) -> Callable[[], StepResult]:
         """See `Pipelined`."""
         one_each = all(len(item.token_ids) == 1 and item.sample and not item.prompt_targets for item in plan.items)
-        return self._launch_graph(plan) if one_each and self.graphs is not None else self._launch_eager(plan)
+        if one_each and self.graphs is not None and self.graphs.has(key := self._key(plan)):
+            return self._launch_graph(plan, self.graphs, key)
+        return self._launch_eager(plan)
+
+    def _key(self, plan: StepPlan) -> Key:
+        specs = [item.sample for item in plan.items if item.sample is not None]
+        return Key(
+            bucket(self._batches, len(plan.items)),
+            bucket(self._contexts, max(item.end for item in plan.items)),
+            any(map(_filters, specs)) if all(spec.plain for spec in specs) else None,
+        )
 
     def logits(self, plan: StepPlan) -> torch.Tensor:
         """Logits fp32 [T, vocabulary] of every token of the plan, on the host."""
@@ -76,25 +86,17 @@ class GpuRunner:
         self._accelerator.mark().wait()
         return found.value
 
-    def _launch_graph(self, plan: StepPlan) -> Callable[[], StepResult]:
-        assert self.graphs is not None
+    def _launch_graph(self, plan: StepPlan, graphs: DecodeGraphs, key: Key) -> Callable[[], StepResult]:
         items = plan.items
         rows = self._state.take(items)
         self._state.bring_tables(items, rows)
-        specs = [item.sample for item in items if item.sample is not None]
-        plain = all(spec.plain for spec in specs)
-        key = Key(
-            bucket(self._batches, len(items)),
-            bucket(self._contexts, max(item.end for item in items)),
-            any(map(_filters, specs)) if plain else None,
-        )
-        static = self.graphs.launch(key, items, rows)
+        static = graphs.launch(key, items, rows)
         self._state.have_tables(items, rows)
-        if plain:
+        if key.filtered is not None:
             turn, mark = static.fetch()
             return partial(_plain_result, turn, mark, len(items))
-        graphs, logits = self.graphs, _Later()
-        self._accelerator.submit(lambda: logits.put(graphs.logits(key)))
+        logits = _Later()
+        self._accelerator.submit(lambda: logits.put(static.logits))
         return self._choose(plan, rows, logits)
 
     def _launch_eager(self, plan: StepPlan) -> Callable[[], StepResult]:
@@ -134,7 +136,7 @@ class GpuRunner:
         wanted = [at for i in told for at in range(ends[i] - counts[i], ends[i])]
         on_host, pooled_on_host = _Later(), _Later()
         if wanted:
-            self._accelerator.submit(lambda: on_host.put(_to_host(logits.value[self._moved(wanted)])))
+            self._accelerator.submit(lambda: on_host.put(_to_host(self._rows_of(logits.value, wanted))))
         if any(item.pooling for item in plan.items):
             assert hidden is not None
             self._accelerator.submit(lambda: pooled_on_host.put(_to_host(hidden.value)))
@@ -195,6 +197,9 @@ class GpuRunner:
             for i in told:
                 results[i] = with_prompt_logprobs(plan.items[i], parts[i], results[i])
         return StepResult(tuple(results))
+
+    def _rows_of(self, logits: torch.Tensor, wanted: Sequence[int]) -> torch.Tensor:
+        return logits if len(wanted) == len(logits) else logits[self._moved(wanted)]
 
     def _moved(self, values: Sequence[int]) -> torch.Tensor:
         return self._accelerator.moved(torch.tensor(values, dtype=torch.int64))

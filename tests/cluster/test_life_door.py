@@ -59,9 +59,9 @@ async def test_a_deadline_of_a_millisecond_is_never_run(
         reply = await asgi.request(app, "POST", "/v1/completions", body)
         assert (reply.status, reply.json()["error"]["type"]) == (504, "timeout_error")
     with pytest.raises(DeadlineExceeded):
-        await own.motley.complete(Ask(model="", prompt="abc", timeout_s=0.001), Caller())
+        await own.motley.complete(pb.CompleteRequest(text="abc", timeout_s=0.001), Caller())
     with pytest.raises(DeadlineExceeded):
-        await own.motley.complete(Ask(model="", prompt="abc"), Caller(timeout_s=0.001))
+        await own.motley.complete(pb.CompleteRequest(text="abc"), Caller(timeout_s=0.001))
     assert scripted.requests == []
 
 
@@ -123,11 +123,12 @@ async def test_a_call_whose_client_goes_is_ended_in_every_form(folder: Path) -> 
     worker = Slow(str(folder), step_s=0.1)  # by itself none ends within 40 s
     own = await make_ingress(folder, worker)
     messages = [{"role": "user", "content": "abc"}]
-    ask = Ask(model="", prompt="abc", sampling={"max_tokens": 400})
-    chat = Ask(model="", prompt=messages, chat=True, sampling={"max_tokens": 400})
+    sampling = pb.SamplingParams(max_tokens=400)
+    ask = pb.CompleteRequest(text="abc", sampling=sampling)
+    chat = pb.ChatRequest(messages=[{"role": "user", "content": "abc"}], sampling=sampling)
 
-    async def stream(ask: Ask) -> None:
-        async for _ in own.motley.complete_stream(ask, Caller()):
+    async def read(stream: AsyncGenerator[Any, None]) -> None:
+        async for _ in stream:
             pass
 
     app = own.__serve_build_asgi_app__()
@@ -137,9 +138,9 @@ async def test_a_call_whose_client_goes_is_ended_in_every_form(folder: Path) -> 
     tensor = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["abc"]}
     calls = [
         (1, own.motley.complete(ask, Caller())),
-        (1, stream(ask)),
-        (1, own.motley.complete(chat, Caller())),
-        (1, stream(chat)),
+        (1, read(own.motley.complete_stream(ask, Caller()))),
+        (1, own.motley.chat(chat, Caller())),
+        (1, read(own.motley.chat_stream(chat, Caller()))),
         (2, own.motley.embeddings(pb.EmbeddingsRequest(inputs=[{"text": "abc"}, {"text": "xyz"}]), Caller())),
         (1, own.vllm.embed(vllm_engine_pb2.EmbedRequest(tokenized={"input_ids": [1]}), Caller())),
         (2, post("/v1/completions", two)),

@@ -22,7 +22,7 @@ from motley.cluster.protos import inference_pb2_grpc
 
 MOST = 60_000  # tokens: longer than any test presses
 NEIGHBOUR = "neighbour"
-LEAST = 500  # that it has had under pressure
+LEAST = 1500  # that it has had under pressure: many beside those that come while the steps are told
 AHEAD = 400  # tokens that come while the steps are told, at most
 LEAST_SHARE = 0.7  # of steps; these are asked for over HTTP, and some go by meanwhile; mostly it is 1.0
 
