@@ -366,6 +366,44 @@ def test_what_is_held_up_at_any_time_goes_on_as_if_nothing_had_been(turns: list[
         assert choice(messages).token_ids == choice(run(engine(), [one])[0]).token_ids
 
 
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    fails=st.sets(st.integers(0, 60), max_size=8),
+    holds=st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=40),
+    blocks=st.integers(7, 12),
+)
+def test_what_failed_is_never_tried_again_in_blocks_that_are_anothers(
+    fails: set[int], holds: list[tuple[int, bool]], blocks: int
+) -> None:
+    """Steps fail as out of memory, sequences lose their places meanwhile: what is said is right, up to a fault."""
+    core = engine(blocks=blocks, budget=16, reuse=False)
+    requests = [request(prompt, max_tokens=24) for prompt in ([1] * 40, [4] * 33, [2] * 20, [3] * 5)]
+    seen: list[list[int]] = [[] for _ in requests]
+    faulty: set[int] = set()
+    for key, one in enumerate(requests):
+        core.add(key, one)
+    for step in range(600):
+        if not core.busy:
+            break
+        if step in fails:
+            core._runner.fail_next = RuntimeError("out of memory")  # type: ignore[attr-defined]
+        if step < len(holds):
+            core.hold(*holds[step])
+        elif step == len(holds):
+            for key in range(4):
+                core.hold(key, False)
+        for emission in core.step():
+            seen[emission.key] += [token for delta in emission.message.deltas for token in delta.token_ids]
+            if emission.error is not None:
+                faulty.add(emission.key)
+    assert not core.busy
+    core.scheduler.pool.check(idle=True)
+    for key, one in enumerate(requests):
+        expected = naive(list(one.prompt_ids), 24)
+        assert tuple(seen[key]) == tuple(expected[: len(seen[key])])
+        assert len(seen[key]) == 24 or key in faulty
+
+
 def test_what_is_too_much_for_a_step_takes_the_step_launched_after_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others decode beside it, plainly: where steps are launched ahead, one is on its way when another fails."""
     core = engine(max_len=200, blocks=64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -10,8 +11,10 @@ import torch
 from late_device import LateDevice, LateOps
 from tiny_checkpoints import build_checkpoint
 
+from motley.replicas import build
 from motley.replicas.blocks import BlockPool, blocks_for
 from motley.replicas.engine import EngineCore
+from motley.replicas.gpu import decode
 from motley.replicas.gpu.buckets import batch_sizes, bucket, context_sizes
 from motley.replicas.gpu.packed import Packed
 from motley.replicas.gpu.rows import Rows
@@ -168,6 +171,55 @@ def test_a_step_that_fails_leaves_nothing_wrong_behind(make: Make, monkeypatch: 
     for key, tokens in found.items():
         assert tokens == expected[key][: len(tokens)]
         assert key in faulty or len(tokens) == 40
+
+
+def test_graphs_beyond_what_is_kept_make_room(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = [request(prompt, max_tokens=12 + 5 * key) for key, prompt in enumerate(PROMPTS)]
+    expected = [ids(deltas) for deltas in run(make("graphs")[0], requests)]
+    monkeypatch.setattr(decode, "MAX_GRAPHS", 2)
+    core, runner = make("graphs")
+    assert [ids(deltas) for deltas in run(core, requests)] == expected
+    assert len(runner.graphs.captured) == 2
+    assert runner._accelerator.captures > 2
+
+
+def test_a_step_whose_graph_cannot_be_captured_runs_as_it_comes(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = [ids(deltas) for deltas in run(make("graphs")[0], MIXED[:2])]
+    core, runner = make("graphs")
+    asked = []
+
+    def out_of_memory(work: Callable[[], None]) -> Callable[[], None]:
+        asked.append(work)
+        raise RuntimeError("CUDA out of memory")
+
+    monkeypatch.setattr(runner._accelerator, "capture", out_of_memory)
+    assert [ids(deltas) for deltas in run(core, MIXED[:2])] == expected
+    assert len(asked) == len(runner.graphs._refused) > 0, "each is tried once"
+    assert not runner.graphs.captured
+
+
+def test_logits_are_kept_for_those_who_read_them(make: Make) -> None:
+    core, runner = make("graphs")
+    run(core, [MIXED[0], MIXED[1]])
+    assert all(static.logits is None for static in runner.graphs._static.values())
+    run(core, [MIXED[3]])
+    assert [batch for batch, static in runner.graphs._static.items() if static.logits is not None] == [1]
+
+
+def test_rates_are_of_steps_that_have_landed(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    core, runner = make("graphs")
+    forward, seconds = runner.model.forward, 0.05
+
+    class Slow:
+        def forward(self, batch: Any, kv: Any) -> torch.Tensor:
+            if batch.num_tokens > 8:
+                time.sleep(seconds)
+            return forward(batch, kv)
+
+    monkeypatch.setattr(runner, "model", Slow())
+    prefill_s, decode_s = build._measure(core)
+    assert prefill_s >= seconds
+    assert decode_s < prefill_s
 
 
 def test_sizes_of_graphs() -> None:
