@@ -279,24 +279,22 @@ async def test_an_idle_engine_that_takes_no_step_is_unhealthy(
     runner.gate.set()
 
 
-async def test_a_probe_that_finds_the_engine_busy_and_then_idle_is_not_lost(
-    worker: Worker, runner: GatedRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_probe_that_finds_the_engine_busy_and_then_idle_is_not_lost(worker: Worker) -> None:
     """What it came upon is cancelled in the same breath: nothing steps any more, and whoever asks shall be told."""
-    monkeypatch.setattr(engine_thread, "PROBE_AFTER_S", 0.0)
-    monkeypatch.setattr(engine_thread, "PROBE_S", 5.0)
-    thread = engine_of(worker)
-    runner.gate.clear()
-    thread.add(1000, request(max_tokens=50), time.monotonic())
-    await until(lambda: thread.step_began is not None or bool(getattr(runner, "_queue", ())))
-    thread.add(1001, request(max_tokens=50), time.monotonic())
-    monkeypatch.setattr(thread, "step_began", None)
-    asked = asyncio.create_task(worker.check_health())
-    await asyncio.sleep(0)
+    assert worker._engine is not None
+    thread = worker._make_thread(worker._engine)
+    core = worker._engine.core
+    thread.add(1000, request(), time.monotonic())
+    thread._one_step()
     thread.cancel(1000)
-    thread.cancel(1001)
-    runner.gate.set()
-    await asyncio.wait_for(asked, 4.0)
+    assert thread._take_commands(0.0)
+    assert core.busy, "with the probe"
+    core.cancel(engine_thread._PROBE_KEY)
+    thread.add(1001, request(), time.monotonic())
+    thread._inbox.put(engine_thread._Add(engine_thread._PROBE_KEY, engine_thread._PROBE, 0.0))
+    assert thread._take_commands(0.0)
+    core.cancel(1001)
+    assert not core.busy, "what is busy steps anyway"
 
 
 async def test_steps_that_fail_in_a_row_make_it_unhealthy_until_one_succeeds(
