@@ -30,7 +30,7 @@ _MAX_NEW = 2048  # tokens of a step
 _CHECKED_ROWS = 3  # of a sequence: all would take fp64 too long
 # (heads, kv_heads, head_dim, window) that none of MODELS has: phi-2, phi-3-mini, gemma-3-12b, from their config.json.
 _OTHERS = ((32, 32, 80, 0), (32, 32, 96, 2047), (16, 8, 256, 1024))
-# Of these and of MODELS, with windows those without, and the other way round; the last for KV in int8 as well.
+# Of these and of MODELS, with windows those without, and the other way round; for KV in int8 as well.
 _SELDOM = ((14, 2, 64, 1024), (32, 32, 80, 1024), (32, 32, 96, 0), (16, 8, 256, 0), (28, 4, 128, 1024))
 
 
@@ -169,7 +169,7 @@ def _samples(policy: PrecisionPolicy) -> tuple[Shape, ...]:
     wanted = {(m.heads, m.kv_heads, m.head_dim) for m in MODELS[:3]} | {heads[:3] for heads in _OTHERS}
     found = [s for s in _shapes(policy) if (s["heads"], s["kv_heads"], s["dim"]) in wanted]
     first, *often = (s for s in found if (s["batch"], s["context"]) == (8, 2048))
-    seldom = (*((heads, policy.storage) for heads in _SELDOM), (_SELDOM[-1], "int8"))
+    seldom = product(_SELDOM, (policy.storage, "int8"))
     return (first, *(_shape(8, 2048, *heads, kv) for heads, kv in seldom), *often)
 
 
