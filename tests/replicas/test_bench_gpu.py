@@ -85,7 +85,7 @@ def test_a_bad_kernel_fails_the_run_and_costs_nothing_else(tmp_path: Path, monke
     monkeypatch.setenv("FAULTS", json.dumps(faults))
     monkeypatch.setenv("PYTHONPATH", str(SUPPORT))
     monkeypatch.setattr(gpu, "CHILD", "faulty_gpu_child")
-    monkeypatch.setattr(gpu, "TASK_S", 10.0)
+    monkeypatch.setattr(gpu, "TASK_S", 5.0)
     monkeypatch.setattr(gpu, "REHEARSED", ())
     monkeypatch.setattr(gpu, "REHEARSED_JOBS", 0)
     # A good one last: it has the process that came after all those.
@@ -104,7 +104,7 @@ def test_what_time_did_not_reach_is_counted_and_the_run_has_not_passed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gpu, "REHEARSED_JOBS", 0)
-    assert not gpu.run(tmp_path, seconds=0.01, rehearse="6.1", ops=["silu_mul"])
+    assert not gpu.run(tmp_path, seconds=1e-9, rehearse="6.1", ops=["silu_mul"])
     found = results(tmp_path)
     assert found["checks"]["unreached"] > 0
     assert not found["checks"]["complete"]
