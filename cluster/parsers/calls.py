@@ -109,6 +109,14 @@ class CallReader:
             events = [CallStart(self._index, self.call.name), CallPiece(self._index, self.call.arguments)]
         return events, text[stop:]
 
+    def cut(self) -> list[Event]:
+        """The text ended within the object: what `eager` has handed out by then, unless it was."""
+        if self._eager:
+            return []
+        events = self._pieces(self.raw)
+        whole = self.open or read_call(self.raw + "}", self._names) is not None
+        return events if whole else []  # what stands behind its arguments is more than the call
+
     def _pieces(self, text: str) -> list[Event]:
         if self.started:
             return self._piece(text)

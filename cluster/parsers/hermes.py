@@ -16,6 +16,8 @@ class HermesParser:
 
     What is no JSON object, or calls no known tool, stays text, marks included. A call that breaks off after it
     was begun to be handed out (`eager`) takes what follows up to its closing mark as arguments, and does not count.
+    Nor does one within whose arguments the text ends: it is handed out as far as it goes, `eager` or not, so that
+    streamed and whole answers agree. The beginning of one behind another call is dropped.
 
     single      hand out the first call alone; others are dropped
     num_calls   whole calls handed out
@@ -39,12 +41,20 @@ class HermesParser:
         return events
 
     def finish(self) -> list[Event]:
-        raw = self._reader.raw if self._reader is not None and not self._reader.started else ""
-        rest = self._opening + raw + self._buffer
-        self._opening = self._buffer = ""
+        reader, opening, rest = self._reader, self._opening, self._buffer
+        self._reader, self._opening, self._buffer = None, "", ""
         if self._state == self._in_broken_call:
             return [CallPiece(self._started - 1, rest)] if rest else []
-        return [] if self._after_call and not rest.strip() else texts(rest)
+        if reader is not None and reader.started:
+            return []
+        if reader is not None and CLOSE not in reader.raw:
+            cut = reader.cut()
+            if cut or self._started:
+                return [] if self._full else cut
+        elif self._started and (self._state == self._after_object or (opening and reader is None)):
+            return []  # a mark, or the beginning of one
+        rest = opening + (reader.raw if reader is not None else "") + rest
+        return [] if self._after_call and OPEN.startswith(rest.strip()) else texts(rest)
 
     # Each state takes what it can from the buffer and returns its events, or None: it needs more text.
 

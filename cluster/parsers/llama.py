@@ -16,7 +16,9 @@ class LlamaParser:
     """Calls stand at the beginning or nowhere: from the first character that cannot be one, all is text.
 
     What is no JSON object, or calls no known tool, is text too. A call that breaks off after it was begun to be
-    handed out (`eager`) takes all that follows as arguments, and does not count.
+    handed out (`eager`) takes all that follows as arguments, and does not count. Nor does one within whose arguments
+    the text ends: it is handed out as far as it goes, `eager` or not, so that streamed and whole answers agree.
+    The beginning of one behind another call is dropped.
 
     single      hand out the first call alone; others are dropped
     num_calls   whole calls handed out
@@ -39,10 +41,14 @@ class LlamaParser:
         return events
 
     def finish(self) -> list[Event]:
-        raw = self._reader.raw if self._reader is not None and not self._reader.started else ""
-        rest = self._opening + raw + self._buffer
-        self._opening = self._buffer = ""
-        return texts(rest) if rest.strip(BETWEEN) or not self._started else []
+        reader, rest = self._reader, self._opening + self._buffer
+        self._reader, self._opening, self._buffer = None, "", ""
+        if reader is None:
+            return [] if self._started else texts(rest)
+        if reader.started or self._full:
+            return []
+        cut = reader.cut()
+        return cut if cut or self._started else texts(rest + reader.raw)
 
     def _before_object(self) -> list[Event] | None:
         text = self._buffer.lstrip(BETWEEN if self._started else None)

@@ -136,7 +136,12 @@ _CALL = answer(
 )
 _ROLE: Schema = {"const": "assistant", "description": "who speaks"}
 _MESSAGE = answer(
-    {**_THOUGHT, "tool_calls": told(list_of(_CALL), "what the model calls, where it calls tools")},
+    {
+        **_THOUGHT,
+        "tool_calls": told(
+            list_of(_CALL), "what the model calls; the last may be cut off where finish_reason is length"
+        ),
+    },
     role=_ROLE,
     content=told(MAYBE_TEXT, "null where calls say it all"),
     refusal=told(NULL, "models here do not refuse apart from their text"),

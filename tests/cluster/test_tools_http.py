@@ -145,15 +145,17 @@ async def test_one_call_where_parallel_ones_are_not_wanted(scripted: Scripted) -
 
 
 @pytest.mark.parametrize("style", ["qwen25"])
-async def test_a_call_cut_off_is_text_and_no_call(scripted: Scripted) -> None:
+async def test_a_call_cut_off_is_handed_out_as_far_as_it_goes(scripted: Scripted) -> None:
     post = await scripted(QWEN_CALL[:-25], FinishReason.LENGTH)
     body = {"messages": HELLO, "tools": TOOLS}
     choice = (await post(CHAT, body)).json()["choices"][0]
-    assert choice["message"]["content"] == QWEN_CALL[:-25]
-    assert choice["finish_reason"] == "length"
+    assert (choice["message"]["content"], choice["finish_reason"]) == (None, "length")
+    [call] = [call["function"] for call in choice["message"]["tool_calls"]]
+    assert call["name"] == "weather"
+    assert ARGUMENTS.startswith(call["arguments"])
+    assert QWEN_CALL[:-25].endswith(call["arguments"])
     message = assemble((await post(CHAT, {**body, "stream": True})).events())
-    assert message["finish_reason"] == "length"
-    assert ARGUMENTS.startswith(message["tool_calls"][0]["arguments"])
+    assert (message["content"], message["finish_reason"], message["tool_calls"]) == ("", "length", [call])
 
 
 @pytest.mark.parametrize("style", ["qwen25"])

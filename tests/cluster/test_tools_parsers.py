@@ -16,6 +16,7 @@ from motley.cluster.parsers.hermes import HermesParser
 from motley.cluster.parsers.llama import LlamaParser
 
 NAMES = ("f", "get_weather")
+ToolClass = type[HermesParser] | type[LlamaParser]
 PARSERS = [HermesParser, LlamaParser]
 
 
@@ -115,7 +116,7 @@ BROKEN_LLAMA = [
     '{"answer": 42}',
     '{"name": "Bob", "parameters": {}}',
     "Sure: " + call("f", "{}"),
-    call("f", '{"a": 1')[:-1],
+    call("f", "{}")[:-1] + " and more",
 ]
 
 
@@ -156,6 +157,35 @@ def test_a_call_that_breaks_off_while_handed_out_does_not_count(arguments: str) 
         assert parser.num_calls == 0
 
 
+CUT: list[tuple[ToolClass, str, str, list[tuple[str, str]]]] = [
+    (HermesParser, "<tool_call>\n" + call("f", '{"a": 1')[:-1], "", [("f", '{"a": 1')]),
+    (HermesParser, "I look.\n<tool_call>" + call("f", '{"a": 1}')[:-1], "I look.", [("f", '{"a": 1}')]),
+    (HermesParser, hermes(call("f", "{}")) + "\n<tool_call>" + call("f", "{")[:-1], "", [("f", "{}"), ("f", "{")]),
+    (HermesParser, hermes(call("f", "{}")) + "\n<tool_call>" + '{"name', "", [("f", "{}")]),
+    (HermesParser, hermes(call("f", "{}")) + "\n<tool_call>\n", "", [("f", "{}")]),
+    (HermesParser, hermes(call("f", "{}")) + "\n<tool_", "", [("f", "{}")]),
+    (HermesParser, hermes(call("f", "{}"))[:-3], "", [("f", "{}")]),
+    (HermesParser, "<tool_call>\n" + '{"name": "f"', "<tool_call>\n" + '{"name": "f"', []),
+    (HermesParser, "<tool_call>" + call("unknown", "{")[:-1], "<tool_call>" + call("unknown", "{")[:-1], []),
+    (LlamaParser, "<|python_tag|>" + call("f", '{"a": 1')[:-1], "", [("f", '{"a": 1')]),
+    (LlamaParser, call("f", "{}") + "; <|python_tag|>" + '{"na', "", [("f", "{}")]),
+    (LlamaParser, call("f", "{}") + "; <|python", "", [("f", "{}")]),
+    (LlamaParser, call("f", "{}") + "; " + call("f", "{")[:-1], "", [("f", "{}"), ("f", "{")]),
+]
+
+
+@pytest.mark.parametrize(("make", "text", "content", "calls"), CUT)
+def test_a_text_that_ends_within_a_call_shows_no_mark_behind_it(
+    make: ToolClass, text: str, content: str, calls: list[tuple[str, str]]
+) -> None:
+    """And streamed or whole, the answer is the same."""
+    for eager in (False, True):
+        assert told(parser := make(NAMES, eager=eager), text) == (content, calls)
+        assert run(make(NAMES, eager=eager), list(text)) == run(make(NAMES, eager=eager), [text])
+        assert parser.num_calls == sum(arguments.endswith("}") and f"{arguments}}}" in text for _, arguments in calls)
+        assert told(make(NAMES, eager=eager, single=True), text) == (content, calls[:1])
+
+
 @pytest.mark.parametrize("eager", [False, True])
 def test_one_call_alone_where_calls_in_parallel_are_not_wanted(eager: bool) -> None:
     two = [call("f", '{"a": 1}'), call("get_weather", "{}")]
@@ -191,8 +221,9 @@ def test_cuts_change_nothing_and_nothing_is_lost(make: Any, eager: bool, pieces:
     answer = Answer().add(whole)
     assert len(answer.calls) >= parser.num_calls
     if not eager:
-        assert len(answer.calls) == parser.num_calls
-        assert all(isinstance(json.loads(call.arguments), dict) for call in answer.calls.values())
+        assert len(answer.calls) <= parser.num_calls + 1  # the last may be cut off
+        whole_calls = [answer.calls[index] for index in range(parser.num_calls)]
+        assert all(isinstance(json.loads(call.arguments), dict) for call in whole_calls)
     if not answer.calls:
         assert answer.text == text
     for event in whole:
