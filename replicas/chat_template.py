@@ -89,6 +89,10 @@ class ChatTemplate:
         return self._shows(_with_result(PROBE, "x"), [])
 
     @cached_property
+    def _takes_content_beside_calls(self) -> bool:
+        return self._shows(_with_result("f", "x", PROBE), [])
+
+    @cached_property
     def _takes_results(self) -> bool:
         return self._shows(_with_result("f", PROBE), [])
 
@@ -118,6 +122,8 @@ class ChatTemplate:
             raise _unsupported(f"{at}.role", "the model's chat template has no place for results of tools")
         if "tool_calls" in message and not self._takes_calls:
             raise _unsupported(f"{at}.tool_calls", "the model's chat template has no place for calls of tools")
+        if "tool_calls" in message and message["content"].strip() and not self._takes_content_beside_calls:
+            raise _unsupported(f"{at}.content", "the model's chat template has no place for it beside calls of tools")
         if "name" in message and message["role"] != "tool" and not self._takes_names:
             raise _unsupported(f"{at}.name", "the model's chat template has no place for names")
         return message
@@ -177,13 +183,13 @@ class ChatTemplate:
             )
 
 
-def _with_result(name: str, result: str) -> list[Message]:
+def _with_result(name: str, result: str, beside: str = "") -> list[Message]:
     function = {"name": name, "arguments": {}}
     return [
         {"role": "user", "content": "Hello"},
         {
             "role": "assistant",
-            "content": "",
+            "content": beside,
             "tool_calls": [{"id": "call00001", "type": "function", "function": function}],
         },
         {"role": "tool", "content": result, "name": name, "tool_call_id": "call00001"},

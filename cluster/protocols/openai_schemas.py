@@ -72,7 +72,10 @@ _CALL = object_of(
 )
 _MESSAGE: dict[str, Schema] = {
     "role": told({"enum": list(ROLES)}, "who speaks; developer is the newer name of system"),
-    "content": told({"anyOf": [TEXT, _list(_PART, least=0)]}, "text, or parts of one; null only beside tool_calls"),
+    "content": told(
+        {"anyOf": [TEXT, _list(_PART, least=0)]},
+        "text, or parts of one; null only beside tool_calls, and refused there if the template leaves it out",
+    ),
     "name": told(
         TEXT,
         "who speaks: refused where the template has no place for it; of a tool: which one, if the template shows it",
