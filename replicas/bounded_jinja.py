@@ -22,7 +22,6 @@ import jinja2
 import jinja2.compiler
 import jinja2.exceptions
 import jinja2.ext
-import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 import jinja2.runtime
@@ -31,6 +30,7 @@ import jinja2.tests
 
 from .jinja_filters import COMPARING, FILTERS
 from .jinja_meter import KEPT_ITEM_CHARS, MAX_VALUE, Meter, TemplateLimit, check_size, text_size
+from .jinja_names import expected_names
 from .jinja_text import METHODS, added, check_fields, percent, repeated
 
 __all__ = ["COMPILE_FAULTS", "BoundedTemplate", "TemplateLimit", "TemplateRefusal"]
@@ -57,8 +57,7 @@ class BoundedTemplate:
             raise TemplateLimit(f"it is longer than {MAX_SOURCE} characters")
         self._environment = environment = _Environment()
         self._template = environment.compile_template(source)
-        names = jinja2.meta.find_undeclared_variables(environment.parse(source))
-        self.variables = frozenset(names - environment.globals.keys())
+        self.variables = expected_names(environment.parse(source)) - environment.globals.keys()
         self._max_seconds = max_seconds
         self._max_chars = max_chars
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import transformers
+from tool_templates import TEMPLATES
 
 from motley.replicas import chat_template
 from motley.replicas.bounded_jinja import BoundedTemplate, TemplateLimit
@@ -178,6 +179,47 @@ def test_arguments_must_be_the_templates_own() -> None:
     pieces = template.render([{"role": "user", "content": "x"}], add_generation_prompt=True,
                              arguments={"style": "<|end|>"})  # fmt: skip
     assert pieces == ["<", "|end|>"]
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("{% if a %}{% set x = 1 %}{% else %}{% set x = 2 %}{% endif %}{{ x }}", {"a"}),
+        ("{% if a %}{% set x = 1 %}{% elif b %}{% set x = 2 %}{% endif %}{{ x }}", {"a", "b", "x"}),
+        ("{% if a %}{% set x = 1 %}{% else %}{{ raise_exception('no') }}{% endif %}{{ x }}", {"a"}),
+        ("{% if a %}{% set x = 1 %}{% else %}{{ a or raise_exception('no') }}{% endif %}{{ x }}", {"a", "x"}),
+        ("{% if not x is defined %}{% set x = 1 %}{% endif %}{{ x }}", {"x"}),
+        ("{% set x = x | default(1) %}{{ x }}", {"x"}),
+        ("{% set x = '' %}{% if a %}{% set x = a %}{% endif %}{{ x }}", {"a"}),
+        ("{% for i in a %}{% set x = i %}{% endfor %}{{ x }}", {"a", "x"}),
+        ("{% for i in a %}{% if i %}{% set x = i %}{% else %}{% continue %}{% endif %}{{ x }}{% endfor %}", {"a"}),
+        ("{% for i in a if i != b %}{% if i %}{% set i = i.c %}{% endif %}{{ i }}{% endfor %}{{ i }}", {"a", "b", "i"}),
+        ("{% for i in a %}{% else %}{% set x = 1 %}{% endfor %}{{ x }}", {"a", "x"}),
+        ("{% macro m(p, q=a) %}{{ p ~ q ~ x }}{% endmacro %}{% set x = 1 %}{{ m(1) }}{{ p }}", {"a", "p"}),
+        ("{% set ns = namespace(x=a) %}{% if b %}{% set ns.x = 1 %}{% endif %}{{ ns.x }}", {"a", "b"}),
+        ("{% set x %}{{ x }}{% endset %}{{ x }}", set()),
+        ("{% with x = x, y = a %}{{ x ~ y }}{% endwith %}", {"a", "x"}),
+        ("{% set x = 1 %}{% block b %}{{ x }}{% endblock %}", {"x"}),
+    ],
+)  # fmt: skip
+def test_a_name_that_a_template_sets_before_it_reads_it_is_its_own(source: str, names: set[str]) -> None:
+    assert BoundedTemplate(source, max_seconds=1, max_chars=99).variables == names
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("qwen25", []),
+        ("qwen3", ["enable_thinking"]),
+        ("opened", ["enable_thinking"]),
+        ("llama31", ["builtin_tools", "custom_tools", "date_string", "tools_in_user_message"]),
+    ],
+)
+def test_the_arguments_of_known_templates(name: str, arguments: list[str]) -> None:
+    template = _template(TEMPLATES[name], bos_token="<s>")
+    with pytest.raises(InvalidRequest, match=f"; it has {', '.join(arguments) or 'none'}$"):
+        template.render([{"role": "user", "content": "x"}], add_generation_prompt=True, arguments={"content": "x"})
+    assert all(template.has_argument(argument) for argument in arguments)
 
 
 def test_json_in_templates_is_not_escaped_for_html() -> None:
