@@ -61,8 +61,11 @@ class Ingress(MotleyRpcs, KServeRpcs, VllmRpcs, HealthRpcs, ReflectionRpcs):
         profile, tokenizer = await asyncio.gather(self.router.profile(), asyncio.to_thread(_tokenizer, model))
         defaults = _defaults(model, profile)
         self.door = Door(profile.model, tokenizer, defaults, secrets.token_bytes(16))
-        template = tokenizer.chat_template
-        styles = choose(None if template is None else template.source, *parsers)
+        plain, with_tools = (
+            None if template is None else template.source
+            for template in (tokenizer.chat_template, tokenizer.tool_template)
+        )
+        styles = choose(plain, *parsers, with_tools=with_tools)
         log.info("calls of tools: %s; reasoning: %s", styles.tools, styles.reasoning)
         if profile.device == NULL:
             self.router.keep_steps_apart()

@@ -16,7 +16,7 @@ from .detokenizer import Detokenizer, PieceTable
 from .errors import CheckpointError, InvalidRequest
 from .folder import is_there, open_file
 from .messages import is_text
-from .tokenizer_files import CONFIG, TokenizerConfig, read_text
+from .tokenizer_files import CONFIG, DEFAULT, TOOL_USE, TokenizerConfig, read_text
 from .tools import Tool
 
 __all__ = ["Tokenizer"]
@@ -40,6 +40,7 @@ class Tokenizer:
     skipped_ids        those of them that decoding skips: all but the ids of SHOWN
     named_tokens       bos_token, eos_token and so on, as text; those that are set
     chat_template      None if the model has none
+    tool_template      the one for chats with tools: of those that have a name "tool_use", else the same
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, config: TokenizerConfig) -> None:
@@ -55,12 +56,15 @@ class Tokenizer:
         self.skipped_ids = self.special_ids - {i for i in self.special_ids if added[i].content in SHOWN}
         self._pieces = PieceTable(backend, self.skipped_ids, FILE)
         self._starts = special_starts(added[i].content for i in self.special_ids)
-        self.chat_template: ChatTemplate | None = None
         self._anchor = next((added[i].content for i in sorted(self.special_ids) if not added[i].rstrip), "")
-        if "default" in config.templates:
-            source, file = config.templates["default"]
-            literal = [added[i].content for i in self.special_ids]
-            self.chat_template = ChatTemplate(source, file=file, special_tokens=config.named, literal=literal)
+        literal = [added[i].content for i in self.special_ids]
+        templates = {
+            name: ChatTemplate(source, file=file, special_tokens=config.named, literal=literal)
+            for name, (source, file) in config.templates.items()
+            if name in (DEFAULT, TOOL_USE)
+        }
+        self.chat_template = templates.get(DEFAULT)
+        self.tool_template = templates.get(TOOL_USE, self.chat_template)
 
     @classmethod
     def load(cls, folder: Path | str) -> Tokenizer:
@@ -82,6 +86,10 @@ class Tokenizer:
     @property
     def has_chat_template(self) -> bool:
         return self.chat_template is not None
+
+    def template_for(self, tools: Sequence[Tool]) -> ChatTemplate | None:
+        """The one that a chat with these tools, or none, is rendered with."""
+        return self.tool_template if tools else self.chat_template
 
     def token_id(self, text: str) -> int | None:
         """The id of a token given by its exact text, such as a special token."""
@@ -130,13 +138,14 @@ class Tokenizer:
         Text of a special token inside a message stays text. Raises InvalidRequest naming `messages`, with
         code "chat_template_missing" if the model has no template.
         """
-        if self.chat_template is None:
+        template = self.template_for(tools)
+        if template is None:
             raise InvalidRequest(
                 "this model has no chat template; use completions instead",
                 param="messages",
                 code="chat_template_missing",
             )
-        pieces = self.chat_template.render(
+        pieces = template.render(
             messages, add_generation_prompt=add_generation_prompt, arguments=arguments, tools=tools
         )
         ids = self.encode(pieces[0], add_special_tokens=False, max_tokens=max_tokens, param="messages")

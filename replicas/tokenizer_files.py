@@ -12,9 +12,10 @@ from .errors import CheckpointError
 from .folder import contained, is_there, read_file
 from .json_file import read_json
 
-__all__ = ["CONFIG", "TokenizerConfig", "read_text"]
+__all__ = ["CONFIG", "DEFAULT", "TOOL_USE", "TokenizerConfig", "read_text"]
 
 CONFIG = "tokenizer_config.json"
+DEFAULT, TOOL_USE = "default", "tool_use"
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 MAX_CONFIG_BYTES = 64 * 2**20
 
@@ -26,7 +27,7 @@ class TokenizerConfig:
     named      bos_token and so on, as text; those that are set
     special    every text that is a special token
     added      id -> the token's entry in `added_tokens_decoder`
-    templates  name -> (source, file); the one that is used is "default"
+    templates  name -> (source, file); DEFAULT is used, and TOOL_USE where a chat has tools
     """
 
     named: Mapping[str, str]
@@ -101,7 +102,7 @@ def _config_templates(config: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     value = config.get("chat_template")
     if value is None:
         return {}
-    entries = value if isinstance(value, list) else [{"name": "default", "template": value}]
+    entries = value if isinstance(value, list) else [{"name": DEFAULT, "template": value}]
     templates = {}
     for entry in entries:
         name, source = (entry.get("name"), entry.get("template")) if isinstance(entry, dict) else (None, None)
@@ -116,5 +117,5 @@ def _template_files(folder: Path) -> dict[str, tuple[str, str]]:
     more = contained(folder.resolve(), "additional_chat_templates")
     files = {path.stem: f"{more.name}/{path.name}" for path in sorted(more.glob("*.jinja"))}
     if is_there(folder, "chat_template.jinja"):
-        files["default"] = "chat_template.jinja"
+        files[DEFAULT] = "chat_template.jinja"
     return {name: (read_text(folder, file, MAX_CONFIG_BYTES), file) for name, file in files.items()}

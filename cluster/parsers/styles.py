@@ -56,13 +56,16 @@ class Styles:
         return self.reasoning.name != NONE
 
 
-def choose(source: str | None, tools: str = AUTO, reasoning: str = AUTO) -> Styles:
-    """For the chat template `source`. Raises ConfigurationError for a name that is no parser's."""
+def choose(source: str | None, tools: str = AUTO, reasoning: str = AUTO, *, with_tools: str | None = None) -> Styles:
+    """For the chat template `source`, and `with_tools` where chats with tools have one of their own.
+
+    Raises ConfigurationError for a name that is no parser's.
+    """
     check_names(tools, reasoning)
     asked = "--tool-parser asks for it", "--reasoning-parser asks for it"
     return Styles(
-        detect_tools(source or "") if tools == AUTO else Choice(tools, asked[0]),
-        detect_reasoning(source or "") if reasoning == AUTO else Choice(reasoning, asked[1]),
+        detect_tools(with_tools or source or "") if tools == AUTO else Choice(tools, asked[0]),
+        detect_reasoning((source or "") + (with_tools or "")) if reasoning == AUTO else Choice(reasoning, asked[1]),
     )
 
 

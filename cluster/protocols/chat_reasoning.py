@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ...replicas.chat_template import ChatTemplate
+from ...replicas.tools import Tool
 from ..errors import unsupported_field
 from .openai_fields import take, wrong_type
 from .openai_schemas import EFFORTS
 
 _SWITCH = {"none": False, "medium": True}  # a template that can only think or not knows no other degrees
+TemplateFor = Callable[[Sequence[Tool]], ChatTemplate | None]  # the model's, for chats with these tools
 
 
 def template_arguments(body: dict[str, Any], template: ChatTemplate | None) -> dict[str, Any]:

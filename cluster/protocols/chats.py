@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...replicas.chat_template import ChatTemplate
+from ...replicas.tools import Tool
 from ..ask import Admitted, Ask
 from ..caller import Caller
 from ..door import Door
@@ -30,10 +32,9 @@ class Chats:
         self._door = door
         self._styles = styles
 
-    @property
-    def template(self) -> ChatTemplate | None:
+    def template_for(self, tools: Sequence[Tool]) -> ChatTemplate | None:
         """The model's, which decides what some fields can do."""
-        return self._door.tokenizer.chat_template
+        return self._door.tokenizer.template_for(tools)
 
     async def admit(self, ask: Ask, tools: ToolUse, caller: Caller) -> Chat:
         """Raises InvalidRequest naming the field."""

@@ -88,7 +88,7 @@ class MotleyProtocol:
 
     async def _chat(self, request: pb.ChatRequest, caller: Caller, *, eager: bool) -> tuple[Admitted, Readers]:
         """With a reader for each choice, behind what a resumed one has said already."""
-        chat = await self._chats.admit(*motley_chat.chat_ask(request, self._chats.template), caller)
+        chat = await self._chats.admit(*motley_chat.chat_ask(request, self._chats.template_for), caller)
         admitted = chat.admitted.request
         readers = [self._chats.reader(chat, eager=eager) for _ in range(admitted.sampling.n)]
         for reader, ids in zip(readers, admitted.output_ids, strict=False):

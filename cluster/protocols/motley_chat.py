@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ...replicas.chat_template import ChatTemplate
 from ...replicas.errors import InvalidRequest
 from ...replicas.tools import Tool, check_tools
 from ..ask import Ask
 from ..parsers.answer import Answer
 from ..parsers.reader import fresh_call_id
 from ..protos import inference_pb2 as pb
-from .chat_reasoning import with_effort
+from .chat_reasoning import TemplateFor, with_effort
 from .chat_tools import ToolUse, tool_use
 from .motley_wire import ask_of, refuse_unknown
 from .openai_fields import json_object
@@ -21,12 +20,13 @@ _NAMES = {"chat_template_kwargs": "template_arguments"}
 _MODES = {pb.TOOL_MODE_AUTO: "auto", pb.TOOL_MODE_NONE: "none", pb.TOOL_MODE_REQUIRED: "required"}
 
 
-def chat_ask(request: pb.ChatRequest, template: ChatTemplate | None) -> tuple[Ask, ToolUse]:
-    """`template`: the model's. Raises InvalidRequest naming the field."""
+def chat_ask(request: pb.ChatRequest, template_for: TemplateFor) -> tuple[Ask, ToolUse]:
+    """`template_for` given tools: the model's. Raises InvalidRequest naming the field."""
     refuse_unknown(request)
     use = tool_use(_words(request))
     body = {"reasoning_effort": request.reasoning_effort if request.HasField("reasoning_effort") else None}
-    arguments = with_effort(template_arguments(request.template_arguments), body, template, "template_arguments")
+    template, given = template_for(use.tools), template_arguments(request.template_arguments)
+    arguments = with_effort(given, body, template, "template_arguments")
     chat = {"chat": True, "template_arguments": arguments, "tools": use.tools, "wire_names": _NAMES}
     return ask_of(request, messages(request.messages), **chat), use
 

@@ -46,7 +46,7 @@ class OpenAIProtocol:
         return await self._answer(form, call, await self._admit(call, caller))
 
     async def chat(self, body: bytes, caller: Caller) -> Answer:
-        call = openai_ask.chat_call(self._read(body), self._chats.template)
+        call = openai_ask.chat_call(self._read(body), self._chats.template_for)
         [ask] = call.asks
         chat = await self._chats.admit(ask, call.tools, caller)
         form = ChatForm(self._tokens, self._fingerprint, partial(self._chats.reader, chat))

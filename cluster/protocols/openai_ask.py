@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...replicas.chat_template import ChatTemplate
 from ..ask import Ask
 from ..errors import unsupported_field
-from .chat_reasoning import template_arguments
+from .chat_reasoning import TemplateFor, template_arguments
 from .chat_tools import ToolUse, tool_use
 from .formats import format_of
 from .openai_fields import check_fields, missing, pick, refuse_others, take, wrong_type
@@ -74,8 +73,8 @@ def completion_call(body: dict[str, Any]) -> Call:
     return Call(asks, *_streaming(body), echo=echo, keep=keep, silent=silent, logprobs=logprobs)
 
 
-def chat_call(body: dict[str, Any], template: ChatTemplate | None) -> Call:
-    """`template`: the model's, which decides what some fields can do."""
+def chat_call(body: dict[str, Any], template_for: TemplateFor) -> Call:
+    """`template_for` given tools: the model's, which decides what some fields can do."""
     check_fields(body, _CHAT)
     _check_metadata(body)
     sampling = pick(body, (*_SAMPLING, "max_tokens")) | _grammar(body)
@@ -87,7 +86,7 @@ def chat_call(body: dict[str, Any], template: ChatTemplate | None) -> Call:
         sampling,
         chat=True,
         wire_names=names,
-        template_arguments=template_arguments(body, template),
+        template_arguments=template_arguments(body, template_for(tools.tools)),
         tools=tools.tools,
     )
     return Call((ask,), *_streaming(body), tools=tools)

@@ -51,7 +51,7 @@ def test_bodies(body: dict[str, Any]) -> None:
 
 
 def chat_call(body: dict[str, Any]) -> Call:
-    return openai_ask.chat_call(body, None)
+    return openai_ask.chat_call(body, lambda _: None)
 
 
 @given(st.binary(max_size=50))

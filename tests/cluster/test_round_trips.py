@@ -105,7 +105,7 @@ def over_chat(given_fields: Fields) -> Fields:
     if "max_tokens" in body:
         body["max_completion_tokens"] = body.pop("max_tokens")
     sent = json.dumps({"messages": [{"role": "user", "content": "a"}], **body}).encode()
-    return dict(openai_ask.chat_call(parse_object(sent), None).asks[0].sampling)
+    return dict(openai_ask.chat_call(parse_object(sent), lambda _: None).asks[0].sampling)
 
 
 def _tensors(given_fields: Fields) -> Iterator[tuple[str, str, list[Any]]]:

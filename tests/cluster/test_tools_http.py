@@ -250,3 +250,20 @@ async def test_wrong_fields_are_named(scripted: Scripted, fields: dict[str, Any]
     assert reply.status == 400
     assert reply.json()["error"]["param"] == param
     assert json.loads(reply.body)["error"]["message"].startswith(param)
+
+
+@pytest.mark.parametrize("style", ["qwen3"])
+async def test_the_template_for_tools_decides_for_chats_with_tools(scripted: Scripted, tmp_path: Path) -> None:
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text(TEMPLATES["qwen3"])
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}{{ mood }}")
+    post = await scripted(QWEN_CALL)
+    thinks = {"messages": HELLO, "reasoning_effort": "none"}
+    answer = (await post(CHAT, {**thinks, "tools": TOOLS})).json()
+    assert answer["choices"][0]["finish_reason"] == "tool_calls"
+    for body, param in (
+        (thinks, "reasoning_effort"),
+        ({"messages": HELLO, "tools": TOOLS, "chat_template_kwargs": {"mood": "x"}}, "chat_template_kwargs"),
+    ):
+        assert (await post(CHAT, body)).json()["error"]["param"] == param
+    assert (await post(CHAT, {"messages": HELLO, "chat_template_kwargs": {"mood": "x"}})).status == 200

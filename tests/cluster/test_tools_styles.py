@@ -35,6 +35,12 @@ def test_styles_are_told_from_the_template_with_a_reason(source: str | None, too
     assert all("chat template" in choice.reason for choice in (styles.tools, styles.reasoning))
 
 
+def test_calls_are_told_from_the_template_for_tools() -> None:
+    styles = choose(CHAT_TEMPLATE, with_tools=TEMPLATES["qwen3"])
+    assert (styles.tools.name, styles.reasoning.name) == ("hermes", "qwen3")
+    assert choose(TEMPLATES["qwen3"], with_tools=CHAT_TEMPLATE).tools.name == "none"
+
+
 def test_the_operator_decides_otherwise() -> None:
     for name in (*TOOL_PARSERS, "none"):
         assert choose(TEMPLATES["qwen3"], tools=name).tools.name == name

@@ -75,6 +75,25 @@ def test_same_ids_as_transformers(name: str, chat: Any, tools: list[Any], folder
     assert Tokenizer.load(folders[name]).chat(chat, tools=checked) == expected
 
 
+@pytest.mark.parametrize("in_file", [False, True])
+def test_chats_with_tools_have_the_template_that_is_named_for_them(in_file: bool, tmp_path: Path) -> None:
+    write_tool_tokenizer(tmp_path, "qwen3")
+    path, plain, with_tools = tmp_path / "tokenizer_config.json", "{{ messages[0].content }}", "{{ tools }}"
+    if in_file:
+        (tmp_path / "chat_template.jinja").write_text(plain)
+        (tmp_path / "additional_chat_templates").mkdir()
+        (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text(with_tools)
+    else:
+        entries = [{"name": "default", "template": plain}, {"name": "tool_use", "template": with_tools}]
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": entries}))
+    tokenizer, tools = Tokenizer.load(tmp_path), check_tools([TIME])
+    peer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for given in ([], tools):
+        expected = peer.apply_chat_template(ASKED, tools=given or None, tokenize=True, return_dict=False)
+        assert tokenizer.chat(ASKED, tools=given) == expected
+    assert tokenizer.decode(tokenizer.chat(ASKED)) == "Weather?"
+
+
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_special_text_in_tools_calls_and_results_stays_text(name: str, folders: dict[str, Path]) -> None:
     tokenizer = Tokenizer.load(folders[name])
