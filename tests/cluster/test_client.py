@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -196,8 +197,6 @@ def test_options_go_where_they_belong() -> None:
     assert (request.model, request.timeout_s, request.priority) == ("m", 2.0, 3)
     assert list(request.sampling.stop) == ["x"]
     assert dict(request.sampling.logit_bias) == {5: 1.0}
-    with pytest.raises(ValueError, match="temprature"):
-        complete_request("a", {"temprature": 1.0})
 
 
 def test_a_choice_that_ended_does_not_end_again() -> None:
@@ -367,3 +366,56 @@ def test_a_watch_ends_with_its_last_stream() -> None:
     assert not thread.is_alive()
     with watch.over(None):
         assert watch._thread not in (None, thread), "and another begins with the next"
+
+
+FAR = 2**40
+UNFIT: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
+    ("complete", ("a",), {"temperature": "a"}, "temperature"),
+    ("complete", ("a",), {"temperature": 10**400}, "temperature"),
+    ("complete", ("a",), {"temprature": 1.0}, "temprature"),
+    ("complete", ("a",), {"seed": 2**64}, "seed"),
+    ("complete", ("a",), {"n": 1.0}, "n"),
+    ("complete", ("a",), {"n": True, "top_k": 3}, "n"),
+    ("complete", ("a",), {"logit_bias": {FAR: 1.0}}, "logit_bias"),
+    ("complete", ("a",), {"stop": ["a", 5]}, "stop"),
+    ("complete", ("a",), {"grammar": "a"}, "grammar"),
+    ("complete", ("a",), {"priority": "high"}, "priority"),
+    ("complete", ("a",), {"timeout_s": "2"}, "timeout_s"),
+    ("complete", ("\ud800",), {}, "prompt"),
+    ("complete", ([1, FAR],), {}, "prompt"),
+    ("complete", (iter([1, FAR]),), {}, "prompt"),
+    ("complete", (b"abc",), {}, "prompt"),
+    ("complete", (7,), {}, "prompt"),
+    ("stream", ([1, FAR],), {}, "prompt"),
+    ("chat", ([("user", "a"), ("user", "\ud800")],), {}, "messages[1].content"),
+    ("chat", ([{"role": "user", "contnt": "a"}],), {}, "messages[0].contnt"),
+    ("chat", ("abc",), {}, "messages[0]"),
+    ("chat", (5,), {}, "messages"),
+    ("chat", ([("user", "a")],), {"template_arguments": {"x": 5}}, "template_arguments.x"),
+    ("chat", ([("user", "a")],), {"tools": [{"function": {"name": 5}}]}, "tools[0].function.name"),
+    ("chat", ([("user", "a")],), {"tools": [{"type": "x"}]}, "tools[0]"),
+    ("chat", ([("user", "a")],), {"tool_choice": "maybe"}, "tool_choice"),
+    ("chat", ([("user", "a")],), {"tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
+    ("chat_stream", ([("user", "a")],), {"reasoning_effort": 5}, "reasoning_effort"),
+    ("embed", (["a"],), {"pooling": "max"}, "pooling"),
+    ("embed", (["a"],), {"pooling": []}, "pooling"),
+    ("embed", (["a", [FAR]],), {}, "inputs[1]"),
+    ("embed", (5,), {}, "inputs"),
+    ("embed", (["a"],), {"normalize": "no"}, "normalize"),
+    ("tokenize", (5,), {}, "text"),
+    ("detokenize", ([FAR],), {}, "token_ids"),
+]
+
+
+@pytest.mark.parametrize(("call", "given", "options", "param"), UNFIT, ids=[f"{row[0]}-{row[3]}" for row in UNFIT])
+async def test_what_cannot_be_sent_is_refused_as_the_service_would(
+    call: str, given: tuple[Any, ...], options: dict[str, Any], param: str
+) -> None:
+    """Nobody listens there: it is refused before anything is sent."""
+    with Client("127.0.0.1:1", retries=0) as client, pytest.raises(InvalidRequest) as caught:
+        getattr(client, call)(*copy.deepcopy(given), **options)
+    assert (caught.value.param, caught.value.message.startswith(f"{param}: ")) == (param, True)
+    async with AsyncClient("127.0.0.1:1", retries=0) as asking:
+        with pytest.raises(InvalidRequest) as caught:
+            await getattr(asking, call)(*given, **options)
+    assert caught.value.param == param

@@ -10,7 +10,8 @@ Calls are tried again where that is safe, and streams survive the loss of a repl
 message carries the seed, every message the ids, and a stream that breaks is asked for again from where it was. So is
 one that falls silent for `silence_s` while the service answers nothing at all: one that is stopped breaks no stream.
 Errors are the service's own: `InvalidRequest`, `Overloaded`, … of `motley.replicas.errors`, with the field at
-fault in `param`; `__cause__` is gRPC's.
+fault in `param`; `__cause__` is gRPC's. What cannot even be sent, such as a text for a number, is `InvalidRequest`
+at once.
 """
 
 from .aio import AsyncClient, AsyncCompletionStream

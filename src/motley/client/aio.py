@@ -11,7 +11,17 @@ import grpc
 from ..cluster.protos import inference_pb2 as pb
 from ..cluster.protos import inference_pb2_grpc
 from ..replicas.errors import Unavailable
-from .asks import CallOptions, ChatOptions, GenerateRequest, Prompt, chat_request, complete_request, embeddings_request
+from .asks import (
+    CallOptions,
+    ChatOptions,
+    GenerateRequest,
+    Prompt,
+    chat_request,
+    complete_request,
+    detokenize_request,
+    embeddings_request,
+    tokenize_request,
+)
 from .channel import Tls, aio_channel, metadata
 from .resume import Resume
 from .retry import Retry
@@ -88,10 +98,10 @@ class AsyncClient:
         return [list(one.values) for one in (await self._unary(self.stub.Embeddings, request)).embeddings]
 
     async def tokenize(self, text: str) -> list[int]:
-        return list((await self._unary(self.stub.Tokenize, pb.TokenizeRequest(text=text))).token_ids)
+        return list((await self._unary(self.stub.Tokenize, tokenize_request(text))).token_ids)
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
-        return (await self._unary(self.stub.Detokenize, pb.DetokenizeRequest(token_ids=token_ids))).text
+        return (await self._unary(self.stub.Detokenize, detokenize_request(token_ids))).text
 
     async def models(self) -> list[pb.Model]:
         return list((await self._unary(self.stub.ListModels, pb.ListModelsRequest())).models)

@@ -6,10 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
 from ..cluster.protos import inference_pb2 as pb
-from .tools import Message, Tool, ToolChoice, choice_of, message_of, tools_of
+from ..replicas.errors import InvalidRequest
+from ..replicas.shown import shown
+from .build import built, named
+from .tools import Message, Tool, ToolChoice, choice_of, messages_of, tools_of
 
 Prompt = str | Sequence[int]
 GenerateRequest = pb.CompleteRequest | pb.ChatRequest
+_POOLING = {"last": pb.POOLING_LAST, "mean": pb.POOLING_MEAN}
 
 
 class Sampling(TypedDict, total=False):
@@ -67,11 +71,8 @@ class ChatOptions(CallOptions, total=False):
 
 
 def complete_request(prompt: Prompt, options: CallOptions | Mapping[str, Any] | None = None) -> pb.CompleteRequest:
-    """Raises TypeError or ValueError for what protobuf cannot carry."""
-    fields = _fields(options or {})
-    if isinstance(prompt, str):
-        return pb.CompleteRequest(text=prompt, **fields)
-    return pb.CompleteRequest(token_ids=pb.TokenIds(ids=prompt), **fields)
+    """Raises InvalidRequest naming the field for what protobuf cannot carry; so do the others here."""
+    return built(pb.CompleteRequest, _prompt("prompt", prompt) | _fields(options or {}))
 
 
 def chat_request(
@@ -80,34 +81,55 @@ def chat_request(
     template_arguments: Mapping[str, bool | str] | None = None,
 ) -> pb.ChatRequest:
     """`template_arguments`: only those that the model's chat template names."""
-    arguments = {
-        name: pb.TemplateArgument(flag=value) if isinstance(value, bool) else pb.TemplateArgument(text=value)
-        for name, value in (template_arguments or {}).items()
-    }
     rest = dict(options or {})
-    return pb.ChatRequest(
-        messages=[message_of(message) for message in messages],
-        template_arguments=arguments,
-        tools=tools_of(rest.pop("tools", None)),
-        tool_choice=choice_of(rest.pop("tool_choice", None)),
-        parallel_tool_calls=rest.pop("parallel_tool_calls", None),
-        reasoning_effort=rest.pop("reasoning_effort", None),
-        **_fields(rest),
-    )
+    fields = {
+        "messages": messages_of(messages),
+        "template_arguments": _template_arguments(template_arguments or {}),
+        "tools": tools_of(rest.pop("tools", None)),
+        "tool_choice": choice_of(rest.pop("tool_choice", None)),
+        "parallel_tool_calls": rest.pop("parallel_tool_calls", None),
+        "reasoning_effort": rest.pop("reasoning_effort", None),
+    }
+    return built(pb.ChatRequest, fields | _fields(rest))
+
+
+def tokenize_request(text: str) -> pb.TokenizeRequest:
+    return built(pb.TokenizeRequest, {"text": text})
+
+
+def detokenize_request(token_ids: Sequence[int]) -> pb.DetokenizeRequest:
+    return built(pb.DetokenizeRequest, {"token_ids": token_ids})
 
 
 def embeddings_request(
     prompts: Sequence[Prompt], pooling: Literal["last", "mean"], *, normalize: bool
 ) -> pb.EmbeddingsRequest:
     """Texts or token ids; `pooling` of their last hidden states."""
-    inputs = [
-        pb.EmbeddingInput(text=prompt)
-        if isinstance(prompt, str)
-        else pb.EmbeddingInput(token_ids=pb.TokenIds(ids=prompt))
-        for prompt in prompts
-    ]
-    kind = pb.POOLING_MEAN if pooling == "mean" else pb.POOLING_LAST
-    return pb.EmbeddingsRequest(inputs=inputs, pooling=kind, normalize=normalize)
+    with named("inputs", prompts):
+        inputs = [pb.EmbeddingInput(**_prompt(f"inputs[{index}]", prompt)) for index, prompt in enumerate(prompts)]
+    if pooling not in tuple(_POOLING):  # which asks for no hash
+        raise InvalidRequest(f"pooling: {shown(pooling)} is not accepted; expected last or mean", param="pooling")
+    return built(pb.EmbeddingsRequest, {"inputs": inputs, "pooling": _POOLING[pooling], "normalize": normalize})
+
+
+def _prompt(param: str, prompt: Prompt) -> dict[str, Any]:
+    """As the field that is set; proven, so that a fault of it is told by this name."""
+    with named(param, prompt):
+        if isinstance(prompt, str):
+            return {"text": pb.EmbeddingInput(text=prompt).text}
+        if isinstance(prompt, bytes | bytearray):  # a sequence of numbers, and yet no token ids
+            raise TypeError("expected text or token ids")
+        return {"token_ids": pb.TokenIds(ids=prompt)}
+
+
+def _template_arguments(given: Mapping[str, bool | str]) -> dict[str, pb.TemplateArgument]:
+    arguments = {}
+    for name, value in given.items():
+        with named(f"template_arguments.{name}", value):
+            arguments[name] = (
+                pb.TemplateArgument(flag=value) if isinstance(value, bool) else pb.TemplateArgument(text=value)
+            )
+    return arguments
 
 
 def _fields(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -116,4 +138,4 @@ def _fields(options: Mapping[str, Any]) -> dict[str, Any]:
     own = {name: sampling.pop(name) for name in ("model", "request_id", "timeout_s", "priority") if name in sampling}
     if isinstance(sampling.get("stop"), str):
         sampling["stop"] = [sampling["stop"]]
-    return own | {"sampling": pb.SamplingParams(**sampling)}
+    return own | {"sampling": built(pb.SamplingParams, sampling)}

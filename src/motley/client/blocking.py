@@ -10,7 +10,17 @@ import grpc
 
 from ..cluster.protos import inference_pb2 as pb
 from ..cluster.protos import inference_pb2_grpc
-from .asks import CallOptions, ChatOptions, GenerateRequest, Prompt, chat_request, complete_request, embeddings_request
+from .asks import (
+    CallOptions,
+    ChatOptions,
+    GenerateRequest,
+    Prompt,
+    chat_request,
+    complete_request,
+    detokenize_request,
+    embeddings_request,
+    tokenize_request,
+)
 from .channel import Tls, blocking_channel, metadata
 from .resume import Resume
 from .retry import Retry
@@ -99,10 +109,10 @@ class Client:
         return [list(one.values) for one in self._unary(self.stub.Embeddings, request).embeddings]
 
     def tokenize(self, text: str) -> list[int]:
-        return list(self._unary(self.stub.Tokenize, pb.TokenizeRequest(text=text)).token_ids)
+        return list(self._unary(self.stub.Tokenize, tokenize_request(text)).token_ids)
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
-        return self._unary(self.stub.Detokenize, pb.DetokenizeRequest(token_ids=token_ids)).text
+        return self._unary(self.stub.Detokenize, detokenize_request(token_ids)).text
 
     def models(self) -> list[pb.Model]:
         return list(self._unary(self.stub.ListModels, pb.ListModelsRequest()).models)

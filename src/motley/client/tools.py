@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..cluster.protos import inference_pb2 as pb
+from .build import built, named
 
 Message = tuple[str, str] | Mapping[str, Any] | pb.ChatMessage
 Tool = Mapping[str, Any] | pb.Tool
@@ -14,21 +15,31 @@ ToolChoice = str | Mapping[str, Any] | pb.ToolChoice
 _MODES = {"auto": pb.TOOL_MODE_AUTO, "none": pb.TOOL_MODE_NONE, "required": pb.TOOL_MODE_REQUIRED}
 
 
-def message_of(message: Message) -> pb.ChatMessage:
+def messages_of(messages: Sequence[Message]) -> list[pb.ChatMessage]:
+    with named("messages", messages):
+        given = list(enumerate(messages))
+    made = []
+    for index, message in given:
+        with named(f"messages[{index}]", message):
+            made.append(_message(message, f"messages[{index}]."))
+    return made
+
+
+def _message(message: Message, at: str) -> pb.ChatMessage:
     """(role, content), or an object with these and, where there are, the other fields of a message."""
     if isinstance(message, pb.ChatMessage):
         return message
     if not isinstance(message, Mapping):
         role, content = message
-        return pb.ChatMessage(role=role, content=content)
+        return built(pb.ChatMessage, {"role": role, "content": content}, at)
     given = {name: value for name, value in message.items() if value is not None and name != "reasoning"}
     given.setdefault("reasoning_content", message.get("reasoning"))  # its newer name
     if "tool_calls" in given:
         given["tool_calls"] = [_function_alone(call) for call in given["tool_calls"]]
-    return pb.ChatMessage(**given)
+    return built(pb.ChatMessage, given, at)
 
 
-def tool_of(tool: Tool) -> pb.Tool:
+def _tool(tool: Tool, at: str) -> pb.Tool:
     """{"type": "function", "function": {"name", "description", "parameters": a JSON schema, "strict"}}"""
     if isinstance(tool, pb.Tool):
         return tool
@@ -36,20 +47,21 @@ def tool_of(tool: Tool) -> pb.Tool:
     function = {name: value for name, value in given.pop("function", {}).items() if value is not None}
     if isinstance(function.get("parameters"), Mapping):
         function["parameters"] = json.dumps(function["parameters"], ensure_ascii=False)
-    return pb.Tool(function=pb.Function(**function), **given)
+    return built(pb.Tool, given | {"function": built(pb.Function, function, f"{at}function.")}, at)
 
 
 def choice_of(choice: ToolChoice | None) -> pb.ToolChoice | None:
     """auto, none, required, {"type": "function", …} or {"type": "allowed_tools", …}."""
     if choice is None or isinstance(choice, pb.ToolChoice):
         return choice
-    if isinstance(choice, str):
-        return pb.ToolChoice(mode=_mode(choice))
-    if choice.get("type") != "allowed_tools":
-        return pb.ToolChoice(**_function_alone(choice))
-    allowed = choice["allowed_tools"]
-    named = [pb.NamedTool(**_function_alone(tool)) for tool in allowed["tools"]]
-    return pb.ToolChoice(allowed_tools=pb.AllowedTools(mode=_mode(allowed["mode"]), tools=named))
+    with named("tool_choice", choice):
+        if isinstance(choice, str):
+            return pb.ToolChoice(mode=_mode(choice))
+        if choice.get("type") != "allowed_tools":
+            return pb.ToolChoice(**_function_alone(choice))
+        allowed = choice["allowed_tools"]
+        tools = [pb.NamedTool(**_function_alone(tool)) for tool in allowed["tools"]]
+        return pb.ToolChoice(allowed_tools=pb.AllowedTools(mode=_mode(allowed["mode"]), tools=tools))
 
 
 def reply(choice: pb.Choice) -> pb.ChatMessage:
@@ -63,12 +75,18 @@ def reply(choice: pb.Choice) -> pb.ChatMessage:
 
 
 def tools_of(tools: Sequence[Tool] | None) -> list[pb.Tool]:
-    return [tool_of(tool) for tool in tools or ()]
+    with named("tools", tools):
+        given = list(enumerate(tools or ()))
+    made = []
+    for index, tool in given:
+        with named(f"tools[{index}]", tool):
+            made.append(_tool(tool, f"tools[{index}]."))
+    return made
 
 
 def _mode(name: str) -> pb.ToolMode.ValueType:
     if name not in _MODES:
-        raise ValueError(f"tool_choice: {name!r} is not accepted; expected {', '.join(_MODES)}")
+        raise ValueError(f"expected {', '.join(_MODES)}")
     return _MODES[name]
 
 

@@ -1,0 +1,39 @@
+"""Messages from Python's values: what protobuf cannot carry is refused as the service would, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from ..replicas.errors import InvalidRequest
+from ..replicas.shown import MAX_CHARS, shown
+
+Made = TypeVar("Made")
+_UNFIT = (TypeError, ValueError, OverflowError, KeyError, AttributeError)  # UnicodeEncodeError is a ValueError
+
+
+def built(kind: Callable[..., Made], fields: Mapping[str, Any], at: str = "") -> Made:
+    """The message `kind` of these fields. Raises InvalidRequest naming the first that does not fit.
+
+    `at` is what stands before their names, such as `messages[0].`.
+    """
+    try:
+        return kind(**fields)
+    except _UNFIT as error:
+        for name, value in fields.items():  # each by itself: the error does not always say which it was
+            with named(f"{at}{name}", value):
+                kind(**{name: value})
+        raise InvalidRequest(f"{at.rstrip('.') or 'the request'}: {error}", param=at.rstrip(".") or None) from error
+
+
+@contextmanager
+def named(param: str, value: Any) -> Iterator[None]:
+    """What fails in here is the fault of this value. Raises InvalidRequest in its name."""
+    try:
+        yield
+    except _UNFIT as error:
+        param = param[:MAX_CHARS]
+        if str(error).startswith("Protocol message ") and " has no " in str(error):
+            raise InvalidRequest(f"{param}: there is no such field", param=param, code="unknown_parameter") from error
+        raise InvalidRequest(f"{param}: {shown(value)} is not accepted: {error}", param=param) from error
