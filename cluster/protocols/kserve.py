@@ -14,6 +14,7 @@ from ..door import Door
 from ..errors import unsupported_field
 from ..gather import check_finish, gather
 from ..routing.router import Router
+from ..web.retry_after import retry_after_s
 from .kserve_ask import EMPTY_FINAL, InferRequest, check_version, infer_ask
 from .kserve_reply import InferResponse, outputs, usage, wanted_outputs
 from .wire_names import in_wire_names
@@ -105,9 +106,11 @@ class KServeProtocol:
 
 
 def failed(request_id: str, error: MotleyError) -> InferResponse:
-    """As a response of a stream. Clients see the message alone, so it says whose it is."""
+    """As a response of a stream. Clients see the message alone, so it says whose it is; parameters say the rest."""
     prefix = f"[request id: {request_id[:MAX_CLIENT_ID]}] " if request_id else ""
-    return InferResponse(request_id, parameters={FINAL: True}, error=f"{prefix}{error.message}", last=True)
+    told = {"code": error.code, "retry_after": retry_after_s(error)}
+    parameters = {FINAL: True} | {name: value for name, value in told.items() if value is not None}
+    return InferResponse(request_id, parameters=parameters, error=f"{prefix}{error.message}", last=True)
 
 
 async def _parts(

@@ -650,7 +650,8 @@ class ModelInferResponse(google.protobuf.message.Message):
     @property
     def parameters(self) -> google.protobuf.internal.containers.MessageMap[builtins.str, Global___InferParameter]:
         """The last response to a request has prompt_tokens, completion_tokens, cached_tokens and seed; of
-        ModelStreamInfer each has triton_final_response.
+        ModelStreamInfer each has triton_final_response, and one with an error `code`, the error's, and `retry_after`,
+        seconds, where trying again may mend it.
         """
 
     @property
@@ -685,7 +686,7 @@ class ModelStreamInferResponse(google.protobuf.message.Message):
     """empty: no error. Then infer_response has the request's id"""
     @property
     def infer_response(self) -> Global___ModelInferResponse:
-        """what is new, or all of it; with an error only whose it is"""
+        """what is new, or all of it; with an error whose it is, and its parameters"""
 
     def __init__(
         self,

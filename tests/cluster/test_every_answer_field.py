@@ -43,7 +43,6 @@ NEVER_SET = {
     "inference.InferTensorContents.uint_contents": _REQUESTS,
     "inference.InferTensorContents.uint64_contents": _REQUESTS,
     "inference.InferTensorContents.fp64_contents": _REQUESTS,
-    "inference.InferParameter.string_param": "of requests: answers have numbers and flags",
     "inference.InferParameter.double_param": "of requests: answers have whole numbers",
     "inference.InferParameter.uint64_param": "of requests: no seed is so large",
     "inference.ModelInferResponse.InferOutputTensor.parameters": "for shared memory and compression: neither is here",

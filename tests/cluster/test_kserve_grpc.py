@@ -19,10 +19,10 @@ from scripted_worker import ScriptedWorker
 from motley.cluster.caller import Caller
 from motley.cluster.protocols import kserve_stream
 from motley.cluster.protocols import kserve_wire as wire
-from motley.cluster.protocols.kserve import KServeProtocol
+from motley.cluster.protocols.kserve import KServeProtocol, failed
 from motley.cluster.protos import kserve_pb2 as pb
 from motley.cluster.protos import kserve_pb2_grpc
-from motley.replicas.errors import EngineFault, Unavailable
+from motley.replicas.errors import EngineFault, InvalidRequest, MotleyError, Overloaded, Unavailable
 from motley.replicas.protocol import Delta, FinishReason, StreamMessage, TokenLogprob
 
 FINAL = "triton_final_response"
@@ -488,3 +488,23 @@ async def test_a_stream_that_fails_ends_with_an_error(
     assert [bool(part.error) for part in parts] == [False] * (len(parts) - 1) + [True]
     assert said in parts[-1].error
     assert parts[-1].parameters[FINAL] is True
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (Overloaded("full", code="queue_full", retry_after_s=7), {"code": "queue_full", "retry_after": 7}),
+        (Unavailable("gone", code="draining"), {"code": "draining", "retry_after": 1}),
+        (InvalidRequest("top_k: no"), {"code": "invalid_value"}),
+        (EngineFault("it broke"), {}),
+    ],
+    ids=["overloaded", "unavailable", "invalid", "fault"],
+)
+def test_an_error_within_a_stream_says_its_code_and_when_to_try_again(error: MotleyError, told: Any) -> None:
+    message = wire.stream_response(failed("r1", error), raw=True)
+    given = message.infer_response.parameters
+    assert {name: getattr(value, value.WhichOneof("parameter_choice")) for name, value in given.items()} == {
+        FINAL: True,
+        **told,
+    }
+    assert (message.error_message, message.infer_response.id) == (f"[request id: r1] {error.message}", "r1")
