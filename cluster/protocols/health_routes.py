@@ -15,7 +15,7 @@ class HealthRoutes:
         self._router = router
 
     def routes(self) -> tuple[Route, ...]:
-        return (Route("GET", "/health", self.health, health=True),)
+        return (Route("GET", "/health", self.health, health=True, any_query=True),)
 
     async def health(self) -> Response:
         return answer({"status": "ok", "load": asdict(await self._router.load())})

@@ -29,8 +29,8 @@ class KServeRoutes:
         model, versioned = "/v2/models/{name:path}", "/v2/models/{name:path}/versions/{number}"
         return (  # the longer path first: a name would swallow its end
             Route("GET", "/v2", self.server),
-            Route("GET", "/v2/health/live", self.live, health=True),
-            Route("GET", "/v2/health/ready", _own_errors(self.ready), health=True),
+            Route("GET", "/v2/health/live", self.live, health=True, any_query=True),
+            Route("GET", "/v2/health/ready", _own_errors(self.ready), health=True, any_query=True),
             Route("GET", f"{versioned}/ready", _own_errors(self.model_ready)),
             Route("POST", f"{versioned}/infer", _own_errors(self.infer)),
             Route("GET", versioned, _own_errors(self.model)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -29,8 +30,8 @@ def parse_object(body: bytes, most: Most | None = None) -> dict[str, Any]:
         raise TooLarge(f"the body holds more than {most.members} named values", code="body_too_large")
     try:
         return json_object(body.decode(), "the body")
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(f"the body is not JSON: {type(error).__name__}", code="invalid_json") from None
+    except UnicodeDecodeError:
+        raise InvalidRequest("the body is not JSON: it is not UTF-8", code="invalid_json") from None
 
 
 def json_object(text: str, what: str, param: str | None = None) -> dict[str, Any]:
@@ -38,11 +39,18 @@ def json_object(text: str, what: str, param: str | None = None) -> dict[str, Any
     try:
         value = json.loads(text, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
-        reason = str(error) if isinstance(error, json.JSONDecodeError) else type(error).__name__
-        raise InvalidRequest(f"{what} is not JSON: {reason}", param=param, code="invalid_json") from None
+        raise InvalidRequest(f"{what} is not JSON: {_why(error)}", param=param, code="invalid_json") from None
     if not isinstance(value, dict):
         raise InvalidRequest(f"{what} is not a JSON object", param=param, code="invalid_json")
     return value
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return str(error)
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    return f"a number has too many digits; expected at most {sys.get_int_max_str_digits()}"  # all else of ValueError
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

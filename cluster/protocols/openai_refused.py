@@ -39,7 +39,7 @@ WHY_NOT_STORED = f"stored chats are not supported; {_NO_STATE}"
 def refused_routes() -> list[Route]:
     """Each path and all below it, and what of stored chats lies below /v1/chat/completions."""
     routes = [
-        Route(method, path, _refusal(f"{prefix} is not supported; {instead}"))
+        Route(method, path, _refusal(f"{prefix} is not supported; {instead}"), any_query=True)
         for prefix, instead in REFUSED.items()
         for path in (prefix, prefix + "/{rest:path}")
         for method in METHODS
@@ -47,8 +47,8 @@ def refused_routes() -> list[Route]:
     stored = _refusal(WHY_NOT_STORED)
     return [
         *routes,
-        Route("GET", STORED, stored),
-        *(Route(method, STORED + "/{rest:path}", stored) for method in METHODS),
+        Route("GET", STORED, stored, any_query=True),
+        *(Route(method, STORED + "/{rest:path}", stored, any_query=True) for method in METHODS),
     ]
 
 

@@ -15,6 +15,10 @@ from .markdown import table
 
 
 def http() -> Iterator[str]:
+    yield (
+        "No path takes a query: one is refused with 400, but for Azure's `api-version`, and whatever a probe adds to "
+        "the paths of health. Bodies are JSON in UTF-8; another `charset` is refused with 415."
+    )
     for path, methods in document(OPERATIONS)["paths"].items():
         for method, described in methods.items():
             yield f"### {method.upper()} {path}"

@@ -26,12 +26,13 @@ CALLER = "motley.caller"  # where the guard leaves it in the ASGI scope
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """`health`: tells health and no more, so `--open-health` opens it."""
+    """`health`: tells health and no more, so `--open-health` opens it. `any_query`: none is refused."""
 
     method: str
     path: str
     endpoint: Callable[..., Awaitable[Response]]
     health: bool = False
+    any_query: bool = False
 
 
 def caller_of(request: Request) -> Caller:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...replicas.errors import EngineFault, MotleyError
+from ...replicas.errors import EngineFault, InvalidRequest, MotleyError
+from ...replicas.shown import MAX_CHARS
 from ..auth.guard import Guard
 from ..errors import http_error
 from .http import Route, error_response
@@ -18,6 +19,7 @@ from .http_guard import REQUEST_ID, HttpGuard
 from .readers import Readers
 
 CORS_AGE_S = 600
+_AZURE_VERSION = "api-version"
 
 
 def build(
@@ -33,7 +35,8 @@ def build(
     app = FastAPI(title="Motley", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     app.state.readers = Readers() if readers is None else readers
     for route in routes:
-        app.add_api_route(route.path, route.endpoint, methods=[route.method], response_model=None)
+        checks = [] if route.any_query else [Depends(_no_query)]
+        app.add_api_route(route.path, route.endpoint, methods=[route.method], response_model=None, dependencies=checks)
     health_paths = [route.path for route in routes if route.health]
     app.add_middleware(
         HttpGuard, guard=guard, max_body_bytes=max_body_bytes, health_paths=health_paths, echo_id=echo_id
@@ -52,6 +55,14 @@ def build(
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _bug)
     return app
+
+
+def _no_query(request: Request) -> None:
+    """What stands there would be ignored. Azure's clients send their `api-version` with every call."""
+    for name in request.query_params:
+        if name != _AZURE_VERSION:
+            name = name[:MAX_CHARS]
+            raise InvalidRequest(f"{name}: this path takes no query", param=name, code="unknown_parameter")
 
 
 def _motley_error(request: Request, error: Exception) -> Response:

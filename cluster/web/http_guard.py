@@ -12,6 +12,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...replicas.errors import InvalidRequest, MotleyError
+from ...replicas.shown import shown
 from .. import access_log
 from ..access_log import CallRecord, clean_id
 from ..auth.guard import Guard
@@ -24,6 +25,7 @@ _SERVE_ONLY = "x-request-disconnect-disabled"
 
 
 REQUEST_ID = "x-request-id"
+_UTF_8 = ("utf-8", "utf8", "us-ascii", "ascii")
 BODY_S = 30.0  # from the head of a request to the last byte of its body
 LEFT = 499  # what the log says when the client went before the answer was whole
 
@@ -91,6 +93,12 @@ class HttpGuard:
     def _check_body(self, headers: Headers) -> None:
         if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise UnsupportedMedia("the body must be application/json", param="Content-Type", code="unsupported_media")
+        if charset := _foreign_charset(headers):
+            raise UnsupportedMedia(
+                f"Content-Type: charset {shown(charset)} is not supported; JSON is UTF-8",
+                param="Content-Type",
+                code="unsupported_media",
+            )
         if headers.get("content-encoding", "identity").lower() != "identity":
             raise UnsupportedMedia("the body must not be encoded", param="Content-Encoding", code="unsupported_media")
         length = headers.get("content-length", "0")
@@ -120,6 +128,16 @@ class HttpGuard:
 
     def _too_large(self) -> TooLarge:
         return TooLarge(f"the body is larger than {self._max_body_bytes} bytes", code="body_too_large")
+
+
+def _foreign_charset(headers: Headers) -> str:
+    """The body's, if it is said to be other than UTF-8; US-ASCII is a part of that."""
+    for parameter in headers.get("content-type", "").split(";")[1:]:
+        name, _, value = parameter.partition("=")
+        charset = value.strip().strip('"')
+        if name.strip().lower() == "charset" and charset.lower() not in _UTF_8:
+            return charset or "''"
+    return ""
 
 
 class _Answer:

@@ -23,8 +23,8 @@ from .answers import Object
 
 Schema = Mapping[str, Any]
 _IN_PATHS = {"name": "of the model", "number": "of its version: 1, the only one"}
-_ALWAYS = (Unauthenticated, Forbidden, EngineFault, Unavailable)
-_WITH_BODY = (InvalidRequest, SlowBody, TooLarge, UnsupportedMedia)
+_ALWAYS = (InvalidRequest, Unauthenticated, Forbidden, EngineFault, Unavailable)  # the first: for a query
+_WITH_BODY = (SlowBody, TooLarge, UnsupportedMedia)
 _WITH_ENGINE = (Overloaded, DeadlineExceeded)
 ERROR: Schema = {
     "type": "object",

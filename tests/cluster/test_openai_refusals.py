@@ -186,9 +186,55 @@ async def test_other_media(post: Any, headers: dict[str, str]) -> None:
     assert refused(await post(COMPLETIONS, {"prompt": "a"}, headers=headers), 415)["code"] == "unsupported_media"
 
 
-async def test_charset_is_no_other_medium(post: Any) -> None:
-    headers = {"content-type": "Application/JSON; charset=utf-8"}
+@pytest.mark.parametrize("charset", ["charset=utf-8", 'Charset="UTF-8"', "charset=us-ascii", "v=1", ""])
+async def test_charset_is_no_other_medium(post: Any, charset: str) -> None:
+    headers = {"content-type": f"Application/JSON; {charset}"}
     assert (await post(COMPLETIONS, {"prompt": "a", "max_tokens": 1}, headers=headers)).status == 200
+
+
+@pytest.mark.parametrize("charset", ["utf-16", "latin-1", '"ISO-8859-1"'])
+async def test_another_charset_is_named(post: Any, charset: str) -> None:
+    headers = {"content-type": f"application/json; v=1; charset={charset}"}
+    error = refused(await post(COMPLETIONS, {"prompt": "a", "max_tokens": 1}, headers=headers), 415)
+    assert (error["param"], error["code"]) == ("Content-Type", "unsupported_media")
+    assert charset.strip('"') in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "query", "param"),
+    [
+        ("POST", COMPLETIONS, b"max_tokens=1", "max_tokens"),
+        ("POST", COMPLETIONS, b"api-version=2024-10-21&a%20b", "a b"),
+        ("GET", "/v1/models", b"limit=1", "limit"),
+        ("GET", "/v2", b"%ff=1", "\ufffd"),
+    ],
+)
+async def test_a_query_is_not_ignored(call: Any, method: str, path: str, query: bytes, param: str) -> None:
+    given = {"prompt": "a", "max_tokens": 1} if method == "POST" else b""
+    error = refused(await call(method, path, given, query=query))
+    assert (error["param"], error["code"]) == (param, "unknown_parameter")
+
+
+async def test_azures_version_and_what_probes_add_are_no_fault(call: Any) -> None:
+    body = {"prompt": "a", "max_tokens": 1}
+    assert (await call("POST", COMPLETIONS, body, query=b"api-version=2024-10-21")).status == 200
+    assert (await call("GET", "/health", query=b"now=1")).status == 200
+    error = refused(await call("GET", COMPLETIONS.replace("completions", "files"), query=b"limit=1"), 404)
+    assert error["code"] == "unsupported_endpoint"
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}", "a number has too many digits"),
+        (b'{"prompt": ' + b"[" * 100_000, "nested too deeply"),
+        (b'{"prompt": "\xff"}', "UTF-8"),
+    ],
+    ids=["digits", "depth", "bytes"],
+)
+async def test_why_it_is_no_json(post: Any, body: bytes, why: str) -> None:
+    error = refused(await post(COMPLETIONS, body))
+    assert (error["code"], why in error["message"]) == ("invalid_json", True)
 
 
 async def test_large_bodies_are_refused_unread(post: Any) -> None:

@@ -55,7 +55,7 @@ def test_refusals_are_told(served: dict[str, Any]) -> None:
     assert set(told) == {"200", "400", "401", "403", "404", "408", "413", "415", "429", "500", "503", "504"}
     assert "Retry-After" in told["429"]["headers"]
     told = served["paths"]["/v1/models"]["get"]["responses"]
-    assert set(told) == {"200", "401", "403", "500", "503"}
+    assert set(told) == {"200", "400", "401", "403", "500", "503"}
 
 
 def test_null_is_as_good_as_nothing() -> None:

@@ -42,6 +42,7 @@ async def request(
     client: str = "127.0.0.1",
     raises: type[Exception] | tuple[()] = (),
     send: Any = None,
+    query: bytes = b"",
 ) -> Reply:
     """`body`: bytes, several chunks of them, or what is to be sent as JSON. A header of None is left out.
 
@@ -59,7 +60,7 @@ async def request(
         "scheme": "http",
         "path": path,
         "raw_path": path.encode(),
-        "query_string": b"",
+        "query_string": query,
         "root_path": "",
         "headers": [(k.encode(), v.encode()) for k, v in merged.items() if v is not None],
         "client": (client, 4711),
