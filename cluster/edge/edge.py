@@ -144,7 +144,9 @@ LONG_HEAD: Answer = (431, f"the head of the request is longer than {MAX_HEAD_BYT
 METHODS = "GET HEAD POST PUT PATCH DELETE OPTIONS"
 NO_METHOD: Answer = (405, "there is no such method", "method_not_allowed")
 NOT_READY: Answer = (404, "there is no application yet", "not_ready")
-PAGES: dict[int, Answer] = {  # by HAProxy's own status
+# By HAProxy's own status. What HTTP/1 is refused before its head is whole has HAProxy's HTML all the same: 2.8 knows
+# neither `errorfile` nor `http-error` there.
+PAGES: dict[int, Answer] = {
     400: (400, "the request is malformed, or its client has closed its side of the connection", "bad_request"),
     408: (408, f"the head of the request did not arrive within {HEAD_S} s", "slow_request"),
     500: (500, "the request failed inside the service", "internal_error"),

@@ -38,7 +38,10 @@ def errors() -> Iterator[str]:
     yield "### Answered by HAProxy"
     yield (
         "HAProxy, which stands before the service, answers these by itself, and a 503 with `Retry-After: 1`. "
-        "Ray Serve's own paths, `/-/…`, are shut with 404, and its gRPC methods with `UNIMPLEMENTED`."
+        "Ray Serve's own paths, `/-/…`, are shut with 404, and its gRPC methods with `UNIMPLEMENTED`. "
+        "What it refuses before a head is whole has HAProxy's own HTML for a body, not JSON: the 400 to a malformed "
+        "head, or to one that outgrows its buffer, and the 408. HAProxy 2.8 has no setting for these; their status is "
+        "right."
     )
     rows = [(str(status), f"`{error_type(status)}`", f"`{code}`", said) for status, said, code in sorted(ANSWERS)]
     yield table(("HTTP", "type", "code", "message"), dict.fromkeys(rows))
