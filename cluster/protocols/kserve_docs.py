@@ -91,6 +91,13 @@ _OUTPUT = answer(
     shape=told(list_of(COUNT), "as the package `inference` below lists them"),
     data=told(list_of({"type": ["string", "number", "null"]}), "flat; null where there is no number"),
 )
+_FACTS = {
+    "max_model_len": "tokens of a prompt and its answer together",
+    "vocab_size": "how many token ids there are",
+    "eos_token_ids": "that end an answer, with commas",
+    "dtype": "of what is computed",
+    "quantization": "of the weights",
+}
 _TOTALS = {
     "prompt_tokens": "of the prompt",
     "completion_tokens": "of all choices",
@@ -120,6 +127,41 @@ _METADATA = answer(
     inputs=told(list_of(_TENSOR), "what it takes"),
     outputs=told(list_of(_TENSOR), "what it can give"),
 )
+_PLACE = told(list_of({"type": "integer"}), "-1 for what varies")
+_TYPE = told(TEXT, "Triton's name of its elements' type")
+_INPUT_CONFIG = answer(
+    name=told(TEXT, "of the tensor"),
+    data_type=_TYPE,
+    dims=_PLACE,
+    optional={"const": True, "description": "which of them a request needs is told above"},
+)
+_CONFIG = answer(
+    name=_NAMED,
+    platform=told(TEXT, "who computes it"),
+    backend=told(TEXT, "the same"),
+    input=told(list_of(_INPUT_CONFIG), "what it takes"),
+    output=told(list_of(answer(name=told(TEXT, "of the tensor"), data_type=_TYPE, dims=_PLACE)), "what it can give"),
+    dynamic_batching=told(
+        answer(
+            priority_levels=told(COUNT, "how many there are"),
+            default_priority_level=told(COUNT, "of a request that names none"),
+        ),
+        "of the parameter `priority`",
+    ),
+    parameters=told(
+        answer(
+            **{
+                name: told(answer(string_value=told(TEXT, "as text, whatever it is")), about)
+                for name, about in _FACTS.items()
+            }
+        ),
+        "of the model",
+    ),
+    model_transaction_policy=told(
+        answer(decoupled={"const": True, "description": "a request may have several responses, over gRPC"}),
+        "how many responses a request has",
+    ),
+)
 _READY = answer(name=_NAMED, ready={"const": True, "description": "what is not ready is refused with 503"})
 _SERVER = answer(
     name=told(TEXT, "motley"),
@@ -139,6 +181,7 @@ _MODEL, _VERSIONED = "/v2/models/{name:path}", "/v2/models/{name:path}/versions/
 def _of_model(path: str) -> Operations:
     return {
         ("GET", path): Operation("A model's tensors", _METADATA, error=_ERROR, more=(NotFound,)),
+        ("GET", f"{path}/config"): Operation("How a model is served", _CONFIG, error=_ERROR, more=(NotFound,)),
         ("GET", f"{path}/ready"): Operation("Whether a model is ready", _READY, error=_ERROR, more=(NotFound,)),
         ("POST", f"{path}/infer"): Operation(
             "Generate, in tensors", _INFERRED, _INFER, engine=True, error=_ERROR, more=(NotFound,)

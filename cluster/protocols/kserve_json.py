@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
 
 from ...replicas.protocol import ModelInfo
 from ...replicas.shown import shown
@@ -51,9 +52,23 @@ def infer_response(response: InferResponse) -> Object:
 
 
 def metadata(info: ModelInfo) -> Object:
-    described: Object = MessageToDict(kserve_wire.metadata(info), preserving_proto_field_name=True)
-    for tensor in (*described["inputs"], *described["outputs"]):
-        tensor["shape"] = [int(size) for size in tensor["shape"]]  # int64 are strings in protobuf's JSON
+    return _plain(kserve_wire.metadata(info))
+
+
+def config(info: ModelInfo) -> Object:
+    """In Triton's words, as ModelConfig has it over gRPC."""
+    return _plain(kserve_wire.config(info))
+
+
+def _plain(message: Message) -> Object:
+    """Integers of 64 bits as numbers, which are strings in protobuf's JSON."""
+    described: Object = MessageToDict(message, preserving_proto_field_name=True)
+    for tensor in (*described.get("inputs", ()), *described.get("outputs", ())):
+        tensor["shape"] = [int(size) for size in tensor["shape"]]
+    for tensor in (*described.get("input", ()), *described.get("output", ())):
+        tensor["dims"] = [int(size) for size in tensor["dims"]]
+    for name, level in (batching := described.get("dynamic_batching", {})).items():
+        batching[name] = int(level)
     return described
 
 

@@ -16,6 +16,7 @@ from .kserve import KServeProtocol
 from .kserve_rpcs import EXTENSIONS
 from .kserve_wire import PLATFORM
 
+_EXTENSIONS = [name for name in EXTENSIONS if name != "binary_tensor_data"]  # bodies are JSON alone
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
@@ -33,14 +34,16 @@ class KServeRoutes:
             Route("GET", "/v2/health/ready", _own_errors(self.ready), health=True, any_query=True),
             Route("GET", f"{versioned}/ready", _own_errors(self.model_ready)),
             Route("POST", f"{versioned}/infer", _own_errors(self.infer)),
+            Route("GET", f"{versioned}/config", _own_errors(self.config)),
             Route("GET", versioned, _own_errors(self.model)),
             Route("GET", f"{model}/ready", _own_errors(self.model_ready)),
             Route("POST", f"{model}/infer", _own_errors(self.infer)),
+            Route("GET", f"{model}/config", _own_errors(self.config)),
             Route("GET", model, _own_errors(self.model)),
         )
 
     async def server(self) -> Response:
-        return answer({"name": PLATFORM, "version": version("motley"), "extensions": list(EXTENSIONS)})
+        return answer({"name": PLATFORM, "version": version("motley"), "extensions": _EXTENSIONS})
 
     async def live(self) -> Response:
         return answer({"live": True})
@@ -58,6 +61,10 @@ class KServeRoutes:
     async def model(self, request: Request) -> Response:
         self._protocol.check_model(*_model(request))
         return answer(kserve_json.metadata(self._protocol.door.info))
+
+    async def config(self, request: Request) -> Response:
+        self._protocol.check_model(*_model(request))
+        return answer(kserve_json.config(self._protocol.door.info))
 
     async def infer(self, request: Request) -> Response:
         infer = kserve_json.infer_request(await request.body(), *_model(request), self._protocol.door.most())

@@ -42,6 +42,18 @@ async def test_infer(post: Call, path: str) -> None:
     }
 
 
+async def test_the_extensions_told_are_served(call: Call) -> None:
+    """Triton's `model_configuration` is this path; its binary tensors are refused."""
+    assert (await call("GET", "/v2")).json()["extensions"] == ["model_configuration", "parameters", "schedule_policy"]
+    for path in ("/v2/models/echo/config", "/v2/models/echo/versions/1/config"):
+        config = (await call("GET", path)).json()
+        assert (config["name"], config["model_transaction_policy"]) == ("echo", {"decoupled": True})
+        assert config["input"][1] == {"name": "input_ids", "data_type": "TYPE_INT32", "dims": [-1], "optional": True}
+        assert config["dynamic_batching"] == {"priority_levels": 100, "default_priority_level": 50}
+        assert config["parameters"]["max_model_len"] == {"string_value": "512"}
+    assert (await call("GET", "/v2/models/other/config")).status == 404
+
+
 async def test_token_ids(post: Call) -> None:
     answer = (await post("/v2/models/echo/infer", body(IDS, outputs=[{"name": "output_ids"}]))).json()
     assert answer["outputs"] == [{"name": "output_ids", "datatype": "INT32", "shape": [4], "data": [64, 65, 66, 64]}]

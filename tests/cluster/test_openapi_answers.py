@@ -49,6 +49,8 @@ CASES: list[tuple[tuple[str, str], Any, int]] = [
     (("GET", "/v2/health/ready"), "/v2/health/ready", 200),
     (("GET", "/v2/models/{name}"), "/v2/models/echo", 200),
     (("GET", "/v2/models/{name}/ready"), "/v2/models/echo/ready", 200),
+    (("GET", "/v2/models/{name}/config"), "/v2/models/echo/config", 200),
+    (("GET", "/v2/models/{name}/config"), "/v2/models/x/config", 404),
     (("GET", "/v2/models/{name}"), "/v2/models/x", 404),
     (INFER, TENSORS, 200),
     (INFER, {"inputs": []}, 400),
