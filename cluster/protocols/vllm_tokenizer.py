@@ -16,6 +16,7 @@ from ..protos import vllm_common_pb2 as pb
 # What any tokenizer library reads; nothing else leaves the folder.
 FILES = (
     "added_tokens.json",
+    "additional_chat_templates/tool_use.jinja",
     "chat_template.jinja",
     "chat_template.json",
     "merges.txt",

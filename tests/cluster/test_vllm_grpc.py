@@ -347,9 +347,12 @@ def test_a_tokenizer_is_the_folders_own(tmp_path: Path) -> None:
         pack(folder)
     (folder / "model.safetensors").write_bytes(b"weights")
     (folder / "tokenizer.json").write_text("{}")
+    (folder / "additional_chat_templates").mkdir()
+    for_tools = "additional_chat_templates/tool_use.jinja"
+    (folder / for_tools).write_text("{{ tools }}")
     first = pack(folder)
     assert pack(folder) == first
-    assert zipfile.ZipFile(io.BytesIO(first)).namelist() == ["tokenizer.json"]
+    assert zipfile.ZipFile(io.BytesIO(first)).namelist() == [for_tools, "tokenizer.json"]
     outside.write_text("secret")
     (folder / "vocab.txt").symlink_to(outside)
     with pytest.raises(EngineFault) as caught:
