@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 
 import numpy as np
@@ -31,7 +31,7 @@ class Packed:
         self._accelerator = accelerator
         self._device = torch.zeros(end, dtype=torch.uint8, device=accelerator.device)
         self.there = {name: self._device[a:b].view(dtype) for name, (a, b, dtype) in self._places.items()}
-        self._turns = [_Turn(accelerator.staging(end), self._places) for _ in range(TURNS)]
+        self._turns = [Turn(accelerator.staging(end), self._places) for _ in range(TURNS)]
         self._next = 0
 
     def turn(self) -> Turn:
@@ -54,7 +54,7 @@ class Packed:
         return turn.used
 
 
-class _Turn:
+class Turn:
     """here: by name, on the host. used: when the device is done with it."""
 
     def __init__(self, raw: torch.Tensor, places: Mapping[str, tuple[int, int, torch.dtype]]) -> None:
@@ -64,11 +64,5 @@ class _Turn:
         self.here = {name: array[a:b].view(_NUMPY[dtype]) for name, (a, b, dtype) in places.items()}
 
 
-Turn = _Turn
-
-
 def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
     target.copy_(source, non_blocking=True)
-
-
-Work = Callable[[], None]
