@@ -20,7 +20,7 @@ CPU_KV_SHARE = 0.25  # of the memory that is free once the weights are loaded
 CONTEXT_BYTES = 600 << 20
 _LAUNCH_BYTES = 16 << 10
 _LAUNCHES_PER_LAYER = 10
-MAX_GRAPHS = 64  # that are kept at a time
+MAX_GRAPHS = 32  # that are kept at a time
 _RESERVE_SHARE, _RESERVE_BYTES = 0.03, 256 << 20
 
 

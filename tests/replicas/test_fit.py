@@ -299,10 +299,10 @@ def test_a_dense_model_that_is_too_large_is_told_what_would_fit(tmp_path: Path) 
     assert "GiB are missing" in pascal.advice
     assert fit(checkpoint, l4, Asked(4096, 1)).fits
     shorter, quantized = fit(checkpoint, t4, Asked(4096, 1)).advice.split("; ")
-    assert shorter == "1 of up to 2048 tokens fit"
+    assert shorter == "1 of up to 1520 tokens fit"
     assert "leave room for" in quantized
     fewer = fit(checkpoint, t4, Asked(4096, 500)).advice
-    assert fewer.startswith("fewer sequences fit: one alone has room for 2048 tokens; as GPTQ int4")
+    assert fewer.startswith("fewer sequences fit: one alone has room for 1520 tokens; as GPTQ int4")
 
 
 def test_a_quantized_model_is_not_told_to_be_quantized(tmp_path: Path) -> None:
