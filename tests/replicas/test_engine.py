@@ -9,6 +9,7 @@ import pytest
 import torch
 from fake_runner import AheadRunner, FakeRunner, logits_of
 from hypothesis import given, settings
+from letters import Clock, Letters
 
 from motley.replicas.blocks import BlockPool
 from motley.replicas.engine import EngineCore
@@ -20,26 +21,6 @@ from motley.replicas.scheduler import Scheduler
 
 VOCAB = 27
 EOS = 26
-
-
-class Letters:
-    """A tokenizer of one letter per id."""
-
-    def detokenizer(self, **_: Any) -> Letters:
-        return self
-
-    def push(self, token_ids: Any) -> str:
-        return "".join(chr(ord("a") + token) for token in token_ids)
-
-    def flush(self) -> str:
-        return ""
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture(autouse=True, scope="module", params=[FakeRunner, AheadRunner])
