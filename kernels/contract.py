@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import torch
@@ -65,6 +65,18 @@ class Ops(Protocol):
 
     def allocate_kv(self, num_layers: int, num_blocks: int, num_kv_heads: int, head_dim: int) -> list[torch.Tensor]:
         """One cache tensor per layer, in whatever layout this device's attention wants."""
+        ...
+
+    def kv_parts(self, cache: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Views [num_blocks, ...] of a layer's cache, contiguous but for their first dimension: together all of it."""
+        ...
+
+    def kv_vectors(self, parts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """Views of a layer's keys and values, each [blocks, KH, BLOCK_TOKENS, D]; of int8 also of their scales, fp32
+        [blocks, KH, BLOCK_TOKENS].
+
+        parts  as `kv_parts` gives them, or alike with other blocks: they are contiguous but for their first dimension
+        """
         ...
 
     def write_kv(self, k: torch.Tensor, v: torch.Tensor, cache: torch.Tensor, batch: StepBatch) -> None:

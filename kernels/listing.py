@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from .operation import Operation
 from .precision import PrecisionPolicy, policy_of
 from .registry import OPERATIONS
 from .tuning import choose
 
-__all__ = ["Listed", "listing", "listing_for"]
+__all__ = ["Listed", "by_rows", "listing", "listing_for"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,3 +43,16 @@ def listing_for(policy: PrecisionPolicy, sms: int | None = None) -> list[Listed]
         told = ", ".join(f"{count} shapes {source}" for source, count in counts.items())
         rows.append(Listed(str(policy.capability), operation.name, refused, told))
     return rows
+
+
+def by_rows(
+    kernel_for: Callable[[int], tuple[Operation, str]], most: int = 2048
+) -> Iterator[tuple[int, int, str, str]]:
+    """From one number of rows to another, the operator that a layer is computed by, and why at the first of them."""
+    first, (known, why) = 1, kernel_for(1)
+    for rows in range(2, most + 1):
+        operation, reason = kernel_for(rows)
+        if operation is not known:
+            yield first, rows - 1, known.name, why
+            first, known, why = rows, operation, reason
+    yield first, most, known.name, why

@@ -37,19 +37,17 @@ def for_device(
     cpu_weights  how a CPU holds quantized weights: "int4" as stored; "int8" a byte each; "both" where int4 and
                  int8 need different kernels; "dense" dequantised to `dtype`. None: dense for float32, as
                  stored for bfloat16. Unless dense, the vocabulary head is held in int8
-    kv_dtype     "int8", on a GPU: half the bytes of KV, each vector rounded to 255 steps. None: that of the activations
+    kv_dtype     "int8": a byte for each number of KV, each vector rounded to 255 steps. None: that of the activations
 
     Raises ValueError naming what the device cannot do.
     """
     device = _known(device)
     if device.type == "cuda":
         return _gpu_ops(device, dtype, numerics, kv_dtype)
-    if kv_dtype is not None:
-        raise ValueError(f"kv_dtype: {kv_dtype} is not kept on a CPU; leave it out")
     if dtype not in (torch.float32, torch.bfloat16):
         raise ValueError(f"dtype: {dtype} is not computed on a CPU; expected float32 or bfloat16")
     native, reason = load()
-    return CpuOps(dtype, numerics or "exact", cpu_weights, native, reason)
+    return CpuOps(dtype, numerics or "exact", cpu_weights, native, reason, kv_dtype)
 
 
 def choose_dtype(device: torch.device | str, checkpoint_dtype: torch.dtype) -> tuple[torch.dtype, str]:

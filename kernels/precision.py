@@ -11,9 +11,12 @@ from .capability import Capability, capability_of
 from .device_table import DEVICES
 from .devices import Arithmetic, Device
 
-__all__ = ["PrecisionPolicy", "Unit", "policy_of", "triton_has"]
+__all__ = ["GEMM_ROWS", "GEMV_ROWS", "PrecisionPolicy", "Unit", "policy_of", "triton_has"]
 
 TCGEN05_INT8 = (3, 8)  # Triton before that makes mma.sync of int8 on 10.0
+
+GEMV_ROWS = 8  # that read int4 weights together, on the lanes
+GEMM_ROWS = 64  # at most, of int4 weights on tensor cores
 
 Half = Literal["fp16", "bf16"]
 Accumulate = Literal["fp32", "fp16 within a group, fp32 across"]
@@ -57,7 +60,7 @@ class PrecisionPolicy:
 
     storage     of activations and KV
     compute     what products are formed in
-    prefill     a linear layer of many rows; through cuBLAS the weights are first dequantised to fp16
+    prefill     a linear layer of many rows; int4 weights are first written out in full, in `compute`
     decode      a linear layer of few rows
     int8, fp8   for activations of 8 bits; None: not worth it here
     attention   "per head": one program for each query head, on the lanes; "packed GQA": the heads that share keys
@@ -80,6 +83,14 @@ class PrecisionPolicy:
     pipelined: bool
     reasons: Mapping[str, str]
     note: str = ""
+
+    @property
+    def int8_units(self) -> tuple[Unit, ...]:
+        """Of layers with int8 weights; beside dp4a cuBLAS's tensor cores, for many rows, of weights written out."""
+        if self.int8 is None:
+            return ()
+        beside = self.int8.arithmetic == "dp4a" and self.prefill.arithmetic == "tensor-fp16"
+        return (self.int8, self.prefill) if beside else (self.int8,)
 
     def max_stages(self, stage_bytes: int) -> int:
         """How many stages of this much shared memory a block may have; 1 where nothing is pipelined."""
@@ -109,7 +120,7 @@ def policy_of(major: int, minor: int) -> PrecisionPolicy:
         int8=int8,
         fp8=fp8,
         attention="packed GQA" if chip.bf16 else "per head",
-        attention_unit=prefill if chip.bf16 else _FP32,
+        attention_unit=decode if chip.bf16 else _FP32,
         pipelined=chip.major >= 8,
         reasons={
             "storage": storage_why,
@@ -139,24 +150,27 @@ def _storage(chip: Capability) -> tuple[Half, str]:
 def _paths(chip: Capability, device: Device) -> tuple[Unit, Unit, dict[str, str]]:
     """Prefill, decode, and why: also "compute"."""
     if chip.bf16:
-        few = Unit("tensor-bf16", "Triton", "mma.sync")
-        many = Unit("tensor-bf16", "Triton", chip.instruction)
-        rows = f" from {chip.instruction_rows} rows" if chip.instruction != "mma.sync" else ""
+        decode, prefill = (Unit("tensor-bf16", through, chip.instruction) for through in ("Triton", "cuBLAS"))
         why = f"tensor cores: {_against(device, 'tensor-bf16', 'fp32')}"
+        rows = f" where weights are {chip.instruction_rows} rows of the product, else mma.sync"
         bound = f"{_intensity(device, 'tensor-bf16')} before arithmetic, not {_gbps(device)}, sets the time"
-        return (
-            many,
-            few,
-            {"compute": why, "prefill": f"{chip.instruction}{rows}; {why}", "decode": f"mma.sync; {bound}"},
-        )
+        return prefill, decode, {
+            "compute": why,
+            "prefill": f"above {GEMM_ROWS} rows int4 weights are written out for cuBLAS; {why}",
+            "decode": f"{chip.instruction}{rows if chip.instruction != 'mma.sync' else ''}; {bound}",
+        }  # fmt: skip
     if chip.tensor_fma:
         why = f"{_against(device, 'tensor-fp16', 'fp32')}, but Triton's tl.dot is fma.rn.f32 below 8.0"
         bound = f"{_intensity(device, 'fp32')} before fp32 arithmetic, not {_gbps(device)}, sets the time"
-        cublas = Unit("tensor-fp16", "cuBLAS", "mma.sync")
-        return cublas, _FP32, {"compute": why, "prefill": f"cuBLAS on tensor cores: {why}", "decode": f"FMA: {bound}"}
-    why = _against(device, "fp16", "fp32")
-    chosen = _FP16 if device.rates["fp16"] > device.rates["fp32"] else _FP32
-    return chosen, chosen, dict.fromkeys(("compute", "prefill", "decode"), f"no tensor cores; {why}")
+        prefill = Unit("tensor-fp16", "cuBLAS", "mma.sync")
+        return prefill, _FP32, {"compute": why, "prefill": f"cuBLAS on tensor cores: {why}", "decode": f"FMA: {bound}"}
+    why = f"no tensor cores; {_against(device, 'fp16', 'fp32')}"
+    decode = _FP16 if device.rates["fp16"] > device.rates["fp32"] else _FP32
+    prefill = replace(decode, through="cuBLAS")
+    many = f"of many rows int4 weights are written out in {decode.arithmetic} for cuBLAS; {why}"
+    if decode.arithmetic == "fp16":
+        many += "; torch has it sum in fp32, at a rate that no card here has shown"
+    return prefill, decode, {"compute": why, "prefill": many, "decode": why}
 
 
 def _int8(chip: Capability, device: Device) -> tuple[Unit | None, str]:
@@ -165,7 +179,7 @@ def _int8(chip: Capability, device: Device) -> tuple[Unit | None, str]:
     if not chip.bf16:
         why = f"{_against(device, 'dp4a', 'fp32')}, as inline PTX"
         if chip.tensor_fma:
-            why += f", for few rows: tensor-fp16 {_tera(device, 'tensor-fp16')} for many"
+            why += f", for few rows: tensor-fp16 {_tera(device, 'tensor-fp16')} for many, of weights written out"
         if chip.int8_tensor:
             why += f" (tensor-int8 {_tera(device, 'tensor-int8')}, but Triton compiles no int8 dot below 8.0)"
         return Unit("dp4a", "Triton", "dp4a.s32.s32"), why

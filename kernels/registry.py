@@ -7,8 +7,9 @@ from .operation import Operation
 from .pointwise import activation, norm_operation, rotary_operation
 from .sampling import operation as sampling_operation
 from .w4a16 import operations as w4a16
+from .w8a8.dequantize import DEQUANTIZE
 from .w8a8.fp8 import Fp8
-from .w8a8.int8 import W8A8
+from .w8a8.int8 import PRODUCT
 from .w8a8.quantize_panels import QuantizePanels
 from .w8a8.quantize_rows import QuantizeRows
 
@@ -16,7 +17,8 @@ __all__ = ["OPERATIONS", "operation"]
 
 OPERATIONS: tuple[Operation, ...] = (
     *w4a16.OPERATIONS,
-    W8A8(),
+    PRODUCT,
+    DEQUANTIZE,
     Fp8(),
     QuantizeRows("int8"),
     QuantizeRows("fp8"),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .devices import Arithmetic, Device
-from .precision import PrecisionPolicy, Unit, policy_of
+from .precision import GEMM_ROWS, GEMV_ROWS, PrecisionPolicy, Unit, policy_of
 
 __all__ = [
     "DecodeAttention",
@@ -20,6 +20,7 @@ __all__ = [
     "Prediction",
     "PrefillAttention",
     "half_precision_ratio",
+    "predict",
     "roofline",
 ]
 
@@ -47,16 +48,26 @@ class Linear:
         return 2 * self.m * self.n * self.k
 
     @property
-    def bytes(self) -> float:
+    def weight_bytes(self) -> float:
         groups = 0 if self.bits >= 16 else self.n * -(-self.k // self.group)
-        weights = self.n * self.k * self.bits / 8 + groups * (_HALF + self.bits / 8)
+        return self.n * self.k * self.bits / 8 + groups * (_HALF + self.bits / 8)
+
+    @property
+    def bytes(self) -> float:
         x = self.m * self.k * (_HALF if self.activations == "half" else 1)
-        return weights + x + self.m * self.n * _HALF
+        return self.weight_bytes + x + self.m * self.n * _HALF
 
     def bytes_through(self, unit: Unit) -> float:
-        """cuBLAS takes dequantised weights: they are written and read once more, in two bytes each."""
-        again = unit.through == "cuBLAS" and self.bits < 16
-        return self.bytes + (2 * _HALF * self.n * self.k if again else 0)
+        """As the kernels of that unit move them.
+
+        cuBLAS takes no quantized weights: they are written out in what it multiplies, and read once more. On the lanes
+        int4 weights are read again for every eight rows.
+        """
+        if unit.through == "cuBLAS":
+            width = 4 if unit.arithmetic == "fp32" else _HALF
+            return self.bytes + (2 * width * self.n * self.k if self.bits < 16 else 0)
+        lots = -(-self.m // GEMV_ROWS) if self.bits == 4 and unit.arithmetic in ("fp32", "fp16") else 1
+        return self.bytes + (lots - 1) * self.weight_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +80,7 @@ class PrefillAttention:
     kv_heads: int
     head_dim: int
     cached: int = 0
-    kv_bytes: int = _HALF
+    kv_bytes: float = _HALF
 
     @property
     def operations(self) -> int:
@@ -91,7 +102,7 @@ class DecodeAttention:
     heads: int
     kv_heads: int
     head_dim: int
-    kv_bytes: int = _HALF
+    kv_bytes: float = _HALF
 
     @property
     def operations(self) -> int:
@@ -128,7 +139,7 @@ class Prediction:
 def roofline(device: Device, op: Op, arithmetic: Arithmetic | None = None) -> Prediction:
     """By the precision policy of the device, or in the `arithmetic` that is named, by one kernel.
 
-    A linear layer takes whichever of the policy's two units is faster for its rows. Raises ValueError for
+    A linear layer takes whichever of the policy's units has a kernel for its rows, and is faster. Raises ValueError for
     arithmetic that the device lacks or the policy refuses.
     """
     policy = policy_of(*device.capability.version)
@@ -136,7 +147,7 @@ def roofline(device: Device, op: Op, arithmetic: Arithmetic | None = None) -> Pr
     for unit in units:
         if unit.arithmetic not in device.rates:
             raise ValueError(f"arithmetic: {device.name} has no {unit.arithmetic}; expected one of {[*device.rates]}")
-    return min((_predict(device, op, unit) for unit in units), key=lambda prediction: prediction.seconds)
+    return min((predict(device, op, unit) for unit in units), key=lambda prediction: prediction.seconds)
 
 
 def half_precision_ratio(device: Device, op: Op) -> float:
@@ -150,15 +161,25 @@ def _units(policy: PrecisionPolicy, op: Op) -> list[Unit]:
     if not isinstance(op, Linear):
         return [policy.attention_unit]
     if op.activations == "half":
-        return [policy.decode, policy.prefill]
-    unit = policy.int8 if op.activations == "int8" else policy.fp8
-    if unit is None:
+        return _of_half(policy, op)
+    units = policy.int8_units if op.activations == "int8" else (policy.fp8,) if policy.fp8 else ()
+    if not units:
         why = policy.reasons[op.activations]
         raise ValueError(f"activations: {op.activations} is not used on {policy.capability}: {why}")
-    return [unit]
+    return [*units]
 
 
-def _predict(device: Device, op: Op, unit: Unit) -> Prediction:
+def _of_half(policy: PrecisionPolicy, op: Linear) -> list[Unit]:
+    """Dense weights torch multiplies; int4 ones tensor cores read as they are for so many rows."""
+    if op.bits >= 16:
+        return [policy.prefill]
+    if policy.capability.bf16 and op.bits == 4:
+        return [policy.decode if op.m <= GEMM_ROWS else policy.prefill]
+    return [policy.prefill, policy.decode]
+
+
+def predict(device: Device, op: Op, unit: Unit) -> Prediction:
+    """On that unit, whether it is what the policy would take or not."""
     moved = op.bytes_through(unit) if isinstance(op, Linear) else op.bytes
     arithmetic_s = op.operations / device.rates[unit.arithmetic]
     bandwidth_s = moved / device.bandwidth

@@ -7,11 +7,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from .capability import Capability
 from .operation import Operation, Shape
@@ -26,6 +26,7 @@ __all__ = [
     "Table",
     "choose",
     "exact",
+    "fastest",
     "folders",
     "read",
     "read_file",
@@ -35,6 +36,7 @@ __all__ = [
 
 FOLDER = Path(__file__).parent / "tuned"
 Source = Literal["measured", "static"]
+T = TypeVar("T", bound=Operation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,17 @@ def exact(operation: Operation, policy: PrecisionPolicy, shape: Shape, sms: int 
         if table is not None and shape in table.entries:
             return table.entries[shape]
     return None
+
+
+def fastest(operations: Iterable[T], policy: PrecisionPolicy, shape: Shape, sms: int | None) -> tuple[T, float] | None:
+    """Of several that do the same, and its microseconds; None unless more than one was measured on this very shape."""
+    times: dict[T, float] = {}
+    for each in operations:
+        entry = exact(each, policy, shape, sms)
+        if entry is not None and "microseconds" in entry.facts:
+            times[each] = float(entry.facts["microseconds"])
+    best = min(times, key=lambda each: times[each], default=None)
+    return None if best is None or len(times) < 2 else (best, times[best])
 
 
 def folders(capability: Capability, sms: int | None) -> tuple[str, ...]:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+FP8_BLOCK = 128  # rows and columns that share a scale
+
 
 @dataclass(frozen=True, slots=True)
 class DenseWeight:
@@ -56,7 +58,44 @@ class GroupedWeight:
         return dense.to(dtype)
 
 
-Weight = DenseWeight | GroupedWeight
+@dataclass(frozen=True, slots=True)
+class Fp8Weight:
+    """w[n, k] = scale * codes[n, k].
+
+    codes   e4m3 [N, K]
+    scales  floating point: [1, 1], of all; [N, 1], of a row; or [ceil(N / 128), ceil(K / 128)], of a block
+    bias    [N] or None
+    """
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+    bias: torch.Tensor | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.codes.shape[0], self.codes.shape[1]
+
+    @property
+    def in_blocks(self) -> bool:
+        blocks = blocks_of(*self.shape)
+        return tuple(self.scales.shape) == blocks and blocks != (1, 1)
+
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """Reference: [N, K]; formed in fp32, or in fp64 if that is asked for, and rounded once."""
+        wide = torch.promote_types(dtype, torch.float32)
+        scales = self.scales.to(wide)
+        if self.in_blocks:
+            num_rows, num_columns = self.shape
+            scales = scales.repeat_interleave(FP8_BLOCK, 0).repeat_interleave(FP8_BLOCK, 1)[:num_rows, :num_columns]
+        return (self.codes.to(wide) * scales).to(dtype)
+
+
+def blocks_of(num_rows: int, num_columns: int) -> tuple[int, int]:
+    """Scales of an fp8 weight [N, K] in blocks."""
+    return -(-num_rows // FP8_BLOCK), -(-num_columns // FP8_BLOCK)
+
+
+Weight = DenseWeight | GroupedWeight | Fp8Weight
 
 
 def is_outline(weight: Weight) -> bool:

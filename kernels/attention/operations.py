@@ -9,7 +9,6 @@ from itertools import product
 
 import torch
 import torch.nn.functional as F
-from torch.nn.attention.bias import causal_lower_right
 
 from .. import reference
 from ..model_shapes import MODELS
@@ -218,6 +217,9 @@ def peer(batch: PagedBatch, dtype: torch.dtype | None = None) -> Callable[[], to
         k, v = (_contiguous(batch, which, length, dtype)[:, :, oldest:].contiguous() for which in (0, 1))
         mask: object = None
         if new > 1 and batch.window is None:
+            # Imported here: it brings torch's compiler along, which takes longer than torch itself.
+            from torch.nn.attention.bias import causal_lower_right
+
             mask = causal_lower_right(new, length)
         elif new > 1:
             positions = torch.arange(before, length, device=q.device)

@@ -2,6 +2,10 @@
 
 A layer's cache is one tensor [num_blocks, 2, KH, D * 16]. For one block and head, K is stored as [D, 16] (so
 that a query meets 16 keys at once, without a horizontal sum) and V as [16, D].
+
+Of int8, 16 scales in fp32 follow, one for each token: [num_blocks, 2, KH, D * 16 + 64] bytes. A vector's scale is its
+absmax / 127, its codes are rounded to the nearest, halves to even, as on a GPU (pointwise/rotary.py); the scale of
+what is not finite is NaN.
 """
 
 from __future__ import annotations
@@ -13,34 +17,60 @@ from ..batch import BLOCK_TOKENS, StepBatch
 
 _TILE = 16  # query positions computed together
 _STEP = 128  # keys taken at a time
+_SCALES = 4 * BLOCK_TOKENS  # bytes
 
 
 def allocate(num_blocks: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> torch.Tensor:
-    return torch.zeros(num_blocks, 2, num_kv_heads, head_dim * BLOCK_TOKENS, dtype=dtype)
+    size = head_dim * BLOCK_TOKENS + (_SCALES if dtype == torch.int8 else 0)
+    return torch.zeros(num_blocks, 2, num_kv_heads, size, dtype=dtype)
 
 
 def keys(cache: torch.Tensor) -> torch.Tensor:
-    """View [num_blocks, KH, D, 16]."""
-    return cache[:, 0].view(*cache[:, 0].shape[:2], -1, BLOCK_TOKENS)
+    """View [num_blocks, KH, D, 16], of int8 the codes."""
+    return _numbers(cache, 0).view(*cache[:, 0].shape[:2], -1, BLOCK_TOKENS)
 
 
 def values(cache: torch.Tensor) -> torch.Tensor:
-    """View [num_blocks, KH, 16, D]."""
-    return cache[:, 1].view(*cache[:, 1].shape[:2], BLOCK_TOKENS, -1)
+    """View [num_blocks, KH, 16, D], of int8 the codes."""
+    return _numbers(cache, 1).view(*cache[:, 1].shape[:2], BLOCK_TOKENS, -1)
+
+
+def scales(cache: torch.Tensor) -> torch.Tensor:
+    """Of int8: view fp32 [num_blocks, 2, KH, 16]."""
+    return cache[..., -_SCALES:].view(torch.float32)
 
 
 def write(k: torch.Tensor, v: torch.Tensor, cache: torch.Tensor, batch: StepBatch) -> None:
     """k, v [T, KH, D] into their slots."""
     block, offset = batch.slots // BLOCK_TOKENS, batch.slots % BLOCK_TOKENS
+    if cache.dtype == torch.int8:
+        k, scales(cache)[block, 0, :, offset] = _rounded(k)
+        v, scales(cache)[block, 1, :, offset] = _rounded(v)
     keys(cache)[block, :, :, offset] = k
     values(cache)[block, :, offset] = v
 
 
 def read(cache: torch.Tensor, blocks: torch.Tensor, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """k, v [num_tokens, KH, D] of the sequence whose block ids are `blocks`."""
-    k = keys(cache)[blocks].permute(0, 3, 1, 2).flatten(0, 1)
-    v = values(cache)[blocks].permute(0, 2, 1, 3).flatten(0, 1)
-    return k[:num_tokens], v[:num_tokens]
+    """k, v [num_tokens, KH, D] of the sequence whose block ids are `blocks`; fp32 from int8."""
+    k, v = keys(cache)[blocks], values(cache)[blocks]
+    if cache.dtype == torch.int8:
+        of = scales(cache)[blocks]
+        k, v = k * of[:, 0, :, None], v * of[:, 1, :, :, None]
+    return k.permute(0, 3, 1, 2).flatten(0, 1)[:num_tokens], v.permute(0, 2, 1, 3).flatten(0, 1)[:num_tokens]
+
+
+def _numbers(cache: torch.Tensor, part: int) -> torch.Tensor:
+    return cache[:, part, :, :-_SCALES] if cache.dtype == torch.int8 else cache[:, part]
+
+
+def _rounded(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """x [..., D] as codes int8 [..., D] and scales fp32 [...]."""
+    x = x.float()
+    finite = x.isfinite().all(-1)
+    scale = x.abs().amax(-1) / 127
+    unit = torch.where(finite & (scale > 0), scale, torch.inf)
+    codes = (x.nan_to_num(0.0, 0.0, 0.0) / unit[..., None]).round().to(torch.int8)
+    return codes, torch.where(finite, scale, torch.nan)
 
 
 def attention(q: torch.Tensor, cache: torch.Tensor, batch: StepBatch, scale: float, window: int | None) -> torch.Tensor:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 
 from ..contract import Linear, Role
-from ..weights import GroupedWeight, Weight, is_outline
+from ..weights import Fp8Weight, GroupedWeight, Weight, is_outline
 from .linear import NativeDense, as_stored, in_bytes
 from .linear_torch import TorchBoth, TorchDense, TorchInt4, TorchInt8
 from .rounding import ROUNDING_BOUND, rounding_error
@@ -20,6 +20,7 @@ Build = Callable[[Weight, Setting], Linear]
 Candidates = list[tuple[Build, str]]
 
 _DENSE: Candidates = [(NativeDense, "summed in one order for any batch"), (TorchDense, "torch's own product")]
+_FP8: Candidates = [(build, f"fp8 written out, {why}") for build, why in _DENSE]
 _INT8: Candidates = [
     (in_bytes, "a byte a weight, integer sums, the same bits for any batch"),
     (TorchInt8, "integer sums per row, the same bits for any batch"),
@@ -53,6 +54,8 @@ def _check_rounding(linear: Linear, weight: Weight, setting: Setting) -> None:
 
 
 def _candidates(weight: Weight, role: Role, setting: Setting) -> Candidates:
+    if isinstance(weight, Fp8Weight) and role == "layer":
+        return _FP8
     if setting.weights == "dense" or (setting.weights is None and setting.dtype == torch.float32):
         return _DENSE
     if not isinstance(weight, GroupedWeight):
@@ -65,4 +68,6 @@ def kind(weight: Weight) -> str:
     """How the weight comes, in a word or two."""
     if isinstance(weight, GroupedWeight):
         return f"int{weight.bits} g{weight.group_size}"
+    if isinstance(weight, Fp8Weight):
+        return "fp8"
     return str(weight.weight.dtype).removeprefix("torch.")

@@ -14,7 +14,7 @@ import torch
 from ..batch import BLOCK_TOKENS, StepBatch
 from .build import library
 
-TYPES = {torch.float32: 0, torch.bfloat16: 1}
+TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}  # int8: of a KV cache alone
 _UNBOUNDED = 2**31 - 1
 _TILE_ROWS = 64  # query rows (tokens times heads) of one attention task
 
@@ -38,13 +38,13 @@ DenseArgs = _structure("DenseArgs", **_named("weights bias", _P), **_named("outp
 AttentionArgs = _structure(
     "AttentionArgs",
     **_named("q cache out positions tables tiles", _P),
-    **_named("num_tiles table_stride q_stride heads kv_heads head_dim window type", _I),
+    **_named("num_tiles table_stride q_stride heads kv_heads head_dim window type kv_type", _I),
     scale=_F,
 )
 RotaryArgs = _structure(
     "RotaryArgs",
     **_named("q k v cos sin slots q_out cache", _P),
-    **_named("tokens heads kv_heads head_dim q_stride k_stride v_stride type", _I),
+    **_named("tokens heads kv_heads head_dim q_stride k_stride v_stride type kv_type", _I),
 )
 
 
@@ -114,7 +114,7 @@ class Native:
         args = RotaryArgs(
             *(q.data_ptr(), k.data_ptr(), v.data_ptr(), cos.data_ptr(), sin.data_ptr(), slots.data_ptr()),
             *(out.data_ptr(), cache.data_ptr(), tokens, heads, k.shape[1], dim),
-            *(q.stride(0), k.stride(0), v.stride(0), TYPES[q.dtype]),
+            *(q.stride(0), k.stride(0), v.stride(0), TYPES[q.dtype], TYPES[cache.dtype]),
         )
         self._rotary_write(ctypes.byref(args), self.threads)
         return out
@@ -131,7 +131,7 @@ class Native:
             *(q.data_ptr(), cache.data_ptr(), out.data_ptr(), batch.positions.data_ptr()),
             *(tables.data_ptr(), tiles.spans.data_ptr()),
             *(len(tiles.spans), tables.stride(0), q.stride(0), heads, cache.shape[2], dim),
-            *(window or _UNBOUNDED, TYPES[q.dtype], scale),
+            *(window or _UNBOUNDED, TYPES[q.dtype], TYPES[cache.dtype], scale),
         )
         if self._attention(ctypes.byref(args), self.threads):
             raise OutOfMemory(f"attention over {tokens} tokens")

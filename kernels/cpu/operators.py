@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
 
 from .. import reference
 from ..batch import StepBatch
-from ..contract import CpuWeights, Linear, Numerics, Role
+from ..contract import CpuWeights, KvDtype, Linear, Numerics, Role
 from ..weights import Weight
 from . import attention
 from .choice import choose, kind
@@ -27,10 +27,12 @@ class CpuOps:
         weights: CpuWeights | None,
         native: Native | None,
         native_reason: str,
+        kv_dtype: KvDtype | None = None,
     ) -> None:
         self.device = torch.device("cpu")
         self.dtype = dtype
         self.numerics = numerics
+        self._kv_dtype = kv_dtype
         self._choices = {"cpu kernels": native_reason}
         self.choices: Mapping[str, str] = self._choices
         self._native = native
@@ -43,7 +45,8 @@ class CpuOps:
     def arithmetic(self) -> str:
         kernels = f"c-{self._native.arithmetic}" if self._native else f"torch-{torch.backends.cpu.get_cpu_capability()}"
         dtype = str(self.dtype).removeprefix("torch.")
-        return f"cpu-{kernels}-{dtype}-{self.numerics}-{self._layer.weights or 'auto'}".lower()
+        kv = f"-kv-{self._kv_dtype}" if self._kv_dtype else ""
+        return f"cpu-{kernels}-{dtype}-{self.numerics}-{self._layer.weights or 'auto'}{kv}".lower()
 
     @property
     def torch_threads(self) -> int:
@@ -61,7 +64,16 @@ class CpuOps:
     def allocate_kv(self, num_layers: int, num_blocks: int, num_kv_heads: int, head_dim: int) -> list[torch.Tensor]:
         if self._native and not supports_head_dim(head_dim):
             self._choices["attention"] = f"torch: head_dim {head_dim} is no multiple of 16"
-        return [attention.allocate(num_blocks, num_kv_heads, head_dim, self.dtype) for _ in range(num_layers)]
+        dtype = torch.int8 if self._kv_dtype else self.dtype
+        return [attention.allocate(num_blocks, num_kv_heads, head_dim, dtype) for _ in range(num_layers)]
+
+    def kv_parts(self, cache: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (cache,)
+
+    def kv_vectors(self, parts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        [cache] = parts
+        found = attention.keys(cache).transpose(2, 3), attention.values(cache)
+        return (*found, *attention.scales(cache).unbind(1)) if cache.dtype == torch.int8 else found
 
     def write_kv(self, k: torch.Tensor, v: torch.Tensor, cache: torch.Tensor, batch: StepBatch) -> None:
         attention.write(k, v, cache, batch)

@@ -7,7 +7,7 @@ import math
 import torch
 import torch.nn.functional as F
 
-from ..weights import DenseWeight, GroupedWeight, Weight, is_outline
+from ..weights import DenseWeight, Fp8Weight, GroupedWeight, Weight, is_outline
 
 LANES = 16
 STRIP = 64
@@ -104,6 +104,8 @@ def dequantized_rows(weight: Weight, rows: torch.Tensor) -> torch.Tensor:
 def _rows(weight: Weight, rows: slice | torch.Tensor) -> Weight:
     if isinstance(weight, DenseWeight):
         return DenseWeight(weight.weight[rows])
+    if isinstance(weight, Fp8Weight):
+        return DenseWeight(weight.dequantize()[rows])
     tensors = (weight.codes[rows], weight.scales[rows], weight.zeros[rows])
     return GroupedWeight(*tensors, weight.bits, weight.group_size, weight.permutation)
 

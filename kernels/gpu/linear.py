@@ -1,4 +1,4 @@
-"""Layers that are not int4: dense ones through torch, int8 ones with activations of their own precision."""
+"""Layers that are not int4: dense ones through torch, those of 8 bits with activations of their own precision."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import torch
 
 from ..dtypes import TORCH
 from ..held import Held, size
+from ..operation import Shape
 from ..rig import Rig
-from ..w8a8 import int8
+from ..w8a8 import fp8, int8
+from ..w8a8.dequantize import DEQUANTIZE, matmul
+from ..w8a8.packed import PanelsInt8
 from ..w8a8.tensor_cores import Rows8
-from ..weights import DenseWeight, GroupedWeight
+from ..weights import DenseWeight, Fp8Weight, GroupedWeight
 from .configs import Configs, rounded
 
-__all__ = ["DenseLinear", "Int8Linear"]
+__all__ = ["DenseLinear", "Fp8Linear", "Int8Linear"]
 
 
 class DenseLinear:
@@ -34,12 +37,16 @@ class DenseLinear:
 
 
 class Int8Linear:
-    """y = x @ w.T + bias, both in int8. Raises ValueError for what the capability or the kernels do not take."""
+    """y = x @ w.T + bias, both in int8, or of many rows neither: see `w8a8/int8.py`.
+
+    Raises ValueError for what the capability or the kernels do not take.
+    """
 
     def __init__(self, weight: GroupedWeight, rig: Rig, configs: Configs) -> None:
         if weight.shape[0] % 16:
             raise ValueError(f"int8 kernels are compiled for an N in sixteens, not {weight.shape[0]}")
-        self._configs = configs
+        self._rig, self._configs = rig, configs
+        self._operators: dict[int, str] = {}  # by rows of x
         self._permutation = None if weight.permutation is None else weight.permutation.to(rig.device)
         self._weight = int8.pack(_on(weight, rig.device), rig.policy)
         self._shape = weight.shape
@@ -54,11 +61,53 @@ class Int8Linear:
             return x.new_empty((0, num_rows))
         if self._permutation is not None:
             x = x.index_select(1, self._permutation)
-        zeros = "no" if self._weight.zeros is None else "yes"
-        m = rounded(x.shape[0])
-        config = self._configs.of("w8a8", m=m, n=num_rows, k=num_columns, group=self._weight.group, zeros=zeros)
+        operator, m = self.operator(x.shape[0]), rounded(x.shape[0])
+        config = self._configs.of(operator, **self._fields(m))
+        if operator == DEQUANTIZE.name and isinstance(self._weight, PanelsInt8):
+            return matmul(x, self._weight, config)
         quantizing = self._configs.of(int8.quantizer(self._weight, x.shape[0]), m=m, k=num_columns)
         return int8.linear(x.contiguous(), self._weight, config, quantizing)
+
+    def operator(self, num_rows: int) -> str:
+        """By which so many rows of x are multiplied: looked up once, as a step must not read tables."""
+        found = self._operators.get(num_rows)
+        if found is None:
+            shape = Shape.of(**self._fields(num_rows))
+            found = self._operators[num_rows] = int8.kernel_for(self._rig.policy, shape, self._rig.about)[0].name
+        return found
+
+    def _fields(self, m: int) -> dict[str, int | str]:
+        """Of the operator's shape."""
+        zeros = "no" if self._weight.zeros is None else "yes"
+        return {"m": m, "n": self._shape[0], "k": self._shape[1], "group": self._weight.group, "zeros": zeros}
+
+
+class Fp8Linear:
+    """y = x @ w.T + bias, both in fp8: see `w8a8/fp8.py`.
+
+    Raises ValueError for what the capability or the kernels do not take.
+    """
+
+    kernel = "fp8"
+
+    def __init__(self, weight: Fp8Weight, rig: Rig, configs: Configs) -> None:
+        if rig.policy.fp8 is None:
+            raise ValueError(f"fp8: not on {rig.policy.capability}: {rig.policy.reasons['fp8']}")
+        if weight.shape[0] % 16:
+            raise ValueError(f"fp8 kernels are compiled for an N in sixteens, not {weight.shape[0]}")
+        self._configs, self._shape = configs, weight.shape
+        bias = None if weight.bias is None else weight.bias.to(rig.device)
+        self._weight = fp8.pack(Fp8Weight(weight.codes.to(rig.device), weight.scales.to(rig.device), bias))
+        self.held = Held(size(self._weight.codes, bias), size(self._weight.scales))
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        num_rows, num_columns = self._shape
+        if not x.shape[0]:
+            return x.new_empty((0, num_rows))
+        m = rounded(x.shape[0])
+        config = self._configs.of("fp8", m=m, n=num_rows, k=num_columns, group=self._weight.group)
+        quantizing = self._configs.of("quantize_rows_fp8", m=m, k=num_columns)
+        return fp8.linear(x.contiguous(), self._weight, config, quantizing)
 
 
 def _on(weight: GroupedWeight, device: torch.device) -> GroupedWeight:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,9 +20,9 @@ from ..pointwise import activation, norm, rotary
 from ..rig import Rig
 from ..sampling.sample import SamplingRows, sample
 from ..w4a16.linear import Int4Linear
-from ..weights import DenseWeight, GroupedWeight, Weight
+from ..weights import DenseWeight, Fp8Weight, GroupedWeight, Weight
 from .configs import SHORTEST_CONTEXT, Configs, rounded
-from .linear import DenseLinear, Int8Linear
+from .linear import DenseLinear, Fp8Linear, Int8Linear
 
 __all__ = ["GpuOps"]
 
@@ -74,15 +74,19 @@ class GpuOps:
         return f"gpu-{self._rig.policy.capability}-{self._rig.policy.storage}-{self.numerics}{kv}"
 
     def linear(self, weight: Weight, role: Role = "layer") -> Linear:
-        if role == "layer" and isinstance(weight, GroupedWeight):
+        if role == "layer" and not isinstance(weight, DenseWeight):
+            kind = "fp8" if isinstance(weight, Fp8Weight) else f"int{weight.bits}"
             try:
-                return self._told(weight, self._grouped(weight))
+                made = self._quantized(weight)
             except ValueError as error:  # a shape or a capability that the kernels do not take
-                self._choices[f"{role}, int{weight.bits}"] = f"written out: {error}"
+                self._choices[f"{role}, {kind}"] = f"written out: {error}"
+            else:
+                self._choices.setdefault(f"{role}, {kind}", made.kernel)
+                return made
         dense = weight if isinstance(weight, DenseWeight) else _dense(weight)
-        made = DenseLinear(dense, self._rig, torch.float32 if role == "head" else None)
-        self._choices.setdefault(f"{role}, dense", made.kernel)
-        return made
+        plain = DenseLinear(dense, self._rig, torch.float32 if role == "head" else None)
+        self._choices.setdefault(f"{role}, dense", plain.kernel)
+        return plain
 
     def allocate_kv(self, num_layers: int, num_blocks: int, num_kv_heads: int, head_dim: int) -> list[torch.Tensor]:
         if head_dim not in HEAD_DIMS:
@@ -91,6 +95,13 @@ class GpuOps:
         dtype = torch.int8 if self._kv_dtype else self.dtype
         sizes = (num_blocks, num_kv_heads, head_dim, dtype, self.device)
         return [KvCache.allocate_whole(*sizes) for _ in range(num_layers)]
+
+    def kv_parts(self, cache: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        kv = self._cache(cache)
+        return (*kv.data, *(() if kv.scales is None else kv.scales))
+
+    def kv_vectors(self, parts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        return tuple(parts)
 
     def write_kv(self, k: torch.Tensor, v: torch.Tensor, cache: torch.Tensor, batch: StepBatch) -> None:
         config = self._configs.of("write_kv", **self._sizes(k, k), kv=self._kv[0])
@@ -170,12 +181,10 @@ class GpuOps:
         config = self._configs.of("sample", filters=filters, r=rounded(logits.shape[0]), v=logits.shape[1])
         return sample(logits, rows, config, top_k=filtered, top_p=filtered)
 
-    def _grouped(self, weight: GroupedWeight) -> Linear:
+    def _quantized(self, weight: GroupedWeight | Fp8Weight) -> Linear:
+        if isinstance(weight, Fp8Weight):
+            return Fp8Linear(weight, self._rig, self._configs)
         return Int4Linear([weight], self._rig) if weight.bits == 4 else Int8Linear(weight, self._rig, self._configs)
-
-    def _told(self, weight: GroupedWeight, made: Linear) -> Linear:
-        self._choices.setdefault(f"layer, int{weight.bits}", made.kernel)
-        return made
 
     def _sizes(self, q: torch.Tensor, k: torch.Tensor) -> dict[str, int]:
         return {"d": k.shape[2], "h": q.shape[1], "kh": k.shape[1], "t": rounded(k.shape[0])}
@@ -208,5 +217,5 @@ def _in_sixteens(name: str, columns: int) -> int:
     return columns
 
 
-def _dense(weight: GroupedWeight) -> DenseWeight:
+def _dense(weight: GroupedWeight | Fp8Weight) -> DenseWeight:
     return DenseWeight(weight.dequantize(), weight.bias)

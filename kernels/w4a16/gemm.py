@@ -19,11 +19,12 @@ import triton
 import triton.language as tl
 
 from ..dtypes import type_name
+from ..precision import GEMM_ROWS
 from ..split_k import adding_grid, adding_variant
 from ..variant import Config, Constant, Variant
 from .packed import PackedInt4
 
-MAX_TOKENS = 64
+MAX_TOKENS = GEMM_ROWS
 
 
 # Nibble j of two words as two halves above 2**10 (fp16) or 2**7 (bf16), less that power and the zero point.

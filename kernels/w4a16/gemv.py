@@ -20,10 +20,11 @@ import triton
 import triton.language as tl
 
 from ..dtypes import type_name
+from ..precision import GEMV_ROWS
 from ..variant import Config, Variant
 from .packed import PackedInt4
 
-MAX_TOKENS = 8
+MAX_TOKENS = GEMV_ROWS
 HALF_UNIT = 9 * 2.0**-11  # of a product in fp16, rounded once itself and in at most eight sums
 
 

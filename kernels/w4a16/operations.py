@@ -9,7 +9,7 @@ w4a16_dequantize  written out in full, then torch.matmul      above the crossove
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TypedDict
 
 import torch
@@ -19,14 +19,14 @@ from ..dtypes import TORCH, UNIT, rounding
 from ..model_shapes import MODELS
 from ..operation import Launch, Problem, Shape
 from ..precision import PrecisionPolicy
-from ..roofline import Linear
-from ..tuning import exact
+from ..roofline import Linear, predict, roofline
+from ..tuning import fastest
 from ..variant import Config
 from ..weights import GroupedWeight
 from . import dequantize, gemm, gemv
 from .packed import PackedInt4, pack, unpack
 
-__all__ = ["OPERATIONS", "W4A16", "Kernel", "allowance", "kernel_for", "kernel_ranges", "reference"]
+__all__ = ["OPERATIONS", "W4A16", "Kernel", "allowance", "kernel_for", "reference"]
 
 GROUP = 128
 
@@ -190,7 +190,7 @@ class _Gemm(W4A16):
     def launches(self, policy: PrecisionPolicy, shape: Shape, config: Config) -> tuple[Launch, ...]:
         variants = gemm.gemm_variants(policy.storage, shape["group"], config, **_types(policy, shape), ptx=True)
         grids = gemm.gemm_grids(shape["m"], shape["n"], config)
-        instruction = policy.prefill.of_rows(config["BLOCK_N"], policy.capability).ptx
+        instruction = policy.decode.of_rows(config["BLOCK_N"], policy.capability).ptx
         moved = 4 * config["SPLITS"] * shape["m"] * shape["n"] if len(variants) > 1 else 0
         return tuple(map(Launch, variants, grids, (instruction, ""), (moved, moved)))
 
@@ -252,46 +252,22 @@ def kernel_for(policy: PrecisionPolicy, shape: Shape, device: Device) -> tuple[K
 
     As measured on it, if more than one was for this very shape; else by what the roofline says of their arithmetic.
     """
-    times: dict[Kernel, float] = {}
-    for each in OPERATIONS:
-        entry = exact(each, policy, shape, device.sms)
-        if entry is not None and "microseconds" in entry.facts:
-            times[each] = float(entry.facts["microseconds"])
-    if len(times) > 1:
-        best = min(times, key=lambda each: times[each])
-        return best, f"measured: {times[best]:.1f} us"
+    if measured := fastest(OPERATIONS, policy, shape, device.sms):
+        return measured[0], f"measured: {measured[1]:.1f} us"
     lanes_s = _on_the_lanes(device, policy, shape)
     if policy.capability.bf16 and shape["m"] <= gemm.MAX_TOKENS:
         return GEMM, "tensor cores, and weights are read once, as they are held"
     full_s = _written_out(device, policy, shape)
-    if shape["m"] <= gemv.MAX_TOKENS or lanes_s <= full_s:
+    if shape["m"] <= gemv.MAX_TOKENS or lanes_s < full_s:
         return GEMV, f"by the roofline {lanes_s * 1e6:.0f} us on the lanes, {full_s * 1e6:.0f} us written out"
     return DEQUANTIZE, f"by the roofline {full_s * 1e6:.0f} us written out, {lanes_s * 1e6:.0f} us on the lanes"
 
 
-def kernel_ranges(
-    policy: PrecisionPolicy, device: Device, n: int, k: int, group: int = GROUP, most: int = 2048
-) -> Iterator[tuple[int, int, Kernel, str]]:
-    """From one number of tokens to another, the kernel of a layer, and why at the first of them."""
-    first, known, why = 1, *kernel_for(policy, Shape.of(m=1, n=n, k=k, group=group), device)
-    for m in range(2, most + 1):
-        operation, reason = kernel_for(policy, Shape.of(m=m, n=n, k=k, group=group), device)
-        if operation is not known:
-            yield first, m - 1, known, why
-            first, known, why = m, operation, reason
-    yield first, most, known, why
-
-
 def _on_the_lanes(device: Device, policy: PrecisionPolicy, shape: Shape) -> float:
-    """Seconds of multiplying as weights are read, which they are once for each lot of tokens."""
-    work = GEMV.work(policy, shape)
-    lots = -(-work.m // gemv.MAX_TOKENS)
-    rate = device.rates["fp16" if _in_half(policy) else "fp32"]
-    return max(lots * work.bytes / device.bandwidth, work.operations / rate)
+    """Seconds of multiplying as weights are read."""
+    return roofline(device, GEMV.work(policy, shape), "fp16" if _in_half(policy) else "fp32").seconds
 
 
 def _written_out(device: Device, policy: PrecisionPolicy, shape: Shape) -> float:
     """Seconds to write the weights in full, read them again, and multiply at the rate of the policy's prefill."""
-    work = DEQUANTIZE.work(policy, shape)
-    moved = work.bytes + 2 * (4 if policy.compute == "fp32" else 2) * work.n * work.k
-    return max(moved / device.bandwidth, work.operations / device.rates[policy.prefill.arithmetic])
+    return predict(device, DEQUANTIZE.work(policy, shape), policy.prefill).seconds

@@ -17,56 +17,32 @@ from ..operation import Launch, Problem, Shape
 from ..precision import PrecisionPolicy
 from ..roofline import Linear, Op
 from ..variant import Config
+from ..weights import FP8_BLOCK as BLOCK
+from ..weights import Fp8Weight
 from . import tensor_cores
 from .quantize_rows import QuantizedRows, quantize_rows
 from .tensor_cores import Rows8
 
 __all__ = ["BLOCK", "Fp8", "Fp8Weight", "linear", "pack"]
 
-BLOCK = 128  # rows and columns that share a scale
 ROWS = (1, 2, 4, 8, 16, 32, 64, 256, 2048)
 ODD = 4112  # columns: sixteens, and no multiple of a step
 
 
-@dataclass(frozen=True, slots=True)
-class Fp8Weight:
-    """w[n, k] = scale * codes[n, k].
-
-    codes   e4m3 [N, K]
-    scales  floating point: [1, 1], of all; [N, 1], of a row; or [ceil(N / 128), ceil(K / 128)], of a block
-    bias    [N] or None
-    """
-
-    codes: torch.Tensor
-    scales: torch.Tensor
-    bias: torch.Tensor | None = None
-
-    @property
-    def in_blocks(self) -> bool:
-        num_rows, num_columns = self.codes.shape
-        blocks = -(-num_rows // BLOCK), -(-num_columns // BLOCK)
-        return tuple(self.scales.shape) == blocks and blocks != (1, 1)
-
-    def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """Reference: [N, K]."""
-        scales = self.scales.to(dtype)
-        if self.in_blocks:
-            num_rows, num_columns = self.codes.shape
-            scales = scales.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)[:num_rows, :num_columns]
-        return self.codes.to(dtype) * scales
-
-
 def pack(weight: Fp8Weight) -> Rows8:
-    """Raises ValueError for a K that is not in sixteens, other codes than e4m3 and scales of another shape."""
-    num_rows, num_columns = weight.codes.shape
+    """Scales as fp32, which any format's are exactly: the kernels are compiled for that alone.
+
+    Raises ValueError for a K that is not in sixteens, other codes than e4m3 and scales of another shape.
+    """
+    num_rows, num_columns = weight.shape
     if weight.codes.dtype != torch.float8_e4m3fn or num_columns % 16:
         raise ValueError(f"fp8 kernels take e4m3 and a K in sixteens, not {weight.codes.dtype} and K {num_columns}")
-    codes, shape = weight.codes.contiguous(), tuple(weight.scales.shape)
+    codes, scales, shape = weight.codes.contiguous(), weight.scales.float(), tuple(weight.scales.shape)
     if weight.in_blocks:
-        return Rows8(codes, weight.scales.T.contiguous(), None, BLOCK, BLOCK, weight.bias)
+        return Rows8(codes, scales.T.contiguous(), None, BLOCK, BLOCK, weight.bias)
     if shape not in ((1, 1), (num_rows, 1)):
         raise ValueError(f"scales: {shape} is none of (1, 1), (N, 1), (ceil(N / {BLOCK}), ceil(K / {BLOCK}))")
-    return Rows8(codes, weight.scales.expand(num_rows, 1).T.contiguous(), bias=weight.bias)
+    return Rows8(codes, scales.expand(num_rows, 1).T.contiguous(), bias=weight.bias)
 
 
 def linear(x: torch.Tensor, weight: Rows8, config: Config, quantizing: Config | None = None) -> torch.Tensor:

@@ -3,9 +3,10 @@
 Sums of products are exact in int32; scales are applied in fp32, once for each group. Zero points (GPTQ's 8 bits) are
 corrected exactly: a group's sum of the codes of x, times the zero point, comes off in int32.
 
-    unit of the policy         few rows (up to 8)       more
-    tensor-int8, from 8.0      tensor_cores.py          tensor_cores.py
-    dp4a, 6.1 to 7.5           dp4a_gemv.py             dp4a.py, of x in panels
+    unit of the policy         few rows (up to 8)       more                        many
+    tensor-int8, from 8.0      tensor_cores.py          tensor_cores.py             tensor_cores.py
+    dp4a, 6.1 to 7.5           dp4a_gemv.py             dp4a.py, of x in panels     6.1: the same
+                                                                                    7.0, 7.5: dequantize.py, of x itself
 
 A weight is held once: in rows for tensor cores, in panels for dp4a.
 """
@@ -16,24 +17,26 @@ from dataclasses import dataclass
 
 import torch
 
-from ..dtypes import TORCH, rounding, smallest
+from ..devices import Device
 from ..model_shapes import MODELS
 from ..operation import Launch, Problem, Shape
 from ..precision import PrecisionPolicy
-from ..roofline import Linear, Op
+from ..roofline import Elementwise, Linear, Op, roofline
+from ..tuning import fastest
 from ..variant import Config
 from ..weights import GroupedWeight
 from . import dp4a, dp4a_gemv, tensor_cores
+from .dequantize import DEQUANTIZE, Dequantize
 from .packed import PanelsInt8, pack_panels, pack_rows
+from .problem import product_error, random_inputs
 from .quantize_panels import CONFIG as PANELS
-from .quantize_panels import QuantizedPanels, quantize_panels
+from .quantize_panels import QuantizedPanels, QuantizePanels, quantize_panels
 from .quantize_rows import QuantizedRows, quantize_rows
 from .tensor_cores import Rows8
 
-__all__ = ["W8A8", "linear", "pack", "product", "quantize", "quantizer"]
+__all__ = ["W8A8", "kernel_for", "linear", "pack", "product", "quantize", "quantizer"]
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 256, 2048)
-PART = 16  # columns of which every kernel takes all or none together
 QUANTIZED = QuantizedRows | QuantizedPanels
 PACKED = Rows8 | PanelsInt8
 
@@ -146,23 +149,11 @@ class W8A8:
         return Linear(shape["m"], shape["n"], shape["k"], 8, shape["group"] or shape["k"], "int8")
 
     def problem(self, policy: PrecisionPolicy, shape: Shape, device: torch.device, seed: int = 0) -> Problem:
-        dtype = TORCH[policy.storage]
-        m, n, k = shape["m"], shape["n"], shape["k"]
-        group = shape["group"] or k
-        generator = torch.Generator(device).manual_seed(seed)
-        codes = torch.randint(0, 256, (n, k), generator=generator, device=device, dtype=torch.uint8)
-        zeros = torch.full((n, k // group), 128, device=device, dtype=torch.uint8)
-        if shape["zeros"] == "yes":
-            zeros = zeros + torch.randint(-8, 8, zeros.shape, generator=generator, device=device).to(torch.uint8)
-        scales = (torch.rand(zeros.shape, generator=generator, device=device) + 0.5) / (74 * k**0.5)
-        scales = scales.to(TORCH[shape.get("scales", policy.storage)])
-        bias = torch.randn(n, generator=generator, device=device).to(dtype) if shape.get("bias", "") else None
-        given = GroupedWeight(codes, scales, zeros, 8, group, bias=bias)
-        x = torch.randn((m, k), generator=generator, device=device).to(dtype)
-        weight = pack(given, policy)
+        x, given = random_inputs(policy, shape, device, seed)
+        weight, dtype = pack(given, policy), x.dtype
         quantized, rows = quantize(x, weight), quantize_rows(x, "int8")
         dense = given.dequantize(dtype)
-        signed = (codes.to(torch.int16) - 128).to(torch.int8)
+        signed = (given.codes.to(torch.int16) - 128).to(torch.int8)
         return Problem(
             run=lambda config: product(quantized, weight, dtype, config),
             error=lambda found: product_error(rows, given, found),
@@ -174,25 +165,32 @@ class W8A8:
         )
 
 
-def product_error(x: QuantizedRows, weight: GroupedWeight, found: torch.Tensor) -> float:
-    """The worst difference to fp64, over the rounding of the result and of fp32 sums of parts known exactly.
+PRODUCT = W8A8()
 
-    Whatever becomes fp32 is a sum over whole sixteens of columns, and no more than their sums' absolute values.
-    """
-    codes, scales = torch.split(x.codes.double(), PART, 1), weight.scales.double()
-    difference = weight.codes.double() - weight.zeros.double().repeat_interleave(weight.group_size, 1)
-    expected = torch.zeros(found.shape, dtype=torch.float64, device=found.device)
-    terms = expected.clone()
-    for part, (a, b) in enumerate(zip(codes, torch.split(difference, PART, 1), strict=True)):
-        of_part = (a @ b.T) * x.scales.double()[:, None] * scales[:, part * PART // weight.group_size]
-        expected += of_part
-        terms += of_part.abs()
-    if weight.bias is not None:
-        expected += weight.bias.double()
-        terms += weight.bias.double().abs()
-    depth = 4 + len(codes)  # additions at most, and as fp32, by two scales, and with the bias
-    bound = rounding(found) * expected.abs() + depth * 2.0**-24 * terms + smallest(found.dtype)
-    return float(((found.double() - expected).abs() / bound).max())
+
+def kernel_for(policy: PrecisionPolicy, shape: Shape, device: Device) -> tuple[W8A8 | Dequantize, str]:
+    """Which takes this shape on that device, and why: as measured on it, if both were; else by the roofline."""
+    if len(policy.int8_units) == 1:
+        return PRODUCT, policy.reasons["int8"]
+    operations: tuple[W8A8 | Dequantize, ...] = (PRODUCT, DEQUANTIZE)
+    if measured := fastest(operations, policy, shape, device.sms):
+        return measured[0], f"measured: {measured[1]:.1f} us"
+    lanes_s, full_s = _quantized_s(device, policy, shape), _written_out_s(device, shape)
+    told = sorted(((lanes_s, "by dp4a"), (full_s, "written out")))
+    why = "by the roofline " + ", ".join(f"{seconds * 1e6:.0f} us {how}" for seconds, how in told)
+    return (PRODUCT if lanes_s <= full_s else DEQUANTIZE), why
+
+
+def _quantized_s(device: Device, policy: PrecisionPolicy, shape: Shape) -> float:
+    """Of x in 8 bits, and of the product."""
+    quantizing = roofline(device, QuantizePanels().work(policy, shape))
+    return quantizing.seconds + roofline(device, PRODUCT.work(policy, shape), "dp4a").seconds
+
+
+def _written_out_s(device: Device, shape: Shape) -> float:
+    """Weights are written in full; then torch.matmul has no others."""
+    m, n, k = shape["m"], shape["n"], shape["k"]
+    return roofline(device, Elementwise(3 * n * k)).seconds + roofline(device, Linear(m, n, k, 16)).seconds
 
 
 def _sample(m: int, group: int, zeros: str, k: int = 4096, **words: str) -> Shape:

@@ -223,6 +223,9 @@ def tensor_configs(
     """For a tuner; the first is a guess that fits everywhere: 128 blocks or more, K in parts of 512 or more."""
     unit = policy.fp8 if fp8 else policy.int8
     swap = unit is not None and unit.instruction != "mma.sync" and num_tokens < 64
+    # Which of them pays is for the Triton that compiles to say, and a table may be another's.
+    either = not fp8 and policy.capability.instruction == "tcgen05" and num_tokens < 64
+    swaps = (swap, not swap) if either else (swap,)
     block_m = min(128, max(16, triton.next_power_of_2(num_tokens)))
     few = block_m <= 64
     found = []
@@ -237,7 +240,7 @@ def tensor_configs(
                 stages = min(policy.max_stages(stage), room, 5)
                 warps = 8 if block_m * block_n > (4096 if group else 8192) else 4
                 sizes = {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k}
-                found.append(Config.of(warps, stages, **sizes, SWAP=swap, SPLIT=split))
+                found += [Config.of(warps, stages, **sizes, SWAP=each, SPLIT=split) for each in swaps]
     return tuple(found)
 
 

@@ -21,14 +21,14 @@ HEADS = [(4, 4, 8), (14, 2, 64), (6, 3, 40), (8, 1, 128), (2, 2, 96)]
 BOUNDS = {torch.float32: 2e-6, torch.bfloat16: 8e-3}
 
 
-def cpu(native, dtype=torch.float32):
-    return CpuOps(dtype, "exact", None, native, "test")
+def cpu(native, dtype=torch.float32, kv_dtype=None):
+    return CpuOps(dtype, "exact", None, native, "test", kv_dtype)
 
 
 def written(device_ops, k, v, tables, heads):
     """A cache that holds k, v [S][L, KH, D] in the blocks of `tables`, and NaN wherever nothing was written."""
     (cache,) = device_ops.allocate_kv(1, int(tables.max()) + 4, k[0].shape[1], k[0].shape[2])
-    cache.fill_(float("nan"))
+    (cpu_attention.scales(cache) if cache.dtype == torch.int8 else cache).fill_(float("nan"))
     batch = step_batch([(0, len(rows)) for rows in k], tables)
     device_ops.write_kv(torch.cat(k), torch.cat(v), cache, batch)
     return cache
@@ -66,12 +66,13 @@ def test_matches_reference(native, spans, heads, window, dtype):
     cuts=st.lists(st.integers(1, 199), max_size=4, unique=True),
     neighbours=st.lists(st.tuples(st.integers(0, 90), st.integers(2, 40)), max_size=2),
     loud=st.booleans(),
+    kv_dtype=st.sampled_from([None, "int8"]),
 )
-def test_same_bits_however_it_is_cut(native, dtype, heads, length, window, cuts, neighbours, loud):
+def test_same_bits_however_it_is_cut(native, dtype, heads, length, window, cuts, neighbours, loud, kv_dtype):
     """One chunk alone, against any chunks, decodes among them, beside other sequences with outliers."""
     num_heads, num_kv_heads, head_dim = heads
     rng = torch.Generator().manual_seed(length)
-    device_ops, scale = cpu(native, dtype), head_dim**-0.5
+    device_ops, scale = cpu(native, dtype, kv_dtype), head_dim**-0.5
     lengths = [length, *(before + new for before, new in neighbours)]
     k, v = ([torch.randn(n, num_kv_heads, head_dim, generator=rng).to(dtype) for n in lengths] for _ in range(2))
     q = torch.randn(length, num_heads, head_dim, generator=rng).to(dtype)
@@ -127,6 +128,59 @@ def test_a_bad_key_stays_visible_and_in_its_sequence(native):
     assert got[:20].isfinite().all()
     assert got[20:40].isnan().all()
     assert got[40:].isfinite().all()
+
+
+@pytest.mark.parametrize("native", KERNELS)
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+@pytest.mark.parametrize("window", [None, 19])
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+def test_int8_is_attended_as_it_is_read(native, heads, window, dtype):
+    """Rotated and written by one pass, then prefill beside a decode: no rounding but that of the vectors."""
+    num_heads, num_kv_heads, head_dim = heads
+    rng, scale = torch.Generator().manual_seed(0), head_dim**-0.5
+    device_ops, spans = cpu(native, dtype, "int8"), [(0, 37), (0, 90)]
+    tables = block_tables([37, 90], rng)
+    (cache,) = device_ops.allocate_kv(1, int(tables.max()) + 1, num_kv_heads, head_dim)
+    assert cache.nbytes == cache.shape[0] * 2 * num_kv_heads * 16 * (head_dim + 4)
+    cpu_attention.scales(cache).fill_(float("nan"))
+    batch = step_batch(spans, tables)
+    q, k, v = (torch.randn(127, n, head_dim, generator=rng).to(dtype) for n in (num_heads, num_kv_heads, num_kv_heads))
+    angles = torch.rand(127, head_dim // 2, generator=rng) * 6
+    turned = device_ops.rotary_write(q, k, v, angles.cos(), angles.sin(), cache, batch)
+    want_k = reference.rotary(q, k.float(), angles.cos(), angles.sin())[1]
+    for (before, new), table, start in zip(spans, tables, batch.query_starts, strict=False):
+        rows = slice(start, start + new)
+        blocks = table[: -(-(before + new) // 16)]
+        found = cpu_attention.read(cache, blocks, new)
+        for got, want in zip(found, (want_k[rows], v[rows].float()), strict=True):
+            bound = want.abs().amax(-1, keepdim=True) * (1 / 254 + 2 * BOUNDS[dtype])
+            assert ((got - want).abs() <= bound).all()
+        step = step_batch([(0, new)], table[None])
+        got = device_ops.attention(turned[rows], cache, step, scale, window)
+        want = reference.attention(turned[rows].float(), *found, step.positions, scale, window)
+        torch.testing.assert_close(got.float(), want, atol=BOUNDS[dtype], rtol=BOUNDS[dtype])
+
+
+@pytest.mark.parametrize("native", KERNELS)
+def test_int8_of_zeros_of_one_value_of_halves_and_of_what_is_not_finite(native):
+    """As the kernels of GPUs round: see test_rotary.py."""
+    v = torch.zeros(6, 1, 32)
+    v[1, 0, 5] = -3.0
+    v[2, 0, :4] = torch.tensor([127.0, 0.5, 1.5, -2.5])
+    v[3, 0, 1], v[4, 0, 2] = torch.inf, torch.nan
+    device_ops, table = cpu(native, kv_dtype="int8"), torch.zeros(1, 1, dtype=torch.int32)
+    (cache,) = device_ops.allocate_kv(1, 1, 1, 32)
+    still = torch.ones(6, 16), torch.zeros(6, 16)
+    device_ops.rotary_write(v, v, v, *still, cache, step_batch([(0, 6)], table))
+    for codes in (cpu_attention.keys(cache)[0, 0].T, cpu_attention.values(cache)[0, 0]):
+        assert codes[0].tolist() == [0] * 32
+        assert codes[1].tolist() == [0] * 5 + [-127] + [0] * 26
+        assert codes[2, :4].tolist() == [127, 0, 2, -2]
+        assert not codes[3:5].any()
+    for scales in cpu_attention.scales(cache)[0, :, 0]:
+        assert scales[:3].tolist() == [0, float(torch.tensor(3.0) / 127), 1]
+        assert scales[3:5].isnan().all()
+        assert scales[5] == 0
 
 
 def test_read_gives_back_what_was_written():

@@ -69,6 +69,12 @@ def test_int8_has_every_group_zero_scale_and_bias_and_the_sums_that_go_with_them
         assert (panels["SUMS"], panels["GROUP"]) == ({True, False}, {0, *INT8_GROUPS})
     else:
         assert values("w8a8", policy, "w8a8_tensor")["EVEN"] == {True, False}
+    written = values("w8a8_dequantize", policy, "w8a8_dequantize")
+    if len(policy.int8_units) > 1:
+        assert (written["GROUP"], written["scales"]) == ({0, *INT8_GROUPS}, HALVES_AND_FP32)
+        assert written["ZEROS"] == {True, False}
+    else:
+        assert not written
     rows = values("quantize_rows_int8", policy, "quantize_rows_int8")
     assert rows["SUMS"] == {True, False}
     assert rows["GROUP"] == ({0} if lanes else {0, *INT8_GROUPS})

@@ -2,7 +2,11 @@ import pytest
 
 from motley.kernels.capability import CAPABILITIES, UnsupportedCapability
 from motley.kernels.device_table import DEVICES
-from motley.kernels.precision import Unit, policy_of
+from motley.kernels.listing import by_rows
+from motley.kernels.operation import Shape
+from motley.kernels.precision import GEMM_ROWS, Unit, policy_of
+from motley.kernels.roofline import Linear, roofline
+from motley.kernels.w4a16.operations import DEQUANTIZE, kernel_for
 
 POLICIES = [policy_of(*version) for version in CAPABILITIES]
 FP32 = Unit("fp32", "Triton", "fma.rn.f32")
@@ -11,7 +15,8 @@ FP32 = Unit("fp32", "Triton", "fma.rn.f32")
 def test_6_0_computes_in_fp16():
     policy = policy_of(6, 0)
     assert (policy.storage, policy.compute, policy.int8) == ("fp16", "fp16", None)
-    assert policy.prefill == policy.decode == Unit("fp16", "Triton", "fma.rn.f16x2")
+    assert policy.decode == Unit("fp16", "Triton", "fma.rn.f16x2")
+    assert policy.prefill == Unit("fp16", "cuBLAS", "fma.rn.f16x2")
     assert policy.accumulate != "fp32"  # there is no multiply-add of fp16 into fp32
     assert policy.attention_unit == FP32
     assert "2.01 times fp32's 9.3 TFLOP/s" in policy.reasons["compute"]
@@ -20,10 +25,11 @@ def test_6_0_computes_in_fp16():
 def test_6_1_stores_fp16_and_computes_in_fp32():
     policy = policy_of(6, 1)
     assert (policy.storage, policy.compute, policy.accumulate) == ("fp16", "fp32", "fp32")
-    assert policy.prefill == policy.decode == policy.attention_unit == FP32
-    assert policy.int8 is not None
-    assert policy.int8.arithmetic == "dp4a"
+    assert policy.decode == policy.attention_unit == FP32
+    assert policy.prefill == Unit("fp32", "cuBLAS", "fma.rn.f32")
+    assert policy.int8_units == (Unit("dp4a", "Triton", "dp4a.s32.s32"),)  # nothing of cuBLAS's is faster
     assert "1/64 of fp32's 11.8 TFLOP/s" in policy.reasons["compute"]
+    assert policy.int8 is not None
     assert "47 TOP/s" in policy.reasons["int8"]
 
 
@@ -41,7 +47,9 @@ def test_7_x_prefills_on_tensor_cores_and_decodes_on_the_lanes(minor):
 def test_from_8_0_bf16_on_tensor_cores(policy):
     assert (policy.storage, policy.compute, policy.accumulate) == ("bf16", "bf16", "fp32")
     assert policy.prefill.arithmetic == policy.decode.arithmetic == "tensor-bf16"
-    assert policy.prefill.through == "Triton"
+    assert (policy.prefill.through, policy.decode.through) == ("cuBLAS", "Triton")
+    assert policy.decode == policy.attention_unit
+    assert policy.decode.instruction == policy.capability.instruction
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: str(policy.capability))
@@ -61,6 +69,27 @@ class TestEach:
         assert policy.reasons.keys() == asked
         assert all(len(why) > 20 for why in policy.reasons.values())
         assert policy.note == ""
+
+    def test_prefill_is_where_many_rows_go(self, policy):
+        """What is said of the policy, of the kernels that are launched, and by the roofline is one thing."""
+        assert policy.prefill.through == "cuBLAS"
+        assert "written out" in policy.reasons["prefill"] or "cuBLAS" in policy.reasons["prefill"]
+        for device in DEVICES:
+            if device.capability is policy.capability:
+                for m in (1, 8, 512, 2048):
+                    kernel, _ = kernel_for(policy, Shape.of(m=m, n=4096, k=4096, group=128), device)
+                    unit = roofline(device, Linear(m, 4096, 4096)).unit
+                    assert (kernel is DEQUANTIZE) == (unit.through == "cuBLAS") == (m > 8), (device.name, m)
+
+    def test_from_some_number_of_rows_all_are_many(self, policy):
+        device = next(device for device in DEVICES if device.capability is policy.capability)
+
+        def chosen(m):
+            return kernel_for(policy, Shape.of(m=m, n=4096, k=4096, group=128), device)
+
+        (_, last, few, _), (_, _, many, _) = by_rows(chosen, most=256)
+        assert (few, many) == ("w4a16_gemm" if policy.capability.bf16 else "w4a16_gemv", "w4a16_dequantize")
+        assert last == GEMM_ROWS or not policy.capability.bf16
 
     def test_every_unit_is_one_that_every_device_of_it_has(self, policy):
         units = [policy.prefill, policy.decode, policy.attention_unit, policy.int8, policy.fp8]

@@ -33,13 +33,33 @@ def test_decode_of_int4_waits_for_memory():
 
 
 def test_prefill_of_int4_waits_for_arithmetic():
-    """512 rows: 17 179 869 184 operations / 11.758e12 = 1.4611 ms on the P40, / 989.5e12 = 17.36 us on the H100."""
+    """512 rows: 17 179 869 184 operations / 11.758e12 = 1.4611 ms on the P40; 2048 / 989.5e12 = 69.4 us on the H100."""
     told = roofline(P40, Linear(512, 4096, 4096))
     assert (told.bound_by, told.unit.instruction) == ("fp32", "fma.rn.f32")
     assert told.seconds == pytest.approx(1.4611e-3, rel=1e-4)
-    told = roofline(H100, Linear(512, 4096, 4096))
-    assert (told.bound_by, told.unit.instruction) == ("tensor-bf16", "mma.sync")
-    assert told.seconds == pytest.approx(17.362e-6, rel=1e-4)
+    told = roofline(H100, Linear(2048, 4096, 4096))
+    assert (told.bound_by, told.unit.instruction) == ("tensor-bf16", "wgmma")
+    assert told.seconds == pytest.approx(69.449e-6, rel=1e-4)
+
+
+def test_weights_of_many_rows_are_written_out_and_read_again():
+    """512 rows on the H100: 8 716 288 bytes of weights, 67 108 864 of the same in bf16, written and read, 8 388 608 of
+    x and y: 84 213 760 / 3350e9 = 25.14 us, though the products take 17.36. In fp32 on the P40, 134 217 728.
+    """
+    op = Linear(512, 4096, 4096)
+    told = roofline(H100, op)
+    assert (told.unit.through, told.bound_by) == ("cuBLAS", "bandwidth")
+    assert told.seconds == pytest.approx(84_213_760 / 3350e9)
+    assert told.arithmetic_s == pytest.approx(17.362e-6, rel=1e-4)
+    assert roofline(P40, op).bandwidth_s == pytest.approx((8_716_288 + 134_217_728 + 8_388_608) / 346e9)
+    assert roofline(H100, Linear(64, 4096, 4096)).bandwidth_s == Linear(64, 4096, 4096).bytes / 3350e9  # not yet
+
+
+def test_lanes_read_int4_weights_for_every_eight_rows():
+    """P40, 24 rows: 3 x 8 716 288 bytes and 393 216 of x and y, / 346e9 = 76.7 us; arithmetic 68.5 us."""
+    told = roofline(P40, Linear(24, 4096, 4096))
+    assert (told.bound_by, told.unit.through) == ("bandwidth", "Triton")
+    assert told.seconds == pytest.approx((3 * 8_716_288 + 393_216) / 346e9)
 
 
 # 7B: attention's projections, and the gate, up and down of an MLP of 11008, for a prompt of 512 tokens
@@ -82,6 +102,15 @@ def test_activations_of_8_bits():
     assert roofline(P40, op).bound_by == "dp4a"
     fp8 = roofline(H100, Linear(4096, 4096, 4096, bits=8, activations="fp8"))
     assert roofline(H100, Linear(4096, 4096, 4096)).seconds == pytest.approx(2 * fp8.seconds)
+
+
+def test_int8_of_many_rows_on_7_x_is_for_the_tensor_cores_of_cublas():
+    """V100: 16.8e6 + 0.4e6 + 4 x 4096^2 = 84.3e6 bytes and more for x, y: 96.2 us; a row by dp4a 0.5354 us."""
+    few, many = (roofline(V100, Linear(rows, 4096, 4096, bits=8, activations="int8")) for rows in (179, 181))
+    assert (few.bound_by, few.unit.through) == ("dp4a", "Triton")
+    assert (many.bound_by, many.unit.through) == ("bandwidth", "cuBLAS")
+    most = roofline(V100, Linear(2048, 4096, 4096, bits=8, activations="int8"))
+    assert most.seconds == pytest.approx(2 * 2048 * 4096**2 / 125e12)
 
 
 @pytest.mark.parametrize(("card", "activations"), [("Tesla P40", "fp8"), ("Tesla P100-PCIE-16GB", "int8")])

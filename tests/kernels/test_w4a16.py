@@ -14,8 +14,9 @@ import torch
 from motley.kernels.device_table import DEVICES
 from motley.kernels.devices import Device
 from motley.kernels.dtypes import UNIT, rounding
+from motley.kernels.listing import by_rows
 from motley.kernels.operation import Operation, Shape
-from motley.kernels.precision import policy_of
+from motley.kernels.precision import PrecisionPolicy, policy_of
 from motley.kernels.rig import stand_in
 from motley.kernels.tuning import Entry, Table, write
 from motley.kernels.variant import Config
@@ -23,7 +24,7 @@ from motley.kernels.w4a16 import dequantize
 from motley.kernels.w4a16 import gemm as w4a16_gemm
 from motley.kernels.w4a16 import gemv as w4a16_gemv
 from motley.kernels.w4a16.linear import Int4Linear
-from motley.kernels.w4a16.operations import OPERATIONS, allowance, kernel_for, kernel_ranges, reference
+from motley.kernels.w4a16.operations import OPERATIONS, allowance, kernel_for, reference
 from motley.kernels.w4a16.packed import PackedInt4, fuse, pack, unpack
 from motley.kernels.weights import GroupedWeight
 
@@ -229,14 +230,16 @@ def test_the_kernel_by_the_number_of_tokens(name: str, tokens: int, expected: st
 def test_ranges_tell_the_kernel_of_every_number_of_tokens(folder: Path) -> None:
     for device in DEVICES:
         policy = policy_of(*device.capability.version)
-        ranges = list(kernel_ranges(policy, device, 4096, 4096, most=300))
+
+        def chosen(m: int, policy: PrecisionPolicy = policy, device: Device = device) -> tuple[Operation, str]:
+            return kernel_for(policy, Shape.of(m=m, n=4096, k=4096, group=128), device)
+
+        ranges = list(by_rows(chosen, most=300))
         assert ranges[0][0] == 1
         assert ranges[-1][1] == 300
         assert all(before[1] + 1 == after[0] for before, after in pairwise(ranges))
-        for first, last, operation, _ in ranges:
-            for m in {first, last}:
-                shape = Shape.of(m=m, n=4096, k=4096, group=128)
-                assert kernel_for(policy, shape, device)[0] is operation
+        for first, last, name, _ in ranges:
+            assert {chosen(m)[0].name for m in (first, last)} == {name}
 
 
 @pytest.mark.parametrize("capability", [(6, 1), (7, 5), (8, 0)])

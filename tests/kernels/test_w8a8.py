@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from motley.kernels.aot import Compiled
+from motley.kernels.device_table import DEVICES
 from motley.kernels.gpu.configs import Configs, rounded
 from motley.kernels.gpu.linear import Int8Linear
 from motley.kernels.operation import Shape
@@ -23,9 +24,11 @@ from motley.kernels.rig import stand_in
 from motley.kernels.tuning import Entry, Table, folders, write
 from motley.kernels.variant import Config, Variant
 from motley.kernels.w8a8 import dp4a
+from motley.kernels.w8a8.dequantize import DEQUANTIZE, dequantize, matmul
 from motley.kernels.w8a8.dp4a_gemv import MAX_ROWS
-from motley.kernels.w8a8.int8 import PACKED, W8A8, linear, pack, product, product_error, quantize
+from motley.kernels.w8a8.int8 import PACKED, W8A8, kernel_for, linear, pack, product, quantize
 from motley.kernels.w8a8.packed import PanelsInt8, pack_panels, pack_rows
+from motley.kernels.w8a8.problem import matmul_error, product_error
 from motley.kernels.w8a8.quantize_panels import QuantizedPanels
 from motley.kernels.w8a8.quantize_rows import QuantizedRows, quantize_rows
 from motley.kernels.weights import GroupedWeight
@@ -123,6 +126,86 @@ def test_every_cut_of_the_tensor_core_product(rows: int, split: int) -> None:
     for swap in (False, True):
         found = linear(x, pack_rows(given), tensor(0, swap=swap, split=split, rows=rows))
         assert product_error(quantize_rows(x, "int8"), given, found) <= 1
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "group", "zeros"),
+    [(30, 96, 32, True), (130, 128, 64, True), (16, 256, 128, False), (48, 112, 112, True), (48, 112, 112, False)],
+)
+def test_written_out_every_weight_is_rounded_once(rows: int, columns: int, group: int, zeros: bool) -> None:
+    given = weight(rows, columns, group, zeros=zeros)
+    packed, shape = pack_panels(given), Shape.of(m=256, n=rows, k=columns, group=group if group < columns else 0)
+    for config in DEQUANTIZE.configs(policy_of(7, 0), shape):
+        for dtype in (torch.float16, torch.float32):
+            assert torch.equal(dequantize(packed, dtype, config), given.dequantize(dtype).T), config
+
+
+@pytest.mark.parametrize("scales", [torch.float16, torch.bfloat16, torch.float32])
+def test_written_out_and_multiplied_within_rounding(scales: torch.dtype) -> None:
+    given = weight(45, 96, 32)
+    given, x = replace(given, scales=given.scales.to(scales), bias=torch.randn(45).half()), torch.randn(20, 96).half()
+    found = matmul(x, pack_panels(given), Config.of(2, 1, WORDS=4))
+    assert found.dtype == torch.float16
+    assert matmul_error(x, given, found) <= 1
+    found[1, 3] += 0.1 * found.abs().max()
+    assert matmul_error(x, given, found) > 1
+
+
+def test_a_problem_of_what_is_written_out_knows_right_from_wrong() -> None:
+    policy = policy_of(7, 5)
+    for shape in DEQUANTIZE.small(policy):
+        problem = DEQUANTIZE.problem(policy, shape, torch.device("cpu"))
+        found = problem.run(DEQUANTIZE.configs(policy, shape)[0])
+        assert problem.error(found) <= 1
+        found[0, 3] += 0.1 * found.abs().max()
+        assert problem.error(found) > 1
+        assert problem.peers["torch.matmul fp16"]() is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens", "expected"),
+    [
+        ("Tesla V100-SXM2-16GB", 64, "w8a8"),
+        ("Tesla V100-SXM2-16GB", 512, "w8a8_dequantize"),  # 93 us to write, then 125 TFLOP/s against dp4a's 63 TOP/s
+        ("Tesla T4", 256, "w8a8"),
+        ("Tesla T4", 512, "w8a8_dequantize"),
+        ("NVIDIA GeForce RTX 2080 Ti", 2048, "w8a8"),  # sums in fp32 at half the rate: no faster than dp4a
+        ("Tesla P40", 2048, "w8a8"),
+        ("NVIDIA L4", 2048, "w8a8"),
+    ],
+)
+def test_many_rows_are_for_the_tensor_cores_of_cublas(name: str, tokens: int, expected: str, folder: Path) -> None:
+    device = next(each for each in DEVICES if each.name == name)
+    policy, shape = policy_of(*device.capability.version), Shape.of(m=tokens, n=4096, k=4096, group=0, zeros="no")
+    chosen, why = kernel_for(policy, shape, device)
+    assert (chosen.name, "measured" in why) == (expected, False)
+    if DEQUANTIZE.refusal(policy):
+        return
+    path = folder / folders(policy.capability, device.sms)[0]
+    for operation, taken in ((chosen, 30.0), (next(each for each in (W8A8(), DEQUANTIZE) if each != chosen), 20.0)):
+        entry = Entry(operation.configs(policy, shape)[0], {"microseconds": taken})
+        write(Table(operation.name, "measured", {}, {shape: entry}), path)
+    other, why = kernel_for(policy, shape, device)
+    assert (other.name != expected, why) == (True, "measured: 20.0 us")
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_a_layer_of_many_rows_on_7_x(ordered: bool, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """x itself is multiplied, not its codes: nearer to the checkpoint's own result than with few rows."""
+    rig = stand_in((7, 0))
+    order = None if ordered else torch.randperm(128)
+    given = replace(weight(32, 128, 64), permutation=order, bias=torch.randn(32).half())
+    layer = Int8Linear(given, rig, Configs(rig))
+    many = next(m for m in range(1, 4096) if layer.operator(m) == DEQUANTIZE.name)
+    launched: list[str] = []
+    launch = Variant.launch
+    monkeypatch.setattr(Variant, "launch", lambda self, *rest: (launched.append(self.name), launch(self, *rest))[1])
+    errors = []
+    for rows in (many - 1, many):
+        x = torch.randn(rows, 128).half()
+        errors.append(matmul_error(x, given, layer(x)))
+    assert launched == ["quantize_panels", "w8a8_dp4a", "w8a8_dequantize"]
+    assert errors[1] <= 1 < errors[0]
 
 
 def test_an_outlier_stays_in_its_row() -> None:

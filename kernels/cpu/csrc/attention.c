@@ -1,6 +1,7 @@
 // Paged attention with grouped KV heads: decodes and prefill chunks alike.
 //
-//   cache   [num_blocks][2][KH][D * 16]: for one block and head K is [D][16] and V is [16][D]
+//   cache   [num_blocks][2][KH][D * 16]: for one block and head K is [D][16] and V is [16][D]; of int8 16 scales
+//           in fp32 follow, one for each token: a vector is its codes times its scale
 //   tile    some new tokens of one sequence; with the query heads of one KV head they make the rows of a task
 //
 // Keys are taken in steps of 64, at absolute positions. Every row does the same arithmetic on the same keys in
@@ -21,7 +22,7 @@ typedef struct {
     const int64_t *positions;  // [T]
     const int32_t *tables;     // [S][table_stride] block ids
     const int32_t *tiles;      // [num_tiles][3]: sequence, first row, rows
-    int64_t num_tiles, table_stride, q_stride, heads, kv_heads, head_dim, window, type;
+    int64_t num_tiles, table_stride, q_stride, heads, kv_heads, head_dim, window, type, kv_type;
     float scale;
 } attention_args;
 
@@ -89,8 +90,14 @@ INLINE void add_values_wide(float *acc, const float *scores, const void *const *
     for (; d < dim; d += 16) add_values(acc, scores, values, count, d, dim, type, rows, 1);
 }
 
+INLINE f32x16 scales_of(const void *codes, int64_t dim) {
+    return load_f32((const float *)((const char *)codes + dim * BLOCK));
+}
+
 // Scores of one row become weights; its running maximum, total and sum are brought to the new maximum.
-INLINE void soften(const task_memory *m, int row, int64_t first_key, int64_t window, int64_t dim) {
+// With scales: of keys to be multiplied before, and of values into the weights, but not into their total.
+INLINE void soften(const task_memory *m, int row, const void *const *keys, const void *const *values,
+                   int64_t first_key, int64_t window, int64_t dim, const int scaled) {
     const i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     float *scores = m->scores + row * STEP_KEYS;
     f32x16 s[STEP_BLOCKS], highest = splat(-INFINITY);
@@ -98,7 +105,9 @@ INLINE void soften(const task_memory *m, int row, int64_t first_key, int64_t win
         int64_t ago = m->position[row] - first_key - b * BLOCK;  // of the block's first key
         i32x16 age = splat_i32((int32_t)ago) - lane;
         i32x16 seen = (age >= 0) & (age < (int32_t)window);
-        s[b] = pick(seen, load_f32(scores + b * BLOCK), splat(-INFINITY));
+        f32x16 score = load_f32(scores + b * BLOCK);
+        if (scaled) score *= scales_of(keys[b], dim);
+        s[b] = pick(seen, score, splat(-INFINITY));
         highest = max16(highest, s[b]);
     }
     float before = m->top[row], top = reduce_max(highest);
@@ -114,14 +123,14 @@ INLINE void soften(const task_memory *m, int row, int64_t first_key, int64_t win
     for (int b = 0; b < STEP_BLOCKS; b++) {
         f32x16 p = exp16(s[b] - top);
         total += p;
-        store_f32(scores + b * BLOCK, p);
+        store_f32(scores + b * BLOCK, scaled ? p * scales_of(values[b], dim) : p);
     }
     m->total[row] = total;
 }
 
 INLINE void run_task(const attention_args *a, const task_memory *m, const int32_t *tile, int64_t kv_head,
-                     int64_t first_head, int64_t num_heads, enum dtype type) {
-    const int64_t dim = a->head_dim, size = type == F32 ? 4 : 2, part = dim * BLOCK * size;
+                     int64_t first_head, int64_t num_heads, enum dtype type, enum dtype kv) {
+    const int64_t dim = a->head_dim, part = dim * BLOCK * (kv == F32 ? 4 : kv == BF16 ? 2 : 1) + (kv == I8 ? 64 : 0);
     const int rows = tile[2] * num_heads;
     const int32_t *table = a->tables + tile[0] * a->table_stride;
     const int64_t oldest = a->positions[tile[1]], newest = a->positions[tile[1] + tile[2] - 1];
@@ -143,16 +152,16 @@ INLINE void run_task(const attention_args *a, const task_memory *m, const int32_
             values[b] = (const char *)keys[b] + a->kv_heads * part;
         }
         int count = MIN(newest + 1 - key, STEP_KEYS), r = 0;
-        for (; r + 4 <= rows; r += 4) score_rows(m->q + r * dim, m->scores + r * STEP_KEYS, keys, dim, type, 4);
-        if (rows - r == 3) score_rows(m->q + r * dim, m->scores + r * STEP_KEYS, keys, dim, type, 3);
-        if (rows - r == 2) score_rows(m->q + r * dim, m->scores + r * STEP_KEYS, keys, dim, type, 2);
-        if (rows - r == 1) score_rows(m->q + r * dim, m->scores + r * STEP_KEYS, keys, dim, type, 1);
-        for (r = 0; r < rows; r++) soften(m, r, key, a->window, dim);
+        for (; r + 4 <= rows; r += 4) score_rows(m->q + r * dim, m->scores + r * STEP_KEYS, keys, dim, kv, 4);
+        if (rows - r == 3) score_rows(m->q + r * dim, m->scores + r * STEP_KEYS, keys, dim, kv, 3);
+        if (rows - r == 2) score_rows(m->q + r * dim, m->scores + r * STEP_KEYS, keys, dim, kv, 2);
+        if (rows - r == 1) score_rows(m->q + r * dim, m->scores + r * STEP_KEYS, keys, dim, kv, 1);
+        for (r = 0; r < rows; r++) soften(m, r, keys, values, key, a->window, dim, kv == I8);
         for (r = 0; r + 4 <= rows; r += 4)
-            add_values_wide(m->acc + r * dim, m->scores + r * STEP_KEYS, values, count, dim, type, 4);
-        if (rows - r == 3) add_values_wide(m->acc + r * dim, m->scores + r * STEP_KEYS, values, count, dim, type, 3);
-        if (rows - r == 2) add_values_wide(m->acc + r * dim, m->scores + r * STEP_KEYS, values, count, dim, type, 2);
-        if (rows - r == 1) add_values_wide(m->acc + r * dim, m->scores + r * STEP_KEYS, values, count, dim, type, 1);
+            add_values_wide(m->acc + r * dim, m->scores + r * STEP_KEYS, values, count, dim, kv, 4);
+        if (rows - r == 3) add_values_wide(m->acc + r * dim, m->scores + r * STEP_KEYS, values, count, dim, kv, 3);
+        if (rows - r == 2) add_values_wide(m->acc + r * dim, m->scores + r * STEP_KEYS, values, count, dim, kv, 2);
+        if (rows - r == 1) add_values_wide(m->acc + r * dim, m->scores + r * STEP_KEYS, values, count, dim, kv, 1);
     }
     for (int r = 0; r < rows; r++) {
         int64_t token = tile[1] + r / num_heads, head = first_head + r % num_heads;
@@ -181,8 +190,11 @@ static void unit_of_job(const void *context, int64_t unit) {
     m.q = (float *)(memory + rows * 64), m.acc = m.q + rows * a->head_dim;
     m.scores = m.acc + rows * a->head_dim, m.position = (int64_t *)(m.scores + rows * STEP_KEYS);
     m.top = (float *)(m.position + rows);
-    if (a->type == F32) run_task(a, &m, tile, kv_head, kv_head * j->group + first, count, F32);
-    else run_task(a, &m, tile, kv_head, kv_head * j->group + first, count, BF16);
+    const int64_t head = kv_head * j->group + first;
+    if (a->type == F32 && a->kv_type == I8) run_task(a, &m, tile, kv_head, head, count, F32, I8);
+    else if (a->type == F32) run_task(a, &m, tile, kv_head, head, count, F32, F32);
+    else if (a->kv_type == I8) run_task(a, &m, tile, kv_head, head, count, BF16, I8);
+    else run_task(a, &m, tile, kv_head, head, count, BF16, BF16);
     free(memory);
 }
 

@@ -90,8 +90,8 @@ typedef struct {
     const void *q, *k, *v;    // [T][heads][D]; rows q_stride, k_stride, v_stride elements apart
     const float *cos, *sin;   // [T][D / 2]
     const int64_t *slots;     // [T]
-    void *q_out, *cache;      // [T][H][D]; [num_blocks][2][KH][D * 16]
-    int64_t tokens, heads, kv_heads, head_dim, q_stride, k_stride, v_stride, type;
+    void *q_out, *cache;      // [T][H][D]; as in attention.c
+    int64_t tokens, heads, kv_heads, head_dim, q_stride, k_stride, v_stride, type, kv_type;
 } rotary_args;
 
 INLINE float get(const void *p, int64_t i, enum dtype type) {
@@ -107,7 +107,22 @@ INLINE void put(void *p, int64_t i, enum dtype type, float x) {
     ((uint16_t *)p)[i] = x == x ? (bits + 0x7fff + ((bits >> 16) & 1)) >> 16 : 0x7fc0;
 }
 
-INLINE void rotate_row(const rotary_args *a, int64_t t, enum dtype type) {
+// A vector as codes, `step` apart, and its scale: absmax / 127, the nearest code, halves to even; the scale of what is
+// not finite is NaN.
+static void put_codes(const float *x, int64_t dim, int8_t *codes, int64_t step, float *scale) {
+    float most = 0;
+    int finite = 1;
+    for (int64_t i = 0; i < dim; i++) {
+        float size = fabsf(x[i]);
+        finite &= size < INFINITY;
+        most = size > most ? size : most;
+    }
+    *scale = finite ? most / 127 : NAN;
+    const float unit = finite && *scale > 0 ? *scale : INFINITY;
+    for (int64_t i = 0; i < dim; i++) codes[i * step] = finite ? (int8_t)(x[i] / unit + 12582912.0f - 12582912.0f) : 0;
+}
+
+INLINE void rotate_row(const rotary_args *a, int64_t t, enum dtype type, enum dtype kv) {
     const int64_t dim = a->head_dim, half = dim / 2;
     const float *cos = a->cos + t * half, *sin = a->sin + t * half;
     for (int64_t h = 0; h < a->heads; h++) {
@@ -119,24 +134,34 @@ INLINE void rotate_row(const rotary_args *a, int64_t t, enum dtype type) {
         }
     }
     const int64_t block = a->slots[t] / BLOCK, offset = a->slots[t] % BLOCK;
+    float rotated[dim], whole[dim];
+    const int64_t part = dim * BLOCK + (kv == I8 ? 64 : 0);
     for (int64_t h = 0; h < a->kv_heads; h++) {
         const int64_t from = t * a->k_stride + h * dim, vfrom = t * a->v_stride + h * dim;
-        const int64_t key = (block * 2 * a->kv_heads + h) * dim * BLOCK + offset;
-        const int64_t value = ((block * 2 + 1) * a->kv_heads + h) * dim * BLOCK + offset * dim;
+        const int64_t keys = (block * 2 * a->kv_heads + h) * part, values = keys + a->kv_heads * part;
         for (int64_t i = 0; i < half; i++) {
             float x = get(a->k, from + i, type), y = get(a->k, from + half + i, type);
-            put(a->cache, key + i * BLOCK, type, x * cos[i] - y * sin[i]);
-            put(a->cache, key + (half + i) * BLOCK, type, y * cos[i] + x * sin[i]);
+            rotated[i] = x * cos[i] - y * sin[i], rotated[half + i] = y * cos[i] + x * sin[i];
         }
-        for (int64_t i = 0; i < dim; i++) put(a->cache, value + i, type, get(a->v, vfrom + i, type));
+        for (int64_t i = 0; i < dim; i++) whole[i] = get(a->v, vfrom + i, type);
+        if (kv == I8) {
+            int8_t *k = (int8_t *)a->cache + keys, *v = (int8_t *)a->cache + values;
+            put_codes(rotated, dim, k + offset, BLOCK, (float *)(k + dim * BLOCK) + offset);
+            put_codes(whole, dim, v + offset * dim, 1, (float *)(v + dim * BLOCK) + offset);
+            continue;
+        }
+        for (int64_t i = 0; i < dim; i++) put(a->cache, keys + i * BLOCK + offset, type, rotated[i]);
+        for (int64_t i = 0; i < dim; i++) put(a->cache, values + offset * dim + i, type, whole[i]);
     }
 }
 
 static void rotate_unit(const void *context, int64_t unit) {
     const rotary_args *a = context;
     for (int64_t t = unit * UNIT_ROWS; t < MIN((unit + 1) * UNIT_ROWS, a->tokens); t++)
-        if (a->type == F32) rotate_row(a, t, F32);
-        else rotate_row(a, t, BF16);
+        if (a->type == F32 && a->kv_type == I8) rotate_row(a, t, F32, I8);
+        else if (a->type == F32) rotate_row(a, t, F32, F32);
+        else if (a->kv_type == I8) rotate_row(a, t, BF16, I8);
+        else rotate_row(a, t, BF16, BF16);
 }
 
 // Rotate the halves of q and k by their positions; q to q_out, k and v to their slots of the cache.

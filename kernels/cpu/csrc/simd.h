@@ -19,7 +19,7 @@ typedef int8_t i8x16 __attribute__((vector_size(16)));
 typedef uint8_t u8x16 __attribute__((vector_size(16)));
 typedef uint8_t u8x64 __attribute__((vector_size(64)));
 
-enum dtype { F32 = 0, BF16 = 1 };
+enum dtype { F32 = 0, BF16 = 1, I8 = 2 };  // I8: codes of a KV cache, read alone
 
 INLINE f32x16 splat(float x) { return x - (f32x16){0}; }
 INLINE i32x16 splat_i32(int32_t x) { return x - (i32x16){0}; }
@@ -27,9 +27,27 @@ INLINE i32x16 splat_i32(int32_t x) { return x - (i32x16){0}; }
 INLINE f32x16 load_f32(const float *p) { f32x16 v; memcpy(&v, p, 64); return v; }
 INLINE void store_f32(float *p, f32x16 v) { memcpy(p, &v, 64); }
 
-// Sixteen numbers at element `i` of a tensor of either type.
+// GCC 12 widens bytes lane by lane: it must be told.
+INLINE f32x16 load_i8(const int8_t *p) {
+    i32x16 wide;
+#if defined(__AVX512F__)
+    wide = (i32x16)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p));
+#elif defined(__AVX2__)
+    union { i32x16 v; __m256i h[2]; } halves;
+    halves.h[0] = _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p));
+    halves.h[1] = _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(p + 8)));
+    wide = halves.v;
+#else
+    i8x16 code; memcpy(&code, p, 16);
+    wide = __builtin_convertvector(code, i32x16);
+#endif
+    return __builtin_convertvector(wide, f32x16);
+}
+
+// Sixteen numbers at element `i` of a tensor of any type.
 INLINE f32x16 load(const void *p, int64_t i, enum dtype type) {
     if (type == F32) return load_f32((const float *)p + i);
+    if (type == I8) return load_i8((const int8_t *)p + i);
     u16x16 half; memcpy(&half, (const uint16_t *)p + i, 32);
     return (f32x16)(__builtin_convertvector(half, u32x16) << 16);
 }

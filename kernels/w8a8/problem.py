@@ -1,0 +1,72 @@
+"""int8 layers to be checked: random inputs, and by how much a result is off what rounding explains."""
+
+from __future__ import annotations
+
+import torch
+
+from ..dtypes import TORCH, UNIT, rounding, smallest
+from ..operation import Shape
+from ..precision import PrecisionPolicy
+from ..weights import GroupedWeight
+from .quantize_rows import QuantizedRows
+
+__all__ = ["matmul_error", "product_error", "random_inputs"]
+
+PART = 16  # columns of which every kernel takes all or none together
+
+
+def random_inputs(
+    policy: PrecisionPolicy, shape: Shape, device: torch.device, seed: int
+) -> tuple[torch.Tensor, GroupedWeight]:
+    """x [M, K], and a weight such that y has about its size."""
+    dtype = TORCH[policy.storage]
+    m, n, k = shape["m"], shape["n"], shape["k"]
+    group = shape["group"] or k
+    generator = torch.Generator(device).manual_seed(seed)
+    codes = torch.randint(0, 256, (n, k), generator=generator, device=device, dtype=torch.uint8)
+    zeros = torch.full((n, k // group), 128, device=device, dtype=torch.uint8)
+    if shape["zeros"] == "yes":
+        zeros = zeros + torch.randint(-8, 8, zeros.shape, generator=generator, device=device).to(torch.uint8)
+    scales = (torch.rand(zeros.shape, generator=generator, device=device) + 0.5) / (74 * k**0.5)
+    scales = scales.to(TORCH[shape.get("scales", policy.storage)])
+    bias = torch.randn(n, generator=generator, device=device).to(dtype) if shape.get("bias", "") else None
+    x = torch.randn((m, k), generator=generator, device=device).to(dtype)
+    return x, GroupedWeight(codes, scales, zeros, 8, group, bias=bias)
+
+
+def product_error(x: QuantizedRows, weight: GroupedWeight, found: torch.Tensor) -> float:
+    """The worst difference to fp64, over the rounding of the result and of fp32 sums of parts known exactly.
+
+    Whatever becomes fp32 is a sum over whole sixteens of columns, and no more than their sums' absolute values.
+    """
+    codes, scales = torch.split(x.codes.double(), PART, 1), weight.scales.double()
+    difference = weight.codes.double() - weight.zeros.double().repeat_interleave(weight.group_size, 1)
+    expected = torch.zeros(found.shape, dtype=torch.float64, device=found.device)
+    terms = expected.clone()
+    for part, (a, b) in enumerate(zip(codes, torch.split(difference, PART, 1), strict=True)):
+        of_part = (a @ b.T) * x.scales.double()[:, None] * scales[:, part * PART // weight.group_size]
+        expected += of_part
+        terms += of_part.abs()
+    if weight.bias is not None:
+        expected += weight.bias.double()
+        terms += weight.bias.double().abs()
+    depth = 4 + len(codes)  # additions at most, and as fp32, by two scales, and with the bias
+    bound = rounding(found) * expected.abs() + depth * 2.0**-24 * terms + smallest(found.dtype)
+    return float(((found.double() - expected).abs() / bound).max())
+
+
+def matmul_error(x: torch.Tensor, weight: GroupedWeight, found: torch.Tensor) -> float:
+    """The worst difference to fp64, over what rounding explains.
+
+    Each weight is rounded once, to the dtype of x; so may be sums over parts of K, which cuBLAS splits at will. The
+    others are in fp32: tensor cores of 7.0 add four products at a time, and cut off what does not fit.
+    """
+    dense = weight.dequantize(torch.float64)
+    expected = x.double() @ dense.T
+    terms = x.double().abs() @ dense.abs().T
+    if weight.bias is not None:
+        expected, terms = expected + weight.bias.double(), terms + weight.bias.double().abs()
+    depth = 16 + x.shape[1] // 4
+    bound = rounding(found) * expected.abs() + (2 * UNIT[x.dtype] + depth * 2.0**-23) * terms
+    bound += smallest(x.dtype) * (1 + 0.5 * x.double().abs().sum(1, keepdim=True))  # a small weight's own rounding
+    return float(((found.double() - expected).abs() / bound).max())
