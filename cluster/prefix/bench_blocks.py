@@ -1,0 +1,57 @@
+"""Part of `motley bench prefix`: the whole way of values, from Redis into the blocks of KV that an engine has."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+
+from ...kernels.ops import for_device
+from ...replicas.errors import MotleyError
+from ...replicas.gpu.accelerator import AtOnce
+from ...replicas.gpu.swapper import Swapper
+from ...replicas.prefix.courier import Clerk
+from ...replicas.prefix.errands import Fetch
+from ...replicas.prefix.host_kv import HostKv, Payloads
+from ...replicas.prefix.record import Seal
+from ...replicas.protocol import BLOCK_TOKENS
+from .redis_store import RedisStore
+
+__all__ = ["BlocksReader"]
+
+_PATIENT_S = 1e3  # to compute a value: a read then has all the time that a read can have
+_IN_VAIN_S = 30.0
+_PAUSE_S = 0.01
+
+
+class BlocksReader:
+    """A replica's clerk, with KV of a CPU: reads, opens, verifies, and puts what comes into blocks of the host."""
+
+    def __init__(self, store: RedisStore, seal: Seal, keys: Sequence[bytes]) -> None:
+        geometry = self._geometry = seal.geometry
+        ops = for_device(torch.device("cpu"), getattr(torch, geometry.dtype))
+        kv = ops.allocate_kv(geometry.layers, 1, geometry.heads, geometry.head_dim)
+        each = geometry.tokens // BLOCK_TOKENS
+        swapper = Swapper([part for cache in kv for part in ops.kv_parts(cache)], AtOnce(), each * len(keys))
+        host = HostKv(swapper.slabs(), ops.kv_vectors, geometry)
+        self._clerk: Clerk[Payloads] = Clerk(store, seal, host)
+        self._desk = self._clerk.desk()
+        self._keys, self._blocks = keys, [tuple(range(i * each, (i + 1) * each)) for i in range(len(keys))]
+
+    def read(self, nbytes: int) -> float:
+        """At how many GB/s. Raises MotleyError when again and again nothing comes in time."""
+        moved = 0
+        began = came = time.perf_counter()
+        while moved < nbytes:
+            now = time.monotonic()
+            fetch = Fetch(keys=tuple(self._keys), blocks=tuple(self._blocks), value_s=_PATIENT_S, sent=now, expires=now)
+            self._clerk.do(fetch, self._desk)
+            moved += fetch.count * self._geometry.size
+            if fetch.count:
+                came = time.perf_counter()
+                continue
+            time.sleep(_PAUSE_S)  # the machine is busy, and the breaker open
+            if time.perf_counter() - came > _IN_VAIN_S:
+                raise MotleyError(f"nothing comes from Redis within a read's deadline: {fetch.outcome}")
+        return moved / (time.perf_counter() - began) / 1e9

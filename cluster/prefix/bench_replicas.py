@@ -1,0 +1,146 @@
+"""Part of `motley bench prefix`: how soon a replica that begins says its first token, by where the prefix is."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ...replicas.bench.report import row
+from ...replicas.bench.shapes import SHAPES
+from ...replicas.bench.side import prompt
+from ...replicas.build import BuiltEngine, assemble, operators
+from ...replicas.checkpoint import inspect_checkpoint
+from ...replicas.cores import usable_cores
+from ...replicas.engine import EngineCore
+from ...replicas.engine_config import EngineConfig
+from ...replicas.model import load_model
+from ...replicas.prefix.access import PrefixAccess
+from ...replicas.protocol import BLOCK_TOKENS, Request
+from ...replicas.sampling_params import SamplingParams
+from ..bench.checkpoint import random_checkpoint
+from .redis_store import RedisStore
+from .source import RedisSource
+
+__all__ = ["QUESTION", "Replicas", "first_tokens"]
+
+QUESTION = 16  # tokens after the prefix, which nobody has seen before
+FLUSH_S = 60.0
+_QUEUE_BYTES = 1 << 30
+
+
+class Replicas:
+    """Engines of one model with random weights, which they share as they would share a file.
+
+    threads  of each engine; None: all cores
+    """
+
+    def __init__(self, shape: str, threads: int | None = None) -> None:
+        folder = random_checkpoint(shape)
+        self.shape, self.threads = SHAPES[shape], threads or usable_cores()
+        torch.set_num_threads(self.threads)
+        self._ops, self._why = operators(EngineConfig(threads=threads), inspect_checkpoint(folder).config.dtype)
+        self._loaded = load_model(folder, self._ops)
+        shape_of, itemsize = self._loaded.config, self._ops.dtype.itemsize
+        self._token_bytes = 2 * shape_of.num_layers * shape_of.num_kv_heads * shape_of.head_dim * itemsize
+
+    def engine(self, kv_tokens: int, access: PrefixAccess | None = None, after: int = 2) -> BuiltEngine:
+        """Warm, with KV for so many tokens."""
+        blocks = -(-kv_tokens // BLOCK_TOKENS) + 1
+        config = EngineConfig(
+            threads=self.threads, kv_memory_bytes=blocks * BLOCK_TOKENS * self._token_bytes, prefix_after=after,
+            max_running=8, max_model_len=kv_tokens,
+        )  # fmt: skip
+        built = assemble(self._loaded, config, self._ops, name="bench", why=self._why, access=access)
+        built.warm_up()
+        return built
+
+
+def access_to(url: str, secret: bytes) -> PrefixAccess:
+    source = RedisSource(url=url, secret=secret, queue_bytes=_QUEUE_BYTES)
+    return PrefixAccess(RedisStore(source), secret)
+
+
+def first_tokens(
+    replicas: Replicas, name: str, url: str, secret: bytes, lengths: Sequence[int], repeats: int,
+    say: Callable[[str], None],
+) -> list[dict[str, Any]]:  # fmt: skip
+    """One replica has stored each prefix; another one, whose KV has nothing of it, is asked for it by turns.
+
+    What it takes to compute it again is measured with a third, which has no store.
+    """
+    room = max(lengths) + QUESTION + 1
+    alone = replicas.engine(room)
+    writer, reader = (replicas.engine(room, access_to(url, secret), after) for after in (1, 2))
+    try:
+        rows, medians = [], []
+        for length in lengths:
+            say(f"a prefix of {length} tokens")
+            found, reused = _samples(alone, writer, reader, replicas.shape.vocab_size, length, repeats)
+            workload = {"shape": name, "prefix_tokens": length, "question_tokens": QUESTION}
+            for where in ("redis", "local"):
+                told = {**workload, "reused_tokens": reused[where]}
+                rows.append(
+                    row(f"ttft_{where}_hit", told, "ms", found[where], peer="recompute",
+                        peer_samples=found["recompute"], higher_is_better=False)
+                )  # fmt: skip
+            medians.append((length, statistics.median(found["recompute"]), statistics.median(found["redis"])))
+        stats = reader.prefix_stats()
+        assert stats is not None
+        outcomes = dict(stats.outcomes)
+        even = break_even(medians, stats.value_tokens)
+        told = {"shape": name, "value_tokens": stats.value_tokens, "fetches": outcomes}
+        return [*rows, *([row("break_even_prefix", told, "tokens", [even])] if even is not None else [])]
+    finally:
+        for built in (alone, writer, reader):
+            built.close()
+
+
+def _samples(
+    alone: BuiltEngine, writer: BuiltEngine, reader: BuiltEngine, vocabulary: int, length: int, repeats: int
+) -> tuple[dict[str, list[float]], dict[str, int]]:
+    """Milliseconds by way, and the fewest tokens that were reused."""
+    tokens = prompt(length + QUESTION, vocabulary, length)
+    first_token(writer.core, tokens)
+    writer.flush(FLUSH_S)
+    samples: dict[str, list[float]] = {"recompute": [], "redis": [], "local": []}
+    reused = dict.fromkeys(samples, length)
+    for _ in range(repeats):
+        for way, built in (("recompute", alone), ("redis", reader), ("local", reader)):
+            if way != "local":
+                built.core.scheduler.pool.forget_prefixes()
+            seconds, cached = first_token(built.core, tokens)
+            samples[way].append(1e3 * seconds)
+            reused[way] = min(reused[way], cached)
+            built.flush(FLUSH_S)
+    return samples, reused
+
+
+def first_token(core: EngineCore, tokens: Sequence[int]) -> tuple[float, int]:
+    """Seconds until it is said, and how many tokens of the prompt were not computed for it."""
+    params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, seed=0)
+    began = time.perf_counter()
+    core.add(0, Request("bench", tuple(tokens), params))
+    while True:
+        for emission in core.step():
+            if emission.error is not None:
+                raise emission.error
+            if emission.done:
+                return time.perf_counter() - began, emission.message.cached_tokens or 0
+
+
+def break_even(medians: Sequence[tuple[int, float, float]], value_tokens: int) -> float | None:
+    """The prefix from which on Redis is faster, by straight lines through (tokens, recomputed, from Redis).
+
+    No less than a value has: what is shorter is not stored. None: it never is.
+    """
+    lengths = [float(length) for length, _, _ in medians]
+    if len(lengths) < 2:
+        return None
+    computed, fetched = (statistics.linear_regression(lengths, [each[at] for each in medians]) for at in (1, 2))
+    if computed.slope <= fetched.slope:
+        return None
+    return max(float(value_tokens), (fetched.intercept - computed.intercept) / (computed.slope - fetched.slope))

@@ -1,0 +1,54 @@
+"""Part of `motley bench prefix`: what Redis would save on GPUs that are not here. Simulated, and labelled so.
+
+Prefill takes what the roofline says and the shares of it that kernels are taken to reach; the rate at which prefixes
+come out of Redis into the host's memory is the one measured on this machine, in the same run. From there to the GPU
+nothing is counted: its bus is faster than that by far.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from ...replicas.bench.report import row
+from ...replicas.simulated.device import SimulatedDevice, device_named, model_named
+
+__all__ = ["GPUS", "simulated"]
+
+GPUS = ("P40", "T4", "A10", "H100")
+MODEL = "qwen2.5-7b"
+CHUNK = 512  # tokens of a step
+
+
+def simulated(
+    bytes_per_s: float, token_bytes: int, value_tokens: int, lengths: Sequence[int], question: int
+) -> list[dict[str, Any]]:
+    """token_bytes: of KV in a value. question: tokens after the prefix."""
+    rows = []
+    for name in GPUS:
+        device = SimulatedDevice(device_named(name), model_named(MODEL))
+        workload = {"gpu": device.device.name, "model": MODEL, "redis_gb_per_s": round(bytes_per_s / 1e9, 2)}
+
+        def computed_s(tokens: int, device: SimulatedDevice = device) -> float:
+            return prefill_s(device, 0, tokens + question)
+
+        def fetched_s(tokens: int, device: SimulatedDevice = device) -> float:
+            return tokens * token_bytes / bytes_per_s + prefill_s(device, tokens, question)
+
+        for length in lengths:
+            rows.append(
+                row("ttft_redis_hit", {**workload, "prefix_tokens": length}, "ms", [1e3 * fetched_s(length)],
+                    peer="recompute", peer_samples=[1e3 * computed_s(length)], higher_is_better=False)
+            )  # fmt: skip
+        tried = range(max(lengths), 0, -value_tokens)  # from there on it is faster always
+        pays = list(itertools.takewhile(lambda n: fetched_s(n) < computed_s(n), tried))
+        if even := min(pays, default=0):
+            rows.append(row("break_even_prefix", {**workload, "value_tokens": value_tokens}, "tokens", [float(even)]))
+    return [{**each, "source": "simulated"} for each in rows]
+
+
+def prefill_s(device: SimulatedDevice, known: int, new: int) -> float:
+    """Of `new` tokens after `known` ones, in chunks."""
+    starts = range(known, known + new, CHUNK)
+    return sum(device.step_s(0, 0, [(min(CHUNK, known + new - start), start)]) for start in starts)

@@ -1,0 +1,98 @@
+"""From what a fleet says of its prefix cache to what each replica is given. Settled once, when it is deployed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from ...replicas.prefix.access import SECRET_BYTES, PrefixAccess
+from ..failures import ConfigurationError
+from ..fleet.spec import FleetSpec, PrefixCacheSpec
+from .server import OwnRedis, find_redis
+from .source import EMBEDDED, MEMORY, OFF, RedisSource
+
+__all__ = ["Shared", "access_of", "own_redis", "read_secret", "settle", "tell_unreached"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """own: URL of the redis-server of the service's own; empty where there is none. secret: of the fleet."""
+
+    own: str = ""
+    secret: bytes = field(repr=False)
+
+
+def own_redis(spec: FleetSpec, folder: Path, *, null: bool = False) -> OwnRedis | None:
+    """Started, in `folder`, where one is wanted. None that can be started is a line, and no reason not to serve."""
+    cache = spec.prefix_cache
+    simulated = all(pool.simulate is not None for pool in spec.pools)
+    if cache.store != EMBEDDED or not cache.reuse or null or simulated:
+        return None
+    binary, where = find_redis()
+    if binary is None:
+        _tell(f"off: {where}")
+        return None
+    own = OwnRedis(binary, folder, cache.memory, _tell)
+    try:
+        own.start()
+    except ConfigurationError as error:
+        _tell(f"off: {error.message}")
+        return None
+    return own
+
+
+def settle(spec: FleetSpec, own: str = "", secret: bytes | None = None) -> Shared:
+    """The secret: that of the file it names, else the one there is, else a new one. Raises ConfigurationError."""
+    path = spec.prefix_cache.secret
+    return Shared(own=own, secret=read_secret(path) if path is not None else secret or os.urandom(SECRET_BYTES))
+
+
+def tell_unreached(spec: FleetSpec, shared: Shared) -> None:
+    """A line where a redis-server of its own is wanted, and there is none: it comes with a service that begins with it.
+
+    On a cluster that others have started there is nobody to keep it, nor a socket that all nodes can reach.
+    """
+    if spec.prefix_cache.store == EMBEDDED and spec.prefix_cache.reuse and not shared.own:
+        _tell("off: what runs has no redis-server of its own; name one that its nodes reach by prefix_cache.store")
+
+
+def access_of(cache: PrefixCacheSpec, shared: Shared | None) -> Callable[[], PrefixAccess] | None:
+    """Makes a replica's access, in its process. None: it has none, or one to its own memory, by its settings."""
+    if shared is None or not cache.reuse or cache.store in (MEMORY, OFF):
+        return None
+    url = shared.own if cache.store == EMBEDDED else cache.store
+    if not url:
+        return None
+    source = RedisSource(url=url, secret=shared.secret, ttl_s=cache.ttl_s, tenant_bytes=cache.tenant_memory)
+    return partial(_access, source)
+
+
+def read_secret(path: Path) -> bytes:
+    """Raises ConfigurationError."""
+    try:
+        text = path.read_bytes().strip()
+    except OSError as error:
+        raise ConfigurationError(
+            f"prefix secret {path}: {error.strerror}", param="prefix_secret", code="bad_prefix_cache"
+        ) from None
+    if len(text) < SECRET_BYTES:
+        message = (
+            f"prefix secret {path}: {len(text)} bytes; expected {SECRET_BYTES} at least, as of `openssl rand -hex 32`"
+        )
+        raise ConfigurationError(message, param="prefix_secret", code="bad_prefix_cache")
+    return hashlib.sha256(text).digest()
+
+
+def _access(source: RedisSource) -> PrefixAccess:
+    from .redis_store import RedisStore
+
+    return PrefixAccess(RedisStore(source), source.secret)
+
+
+def _tell(line: str) -> None:
+    print(f"prefix cache: {line}", file=sys.stderr, flush=True)

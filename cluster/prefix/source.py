@@ -1,0 +1,77 @@
+"""Where a fleet's prefixes are, and what its replicas must know to share them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..failures import ConfigurationError
+
+__all__ = ["EMBEDDED", "MEMORY", "OFF", "RedisSource", "check_store", "check_url", "shown"]
+
+EMBEDDED, MEMORY, OFF = "embedded", "memory", "off"  # what is no URL
+
+SCHEMES = ("redis", "rediss", "unix")
+TTL_S = 3600.0
+QUEUE_BYTES = 64 * 2**20
+CONNECTIONS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RedisSource:
+    """Of one fleet; it travels to every replica.
+
+    url           redis://, rediss:// or unix://, with user and password if there are any
+    secret        of the fleet: whoever shares it shares prefixes
+    ttl_s         how long a value is kept, give or take a tenth
+    tenant_bytes  that a tenant may write within `ttl_s`; None: as much as it likes
+    queue_bytes   that wait to be written by one replica, at most; more is dropped
+    connections   of one replica, at most
+    """
+
+    url: str = field(repr=False)  # it may hold a password
+    secret: bytes = field(repr=False)
+    ttl_s: float = TTL_S
+    tenant_bytes: int | None = None
+    queue_bytes: int = QUEUE_BYTES
+    connections: int = CONNECTIONS
+
+
+def check_store(store: str) -> None:
+    """Raises ConfigurationError for what is neither a word nor a URL."""
+    if store not in (EMBEDDED, MEMORY, OFF):
+        check_url(store)
+
+
+def check_url(url: str) -> dict[str, Any]:
+    """What redis-py makes of it. Raises ConfigurationError, which does not tell the password."""
+    from redis import connection as of_redis
+
+    parse_url: Any = of_redis.parse_url  # untyped
+    scheme = url.partition("://")[0]
+    if scheme not in SCHEMES:
+        expected = "redis://, rediss://, unix://, embedded, memory or off"
+        raise ConfigurationError(
+            f"{shown(url)!r} is not accepted; expected {expected}", param="prefix_cache", code="bad_prefix_cache"
+        )
+    try:
+        settings: dict[str, Any] = parse_url(url)
+        if scheme == "unix" and not settings.get("path"):
+            raise ValueError("no path of a socket")
+        kind = settings.get("connection_class", of_redis.Connection)
+        kind(**{name: value for name, value in settings.items() if name != "connection_class"})  # does not connect yet
+    except (TypeError, ValueError) as error:
+        reason = "it cannot be understood" if "@" in url else error  # which may quote a password
+        raise ConfigurationError(
+            f"{shown(url)!r} is not accepted; {reason}", param="prefix_cache", code="bad_prefix_cache"
+        ) from None
+    return settings
+
+
+def shown(url: str) -> str:
+    """The URL for people: without user and password, whatever they consist of, and without its query."""
+    scheme, found, rest = url.partition("://")
+    if not found:
+        return scheme
+    _, at, place = rest.rpartition("@")
+    return f"{scheme}://{'***@' if at else ''}{place.partition('?')[0]}"

@@ -1,0 +1,151 @@
+"""A connection to Redis past its handshake: commands out, replies in, each under a deadline that counts for all of it.
+
+redis-py's own timeouts count for one call of `recv`, so that a trickle of bytes never ends; and its parsers hand out
+copies. Here the rest of the time is set before every call, and a value goes from the socket into the buffer that its
+reader gets. `motley bench prefix` measures it beside redis-py's best parser.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+from collections.abc import Iterable
+
+from ...replicas.prefix.store import Buffer
+
+__all__ = ["END_BYTES", "ProtocolError", "Refused", "Reply", "Wire", "command"]
+
+END_BYTES = 2  # after a string
+_LINE_BYTES = 512  # of a status, an error, a number or a length; and as much is read of what follows
+_BUFFER_BYTES = 4 * _LINE_BYTES
+
+
+class ProtocolError(Exception):
+    """What came is no reply to what was asked."""
+
+
+class Refused(str):
+    """An error that Redis answered with: its first word, such as OOM or NOPERM."""
+
+    __slots__ = ()
+
+
+Reply = int | bytes | None | Refused
+
+
+def command(*words: bytes | int) -> bytes:
+    parts = [word if isinstance(word, bytes) else b"%d" % word for word in words]
+    return b"*%d\r\n" % len(parts) + b"".join(b"$%d\r\n%s\r\n" % (len(part), part) for part in parts)
+
+
+class Wire:
+    """Of one thread at a time. After any exception it is out of step, and of use to nobody.
+
+    Raises TimeoutError at a deadline (`time.monotonic`), OSError when the connection ends, ProtocolError.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._buffer = bytearray(_BUFFER_BYTES)
+        self._view = memoryview(self._buffer)
+        self._start = self._end = 0  # [start, end) has come and was not read
+
+    @property
+    def idle(self) -> bool:
+        """Nothing has come that was not asked for, such as the end of the connection."""
+        return self._start == self._end and not _readable(self._sock)
+
+    def send(self, parts: Iterable[Buffer], deadline: float) -> None:
+        for part in parts:
+            self._sock.settimeout(_left(deadline))
+            self._sock.sendall(part)  # its timeout is for all of it
+
+    def reply(self, deadline: float, most: int = _LINE_BYTES) -> Reply:
+        """The next one. most: bytes of it, which nobody but a liar exceeds."""
+        line = self._line(deadline)
+        kind, rest = line[:1], line[1:]
+        if kind == b"$":
+            size = _number(rest)
+            return None if size == -1 else bytes(self._bulk(size, most, deadline))
+        if kind == b":":
+            return _number(rest)
+        if kind == b"-":
+            return Refused(rest.split(b" ", 1)[0].decode("ascii", "replace"))
+        if kind == b"+":
+            return rest
+        raise ProtocolError(f"a reply that begins with {kind!r}")
+
+    def replies(self, deadline: float) -> list[Reply]:
+        """Of a command that answers with several."""
+        line = self._line(deadline)
+        if line[:1] == b"-":
+            return [Refused(line[1:].split(b" ", 1)[0].decode("ascii", "replace"))]
+        if line[:1] != b"*" or not 0 <= (count := _number(line[1:])) <= 64:
+            raise ProtocolError("no list")
+        return [self.reply(deadline) for _ in range(count)]
+
+    def value(self, most: int, deadline: float, place: memoryview | None = None) -> memoryview | Refused:
+        """A string of at most that many bytes; Redis has an empty one for what is not there.
+
+        place  where it is put, of so many bytes and END_BYTES; None: in memory of its own
+        """
+        line = self._line(deadline)
+        if line[:1] == b"-":
+            return Refused(line[1:].split(b" ", 1)[0].decode("ascii", "replace"))
+        if line[:1] != b"$":
+            raise ProtocolError("no string")
+        return self._bulk(max(0, _number(line[1:])), most, deadline, place)
+
+    def close(self) -> None:
+        self._sock.close()
+
+    def _line(self, deadline: float) -> bytes:
+        while (at := self._buffer.find(b"\r\n", self._start, self._end)) < 0:
+            if self._end - self._start >= _LINE_BYTES:
+                raise ProtocolError("a line without an end")
+            self._view[: self._end - self._start] = bytes(self._view[self._start : self._end])
+            self._start, self._end = 0, self._end - self._start
+            self._end += self._receive(self._view[self._end : self._end + _LINE_BYTES], deadline)
+        line = bytes(self._view[self._start : at])
+        self._start = at + 2
+        return line
+
+    def _bulk(self, size: int, most: int, deadline: float, place: memoryview | None = None) -> memoryview:
+        if not 0 <= size <= most:
+            raise ProtocolError(f"{size} bytes, of {most} at most")
+        data = memoryview(bytearray(size + END_BYTES)) if place is None else place[: size + END_BYTES]
+        have = min(self._end - self._start, len(data))
+        data[:have] = self._view[self._start : self._start + have]
+        self._start += have
+        while have < len(data):
+            have += self._receive(data[have:], deadline)
+        if bytes(data[size:]) != b"\r\n":
+            raise ProtocolError("a string without an end")
+        return data[:size]
+
+    def _receive(self, into: memoryview, deadline: float) -> int:
+        self._sock.settimeout(_left(deadline))
+        count = self._sock.recv_into(into)
+        if count == 0:
+            raise ConnectionResetError("the connection has ended")
+        return count
+
+
+def _left(deadline: float) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("the time is over")
+    return left
+
+
+def _number(text: bytes) -> int:
+    if not text.removeprefix(b"-").isdigit() or len(text) > 19:
+        raise ProtocolError(f"no number: {text[:20]!r}")
+    return int(text)
+
+
+def _readable(sock: socket.socket) -> bool:
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(0))

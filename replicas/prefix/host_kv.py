@@ -1,0 +1,131 @@
+"""KV blocks of the host's memory, as the device has them, to and from the payloads of records.
+
+It is done beside the engine: numbers that stay as they are are moved as plain integers by numpy, in the thread that
+asks for it. torch's copies would ask the engine's own threads for help.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from ..protocol import BLOCK_TOKENS
+from .record import Geometry
+
+__all__ = ["HostKv", "Payloads"]
+
+Vectors = Callable[[Sequence[torch.Tensor]], tuple[torch.Tensor, ...]]
+
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32}  # by bytes of a number
+_EXPONENT = {torch.float16: 0x7C00, torch.bfloat16: 0x7F80, torch.float32: 0x7F800000}  # all ones: not finite
+
+
+class Payloads:
+    """Room for the payloads of one record, all heads that are here: one buffer for each."""
+
+    def __init__(self, geometry: Geometry, heads: int) -> None:
+        whole = torch.empty(heads, geometry.payload_bytes, dtype=torch.uint8)
+        numbers, scales = whole[:, : geometry.number_bytes], whole[:, geometry.number_bytes :]
+        shape = heads, geometry.layers, 2, geometry.tokens
+        self.numbers = numbers.view(getattr(torch, geometry.dtype)).view(*shape, geometry.head_dim)
+        self.scales = scales.view(torch.float32).view(shape) if scales.numel() else None
+        self.buffers = [memoryview(row.numpy()) for row in whole]
+
+    @property
+    def parts(self) -> list[torch.Tensor]:
+        """Each [heads, layers, 2, tokens, ...]."""
+        return [self.numbers] if self.scales is None else [self.numbers, self.scales]
+
+    def finite(self) -> bool:
+        measured = self.parts[-1]
+        mask = _EXPONENT[measured.dtype]
+        return not any(bool(((_bits(head) & mask) == mask).any()) for head in measured)
+
+
+class HostKv:
+    """Blocks of the host by their numbers.
+
+    slabs    of each part of the host's memory, the layers' parts of KV one after the other, as `Swapper.slabs` gives
+    vectors  of a layer's parts: see `Ops.kv_vectors`
+    """
+
+    def __init__(self, slabs: Iterable[Sequence[torch.Tensor]], vectors: Vectors, geometry: Geometry) -> None:
+        self._slabs = [_layered(slab, vectors, geometry.layers) for slab in slabs]
+        first = self._slabs[0][0]
+        self._per_slab, self.heads = first.shape[1], first.shape[2]
+        self._geometry = geometry
+        self._alike = first.dtype == getattr(torch, geometry.dtype)
+
+    def room(self) -> Payloads:
+        return Payloads(self._geometry, self.heads)
+
+    def pack(self, blocks: Sequence[int], payloads: Payloads) -> bool:
+        """From all blocks of a record; False where a number is not finite, or not in the record's dtype."""
+        for i, block in enumerate(blocks):
+            for ours, theirs in self._pairs(block, payloads, i):
+                _move(ours, theirs) if self._alike else _round(ours[0], theirs)
+        return payloads.finite()
+
+    def unpack(self, payloads: Payloads, blocks: Sequence[int]) -> None:
+        """Into the leading blocks of a record."""
+        for i, block in enumerate(blocks):
+            for ours, theirs in self._pairs(block, payloads, i):
+                _move(theirs, ours) if self._alike else _widen(theirs, ours[0])
+
+    def _pairs(self, block: int, payloads: Payloads, i: int) -> Iterator[tuple[list[torch.Tensor], list[torch.Tensor]]]:
+        """Of keys, then of values: the host's block and its place in the record, numbers [KH, layers, 16, D] and, of
+        int8, scales [KH, layers, 16].
+        """
+        slab, row = divmod(block, self._per_slab)
+        views = [each[:, row].transpose(0, 1) for each in self._slabs[slab]]
+        at = slice(i * BLOCK_TOKENS, (i + 1) * BLOCK_TOKENS)
+        for kv in range(2):
+            yield views[kv::2], [part[:, :, kv, at] for part in payloads.parts]
+
+
+def _move(sources: list[torch.Tensor], rooms: list[torch.Tensor]) -> None:
+    for source, room in zip(sources, rooms, strict=True):
+        _bits(room)[...] = _bits(source)
+
+
+def _round(source: torch.Tensor, rooms: list[torch.Tensor]) -> None:
+    if len(rooms) == 1:
+        rooms[0].copy_(source)
+    else:
+        codes, scales = rounded(source)
+        rooms[0].copy_(codes)
+        rooms[1].copy_(scales)
+
+
+def _widen(sources: list[torch.Tensor], room: torch.Tensor) -> None:
+    room.copy_(sources[0] if len(sources) == 1 else sources[0] * sources[1][..., None])
+
+
+def _bits(numbers: torch.Tensor) -> Any:
+    """The same memory, as numpy's integers."""
+    return numbers.view(_BITS[numbers.itemsize]).numpy()
+
+
+def rounded(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """x [..., D] as codes int8 [..., D] and scales fp32 [...]: absmax / 127; of what is not finite, not finite."""
+    x = x.float()
+    scale = x.abs().amax(-1) / 127
+    unit = torch.where(scale > 0, scale, 1.0)
+    return (x / unit[..., None]).nan_to_num(0.0, 0.0, 0.0).round().to(torch.int8), scale
+
+
+def _layered(slab: Sequence[torch.Tensor], vectors: Vectors, layers: int) -> tuple[torch.Tensor, ...]:
+    """The views of every layer as one [layers, blocks, KH, ...]: layers follow each other at one distance."""
+    per_layer = len(slab) // layers
+    each = [vectors(slab[i * per_layer : (i + 1) * per_layer]) for i in range(layers)]
+    return tuple(_stacked([views[i] for views in each]) for i in range(len(each[0])))
+
+
+def _stacked(views: list[torch.Tensor]) -> torch.Tensor:
+    first, step = views[0], views[1].storage_offset() - views[0].storage_offset() if len(views) > 1 else 0
+    for i, view in enumerate(views):
+        assert (view.shape, view.stride(), view.dtype) == (first.shape, first.stride(), first.dtype), "layers are alike"
+        assert view.storage_offset() == first.storage_offset() + i * step
+    return first.as_strided((len(views), *first.shape), (step, *first.stride()), first.storage_offset())

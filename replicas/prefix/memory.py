@@ -1,0 +1,118 @@
+"""A prefix store in the host's memory, for one process: what the least recently used values leave room for."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from .store import Buffer, Found, StoreStats, Wanted
+
+__all__ = ["HostStore"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    data: bytes
+    owner: str
+
+
+class HostStore:
+    """Implements `PrefixStore`. capacity: bytes of values, at most; clock: of deadlines."""
+
+    def __init__(self, capacity: int, clock: Callable[[], float] = time.monotonic) -> None:
+        assert capacity > 0
+        self.capacity = capacity
+        self._clock = clock
+        self._values: OrderedDict[bytes, _Value] = OrderedDict()  # least recently used first
+        self._nbytes = 0
+        self._stats = StoreStats()
+        self._closed = False
+        self._lock = threading.Lock()
+
+    def get(self, wanted: Sequence[Wanted], deadline: float, room: memoryview | None = None) -> Sequence[Found | None]:
+        began = self._clock()
+        found: list[Found | None] = []
+        with self._lock:
+            for one in wanted:
+                value = self._find(one) if began < deadline else None
+                if value is None:
+                    break
+                found.append(tuple(memoryview(value.data)[start:end] for start, end in one.spans))
+            hits, stats = len(found), self._stats
+            self._stats = replace(
+                stats,
+                hits=stats.hits + hits,
+                misses=stats.misses + len(wanted) - hits,
+                bytes_read=stats.bytes_read + sum(one.num_bytes for one in wanted[:hits]),
+                reads=stats.reads + 1,
+                read_s=stats.read_s + self._clock() - began,
+            )
+        return [*found, *[None] * (len(wanted) - hits)]
+
+    def known(self, keys: Sequence[bytes], deadline: float) -> int:
+        with self._lock:
+            return next((i for i, key in enumerate(keys) if key not in self._values), len(keys))
+
+    def put(self, key: bytes, parts: Sequence[Buffer], owner: str) -> bool:
+        began = self._clock()
+        data = b"".join(parts)
+        with self._lock:
+            if self._closed or len(data) > self.capacity:
+                self._drop("closed" if self._closed else "too_large")
+                return False
+            self._remove(key)
+            while self._nbytes + len(data) > self.capacity:
+                self._remove(next(iter(self._values)))
+            self._values[key] = _Value(data, owner)
+            self._nbytes += len(data)
+            stats = self._stats
+            self._stats = replace(
+                stats,
+                stored=stats.stored + 1,
+                bytes_written=stats.bytes_written + len(data),
+                writes=stats.writes + 1,
+                write_s=stats.write_s + self._clock() - began,
+            )
+        return True
+
+    def forget(self, owner: str | None) -> None:
+        with self._lock:
+            for key in [key for key, value in self._values.items() if owner is None or value.owner == owner]:
+                self._remove(key)
+
+    def stats(self) -> StoreStats:
+        with self._lock:
+            return replace(self._stats, values=len(self._values), nbytes=self._nbytes)
+
+    def flush(self, deadline: float) -> None:
+        return None  # it is there when `put` returns
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            self._values.clear()
+            self._nbytes = 0
+
+    def _find(self, wanted: Wanted) -> _Value | None:
+        value = self._values.get(wanted.key)
+        if value is None:
+            return None
+        if len(value.data) != wanted.size:
+            self._stats = replace(self._stats, errors=_counted(self._stats.errors, "size"))
+            return None
+        self._values.move_to_end(wanted.key)
+        return value
+
+    def _remove(self, key: bytes) -> None:
+        value = self._values.pop(key, None)
+        self._nbytes -= len(value.data) if value is not None else 0
+
+    def _drop(self, reason: str) -> None:
+        self._stats = replace(self._stats, dropped=_counted(self._stats.dropped, reason))
+
+
+def _counted(counts: Mapping[str, int], reason: str) -> dict[str, int]:
+    return {**counts, reason: counts.get(reason, 0) + 1}

@@ -1,0 +1,113 @@
+"""What an engine gets for prefixes in a store, from its settings, its model and its operators."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ...kernels.ops import Ops
+from ..blocks import BlockPool, blocks_for
+from ..engine_config import EngineConfig
+from ..errors import InvalidRequest
+from ..gpu.swapper import Swapper
+from ..host_pool import LentPool
+from ..memory import free_memory, prefix_budget
+from ..model import LoadedModel
+from ..protocol import BLOCK_TOKENS
+from .access import PrefixAccess
+from .courier import Clerk, StoreCourier
+from .host_kv import HostKv
+from .keys import StoreKeys, identity, with_tokens
+from .link import Link
+from .prefixes import Prefixes
+from .record import Geometry, Seal
+from .rounding import BOUND_NATS, PROBED, Logits, divergence
+
+__all__ = ["geometry_of", "lent_blocks", "prefixes_of"]
+
+
+def geometry_of(config: EngineConfig, loaded: LoadedModel, ops: Ops) -> Geometry:
+    """Of this engine's records. Raises InvalidRequest for a dtype that they cannot have."""
+    kv = _kv_dtype(config, ops)
+    dtype = config.prefix_wire or kv
+    if kv == "int8" and dtype != kv:
+        raise InvalidRequest(f"prefix_wire: {dtype!r} is not accepted; KV in int8 is stored so", param="prefix_wire")
+    model = loaded.config
+    return with_tokens(Geometry(dtype, model.num_layers, model.num_kv_heads, model.head_dim, BLOCK_TOKENS))
+
+
+def lent_blocks(config: EngineConfig, loaded: LoadedModel, ops: Ops, kv: Sequence[torch.Tensor]) -> int:
+    """Blocks of the host for what comes and goes. Raises InvalidRequest for less than two values, one each way."""
+    block_bytes = sum(part[0].nbytes for cache in kv for part in ops.kv_parts(cache))
+    value_blocks = geometry_of(config, loaded, ops).tokens // BLOCK_TOKENS
+    least = 2 * value_blocks * block_bytes
+    nbytes = prefix_budget(config.prefix_buffer_bytes, free_memory(), least, on_gpu=ops.device.type != "cpu")
+    blocks = nbytes // block_bytes
+    if blocks < 2 * value_blocks:
+        message = f"prefix_buffer_bytes: {nbytes} is not accepted; expected {least} at least"
+        raise InvalidRequest(message, param="prefix_buffer_bytes")
+    return blocks
+
+
+def prefixes_of(
+    access: PrefixAccess,
+    config: EngineConfig,
+    loaded: LoadedModel,
+    ops: Ops,
+    runner: Logits,
+    swapper: Swapper,
+    lent: int,
+) -> tuple[Prefixes, str]:
+    """And what they are, in words. The last `lent` of the swapper's blocks are theirs. Nothing is in KV yet.
+
+    Raises InvalidRequest where `cryptography` is not installed, or rounding costs too much.
+    """
+    geometry = geometry_of(config, loaded, ops)
+    try:
+        seal = Seal(access.secret, geometry)
+    except ImportError as error:
+        message = "prefix_cache: needs the package cryptography, which is not installed"
+        raise InvalidRequest(message, param="prefix_cache") from error
+    numerics = None if config.prefix_any_numerics else ops.arithmetic
+    keys = StoreKeys(access.secret, identity(loaded.fingerprint, geometry, _kv_dtype(config, ops), numerics))
+    host = HostKv(swapper.slabs(), ops.kv_vectors, geometry)
+    rounded = ""
+    if geometry.dtype != _kv_dtype(config, ops):
+        nats = _rounding(geometry, loaded, runner, swapper, host)
+        rounded = f", rounded to {geometry.dtype}: {nats:.1e} nats a token"
+    link = Link(
+        courier=StoreCourier(Clerk(access.store, seal, host)),
+        keys=keys,
+        pool=LentPool(lent, swapper.num_blocks - lent),
+        mark=swapper.mark,
+        value_blocks=geometry.tokens // BLOCK_TOKENS,
+        value_bytes=geometry.size,
+        after=config.prefix_after,
+    )
+    of = "any numerics class: last digits may differ from those computed here" if numerics is None else numerics
+    size = f"values of {geometry.tokens} tokens, {geometry.size / 2**20:.2f} MiB{rounded}"
+    return Prefixes(link), f"{size}; of {of}; {lent} blocks on the host for what comes and goes"
+
+
+def _kv_dtype(config: EngineConfig, ops: Ops) -> str:
+    return config.kv_dtype or str(ops.dtype).removeprefix("torch.")
+
+
+def _rounding(geometry: Geometry, loaded: LoadedModel, runner: Logits, swapper: Swapper, host: HostKv) -> float:
+    """What it costs, measured. Raises InvalidRequest for too much."""
+    known = geometry.tokens // BLOCK_TOKENS
+    lent = list(range(swapper.num_blocks - known, swapper.num_blocks))
+    tokens = tuple((7 * i + 3) % loaded.config.vocab_size for i in range(geometry.tokens + PROBED))
+    blocks = blocks_for(len(tokens))
+    if len(tokens) > loaded.config.max_model_len or blocks > swapper.device_blocks:
+        raise InvalidRequest(f"prefix_wire: what it costs is measured with {len(tokens)} tokens", param="prefix_wire")
+    with BlockPool(blocks).open(()) as allocation:
+        allocation.grow(len(tokens))
+        nats = divergence(runner, swapper, host, lent, allocation, tokens)
+    if nats > BOUND_NATS:
+        message = (
+            f"prefix_wire: {geometry.dtype} changes this model's tokens by {nats:.1e} nats each, over {BOUND_NATS:g}"
+        )
+        raise InvalidRequest(message, param="prefix_wire")
+    return nats

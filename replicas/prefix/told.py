@@ -1,0 +1,36 @@
+"""What became of an engine's prefixes in a store, for those who look."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .popular import PopularPrefix
+from .store import StoreStats
+
+__all__ = ["PrefixStats"]
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixStats:
+    """Since the engine's start.
+
+    queried_tokens, hit_tokens  asked of the store, and come from it in time
+    outcomes                    how fetches ended -> how many: "hit" (all came), "miss", "timeout", "error", or why a
+                                value was not opened: "size", "magic", "version", "geometry", "seal"
+    saved                       values given to the store
+    bytes_per_s                 of fetches lately, opened and all; None: nothing was measured yet
+    value_tokens, value_bytes   of each value
+    store                       what the store itself says
+    popular                     the prefixes asked for most, most of all first
+    """
+
+    queried_tokens: int
+    hit_tokens: int
+    outcomes: Mapping[str, int]
+    saved: int
+    bytes_per_s: float | None
+    value_tokens: int
+    value_bytes: int
+    store: StoreStats
+    popular: tuple[PopularPrefix, ...] = ()

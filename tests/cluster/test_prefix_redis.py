@@ -1,0 +1,451 @@
+"""The prefix store against a real redis-server, and whatever that may do: never an error, never beyond a deadline."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from certificates import Certificates
+from redis_servers import RedisProcess, slow_proxy, tls_before
+from served import wait_for
+
+from motley.cluster.failures import ConfigurationError
+from motley.cluster.prefix.breaker import FAILURES, LONGEST_S, CircuitBreaker
+from motley.cluster.prefix.redis_store import RedisStore
+from motley.cluster.prefix.server import OwnRedis, find_redis
+from motley.cluster.prefix.source import RedisSource, check_url, shown
+from motley.cluster.prefix.stamps import STAMP_BYTES, Names
+from motley.replicas.prefix.store import Breaker, Wanted
+
+pytestmark = pytest.mark.skipif(find_redis()[0] is None, reason="no redis-server")
+
+SECRET = b"s" * 32
+SIZE = 200_000
+READ_S = 0.05  # the deadline that engines give
+SLACK_S = 2.0  # what a machine may be late by; the faults would last longer, or for ever
+
+
+@pytest.fixture(scope="module")
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisProcess]:
+    server = RedisProcess(tmp_path_factory.mktemp("redis"))
+    server.start()
+    yield server
+    server.kill()
+
+
+@contextmanager
+def storing(url: str, **settings: object) -> Iterator[RedisStore]:
+    store = RedisStore(RedisSource(url=url, secret=SECRET, **settings))  # type: ignore[arg-type]
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+@pytest.fixture
+def store(redis: RedisProcess) -> Iterator[RedisStore]:
+    with storing(redis.url) as store:
+        wait_for(lambda: store._connections.alive, "a connection")
+        yield store
+
+
+def value(key: bytes) -> bytes:
+    return (key * (SIZE // len(key) + 1))[:SIZE]
+
+
+def read(store: RedisStore, *keys: bytes, seconds: float = 5.0) -> list[bytes | None]:
+    found = store.get([Wanted(key, SIZE) for key in keys], time.monotonic() + seconds)
+    return [None if parts is None else bytes(parts[0]) for parts in found]
+
+
+def write(store: RedisStore, *keys: bytes, owner: str = "ann") -> None:
+    """And wait until it is there."""
+    before = store.stats().stored
+    assert all(store.put(key, [value(key)[:7], value(key)[7:]], owner) for key in keys)
+    wait_for(lambda: store.stats().stored == before + len(keys), "a write")
+
+
+def test_flushed_is_written(store: RedisStore) -> None:
+    before = store.stats().stored
+    assert all(store.put(b"flushed %d" % n, [value(b"flushed %d" % n)], "ann") for n in range(20))
+    store.flush(time.monotonic() + 20)
+    assert store.stats().stored == before + 20
+
+
+@pytest.mark.parametrize("ranges", [None, ((0, 7), (100, SIZE))])
+def test_values_are_put_where_there_is_room_for_them(
+    store: RedisStore, ranges: tuple[tuple[int, int], ...] | None
+) -> None:
+    keys = [b"near", b"far", b"away"]
+    write(store, *keys)
+    wanted = [Wanted(key, SIZE, ranges) for key in keys]
+    for size in (3 * SIZE + 3000, SIZE + 3000, 10):  # for all, for one, for none
+        room = memoryview(bytearray(size))
+        for _ in range(2):
+            found = store.get(wanted, time.monotonic() + 20, room)
+            whole = [[value(key)[start:end] for start, end in wanted[0].spans] for key in keys]
+            assert [[bytes(part) for part in parts or ()] for parts in found] == whole
+            assert (value(keys[0])[100:5000] in bytes(room)) == (size > SIZE)
+            assert (value(keys[2])[100:5000] in bytes(room)) == (size > 2 * SIZE)
+
+
+def recovers(store: RedisStore, seconds: float = 20.0) -> None:
+    def again() -> bool:
+        store.put(b"again", [value(b"again")], "ann")
+        return read(store, b"again") == [value(b"again")]
+
+    wait_for(again, "a store that is well again", seconds)
+    assert store.stats().breaker is Breaker.CLOSED
+
+
+def in_time(store: RedisStore, *keys: bytes) -> list[bytes | None]:
+    began = time.monotonic()
+    found = read(store, *keys, seconds=READ_S)
+    assert time.monotonic() - began < READ_S + SLACK_S
+    return found
+
+
+def test_what_one_replica_writes_another_reads(redis: RedisProcess, store: RedisStore) -> None:
+    write(store, b"a", b"b", b"c")
+    with storing(redis.url) as other:
+        wait_for(lambda: other._connections.alive, "a connection")
+        assert read(other, b"a", b"b", b"x", b"c") == [value(b"a"), value(b"b"), None, None]
+        deadline = time.monotonic() + 5
+        assert other.known([b"a", b"b", b"x", b"c"], deadline) == 2
+        ((head, heads),) = other.get([Wanted(b"c", SIZE, ((0, 64), (1000, 1500)))], deadline)  # type: ignore[misc]
+        assert (bytes(head), bytes(heads)) == (value(b"c")[:64], value(b"c")[1000:1500])
+        stats = other.stats()
+        assert (stats.hits, stats.misses, stats.bytes_read) == (3, 2, 2 * SIZE + 564)
+    assert read(other, b"a") == [None]  # closed
+    assert not other.put(b"a", [b"x"], "ann")
+
+
+def test_only_its_own_service_reads_it(redis: RedisProcess, store: RedisStore) -> None:
+    write(store, b"mine")
+    stranger = RedisStore(RedisSource(url=redis.url, secret=b"another secret"))
+    wait_for(lambda: stranger._connections.alive, "a connection")
+    assert read(stranger, b"mine") == [None]
+    stranger.close()
+
+
+def test_a_value_lasts_for_its_time_more_or_less(redis: RedisProcess) -> None:
+    with storing(redis.url, ttl_s=100.0) as store:
+        wait_for(lambda: store._connections.alive, "a connection")
+        keys = [b"t%d" % number for number in range(8)]
+        write(store, *keys)
+        lasts = [int((redis.ask("PTTL", Names(SECRET).value(key).decode()) or b"")[1:]) for key in keys]
+        assert all(80_000 < last <= 110_000 for last in lasts)
+        assert max(lasts) - min(lasts) > 1000  # not all at once
+
+
+def test_what_is_forgotten_nobody_reads(redis: RedisProcess, store: RedisStore) -> None:
+    with storing(redis.url) as other:
+        wait_for(lambda: other._connections.alive, "a connection")
+        write(store, b"of ann")
+        write(store, b"of bob", owner="bob")
+        assert read(other, b"of ann") == [value(b"of ann")]
+        store.forget("ann")
+        assert read(store, b"of ann") == [None]  # at once
+        wait_for(lambda: read(other, b"of ann") == [None], "another replica to miss")
+        assert read(other, b"of bob") == [value(b"of bob")]
+        write(store, b"of ann")
+        assert read(other, b"of ann") == [value(b"of ann")]
+        store.forget(None)
+        wait_for(lambda: read(other, b"of bob") == [None] == read(other, b"of ann"), "everything to be forgotten")
+
+
+def test_what_was_computed_before_is_not_written_after(redis: RedisProcess, store: RedisStore) -> None:
+    with storing(redis.url) as other:
+        wait_for(lambda: other._connections.alive, "a connection")
+        write(other, b"early")
+        early = other._epochs.known(Names(SECRET).owner("ann"))
+        assert early is not None
+        store.forget("ann")
+        wait_for(lambda: not store._epochs.to_forget(), "Redis to know")
+        other._epochs.learn(early)  # it has not heard of it
+        other.put(b"late", [value(b"late")], "ann")
+        wait_for(lambda: other.stats().dropped, "a value that was dropped")
+        assert other.stats().dropped == {"forgotten": 1}
+        write(other, b"new")
+
+
+def test_what_is_forgotten_is_not_read_before_redis_knows(store: RedisStore) -> None:
+    write(store, b"old")
+    store._epochs.forget(Names(SECRET).owner("ann"))  # and nobody tells Redis
+    assert read(store, b"old") == [None]
+    store._epochs.forgotten(Names(SECRET).owner("ann"))
+    assert read(store, b"old") == [value(b"old")]
+
+
+def test_epochs_that_redis_has_lost_bring_nothing_back(redis: RedisProcess, store: RedisStore) -> None:
+    write(store, b"old")
+    store.forget("ann")
+    wait_for(lambda: not store._epochs.to_forget(), "Redis to know")
+    names = Names(SECRET)
+    redis.ask("DEL", names.every.decode(), names.epoch(names.owner("ann")).decode())
+    write(store, b"new")
+    assert read(store, b"old") == [None]
+    assert read(store, b"new") == [value(b"new")]
+
+
+def test_what_is_forgotten_while_redis_is_away_is_forgotten_when_it_is_back(
+    redis: RedisProcess, store: RedisStore
+) -> None:
+    write(store, b"kept")
+    assert redis.process is not None
+    with storing(redis.url) as other:
+        os.kill(redis.process.pid, signal.SIGSTOP)
+        try:
+            store.forget("ann")
+            assert in_time(store, b"kept") == [None]
+        finally:
+            os.kill(redis.process.pid, signal.SIGCONT)
+        wait_for(lambda: other._connections.alive and not store._epochs.to_forget(), "Redis to know")
+        assert read(other, b"kept") == [None]
+
+
+@pytest.mark.parametrize("stored", [b"", b"x", b"x" * SIZE, b"y" * (STAMP_BYTES + SIZE), b"z" * (3 * SIZE)])
+def test_a_value_that_is_none_of_ours_is_a_miss(redis: RedisProcess, store: RedisStore, stored: bytes) -> None:
+    redis.ask("SET", Names(SECRET).value(b"odd").decode(), stored.decode())
+    write(store, b"before", b"after")
+    assert read(store, b"before", b"odd", b"after") == [value(b"before"), None, None]
+    ranges = Wanted(b"odd", SIZE, ((0, 64), (SIZE - 10, SIZE)))
+    assert store.get([ranges], time.monotonic() + 5) == [None]
+    assert read(store, b"after") == [value(b"after")]  # the connection is in step
+    assert sum(store.stats().errors.values()) == (2 if stored else 0)
+    write(store, b"odd")
+    assert read(store, b"odd") == [value(b"odd")]
+
+
+@pytest.mark.parametrize("size", [1, SIZE - 1, SIZE + 1])
+def test_a_value_of_another_length_is_a_miss(store: RedisStore, size: int) -> None:
+    store.put(b"short or long", [bytes(size)], "ann")
+    wait_for(lambda: store.stats().stored, "a write")
+    assert read(store, b"short or long") == [None]
+    assert store.get([Wanted(b"short or long", SIZE, ((0, 1),))], time.monotonic() + 5) == [None]
+    assert store.stats().errors == {"size": 2}
+
+
+def test_a_key_of_another_type_is_a_miss(redis: RedisProcess, store: RedisStore) -> None:
+    redis.ask("LPUSH", Names(SECRET).value(b"list").decode(), "x")
+    assert read(store, b"list") == [None]
+    assert store.stats().errors == {"wrongtype": 1}
+    assert store.stats().breaker is Breaker.CLOSED
+
+
+def test_redis_killed_and_restarted_empty(tmp_path: Path) -> None:
+    server = RedisProcess(tmp_path)
+    server.start()
+    with storing(server.url) as store:
+        wait_for(lambda: store._connections.alive, "a connection")
+        write(store, b"a")
+        server.kill()
+        wait_for(lambda: in_time(store, b"a") == [None] and store.stats().breaker is Breaker.OPEN, "the breaker")
+        assert not store.put(b"b", [value(b"b")], "ann")
+        assert store.stats().dropped == {"breaker_open": 1}
+        server.start()
+        recovers(store)
+        assert read(store, b"a") == [None]
+    server.kill()
+
+
+def test_redis_stopped(redis: RedisProcess, store: RedisStore) -> None:
+    write(store, b"a")
+    assert redis.process is not None
+    os.kill(redis.process.pid, signal.SIGSTOP)
+    try:
+        for _ in range(FAILURES):
+            assert in_time(store, b"a") == [None]
+        assert store.stats().breaker is Breaker.OPEN
+        assert store.stats().errors["timeout"] >= FAILURES
+    finally:
+        os.kill(redis.process.pid, signal.SIGCONT)
+    wait_for(lambda: read(store, b"a") == [value(b"a")], "a hit")
+
+
+def test_redis_has_no_memory(tmp_path: Path) -> None:
+    server = RedisProcess(tmp_path, "--maxmemory", "1mb", "--maxmemory-policy", "noeviction")
+    server.start()
+    with storing(server.url) as store:
+        wait_for(lambda: store._connections.alive, "a connection")
+        store.put(b"a", [value(b"a")], "ann")
+        wait_for(lambda: store.stats().dropped, "a value that was dropped")
+        assert store.stats().dropped == {"refused": 1}
+        assert store.stats().errors == {"oom": 1}
+        assert in_time(store, b"a") == [None]
+    server.kill()
+
+
+@pytest.mark.parametrize("slow", [{"delay_s": 2.0}, {"trickle": 20}], ids=["2 s late", "a trickle"])
+def test_a_slow_network(redis: RedisProcess, slow: dict[str, float]) -> None:
+    with slow_proxy(redis.port) as proxy, storing(f"redis://127.0.0.1:{proxy.port}") as store:
+        wait_for(lambda: store._connections.alive >= FAILURES, "a connection for each failure")
+        write(store, b"a")
+        assert read(store, b"a") == [value(b"a")]
+        proxy.slow(**slow)  # type: ignore[arg-type]
+        for _ in range(FAILURES):
+            assert in_time(store, b"a") == [None]
+        assert store.stats().breaker is not Breaker.CLOSED
+        proxy.slow()
+        recovers(store)
+
+
+def test_over_tls(redis: RedisProcess, tmp_path: Path) -> None:
+    """By a certificate that can be checked, and for the host that it is for: otherwise nothing is sent."""
+    with tls_before(redis, Certificates(tmp_path)) as port:
+        ca = f"?ssl_ca_certs={tmp_path}/ca.pem"
+        with storing(f"rediss://localhost:{port}{ca}") as store:
+            wait_for(lambda: store._connections.alive, "a connection")
+            write(store, b"over tls")
+            assert read(store, b"over tls") == [value(b"over tls")]
+        for url in (f"rediss://localhost:{port}", f"rediss://127.0.0.2:{port}{ca}"):
+            with storing(url) as store:
+                wait_for(lambda: store.stats().errors, "a refusal")
+                assert in_time(store, b"over tls") == [None]
+                assert not store._connections.alive
+
+
+def test_a_wrong_password(tmp_path: Path) -> None:
+    server = RedisProcess(tmp_path)
+    server.start()
+    server.ask("CONFIG", "SET", "requirepass", "right")
+    with storing(f"redis://:wrong@127.0.0.1:{server.port}") as store:
+        wait_for(lambda: store.stats().errors.get("refused"), "a refusal")
+        assert in_time(store, b"a") == [None]
+    with storing(f"redis://:right@127.0.0.1:{server.port}") as store:
+        recovers(store)
+    server.kill()
+
+
+def test_connections_that_are_killed_all_the_time(redis: RedisProcess, store: RedisStore) -> None:
+    write(store, b"a")
+    over = threading.Event()
+
+    def kill() -> None:
+        while not over.wait(0.002):
+            redis.ask("CLIENT", "KILL", "TYPE", "normal")
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        found = [in_time(store, b"a")[0] for _ in range(100)]
+    finally:
+        over.set()
+        killer.join()
+    assert set(found) <= {None, value(b"a")}
+    recovers(store)
+
+
+def test_a_full_queue_drops_and_counts(redis: RedisProcess) -> None:
+    assert redis.process is not None
+    with storing(redis.url, queue_bytes=3 * SIZE) as store:
+        wait_for(lambda: store._connections.alive, "a connection")
+        os.kill(redis.process.pid, signal.SIGSTOP)
+        try:
+            taken = [store.put(b"%d" % number, [value(b"x")], "ann") for number in range(6)]
+        finally:
+            os.kill(redis.process.pid, signal.SIGCONT)
+        assert taken[:3] == [True] * 3
+        assert taken.count(True) <= 4  # one is on its way
+        assert store.stats().dropped["queue_full"] == taken.count(False)
+
+
+def test_a_tenant_has_its_quota(redis: RedisProcess) -> None:
+    with storing(redis.url, tenant_bytes=2 * SIZE + 1) as store:
+        wait_for(lambda: store._connections.alive, "a connection")
+        write(store, b"q1", b"q2", owner="greedy")
+        store.put(b"q3", [value(b"q3")], "greedy")
+        wait_for(lambda: store.stats().dropped.get("quota"), "a value over the quota")
+        assert not store.put(b"q4", [value(b"q4")], "greedy")  # it is known by now
+        assert read(store, b"q1", b"q2", b"q3") == [value(b"q1"), value(b"q2"), None]
+        write(store, b"q5", owner="modest")
+
+
+def test_the_breaker_lets_one_call_try() -> None:
+    now = [0.0]
+    breaker = CircuitBreaker(lambda: now[0])
+    for _ in range(FAILURES):
+        assert breaker.admit()
+        breaker.failed()
+    pauses = []
+    for _ in range(8):
+        pause_s = breaker.due_s()
+        assert pause_s is not None
+        assert not breaker.admit()
+        pauses.append(pause_s)
+        now[0] += pause_s
+        breaker.answered()
+        assert [breaker.admit() for _ in range(3)] == [True, False, False]
+        breaker.failed()
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == LONGEST_S
+    now[0] += LONGEST_S
+    breaker.answered()
+    assert breaker.admit()
+    breaker.undecided()
+    assert breaker.admit()
+    breaker.succeeded()
+    assert breaker.state is Breaker.CLOSED
+    assert breaker.due_s() is None
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://x",
+        "redis://u:secret@h:port",
+        "redis://:sec/secret@h",
+        "unix://",
+        "redis://h?nonsense=1",
+        "redis://[secret@h",
+    ],
+)
+def test_a_bad_url_is_refused_and_tells_no_password(url: str) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        check_url(url)
+    assert "secret" not in str(raised.value)
+    assert "secret" not in repr(RedisSource(url=url, secret=b"secret"))
+
+
+def test_a_url_is_shown_without_its_password() -> None:
+    assert shown("rediss://ann:pass@host:6380/2?password=pass") == "rediss://***@host:6380/2"
+    assert shown("unix:///run/redis.sock?db=1") == "unix:///run/redis.sock"
+
+
+def own_redis(folder: Path, told: Callable[[str], None]) -> OwnRedis:
+    binary, reason = find_redis()
+    assert binary is not None, reason
+    return OwnRedis(binary, folder, 64 << 20, told)
+
+
+def test_a_redis_of_our_own_is_started_again_and_ends(tmp_path: Path) -> None:
+    said: list[str] = []
+    own = own_redis(tmp_path, said.append)
+    own.start()
+    try:
+        assert tmp_path.joinpath("redis.sock").stat().st_mode & 0o77 == 0
+        with storing(own.url) as store:
+            wait_for(lambda: store._connections.alive, "a connection")
+            write(store, b"a")
+            assert own.pid is not None
+            os.kill(own.pid, signal.SIGKILL)
+            recovers(store)
+            assert len(said) == 1
+    finally:
+        pid = own.pid
+        own.stop()
+    assert pid is not None
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_a_redis_that_does_not_start_says_why(tmp_path: Path) -> None:
+    own = OwnRedis("/bin/false", tmp_path, 64 << 20, lambda line: None)
+    with pytest.raises(ConfigurationError, match=r"redis-server \(/bin/false\) did not start: it ended with 1"):
+        own.start()

@@ -1,0 +1,171 @@
+"""A prefix store that fails in every way, and a courier that comes back when it is told to."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import torch
+from fake_runner import FakeRunner
+
+from motley.replicas.host_pool import LentPool
+from motley.replicas.prefix.courier import Clerk
+from motley.replicas.prefix.errands import Errand, Fetch
+from motley.replicas.prefix.host_kv import Payloads
+from motley.replicas.prefix.keys import StoreKeys
+from motley.replicas.prefix.link import Link
+from motley.replicas.prefix.memory import HostStore
+from motley.replicas.prefix.prefixes import Prefixes
+from motley.replicas.prefix.prospects import Prospects
+from motley.replicas.prefix.record import Geometry, Seal
+from motley.replicas.prefix.store import Buffer, Found, Wanted
+from motley.replicas.protocol import BLOCK_TOKENS
+
+SECRET = b"a secret of the tests alone, 32 bytes"
+
+
+class Done:
+    def wait(self) -> None:
+        return None
+
+
+class CellRecords:
+    """Implements HostRecords over the host's blocks of a runner whose KV is token ids."""
+
+    def __init__(self, runner: FakeRunner, geometry: Geometry) -> None:
+        self._kept, self._geometry = runner.kept, geometry
+
+    def room(self) -> Payloads:
+        return Payloads(self._geometry, self._geometry.heads)
+
+    def pack(self, blocks: Sequence[int], payloads: Payloads) -> bool:
+        cells = [cell for block in blocks for cell in self._kept[block]]
+        payloads.numbers[:] = torch.tensor(cells, dtype=torch.float32)[:, None]
+        return -1 not in cells
+
+    def unpack(self, payloads: Payloads, blocks: Sequence[int]) -> None:
+        cells = [int(cell) for cell in payloads.numbers[0, 0, 0, :, 0].tolist()]
+        for i, block in enumerate(blocks):
+            self._kept[block] = cells[i * BLOCK_TOKENS : (i + 1) * BLOCK_TOKENS]
+
+
+class TurnCourier:
+    """Does an errand when it is asked for the so-manyth time whether it is back; `lost`: it never comes back."""
+
+    def __init__(self, clerk: Clerk[Payloads], turns: Callable[[], int] = lambda: 0) -> None:
+        self.clerk, self.turns = clerk, turns
+        self.sent: list[Errand] = []
+        self.under_way: list[list[object]] = []
+        self.lost: Callable[[Errand], bool] = lambda errand: False
+        self._desk = clerk.desk()
+
+    def send(self, errand: Errand) -> None:
+        self.sent.append(errand)
+        self.under_way.append([self.turns(), errand])
+
+    def take(self) -> list[Errand]:
+        back = []
+        for entry in list(self.under_way):
+            left, errand = entry
+            if self.lost(errand):  # type: ignore[arg-type]
+                continue
+            if left:
+                entry[0] -= 1  # type: ignore[operator]
+                continue
+            self.under_way.remove(entry)
+            self.clerk.do(errand, self._desk)  # type: ignore[arg-type]
+            back.append(errand)
+        return back  # type: ignore[return-value]
+
+    def wait(self, seconds: float) -> None:
+        return None
+
+    def close(self) -> None:
+        return None
+
+    @property
+    def fetches(self) -> list[Fetch]:
+        return [errand for errand in self.sent if isinstance(errand, Fetch)]
+
+
+FAULTS = ("none", "miss", "raise", "few", "many", "late", "flip", "cut", "other", "zeros", "empty")
+
+
+class BadStore(HostStore):
+    """Each call takes its fault from `fault`, the word for it; the clock is moved by what comes too late."""
+
+    def __init__(self, clock: Callable[[], float], fault: Callable[[], str] = lambda: "none", seed: int = 0) -> None:
+        super().__init__(2**24, clock)
+        self.fault, self._random = fault, random.Random(seed)
+
+    def get(self, wanted: Sequence[Wanted], deadline: float, room: memoryview | None = None) -> Sequence[Found | None]:
+        fault = self.fault()
+        found = list(super().get(wanted, deadline))
+        if fault == "raise":
+            raise ConnectionError("told to")
+        if fault == "miss":
+            return [None] * len(wanted)
+        if fault == "few":
+            return found[:-1]
+        if fault == "many":
+            return [*found, None]
+        if fault == "late":
+            self._clock.now += 1e3  # type: ignore[attr-defined]
+            return [None] * len(wanted)
+        return [value and self._spoilt(fault, value, wanted[i]) for i, value in enumerate(found)]
+
+    def _spoilt(self, fault: str, value: Found, wanted: Wanted) -> Found:
+        [data] = [bytearray(part) for part in value]
+        if fault == "flip":
+            data[self._random.randrange(len(data))] ^= 1 << self._random.randrange(8)
+        elif fault == "cut":
+            del data[self._random.randrange(len(data)) :]
+        elif fault == "other":
+            others = [key for key in self._values if key != wanted.key]
+            return (self._values[self._random.choice(others)].data,) if others else value
+        elif fault == "zeros":
+            return (bytes(len(data)),)
+        elif fault == "empty":
+            return (b"",)
+        return (bytes(data),)
+
+    def known(self, keys: Sequence[bytes], deadline: float) -> int:
+        if self.fault() == "raise":
+            raise ConnectionError("told to")
+        return super().known(keys, deadline)
+
+    def put(self, key: bytes, parts: Sequence[Buffer], owner: str) -> bool:
+        fault = self.fault()
+        if fault == "raise":
+            raise ConnectionError("told to")
+        return fault != "miss" and super().put(key, parts, owner)
+
+
+def prefixes(
+    runner: FakeRunner,
+    store: HostStore,
+    clock: Callable[[], float],
+    *,
+    room: int = 64,
+    first: int = 0,
+    value_blocks: int = 1,
+    after: int = 1,
+    identity: bytes = b"this model",
+    turns: Callable[[], int] = lambda: 0,
+    token_s: float | None = 1e9,
+) -> tuple[Prefixes, TurnCourier]:
+    """For a fake runner: its host's blocks from `first` on, `room` of them. token_s: None is not known."""
+    geometry = Geometry("float32", 1, 2, 1, value_blocks * BLOCK_TOKENS)
+    courier = TurnCourier(Clerk(store, Seal(SECRET, geometry), CellRecords(runner, geometry), clock=clock), turns)
+    link = Link(
+        courier=courier,
+        keys=StoreKeys(SECRET, identity),
+        pool=LentPool(room, first),
+        mark=Done,
+        value_blocks=value_blocks,
+        value_bytes=geometry.size,
+        after=after,
+    )
+    found = Prefixes(link, clock)
+    found.prospects = None if token_s is None else Prospects(token_s, block_s=1e-9)
+    return found, courier
