@@ -29,6 +29,9 @@ MOST = 16  # requests of a bundle: they all go to one replica
 ACCEPT_S = 0.05  # the next bundle waits no longer than this for a replica to take the last
 
 
+Place = Callable[[list[Request]], Placement]
+
+
 class _Item:
     """One request of a bundle, and whoever waits for its answer."""
 
@@ -55,9 +58,11 @@ class _Bundle:
 
 
 class Bundles:
-    """One ingress's. `answers`, `abandon`: the pool's methods of these names; `place`: for so many requests."""
+    """One ingress's. `answers`, `abandon`: the pool's methods of these names; `place`: for those requests together."""
 
-    def __init__(self, answers: Any, abandon: Any, pulse: Pulse, place: Callable[[int], Placement], wait_s: float):
+    def __init__(
+        self, answers: Any, abandon: Any, pulse: Pulse, place: Callable[[list[Request]], Placement], wait_s: float
+    ):
         self._answers = answers
         self._abandon = abandon
         self._pulse = pulse
@@ -94,7 +99,7 @@ class Bundles:
                 items = [item for item in items if not item.answer.done()]
                 if not items:
                     continue
-                bundle = _Bundle(next(self._names), items, self._place(len(items)))
+                bundle = _Bundle(next(self._names), items, self._place([item.request for item in items]))
                 bundle.task = asyncio.create_task(self._carry(bundle))
                 with suppress(TimeoutError):
                     async with asyncio.timeout(ACCEPT_S):
@@ -115,6 +120,8 @@ class Bundles:
                 self._leave(item)
             while (batch := await attempt.wait(anext(batches, None))) is not None:
                 self._pulse.moved(attempt)
+                if bundle.placement.visit is not None:
+                    bundle.placement.visit.take()
                 for number, answer in batch:
                     if isinstance(answer, MotleyError):
                         items[number].fail(answer)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...replicas.trunk import Ticket
+from .visit import Visit
 
 SUSPECT_S = 30.0  # by then Serve has replaced a replica that hangs, or it has shown that it lives
 
@@ -64,6 +65,10 @@ class Placement:
     numerics   the class that began the answer: replicas of others come after; empty: any
     only       the one replica it is meant for
     weight     how many requests go there together
+    visit      by whose order replicas come where nothing above decides, and which is told where it goes; None: by what
+               this ingress has on each
+    pool       out: that of the call
+    elsewhere  other pools have replicas: there is no use in waiting for those of this one
     ticket     by which the replica may send messages together with those of others (trunks.py); None: it may not
     replica    out: the one it was sent to last; None while it waits for one
     found      out: the numerics class of that replica
@@ -77,12 +82,15 @@ class Placement:
     numerics: str = ""
     only: str | None = None
     weight: int = 1
+    visit: Visit | None = None
+    pool: str = ""
+    elsewhere: bool = False
     ticket: Ticket | None = None
     replica: str | None = None
     found: str = ""
     seen: frozenset[str] = frozenset()
     on_nowhere: Callable[[], None] | None = None
-    _asked: set[str] = field(default_factory=set)
+    asked: set[str] = field(default_factory=set)  # out: in this round
     _counted: bool = False
 
     def __reduce__(self) -> tuple[Callable[[Ticket | None], Ticket | None], tuple[Ticket | None]]:
@@ -99,20 +107,43 @@ class Placement:
         if not allowed:
             self._nowhere()
             return None, True
-        fresh = [candidate for candidate in allowed if candidate.id not in self._asked]
+        fresh = [candidate for candidate in allowed if candidate.id not in self.asked]
         if not fresh:
-            self._asked.clear()
+            if self.elsewhere:
+                self._nowhere()
+                return None, True
+            self.asked.clear()
         chosen = min(_shuffled(fresh or allowed), key=self._rank)
-        self._asked.add(chosen.id)
-        self.release()
+        self._take(chosen)
+        return chosen, not fresh
+
+    def choose_best(self, candidates: Mapping[str, Candidate]) -> Candidate | None:
+        """The next one of the visit's order, without a look at all of them; None: `choose` is to."""
+        if self.visit is None or self.only is not None:
+            return None
+        for name in self.visit.order:
+            if name not in self.asked and (chosen := candidates.get(name)) is not None and self._allows(chosen):
+                self._take(chosen)
+                return chosen
+        return None
+
+    def _take(self, chosen: Candidate) -> None:
+        self.asked.add(chosen.id)
+        self._leave()
         self.replica, self.found = chosen.id, chosen.numerics
         if self.only is None:
             self._counted = True
             self.suspects.carried[chosen.id] += self.weight
-        return chosen, not fresh
+        if self.visit is not None:
+            self.visit.to(chosen.id)
 
     def release(self) -> None:
         """The replica no longer carries it."""
+        self._leave()
+        if self.visit is not None:
+            self.visit.end()
+
+    def _leave(self) -> None:
         if self._counted and self.replica is not None:
             self.suspects.carried[self.replica] -= self.weight
             if self.suspects.carried[self.replica] <= 0:
@@ -124,20 +155,25 @@ class Placement:
             return candidate.id == self.only
         return not (self.strict and (candidate.id in self.avoid or candidate.id in self.suspects))
 
-    def _rank(self, candidate: Candidate) -> tuple[bool, bool, bool, int, int]:
+    def _rank(self, candidate: Candidate) -> tuple[bool, bool, bool, int, int, int]:
         """What this ingress has there is exact; Serve's figure is seconds old, and decides only between equals."""
         return (
             candidate.id in self.suspects,
             candidate.id in self.avoid,
             bool(self.numerics) and candidate.numerics != self.numerics,
+            self._position(candidate.id),
             self.suspects.carried[candidate.id],
             candidate.queue_len,
         )
 
+    def _position(self, replica: str) -> int:
+        order = () if self.visit is None else tuple(self.visit.order)
+        return order.index(replica) if replica in order else len(order)
+
     def _nowhere(self) -> None:
         self.release()
         self.replica = None
-        if (self.strict or self.only is not None) and self.on_nowhere is not None:
+        if (self.strict or self.elsewhere or self.only is not None) and self.on_nowhere is not None:
             self.on_nowhere()
 
 

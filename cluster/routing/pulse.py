@@ -16,7 +16,12 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+ELSEWHERE_S = 1.0  # a pool that offers no replica for so long has lost them
 Ask = Callable[[str], Awaitable[object]]  # asks the replica of that name; returns if it is well
+
+
+class Elsewhere(Unavailable):
+    """No replica of this pool takes it; another pool's may."""
 
 
 class Attempt:
@@ -32,37 +37,65 @@ class Attempt:
         self.wait_s = wait_s
         self.since = self._now()
         self._error: MotleyError | None = None
-        self._scope: asyncio.Timeout | None = None
+        self._task: asyncio.Task[object] | None = None  # the reader, while it waits
+        self._cancel: asyncio.Handle | None = None
+        self._cancelled = False
         placement.on_nowhere = self._nowhere
 
     @property
     def waiting(self) -> bool:
-        return self._scope is not None and self._error is None
+        return self._task is not None and self._error is None
 
     async def wait(self, answer: Awaitable[T]) -> T:
         """The answer. Raises what `interrupt` was given, if that came first."""
+        # Not asyncio.timeout: before Python 3.11.4 it fails in a task that was cancelled once and went on.
         self.since = self._now()
+        self._task = task = _this_task()
+        by_others = task.cancelling()
+        if self._error is not None:  # it came when the last answer did
+            self._cancel_soon()
         try:
-            async with asyncio.timeout(None) as self._scope:
-                return await answer
-        except TimeoutError:
-            if self._error is None:
+            return await answer
+        except asyncio.CancelledError:
+            if not self._cancelled or task.cancelling() > by_others + 1 or self._error is None:
                 raise
             raise self._error from None
         finally:
-            self._scope = None
+            self._task = None
+            if self._cancel is not None:
+                self._cancel.cancel()
+            if self._cancelled:
+                task.uncancel()
+                self._cancelled = False
 
     def interrupt(self, error: MotleyError) -> None:
-        if self.waiting and self._scope is not None:
+        if self.waiting:
             self._error = error
-            self._scope.reschedule(self._now())
+            self._cancel_soon()
+
+    def _cancel_soon(self) -> None:
+        self._cancel = asyncio.get_running_loop().call_soon(self._cancel_now)
+
+    def _cancel_now(self) -> None:
+        if self._task is not None:
+            self._cancelled = True
+            self._task.cancel()
 
     def _nowhere(self) -> None:
-        self.interrupt(Unavailable("no other replica can take it; try again shortly", code="no_replica"))
+        if self.placement.elsewhere:
+            self.interrupt(Elsewhere("no replica of this pool can take it"))
+        else:
+            self.interrupt(Unavailable("no other replica can take it; try again shortly", code="no_replica"))
 
     @staticmethod
     def _now() -> float:
         return asyncio.get_running_loop().time()
+
+
+def _this_task() -> asyncio.Task[object]:
+    task = asyncio.current_task()
+    assert task is not None, "a coroutine runs in a task"
+    return task
 
 
 class Pulse:
@@ -130,7 +163,10 @@ class Pulse:
         if now > attempt.deadline:
             attempt.interrupt(DeadlineExceeded("the deadline passed before the answer was complete"))
         elif replica is None:
-            if now - attempt.since > attempt.wait_s:
+            if attempt.placement.elsewhere:
+                if now - attempt.since > ELSEWHERE_S:
+                    attempt.interrupt(Elsewhere("this pool has no replica any more"))
+            elif now - attempt.since > attempt.wait_s:
                 attempt.interrupt(Unavailable("no replica can take it; try again shortly", code="no_replica"))
         elif now - max(attempt.since, self._alive.get(replica, 0.0), self._awake_since) > self._stall_s:
             if replica not in self._suspects:

@@ -1,37 +1,69 @@
-"""Serve's side of the choice of a replica: it runs in the ingress process, for every call to the pool."""
+"""Serve's side of the choice of a replica: it runs in the ingress process, for every call to its pool."""
 
 from __future__ import annotations
 
-from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
+from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from .placement import Candidate, Placement, Suspects
+from .roster import Seen, this_process
 
 
 class PoolRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
     """Offers Serve one replica at a time, in the order of the request's `Placement`.
 
     One at a time, so that it is known which replica a request went to before that has answered. No FIFO: a
-    replica that is right for one request need not be for the next in line.
+    replica that is right for one request need not be for the next in line. What it hears of replicas goes to the
+    process's roster.
     """
+
+    _present: _Present | None = None  # as of the last update
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        super().update_replicas(replicas)
+        self._present = _Present(replicas)
+        seen = {name: Seen(one.replica_metadata, one.routing_stats) for name, one in self._present.replicas.items()}
+        this_process().update(self._deployment_id.name, seen)
+
+    def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
+        super().on_replica_actor_died(replica_id)
+        if self._present is not None:
+            self._present.drop(replica_id.unique_id)
+        this_process().gone(self._deployment_id.name, replica_id.unique_id)
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
         placement = _placement(pending_request)
-        by_id = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
-        chosen, wait = placement.choose(self._candidate(name, replica) for name, replica in by_id.items())
+        present = self._present or _Present(candidate_replicas)
+        chosen, wait = placement.choose_best(present.candidates), False
+        if chosen is None:
+            chosen, wait = placement.choose(map(self._queued, present.candidates.values(), present.replicas.values()))
         if pending_request is not None:
             pending_request.routing_context.should_backoff = wait
         if chosen is None:
             return []
-        replica = by_id[chosen.id]
+        replica = present.replicas[chosen.id]
         if chosen.id in placement.suspects:
             self.replica_queue_len_cache.invalidate_key(replica.replica_id)  # so Serve asks it before it sends
         return [[replica]]
 
-    def _candidate(self, name: str, replica: RunningReplica) -> Candidate:
+    def _queued(self, candidate: Candidate, replica: RunningReplica) -> Candidate:
         queue_len = self.replica_queue_len_cache.get(replica.replica_id) or 0
-        return Candidate(name, str(replica.replica_metadata.get("numerics", "")), queue_len)
+        return Candidate(candidate.id, candidate.numerics, queue_len)
+
+
+class _Present:
+    """The replicas that there are, by name: looked at for every call, and so put together once."""
+
+    def __init__(self, replicas: list[RunningReplica]) -> None:
+        self.replicas = {one.replica_id.unique_id: one for one in replicas}
+        self.candidates = {
+            name: Candidate(name, str(one.replica_metadata.get("numerics", ""))) for name, one in self.replicas.items()
+        }
+
+    def drop(self, name: str) -> None:
+        self.replicas.pop(name, None)
+        self.candidates.pop(name, None)
 
 
 def _placement(pending: PendingRequest | None) -> Placement:

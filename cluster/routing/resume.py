@@ -50,6 +50,7 @@ class Progress:
     """What the reader of one request has seen of it.
 
     begun   the reader has had something
+    late    a choice has ended at the deadline
     """
 
     def __init__(self, request: Request) -> None:
@@ -59,6 +60,7 @@ class Progress:
         self._finished = [False] * count
         self._opened = False  # cached_tokens and prompt_logprobs have been seen
         self.begun = False
+        self.late = False
 
     @property
     def done(self) -> bool:
@@ -79,6 +81,7 @@ class Progress:
         for delta in deltas:
             self._ids[delta.index] += delta.token_ids
             self._finished[delta.index] = delta.finish_reason is not None
+            self.late = self.late or delta.finish_reason is FinishReason.DEADLINE
         opens = message.cached_tokens is not None
         if opens and self._opened:
             message = replace(message, cached_tokens=None, prompt_logprobs=None)
@@ -102,6 +105,10 @@ class Progress:
 
     def _is_new(self, delta: Delta) -> bool:
         return not self._finished[delta.index] and delta.finish_reason not in _NOT_FINAL
+
+
+def too_late() -> DeadlineExceeded:
+    return DeadlineExceeded("the deadline passed before the answer was complete")
 
 
 def is_loss(error: MotleyError) -> bool:
@@ -172,7 +179,8 @@ class Retry:
 class Journey:
     """One request, its attempts so far, and where it is.
 
-    deadline   in the clock's seconds; infinite: none
+    began      in the clock's seconds
+    deadline   likewise; infinite: none
     placement  of the current attempt
     """
 
@@ -180,6 +188,7 @@ class Journey:
         self.request = request
         self.progress = Progress(request)
         self.retry = Retry(policy)
+        self.began = now
         self.deadline = math.inf if request.deadline_s is None else now + request.deadline_s
         self.placement: Placement | None = None
 
@@ -188,7 +197,7 @@ class Journey:
         if math.isinf(self.deadline):
             return self.progress.rest(None)
         if now >= self.deadline:
-            raise DeadlineExceeded("the deadline passed before the answer was complete")
+            raise too_late()
         return self.progress.rest(self.deadline - now)
 
     def place(self, suspects: Suspects) -> Placement:

@@ -1,0 +1,245 @@
+"""Calls to replicas in whichever pool, and what is asked of one or all of them beside requests."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import math
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing, suppress
+from typing import Any
+
+from ...replicas.errors import MotleyError, Unavailable
+from ...replicas.protocol import KvEvents, ReplicaLoad, ReplicaProfile, sum_of
+from ..errors import from_pool
+from ..fleet.status import PrefixStatus
+from ..happening import happen, happening, until
+from ..streams import all_of, merge
+from .leave import leave
+from .live import Live
+from .placement import Placement, Suspects
+from .pools import Pools
+from .predict import Slo
+from .pulse import Attempt, Pulse
+from .resume import ResumePolicy, Retry, is_loss
+from .roster import ROSTER, Roster
+from .trunks import FAILURES
+
+HEALTH_S = 1.0  # a replica that is asked for its load answers within milliseconds
+ALL_SILENT_S = 5.0  # so long the question for health waits for any replica at all
+
+
+class Asking:
+    """`handles`: of the pools, by their names."""
+
+    def __init__(
+        self, handles: Mapping[str, Any], policy: ResumePolicy, slo: Slo | None = None, roster: Roster = ROSTER
+    ) -> None:
+        self.stopping = happening()  # the drain has begun
+        self.live = Live(_by_deployment(handles), slo)
+        self._roster = roster
+        roster.listen(self.live)
+        self._policy = policy
+        self._suspects = Suspects()
+        self._pulse = Pulse(self._ask, self._suspects, policy.stall_s)
+        self._pools = pools = Pools(handles, self._pool_for)
+        self._kv_events = pools.method("kv_events", stream=True)
+        self._flush = pools.method("flush")
+        self._prefix_stats = pools.method("prefix_stats")
+        self._load = pools.method("load")
+        self._health = pools.method("health")
+        self._profile = pools.method("profile")
+        self._drain = pools.method("drain")
+
+    def replace_pools(self, handles: Mapping[str, Any]) -> None:
+        """From now on requests go to these; streams of a pool that is gone move when its replicas end."""
+        self._pools.replace(handles)
+        self.live.rename(_by_deployment(handles))
+        self._roster.listen(self.live)
+
+    @property
+    def draining(self) -> bool:
+        return self.stopping.done()
+
+    def drain(self) -> None:
+        """Refuse what is new from now on."""
+        happen(self.stopping)
+
+    async def load(self) -> ReplicaLoad:
+        """What the healthy replicas carry together. Raises Unavailable if none is, or the service is stopping."""
+        self._refuse_if_draining()
+        try:
+            async with asyncio.timeout(ALL_SILENT_S):
+                first, placement = await self._call(self._health, wait_s=self._policy.wait_s)
+        except MotleyError as error:
+            raise Unavailable(error.message, code="unhealthy") from error
+        except TimeoutError:
+            raise Unavailable("no replica answers", code="unhealthy") from None
+        others = sorted({*placement.seen, *self.live.members} - {placement.replica})
+        return sum_of([first, *await all_of([self._load_of(name) for name in others])])
+
+    async def _load_of(self, replica: str) -> ReplicaLoad:
+        """Nothing, of one that does not answer soon: it must not make the others look ill."""
+        with suppress(MotleyError, TimeoutError):
+            async with asyncio.timeout(HEALTH_S):
+                load: ReplicaLoad = await self._once(self._load, self._at(replica))
+                return load
+        return ReplicaLoad()
+
+    async def profile(self) -> ReplicaProfile:
+        """What the replicas are, as soon as there is one; of those with the longest context."""
+        profile: ReplicaProfile
+        profile, _ = await self._call(self._profile)
+        known = [member.profile for member in self.live.members.values()]
+        return max([profile, *known], key=lambda each: each.model.max_model_len)
+
+    async def loads(self) -> list[ReplicaLoad]:
+        """What each replica carries, in the order of their names. Raises Unavailable."""
+        self._refuse_if_draining()
+        loads: list[ReplicaLoad] = await self._of_each(self._load)
+        return loads
+
+    async def flush(self, tenant: str | None) -> int:
+        """Drop the cached prefixes of that tenant, or all, on every replica: how many there are. Raises Unavailable."""
+        self._refuse_if_draining()
+        flushed = await self._of_each(self._flush, tenant)
+        self.live.forget_prefixes()
+        return len(flushed)
+
+    async def prefixes(self) -> tuple[PrefixStatus, ...]:
+        """Of every replica that answers. Raises Unavailable."""
+        asked = [self._prefixes_of(name) for name in await self._present()]
+        return tuple(one for one in await asyncio.gather(*asked) if one is not None)
+
+    async def _prefixes_of(self, replica: str) -> PrefixStatus | None:
+        try:
+            asked = (self._load, self._prefix_stats)
+            load, stats = await all_of([self._once(method, self._at(replica)) for method in asked])
+        except MotleyError:
+            return None
+        member = self.live.members.get(replica)
+        return PrefixStatus("" if member is None else member.pool, replica, load, stats)
+
+    async def drain_replica(self, replica: str) -> bool:
+        """It takes nothing new from now on; what it has goes on. False: no such replica. Raises Unavailable."""
+        if replica not in self.live.members:
+            return False
+        load = await self._once(self._drain, self._at(replica), self._policy.wait_s)
+        self.live.drains(replica, load)
+        return True
+
+    async def kv_events(self, tenant: str) -> AsyncGenerator[tuple[int | None, KvEvents], None]:
+        """What becomes of that tenant's KV blocks on each replica there is now; its number, if there are several."""
+        self._refuse_if_draining()
+        streams = [self._events_of(name, tenant) for name in await self._present()]
+        async with aclosing(merge(streams)) as messages, aclosing(until(self.stopping, messages)) as taken:
+            async for number, message in taken:
+                yield number if len(streams) > 1 else None, message
+        self._refuse_if_draining()
+
+    async def _present(self) -> list[str]:
+        census = Placement(self._suspects)
+        await self._once(self._load, census)
+        return sorted({*census.seen, *self.live.members})
+
+    async def _of_each(self, method: Any, *args: Any) -> list[Any]:
+        names = await self._present()
+        return await all_of([self._once(method, self._at(name), args=args) for name in names])
+
+    async def _events_of(self, name: str, tenant: str) -> AsyncGenerator[KvEvents, None]:
+        response = in_fresh_context(self._kv_events, tenant, self._at(name))
+        try:
+            async for message in response:
+                yield message
+        except FAILURES as error:
+            raise from_pool(error) from error
+        finally:
+            leave(response)
+
+    def _at(self, replica: str) -> Placement:
+        return Placement(self._suspects, only=replica)
+
+    def _pool_for(self, placement: Placement) -> str:
+        """Where a call goes that has been placed, or that any replica may answer."""
+        if not placement.pool:
+            placement.pool = self._find_pool(placement)
+        return placement.pool
+
+    def _find_pool(self, placement: Placement) -> str:
+        members = self.live.members
+        any_pool, *others = self._pools.handles
+        if not others:
+            return any_pool
+        if placement.only is not None:
+            return self.live.pool_of(placement.only) or any_pool
+        doubtful = {*placement.avoid, *self._suspects}
+        sound = (member.pool for name, member in members.items() if name not in doubtful)
+        return next(sound, None) or next((member.pool for member in members.values()), any_pool)
+
+    def _suspect(self, placement: Placement | None, error: MotleyError) -> str | None:
+        """The replica that failed; it is avoided from now on if it was lost."""
+        replica = placement.replica if placement is not None else None
+        if replica is not None and is_loss(error):
+            self._suspects.add(replica)
+        return replica
+
+    def _refuse_if_draining(self) -> None:
+        if self.draining:
+            raise Unavailable("the service is stopping", code="draining")
+
+    async def _ask(self, replica: str) -> None:
+        """Return if the replica is well. Raises MotleyError."""
+        await self._once(self._load, self._at(replica))
+
+    async def _call(self, method: Any, wait_s: float = math.inf) -> tuple[Any, Placement]:
+        """One answer, of any replica that lives, and where that was."""
+        retry = Retry(self._policy)
+        await self._somewhere(wait_s)
+        while True:
+            placement = Placement(self._suspects, retry.avoid, retry.strict)
+            try:
+                return await self._once(method, placement, wait_s), placement
+            except MotleyError as error:
+                await asyncio.sleep(retry.after(error, self._suspect(placement, error)))
+
+    async def _somewhere(self, wait_s: float) -> None:
+        """Return when any pool has a replica; of one pool alone Serve knows when. Raises Unavailable."""
+        try:
+            async with asyncio.timeout(None if math.isinf(wait_s) else wait_s):
+                while len(self._pools.handles) > 1 and not self.live.members:
+                    self.live.changed.clear()
+                    await self.live.changed.wait()
+        except TimeoutError:
+            raise Unavailable("no replica can take it; try again shortly", code="no_replica") from None
+
+    async def _once(
+        self,
+        method: Any,
+        placement: Placement,
+        wait_s: float = math.inf,
+        args: tuple[Any, ...] = (),
+        deadline: float = math.inf,
+    ) -> Any:
+        attempt = Attempt(placement, deadline=deadline, wait_s=wait_s)
+        response = in_fresh_context(method, *args, placement)
+        self._pulse.watch(attempt)
+        try:
+            answer = await attempt.wait(response)
+            if placement.visit is not None:
+                placement.visit.whole(answer)
+            return answer
+        except FAILURES as error:
+            raise from_pool(error) from error
+        finally:
+            self._pulse.forget(attempt)
+            leave(response)
+
+
+def _by_deployment(handles: Mapping[str, Any]) -> dict[str, str]:
+    """Names of the pools, by that of their deployments."""
+    return {getattr(handle, "deployment_name", name): name for name, handle in handles.items()}
+
+
+def in_fresh_context(method: Any, *args: Any) -> Any:
+    """Serve mixes up two calls that one request makes to one deployment: each call is a request of its own."""
+    return contextvars.Context().run(method.remote, *args)

@@ -1,0 +1,240 @@
+"""The directory of a running ingress: which replicas there are, what they carry, and where a request is best placed."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+from ...replicas.protocol import ReplicaLoad, ReplicaProfile, Request
+from ..fleet.status import ReplicaStatus
+from .chain import PIECE_TOKENS, Chain
+from .predict import Ask, Directory, Predicted, Slo, Speed
+from .prefixes import PrefixView
+from .visit import Visit
+
+__all__ = ["Live", "Member", "Order"]
+
+STREAM_AGE_S = 0.02  # how old a load is at most that came with a stream's message,
+STATS_AGE_S = 0.3  # and about how old one that came through Serve's controller
+OFTEN_S = 0.02  # more often one replica's load is not taken from its messages: there may be thousands a second
+PROVEN = 8  # first tokens that a replica's predictions have been held against
+Order = Callable[[Directory, list[Predicted]], list[Predicted]]
+_GUESS = Speed(1000.0, (0.05,) * 9, 0.0, 512, 64, 1 << 17)  # of a replica that has measured nothing
+
+
+@dataclass(slots=True)
+class Member:
+    """One replica. pool: as the ingress calls it."""
+
+    row: int
+    pool: str
+    profile: ReplicaProfile
+    load: ReplicaLoad = field(default_factory=ReplicaLoad)
+    heard: float = 0.0  # of when that is
+    taken: float = 0.0  # when it was last taken from a message
+    overhead_s: float = 0.0
+    observed: int = 0
+
+
+class Live:
+    """Replicas by their names, rows of the directory behind them. Lives on the ingress's event loop.
+
+    names   of the pools, by that of their deployments
+    """
+
+    def __init__(
+        self,
+        names: dict[str, str],
+        slo: Slo | None,
+        rng: random.Random | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.slo = slo
+        self.order: Order | None = None
+        self.changed = asyncio.Event()  # a replica has come, or what one carries has
+        self.members: dict[str, Member] = {}
+        self.had_any = False
+        self.directory = Directory([], slo, rng or random.Random())
+        self.clock = clock
+        self.prefixes = PrefixView()
+        self._names = names
+        self._unproven: dict[str, set[str]] = {}  # replicas, by pool
+        self._by_row: dict[int, str] = {}
+        self._classes: dict[str, int] = {}  # numerics
+
+    def joined(self, profile: ReplicaProfile) -> None:
+        if profile.pool not in self._names or profile.replica_id in self.members:
+            return
+        numerics = self._classes.setdefault(profile.numerics, len(self._classes))
+        row = self.directory.add(speed_of(profile), longest=profile.model.max_model_len, numerics=numerics)
+        self.prefixes.come(row, profile.kv_tokens // PIECE_TOKENS)
+        self.members[profile.replica_id] = Member(row, self._names[profile.pool], profile, heard=self.clock())
+        self._by_row[row] = profile.replica_id
+        self._unproven.setdefault(self._names[profile.pool], set()).add(profile.replica_id)
+        self.had_any = True
+        self.changed.set()
+
+    def replace_slo(self, slo: Slo | None) -> None:
+        self.slo = self.directory.slo = slo
+
+    def rename(self, names: dict[str, str]) -> None:
+        """Other pools from now on; replicas of those that are not among them are forgotten."""
+        self._names = names
+        for name in [name for name, member in self.members.items() if member.profile.pool not in names]:
+            self.left(name)
+
+    def left(self, replica: str) -> None:
+        member = self.members.pop(replica, None)
+        if member is not None:
+            del self._by_row[member.row]
+            self._unproven[member.pool].discard(replica)
+            self.prefixes.clear(member.row)
+            self.directory.remove(member.row)
+
+    def reported(self, replica: str, load: ReplicaLoad) -> None:
+        """Through Serve's controller."""
+        self._hear(replica, load, self.clock() - STATS_AGE_S)
+
+    def heard(self, replica: str | None, load: ReplicaLoad | None, since: float) -> None:
+        """With a message of a stream that was sent there at `since`, by the clock: the load is no older."""
+        if load is None or replica is None or (member := self.members.get(replica)) is None:
+            return
+        now = self.clock()
+        if now - member.taken >= OFTEN_S or since > member.heard:
+            member.taken = now
+            self._hear(replica, load, max(now - STREAM_AGE_S, since))
+
+    def drains(self, replica: str, load: ReplicaLoad) -> None:
+        """It has just said so itself: nothing older is of interest."""
+        self._hear(replica, load, self.clock())
+
+    def _hear(self, replica: str, load: ReplicaLoad, of: float) -> None:
+        member = self.members.get(replica)
+        if member is None or load.steps < member.load.steps:
+            return  # it is older than what has been heard
+        member.load, member.heard = load, max(of, member.heard)
+        self.directory.heard(member.row, load, member.heard)
+        self.directory.set_usable(member.row, usable=not load.draining)
+        self.changed.set()
+
+    def observed(self, member: Member) -> None:
+        """A prediction has been held against what came. Those of the pool that have nothing of their own take it on.
+
+        Else whoever is tried first, and does better than its profile says, would be tried ever after.
+        """
+        member.observed += 1
+        unproven = self._unproven.get(member.pool)
+        if not unproven:
+            return
+        if member.observed >= PROVEN:
+            unproven.discard(member.profile.replica_id)
+        others = [self.members[name].row for name in unproven if self.members[name] is not member]
+        self.directory.lend(member.row, others)
+
+    def forget_prefixes(self) -> None:
+        for member in self.members.values():
+            self.prefixes.clear(member.row)
+
+    def pool_of(self, replica: str) -> str | None:
+        member = self.members.get(replica)
+        return None if member is None else member.pool
+
+    def visit(
+        self,
+        requests: Sequence[Request],
+        *,
+        last: Collection[str] = (),
+        never: Collection[str] = (),
+        numerics: str = "",
+    ) -> Visit:
+        """Where the requests are best placed together, best first, and what is to be counted of them there.
+
+        last    replicas that come after all others
+        never   replicas that do not come at all
+        """
+        chain = Chain(max(requests, key=lambda each: len(each.prompt_ids)))
+        ask = self._ask(requests, chain, [name for name in {*last, *never} if name in self.members], numerics)
+        ranked = self.directory.ranked(self.clock(), ask, late=True)
+        if self.order is not None:
+            ranked = self.order(self.directory, ranked)
+        order: dict[str, Predicted] = {self._by_row[each.replica]: each for each in ranked}
+        for name in never:
+            order.pop(name, None)
+        sequences = sum(each.sampling.n for each in requests)
+        return Visit(self, order, ask.prompt_tokens, sequences, chain, ask.cached or {})
+
+    def _ask(self, requests: Sequence[Request], chain: Chain, last: Collection[str] = (), numerics: str = "") -> Ask:
+        """`chain`: of the longest."""
+        longest = chain.request
+        return Ask(
+            sum(len(each.prompt_ids) + sum(map(len, each.output_ids)) for each in requests),
+            self._cached(chain),
+            context=len(longest.prompt_ids) + (longest.pooling is None),
+            last=[self.members[name].row for name in last],
+            numerics=self._classes.get(numerics) if numerics else None,
+            output_tokens=1 if longest.pooling is not None else longest.sampling.max_tokens,
+        )
+
+    def _cached(self, chain: Chain) -> dict[int, int]:
+        return {row: depth * PIECE_TOKENS for row, depth in self.prefixes.depths(chain).items()}
+
+    def has_room(self, request: Request, *, late: bool) -> bool:
+        """Whether a replica would keep the objectives, or, where there are none or if `late`, begin it at once."""
+        now, tokens = self.clock(), len(request.prompt_ids)
+        if (late or self.slo is None) and self.directory.has_room(now, tokens):
+            return True
+        if self.slo is None:
+            return False
+        context = tokens + (request.pooling is None)
+        return bool(self.directory.ranked(now, Ask(tokens, self._cached(Chain(request)), context=context)))
+
+    def is_crowded_out(self, request: Request) -> bool:
+        """Whether other ingresses have most of the fleet, and a replica would begin the request after another one.
+
+        They hear sooner than this one of room that their own requests leave, and would have it ever after.
+        """
+        directory = self.directory
+        return directory.own_share() < 0.5 and directory.has_room(self.clock(), len(request.prompt_ids), ahead=1)
+
+    def soonest(self, request: Request) -> float | None:
+        """Seconds to its first token at least, as predicted; None: no prediction has proved itself everywhere.
+
+        What comes by the deadline is of use, if it is not all.
+        """
+        ask = self._ask([request], Chain(request))
+        ranked = self.directory.ranked(self.clock(), ask, late=True)
+        if not ranked or any(self.members[self._by_row[each.replica]].observed < PROVEN for each in ranked):
+            return None
+        return min(each.ttft_s for each in ranked)
+
+    def status(self, suspects: Collection[str]) -> tuple[ReplicaStatus, ...]:
+        now = self.clock()
+        return tuple(
+            ReplicaStatus(
+                member.pool,
+                name,
+                "draining" if member.load.draining else "suspect" if name in suspects else "ready",
+                member.profile,
+                member.load,
+                max(0.0, now - member.heard),
+                *self.directory.off(member.row),
+            )
+            for name, member in sorted(self.members.items())
+        )
+
+
+def speed_of(profile: ReplicaProfile) -> Speed:
+    """What a profile says; of one without rates, a guess that all such replicas share."""
+    if not profile.decode_s or profile.prefill_tokens_per_s <= 0:
+        return _GUESS
+    return Speed(
+        profile.prefill_tokens_per_s,
+        profile.decode_s,
+        profile.context_s,
+        profile.max_batch_tokens,
+        max(1, profile.max_running),
+        max(1, profile.kv_tokens),
+    )

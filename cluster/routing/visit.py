@@ -1,0 +1,157 @@
+"""One attempt of one request, as the directory counts it: where it is best placed, where it is, and what it takes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from ...replicas.protocol import StreamMessage
+from .chain import PIECE_TOKENS, Chain
+from .predict import Predicted
+
+if TYPE_CHECKING:
+    from .live import Live, Member
+
+__all__ = ["Visit"]
+
+MOST_OVERHEAD_S = 0.1  # on the way to a replica and back; what is more is the replica's
+TELLING_S = 0.05  # of a prediction: less tells more of the way than of the replica
+LEAST_STEPS = 4  # that a time per token is taken from
+READER_SHARE = 0.2  # of the time: a reader that takes more of it sets the pace itself
+
+
+class Visit:
+    """`order`: the best replicas, best first. Ends once, however often it is told so."""
+
+    def __init__(
+        self, live: Live, order: dict[str, Predicted], tokens: int, sequences: int, chain: Chain, cached: dict[int, int]
+    ) -> None:
+        self.order = order
+        self.ttft_s: float | None = None
+        self._taken = self._refused = False
+        self._live = live
+        self._tokens, self._sequences = tokens, sequences
+        self._chain, self._cached = chain, cached
+        self._replica: str | None = None
+        self._member: Member | None = None
+        self._sent_s = self._first_s = self._last_s = 0.0
+        self._reader_s = 0.0  # that messages waited for their reader
+        self._first_tokens = self._all_tokens = 0
+
+    @property
+    def best(self) -> str | None:
+        return next(iter(self.order), None)
+
+    def to(self, replica: str) -> None:
+        """It goes there, or is about to: whoever is placed next is to know."""
+        if replica == self._replica:
+            return
+        self._leave()
+        live = self._live
+        self._replica, self._member = replica, live.members.get(replica)
+        self._sent_s, self._taken = live.clock(), False
+        if self._member is not None:
+            live.directory.sent(self._sent_s, self._member.row, self._tokens_at(self._member), self._sequences)
+            asyncio.get_running_loop().call_soon(self._remember, self._member)
+
+    def message(self, message: StreamMessage) -> None:
+        """One came from there."""
+        now = self._live.clock()
+        self._live.heard(self._replica, message.load, self._sent_s)
+        self.take()
+        tokens = sum(len(delta.token_ids) for delta in message.deltas)
+        if not tokens:
+            return
+        if self.ttft_s is None:
+            self.ttft_s = now - self._sent_s
+            self._first_s, self._first_tokens = now, tokens
+            self._saw_ttft(self.ttft_s)
+        self._all_tokens += tokens
+        self._last_s = now
+
+    def take(self) -> None:
+        """Something has come from there: it was not refused."""
+        member = self._here()
+        if not self._taken and member is not None:
+            self._live.directory.begun(self._live.clock(), member.row, self._tokens_at(member))
+        self._taken = True
+
+    @contextmanager
+    def reader(self) -> Iterator[None]:
+        """While its reader has a message."""
+        began = self._live.clock()
+        try:
+            yield
+        finally:
+            self._reader_s += self._live.clock() - began
+
+    def whole(self, message: StreamMessage) -> None:
+        """All of it came as one."""
+        now = self._live.clock()
+        self._live.heard(self._replica, message.load, self._sent_s)
+        self.take()
+        tokens = sum(len(delta.token_ids) for delta in message.deltas)
+        if (member := self._here()) is None or (predicted := self.order.get(self._replica or "")) is None:
+            return
+        self.ttft_s = now - self._sent_s  # of which nobody sees more
+        expected = predicted.ttft_s + max(0.0, tokens / self._sequences - 1) * predicted.tpot_s
+        self._live.directory.saw_whole(member.row, predicted, _told(member, expected, self.ttft_s) / expected)
+        self._live.observed(member)
+
+    def end(self) -> None:
+        """Nothing follows from there, or nobody waits for it."""
+        if self._member is None:
+            self._replica = None
+            return
+        steps = (self._all_tokens - self._first_tokens) / self._sequences
+        seconds = self._last_s - self._first_s
+        predicted = self.order.get(self._replica or "")
+        member = self._here()
+        paced = self._reader_s > READER_SHARE * seconds
+        if member is not None and predicted is not None and steps >= LEAST_STEPS and not paced:
+            output = round(self._all_tokens / self._sequences)
+            self._live.directory.saw_tpot(member.row, predicted, seconds / steps, output)
+        self._leave()
+
+    def _leave(self) -> None:
+        member, self._replica = self._here(), None
+        self._member = None
+        if member is None:
+            return
+        live = self._live
+        if self._taken:
+            live.directory.done(live.clock(), member.row, self._sequences)
+        else:
+            self._refused = True
+            live.directory.unsent(live.clock(), member.row, self._tokens_at(member), self._sequences)
+            live.prefixes.correct(member.row, self._chain[:], self._cached.get(member.row, 0) // PIECE_TOKENS)
+        live.changed.set()
+
+    def _remember(self, member: Member) -> None:
+        if not self._refused and self._live.members.get(member.profile.replica_id) is member:
+            self._live.prefixes.add(member.row, self._chain[:])
+
+    def _saw_ttft(self, observed: float) -> None:
+        member, predicted = self._here(), self.order.get(self._replica or "")
+        if member is not None and predicted is not None:
+            self._live.directory.saw_ttft(member.row, predicted, _told(member, predicted.ttft_s, observed))
+            self._live.observed(member)
+
+    def _here(self) -> Member | None:
+        """The replica, if it is there still: its row may be another's by now."""
+        member = self._member
+        return member if member is not None and self._live.members.get(self._replica or "") is member else None
+
+    def _tokens_at(self, member: Member) -> int:
+        return max(1, self._tokens - self._cached.get(member.row, 0))
+
+
+def _told(member: Member, predicted_s: float, observed_s: float) -> float:
+    """What an observation says of the replica itself: without the way there, and little if it was over soon."""
+    excess = max(0.0, observed_s - predicted_s)
+    grown = member.overhead_s * 1.01 + 1e-5 if member.observed else MOST_OVERHEAD_S
+    member.overhead_s = min(grown, excess, MOST_OVERHEAD_S)
+    weight = predicted_s / (predicted_s + TELLING_S)
+    return predicted_s + (observed_s - member.overhead_s - predicted_s) * weight

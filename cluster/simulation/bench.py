@@ -1,0 +1,261 @@
+"""`motley bench routing`: one trace through several routers, on fleets in virtual time, beside the optimum.
+
+Everything here is simulated but the time that a decision takes, and every row says which it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from typing import Any
+
+from ...replicas.bench.report import machine, row, versions
+from ...replicas.cores import usable_cores
+from ...replicas.errors import InvalidRequest
+from ..routing.predict import Slo
+from .baselines import BASELINES, Cap
+from .decision import decisions
+from .fleet import SimulatedReplica, fleet, model_named
+from .measure import Measured, means, measured
+from .motley_router import MotleyRouter
+from .optimum import buckets, capacity, optimum
+from .simulate import Router, simulate
+from .traffic import HIGH_REUSE, LOW_REUSE, Arrival, Reuse, arrivals
+
+Progress = Callable[[str], None]
+
+MOTLEY, WITHOUT, TOLD = "motley", "motley without prefixes", "motley, told the truth"
+REUSE: dict[str, Reuse] = {"low": LOW_REUSE, "high": HIGH_REUSE}
+SEEDS = (11, 12)  # of what is reported; TUNING: of what baselines are tuned on
+TUNING = 101
+TUNED_AT = (0.9, 1.1)  # of capacity: what does best in only one of them is a limit for fair weather, or for foul
+_EACH = "P40+T4+V100-PCIE-16GB+A10+L4+RTX 4090+A100-SXM4-80GB+H100 80GB HBM3"
+# Smaller fleets of the same classes, on which the limits of a large one are tuned: they are of each replica.
+_SMALLER = {"classes": _EACH, "thousand": _EACH}
+INGRESSES = 2
+_SLO = Slo(ttft_s=3.0, tpot_s=0.1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """How much of a fleet is simulated. A large one tells in less time what a small one does: it has more requests.
+
+    loads      of the fleet's capacity by the linear program, for that mix of requests
+    requests   of one run, if what is counted of it then lasts no less and no longer than `seconds`
+    warm_up_s  before that, not counted: until answers end as fast as they begin
+    """
+
+    loads: Sequence[float] = (0.5, 0.7, 0.9, 1.0, 1.1)
+    seeds: Sequence[int] = SEEDS
+    requests: int = 1200
+    seconds: tuple[float, float] = (30.0, 120.0)
+    warm_up_s: float = 20.0
+
+
+SIZES = {
+    "equal": Size(seeds=(*SEEDS, 13, 14, 15, 16)),  # of few alike replicas one seed says little
+    "classes": Size(loads=(0.7, 0.9, 1.1), seeds=SEEDS[:1], seconds=(8.0, 8.0), warm_up_s=16.0),
+    "thousand": Size(loads=(0.9,), seeds=SEEDS[:1], seconds=(6.0, 6.0), warm_up_s=14.0),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """loads, requests: other ones than the fleet's size has; size: another one for all fleets."""
+
+    fleets: Sequence[str] = ("equal", "mixed", "classes", "thousand")
+    reuse: Sequence[str] = ("low", "high")
+    loads: Sequence[float] | None = None
+    requests: int | None = None
+    size: Size | None = None
+    model: str = "qwen2.5-7b"
+    slo: Slo = _SLO
+    processes: int | None = None
+
+    def size_of(self, name: str) -> Size:
+        size = self.size or SIZES.get(name, Size())
+        return replace(size, loads=self.loads or size.loads, requests=self.requests or size.requests)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One router under one trace."""
+
+    router: str
+    cap: Cap | None
+    fleet: str
+    model: str
+    reuse: str
+    slo: Slo
+    rate: float
+    seconds: float
+    warm_up_s: float
+    seed: int
+
+    def traffic(self) -> list[Arrival]:
+        return list(arrivals(self.rate, self.seconds, self.seed, reuse=REUSE[self.reuse]))
+
+    def replicas(self) -> list[SimulatedReplica]:
+        """The same truth for all that are compared, and another for each seed."""
+        return fleet(self.fleet, model_named(self.model), self.seed)
+
+
+def run(plan: Plan, progress: Progress = lambda _: None) -> dict[str, Any]:
+    """Raises InvalidRequest for a fleet or a model that is not known."""
+    for name in plan.fleets:
+        fleet(name, model_named(plan.model), 0)  # before anything is begun
+    before = machine()
+    rows: list[dict[str, Any]] = []
+    processes = plan.processes or usable_cores()
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        for name in plan.fleets:
+            for reuse in plan.reuse:
+                rows += _compare(plan, name, reuse, pool, progress)
+    progress("how long a decision takes")
+    rows += decisions()
+    return {
+        "bench": "routing",
+        "machine": before,
+        "versions": versions("motley", "numpy", "scipy"),
+        "settings": {
+            "model": plan.model, "tuning_seed": TUNING, "tuned_at": list(TUNED_AT), "ingresses": INGRESSES,
+            "ttft_s": plan.slo.ttft_s, "tpot_s": plan.slo.tpot_s,
+        },
+        "rows": rows,
+    }  # fmt: skip
+
+
+def kept(report: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """The report, with another one's rows of what it has none of. Raises InvalidRequest if that was run otherwise."""
+    for each in ("settings", "versions"):
+        if other.get(each) != report[each]:
+            raise InvalidRequest(f"{each}: {other.get(each)} in the file; expected {report[each]}", param=each)
+    own = {_place(each) for each in report["rows"]}
+    return report | {"rows": [each for each in other["rows"] if _place(each) not in own] + report["rows"]}
+
+
+def _place(line: dict[str, Any]) -> tuple[str, ...]:
+    workload = line["workload"]
+    return (line["metric"], str(workload.get("fleet")), str(workload.get("reuse")))
+
+
+def _compare(plan: Plan, name: str, reuse: str, pool: ProcessPoolExecutor, progress: Progress) -> list[dict[str, Any]]:
+    size = plan.size_of(name)
+    base = _Run(MOTLEY, None, name, plan.model, reuse, plan.slo, 1.0, 1.0, size.warm_up_s, TUNING)
+    cap_of = _tuned(plan, base, pool, progress)
+    routers = [MOTLEY, TOLD, *((WITHOUT,) if reuse != "low" else ()), *BASELINES]
+    cells: dict[tuple[float, str], list[tuple[_Run, Future[Measured]]]] = {}
+    for seed in size.seeds:
+        most = _capacity(replace(base, seed=seed))
+        for load in size.loads:
+            for router in routers:
+                one = _sized(size, replace(base, router=router, cap=cap_of.get(router), seed=seed), load * most)
+                cells.setdefault((load, router), []).append((one, pool.submit(_measure, one)))
+    bounds = {load: [_bound(one) for one, _ in cells[load, MOTLEY]] for load in size.loads}
+    rows = []
+    for load in size.loads:
+        found: dict[str, Measured] = {}
+        for router in routers:
+            progress(f"{name}, {reuse} reuse, {load:.0%} of capacity: {router}")
+            found[router] = means(future.result() for _, future in cells[load, router])
+        bound = sum(bounds[load]) / len(bounds[load])
+        for line in _rows(name, reuse, load, found, cap_of, bound):
+            rows.append(line | {"seeds": list(size.seeds), "seconds": cells[load, MOTLEY][0][0].seconds})
+    return rows
+
+
+def _tuned(plan: Plan, base: _Run, pool: ProcessPoolExecutor, progress: Progress) -> dict[str, Cap | None]:
+    """For each baseline, with which limit of requests per replica it does best."""
+    smaller = _SMALLER.get(base.fleet)
+    size = replace(plan.size_of(base.fleet), requests=600)
+    if smaller:
+        size = replace(size, seconds=(20.0, 60.0))
+    base = replace(base, fleet=smaller or base.fleet)
+    most = _capacity(base)
+    trials = {
+        (router, cap): [
+            pool.submit(_measure, _sized(size, replace(base, router=router, cap=cap), load * most)) for load in TUNED_AT
+        ]
+        for router, kind in BASELINES.items() for cap in kind.CAPS
+    }  # fmt: skip
+    best: dict[str, Cap | None] = {}
+    for router, kind in BASELINES.items():
+        progress(f"{base.fleet}, {base.reuse} reuse: tuning {router}")
+        good = {cap: sum(future.result().goodput for future in trials[router, cap]) for cap in kind.CAPS}
+        best[router] = max(good, key=lambda cap: good[cap])
+    return best
+
+
+def _sized(size: Size, one: _Run, rate: float) -> _Run:
+    counted = min(max(size.requests / rate, size.seconds[0]), size.seconds[1])
+    return replace(one, rate=rate, seconds=size.warm_up_s + counted)
+
+
+def _capacity(one: _Run) -> float:
+    sample = replace(one, rate=20.0, seconds=400.0)
+    return capacity(one.replicas(), buckets(sample.traffic(), sample.seconds), one.slo)
+
+
+def _bound(one: _Run) -> float:
+    """Of what comes in the time that is counted; never more than that."""
+    traffic = one.traffic()
+    counted = [each for each in traffic if each.at_s >= one.warm_up_s]
+    known = frozenset(each.prefix[0] for each in traffic if each.at_s < one.warm_up_s)
+    return optimum(one.replicas(), buckets(counted, one.seconds - one.warm_up_s, known), one.slo)
+
+
+def _measure(one: _Run) -> Measured:
+    replicas = one.replicas()
+    if one.router == TOLD:  # what each truly is, what it carries right now, and all requests through one ingress
+        told = [replace(each, known=each.true) for each in replicas]
+        outcome = simulate(replicas, one.traffic(), [_router(one, told, 0)], one.seed, heard_s=0.0)
+    else:
+        routers = [_router(one, replicas, number) for number in range(INGRESSES)]
+        outcome = simulate(replicas, one.traffic(), routers, one.seed)
+    return measured(outcome, one.slo, one.warm_up_s, one.seconds)
+
+
+def _router(one: _Run, replicas: Sequence[SimulatedReplica], number: int) -> Router:
+    seed = 1000 * one.seed + number
+    if one.router in BASELINES:
+        return BASELINES[one.router](replicas, seed, one.cap)
+    return MotleyRouter(replicas, one.slo, seed, prefixes=one.router != WITHOUT)
+
+
+def _rows(
+    name: str, reuse: str, load: float, found: dict[str, Measured], cap_of: dict[str, Cap | None], bound: float
+) -> Iterator[dict[str, Any]]:
+    ours = found[MOTLEY]
+    workload = {"fleet": name, "reuse": reuse, "load": load}
+    for router, theirs in found.items():
+        if router == MOTLEY:
+            line = row("goodput", workload, "requests/s", [ours.goodput], peer="optimum", peer_samples=[bound])
+        else:
+            line = row("goodput", workload, "requests/s", [ours.goodput], peer=router, peer_samples=[theirs.goodput])
+        cap = cap_of.get(router)
+        limit = {"most_in_flight": None if cap is None else str(cap)} if router in cap_of else {}
+        yield line | {"source": "simulated", "bound": bound, **limit, "details": theirs.to_json()}
+
+
+def text(report: dict[str, Any]) -> str:
+    """A line for each fleet, reuse and load: the share of the bound that each router reached."""
+    cells: dict[tuple[str, str, float], list[dict[str, Any]]] = {}
+    lines = []
+    for each in report["rows"]:
+        if each["metric"] == "goodput":
+            workload = each["workload"]
+            cells.setdefault((workload["fleet"], workload["reuse"], workload["load"]), []).append(each)
+        else:
+            what = "decision among {replicas} replicas, prompt of {prompt_tokens} tokens".format(**each["workload"])
+            lines.append(f"{what}: {each['value']:.0f} µs (measured)")
+    found = []
+    for (name, reuse, load), rows in cells.items():
+        shares = ", ".join(f"{_name(each)} {each['details']['goodput'] / each['bound']:.3f}" for each in rows)
+        found.append(f"{name}, {reuse} reuse, {load:.0%}: of {rows[0]['bound']:.1f} good requests/s: {shares}")
+    return "\n".join(["simulated, in virtual time:", *found, *lines])
+
+
+def _name(line: dict[str, Any]) -> str:
+    return MOTLEY if line["peer"] == "optimum" else str(line["peer"])

@@ -1,0 +1,216 @@
+"""A fleet in virtual time whose replicas come and go as a scaling policy wants: they start cold, and leave drained."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import pairwise
+
+from ...kernels.model_shapes import ModelShape
+from ...replicas.simulated.virtual import Job
+from ..routing.predict import Slo
+from ..scaling.state import Observed, Policy, PoolState, Target
+from .fleet import fleet
+from .motley_router import MotleyRouter, speed_of
+from .simulate import CALL, PUBLISH, Outcome, Simulation, virtual
+from .traffic import Arrival
+
+__all__ = ["Scaled", "SimulatedPool", "simulate_scaled"]
+
+LOOK_S = 5.0  # between two looks of the policy
+RELEASE_S = 0.5  # between two tries for requests that are held
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedPool:
+    """Up to `maximum` replicas on GPUs of one class; `initial` of them serve from the beginning."""
+
+    gpu: str
+    minimum: int
+    maximum: int
+    initial: int
+    cost_per_hour: float
+    cold_start_s: float
+
+
+@dataclass(slots=True)
+class Scaled:
+    """What came of it. cost: of all replicas, from the moment each was wanted until it had drained."""
+
+    outcome: Outcome
+    cost: float = 0.0
+    decisions: list[tuple[float, Target]] = field(default_factory=list)
+    ready: list[tuple[float, tuple[int, ...]]] = field(default_factory=list)  # by pool, at each look
+
+
+class _Place(Enum):
+    FREE, STARTING, READY, DRAINING = range(4)
+
+
+def simulate_scaled(
+    pools: Sequence[SimulatedPool], model: ModelShape, traffic: Iterable[Arrival], policy: Policy, slo: Slo, seed: int,
+    *, ingresses: int = 1,
+) -> Scaled:  # fmt: skip
+    """Until the last request has ended. Those that come while no replica serves are held until one takes them."""
+    return _Elastic(pools, model, traffic, policy, slo, seed, ingresses).scaled()
+
+
+class _Elastic(Simulation):
+    """Every replica that there may be has its number from the beginning; those that are not there are not usable."""
+
+    def __init__(
+        self, pools: Sequence[SimulatedPool], model: ModelShape, traffic: Iterable[Arrival], policy: Policy, slo: Slo,
+        seed: int, ingresses: int,
+    ) -> None:  # fmt: skip
+        self._known = fleet("+".join(f"{pool.maximum}*{pool.gpu}" for pool in pools), model, seed)
+        self._routers_of_all = [MotleyRouter(self._known, slo, 1000 * seed + number) for number in range(ingresses)]
+        super().__init__(self._known, traffic, self._routers_of_all, seed)
+        self._pools = pools
+        self._policy = policy
+        ends = [0]
+        for pool in pools:
+            ends.append(ends[-1] + pool.maximum)
+        self._numbers = [range(first, end) for first, end in pairwise(ends)]
+        self._pool_of = [pool for pool in pools for _ in range(pool.maximum)]
+        self._places = [_Place.FREE] * len(self._known)
+        self._wanted_at = [0.0] * len(self._known)
+        self._turns = [0] * len(self._known)  # a start that was given up is not the one that comes
+        self._targets = [pool.initial for pool in pools]
+        self._seen = [bool(pool.initial) for pool in pools]  # whether one has ever been ready: its speed is known
+        self._held: deque[tuple[int, Job]] = deque()
+        self._came = [0, 0, 0]  # requests, tokens of prompts, tokens of answers since the last look
+        self._scaled = Scaled(self._outcome)
+
+    def scaled(self) -> Scaled:
+        self.run()
+        for number, place in enumerate(self._places):
+            if place is not _Place.FREE:
+                self._pay(self._outcome.ended_s, number)
+        return self._scaled
+
+    @property
+    def _live(self) -> bool:
+        return super()._live or bool(self._held)
+
+    def _start(self) -> None:
+        for numbers, pool in zip(self._numbers, self._pools, strict=True):
+            for number in numbers:
+                self._usable(number, False)
+            for number in numbers[: pool.initial]:
+                self._places[number] = _Place.READY
+                self._usable(number, True)
+                self._push(self._rng.uniform(0, 0.2), PUBLISH, number)
+        self._push(0.0, CALL, self._look)
+
+    def _arrive(self, now: float, arrival: Arrival) -> None:
+        self._came[0] += 1
+        self._came[1] += arrival.prompt_tokens
+        if _Place.READY in self._places:
+            super()._arrive(now, arrival)
+            return
+        job = self._job(arrival)
+        self._held.append((len(self._outcome.jobs), job))
+        self._outcome.jobs.append(job)
+        self._outcome.replicas.append(None)
+
+    def _publish(self, now: float, number: int) -> None:
+        if self._places[number] is not _Place.FREE:
+            super()._publish(now, number)
+
+    def _ended(self, job: Job) -> None:
+        self._came[2] += job.output_tokens
+
+    def _end_step(self, now: float, number: int) -> None:
+        super()._end_step(now, number)
+        if self._places[number] is _Place.DRAINING:
+            self._leave(now, number)
+
+    def _look(self, now: float) -> None:
+        states = tuple(self._state(at) for at in range(len(self._pools)))
+        requests, prompts, outputs = (count / LOOK_S for count in self._came)
+        self._came = [0, 0, 0]
+        by_name = {state.name: at for at, state in enumerate(states)}
+        for target in self._policy.decide(Observed(now, states, requests, prompts, outputs, len(self._held))):
+            self._scaled.decisions.append((now, target))
+            self._scale(now, by_name[target.pool], target.replicas)
+        self._scaled.ready.append((now, tuple(state.ready for state in states)))
+        self._push(now + LOOK_S, CALL, self._look)
+
+    def _state(self, at: int) -> PoolState:
+        pool, numbers = self._pools[at], self._numbers[at]
+        ready = self._in(at, _Place.READY)
+        loads = [self._replicas[number].load() for number in ready]
+        return PoolState(
+            pool.gpu, pool.minimum, pool.maximum, self._targets[at], len(ready), len(self._in(at, _Place.STARTING)),
+            speed_of(self._known[numbers[0]]) if self._seen[at] else None, pool.cost_per_hour, pool.cold_start_s,
+            sum(load.queued_prefill_tokens for load in loads), sum(load.running for load in loads),
+            sum(load.waiting for load in loads),
+        )  # fmt: skip
+
+    def _scale(self, now: float, at: int, target: int) -> None:
+        self._targets[at] = target
+        there = len(self._in(at, _Place.STARTING)) + len(self._in(at, _Place.READY))
+        for number in self._in(at, _Place.FREE)[: max(0, target - there)]:  # one that drains is not to be had again
+            self._begin_start(now, number)
+        for _ in range(there - target):
+            starting, ready = self._in(at, _Place.STARTING), self._in(at, _Place.READY)
+            if starting:
+                self._free(now, max(starting, key=self._wanted_at.__getitem__))
+                continue
+            leaving = min(ready, key=lambda number: self._replicas[number].num_sequences)
+            self._places[leaving] = _Place.DRAINING
+            self._usable(leaving, False)
+            self._leave(now, leaving)
+
+    def _begin_start(self, now: float, number: int) -> None:
+        self._places[number] = _Place.STARTING
+        self._wanted_at[number] = now
+        self._turns[number] += 1
+        turn = self._turns[number]
+
+        def come(then: float) -> None:
+            if self._places[number] is _Place.STARTING and self._turns[number] == turn:
+                self._come(then, number)
+
+        self._push(now + self._pool_of[number].cold_start_s, CALL, come)
+
+    def _come(self, now: float, number: int) -> None:
+        busy_s = self._replicas[number].busy_s
+        self._replicas[number] = virtual(self._known[number])
+        self._replicas[number].busy_s = busy_s
+        self._places[number] = _Place.READY
+        self._seen[self._pools.index(self._pool_of[number])] = True
+        self._usable(number, True)
+        self._publish(now, number)
+        self._release(now)
+
+    def _release(self, now: float) -> None:
+        """In the order of their coming, as far as there is room; the others a little later."""
+        while self._held and _Place.READY in self._places:
+            index, job = self._held[0]
+            taken = self._outcome.replicas[index] = self._place(now, job)
+            if taken is None:
+                self._push(now + RELEASE_S, CALL, self._release)
+                return
+            self._held.popleft()
+
+    def _leave(self, now: float, number: int) -> None:
+        if not self._replicas[number].scheduler:
+            self._free(now, number)
+
+    def _free(self, now: float, number: int) -> None:
+        self._pay(now, number)
+        self._places[number] = _Place.FREE
+
+    def _pay(self, now: float, number: int) -> None:
+        rented_s = max(0.0, now - self._wanted_at[number])
+        self._scaled.cost += rented_s / 3600 * self._pool_of[number].cost_per_hour
+
+    def _in(self, at: int, place: _Place) -> list[int]:
+        return [number for number in self._numbers[at] if self._places[number] is place]
+
+    def _usable(self, number: int, usable: bool) -> None:
+        for router in self._routers_of_all:
+            router.set_usable(number, usable=usable)

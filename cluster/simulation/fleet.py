@@ -1,0 +1,68 @@
+"""Fleets of simulated replicas."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ...kernels.model_shapes import ModelShape
+from ...replicas.errors import InvalidRequest
+from ...replicas.simulated.device import SimulatedDevice, device_named, model_named
+
+__all__ = ["FLEETS", "SimulatedReplica", "fleet", "model_named"]
+
+CHUNK_S = 0.15  # of prefill in a step: what a decode beside it waits at most
+_CHUNKS = (64, 2048)  # tokens
+_RUNNING = 256  # sequences of a step at most: with fewer a fast card waits for them to end
+_MAX_REPLICAS = 100_000
+
+_EIGHT = ("P40", "T4", "V100-PCIE-16GB", "A10", "L4", "RTX 4090", "A100-SXM4-80GB", "H100 80GB HBM3")
+FLEETS = {
+    "equal": "4*A10",
+    "mixed": "P40+T4+A10+H100 80GB HBM3",
+    "classes": "+".join(f"16*{name}" for name in _EIGHT),
+    "thousand": "250*P40+200*T4+100*V100-PCIE-16GB+150*A10+150*L4+80*RTX 4090+50*A100-SXM4-80GB+20*H100 80GB HBM3",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedReplica:
+    """known: as its profile has it; true: as it is, which nobody is told."""
+
+    name: str
+    known: SimulatedDevice
+    true: SimulatedDevice
+    max_batch_tokens: int
+    max_running: int
+
+
+def fleet(text: str, model: ModelShape, seed: int, *, hidden: float = 0.3) -> list[SimulatedReplica]:
+    """`4*A10`, `P40+T4+H100`, or a name of FLEETS; each off its profile by up to `hidden`. Raises InvalidRequest."""
+    rng = random.Random(f"fleet {seed}")
+    return [
+        SimulatedReplica(f"{name} {number}", known, known.hidden(rng, hidden), *_limits(known))
+        for number, (name, known) in enumerate(_named(FLEETS.get(text, text), model))
+    ]
+
+
+def _named(text: str, model: ModelShape) -> Iterator[tuple[str, SimulatedDevice]]:
+    total = 0
+    for part in text.split("+"):
+        found = re.fullmatch(r"\s*(?:(\d+)\s*[*x×]\s*)?(\S.*?)\s*", part)
+        if found is None:
+            raise InvalidRequest(f"fleet: {text!r} is none; expected such as P40+2*T4", param="fleet")
+        total += (count := int(found[1] or 1))
+        if count < 1 or total > _MAX_REPLICAS:
+            raise InvalidRequest(f"fleet: {total} replicas; expected 1 to {_MAX_REPLICAS}", param="fleet")
+        known = SimulatedDevice(device_named(found[2]), model)
+        known.num_blocks  # noqa: B018  # whether it fits
+        for _ in range(count):
+            yield found[2], known
+
+
+def _limits(device: SimulatedDevice) -> tuple[int, int]:
+    """Tokens of a step and sequences of it: a slow card computes a prompt in smaller pieces."""
+    tokens = min(max(int(device.prefill_tokens_per_s * CHUNK_S) // 16 * 16, _CHUNKS[0]), _CHUNKS[1])
+    return tokens, min(tokens, _RUNNING)

@@ -1,0 +1,73 @@
+"""What came of a simulated run: goodput, tails, and who was turned away."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+
+from ...replicas.bench.report import quantile
+from ...replicas.simulated.virtual import Job
+from ..routing.predict import Slo
+from .simulate import Outcome
+
+__all__ = ["Measured", "measured"]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Of the requests that came between two moments. Rates per second, times in seconds.
+
+    goodput   in time by every objective
+    late      begun too late; slow: then too slow; rejected: not taken
+    """
+
+    offered: float
+    goodput: float
+    rejected: float
+    late: float
+    slow: float
+    ttft_p50_s: float
+    ttft_p99_s: float
+    tpot_p50_s: float
+    tpot_p99_s: float
+
+    def to_json(self) -> dict[str, float]:
+        return asdict(self)
+
+
+def measured(outcome: Outcome, slo: Slo, since_s: float, until_s: float) -> Measured:
+    """Every request that was taken has ended by then: the simulation goes on until it has."""
+    counted = [
+        (job, taken is not None)
+        for job, taken in zip(outcome.jobs, outcome.replicas, strict=True)
+        if since_s <= job.sent_s < until_s
+    ]
+    jobs = [job for job, taken in counted if taken]
+    ttft, tpot = [_ttft_s(job) for job in jobs], [each for job in jobs if (each := _tpot_s(job)) is not None]
+    late = sum(_ttft_s(job) > slo.ttft_s for job in jobs)
+    slow = sum((_tpot_s(job) or 0.0) > slo.tpot_s for job in jobs)
+    good = sum(_ttft_s(job) <= slo.ttft_s and (_tpot_s(job) or 0.0) <= slo.tpot_s for job in jobs)
+    seconds = until_s - since_s
+    return Measured(
+        *(count / seconds for count in (len(counted), good, len(counted) - len(jobs), late, slow)),
+        *(quantile(ttft, share) if ttft else 0.0 for share in (0.5, 0.99)),
+        *(quantile(tpot, share) if tpot else 0.0 for share in (0.5, 0.99)),
+    )
+
+
+def means(several: Iterable[Measured]) -> Measured:
+    """Of runs with several seeds, figure by figure."""
+    runs = [list(asdict(each).values()) for each in several]
+    return Measured(*(sum(column) / len(column) for column in zip(*runs, strict=True)))
+
+
+def _ttft_s(job: Job) -> float:
+    assert job.first_s is not None, "all that were taken have ended"
+    return job.first_s - job.sent_s
+
+
+def _tpot_s(job: Job) -> float | None:
+    """None where there is no second token."""
+    assert job.first_s is not None
+    assert job.done_s is not None
+    return (job.done_s - job.first_s) / (job.output_tokens - 1) if job.output_tokens > 1 else None

@@ -1,0 +1,72 @@
+"""Motley's own router in a simulation: the directory that the ingress is to have, told of what an ingress sees."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from ...replicas.protocol import BLOCK_TOKENS, ReplicaLoad
+from ...replicas.simulated.reckoned import reckoned
+from ...replicas.simulated.virtual import Job
+from ..routing.predict import Ask, Directory, Predicted, Slo, Speed
+from ..routing.prefixes import PrefixView
+from .fleet import SimulatedReplica
+
+__all__ = ["MotleyRouter", "speed_of"]
+
+
+def speed_of(replica: SimulatedReplica) -> Speed:
+    """By its profile, not as it is."""
+    rates = reckoned(replica.known, replica.max_batch_tokens)
+    return Speed(
+        prefill_tokens_per_s=rates.prefill_tokens_per_s,
+        decode_s=rates.decode_s,
+        context_s=rates.context_s,
+        chunk=replica.max_batch_tokens,
+        max_running=replica.max_running,
+        kv_tokens=replica.known.num_blocks * BLOCK_TOKENS,
+    )
+
+
+class MotleyRouter:
+    """`prefixes`: whether it looks where a prompt's beginning is held."""
+
+    def __init__(self, fleet: Sequence[SimulatedReplica], slo: Slo, seed: int, *, prefixes: bool = True) -> None:
+        self._directory = Directory([speed_of(each) for each in fleet], slo, random.Random(f"motley {seed}"))
+        self._prefixes = PrefixView([each.known.num_blocks for each in fleet]) if prefixes else None
+        self._ranked: dict[int, Predicted] = {}  # of the job that is being placed, by replica
+        self._predicted: dict[int, Predicted] = {}  # by id of the job
+
+    def ranked(self, now: float, job: Job) -> list[int]:
+        cached = self._prefixes.depths(job.hashes) if self._prefixes else {}
+        in_tokens = {replica: depth * BLOCK_TOKENS for replica, depth in cached.items()}
+        ranked = self._directory.ranked(now, Ask(job.prompt_tokens, in_tokens))
+        self._ranked = {each.replica: each for each in ranked}
+        self._cached = in_tokens
+        return [each.replica for each in ranked]
+
+    def sent(self, now: float, job: Job, replica: int) -> None:
+        self._predicted[id(job)] = self._ranked[replica]
+        self._directory.sent(now, replica, job.prompt_tokens - self._cached.get(replica, 0))
+        if self._prefixes is not None:
+            self._prefixes.add(replica, job.hashes)
+
+    def first(self, now: float, job: Job, replica: int) -> None:
+        self._directory.saw_ttft(replica, self._predicted[id(job)], now - job.sent_s)
+
+    def done(self, now: float, job: Job, replica: int) -> None:
+        self._directory.done(now, replica)
+        predicted = self._predicted.pop(id(job))
+        assert job.first_s is not None
+        if job.output_tokens > 1:
+            observed = (now - job.first_s) / (job.output_tokens - 1)
+            self._directory.saw_tpot(replica, predicted, observed, job.output_tokens)
+
+    def set_usable(self, replica: int, *, usable: bool) -> None:
+        """It drains, or is another that has begun with nothing in its cache."""
+        self._directory.set_usable(replica, usable=usable)
+        if usable and self._prefixes is not None:
+            self._prefixes.clear(replica)
+
+    def heard(self, now: float, replica: int, load: ReplicaLoad, of: float) -> None:
+        self._directory.heard(replica, load, of)

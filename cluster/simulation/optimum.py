@@ -1,0 +1,138 @@
+"""The most that a fleet could do, if everything were known: a linear program over what each replica truly is.
+
+Requests of each kind of length are shared out in fractions, and every replica mixes steps of a few compositions
+(prompts' tokens, decodes) so that in each second it computes what it was given. Nobody waits for anybody: no queue, no
+burst, no chunk that comes at a bad time. No router reaches it: it is a bound, to about
+0.3%, since requests count as the mean of their bucket and steps are of those compositions alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import linprog
+from scipy.sparse import coo_matrix
+
+from ..routing.predict import Slo
+from .fleet import SimulatedReplica
+from .traffic import Arrival
+
+__all__ = ["Bucket", "buckets", "capacity", "optimum"]
+
+_EDGES = (64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)  # of prompts, in tokens
+_OUT_EDGES = (64, 96, 128, 192, 256, 384, 512)
+_BATCHES = (0, 1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+_CHUNKS = (0.0, 0.25, 0.5, 1.0)  # of the budget of a step
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Requests that are about as long. Means, in tokens; `rate` in requests/s. `new`: tokens that no cache holds.
+
+    least  new tokens of the shortest of them
+    """
+
+    rate: float
+    new: float
+    cached: float
+    output: float
+    least: float = 1.0
+
+
+def buckets(traffic: Sequence[Arrival], seconds: float, known: Collection[int] = ()) -> list[Bucket]:
+    """Prefixes are taken to be found wherever they are wanted, but for the first request with each.
+
+    known  prefixes that came before
+    """
+    found: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
+    seen = set(known)
+    for arrival in traffic:
+        cached = arrival.prefix[1] if arrival.prefix[0] in seen else 0
+        seen.add(arrival.prefix[0])
+        new = arrival.prompt_tokens - cached
+        key = int(np.searchsorted(_EDGES, new)), int(np.searchsorted(_OUT_EDGES, arrival.output_tokens))
+        found.setdefault(key, []).append((new, cached, arrival.output_tokens))
+    return [_bucket(group, seconds) for _, group in sorted(found.items())]
+
+
+def _bucket(group: Sequence[tuple[int, int, int]], seconds: float) -> Bucket:
+    new, cached, output = (float(column) for column in np.mean(group, axis=0))
+    return Bucket(len(group) / seconds, new, cached, output, min(new for new, *_ in group))
+
+
+def optimum(fleet: Sequence[SimulatedReplica], kinds: Sequence[Bucket], slo: Slo) -> float:
+    """Requests/s that meet the objectives, at most."""
+    return _solved(fleet, kinds, slo, in_proportion=False)
+
+
+def capacity(fleet: Sequence[SimulatedReplica], kinds: Sequence[Bucket], slo: Slo) -> float:
+    """Requests/s of that very mix, all of them in time, at most: every kind is served in its proportion."""
+    return _solved(fleet, kinds, slo, in_proportion=True) * sum(kind.rate for kind in kinds)
+
+
+def _solved(fleet: Sequence[SimulatedReplica], kinds: Sequence[Bucket], slo: Slo, *, in_proportion: bool) -> float:
+    """Requests/s; in proportion: how many times the rates of all kinds, which is one more variable, the last one."""
+    rows: list[tuple[int, int, float]] = []  # constraint, variable, factor
+    limits: list[float] = [0.0 if in_proportion else kind.rate for kind in kinds]
+    gains: list[float] = []
+    for replica in fleet:
+        base = len(limits)  # constraints of this replica: time, prompts' tokens, decodes, pace
+        limits += [1.0, 0.0, 0.0, 0.0]
+        for number, kind in enumerate(kinds):
+            if not _in_time(replica, kind, slo):
+                continue
+            variable = len(gains)
+            gains.append(0.0 if in_proportion else 1.0)
+            rows += [(number, variable, -1.0 if in_proportion else 1.0), (base, variable, _attention_s(replica, kind))]
+            rows += [
+                (base + 1, variable, kind.new),
+                (base + 2, variable, kind.output - 1),
+            ]  # the first comes with the prompt
+        for tokens, decodes, seconds in _steps(replica):
+            variable = len(gains)
+            gains.append(0.0)
+            rows += [(base, variable, seconds), (base + 1, variable, -tokens), (base + 2, variable, -decodes)]
+            rows.append((base + 3, variable, decodes * (seconds - slo.tpot_s)))
+    if in_proportion:
+        rows += [(number, len(gains), kind.rate) for number, kind in enumerate(kinds)]
+        gains.append(1.0)
+    constraints, variables, factors = zip(*rows, strict=True)
+    matrix = coo_matrix((factors, (constraints, variables)), shape=(len(limits), len(gains)))
+    solved = linprog(-np.array(gains), A_ub=matrix.tocsr(), b_ub=limits, method="highs")
+    if not solved.success:
+        raise RuntimeError(f"the linear program was not solved: {solved.message}")
+    return float(-solved.fun)
+
+
+def _in_time(replica: SimulatedReplica, kind: Bucket, slo: Slo) -> bool:
+    """Alone on the replica, the first token of the shortest of them would come in time."""
+    chunk = replica.max_batch_tokens
+    return kind.least / chunk * replica.true.step_s(0, 0, [(chunk, 0)]) <= slo.ttft_s
+
+
+def _steps(replica: SimulatedReplica) -> Iterator[tuple[float, float, float]]:
+    """Compositions of a step, without attention: prompts' tokens, decodes, seconds."""
+    for batch in _BATCHES:
+        if batch > replica.max_running:
+            continue
+        for share in _CHUNKS:
+            tokens = min(int(share * replica.max_batch_tokens), replica.max_batch_tokens - batch)
+            if tokens + batch > 0:
+                prefills = [(tokens, 0)] if tokens else []
+                seconds = replica.true.step_s(batch, 0, prefills)
+                yield float(tokens), float(batch), seconds - _own_attention_s(replica, tokens)
+
+
+def _own_attention_s(replica: SimulatedReplica, tokens: int) -> float:
+    return replica.true.prefill_attention_s(tokens, 0) if tokens else 0.0
+
+
+def _attention_s(replica: SimulatedReplica, kind: Bucket) -> float:
+    """Of one request from its first chunk to its last token."""
+    device = replica.true
+    context = kind.new + kind.cached + kind.output / 2
+    return device.prefill_attention_s(int(kind.new), int(kind.cached)) + kind.output * device.decode_attention_s(
+        1, context
+    )

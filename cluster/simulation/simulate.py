@@ -1,0 +1,203 @@
+"""A fleet in virtual time: requests come, routers send them, replicas take their time. The same for the same seeds."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ...replicas.errors import Overloaded
+from ...replicas.protocol import ReplicaLoad, Request
+from ...replicas.sampling_params import SamplingParams
+from ...replicas.simulated.virtual import Job, VirtualReplica
+from .fleet import SimulatedReplica
+from .traffic import Arrival, block_hashes
+
+__all__ = ["PUBLISH_S", "Outcome", "Router", "Simulation", "simulate", "virtual"]
+
+PUBLISH_S = 0.2  # between two words of a replica's load,
+HEARD_S = 0.2  # and so much later it is heard: what routers see is 0.2 to 0.4 s old
+_SAMPLING = SamplingParams(temperature=0.0, ignore_eos=True, seed=0)
+
+
+class Router(Protocol):
+    """One ingress. Replicas by number; times in seconds. `job.output_tokens` is not for its eyes.
+
+    ranked     replicas in the order in which to try them; none: nobody can serve it in time
+    sent, first, done            what became of a job of its own
+    heard      a replica's load, as it was at `of`
+    """
+
+    def ranked(self, now: float, job: Job) -> Iterable[int]: ...
+    def sent(self, now: float, job: Job, replica: int) -> None: ...
+    def first(self, now: float, job: Job, replica: int) -> None: ...
+    def done(self, now: float, job: Job, replica: int) -> None: ...
+    def heard(self, now: float, replica: int, load: ReplicaLoad, of: float) -> None: ...
+
+
+@dataclass(slots=True)
+class Outcome:
+    """jobs: all, in the order of their coming; replica: of each, or None if nobody took it."""
+
+    jobs: list[Job] = field(default_factory=list)
+    replicas: list[int | None] = field(default_factory=list)
+    refusals: int = 0
+    ended_s: float = 0.0
+    busy_s: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Word:
+    """A replica's load, as it was at `of`."""
+
+    replica: int
+    load: ReplicaLoad
+    of: float
+
+
+_ARRIVAL, _STEP, _HEARD, PUBLISH, CALL = range(5)
+
+
+def simulate(
+    fleet: Sequence[SimulatedReplica],
+    traffic: Iterable[Arrival],
+    routers: Sequence[Router],
+    seed: int,
+    *,
+    heard_s: float = HEARD_S,
+) -> Outcome:
+    """Until the last request has ended. Each comes to one of the routers, at random."""
+    return Simulation(fleet, traffic, routers, seed, heard_s=heard_s).run()
+
+
+def virtual(replica: SimulatedReplica) -> VirtualReplica:
+    return VirtualReplica(
+        replica.name, replica.true, max_batch_tokens=replica.max_batch_tokens, max_running=replica.max_running,
+        num_blocks=replica.known.num_blocks,
+    )  # fmt: skip
+
+
+class Simulation:
+    def __init__(
+        self,
+        fleet: Sequence[SimulatedReplica],
+        traffic: Iterable[Arrival],
+        routers: Sequence[Router],
+        seed: int,
+        *,
+        heard_s: float = HEARD_S,
+    ) -> None:
+        self._heard_s = heard_s
+        self._rng = random.Random(f"simulation {seed}")
+        self._replicas = [virtual(each) for each in fleet]
+        self._traffic = iter(traffic)
+        self._routers = routers
+        self._router_of: dict[int, tuple[Router, int]] = {}  # by id of the job
+        self._events: list[tuple[float, int, int, object]] = []
+        self._order = itertools.count()
+        self._outcome = Outcome()
+        self._prompts: dict[int, tuple[int, ...]] = {}
+
+    def run(self) -> Outcome:
+        self._start()
+        self._next_arrival()
+        while self._live:
+            now, _, kind, what = heapq.heappop(self._events)
+            if kind == _ARRIVAL:
+                assert isinstance(what, Arrival)
+                self._next_arrival()
+                self._arrive(now, what)
+            elif kind == _STEP:
+                assert isinstance(what, int)
+                self._end_step(now, what)
+            elif kind == PUBLISH:
+                assert isinstance(what, int)
+                self._publish(now, what)
+            elif kind == CALL:
+                assert callable(what)
+                what(now)
+            else:
+                assert isinstance(what, _Word)
+                for router in self._routers:
+                    router.heard(now, what.replica, what.load, what.of)
+            if kind in (_ARRIVAL, _STEP):
+                self._outcome.ended_s = now
+        self._outcome.busy_s = [replica.busy_s for replica in self._replicas]
+        return self._outcome
+
+    def _start(self) -> None:
+        for number in range(len(self._replicas)):
+            self._push(self._rng.uniform(0, PUBLISH_S), PUBLISH, number)
+
+    @property
+    def _live(self) -> bool:
+        """There is more to come than replicas' words of their load."""
+        return self._more or bool(self._router_of)
+
+    def _publish(self, now: float, number: int) -> None:
+        self._push(now + self._heard_s, _HEARD, _Word(number, self._replicas[number].load(), now))
+        self._push(now + PUBLISH_S, PUBLISH, number)
+
+    def _push(self, at: float, kind: int, what: object) -> None:
+        heapq.heappush(self._events, (at, next(self._order), kind, what))
+
+    def _next_arrival(self) -> None:
+        arrival = next(self._traffic, None)
+        self._more = arrival is not None
+        if arrival is not None:
+            self._push(arrival.at_s, _ARRIVAL, arrival)
+
+    def _arrive(self, now: float, arrival: Arrival) -> None:
+        job = self._job(arrival)
+        self._outcome.jobs.append(job)
+        self._outcome.replicas.append(self._place(now, job))
+
+    def _place(self, now: float, job: Job) -> int | None:
+        router = self._rng.choice(self._routers)
+        for number in router.ranked(now, job):
+            replica = self._replicas[number]
+            if not replica.holds(job):
+                continue
+            try:
+                replica.add(now, job)
+            except Overloaded:
+                self._outcome.refusals += 1
+                continue
+            router.sent(now, job, number)
+            self._router_of[id(job)] = router, number
+            if replica.idle:
+                self._begin(now, number)
+            else:
+                self._push(replica.ends, _STEP, number)  # steps taken together may end earlier now
+            return number
+        return None
+
+    def _begin(self, now: float, number: int) -> None:
+        ends = self._replicas[number].begin(now)
+        if ends is not None:
+            self._push(ends, _STEP, number)
+
+    def _end_step(self, now: float, number: int) -> None:
+        replica = self._replicas[number]
+        if replica.idle or replica.ends != now:
+            return  # it ended earlier, or another has begun since
+        for job in replica.end(now):
+            router, _ = self._router_of[id(job)]
+            if job.first_s == now:
+                router.first(now, job, number)
+            if job.done_s is not None:
+                router.done(now, job, number)
+                self._ended(job)
+                del self._router_of[id(job)]
+        self._begin(now, number)
+
+    def _ended(self, job: Job) -> None:
+        """For whoever counts."""
+
+    def _job(self, arrival: Arrival) -> Job:
+        prompt = self._prompts.setdefault(arrival.prompt_tokens, (0,) * arrival.prompt_tokens)
+        request = Request("", prompt, _SAMPLING, tenant=arrival.tenant)
+        return Job(request, arrival.output_tokens, block_hashes(arrival), arrival.at_s)

@@ -1,0 +1,98 @@
+"""Requests of a simulation: when they come, how long they are, and which beginnings they share."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from ...replicas.protocol import BLOCK_TOKENS
+from ..bench.lengths import Lengths
+
+__all__ = ["HIGH_REUSE", "LOW_REUSE", "MIX", "Arrival", "Kind", "Reuse", "arrivals", "block_hashes", "thinned"]
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """prefix: (its number, tokens) of the beginning that others have too; the rest of the prompt is its own.
+
+    chain  instead of it, as traces have it: a number for each piece of CHAIN_TOKENS, alike where all up to it is alike
+    """
+
+    number: int
+    at_s: float
+    prompt_tokens: int
+    output_tokens: int
+    prefix: tuple[int, int] = (0, 0)
+    tenant: str = ""
+    chain: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of request: its share of all, and lengths in tokens."""
+
+    name: str
+    share: float
+    prompt: Lengths
+    output: Lengths
+
+
+@dataclass(frozen=True, slots=True)
+class Reuse:
+    """Beginnings shared by a `share` of the requests: so many, a few of them popular (Zipf), so long."""
+
+    share: float
+    prefixes: int
+    tokens: Lengths
+
+
+MIX = (
+    Kind("chat", 0.7, Lengths("lognormal", 220, 0.7), Lengths("lognormal", 160, 0.6)),
+    Kind("document", 0.2, Lengths("lognormal", 1600, 0.5), Lengths("lognormal", 120, 0.5)),
+    Kind("writing", 0.1, Lengths("lognormal", 120, 0.5), Lengths("lognormal", 450, 0.4)),
+)
+LOW_REUSE = Reuse(0.0, 1, Lengths("fixed", 512))
+HIGH_REUSE = Reuse(0.7, 48, Lengths("uniform", 512, 1536))
+LONGEST = 8192
+CHAIN_TOKENS = 512
+
+
+def arrivals(
+    rate: float, seconds: float, seed: int, *, mix: Sequence[Kind] = MIX, reuse: Reuse = LOW_REUSE
+) -> Iterator[Arrival]:
+    """A Poisson process of `rate` requests/s, the same for the same seed."""
+    rng = random.Random(seed)
+    weights = list(accumulate(kind.share for kind in mix))
+    lengths = [reuse.tokens.draw(random.Random(f"prefix {seed} {number}")) for number in range(reuse.prefixes)]
+    popularity = list(accumulate(1 / (rank + 1) for rank in range(reuse.prefixes)))
+    at, number = 0.0, 0
+    while (at := at + rng.expovariate(rate)) < seconds:
+        kind = rng.choices(mix, cum_weights=weights)[0]
+        prompt, output = min(kind.prompt.draw(rng), LONGEST), min(kind.output.draw(rng), LONGEST // 4)
+        prefix = (0, 0)
+        if rng.random() < reuse.share:
+            chosen = rng.choices(range(reuse.prefixes), cum_weights=popularity)[0]
+            prefix = (chosen + 1, lengths[chosen])
+        yield Arrival(number, at, prompt + prefix[1], output, prefix)
+        number += 1
+
+
+def thinned(traffic: Iterable[Arrival], share: Callable[[float], float], seed: int) -> Iterator[Arrival]:
+    """Of a Poisson process one whose rate varies: each stays with the probability `share` of its time."""
+    rng = random.Random(f"thinned {seed}")
+    return (arrival for arrival in traffic if rng.random() < share(arrival.at_s))
+
+
+def block_hashes(arrival: Arrival) -> list[bytes]:
+    """Of the prompt's full blocks: those of the prefix alike for all who have it. Any bytes do that differ."""
+    whole, common = arrival.prompt_tokens // BLOCK_TOKENS, arrival.prefix[1] // BLOCK_TOKENS
+    if arrival.chain:
+        each = CHAIN_TOKENS // BLOCK_TOKENS
+        chained = range(min(whole, len(arrival.chain) * each))
+        shared = [struct.pack("<qqq", 3, arrival.chain[block // each], block % each) for block in chained]
+    else:
+        shared = [struct.pack("<qqq", 1, arrival.prefix[0], block) for block in range(min(whole, common))]
+    return shared + [struct.pack("<qqq", 2, arrival.number, block) for block in range(len(shared), whole)]

@@ -1,0 +1,41 @@
+"""Runs a plan in the time that a GPU would take, and says what the null engine says."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from ..null_engine import NullRunner
+from ..plan import StepPlan, StepResult
+from .device import SimulatedDevice
+
+__all__ = ["RooflineRunner", "seconds_of"]
+
+
+def seconds_of(device: SimulatedDevice, plan: StepPlan) -> float:
+    """What the step takes. Items with one token come first, and count as decodes wherever their sequence is."""
+    decodes = [item for item in plan.items if len(item.token_ids) == 1]
+    prefills = [(len(item.token_ids), item.start) for item in plan.items if len(item.token_ids) > 1]
+    return device.step_s(len(decodes), sum(item.end for item in decodes), prefills)
+
+
+class RooflineRunner(NullRunner):
+    """`take`: lets so many seconds go by; of real ones as many as the host has not used up itself."""
+
+    def __init__(
+        self, device: SimulatedDevice, pattern: Sequence[int], take: Callable[[float], None] | None = None
+    ) -> None:
+        super().__init__(pattern)
+        self.device = device
+        self._take = take or self._until
+        self._next = 0.0
+
+    def run(self, plan: StepPlan) -> StepResult:
+        self._take(seconds_of(self.device, plan))
+        return super().run(plan)
+
+    def _until(self, seconds: float) -> None:
+        """A device begins the next step when the last one has ended, or when it is given one."""
+        began = max(self._next, time.monotonic() - self.device.attained.step_s)
+        self._next = began + seconds
+        time.sleep(max(0.0, self._next - time.monotonic()))

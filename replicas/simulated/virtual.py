@@ -1,0 +1,216 @@
+"""One replica in virtual time: the engine's own scheduler and KV accounting, and no sleeping.
+
+Steps in which every sequence decodes are taken together, for as long as none ends and nobody comes; in the others
+those that decode are advanced as a whole (steady.py). To the clock they are one by one all the same.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left
+from dataclasses import dataclass, replace
+
+from ..admission import Admission
+from ..blocks import BlockPool, blocks_for
+from ..plan import StepPlan
+from ..protocol import BLOCK_TOKENS, ReplicaLoad, Request
+from ..sequence import Sequence
+from .device import SimulatedDevice
+from .steady import SteadyScheduler
+
+__all__ = ["Job", "VirtualReplica"]
+
+
+@dataclass(eq=False, slots=True)
+class Job:
+    """A request in virtual time, in seconds.
+
+    output_tokens  how many come before it ends: no router knows
+    hashes         of the prompt's full blocks
+    first_s        when the first token came; None: not yet
+    done_s         when the last one did
+    """
+
+    request: Request
+    output_tokens: int
+    hashes: list[bytes]
+    sent_s: float = 0.0
+    first_s: float | None = None
+    done_s: float | None = None
+    cached_tokens: int = 0
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.request.prompt_ids)
+
+
+@dataclass(slots=True)
+class _Step:
+    """What is being computed: a plan beside what is steady, or `count` steps of the steady ones alone."""
+
+    began: float
+    ends: float
+    plan: StepPlan | None
+    count: int = 1
+    context: int = 0
+
+
+class VirtualReplica:
+    """`add` what comes, `begin` what is next, and `end` it when its time has come."""
+
+    def __init__(
+        self,
+        name: str,
+        device: SimulatedDevice,
+        *,
+        num_blocks: int | None = None,
+        max_batch_tokens: int = 512,
+        max_running: int = 64,
+        max_waiting: int = 512,
+        max_waiting_tokens: int = 262_144,
+        reuse_prefixes: bool = True,
+    ) -> None:
+        self.name = name
+        self.device = device
+        self.busy_s = 0.0
+        self._now = 0.0
+        pool = BlockPool(num_blocks or device.num_blocks, reuse_prefixes=reuse_prefixes)
+        self.scheduler = SteadyScheduler(pool, max_batch_tokens=max_batch_tokens, max_running=max_running)
+        self._admission = Admission(
+            max_waiting=max_waiting, max_waiting_tokens=max_waiting_tokens,
+            prefill_tokens_per_s=device.prefill_tokens_per_s, clock=lambda: self._now,
+        )  # fmt: skip
+        self._jobs: dict[int, Job] = {}  # by sequence id
+        self._number = 0
+        self._prompt_tokens = self._cached_tokens = 0  # of those that have begun
+        self._step: _Step | None = None
+
+    def load(self) -> ReplicaLoad:
+        return replace(self.scheduler.load(), prompt_tokens=self._prompt_tokens, cached_tokens=self._cached_tokens)
+
+    @property
+    def idle(self) -> bool:
+        return self._step is None
+
+    @property
+    def num_sequences(self) -> int:
+        return self.scheduler.num_running + len(self.scheduler.waiting)
+
+    def holds(self, job: Job) -> bool:
+        """Whether its KV would fit if it were alone."""
+        return blocks_for(job.prompt_tokens + job.output_tokens) <= self.scheduler.pool.total
+
+    def add(self, now: float, job: Job) -> None:
+        """Raises Overloaded. It is seen by the next step; steps that are taken together end with the present one."""
+        self._now = now
+        self._admission.enter(job.prompt_tokens)
+        self._number += 1
+        sequence = Sequence(
+            id=self._number, request=job.request, choice=0, arrival=self._number,
+            limit=job.prompt_tokens + job.output_tokens, eos_ids=(), hashes=self._hashes(job),
+        )  # fmt: skip
+        self._jobs[sequence.id] = job
+        self.scheduler.add(sequence)
+        if self._step is not None and self._step.count > 1:
+            self._cut_short(self._step, now)
+
+    def begin(self, now: float) -> float | None:
+        """When what begins now will have ended; None: there is nothing to do."""
+        self._now = now
+        assert self._step is None
+        scheduler = self.scheduler
+        if not scheduler:
+            return None
+        if (count := scheduler.together()) > 1:
+            context = scheduler.steady.context
+            seconds = self.device.steps_s(count, len(scheduler.steady), context)
+            self._step = _Step(now, now + seconds, None, count, context)
+            return self._step.ends
+        plan = scheduler.plan()
+        if not plan.items and not scheduler.steady:
+            return None
+        self._step = _Step(now, now + self._seconds(plan), plan)
+        return self._step.ends
+
+    def _seconds(self, plan: StepPlan) -> float:
+        """Of the plan and what is steady, as the runner has it (`runner.seconds_of`)."""
+        decodes, context = len(self.scheduler.steady), self.scheduler.steady.context
+        prefills = []
+        for item in plan.items:
+            if len(item.token_ids) == 1:
+                decodes, context = decodes + 1, context + item.end
+            else:
+                prefills.append((len(item.token_ids), item.start))
+        return self.device.step_s(decodes, context, prefills)
+
+    @property
+    def ends(self) -> float:
+        assert self._step is not None
+        return self._step.ends
+
+    def end(self, now: float) -> list[Job]:
+        """What has come to its first token or to its end with what ended now."""
+        step, self._step = self._step, None
+        assert step is not None
+        self._now = now
+        self.busy_s += step.ends - step.began
+        return self._commit(step.plan) if step.plan is not None else self._commit_together(step.count)
+
+    def _cut_short(self, step: _Step, now: float) -> None:
+        decodes = len(self.scheduler.steady)
+
+        def reaches(count: int) -> float:
+            return step.began + self.device.steps_s(count, decodes, step.context)
+
+        step.count = min(step.count, 1 + bisect_left(range(1, step.count), now, key=reaches))
+        step.ends = reaches(step.count)
+
+    def _commit(self, plan: StepPlan) -> list[Job]:
+        scheduler = self.scheduler
+        allocations = scheduler.launched(plan)
+        scheduler.landed(plan)
+        scheduler.commit(zip(plan.items, allocations, strict=True))
+        ended = scheduler.advance(1)
+        begun = []
+        for item in plan.items:
+            if item.sample is None:
+                continue
+            sequence = scheduler.sequence(item.sequence_id)
+            sequence.output_ids.append(sequence.id & 0x7FFF_FFFF)
+            if self._jobs[sequence.id].first_s is None:
+                begun.append(self._begun(sequence))
+            if sequence.num_tokens >= sequence.limit:
+                ended.append(sequence)
+            else:
+                scheduler.settle(sequence)
+        done = self._finish(ended)
+        return begun + [job for job in done if job not in begun]
+
+    def _commit_together(self, count: int) -> list[Job]:
+        self.scheduler.steady.grow(count)
+        return self._finish(self.scheduler.advance(count))
+
+    def _begun(self, sequence: Sequence) -> Job:
+        job = self._jobs[sequence.id]
+        job.first_s = self._now
+        job.cached_tokens = sequence.cached_tokens or 0
+        self._prompt_tokens += job.prompt_tokens
+        self._cached_tokens += job.cached_tokens
+        self._admission.began(job.prompt_tokens)
+        return job
+
+    def _finish(self, ended: list[Sequence]) -> list[Job]:
+        """In the order of their rank: in that their blocks are forgotten."""
+        done = []
+        for sequence in sorted(ended, key=lambda sequence: sequence.rank):
+            job = self._jobs.pop(sequence.id)
+            job.done_s = self._now
+            self.scheduler.remove(sequence)
+            done.append(job)
+        return done
+
+    def _hashes(self, job: Job) -> list[bytes]:
+        """Of all blocks there will be: what nobody else has is known by the number of its sequence."""
+        blocks = (job.prompt_tokens + job.output_tokens) // BLOCK_TOKENS
+        own = [struct.pack("<qq", self._number, block) for block in range(len(job.hashes), blocks)]
+        return job.hashes + own

@@ -1,0 +1,84 @@
+"""A worker whose device is simulated in real time: `motley serve --simulate`."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from ...kernels.model_shapes import ModelShape
+from ..build import BuiltEngine
+from ..checkpoint import Checkpoint, inspect_checkpoint, resolve_model
+from ..engine_config import EngineConfig
+from ..null_engine import StandIn, build_hollow_engine
+from ..quantization.gptq import GPTQ
+from ..worker import Worker
+from .device import HIDDEN, SimulatedDevice, device_named, model_named
+from .reckoned import reckoned
+from .runner import RooflineRunner
+
+__all__ = ["SIMULATED", "SimulatedWorker", "shape_of", "stand_in"]
+
+log = logging.getLogger(__name__)
+
+SIMULATED = "simulated"
+
+
+def shape_of(checkpoint: Checkpoint, name: str) -> ModelShape:
+    """A checkpoint's model, as the roofline sees it."""
+    config = checkpoint.config
+    return ModelShape(
+        name, config.hidden_size, config.intermediate_size, config.num_heads, config.num_kv_heads,
+        config.head_dim, config.num_layers, config.vocab_size,
+    )  # fmt: skip
+
+
+def stand_in(device: SimulatedDevice, rng: random.Random, hidden: float = HIDDEN) -> StandIn:
+    """The device, off what everybody knows of it by up to `hidden`."""
+    true = device.hidden(rng, hidden)
+    name = f"{device.device.name}, simulated with {device.model.name} in int{device.bits}"
+
+    def runner(said: Sequence[int]) -> RooflineRunner:
+        return RooflineRunner(true, said)
+
+    choices = {"engine": f"{name}: computes nothing, takes the time of the roofline; what it says means nothing"}
+    capability = str(device.device.capability)
+    return StandIn(SIMULATED, name, choices, runner, device.num_blocks, capability, partial(reckoned, device))
+
+
+class SimulatedWorker(Worker):
+    """The real worker, engine, scheduler and KV accounting. Its profile's rates are the roofline's, not those it has.
+
+    gpu     by the name that torch gives it, or by what sets it apart ("P40")
+    shape   name of the model whose time it takes; None: that of the checkpoint, whose tokens it says anyway
+    hidden  how far it may be off what its profile says; seed: by how much it is; None: by chance
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        config: EngineConfig,
+        gpu: str,
+        shape: str | None = None,
+        *,
+        name: str | None = None,
+        hidden: float = HIDDEN,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(model, config, name=name)
+        self._gpu = gpu
+        self._shape = shape
+        self._hidden = hidden
+        self._seed = seed
+
+    def _build(self) -> BuiltEngine:
+        checkpoint = inspect_checkpoint(resolve_model(self._model))
+        bits = checkpoint.format.bits if isinstance(checkpoint.format, GPTQ) and self._shape is None else 4
+        name = self._name or checkpoint.folder.name
+        shape = shape_of(checkpoint, name) if self._shape is None else model_named(self._shape)
+        device = SimulatedDevice(device_named(self._gpu), shape, bits)
+        log.warning("simulated: nothing is computed")
+        stand = stand_in(device, random.Random(self._seed), self._hidden)
+        return build_hollow_engine(self._model, self._config, stand, name=self._name)

@@ -1,0 +1,120 @@
+"""Fleets in virtual time: nothing is lost, the same seeds give the same run, and the optimum is a bound."""
+
+import pytest
+
+from motley.cluster.routing.predict import Slo
+from motley.cluster.simulation.baselines import BASELINES
+from motley.cluster.simulation.bench import MOTLEY, TOLD, Plan, Size, kept, run, text
+from motley.cluster.simulation.fleet import fleet, model_named
+from motley.cluster.simulation.measure import measured
+from motley.cluster.simulation.motley_router import MotleyRouter
+from motley.cluster.simulation.optimum import buckets, capacity, optimum
+from motley.cluster.simulation.simulate import simulate
+from motley.cluster.simulation.traffic import HIGH_REUSE, LOW_REUSE, arrivals, block_hashes
+from motley.replicas.errors import InvalidRequest
+
+SLO = Slo(3.0, 0.1)
+MODEL = model_named("qwen2.5-7b")
+SMALL = "P40+T4+A10"
+
+
+def a_run(name, rate=6.0, seconds=20.0, seed=3, reuse=LOW_REUSE):
+    replicas = fleet(SMALL, MODEL, 1)
+    make = (lambda s: MotleyRouter(replicas, SLO, s)) if name == MOTLEY else lambda s: BASELINES[name](replicas, s)
+    traffic = list(arrivals(rate, seconds, seed, reuse=reuse))
+    return replicas, traffic, simulate(replicas, traffic, [make(0), make(1)], 5)
+
+
+@pytest.mark.parametrize("name", [MOTLEY, *BASELINES])
+def test_everything_that_was_taken_ends_once(name):
+    _, traffic, outcome = a_run(name)
+    assert len(outcome.jobs) == len(traffic) > 80
+    for job, arrival, replica in zip(outcome.jobs, traffic, outcome.replicas, strict=True):
+        assert job.sent_s == arrival.at_s
+        if replica is None:
+            assert job.first_s is None
+            assert job.done_s is None
+        else:
+            assert arrival.at_s < job.first_s <= job.done_s
+            assert (job.first_s == job.done_s) == (arrival.output_tokens == 1)
+
+
+def test_the_same_seeds_give_the_same_run():
+    times = [[(job.first_s, job.done_s) for job in a_run(MOTLEY)[2].jobs] for _ in range(2)]
+    assert times[0] == times[1]
+    assert times[0] != [(job.first_s, job.done_s) for job in a_run(MOTLEY, seed=4)[2].jobs]
+
+
+def test_truth_differs_from_the_profile_and_with_the_seed():
+    known, other = fleet("2*T4", MODEL, 1), fleet("2*T4", MODEL, 2)
+    assert known[0].known == other[0].known
+    assert len({each.true.attained for each in (*known, *other)}) == 4
+
+
+def test_prompts_with_the_same_beginning_share_its_blocks_alone():
+    some = [each for each in arrivals(20, 20, 1, reuse=HIGH_REUSE) if each.prefix[0] == 1][:2]
+    one, two = map(block_hashes, some)
+    common = some[0].prefix[1] // 16
+    assert one[:common] == two[:common]
+    assert not set(one[common:]) & set(two[common:])
+    assert len(one) == some[0].prompt_tokens // 16
+
+
+def test_a_prefix_is_found_where_it_was_computed():
+    *_, outcome = a_run(MOTLEY, rate=3.0, reuse=HIGH_REUSE)
+    assert sum(job.cached_tokens > 0 for job in outcome.jobs) > 10
+    *_, outcome = a_run(MOTLEY, rate=3.0)
+    assert not any(job.cached_tokens for job in outcome.jobs)
+
+
+@pytest.mark.parametrize("rate", [3.0, 12.0])  # within the fleet's capacity, and far beyond it
+def test_no_router_does_better_than_the_optimum(rate):
+    for name in (MOTLEY, "weighted least work"):
+        replicas, traffic, outcome = a_run(name, rate, 40.0)
+        bound = optimum(replicas, buckets(traffic, 40.0), SLO)
+        assert measured(outcome, SLO, 0.0, 40.0).goodput <= bound * 1.02  # 40 s are not for ever
+
+
+def test_the_optimum_grows_with_the_fleet_and_stays_below_what_is_offered():
+    traffic = list(arrivals(8.0, 50.0, 1))
+    kinds = buckets(traffic, 50.0)
+    assert sum(kind.rate for kind in kinds) == pytest.approx(len(traffic) / 50.0)
+    one, two, many = (optimum(fleet(text, MODEL, 1), kinds, SLO) for text in ("T4", "T4+P40", "3*A10+T4+P40"))
+    assert 0 < one < two < many <= len(traffic) / 50.0 + 1e-6
+    assert capacity(fleet("A10", MODEL, 1), kinds, SLO) < capacity(fleet("2*A10", MODEL, 1), kinds, SLO)
+
+
+def test_a_request_too_long_for_the_objective_is_in_nobodys_optimum():
+    traffic = [each for each in arrivals(20.0, 50.0, 1) if each.prompt_tokens > 2000]
+    kinds = buckets(traffic, 1000.0)
+    assert optimum(fleet("8*P40", MODEL, 1), kinds, SLO) == pytest.approx(0.0)
+
+
+def test_a_fleet_is_read_as_it_is_written():
+    assert [each.name for each in fleet("2*T4 + H100 80GB HBM3", MODEL, 1)] == ["T4 0", "T4 1", "H100 80GB HBM3 2"]
+    assert len(fleet("thousand", MODEL, 1)) == 1000
+    for wrong in ("", "0*T4", "2*Tesla K80"):
+        with pytest.raises(InvalidRequest):
+            fleet(wrong, MODEL, 1)
+    with pytest.raises(InvalidRequest, match="does not hold qwen3-32b"):
+        fleet("T4", model_named("qwen3-32b"), 1)
+
+
+def test_the_benchmark_says_that_it_is_simulated():
+    plan = Plan(
+        fleets=["T4+A10"],
+        reuse=["low"],
+        size=Size(loads=[0.8], seeds=[1], requests=30, seconds=(4.0, 4.0), warm_up_s=1.0),
+        processes=1,
+    )
+    report = run(plan)
+    goodputs = [row for row in report["rows"] if row["metric"] == "goodput"]
+    assert {row["peer"] for row in goodputs} == {"optimum", TOLD, *BASELINES}
+    assert {row["source"] for row in goodputs} == {"simulated"}
+    assert [row["source"] for row in report["rows"] if row["metric"] == "decision"] == ["measured"] * 4
+    assert "simulated" in text(report)
+    another = report | {"rows": [row | {"workload": row["workload"] | {"fleet": "another"}} for row in goodputs]}
+    assert len(kept(report, another)["rows"]) == len(report["rows"]) + len(goodputs)
+    assert kept(report, report)["rows"] == report["rows"]
+    with pytest.raises(InvalidRequest, match="settings"):
+        kept(report, report | {"settings": {}})

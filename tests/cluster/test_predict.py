@@ -1,0 +1,183 @@
+"""The choice of a replica by predicted time: monotone, alike for equals, and never one that cannot serve."""
+
+import random
+from collections import deque
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from motley.cluster.routing.predict import Ask, Directory, Predicted, Slo, Speed
+from motley.cluster.routing.prefixes import PrefixView
+from motley.replicas.protocol import BATCHES, ReplicaLoad
+
+SLO = Slo(3.0, 0.1)
+
+
+def a_speed(factor=1.0):
+    return Speed(
+        prefill_tokens_per_s=4000 * factor, decode_s=tuple((0.010 + 0.0003 * batch) / factor for batch in BATCHES),
+        context_s=1e-8 / factor, chunk=512, max_running=64, kv_tokens=200_000,
+    )  # fmt: skip
+
+
+def a_directory(*factors, seed=0):
+    return Directory([a_speed(factor) for factor in factors], SLO, random.Random(seed))
+
+
+def a_load(running=0, waiting=0, queued=0, free=12_000, total=12_500):
+    return ReplicaLoad(running, waiting, queued, free, total)
+
+
+factors = st.floats(0.2, 5.0)
+loads = st.builds(a_load, st.integers(0, 64), st.integers(0, 20), st.integers(0, 20_000))
+
+
+@settings(derandomize=True, max_examples=80, deadline=None)
+@given(factors, factors, loads, st.integers(1, 8000))
+def test_a_faster_replica_with_the_same_load_is_never_predicted_to_take_longer(one, two, load, prompt):
+    directory = a_directory(one, two)
+    for replica in (0, 1):
+        directory.heard(replica, load, 1.0)
+    ttft, tpot = directory.predict(1.0, Ask(prompt))
+    slow, fast = (0, 1) if one <= two else (1, 0)
+    assert ttft[fast] <= ttft[slow] * (1 + 1e-9)
+    assert tpot[fast] <= tpot[slow] * (1 + 1e-9)
+
+
+@settings(derandomize=True, max_examples=80, deadline=None)
+@given(loads, st.integers(1, 4000), st.integers(1, 4000))
+def test_more_to_do_never_takes_less_time(load, prompt, more):
+    directory = a_directory(1.0, 1.0)
+    directory.heard(0, load, 1.0)
+    directory.heard(1, load, 1.0)
+    directory.sent(1.1, 1, more)
+    ttft, tpot = directory.predict(1.1, Ask(prompt))
+    assert ttft[0] <= ttft[1]
+    assert tpot[0] <= tpot[1] * (1 + 1e-9)
+    longer, _ = directory.predict(1.1, Ask(prompt + more))
+    assert (longer >= ttft).all()
+
+
+def test_what_a_replica_holds_of_the_prompt_counts():
+    directory = a_directory(1.0, 1.0, 1.0)
+    ranked = directory.ranked(0.0, Ask(3000, {1: 2900}))
+    assert ranked[0].replica == 1
+    assert ranked[0].ttft_s < ranked[1].ttft_s / 5
+
+
+def test_affinity_ends_where_it_no_longer_pays():
+    directory = a_directory(1.0, 1.0)
+    directory.heard(1, a_load(running=20, queued=9000), 0.0)
+    assert directory.ranked(0.0, Ask(3000, {1: 2900}))[0].replica == 0
+
+
+def test_equals_are_drawn_and_the_same_seed_draws_the_same():
+    chosen = [a_directory(1, 1, 1, 1, seed=seed).ranked(0.0, Ask(100))[0].replica for seed in range(40)]
+    assert set(chosen) == {0, 1, 2, 3}
+    assert chosen == [a_directory(1, 1, 1, 1, seed=seed).ranked(0.0, Ask(100))[0].replica for seed in range(40)]
+
+
+def test_one_that_drains_is_never_chosen():
+    directory = a_directory(5.0, 1.0)
+    directory.set_usable(0, usable=False)
+    assert [each.replica for each in directory.ranked(0.0, Ask(100))] == [1]
+    directory.set_usable(1, usable=False)
+    assert directory.ranked(0.0, Ask(100)) == []
+
+
+def test_what_nobody_can_do_in_time_goes_nowhere():
+    directory = a_directory(0.2, 0.2)
+    assert directory.ranked(0.0, Ask(200))
+    assert directory.ranked(0.0, Ask(200_000)) == []
+
+
+def test_what_was_sent_counts_until_it_is_heard_of():
+    directory = a_directory(1.0, 1.0)
+    before, _ = directory.predict(1.0, Ask(100))
+    directory.sent(1.0, 0, 4000)
+    sent, _ = directory.predict(1.0, Ask(100))
+    assert sent[0] > before[0] + 0.5
+    directory.heard(0, a_load(), of=0.9)  # older than what was sent
+    assert directory.predict(1.0, Ask(100))[0][0] == pytest.approx(sent[0], rel=0.05)
+    directory.heard(0, a_load(), of=1.1)
+    assert directory.predict(1.1, Ask(100))[0][0] == pytest.approx(before[0], rel=0.05)
+
+
+def test_predictions_follow_what_is_observed():
+    directory = a_directory(1.0, 1.0)
+    before, pace = directory.predict(0.0, Ask(2000))
+    for _ in range(200):
+        predicted = next(each for each in directory.ranked(0.0, Ask(2000), late=True) if each.replica == 0)
+        directory.saw_ttft(0, predicted, 1.4 * float(before[0]))
+        directory.saw_tpot(0, predicted, 1.4 * float(pace[0]), 100)
+    after, after_pace = directory.predict(0.0, Ask(2000))
+    assert after[0] == pytest.approx(1.4 * before[0], rel=0.1)
+    assert after_pace[0] == pytest.approx(1.4 * pace[0], rel=0.1)
+    assert after[1] == before[1]
+
+
+def test_corrections_do_not_swing_while_many_requests_are_on_their_way():
+    directory = a_directory(1.0)
+    right = 1.4 * float(directory.predict(0.0, Ask(2000))[1][0])
+    on_their_way = deque()
+    for _ in range(3000):
+        on_their_way.append(directory.ranked(0.0, Ask(2000), late=True)[0])
+        if len(on_their_way) > 400:
+            directory.saw_tpot(0, on_their_way.popleft(), right, 100)
+        assert 0.99 <= directory.off(0)[1] <= 1.41
+    assert directory.off(0)[1] == pytest.approx(1.4, rel=0.01)
+    directory.saw_tpot(0, on_their_way.popleft(), 0.0, 100)  # two tokens in one tick of the clock
+    assert directory.off(0)[1] == pytest.approx(1.4, rel=0.01)
+
+
+def test_margins_become_stricter_with_misses_and_stay_within_bounds():
+    directory = a_directory(1.0)
+    longest = max(n for n in range(100, 40_000, 100) if directory.ranked(0.0, Ask(n)))
+    for _ in range(30):
+        directory.saw_ttft(0, Predicted(0, 3.5, 0.05, 1.0), 3.5)  # as predicted, and too late
+    assert max(n for n in range(100, 40_000, 100) if directory.ranked(0.0, Ask(n))) < longest
+    for _ in range(10_000):
+        directory.saw_ttft(0, Predicted(0, 1.0, 0.05, 1.0), 1.0)
+    assert directory.ranked(0.0, Ask(longest))
+
+
+class TestPrefixes:
+    CHAIN = tuple(bytes([n]) for n in range(10))
+
+    def test_a_chain_is_followed_as_far_as_each_holds_it(self):
+        view = PrefixView([100, 100, 100])
+        view.add(0, self.CHAIN[:4])
+        view.add(2, self.CHAIN)
+        assert view.depths(self.CHAIN) == {0: 4, 2: 10}
+        assert view.depths((b"other", *self.CHAIN)) == {}
+        assert view.depths(()) == {}
+
+    def test_the_oldest_is_forgotten_and_a_chain_from_its_end(self):
+        view = PrefixView([6])
+        view.add(0, self.CHAIN[:5])
+        view.add(0, (b"a", b"b", b"c"))
+        assert view.depths(self.CHAIN) == {0: 3}
+        assert view.depths((b"a", b"b", b"c")) == {0: 3}
+
+    def test_what_was_not_there_after_all_is_forgotten(self):
+        view = PrefixView([100, 100])
+        view.add(0, self.CHAIN)
+        view.add(1, self.CHAIN)
+        view.correct(0, self.CHAIN, 3)
+        assert view.depths(self.CHAIN) == {0: 3, 1: 10}
+        view.clear(1)
+        assert view.depths(self.CHAIN) == {0: 3}
+
+    @settings(derandomize=True, max_examples=50, deadline=None)
+    @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4), st.integers(1, 8)), max_size=40))
+    def test_it_agrees_with_a_plain_one(self, adds):
+        view, plain = PrefixView([10_000] * 4), [set() for _ in range(4)]
+        for replica, chain, length in adds:
+            hashes = [f"{chain} {n}".encode() for n in range(length)]
+            view.add(replica, hashes)
+            plain[replica].update(hashes)
+        for chain in range(5):
+            hashes = [f"{chain} {n}".encode() for n in range(8)]
+            depths = {r: sum(each in held for each in hashes) for r, held in enumerate(plain)}
+            assert view.depths(hashes) == {r: depth for r, depth in depths.items() if depth}
