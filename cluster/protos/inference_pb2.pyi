@@ -65,7 +65,7 @@ class _FinishReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._E
     FINISH_REASON_DEADLINE: _FinishReason.ValueType  # 4
     """its time was over"""
     FINISH_REASON_REPLICA_LOST: _FinishReason.ValueType  # 5
-    """the replica went away, and no other took over"""
+    """the replica went away or the service stops, and no other took over"""
     FINISH_REASON_ERROR: _FinishReason.ValueType  # 6
     """the engine failed on it"""
     FINISH_REASON_TOOL_CALLS: _FinishReason.ValueType  # 7
@@ -84,7 +84,7 @@ FINISH_REASON_CANCELLED: FinishReason.ValueType  # 3
 FINISH_REASON_DEADLINE: FinishReason.ValueType  # 4
 """its time was over"""
 FINISH_REASON_REPLICA_LOST: FinishReason.ValueType  # 5
-"""the replica went away, and no other took over"""
+"""the replica went away or the service stops, and no other took over"""
 FINISH_REASON_ERROR: FinishReason.ValueType  # 6
 """the engine failed on it"""
 FINISH_REASON_TOOL_CALLS: FinishReason.ValueType  # 7
@@ -180,11 +180,11 @@ class SamplingParams(google.protobuf.message.Message):
     prompt_logprobs: builtins.int
     """likewise for the prompt; default: none"""
     min_tokens: builtins.int
-    """no end and no stop before this many; default: 0"""
+    """No end and no stop before this many; but where `grammar` ends, the choice does; default: 0"""
     max_tokens: builtins.int
     """tokens of the output; default: until the context is full"""
     ignore_eos: builtins.bool
-    """true: go on behind the end of sequence; default: false"""
+    """True: go on behind the end of sequence; but where `grammar` ends, the choice does; default: false"""
     skip_special_tokens: builtins.bool
     """The text, and where `stop` is looked for, is without them; default: true"""
     @property

@@ -91,7 +91,7 @@ class SamplingParams(google.protobuf.message.Message):
     max_tokens: builtins.int
     """tokens of the output; default: until the context is full"""
     min_tokens: builtins.int
-    """no end and no stop before this many"""
+    """No end and no stop before this many; but where a constraint's text ends, the choice does"""
     skip_special_tokens: builtins.bool
     """The answers hold no text, so these two matter only for where `stop` is looked for.
     true: `stop` is not looked for in special tokens
@@ -99,7 +99,7 @@ class SamplingParams(google.protobuf.message.Message):
     spaces_between_special_tokens: builtins.bool
     """either value: no spaces are ever added"""
     ignore_eos: builtins.bool
-    """true: go on behind the end of sequence"""
+    """True: go on behind the end of sequence; but where a constraint's text ends, the choice does"""
     n: builtins.int
     """choices; 0: 1"""
     json_schema: builtins.str
@@ -457,7 +457,7 @@ class GenerateRequest(google.protobuf.message.Message):
     kv_transfer_params_json: builtins.str
     """refused; default: none"""
     data_parallel_rank: builtins.int
-    """0, the only one; default: 0"""
+    """0: replicas are not for clients to choose; default: 0"""
     @property
     def tokenized(self) -> Global___TokenizedInput:
         """the prompt as token ids"""
@@ -965,7 +965,7 @@ class GetServerInfoResponse(google.protobuf.message.Message):
     server_type: builtins.str
     """"vllm-grpc", the name of this protocol"""
     data_parallel_size: builtins.int
-    """1: replicas are not for clients to choose"""
+    """replicas: as many ranks have GetLoads and SubscribeKvEvents"""
     block_size: builtins.int
     """tokens of a KV block: 16"""
     model_dtype: builtins.str

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from ..replicas.errors import InvalidRequest, MotleyError
-from . import bench, chat, doctor, fit, generate, kernels, keys, profile, serve
+from . import bench, chat, doctor, fit, fleet, generate, kernels, keys, plan, profile, serve
 
 __all__ = ["app", "run"]
 
@@ -60,8 +60,10 @@ app.command()(generate.generate)
 app.command()(chat.chat)
 app.command()(doctor.doctor)
 app.command()(fit.fit)
+app.command()(plan.plan)
 app.command()(profile.profile)
 app.add_typer(bench.app, name="bench")
+app.add_typer(fleet.app, name="fleet")
 app.add_typer(keys.app, name="keys")
 app.add_typer(kernels.app, name="kernels")
 

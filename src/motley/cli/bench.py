@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from . import options
+from .bench_engine import engine
 from .config import ConfigFile
 from .progress import counted, doing
 
@@ -20,61 +21,7 @@ def _root() -> None:
     """Measurements, side by side with peers where they are installed."""
 
 
-@app.command()
-def engine(
-    more: Annotated[list[int] | None, typer.Argument(metavar="N", help="Further values of --batch.")] = None,
-    shape: Annotated[str, typer.Option(help="Shape of the random int4 checkpoint.")] = "qwen2-0.5b",
-    batch: Annotated[
-        list[int] | None, typer.Option(metavar="N ...", help="Sequences that decode together; default: 1 8 32.")
-    ] = None,
-    peer: Annotated[
-        list[str] | None, typer.Option(help="transformers or llama.cpp; may be repeated; default: both.")
-    ] = None,
-    prompt_tokens: Annotated[int, typer.Option(help="Length of the measured prefill.", min=1)] = 512,
-    output_tokens: Annotated[int, typer.Option(help="Tokens decoded by each sequence.", min=1)] = 64,
-    threads: options.Threads = None,
-    repeats: Annotated[int, typer.Option(help="Times that each prefill is measured.", min=1)] = 5,
-    quick: Annotated[bool, typer.Option("--quick", help="A smaller shape and less of everything.")] = False,
-    speculate_ngram: options.SpeculateNgram = 0,
-    as_json: options.Json = False,
-    config: ConfigFile = None,
-) -> None:
-    """Prefill and decode rates of the engine beside its peers, on this machine.
-
-    \b
-    Examples:
-      motley bench engine --quick
-      motley bench engine --shape qwen2-0.5b --batch 1 8 32 --threads 2
-      motley bench engine --peer transformers --peer llama.cpp --json
-      motley bench engine --quick --batch 1 --speculate-ngram 8
-    """
-    batches = [*(batch or ()), *(more or ())] or [1, 8, 32]
-    if any(size < 1 for size in batches):
-        raise typer.BadParameter(f"--batch {min(batches)}: expected numbers of at least 1")
-    from ..replicas.bench import engine as bench
-    from ..replicas.bench.peers import PEERS, SideFailed
-    from ..replicas.bench.report import table
-    from ..replicas.errors import MotleyError
-
-    try:
-        with counted("starting") as progress:
-            report = bench.run(
-                shape=shape,
-                batches=batches,
-                peers=peer if peer is not None else PEERS,
-                prompt_tokens=prompt_tokens,
-                output_tokens=output_tokens,
-                threads=threads,
-                repeats=repeats,
-                quick=quick,
-                speculate_ngram=speculate_ngram,
-                progress=progress,
-            )
-    except ValueError as error:
-        raise typer.BadParameter(f"--{error}") from error
-    except SideFailed as error:
-        raise MotleyError(" ".join(str(error).split())) from error
-    print(json.dumps(report) if as_json else table(report))
+app.command()(engine)
 
 
 @app.command(name="kernels")
@@ -135,6 +82,69 @@ def kernels_(
 
 
 @app.command()
+def kv(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder, Hugging Face id, or demo.")] = "demo",
+    device: options.Device = "cpu",
+    dtype: Annotated[
+        list[str] | None,
+        typer.Option(help="Activations; may be repeated; default: float32 and bfloat16, on a GPU its own."),
+    ] = None,
+    text: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="That the model has not read; default: the demo model's.", exists=True, dir_okay=False
+        ),
+    ] = None,
+    tokens: Annotated[int, typer.Option(help="Of the text.", min=1)] = 4096,
+    batch: Annotated[list[int] | None, typer.Option(metavar="N", help="May be repeated; default: 1 and 8.")] = None,
+    context: Annotated[
+        list[int] | None,
+        typer.Option(metavar="N", help="Tokens in KV before decode; may be repeated; default: 128 and 1024."),
+    ] = None,
+    output_tokens: Annotated[int, typer.Option(help="Decoded by each sequence.", min=2)] = 64,
+    threads: options.Threads = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the JSON object there as well.")] = None,
+    as_json: options.Json = False,
+    config: ConfigFile = None,
+) -> None:
+    """What KV in int8 (--kv-dtype int8) does to a model: quality on held-out text, memory, and the pace of decode.
+
+    The same tokens go through the same engine twice, with KV in int8 and with KV as the activations are; the
+    divergence is of the second's distributions of the next token from the first's. Decodes take turns.
+
+    \b
+    Examples:
+      motley bench kv
+      motley bench kv ./my-model --text pages.txt --context 4096 --batch 16
+      motley bench kv --device cuda --out loadtests/results/kv-h200.json
+    """
+    from ..replicas.bench import kv as bench
+    from ..replicas.bench.report import table
+    from ..replicas.checkpoint import resolve_model
+    from ..replicas.demo import demo_path
+
+    try:
+        with counted("starting") as progress:
+            report = bench.run(
+                resolve_model(options.find_model(model)),
+                (text or demo_path() / "heldout.txt").read_text(encoding="utf-8"),
+                device=device,
+                dtypes=dtype,
+                tokens=tokens,
+                batches=batch or (1, 8),
+                contexts=context or (128, 1024),
+                output_tokens=output_tokens,
+                threads=threads,
+                progress=progress,
+            )
+    except ValueError as error:
+        raise typer.BadParameter(f"--{error}") from error
+    if out is not None:
+        out.write_text(json.dumps(report, indent=1) + "\n")
+    print(json.dumps(report) if as_json else table(report))
+
+
+@app.command()
 def gpu(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the results.")],
     seconds: Annotated[float, typer.Option(help="End after so long.", min=1.0)] = 480.0,
@@ -142,16 +152,21 @@ def gpu(
         str | None, typer.Option(metavar="CC", help="No GPU: the steps alone, with the kernels of 6.1, say.")
     ] = None,
     op: Annotated[list[str] | None, typer.Option(help="Operator; may be repeated; default: all.")] = None,
+    part: Annotated[
+        list[str] | None,
+        typer.Option(help="checks, engine, tuning, kernels or streams, which then has the time; default: all."),
+    ] = None,
     config: ConfigFile = None,
 ) -> None:
-    """Everything there is to do on a GPU, in one command: check every kernel, tune, measure, write it all down.
+    """Everything there is to do on a GPU, in one command: check, tune, measure kernels and engine, write it all down.
 
     Where this program's own dependencies are not installed, `python -m motley.replicas.bench.gpu` does the same
-    with torch and Triton alone.
+    with torch, Triton, transformers, safetensors and numpy alone.
 
     \b
     Examples:
       motley bench gpu --out results/
+      motley bench gpu --out results/ --part streams
       motley bench gpu --out results/ --rehearse 6.1
     """
     from ..kernels.capability import CAPABILITIES
@@ -161,15 +176,168 @@ def gpu(
     known = ["{}.{}".format(*each) for each in CAPABILITIES]
     if rehearse is not None and rehearse not in known:
         raise typer.BadParameter(f"--rehearse {rehearse}: expected one of {', '.join(known)}")
+    if unknown := [name for name in part or () if name not in bench.PARTS]:
+        raise typer.BadParameter(f"--part {unknown[0]}: expected {', '.join(bench.PARTS)}")
     try:
-        passed = bench.run(out, seconds, rehearse or "", op or ())
+        right = bench.run(out, seconds, rehearse or "", op or (), part or ())
     except KeyError as error:
         raise typer.BadParameter(f"--op {error.args[0]}") from error
     except RuntimeError as error:
         raise MotleyError(str(error)) from error
     print(f"written to {out}")
-    if not passed:
-        raise MotleyError(f"some checks failed: {out / 'checks.json'}")
+    if not right:
+        raise MotleyError(f"not all was right: {out / 'summary.json'}")
+
+
+@app.command()
+def routing(
+    fleet: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="equal, mixed, classes, thousand, or such as P40+2*T4; may be repeated; default: these four."
+        ),
+    ] = None,
+    load: Annotated[
+        list[float] | None,
+        typer.Option(
+            help="Of the fleet's capacity; may be repeated; default: 0.5 to 1.1, of large fleets fewer.",
+            min=0.01,
+            max=10.0,
+        ),
+    ] = None,
+    reuse: Annotated[list[str] | None, typer.Option(help="Of prompts' beginnings: low, high; default: both.")] = None,
+    requests: Annotated[
+        int | None, typer.Option(help="Of one run; default: 1200, of large fleets what comes in some seconds.", min=1)
+    ] = None,
+    processes: Annotated[
+        int | None, typer.Option(help="Runs at a time; default: as many as there are cores.", min=1)
+    ] = None,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="What the file has of other fleets stays: the whole of it part by part.")
+    ] = False,
+    model: Annotated[str, typer.Option(help="int4 weights of qwen2.5-0.5b, qwen2.5-7b or llama-3-8b.")] = "qwen2.5-7b",
+    quick: Annotated[bool, typer.Option("--quick", help="One mixed fleet, one load, a short run.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the JSON object there, and a chart beside it.")
+    ] = None,
+    as_json: options.Json = False,
+    config: ConfigFile = None,
+) -> None:
+    """Routers on simulated fleets: Motley's and others' under the same requests, beside the optimum.
+
+    In virtual time, on replicas that compute nothing and take the time that the roofline says, each off its profile
+    by up to 30%, which no router knows. Nothing here is measured but the time that a decision takes. The whole of it
+    takes over an hour on one core; the figures are the same on any.
+
+    \b
+    Examples:
+      motley bench routing --quick
+      motley bench routing --fleet P40+T4+A10 --load 0.9 --reuse low
+      motley bench routing --out loadtests/results/routing.json
+      motley bench routing --fleet equal --reuse high --keep --out loadtests/results/routing.json
+    """
+    from dataclasses import replace
+
+    from ..cluster.simulation import bench
+    from ..cluster.simulation.chart import svg
+
+    plan = bench.Plan(requests=requests, model=model, loads=load, processes=processes)
+    if quick:
+        size = bench.Size(loads=(0.9,), seeds=(11,), requests=1200)
+        plan = replace(plan, fleets=("mixed",), reuse=("low",), size=size)
+    for each in reuse or ():
+        if each not in bench.REUSE:
+            raise typer.BadParameter(f"--reuse {each}: expected low or high")
+    plan = replace(plan, fleets=fleet or plan.fleets, reuse=reuse or plan.reuse)
+    with doing("starting") as say:
+        report = bench.run(plan, say)
+    if keep and out is not None and out.exists():
+        report = bench.kept(report, json.loads(out.read_text()))
+    if out is not None:
+        out.write_text(json.dumps(report, indent=1) + "\n")
+        out.with_suffix(".svg").write_text(svg(report))
+    print(json.dumps(report) if as_json else bench.text(report))
+
+
+@app.command()
+def fleet(
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "--fleet", metavar="FILE", help="With objectives; default: four simulated GPUs and this CPU.", exists=True
+        ),
+    ] = None,
+    rate: Annotated[float, typer.Option(help="Requests per second, arriving as a Poisson process.", min=0.01)] = 6.0,
+    prompt_tokens: Annotated[
+        str, typer.Option(metavar="LENGTH", help="128, uniform:16:256 or lognormal:128:0.6 (median, sigma).")
+    ] = "uniform:200:1800",
+    output_tokens: Annotated[str, typer.Option(metavar="LENGTH", help="Likewise.")] = "uniform:20:80",
+    turns: Annotated[int, typer.Option(help="Of each side.", min=1)] = 2,
+    seconds: Annotated[float, typer.Option(help="That a turn counts, after 10 s of warm-up.", min=1.0)] = 40.0,
+    share: Annotated[float, typer.Option(help="Of the requests that are to be in time.", min=0.01, max=1.0)] = 0.95,
+    clients: Annotated[int, typer.Option(help="Processes that make the load.", min=1)] = 1,
+    seed: Annotated[int, typer.Option(help="Of lengths, prompts and arrivals.")] = 21,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the JSON object there as well.")] = None,
+    as_json: options.Json = False,
+    config: ConfigFile = None,
+) -> None:
+    """A live fleet whose requests are placed by Motley, and then by power of two choices: the same ones, in turns.
+
+    Starts the fleet, Ray and all, and sends requests over gRPC. Simulated pools take the time that the roofline says
+    of their GPUs, off their profiles by up to 30%: what is compared is the choice of a replica, nothing else.
+
+    \b
+    Examples:
+      motley bench fleet
+      motley bench fleet --rate 5 --turns 1 --seconds 20 --json
+      motley bench fleet --fleet deploy/examples/laptop.yaml --out loadtests/results/fleet-live.json
+    """
+    from ..cluster.bench import fleet as bench
+    from ..cluster.bench.lengths import Lengths
+
+    try:
+        lengths = Lengths.parse(prompt_tokens), Lengths.parse(output_tokens)
+    except ValueError as error:
+        raise typer.BadParameter(f"--prompt-tokens, --output-tokens: {error}") from error
+    plan = bench.Plan(
+        fleet=file, rate=rate, prompt_tokens=lengths[0], output_tokens=lengths[1], turns=turns, seconds=seconds,
+        share=share, clients=clients, seed=seed,
+    )  # fmt: skip
+    with doing("starting") as progress:
+        report = bench.run(plan, progress)
+    if out is not None:
+        out.write_text(json.dumps(report, indent=1) + "\n")
+    print(json.dumps(report) if as_json else bench.text(report))
+
+
+@app.command()
+def prefix(
+    repeats: Annotated[int, typer.Option(help="Of each way, in turn.", min=1)] = 5,
+    quick: Annotated[bool, typer.Option("--quick", help="A smaller model, one size of values, less of it.")] = False,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the JSON object there as well.")] = None,
+    as_json: options.Json = False,
+    config: ConfigFile = None,
+) -> None:
+    """What prefixes shared through a Redis of this machine cost, and what they save.
+
+    Values to and from it, beside redis-py, redis-benchmark and a memcpy; the time to the first token of a replica that
+    computes a prefix, has it, or finds it in Redis; tenants with a prompt each, on two replicas with Redis and without.
+    It starts a redis-server of its own. What is said of GPUs is simulated, at the rate measured here.
+
+    \b
+    Examples:
+      motley bench prefix --quick
+      motley bench prefix --out loadtests/results/prefix-cpu.json
+    """
+    from ..cluster.prefix import bench
+    from ..replicas.bench.report import table
+
+    plan = bench.quick() if quick else bench.Plan(repeats=repeats)
+    with doing("starting") as say:
+        report = bench.run(plan, say)
+    if out is not None:
+        out.write_text(json.dumps(report, indent=1) + "\n")
+    print(json.dumps(report) if as_json else table(report))
 
 
 @app.command()

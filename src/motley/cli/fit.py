@@ -38,29 +38,34 @@ def fit(
     max_batch_tokens: Annotated[int, typer.Option(help="Tokens computed in a step.", min=1)] = 512,
     max_running: Annotated[int, typer.Option(help="Sequences in a step.", min=1)] = 64,
     dtype: options.Dtype = "auto",
+    kv_dtype: options.KvDtype = None,
+    swap_memory: options.SwapMemory = None,
     cpu_weights: options.CpuWeights = None,
     as_json: options.Json = False,
     config: ConfigFile = None,
 ) -> None:
     """Tell where memory would go on each device, what would fit, and how fast it could be at best.
 
-    Only headers and configs are read. Times are arithmetic by the roofline, a bound that no engine beats: time to
-    first token of one prompt of --context tokens, and time per token of --batch sequences of that length.
+    Only headers and configs are read. Of the host's memory it counts what KV of preempted sequences takes, and prefixes
+    on their way to and from where a service shares them. Times are arithmetic by the roofline, a bound that no engine
+    beats: to first token of one prompt of --context tokens, and per token of --batch sequences of that length.
 
     \b
     Examples:
       motley fit org/name
       motley fit ./my-gptq-model --context 32768 --batch 8
       motley fit ./my-model --device "Tesla T4" --device 8.9
+      motley fit ./my-model --kv-dtype int8 --swap-memory 16GiB
       motley fit demo --device cpu --dtype float32 --json
     """
     from ..replicas.checkpoint import inspect_checkpoint, resolve_model
     from ..replicas.fit import Asked
     from ..replicas.fit import fit as fit_one
 
-    settings = options.engine_config(dtype=dtype, cpu_weights=cpu_weights)
+    settings = options.engine_config(dtype=dtype, kv_dtype=kv_dtype, swap_memory=swap_memory, cpu_weights=cpu_weights)
     checkpoint = inspect_checkpoint(resolve_model(options.find_model(model)))
-    asked = Asked(_context(context, checkpoint), batch, max_batch_tokens, max_running)
+    bounds = max_batch_tokens, max_running, settings.swap_memory_bytes
+    asked = Asked(_context(context, checkpoint), batch, *bounds, shares=True)
     found = [fit_one(checkpoint, place, asked) for place in _places(device, settings, checkpoint)]
     if as_json:
         print(json.dumps(_report(model, checkpoint, asked, found)))
@@ -83,17 +88,18 @@ def _places(names: list[str] | None, settings: EngineConfig, checkpoint: Checkpo
     from ..replicas.build import operators
 
     cpu = fits.cpu(lambda: operators(settings, checkpoint.config.dtype)[0])
+    kv_dtype = settings.kv_dtype
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
     if not names:
-        return [cpu, *(fits.at_hand(torch.device("cuda", index)) for index in gpus), *fits.table()]
+        return [cpu, *(fits.at_hand(torch.device("cuda", index), kv_dtype) for index in gpus), *fits.table(kv_dtype)]
     places: list[Place] = []
     for name in names:
         if name == "cpu":
             places.append(cpu)
         elif (index := re.fullmatch(r"cuda(?::(\d+))?", name)) is None:
-            places += fits.known(name)
+            places += fits.known(name, kv_dtype)
         elif int(index[1] or 0) in gpus:
-            places.append(fits.at_hand(torch.device("cuda", int(index[1] or 0))))
+            places.append(fits.at_hand(torch.device("cuda", int(index[1] or 0)), kv_dtype))
         else:
             raise typer.BadParameter(
                 f"--device {name}: torch finds {len(gpus) or 'no'} GPUs here; name one of the table"
@@ -147,7 +153,18 @@ def _lines(model: str, checkpoint: Checkpoint, asked: Asked, found: Sequence[Fit
 
 def _parts(found: Sequence[Fit]) -> Iterator[str]:
     """GPUs of one capability hold the same: a line for each kind."""
-    heads = ("kept on", "weights", "metadata", "KV/1000 tokens", "activations", "graphs", "context")
+    heads = (
+        "kept on",
+        "weights",
+        "metadata",
+        "KV/1000 tokens",
+        "activations",
+        "graphs",
+        "context",
+        "staging",
+        "on the host",
+        "for prefixes",
+    )
     rows: dict[str, tuple[str, ...]] = {}
     for each in found:
         if each.parts is not None:
@@ -159,6 +176,9 @@ def _parts(found: Sequence[Fit]) -> Iterator[str]:
                 parts.activations,
                 parts.graphs,
                 parts.context,
+                parts.staging,
+                parts.host,
+                parts.buffers,
             )
             rows.setdefault(_kind(each), tuple(map(_size, sizes)))
     yield from _table(heads, [(kind, *sizes) for kind, sizes in rows.items()])

@@ -53,6 +53,7 @@ def generate(
     threads: options.Threads = None,
     max_model_len: options.MaxModelLen = None,
     kv_memory: options.KVMemory = None,
+    swap_memory: options.SwapMemory = None,
     speculate_ngram: options.SpeculateNgram = 0,
     stats: Annotated[bool, typer.Option("--stats", help="Tell the speed afterwards, on stderr.")] = False,
     as_json: options.Json = False,
@@ -89,6 +90,7 @@ def generate(
         threads=threads,
         max_model_len=max_model_len,
         kv_memory=kv_memory,
+        swap_memory=swap_memory,
         speculate_ngram=speculate_ngram,
     )
     path = _folder(model)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from .fact import Fact
@@ -12,6 +12,7 @@ from .fact import Fact
 if TYPE_CHECKING:
     from ..kernels.device_lookup import DeviceProperties
     from ..kernels.devices import Device
+    from ..kernels.operation import Operation
     from ..kernels.precision import PrecisionPolicy, Unit
 
 __all__ = ["has_code", "of_device", "of_gpus", "of_name"]
@@ -104,24 +105,37 @@ def _said(choice: Unit | str | bool | None) -> str:
 
 
 def _operators(section: str, device: Device, policy: PrecisionPolicy) -> Iterator[Fact]:
+    from ..kernels.listing import by_rows
     from ..kernels.model_shapes import MODELS
-    from ..kernels.registry import OPERATIONS
+    from ..kernels.operation import Shape
+    from ..kernels.registry import OPERATIONS, operation
     from ..kernels.tuning import choose
-    from ..kernels.w4a16.operations import kernel_ranges
+    from ..kernels.w4a16 import operations as int4
+    from ..kernels.w8a8 import int8
 
     example = MODELS[1]
     n, k = example.linears["gate_up"]
-    for first, last, kernel, why in kernel_ranges(policy, device, n, k):
-        tokens = f"{first} to {last}" if last > first else str(first)
-        yield Fact(section, "int4 layers", f"{tokens} tokens: {kernel.name}, {why} (gate and up of {example.name})")
-    for operation in OPERATIONS:
-        if why := operation.refusal(policy):
-            yield Fact(section, operation.name, f"not used: {why}", "note")
+    chosen: dict[str, Callable[[int], tuple[Operation, str]]] = {
+        "int4 layers": lambda m: int4.kernel_for(policy, Shape.of(m=m, n=n, k=k, group=128), device)
+    }
+    if policy.int8:
+        chosen["int8 layers"] = lambda m: int8.kernel_for(policy, Shape.of(m=m, n=n, k=k, group=0, zeros="no"), device)
+    if policy.fp8:
+        chosen["fp8 layers"] = lambda m: (operation("fp8"), policy.reasons["fp8"])
+    else:
+        yield Fact(section, "fp8 layers", f"written out in {policy.compute}: {policy.reasons['fp8']}", "note")
+    for layers, kernel_for in chosen.items():
+        for first, last, name, why in by_rows(kernel_for):
+            tokens = f"{first} to {last}" if last > first else str(first)
+            yield Fact(section, layers, f"{tokens} tokens: {name}, {why} (gate and up of {example.name})")
+    for each in OPERATIONS:
+        if why := each.refusal(policy):
+            yield Fact(section, each.name, f"not used: {why}", "note")
             continue
-        shape = operation.samples(policy)[0]
-        choice = choose(operation, policy, shape, device.sms)
+        shape = each.samples(policy)[0]
+        choice = choose(each, policy, shape, device.sms)
         config = " ".join(f"{name}={value}" for name, value in choice.config.to_json().items())
-        yield Fact(section, operation.name, f"{config} for {shape.key} ({choice.how})")
+        yield Fact(section, each.name, f"{config} for {shape.key} ({choice.how})")
 
 
 def _compiler(section: str, policy: PrecisionPolicy) -> Fact:

@@ -39,7 +39,10 @@ def compile_(
         Path | None, typer.Option(metavar="FILE", help="Write the table into that page, between its marks.")
     ] = None,
     budget: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="Say how long it took beside how long it may.", min=1.0)
+        float | None,
+        typer.Option(
+            metavar="SECONDS", help="Say how long it took beside how long it may; being late is no fault.", min=1.0
+        ),
     ] = None,
     summary: Annotated[bool, typer.Option("--summary", help="Print only what is at fault, and how many.")] = False,
     as_json: options.Json = False,
@@ -48,7 +51,8 @@ def compile_(
     """Compile every operator as it would be launched, and check what came out.
 
     Registers, spills, shared memory against the capability's limits, occupancy, and the PTX instructions that do
-    the products. Ends with status 1 if a kernel spills, exceeds a limit, or has the wrong instructions.
+    the products. Ends with status 1 if a kernel spills, exceeds a limit, or has the wrong instructions; never for
+    the time it took, which is as much the machine's: --budget only has it said.
 
     \b
     Examples:

@@ -32,6 +32,7 @@ def new(
     tenant: Annotated[str, typer.Argument(help="Whose key: separates prefix caches and queues, and shows in logs.")],
     file: File = DEFAULT,
     days: Annotated[float | None, typer.Option(help="Valid for so long; default: until revoked.", min=0.01)] = None,
+    admin: Annotated[bool, typer.Option("--admin", help="For `motley fleet`, and for nothing else.")] = False,
 ) -> None:
     """Make a key, store its SHA-256 in the file, and print the key: it cannot be shown again.
 
@@ -39,6 +40,7 @@ def new(
     Examples:
       motley keys new alice --file keys.yaml
       motley keys new ci --file keys.yaml --days 90
+      motley keys new operator --file keys.yaml --admin
     """
     from ..cluster.auth import keys
     from ..cluster.auth.key_file import edited
@@ -46,7 +48,7 @@ def new(
     expires = None if days is None else (datetime.now(UTC) + timedelta(days=days)).timestamp()
     key = keys.new_key()
     with edited(file) as stored:
-        stored.append(keys.StoredKey(keys.check_tenant(tenant), keys.hash_key(key), expires))
+        stored.append(keys.StoredKey(keys.check_tenant(tenant), keys.hash_key(key), expires, admin))
     typer.echo(key)
     typer.echo(f"stored in {file} as {stored[-1].id}, for {tenant}, {_until(stored[-1])}", err=True)
 
@@ -64,14 +66,19 @@ def list_(file: File = DEFAULT, as_json: Json = False) -> None:
 
     stored = read_keys(file)
     rows = [
-        {"tenant": key.tenant, "id": key.id, "expires": None if key.expires is None else write_expiry(key.expires)}
+        {
+            "tenant": key.tenant,
+            "id": key.id,
+            "expires": None if key.expires is None else write_expiry(key.expires),
+            "admin": key.admin,
+        }
         for key in stored
     ]
     if as_json:
         typer.echo(json.dumps({"keys": rows}))
         return
     for key in stored:
-        typer.echo(f"{key.tenant:<24}{key.id:<16}{_until(key)}")
+        typer.echo(f"{key.tenant:<24}{key.id:<16}{_until(key)}{', admin' if key.admin else ''}")
 
 
 @app.command()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -22,7 +21,7 @@ Numerics = Annotated[
     ),
 ]
 KvDtype = Annotated[
-    str | None, typer.Option(help="KV on a GPU: int8 takes half the memory, and rounds.", rich_help_panel=ENGINE)
+    str | None, typer.Option(help="KV: int8 takes about half the memory, and rounds.", rich_help_panel=ENGINE)
 ]
 CpuWeights = Annotated[
     str | None, typer.Option(help="Copies of int4 weights on a CPU: int4, int8 or both.", rich_help_panel=ENGINE)
@@ -32,6 +31,14 @@ MaxModelLen = Annotated[int | None, typer.Option(help="Tokens of prompt and outp
 KVMemory = Annotated[
     str | None, typer.Option(metavar="SIZE", help="Memory for KV, such as 2GiB.", rich_help_panel=ENGINE)
 ]
+SwapMemory = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="Host memory for KV of preempted sequences, or 0; default: 4GiB for a GPU, none for a CPU.",
+        rich_help_panel=ENGINE,
+    ),
+]
 SpeculateNgram = Annotated[
     int,
     typer.Option(
@@ -40,25 +47,28 @@ SpeculateNgram = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
-
-def engine_config(*, kv_memory: str | None = None, **settings: Any) -> EngineConfig:
+def engine_config(*, kv_memory: str | None = None, swap_memory: str | None = None, **settings: Any) -> EngineConfig:
     """Flags as an EngineConfig; those that are None keep the engine's default. Raises InvalidRequest."""
     from ..replicas.engine_config import EngineConfig
 
     given = {name: value for name, value in settings.items() if value is not None}
     if kv_memory is not None:
         given["kv_memory_bytes"] = parse_size(kv_memory, "--kv-memory")
+    if swap_memory is not None:
+        given["swap_memory_bytes"] = 0 if swap_memory.strip() == "0" else parse_size(swap_memory, "--swap-memory")
     return EngineConfig(**given)
 
 
 def parse_size(text: str, flag: str) -> int:
     """Bytes: "512MiB", "2G", "1073741824"."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", text.strip().lower())
-    if match is None or match[2] not in _UNITS or not (size := int(float(match[1]) * _UNITS[match[2]])):
-        raise typer.BadParameter(f"{flag}: {text!r} is no size; expected one such as 512MiB, 2GiB or 1073741824")
-    return size
+    from ..replicas.errors import InvalidRequest
+    from ..replicas.sizes import parse_size as parse
+
+    try:
+        return parse(text)
+    except InvalidRequest as error:
+        raise typer.BadParameter(f"{flag}: {error.message}") from None
 
 
 def find_model(model: str) -> str:

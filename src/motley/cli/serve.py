@@ -9,13 +9,17 @@ import typer
 
 from . import options
 from .config import ConfigFile
+from .fleet_file import is_fleet_file, with_file
 from .progress import load_bar
 
 ACCESS = "Access"  # heading in --help, where the version of typer shows one
 
 
 def serve(
-    model: Annotated[str, typer.Argument(help="A folder, a Hugging Face id, or demo.")] = "demo",
+    context: typer.Context,
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL|FLEET.yaml", help="A folder, a Hugging Face id, demo, or a fleet file.")
+    ] = "demo",
     host: Annotated[
         str, typer.Option(help="Where to listen; off loopback with API keys and TLS only.", rich_help_panel=ACCESS)
     ] = "127.0.0.1",
@@ -46,17 +50,52 @@ def serve(
     ] = None,
     http_port: Annotated[int, typer.Option(help="OpenAI's HTTP.", min=1, max=65535)] = 8000,
     grpc_port: Annotated[int, typer.Option(help="gRPC: motley.v1, KServe and Triton, vLLM.", min=1, max=65535)] = 9000,
+    control: Annotated[bool, typer.Option("--control/--no-control", help="Serve the control plane too.")] = True,
+    admin_host: Annotated[
+        str,
+        typer.Option(help="The control plane's; off loopback with API keys and TLS only.", rich_help_panel=ACCESS),
+    ] = "127.0.0.1",
+    admin_port: Annotated[
+        int | None, typer.Option(help="The control plane's; default: 9190 or another free one.", min=1, max=65535)
+    ] = None,
     dashboard_port: Annotated[
         int | None, typer.Option(help="Ray's dashboard; default: 8265 or another free one.", min=1, max=65535)
     ] = None,
     served_model_name: Annotated[str | None, typer.Option(help="What clients call the model.")] = None,
     replicas: Annotated[int, typer.Option(help="Copies of the model.", min=1)] = 1,
+    max_replicas: Annotated[
+        int | None, typer.Option(help="Most that `motley fleet` may ask for; default: one for each core.", min=1)
+    ] = None,
     null_engine: Annotated[
         bool, typer.Option("--null-engine", help="Compute nothing, to measure the service itself.")
     ] = False,
     null_step_ms: Annotated[
         float, typer.Option(help="What a step of the null engine takes; 0: as long as its readers.", min=0.0)
     ] = 0.0,
+    simulate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="GPU", help="Compute nothing, and take the time that the roofline says it would: P40, T4."
+        ),
+    ] = None,
+    simulate_model: Annotated[
+        str | None, typer.Option(help="Whose time: qwen2.5-7b, llama-3-8b, ...; default: the model's own.")
+    ] = None,
+    prefix_cache: Annotated[
+        str,
+        typer.Option(
+            metavar="URL|WORD",
+            help="Where replicas share prompts' prefixes: embedded (a Redis of its own), redis://, rediss://, unix://, "
+            "memory, off.",
+        ),
+    ] = "embedded",
+    prefix_memory: Annotated[
+        str, typer.Option(metavar="SIZE", help="Of the Redis of its own, or of each replica.")
+    ] = "1GiB",
+    prefix_secret: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="What services have in common to share prefixes.", rich_help_panel=ACCESS),
+    ] = None,
     tool_parser: Annotated[
         str, typer.Option(help="How calls are written: auto (by the chat template), hermes, llama3_json, none.")
     ] = "auto",
@@ -73,6 +112,10 @@ def serve(
     greet: Annotated[
         bool, typer.Option("--greet", help="Show an answer over gRPC and one over HTTP when ready.")
     ] = False,
+    address: Annotated[
+        str | None,
+        typer.Option(metavar="auto|HOST:PORT", help="Deploy a fleet file on this Ray cluster, and end."),
+    ] = None,
     ready_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Written as JSON when ready.")] = None,
     device: options.Device = "cpu",
     dtype: options.Dtype = "auto",
@@ -82,6 +125,7 @@ def serve(
     threads: options.Threads = None,
     max_model_len: options.MaxModelLen = None,
     kv_memory: options.KVMemory = None,
+    swap_memory: options.SwapMemory = None,
     speculate_ngram: options.SpeculateNgram = 0,
     max_batch_tokens: Annotated[int | None, typer.Option(help="Tokens computed per step.", min=1)] = None,
     max_running: Annotated[int | None, typer.Option(help="Sequences per step.", min=1)] = None,
@@ -102,6 +146,7 @@ def serve(
       motley serve                                     the built-in demo model
       motley serve ./my-gptq-model --http-port 8080 --grpc-port 9090
       motley serve org/name --served-model-name mine --max-model-len 8192 --kv-memory 2GiB
+      motley serve fleet.yaml                          pools of unequal replicas; again: what has changed
       motley serve --config serve.yaml                 lines such as `http-port: 8080`
       motley serve --host 0.0.0.0 --api-keys keys.yaml --tls-cert cert.pem --tls-key key.pem
     """
@@ -114,6 +159,7 @@ def serve(
         threads=threads,
         max_model_len=max_model_len,
         kv_memory=kv_memory,
+        swap_memory=swap_memory,
         speculate_ngram=speculate_ngram,
         max_batch_tokens=max_batch_tokens,
         max_running=max_running,
@@ -125,32 +171,41 @@ def serve(
     from ..cluster.options import ServeOptions
     from ..cluster.serve import run_serve
 
-    status = run_serve(
-        ServeOptions(
-            model=None if model == "demo" else model,
-            engine=engine,
-            replicas=replicas,
-            host=host,
-            api_keys=api_keys,
-            open_health=open_health,
-            cors_origins=tuple(cors_origin or ()),
-            tls_cert=tls_cert,
-            tls_key=tls_key,
-            client_ca=client_ca,
-            tls_terminated_upstream=tls_terminated_upstream,
-            http_port=http_port,
-            grpc_port=grpc_port,
-            dashboard_port=dashboard_port,
-            served_model_name=served_model_name,
-            null_engine=null_engine,
-            null_step_ms=null_step_ms,
-            tool_parser=tool_parser,
-            reasoning_parser=reasoning_parser,
-            drain_s=drain_s,
-            stall_s=stall_s,
-            greet=greet,
-            ready_file=ready_file,
-        ),
-        bar=load_bar,
+    asked = ServeOptions(
+        model=None if model == "demo" else model,
+        engine=engine,
+        replicas=replicas,
+        max_replicas=max_replicas,
+        host=host,
+        api_keys=api_keys,
+        open_health=open_health,
+        cors_origins=tuple(cors_origin or ()),
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        client_ca=client_ca,
+        tls_terminated_upstream=tls_terminated_upstream,
+        http_port=http_port,
+        grpc_port=grpc_port,
+        control=control,
+        admin_host=admin_host,
+        admin_port=admin_port,
+        dashboard_port=dashboard_port,
+        served_model_name=served_model_name,
+        null_engine=null_engine,
+        null_step_ms=null_step_ms,
+        simulate=simulate,
+        simulate_model=simulate_model,
+        prefix_cache=prefix_cache,
+        prefix_memory=options.parse_size(prefix_memory, "--prefix-memory"),
+        prefix_secret=prefix_secret,
+        tool_parser=tool_parser,
+        reasoning_parser=reasoning_parser,
+        drain_s=drain_s,
+        stall_s=stall_s,
+        greet=greet,
+        address=address,
+        ready_file=ready_file,
     )
-    raise typer.Exit(status)
+    if is_fleet_file(model):
+        asked = with_file(context, asked, Path(model))
+    raise typer.Exit(run_serve(asked, bar=load_bar))

@@ -1,0 +1,90 @@
+"""The control plane's process: a named actor that Ray starts again, whatever ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import ray
+from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
+
+from ...replicas.logs import log_to_stderr
+from .. import access_log
+from ..auth.key_file import KeyFile
+from ..auth.keys import KeyRing, StoredKey
+from .plane import Plane
+from .serve_fleet import Build, ServeFleet
+from .server import AdminDoor, start_server
+from .state import State
+from .store import KvStore
+
+log = logging.getLogger(__name__)
+
+STOP_S = 1.0  # that calls have when it is stopped
+LOOK_S, MISSES = 5.0, 3  # between two looks for Serve, and how many in a row do not find it when it is gone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlOptions:
+    """What the actor is made with, each time.
+
+    app, build  as of ServeFleet
+    own_key     of `motley fleet` on this machine
+    api_keys    the file in which other admins' keys are
+    joined      the cluster is not the service's own, and goes on without Serve
+    """
+
+    app: str
+    build: Build
+    door: AdminDoor
+    own_key: StoredKey
+    api_keys: Path | None = None
+    log_folder: Path | None = None
+    joined: bool = False
+
+
+class ControlActor:
+    """Its server answers as soon as `__init__` has returned."""
+
+    async def __init__(self, options: ControlOptions) -> None:  # type: ignore[misc]  # Ray awaits it
+        log_to_stderr()
+        logging.getLogger("motley.cluster.control").setLevel(logging.INFO)
+        access_log.write_to(options.log_folder, "admin.log")
+        keys = KeyRing([options.own_key])
+        store = KvStore(options.app)
+        state = store.kept() or State()
+        fleet = ServeFleet(options.app, options.build)
+        self._plane = Plane(fleet, store, state)
+        both = keys if options.api_keys is None else KeyFile(options.api_keys, [options.own_key])
+        self._server: grpc.aio.Server = await start_server(self._plane, both, options.door)
+        self._loop = asyncio.create_task(self._plane.run())
+        self._end = asyncio.create_task(_end_with_serve()) if options.joined else None
+        log.info("control plane at generation %d, port %d", state.generation, options.door.port)
+
+    async def ready(self) -> None:
+        """Returns when it can be called."""
+
+    async def stop(self) -> None:
+        self._loop.cancel()
+        await self._server.stop(STOP_S)
+
+
+async def _end_with_serve() -> None:
+    """Who has ended Serve there has ended the service."""
+    missed = 0
+    while missed < MISSES:
+        await asyncio.sleep(LOOK_S)
+        missed = missed + 1 if await asyncio.to_thread(_serve_is_gone) else 0
+    log.info("Serve is gone, and the control plane goes too")
+    ray.kill(ray.get_runtime_context().current_actor)
+
+
+def _serve_is_gone() -> bool:
+    try:
+        ray.get_actor(SERVE_CONTROLLER_NAME, SERVE_NAMESPACE)
+    except ValueError:
+        return True
+    return False

@@ -1,0 +1,166 @@
+"""motley.v1.ControlPlane as methods of the actor, by the names of their RPCs."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from ...replicas.errors import InvalidRequest, NotFound, Overloaded, Unavailable
+from ...replicas.shown import shown
+from ..caller import Caller
+from ..happening import first_of
+from ..protocols.motley_wire import refuse_unknown
+from ..protos import control_pb2 as pb
+from ..web.readers import Readers
+from ..web.rpc import stream, unary
+from . import decide, translate
+from .guard import AdminGuard
+from .plane import Plane
+from .state import PolicyPlan
+
+log = logging.getLogger(__name__)
+
+MAX_WATCHES = 64
+WATCH_S = 10.0  # so often there is a message although nothing has changed
+
+
+class ControlRpcs:
+    """motley.v1.ControlPlane, on a plane."""
+
+    def __init__(self, plane: Plane, guard: AdminGuard) -> None:
+        self.guard = guard
+        self.readers = Readers()
+        self._plane = plane
+        self._watches = 0
+
+    @unary(pb.Fleet)
+    async def GetFleet(self, request: pb.GetFleetRequest, caller: Caller) -> pb.Fleet:
+        refuse_unknown(request)
+        return translate.fleet(self._seen(), events=True)
+
+    @stream
+    def WatchFleet(self, request: pb.WatchFleetRequest, caller: Caller) -> AsyncGenerator[pb.FleetUpdate, None]:
+        return self._watch(request)
+
+    @unary(pb.Decision)
+    async def ScalePool(self, request: pb.ScalePoolRequest, caller: Caller) -> pb.Decision:
+        refuse_unknown(request)
+        made = await self._plane.scale(
+            request.pool,
+            request.replicas,
+            by=_by(caller),
+            reason=request.reason,
+            generation=_generation(request),
+            allow_zero=request.allow_zero,
+        )
+        return translate.decision(self._plane, made)
+
+    @unary(pb.Decision)
+    async def SetScalingPolicy(self, request: pb.SetScalingPolicyRequest, caller: Caller) -> pb.Decision:
+        refuse_unknown(request)
+        bounds = [(one.pool, one.minimum, one.maximum) for one in request.bounds]
+        made = await self._plane.set_policy(
+            self._policy(request), bounds, by=_by(caller), reason=request.reason, generation=_generation(request)
+        )
+        return translate.decision(self._plane, made)
+
+    @unary(pb.Decision)
+    async def DrainReplica(self, request: pb.DrainReplicaRequest, caller: Caller) -> pb.Decision:
+        refuse_unknown(request)
+        made = await self._plane.drain(
+            request.replica_id,
+            remove=request.remove,
+            by=_by(caller),
+            reason=request.reason,
+            timeout_s=request.timeout_s if request.HasField("timeout_s") else decide.DRAIN_S,
+            generation=_generation(request),
+            allow_zero=request.allow_zero,
+        )
+        return translate.decision(self._plane, made)
+
+    @unary(pb.Decision)
+    async def RollModel(self, request: pb.RollModelRequest, caller: Caller) -> pb.Decision:
+        refuse_unknown(request)
+        made = await self._plane.roll(
+            request.pool,
+            request.model,
+            secrets.token_hex(8),
+            by=_by(caller),
+            reason=request.reason,
+            generation=_generation(request),
+        )
+        return translate.decision(self._plane, made)
+
+    @unary(pb.Metrics)
+    async def GetMetrics(self, request: pb.GetMetricsRequest, caller: Caller) -> pb.Metrics:
+        refuse_unknown(request)
+        if request.pool:
+            decide.pool_named(self._plane.state, request.pool)
+        return translate.metrics(self._seen(), request.pool)
+
+    @unary(pb.Prefixes)
+    async def GetPrefixes(self, request: pb.GetPrefixesRequest, caller: Caller) -> pb.Prefixes:
+        refuse_unknown(request)
+        return translate.prefixes(await self._plane.prefixes())
+
+    @unary(pb.FlushPrefixesReply)
+    async def FlushPrefixes(self, request: pb.FlushPrefixesRequest, caller: Caller) -> pb.FlushPrefixesReply:
+        refuse_unknown(request)
+        tenant = request.tenant if request.HasField("tenant") else None
+        if tenant == "":
+            raise InvalidRequest("tenant: empty is not accepted; leave it out for everyone's", param="tenant")
+        flushed = await self._plane.flush(tenant)
+        log.info("prefixes of %s flushed by %s", "everyone" if tenant is None else shown(tenant), _by(caller))
+        return pb.FlushPrefixesReply(replicas=flushed)
+
+    def _policy(self, request: pb.SetScalingPolicyRequest) -> PolicyPlan | None:
+        """What is not said of objectives stays as it is."""
+        if not request.policy:
+            if request.settings or request.HasField("ttft_s") or request.HasField("tpot_s"):
+                raise InvalidRequest("policy: say which, beside its objectives and settings", param="policy")
+            return None
+        now = self._plane.state.policy
+        return PolicyPlan(
+            request.policy,
+            request.ttft_s if request.HasField("ttft_s") else now.ttft_s,
+            request.tpot_s if request.HasField("tpot_s") else now.tpot_s,
+            dict(request.settings),
+        )
+
+    async def _watch(self, request: pb.WatchFleetRequest) -> AsyncGenerator[pb.FleetUpdate, None]:
+        refuse_unknown(request)
+        if request.after < 0 or request.after > self._plane.state.sequence:
+            raise NotFound(
+                f"after: there is no event {shown(request.after)} yet; the last is {self._plane.state.sequence}",
+                param="after",
+                code="event_not_found",
+            )
+        if self._watches >= MAX_WATCHES:
+            raise Overloaded(f"at most {MAX_WATCHES} watches at a time", code="too_many_watches")
+        self._watches += 1
+        known = request.after
+        try:
+            while True:
+                changed = self._plane.changed  # before the look: what comes after it is not missed
+                plane = self._seen()
+                events = [translate.event(one) for one in plane.state.events if one.sequence > known]
+                known = plane.state.sequence
+                yield pb.FleetUpdate(fleet=translate.fleet(plane, events=False), events=events)
+                await first_of(changed, timeout_s=WATCH_S)
+        finally:
+            self._watches -= 1
+
+    def _seen(self) -> Plane:
+        if not self._plane.looked_at:
+            raise Unavailable("the fleet has not been looked at yet; try again shortly", code="not_ready")
+        return self._plane
+
+
+def _by(caller: Caller) -> str:
+    return f"key of {caller.tenant}"
+
+
+def _generation(request: Any) -> int | None:
+    return request.generation if request.HasField("generation") else None

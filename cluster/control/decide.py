@@ -1,0 +1,250 @@
+"""Decisions: from what is kept and what is asked to what is kept next. Pure; what is not accepted raises, and changes
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from ...replicas.errors import InvalidRequest, NotFound
+from ...replicas.shown import shown
+from ..failures import Conflict, NotConfirmed
+from .state import Drain, PolicyPlan, PoolPlan, Roll, State
+
+MAX_REASON = 200  # characters
+MAX_REPLICAS = 10_000  # that a pool's bounds may allow
+DRAIN_S = 600.0
+MAX_DRAIN_S = 24 * 3600.0
+
+
+def check_generation(state: State, expected: int | None) -> None:
+    if expected is not None and expected != state.generation:
+        raise Conflict(
+            f"generation: it is {state.generation} by now, not {expected}; look again, and decide anew",
+            param="generation",
+            code="stale_generation",
+        )
+
+
+def check_reason(reason: str) -> None:
+    if len(reason) > MAX_REASON or not reason.isprintable():
+        raise InvalidRequest(
+            f"reason: expected up to {MAX_REASON} printable characters, not {shown(reason)}",
+            param="reason",
+            code="invalid_value",
+        )
+
+
+def pool_named(state: State, name: str) -> PoolPlan:
+    if name not in state.pools:
+        there = ", ".join(sorted(state.pools)) or "none"
+        raise NotFound(f"pool: there is no {shown(name)}; there are: {there}", param="pool", code="pool_not_found")
+    return state.pools[name]
+
+
+def scale(
+    state: State,
+    now: float,
+    pool: str,
+    replicas: int,
+    *,
+    by: str,
+    reason: str,
+    generation: int | None = None,
+    allow_zero: bool = False,
+) -> State:
+    """Another target; the same state if it is that already."""
+    plan = pool_named(state, pool)
+    check_generation(state, generation)
+    check_reason(reason)
+    if not plan.minimum <= replicas <= plan.maximum:
+        raise InvalidRequest(
+            f"replicas: {replicas} is not accepted; pool {pool!r} may have from {plan.minimum} to {plan.maximum}",
+            param="replicas",
+            code="invalid_value",
+        )
+    _check_zero(state, pool, replicas, allow_zero)
+    return _wanted(state, now, pool, replicas, by=by, reason=reason)
+
+
+def set_policy(
+    state: State,
+    now: float,
+    policy: PolicyPlan | None,
+    bounds: Sequence[tuple[str, int, int]],
+    *,
+    by: str,
+    reason: str,
+    generation: int | None = None,
+) -> State:
+    """Another policy (None: it stays), other bounds of pools, or both.
+
+    A target out of its new bounds becomes the nearest within.
+    """
+    check_generation(state, generation)
+    check_reason(reason)
+    pools = dict(state.pools)
+    for pool, minimum, maximum in bounds:
+        plan = pool_named(state, pool)
+        if not 0 <= minimum <= maximum <= MAX_REPLICAS:
+            raise InvalidRequest(
+                f"bounds: {minimum} to {maximum} is not accepted; expected 0 <= minimum <= maximum <= {MAX_REPLICAS}",
+                param="bounds",
+                code="invalid_value",
+            )
+        target = min(max(plan.target, minimum), maximum)
+        pools[pool] = replace(plan, minimum=minimum, maximum=maximum, target=target)
+    changed = replace(state, pools=pools, policy=policy or state.policy)
+    if changed == state:
+        return state
+    after = replace(changed, generation=state.generation + 1)
+    for name, _, _ in bounds:
+        if pools[name].target != state.pools[name].target:
+            after = _note_scaled(after, now, name, state.pools[name].target, by=by, reason="its new bounds")
+    told = [policy.name] if policy is not None and policy != state.policy else []
+    told += [f"{name} from {pools[name].minimum} to {pools[name].maximum}" for name, _, _ in bounds]
+    return after.told(now, "policy", by=by, reason=": ".join(filter(None, ("; ".join(told), reason))))
+
+
+def drain(
+    state: State,
+    now: float,
+    replica_id: str,
+    pool: str,
+    *,
+    remove: bool,
+    by: str,
+    reason: str,
+    timeout_s: float = DRAIN_S,
+    generation: int | None = None,
+    allow_zero: bool = False,
+) -> State:
+    """One replica on its way out; the same state if it is already. `pool`: whose it is."""
+    check_generation(state, generation)
+    check_reason(reason)
+    if not 0 <= timeout_s <= MAX_DRAIN_S:
+        raise InvalidRequest(
+            f"timeout_s: {timeout_s} is not accepted; expected seconds from 0 to {MAX_DRAIN_S:g}",
+            param="timeout_s",
+            code="invalid_value",
+        )
+    if replica_id in state.drains:
+        return state
+    plan = pool_named(state, pool)
+    drains = {**state.drains, replica_id: Drain(pool, remove, now + timeout_s)}
+    if not remove:
+        after = replace(state, drains=drains, generation=state.generation + 1)
+    else:
+        if plan.target - 1 < plan.minimum:
+            raise InvalidRequest(
+                f"remove: pool {pool!r} has {plan.target} of at least {plan.minimum}; drain it without remove",
+                param="remove",
+                code="invalid_value",
+            )
+        _check_zero(state, pool, plan.target - 1, allow_zero)
+        after = _wanted(state, now, pool, plan.target - 1, by=by, reason=reason)
+        after = replace(after, drains=drains)
+    return after.told(now, "draining", pool=pool, replica_id=replica_id, by=by, reason=reason)
+
+
+def roll(
+    state: State,
+    now: float,
+    pool: str,
+    model: str,
+    version: str,
+    *,
+    by: str,
+    reason: str,
+    generation: int | None = None,
+) -> State:
+    """All replicas of a pool to be replaced by those of `version`, which is new."""
+    plan = pool_named(state, pool)
+    check_generation(state, generation)
+    check_reason(reason)
+    if pool in state.rolls:
+        raise Conflict(f"pool {pool!r} is being rolled already", param="pool", code="rolling")
+    rolls = {**state.rolls, pool: Roll(version, model or plan.model)}
+    after = replace(state, rolls=rolls, generation=state.generation + 1)
+    why = ": ".join(filter(None, (model, reason)))
+    return after.told(now, "rolling", pool=pool, by=by, reason=why)
+
+
+def deployed(state: State, deployment: str, pools: Mapping[str, PoolPlan], policy: PolicyPlan) -> State:
+    """The pools of what has just been deployed. Those that are known keep their targets, within the new bounds.
+
+    They keep the model that they were rolled to as well, unless it is another one now that the file says.
+    """
+    if deployment == state.deployment:
+        return state
+    known = {name: (state.pools.get(name, plan), plan) for name, plan in pools.items()}
+    plans = {
+        name: replace(
+            plan,
+            target=min(max(old.target, plan.minimum), plan.maximum),
+            model=old.model if old.said == plan.said else "",
+        )
+        for name, (old, plan) in known.items()
+    }
+    drains = {name: one for name, one in state.drains.items() if one.pool in plans}
+    rolls = {name: one for name, one in state.rolls.items() if name in plans}
+    return replace(state, deployment=deployment, pools=plans, policy=policy, drains=drains, rolls=rolls)
+
+
+def leaving(state: State, pool: str, running: Sequence[str]) -> Sequence[str]:
+    """Those of its replicas that are to go too, where more serve than are wanted. `running`: in the order to go in."""
+    surplus = len(running) - state.leaving(pool) - state.pools[pool].target - _replaceable(state, pool)
+    there = [name for name in running if name not in state.drains]
+    return there[: max(0, surplus)]
+
+
+def go(state: State, now: float, pool: str, gone: Sequence[str], num_running: int, until: float) -> State:
+    """Those on their way out. Where too many serve, what was to be replaced is removed before others are."""
+    drains = dict(state.drains)
+    surplus = num_running - state.leaving(pool) - state.pools[pool].target
+    for name, one in state.drains.items():
+        if surplus > 0 and one.pool == pool and not one.remove:
+            drains[name] = replace(one, remove=True)
+            surplus -= 1
+    drains |= {name: Drain(pool, True, until) for name in gone if name not in drains}
+    return state if drains == state.drains else replace(state, drains=drains)
+
+
+def _replaceable(state: State, pool: str) -> int:
+    return sum(not one.remove for one in state.drains.values() if one.pool == pool)
+
+
+def _wanted(state: State, now: float, pool: str, replicas: int, *, by: str, reason: str) -> State:
+    plan = state.pools[pool]
+    if replicas == plan.target:
+        return state
+    pools = {**state.pools, pool: replace(plan, target=replicas)}
+    drains = _staying(state, pool, replicas - plan.target)
+    after = replace(state, pools=pools, drains=drains, generation=state.generation + 1)
+    return _note_scaled(after, now, pool, plan.target, by=by, reason=reason)
+
+
+def _staying(state: State, pool: str, more: int) -> Mapping[str, Drain]:
+    """So many more are wanted: of those that were to be removed, as many are replaced. Their marks are for good."""
+    drains = dict(state.drains)
+    for name, one in state.drains.items():
+        if more > 0 and one.pool == pool and one.remove and not one.ended:
+            drains[name] = replace(one, remove=False)
+            more -= 1
+    return drains
+
+
+def _note_scaled(state: State, now: float, pool: str, before: int, *, by: str, reason: str) -> State:
+    state = replace(state, settled=state.settled - {pool})
+    return state.told(now, "scaled", pool=pool, before=before, after=state.pools[pool].target, by=by, reason=reason)
+
+
+def _check_zero(state: State, pool: str, replicas: int, allow_zero: bool) -> None:
+    others = any(plan.target for name, plan in state.pools.items() if name != pool)
+    if replicas == 0 and state.pools[pool].target > 0 and not others and not allow_zero:
+        raise NotConfirmed(
+            "allow_zero: it is false, and no replica would be left; set it, if requests are to wait or be refused",
+            param="allow_zero",
+            code="zero_not_confirmed",
+        )

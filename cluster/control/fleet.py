@@ -1,0 +1,107 @@
+"""What the control plane wants of the fleet: to see it, and to change it. Serve's is serve_fleet.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from ..fleet.status import FleetStatus, PrefixStatus
+from .state import PolicyPlan, PoolPlan
+
+__all__ = ["Fleet", "Planned", "PoolLook", "ReplicaLook"]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaLook:
+    """A replica as Serve sees it. started: Unix seconds; node: its address, empty where it has none yet."""
+
+    replica_id: str
+    state: Literal["starting", "running", "stopping"]
+    node: str = ""
+    pid: int = 0
+    started: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PoolLook:
+    """A pool as Serve sees it.
+
+    target   what Serve wants
+    version  that its replicas have or will have
+    state    healthy: all of them do, and serve; failed: Serve has given up to start more
+    message  why it is not healthy
+    """
+
+    target: int
+    replicas: tuple[ReplicaLook, ...] = ()
+    version: str = ""
+    state: Literal["healthy", "changing", "failed"] = "healthy"
+    message: str = ""
+
+    @property
+    def running(self) -> tuple[ReplicaLook, ...]:
+        return tuple(one for one in self.replicas if one.state == "running")
+
+    @property
+    def starting(self) -> int:
+        return sum(one.state == "starting" for one in self.replicas)
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What was deployed last says of bounds and of who decides. name: another one when it says something else."""
+
+    name: str
+    pools: Mapping[str, PoolPlan]
+    policy: PolicyPlan
+
+
+class Fleet(Protocol):
+    """All of it may raise MotleyError: Unavailable while Serve's controller or the ingress is away."""
+
+    async def planned(self) -> Planned | None:
+        """None where nothing is deployed."""
+        ...
+
+    async def look(self) -> Mapping[str, PoolLook]:
+        """Every pool, by name."""
+        ...
+
+    async def status(self) -> FleetStatus | None:
+        """What the ingress knows; None where it does not tell."""
+        ...
+
+    async def pending(self, pool: str) -> str:
+        """Why a pool has fewer replicas than it wants, in a sentence."""
+        ...
+
+    async def set_target(self, pool: str, replicas: int) -> None:
+        """Again is as good as once."""
+        ...
+
+    async def mark(self, replica_id: str) -> bool:
+        """It is never chosen again; whether that could be arranged."""
+        ...
+
+    async def flush(self, tenant: str | None) -> int:
+        """Of that tenant's prefixes, or everyone's, on so many replicas."""
+        ...
+
+    async def prefixes(self) -> Sequence[PrefixStatus]:
+        """Of replicas that answer."""
+        ...
+
+    async def end(self, replica_id: str) -> None:
+        """End its process; Serve puts another in its place unless it wants fewer by then."""
+        ...
+
+    async def check_model(self, model: str) -> None:
+        """Raises MotleyError unless a pool can be rolled to it."""
+        ...
+
+    async def redeploy(
+        self, targets: Mapping[str, int], versions: Mapping[str, str], models: Mapping[str, str]
+    ) -> None:
+        """Deploy the application again: pools in `versions` anew, the others as they are. Again is as good as once."""
+        ...

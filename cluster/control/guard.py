@@ -1,0 +1,46 @@
+"""Who may call the control plane: whoever brings an admin's key. It has one of its own where there are no others."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from ..auth.guard import Headers, credentials
+from ..failures import Forbidden, Unauthenticated
+
+
+class Keys(Protocol):
+    def tenant_of(self, key: str) -> str | None: ...
+    def admin_of(self, key: str) -> str | None: ...
+
+
+class AdminGuard:
+    """As `auth.guard.Guard`, but for admins.
+
+    later  a call without any key is let through as nobody's: its method looks for one in the request
+    """
+
+    def __init__(self, keys: Keys, *, open_health: bool = False, later: bool = False) -> None:
+        self._keys = keys
+        self._open_health = open_health
+        self._later = later
+
+    def tenant(self, peer: str, headers: Headers, *, host: str | None = None, health: bool = False) -> str:
+        """The name of the admin who calls. Raises Unauthenticated, or Forbidden for a tenant's key."""
+        given = credentials(headers)
+        if not given and self._later:
+            return ""
+        return self.admin(given.pop() if len(given) == 1 else "", health=health)
+
+    def admin(self, key: str, *, health: bool = False) -> str:
+        found = self._keys.admin_of(key)
+        if found is not None:
+            return found
+        if health and self._open_health:
+            return ""
+        if self._keys.tenant_of(key) is not None:
+            raise Forbidden(
+                "this is a tenant's key; an admin's is needed here: motley keys new NAME --admin", code="not_admin"
+            )
+        raise Unauthenticated(
+            "an API key is required, an admin's: Authorization: Bearer KEY, or x-api-key: KEY", code="invalid_api_key"
+        )

@@ -1,0 +1,151 @@
+"""KEDA's externalscaler.ExternalScaler: Kubernetes runs as many pods as a pool wants, or as its queue asks for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import dataclass
+
+from ...replicas.errors import InvalidRequest, Overloaded, Unavailable
+from ...replicas.shown import shown
+from ..caller import Caller
+from ..happening import first_of
+from ..protos import control_pb2, externalscaler_pb2
+from ..protos import externalscaler_pb2 as pb
+from ..web.readers import Readers
+from ..web.rpc import stream, unary
+from . import decide, translate
+from .guard import AdminGuard
+from .plane import Plane
+
+KEY = "key"  # of the metadata
+MAX_STREAMS = 256
+
+
+def _replicas(one: control_pb2.PoolMetrics, held: int) -> float:
+    return one.target
+
+
+def _queue(one: control_pb2.PoolMetrics, held: int) -> float:
+    return one.waiting + held
+
+
+def _tokens(one: control_pb2.PoolMetrics, held: int) -> float:
+    return one.queued_prefill_tokens
+
+
+METRICS: Mapping[str, Callable[[control_pb2.PoolMetrics, int], float]] = {
+    "replicas": _replicas,
+    "queue": _queue,
+    "tokens": _tokens,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Trigger:
+    """What a ScaledObject's trigger asks for."""
+
+    pool: str
+    metric: str
+    target: float
+
+    @property
+    def name(self) -> str:
+        return f"motley-{self.pool}-{self.metric}"
+
+
+def trigger(metadata: Mapping[str, str]) -> Trigger:
+    """Raises InvalidRequest naming the entry. Others than ours are KEDA's."""
+    metric, target = metadata.get("metric", "replicas"), metadata.get("target", "1")
+    if metric not in METRICS:
+        raise _bad("metric", metric, f"one of {', '.join(METRICS)}")
+    try:
+        size = float(target)
+    except ValueError:
+        size = math.nan
+    if not 0 < size < math.inf:
+        raise _bad("target", target, "a number above 0")
+    return Trigger(metadata.get("pool", ""), metric, size)
+
+
+class KedaRpcs:
+    """externalscaler.ExternalScaler, on a plane. The guard lets calls without headers through: KEDA sends none."""
+
+    def __init__(self, plane: Plane, guard: AdminGuard) -> None:
+        self.guard = guard
+        self.readers = Readers()
+        self._plane = plane
+        self._streams = 0
+
+    @unary(pb.IsActiveResponse)
+    async def IsActive(self, request: externalscaler_pb2.ScaledObjectRef, caller: Caller) -> pb.IsActiveResponse:
+        return self._active(self._trigger(request, caller))
+
+    @stream
+    def StreamIsActive(
+        self, request: externalscaler_pb2.ScaledObjectRef, caller: Caller
+    ) -> AsyncGenerator[pb.IsActiveResponse, None]:
+        return self._stream(request, caller)
+
+    @unary(pb.GetMetricSpecResponse)
+    async def GetMetricSpec(
+        self, request: externalscaler_pb2.ScaledObjectRef, caller: Caller
+    ) -> pb.GetMetricSpecResponse:
+        asked = self._trigger(request, caller)
+        spec = pb.MetricSpec(metricName=asked.name, targetSize=math.ceil(asked.target), targetSizeFloat=asked.target)
+        return pb.GetMetricSpecResponse(metricSpecs=[spec])
+
+    @unary(pb.GetMetricsResponse)
+    async def GetMetrics(self, request: externalscaler_pb2.GetMetricsRequest, caller: Caller) -> pb.GetMetricsResponse:
+        asked = self._trigger(request.scaledObjectRef, caller)
+        if request.metricName not in (asked.name, ""):
+            raise _bad("metricName", request.metricName, asked.name)
+        value = self._value(asked)
+        found = pb.MetricValue(metricName=asked.name, metricValue=math.ceil(value), metricValueFloat=value)
+        return pb.GetMetricsResponse(metricValues=[found])
+
+    def _trigger(self, ref: externalscaler_pb2.ScaledObjectRef, caller: Caller) -> Trigger:
+        if not caller.tenant:
+            self.guard.admin(ref.scalerMetadata.get(KEY, ""))
+        asked = trigger(ref.scalerMetadata)
+        decide.pool_named(self._plane.state, asked.pool)
+        return asked
+
+    def _value(self, asked: Trigger) -> float:
+        if not self._plane.looked_at:
+            raise Unavailable("the fleet has not been looked at yet; try again shortly", code="not_ready")
+        [one] = translate.metrics(self._plane, asked.pool).pools
+        return float(METRICS[asked.metric](one, self._held()))
+
+    def _held(self) -> int:
+        return 0 if self._plane.status is None else self._plane.status.demand.held
+
+    def _active(self, asked: Trigger) -> pb.IsActiveResponse:
+        """A queue is active too while what it had is computed: pods that work are not taken away."""
+        busy = asked.metric != "replicas" and translate.metrics(self._plane, asked.pool).pools[0].running > 0
+        return pb.IsActiveResponse(result=self._value(asked) > 0 or busy)
+
+    async def _stream(
+        self, request: externalscaler_pb2.ScaledObjectRef, caller: Caller
+    ) -> AsyncGenerator[pb.IsActiveResponse, None]:
+        asked = self._trigger(request, caller)
+        if self._streams >= MAX_STREAMS:
+            raise Overloaded(f"at most {MAX_STREAMS} watches at a time", code="too_many_watches")
+        self._streams += 1
+        last = None
+        try:
+            while True:
+                changed = self._plane.changed
+                active = self._active(asked)
+                if active != last:
+                    yield active
+                last = active
+                await first_of(changed)
+        finally:
+            self._streams -= 1
+
+
+def _bad(name: str, value: str, expected: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"{name}: {shown(value)} is not accepted; expected {expected}", param=name, code="invalid_value"
+    )

@@ -1,0 +1,119 @@
+"""What scaling policies see, made of what Serve and the ingress tell. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+
+from ...replicas.protocol import ReplicaProfile
+from ..fleet.status import Demand, FleetStatus, ReplicaStatus
+from ..routing.live import speed_of as routed
+from ..routing.predict import Speed
+from ..scaling.state import Observed, PoolState
+from .fleet import PoolLook
+from .state import State
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Per second, between two looks."""
+
+    requests: float = 0.0
+    prompt_tokens: float = 0.0
+    output_tokens: float = 0.0
+    cached_tokens: float = 0.0  # of the prompts', found in caches
+
+
+def rates(before: tuple[float, Demand] | None, now: float, demand: Demand, cached_tokens: int = 0) -> Rates:
+    """Who has begun anew counts from 0: then what was counted is what came. `cached_tokens`: found since `before`."""
+    if before is None or now <= before[0]:
+        return Rates()
+    then, old = before
+    if any(getattr(demand, one.name) < getattr(old, one.name) for one in fields(Demand) if one.name != "held"):
+        old = Demand()
+    seconds = now - then
+    return Rates(
+        (demand.requests - old.requests) / seconds,
+        (demand.prompt_tokens - old.prompt_tokens) / seconds,
+        (demand.output_tokens - old.output_tokens) / seconds,
+        cached_tokens / seconds,
+    )
+
+
+def observed(
+    now: float,
+    state: State,
+    look: Mapping[str, PoolLook],
+    status: FleetStatus | None,
+    of: Rates,
+    cold_start_s: Mapping[str, float],
+    speeds: Mapping[str, Speed],
+) -> Observed:
+    """Pools that Serve does not have yet are left out. `speeds`: of those that have had a replica."""
+    by_pool = replicas_of(status)
+    pools = tuple(
+        _pool(name, state, look[name], by_pool.get(name, ()), speeds.get(name), cold_start_s)
+        for name in sorted(state.pools)
+        if name in look
+    )
+    held = 0 if status is None else status.demand.held
+    return Observed(now, pools, of.requests, of.prompt_tokens, of.output_tokens, held, of.cached_tokens)
+
+
+def replicas_of(status: FleetStatus | None) -> dict[str, list[ReplicaStatus]]:
+    """By pool."""
+    found: dict[str, list[ReplicaStatus]] = {}
+    for one in () if status is None else status.replicas:
+        found.setdefault(one.pool, []).append(one)
+    return found
+
+
+def cached(before: Mapping[str, int], status: FleetStatus) -> int:
+    """Tokens of prompts found in caches since then, by replicas that there were. `before`: as `caches` had it."""
+    return sum(max(0, now - before[name]) for name, now in caches(status).items() if name in before)
+
+
+def caches(status: FleetStatus) -> dict[str, int]:
+    return {one.replica_id: one.load.cached_tokens for one in status.replicas}
+
+
+def speeds(status: FleetStatus) -> dict[str, Speed]:
+    """Of each pool that has a replica which is ready."""
+    return {one.pool: speed_of(one.profile, one) for one in reversed(status.replicas) if one.state == "ready"}
+
+
+def _pool(
+    name: str,
+    state: State,
+    look: PoolLook,
+    replicas: Sequence[ReplicaStatus],
+    speed: Speed | None,
+    cold_start_s: Mapping[str, float],
+) -> PoolState:
+    plan = state.pools[name]
+    serving = [one for one in look.running if one.replica_id not in state.drains]
+    return PoolState(
+        name=name,
+        minimum=plan.minimum,
+        maximum=plan.maximum,
+        target=plan.target,
+        ready=len(serving),
+        starting=look.starting,
+        speed=speed,
+        cost_per_hour=plan.cost_per_hour,
+        cold_start_s=cold_start_s.get(name, plan.cold_start_s),
+        queued_tokens=sum(one.load.queued_prefill_tokens for one in replicas),
+        running=sum(one.load.running for one in replicas),
+        waiting=sum(one.load.waiting for one in replicas),
+    )
+
+
+def speed_of(profile: ReplicaProfile, seen: ReplicaStatus) -> Speed:
+    """By its profile, and corrected by what was observed of it."""
+    told = routed(profile)
+    return replace(
+        told,
+        prefill_tokens_per_s=told.prefill_tokens_per_s / seen.ttft_off,
+        decode_s=tuple(step_s * seen.tpot_off for step_s in told.decode_s),
+        context_s=told.context_s * seen.tpot_off,
+    )

@@ -1,0 +1,72 @@
+"""Why a replica has no place yet: what it needs, compared with what each node has. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+__all__ = ["Need", "Node", "why"]
+
+_TYPE = "accelerator_type:"  # as Ray calls the resource of which nodes with such a GPU have a little
+_NAMES = {"CPU": "CPU", "GPU": "GPU", "memory": "byte of memory"}
+Matches = Callable[[Mapping[str, str], Mapping[str, str]], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Of one replica, or of one of its bundles. labels: a label selector, as Ray has them."""
+
+    resources: Mapping[str, float] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """total, free: resources by name."""
+
+    labels: Mapping[str, str]
+    total: Mapping[str, float]
+    free: Mapping[str, float]
+
+
+def why(needs: Sequence[Need], nodes: Sequence[Node], matches: Matches) -> str:
+    """The first thing in the way; empty: each of `needs` alone would find a place now."""
+    return next(filter(None, (_why(need, nodes, matches) for need in needs)), "")
+
+
+def _why(need: Need, nodes: Sequence[Node], matches: Matches) -> str:
+    labelled = [node for node in nodes if matches(node.labels, need.labels)]
+    if not labelled:
+        wanted = ", ".join(f"{name}={value}" for name, value in sorted(need.labels.items()))
+        return f"no node with the label {wanted}, of {len(nodes)}"
+    for name, amount in sorted(need.resources.items(), key=_scarce_first):
+        if not any(node.total.get(name, 0.0) >= amount for node in labelled):
+            most = max((node.total.get(name, 0.0) for node in labelled), default=0.0)
+            return f"no node has {_told(name, amount)}{'' if name.startswith(_TYPE) else f'; the most is {most:g}'}"
+    for name, amount in sorted(need.resources.items(), key=_scarce_first):
+        if not any(_fits(node, need, name) for node in labelled):
+            most = max(node.free.get(name, 0.0) for node in labelled)
+            return f"no {_unit(name)} free: {_told(name, amount)} wanted, the most on a node is {most:g}"
+    if need.resources and not any(_fits(node, need, *need.resources) for node in labelled):
+        wanted = " and ".join(_told(name, amount) for name, amount in sorted(need.resources.items()))
+        return f"no node has {wanted} free together"
+    return ""
+
+
+def _fits(node: Node, need: Need, *names: str) -> bool:
+    return all(node.free.get(name, 0.0) >= need.resources[name] for name in names)
+
+
+def _scarce_first(item: tuple[str, float]) -> tuple[bool, str]:
+    return item[0] in ("CPU", "memory"), item[0]
+
+
+def _unit(name: str) -> str:
+    return name.removeprefix(_TYPE) if name.startswith(_TYPE) else _NAMES.get(name, name)
+
+
+def _told(name: str, amount: float) -> str:
+    if name.startswith(_TYPE):
+        return f"a GPU of type {name.removeprefix(_TYPE)}"
+    unit = _unit(name)
+    return f"{amount:g} {unit}{'' if amount == 1 or name not in _NAMES or name == 'memory' else 's'}"

@@ -1,0 +1,363 @@
+"""The control plane itself: keeps what was decided, and brings the fleet there, step by step.
+
+Every decision is kept before anything is done about it, and everything that is done about it may be done again. So a
+plane that is ended in the middle begins where it was, and nothing is decided twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol
+
+from ...replicas.errors import MotleyError, NotFound
+from ...replicas.shown import shown
+from ..fleet.status import Demand, FleetStatus, PrefixStatus, ReplicaStatus
+from ..happening import Happening, happen, happening
+from ..routing.predict import Speed
+from ..scaling.state import Policy
+from . import decide
+from .fleet import Fleet, PoolLook, ReplicaLook
+from .observe import Rates, cached, caches, observed, rates, replicas_of, speeds
+from .policies import policy_of
+from .state import Event, PolicyPlan, State
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 0.5  # between two looks at the fleet
+POLICY_S = 5.0  # between two questions to the policy
+IDLE_S = 0.3  # a load that was told so long after the mark has all that was on its way
+Clock = Callable[[], float]
+
+
+class Store(Protocol):
+    async def keep(self, state: State) -> None:
+        """Raises Unavailable when it could not be kept."""
+        ...
+
+
+class Plane:
+    """Decisions come from gRPC and from the policy; `step` does the rest, over and over.
+
+    looked  what Serve said last, and status what the ingress did; None: not yet
+    changed happens, and is replaced, whenever there is something new to see
+    """
+
+    def __init__(self, fleet: Fleet, store: Store, state: State, clock: Clock = time.time) -> None:
+        self.state = state
+        self.looked: Mapping[str, PoolLook] = {}
+        self.status: FleetStatus | None = None
+        self.rates = Rates()
+        self.pending: dict[str, str] = {}
+        self.cold_start_s: dict[str, float] = {}
+        self.changed: Happening = happening()
+        self.looked_at = 0.0  # by the clock, when it last went well
+        self._fleet = fleet
+        self._store = store
+        self._clock = clock
+        self._lock = asyncio.Lock()
+        self._starting: dict[str, float] = {}  # replica -> when it was first seen
+        self._counted: tuple[float, Demand] | None = None
+        self._caches: dict[str, int] = {}  # what each replica had found in its cache, likewise
+        self._speeds: dict[str, Speed] = {}  # of pools, also of those that have no replica by now
+        self._policy: Policy | None = None
+        self._made_of = PolicyPlan()  # `fixed`, of which nothing is made
+        self._asked = -POLICY_S
+        self._marked: dict[str, float] = {}  # replica -> when, since this process began
+
+    async def run(self) -> None:
+        """For ever. A step that fails is told, and tried again."""
+        while True:
+            try:
+                await self.step()
+            except MotleyError as error:
+                log.warning("a look at the fleet failed: %s", error.message)
+            except Exception:  # a fault of ours or of a policy: scaling must not end with it
+                log.exception("a look at the fleet failed")
+            await asyncio.sleep(LOOK_S)
+
+    # Decisions
+
+    async def scale(self, pool: str, replicas: int, **how: Any) -> Event | None:
+        """What was decided; None: it was so already. Raises MotleyError. `how`: as of `decide.scale`."""
+        return await self._decide(partial(decide.scale, pool=pool, replicas=replicas, **how))
+
+    async def set_policy(
+        self, policy: PolicyPlan | None, bounds: list[tuple[str, int, int]], **how: Any
+    ) -> Event | None:
+        if policy is not None:
+            policy_of(policy)  # raises where it cannot be made
+        return await self._decide(partial(decide.set_policy, policy=policy, bounds=bounds, **how))
+
+    async def drain(self, replica_id: str, **how: Any) -> Event | None:
+        look = await self._fleet.look()
+        pool = _pool_of(look, replica_id)
+        if pool is None or pool not in self.state.pools:
+            raise NotFound(
+                f"replica_id: there is no {shown(replica_id)} that serves", param="replica_id", code="replica_not_found"
+            )
+        return await self._decide(partial(decide.drain, replica_id=replica_id, pool=pool, **how))
+
+    async def roll(self, pool: str, model: str, version: str, **how: Any) -> Event | None:
+        decide.pool_named(self.state, pool)
+        if model:
+            await self._fleet.check_model(model)
+        return await self._decide(partial(decide.roll, pool=pool, model=model, version=version, **how))
+
+    async def _decide(self, decision: Callable[..., State]) -> Event | None:
+        """The last of what is told of it."""
+        told = await self._change(decision)
+        return told[-1] if told else None
+
+    async def _change(self, change: Callable[[State, float], State]) -> list[Event]:
+        """Keep what `change` makes of the state, and then take it for true. What was told of it."""
+        async with self._lock:
+            old, new = self.state, change(self.state, self._clock())
+            if new == old:
+                return []
+            await self._store.keep(new)
+            self.state = new
+        told = [event for event in new.events if event.sequence > old.sequence]
+        for event in told:
+            log.info("%s", _line(event))
+        self._tell()
+        return told
+
+    def _tell(self) -> None:
+        told, self.changed = self.changed, happening()
+        happen(told)
+
+    # What is done about them
+
+    async def step(self) -> None:
+        """Look at the fleet, and do what is next."""
+        await self._take_over()
+        look, status = await self._fleet.look(), await self._fleet.status()
+        now = self._clock()
+        if status is not None:
+            self.rates = rates(self._counted, now, status.demand, cached(self._caches, status))
+            self._counted, self._caches = (now, status.demand), caches(status)
+            self._speeds |= speeds(status)
+        self._time_starts(look, now)
+        await self._let_go(look, status)
+        await self._drain(look, status, now)
+        await self._roll(look)
+        await self._set_targets(look)
+        await self._ask_policy(look, status, now)
+        await self._tell_progress(look)
+        self.looked_at = now
+        if (look, status) != (self.looked, self.status):
+            self.looked, self.status = look, status
+            self._tell()
+
+    async def _take_over(self) -> None:
+        """Bounds and policy of what was deployed last, once."""
+        planned = await self._fleet.planned()
+        if planned is not None and planned.name != self.state.deployment:
+            name, pools, policy = planned.name, planned.pools, planned.policy
+            await self._change(lambda state, now: decide.deployed(state, name, pools, policy))
+
+    async def _let_go(self, look: Mapping[str, PoolLook], status: FleetStatus | None) -> None:
+        """Where fewer are wanted, mark those that go. What cannot be marked, Serve takes away as it likes."""
+        for pool in self.state.pools.keys() & look.keys() - self.state.rolls.keys():
+            running = _in_order(look[pool], replicas_of(status).get(pool, []))
+            marked = [name for name in decide.leaving(self.state, pool, running) if await self._mark(name)]
+            until = self._clock() + decide.DRAIN_S
+            await self._change(partial(decide.go, pool=pool, gone=marked, num_running=len(running), until=until))
+
+    async def _drain(self, look: Mapping[str, PoolLook], status: FleetStatus | None, now: float) -> None:
+        """Mark; when nothing is left of its work, end; when Serve has noticed, done."""
+        running = {one.replica_id for pool in look.values() for one in pool.running}
+        for replica_id, one in self.state.drains.items():
+            if replica_id not in running:
+                await self._forget(replica_id, "" if one.ended else "it was gone already")
+            elif not one.ended and (now >= one.until or await self._is_idle(replica_id, status, now)):
+                await self._fleet.end(replica_id)
+                await self._change(partial(_ended, replica_id=replica_id))
+
+    async def prefixes(self) -> Sequence[PrefixStatus]:
+        """What replicas find of prefixes. Raises Unavailable."""
+        return await self._fleet.prefixes()
+
+    async def flush(self, tenant: str | None) -> int:
+        """Of that tenant's prefixes, or everyone's, on so many replicas. Raises Unavailable."""
+        return await self._fleet.flush(tenant)
+
+    async def _mark(self, replica_id: str) -> bool:
+        """Once is enough while the ingress is the same; it may not be, so again each time that it forgets."""
+        known = {one.replica_id: one.state for one in (self.status.replicas if self.status else ())}
+        if replica_id in self._marked and known.get(replica_id, "draining") == "draining":
+            return True
+        if await self._fleet.mark(replica_id):
+            self._marked[replica_id] = self._clock()
+            return True
+        return False
+
+    async def _is_idle(self, replica_id: str, status: FleetStatus | None, now: float) -> bool:
+        """Marked, and nothing is left there, as a load says that was told after the mark."""
+        if not await self._mark(replica_id):
+            return False
+        since = self._marked[replica_id] + IDLE_S
+        known = [one for one in (status.replicas if status else ()) if one.replica_id == replica_id]
+        return now > since and all(now - one.age_s > since and not one.load.running + one.load.waiting for one in known)
+
+    async def _forget(self, replica_id: str, reason: str) -> None:
+        self._marked.pop(replica_id, None)
+        await self._change(partial(_drained, replica_id=replica_id, reason=reason))
+
+    async def _roll(self, look: Mapping[str, PoolLook]) -> None:
+        """Deploy once, by its version; what does not start is taken back; done when there are only replicas of it."""
+        versions: dict[str, str] = {}
+        models = {name: plan.model for name, plan in self.state.pools.items()}
+        for pool, one in self.state.rolls.items():
+            seen = look.get(pool)
+            wanted = one.before if one.failed else one.version
+            if seen is None:
+                continue
+            if seen.version != wanted:
+                versions[pool] = wanted
+            elif one.failed:
+                await self._change(partial(_rolled, pool=pool))
+            elif seen.state == "failed":
+                await self._change(partial(_roll_noted, pool=pool, failed=seen.message or "its replicas do not start"))
+            elif seen.state == "healthy":
+                await self._change(partial(_rolled, pool=pool))
+            if not one.failed:
+                models[pool] = one.model
+            if not one.before:
+                await self._change(partial(_roll_noted, pool=pool, before=seen.version))
+        if versions:
+            given = {name: model for name, model in models.items() if model}
+            await self._fleet.redeploy(self._targets(look), versions, given)
+
+    def _targets(self, look: Mapping[str, PoolLook]) -> dict[str, int]:
+        """What Serve is to want: those that drain are there until they have."""
+        state = self.state
+        return {name: plan.target + state.leaving(name) for name, plan in state.pools.items() if name in look}
+
+    async def _set_targets(self, look: Mapping[str, PoolLook]) -> None:
+        for pool, replicas in self._targets(look).items():
+            if look[pool].target != replicas:
+                log.info("pool %s: Serve wants %d, and is told %d", pool, look[pool].target, replicas)
+                await self._fleet.set_target(pool, replicas)
+
+    async def _ask_policy(self, look: Mapping[str, PoolLook], status: FleetStatus | None, now: float) -> None:
+        if self.state.policy != self._made_of:
+            self._policy, self._made_of = policy_of(self.state.policy), self.state.policy
+        if self._policy is None or now - self._asked < POLICY_S:
+            return
+        self._asked = now
+        seen = observed(now, self.state, look, status, self.rates, self.cold_start_s, self._speeds)
+        for target in self._policy.decide(seen):
+            plan = decide.pool_named(self.state, target.pool)
+            replicas = min(max(target.replicas, plan.minimum), plan.maximum)
+            by, reason = f"policy {self.state.policy.name}", target.reason[: decide.MAX_REASON]
+            await self.scale(target.pool, replicas, by=by, reason=reason, allow_zero=True)
+
+    async def _tell_progress(self, look: Mapping[str, PoolLook]) -> None:
+        for pool in sorted(self.state.pools.keys() & look.keys()):
+            plan = self.state.pools[pool]
+            serving = [one for one in look[pool].running if one.replica_id not in self.state.drains]
+            if len(serving) == plan.target and not self.state.leaving(pool) and not look[pool].starting:
+                self.pending.pop(pool, None)
+                await self._change(partial(_settled, pool=pool))
+            elif len(serving) < plan.target:
+                why = await self._fleet.pending(pool)
+                if why != self.pending.get(pool):
+                    self.pending[pool] = why
+                    await self._change(partial(_pending, pool=pool, reason=why))
+
+    def _time_starts(self, look: Mapping[str, PoolLook], now: float) -> None:
+        """How long the last replica of each pool took, from when it was first seen."""
+        there = {one.replica_id for pool in look.values() for one in pool.replicas}
+        for pool, seen in look.items():
+            for one in seen.replicas:
+                if one.state == "starting":
+                    self._starting.setdefault(one.replica_id, now)
+                elif one.state == "running" and one.replica_id in self._starting:
+                    self.cold_start_s[pool] = now - self._starting.pop(one.replica_id)
+        self._starting = {name: since for name, since in self._starting.items() if name in there}
+
+
+# What is kept of it
+
+
+def _ended(state: State, now: float, replica_id: str) -> State:
+    drains = dict(state.drains)
+    if replica_id in drains:
+        drains[replica_id] = replace(drains[replica_id], ended=True)
+    return replace(state, drains=drains)
+
+
+def _drained(state: State, now: float, replica_id: str, reason: str) -> State:
+    if replica_id not in state.drains:
+        return state
+    drains = dict(state.drains)
+    one = drains.pop(replica_id)
+    return replace(state, drains=drains).told(now, "drained", pool=one.pool, replica_id=replica_id, reason=reason)
+
+
+def _roll_noted(state: State, now: float, pool: str, **what: str) -> State:
+    if pool not in state.rolls:
+        return state
+    return replace(state, rolls={**state.rolls, pool: replace(state.rolls[pool], **what)})
+
+
+def _rolled(state: State, now: float, pool: str) -> State:
+    rolls = dict(state.rolls)
+    one = rolls.pop(pool)
+    pools = dict(state.pools)
+    if not one.failed:
+        pools[pool] = replace(pools[pool], model=one.model)
+    kind = "roll_failed" if one.failed else "rolled"
+    return replace(state, rolls=rolls, pools=pools).told(now, kind, pool=pool, reason=one.failed)
+
+
+def _settled(state: State, now: float, pool: str) -> State:
+    if pool in state.settled:
+        return state
+    after = replace(state, settled=state.settled | {pool})
+    target = state.pools[pool].target
+    return after.told(now, "settled", pool=pool, before=target, after=target)
+
+
+def _pending(state: State, now: float, pool: str, reason: str) -> State:
+    """Told once, also when this process is a new one."""
+    last = next(
+        (one for one in reversed(state.events) if one.pool == pool and one.kind in ("pending", "settled")), None
+    )
+    settled = state.settled - {pool}
+    if last is not None and (last.kind, last.reason) == ("pending", reason):
+        return replace(state, settled=settled)
+    return replace(state, settled=settled).told(now, "pending", pool=pool, reason=reason)
+
+
+# What is seen
+
+
+def _pool_of(look: Mapping[str, PoolLook], replica_id: str) -> str | None:
+    return next(
+        (name for name, pool in look.items() if any(one.replica_id == replica_id for one in pool.running)), None
+    )
+
+
+def _in_order(look: PoolLook, known: list[ReplicaStatus]) -> list[str]:
+    """Those that serve, as they should go: marked already, or with the least to do, or the newest."""
+    status = {one.replica_id: one for one in known}
+
+    def rank(one: ReplicaLook) -> tuple[bool, int, float]:
+        told = status.get(one.replica_id)
+        work = 0 if told is None else told.load.running + told.load.waiting
+        return (told is None or told.state != "draining", work, -one.started)
+
+    return [one.replica_id for one in sorted(look.running, key=rank)]
+
+
+def _line(event: Event) -> str:
+    """For the log."""
+    what = f"{event.before} -> {event.after}" if event.kind == "scaled" else event.replica_id
+    return " ".join(filter(None, (event.kind, event.pool, what, f"({event.by})" if event.by else "", event.reason)))

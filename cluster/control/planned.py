@@ -1,0 +1,30 @@
+"""What a fleet's file or flags say of bounds and policies, as the control plane takes it over."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, replace
+
+from ..fleet.spec import FleetSpec
+from .fleet import Planned
+from .state import PolicyPlan, PoolPlan
+
+
+def planned(spec: FleetSpec) -> Planned:
+    pools = {
+        pool.name: PoolPlan(
+            target=max(pool.replicas.start, pool.replicas.min),
+            minimum=pool.replicas.min,
+            maximum=pool.replicas.max,
+            cost_per_hour=pool.cost_per_hour,
+            cold_start_s=pool.cold_start_s,
+            said=pool.quantization.model or "",
+        )
+        for pool in spec.pools
+    }
+    policy = PolicyPlan(spec.scaling.policy, settings=spec.scaling.settings)
+    if spec.slo is not None:
+        policy = replace(policy, ttft_s=spec.slo.ttft_ms / 1e3, tpot_s=spec.slo.tpot_ms / 1e3)
+    said = json.dumps([{name: asdict(plan) for name, plan in sorted(pools.items())}, asdict(policy)])
+    return Planned(hashlib.sha256(said.encode()).hexdigest()[:16], pools, policy)

@@ -1,0 +1,27 @@
+"""The policy that is planned: `fixed` decides nothing, the others are cluster/scaling's."""
+
+from __future__ import annotations
+
+from ...replicas.errors import InvalidRequest
+from ..routing.predict import Slo
+from ..scaling.state import Policy
+from .state import FIXED, PolicyPlan
+
+
+def policy_of(plan: PolicyPlan) -> Policy | None:
+    """None: operators decide. Raises InvalidRequest for a name, an objective or a setting that is none."""
+    for name, seconds in (("ttft_s", plan.ttft_s), ("tpot_s", plan.tpot_s)):
+        if not 0 < seconds <= 3600:
+            raise InvalidRequest(
+                f"{name}: {seconds:g} is not accepted; expected seconds above 0, up to 3600",
+                param=name,
+                code="invalid_value",
+            )
+    if plan.name == FIXED:
+        if plan.settings:
+            raise InvalidRequest(f"settings: the policy {FIXED} has none", param="settings", code="invalid_value")
+        return None
+    from ..scaling.policies import policy_named  # imports scipy
+
+    policy: Policy = policy_named(plan.name, Slo(plan.ttft_s, plan.tpot_s), **plan.settings)
+    return policy

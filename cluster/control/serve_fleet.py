@@ -1,0 +1,262 @@
+"""The fleet as Ray Serve has it: the controller, the ingress and the nodes of a cluster.
+
+Targets go to Serve's controller by the call behind its own REST API of external scalers; from a process of the
+cluster that is one way less, and needs neither the dashboard's address nor its token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Literal, TypeVar
+
+import ray
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve._private.build_app import build_app as built
+from ray.serve._private.common import DeploymentID
+from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
+from ray.serve._private.deployment_scheduler import node_labels_match_selector
+from ray.serve.context import _get_global_client
+from ray.serve.exceptions import RayServeException
+from ray.serve.generated.serve_pb2 import DeploymentRoute
+from ray.serve.schema import DeploymentDetails, ReplicaDetails
+
+from ...replicas.errors import InvalidRequest, MotleyError, Unavailable
+from ...replicas.hub import resolve_model
+from ...replicas.servable import check_in_process
+from ..every_ingress import INGRESS, of_every_ingress
+from ..fleet.status import FleetStatus, Gathered, PrefixStatus
+from ..fleet.store import read_deployed
+from .fleet import Planned, PoolLook, ReplicaLook
+from .pending import Need, Node, why
+from .planned import planned
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Build = Callable[[Mapping[str, str]], Any]  # the application, with other models for these pools
+
+ANSWER_S = 5.0  # Serve's controller and the ingress answer within milliseconds
+STARTING = "replicas are starting"
+TOKENIZER = "tokenizer.json"
+_STATES: Mapping[str, Literal["running", "stopping"]] = {
+    "RUNNING": "running",
+    "PENDING_MIGRATION": "running",
+    "STOPPING": "stopping",
+    "STOPPED": "stopping",
+}
+_SERVES: Mapping[str, Literal["healthy", "failed"]] = {"HEALTHY": "healthy", "DEPLOY_FAILED": "failed"}
+
+
+class ServeFleet:
+    """`app`: the application's name. `build` makes it again."""
+
+    def __init__(self, app: str, build: Build) -> None:
+        self._app = app
+        self._build = build
+        self._handle: Any = None
+        self._seen: dict[str, DeploymentDetails] = {}
+        self._gathered = Gathered()
+
+    async def planned(self) -> Planned | None:
+        deployed = await asyncio.to_thread(read_deployed)
+        return None if deployed is None else planned(deployed.fleet)
+
+    async def look(self) -> Mapping[str, PoolLook]:
+        found = {}
+        for name in await self._pools():
+            details = await self._asked("get_deployment_details", self._app, name)
+            self._seen[name] = details
+            found[name] = PoolLook(
+                target=details.target_num_replicas,
+                replicas=tuple(_replica(one) for one in details.replicas),
+                version=(await self._info(name)).version,
+                state=_SERVES.get(details.status.value, "changing"),
+                message=_last_line(details.message),
+            )
+        return found
+
+    async def status(self) -> FleetStatus | None:
+        """Of all ingresses together; None too while there is none."""
+        return self._gathered.together(await self._of_ingresses("fleet"))
+
+    async def mark(self, replica_id: str) -> bool:
+        """One ingress that reaches it is enough: the replica refuses what is new, and says so to the others."""
+        return any(await self._of_ingresses("drain_replica", replica_id))
+
+    async def flush(self, tenant: str | None) -> int:
+        return int(await self._answer_of_ingress("flush_prefixes", tenant))
+
+    async def prefixes(self) -> Sequence[PrefixStatus]:
+        return await self._answer_of_ingress("prefixes")  # type: ignore[no-any-return]
+
+    async def pending(self, pool: str) -> str:
+        details = self._seen[pool]
+        waits = [one for one in details.replicas if one.state.value == "STARTING" and one.node_id is None]
+        if details.status.value == "DEPLOY_FAILED":
+            return f"replicas do not start: {_last_line(details.message)}"
+        if not waits:
+            return STARTING
+        needs = _needs(await self._info(pool))
+        nodes = await asyncio.to_thread(_nodes)
+        return why(needs, nodes, node_labels_match_selector) or STARTING
+
+    async def set_target(self, pool: str, replicas: int) -> None:
+        await self._asked("update_deployment_replicas", DeploymentID(pool, self._app), replicas)
+
+    async def end(self, replica_id: str) -> None:
+        """By force: it has been seen that nothing is left there, or that its time is over."""
+        for details in self._seen.values():
+            for one in details.replicas:
+                if one.replica_id == replica_id:
+                    with suppress(ValueError):  # gone already
+                        actor = await asyncio.to_thread(ray.get_actor, one.actor_name, SERVE_NAMESPACE)
+                        ray.kill(actor)
+
+    async def check_model(self, model: str) -> None:
+        await asyncio.to_thread(self._check_model, model)
+
+    async def redeploy(
+        self, targets: Mapping[str, int], versions: Mapping[str, str], models: Mapping[str, str]
+    ) -> None:
+        now = {name: (await self._info(name)).version for name in (INGRESS, *targets)}
+        nodes = await asyncio.to_thread(_nodes)
+        room = {name: not why(_needs(await self._info(name)), nodes, node_labels_match_selector) for name in versions}
+        await asyncio.to_thread(self._deploy, targets, {**now, **versions}, models, room)
+
+    def _deploy(
+        self,
+        targets: Mapping[str, int],
+        versions: Mapping[str, str],
+        models: Mapping[str, str],
+        room: Mapping[str, bool],
+    ) -> None:
+        """What keeps its version keeps its replicas. Where there is `room`, a new one serves before an old one goes."""
+        application = built(
+            self._build(models),
+            name=self._app,
+            route_prefix="/",
+            default_runtime_env=ray.get_runtime_context().runtime_env,
+            external_scaler_enabled=True,
+        )
+        for number, deployment in enumerate(application.deployments):
+            name = deployment.name
+            changed = deployment.options(version=versions[name], _internal=True)
+            config = changed._deployment_config
+            if name in targets:
+                config.num_replicas = targets[name]  # 0 too, which `options` refuses
+            if room.get(name) and targets[name]:
+                config.max_surge_percent = math.ceil(100 / targets[name])
+            application.deployments[number] = changed
+        _get_global_client().deploy_applications(
+            [application], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False
+        )
+
+    def _check_model(self, model: str) -> None:
+        deployed = read_deployed()
+        assert deployed is not None, "there is a pool to be rolled"
+        try:
+            new, old = resolve_model(model), resolve_model(deployed.fleet.model)
+            check_in_process(new)
+        except MotleyError as error:
+            raise InvalidRequest(f"model: {error.message}", param="model", code="invalid_value") from error
+        if (new / TOKENIZER).read_bytes() != (old / TOKENIZER).read_bytes():
+            raise InvalidRequest(
+                "model: its tokenizer is not that of the model served; start a service of its own for it",
+                param="model",
+                code="invalid_value",
+            )
+
+    async def _pools(self) -> list[str]:
+        ids = await self._asked("list_deployment_ids")
+        return sorted(one.name for one in ids if one.app_name == self._app and one.name != INGRESS)
+
+    async def _info(self, name: str) -> Any:
+        """Serve's DeploymentInfo."""
+        return DeploymentRoute.FromString(await self._asked("get_deployment_info", name, self._app)).deployment_info
+
+    async def _asked(self, method: str, *args: Any) -> Any:
+        """An answer of Serve's controller. Raises Unavailable."""
+
+        def controller() -> Any:
+            return ray.get_actor(SERVE_CONTROLLER_NAME, SERVE_NAMESPACE)
+
+        try:
+            if self._controller is None:
+                self._controller = await asyncio.to_thread(controller)
+            return await _in_time(getattr(self._controller, method).remote(*args))
+        except (RayError, ValueError, KeyError, TimeoutError) as error:
+            raise Unavailable(
+                f"Serve's controller does not answer: {_last_line(str(error))}", code="no_controller"
+            ) from error
+
+    _controller: Any = None
+
+    async def _of_ingresses(self, method: str, *args: Any) -> list[Any]:
+        """What each answers; nothing while they do not."""
+        with suppress(RayError, RayServeException, TimeoutError):
+            return await of_every_ingress(await self._ingress(), method, *args, timeout_s=ANSWER_S)
+        return []
+
+    async def _answer_of_ingress(self, method: str, *args: Any) -> Any:
+        """Of any of them. Raises Unavailable."""
+        try:
+            return await _in_time(getattr(await self._ingress(), method).remote(*args))
+        except (RayError, RayServeException, TimeoutError) as error:
+            raise Unavailable(f"the ingress does not answer: {_last_line(str(error))}", code="no_ingress") from error
+
+    async def _ingress(self) -> Any:
+        if self._handle is None:
+            self._handle = await asyncio.to_thread(serve.get_app_handle, self._app)
+        return self._handle
+
+
+async def _in_time(answer: Awaitable[T]) -> T:
+    async def waited() -> T:
+        return await answer
+
+    return await asyncio.wait_for(waited(), ANSWER_S)
+
+
+def _replica(details: ReplicaDetails) -> ReplicaLook:
+    return ReplicaLook(
+        replica_id=details.replica_id,
+        state=_STATES.get(details.state.value, "starting"),
+        node=details.node_ip or "",
+        pid=details.pid or 0,
+        started=details.start_time_s,
+    )
+
+
+def _needs(info: Any) -> list[Need]:
+    """Of a replica: of each of its bundles, or of its one actor."""
+    config = info.replica_config
+    if bundles := json.loads(config.placement_group_bundles or b"null"):
+        labels = json.loads(config.placement_group_bundle_label_selector or b"null") or [{}] * len(bundles)
+        labels = labels if len(labels) == len(bundles) else [*labels, *[{}] * len(bundles)][: len(bundles)]
+        return [Need(bundle, label) for bundle, label in zip(bundles, labels, strict=True)]
+    options = json.loads(config.ray_actor_options or b"{}")
+    resources = {"CPU": options.get("num_cpus") or 0.0, "GPU": options.get("num_gpus") or 0.0}
+    resources |= {"memory": options.get("memory") or 0.0, **(options.get("resources") or {})}
+    if kind := options.get("accelerator_type"):
+        resources[f"accelerator_type:{kind}"] = 0.001
+    return [Need({name: amount for name, amount in resources.items() if amount}, options.get("label_selector") or {})]
+
+
+def _nodes() -> list[Node]:
+    free = ray._private.state.available_resources_per_node()
+    return [
+        Node(node.get("Labels") or {}, node["Resources"], free.get(node["NodeID"], {}))
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+
+
+def _last_line(message: str) -> str:
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    return lines[-1] if lines else ""

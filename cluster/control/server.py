@@ -1,0 +1,135 @@
+"""The control plane's gRPC server: its services, health and reflection, each behind its guard."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from ...replicas.errors import Unavailable
+from ..edge.ports import bracketed
+from ..edge.tls import Tls
+from ..happening import Happening, happening
+from ..protocols.health import HealthProtocol
+from ..protocols.health_rpcs import HealthRpcs
+from ..protocols.reflection_rpcs import ReflectionRpcs
+from ..protos import control_pb2, control_pb2_grpc, externalscaler_pb2, externalscaler_pb2_grpc
+from ..web import reflection_v1
+from ..web.readers import Readers
+from ..web.servicers import Patient
+from .control_rpcs import ControlRpcs
+from .guard import AdminGuard, Keys
+from .keda_rpcs import KedaRpcs
+from .plane import Plane
+
+MAX_MESSAGE_BYTES = 64 * 2**10  # what operators and KEDA ask is short
+MAX_CALLS = 512  # at a time
+BIND_S = 20.0  # the process before this one may not have let go of the port yet
+STALE_S = 15.0  # a plane that has not seen the fleet for so long is not well
+
+SERVICES = (
+    control_pb2.DESCRIPTOR.services_by_name["ControlPlane"],
+    externalscaler_pb2.DESCRIPTOR.services_by_name["ExternalScaler"],
+    health_pb2.DESCRIPTOR.services_by_name["Health"],
+    reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"],
+    reflection_v1.SERVICE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AdminDoor:
+    """Where the server listens. tls: off loopback it has one."""
+
+    host: str
+    port: int
+    tls: Tls | None = None
+    open_health: bool = False
+
+
+class _Health(HealthRpcs):
+    def __init__(self, plane: Plane, guard: AdminGuard) -> None:
+        names = ("", *(service.full_name for service in SERVICES))
+        self.guard, self.readers = guard, Readers()
+        self.health = HealthProtocol(_Life(plane), names)
+
+
+class _Reflection(ReflectionRpcs):
+    reflected = SERVICES
+
+    def __init__(self, guard: AdminGuard) -> None:
+        self.guard, self.readers = guard, Readers()
+
+
+class _Life:
+    """Well while the fleet is seen."""
+
+    def __init__(self, plane: Plane, clock: Callable[[], float] = time.time) -> None:
+        self.stopping: Happening = happening()
+        self._plane = plane
+        self._clock = clock
+
+    @property
+    def draining(self) -> bool:
+        return self.stopping.done()
+
+    async def load(self) -> None:
+        if self._clock() - self._plane.looked_at > STALE_S:
+            raise Unavailable("the fleet cannot be seen", code="not_ready")
+
+
+async def start_server(plane: Plane, keys: Keys, door: AdminDoor) -> grpc.aio.Server:
+    """Started. Raises OSError when the port stays taken."""
+    guard = AdminGuard(keys, open_health=door.open_health)
+    deadline = time.monotonic() + BIND_S
+    while True:
+        server = _server(plane, keys, guard)
+        try:
+            _bind(server, door)
+        except RuntimeError as error:
+            if time.monotonic() > deadline:
+                raise OSError(f"port {door.port} of the control plane is taken") from error
+            await asyncio.sleep(0.2)
+            continue
+        await server.start()
+        return server
+
+
+def _server(plane: Plane, keys: Keys, guard: AdminGuard) -> grpc.aio.Server:
+    server = grpc.aio.server(
+        options=[
+            ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+            ("grpc.so_reuseport", 0),
+        ],
+        maximum_concurrent_rpcs=MAX_CALLS,
+    )
+    patient = cast(grpc.aio.Server, Patient(server))
+    control_pb2_grpc.add_ControlPlaneServicer_to_server(ControlRpcs(plane, guard), patient)  # type: ignore[arg-type]
+    keda = KedaRpcs(plane, AdminGuard(keys, later=True))
+    externalscaler_pb2_grpc.add_ExternalScalerServicer_to_server(keda, patient)  # type: ignore[arg-type]
+    health_pb2_grpc.add_HealthServicer_to_server(_Health(plane, guard), patient)
+    reflection = _Reflection(guard)
+    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(reflection, patient)
+    reflection_v1.add_to(server, reflection)
+    return server
+
+
+def _bind(server: grpc.aio.Server, door: AdminDoor) -> None:
+    address = f"{bracketed(door.host)}:{door.port}"
+    if door.tls is None:
+        server.add_insecure_port(address)
+        return
+    tls = door.tls
+    ca = None if tls.client_ca is None else tls.client_ca.read_bytes()
+    pair = (_read(tls.key), _read(tls.cert))
+    server.add_secure_port(address, grpc.ssl_server_credentials([pair], ca, require_client_auth=ca is not None))
+
+
+def _read(path: Path) -> bytes:
+    return path.read_bytes()

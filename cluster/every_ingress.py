@@ -1,0 +1,48 @@
+"""Calls to every replica of the ingress, for what concerns them all: `remote` of Serve's handles reaches any one."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+
+from .failures import ConfigurationError
+from .fleet.store import APPLICATION
+from .routing.waiting import Routing
+
+__all__ = ["INGRESS", "of_every_ingress", "use_pools"]
+
+INGRESS = "ingress"  # Serve's name for the deployment
+USE_S = 30.0
+
+
+async def use_pools(names: list[str], routing: Routing | None = None) -> None:
+    """From now on every ingress sends requests there, placed so. Raises ConfigurationError."""
+    from ray import serve
+
+    told: list[Any] = []
+    with suppress(TimeoutError):
+        told = await of_every_ingress(serve.get_app_handle(APPLICATION), "use_pools", names, routing, timeout_s=USE_S)
+    if not told:
+        message = f"an ingress has not answered for {USE_S:g} s; try again when the service is well"
+        raise ConfigurationError(message, code="deploy_failed")
+
+
+async def of_every_ingress(handle: Any, method: str, *args: Any, timeout_s: float) -> list[Any]:
+    """Their answers, without those of replicas that have gone. Raises what any other raises, and TimeoutError.
+
+    handle  of the application. A coroutine, since Serve's handles want a running loop.
+    """
+    from ray.exceptions import ActorDiedError, ActorUnavailableError
+    from ray.serve.exceptions import DeploymentUnavailableError
+
+    try:
+        asked = handle.broadcast(method, *args)
+        found = await asyncio.wait_for(asked.results_async(return_exceptions=True), timeout_s)
+    except DeploymentUnavailableError:
+        return []
+    errors = [each for each in found if isinstance(each, BaseException)]
+    for error in errors:
+        if not isinstance(error, ActorDiedError | ActorUnavailableError):
+            raise error
+    return [each for each in found if not isinstance(each, BaseException)]

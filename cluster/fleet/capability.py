@@ -1,0 +1,24 @@
+"""Compute capabilities that a pool asks for."""
+
+from __future__ import annotations
+
+import re
+
+from ...kernels.capability import CAPABILITIES
+from ...replicas.errors import InvalidRequest
+
+__all__ = ["PATTERN", "capabilities_of"]
+
+PATTERN = r"(>=)?(\d{1,2})\.(\d)"
+
+
+def capabilities_of(wanted: str) -> list[str]:
+    """Of "7.5" that one; of ">=8.0" all from there that there are kernels for. Raises InvalidRequest."""
+    match = re.fullmatch(PATTERN, wanted)
+    assert match is not None, "the pattern was checked"
+    least = int(match[2]), int(match[3])
+    found = [each for each in sorted(CAPABILITIES) if each == least or (match[1] and each > least)]
+    if not found:
+        known = ", ".join(f"{major}.{minor}" for major, minor in sorted(CAPABILITIES))
+        raise InvalidRequest(f"{wanted!r} is not accepted; there are kernels for {known}")
+    return [f"{major}.{minor}" for major, minor in found]

@@ -1,0 +1,117 @@
+"""From one fleet to another while it serves: what changes, what it costs, and what cannot. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ..prefix.source import shown
+from .file import FleetFile
+from .lines import At, dotted
+from .spec import FleetSpec, PoolSpec
+
+__all__ = ["Change", "changes", "check_fixed", "targets_after"]
+
+Kind = Literal["added", "removed", "restarted", "live"]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Of one pool, or of the fleet where `pool` is None; `told`: one line.
+
+    kind  restarted: replicas are replaced one by one; live: nothing is
+    """
+
+    kind: Kind
+    pool: str | None
+    told: str
+
+    def __str__(self) -> str:
+        return self.told if self.pool is None else f"pool {self.pool}: {self.told}"
+
+
+def check_fixed(running: FleetSpec, file: FleetFile) -> None:
+    """Raises ConfigurationError with the line of what cannot change while the fleet serves."""
+    for at, old, new in _differences(_fixed(running), _fixed(file.spec)):
+        message = f"{_shown(new)} is not what runs ({_shown(old)}), and cannot change while it does; stop it first"
+        raise file.lines.error(at, message)
+
+
+def changes(running: FleetSpec, wanted: FleetSpec) -> list[Change]:
+    """In the order of the pools wanted; those that go come last, then what concerns the whole fleet."""
+    found = []
+    for pool in wanted.pools:
+        old = running.pool(pool.name)
+        found += [_added(pool)] if old is None else list(_of_pool(old, pool))
+    names = {pool.name for pool in wanted.pools}
+    found += [
+        Change("removed", pool.name, "removed; its streams end, or move after drain_s")
+        for pool in running.pools
+        if pool.name not in names
+    ]
+    return [*found, *_of_fleet(running, wanted)]
+
+
+def targets_after(running: FleetSpec, wanted: FleetSpec, now: Mapping[str, int]) -> tuple[dict[str, int], list[Change]]:
+    """How many replicas each pool is to have, and which pools that concerns: a target stays unless it is out of bounds.
+
+    now  the targets of pools that run
+    """
+    targets, found = {}, []
+    for pool in wanted.pools:
+        there = running.pool(pool.name) is not None and pool.name in now
+        target = now[pool.name] if there else pool.replicas.start
+        targets[pool.name] = min(max(target, pool.replicas.min), pool.replicas.max)
+        if targets[pool.name] != target:
+            told = f"target {target} -> {targets[pool.name]}, within its bounds"
+            found.append(Change("live", pool.name, told))
+    return targets, found
+
+
+def _added(pool: PoolSpec) -> Change:
+    return Change("added", pool.name, f"added, target {pool.replicas.start}")
+
+
+def _of_pool(old: PoolSpec, new: PoolSpec) -> Iterator[Change]:
+    for at, before, after in _differences(_plain(old), _plain(new)):
+        told = f"{dotted(at)} {_shown(before)} -> {_shown(after)}"
+        if at[0] in PoolSpec.LIVE:
+            yield Change("live", new.name, told)
+        else:
+            yield Change("restarted", new.name, f"{told}; its replicas are replaced")
+
+
+def _of_fleet(running: FleetSpec, wanted: FleetSpec) -> Iterator[Change]:
+    old, new = _plain(running), _plain(wanted)
+    for name in FleetSpec.FIXED | {"pools"}:
+        del old[name], new[name]
+    for at, before, after in _differences(old, new):
+        if at == ("prefix_cache", "store"):
+            before, after = shown(before), shown(after)  # which may hold passwords
+        told = f"{dotted(at)} {_shown(before)} -> {_shown(after)}"
+        if at[0] == "prefix_cache":
+            yield Change("restarted", None, f"{told}; all replicas are replaced")
+        else:
+            yield Change("live", None, told)
+
+
+def _fixed(spec: FleetSpec) -> dict[str, Any]:
+    return spec.model_dump(mode="json", include=set(FleetSpec.FIXED))
+
+
+def _plain(spec: FleetSpec | PoolSpec) -> dict[str, Any]:
+    return spec.model_dump(mode="json")
+
+
+def _differences(old: Any, new: Any, at: At = ()) -> Iterator[tuple[At, Any, Any]]:
+    """The innermost values that differ; what is there on one side only is None on the other."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for name in sorted(old.keys() | new.keys()):
+            yield from _differences(old.get(name), new.get(name), (*at, name))
+    elif old != new:
+        yield at, old, new
+
+
+def _shown(value: Any) -> str:
+    return "none" if value is None else "yes" if value is True else "no" if value is False else str(value)

@@ -1,0 +1,148 @@
+"""Fleet files: YAML that is a FleetSpec, or an error with the line of what is wrong."""
+
+from __future__ import annotations
+
+import difflib
+import types
+import typing
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from ...replicas.errors import InvalidRequest
+from ...replicas.shown import shown
+from .lines import At, Lines, read_yaml
+from .spec import PATTERNS, FleetSpec
+
+__all__ = ["DEMO", "FleetFile", "load_fleet", "told"]
+
+DEMO = "demo"
+
+
+@dataclass(frozen=True, slots=True)
+class FleetFile:
+    """`said`: what the file itself says, for whoever asks whether it does."""
+
+    spec: FleetSpec
+    lines: Lines
+    said: dict[str, Any]
+
+    def says(self, *at: str | int) -> bool:
+        return at in self.lines.values
+
+
+def load_fleet(path: Path) -> FleetFile:
+    """Raises ConfigurationError: FILE:LINE:COLUMN, the name of the value, and what would be accepted."""
+    said, lines = read_yaml(path)
+    try:
+        spec = FleetSpec.model_validate(said, context={"folder": path.absolute().parent})
+    except ValidationError as error:
+        raise _first(error, lines) from None
+    _check_simulated(spec, lines)
+    return FleetFile(_at_home(spec, path.absolute().parent), lines, said)
+
+
+def _at_home(spec: FleetSpec, folder: Path) -> FleetSpec:
+    """Folders of models by their whole names: replicas have a working directory of their own."""
+    pools = []
+    for pool in spec.pools:
+        model = pool.quantization.model
+        own = pool.quantization.model_copy(update={"model": None if model is None else _model(model, folder)})
+        pools.append(pool.model_copy(update={"quantization": own}))
+    return spec.model_copy(update={"model": _model(spec.model, folder), "pools": pools})
+
+
+def _model(name: str, folder: Path) -> str:
+    path = folder / Path(name).expanduser()
+    return str(path) if name != DEMO and path.is_dir() else name
+
+
+def _check_simulated(spec: FleetSpec, lines: Lines) -> None:
+    if all(pool.simulate is None for pool in spec.pools):
+        return
+    from ...replicas.simulated.device import device_named, model_named  # imports torch
+
+    for number, pool in enumerate(spec.pools):
+        for name, find in (("simulate", device_named), ("simulate_model", model_named)):
+            try:
+                if (value := getattr(pool, name)) is not None:
+                    find(value)
+            except InvalidRequest as error:
+                raise lines.error(("pools", number, name), error.message.partition(": ")[2]) from None
+
+
+def _first(error: ValidationError, lines: Lines) -> Exception:
+    """Of all that is wrong, what comes first in the file."""
+    found = [(_at(each), each) for each in error.errors(include_url=False)]
+    at, each = min(found, key=lambda pair: lines.order(pair[0]))
+    more = "" if len(found) == 1 else f" (and {len(found) - 1} more)"
+    return lines.error(at, told(each, at) + more, key=each["type"] == "extra_forbidden" or "[key]" in each["loc"])
+
+
+def _at(error: Any) -> At:
+    """A validator of ours says where in its own model the fault is; a mapping's key is no part of ours."""
+    at = tuple(part for part in error["loc"] if part != "[key]")
+    return (*at, *error.get("ctx", {}).get("at", ())) if error["type"] == "fleet" else at
+
+
+def told(error: Any, at: At) -> str:
+    """One of pydantic's errors, of the value at `at`, in our words."""
+    kind, said = error["type"], error["msg"]
+    if kind == "fleet":
+        return str(said)
+    if kind == "missing":
+        return "it is missing"
+    if kind == "extra_forbidden":
+        return _unknown(str(at[-1]), at[:-1])
+    return f"{shown(error['input'])} is not accepted; expected {_expected(error)}"
+
+
+def _expected(error: Any) -> str:
+    kind, context = error["type"], error.get("ctx", {})
+    if kind == "string_pattern_mismatch":
+        return PATTERNS[context["pattern"]]
+    if kind in ("model_type", "dict_type"):
+        return "entries, each `name: value`"
+    words = str(error["msg"]).removeprefix("Input should be ").removeprefix("Input should have ")
+    for long, short in (
+        ("greater than or equal to", "at least"), ("less than or equal to", "at most"), ("greater than", "more than"),
+        ("a valid string", "text"), ("a valid integer", "an integer"), ("a valid number", "a number"),
+        ("a valid boolean", "true or false"), ("a valid list", "a list"),
+    ):  # fmt: skip
+        words = words.replace(long, short)
+    return words
+
+
+def _unknown(name: str, at: At) -> str:
+    names = sorted(_fields(at))
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
+    return f"there is no such entry; {hint}"
+
+
+def _fields(at: At) -> Iterable[str]:
+    """Those of the model there."""
+    model: Any = FleetSpec
+    for part in at:
+        model = model.model_fields[part].annotation if isinstance(part, str) and _is_model(model) else _inner(model)
+        model = _one(model)
+    return model.model_fields if _is_model(model) else ()
+
+
+def _is_model(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
+
+
+def _one(kind: Any) -> Any:
+    """`X | None` is X."""
+    if isinstance(kind, types.UnionType):
+        return next(each for each in typing.get_args(kind) if each is not type(None))
+    return kind
+
+
+def _inner(kind: Any) -> Any:
+    """Of a list's items, or a mapping's values."""
+    return typing.get_args(kind)[-1] if typing.get_args(kind) else kind

@@ -1,0 +1,123 @@
+"""Flags of `motley serve` as a fleet of one pool, and what of a fleet the flags can say too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from pydantic import ValidationError
+
+from ..failures import ConfigurationError
+from ..options import ServeOptions
+from ..prefix.source import shown
+from .file import DEMO, FleetFile, told
+from .lines import dotted
+from .spec import ENGINE_NAMES, EngineSpec, FleetSpec
+
+__all__ = ["fleet_of", "with_fleet"]
+
+CPU, GPU = "cpu", "gpu"  # names of the one pool
+_OF_SECURITY = (
+    "api_keys", "open_health", "tls_cert", "tls_key", "client_ca", "tls_terminated_upstream"
+)  # fmt: skip
+_OF_LISTEN = ("host", "http_port", "grpc_port", "dashboard_port")
+_OF_SERVICE = ("drain_s", "stall_s", "tool_parser", "reasoning_parser")
+_OF_PREFIXES = {"prefix_cache": "store", "prefix_memory": "memory", "prefix_secret": "secret"}
+_PLACES: dict[str, tuple[str, ...]] = {
+    "served_model_name": ("served_model_name",),
+    **{name: ("security", name) for name in (*_OF_SECURITY, "cors_origins")},
+    **{name: ("listen", name) for name in _OF_LISTEN},
+    **{name: ("service", name) for name in (*_OF_SERVICE, "reader_timeout_s")},
+    **{name: ("prefix_cache", field) for name, field in _OF_PREFIXES.items()},
+}
+
+
+def fleet_of(options: ServeOptions) -> FleetSpec:
+    """That of its fleet file, or one pool. Raises ConfigurationError naming the flag."""
+    if options.fleet is not None:
+        return options.fleet.spec
+    engine = options.engine
+    said: dict[str, Any] = {
+        "model": options.model or DEMO,
+        "served_model_name": options.served_model_name,
+        "pools": [
+            {
+                "name": CPU if engine.device == "cpu" else GPU,
+                "replicas": {"min": 0, "max": options.most_replicas, "start": options.replicas},
+                "device": engine.device,
+                "simulate": options.simulate,
+                "simulate_model": options.simulate_model,
+                "quantization": {"cpu_weights": engine.cpu_weights},
+                "engine": {name: getattr(engine, ENGINE_NAMES.get(name, name)) for name in EngineSpec.model_fields},
+            }
+        ],
+        "queue": {"max_wait_s": 0, "hold_s": 30},  # a service of one pool refuses at once what it has no room for
+        "prefix_cache": {
+            "reuse": engine.reuse_prefixes,
+            **{field: getattr(options, name) for name, field in _OF_PREFIXES.items()},
+        },
+        "security": {
+            **{name: getattr(options, name) for name in _OF_SECURITY},
+            "cors_origins": list(options.cors_origins),
+        },
+        "listen": {name: getattr(options, name) for name in _OF_LISTEN},
+        "service": {
+            **{name: getattr(options, name) for name in _OF_SERVICE},
+            "reader_timeout_s": engine.reader_timeout_s,
+        },
+    }
+    try:
+        return FleetSpec.model_validate(said)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        at = tuple(first["loc"])
+        flags = {place: name for name, place in _PLACES.items()}
+        name = flags.get(tuple(map(str, at)), dotted(at[-1:])).replace("_", "-")
+        raise ConfigurationError(f"--{name}: {told(first, at)}", param=dotted(at), code="bad_fleet") from None
+
+
+def with_fleet(options: ServeOptions, file: FleetFile, given: Mapping[str, Any]) -> ServeOptions:
+    """The options of a service that a fleet file says, and flags where that is silent.
+
+    given  what was said by flags, by the names that ServeOptions has, and reader_timeout_s
+    Raises ConfigurationError naming the flag that contradicts, or that a file has for each pool.
+    """
+    spec = file.spec
+    for name, value in given.items():
+        spec = _overlaid(spec, file, name, value)
+    security, listen, service = spec.security, spec.listen, spec.service
+    return replace(
+        options,
+        fleet=replace(file, spec=spec),
+        model=None if spec.model == DEMO else spec.model,
+        served_model_name=spec.served_model_name,
+        engine=replace(options.engine, reader_timeout_s=service.reader_timeout_s),
+        cors_origins=tuple(security.cors_origins),
+        **{name: getattr(security, name) for name in _OF_SECURITY},
+        **{name: getattr(listen, name) for name in _OF_LISTEN},
+        **{name: getattr(service, name) for name in _OF_SERVICE},
+        **{name: getattr(spec.prefix_cache, field) for name, field in _OF_PREFIXES.items()},
+    )
+
+
+def _overlaid(spec: FleetSpec, file: FleetFile, name: str, value: Any) -> FleetSpec:
+    flag = f"--{name.removesuffix('s') if name == 'cors_origins' else name}".replace("_", "-")
+    if name not in _PLACES:
+        message = f"{flag}: {file.lines.path} says that itself, of each pool"
+        raise ConfigurationError(message, param=name, code="bad_fleet")
+    at = _PLACES[name]
+    value = list(value) if isinstance(value, tuple) else value
+    found: Any = spec
+    for part in at:
+        found = getattr(found, part)
+    if file.says(*at) and found != value:
+        line, column = file.lines.values[at]
+        if name == "prefix_cache":
+            value, found = shown(value), shown(found)  # which may hold passwords
+        message = f"{flag} {value} contradicts {file.lines.path}:{line}:{column}: {dotted(at)} is {found}"
+        raise ConfigurationError(message, param=name, code="bad_fleet")
+    if len(at) == 1:
+        return spec.model_copy(update={name: value})
+    section = getattr(spec, at[0])
+    return spec.model_copy(update={at[0]: section.model_copy(update={at[1]: value})})

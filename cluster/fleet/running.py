@@ -1,0 +1,66 @@
+"""Services of this user that run on this machine: each leaves a note in its own folder, which goes with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..edge.ports import listens
+from ..folder import write_whole
+
+__all__ = ["Running", "find_running", "note_running"]
+
+_NOTE = "service.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """One service.
+
+    address      of its Ray cluster, as ray.init takes it
+    environment  what Ray and Serve were started with, and whoever joins them needs as well
+    note         the file that says all this
+    """
+
+    pid: int
+    address: str
+    http_port: int
+    grpc_port: int
+    environment: Mapping[str, str]
+    note: Path
+
+    @property
+    def lives(self) -> bool:
+        host, _, port = self.address.rpartition(":")
+        with suppress(OSError):
+            os.kill(self.pid, 0)
+            return listens(host.strip("[]"), int(port))
+        return False
+
+
+def note_running(folder: Path, **said: Any) -> None:
+    """`folder`: the service's own, which nobody else may read; `said`: the fields of Running, but for the note."""
+    running = Running(**said, note=folder / _NOTE)
+    write_whole(running.note, json.dumps({**asdict(running), "note": str(running.note)}))
+
+
+def find_running(http_port: int, grpc_port: int) -> Running | None:
+    """The one that listens there, if it is this user's."""
+    for running in _notes():
+        if {running.http_port, running.grpc_port} & {http_port, grpc_port} and running.lives:
+            return running
+    return None
+
+
+def _notes() -> Iterator[Running]:
+    for parent in {Path(tempfile.gettempdir()), Path("/tmp")}:
+        for note in parent.glob(f"motley-*/{_NOTE}"):
+            with suppress(OSError, ValueError, TypeError):  # it goes this moment, or is another release's
+                if note.parent.stat().st_uid == os.geteuid() and note.stat().st_uid == os.geteuid():
+                    yield Running(**{**json.loads(note.read_text()), "note": note})

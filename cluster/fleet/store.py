@@ -1,0 +1,65 @@
+"""What has been deployed, kept in the cluster itself, for whoever applies a change, and for every new ingress."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..prefix.shared import Shared
+from .spec import FleetSpec
+
+__all__ = ["APPLICATION", "Deployed", "read_deployed", "write_deployed"]
+
+APPLICATION = "motley"  # Serve's name for all of it
+_KEY, _NAMESPACE = b"deployed", b"motley"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployed:
+    """The fleet, and what else it took to deploy it.
+
+    own_key   SHA-256 of the key by which the one who deployed it looks at the doors; empty without keys
+    folder    where logs go; None: stderr
+    by_file   it was a fleet file; flags may have asked for what no fleet file can say
+    prefixes  what its replicas share prefixes by
+    """
+
+    fleet: FleetSpec
+    own_key: str = ""
+    folder: Path | None = None
+    by_file: bool = True
+    prefixes: Shared | None = None
+
+
+def write_deployed(deployed: Deployed) -> None:
+    """Into Ray's GCS, which the cluster's token guards."""
+    from ray.experimental.internal_kv import _internal_kv_put
+
+    prefixes = deployed.prefixes
+    whole = {
+        "fleet": deployed.fleet.model_dump(mode="json"),
+        "own_key": deployed.own_key,
+        "folder": None if deployed.folder is None else str(deployed.folder),
+        "by_file": deployed.by_file,
+        "prefixes": None if prefixes is None else {"own": prefixes.own, "secret": prefixes.secret.hex()},
+    }
+    _internal_kv_put(_KEY, json.dumps(whole).encode(), overwrite=True, namespace=_NAMESPACE)
+
+
+def read_deployed() -> Deployed | None:
+    """None where nothing has been deployed."""
+    from ray.experimental.internal_kv import _internal_kv_get
+
+    found = _internal_kv_get(_KEY, namespace=_NAMESPACE)
+    if found is None:
+        return None
+    whole = json.loads(found)
+    folder, prefixes = whole["folder"], whole["prefixes"]
+    return Deployed(
+        fleet=FleetSpec.model_validate(whole["fleet"]),
+        own_key=whole["own_key"],
+        folder=None if folder is None else Path(folder),
+        by_file=whole["by_file"],
+        prefixes=None if prefixes is None else Shared(own=prefixes["own"], secret=bytes.fromhex(prefixes["secret"])),
+    )

@@ -1,0 +1,24 @@
+"""The name that a fleet is served by: never that of a model that it is not."""
+
+from __future__ import annotations
+
+from .fleet.file import DEMO
+from .fleet.spec import FleetSpec
+
+DEMO_NAME = "motley-demo"
+NULL_NAME = "null-engine"
+SIMULATED_NAME = "simulated"
+
+
+def named(spec: FleetSpec, *, null: bool = False) -> FleetSpec:
+    """With the demo model's folder, and a name where none was given."""
+    name = spec.served_model_name
+    if null:
+        name = name or NULL_NAME
+    elif any(pool.simulate is not None for pool in spec.pools):
+        name = name or SIMULATED_NAME
+    if spec.model == DEMO:
+        from ..replicas.demo import demo_path
+
+        return spec.model_copy(update={"model": str(demo_path()), "served_model_name": name or DEMO_NAME})
+    return spec.model_copy(update={"served_model_name": name})

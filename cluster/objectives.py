@@ -1,0 +1,20 @@
+"""What a fleet's file says of objectives, tenants and waiting, in the router's words."""
+
+from __future__ import annotations
+
+from .fleet.spec import FleetSpec
+from .routing.predict import Slo
+from .routing.waiting import Routing
+
+
+def routing_of(spec: FleetSpec) -> Routing:
+    slo, queue = spec.slo, spec.queue
+    return Routing(
+        slo=None if slo is None else Slo(slo.ttft_ms / 1e3, slo.tpot_ms / 1e3),
+        shed=slo is not None and slo.shed,
+        weights={name: tenant.weight for name, tenant in spec.tenants.items()},
+        max_wait_s=queue.max_wait_s,
+        hold_s=queue.hold_s,
+        max_waiting=queue.max_requests,
+        max_waiting_tokens=queue.max_tokens,
+    )

@@ -1,0 +1,178 @@
+"""The cheapest mix of GPUs that serves a trace within its objectives: a guess by arithmetic, then by simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ...kernels.model_shapes import ModelShape
+from ...replicas.errors import InvalidRequest
+from ..routing.predict import Slo
+from ..scaling.capacity import Load, carried
+from ..scaling.mix import Class, cheapest
+from ..simulation.fleet import fleet
+from ..simulation.measure import Measured, measured
+from ..simulation.motley_router import MotleyRouter, speed_of
+from ..simulation.simulate import simulate
+from .trace import Trace
+
+__all__ = ["Asked", "Offer", "Tried", "guess", "said", "search"]
+
+MOST = 256  # replicas of a class
+# How much more, or less, than the trace's mean a fleet is reckoned for: of these the least that does is looked for.
+_LADDER = tuple(0.25 * 1.12**step for step in range(32))
+
+Progress = Callable[[str], None]
+Mix = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A GPU and what it costs per hour, in whatever currency."""
+
+    gpu: str
+    price: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """share: of the requests that are to be in time. tries: simulations at most."""
+
+    trace: Trace
+    offers: Sequence[Offer]
+    model: ModelShape
+    slo: Slo
+    share: float = 0.95
+    tries: int = 24
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """One mix, simulated. Replicas are as their profiles say."""
+
+    mix: Mix
+    cost: float
+    share: float
+    measured: Measured
+
+
+def search(asked: Asked, progress: Progress = lambda _: None) -> tuple[Tried | None, list[Tried]]:
+    """The cheapest that was found to do, and all that were tried, by cost. None: nothing that was tried does."""
+    return _Search(asked, progress).run()
+
+
+def guess(asked: Asked, factor: float = 1.0) -> Mix:
+    """By arithmetic alone: the cheapest to carry `factor` times the trace's mean load."""
+    return _mix(asked, _shares(asked), factor, range(len(asked.offers)))
+
+
+def _shares(asked: Asked) -> list[float]:
+    """Of the trace's mean load, by one replica of each class. Raises InvalidRequest for a GPU that is none."""
+    every, seconds = asked.trace.arrivals, asked.trace.seconds
+    prompts, outputs = sum(each.prompt_tokens for each in every), sum(each.output_tokens for each in every)
+    load = Load(asked.trace.rate, prompts / seconds, outputs / seconds)
+    speeds = [speed_of(fleet(offer.gpu, asked.model, 0, hidden=0.0)[0]) for offer in asked.offers]
+    return [carried(speed, asked.slo, load) for speed in speeds]
+
+
+def _mix(asked: Asked, shares: Sequence[float], factor: float, allowed: Sequence[int]) -> Mix:
+    return cheapest(
+        [
+            Class(offer.price, share / factor, 0, MOST if at in allowed else 0)
+            for at, (offer, share) in enumerate(zip(asked.offers, shares, strict=True))
+        ],
+        least=1,
+    )
+
+
+class _Search:
+    def __init__(self, asked: Asked, progress: Progress) -> None:
+        self._asked = asked
+        self._progress = progress
+        self._tried: dict[Mix, Tried] = {}
+        self._shares = _shares(asked)
+
+    def run(self) -> tuple[Tried | None, list[Tried]]:
+        if not any(self._shares):
+            gpus = ", ".join(offer.gpu for offer in self._asked.offers)
+            slo = f"ttft={self._asked.slo.ttft_s:g}, tpot={self._asked.slo.tpot_s:g}"
+            raise InvalidRequest(f"slo: none of {gpus} holds {slo} for a mean request of this trace", param="slo")
+        best = self._climb(range(len(self._shares)))
+        while best is not None and (better := self._cheaper(best)) is not None:
+            best = better
+        for alone, share in enumerate(self._shares):  # what a fleet of one class would cost
+            if share and len(self._shares) > 1:
+                self._climb([alone])
+        every = sorted(self._tried.values(), key=lambda tried: (tried.cost, tried.mix))
+        return next((tried for tried in every if self._does(tried)), None), every
+
+    def _climb(self, allowed: Sequence[int]) -> Tried | None:
+        """The first of ever larger mixes that does, by halves: a larger one is taken to do where a smaller one does."""
+        mixes = list(dict.fromkeys(_mix(self._asked, self._shares, factor, allowed) for factor in _LADDER))
+        mixes = [mix for mix in mixes if any(mix)]
+        low, high, best = 0, len(mixes), None
+        while low < high:
+            middle = (low + high) // 2
+            tried = self._try(mixes[middle])
+            if tried is None:
+                return best
+            if self._does(tried):
+                high, best = middle, tried
+            else:
+                low = middle + 1
+        return best
+
+    def _cheaper(self, best: Tried) -> Tried | None:
+        """Of the neighbours that cost less the cheapest that does."""
+        for mix in sorted(self._neighbours(best.mix), key=lambda mix: (self._cost(mix), mix)):
+            tried = self._try(mix) if self._cost(mix) < best.cost else None
+            if tried is not None and self._does(tried):
+                return tried
+        return None
+
+    def _neighbours(self, mix: Mix) -> set[Mix]:
+        """One replica less, or one or two of another class in its place."""
+        found = set()
+        for gone, count in enumerate(mix):
+            if not count:
+                continue
+            less = [each - (at == gone) for at, each in enumerate(mix)]
+            found.add(tuple(less))
+            for new, share in enumerate(self._shares):
+                if share and new != gone:
+                    found |= {tuple(each + more * (at == new) for at, each in enumerate(less)) for more in (1, 2)}
+        enough = 0.5  # of what is reckoned to be needed: with less there is no use in trying
+        reckoned = sum(count * share for count, share in zip(mix, self._shares, strict=True))
+        return {
+            each for each in found
+            if any(each) and sum(n * share for n, share in zip(each, self._shares, strict=True)) >= enough * reckoned
+        }  # fmt: skip
+
+    def _try(self, mix: Mix) -> Tried | None:
+        """None where no simulation is left."""
+        if mix not in self._tried:
+            if len(self._tried) >= self._asked.tries:
+                return None
+            self._progress(f"simulating {said(self._asked.offers, mix)}")
+            self._tried[mix] = _simulated(self._asked, mix, self._cost(mix))
+        return self._tried[mix]
+
+    def _cost(self, mix: Mix) -> float:
+        return sum(offer.price * count for offer, count in zip(self._asked.offers, mix, strict=True))
+
+    def _does(self, tried: Tried) -> bool:
+        return tried.share >= self._asked.share
+
+
+def _simulated(asked: Asked, mix: Mix, cost: float) -> Tried:
+    text = "+".join(f"{count}*{offer.gpu}" for offer, count in zip(asked.offers, mix, strict=True) if count)
+    replicas = fleet(text, asked.model, asked.seed, hidden=0.0)
+    router = MotleyRouter(replicas, asked.slo, asked.seed)
+    outcome = simulate(replicas, asked.trace.arrivals, [router], asked.seed)
+    found = measured(outcome, asked.slo, 0.0, asked.trace.seconds)
+    return Tried(mix, cost, found.goodput / found.offered, found)
+
+
+def said(offers: Sequence[Offer], mix: Mix) -> str:
+    return " + ".join(f"{count} {offer.gpu}" for offer, count in zip(offers, mix, strict=True) if count)

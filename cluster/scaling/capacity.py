@@ -1,0 +1,106 @@
+"""How much of a demand one replica carries within the objectives: arithmetic on its profile, no simulation.
+
+A replica that serves `running` sequences computes, of its time, a share `full` in steps that are filled up with a piece
+of a prompt and the rest in steps of decodes alone, as routing/predict.py has it:
+
+    full_s   = chunk / prefill rate + context_s * contexts       a step with a piece of a prompt
+    rate     = (chunk - running) / full_s                        prompts' tokens/s while steps are full
+    alone_s  = decode_s(running) + context_s * contexts          a step of decodes alone
+    1 / TPOT = full / max(full_s, alone_s) + (1 - full) / alone_s
+
+TPOT holds while `full` stays low enough. TTFT holds while a prompt seldom waits too long for those before it: by
+Kingman's approximation of a queue with random arrivals and lengths of service that vary as much,
+
+    P(wait > t) = full * exp(-(1 - full) * t / s)                s: the time of a mean prompt
+
+which is to stay below MISSES for what the prompt's own time leaves of the objective. What is found in caches is not
+computed; it is part of the context all the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...replicas.protocol import BATCHES
+from ..routing.predict import Slo, Speed
+
+__all__ = ["Load", "carried"]
+
+MISSES = 0.05  # share of the requests whose first token may be late, of those that a replica takes at its most
+MARGIN = 0.85  # of the time per token: the mean stays so far below, since requests differ
+_LEAST = 1e-9  # tokens/s: none, where a division wants some
+_HALVINGS = 24
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What comes, per second. cached_tokens: of the prompts', those that need not be computed."""
+
+    requests: float
+    prompt_tokens: float
+    output_tokens: float
+    cached_tokens: float = 0.0
+
+    @property
+    def prompt(self) -> float:
+        """Tokens of a mean one."""
+        return self.prompt_tokens / max(self.requests, _LEAST)
+
+    @property
+    def computed(self) -> float:
+        """Tokens of a mean prompt that are not in a cache; one at least."""
+        return max(1.0, (self.prompt_tokens - self.cached_tokens) / max(self.requests, _LEAST))
+
+    @property
+    def output(self) -> float:
+        return self.output_tokens / max(self.requests, _LEAST)
+
+    def times(self, factor: float) -> Load:
+        return Load(*(factor * each for each in astuple(self)))
+
+
+def carried(speed: Speed, slo: Slo, load: Load) -> float:
+    """The share of the load, above 1 for more than all of it; 0: it cannot hold the objectives for such requests."""
+    most = int(min(speed.max_running, speed.kv_tokens // max(load.prompt + load.output, 1.0)))
+    if most < 1 or load.requests <= 0:
+        return 0.0
+    running = np.arange(1.0, most + 1)
+    contexts_s = speed.context_s * (load.prompt + load.output / 2) * running
+    alone_s = np.interp(running, BATCHES, speed.decode_s) + contexts_s
+    full_s = speed.chunk / speed.prefill_tokens_per_s + contexts_s
+    rate = np.maximum(speed.chunk - running, 0.0) / full_s
+    slow_s = np.maximum(full_s, alone_s)
+    most_full = np.minimum(_by_tpot(alone_s, slow_s, slo.tpot_s * MARGIN), _by_ttft(load.computed, rate, slo.ttft_s))
+    # More of its time for prompts is less for tokens: the best is where both go up with the load alike.
+    gone = 1 / alone_s - 1 / slow_s
+    per_prompt, per_output = load.computed * load.requests, max(load.output_tokens, _LEAST)
+    level = running / alone_s / per_output / (rate / per_prompt + running * gone / per_output)
+    full = np.minimum(level, most_full)
+    share = np.minimum(full * rate / per_prompt, running * (1 / alone_s - full * gone) / per_output)
+    return float(np.max(np.where(most_full > 0, share, 0.0)))
+
+
+def _by_tpot(alone_s: Floats, slow_s: Floats, tpot_s: float) -> Floats:
+    """The most of its time that steps may be full; 0 where even decodes alone are too slow."""
+    gone = 1 / alone_s - 1 / slow_s
+    spare = 1 / alone_s - 1 / tpot_s
+    some = np.divide(spare, gone, out=np.ones_like(gone), where=gone > 0)
+    most: Floats = np.where(alone_s > tpot_s, 0.0, np.where(slow_s <= tpot_s, 1.0, np.clip(some, 0.0, 1.0)))
+    return most
+
+
+def _by_ttft(prompt: float, rate: Floats, ttft_s: float) -> Floats:
+    """Likewise; 0 where a mean prompt alone takes longer."""
+    service_s = prompt / np.maximum(rate, _LEAST)
+    turns = np.maximum(ttft_s - service_s, 0.0) / np.maximum(service_s, _LEAST)
+    low, high = np.zeros_like(rate), np.ones_like(rate)
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        holds = middle * np.exp(-(1 - middle) * turns) <= MISSES
+        low, high = np.where(holds, middle, low), np.where(holds, high, middle)
+    return np.where(turns > 0, low, 0.0)

@@ -1,0 +1,58 @@
+"""The cheapest number of replicas of each class that carry a load: an integer program."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+
+__all__ = ["Class", "cheapest"]
+
+_COSTLIEST = 1e4  # what the costliest class costs in the program, whatever the currency
+_NEVER = 1e-9  # shares below are none
+# Of the costliest: among mixes that cost the same, that of the fewest and fastest replicas. HiGHS itself takes two
+# mixes for equal that differ by 1e-6 in all, which is far less.
+_TIE = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Class:
+    """share: of the load that one replica carries. Of those that carry nothing are no more than `minimum`."""
+
+    cost: float
+    share: float
+    minimum: int
+    maximum: int
+
+
+def cheapest(classes: Sequence[Class], *, least: int = 0) -> tuple[int, ...]:
+    """Replicas of each class that carry the whole load together, `least` at least; all there may be if none can.
+
+    Every replica is taken to get requests of every kind alike: classes that are good at one kind are not put to it.
+    """
+    return _solved(tuple(classes), least)
+
+
+@lru_cache(maxsize=64)  # a demand at rest asks the same at every look
+def _solved(classes: tuple[Class, ...], least: int) -> tuple[int, ...]:
+    useful = [each.share > _NEVER for each in classes]
+    ends = [each.maximum if use else each.minimum for each, use in zip(classes, useful, strict=True)]
+    shares = np.array([each.share if use else 0.0 for each, use in zip(classes, useful, strict=True)])
+    if shares @ ends < 1.0 or sum(end for end, use in zip(ends, useful, strict=True) if use) < least:
+        return tuple(ends)
+    dearest = max((each.cost for each in classes), default=0.0) or 1.0
+    fastest = max(shares.max(initial=0.0), _NEVER)
+    price = [each.cost / dearest + _TIE * (2 - share / fastest) for each, share in zip(classes, shares, strict=True)]
+    covering = LinearConstraint(
+        np.array([np.minimum(shares, 1.0), np.array(useful, dtype=float)]), lb=[1.0, float(least)]
+    )
+    solved = milp(
+        _COSTLIEST * np.array(price), constraints=covering, integrality=np.ones(len(classes)),
+        bounds=Bounds([each.minimum for each in classes], ends), options={"mip_rel_gap": 0.0},
+    )  # fmt: skip
+    if solved.x is None:
+        raise RuntimeError(f"the integer program was not solved: {solved.message}")
+    return tuple(round(count) for count in solved.x)

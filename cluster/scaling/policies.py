@@ -1,0 +1,45 @@
+"""Scaling policies by name: a new one is a file and a line here."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from ...replicas.errors import InvalidRequest
+from ..routing.predict import Slo
+from .fixed import Fixed
+from .queue import Queue
+from .slo import SloPolicy
+from .state import Policy
+
+__all__ = ["POLICIES", "policy_named"]
+
+POLICIES: dict[str, Callable[..., Policy]] = {"fixed": Fixed, "queue": Queue, "slo": SloPolicy}
+_POSITIVE = {"running", "queued_tokens", "catch_up_s"}  # they are divided by
+
+
+def policy_named(name: str, slo: Slo, **settings: Any) -> Policy:
+    """Raises InvalidRequest for a policy, a setting or a value that is none."""
+    if name not in POLICIES:
+        raise InvalidRequest(f"policy: {name!r} is not known; expected one of {', '.join(POLICIES)}", param="policy")
+    known = [
+        each for each, kind in inspect.signature(POLICIES[name]).parameters.items() if kind.kind == kind.KEYWORD_ONLY
+    ]
+    for setting, value in settings.items():
+        if setting not in known:
+            expected = ", ".join(known)
+            raise InvalidRequest(f"{setting}: no setting of {name!r}; expected one of {expected}", param=setting)
+        _check(setting, value)
+    return POLICIES[name](slo, **settings)
+
+
+def _check(setting: str, value: Any) -> None:
+    if setting == "replicas":
+        counts = value.values() if isinstance(value, dict) else [None]
+        if not all(isinstance(count, int) and not isinstance(count, bool) and count >= 0 for count in counts):
+            raise InvalidRequest(f"{setting}: {value!r}; expected whole numbers from 0 by pool", param=setting)
+        return
+    number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf")
+    if not number or (value == 0 and setting in _POSITIVE):
+        raise InvalidRequest(f"{setting}: {value!r}; expected a number above 0", param=setting)

@@ -1,0 +1,147 @@
+"""The cheapest replicas that hold the objectives under what is coming."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ..routing.predict import Slo
+from .capacity import Load, carried
+from .demand import Demand
+from .mix import Class, cheapest
+from .state import Observed, PoolState, Target
+from .steady import Idle, Overdue, bounded, first_up, set_to
+
+__all__ = ["SloPolicy"]
+
+_WORTH = 0.1  # of the present cost: less is not saved by starting replicas of another class
+
+
+class SloPolicy:
+    """Demand is forecast for as long as the slowest class takes to start. More is added at once, less goes slowly.
+
+    A class whose speed nobody knows yet gets its first replica when the others do not suffice. Replicas that have not
+    come long after they should have are not counted on.
+
+    headroom    more than what is expected is provided for, by this share, whenever something changes
+    settle_s    fewer replicas have to suffice for the most that was expected within so long
+    cooldown_s  between two changes to fewer
+    catch_up_s  in which prompts that wait beyond what the objective allows are to be worked off
+    idle_s      without any request until everything goes, where minimums are 0
+    """
+
+    def __init__(
+        self, slo: Slo, *, headroom: float = 0.2, settle_s: float = 300.0, cooldown_s: float = 60.0,
+        catch_up_s: float = 60.0, idle_s: float = 300.0,
+    ) -> None:  # fmt: skip
+        self.slo = slo
+        self._spare = 1 + headroom
+        self._settle_s = settle_s
+        self._cooldown_s = cooldown_s
+        self._idle_s = idle_s
+        self._demand = Demand(ttft_s=slo.ttft_s, catch_up_s=catch_up_s, settle_s=settle_s)
+        self._idle = Idle()
+        self._overdue = Overdue()
+        self._lowered_at = -math.inf
+
+    def decide(self, observed: Observed) -> tuple[Target, ...]:
+        pools = observed.pools
+        horizon_s = max((pool.cold_start_s for pool in pools if pool.maximum), default=0.0)
+        coming, most = self._demand.saw(observed, horizon_s)
+        late = self._overdue.saw(observed)
+        if self._idle.saw(observed) >= self._idle_s:
+            return _changed(pools, [0] * len(pools), f"no request for {self._idle_s:g} s")
+        shares = [self._share(pool, coming) for pool in pools]
+        if observed.held and (first := first_up(_fit(pools, shares), late)) is not None:
+            return set_to(first, 1, f"{observed.held} held: its first replica is ready in {first.cold_start_s:g} s")
+        more = self._more(pools, shares, late, f"{_said(coming)} expected within {horizon_s:g} s")
+        if more or coming.requests <= 0:
+            return more
+        # By both, since shorter prompts of more requests may be the easier load.
+        least = [min(share, self._share(pool, most)) for pool, share in zip(pools, shares, strict=True)]
+        return self._fewer(observed.now, pools, least, late, f"at most {_said(most)} for {self._settle_s:g} s")
+
+    def _share(self, pool: PoolState, load: Load) -> float:
+        """Of the load, by one replica; of no load everything, also by one that nobody knows yet."""
+        if load.requests <= 0:
+            return math.inf
+        return carried(pool.speed, self.slo, load) if pool.speed else 0.0
+
+    def _more(
+        self, pools: Sequence[PoolState], shares: Sequence[float], late: frozenset[str], said: str
+    ) -> tuple[Target, ...]:
+        """The cheapest to add, where what is there or comes does not suffice; else what minimums ask for."""
+        wanted = [bounded(pool, pool.target) for pool in pools]
+        counted = [_counted(pool, late, count) for pool, count in zip(pools, wanted, strict=True)]
+        have = sum(share * count for share, count in zip(shares, counted, strict=True) if count)
+        if have >= 1.0 or math.isinf(max(shares, default=0.0)):
+            return _changed(pools, wanted, "within its bounds")
+        classes = [
+            Class(pool.cost_per_hour, share / self._spare, count, count if pool.name in late else pool.maximum)
+            for pool, share, count in zip(pools, shares, counted, strict=True)
+        ]
+        added = [max(now, count) for now, count in zip(wanted, cheapest(classes, least=1), strict=True)]
+        reason = f"{said}, of which {have:.0%} is provided for: the cheapest that hold {self._objectives()}"
+        if added == wanted:
+            unknown = [pool for pool in pools if pool.speed is None and not pool.target and pool.maximum]
+            if unknown:
+                first = min(unknown, key=lambda pool: (pool.cost_per_hour, pool.cold_start_s))
+                return set_to(first, 1, f"{said}, and the others do not suffice: its speed is not known yet")
+        return _changed(pools, added, reason)
+
+    def _fewer(
+        self, now: float, pools: Sequence[PoolState], shares: Sequence[float], late: frozenset[str], said: str
+    ) -> tuple[Target, ...]:
+        """What costs less and suffices: first what it needs more of, and when that is ready, what it needs less of."""
+        if not any(shares):
+            return ()  # nothing is known to hold the objectives: what there is stays
+        have = [_counted(pool, late, pool.target) for pool in pools]
+        classes = [
+            Class(pool.cost_per_hour, share / self._spare, *_range(pool, late))
+            for pool, share in zip(pools, shares, strict=True)
+        ]
+        best = cheapest(classes, least=1)
+        before, after = _cost(pools, have), _cost(pools, best)
+        reason = f"{said}: {after:g} an hour instead of {before:g} hold {self._objectives()}"
+        if any(new > old for new, old in zip(best, have, strict=True)):
+            worth = after < (1 - _WORTH) * before
+            return _changed(pools, [max(*both) for both in zip(best, have, strict=True)], reason) if worth else ()
+        ready = sum(share * min(count, pool.ready) for share, count, pool in zip(shares, best, pools, strict=True))
+        if list(best) == have or ready < 1.0 or now < self._lowered_at + self._cooldown_s:
+            return ()
+        self._lowered_at = now
+        kept = [pool.target if new == old else new for pool, new, old in zip(pools, best, have, strict=True)]
+        return _changed(pools, kept, reason)
+
+    def _objectives(self) -> str:
+        return f"TTFT {self.slo.ttft_s:g} s and TPOT {self.slo.tpot_s:g} s"
+
+
+def _fit(pools: Sequence[PoolState], shares: Sequence[float]) -> Sequence[PoolState]:
+    """Those that are there or may hold the objectives, if any may."""
+    may = [share > 0 or pool.speed is None for pool, share in zip(pools, shares, strict=True)]
+    return [pool for pool, good in zip(pools, may, strict=True) if good or pool.target or not any(may)]
+
+
+def _counted(pool: PoolState, late: frozenset[str], count: int) -> int:
+    return min(count, pool.ready) if pool.name in late else count
+
+
+def _range(pool: PoolState, late: frozenset[str]) -> tuple[int, int]:
+    """Of a class that is not known yet, what there is stays; of one that does not come, no more is hoped for."""
+    if pool.speed is None:
+        return pool.target, pool.target
+    most = min(pool.maximum, pool.ready) if pool.name in late else pool.maximum
+    return min(pool.minimum, most), most
+
+
+def _cost(pools: Sequence[PoolState], counts: Sequence[int]) -> float:
+    return sum(pool.cost_per_hour * count for pool, count in zip(pools, counts, strict=True))
+
+
+def _changed(pools: Sequence[PoolState], counts: Sequence[int], reason: str) -> tuple[Target, ...]:
+    return tuple(target for pool, count in zip(pools, counts, strict=True) for target in set_to(pool, count, reason))
+
+
+def _said(load: Load) -> str:
+    return f"{load.requests:.3g} requests/s of {load.prompt:.0f} + {load.output:.0f} tokens"

@@ -1,0 +1,378 @@
+"""`motley fleet`: look at a fleet and change it, over the control plane of a running service."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .options import Json
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
+    from ..cluster.protos import control_pb2 as pb
+
+app = typer.Typer(
+    name="fleet",
+    help="A running fleet: what it does, and how many replicas there are to be.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+KEY = "MOTLEY_ADMIN_KEY"
+CALL_S = 30.0
+
+Address = Annotated[
+    str | None, typer.Option(metavar="HOST:PORT", help="Of the control plane; default: that of this machine.")
+]
+AdminKey = Annotated[
+    Path | None, typer.Option(metavar="FILE", help=f"Holds an admin's key; default: ${KEY}, or this machine's own.")
+]
+Ca = Annotated[Path | None, typer.Option(metavar="PEM", help="The control plane has a certificate of this authority.")]
+Generation = Annotated[int | None, typer.Option(help="Only if the fleet's is still this one, as status shows it.")]
+Reason = Annotated[str, typer.Option(help="Kept with the decision.")]
+Zero = Annotated[bool, typer.Option("--allow-zero", help="There may be no replica left.")]
+Wait = Annotated[bool, typer.Option("--wait", help="Until it is done.")]
+
+
+@app.command()
+def status(address: Address = None, admin_key: AdminKey = None, ca: Ca = None, as_json: Json = False) -> None:
+    """Show pools, replicas, and what was decided of late.
+
+    \b
+    Examples:
+      motley fleet status
+      motley fleet status --address 10.0.0.5:9190 --admin-key admin.key --ca ca.pem --json
+    """
+    from ..cluster.protos import control_pb2 as pb
+    from . import fleet_view
+
+    with _plane(address, admin_key, ca) as plane:
+        fleet = plane.GetFleet(pb.GetFleetRequest())
+    if as_json:
+        return _print(fleet)
+    fleet_view.show(fleet)
+
+
+@app.command()
+def prefixes(
+    flush: Annotated[bool, typer.Option("--flush", help="Forget everyone's first, or one tenant's.")] = False,
+    tenant: Annotated[str | None, typer.Option(help="Whose are forgotten.")] = None,
+    address: Address = None,
+    admin_key: AdminKey = None,
+    ca: Ca = None,
+    as_json: Json = False,
+) -> None:
+    """Show what replicas find of prompts' prefixes: in their own KV, and where they share them.
+
+    \b
+    Examples:
+      motley fleet prefixes
+      motley fleet prefixes --flush --tenant alice
+    """
+    from ..cluster.protos import control_pb2 as pb
+    from . import fleet_prefixes
+
+    if tenant is not None and not flush:
+        raise typer.BadParameter("--tenant: says whose prefixes --flush is to forget")
+    with _plane(address, admin_key, ca) as plane:
+        if flush:
+            forgot = plane.FlushPrefixes(pb.FlushPrefixesRequest(tenant=tenant))
+            typer.echo(f"{forgot.replicas} replicas have let go of them", err=as_json)
+        found = plane.GetPrefixes(pb.GetPrefixesRequest())
+    if as_json:
+        return _print(found)
+    fleet_prefixes.show(found)
+
+
+@app.command()
+def watch(address: Address = None, admin_key: AdminKey = None, ca: Ca = None, as_json: Json = False) -> None:
+    """Show the fleet as it changes, until Ctrl-C.
+
+    \b
+    Examples:
+      motley fleet watch
+      motley fleet watch --json          a line for each change
+    """
+    from . import fleet_view
+
+    with _plane(address, admin_key, ca) as plane:
+        updates = plane.updates()
+        if as_json:
+            for update in updates:
+                _print(update, line=True)
+        else:
+            fleet_view.live(updates)
+
+
+@app.command()
+def scale(
+    pool: Annotated[str, typer.Argument(help="A pool's name, as status shows it.")],
+    replicas: Annotated[int, typer.Argument(help="That it is to have.")],
+    reason: Reason = "",
+    generation: Generation = None,
+    allow_zero: Zero = False,
+    wait: Wait = False,
+    address: Address = None,
+    admin_key: AdminKey = None,
+    ca: Ca = None,
+    as_json: Json = False,
+) -> None:
+    """Want another number of replicas. Those that go end what they have first.
+
+    \b
+    Examples:
+      motley fleet scale cpu 3 --reason "the afternoon" --wait
+      motley fleet scale cpu 0 --allow-zero
+    """
+    from ..cluster.protos import control_pb2 as pb
+
+    with _plane(address, admin_key, ca) as plane:
+        made = plane.ScalePool(
+            pb.ScalePoolRequest(
+                pool=pool, replicas=_int64(replicas), generation=generation, reason=reason, allow_zero=allow_zero
+            )
+        )
+        _told(made, as_json)
+        if wait:
+            _wait(plane, made, "settled", pool=pool, replicas=replicas)
+
+
+@app.command()
+def policy(
+    name: Annotated[str, typer.Argument(help="fixed, queue or slo; with none the one there is, or other bounds.")] = "",
+    bounds: Annotated[
+        list[str] | None, typer.Option(metavar="POOL=MIN:MAX", help="Replicas that a pool may have; repeatable.")
+    ] = None,
+    ttft_s: Annotated[float | None, typer.Option(help="Objective: seconds to the first token.")] = None,
+    tpot_s: Annotated[float | None, typer.Option(help="Objective: seconds for each token after it.")] = None,
+    setting: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=NUMBER", help="A setting of the policy; repeatable.")
+    ] = None,
+    reason: Reason = "",
+    generation: Generation = None,
+    address: Address = None,
+    admin_key: AdminKey = None,
+    ca: Ca = None,
+    as_json: Json = False,
+) -> None:
+    """Show or set who decides how many replicas there are, and within which bounds.
+
+    \b
+    Examples:
+      motley fleet policy
+      motley fleet policy queue --bounds cpu=1:4
+      motley fleet policy slo --ttft-s 2 --tpot-s 0.05
+    """
+    from ..cluster.protos import control_pb2 as pb
+
+    with _plane(address, admin_key, ca) as plane:
+        if not (name or bounds or setting or ttft_s is not None or tpot_s is not None):
+            fleet = plane.GetFleet(pb.GetFleetRequest())
+            found = {one.name: [one.minimum, one.maximum] for one in fleet.pools}
+            if as_json:
+                return typer.echo(json.dumps({"policy": fleet.policy, "bounds": found}))
+            typer.echo(fleet.policy)
+            for pool, (least, most) in found.items():
+                typer.echo(f"{pool:<24}{least} to {most}")
+            return None
+        given = [_bounds(one) for one in bounds or ()]
+        request = pb.SetScalingPolicyRequest(
+            policy=name,
+            bounds=given,
+            generation=generation,
+            reason=reason,
+            ttft_s=ttft_s,
+            tpot_s=tpot_s,
+            settings=dict(_setting(one) for one in setting or ()),
+        )
+        return _told(plane.SetScalingPolicy(request), as_json)
+
+
+@app.command()
+def drain(
+    replica: Annotated[str, typer.Argument(help="A replica's name, as status shows it.")],
+    remove: Annotated[bool, typer.Option("--remove", help="Put none in its place.")] = False,
+    timeout_s: Annotated[
+        float | None, typer.Option(help="Seconds until what it still has moves to others; default: 600.")
+    ] = None,
+    reason: Reason = "",
+    generation: Generation = None,
+    allow_zero: Zero = False,
+    wait: Wait = False,
+    address: Address = None,
+    admin_key: AdminKey = None,
+    ca: Ca = None,
+    as_json: Json = False,
+) -> None:
+    """Let a replica take nothing new, and replace it when it has nothing left.
+
+    \b
+    Examples:
+      motley fleet drain 3k2j5h1a --wait
+      motley fleet drain 3k2j5h1a --remove --reason "its fan is loud"
+    """
+    from ..cluster.protos import control_pb2 as pb
+
+    with _plane(address, admin_key, ca) as plane:
+        request = pb.DrainReplicaRequest(
+            replica_id=replica,
+            remove=remove,
+            timeout_s=timeout_s,
+            generation=generation,
+            reason=reason,
+            allow_zero=allow_zero,
+        )
+        made = plane.DrainReplica(request)
+        _told(made, as_json)
+        if wait:
+            _wait(plane, made, "drained", replica_id=replica)
+
+
+@app.command()
+def roll(
+    pool: Annotated[str, typer.Argument(help="A pool's name, as status shows it.")],
+    model: Annotated[str, typer.Argument(help="Another checkpoint with the same tokenizer; default: the same.")] = "",
+    reason: Reason = "",
+    generation: Generation = None,
+    wait: Wait = False,
+    address: Address = None,
+    admin_key: AdminKey = None,
+    ca: Ca = None,
+    as_json: Json = False,
+) -> None:
+    """Replace the replicas of a pool while the others serve.
+
+    \b
+    Examples:
+      motley fleet roll cpu --wait
+      motley fleet roll cpu ./the-same-model-int4
+    """
+    from ..cluster.protos import control_pb2 as pb
+
+    with _plane(address, admin_key, ca) as plane:
+        made = plane.RollModel(pb.RollModelRequest(pool=pool, model=model, generation=generation, reason=reason))
+        _told(made, as_json)
+        if wait:
+            _wait(plane, made, "rolled", "roll_failed", pool=pool)
+
+
+@app.command()
+def metrics(
+    pool: Annotated[str, typer.Argument(help="A pool's name; default: all.")] = "",
+    address: Address = None,
+    admin_key: AdminKey = None,
+    ca: Ca = None,
+    as_json: Json = False,
+) -> None:
+    """Show counts and rates of pools, and of what is asked of the fleet.
+
+    \b
+    Examples:
+      motley fleet metrics
+      motley fleet metrics cpu --json
+    """
+    from ..cluster.protos import control_pb2 as pb
+    from . import fleet_view
+
+    with _plane(address, admin_key, ca) as plane:
+        found = plane.GetMetrics(pb.GetMetricsRequest(pool=pool))
+    if as_json:
+        return _print(found)
+    fleet_view.show_metrics(found)
+
+
+@contextmanager
+def _plane(address: str | None, admin_key: Path | None, ca: Path | None) -> Iterator[Any]:
+    """A stub whose calls carry the key and have a time. Errors are told in a line."""
+    import grpc
+
+    from ..replicas.errors import InvalidRequest, MotleyError
+    from .fleet_calls import Calls, reached
+
+    contact = reached(address, _key(admin_key), ca)
+    try:
+        with Calls(contact, ca, CALL_S) as calls:
+            yield calls
+    except grpc.RpcError as error:
+        code, words = error.code(), error.details() or error.code().name
+        wrong = code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND)
+        if code == grpc.StatusCode.UNAVAILABLE and "connect" in words.lower():
+            words = f"nothing answers at {contact.address}"
+        raise (InvalidRequest if wrong else MotleyError)(words, code=code.name.lower()) from None
+
+
+def _key(path: Path | None) -> str:
+    if path is None:
+        return os.environ.get(KEY, "").strip()
+    try:
+        return path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise typer.BadParameter(f"--admin-key {path} cannot be read: {error}") from error
+
+
+def _bounds(text: str) -> pb.Bounds:
+    from ..cluster.protos import control_pb2 as pb
+
+    pool, _, range_ = text.partition("=")
+    least, _, most = range_.partition(":")
+    try:
+        return pb.Bounds(pool=pool, minimum=_int64(int(least)), maximum=_int64(int(most)))
+    except ValueError as error:
+        raise typer.BadParameter(f"--bounds {text}: expected POOL=MIN:MAX, such as cpu=1:4") from error
+
+
+def _setting(text: str) -> tuple[str, float]:
+    name, _, number = text.partition("=")
+    try:
+        return name, float(number)
+    except ValueError as error:
+        raise typer.BadParameter(f"--set {text}: expected NAME=NUMBER") from error
+
+
+def _int64(number: int) -> int:
+    if not -(2**63) <= number < 2**63:
+        raise typer.BadParameter(f"{number} is out of all bounds")
+    return number
+
+
+def _told(made: pb.Decision, as_json: bool) -> None:
+    from . import fleet_view
+
+    if as_json:
+        return _print(made)
+    what = fleet_view.sentence(made.event) if made.HasField("event") else "it was so already"
+    typer.echo(f"{what}; generation {made.generation}")
+
+
+def _wait(plane: Any, made: pb.Decision, *kinds: str, pool: str = "", replica_id: str = "", replicas: int = -1) -> None:
+    """Until such an event after the decision; on the way, what is in the way is told."""
+    from ..replicas.errors import MotleyError
+    from . import fleet_view
+
+    if not made.HasField("event"):
+        return
+    for update in plane.updates(made.event.sequence):
+        for event in update.events:
+            if (event.pool != pool and pool) or (event.replica_id != replica_id and replica_id):
+                continue
+            typer.echo(fleet_view.sentence(event), err=True)
+            kind = fleet_view.kind_of(event)
+            if kind == "roll_failed":
+                raise MotleyError(f"pool {pool}: {event.reason}")
+            if kind in kinds and replicas in (-1, event.after):
+                return
+
+
+def _print(message: Message, *, line: bool = False) -> None:
+    from google.protobuf.json_format import MessageToDict
+
+    found = MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+    typer.echo(json.dumps(found, indent=None if line else 1))

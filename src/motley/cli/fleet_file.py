@@ -1,0 +1,41 @@
+"""A fleet file in place of a model: what it says, beside what the flags of `motley serve` say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from ..cluster.options import ServeOptions
+
+__all__ = ["is_fleet_file", "with_file"]
+
+# How it is run, not what is served.
+_OF_THE_COMMAND = {"model", "config", "greet", "ready_file", "address", "control", "admin_host", "admin_port"}
+_NAMES = {"cors_origin": "cors_origins"}
+
+
+def is_fleet_file(model: str) -> bool:
+    """No model is named so."""
+    return model.endswith((".yaml", ".yml")) and not Path(model).is_dir()
+
+
+def with_file(context: typer.Context, options: ServeOptions, path: Path) -> ServeOptions:
+    """Raises ConfigurationError with the line of what is wrong, or the flag that contradicts."""
+    from ..cluster.fleet.file import load_fleet
+    from ..cluster.fleet.flags import with_fleet
+
+    return with_fleet(options, load_fleet(path), dict(_given(context, options)))
+
+
+def _given(context: typer.Context, options: ServeOptions) -> list[tuple[str, Any]]:
+    """What was said by flags, or by a file of flags."""
+    found = []
+    for name, value in context.params.items():
+        source = context.get_parameter_source(name)
+        if name not in _OF_THE_COMMAND and source is not None and source.name != "DEFAULT":
+            known = _NAMES.get(name, name)
+            found.append((known, getattr(options, known, value)))
+    return found

@@ -1,0 +1,117 @@
+"""A fleet on a terminal."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from datetime import datetime
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from ..cluster.protos import control_pb2 as pb
+
+LAST_EVENTS = 8
+_WHAT = {
+    "scaled": "{pool}: {before} to {after} replicas wanted",
+    "settled": "{pool}: has its {after} replicas",
+    "pending": "{pool}: waits for replicas",
+    "policy": "another policy or other bounds",
+    "draining": "{pool}: {replica_id} takes nothing new",
+    "drained": "{pool}: {replica_id} has ended",
+    "rolling": "{pool}: its replicas are being replaced",
+    "rolled": "{pool}: its replicas have been replaced",
+    "roll_failed": "{pool}: the new replicas did not start, those before serve on",
+}
+
+
+def kind_of(event: pb.Event) -> str:
+    return pb.EventKind.Name(event.kind).removeprefix("EVENT_KIND_").lower()
+
+
+def sentence(event: pb.Event) -> str:
+    said = _WHAT.get(kind_of(event), kind_of(event)).format(
+        pool=event.pool, replica_id=event.replica_id, before=event.before, after=event.after
+    )
+    by = f" ({event.by})" if event.by else ""
+    return f"{said}{by}{f': {event.reason}' if event.reason else ''}"
+
+
+def show(fleet: pb.Fleet) -> None:
+    Console().print(_whole(fleet, fleet.events))
+
+
+def live(updates: Iterable[pb.FleetUpdate]) -> None:
+    events: deque[pb.Event] = deque(maxlen=LAST_EVENTS)
+    with Live(console=Console(), auto_refresh=False) as screen:
+        for update in updates:
+            events.extend(update.events)
+            screen.update(_whole(update.fleet, events), refresh=True)
+
+
+def show_metrics(found: pb.Metrics) -> None:
+    table = table_of("pool", "target", "ready", "starting", "running", "waiting", "queued tokens", "KV", "tokens/s")
+    for one in found.pools:
+        counts = (one.target, one.ready, one.starting, one.running, one.waiting, one.queued_prefill_tokens)
+        rates = (f"{one.kv_used:.0%}", f"{one.generated_tokens_per_s:.1f}")
+        table.add_row(Text(one.pool), *map(str, counts), *rates)
+    console = Console()
+    console.print(table)
+    console.print(
+        f"{found.requests_per_s:.1f} requests/s, {found.prompt_tokens_per_s:.0f} prompt tokens/s, "
+        f"{found.output_tokens_per_s:.0f} output tokens/s"
+        if found.HasField("demand")
+        else "no ingress tells what is asked of the fleet"
+    )
+
+
+def _whole(fleet: pb.Fleet, events: Iterable[pb.Event]) -> Group:
+    return Group(
+        Text(f"generation {fleet.generation}, policy {fleet.policy}{_demand(fleet)}\n"),
+        _pools(fleet),
+        Text(),
+        _replicas(fleet),
+        Text(),
+        *(Text(_line(event)) for event in list(events)[-LAST_EVENTS:]),
+    )
+
+
+def _demand(fleet: pb.Fleet) -> str:
+    if not fleet.HasField("demand"):
+        return ""
+    demand = fleet.demand
+    return f"; {demand.requests} requests, {demand.refused} refused, {demand.late} late, {demand.held} held"
+
+
+def _pools(fleet: pb.Fleet) -> Table:
+    table = table_of("pool", "wanted", "ready", "starting", "draining", "bounds", "waits for")
+    for one in fleet.pools:
+        counts = (one.target, one.ready, one.starting, one.draining)
+        waits = "; ".join(filter(None, ("is being rolled" if one.rolling else "", one.pending)))
+        table.add_row(Text(one.name), *map(str, counts), f"{one.minimum}–{one.maximum}", Text(waits))
+    return table
+
+
+def _replicas(fleet: pb.Fleet) -> Table:
+    table = table_of("replica", "pool", "state", "device", "running", "waiting", "KV", "tokens/s", "node")
+    for pool in fleet.pools:
+        for one in pool.replicas:
+            state = pb.ReplicaState.Name(one.state).removeprefix("REPLICA_STATE_").lower()
+            told = one.load_age_s >= 0
+            load = (f"{one.running}", f"{one.waiting}", f"{one.kv_used:.0%}", f"{one.generated_tokens_per_s:.1f}")
+            device = Text(one.device)
+            table.add_row(Text(one.replica_id), Text(pool.name), state, device, *(load if told else [""] * 4), one.node)
+    return table
+
+
+def table_of(*heads: str) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for head in heads:
+        table.add_column(head, overflow="fold")
+    return table
+
+
+def _line(event: pb.Event) -> str:
+    return f"{datetime.fromtimestamp(event.time):%H:%M:%S}  {sentence(event)}"

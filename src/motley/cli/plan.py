@@ -1,0 +1,140 @@
+"""`motley plan`: which GPUs to rent for a load, by simulation."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from . import options
+from .config import ConfigFile
+from .progress import doing
+
+if TYPE_CHECKING:
+    from ..cluster.plan.search import Offer
+    from ..cluster.plan.trace import Trace
+    from ..cluster.routing.predict import Slo
+
+# Not prices that anybody asks: a place to begin, so that the command runs.
+EXAMPLES = "T4=0.35,L4=0.70,A10=0.75,A100=1.80,H100=3.50"
+
+
+def plan(
+    trace: Annotated[
+        str, typer.Option(metavar="FILE", help="Mooncake's JSON lines, Azure's or BurstGPT's CSV; or: synthetic.")
+    ] = "synthetic",
+    slo: Annotated[str, typer.Option(help="Seconds to the first token, and per token after it.")] = "ttft=3,tpot=0.1",
+    gpus: Annotated[
+        str | None, typer.Option(metavar="GPU=PRICE,…", help="What may be rented, and its price per hour.")
+    ] = None,
+    share: Annotated[float, typer.Option(help="Of the requests that are to be in time.", min=0.01, max=1.0)] = 0.95,
+    rate: Annotated[
+        float | None, typer.Option(help="Requests/s on average: the trace's times are stretched.", min=1e-6)
+    ] = None,
+    requests: Annotated[int, typer.Option(help="Of the trace: so many in a row, where it is busiest.", min=2)] = 2000,
+    model: Annotated[str, typer.Option(help="int4 weights of qwen2.5-0.5b, qwen2.5-7b or llama-3-8b.")] = "qwen2.5-7b",
+    tries: Annotated[int, typer.Option(help="Mixes that are simulated at most.", min=1)] = 24,
+    seed: Annotated[int, typer.Option(help="Of a synthetic trace, and of ties between replicas.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the JSON object there, and a chart beside it.")
+    ] = None,
+    as_json: options.Json = False,
+    config: ConfigFile = None,
+) -> None:
+    """Tell which GPUs to rent for a load: the cheapest mix that serves a trace in time.
+
+    Everything is simulated: the engine's scheduler and Motley's router in virtual time, on GPUs that take the time
+    that the roofline says. Prices are yours to give; without --gpus made-up examples stand in. `synthetic` is a mix of
+    chats, documents and writing at --rate (default: 5); with `synthetic-reuse` most prompts share a beginning.
+
+    \b
+    Examples:
+      motley plan --trace trace.jsonl --slo ttft=2,tpot=0.08 --gpus "A10=0.75,H100=3.5"
+      motley plan --trace AzureLLMInferenceTrace_conv.csv --rate 20 --requests 5000 --out plan.json
+      motley plan --trace synthetic --rate 12 --gpus T4=0.35,A10=0.75 --json
+    """
+    from ..cluster.plan import report as reports
+    from ..cluster.plan.search import Asked, search
+    from ..replicas.simulated.device import model_named
+
+    asked = Asked(
+        trace=_trace(trace, rate, requests, seed), offers=_offers(gpus or EXAMPLES), model=model_named(model),
+        slo=_slo(slo), share=share, tries=tries, seed=seed,
+    )  # fmt: skip
+    with doing("reckoning") as say:
+        chosen, tried = search(asked, say)
+    prices = "given" if gpus else "made-up examples"
+    report = reports.report(asked, chosen, tried, prices=prices)
+    if out is not None:
+        out.write_text(json.dumps(report, indent=1) + "\n")
+        out.with_suffix(".svg").write_text(reports.svg(report))
+    print(json.dumps(report)) if as_json else _show(report)
+
+
+def _trace(name: str, rate: float | None, requests: int, seed: int) -> Trace:
+    from ..cluster.plan import trace as traces
+
+    if name in traces.SYNTHETIC:
+        return traces.synthetic(name, rate or 5.0, requests, seed)
+    found = traces.busiest(traces.read(Path(name)), requests)
+    return found if rate is None else traces.paced(found, rate)
+
+
+def _slo(text: str) -> Slo:
+    from ..cluster.routing.predict import Slo
+
+    given = dict(part.strip().split("=", 1) for part in text.split(",") if "=" in part)
+    try:
+        ttft_s, tpot_s = (float(given.pop(name).removesuffix("s")) for name in ("ttft", "tpot"))
+    except (KeyError, ValueError) as error:
+        raise typer.BadParameter(f"--slo {text}: expected such as ttft=3,tpot=0.1, in seconds") from error
+    if given or not (0 < ttft_s < float("inf") and 0 < tpot_s < float("inf")):
+        raise typer.BadParameter(f"--slo {text}: expected ttft and tpot, each above 0 seconds")
+    return Slo(ttft_s, tpot_s)
+
+
+def _offers(text: str) -> list[Offer]:
+    """Raises InvalidRequest for a GPU that is not in the table."""
+    from ..cluster.plan.search import Offer
+    from ..replicas.simulated.device import device_named
+
+    offers: dict[str, Offer] = {}  # by the name in the table
+    for part in text.split(","):
+        found = re.fullmatch(r"\s*(.+?)\s*=\s*(\d+(?:\.\d*)?|\.\d+)\s*", part)
+        if found is None:
+            raise typer.BadParameter(f"--gpus {part.strip()!r}: expected GPU=PRICE, such as A10=0.75")
+        device = device_named(found[1])
+        if device.name in offers:
+            raise typer.BadParameter(f"--gpus {found[1]}: {device.name} is there twice")
+        offers[device.name] = Offer(found[1], float(found[2]))
+    return list(offers.values())
+
+
+def _show(report: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    trace, settings = report["trace"], report["settings"]
+    table = Table(title="simulated, in virtual time", title_justify="left")
+    for column in ("mix", "cost/h", "in time", "good/s", "refused/s", "TTFT p50", "p99 s", "TPOT p50", "p99 ms"):
+        table.add_column(column, justify="left" if column == "mix" else "right")
+    for row in report["rows"]:
+        figures = (
+            f"{row['cost_per_hour']:.2f}", f"{row['share']:.1%}", f"{row['goodput']:.2f}", f"{row['rejected']:.2f}",
+            f"{row['ttft_p50_s']:.2f}", f"{row['ttft_p99_s']:.2f}", f"{1000 * row['tpot_p50_s']:.0f}",
+            f"{1000 * row['tpot_p99_s']:.0f}",
+        )  # fmt: skip
+        table.add_row(row["mix"], *figures, style="bold" if row["chosen"] else "" if row["enough"] else "dim")
+    came = f"{trace['requests']} requests in {trace['seconds']:.0f} s, {trace['rate']:.3g} a second"
+    lengths = f"{trace['prompt_tokens']:.0f} + {trace['output_tokens']:.0f} tokens"
+    gone = f" ({trace['left_out']} without an answer left out)" if trace["left_out"] else ""
+    print(f"{trace['format']}: {came}, of {lengths}{gone}; prices: {settings['prices']}")
+    Console().print(table)
+    objectives = f"TTFT {settings['ttft_s']:g} s and TPOT {settings['tpot_s']:g} s for {settings['share']:.1%}"
+    if report["chosen"] is None:
+        print(f"none of these holds {objectives}: looser objectives, or other GPUs")
+    else:
+        print(f"the cheapest of these that holds {objectives}: {report['chosen']}")

@@ -1,0 +1,362 @@
+"""The control plane's gRPC: who may call, what is refused and with which status, what a watcher sees, and KEDA."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from fake_fleet import Bench
+from google.protobuf.descriptor import ServiceDescriptor
+from google.rpc.error_details_pb2 import RetryInfo
+from google.rpc.status_pb2 import Status
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from motley.cluster.auth.keys import KeyRing, StoredKey, hash_key, new_key
+from motley.cluster.control import control_rpcs, keda_rpcs
+from motley.cluster.control.server import SERVICES, AdminDoor, start_server
+from motley.cluster.edge.ports import settled_block
+from motley.cluster.fleet.status import Demand
+from motley.cluster.protos import control_pb2 as pb
+from motley.cluster.protos import control_pb2_grpc
+from motley.cluster.protos import externalscaler_pb2 as keda_pb
+from motley.cluster.protos import externalscaler_pb2_grpc as keda_grpc
+from motley.replicas.prefix.popular import PopularPrefix
+from motley.replicas.prefix.store import Breaker, StoreStats
+from motley.replicas.prefix.told import PrefixStats
+
+ADMIN, TENANT = new_key(), new_key()
+KEYS = KeyRing([StoredKey("ops", hash_key(ADMIN), admin=True), StoredKey("alice", hash_key(TENANT))])
+AS_ADMIN = (("authorization", f"Bearer {ADMIN}"),)
+PROTO = Path(keda_pb.__file__).with_name("externalscaler.proto")
+
+
+@dataclass
+class Plane:
+    bench: Bench
+    channel: grpc.aio.Channel
+    target: str
+
+    def __post_init__(self) -> None:
+        self.stub: Any = control_pb2_grpc.ControlPlaneStub(self.channel)
+        self.keda: Any = keda_grpc.ExternalScalerStub(self.channel)
+
+    async def call(self, name: str, request: Any, metadata: Any = AS_ADMIN) -> Any:
+        return await getattr(self.stub, name)(request, metadata=metadata, timeout=20)
+
+
+@pytest.fixture
+async def plane() -> AsyncIterator[Plane]:
+    bench = Bench(1)
+    await bench.steps()
+    port = settled_block(1)
+    server = await start_server(bench.plane, KEYS, AdminDoor("127.0.0.1", port))
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        yield Plane(bench, channel, f"127.0.0.1:{port}")
+    await server.stop(None)
+
+
+async def refused(call: Any) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value.code(), caught.value.details() or ""
+
+
+@pytest.mark.parametrize("service", SERVICES, ids=lambda service: service.full_name)
+async def test_nobody_gets_in_without_an_admins_key(plane: Plane, service: ServiceDescriptor) -> None:
+    """Every RPC of every service, and the same words whatever was wrong."""
+    wrong = [(), (("x-api-key", "mk-wrong"),), (("authorization", ADMIN),), (*AS_ADMIN, ("x-api-key", TENANT))]
+    for rpc in service.methods:
+        for metadata in wrong:
+            call = plane.channel.unary_stream(f"/{service.full_name}/{rpc.name}")(b"", metadata=metadata, timeout=20)
+            code, words = await refused(_first(call))
+            assert (code, "an API key is required" in words) == (grpc.StatusCode.UNAUTHENTICATED, True), rpc.name
+        call = plane.channel.unary_stream(f"/{service.full_name}/{rpc.name}")(
+            b"", metadata=(("x-api-key", TENANT),), timeout=20
+        )
+        code, words = await refused(_first(call))
+        assert code == grpc.StatusCode.PERMISSION_DENIED, rpc.name
+        assert "admin" in words
+
+
+POPULAR = PopularPrefix("ann", "ab" * 8, 5, found_tokens=300, fetched_tokens=96, longest=96)
+
+
+async def test_prefixes_are_shown_and_flushed(plane: Plane) -> None:
+    alone = await plane.call("GetPrefixes", pb.GetPrefixesRequest())
+    assert [(one.shares, one.prompt_tokens, one.cached_tokens) for one in alone.replicas] == [(False, 100, 40)]
+    store = StoreStats(hits=3, misses=1, reads=4, read_s=2.0, errors={"timeout": 2}, breaker=Breaker.OPEN)
+    plane.bench.fleet.prefix_stats = PrefixStats(64, 48, {"hit": 3}, 2, 1e9, 16, 1000, store, (POPULAR,))
+    (shown,) = (await plane.call("GetPrefixes", pb.GetPrefixesRequest())).replicas
+    assert (shown.queried_tokens, shown.hit_tokens, dict(shown.outcomes), shown.value_bytes) == (
+        64,
+        48,
+        {"hit": 3},
+        1000,
+    )
+    assert (shown.store.hits, shown.store.read_s, shown.store.breaker) == (3, 0.5, "open")
+    assert dict(shown.store.errors) == {"timeout": 2}
+    assert [(one.tenant, one.requests, one.longest) for one in shown.popular] == [("ann", 5, 96)]
+    for request in (pb.FlushPrefixesRequest(tenant="ann"), pb.FlushPrefixesRequest()):
+        assert (await plane.call("FlushPrefixes", request)).replicas == 1
+    assert [call for call in plane.bench.fleet.calls if call[0] == "flush"] == [("flush", "ann"), ("flush", None)]
+    code, words = await refused(plane.call("FlushPrefixes", pb.FlushPrefixesRequest(tenant="")))
+    assert (code, "tenant" in words) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+
+
+async def _first(call: Any) -> Any:
+    async for reply in call:
+        if reply:  # an empty one goes before a refusal
+            return reply
+    raise AssertionError("nothing came")
+
+
+async def test_the_fleet_as_it_is(plane: Plane) -> None:
+    plane.bench.fleet.work = {"r1": 3}
+    plane.bench.fleet.demand = Demand(requests=7, held=2)
+    await plane.bench.steps(1)
+    fleet = await plane.call("GetFleet", pb.GetFleetRequest())
+    [pool] = fleet.pools
+    assert (pool.name, pool.target, pool.minimum, pool.maximum, pool.ready) == ("cpu", 1, 0, 8, 1)
+    [replica] = pool.replicas
+    assert (replica.replica_id, replica.state, replica.running) == ("r1", pb.REPLICA_STATE_READY, 3)
+    assert replica.device == "P40, simulated"
+    assert replica.kv_used == pytest.approx(40 / 640)
+    assert (fleet.generation, fleet.policy, fleet.demand.requests, fleet.demand.held) == (0, "fixed", 7, 2)
+    assert [event.kind for event in fleet.events] == [pb.EVENT_KIND_SETTLED]
+    metrics = await plane.call("GetMetrics", pb.GetMetricsRequest())
+    assert (metrics.pools[0].running, metrics.requests_per_s) == (3, pytest.approx(7 / 0.5))
+
+
+async def test_a_decision_and_who_made_it(plane: Plane) -> None:
+    request = pb.ScalePoolRequest(pool="cpu", replicas=3, generation=0, reason="the afternoon")
+    made = await plane.call("ScalePool", request)
+    assert (made.generation, made.event.kind, made.event.before, made.event.after) == (1, pb.EVENT_KIND_SCALED, 1, 3)
+    assert (made.event.by, made.event.reason) == ("key of ops", "the afternoon")
+    code, words = await refused(plane.call("ScalePool", request))
+    assert code == grpc.StatusCode.ABORTED
+    assert "it is 1 by now, not 0" in words
+    again = await plane.call("ScalePool", pb.ScalePoolRequest(pool="cpu", replicas=3))
+    assert (again.generation, again.HasField("event")) == (1, False), "it was so already"
+
+
+@pytest.mark.parametrize(
+    ("name", "request_", "code", "words"),
+    [
+        ("ScalePool", pb.ScalePoolRequest(pool="cpu", replicas=-1), "INVALID_ARGUMENT", "from 0 to 8"),
+        ("ScalePool", pb.ScalePoolRequest(pool="cpu", replicas=2**31), "INVALID_ARGUMENT", "from 0 to 8"),
+        ("ScalePool", pb.ScalePoolRequest(pool="gpu", replicas=1), "NOT_FOUND", "there are: cpu"),
+        ("ScalePool", pb.ScalePoolRequest(pool="cpu"), "FAILED_PRECONDITION", "allow_zero"),
+        ("ScalePool", pb.ScalePoolRequest(pool="cpu", replicas=2, generation=9), "ABORTED", "it is 0 by now"),
+        ("ScalePool", pb.ScalePoolRequest(pool="cpu", replicas=2, reason="\n"), "INVALID_ARGUMENT", "reason"),
+        ("ScalePool", pb.ScalePoolRequest(pool="cpu", replicas=2, reason="é" * 40_000), "RESOURCE_EXHAUSTED", ""),
+        ("DrainReplica", pb.DrainReplicaRequest(replica_id="r9"), "NOT_FOUND", "r9"),
+        ("DrainReplica", pb.DrainReplicaRequest(replica_id="r1", remove=True), "FAILED_PRECONDITION", "allow_zero"),
+        ("DrainReplica", pb.DrainReplicaRequest(replica_id="r1", timeout_s=-1), "INVALID_ARGUMENT", "timeout_s"),
+        ("RollModel", pb.RollModelRequest(pool="gpu"), "NOT_FOUND", "there are: cpu"),
+        ("SetScalingPolicy", pb.SetScalingPolicyRequest(ttft_s=1), "INVALID_ARGUMENT", "policy"),
+        ("SetScalingPolicy", pb.SetScalingPolicyRequest(policy="fixed", tpot_s=0), "INVALID_ARGUMENT", "tpot_s"),
+        (
+            "SetScalingPolicy",
+            pb.SetScalingPolicyRequest(bounds=[pb.Bounds(pool="cpu", minimum=2, maximum=1)]),
+            "INVALID_ARGUMENT",
+            "bounds",
+        ),
+        ("GetMetrics", pb.GetMetricsRequest(pool="gpu"), "NOT_FOUND", "there are: cpu"),
+    ],
+)
+async def test_refusals_change_nothing(plane: Plane, name: str, request_: Any, code: str, words: str) -> None:
+    state = plane.bench.plane.state
+    found = await refused(plane.call(name, request_))
+    assert found[0].name == code
+    assert words in found[1]
+    assert plane.bench.plane.state == state
+
+
+@pytest.mark.parametrize(
+    "data", [b"\xff\xff\xff", b"\x08", b"\x90\x03\x00"], ids=["no message", "cut", "unknown field"]
+)
+async def test_bytes_that_are_no_request(plane: Plane, data: bytes) -> None:
+    call = plane.channel.unary_unary("/motley.v1.ControlPlane/ScalePool")
+    code, _ = await refused(call(data, metadata=AS_ADMIN, timeout=20))
+    assert code == grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_what_may_be_tried_again_says_when(plane: Plane) -> None:
+    plane.bench.store.full = True
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await plane.call("ScalePool", pb.ScalePoolRequest(pool="cpu", replicas=2))
+    assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+    status = Status.FromString(dict(caught.value.trailing_metadata() or ())["grpc-status-details-bin"])  # type: ignore[arg-type]
+    info = RetryInfo()
+    assert status.details[0].Unpack(info)
+    assert info.retry_delay.seconds >= 1
+
+
+async def test_a_watcher_misses_nothing(plane: Plane) -> None:
+    watch = plane.stub.WatchFleet(pb.WatchFleetRequest(), metadata=AS_ADMIN, timeout=60)
+    first = await watch.read()
+    assert [event.kind for event in first.events] == [pb.EVENT_KIND_SETTLED]
+    assert first.fleet.pools[0].target == 1
+    await plane.bench.scale(3, reason="why")
+    seen: list[pb.Event] = []
+    while not seen or seen[-1].kind != pb.EVENT_KIND_SETTLED:
+        await plane.bench.steps(1)
+        update = await asyncio.wait_for(watch.read(), 20)
+        seen += update.events
+    watch.cancel()
+    assert [event.sequence for event in seen] == list(range(2, 2 + len(seen)))
+    assert (seen[0].kind, seen[0].reason) == (pb.EVENT_KIND_SCALED, "why")
+    assert update.fleet.pools[0].ready == 3
+    later = plane.stub.WatchFleet(pb.WatchFleetRequest(after=seen[-2].sequence), metadata=AS_ADMIN, timeout=60)
+    assert [event.sequence for event in (await later.read()).events] == [seen[-1].sequence], "from where one was"
+    later.cancel()
+    code, words = await refused(plane.stub.WatchFleet(pb.WatchFleetRequest(after=99), metadata=AS_ADMIN).read())
+    assert (code, "99" in words) == (grpc.StatusCode.NOT_FOUND, True)
+
+
+async def test_watchers_are_counted(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control_rpcs, "MAX_WATCHES", 2)
+    watches = [plane.stub.WatchFleet(pb.WatchFleetRequest(), metadata=AS_ADMIN) for _ in range(2)]
+    for watch in watches:
+        await watch.read()
+    code, _ = await refused(plane.stub.WatchFleet(pb.WatchFleetRequest(), metadata=AS_ADMIN).read())
+    assert code == grpc.StatusCode.RESOURCE_EXHAUSTED
+    watches[0].cancel()
+    for _ in range(200):
+        watch = plane.stub.WatchFleet(pb.WatchFleetRequest(), metadata=AS_ADMIN)
+        try:
+            assert await watch.read()
+            break
+        except grpc.aio.AioRpcError:
+            await asyncio.sleep(0.02)
+    else:
+        raise AssertionError("its place was not given back")
+    watch.cancel()
+    watches[1].cancel()
+
+
+async def test_a_drain_over_the_wire(plane: Plane) -> None:
+    await plane.bench.scale(2)
+    await plane.bench.steps()
+    made = await plane.call("DrainReplica", pb.DrainReplicaRequest(replica_id="r1", remove=True, reason="its fan"))
+    assert (made.event.kind, made.event.replica_id, made.event.reason) == (pb.EVENT_KIND_DRAINING, "r1", "its fan")
+    plane.bench.fleet.work = {"r1": 1}
+    await plane.bench.steps(2)
+    [pool] = (await plane.call("GetFleet", pb.GetFleetRequest())).pools
+    assert {one.replica_id: one.state for one in pool.replicas} == {
+        "r1": pb.REPLICA_STATE_DRAINING, "r2": pb.REPLICA_STATE_READY
+    }  # fmt: skip
+    assert (pool.target, pool.ready, pool.draining) == (1, 1, 1)
+    plane.bench.fleet.work = {}
+    await plane.bench.steps()
+    [pool] = (await plane.call("GetFleet", pb.GetFleetRequest())).pools
+    assert [one.replica_id for one in pool.replicas] == ["r2"]
+
+
+async def test_health_and_reflection(plane: Plane) -> None:
+    health: Any = health_pb2_grpc.HealthStub(plane.channel)
+    plane.bench.plane.looked_at = 0.0
+    answer = await health.Check(health_pb2.HealthCheckRequest(), metadata=AS_ADMIN)
+    assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING, "the fleet has not been seen for long"
+    plane.bench.plane.looked_at = float("inf")
+    request = health_pb2.HealthCheckRequest(service="motley.v1.ControlPlane")
+    assert (await health.Check(request, metadata=AS_ADMIN)).status == health_pb2.HealthCheckResponse.SERVING
+    stub: Any = reflection_pb2_grpc.ServerReflectionStub(plane.channel)
+    asked = [reflection_pb2.ServerReflectionRequest(list_services="")]
+    [told] = [reply async for reply in stub.ServerReflectionInfo(iter(asked), metadata=AS_ADMIN)]
+    names = {service.name for service in told.list_services_response.service}
+    assert names == {service.full_name for service in SERVICES}
+
+
+def ref(**metadata: str) -> keda_pb.ScaledObjectRef:
+    return keda_pb.ScaledObjectRef(name="workers", namespace="default", scalerMetadata={"key": ADMIN, **metadata})
+
+
+async def test_keda_with_the_key_in_its_metadata(plane: Plane) -> None:
+    plane.bench.fleet.demand = Demand(held=3)
+    await plane.bench.scale(2)
+    await plane.bench.steps()
+    for metric, target, value in (("replicas", "1", 2.0), ("queue", "2.5", 3.0), ("tokens", "4096", 0.0)):
+        given = ref(pool="cpu", metric=metric, target=target, scalerAddress="motley:9190")
+        [spec] = (await plane.keda.GetMetricSpec(given)).metricSpecs
+        assert (spec.metricName, spec.targetSizeFloat) == (f"motley-cpu-{metric}", float(target))
+        assert spec.targetSize >= spec.targetSizeFloat
+        request = keda_pb.GetMetricsRequest(scaledObjectRef=given, metricName=spec.metricName)
+        [found] = (await plane.keda.GetMetrics(request)).metricValues
+        assert (found.metricName, found.metricValueFloat, found.metricValue) == (spec.metricName, value, value)
+        assert (await plane.keda.IsActive(given)).result == (value > 0)
+
+
+async def test_keda_is_told_when_it_changes(plane: Plane) -> None:
+    stream = plane.keda.StreamIsActive(ref(pool="cpu"), timeout=60)
+    assert (await stream.read()).result is True
+    await plane.bench.scale(0)
+    assert (await asyncio.wait_for(stream.read(), 20)).result is False
+    await plane.bench.scale(1)
+    assert (await asyncio.wait_for(stream.read(), 20)).result is True
+    stream.cancel()
+
+
+@pytest.mark.parametrize(
+    ("metadata", "code", "words"),
+    [
+        ({"pool": "cpu", "key": "mk-wrong"}, "UNAUTHENTICATED", "an API key is required"),
+        ({"pool": "cpu", "key": TENANT}, "PERMISSION_DENIED", "admin"),
+        ({}, "NOT_FOUND", "there are: cpu"),
+        ({"pool": "cpu", "metric": "temperature"}, "INVALID_ARGUMENT", "replicas, queue, tokens"),
+        ({"pool": "cpu", "target": "0"}, "INVALID_ARGUMENT", "target"),
+        ({"pool": "cpu", "target": "nan"}, "INVALID_ARGUMENT", "target"),
+        ({"pool": "cpu", "target": "ten"}, "INVALID_ARGUMENT", "target"),
+    ],
+)
+async def test_triggers_that_are_refused(plane: Plane, metadata: dict[str, str], code: str, words: str) -> None:
+    for call in (
+        plane.keda.IsActive(ref(**metadata)),
+        plane.keda.GetMetricSpec(ref(**metadata)),
+        plane.keda.GetMetrics(keda_pb.GetMetricsRequest(scaledObjectRef=ref(**metadata))),
+        plane.keda.StreamIsActive(ref(**metadata)).read(),
+    ):
+        found = await refused(call)
+        assert (found[0].name, words in found[1]) == (code, True)
+
+
+def test_keda_finds_the_interface_that_it_publishes() -> None:
+    """Full names, field names, numbers and types, as KEDA's own clients have them."""
+    package = keda_pb.DESCRIPTOR.package
+    assert package == "externalscaler"
+    [service] = keda_pb.DESCRIPTOR.services_by_name.values()
+    assert {rpc.name: (rpc.input_type.name, rpc.output_type.name, rpc.server_streaming) for rpc in service.methods} == {
+        "IsActive": ("ScaledObjectRef", "IsActiveResponse", False),
+        "StreamIsActive": ("ScaledObjectRef", "IsActiveResponse", True),
+        "GetMetricSpec": ("ScaledObjectRef", "GetMetricSpecResponse", False),
+        "GetMetrics": ("GetMetricsRequest", "GetMetricsResponse", False),
+    }
+    numbers = {
+        name: {field.name: field.number for field in message.fields}
+        for name, message in keda_pb.DESCRIPTOR.message_types_by_name.items()
+    }
+    assert numbers == {
+        "ScaledObjectRef": {"name": 1, "namespace": 2, "scalerMetadata": 3},
+        "IsActiveResponse": {"result": 1},
+        "GetMetricSpecResponse": {"metricSpecs": 1},
+        "MetricSpec": {"metricName": 1, "targetSize": 2, "targetSizeFloat": 3},
+        "GetMetricsRequest": {"scaledObjectRef": 1, "metricName": 2},
+        "GetMetricsResponse": {"metricValues": 1},
+        "MetricValue": {"metricName": 1, "metricValue": 2, "metricValueFloat": 3},
+    }
+    assert keda_pb.MetricValue(metricValueFloat=0.1).SerializeToString() == b"\x19\x9a\x99\x99\x99\x99\x99\xb9?"
+
+
+async def test_streams_of_keda_are_counted(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keda_rpcs, "MAX_STREAMS", 1)
+    first = plane.keda.StreamIsActive(ref(pool="cpu"))
+    await first.read()
+    code, _ = await refused(plane.keda.StreamIsActive(ref(pool="cpu")).read())
+    assert code == grpc.StatusCode.RESOURCE_EXHAUSTED
+    first.cancel()

@@ -1,0 +1,152 @@
+"""Decisions: bounds, generations, and that nothing is changed by what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from motley.cluster.control import decide
+from motley.cluster.control.state import MAX_EVENTS, Drain, Event, PolicyPlan, PoolPlan, Roll, State, dump, load
+from motley.cluster.failures import Conflict, NotConfirmed
+from motley.replicas.errors import InvalidRequest, MotleyError, NotFound
+
+HOW: dict[str, Any] = {"by": "test", "reason": "why"}
+POOLS = {"cpu": PoolPlan(2, 1, 4), "gpu": PoolPlan(0, 0, 2)}
+
+plans = st.builds(
+    lambda numbers, cost, model: PoolPlan(numbers[1], numbers[0], numbers[2], cost, model),
+    st.lists(st.integers(0, 50), min_size=3, max_size=3).map(sorted),
+    st.floats(0, 100),
+    st.text(max_size=8),
+)
+drains = st.builds(Drain, st.sampled_from(["a", "b"]), st.booleans(), st.floats(0, 1e9), st.booleans())
+states = st.builds(
+    lambda pools, drained, rolls, generation, told: State(
+        pools, generation, drains=drained, rolls=rolls, settled=frozenset(pools)
+    ).told(told, "scaled", pool="a"),
+    st.dictionaries(st.sampled_from(["a", "b"]), plans, min_size=1),
+    st.dictionaries(st.text(min_size=1, max_size=4), drains, max_size=3),
+    st.dictionaries(st.sampled_from(["a", "b"]), st.builds(Roll, st.text(max_size=4)), max_size=1),
+    st.integers(0, 2**40),
+    st.floats(0, 1e9),
+)
+
+
+@given(states)
+def test_what_is_kept_is_read_back(state: State) -> None:
+    assert load(dump(state)) == state
+
+
+def test_another_schema_is_refused() -> None:
+    with pytest.raises(ValueError, match="another version"):
+        load(dump(State()).replace(b'"schema": 1', b'"schema": 2'))
+
+
+@given(states, st.sampled_from(["a", "b", "c"]), st.integers(-3, 60), st.booleans(), st.none() | st.integers(0, 5))
+def test_a_target_is_within_bounds_and_each_decision_is_one_generation(
+    state: State, pool: str, replicas: int, zero: bool, expected: int | None
+) -> None:
+    try:
+        after = decide.scale(state, 1.0, pool, replicas, allow_zero=zero, generation=expected, **HOW)
+    except MotleyError:
+        return
+    plan = after.pools[pool]
+    assert plan.target == replicas
+    assert plan.minimum <= replicas <= plan.maximum
+    assert expected in (None, state.generation)
+    changed = replicas != state.pools[pool].target
+    assert (after == state) is not changed
+    assert after.generation == state.generation + changed
+    assert after.sequence == state.sequence + changed
+    assert any(each.target for each in after.pools.values()) or zero or not changed
+
+
+@pytest.mark.parametrize(
+    ("pool", "replicas", "more", "error", "words"),
+    [
+        ("cpu", -1, {}, InvalidRequest, "from 1 to 4"),
+        ("cpu", 5, {}, InvalidRequest, "from 1 to 4"),
+        ("cpu", 2**31, {}, InvalidRequest, "2147483648 is not accepted"),
+        ("cpus", 1, {}, NotFound, "there are: cpu, gpu"),
+        ("cpu", 3, {"generation": 6}, Conflict, "it is 7 by now, not 6"),
+        ("cpu", 3, {"reason": "x" * 201}, InvalidRequest, "reason"),
+        ("cpu", 3, {"reason": "a\nb"}, InvalidRequest, "reason"),
+    ],
+)
+def test_refusals(pool: str, replicas: int, more: dict[str, Any], error: type[MotleyError], words: str) -> None:
+    with pytest.raises(error, match=words):
+        decide.scale(State(POOLS, 7), 0.0, pool, replicas, **{**HOW, **more})
+
+
+def test_none_left_must_be_asked_for() -> None:
+    state = State({"cpu": PoolPlan(1, 0, 4)})
+    with pytest.raises(NotConfirmed, match="allow_zero"):
+        decide.scale(state, 0.0, "cpu", 0, **HOW)
+    with pytest.raises(NotConfirmed, match="allow_zero"):
+        decide.drain(state, 0.0, "r", "cpu", remove=True, **HOW)
+    assert decide.scale(state, 0.0, "cpu", 0, allow_zero=True, **HOW).pools["cpu"].target == 0
+    beside = State({**state.pools, "gpu": PoolPlan(1, 0, 4)})
+    assert decide.scale(beside, 0.0, "cpu", 0, **HOW).pools["cpu"].target == 0, "another pool still serves"
+
+
+def test_bounds_move_the_target_into_them() -> None:
+    after = decide.set_policy(State(POOLS, 7), 0.0, None, [("cpu", 3, 9)], **HOW)
+    assert after.pools["cpu"] == PoolPlan(3, 3, 9)
+    assert [event.kind for event in after.events] == ["scaled", "policy"]
+    for least, most in ((-1, 2), (3, 2), (0, 10_001)):
+        with pytest.raises(InvalidRequest, match="bounds"):
+            decide.set_policy(State(POOLS, 7), 0.0, None, [("cpu", least, most)], **HOW)
+    assert decide.set_policy(after, 0.0, PolicyPlan(), [("cpu", 3, 9)], **HOW) == after
+
+
+def test_a_drain_that_removes_takes_one_away_once() -> None:
+    state = State(POOLS)
+    after = decide.drain(state, 5.0, "r1", "cpu", remove=True, timeout_s=60.0, **HOW)
+    assert (after.pools["cpu"].target, after.leaving("cpu")) == (1, 1)
+    assert after.drains["r1"] == Drain("cpu", True, 65.0)
+    assert decide.drain(after, 6.0, "r1", "cpu", remove=True, **HOW) == after
+    with pytest.raises(InvalidRequest, match="at least 1"):
+        decide.drain(after, 6.0, "r2", "cpu", remove=True, **HOW)
+    for seconds in (-1.0, float("nan"), float("inf"), 1e9):
+        with pytest.raises(InvalidRequest, match="timeout_s"):
+            decide.drain(state, 5.0, "r1", "cpu", remove=False, timeout_s=seconds, **HOW)
+
+
+def test_a_pool_is_rolled_once_at_a_time() -> None:
+    after = decide.roll(State(POOLS), 0.0, "cpu", "", "v1", **HOW)
+    with pytest.raises(Conflict, match="already"):
+        decide.roll(after, 0.0, "cpu", "", "v2", **HOW)
+
+
+@given(st.integers(0, 6), st.lists(st.booleans(), max_size=6), st.integers(0, 6))
+def test_as_many_go_as_are_too_many(target: int, removing: list[bool], more: int) -> None:
+    """Whatever drains already: after it, those that serve and stay are as many as are wanted, or all there are."""
+    draining = {f"d{number}": Drain("cpu", remove, 9.0) for number, remove in enumerate(removing)}
+    running = [*draining, *(f"r{number}" for number in range(more))]
+    state = State({"cpu": PoolPlan(target, 0, 50)}, drains=draining)
+    gone = decide.leaving(state, "cpu", running)
+    after = decide.go(state, 0.0, "cpu", gone, len(running), 9.0)
+    staying = len(running) - after.leaving("cpu")
+    assert staying == min(target, len(running) - state.leaving("cpu"))
+    assert not set(gone) & set(draining)
+
+
+def test_a_new_deployment_keeps_targets_and_a_new_process_keeps_bounds() -> None:
+    state = decide.deployed(State(), "first", POOLS, PolicyPlan())
+    state = decide.scale(state, 0.0, "cpu", 4, **HOW)
+    state = decide.set_policy(state, 0.0, None, [("cpu", 0, 6)], **HOW)
+    assert decide.deployed(state, "first", POOLS, PolicyPlan("queue")) == state
+    again = decide.deployed(state, "second", {"cpu": PoolPlan(1, 1, 3)}, PolicyPlan("queue"))
+    assert again.pools == {"cpu": PoolPlan(3, 1, 3)}
+    assert again.policy.name == "queue"
+
+
+def test_events_are_kept_up_to_a_number() -> None:
+    state = State(POOLS)
+    for _ in range(MAX_EVENTS + 5):
+        state = state.told(0.0, "settled", pool="cpu")
+    assert len(state.events) == MAX_EVENTS
+    assert state.events[-1] == Event(MAX_EVENTS + 5, 0.0, "settled", pool="cpu")

@@ -1,0 +1,54 @@
+"""Why a replica has no place: the true reason, by what it needs and what nodes have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ray.serve._private.deployment_scheduler import node_labels_match_selector
+
+from motley.cluster.control.pending import Need, Node, why
+
+T4 = {"ray.io/accelerator-type": "T4"}
+HEAD = Node({}, {"CPU": 2.0}, {"CPU": 0.0})
+GPU = Node(
+    T4, {"CPU": 8.0, "GPU": 2.0, "accelerator_type:T4": 1.0}, {"CPU": 8.0, "GPU": 0.0, "accelerator_type:T4": 1.0}
+)
+ROOM = Node({}, {"CPU": 8.0, "GPU": 1.0}, {"CPU": 0.5, "GPU": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("needs", "nodes", "words"),
+    [
+        ([Need({"GPU": 1.0}, T4)], [HEAD], "no node with the label ray.io/accelerator-type=T4, of 1"),
+        ([Need({"GPU": 1.0}, T4)], [HEAD, GPU], "no GPU free: 1 GPU wanted, the most on a node is 0"),
+        ([Need({"GPU": 4.0}, T4)], [HEAD, GPU], "no node has 4 GPUs; the most is 2"),
+        ([Need({"accelerator_type:H100": 0.001, "GPU": 1.0})], [HEAD, GPU], "no node has a GPU of type H100"),
+        ([Need({"CPU": 1.0})], [HEAD], "no CPU free: 1 CPU wanted, the most on a node is 0"),
+        ([Need({"CPU": 1.0}, {"zone": "in(a,b)"})], [HEAD], "no node with the label zone=in(a,b), of 1"),
+        ([Need({"CPU": 1.0})], [], "no node"),
+        ([Need({"CPU": 1.0, "GPU": 1.0})], [GPU, ROOM], "no node has 1 CPU and 1 GPU free together"),
+        ([Need({"CPU": 1.0}), Need({"GPU": 1.0}, T4)], [GPU], "no GPU free: 1 GPU wanted, the most on a node is 0"),
+        ([Need({"GPU": 1.0})], [ROOM], ""),
+        ([Need()], [HEAD], ""),
+    ],
+)
+def test_reasons(needs: list[Need], nodes: list[Node], words: str) -> None:
+    found = why(needs, nodes, node_labels_match_selector)
+    assert found == words or (words == "no node" and found.startswith(words))
+
+
+amounts = st.dictionaries(st.sampled_from(["CPU", "GPU", "disk"]), st.sampled_from([0.5, 1.0, 2.0]), max_size=3)
+nodes = st.lists(st.builds(lambda labels, total: Node(labels, total, total), st.just({}), amounts), max_size=4)
+
+
+def _any(labels: Mapping[str, str], selector: Mapping[str, str]) -> bool:
+    return True
+
+
+@given(st.builds(Need, amounts), nodes)
+def test_there_is_a_reason_if_and_only_if_no_node_has_it_all(need: Need, there: list[Node]) -> None:
+    fits = any(all(node.free.get(name, 0) >= wanted for name, wanted in need.resources.items()) for node in there)
+    assert (why([need], there, _any) == "") == fits

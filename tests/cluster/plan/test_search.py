@@ -1,0 +1,116 @@
+"""The planner: what it claims it has simulated, the same for the same seed, and more load is never cheaper."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from motley.cli.app import run
+from motley.cluster.plan import report as reports
+from motley.cluster.plan.search import Asked, Offer, guess, search
+from motley.cluster.plan.trace import synthetic
+from motley.cluster.routing.predict import Slo
+from motley.cluster.simulation.fleet import fleet, model_named
+from motley.cluster.simulation.measure import measured
+from motley.cluster.simulation.motley_router import MotleyRouter
+from motley.cluster.simulation.simulate import simulate
+from motley.replicas.errors import InvalidRequest
+
+MODEL = model_named("qwen2.5-7b")
+OFFERS = (Offer("T4", 0.4), Offer("A10", 0.75))  # prices are only made up
+
+
+def asked(rate, requests=100, **fields):
+    given = {"trace": synthetic("synthetic", rate, requests, 1), "offers": OFFERS, "model": MODEL, "slo": Slo(3.0, 0.1)}
+    return Asked(**given | fields)
+
+
+def cost(mix):
+    return sum(offer.price * count for offer, count in zip(OFFERS, mix, strict=True))
+
+
+@settings(derandomize=True, max_examples=30, deadline=None)
+@given(st.floats(0.5, 100.0), st.floats(1.0, 5.0))
+def test_more_load_is_never_reckoned_cheaper(rate, by):
+    trace = synthetic("synthetic", 1.0, 100, 1)
+    one = asked(1.0, trace=trace)
+    assert cost(guess(one, rate)) <= cost(guess(one, rate * by)) + 1e-9
+
+
+@pytest.fixture(scope="module")
+def plans():
+    return {rate: search(asked(rate, tries=10)) for rate in (2.0, 8.0)}
+
+
+def test_more_load_is_never_found_cheaper(plans):
+    assert plans[2.0][0].cost < plans[8.0][0].cost
+
+
+def test_what_it_claims_is_what_a_simulation_gives(plans):
+    chosen, tried = plans[8.0]
+    assert chosen.share >= 0.95
+    assert not any(each.share >= 0.95 for each in tried if each.cost < chosen.cost)
+    assert [each.cost for each in tried] == sorted(each.cost for each in tried)
+    text = "+".join(f"{n}*{offer.gpu}" for n, offer in zip(chosen.mix, OFFERS, strict=True) if n)
+    replicas, one = fleet(text, MODEL, 0, hidden=0.0), asked(8.0)
+    outcome = simulate(replicas, one.trace.arrivals, [MotleyRouter(replicas, one.slo, 0)], 0)
+    again = measured(outcome, one.slo, 0.0, one.trace.seconds)
+    assert again == chosen.measured
+    assert chosen.share == again.goodput / again.offered
+
+
+def test_the_same_seed_plans_the_same(plans):
+    assert search(asked(2.0, tries=10)) == plans[2.0]
+
+
+def test_objectives_that_no_gpu_holds_are_refused_and_too_few_tries_find_nothing():
+    with pytest.raises(InvalidRequest, match=r"none of T4, A10 holds ttft=3, tpot=0\.001"):
+        search(asked(2.0, slo=Slo(3.0, 0.001)))
+    chosen, tried = search(asked(8.0, tries=1, share=1.0, slo=Slo(0.3, 0.05)))
+    assert chosen is None
+    assert len(tried) == 1
+
+
+def test_the_report_says_what_is_simulated_and_whose_prices_they_are(plans):
+    chosen, tried = plans[2.0]
+    report = reports.report(asked(2.0), chosen, tried, prices="made-up examples")
+    assert report["source"] == "simulated"
+    assert [row["chosen"] for row in report["rows"]].count(True) == 1
+    chart = reports.svg(report)
+    assert "simulated" in chart
+    assert "made-up examples" in chart
+    assert chart.count("<circle") == len(tried)
+
+
+def test_the_command_reads_a_trace_and_names_the_gpus(tmp_path, capsys):
+    lines = [
+        json.dumps({"timestamp": 300 * at, "input_length": 700, "output_length": 40, "hash_ids": [1, 100 + at]})
+        for at in range(40)
+    ]
+    (tmp_path / "trace.jsonl").write_text("\n".join(lines))
+    out = tmp_path / "plan.json"
+    arguments = ["plan", "--trace", str(tmp_path / "trace.jsonl"), "--gpus", "T4=0.4, A10=0.75", "--tries", "6"]
+    assert run([*arguments, "--rate", "2", "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert "simulated" in said
+    assert "40 requests in 20 s" in said
+    report = json.loads(out.read_text())
+    assert report["chosen"] in said
+    assert report["trace"]["format"] == "Mooncake"
+    assert report["settings"]["prices"] == "given"
+    assert (tmp_path / "plan.svg").read_text().startswith("<svg")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--slo", "ttft=3"], "--slo ttft=3"), (["--slo", "ttft=3,tpot=0"], "above 0 seconds"),
+        (["--gpus", "A10"], "expected GPU=PRICE"), (["--gpus", "K80=1"], "'K80' is not in the table"),
+        (["--gpus", "T4=1,Tesla T4=2"], "there twice"), (["--trace", "/nowhere"], "No such file"),
+        (["--model", "gpt-5"], "'gpt-5' is not known"),
+    ],
+)  # fmt: skip
+def test_a_wrong_option_is_named(arguments, said, capsys):
+    assert run(["plan", "--requests", "10", *arguments]) == 2
+    assert said in capsys.readouterr().err

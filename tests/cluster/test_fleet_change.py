@@ -1,0 +1,161 @@
+"""From one fleet to another: what changes, what is replaced, and that targets stay."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from motley.cluster.app import version_of, version_of_ingress
+from motley.cluster.control.decide import deployed
+from motley.cluster.control.planned import planned
+from motley.cluster.control.state import PoolPlan, Roll, State
+from motley.cluster.failures import ConfigurationError
+from motley.cluster.fleet.change import changes, check_fixed, targets_after
+from motley.cluster.fleet.file import load_fleet
+from motley.cluster.fleet.spec import FleetSpec, PoolSpec
+from motley.cluster.rolled import Rolled, rolled
+
+names = st.sampled_from(["p40", "t4", "a10", "cpu"])
+
+
+@st.composite
+def ranges(draw: Any) -> dict[str, int]:
+    low, start, high = sorted(draw(st.tuples(*[st.integers(0, 5)] * 3)))
+    return {"min": low, "start": max(start, 1), "max": max(high, start, 1)}
+
+
+pools = st.fixed_dictionaries(
+    {"name": names, "replicas": ranges()},
+    optional={
+        "cost_per_hour": st.sampled_from([0.5, 1.0]),
+        "labels": st.sampled_from([{}, {"rack": "r1"}]),
+        "engine": st.sampled_from([{}, {"max_running": 8}, {"kv_memory": "1MiB"}]),
+        "cpus": st.sampled_from([1, 2]),
+    },
+)
+
+
+@st.composite
+def fleets(draw: Any) -> FleetSpec:
+    found = draw(st.lists(pools, min_size=1, max_size=4, unique_by=lambda pool: pool["name"]))
+    slo = draw(st.sampled_from([None, {"ttft_ms": 100, "tpot_ms": 10}]))
+    return FleetSpec.model_validate({"model": "demo", "pools": found, "slo": slo})
+
+
+def _by_name(fleet: FleetSpec) -> dict[str, PoolSpec]:
+    return {pool.name: pool for pool in fleet.pools}
+
+
+@given(fleets(), fleets())
+def test_what_differs_is_told_and_replicas_are_replaced_where_they_would_be_others(
+    old: FleetSpec, new: FleetSpec
+) -> None:
+    assert changes(old, old) == []
+    found = changes(old, new)
+    alike = (_by_name(old), old.slo) == (_by_name(new), new.slo)
+    assert bool(found) != alike
+    kinds = {(change.pool, change.kind) for change in found}
+    for pool in new.pools:
+        before = old.pool(pool.name)
+        assert ((pool.name, "added") in kinds) == (before is None)
+        replaced = before is not None and version_of(old, before) != version_of(new, pool)
+        assert ((pool.name, "restarted") in kinds) == replaced
+    gone = {pool.name for pool in old.pools} - {pool.name for pool in new.pools}
+    assert {pool for pool, kind in kinds if kind == "removed"} == gone
+    assert version_of_ingress(old) == version_of_ingress(new), "it stays, whatever the pools do"
+
+
+@given(fleets(), fleets(), st.dictionaries(names, st.integers(0, 9)))
+def test_targets_stay_within_bounds(old: FleetSpec, new: FleetSpec, now: dict[str, int]) -> None:
+    targets, told = targets_after(old, new, now)
+    assert targets.keys() == {pool.name for pool in new.pools}
+    moved = set()
+    for pool in new.pools:
+        asked = now[pool.name] if old.pool(pool.name) is not None and pool.name in now else pool.replicas.start
+        bounds = range(pool.replicas.min, pool.replicas.max + 1)
+        assert targets[pool.name] in bounds
+        assert targets[pool.name] == asked or asked not in bounds
+        moved |= {pool.name} if targets[pool.name] != asked else set()
+    assert {change.pool for change in told} == moved
+
+
+@given(fleets(), fleets(), st.dictionaries(names, st.sampled_from(["", "other"])))
+def test_what_was_rolled_stays_where_the_file_says_nothing_new(
+    old: FleetSpec, new: FleetSpec, models: dict[str, str]
+) -> None:
+    state = State(pools={name: PoolPlan(1, model=model) for name, model in models.items()})
+    found = rolled(old, new, state, {name: f"{name}, rolled" for name in models})
+    assert found.keys() == {pool.name for pool in new.pools if old.pool(pool.name) is not None and pool.name in models}
+    for name, one in found.items():
+        before, after = old.pool(name), new.pool(name)
+        assert before is not None
+        assert after is not None
+        assert one.model == models[name]
+        replaced = version_of(old, before) != version_of(new, after)
+        assert (one.version == f"{name}, rolled") != replaced
+
+
+def test_a_file_that_says_another_model_ends_a_roll() -> None:
+    def fleet(model: str) -> FleetSpec:
+        return FleetSpec.model_validate({"model": "demo", "pools": [{"name": "a", "quantization": {"model": model}}]})
+
+    state = State(deployment="first", pools={"a": PoolPlan(1, model="rolled", said="one")})
+    assert rolled(fleet("one"), fleet("two"), state, {"a": "v"}) == {}
+    said = {name: planned(fleet(name)) for name in ("one", "two")}
+    kept, over = (deployed(state, plan.name, plan.pools, plan.policy).pools["a"].model for plan in said.values())
+    assert (kept, over) == ("rolled", "")
+    under_way = State(pools={"a": PoolPlan(1)}, rolls={"a": Roll("v", "coming")})
+    assert rolled(fleet("one"), fleet("one"), under_way, {"a": "v"})["a"] == Rolled("v", "coming")
+
+
+def test_every_field_of_a_pool_is_live_or_makes_another_replica() -> None:
+    assert PoolSpec.LIVE | {"name"} < set(PoolSpec.model_fields)
+    assert set(FleetSpec.FIXED) < set(FleetSpec.model_fields)
+
+
+def test_lines_that_are_shown() -> None:
+    def fleet(*pools: dict[str, Any], **more: Any) -> FleetSpec:
+        return FleetSpec.model_validate({"model": "demo", "pools": list(pools), **more})
+
+    t4 = {"name": "t4", "replicas": {"max": 2}}
+    old = fleet(t4, {"name": "p40"}, {"name": "a10"})
+    new = fleet(
+        {**t4, "replicas": {"max": 4}},
+        {"name": "p40", "engine": {"max_running": 8}},
+        {"name": "l4", "replicas": 2},
+        slo={"ttft_ms": 500, "tpot_ms": 50},
+        prefix_cache={"reuse": False},
+    )
+    assert [str(change) for change in changes(old, new)] == [
+        "pool t4: replicas.max 2 -> 4",
+        "pool p40: engine.max_running none -> 8; its replicas are replaced",
+        "pool l4: added, target 2",
+        "pool a10: removed; its streams end, or move after drain_s",
+        "prefix_cache.reuse yes -> no; all replicas are replaced",
+        "slo none -> {'ttft_ms': 500.0, 'tpot_ms': 50.0, 'shed': False}",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("model: other\npools: [{name: a}]\n", r":1:8: model: other is not what runs \(demo\), and cannot change"),
+        (
+            "model: demo\npools: [{name: a}]\nlisten: {http_port: 81}\n",
+            r":3:21: listen\.http_port: 81 is not what runs",
+        ),
+        (
+            "model: demo\npools: [{name: a}]\nsecurity: {open_health: true}\n",
+            r":3:25: security\.open_health: yes is not",
+        ),
+    ],
+)
+def test_what_cannot_change_is_refused_with_its_line(tmp_path: Path, said: str, told: str) -> None:
+    (tmp_path / "fleet.yaml").write_text(said)
+    running = FleetSpec.model_validate({"model": "demo", "pools": [{"name": "a"}]})
+    with pytest.raises(ConfigurationError, match=told):
+        check_fixed(running, load_fleet(tmp_path / "fleet.yaml"))

@@ -1,0 +1,210 @@
+"""Fleet files: what they say, and of what is wrong the line."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from dataclasses import fields
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from motley.cluster.control.planned import planned
+from motley.cluster.control.policies import policy_of
+from motley.cluster.failures import ConfigurationError
+from motley.cluster.fleet import schema
+from motley.cluster.fleet.file import load_fleet
+from motley.cluster.fleet.selector import actor_options
+from motley.cluster.fleet.spec import ENGINE_NAMES, EngineSpec, FleetSpec, ReplicaRange, ScalingSpec, engine_config
+from motley.cluster.scaling.policies import POLICIES
+from motley.replicas.engine_config import EngineConfig
+
+DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
+EXAMPLES = sorted((DEPLOY / "examples").glob("*.yaml"))
+GPU = {"num_cpus": 1.0, "num_gpus": 1}
+HEAD = "model: demo\npools:\n  - name: a\n"
+
+
+def load(folder: Path, text: str) -> FleetSpec:
+    file = folder / "fleet.yaml"
+    file.write_text(text)
+    return load_fleet(file).spec
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_examples_are_fleets_by_the_schema_too(path: Path) -> None:
+    spec = load_fleet(path).spec
+    assert FleetSpec.model_validate_json(spec.model_dump_json()) == spec
+    jsonschema.validate(yaml.safe_load(path.read_text()), schema.schema(), jsonschema.Draft202012Validator)
+
+
+def test_the_examples_are_found() -> None:
+    assert {path.stem for path in EXAMPLES} >= {"laptop", "mixed"}
+
+
+def test_the_schema_is_as_generated() -> None:
+    assert schema.FILE == DEPLOY / "fleet.schema.json"
+    assert schema.FILE.read_text() == schema.text(), "run `make schema`"
+    jsonschema.Draft202012Validator.check_schema(json.loads(schema.FILE.read_text()))
+
+
+@pytest.mark.parametrize(
+    ("more", "place", "told"),
+    [
+        ("    replica: 3\n", "4:5", "pools[0].replica: there is no such entry; did you mean replicas?"),
+        ("tenant: {}\n", "4:1", "tenant: there is no such entry; did you mean tenants?"),
+        ("    engine: {sorcery: 1}\n", "4:14", "pools[0].engine.sorcery: there is no such entry; there are dtype, gr"),
+        ("    name: b\n", "4:5", "pools[0].name: it is there twice, first in line 3"),
+        ("  - name: a\n", "4:11", "pools[1].name: 'a' is the name of another pool already"),
+        ("  - cpus: 1\n", "4:5", "pools[1].name: it is missing"),
+        ("  - name: A_\n", "4:11", "pools[1].name: 'A_' is not accepted; expected lower-case letters, digits and"),
+        ("  - name: ingress\n", "4:11", "it is the name of another part of the service"),
+        ("    replicas: 0\n", "4:15", "pools[0].replicas.max: 0 is not accepted; expected at least 1"),
+        ("    replicas: yes\n", "4:15", "pools[0].replicas: True is not accepted"),
+        ("    replicas: {min: 2, max: 1}\n", "4:29", "pools[0].replicas.max: 1 is not accepted; expected at least min"),
+        ("    replicas: {min: 2, start: 1}\n", "4:31", "pools[0].replicas.start: 1 is not accepted; expected min to"),
+        ("    replicas: {min: 0, start: 0}\n", "4:15", "expected one to start with"),
+        ("    replicas: {max: x}\n", "4:21", "pools[0].replicas.max: 'x' is not accepted; expected an integer"),
+        ("    engine: {kv_memory: 3 tons}\n", "4:25", "'3 tons' is no size; expected one such as 512MiB"),
+        ("    engine: {max_batch_tokens: 3}\n", "4:32", "3 is not accepted; expected at least max_running (64)"),
+        ("    engine: {speculate_ngram: 99}\n", "4:31", "99 is not accepted; expected an integer from 0 to 32"),
+        ("    simulate: Voodoo 2\n", "4:15", "pools[0].simulate: 'Voodoo 2' is not in the table; expected one of Te"),
+        ("    simulate: P40\n    simulate_model: gpt\n", "5:21", "'gpt' is not known; expected one of qwen"),
+        ("    simulate_model: qwen2.5-7b\n", "4:21", "of what `simulate` names a GPU for"),
+        ("    hidden: {share: 0.1}\n", "4:13", "of what `simulate` names a GPU for"),
+        ("    simulate: P40\n    accelerator: P40\n", "5:18", "a simulated GPU is computed on a CPU"),
+        ("    tensor_parallel: 2\n", "4:22", "2 is not accepted; shards are not built yet: expected 1"),
+        ("    pipeline_parallel: 4\n", "4:24", "shards are not built yet"),
+        ("    compute_capability: 5.0\n", "4:25", "'5.0' is not accepted; there are kernels for 6.0, 6.1, 7.0"),
+        ("    compute_capability: new\n", "4:25", "'new' is not accepted; expected one such as 7.5 or >=8.0"),
+        ("    device: cpu\n    accelerator: T4\n", "4:13", "the pool asks for a kind of GPU; expected cuda"),
+        ("    labels: {spot: true}\n", "4:20", "pools[0].labels.spot: True is not accepted; expected text"),
+        ("    labels: {'a b': c}\n", "4:14", "expected the name of a label"),
+        ("    labels: {a: in(b}\n", "4:17", "expected a label's value such as T4, in(T4, L4) or !T4"),
+        ("slo: {ttft_ms: -1, tpot_ms: 1}\n", "4:16", "slo.ttft_ms: -1 is not accepted; expected more than 0"),
+        ("slo: {ttft_ms: .nan, tpot_ms: 3}\n", "4:16", "slo.ttft_ms: nan is not accepted; expected a finite number"),
+        ("slo: {ttft_ms: 1}\n", "4:6", "slo.tpot_ms: it is missing"),
+        ("scaling: {policy: auto}\n", "4:19", "'auto' is not accepted; expected 'fixed', 'queue' or 'slo'"),
+        ("scaling: {policy: queue, headroom: 1}\n", "4:36", "policy 'queue' has no such setting; slo has"),
+        ("scaling: {running: 2}\n", "4:20", "the policy 'fixed' has no such setting; queue has"),
+        ("listen: {http_port: 99999}\n", "4:21", "99999 is not accepted; expected at most 65535"),
+        ("security: {api_keys: 3}\n", "4:22", "security.api_keys: 3 is not accepted"),
+        ("tenants: {1: {}}\n", "4:11", "tenants.1: 1 is not accepted; expected text"),
+        ("slo: [\n", "5:1", "it is no YAML"),
+        ("slo: &a [*a]\n", "4:6", "it is no YAML: an alias stands for what it is within"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_told_with_its_line(tmp_path: Path, more: str, place: str, told: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        load(tmp_path, HEAD + more)
+    assert caught.value.message.startswith(f"{tmp_path / 'fleet.yaml'}:{place}: "), caught.value.message
+    assert told in caught.value.message
+
+
+@pytest.mark.parametrize("text", ["", "demo", "- a", "model: demo", "model: demo\npools: []", "model: demo\npools: x"])
+def test_what_is_no_fleet_at_all(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"fleet\.yaml:\d+:\d+: "):
+        load(tmp_path, text)
+
+
+def test_the_first_of_several_is_told_and_how_many_there_are(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r":4:11: pools\[0\].cpus: .* \(and 1 more\)"):
+        load(tmp_path, HEAD + "    cpus: -1\n    cost_per_hour: -1\n")
+
+
+def test_no_such_file() -> None:
+    with pytest.raises(ConfigurationError, match="it cannot be read: no such file or directory"):
+        load_fleet(Path("/nowhere/fleet.yaml"))
+
+
+def test_aliases_that_stand_for_more_than_fits(tmp_path: Path) -> None:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 12)]
+    with pytest.raises(ConfigurationError, match="more than 20000 values"):
+        load(tmp_path, "\n".join(lines))
+
+
+def test_what_is_not_said_follows_from_what_is(tmp_path: Path) -> None:
+    assert [ReplicaRange.model_validate(said) for said in (3, {}, {"min": 0}, {"min": 4}, {"start": 2, "max": 5})] == [
+        ReplicaRange(min=3, max=3, start=3),
+        ReplicaRange(min=1, max=1, start=1),
+        ReplicaRange(min=0, max=1, start=1),
+        ReplicaRange(min=4, max=4, start=4),
+        ReplicaRange(min=1, max=5, start=2),
+    ]
+    merged = load(
+        tmp_path, HEAD + "    engine: &e {kv_memory: 1GiB, threads: 1}\n  - name: b\n    engine: {<<: *e, threads: 2}\n"
+    )
+    assert [(pool.engine.kv_memory, pool.engine.threads) for pool in merged.pools] == [(2**30, 1), (2**30, 2)]
+
+
+def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
+    (tmp_path / "weights").mkdir()
+    more = "security: {api_keys: keys.yaml, tls_cert: /etc/cert.pem}\n"
+    spec = load(tmp_path, "model: ./weights\npools: [{name: a, quantization: {model: weights}}]\n" + more)
+    assert spec.model == str(tmp_path / "weights")
+    assert spec.pools[0].quantization.model == str(tmp_path / "weights")
+    assert spec.security.api_keys == tmp_path / "keys.yaml"
+    assert spec.security.tls_cert == Path("/etc/cert.pem")
+    assert load(tmp_path, HEAD.replace("demo", "org/name")).model == "org/name"
+
+
+def test_a_pool_s_engine_has_every_setting_of_engines() -> None:
+    prefixes = {"prefix_cache", "prefix_cache_bytes", "prefix_wire", "prefix_after", "prefix_any_numerics"}
+    elsewhere = {"device", "cpu_weights", "reuse_prefixes", "reader_timeout_s"} | prefixes
+    named = {ENGINE_NAMES.get(name, name) for name in EngineSpec.model_fields}
+    assert named | elsewhere == {field.name for field in fields(EngineConfig)}
+    assert not named & elsewhere
+    said = {"max_running": 3, "kv_memory": "1KiB", "watchdog_s": 2}
+    spec = FleetSpec.model_validate(
+        {
+            "model": "demo",
+            "pools": [{"name": "a", "engine": said, "quantization": {"cpu_weights": "int8"}}],
+            "prefix_cache": {"reuse": False, "store": "memory", "memory": "1MiB", "wire": "int8", "after": 3},
+            "service": {"reader_timeout_s": 7},
+        }
+    )
+    assert engine_config(spec, spec.pools[0]) == EngineConfig(
+        max_running=3, kv_memory_bytes=1024, watchdog_s=2.0, cpu_weights="int8", reuse_prefixes=False,
+        reader_timeout_s=7.0, prefix_cache="memory", prefix_cache_bytes=2**20, prefix_wire="int8", prefix_after=3,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("said", "options"),
+    [
+        ("{name: a}", {"num_cpus": 1.0}),
+        ("{name: a, simulate: P40, cpus: 0, resources: {desk: 1}}", {"num_cpus": 0.0, "resources": {"desk": 1.0}}),
+        ("{name: a, device: cuda}", GPU),
+        ("{name: a, device: 'cuda:1'}", {"num_cpus": 1.0}),
+        (
+            "{name: a, accelerator: 'in(A10, A10G)', labels: {rack: '!r3'}}",
+            {**GPU, "label_selector": {"rack": "!r3", "ray.io/accelerator-type": "in(A10, A10G)"}},
+        ),
+        (
+            "{name: a, compute_capability: 8.0}",
+            {**GPU, "label_selector": {"motley/compute-capability": "8.0"}},
+        ),
+        (
+            "{name: a, compute_capability: '>=9.0'}",
+            {**GPU, "label_selector": {"motley/compute-capability": "in(9.0, 10.0, 10.3, 12.0)"}},
+        ),
+    ],
+)  # fmt: skip
+def test_what_ray_places_by(tmp_path: Path, said: str, options: dict[str, object]) -> None:
+    assert actor_options(load(tmp_path, f"model: demo\npools: [{said}]\n").pools[0]) == options
+
+
+def test_policies_have_the_settings_that_a_fleet_file_says_of_them() -> None:
+    for name, policy in POLICIES.items():
+        numbers = {each for each, kind in inspect.signature(policy).parameters.items() if kind.annotation == "float"}
+        assert ScalingSpec.SETTINGS[name] == numbers
+        said = planned(
+            FleetSpec.model_validate(
+                yaml.safe_load(HEAD) | {"scaling": {"policy": name, **dict.fromkeys(numbers, 7.0)}}
+            )
+        )
+        assert dict(said.policy.settings) == dict.fromkeys(numbers, 7.0)
+        policy_of(said.policy)  # raises where it cannot be made

@@ -1,0 +1,194 @@
+"""A fleet in memory, as Serve would have it: replicas start and end step by step, and some do not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from motley.cluster.control.fleet import Planned, PoolLook, ReplicaLook
+from motley.cluster.control.plane import Plane
+from motley.cluster.control.state import PoolPlan, State, dump, load
+from motley.cluster.fleet.status import Demand, FleetStatus, PrefixStatus, ReplicaStatus
+from motley.replicas.errors import MotleyError, Unavailable
+from motley.replicas.prefix.told import PrefixStats
+from motley.replicas.protocol import ModelInfo, ReplicaLoad, ReplicaProfile
+
+MODEL = ModelInfo("tiny", "llama", 256, 1024, (0,), "float32", "none")
+PROFILE = ReplicaProfile("", MODEL, "cpu", "P40, simulated", "6.1", "exact", "f", 1000.0, 0.02, 640, 512)
+
+
+class FakeFleet:
+    """As control.fleet.Fleet has it. `turn` lets Serve do what it would do meanwhile.
+
+    room      replicas that find a place
+    calls     what was asked of it, in order
+    work      sequences that a replica has
+    telling   whether there is an ingress
+    plan      what was deployed last
+    """
+
+    def __init__(self, pools: Mapping[str, int], *, room: int = 100) -> None:
+        self.room = room
+        self.calls: list[tuple[object, ...]] = []
+        self.work: dict[str, int] = {}
+        self.telling = True
+        self.plan: Planned | None = None
+        self.prefix_stats: PrefixStats | None = None
+        self.demand = Demand()
+        self.marked: set[str] = set()
+        self.bad_versions: set[str] = set()
+        self._born = 0
+        self.pools = {name: PoolLook(target, version="v0") for name, target in pools.items()}
+        self._versions: dict[str, str] = {}
+        for _ in range(3):
+            self.turn()
+
+    def replicas(self, pool: str) -> list[str]:
+        return [one.replica_id for one in self.pools[pool].running]
+
+    def turn(self) -> None:
+        """Old replicas that are outdated end one at a time, too many end newest first, too few are started."""
+        for name, pool in self.pools.items():
+            there = [one for one in pool.replicas if one.state != "stopping"]
+            fits = sum(len(other.replicas) for key, other in self.pools.items() if key != name)
+            there = [replace(one, state="running") if fits + at < self.room else one for at, one in enumerate(there)]
+            outdated = [one for one in there if self._versions[one.replica_id] != pool.version]
+            state = "healthy"
+            if pool.version in self.bad_versions:
+                state = "failed"
+            elif outdated and len(there) >= pool.target:
+                there.remove(outdated[0])
+                state = "changing"
+            while len(there) > pool.target:
+                starting = [one for one in there if one.state == "starting"]
+                there.remove(starting[0] if starting else max(there, key=lambda one: one.started))
+            while len(there) < pool.target and state != "failed":
+                there.append(self._start(pool.version))
+            if outdated or any(one.state != "running" for one in there):
+                state = "failed" if state == "failed" else "changing"
+            message = "it is bad" if state == "failed" else ""
+            self.pools[name] = replace(pool, replicas=tuple(there), state=state, message=message)  # type: ignore[arg-type]
+
+    def _start(self, version: str) -> ReplicaLook:
+        self._born += 1
+        name = f"r{self._born}"
+        self._versions[name] = version
+        return ReplicaLook(name, "starting", started=float(self._born))
+
+    async def planned(self) -> Planned | None:
+        return self.plan
+
+    async def look(self) -> Mapping[str, PoolLook]:
+        return dict(self.pools)
+
+    async def status(self) -> FleetStatus | None:
+        if not self.telling:
+            return None
+        return FleetStatus(
+            tuple(
+                ReplicaStatus(
+                    name,
+                    one.replica_id,
+                    "draining" if one.replica_id in self.marked else "ready",
+                    PROFILE,
+                    ReplicaLoad(running=self.work.get(one.replica_id, 0), kv_blocks_free=600, kv_blocks_total=640),
+                    age_s=0.0,
+                )
+                for name, pool in self.pools.items()
+                for one in pool.running
+            ),
+            self.demand,
+        )
+
+    async def pending(self, pool: str) -> str:
+        return "no GPU free"
+
+    async def set_target(self, pool: str, replicas: int) -> None:
+        self.calls.append(("target", pool, replicas))
+        self.pools[pool] = replace(self.pools[pool], target=replicas)
+
+    async def mark(self, replica_id: str) -> bool:
+        if self.telling:
+            self.calls.append(("mark", replica_id))
+            self.marked.add(replica_id)
+        return self.telling
+
+    async def flush(self, tenant: str | None) -> int:
+        self.calls.append(("flush", tenant))
+        return sum(len(pool.running) for pool in self.pools.values())
+
+    async def prefixes(self) -> tuple[PrefixStatus, ...]:
+        names = [(pool, one.replica_id) for pool in self.pools for one in self.pools[pool].running]
+        load = ReplicaLoad(prompt_tokens=100, cached_tokens=40)
+        return tuple(PrefixStatus(pool, name, load, self.prefix_stats) for pool, name in names)
+
+    async def end(self, replica_id: str) -> None:
+        self.calls.append(("end", replica_id))
+        for name, pool in self.pools.items():
+            left = tuple(one for one in pool.replicas if one.replica_id != replica_id)
+            self.pools[name] = replace(pool, replicas=left)
+
+    async def check_model(self, model: str) -> None:
+        if "bad" in model:
+            raise MotleyError(f"model: {model}")
+
+    async def redeploy(
+        self, targets: Mapping[str, int], versions: Mapping[str, str], models: Mapping[str, str]
+    ) -> None:
+        self.calls.append(("redeploy", dict(targets), dict(versions), dict(models)))
+        for name, pool in self.pools.items():
+            version = versions.get(name, pool.version)
+            self.pools[name] = replace(pool, target=targets[name], version=version, state="changing")
+
+
+class FakeStore:
+    """Keeps bytes, as Ray's GCS does. `full`: it takes no more."""
+
+    def __init__(self) -> None:
+        self.data: bytes | None = None
+        self.full = False
+        self.times = 0
+
+    async def keep(self, state: State) -> None:
+        if self.full:
+            raise Unavailable("the decision could not be kept", code="not_kept")
+        self.data = dump(state)
+        self.times += 1
+
+    def kept(self) -> State:
+        assert self.data is not None
+        return load(self.data)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Bench:
+    """A plane on a fleet in memory, whose process can be ended."""
+
+    def __init__(self, target: int = 1, maximum: int = 8, *, room: int = 100) -> None:
+        self.fleet = FakeFleet({"cpu": target}, room=room)
+        self.store, self.clock = FakeStore(), Clock()
+        self.plane = Plane(self.fleet, self.store, State(pools={"cpu": PoolPlan(target, 0, maximum)}), self.clock)
+
+    def again(self) -> None:
+        """Another process, with nothing but what was kept."""
+        self.plane = Plane(self.fleet, self.store, self.store.kept(), self.clock)
+
+    async def steps(self, number: int = 8) -> None:
+        for _ in range(number):
+            await self.plane.step()
+            self.fleet.turn()
+            self.clock.now += 0.5
+
+    @property
+    def kinds(self) -> list[str]:
+        return [event.kind for event in self.plane.state.events]
+
+    async def scale(self, replicas: int, **how: object) -> None:
+        await self.plane.scale("cpu", replicas, **{"by": "test", "reason": "", "allow_zero": True, **how})

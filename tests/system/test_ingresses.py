@@ -1,0 +1,125 @@
+"""Two ingresses before one fleet, and two tenants: what concerns all reaches both, and nobody is crowded out."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from plane import Plane
+from served import Served, command_line, served, wait_for
+
+from motley.client import Client
+from motley.cluster.auth.key_file import edited
+from motley.cluster.auth.keys import StoredKey, hash_key, new_key
+from motley.cluster.control.contact import contacts
+from motley.cluster.protos import control_pb2 as pb
+
+ALICE, BOB = new_key(), new_key()
+RUNNING = 2  # sequences on each of two replicas
+FLOOD = 24
+WAITING = 14  # of them, all of which would begin before one that comes later, were it not for its tenant
+
+
+def said(checkpoint: Path, keys: Path, *pools: str) -> dict[str, Any]:
+    engine = {"max_running": RUNNING, "max_waiting": RUNNING}
+    like = {"simulate_model": "qwen2.5-7b", "hidden": {"share": 0.0}, "engine": engine}
+    return {
+        "model": str(checkpoint),
+        "pools": [{"name": gpu.lower(), "simulate": gpu, "replicas": {"max": 2}, **like} for gpu in pools],
+        "queue": {"max_wait_s": 300},
+        "tenants": {"bob": {"weight": 2}},
+        "security": {"api_keys": str(keys)},
+        "service": {"ingresses": 2},
+    }
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("keys") / "keys.yaml"
+    with edited(path) as stored:
+        stored += [StoredKey("alice", hash_key(ALICE)), StoredKey("bob", hash_key(BOB))]
+    return path
+
+
+@pytest.fixture(scope="module")
+def path(checkpoint: Path, keys: Path) -> Path:
+    path = keys.parent / "fleet.yaml"
+    path.write_text(yaml.safe_dump(said(checkpoint, keys, "P40", "T4")))
+    return path
+
+
+@pytest.fixture(scope="module")
+def service(path: Path) -> Iterator[Served]:
+    with served([str(path)], path.parent) as service:
+        service.wait_ready()
+        yield service
+
+
+@pytest.fixture(scope="module")
+def plane(service: Served) -> Plane:
+    [contact] = [one for one in contacts() if one.address == service.endpoints["admin"]]
+    return Plane(contact)
+
+
+def ask(service: Served, key: str, name: str, begun: list[str], tokens: int = 40) -> int:
+    """Tokens; `begun` has its name from the first of them on. Over a connection of its own."""
+    count = 0
+    with Client(service.grpc, api_key=key, retries=0, timeout_s=170) as client:
+        for chunk in client.stream(f"Once {name}", max_tokens=tokens, ignore_eos=True):
+            if chunk.choices and not count:
+                begun.append(name)
+            count += sum(len(choice.token_ids) for choice in chunk.choices)
+    return count
+
+
+def test_one_tenant_floods_and_the_other_is_served(service: Served, plane: Plane) -> None:
+    """By what begins in between, of all that has waited for longer: the clock says nothing on a busy machine."""
+    ingresses = [pid for pid in service.descendants() if "ServeReplica:motley:ingress" in command_line(pid)]
+    assert len(ingresses) == 2
+    begun: list[str] = []
+    with ThreadPoolExecutor(FLOOD) as threads:
+        flood = [threads.submit(ask, service, ALICE, f"alice {number}", begun) for number in range(FLOOD)]
+        wait_for(lambda: plane.fleet.demand.held >= WAITING, "requests that wait")
+        before = len(begun)
+        assert ask(service, BOB, "bob", begun) == 40
+        waited = begun.index("bob") - before
+        assert [one.result(120) for one in flood] == [40] * FLOOD
+    assert waited <= WAITING - 2 * RUNNING, f"{waited} of those that waited before began first"
+    wait_for(lambda: plane.fleet.demand.output_tokens == 40 * (FLOOD + 1), "what both ingresses have counted")
+    demand = plane.fleet.demand
+    assert (demand.requests, demand.refused, demand.held) == (FLOOD + 1, 0, 0)
+
+
+def test_a_drained_replica_gets_nothing_from_either(service: Served, plane: Plane) -> None:
+    plane.call("ScalePool", pb.ScalePoolRequest(pool="t4", replicas=2))
+    wait_for(lambda: plane.pool_of("t4").ready == 2, "another replica")
+    drained, left = (one.replica_id for one in plane.pool_of("t4").replicas)
+    plane.call("DrainReplica", pb.DrainReplicaRequest(replica_id=drained, remove=True))
+    with ThreadPoolExecutor(8) as threads:
+        asked = [threads.submit(ask, service, BOB, f"{number}", []) for number in range(16)]
+        assert [one.result(120) for one in asked] == [40] * 16
+    wait_for(lambda: [one.replica_id for one in plane.pool_of("t4").replicas] == [left], "its end")
+
+
+def test_a_pool_that_the_file_has_no_more_is_left_by_both(
+    service: Served, plane: Plane, path: Path, checkpoint: Path, keys: Path
+) -> None:
+    before = plane.fleet.demand.requests
+    path.write_text(yaml.safe_dump(said(checkpoint, keys, "T4")))
+    ports = ["--http-port", str(service.http_port), "--grpc-port", str(service.grpc_port)]
+    command = [sys.executable, "-m", "motley", "serve", str(path), *ports]
+    with ThreadPoolExecutor(8) as threads:
+        asked = [threads.submit(ask, service, ALICE, f"{number}", [], 60) for number in range(16)]
+        applied = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert applied.returncode == 0, applied.stderr
+        assert "pool p40: removed" in applied.stdout
+        asked += [threads.submit(ask, service, ALICE, f"after {number}", []) for number in range(16)]
+        assert [one.result(120) for one in asked] == [60] * 16 + [40] * 16
+    wait_for(lambda: [pool.name for pool in plane.fleet.pools] == ["t4"], "the pool to be gone")
+    wait_for(lambda: plane.fleet.demand.requests == before + 32, "what both ingresses have counted")
