@@ -78,6 +78,11 @@ class BlockPool:
             return 0
         return sum(1 for _ in itertools.takewhile(self._block_of.__contains__, hashes))
 
+    def listed(self, hashes: Sequence[bytes]) -> list[int] | None:
+        """The blocks that are found by these hashes, untouched; None: not all of them are held."""
+        blocks = [block for key in hashes if (block := self._block_of.get(key)) is not None]
+        return blocks if len(blocks) == len(hashes) else None
+
     def open(self, hashes: Sequence[bytes]) -> Allocation:
         """An allocation that begins with the held blocks among the leading `hashes`."""
         blocks = [self._block_of[key] for key in hashes[: self.cached_prefix(hashes)]]
@@ -173,6 +178,11 @@ class Allocation:
         self._published = len(blocks)
         self.prefix_blocks = len(blocks)
         self.blocks = blocks
+
+    @property
+    def shared(self) -> int:
+        """How many leading blocks others have too."""
+        return sum(1 for _ in itertools.takewhile(lambda block: self._pool._references[block] > 1, self.blocks))
 
     def grow(self, num_tokens: int) -> bool:
         """Hold at least `num_tokens` tokens; all or nothing. False: there is no room."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import platform
-import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ import torch
 
 from ..kernels.contract import DeviceOps
 from ..kernels.ops import Ops, choose_dtype, for_device
+from . import sizing
 from .blocks import BlockPool, blocks_for
 from .checkpoint import inspect_checkpoint, resolve_model
 from .cores import usable_cores
@@ -23,25 +23,29 @@ from .engine import EngineCore
 from .engine_config import EngineConfig
 from .errors import InvalidRequest
 from .families.registry import architecture_of
-from .fit import Asked, parts_of
-from .gpu.accelerator import Accelerator, Cuda
+from .gpu.accelerator import Accelerator, AtOnce, Cuda
 from .gpu.runner import GpuRunner
 from .grammars import Grammars
 from .limits import Limits
-from .memory import KvBudget, cpu_kv_budget, free_memory, kv_budget
 from .model import LoadedModel, load_model
-from .protocol import BLOCK_TOKENS, ModelInfo, ReplicaProfile, Request
+from .plan import PlanItem, StepPlan
+from .prefix.access import PrefixAccess, memory_access
+from .prefix.prefixes import Prefixes
+from .prefix.prospects import Prospects
+from .prefix.setup import lent_blocks, prefixes_of
+from .prefix.told import PrefixStats
+from .protocol import ModelInfo, ReplicaProfile, Request
+from .rates import Rates, measured
 from .runner import ModelRunner
 from .sampling_params import SamplingParams
 from .scheduler import Scheduler
+from .swap import Swap
+from .swapping import measure, swapper_of
 from .tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]  # done bytes, total bytes
-
-_WARM_UP_PROMPT = 256
-_WARM_UP_STEPS = 8
 
 
 @dataclass(slots=True)
@@ -50,6 +54,8 @@ class BuiltEngine:
 
     choices   what was decided automatically -> why
     defaults  sampling that the checkpoint's authors want, as arguments of SamplingParams
+    rates     reckoned beforehand, where a measurement would say what is nobody's to know; None: they are measured
+    access    to the store that its prefixes are shared through; None: there is none
     """
 
     core: EngineCore
@@ -58,13 +64,62 @@ class BuiltEngine:
     profile: ReplicaProfile
     choices: Mapping[str, str]
     defaults: Mapping[str, Any]
+    rates: Rates | None = None
+    access: PrefixAccess | None = None
+
+    def prefix_stats(self) -> PrefixStats | None:
+        """Safe from any thread."""
+        prefixes = self.core.scheduler.prefixes
+        return prefixes.told(self.access.store.stats()) if self.access is not None and prefixes.pool.total else None
+
+    def flush(self, seconds: float) -> None:
+        """Give the store of prefixes what it shall have, and wait for it for so long at most. Without requests."""
+        deadline = time.monotonic() + seconds
+        while self.core.scheduler.prefixes.pending and time.monotonic() < deadline:
+            self.core.step()
+        if self.access is not None:
+            self.access.store.flush(deadline)
+
+    def close(self) -> None:
+        """Let go of processes, threads and connections; the engine steps no more."""
+        if self.core.grammars is not None:
+            self.core.grammars.close()
+        self.core.scheduler.prefixes.close()
+        if self.access is not None:
+            self.access.store.close()
 
     def warm_up(self) -> None:
         """Run every path once, so that readiness means speed, and measure the rates of the profile."""
-        prefill_s, decode_s = _measure(self.core)
-        length = _warm_up_length(self.core)
-        self.profile = replace(self.profile, prefill_tokens_per_s=length / prefill_s, decode_step_s=decode_s)
+        rates = self.rates or measured(self.core)
+        self.profile = replace(
+            self.profile,
+            prefill_tokens_per_s=rates.prefill_tokens_per_s,
+            decode_step_s=rates.decode_s[0],
+            decode_s=rates.decode_s,
+            context_s=rates.context_s,
+            max_running=self.core.scheduler.max_running,
+        )
+        if self.core.scheduler.swap.pool.total:
+            assert self.runner.swapper is not None
+            why = measure(self.core.scheduler.swap, self.runner.swapper, 1 / rates.prefill_tokens_per_s)
+            log.info("preemption: %s", why)
+            self.choices = {**self.choices, "preemption": f"{self.choices['preemption']}; {why}"}
+            self.profile = replace(self.profile, choices=dict(self.choices))
+        if self.core.scheduler.prefixes.pool.total:
+            assert self.runner.swapper is not None
+            _, in_s = self.runner.swapper.measure()
+            self.core.scheduler.prefixes.prospects = Prospects(1 / rates.prefill_tokens_per_s, in_s)
         self.core.scheduler.pool.forget_prefixes()
+
+    @torch.inference_mode()
+    def logits(self, token_ids: tuple[int, ...]) -> torch.Tensor:
+        """Logits fp32 [T, vocabulary] of every position of one sequence, in one step. Raises InvalidRequest."""
+        self.core.check(Request("logits", token_ids, SamplingParams(seed=0)))
+        with self.core.scheduler.pool.open(()) as allocation:
+            if not allocation.grow(len(token_ids)):
+                raise InvalidRequest(f"token_ids: {len(token_ids)} tokens do not fit the KV cache", param="token_ids")
+            item = PlanItem(sequence_id=-1, start=0, token_ids=token_ids, blocks=tuple(allocation.blocks))
+            return self.runner.logits(StepPlan((item,)))
 
 
 def build_engine(
@@ -75,10 +130,12 @@ def build_engine(
     progress: Progress | None = None,
     ops: Ops | None = None,
     accelerator: Accelerator | None = None,
+    access: PrefixAccess | None = None,
 ) -> BuiltEngine:
     """Load `model` (a folder or a Hugging Face id) under `config`. Raises CheckpointError, InvalidRequest.
 
     ops          to compute with; None: those of the config's device
+    access       to a store of prefixes; None: what the config says
     accelerator  what their device is given work by; None: that of a GPU, or nothing on a CPU
     """
     path = resolve_model(model)
@@ -86,15 +143,37 @@ def build_engine(
     checkpoint = inspect_checkpoint(path)
     tokenizer = Tokenizer.load(path) if Tokenizer.is_in(path) else None
     ops, why = operators(config, checkpoint.config.dtype) if ops is None else (ops, "that of the operators given")
-    if config.speculate_ngram and (accelerator is not None or ops.device.type != "cpu"):
-        raise InvalidRequest("speculate_ngram: drafts are verified on a CPU only; expected 0", param="speculate_ngram")
     loaded = load_model(path, ops, progress=progress)
+    name = name or (path.name if Path(model).is_dir() else str(model))
+    return assemble(
+        loaded, config, ops, name=name, why=why, tokenizer=tokenizer, accelerator=accelerator, access=access
+    )
+
+
+def assemble(
+    loaded: LoadedModel,
+    config: EngineConfig,
+    ops: Ops,
+    *,
+    name: str,
+    why: str,
+    tokenizer: Tokenizer | None = None,
+    accelerator: Accelerator | None = None,
+    access: PrefixAccess | None = None,
+) -> BuiltEngine:
+    """The engine of a model that `ops` have. why: they compute in their dtype. Raises InvalidRequest."""
     torch.set_num_threads(ops.torch_threads)
-    num_blocks, kv_why = _num_blocks(config, loaded, ops)
-    max_model_len, len_why = _max_model_len(config, loaded, num_blocks)
+    if access is None and config.prefix_cache == "memory":
+        access = memory_access(config.prefix_cache_bytes)
+    num_blocks, kv_why = sizing.num_blocks(config, loaded, ops, shares=access is not None)
+    max_model_len, len_why = sizing.max_model_len(config, loaded, num_blocks)
     if accelerator is None and ops.device.type == "cuda":
         accelerator = Cuda(ops.device)
-    choices = {"dtype": why, "kv_blocks": kv_why, "max_model_len": len_why, **ops.choices}
+    runner, lent, swap_why = _runner(loaded, ops, accelerator, config, num_blocks, max_model_len, access is not None)
+    choices = {"dtype": why, "kv_blocks": kv_why, "preemption": swap_why, "max_model_len": len_why, **ops.choices}
+    prefixes = None
+    if access is not None:
+        prefixes, choices["prefix_store"] = _prefixes(access, config, loaded, ops, runner, lent)
     if tokenizer is None:
         choices["tokenizer"] = "none in the folder: token ids only, no text and no chat"
         log.warning("tokenizer: %s", choices["tokenizer"])
@@ -107,12 +186,13 @@ def build_engine(
         max_batch_tokens=config.max_batch_tokens,
         max_running=config.max_running,
         max_drafts=config.speculate_ngram,
+        swap=Swap(runner.swapper.num_blocks - lent if runner.swapper is not None else 0),
+        prefixes=prefixes,
     )
-    runner = _runner(loaded, ops, accelerator, config, num_blocks, max_model_len)
     grammars = Grammars(tokenizer, limits.vocab_size, limits.eos_token_ids) if tokenizer else None
     core = EngineCore(runner, scheduler, limits, tokenizer, grammars=grammars)
     info = ModelInfo(
-        name=name or (path.name if Path(model).is_dir() else str(model)),
+        name=name,
         family=loaded.config.family,
         vocab_size=limits.vocab_size,
         max_model_len=max_model_len,
@@ -122,7 +202,7 @@ def build_engine(
         architecture=architecture_of(loaded.config.family),
     )
     profile = _profile(info, config, loaded, ops, num_blocks, choices)
-    return BuiltEngine(core, runner, tokenizer, profile, choices, loaded.defaults.sampling())
+    return BuiltEngine(core, runner, tokenizer, profile, choices, loaded.defaults.sampling(), access=access)
 
 
 def _runner(
@@ -132,22 +212,50 @@ def _runner(
     config: EngineConfig,
     num_blocks: int,
     max_model_len: int,
-) -> ModelRunner | GpuRunner:
+    lends: bool,
+) -> tuple[ModelRunner | GpuRunner, int, str]:
+    """With blocks of the host, how many of them are lent to prefixes, and why it has so many for itself."""
+    most = config.max_running * blocks_for(max_model_len)
     if accelerator is None:
-        return ModelRunner(loaded.decoder, ops.allocate_kv(*_kv_geometry(loaded, num_blocks)), ops.device)
+        kv = ops.allocate_kv(*sizing.kv_geometry(loaded, num_blocks))
+        lent = lent_blocks(config, loaded, ops, kv) if lends else 0
+        swapper, why = swapper_of(config, ops, kv, AtOnce(), most, lent)
+        return ModelRunner(loaded.decoder, kv, ops.device, swapper), lent, why
     assert isinstance(ops, DeviceOps), "an accelerator's operators choose tokens"
     loaded.decoder.rotary.reserve(max_model_len)  # graphs hold its address
-    return GpuRunner(
+    kv = ops.allocate_kv(*sizing.kv_geometry(loaded, num_blocks + 1))  # the last is for the padding of graphs
+    lent = lent_blocks(config, loaded, ops, kv) if lends else 0
+    swapper, why = swapper_of(config, ops, kv, accelerator, most, lent)
+    runner = GpuRunner(
         loaded.decoder,
-        ops.allocate_kv(*_kv_geometry(loaded, num_blocks + 1)),  # the last is for the padding of graphs
+        kv,
         ops.sample,
         accelerator,
         max_running=config.max_running,
         max_model_len=max_model_len,
         longest_blocks=blocks_for(max_model_len),
         padding_block=num_blocks,
+        max_drafts=config.speculate_ngram,
         graphs=config.graphs,
+        swapper=swapper,
     )
+    return runner, lent, why
+
+
+def _prefixes(
+    access: PrefixAccess,
+    config: EngineConfig,
+    loaded: LoadedModel,
+    ops: Ops,
+    runner: ModelRunner | GpuRunner,
+    lent: int,
+) -> tuple[Prefixes | None, str]:
+    """And why they are as they are, or why there are none."""
+    if not config.reuse_prefixes:
+        return None, "none: reuse_prefixes is off"
+    if runner.swapper is None:
+        return None, "none: there is no memory of the host for what comes and goes"
+    return prefixes_of(access, config, loaded, ops, runner, runner.swapper, lent)
 
 
 def operators(config: EngineConfig, stored: torch.dtype) -> tuple[Ops, str]:
@@ -170,54 +278,6 @@ def _dtype(asked: str, device: torch.device, stored: torch.dtype) -> tuple[torch
     if asked == "auto":
         return choose_dtype(device, stored)
     return getattr(torch, asked), f"{asked}: as configured"
-
-
-def _kv_geometry(loaded: LoadedModel, num_blocks: int) -> tuple[int, int, int, int]:
-    config = loaded.config
-    return config.num_layers, num_blocks, config.num_kv_heads, config.head_dim
-
-
-def _num_blocks(config: EngineConfig, loaded: LoadedModel, ops: Ops) -> tuple[int, str]:
-    block_bytes = sum(tensor.nbytes for tensor in ops.allocate_kv(*_kv_geometry(loaded, 1)))
-    longest = config.max_model_len or loaded.config.max_model_len
-    useful = config.max_running * blocks_for(longest)
-    if config.kv_memory_bytes is not None:
-        blocks, source = config.kv_memory_bytes // block_bytes, "as configured"
-    else:
-        budget = _kv_budget(config, loaded, ops)
-        blocks, source = budget.blocks(block_bytes), budget.why
-    blocks = min(blocks, useful)
-    if blocks < 1:
-        raise InvalidRequest(f"kv_memory_bytes: one block needs {block_bytes} bytes", param="kv_memory_bytes")
-    size = blocks * block_bytes / 2**20
-    return (
-        blocks,
-        f"{blocks} blocks of {BLOCK_TOKENS} tokens, {size:.0f} MiB: {source}, at most what max_running can use",
-    )
-
-
-def _kv_budget(config: EngineConfig, loaded: LoadedModel, ops: Ops) -> KvBudget:
-    if ops.device.type == "cpu":
-        return cpu_kv_budget(free_memory())
-    asked = Asked(BLOCK_TOKENS, 1, config.max_batch_tokens, config.max_running)
-    torch.cuda.empty_cache()  # what loading took and gave back
-    free, total = torch.cuda.mem_get_info(ops.device)
-    return kv_budget(free, total, parts_of(loaded.decoder, asked))
-
-
-def _max_model_len(config: EngineConfig, loaded: LoadedModel, num_blocks: int) -> tuple[int, str]:
-    made_for = loaded.config.max_model_len
-    wanted = config.max_model_len or made_for
-    if wanted > made_for:
-        message = f"max_model_len: {wanted} exceeds the {made_for} positions that the model was made for"
-        raise InvalidRequest(message, param="max_model_len")
-    room = num_blocks * BLOCK_TOKENS
-    if config.max_model_len and room < config.max_model_len:
-        message = f"max_model_len: the KV cache holds {room} tokens, fewer than {config.max_model_len}"
-        raise InvalidRequest(message, param="max_model_len")
-    if room < wanted:
-        return room, f"{room}: the KV cache holds no more (the model was made for {made_for})"
-    return wanted, f"{wanted}: " + ("as configured" if config.max_model_len else "what the model was made for")
 
 
 def _profile(
@@ -254,29 +314,3 @@ def _device_name(device: str) -> str:
 
 def _compute_capability(device: str) -> str | None:
     return ".".join(map(str, torch.cuda.get_device_capability(device))) if device.startswith("cuda") else None
-
-
-def _warm_up_length(core: EngineCore) -> int:
-    return max(
-        1,
-        min(_WARM_UP_PROMPT, core.limits.max_model_len - _WARM_UP_STEPS - 1, core.scheduler.max_batch_tokens),
-    )
-
-
-def _measure(core: EngineCore) -> tuple[float, float]:
-    """Seconds of one prefill step and of one decode step (median), of two equal runs the second."""
-    length = _warm_up_length(core)
-    params = SamplingParams(temperature=0.0, max_tokens=_WARM_UP_STEPS, ignore_eos=True, seed=0)
-    steps: list[float] = []
-    for run in range(2):
-        # Different prompts: the second must not find the first one's prefix.
-        prompt = tuple((token * 7 + run) % core.limits.vocab_size for token in range(length))
-        core.add(-1, Request(request_id="warm-up", prompt_ids=prompt, sampling=params))
-        steps, landed, began = [], core.num_steps, time.perf_counter()
-        while core.busy:
-            core.step()
-            if core.num_steps > landed:  # a step may be launched by one call and land in the next
-                landed, now = core.num_steps, time.perf_counter()
-                steps.append(now - began)
-                began = now
-    return steps[0], statistics.median(steps[1:]) if len(steps) > 1 else steps[0]

@@ -3,68 +3,29 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, TypeVar
+from dataclasses import replace
 
-from .blocks import Allocation
 from .errors import EngineFault, InvalidRequest, MotleyError
+from .flights import Flight, Flights
 from .grammar_process import GrammarProcess, MatchState, collect
 from .grammars import Grammars
+from .jobs import Emission, Job, ended_already, keep_prompt_logprobs, message_of
 from .limits import Limits
-from .plan import UNKNOWN, ItemResult, PlanItem, StepPlan, StepResult
-from .protocol import Delta, FinishReason, ReplicaLoad, Request, StreamMessage, TokenLogprob, joined
-from .runner import Pipelined, Runner
+from .plan import StepResult
+from .protocol import Delta, FinishReason, ReplicaLoad, Request, TokenLogprob, joined
+from .runner import Runner
 from .scheduler import Scheduler
 from .sequence import Sequence
 from .text import TextStream
 from .tokenizer import Tokenizer
 
-log = logging.getLogger(__name__)
-
-T = TypeVar("T")
+__all__ = ["Emission", "EngineCore"]
 
 _CAUTIOUS = 16  # tokens after which a slow grammar is again taken to be in time
-_IDLE_S = 0.02  # a step with nothing to compute waits this long for a grammar's word
-
-
-@dataclass(frozen=True, slots=True)
-class Emission:
-    """What one step has for one request. `done`: nothing follows. `error` is set only when done."""
-
-    key: int
-    message: StreamMessage
-    done: bool
-    error: MotleyError | None = None
-
-
-@dataclass(slots=True)
-class _Job:
-    """A request in the engine: its live sequences, and what is ready to be sent."""
-
-    key: int
-    lead: Sequence
-    live: list[Sequence]
-    deltas: list[Delta] = field(default_factory=list)
-    opened: bool = False
-    embedding: tuple[float, ...] | None = None
-    error: MotleyError | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Flight:
-    """A step that was launched.
-
-    allocations  of its items' sequences, as they were
-    outcome      waits for the result, or for why there is none
-    """
-
-    plan: StepPlan
-    allocations: tuple[Allocation, ...]
-    outcome: Callable[[], StepResult | str]
+_IDLE_S = 0.02  # a step with nothing to compute waits this long for a grammar's word,
+_STORE_S = 0.005  # and this long for a prefix store's
 
 
 class EngineCore:
@@ -86,17 +47,15 @@ class EngineCore:
         self.limits = limits
         self.grammars = grammars
         self.num_steps = 0
-        self.failed_steps = 0  # in a row, of which nothing came
         self._runner = runner
+        self._flights = Flights(runner, scheduler)
         self._tokenizer = tokenizer
         self._clock = clock
-        self._jobs: dict[int, _Job] = {}
+        self._jobs: dict[int, Job] = {}
         self._texts: dict[int, TextStream | None] = {}  # by sequence id
-        self._job_of: dict[int, _Job] = {}  # by sequence id
+        self._job_of: dict[int, Job] = {}  # by sequence id
         self._ids = itertools.count()
-        self._ready: dict[int, _Job] = {}  # jobs with something to send
-        self._pipelined = runner if isinstance(runner, Pipelined) else None
-        self._flight: _Flight | None = None  # the step whose result has not been asked for
+        self._ready: dict[int, Job] = {}  # jobs with something to send
         self._held: set[int] = set()  # keys of jobs whose readers are behind
         self._matching: dict[int, Sequence] = {}  # by sequence id, those with a grammar
 
@@ -106,13 +65,18 @@ class EngineCore:
 
     @property
     def launched(self) -> bool:
-        """A step is on its way, of which nothing has been heard."""
-        return self._flight is not None
+        """A step is on its way, of which nothing has been heard; or KV is to be stored."""
+        return self._flights.ahead is not None or self.scheduler.prefixes.pending
+
+    @property
+    def failed_steps(self) -> int:
+        """In a row, of which nothing came."""
+        return self._flights.failed_steps
 
     @property
     def resting(self) -> bool:
         """Busy, and yet there is nothing to compute: the reader of every request is behind."""
-        return bool(self._held) and len(self._held) == len(self._jobs) and not (self._ready or self._flight)
+        return bool(self._held) and len(self._held) == len(self._jobs) and not (self._ready or self.launched)
 
     def load(self) -> ReplicaLoad:
         return replace(self.scheduler.load(), steps=self.num_steps)
@@ -143,7 +107,7 @@ class EngineCore:
         if self.scheduler.pool.reuse_prefixes:
             for sequence in sequences[1:]:
                 sequence.leader = sequences[0]
-        job = self._jobs[key] = _Job(key, sequences[0], list(sequences))
+        job = self._jobs[key] = Job(key, sequences[0], list(sequences))
         for sequence in sequences:
             self._start(job, sequence)
 
@@ -172,68 +136,25 @@ class EngineCore:
         self._expire()
         self._heed_grammars()
         plan = self.scheduler.plan()
-        launched = self._launch(plan) if plan.items else None
-        landing, self._flight = (self._flight, launched) if self._pipelined else (launched, None)
+        if plan.swaps:
+            self._flights.swap(plan)
+        launched = self._flights.launch(plan) if plan.items else None
+        landing = self._flights.landing(launched)
         if landing is not None:
             self._land(landing)
-        elif launched is not None:
-            pass  # the first of a row: its result is asked for when the next is launched
+        elif launched is not None or plan.swaps:
+            pass  # the first of a row: its result is asked for when the next is launched; or what it needs is copied
         elif paused := [one.matcher for one in self._matching.values() if one.matcher and one.paused and not one.held]:
             collect(paused, _IDLE_S, first=True)
+        elif self.scheduler.prefixes.waits:
+            self.scheduler.prefixes.wait(_STORE_S)
         return list(self._emit())
 
-    def _launch(self, plan: StepPlan) -> _Flight:
-        return _Flight(plan, self.scheduler.launched(plan), self._attempt(plan))
-
-    def _land(self, flight: _Flight) -> None:
-        result = self._run(flight)
+    def _land(self, flight: Flight) -> None:
+        result = self._flights.result(flight)
         self.scheduler.landed(flight.plan)
         self._commit(flight, result)
         self.num_steps += 1
-
-    def _run(self, flight: _Flight) -> StepResult:
-        """What the step gave; if it failed, each item apart, since one of them may have been too much for all.
-
-        What KV the first attempt has written is then written again, alike. A step launched meanwhile goes on from
-        what failed: it is taken back.
-        """
-        plan = flight.plan
-        results = [flight.outcome()]
-        if isinstance(results[0], str):
-            if self._flight is not None:
-                self._flight.outcome()
-                self.scheduler.recalled(self._flight.plan, self._flight.allocations)
-                self._flight = None
-            parts = list(zip(plan.items, flight.allocations, strict=True))
-            if len(parts) > 1 or not self.scheduler.holds(*parts[0]):
-                results = [self._again(*part) for part in parts]
-        self.failed_steps = self.failed_steps + 1 if all(isinstance(result, str) for result in results) else 0
-        faults_or_items = ((ItemResult(fault=r),) if isinstance(r, str) else r.items for r in results)
-        return StepResult(tuple(itertools.chain.from_iterable(faults_or_items)))
-
-    def _again(self, item: PlanItem, allocation: Allocation) -> StepResult | str:
-        """The item apart; nothing, of a sequence that has gone or lost its blocks: another's KV may be there by now."""
-        if not self.scheduler.holds(item, allocation):
-            return StepResult((ItemResult(),))
-        if item.token_ids[-1] == UNKNOWN:  # it was so when it was planned
-            item = replace(item, token_ids=self.scheduler.sequence(item.sequence_id).tokens(item.start, item.end))
-        return self._attempt(StepPlan((item,)))()
-
-    def _attempt(self, plan: StepPlan) -> Callable[[], StepResult | str]:
-        """Whatever a kernel raises (out of memory, above all) must end these requests, not the engine: it is told."""
-
-        def told(work: Callable[..., T], *args: Any) -> T | str:
-            try:
-                return work(*args)
-            except Exception as error:
-                log.exception("a step of %d sequences failed", len(plan.items))
-                return f"the step failed: {error}"
-
-        if self._pipelined is None:
-            outcome = told(self._runner.run, plan)
-            return lambda: outcome
-        launched = told(self._pipelined.launch, plan)
-        return (lambda: launched) if isinstance(launched, str) else partial(told, launched)
 
     def _sequence(self, request: Request, choice: int, arrived: float) -> Sequence:
         number = next(self._ids)
@@ -252,7 +173,7 @@ class EngineCore:
             wants_prompt_logprobs=params.prompt_logprobs is not None and choice == 0 and not any(request.output_ids),
         )
 
-    def _start(self, job: _Job, sequence: Sequence) -> None:
+    def _start(self, job: Job, sequence: Sequence) -> None:
         self._job_of[sequence.id] = job
         if sequence.matcher is not None:
             self._matching[sequence.id] = sequence
@@ -260,7 +181,7 @@ class EngineCore:
         if sequence.wants_prompt_logprobs:
             sequence.prompt_logprobs.append(None)  # nothing predicts the first token
         self.scheduler.add(sequence)
-        if (ended := _ended_already(sequence, text)) is not None:
+        if (ended := ended_already(sequence, text)) is not None:
             self._finish(sequence, ended)
 
     def _text(self, request: Request) -> TextStream | None:
@@ -316,7 +237,7 @@ class EngineCore:
             self._forget(other)
         job.live = []
 
-    def _commit(self, flight: _Flight, result: StepResult) -> None:
+    def _commit(self, flight: Flight, result: StepResult) -> None:
         plan = flight.plan
         parts = list(zip(plan.items, flight.allocations, result.items, strict=True))
         sound = [(item, allocation) for item, allocation, outcome in parts if not outcome.fault]
@@ -326,7 +247,7 @@ class EngineCore:
             if item.sequence_id not in self._job_of:
                 continue  # a sibling's fault has ended it within this very step
             sequence = self.scheduler.sequence(item.sequence_id)
-            _keep_prompt_logprobs(sequence, item.start, outcome)
+            keep_prompt_logprobs(sequence, item.start, outcome)
             if outcome.fault:
                 self._fault(sequence, outcome.fault)
             elif outcome.token:
@@ -397,43 +318,9 @@ class EngineCore:
     def _emit(self) -> Iterator[Emission]:
         for job in self._ready.values():
             done = not job.live
-            yield Emission(job.key, _message(job), done, job.error if done else None)
+            yield Emission(job.key, message_of(job), done, job.error if done else None)
             job.deltas = []
             if done:
                 del self._jobs[job.key]
                 self._held.discard(job.key)
         self._ready = {}
-
-
-def _ended_already(sequence: Sequence, text: TextStream | None) -> Delta | None:
-    """Replay a resumed sequence's output; its end, if it had reached that when it was lost."""
-    if not sequence.output_ids:
-        return None
-    if text is not None:
-        text.replay(sequence.output_ids)
-    reason = sequence.finish_after_last()
-    if reason is FinishReason.STOP:
-        return Delta(sequence.choice, finish_reason=reason, stop_reason=sequence.stop_id)
-    if text is not None and text.stopped is not None:
-        return Delta(sequence.choice, finish_reason=FinishReason.STOP, stop_reason=text.stopped)
-    return Delta(sequence.choice, finish_reason=reason) if reason else None
-
-
-def _keep_prompt_logprobs(sequence: Sequence, start: int, outcome: ItemResult) -> None:
-    """Append those that are new: a preempted sequence computes some of its prompt twice."""
-    known = len(sequence.prompt_logprobs) - (start + 1)
-    if outcome.prompt_logprobs:
-        sequence.prompt_logprobs.extend(outcome.prompt_logprobs[max(known, 0) :])
-
-
-def _message(job: _Job) -> StreamMessage:
-    first, job.opened = not job.opened, True
-    if not first:
-        return StreamMessage(tuple(job.deltas))
-    prompt_logprobs = tuple(job.lead.prompt_logprobs) if job.lead.wants_prompt_logprobs else None
-    return StreamMessage(
-        tuple(job.deltas),
-        cached_tokens=job.lead.cached_tokens or 0,
-        prompt_logprobs=prompt_logprobs,
-        embedding=job.embedding,
-    )

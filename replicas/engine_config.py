@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from .errors import InvalidRequest
 
 if TYPE_CHECKING:  # importing the operators imports torch, which the service's other processes do without
     from ..kernels.ops import CpuWeights, KvDtype, Numerics
+
+PrefixCache = Literal["off", "memory"]
+PrefixWire = Literal["int8", "float16", "bfloat16"]
 
 MAX_SECONDS = 24 * 3600.0
 MAX_DRAFTS = 32
@@ -23,15 +26,26 @@ class EngineConfig:
     dtype                 activations: "auto", "float32", "bfloat16", "float16"
     numerics              "exact": a batch, a chunk or a prefix hit never changes a token; "fast": kernels may
                           switch by batch size, within their stated bounds. None: exact on a CPU, fast on a GPU
-    kv_dtype              on a GPU "int8": half the memory of KV, rounded. None: that of the activations
+    kv_dtype              "int8": a byte for each number of KV, rounded. None: that of the activations
     cpu_weights           which copies of int4 weights a CPU keeps; None lets the operator table choose
     max_model_len         tokens of prompt and output together; None: what the model was made for
     max_batch_tokens      tokens computed per step, prefill chunks and decodes together
     max_running           sequences in one step
     kv_memory_bytes       None: a share of free memory
+    swap_memory_bytes     of the host, for KV of preempted sequences, where copying is faster than computing again; 0:
+                          none. None: 4 GiB for a GPU, at most a quarter of what is free; none for a CPU
     speculate_ngram       tokens of a sequence that are tried in a step beyond its last, as they followed the same
                           tokens before; 0: none. What comes is the same, and several at a time
     reuse_prefixes        find prompts' prefixes in the KV of earlier requests
+    prefix_cache          "memory": KV of prompts' prefixes is kept in the host's memory too, sealed, and found there
+                          when the device has lost it. Stores that replicas share are given by who builds the engine
+    prefix_cache_bytes    of that memory
+    prefix_buffer_bytes   of the host, for KV on its way to and from a store. None: 256 MiB, 1 GiB for a GPU; at most an
+                          eighth of what is free
+    prefix_wire           how a store has numbers of KV, rounded where that is less than they are. None: as they are
+    prefix_after          how often a prefix must be asked for before it is stored
+    prefix_any_numerics   take KV that other numerics classes have computed: what follows may then differ in its last
+                          digits, and so in its tokens, from what this engine says without a store
     max_waiting_tokens    prompt tokens admitted and not yet started; above it requests are refused
     max_waiting           requests admitted and not yet started
     threads               CPU threads; None: all cores this process may use
@@ -49,8 +63,15 @@ class EngineConfig:
     max_batch_tokens: int = 512
     max_running: int = 64
     kv_memory_bytes: int | None = None
+    swap_memory_bytes: int | None = None
     speculate_ngram: int = 0
     reuse_prefixes: bool = True
+    prefix_cache: PrefixCache = "off"
+    prefix_cache_bytes: int = 2**30
+    prefix_buffer_bytes: int | None = None
+    prefix_wire: PrefixWire | None = None
+    prefix_after: int = 2
+    prefix_any_numerics: bool = False
     max_waiting_tokens: int = 262_144
     max_waiting: int = 512
     threads: int | None = None
@@ -62,11 +83,17 @@ class EngineConfig:
         _one_of("numerics", self.numerics, (None, "exact", "fast"))
         _one_of("kv_dtype", self.kv_dtype, (None, "int8"))
         _one_of("cpu_weights", self.cpu_weights, (None, "int4", "int8", "both", "dense"))
+        _one_of("prefix_cache", self.prefix_cache, ("off", "memory"))
+        _one_of("prefix_wire", self.prefix_wire, (None, "int8", "float16", "bfloat16"))
         for name in ("max_batch_tokens", "max_running", "max_waiting_tokens", "max_waiting"):
             _positive(name, getattr(self, name))
-        for name in ("max_model_len", "kv_memory_bytes", "threads"):
+        for name in ("prefix_cache_bytes", "prefix_after"):
+            _positive(name, getattr(self, name))
+        for name in ("max_model_len", "kv_memory_bytes", "prefix_buffer_bytes", "threads"):
             if getattr(self, name) is not None:
                 _positive(name, getattr(self, name))
+        if self.swap_memory_bytes is not None:
+            _not_negative("swap_memory_bytes", self.swap_memory_bytes)
         if type(self.speculate_ngram) is not int or not 0 <= self.speculate_ngram <= MAX_DRAFTS:
             raise _bad("speculate_ngram", self.speculate_ngram, f"an integer from 0 to {MAX_DRAFTS}")
         for name in ("watchdog_s", "reader_timeout_s"):
@@ -88,6 +115,11 @@ def _one_of(name: str, value: object, accepted: tuple[object, ...]) -> None:
 def _positive(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise _bad(name, value, "a positive integer")
+
+
+def _not_negative(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise _bad(name, value, "an integer, 0 or above")
 
 
 def _seconds(name: str, value: object) -> None:

@@ -223,7 +223,7 @@ class EngineThread:
             elif isinstance(command, _Hold):
                 core.hold(command.key, command.wanted)
             elif isinstance(command, _Flush):
-                core.scheduler.pool.forget_prefixes(command.tenant)
+                core.scheduler.forget(command.tenant)
                 self._call_loop(_settle, command.done)
             elif isinstance(command, _Watch):
                 self._log_blocks(wanted=command.wanted)

@@ -90,6 +90,8 @@ class ReaderStalled(MotleyError):
 class EngineFault(MotleyError):
     """A step failed; the sequences in it ended with this."""
 
+    usual_code = "engine_fault"
+
 
 class CheckpointError(MotleyError):
     """A checkpoint cannot be loaded. Names the file and, where there is one, the tensor or key."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,18 +12,22 @@ import torch
 
 from ..kernels.device_table import DEVICES
 from ..kernels.devices import Device
+from ..kernels.dtypes import TORCH
 from ..kernels.gpu.operators import GpuOps
-from ..kernels.ops import Ops
-from ..kernels.precision import policy_of
+from ..kernels.ops import KvDtype, Ops
+from ..kernels.precision import PrecisionPolicy, policy_of
 from ..kernels.rig import Rig, gpu
 from .blocks import blocks_for
 from .checkpoint import Checkpoint, Tensors
 from .config import DTYPES, ModelConfig
 from .decoder import Decoder
 from .errors import CheckpointError, InvalidRequest
+from .gpu.buckets import graph_rows
+from .gpu.swapper import STAGED_BLOCKS, pinned_bytes
 from .layout import decoder_layout
 from .memory import (
     CONTEXT_BYTES,
+    USABLE,
     KvBudget,
     Parts,
     activation_bytes,
@@ -30,9 +35,13 @@ from .memory import (
     free_memory,
     graph_bytes,
     kv_budget,
+    prefix_budget,
     split_bytes,
+    swap_budget,
 )
 from .predict import bits, linear_shapes, tpot_s, ttft_s
+from .prefix.keys import with_tokens
+from .prefix.record import Geometry
 from .protocol import BLOCK_TOKENS
 from .quantization.base import Format
 from .quantization.gptq import GPTQ
@@ -41,20 +50,25 @@ from .weights import Outline
 
 __all__ = ["Asked", "Fit", "Place", "at_hand", "cpu", "fit", "known", "outlined", "parts_of", "table"]
 
-# Of the memory that a datasheet prints: ECC and the driver take up to a twelfth (torch finds 14.75 GiB on a T4).
-USABLE = 0.92
-
 _OF_VALUES = {"values": "a weight that an integer kernel would round too much is held dense: headers do not tell which"}
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Sequences of `context` tokens, `batch` of them; and the engine's own bounds of a step."""
+    """Sequences of `context` tokens, `batch` of them; and the engine's own bounds of a step.
+
+    swap_memory_bytes  of the host; None: the engine's default
+    max_drafts         of a sequence in a step
+    shares             prefixes through a store, as a service does
+    """
 
     context: int
     batch: int
     max_batch_tokens: int = 512
     max_running: int = 64
+    swap_memory_bytes: int | None = None
+    max_drafts: int = 0
+    shares: bool = False
 
     @property
     def tokens(self) -> int:
@@ -62,7 +76,8 @@ class Asked:
 
     @property
     def rows(self) -> int:
-        return max(self.max_running, self.batch)
+        """Of the largest step that is a graph."""
+        return graph_rows(max(self.max_running, self.batch), self.max_drafts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +125,12 @@ class Fit:
     refused: str = ""
 
 
-def table() -> list[Place]:
+def table(kv_dtype: KvDtype | None = None) -> list[Place]:
     """The GPUs of the table, none of which need be here."""
-    return [_listed(device) for device in DEVICES]
+    return [_listed(device, kv_dtype) for device in DEVICES]
 
 
-def known(name: str) -> list[Place]:
+def known(name: str, kv_dtype: KvDtype | None = None) -> list[Place]:
     """By the name that torch gives it ("Tesla T4") or by capability ("7.5"). Raises InvalidRequest with all names."""
     found = [device for device in DEVICES if name in device.names or name == str(device.capability)]
     if not found:
@@ -126,14 +141,14 @@ def known(name: str) -> list[Place]:
             f"or one of {names}",
             param="device",
         )
-    return [_listed(device) for device in found]
+    return [_listed(device, kv_dtype) for device in found]
 
 
-def at_hand(device: torch.device) -> Place:
+def at_hand(device: torch.device, kv_dtype: KvDtype | None = None) -> Place:
     """A GPU of this machine, with what is free on it now."""
     rig = gpu(device)
     free, total = torch.cuda.mem_get_info(device)
-    return Place(f"{device}, {rig.about.name}", _gpu_ops(rig), total, free, rig.about, at_hand=True)
+    return Place(f"{device}, {rig.about.name}", _gpu_ops(rig, kv_dtype), total, free, rig.about, at_hand=True)
 
 
 def cpu(ops: Callable[[], Ops]) -> Place:
@@ -144,18 +159,18 @@ def cpu(ops: Callable[[], Ops]) -> Place:
 
 def fit(checkpoint: Checkpoint, place: Place, asked: Asked) -> Fit:
     """Nothing is loaded; of the checkpoint no tensor is read."""
-    ops = place.ops()
     try:
+        ops = place.ops()
         decoder = outlined(checkpoint.config, checkpoint.format, checkpoint.tensors, ops)
         parts = parts_of(decoder, asked)
-    except ValueError as error:
+    except (ValueError, InvalidRequest) as error:
         return Fit(place, None, refused=str(error))
     budget = _budget(place, parts)
     blocks = budget.blocks(parts.kv_block)
     fits = not budget.missing and blocks >= asked.batch * blocks_for(asked.context)
     return Fit(
         place,
-        parts,
+        _with_host(parts, place, ops, asked, checkpoint.config, blocks),
         kv_tokens=blocks * BLOCK_TOKENS,
         context=min(blocks // asked.batch * BLOCK_TOKENS, checkpoint.config.max_model_len),
         batch=blocks // blocks_for(asked.context),
@@ -194,45 +209,70 @@ def parts_of(decoder: Decoder, asked: Asked) -> Parts:
     kv = ops.allocate_kv(config.num_layers, 1, config.num_kv_heads, config.head_dim)
     itemsize = ops.dtype.itemsize
     on_gpu = ops.device.type != "cpu"
+    kv_block = sum(layer.nbytes for layer in kv)
     return Parts(
         weights=decoder.held.weights,
         metadata=decoder.held.metadata,
-        kv_block=sum(layer.nbytes for layer in kv),
+        kv_block=kv_block,
         # On a GPU what is planned must suffice, log-probabilities of a whole prompt included.
         activations=activation_bytes(config, itemsize, asked.tokens, max(asked.rows, on_gpu * asked.tokens))
-        + on_gpu * _beside(decoder, asked),
+        + (_beside(decoder, ops.rig.policy, asked) if isinstance(ops, GpuOps) else 0),
         graphs=on_gpu * graph_bytes(config, itemsize, asked.rows),
         context=on_gpu * CONTEXT_BYTES,
+        staging=on_gpu * (asked.swap_memory_bytes != 0 or asked.shares) * STAGED_BLOCKS * kv_block,
     )
 
 
-def _beside(decoder: Decoder, asked: Asked) -> int:
+def _beside(decoder: Decoder, policy: PrecisionPolicy, asked: Asked) -> int:
     """What kernels of a GPU write beside activations."""
     config, held = decoder.config, [linear.held for linear in decoder.layers[0].linears]
     widths = [bits(each, shape) for each, shape in zip(held, linear_shapes(config), strict=True)]
-    written_out = max((n * k for n, k in linear_shapes(config)), default=0) * decoder.ops.dtype.itemsize
+    largest = max((n * k for n, k in linear_shapes(config)), default=0)
     inner, itemsize = 2 * config.intermediate_size + config.hidden_size, decoder.ops.dtype.itemsize
     return (
         split_bytes(config, asked.rows)
-        + (4 in widths) * written_out  # of many tokens: int4 to half precision, then cuBLAS
+        + (4 in widths) * largest * TORCH[policy.compute].itemsize  # of many tokens: int4 written out, then cuBLAS
+        + (8 in widths and len(policy.int8_units) > 1) * largest * 2  # int8 in fp16, where that beats dp4a
         + (8 in widths) * asked.tokens * inner  # activations in int8
         + (8 * itemsize < max(widths)) * asked.tokens * inner * 4  # and in fp32, where layers compute in it
     )
 
 
-def _listed(device: Device) -> Place:
+def _listed(device: Device, kv_dtype: KvDtype | None) -> Place:
     rig = Rig(torch.device("meta"), policy_of(*device.capability.version), device)
     total = int(device.memory * USABLE)
-    return Place(device.name, _gpu_ops(rig), total, total - CONTEXT_BYTES, device)
+    return Place(device.name, _gpu_ops(rig, kv_dtype), total, total - CONTEXT_BYTES, device)
 
 
-def _gpu_ops(rig: Rig) -> Callable[[], Ops]:
-    return functools.partial(GpuOps, replace(rig, device=torch.device("meta")))
+def _gpu_ops(rig: Rig, kv_dtype: KvDtype | None) -> Callable[[], Ops]:
+    return functools.partial(GpuOps, replace(rig, device=torch.device("meta")), kv_dtype)
 
 
 def _budget(place: Place, parts: Parts) -> KvBudget:
     free = place.free - parts.loaded
     return cpu_kv_budget(free) if place.device is None else kv_budget(free, place.total, parts)
+
+
+def _with_host(parts: Parts, place: Place, ops: Ops, asked: Asked, config: ModelConfig, blocks: int) -> Parts:
+    """And what the engine takes of the host's memory; of a host that is not here, as if it had room."""
+    on_gpu = place.device is not None
+    free = free_memory() if place.at_hand else sys.maxsize
+    nbytes, _ = swap_budget(asked.swap_memory_bytes, free, on_gpu=on_gpu)
+    longest = min(blocks, blocks_for(config.max_model_len))
+    kept, lent = min(nbytes // parts.kv_block, asked.rows * longest), 0
+    if asked.shares:
+        least = 2 * value_blocks(config, ops) * parts.kv_block
+        lent = prefix_budget(None, free, least, on_gpu=on_gpu) // parts.kv_block
+    taken, host = (pinned_bytes(n, parts.kv_block) if on_gpu else n * parts.kv_block for n in (kept + lent, kept))
+    return replace(parts, host=host, buffers=taken - host)
+
+
+def value_blocks(config: ModelConfig, ops: Ops) -> int:
+    """KV blocks of a value of a store of prefixes."""
+    [cache] = ops.allocate_kv(1, 1, config.num_kv_heads, config.head_dim)
+    dtype = str(ops.kv_vectors(ops.kv_parts(cache))[0].dtype).removeprefix("torch.")
+    whole = Geometry(dtype, config.num_layers, config.num_kv_heads, config.head_dim, BLOCK_TOKENS)
+    return with_tokens(whole).tokens // BLOCK_TOKENS
 
 
 def _advice(checkpoint: Checkpoint, decoder: Decoder, place: Place, asked: Asked, budget: KvBudget) -> str:

@@ -24,10 +24,10 @@ import xgrammar
 from .grammar_spec import OBJECT_SCHEMA, GrammarKind
 from .grammar_wire import From, To, frame, receive, to_ids
 
-COMPILE_CPU_S = 2.0
 MATCH_CPU_S = 1.0  # for one token, or a resumed sequence's replay
-# Only a process that hangs comes here: it runs with low priority, and on a busy machine waits seconds for a core.
-HUNG_S = 30.0
+# By the wall's clock: a process runs with low priority, and on a busy machine waits seconds for a core.
+MATCH_WALL_S = 30.0
+COMPILE_WALL = 15  # as many times as it may have of a processor
 MAX_WHITESPACE = 40  # characters in a row between JSON's parts: a model may indent, not idle
 MEMORY_BYTES = 512 * 2**20  # beyond what the process has before it compiles
 _BOUNDED = re.compile(r'"(minLength|maxLength|pattern|format)"\s*:')  # in a structural tag's schemas
@@ -83,9 +83,10 @@ def serve(connection: socket.socket, vocabulary: Vocabulary) -> None:
     first = receive(connection)
     if first is None:
         return
+    asked = json.loads(first[2])
     try:
-        with _Timer(COMPILE_CPU_S):
-            matching = Matching(_compile(vocabulary, **json.loads(first[2])), vocabulary)
+        with _Timer(asked["cpu_s"], COMPILE_WALL * asked["cpu_s"]):
+            matching = Matching(_compile(vocabulary, asked["kind"], asked["source"]), vocabulary)
             matching.check()
     except Refused as refused:
         connection.sendall(frame(From.REFUSED, payload=str(refused).encode()))
@@ -96,7 +97,7 @@ def serve(connection: socket.socket, vocabulary: Vocabulary) -> None:
         if what == To.CLOSE:
             matching.close(sequence)
             continue
-        with _Timer(MATCH_CPU_S):
+        with _Timer(MATCH_CPU_S, MATCH_WALL_S):
             answer, mask = matching.take(sequence, to_ids(payload), new=what == To.OPEN)
         connection.sendall(frame(answer, sequence, mask))
 
@@ -140,7 +141,7 @@ class Matching:
         self._matchers.pop(sequence, None)
 
 
-def _compile(vocabulary: Vocabulary, *, kind: str, source: str) -> Any:
+def _compile(vocabulary: Vocabulary, kind: str, source: str) -> Any:
     info = vocabulary.json if kind.startswith("json") or _BOUNDED.search(source) else vocabulary.plain
     compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
     with tempfile.TemporaryFile() as warnings:
@@ -192,12 +193,12 @@ def _limit_memory() -> None:
 class _Timer:
     """Both signals end the process by default, even inside the library."""
 
-    def __init__(self, cpu_s: float) -> None:
-        self._cpu_s = cpu_s
+    def __init__(self, cpu_s: float, wall_s: float) -> None:
+        self._cpu_s, self._wall_s = cpu_s, wall_s
 
     def __enter__(self) -> None:
         signal.setitimer(signal.ITIMER_PROF, self._cpu_s)
-        signal.setitimer(signal.ITIMER_REAL, HUNG_S)
+        signal.setitimer(signal.ITIMER_REAL, self._wall_s)
 
     def __exit__(self, *_: object) -> None:
         signal.setitimer(signal.ITIMER_PROF, 0)

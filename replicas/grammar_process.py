@@ -20,6 +20,7 @@ from .grammar_wire import HEADER, From, To, frame, ids, receive
 COMPILE_WALL_S = 40.0  # after the process's own limits
 GRACE_S = 0.002  # what a step waits for masks once some of its rows can do without
 ALONE = 10  # as many times, when none can
+TOO_MUCH = "working it out takes more time or memory than one request may use"
 
 
 class MatchState(enum.Enum):
@@ -73,9 +74,12 @@ class GrammarProcess:
         self._outgoing = bytearray()
         self._incoming = bytearray()
 
-    def compile(self) -> None:
-        """Wait until the grammar is compiled. Raises InvalidRequest; call it once, from any one thread."""
-        source = json.dumps({"kind": self.spec.kind, "source": self.spec.source}).encode()
+    def compile(self, cpu_s: float) -> bool:
+        """Wait until the grammar is compiled, in so many seconds of a processor; False: the process has ended before.
+
+        Raises InvalidRequest. Call it once, from any one thread.
+        """
+        source = json.dumps({"kind": self.spec.kind, "source": self.spec.source, "cpu_s": cpu_s}).encode()
         self._connection.settimeout(COMPILE_WALL_S)
         try:
             self._connection.sendall(frame(To.COMPILE, payload=source))
@@ -84,13 +88,14 @@ class GrammarProcess:
             answer = None
         if answer is None:
             self.lost = True
-            raise self.too_complex()
+            return False
         if answer[0] == From.REFUSED:
             raise self.spec.invalid(answer[2].decode())
         self._connection.setblocking(False)
+        return True
 
     def too_complex(self) -> InvalidRequest:
-        return self.spec.too_complex("working it out takes more time or memory than one request may use")
+        return self.spec.too_complex(TOO_MUCH)
 
     @property
     def alive(self) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 from .errors import InvalidRequest
 from .grammar_schema import check_schema
+from .json_text import parse
 
 MAX_SOURCE_BYTES = 64 * 2**10
 MAX_CHOICES = 1024
@@ -113,7 +114,7 @@ class GrammarSpec:
 
 def _parse(spec: GrammarSpec) -> Any:
     try:
-        return json.loads(spec.source, parse_constant=_refuse_constant)
+        return parse(spec.source, _refuse_constant)
     except RecursionError:
         raise spec.too_complex("nested too deeply") from None
     except ValueError as error:

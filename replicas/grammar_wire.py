@@ -17,7 +17,7 @@ class To(enum.IntEnum):
     """From the engine."""
 
     VOCABULARY = 1  # to the nursery: sizes, ids that end a sequence, the bytes of every token
-    COMPILE = 2  # JSON: kind and source
+    COMPILE = 2  # JSON: kind, source and `cpu_s`, the time it may take
     OPEN = 3  # a sequence, with the tokens it has already
     ACCEPT = 4  # a sequence's next token
     CLOSE = 5

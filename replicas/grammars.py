@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from .errors import InvalidRequest, MotleyError, Unavailable
-from .grammar_process import GrammarProcess
-from .grammar_queue import GrammarQueue
+from .grammar_process import TOO_MUCH, GrammarProcess
+from .grammar_queue import GrammarQueue, Waiting
 from .grammar_spec import GrammarSpec
 from .grammar_wire import From, To, frame, receive, vocabulary
 from .tokenizer import Tokenizer
@@ -24,7 +24,7 @@ from .tokenizer import Tokenizer
 log = logging.getLogger(__name__)
 
 MAX_KEPT = 16  # compiled grammars that nobody uses right now are kept as well, up to this many in all
-MAX_COMPILING = 2  # at a time
+MAX_COMPILING = 2  # at a time; grammar_queue.py keeps one of them for what is quick
 MAX_REFUSED = 256  # remembered, so that asking again costs nothing
 REFUSED_S = 60.0
 START_S = 120.0  # importing the library, on a busy machine
@@ -46,6 +46,7 @@ class Grammars:
         self._nursery_lock = threading.Lock()
         self._threads = ThreadPoolExecutor(MAX_COMPILING, thread_name_prefix="motley-grammar")
         self._queue = GrammarQueue()
+        self._closed = False
         self._compiling: dict[GrammarSpec, Future[GrammarProcess]] = {}
         self._kept: OrderedDict[GrammarSpec, GrammarProcess] = OrderedDict()
         self._refused: OrderedDict[GrammarSpec, tuple[float, InvalidRequest]] = OrderedDict()
@@ -74,12 +75,13 @@ class Grammars:
                 self._refused.popitem(last=False)
 
     def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
         with self._lock:
+            self._closed = True
             self._kept.clear()
-            left = list(iter(self._queue.take, None))
-        for _, future in left:
-            future.cancel()
+            left = self._queue.clear()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for waiting in left:
+            waiting.future.cancel()
         if self._nursery is not None:
             self._nursery.close()
 
@@ -114,23 +116,44 @@ class Grammars:
     def _compile_next(self) -> None:
         """For whoever's turn it is."""
         with self._lock:
-            next_one = self._queue.take()
-        if next_one is None:
-            return  # it was closed
-        spec, future = next_one
-        if not future.set_running_or_notify_cancel():
-            return
+            waiting = self._queue.take()
+        if waiting is None:
+            return  # it was closed, or the rest waits for a long one to end
+        again = False
         try:
-            future.set_result(self._compile(spec))
-        except Exception as error:  # noqa: BLE001  # it is for those who asked
-            future.set_exception(error)
+            again = not self._try(waiting)
+        finally:
+            self._tried(waiting, again)
 
-    def _compile(self, spec: GrammarSpec) -> GrammarProcess:
+    def _try(self, waiting: Waiting) -> bool:
+        """False: its time was too short, and it has another."""
+        try:
+            process = self._compile(waiting.spec, waiting.cpu_s)
+        except Exception as error:  # noqa: BLE001  # it is for those who asked
+            waiting.future.set_exception(error)
+            return True
+        if process is not None:
+            waiting.future.set_result(process)
+        elif waiting.last:
+            waiting.future.set_exception(waiting.spec.too_complex(TOO_MUCH))
+        return process is not None or waiting.last
+
+    def _tried(self, waiting: Waiting, again: bool) -> None:
+        with self._lock:
+            self._queue.tried(waiting, again=again and not self._closed)
+            if len(self._queue):  # one that could not begin beside this may now
+                self._threads.submit(self._compile_next)
+        if again and self._closed:
+            waiting.future.cancel()
+
+    def _compile(self, spec: GrammarSpec, cpu_s: float) -> GrammarProcess | None:
+        """None: that takes more than `cpu_s`, or more memory than it may."""
         began = time.perf_counter()
         process = GrammarProcess(self._running_nursery(spec).child(), spec)
-        process.compile()
-        log.info("compiled a %s of %d bytes in %.3f s", spec.kind, len(spec.source), time.perf_counter() - began)
-        return process
+        done = process.compile(cpu_s)
+        what = "compiled" if done else "did not compile"
+        log.info("%s a %s of %d bytes in %.3f s", what, spec.kind, len(spec.source), time.perf_counter() - began)
+        return process if done else None
 
     def _running_nursery(self, spec: GrammarSpec) -> _Nursery:
         with self._nursery_lock:

@@ -109,6 +109,14 @@ class Fields:
             raise self.error(key, f"an integer from {low} to {high}, or a list of them")
         return tuple(values)
 
+    def strings(self, key: str) -> tuple[str, ...]:
+        """A list of strings; absent gives none."""
+        value = self.raw.get(key)
+        values = [] if value is None else value
+        if not isinstance(values, list) or not all(isinstance(v, str) for v in values):
+            raise self.error(key, "a list of strings")
+        return tuple(values)
+
     def refuse_unknown(self, known: frozenset[str]) -> None:
         """Refuse a key that is not known and says something (null, false and empty say nothing)."""
         for key, value in self.raw.items():

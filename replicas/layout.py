@@ -144,10 +144,10 @@ def _not_finite(tensor: torch.Tensor) -> str | None:
 
 
 def _check_tensor(name: str, file: str, info: TensorInfo, spec: TensorSpec) -> None:
-    if info.shape != spec.shape:
-        raise CheckpointError(
-            f"shape is {list(info.shape)}; config.json implies {list(spec.shape)}", file=file, tensor=name
-        )
+    shapes = (spec.shape, *spec.others)
+    if info.shape not in shapes:
+        implied = " or ".join(str(list(shape)) for shape in shapes)
+        raise CheckpointError(f"shape is {list(info.shape)}; config.json implies {implied}", file=file, tensor=name)
     if info.dtype not in spec.dtypes:
         raise CheckpointError(
             f"dtype is {info.dtype}; expected {' or '.join(sorted(spec.dtypes))}", file=file, tensor=name

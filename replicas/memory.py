@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 from .config import ModelConfig
 from .gpu.buckets import batch_sizes, context_sizes
 from .protocol import BLOCK_TOKENS
 
 __all__ = [
-    "CONTEXT_BYTES", "CPU_KV_SHARE", "MAX_GRAPHS", "KvBudget", "Parts", "activation_bytes", "cpu_kv_budget",
-    "free_memory", "graph_bytes", "kv_budget", "reserve_bytes", "split_bytes",
+    "CONTEXT_BYTES", "CPU_KV_SHARE", "MAX_GRAPHS", "USABLE", "KvBudget", "Parts", "activation_bytes", "cpu_kv_budget",
+    "free_memory", "graph_bytes", "kv_budget", "reserve_bytes", "split_bytes", "swap_budget",
 ]  # fmt: skip
 
+# Of the memory that a datasheet prints: ECC and the driver take up to a twelfth (torch finds 14.75 GiB on a T4).
+USABLE = 0.92
 CPU_KV_SHARE = 0.25  # of the memory that is free once the weights are loaded
+
+SWAP_BYTES, SWAP_SHARE = 4 << 30, 0.25  # the default for KV on the host, at most a share of what is free there
 
 # Allowances, not measured: what a CUDA context, cuBLAS and its workspace take, and one launch in a CUDA graph.
 CONTEXT_BYTES = 600 << 20
@@ -22,6 +27,8 @@ _LAUNCH_BYTES = 16 << 10
 _LAUNCHES_PER_LAYER = 10
 MAX_GRAPHS = 32  # that are kept at a time
 _RESERVE_SHARE, _RESERVE_BYTES = 0.03, 256 << 20
+_PREFIX_BYTES = {False: 2**28, True: 2**30}  # of the host's memory for what comes and goes, by whether on a GPU
+_PREFIX_SHARE = 8  # one in so many bytes that are free, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +41,9 @@ class Parts:
     activations  of the largest step, and what kernels write beside it
     graphs       CUDA graphs
     context      CUDA context and libraries
+    staging      blocks of KV that are put together on their way to the host and back
+    host         of the host's memory, pinned, for KV of preempted sequences
+    buffers      likewise, for KV on its way to and from a store of prefixes; of a CPU not pinned
     """
 
     weights: int
@@ -42,6 +52,9 @@ class Parts:
     activations: int
     graphs: int = 0
     context: int = 0
+    staging: int = 0
+    host: int = 0
+    buffers: int = 0
 
     @property
     def loaded(self) -> int:
@@ -65,17 +78,17 @@ class KvBudget:
 
 
 def kv_budget(free: int, total: int, parts: Parts, reserve: int | None = None) -> KvBudget:
-    """Of a GPU: what is free once the weights are loaded, less activations, graphs and a reserve.
+    """Of a GPU: what is free once the weights are loaded, less activations, graphs, staging and a reserve.
 
     free     with the context made and the weights loaded; below 0 where they do not fit
     total    the device's memory
     reserve  for the allocator's gaps and for others on the device; None: 3% of `total`, at least 256 MiB
     """
     reserve = reserve_bytes(total) if reserve is None else reserve
-    left = free - parts.activations - parts.graphs - reserve
+    left = free - parts.activations - parts.graphs - parts.staging - reserve
     why = (
         f"{_mib(free)} free after the weights, less {_mib(parts.activations)} for activations, {_mib(parts.graphs)} "
-        f"for graphs and {_mib(reserve)} in reserve"
+        f"for graphs, {_mib(parts.staging)} for copies to the host and {_mib(reserve)} in reserve"
     )
     return KvBudget(max(0, left), max(0, -left), why)
 
@@ -85,9 +98,33 @@ def cpu_kv_budget(free: int) -> KvBudget:
     return KvBudget(max(0, int(free * CPU_KV_SHARE)), max(0, -free), f"{CPU_KV_SHARE:.0%} of free memory")
 
 
-def free_memory() -> int:
-    """Of this machine."""
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+def swap_budget(asked: int | None, free: int, *, on_gpu: bool) -> tuple[int, str]:
+    """Bytes of the host's memory for KV of preempted sequences, and why. `free`: of the host's."""
+    if asked is not None:
+        return asked, "as configured"
+    if not on_gpu:
+        return 0, "a CPU's KV lies in the host's memory anyway"
+    share = int(free * SWAP_SHARE)
+    return (SWAP_BYTES, "the default") if share >= SWAP_BYTES else (share, f"{SWAP_SHARE:.0%} of its free memory")
+
+
+def prefix_budget(asked: int | None, free: int, least: int, *, on_gpu: bool) -> int:
+    """Bytes of the host's memory for KV on its way to and from a store. least: two values, one each way."""
+    if asked is not None:
+        return asked
+    return max(min(_PREFIX_BYTES[on_gpu], free // _PREFIX_SHARE), least)
+
+
+def free_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Of this machine, and of what its control group (v2) may take of it: a container sees the whole machine's."""
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        most, used = (cgroup / "memory.max").read_text().strip(), int((cgroup / "memory.current").read_text())
+        stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+        cached = int(stat.get("inactive_file", 0))  # is given back when it is wanted
+        return free if most == "max" else max(0, min(free, int(most) - used + cached))
+    except (OSError, ValueError):  # no such group, or of version 1
+        return free
 
 
 def reserve_bytes(total: int) -> int:
@@ -118,16 +155,16 @@ def split_bytes(config: ModelConfig, rows: int) -> int:
     return programs * config.num_heads // config.num_kv_heads * (config.head_dim + 2) * 4
 
 
-def graph_bytes(config: ModelConfig, itemsize: int, max_running: int) -> int:
-    """CUDA graphs of decode, which share one pool, and logits of each batch size. An allowance.
+def graph_bytes(config: ModelConfig, itemsize: int, most: int) -> int:
+    """CUDA graphs of decode of `most` rows, which share one pool, and logits of each batch size. An allowance.
 
     As many as are kept, or as there are: of 3 kinds for each batch size and length of context.
     """
-    sizes = batch_sizes(max_running)
+    sizes = batch_sizes(most)
     graphs = min(MAX_GRAPHS, 3 * len(sizes) * len(context_sizes(config.max_model_len)))
     launches = config.num_layers * _LAUNCHES_PER_LAYER
     logits = 4 * config.vocab_size * sum(sizes)
-    return activation_bytes(config, itemsize, max_running, max_running) + logits + graphs * launches * _LAUNCH_BYTES
+    return activation_bytes(config, itemsize, most, most) + logits + graphs * launches * _LAUNCH_BYTES
 
 
 def _mib(nbytes: int) -> str:

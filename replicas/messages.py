@@ -8,7 +8,7 @@ from typing import Any
 
 from .errors import InvalidRequest
 from .shown import shown
-from .tool_results import check_results
+from .tool_results import Message, in_order_of_calls
 
 __all__ = ["ROLES", "Message", "check_messages", "check_string", "is_text"]
 
@@ -17,8 +17,6 @@ MAX_CALLS = 128  # of one message
 _FIELDS = ("role", "content", "name")
 _ONLY = {"tool_calls": "assistant", "reasoning_content": "assistant", "tool_call_id": "tool"}  # field -> its role
 _PARTS = ("image_url", "input_audio", "file", "refusal")  # kinds of content that exist, and not here
-
-Message = dict[str, Any]
 
 
 def check_messages(messages: Any) -> list[Message]:
@@ -31,8 +29,7 @@ def check_messages(messages: Any) -> list[Message]:
     if not isinstance(messages, list | tuple) or not messages:
         raise _invalid("messages", "expected a list of at least one message")
     checked = [_check_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
-    check_results(checked)
-    return checked
+    return in_order_of_calls(checked)
 
 
 def _check_message(message: Any, at: str) -> Message:

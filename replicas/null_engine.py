@@ -10,8 +10,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -24,7 +25,8 @@ from .engine_thread import EngineThread
 from .errors import InvalidRequest
 from .limits import Limits
 from .plan import ItemResult, PlanItem, StepPlan, StepResult
-from .protocol import NULL, ModelInfo, ReplicaLoad, ReplicaProfile, Request, StreamMessage, TokenLogprob
+from .protocol import BLOCK_TOKENS, NULL, ModelInfo, ReplicaLoad, ReplicaProfile, Request, StreamMessage, TokenLogprob
+from .rates import Rates
 from .runner import ModelRunner
 from .scheduler import Scheduler
 from .tokenizer import Tokenizer
@@ -51,8 +53,7 @@ class NullRunner:
         return StepResult(tuple(self._run_item(item) for item in plan.items))
 
     def _run_item(self, item: PlanItem) -> ItemResult:
-        if item.pooling is not None:
-            return ItemResult(fault="the null engine has no embeddings")
+        assert item.pooling is None, "the engine has refused it"
         found = tuple(TokenLogprob(target, 0.0) for target in item.prompt_targets)
         if item.sample is None:
             return ItemResult(prompt_logprobs=found)
@@ -72,8 +73,41 @@ def pattern(tokenizer: Tokenizer | None, vocab_size: int, eos_token_ids: Sequenc
     return [token_id for token_id in ids if token_id not in eos_token_ids and token_id < vocab_size]
 
 
-def build_null_engine(
-    model: str | Path, config: EngineConfig, *, name: str | None = None, step_s: float = 0.0
+class HollowCore(EngineCore):
+    """The engine around a device that computes nothing."""
+
+    def check(self, request: Request) -> None:
+        super().check(request)
+        if request.pooling is not None:
+            raise InvalidRequest("input: this engine computes nothing and has no embeddings", param="input")
+
+
+@dataclass(frozen=True, slots=True)
+class StandIn:
+    """What stands in for a device that computes.
+
+    kind        what family, dtype, quantization, device and numerics are called
+    runner      of the tokens that it shall say
+    num_blocks  of KV that it has room for; None: as many as can be listed
+    rates       of its profile, by max_batch_tokens; None: they are measured
+    """
+
+    kind: str
+    name: str
+    choices: Mapping[str, str]
+    runner: Callable[[Sequence[int]], NullRunner]
+    num_blocks: int | None = None
+    compute_capability: str | None = None
+    rates: Callable[[int], Rates] | None = None
+
+
+def null_device(step_s: float) -> StandIn:
+    said = {"engine": "null: computes nothing, as asked; what it says means nothing"}
+    return StandIn(NULL, "null engine: computes nothing", said, lambda said: NullRunner(said, step_s))
+
+
+def build_hollow_engine(
+    model: str | Path, config: EngineConfig, stand_in: StandIn, *, name: str | None = None
 ) -> BuiltEngine:
     """Like `build_engine`, of a checkpoint's configuration and tokenizer; no weight is read.
 
@@ -83,38 +117,43 @@ def build_null_engine(
     checkpoint = inspect_checkpoint(path)
     tokenizer = Tokenizer.load(path) if Tokenizer.is_in(path) else None
     longest = config.max_model_len or checkpoint.config.max_model_len
-    num_blocks = min(config.max_running * blocks_for(longest), MAX_BLOCKS)
+    num_blocks = min(config.max_running * blocks_for(longest), MAX_BLOCKS, stand_in.num_blocks or MAX_BLOCKS)
     if longest > checkpoint.config.max_model_len:
         message = f"max_model_len: the model was made for {checkpoint.config.max_model_len} positions"
         raise InvalidRequest(message, param="max_model_len")
+    if blocks_for(longest) > num_blocks:
+        message = f"max_model_len: {stand_in.name} holds {num_blocks * BLOCK_TOKENS} tokens, fewer than {longest}"
+        raise InvalidRequest(message, param="max_model_len")
     limits = Limits(checkpoint.config.vocab_size, longest, checkpoint.defaults.eos_token_ids)
-    runner = NullRunner(pattern(tokenizer, limits.vocab_size, limits.eos_token_ids), step_s)
+    runner = stand_in.runner(pattern(tokenizer, limits.vocab_size, limits.eos_token_ids))
     scheduler = Scheduler(
         BlockPool(num_blocks, reuse_prefixes=config.reuse_prefixes),
         max_batch_tokens=config.max_batch_tokens,
         max_running=config.max_running,
     )
-    info = ModelInfo(name or NULL, NULL, limits.vocab_size, longest, limits.eos_token_ids, NULL, NULL)
-    profile = _profile(info, num_blocks, config.max_batch_tokens)
-    core = EngineCore(runner, scheduler, limits, tokenizer)
+    kind = stand_in.kind
+    info = ModelInfo(name or kind, kind, limits.vocab_size, longest, limits.eos_token_ids, kind, kind)
+    profile = _profile(info, stand_in, num_blocks, config.max_batch_tokens)
+    core = HollowCore(runner, scheduler, limits, tokenizer)
+    rates = None if stand_in.rates is None else stand_in.rates(config.max_batch_tokens)
     # The worker asks for the core and the profile alone.
-    return BuiltEngine(core, cast(ModelRunner, runner), tokenizer, profile, profile.choices, {})
+    return BuiltEngine(core, cast(ModelRunner, runner), tokenizer, profile, profile.choices, {}, rates)
 
 
-def _profile(info: ModelInfo, num_blocks: int, max_batch_tokens: int) -> ReplicaProfile:
+def _profile(info: ModelInfo, stand_in: StandIn, num_blocks: int, max_batch_tokens: int) -> ReplicaProfile:
     return ReplicaProfile(
         replica_id="",
         model=info,
-        device=NULL,
-        device_name="null engine: computes nothing",
-        compute_capability=None,
-        numerics=NULL,
-        fingerprint=NULL,
+        device=stand_in.kind,
+        device_name=stand_in.name,
+        compute_capability=stand_in.compute_capability,
+        numerics=stand_in.kind,
+        fingerprint=stand_in.kind,
         prefill_tokens_per_s=0.0,
         decode_step_s=0.0,
         kv_blocks_total=num_blocks,
         max_batch_tokens=max_batch_tokens,
-        choices={"engine": "null: computes nothing, as asked; what it says means nothing"},
+        choices=dict(stand_in.choices),
     )
 
 
@@ -168,7 +207,7 @@ class NullWorker(Worker):
 
     def _build(self) -> BuiltEngine:
         log.warning("null engine: nothing is computed")
-        return build_null_engine(self._model, self._config, name=self._name, step_s=self._step_s)
+        return build_hollow_engine(self._model, self._config, null_device(self._step_s), name=self._name)
 
     def _make_thread(self, engine: BuiltEngine) -> EngineThread:
         self._pace = PacedThread(engine.core, self._config.watchdog_s, self)

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 
@@ -16,7 +16,7 @@ from .engine_config import EngineConfig
 from .errors import InvalidRequest
 from .gpu.accelerator import Accelerator
 from .grammar_process import GrammarProcess
-from .plan import PlanItem, StepPlan
+from .prefix.access import PrefixAccess
 from .protocol import Delta, FinishReason, ModelInfo, Pooling, PromptLogprob, Request, StreamMessage, TokenLogprob
 from .sampling_params import SamplingParams
 from .seeds import fresh_seed
@@ -24,6 +24,8 @@ from .shown import shown
 from .turns import Turns
 
 Prompt = str | Sequence[int]
+
+FLUSH_S = 10.0  # that closing waits for a store of prefixes, at most
 
 
 @dataclass(slots=True)
@@ -73,6 +75,7 @@ class Engine:
     settings  any other field of EngineConfig
     progress  called with (bytes loaded, bytes in all)
     ops       operators to compute with, and `accelerator` what gives their device work; None: those of the device
+    access    to a store of prefixes that engines share; None: what the settings say
 
     Raises CheckpointError if the model cannot be loaded, InvalidRequest for a bad setting.
     """
@@ -86,6 +89,7 @@ class Engine:
         progress: Progress | None = None,
         ops: Ops | None = None,
         accelerator: Accelerator | None = None,
+        access: PrefixAccess | None = None,
         **settings: Any,
     ) -> None:
         known = set(EngineConfig.__dataclass_fields__)
@@ -93,9 +97,32 @@ class Engine:
             accepted = ", ".join(sorted(known))
             raise InvalidRequest(f"{unknown[0]}: no such setting; there are {accepted}", param=unknown[0])
         config = EngineConfig(device=device, dtype=dtype, **settings)
-        self._built: BuiltEngine = build_engine(path, config, progress=progress, ops=ops, accelerator=accelerator)
+        self._built: BuiltEngine = build_engine(
+            path, config, progress=progress, ops=ops, accelerator=accelerator, access=access
+        )
+        if self._built.core.scheduler.prefixes.pool.total:
+            self._built.warm_up()  # whether fetching is faster, is measured
         self._turns = Turns(self._built.core)
         self._keys = itertools.count()
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Cancel what is open, store the prefixes that are to be shared, and let go of what the engine has.
+
+        That of its store, too. An engine without a store need not be closed.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        self._turns.close(self._turns.keys)
+        self._built.flush(FLUSH_S)
+        self._built.close()
 
     @property
     def model(self) -> ModelInfo:
@@ -152,17 +179,9 @@ class Engine:
         vectors = torch.tensor([embeddings[position] for position in range(len(requests))])
         return torch.nn.functional.normalize(vectors, dim=-1) if normalize else vectors
 
-    @torch.inference_mode()
     def logits(self, token_ids: Prompt) -> torch.Tensor:
         """Logits fp32 [num_tokens, vocabulary] of every position of one sequence (ids, or text), in one step."""
-        pool = self._built.core.scheduler.pool
-        token_ids = self._prompt_ids(token_ids)
-        self._built.core.check(Request("logits", token_ids, SamplingParams(seed=0)))
-        with pool.open(()) as allocation:
-            if not allocation.grow(len(token_ids)):
-                raise InvalidRequest(f"token_ids: {len(token_ids)} tokens do not fit the KV cache", param="token_ids")
-            item = PlanItem(sequence_id=-1, start=0, token_ids=token_ids, blocks=tuple(allocation.blocks))
-            return self._built.runner.logits(StepPlan((item,)))
+        return self._built.logits(self._prompt_ids(token_ids))
 
     def _request(
         self, prompt: Prompt, sampling: SamplingParams | None, output_ids: Sequence[Sequence[int]] | None
@@ -191,6 +210,8 @@ class Engine:
         return ids
 
     def _run(self, requests: list[Request]) -> Iterator[tuple[int, StreamMessage]]:
+        if self._closed:
+            raise InvalidRequest("engine: it is closed")
         core = self._built.core
         for request in requests:
             core.check(request)  # all or none

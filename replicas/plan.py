@@ -80,13 +80,23 @@ class PlanItem:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Items with one token come first."""
+    """Items with one token come first.
+
+    swap_out, swap_in  KV blocks to be copied beside the step, as pairs (the device's, the host's). The step may write
+                       what is copied out, once that is done; it does not read what is copied in, the next one does
+    """
 
     items: tuple[PlanItem, ...]
+    swap_out: tuple[tuple[int, int], ...] = ()
+    swap_in: tuple[tuple[int, int], ...] = ()
 
     @property
     def num_tokens(self) -> int:
         return sum(len(item.token_ids) for item in self.items)
+
+    @property
+    def swaps(self) -> bool:
+        return bool(self.swap_out or self.swap_in)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from ..kernels.held import Held
 from ..kernels.roofline import DecodeAttention, Elementwise, Linear, Op, PrefillAttention, roofline
 from .config import ModelConfig
 from .decoder import Decoder
+from .protocol import BLOCK_TOKENS
 
 __all__ = ["bits", "linear_shapes", "tpot_s", "ttft_s"]
 
@@ -30,7 +31,9 @@ def ttft_s(device: Device, decoder: Decoder, prompt: int, chunk: int) -> float:
         for start in range(0, prompt, chunk):
             cached = start if window is None else min(start, window - 1)
             new = min(chunk, prompt - start)
-            op = PrefillAttention(1, new, config.num_heads, config.num_kv_heads, config.head_dim, cached)
+            op = PrefillAttention(
+                1, new, config.num_heads, config.num_kv_heads, config.head_dim, cached, kv_bytes=_kv_bytes(decoder)
+            )
             seconds += layers * roofline(device, op).seconds
     return seconds
 
@@ -41,9 +44,18 @@ def tpot_s(device: Device, decoder: Decoder, context: int, batch: int) -> float:
     seconds = _layers_s(device, decoder, batch) + _head_s(device, decoder, batch)
     for window, layers in Counter(config.windows).items():
         seen = context if window is None else min(context, window)
-        op = DecodeAttention(batch, seen, config.num_heads, config.num_kv_heads, config.head_dim)
+        op = DecodeAttention(
+            batch, seen, config.num_heads, config.num_kv_heads, config.head_dim, kv_bytes=_kv_bytes(decoder)
+        )
         seconds += layers * roofline(device, op).seconds
     return seconds
+
+
+def _kv_bytes(decoder: Decoder) -> float:
+    """Of a number in KV, with its part of a scale."""
+    config = decoder.config
+    [cache] = decoder.ops.allocate_kv(1, 1, config.num_kv_heads, config.head_dim)
+    return cache.nbytes / (2 * BLOCK_TOKENS * config.num_kv_heads * config.head_dim)
 
 
 def _layers_s(device: Device, decoder: Decoder, tokens: int) -> float:
@@ -53,7 +65,8 @@ def _layers_s(device: Device, decoder: Decoder, tokens: int) -> float:
 
 def _layer(decoder: Decoder, tokens: int) -> Iterator[Op]:
     for joined, (outputs, inputs) in zip(decoder.layers[0].linears, linear_shapes(decoder.config), strict=True):
-        yield _linear(joined.held, tokens, outputs, inputs)
+        fp8 = all(part.kernel == "fp8" for part in joined.parts)
+        yield _linear(joined.held, tokens, outputs, inputs, fp8=fp8)
     yield Elementwise(tokens * _moved(decoder.config) * decoder.ops.dtype.itemsize)
 
 
@@ -74,12 +87,13 @@ def bits(held: Held, shape: tuple[int, int]) -> Bits:
     return min(_BITS, key=lambda each: abs(each - 8 * held.weights / (shape[0] * shape[1])))
 
 
-def _linear(held: Held, tokens: int, outputs: int, inputs: int) -> Linear:
+def _linear(held: Held, tokens: int, outputs: int, inputs: int, *, fp8: bool = False) -> Linear:
     width = bits(held, (outputs, inputs))
     if width >= 16:
         return Linear(tokens, outputs, inputs, width)
     group = round(outputs * inputs * (2 + width / 8) / held.metadata)
-    return Linear(tokens, outputs, inputs, width, max(1, group), "int8" if width == 8 else "half")
+    eight: Literal["int8", "fp8"] = "fp8" if fp8 else "int8"
+    return Linear(tokens, outputs, inputs, width, max(1, group), eight if width == 8 else "half")
 
 
 def _moved(config: ModelConfig) -> int:

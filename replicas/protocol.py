@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field, fields
 
 from .sampling_params import SamplingParams
 
 __all__ = [
+    "BATCHES",
     "BLOCK_TOKENS",
     "NULL",
     "RATE_WINDOW_S",
@@ -35,6 +36,7 @@ __all__ = [
 
 NULL = "null"  # device, numerics, family and so on of an engine that computes nothing
 RATE_WINDOW_S = 10.0  # what a replica makes is told as an average over so long
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # for which a profile tells the time of a decode step
 BLOCK_TOKENS = 16  # tokens per KV block: part of the protocol, since block hashes are shared
 
 
@@ -45,7 +47,7 @@ class FinishReason(enum.StrEnum):
     LENGTH = "length"  # max_tokens or the context is full
     CANCELLED = "cancelled"  # the consumer went away
     DEADLINE = "deadline"  # the request's deadline passed
-    REPLICA_LOST = "replica_lost"  # the stream could not be continued elsewhere
+    REPLICA_LOST = "replica_lost"  # the stream could not be continued here; the error says why
     ERROR = "error"  # the engine failed; the stream raises EngineFault
 
 
@@ -148,11 +150,18 @@ class ReplicaLoad:
     generated_tokens_per_s: float = 0.0  # over the last RATE_WINDOW_S
     drafted_tokens: int = 0  # tried by speculation since the start
     accepted_tokens: int = 0  # and those of them that were right
+    preemptions_swapped: int = 0  # sequences that lost their place to others, and whose KV went to the host
+    preemptions_recomputed: int = 0  # likewise, and whose KV was computed again
+    external_queried_tokens: int = 0  # asked of the prefix store since the start
+    external_hit_tokens: int = 0  # and those of them that came from it
+    draining: bool = False  # takes nothing new; what it has goes on
 
 
 def sum_of(loads: Iterable[ReplicaLoad]) -> ReplicaLoad:
-    """What several replicas carry together."""
-    return ReplicaLoad(*map(sum, zip(*map(astuple, loads), strict=True)))
+    """What several replicas carry together; they drain if all of them do."""
+    each = list(loads)
+    summed = {one.name: sum(getattr(load, one.name) for load in each) for one in fields(ReplicaLoad)}
+    return ReplicaLoad(**summed | {"draining": 0 < summed["draining"] == len(each)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +217,12 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaProfile:
-    """What a replica is; published once at readiness. Rates are measured during warm-up."""
+    """What a replica is; published once at readiness. Rates are measured during warm-up.
+
+    decode_s   seconds of a decode step at each of BATCHES, with short contexts; none: nobody has measured
+    context_s  seconds more, for each token of context of a step's sequences
+    pool       whose it is, as the one who reads it knows
+    """
 
     replica_id: str
     model: ModelInfo
@@ -222,3 +236,11 @@ class ReplicaProfile:
     kv_blocks_total: int
     max_batch_tokens: int
     choices: dict[str, str] = field(default_factory=dict)  # automatic choice -> reason
+    decode_s: tuple[float, ...] = ()
+    context_s: float = 0.0
+    max_running: int = 0
+    pool: str = ""
+
+    @property
+    def kv_tokens(self) -> int:
+        return self.kv_blocks_total * BLOCK_TOKENS

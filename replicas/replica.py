@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -12,10 +13,13 @@ from .loading import LoadingFile
 from .logs import log_to_stderr
 from .pile import merge
 from .protocol import KvEvents, ReplicaLoad, ReplicaProfile, Request, StreamMessage
+from .published import text_of
 from .trunk import Batch, Ticket, Trunk, by_trunk
 
 if TYPE_CHECKING:
     from .engine_config import EngineConfig
+    from .prefix.access import PrefixAccess
+    from .prefix.told import PrefixStats
     from .worker import Worker
 
 
@@ -94,29 +98,51 @@ class Replica:
         """Drop cached prefixes of that tenant, or all."""
         await self._worker.flush(tenant)
 
+    async def prefix_stats(self, placement: None = None) -> PrefixStats | None:
+        """None: it shares no prefixes."""
+        return self._worker.prefix_stats()
+
     async def kv_events(self, tenant: str, placement: None = None) -> AsyncGenerator[KvEvents, None]:
         """What becomes of that tenant's KV blocks from now on."""
         async with aclosing(self._worker.kv_events(tenant)) as messages:
             async for message in messages:
                 yield message
 
+    async def drain(self, placement: None = None) -> ReplicaLoad:
+        """Take nothing new from now on; what it has goes on. Its load, which says so."""
+        self._worker.take_nothing_new()
+        return self._worker.load()
+
     def record_replica_metadata(self) -> dict[str, str]:
         """What routers know of it from the beginning: Serve asks once, when it is ready."""
-        return {"numerics": self._worker.profile().numerics}
+        profile = self._worker.profile()
+        return {"numerics": profile.numerics, "profile": text_of(profile)}
+
+    def record_routing_stats(self) -> dict[str, Any]:
+        """Its load for routers that hear nothing else of it: Serve asks several times a second."""
+        return {"load": asdict(self._worker.load())}
 
     async def check_health(self) -> None:
         """Serve replaces the replica when this raises."""
         await self._worker.check_health()
 
 
-def engine_worker(model: str, config: EngineConfig, name: str | None = None, loading: Path | None = None) -> Any:
+def engine_worker(
+    model: str,
+    config: EngineConfig,
+    name: str | None = None,
+    loading: Path | None = None,
+    access: Callable[[], PrefixAccess] | None = None,
+) -> Any:
     """A worker with a real engine. Imports torch, so it is called in the replica and nowhere else.
 
     loading  folder to say in how far the model is loaded
+    access   to a store of prefixes, made in the replica; None: what the config says
     """
     from .worker import Worker
 
-    return Worker(model, config, name=name, progress=None if loading is None else LoadingFile(loading))
+    progress = None if loading is None else LoadingFile(loading)
+    return Worker(model, config, name=name, progress=progress, access=access)
 
 
 def null_worker(model: str, config: EngineConfig, name: str | None = None, step_s: float = 0.0) -> Any:
@@ -124,3 +150,12 @@ def null_worker(model: str, config: EngineConfig, name: str | None = None, step_
     from .null_engine import NullWorker
 
     return NullWorker(model, config, name=name, step_s=step_s)
+
+
+def simulated_worker(
+    model: str, config: EngineConfig, name: str | None, gpu: str, shape: str | None, hidden: float, seed: int | None
+) -> Any:
+    """A worker that takes the time of a named GPU and computes nothing: `motley serve --simulate`."""
+    from .simulated.worker import SimulatedWorker
+
+    return SimulatedWorker(model, config, gpu, shape, name=name, hidden=hidden, seed=seed)

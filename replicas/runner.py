@@ -9,6 +9,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from ..kernels.batch import StepBatch
+from .gpu.swapper import Swapper
 from .grammar_process import await_masks
 from .plan import ItemResult, PlanItem, StepPlan, StepResult
 from .protocol import BLOCK_TOKENS, Pooling
@@ -33,6 +34,16 @@ class Pipelined(Runner, Protocol):
     def launch(self, plan: StepPlan) -> Callable[[], StepResult]: ...
 
 
+@runtime_checkable
+class Swapping(Runner, Protocol):
+    """A runner that copies KV between device and host.
+
+    swap  what the plan asks for, before it is run or launched
+    """
+
+    def swap(self, plan: StepPlan) -> None: ...
+
+
 class Model(Protocol):
     """A decoder bound to its operators. `forward` and `hidden` write this step's KV.
 
@@ -49,15 +60,24 @@ class Model(Protocol):
 
 
 class ModelRunner:
-    """A decoder and its KV cache on one device."""
+    """A decoder and its KV cache on one device. Implements `Swapping`, with a `swapper`."""
 
-    def __init__(self, model: Model, kv: list[torch.Tensor], device: torch.device) -> None:
+    def __init__(
+        self, model: Model, kv: list[torch.Tensor], device: torch.device, swapper: Swapper | None = None
+    ) -> None:
         self.model = model
         self.kv = kv
         self.device = device
+        self.swapper = swapper
+
+    def swap(self, plan: StepPlan) -> None:
+        assert self.swapper is not None, "there is a host pool"
+        self.swapper.swap(plan)
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
+        if self.swapper is not None:
+            self.swapper.order(plan)
         batch = prepare(plan, self._move)
         pooled: list[tuple[float, ...]] = [()] * len(plan.items)
         if any(item.pooling for item in plan.items):

@@ -12,9 +12,11 @@ from collections.abc import Iterable, Mapping
 
 from .blocks import Allocation, BlockPool, blocks_for
 from .plan import PlanItem, StepPlan
+from .prefix.prefixes import Prefixes
 from .protocol import BLOCK_TOKENS, ReplicaLoad
 from .sequence import Sequence, State
 from .speculation import Ngrams
+from .swap import Swap
 
 
 class Scheduler:
@@ -24,15 +26,28 @@ class Scheduler:
     if need be alone, and no set of sequences can block each other.
     """
 
-    def __init__(self, pool: BlockPool, *, max_batch_tokens: int, max_running: int, max_drafts: int = 0) -> None:
-        """`max_drafts`: tokens of a sequence that are tried in a step beyond its last; 0: no speculation."""
+    def __init__(
+        self,
+        pool: BlockPool,
+        *,
+        max_batch_tokens: int,
+        max_running: int,
+        max_drafts: int = 0,
+        swap: Swap | None = None,
+        prefixes: Prefixes | None = None,
+    ) -> None:
+        """max_drafts  tokens of a sequence that are tried in a step beyond its last; 0: no speculation
+        swap        where KV of preempted sequences may go; None: nowhere
+        prefixes    what is shared beyond this replica; None: nothing
+        """
         assert max_batch_tokens >= max_running >= 1
         self.pool = pool
         self.max_batch_tokens = max_batch_tokens
         self.max_running = max_running
         self.waiting: list[Sequence] = []  # by rank
         self.running: list[Sequence] = []
-        self.num_preemptions = 0
+        self.swap = Swap() if swap is None else swap
+        self.prefixes = Prefixes() if prefixes is None else prefixes
         self.max_drafts = max_drafts
         self.drafted_tokens = 0
         self.accepted_tokens = 0
@@ -41,6 +56,14 @@ class Scheduler:
 
     def __bool__(self) -> bool:
         return bool(self.waiting or self.running)
+
+    @property
+    def num_preemptions(self) -> int:
+        return self.swap.swapped + self.swap.recomputed
+
+    @property
+    def num_running(self) -> int:
+        return len(self.running)
 
     @property
     def sequences(self) -> list[Sequence]:
@@ -53,17 +76,28 @@ class Scheduler:
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a finished or cancelled sequence, wherever it is, and free its blocks."""
+        self.prefixes.leave(sequence)
         (self.running if sequence.state is State.RUNNING else self.waiting).remove(sequence)
         sequence.state = State.FINISHED
         del self._by_id[sequence.id]
         self._ngrams.pop(sequence.id, None)
         self._free(sequence)
+        self.swap.drop(sequence)
         if not self:
             self.pool.check_idle()
+            self.swap.pool.check_idle()
+
+    def forget(self, owner: str | None) -> None:
+        """Drop the cached prefixes of that owner, or all, here and in the store; sequences keep what they hold."""
+        self.pool.forget_prefixes(owner)
+        self.prefixes.forget(owner)
 
     def hold(self, sequence: Sequence, wanted: bool) -> None:
-        """Take it out of the batch, or let it come again: whoever reads slowly keeps neither a place nor blocks."""
+        """Take it out of the batch, or let it come again: who reads slowly keeps no place and no blocks anywhere."""
         sequence.held = wanted
+        if wanted:
+            self.prefixes.leave(sequence)
+            self.swap.drop(sequence)
         if wanted and sequence.state is State.RUNNING:
             self._suspend(sequence)
 
@@ -73,12 +107,25 @@ class Scheduler:
         Blocks that it frees may still be written by a step on its way: whoever gets them writes later, as steps are
         computed in the order of their launch.
         """
+        for sequence in self.swap.arrived():
+            sequence.num_computed = sequence.num_launched
+            self._publish(sequence)
+        self.prefixes.begin(self.waiting, self.pool)
         planned: dict[int, PlanItem] = {}
         preemptions = self.num_preemptions
         budget = self._plan_running(planned, self.max_batch_tokens)
         if self.num_preemptions == preemptions:  # no room was found by force: then admit
             self._plan_waiting(planned, budget)
-        return StepPlan(tuple(sorted(planned.values(), key=lambda item: len(item.token_ids) > 1)))
+        items = tuple(sorted(planned.values(), key=lambda item: len(item.token_ids) > 1))
+        out, into = self.swap.copies()
+        return StepPlan(items, out + self.prefixes.copies(), into)
+
+    def not_copied(self) -> None:
+        """The copies of the last plan failed: what they were to save is computed again."""
+        self.prefixes.not_copied()
+        for sequence in self.swap.failed():
+            sequence.cached_tokens = None
+            self._suspend(sequence)
 
     def launched(self, plan: StepPlan) -> tuple[Allocation, ...]:
         """The plan is being computed: the next one may go on from where it ends. Where each item's KV goes."""
@@ -126,11 +173,15 @@ class Scheduler:
             sequence.num_computed = item.end - len(item.verified) + right
             if item.verified:
                 sequence.num_launched = sequence.num_computed
-            sequence.update_hashes()
-            tenant = sequence.request.tenant
-            new = allocation.publish(sequence.hashes, sequence.num_computed, tenant)
-            if new and self.pool.log is not None:
-                self.pool.log.stored(tenant, sequence.hashes, new, sequence.tokens)
+            self._publish(sequence)
+
+    def _publish(self, sequence: Sequence) -> None:
+        assert sequence.allocation is not None
+        sequence.update_hashes()
+        tenant = sequence.request.tenant
+        new = sequence.allocation.publish(sequence.hashes, sequence.num_computed, tenant)
+        if new and self.pool.log is not None:
+            self.pool.log.stored(tenant, sequence.hashes, new, sequence.tokens)
 
     def holds(self, item: PlanItem, allocation: Allocation) -> bool:
         """Whether the item's sequence still has the blocks that the item was planned for."""
@@ -148,14 +199,18 @@ class Scheduler:
 
     def load(self) -> ReplicaLoad:
         return ReplicaLoad(
-            running=len(self.running),
+            running=self.num_running,
             waiting=len(self.waiting),
-            queued_prefill_tokens=sum(s.remaining for s in self.sequences if s.remaining > 1 and not s.held),
+            queued_prefill_tokens=sum(s.unkept for s in self.sequences if s.unkept > 1 and not s.held),
             kv_blocks_free=self.pool.available,
             kv_blocks_total=self.pool.total,
             max_running=self.max_running,
             drafted_tokens=self.drafted_tokens,
             accepted_tokens=self.accepted_tokens,
+            preemptions_swapped=self.swap.swapped,
+            preemptions_recomputed=self.swap.recomputed,
+            external_queried_tokens=self.prefixes.queried_tokens,
+            external_hit_tokens=self.prefixes.hit_tokens,
         )
 
     def _plan_running(self, planned: dict[int, PlanItem], budget: int) -> int:
@@ -169,7 +224,7 @@ class Scheduler:
                 continue
             if sequence.state is State.RUNNING and self._make_room(sequence, count, planned):
                 drafts = self._drafts(sequence, budget - count - others, self.pool.available - others)
-                planned[sequence.id] = _item(sequence, count, drafts)
+                planned[sequence.id] = sequence.item(count, drafts)
                 budget -= count + len(drafts)
         return budget
 
@@ -190,15 +245,15 @@ class Scheduler:
 
     def _plan_waiting(self, planned: dict[int, PlanItem], budget: int) -> None:
         for sequence in list(self.waiting):
-            if budget == 0 or len(self.running) >= self.max_running:
+            if budget == 0 or self.num_running >= self.max_running:
                 return
-            if sequence.blocked or sequence.paused or sequence.awaiting:
+            if sequence.state is State.WAITING_KV or sequence.blocked or sequence.paused or sequence.awaiting:
                 continue
             if not self._fits(sequence):
                 return  # those behind must not overtake for ever
-            count = self._admit(sequence, budget)
-            planned[sequence.id] = _item(sequence, count)
-            budget -= count
+            if count := self._admit(sequence, budget):
+                planned[sequence.id] = sequence.item(count)
+                budget -= count
 
     def _fits(self, sequence: Sequence) -> bool:
         """Room for all its tokens and the next: admitting by its first chunk alone would only cause preemption."""
@@ -207,12 +262,13 @@ class Scheduler:
         return wanted <= self.pool.headroom(hashes)
 
     def _admit(self, sequence: Sequence, budget: int) -> int:
+        """How many of its tokens this step computes; none while its KV comes from the host."""
         allocation = self.pool.open(sequence.reusable_hashes())
         sequence.allocation = allocation
         sequence.num_computed = sequence.num_launched = allocation.prefix_blocks * BLOCK_TOKENS
+        count = 0 if self.swap.resume(sequence, allocation) else min(sequence.remaining, budget)
         if sequence.cached_tokens is None:
-            sequence.cached_tokens = min(sequence.num_computed, sequence.num_prompt)
-        count = min(sequence.remaining, budget)
+            sequence.cached_tokens = min(sequence.num_launched, sequence.num_prompt)
         grown = allocation.grow(sequence.num_launched + count)
         assert grown, "admission has checked the room"
         self.waiting.remove(sequence)
@@ -230,8 +286,8 @@ class Scheduler:
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
+        self.swap.preempt(sequence)
         self._suspend(sequence)
-        self.num_preemptions += 1
 
     def _suspend(self, sequence: Sequence) -> None:
         """Back to waiting; its blocks stay findable for as long as nobody needs the room."""
@@ -245,27 +301,3 @@ class Scheduler:
         if sequence.allocation is not None:
             sequence.allocation.close()
             sequence.allocation = None
-
-
-def _item(sequence: Sequence, count: int, drafts: tuple[int, ...] = ()) -> PlanItem:
-    start, end = sequence.num_launched, sequence.num_launched + count
-    pooling = sequence.request.pooling
-    assert sequence.allocation is not None
-    return PlanItem(
-        sequence_id=sequence.id,
-        start=start,
-        token_ids=sequence.tokens(start, end) + drafts,
-        blocks=tuple(sequence.allocation.blocks[: blocks_for(end + len(drafts))]),
-        sample=sequence.sample_spec(drafts) if end == sequence.num_tokens + sequence.ahead and not pooling else None,
-        prompt_targets=_prompt_targets(sequence, start, end),
-        prompt_top=sequence.request.sampling.prompt_logprobs or 0,
-        pooling=pooling,
-        verified=tuple(sequence.sample_spec(drafts[:count]) for count in range(len(drafts))),
-    )
-
-
-def _prompt_targets(sequence: Sequence, start: int, end: int) -> tuple[int, ...]:
-    """The prompt tokens that follow positions start .. end - 1, while their log-probabilities are wanted."""
-    if not sequence.wants_prompt_logprobs or len(sequence.prompt_logprobs) >= sequence.num_prompt:
-        return ()
-    return sequence.tokens(start + 1, min(end + 1, sequence.num_prompt))

@@ -5,14 +5,16 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from .blocks import Allocation, extend_hashes
+from .blocks import Allocation, blocks_for, extend_hashes
 from .grammar_process import Matcher
-from .plan import UNKNOWN, SampleSpec
+from .host_pool import HostCopy
+from .plan import UNKNOWN, PlanItem, SampleSpec
 from .protocol import BLOCK_TOKENS, FinishReason, Pooling, Request, TokenLogprob
 
 
 class State(enum.Enum):
     WAITING = "waiting"
+    WAITING_KV = "waiting for KV"  # of its prompt, from a prefix store
     RUNNING = "running"
     FINISHED = "finished"
 
@@ -36,6 +38,8 @@ class Sequence:
     matcher    its place in its grammar; a step that finds that not ready samples nothing
     cautious   tokens for which, after such a step, it waits for its matcher before it takes part in another
     held       its reader is behind
+    host_copy  KV of its first tokens, while it waits
+    sought     a prefix store was asked for its prompt, or is not worth asking
     """
 
     id: int
@@ -62,6 +66,8 @@ class Sequence:
     matcher: Matcher | None = None
     cautious: int = 0
     held: bool = False
+    host_copy: HostCopy | None = None
+    sought: bool = False
 
     @property
     def num_prompt(self) -> int:
@@ -75,6 +81,11 @@ class Sequence:
     def remaining(self) -> int:
         """Tokens that no step computes yet, before the next one can be sampled."""
         return self.num_tokens + self.ahead - self.num_launched
+
+    @property
+    def unkept(self) -> int:
+        """As `remaining`, less what is kept on the host."""
+        return self.remaining - (self.host_copy.num_tokens if self.host_copy is not None else 0)
 
     @property
     def awaiting(self) -> bool:
@@ -122,6 +133,29 @@ class Sequence:
     def may_draft(self) -> bool:
         """Whether drafts may be tried: what a grammar lets follow a draft is not known before it is accepted."""
         return self.matcher is None and self.request.pooling is None
+
+    def item(self, count: int, drafts: tuple[int, ...] = ()) -> PlanItem:
+        """A step's share: the next `count` tokens, and drafts of what follows the last."""
+        start, end = self.num_launched, self.num_launched + count
+        pooling = self.request.pooling
+        assert self.allocation is not None
+        return PlanItem(
+            sequence_id=self.id,
+            start=start,
+            token_ids=self.tokens(start, end) + drafts,
+            blocks=tuple(self.allocation.blocks[: blocks_for(end + len(drafts))]),
+            sample=self.sample_spec(drafts) if end == self.num_tokens + self.ahead and not pooling else None,
+            prompt_targets=self._prompt_targets(start, end),
+            prompt_top=self.request.sampling.prompt_logprobs or 0,
+            pooling=pooling,
+            verified=tuple(self.sample_spec(drafts[:count]) for count in range(len(drafts))),
+        )
+
+    def _prompt_targets(self, start: int, end: int) -> tuple[int, ...]:
+        """The prompt tokens that follow positions start .. end - 1, while their log-probabilities are wanted."""
+        if not self.wants_prompt_logprobs or len(self.prompt_logprobs) >= self.num_prompt:
+            return ()
+        return self.tokens(start + 1, min(end + 1, self.num_prompt))
 
     def sample_spec(self, drafts: tuple[int, ...] = ()) -> SampleSpec:
         """How to choose the token after the last one, or after these drafts of what follows that."""

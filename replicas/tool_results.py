@@ -8,40 +8,53 @@ from typing import Any
 from .errors import InvalidRequest
 from .shown import shown
 
-__all__ = ["check_results"]
+Message = dict[str, Any]
+
+__all__ = ["Message", "in_order_of_calls"]
+
+_Call = tuple[int, str | None]  # its place among the calls of its message, and its id
 
 
-def check_results(messages: Sequence[Mapping[str, Any]]) -> None:
-    """Raises InvalidRequest unless each result is of a call just before it, and each call has one result.
+def in_order_of_calls(messages: Sequence[Message]) -> list[Message]:
+    """The messages, with results in the order of the calls that they answer: many templates tell them apart by that.
 
-    Results follow the message that called, in any order. Ids are compared where both sides have one; a result
-    without, or one of a call without, is of the first such call that is left: servers of models, and clients of
-    theirs, do not all give ids. `messages` are checked each by itself.
+    Raises InvalidRequest unless each result is of a call just before it, and each call has one result. They come in
+    any order. Ids are compared where both sides have one; a result without, or one of a call without, is of the
+    first such call that is left: servers of models, and clients of theirs, do not all give ids. `messages` are
+    checked each by itself.
     """
-    called, left = 0, list[str | None]()  # which message called last; ids of its calls that have no result yet
+    ordered: list[Message] = []
+    called, left = 0, list[_Call]()  # which message called last, and its calls that have no result yet
+    results: dict[int, Message] = {}  # of those calls
     for i, message in enumerate(messages):
         at = f"messages[{i}]"
         if message["role"] == "tool":
-            _take(message.get("tool_call_id"), left, at, follows=messages[i - 1] if i else {})
+            place = _take(message.get("tool_call_id"), left, at, follows=messages[i - 1] if i else {})
+            results[place] = message
             continue
         _check_none(left, called)
-        called, left = i, [call.get("id") for call in message.get("tool_calls", ())]
+        ordered += [results[place] for place in sorted(results)]
+        ordered.append(message)
+        called, left, results = i, [(n, call.get("id")) for n, call in enumerate(message.get("tool_calls", ()))], {}
     _check_none(left, called)
+    return ordered + [results[place] for place in sorted(results)]
 
 
-def _take(given: str | None, left: list[str | None], at: str, *, follows: Mapping[str, Any]) -> None:
+def _take(given: str | None, left: list[_Call], at: str, *, follows: Mapping[str, Any]) -> int:
+    """The place of the call that it answers."""
     if follows.get("role") != "tool" and not follows.get("tool_calls"):
         raise _invalid(f"{at}.role", "is tool, which must answer an earlier message with tool_calls")
-    found = [call for call in left if call == given] or [call for call in left if None in (call, given)]
+    found = [call for call in left if call[1] == given] or [call for call in left if None in (call[1], given)]
     if not found:
         says = "has no id, and no call is" if given is None else f"{shown(given)} is of no call that is"
         raise _invalid(f"{at}.tool_call_id", f"{says} left without a result")
     left.remove(found[0])
+    return found[0][0]
 
 
-def _check_none(left: Sequence[str | None], called: int) -> None:
+def _check_none(left: Sequence[_Call], called: int) -> None:
     if left:
-        ids = ", ".join("one without an id" if one is None else shown(one) for one in left[:8])
+        ids = ", ".join("one without an id" if one is None else shown(one) for _, one in left[:8])
         raise _invalid(f"messages[{called}].tool_calls", f"must be followed by the result of each call; left: {ids}")
 
 

@@ -22,6 +22,11 @@ class Turns:
         self._stepping = False
         self._left: list[int] = []  # keys whose readers went while a step ran
 
+    @property
+    def keys(self) -> list[int]:
+        """Those that are open."""
+        return list(self._kept)
+
     def open(self, key: int, request: Request, grammar: GrammarProcess | None = None) -> None:
         """Take in a request that the core's `check` has let pass."""
         self._core.add(key, request, grammar=grammar)

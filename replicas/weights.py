@@ -15,7 +15,10 @@ from .safetensors_file import TensorInfo
 
 Progress = Callable[[int, int], None]  # (bytes read, bytes in all)
 
-_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I32": torch.int32, "U32": torch.uint32}
+_DTYPES = {
+    "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F8_E4M3": torch.float8_e4m3fn,
+    "I32": torch.int32, "U32": torch.uint32,
+}  # fmt: skip
 
 
 class Weights:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -25,6 +25,8 @@ from .kv_log import OwnedEvent
 from .kv_watcher import KvWatcher
 from .mailbox import Mailbox
 from .meter import Meter
+from .prefix.access import PrefixAccess
+from .prefix.told import PrefixStats
 from .protocol import KvEvents, ReplicaLoad, ReplicaProfile, Request, StreamMessage
 
 TICK_S = 0.25  # how often streams are looked over
@@ -35,13 +37,21 @@ class Worker:
     """One engine on its own thread.
 
     `model` is a folder or a Hugging Face id. Nothing is loaded before `start`.
+    access: makes the way to a store of prefixes, where the engine is; None: what the config says.
     """
 
     def __init__(
-        self, model: str | Path, config: EngineConfig, *, name: str | None = None, progress: Progress | None = None
+        self,
+        model: str | Path,
+        config: EngineConfig,
+        *,
+        name: str | None = None,
+        progress: Progress | None = None,
+        access: Callable[[], PrefixAccess] | None = None,
     ) -> None:
         self._model = model
         self._progress = progress
+        self._access = access
         self._config = config
         self._name = name
         self._engine: BuiltEngine | None = None
@@ -96,14 +106,21 @@ class Worker:
                 self._idle.set()
 
     def load(self) -> ReplicaLoad:
-        return ReplicaLoad() if self._thread is None else self._meter.measured(self._thread.load)
+        return ReplicaLoad() if self._thread is None else self._told(self._thread.load)
+
+    def prefix_stats(self) -> PrefixStats | None:
+        """What came of the prefix store until now; None: there is none."""
+        return None if self._engine is None else self._engine.prefix_stats()
 
     def profile(self) -> ReplicaProfile:
         assert self._engine is not None, "profile() after start()"
         return self._engine.profile
 
     async def flush(self, tenant: str | None) -> None:
-        """Drop the cached prefixes of that tenant, or all; sequences keep what they hold. Raises Unavailable."""
+        """Drop the cached prefixes of that tenant, or all, here and in the store; sequences keep what they hold.
+
+        The store does so in its own time. Raises Unavailable.
+        """
         await self._check_started().flush(tenant)
 
     async def kv_events(self, tenant: str) -> AsyncGenerator[KvEvents, None]:
@@ -134,9 +151,13 @@ class Worker:
         """Raise EngineFault while a step takes far longer than others have: no reason yet to replace the replica."""
         self._check_started().check_pace()
 
+    def take_nothing_new(self) -> None:
+        """Refuse new requests from now on; streams go on."""
+        self._draining = True
+
     async def drain(self, timeout_s: float) -> bool:
         """Refuse new requests and wait for the streams to end; False if some are left after `timeout_s`."""
-        self._draining = True
+        self.take_nothing_new()
         try:
             await asyncio.wait_for(self._idle.wait(), timeout_s)
         except TimeoutError:
@@ -151,8 +172,8 @@ class Worker:
         self._end_all(Unavailable("the replica is closing", code="replica_lost"))
         if self._thread is not None:
             await self._thread.stop()
-        if self._engine is not None and self._engine.core.grammars is not None:
-            await asyncio.to_thread(self._engine.core.grammars.close)
+        if self._engine is not None:
+            await asyncio.to_thread(self._engine.close)
 
     async def _grammar(self, request: Request) -> GrammarProcess | None:
         """The request's grammar, compiled; the deadline counts. Raises InvalidRequest, Overloaded."""
@@ -168,13 +189,18 @@ class Worker:
             raise DeadlineExceeded("the deadline passed while the grammar was compiled") from None
 
     def _build(self) -> BuiltEngine:
-        return build_engine(self._model, self._config, name=self._name, progress=self._progress)
+        access = None if self._access is None else self._access()
+        return build_engine(self._model, self._config, name=self._name, progress=self._progress, access=access)
 
     def _make_thread(self, engine: BuiltEngine) -> EngineThread:
         profile = engine.profile
         rate = profile.prefill_tokens_per_s
         usual_s = profile.max_batch_tokens / rate if rate > 0 else 0.0
         return EngineThread(engine.core, self._config.watchdog_s, self._deliver, self._tell, usual_s)
+
+    def _told(self, load: ReplicaLoad) -> ReplicaLoad:
+        """The engine's load, with what the engine does not know."""
+        return replace(self._meter.measured(load), draining=self._draining)
 
     @property
     def _core(self) -> EngineCore:
@@ -247,7 +273,7 @@ class Worker:
                 self._meter.began(mailbox.prompt_tokens, emission.message.cached_tokens or 0)
             self._meter.made(sum(len(delta.token_ids) for delta in emission.message.deltas))
             wanted.append((mailbox, emission))
-        thread.load = load = self._meter.measured(thread.load)
+        thread.load = load = self._told(thread.load)
         for mailbox, emission in wanted:
             mailbox.put(replace(emission.message, load=load), done=emission.done, error=emission.error)
 

@@ -7,17 +7,17 @@ A kernel may hang, or leave the process's CUDA context unusable: then only this 
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from .child import answer
+from .tasks import serve
 
 if TYPE_CHECKING:
     from ...kernels.rig import Rig
+    from ..gpu.accelerator import Accelerator
 
 __all__ = ["Tasks", "parse_capability", "rig_of"]
 
@@ -44,10 +44,11 @@ def rig_of(capability: str) -> Rig:
 
 
 class Tasks:
-    """Each method is a task; what it takes and gives is JSON."""
+    """Each method is a task; what it takes and gives is JSON. accelerator: of `gpu_engine.compare`."""
 
-    def __init__(self, rig: Rig) -> None:
+    def __init__(self, rig: Rig, accelerator: Callable[[], Accelerator | None] = lambda: None) -> None:
         self._rig = rig
+        self._accelerator = accelerator
 
     def bandwidth(self) -> float:
         """Bytes/s of a large copy."""
@@ -83,7 +84,7 @@ class Tasks:
         """Greedy texts of a small model beside the CPU's in fp32."""
         from .gpu_engine import compare
 
-        return compare(self._rig, max_tokens)
+        return compare(self._rig, max_tokens, self._accelerator)
 
     def measure(self, name: str, op: str, shape: str, bandwidth: float) -> list[dict[str, Any]]:
         """Rows of the benchmark. Raises AssertionError when the result is wrong."""
@@ -92,7 +93,9 @@ class Tasks:
         from ...kernels.registry import operation
         from .kernels import rows_of
 
-        return list(rows_of(name, of_operation(operation(op), self._rig, Shape.parse(shape)), bandwidth))
+        return list(
+            rows_of(name, of_operation(operation(op), self._rig, Shape.parse(shape)), bandwidth, real=self._rig.real)
+        )
 
     def usable(self) -> bool:
         """Whether the device still answers: after some errors a process can launch nothing any more."""
@@ -105,22 +108,6 @@ class Tasks:
             except RuntimeError:
                 return False
         return True
-
-
-def serve(tasks: Tasks) -> None:
-    """Until stdin ends, or the device is lost."""
-    for line in sys.stdin:
-        task = json.loads(line)
-        method = getattr(tasks, task.pop("do"))
-        try:
-            result = {"result": method(**task)}
-        except Exception as error:  # noqa: BLE001  what Triton's compiler and CUDA raise has no common kind
-            traceback.print_exc()
-            result = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
-        usable = tasks.usable()
-        answer({**result, "usable": usable})
-        if not usable:
-            return
 
 
 def main() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from ...kernels.gpu.operators import GpuOps
 from ...kernels.rig import Rig
+from ..gpu.accelerator import Accelerator
 from ..offline import CompletionOutput, Engine
 from ..sampling_params import SamplingParams
 from .shapes import SHAPES, Shape, write_gptq
@@ -46,19 +47,26 @@ class _Beside:
             self.apart = max(self.apart, abs(mine.logprob - theirs.logprob))
 
 
-def compare(rig: Rig, max_tokens: int) -> dict[str, Any]:
+def compare(rig: Rig, max_tokens: int, accelerator: Callable[[], Accelerator | None] = lambda: None) -> dict[str, Any]:
     """`right`: no text parts but where two tokens are as near in fp32 as the arithmetic's noise; that is bounded.
 
-    On a GPU, where decode runs as graphs, texts are also those of steps that run as they come, token for token.
+    Where decode runs as graphs, texts are also those of steps that run as they come, token for token.
+
+    accelerator  a stand-in for each engine; None: on a GPU its own, else there are no graphs
     """
     with tempfile.TemporaryDirectory(prefix="motley-bench-") as folder:
         write_gptq(SHAPE if rig.real else REHEARSAL, Path(folder))
         exact = _answers(Engine(folder, dtype="float32", threads=1), max_tokens)
         rough = _beside(_answers(Engine(folder, dtype="bfloat16", threads=1), max_tokens), exact)
-        engine = Engine(folder, threads=1, ops=GpuOps(rig))
+        engine = Engine(folder, threads=1, ops=GpuOps(rig), accelerator=accelerator())
         ours = _beside(_answers(engine, max_tokens), exact)
-        graphs = _texts(engine, max_tokens) if rig.real else []
-        steps = _texts(Engine(folder, threads=1, ops=GpuOps(rig), graphs=False), max_tokens) if rig.real else []
+        graphs: list[list[int]] = []
+        steps: list[list[int]] = []
+        stand_in = accelerator()
+        if has_graphs := rig.real or stand_in is not None:
+            graphs = _texts(engine, max_tokens)
+            as_they_come = Engine(folder, threads=1, ops=GpuOps(rig), accelerator=stand_in, graphs=False)
+            steps = _texts(as_they_come, max_tokens)
     allowed = NOISE[rig.policy.storage] * rough.apart
     return {
         "shape": asdict(SHAPE if rig.real else REHEARSAL),
@@ -67,7 +75,7 @@ def compare(rig: Rig, max_tokens: int) -> dict[str, Any]:
         "largest_difference": ours.apart,
         "allowed_difference": allowed,
         "gap_where_texts_part": ours.closest,
-        "graphs_as_steps": graphs == steps if rig.real else "no graphs without a GPU",
+        "graphs_as_steps": graphs == steps if has_graphs else "no graphs without a GPU",
         "right": ours.apart <= allowed and ours.closest <= 2 * allowed and graphs == steps,
     }
 

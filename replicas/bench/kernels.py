@@ -26,6 +26,8 @@ __all__ = ["TOKENS", "gpu_cases", "rows_of", "run"]
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 256, 2048)
 _CPU_CACHE = 64 * 2**20  # bytes: more than most CPUs' last level gives one core
 _ROWS = ("m", "t", "r")  # what an operator calls the tokens of a step, or the rows of logits
+# Numbers of rows that are an operator's, where not all are: of the logits of a step, and of those for many rows.
+_RANGES = {"sample": range(1, 257), "quantize_panels": range(9, 1 << 20), "w8a8_dequantize": range(256, 1 << 20)}
 _CONTEXTS = ((1, 2048), (8, 2048), (8, 512))  # batch, context
 
 Progress = Callable[[str, int, int], None]
@@ -43,7 +45,8 @@ def run(
 ) -> dict[str, Any]:
     """`ops`: names of operators, all if empty. `enough` is asked before each measurement and ends the run.
 
-    tokens  rows of activations; None: `TOKENS`. Of attention on a GPU: the batches of decode, the new tokens of prefill
+    tokens  rows of activations; None: `TOKENS`. Of attention on a GPU: the batches of decode, the new tokens of
+            prefill; None: those it is tuned for
 
     Raises ValueError for a model or an operator that is not known, or has nothing for these tokens.
     """
@@ -58,15 +61,19 @@ def run(
     on_gpu = chosen.type == "cuda"
     cases = _on_gpu(gpu(chosen), shapes, tokens, ops) if on_gpu else _on_cpu(shapes, tokens or TOKENS, ops)
     rows: list[dict[str, Any]] = []
+    reached = 0
     for index, (name, case) in enumerate(cases, 1):
         if enough():
             break
+        reached = index
         progress(name, index, len(cases))
         rows += rows_of(name, case(), bandwidth)
     about = {**machine(), "threads": torch.get_num_threads(), "copy_gb_per_s": round(bandwidth / 1e9, 1)}
     if chosen.type == "cuda":
         about["gpu"] = torch.cuda.get_device_name(chosen)
-    return {"bench": "kernels", "machine": about, "versions": versions("torch", "triton"), "rows": rows}
+    left_out = [name for name, _ in cases[reached:]]  # the time was over
+    found = {"bench": "kernels", "machine": about, "versions": versions("torch", "triton")}
+    return found | {"complete": not left_out, "left_out": left_out, "rows": rows}
 
 
 Case = tuple[str, Callable[[], Measurement]]
@@ -94,7 +101,7 @@ def _on_cpu(models: Sequence[ModelShape], tokens: Sequence[int], ops: Collection
 
 def _cpu_linear(n: int, k: int, m: int) -> Callable[[], Measurement]:
     def case() -> Measurement:
-        count = max(2, min(8, -(-2 * _CPU_CACHE // (n * k // 2))))
+        count = max(2, -(-2 * _CPU_CACHE // (n * k // 2)))
         weights = [cpu_problems.linear_weight(n, k, 128, seed) for seed in range(count)]
         ops = for_device("cpu", torch.bfloat16)
         made = [cpu_problems.linear_problem(each, ops.linear(each), m, seed) for seed, each in enumerate(weights)]
@@ -126,9 +133,9 @@ def _on_gpu(rig: Rig, models: Sequence[ModelShape], tokens: Sequence[int] | None
 def gpu_cases(
     rig: Rig, models: Sequence[ModelShape], tokens: Sequence[int] | None, ops: Collection[str] = ()
 ) -> list[tuple[str, Operation, Shape]]:
-    """int4 layers by the kernel that would be launched; of the other operators the shapes they are tuned for.
+    """int4 layers by the kernel that would be launched; the other operators at the sizes they are tuned for.
 
-    tokens  None: `TOKENS`, and of the other operators the numbers they are tuned for
+    tokens  None: `TOKENS`, of every operator those that it is launched for; of attention what it is tuned for
 
     Raises ValueError for an operator that is not known, and for one that has no shape of these models and tokens.
     """
@@ -161,11 +168,13 @@ def _asked_for(
     of_models = [
         shape for shape in operation.shapes(rig.policy) if everything or any(model.has(shape) for model in models)
     ]
+    if rows := next((name for name in _ROWS if all(name in dict(shape.fields) for shape in of_models)), ""):
+        launched = _RANGES.get(operation.name, range(1, 1 << 20))
+        numbers = tokens or [m for m in TOKENS if m in launched]
+        wanted = (Shape.of(**{**dict(shape.fields), rows: m}) for shape in of_models for m in numbers)
+        return tuple(dict.fromkeys(wanted))
     if tokens is None:
         return tuple(of_models)
-    if rows := next((name for name in _ROWS if all(name in dict(shape.fields) for shape in of_models)), ""):
-        wanted = (Shape.of(**{**dict(shape.fields), rows: m}) for shape in of_models for m in tokens)
-        return tuple(dict.fromkeys(wanted))
     return tuple(shape for shape in of_models if shape.get("new", shape["batch"]) in tokens)
 
 
@@ -173,8 +182,8 @@ def _names(models: Sequence[ModelShape]) -> str:
     return ", ".join(model.name for model in models)
 
 
-def rows_of(name: str, found: Measurement, bandwidth: float) -> Iterator[dict[str, Any]]:
-    """A row for each peer, or one without; a wrong result has no time."""
+def rows_of(name: str, found: Measurement, bandwidth: float, *, real: bool = True) -> Iterator[dict[str, Any]]:
+    """A row for each peer, or one without; a wrong result has no time. real: else it is no measurement."""
     if not found.error <= 1:
         raise AssertionError(f"{found.op} {found.shape.key}: off by {found.error:.3g} times what rounding explains")
     peers: list[tuple[str | None, Timing | str | None]] = list(found.peers.items()) or [(None, None)]
@@ -194,4 +203,5 @@ def rows_of(name: str, found: Measurement, bandwidth: float) -> Iterator[dict[st
             "error_of_allowed": found.error,
             "config": dict(found.config),
             "config_source": found.how,
+            **({} if real else {"source": "rehearsal"}),
         }

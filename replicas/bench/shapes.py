@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 GROUP_SIZE = 128
 _PER_WORD = 8  # 4-bit codes in an int32
-_SCALE = 0.0043  # uniform codes then have a standard deviation of about 0.02
+SCALE = 0.0043  # uniform codes then have a standard deviation of about 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,5 +109,5 @@ def _gptq_linear(rng: torch.Generator, name: str, outputs: int, inputs: int) -> 
     return {
         f"{name}.qweight": words,
         f"{name}.qzeros": torch.full((groups, outputs // _PER_WORD), 0x77777777, dtype=torch.int32),
-        f"{name}.scales": torch.full((groups, outputs), _SCALE, dtype=torch.float16),
+        f"{name}.scales": torch.full((groups, outputs), SCALE, dtype=torch.float16),
     }

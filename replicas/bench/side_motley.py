@@ -24,18 +24,18 @@ _KV_BYTES = 1 << 30
 
 class MotleySide:
     def __init__(self, folder: Path, config: EngineConfig) -> None:
-        self._built = build_engine(folder, config)
-        self._core = self._built.core
-        assert isinstance(self._built.runner.model, Decoder)
-        self._decoder = self._built.runner.model
-        self._vocab_size = self._built.profile.model.vocab_size
+        self.built = build_engine(folder, config)
+        self._core = self.built.core
+        assert isinstance(self.built.runner.model, Decoder)
+        self._decoder = self.built.runner.model
+        self._vocab_size = self.built.profile.model.vocab_size
         self._seeds = itertools.count()
         self._open: list[int] = []
 
     def describe(self) -> dict[str, Any]:
         decoder = self._decoder
         read = sum((layer.held for layer in decoder.layers), decoder.head.held).nbytes  # of the embedding: one row
-        choices = dict(self._built.choices)
+        choices = dict(self.built.choices)
         return {
             "version": "this tree",
             "bytes_per_token": read,

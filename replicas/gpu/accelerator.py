@@ -16,24 +16,47 @@ class Mark(Protocol):
         ...
 
 
-class Accelerator(Protocol):
-    """A device. Work runs in torch's inference mode, and nothing in it may wait for the device, as `.item()` does."""
+class Copier(Protocol):
+    """What copies KV beside the work of a device. Work runs in torch's inference mode.
+
+    apart  the device has memory of its own, which the host's processor does not reach
+    """
 
     device: torch.device
+    apart: bool
 
     def staging(self, size: int) -> torch.Tensor:
         """uint8 [size] of the host, which the device reads and writes by itself."""
+        ...
+
+    def trim(self) -> None:
+        """Give the host back what `staging` gave and nobody has any more."""
         ...
 
     def moved(self, values: torch.Tensor) -> torch.Tensor:
         """A copy on the device, part of the work that is being submitted. The host's may be dropped at once."""
         ...
 
+    def mark(self) -> Mark: ...
+
+    def copy(self, work: Callable[[], None], after: Mark | None = None) -> Mark:
+        """To be done beside what is submitted: after all that was given to `copy` before, and after that mark.
+
+        The mark that it gives is of its end.
+        """
+        ...
+
+    def follow(self, mark: Mark) -> None:
+        """What is submitted from now on is done after that mark, of a copy."""
+        ...
+
+
+class Accelerator(Copier, Protocol):
+    """A device. Nothing that is submitted may wait for the device, as `.item()` does."""
+
     def submit(self, work: Callable[[], None]) -> None:
         """To be done after all that was submitted before."""
         ...
-
-    def mark(self) -> Mark: ...
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         """Record the launches of `work` as one, which is given back to be submitted, as often as one likes.
@@ -45,14 +68,27 @@ class Accelerator(Protocol):
 
 
 class Cuda:
-    """A GPU of NVIDIA's, on its current stream. Whichever thread calls: each has a current device of its own."""
+    """A GPU of NVIDIA's, on its current stream; copies on one of their own.
+
+    Whichever thread calls: each has a current device of its own.
+    """
+
+    apart = True
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._pool = torch.cuda.graph_pool_handle()
+        self._copies = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def staging(self, size: int) -> torch.Tensor:
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+
+    def trim(self) -> None:
+        """torch keeps pinned memory for itself until it is told; how, differs by its version."""
+        public = getattr(torch.accelerator, "empty_host_cache", None)
+        empty = public or getattr(torch._C, "_host_emptyCache", None)
+        if empty is not None:
+            empty()
 
     def moved(self, values: torch.Tensor) -> torch.Tensor:
         return values.pin_memory().to(self.device, non_blocking=True)
@@ -65,6 +101,18 @@ class Cuda:
     def mark(self) -> Mark:
         with torch.cuda.device(self.device):
             return _Event()
+
+    @torch.inference_mode()
+    def copy(self, work: Callable[[], None], after: Mark | None = None) -> Mark:
+        with torch.cuda.device(self.device), torch.cuda.stream(self._copies):
+            if after is not None:
+                self.follow(after)
+            work()
+            return _Event()
+
+    def follow(self, mark: Mark) -> None:
+        assert isinstance(mark, _Event)
+        mark.hold_up(torch.cuda.current_stream(self.device))
 
     @torch.inference_mode()
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
@@ -92,3 +140,38 @@ class _Event:
 
     def wait(self) -> None:
         self._event.synchronize()
+
+    def hold_up(self, stream: torch.cuda.Stream) -> None:
+        stream.wait_event(self._event)
+
+
+class AtOnce:
+    """A CPU, which has done what it is given when the call returns."""
+
+    device = torch.device("cpu")
+    apart = False
+
+    def staging(self, size: int) -> torch.Tensor:
+        return torch.empty(size, dtype=torch.uint8)
+
+    def trim(self) -> None:
+        return None
+
+    def moved(self, values: torch.Tensor) -> torch.Tensor:
+        return values
+
+    def mark(self) -> Mark:
+        return _Done()
+
+    @torch.inference_mode()
+    def copy(self, work: Callable[[], None], after: Mark | None = None) -> Mark:
+        work()
+        return _Done()
+
+    def follow(self, mark: Mark) -> None:
+        return None
+
+
+class _Done:
+    def wait(self) -> None:
+        return None

@@ -8,6 +8,12 @@ from ...kernels.gpu.configs import SHORTEST_CONTEXT
 
 _STEP = 8  # from there on: kernels compute as much for a few rows more
 _FINE = (1, 2, 4)
+_DRAFTED = 64  # rows up to which steps with drafts are graphs, where more sequences than that have none either
+
+
+def graph_rows(max_running: int, max_drafts: int) -> int:
+    """The most rows of a graph. A step of more with drafts runs as it comes: logits of each size take memory."""
+    return max(max_running, min(max_running * (1 + max_drafts), _DRAFTED))
 
 
 def batch_sizes(most: int) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from functools import partial
 import torch
 
 from ..plan import PlanItem
+from ..protocol import BLOCK_TOKENS
 from .accelerator import Accelerator
 from .rows import Rows
 
@@ -33,9 +34,9 @@ class DeviceState:
         return self.rows.take(item.sequence_id for item in items)
 
     def bring_tables(self, items: Sequence[PlanItem], rows: Sequence[int]) -> None:
-        """See that the device has all blocks of each item but the last, which the step itself writes."""
+        """See that the device has all blocks of each item but those of its new tokens, which the step itself writes."""
         for item, row in zip(items, rows, strict=True):
-            known = len(item.blocks) - 1
+            known = item.start // BLOCK_TOKENS
             if item.blocks[:known] != self.rows.written[row][:known]:
                 values = torch.tensor(item.blocks, dtype=torch.int32)
                 self._accelerator.submit(partial(self._write_table, row, values))

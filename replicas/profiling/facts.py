@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...kernels.capability import Capability
 from ...kernels.devices import Arithmetic
+from ...kernels.precision import Unit
 from ...kernels.rig import Rig
 from .instruments import Kind, Part
 from .recorder import Seen
@@ -92,15 +93,18 @@ def _on_gpu(part: Part, seen: Seen, ops: GpuOps, common: dict[str, Any]) -> Fact
 
 
 def _unit(part: Part, kernel: str, rig: Rig) -> Arithmetic:
-    """What the policy would have it done in at best: a linear layer by the faster of its two units."""
+    """What the policy would have it done in at best: a linear layer by the fastest of its units."""
     policy = rig.policy
     if part.kind == "attention":
         return policy.attention_unit.arithmetic
     if part.kind != "linear":
         return "fp32"
-    if kernel == "w8a8" and policy.int8:
-        return policy.int8.arithmetic
-    return max((policy.decode.arithmetic, policy.prefill.arithmetic), key=lambda each: rig.about.rates[each])
+    units: tuple[Unit, ...] = (policy.decode, policy.prefill)
+    if kernel == "w8a8":
+        units = policy.int8_units
+    elif kernel == "fp8" and policy.fp8:
+        units = (policy.fp8,)
+    return max((unit.arithmetic for unit in units), key=lambda each: rig.about.rates[each])
 
 
 def _linears(part: Part) -> str:
@@ -134,6 +138,7 @@ def _configs(part: Part, seen: Seen, ops: GpuOps) -> Iterator[str]:
             if hasattr(linear, "looked_up"):
                 yield linear.looked_up(seen.rows)[1].source
             else:
-                yield from (choice.source for choice in ops.configs.used(linear.kernel, seen.rows))
+                kernel = linear.operator(seen.rows) if hasattr(linear, "operator") else linear.kernel
+                yield from (choice.source for choice in ops.configs.used(kernel, seen.rows))
     for name in _OPERATORS.get(part.name.rpartition(".")[2], ()):
         yield from (choice.source for choice in ops.configs.used(name, seen.rows))

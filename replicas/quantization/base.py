@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from ...kernels.weights import DenseWeight, GroupedWeight, Weight
+from ...kernels.weights import FP8_BLOCK, DenseWeight, Fp8Weight, GroupedWeight, Weight
 from ..weights import Weights
 
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -19,12 +19,14 @@ class TensorSpec:
     """What a tensor must look like: shape, and the dtypes it may have by safetensors' names.
 
     problem  what is wrong with its values, if anything; None: floats must be finite
+    others   shapes that it may have instead
     """
 
     shape: tuple[int, ...]
     dtypes: Collection[str]
     optional: bool = False
     problem: Callable[[torch.Tensor], str | None] | None = None
+    others: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,14 @@ class LinearSpec:
     out_features: int
     in_features: int
     bias: bool
+
+
+def is_part(name: str, modules: Collection[str]) -> bool:
+    """Whether a layer is one of these modules or within one, by whole parts of its name.
+
+    "self_attn", "layers.0.mlp" and "model.layers.0" name several layers, and "mlp.gate" not mlp.gate_proj.
+    """
+    return any(f".{module}." in f".{name}." for module in modules)
 
 
 class Format(Protocol):
@@ -81,7 +91,20 @@ def fuse(weights: Sequence[Weight]) -> list[Weight]:
                 bias=_stacked_bias(weights),
             )
         ]
+    fp8 = [weight for weight in weights if isinstance(weight, Fp8Weight)]
+    if len(fp8) == len(weights) and (scales := _stacked_scales(fp8)) is not None:
+        return [Fp8Weight(torch.cat([weight.codes for weight in fp8]), scales, _stacked_bias(weights))]
     return list(weights)
+
+
+def _stacked_scales(weights: Sequence[Fp8Weight]) -> torch.Tensor | None:
+    """None where a block would lie in two members, or only some have blocks."""
+    in_blocks = [weight.in_blocks for weight in weights]
+    if not any(in_blocks):
+        return torch.cat([weight.scales.expand(weight.shape[0], 1) for weight in weights])
+    if all(in_blocks) and not any(weight.shape[0] % FP8_BLOCK for weight in weights[:-1]):
+        return torch.cat([weight.scales for weight in weights])
+    return None
 
 
 def _alike(one: GroupedWeight, other: GroupedWeight) -> bool:

@@ -20,13 +20,10 @@ from functools import partial
 import torch
 
 from ...kernels.weights import GroupedWeight
-from ..errors import CheckpointError
 from ..json_file import Fields
 from ..weights import Weights, told
 from .base import FLOATS, LinearSpec, TensorSpec
-
-INTS = frozenset({"I32", "U32"})
-GROUP_SIZES = (-1, 32, 64, 128)
+from .words import GROUP_SIZES, INTS, check_words, group_of, scales_problem, unpack
 
 _READ = frozenset(
     {
@@ -103,23 +100,18 @@ class GPTQ:
 
     def tensors(self, linear: LinearSpec) -> dict[str, TensorSpec]:
         outputs, inputs, per_word = linear.out_features, linear.in_features, self.codes_per_word
-        group = self._group(linear)
-        if outputs % per_word or inputs % per_word:
-            raise CheckpointError(
-                f"its shape [{outputs}, {inputs}] does not fill words of {per_word} codes",
-                file="config.json",
-                tensor=linear.name,
-            )
+        group = group_of(linear, self.group_size)
+        check_words(linear, per_word, outputs, inputs)
         return {
             f"{linear.name}.qweight": TensorSpec((inputs // per_word, outputs), INTS),
             f"{linear.name}.qzeros": TensorSpec((inputs // group, outputs // per_word), INTS),
-            f"{linear.name}.scales": TensorSpec((inputs // group, outputs), FLOATS, problem=_scales_problem),
+            f"{linear.name}.scales": TensorSpec((inputs // group, outputs), FLOATS, problem=scales_problem),
             f"{linear.name}.g_idx": TensorSpec((inputs,), INTS, True, partial(_groups_problem, group=group)),
             f"{linear.name}.bias": TensorSpec((outputs,), FLOATS, optional=not linear.bias),
         }
 
     def linear(self, weights: Weights, linear: LinearSpec, dtype: torch.dtype) -> GroupedWeight:
-        name, group = linear.name, self._group(linear)
+        name, group = linear.name, group_of(linear, self.group_size)
         order = _permutation(weights, linear, likely=self.desc_act)
         codes = unpack(weights.take(f"{name}.qweight").t(), self.bits)
         return GroupedWeight(
@@ -132,16 +124,6 @@ class GPTQ:
             bias=_bias(weights, linear, dtype),
         )
 
-    def _group(self, linear: LinearSpec) -> int:
-        group = linear.in_features if self.group_size == -1 else self.group_size
-        if linear.in_features % group:
-            raise CheckpointError(
-                f"group_size {group} does not divide its {linear.in_features} input features",
-                file="config.json",
-                tensor=linear.name,
-            )
-        return group
-
     def _zeros(self, packed: torch.Tensor) -> torch.Tensor:
         """True zero points, uint8 [G, N]."""
         if self.zeros_borrow and self.zero_offset:
@@ -153,14 +135,6 @@ class GPTQ:
             return stored
         largest = (1 << self.bits) - 1
         return (stored + self.zero_offset).bitwise_and(largest)
-
-
-def unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """int32 [R, C] -> uint8 [R, C * 32 / bits], the lowest bits first. For little-endian hosts."""
-    octets = words.contiguous().view(torch.uint8)
-    if bits == 8:
-        return octets
-    return torch.stack([octets & 15, octets >> 4], dim=-1).flatten(1)
 
 
 def _permutation(weights: Weights, linear: LinearSpec, *, likely: bool) -> torch.Tensor | None:
@@ -181,12 +155,6 @@ def _groups_problem(groups: torch.Tensor, group: int) -> str | None:
     if bool((torch.bincount(groups, minlength=count) != group).any()):
         return f"has groups of other sizes than {group}"
     return None
-
-
-def _scales_problem(scales: torch.Tensor) -> str | None:
-    if not bool(torch.isfinite(scales).all()):
-        return "has scales that are NaN or infinite"
-    return "has scales that are zero" if bool((scales == 0).any()) else None
 
 
 def _bias(weights: Weights, linear: LinearSpec, dtype: torch.dtype) -> torch.Tensor | None:

@@ -8,11 +8,15 @@ from pathlib import Path
 from ..config import ModelConfig
 from ..folder import is_there
 from ..json_file import Fields, read_json
+from .awq import AWQ
 from .base import Format
 from .dense import Dense
+from .fp8 import FP8
 from .gptq import GPTQ
 
 READERS: dict[str, Callable[[Fields], Format]] = {
+    "awq": AWQ.read,
+    "fp8": FP8.read,
     "gptq": GPTQ.read,
 }
 AUTOGPTQ_CONFIG = "quantize_config.json"  # how AutoGPTQ said it before config.json did

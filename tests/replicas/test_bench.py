@@ -1,11 +1,15 @@
 """`bench engine`: the report's arithmetic, the sides' protocol, and a run of all that is installed."""
 
 import json
+import math
 from importlib.util import find_spec
 
 import pytest
+from tokenizers import Tokenizer
 
-from motley.replicas.bench import engine, peers, report, shapes
+from motley.replicas.bench import engine, kv, peers, report, shapes
+from motley.replicas.demo import demo_path, measure
+from motley.replicas.demo.plain import load_plain
 from motley.replicas.model import load_model
 
 
@@ -49,6 +53,32 @@ def test_shape_is_the_checkpoint_that_loads(tmp_path):
     assert loaded.quantization == "gptq-int4-g128"
     assert shapes.SHAPES["qwen2-0.5b"].layer_weights == 357_826_560
     assert shapes.SHAPES["qwen2-0.5b"].head_weights == 136_134_656
+
+
+def test_kv_in_int8_is_measured_beside_what_it_replaces():
+    """The rows, and that each side has the KV it stands for."""
+    text = (demo_path() / "heldout.txt").read_text(encoding="utf-8")
+    told = []
+    result = kv.run(
+        demo_path(), text, dtypes=["float32"], tokens=600, batches=[2], contexts=[20], output_tokens=8, threads=1,
+        progress=lambda what, begun, total: told.append((begun, total)),
+    )  # fmt: skip
+    rows = {row["metric"]: row for row in json.loads(json.dumps(result))["rows"]}
+    assert told == [(1, 3), (2, 3), (3, 3)]
+    assert rows["KV of 1,000 tokens"]["ratio"] == pytest.approx(64 * 4 / (64 + 4))
+    assert 0 < rows["divergence, KV in int8"]["value"] < 0.001
+    assert 0.98 < rows["same most likely token"]["value"] <= 1
+    assert rows["perplexity"]["peer"] == "KV in float32"
+    assert rows["perplexity"]["value"] != rows["perplexity"]["peer_value"]
+    tokenizer = Tokenizer.from_file(str(demo_path() / "tokenizer.json"))
+    ids = tokenizer.encode(text).ids[:601]
+    loss = measure.held_out_loss(load_plain(demo_path()), ids)
+    assert math.log(rows["perplexity"]["peer_value"]) == pytest.approx(loss, rel=1e-4), "by transformers"
+    assert rows["decode"]["ratio"] > 0
+    with pytest.raises(ValueError, match="context: 2040 and 8 more; the model has 2048 tokens"):
+        kv.run(demo_path(), text, dtypes=["float32"], contexts=[2040], output_tokens=8)
+    with pytest.raises(ValueError, match="text: there is nothing to predict"):
+        kv.run(demo_path(), "", dtypes=["float32"], contexts=[20])
 
 
 def test_run_measures_every_installed_side(tmp_path, monkeypatch):

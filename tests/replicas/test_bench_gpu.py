@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ from motley.kernels.device_table import DEVICES
 from motley.kernels.precision import policy_of
 from motley.kernels.registry import OPERATIONS, operation
 from motley.kernels.rig import Rig
-from motley.replicas.bench import gpu
+from motley.replicas.bench import engine_gpu, gpu, gpu_kernels, tasks
 from motley.replicas.bench.child import Child, ChildEnded, ChildSilent
 from motley.replicas.bench.gpu_targets import TARGETS, judge, line
+from motley.replicas.bench.parts import Part, Parts
+from motley.replicas.bench.tasks import TaskProcess
 
 SUPPORT = Path(__file__).parents[1] / "support"
 
@@ -26,12 +29,18 @@ def results(folder: Path) -> dict[str, Any]:
     return {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
 
 
-def test_every_step_is_rehearsed(tmp_path: Path) -> None:
-    assert gpu.run(tmp_path, seconds=1200, rehearse="6.1")
+def test_every_part_is_rehearsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels in Triton's interpreter, graphs and the overlap with the host on the stand-in for a device."""
+    monkeypatch.setenv("PYTHONPATH", str(SUPPORT))
+    monkeypatch.setattr(gpu, "CHILD", "late_gpu_child")
+    monkeypatch.setattr(engine_gpu, "CHILD", "late_engine_child")
+    assert gpu.run(tmp_path, seconds=1200, rehearse="9.0")
     found = results(tmp_path)
-    assert found.keys() == {"machine", "checks", "engine", "tuning", "kernels"}
-    assert all(each["complete"] and each["rehearsal"] for name, each in found.items() if name != "machine")
+    assert found.keys() == {"machine", "summary", *gpu.PARTS}
+    assert all(found[part]["complete"] and found[part]["rehearsal"] for part in gpu.PARTS)
     assert found["machine"]["machine"]["rehearsal"]
+    assert all(told["right"] and told["seconds"] > 0 for told in found["summary"]["parts"].values())
+    assert found["summary"]["parts"].keys() == gpu.PARTS.keys()
     checks = found["checks"]
     names = {row["op"] for row in checks["rows"]}
     assert names | checks["refused"].keys() == {operation.name for operation in OPERATIONS}
@@ -39,34 +48,48 @@ def test_every_step_is_rehearsed(tmp_path: Path) -> None:
     assert checks["compiled_ahead"]["failed"] == 0
     assert found["engine"]["right"]
     assert found["engine"]["equal_to_fp32"] == found["engine"]["tokens"]
+    assert found["engine"]["graphs_as_steps"] is True
     tuned = found["tuning"]["rows"]
-    assert {row["op"] for row in tuned} == set(gpu.REHEARSED)
+    assert {row["op"] for row in tuned} == set(gpu_kernels.REHEARSED)
     assert all(row["result"]["found"] and not row["result"]["excluded"] for row in tuned)
-    assert max(row["result"]["tried"] for row in tuned) == gpu.REHEARSED_CONFIGS
+    assert max(row["result"]["tried"] for row in tuned) == gpu_kernels.REHEARSED_CONFIGS
     assert not (tmp_path / "tuned").exists(), "a stand-in's times are no measurement"
     measured = {row["metric"].partition(" ")[0] for row in found["kernels"]["rows"]}
     assert {"attention_decode", "rms_norm"} <= measured
+    assert {row["source"] for row in found["kernels"]["rows"]} == {"rehearsal"}
     assert len(found["kernels"]["targets"]) == len(TARGETS)
+    check_streams(found["streams"], tmp_path)
 
 
-def test_what_is_of_tensor_cores_is_rehearsed_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those operators alone that 6.1 refuses, or has other kernels for."""
-    monkeypatch.setattr(gpu, "REHEARSED_JOBS", 0)
-    ours = [each.name for each in OPERATIONS if each.refusal(policy_of(6, 1))]
-    ops = [*ours, "w8a8", "attention_decode", "attention_prefill"]
-    assert gpu.run(tmp_path, seconds=1200, rehearse="9.0", ops=ops)
-    found = results(tmp_path)
-    assert found.keys() == {"machine", "checks", "tuning", "kernels"}, "the engine wants all operators"
-    assert {row["op"] for row in found["checks"]["rows"]} == set(ops)
-    assert all(row["error_of_allowed"] <= 1 for row in found["checks"]["rows"])
-    assert {row["op"] for row in found["tuning"]["rows"]} == {"attention_decode"}
+def check_streams(found: dict[str, Any], folder: Path) -> None:
+    assert found["sides"].keys() == {"rehearsal motley", "rehearsal transformers"}
+    streams, idle, most, *peers = found["found"]
+    assert (streams["batch"], streams["tokens"], streams["complete"]) == (2, 12, True)
+    assert streams["warmed"]["graphs"] > 0
+    assert 0 < idle["between_steps"] < 1
+    assert {path.suffix for path in (folder / "traces" / "rehearsal").iterdir()} == {".gz", ".svg"}
+    assert most["skipped"] == "there is room for 0 streams of that length"
+    assert [peer["variant"] for peer in peers] == ["prefill", "as it comes"]
+    assert not any("error" in each for each in found["found"])
+    assert {row["source"] for row in found["rows"]} == {"rehearsal"}
+    assert all(goal["met"] is None for goal in found["goals"]), "a rehearsal shows nothing of a GPU"
+
+
+def test_what_has_no_tensor_cores_is_rehearsed_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those operators alone that 9.0 refuses, or has other kernels for."""
+    monkeypatch.setattr(gpu_kernels, "REHEARSED_JOBS", 0)
+    ops = [*(each.name for each in OPERATIONS if each.refusal(policy_of(9, 0))), "w8a8"]
+    assert gpu.run(tmp_path, seconds=1200, rehearse="7.0", ops=ops, parts=["checks"])
+    checks = results(tmp_path)["checks"]
+    assert {row["op"] for row in checks["rows"]} == set(ops)
+    assert all(row["error_of_allowed"] <= 1 for row in checks["rows"])
 
 
 def test_every_variant_of_a_kernel_is_checked_on_a_gpu() -> None:
     """What is seldom launched too, on any capability; and nothing is checked by its shape alone where it has words."""
     rig = Rig(torch.device("cuda:0"), policy_of(9, 0), next(d for d in DEVICES if d.capability.version == (9, 0)))
-    plan = gpu._Run.__new__(gpu._Run)
-    plan._rig = rig
+    with TaskProcess("never_started") as process, ExitStack() as compilers:
+        plan = gpu_kernels.KernelParts(rig, OPERATIONS, Path(), process, compilers)
     for each in OPERATIONS:
         if not each.refusal(rig.policy):
             checked = {shape for _, shape, _ in plan._checked(each)}
@@ -85,11 +108,10 @@ def test_a_bad_kernel_fails_the_run_and_costs_nothing_else(tmp_path: Path, monke
     monkeypatch.setenv("FAULTS", json.dumps(faults))
     monkeypatch.setenv("PYTHONPATH", str(SUPPORT))
     monkeypatch.setattr(gpu, "CHILD", "faulty_gpu_child")
-    monkeypatch.setattr(gpu, "TASK_S", 5.0)
-    monkeypatch.setattr(gpu, "REHEARSED", ())
-    monkeypatch.setattr(gpu, "REHEARSED_JOBS", 0)
+    monkeypatch.setattr(tasks, "TASK_S", 15.0)
+    monkeypatch.setattr(gpu_kernels, "REHEARSED_JOBS", 0)
     # A good one last: it has the process that came after all those.
-    assert not gpu.run(tmp_path, seconds=1200, rehearse="6.1", ops=[*faults, "quantize_rows_int8"])
+    assert not gpu.run(tmp_path, seconds=1200, rehearse="6.1", ops=[*faults, "quantize_rows_int8"], parts=["checks"])
     checks = results(tmp_path)["checks"]
     assert {name.split()[0] for name in checks["failed"]} == faults.keys()
     by_op = {row["op"]: row for row in checks["rows"]}
@@ -103,12 +125,34 @@ def test_a_bad_kernel_fails_the_run_and_costs_nothing_else(tmp_path: Path, monke
 def test_what_time_did_not_reach_is_counted_and_the_run_has_not_passed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu, "REHEARSED_JOBS", 0)
+    monkeypatch.setattr(gpu_kernels, "REHEARSED_JOBS", 0)
     assert not gpu.run(tmp_path, seconds=1e-9, rehearse="6.1", ops=["silu_mul"])
     found = results(tmp_path)
     assert found["checks"]["unreached"] > 0
     assert not found["checks"]["complete"]
     assert found["checks"]["rows"] == []
+    told = found["summary"]["parts"]["checks"]
+    assert (told["right"], told["unreached"]) == (False, found["checks"]["unreached"])
+
+
+def test_a_part_that_fails_costs_itself_alone(tmp_path: Path) -> None:
+    def fails(part: Part) -> bool:
+        part.fields["rows"] = [1]
+        raise ZeroDivisionError("of a kernel")
+
+    parts = Parts(tmp_path, 100.0, {"one": 1.0, "two": 3.0}, {"rehearsal": True})
+    assert parts.run("other", fails), "was not asked for"
+    assert not parts.run("one", fails)
+    assert json.loads((tmp_path / "summary.json").read_text())["not_reached"] == ["two"]
+    seen: list[float] = []
+    assert parts.run("two", lambda part: (seen.append(part.left()), part.fields.update(complete=True)) != ())
+    assert 90 < seen[0] <= 96, "what the first did not need, and not all of the time: tasks may still be under way"
+    found = results(tmp_path)
+    assert found["one"]["rows"] == [1]
+    assert "ZeroDivisionError: of a kernel" in found["one"]["error"]
+    assert "in fails" in found["one"]["traceback"]
+    assert found["summary"]["parts"]["two"]["complete"]
+    assert parts.lines()[0].startswith("one: FAILED")
 
 
 def rows(**changed: Any) -> list[dict[str, Any]]:

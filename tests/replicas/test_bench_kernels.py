@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 import torch
 
 from motley.kernels.device_table import DEVICES
 from motley.kernels.model_shapes import MODELS
 from motley.kernels.operation import Shape
-from motley.kernels.precision import policy_of
+from motley.kernels.precision import PrecisionPolicy, policy_of
 from motley.kernels.registry import OPERATIONS
 from motley.kernels.rig import Rig
+from motley.replicas.bench import kernels as bench
 from motley.replicas.bench.kernels import TOKENS, gpu_cases
 
 HOPPER = next(device for device in DEVICES if device.capability.version == (9, 0))
@@ -38,11 +41,33 @@ def test_every_operator_has_the_shapes_of_the_models_alone() -> None:
     assert "head_rms_norm" not in shapes([SMALL], None), "its heads are of 64"
 
 
+def sizes(found: Iterable[Shape]) -> set[Shape]:
+    """All but the numbers of rows."""
+    return {Shape(tuple(field for field in shape.fields if field[0] not in ("m", "t", "r"))) for shape in found}
+
+
 def test_all_models_have_all_that_is_tuned() -> None:
     found = shapes(MODELS, None)
     for operation in OPERATIONS:
         if not operation.name.startswith("w4a16") and not operation.refusal(RIG.policy):
-            assert found[operation.name] == list(operation.shapes(RIG.policy))
+            assert sizes(found[operation.name]) == sizes(operation.shapes(RIG.policy))
+            if operation.name.startswith("attention"):
+                assert found[operation.name] == list(operation.shapes(RIG.policy))
+
+
+@pytest.mark.parametrize("policy", [policy_of(9, 0), policy_of(7, 0)], ids=["9.0", "7.0"])
+def test_every_operator_is_measured_at_the_same_numbers_of_rows(policy: PrecisionPolicy) -> None:
+    """But those that an operator is never launched with: logits of 2048 sequences, few rows of what is for many."""
+    device = next(device for device in DEVICES if device.capability is policy.capability)
+    found: dict[str, set[int]] = {}
+    for _, operation, shape in gpu_cases(Rig(torch.device("cuda:0"), policy, device), [SMALL, LARGE], None):
+        if not operation.name.startswith("attention"):
+            rows = next(shape[name] for name in ("m", "t", "r") if name in dict(shape.fields))
+            found.setdefault("int4" if operation.name.startswith("w4a16") else operation.name, set()).add(rows)
+    expected = {name: set(TOKENS) for name in found} | {"sample": set(TOKENS) - {2048}}
+    if policy.capability.major == 7:
+        expected |= {"quantize_panels": {16, 32, 64, 256, 2048}, "w8a8_dequantize": {256, 2048}}
+    assert found == expected
 
 
 def test_tokens_are_rows_of_every_operator_and_batches_of_attention() -> None:
@@ -59,3 +84,14 @@ def test_tokens_are_rows_of_every_operator_and_batches_of_attention() -> None:
 def test_what_was_named_and_has_no_such_shape_is_refused() -> None:
     with pytest.raises(ValueError, match=r"tokens \[3\]: attention_decode has no shape with as many of qwen3-32b"):
         gpu_cases(RIG, [LARGE], [3], ["attention_decode"])
+
+
+def test_a_run_that_was_cut_short_says_what_it_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "copy_bandwidth", lambda *_: 1e9)
+    monkeypatch.setattr(bench, "_on_cpu", lambda *_: [(name, object) for name in "abc"])
+    monkeypatch.setattr(bench, "rows_of", lambda name, *_: [{"case": name}])
+    answers = iter([False, False, True])
+    cut = bench.run(device="cpu", models=["qwen2.5-0.5b"], enough=lambda: next(answers))
+    assert (cut["complete"], cut["left_out"], [row["case"] for row in cut["rows"]]) == (False, ["c"], ["a", "b"])
+    whole = bench.run(device="cpu", models=["qwen2.5-0.5b"])
+    assert (whole["complete"], whole["left_out"]) == (True, [])

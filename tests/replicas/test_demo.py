@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -232,6 +233,10 @@ def test_a_later_python_trains_on_as_much_text(held_out: str):
     assert sum(map(len, documents)) <= corpus.TRAINING_CHARS
     limit = sum(map(len, documents)) * 9 // 10
     fewer = corpus.fitted(documents, limit)
-    assert limit * 0.99 < sum(map(len, fewer)) <= limit
+    # A paragraph goes from every document that has it: the last one that went may have been the largest of all.
+    repeats = Counter(paragraph for text in documents for paragraph in text.split("\n\n"))
+    largest = max(times * len(paragraph + "\n\n") for paragraph, times in repeats.items())
+    assert limit - largest < sum(map(len, fewer)) <= limit
+    assert largest < limit * 0.05
     assert [corpus.HEADING.findall(text) for text in fewer] == [corpus.HEADING.findall(text) for text in documents]
     assert corpus.fitted(documents, limit * 2) == documents

@@ -8,20 +8,21 @@ from typing import Any
 
 import pytest
 import torch
+from driven import drive
 from late_device import LateDevice, LateOps
 from tiny_checkpoints import build_checkpoint
 
-from motley.replicas import build
+from motley.replicas import rates
 from motley.replicas.blocks import BlockPool, blocks_for
 from motley.replicas.engine import EngineCore
 from motley.replicas.gpu import decode
-from motley.replicas.gpu.buckets import batch_sizes, bucket, context_sizes
+from motley.replicas.gpu.buckets import batch_sizes, bucket, context_sizes, graph_rows
 from motley.replicas.gpu.packed import Packed
 from motley.replicas.gpu.rows import Rows
 from motley.replicas.gpu.runner import GpuRunner
 from motley.replicas.limits import Limits
 from motley.replicas.model import load_model
-from motley.replicas.protocol import Delta, Pooling, Request, SamplingParams
+from motley.replicas.protocol import Delta, Pooling, Request, SamplingParams, StreamMessage
 from motley.replicas.runner import ModelRunner, Runner
 from motley.replicas.scheduler import Scheduler
 
@@ -59,22 +60,15 @@ def request(prompt: list[int], pooling: Pooling | None = None, **params: Any) ->
 
 
 def run(core: EngineCore, requests: list[Request], *, apart: int = 0) -> list[list[Delta]]:
-    """All deltas of each request; one comes every `apart` steps."""
-    seen: list[list[Delta]] = [[] for _ in requests]
-    waiting = list(enumerate(requests))
-    for step in range(3000):
-        while waiting and step >= apart * waiting[0][0]:
-            core.add(*waiting.pop(0))
-        if not core.busy and not waiting:
-            break
-        for emission in core.step():
-            assert emission.error is None, emission.error
-            seen[emission.key].extend(emission.message.deltas)
-            if emission.message.embedding:
-                seen[emission.key].append(Delta(0, text=repr([f"{x:.5f}" for x in emission.message.embedding])))
-    assert not core.busy
-    core.scheduler.pool.check(idle=True)
-    return seen
+    """All deltas of each request; one comes every `apart` steps. An embedding as text."""
+    return [
+        [delta for message in messages for delta in (*message.deltas, *_embedded(message))]
+        for messages in drive(core, requests, apart=apart)
+    ]
+
+
+def _embedded(message: StreamMessage) -> list[Delta]:
+    return [Delta(0, text=repr([f"{x:.5f}" for x in message.embedding]))] if message.embedding else []
 
 
 def ids(deltas: list[Delta], choice: int = 0) -> list[int]:
@@ -138,7 +132,7 @@ def test_the_host_waits_once_a_step_and_launches_the_next_before(make: Make) -> 
     while core.busy:
         left = len(device._queue)
         core.step()
-        assert left == 0 or core._flight is None or len(device._queue) > 0, "a step is on its way while one is awaited"
+        assert left == 0 or not core.launched or len(device._queue) > 0, "a step is on its way while one is awaited"
     assert device.captures == captures
     assert device.waits == core.num_steps - before
 
@@ -209,20 +203,25 @@ def test_logits_are_kept_for_those_who_read_them(make: Make) -> None:
 def test_rates_are_of_steps_that_have_landed(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     core, runner = make("graphs")
     forward, seconds = runner.model.forward, 0.05
+    sizes: list[int] = []
 
     class Slow:
         def forward(self, batch: Any, kv: Any) -> torch.Tensor:
+            sizes.append(batch.num_tokens)
             if batch.num_tokens > 8:
                 time.sleep(seconds)
             return forward(batch, kv)
 
     monkeypatch.setattr(runner, "model", Slow())
-    prefill_s, decode_s = build._measure(core)
+    prefill_s, decode_s = rates.alone(core)
     assert prefill_s >= seconds
     assert decode_s < prefill_s
+    assert max(sizes) == core.scheduler.max_batch_tokens, "a full step"
 
 
 def test_sizes_of_graphs() -> None:
+    asked = ((1, 0), (1, 8), (6, 3), (20, 8), (64, 8), (256, 8))
+    assert [graph_rows(*each) for each in asked] == [1, 9, 24, 64, 64, 256]
     assert batch_sizes(1) == (1,)
     assert batch_sizes(6) == (1, 2, 4, 6)
     assert batch_sizes(256) == (1, 2, 4, *range(8, 65, 8), *range(80, 129, 16), *range(160, 257, 32))

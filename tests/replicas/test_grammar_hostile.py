@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 from service_checkpoint import build
 
+from motley.replicas import grammar_queue
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import DeadlineExceeded, InvalidRequest
+from motley.replicas.grammar_process import GrammarProcess
 from motley.replicas.grammar_spec import GrammarSpec
 from motley.replicas.protocol import Request
 from motley.replicas.sampling_params import SamplingParams
@@ -90,6 +92,24 @@ async def _outcome(worker: Worker, spec: GrammarSpec) -> str | None:
     except InvalidRequest as refused:
         return refused.code if refused.param == spec.field else None
     return None
+
+
+async def test_what_takes_longer_than_the_first_try_is_compiled_at_the_second(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[bool] = []
+    real = GrammarProcess.compile
+
+    def noted(process: GrammarProcess, cpu_s: float) -> bool:
+        tries.append(real(process, cpu_s))
+        return tries[-1]
+
+    monkeypatch.setattr(grammar_queue, "FIRST_CPU_S", 1e-3)  # the timer's own grain is a few times as much
+    monkeypatch.setattr(GrammarProcess, "compile", noted)
+    properties = {f"again{i}": {"type": "integer"} for i in range(1500)}
+    slow = GrammarSpec.json_schema({"type": "object", "properties": properties})
+    assert await _outcome(worker, slow) is None
+    assert tries == [False, True]
 
 
 async def test_the_deadline_counts_while_it_is_compiled(worker: Worker) -> None:

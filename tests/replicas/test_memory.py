@@ -2,34 +2,40 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from motley.kernels.held import Held
-from motley.replicas.memory import Parts, cpu_kv_budget, kv_budget, reserve_bytes
+from motley.replicas.memory import Parts, cpu_kv_budget, free_memory, kv_budget, reserve_bytes
 
 MIB = 2**20
-PARTS = Parts(weights=4000 * MIB, metadata=100 * MIB, kv_block=MIB, activations=300 * MIB, graphs=50 * MIB)
+PARTS = Parts(
+    weights=4000 * MIB, metadata=100 * MIB, kv_block=MIB, activations=300 * MIB, graphs=50 * MIB, staging=8 * MIB
+)
 
 
 def test_what_is_free_less_activations_graphs_and_the_reserve() -> None:
     budget = kv_budget(10_000 * MIB, 16_000 * MIB, PARTS)
     assert reserve_bytes(16_000 * MIB) == 480 * MIB
-    assert (budget.nbytes, budget.missing) == ((10_000 - 300 - 50 - 480) * MIB, 0)
-    assert budget.blocks(PARTS.kv_block) == 9170
+    assert (budget.nbytes, budget.missing) == ((10_000 - 300 - 50 - 8 - 480) * MIB, 0)
+    assert budget.blocks(PARTS.kv_block) == 9162
     assert budget.why == (
-        "10000 MiB free after the weights, less 300 MiB for activations, 50 MiB for graphs and 480 MiB in reserve"
+        "10000 MiB free after the weights, less 300 MiB for activations, 50 MiB for graphs, "
+        "8 MiB for copies to the host and 480 MiB in reserve"
     )
 
 
 def test_a_small_device_keeps_256_mib_in_reserve_and_a_caller_may_say_how_much() -> None:
-    assert kv_budget(1000 * MIB, 4000 * MIB, PARTS).nbytes == (1000 - 300 - 50 - 256) * MIB
-    assert kv_budget(1000 * MIB, 4000 * MIB, PARTS, reserve=0).nbytes == 650 * MIB
+    assert kv_budget(1000 * MIB, 4000 * MIB, PARTS).nbytes == (1000 - 300 - 50 - 8 - 256) * MIB
+    assert kv_budget(1000 * MIB, 4000 * MIB, PARTS, reserve=0).nbytes == 642 * MIB
 
 
 def test_what_is_missing_is_told() -> None:
-    assert kv_budget(100 * MIB, 4000 * MIB, PARTS, reserve=0).missing == 250 * MIB
-    assert kv_budget(-100 * MIB, 4000 * MIB, PARTS, reserve=0).missing == 450 * MIB
+    assert kv_budget(100 * MIB, 4000 * MIB, PARTS, reserve=0).missing == 258 * MIB
+    assert kv_budget(-100 * MIB, 4000 * MIB, PARTS, reserve=0).missing == 458 * MIB
     assert (cpu_kv_budget(-5).nbytes, cpu_kv_budget(-5).missing) == (0, 5)
     assert cpu_kv_budget(400).nbytes == 100
 
@@ -39,7 +45,7 @@ def test_what_is_missing_is_told() -> None:
 def test_no_part_is_given_away_twice(free: int, total: int, reserve: int | None) -> None:
     budget = kv_budget(free, total, PARTS, reserve)
     kept_back = reserve_bytes(total) if reserve is None else reserve
-    assert budget.nbytes - budget.missing == free - PARTS.activations - PARTS.graphs - kept_back
+    assert budget.nbytes - budget.missing == free - PARTS.activations - PARTS.graphs - PARTS.staging - kept_back
     assert 0 in (budget.nbytes, budget.missing)
     assert budget.blocks(PARTS.kv_block) * PARTS.kv_block <= budget.nbytes
 
@@ -47,3 +53,16 @@ def test_no_part_is_given_away_twice(free: int, total: int, reserve: int | None)
 def test_what_is_held_adds_up() -> None:
     both = Held(10, 2, given=10) + Held(5, 1)
     assert (both.weights, both.metadata, both.given, both.nbytes) == (15, 3, 10, 18)
+
+
+def test_a_container_has_what_its_control_group_has_left(tmp_path: Path) -> None:
+    whole = free_memory(tmp_path)
+    assert whole > 0
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text(f"{64 << 20}\n")
+    (tmp_path / "memory.stat").write_text(f"anon 5\ninactive_file {16 << 20}\n")
+    assert free_memory(tmp_path) == pytest.approx(whole, rel=0.2)
+    (tmp_path / "memory.max").write_text(f"{128 << 20}\n")
+    assert free_memory(tmp_path) == (128 - 64 + 16) << 20
+    (tmp_path / "memory.max").write_text(f"{32 << 20}\n")
+    assert free_memory(tmp_path) == 0

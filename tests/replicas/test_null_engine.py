@@ -13,7 +13,7 @@ import service_checkpoint
 
 from motley.replicas import null_engine
 from motley.replicas.engine_config import EngineConfig
-from motley.replicas.errors import EngineFault, InvalidRequest
+from motley.replicas.errors import InvalidRequest
 from motley.replicas.null_engine import NullRunner, NullWorker, pattern
 from motley.replicas.pile import MOST_MERGED
 from motley.replicas.plan import PlanItem, SampleSpec, StepPlan
@@ -89,7 +89,7 @@ async def test_a_stream_without_a_reader_holds_the_others_up_once(
 
 async def test_embeddings_are_refused(worker: NullWorker) -> None:
     pooled = Request("r", (65, 66), SamplingParams(seed=0), pooling=Pooling.LAST)
-    with pytest.raises(EngineFault, match="no embeddings"):
+    with pytest.raises(InvalidRequest, match="no embeddings"):
         await collect(worker, pooled)
 
 
@@ -114,4 +114,4 @@ def test_what_it_says_never_ends_a_sequence(folder: Path) -> None:
 
 def test_a_context_longer_than_the_models_is_refused(folder: Path) -> None:
     with pytest.raises(InvalidRequest, match="max_model_len"):
-        null_engine.build_null_engine(folder, EngineConfig(max_model_len=10**6))
+        null_engine.build_hollow_engine(folder, EngineConfig(max_model_len=10**6), null_engine.null_device(0.0))

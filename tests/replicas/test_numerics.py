@@ -26,6 +26,7 @@ CASES = {
     "bf16": ("tiny", "bfloat16", {}),
     "int4-bf16": ("demo", "bfloat16", {}),
     "int4-fp32": ("demo", "float32", {}),
+    "int4-bf16-kv-int8": ("demo", "bfloat16", {"kv_dtype": "int8"}),
     "int4-as-int8": ("demo", "bfloat16", {"cpu_weights": "int8"}),
     "int4-as-int4": ("demo", "bfloat16", {"cpu_weights": "int4"}),
 }

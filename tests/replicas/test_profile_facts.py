@@ -166,6 +166,10 @@ def test_on_a_gpus_operators_facts_are_those_of_tables_and_policy() -> None:
     assert cause_of(down, typical=down) is None
     eight = facts("layers.0.mlp.down", "linear", ops.linear(grouped(256, 256, 8)))
     assert (eight.kernel, eight.configs) == ("w8a8", frozenset())  # never launched, so nothing was looked up
+    assert eight.arithmetic == "tensor-fp16"
+    ops.configs.of("w8a8_dequantize", m=2048, n=256, k=256, group=128, zeros="yes")
+    many = facts_of(Part("down", "linear", ops.linear(grouped(256, 256, 8)), None), Seen(torch.float16, 2048), ops)
+    assert many.configs == frozenset({"static"})
     ops.configs.of("silu_mul", n=256, t=4)
     assert facts("layers.0.mlp.silu_mul", "activation").configs == frozenset()  # that was of other steps
     ops.configs.of("silu_mul", n=256, t=1)

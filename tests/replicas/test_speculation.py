@@ -326,8 +326,3 @@ def test_a_grammar_is_not_speculated_on() -> None:
 def test_what_is_no_number_of_drafts_is_refused(value: Any) -> None:
     with pytest.raises(InvalidRequest, match="speculate_ngram"):
         EngineConfig(speculate_ngram=value)
-
-
-def test_where_steps_run_ahead_drafts_are_refused() -> None:
-    with pytest.raises(InvalidRequest, match="speculate_ngram: drafts are verified on a CPU only"):
-        Engine(demo_path(), accelerator=object(), speculate_ngram=4)  # type: ignore[arg-type]

@@ -39,6 +39,16 @@ def test_results_that_belong_to_their_calls(messages: list[dict[str, Any]]) -> N
     assert len(check_messages(messages)) == len(messages)
 
 
+def test_results_come_in_the_order_of_their_calls() -> None:
+    def of(call: str) -> dict[str, Any]:
+        return {"role": "tool", "content": f"of {call}", "tool_call_id": call}
+
+    turns = [USER, calls("a", "b", "c"), of("c"), of("a"), of("b"), SAID, USER, calls("b", "a"), of("a"), of("b")]
+    contents = [message["content"] for message in check_messages(turns) if message["role"] == "tool"]
+    assert contents == ["of a", "of b", "of c", "of b", "of a"]
+    assert [message["role"] for message in check_messages(turns)] == [message["role"] for message in turns]
+
+
 @pytest.mark.parametrize(
     ("messages", "param"),
     [

@@ -1,0 +1,54 @@
+"""One side of `motley bench engine --device cuda`, in a process that has the GPU to itself.
+
+    python -m motley.replicas.bench.engine_child SIDE SHAPE DEVICE [DRAFTS]
+
+SIDE is motley or transformers, which has no drafts. With DEVICE "cpu" it rehearses: the same steps, and no figure that
+means anything.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from .child import answer
+from .tasks import Tasks, serve
+
+__all__ = ["OnDevice"]
+
+SIDES = {"motley": "side_worker", "transformers": "side_static"}
+
+
+class OnDevice:
+    """What sides on a device have in common."""
+
+    def __init__(self, device: str) -> None:
+        self.device = torch.device(device)
+
+    def usable(self) -> bool:
+        if self.device.type == "cuda":
+            try:
+                torch.cuda.synchronize(self.device)
+            except RuntimeError:
+                return False
+        return True
+
+
+def main() -> None:
+    side, shape, device, *drafts = sys.argv[1:]
+    module = import_module(f".{SIDES[side]}", __package__)
+    tasks: Any = module.build(shape, device, *map(int, drafts))
+    run(tasks)
+
+
+def run(tasks: Any) -> None:
+    answer({"ready": True, **tasks.describe()})
+    ready: Tasks = tasks
+    serve(ready)
+
+
+if __name__ == "__main__":
+    main()

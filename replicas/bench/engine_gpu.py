@@ -1,0 +1,270 @@
+"""`motley bench engine --device cuda`: the worker under concurrent streams, beside transformers, on one GPU.
+
+Sides have the GPU one after the other, each in a process of its own, since ours takes what memory is left for KV. A
+measurement that fails costs itself: what it said is kept, and the others go on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ..engine_config import MAX_DRAFTS
+from .child import ChildEnded, ChildSilent
+from .engine_rows import rows_of
+from .peers import is_installed
+from .random_model import config_of
+from .report import machine, versions
+from .tasks import START_S, TaskProcess
+
+__all__ = ["BATCHES", "LENGTHS", "PEERS", "Cell", "Group", "Measuring", "run"]
+
+CHILD = "motley.replicas.bench.engine_child"
+PEERS = ("transformers",)
+BATCHES = (1, 8, 64, 256)
+LENGTHS = ((128, 128), (1000, 1000), (2048, 128))  # tokens of prompt and output
+MOST = 256  # streams
+IDLE_PROMPT, IDLE_BATCHES = 128, (1, 64)
+_STEPS, _REPEATS = 32, 3  # of a peer's decode, and of its prefill
+_GRACE_S = 15.0  # for a task to notice that its time is over
+
+Progress = Callable[[str, int, int], None]  # what is being done, steps begun, steps in all
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Streams, all sent at once. batch 0: as many as there is room for, at most MOST."""
+
+    batch: int
+    prompt_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """What one process measures.
+
+    idle    batches whose decode is traced
+    until   of the time, when it ends
+    drafts  with which streams run once more, up to so many a step; 0: they do not
+    """
+
+    shape: str
+    side: str
+    cells: tuple[Cell, ...]
+    idle: tuple[int, ...] = ()
+    until: float = 1.0
+    drafts: int = 0
+
+
+class Measuring:
+    """found: what was measured, or why not; cut: what time did not reach; sides: what each said of itself.
+
+    left  seconds up to a share of the time
+    out   folder for traces
+    """
+
+    def __init__(
+        self, device: str, out: Path, left: Callable[[float], float], told: Callable[[str], None] = lambda what: None
+    ) -> None:
+        self.found: list[dict[str, Any]] = []
+        self.cut: list[dict[str, Any]] = []
+        self.sides: dict[str, dict[str, Any]] = {}
+        self._device, self._out, self._left, self._told = device, out, left, told
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        return rows_of(self.found, self.sides, real=self._device != "cpu")
+
+    @property
+    def failed(self) -> list[dict[str, Any]]:
+        return [each for each in self.found if "error" in each]
+
+    def group(self, group: Group) -> None:
+        left = _Until(self._left, group.until)
+        if left() <= 0:
+            self.cut.append(asdict(group))
+            return
+        arguments = (group.side, group.shape, self._device, *([str(group.drafts)] if group.drafts else ()))
+        with TaskProcess(CHILD, *arguments, start_s=min(START_S, max(1.0, left()))) as process:
+            self._told(f"{group.shape}: {group.side} starts")
+            name = f"{group.shape} {group.side}"
+            try:
+                process.start()
+                self.sides[name] = process.about
+                for what, work in self._tasks(group, process, left):
+                    self._told(f"{group.shape}: {group.side} {what}")
+                    if left() <= 0:
+                        self.cut.append({"shape": group.shape, "side": group.side, "what": what})
+                    else:
+                        self.found += work()
+            except (ChildEnded, ChildSilent) as error:
+                self.found.append({"shape": group.shape, "side": group.side, "what": "start", "error": error.message})
+
+    def _tasks(
+        self, group: Group, process: TaskProcess, left: Callable[[], float]
+    ) -> Iterator[tuple[str, Callable[[], list[dict[str, Any]]]]]:
+        """The first cell before traces: it is what counts most."""
+        cells = [
+            (_said(cell), lambda cell=cell: self._cell(group, cell, process, left)) for cell in group.cells
+        ]  # fmt: skip
+        idle = [
+            (f"idle at batch {batch}", lambda batch=batch: [self._idle(group, batch, process, left)])
+            for batch in group.idle
+        ]
+        yield from (*cells[:1], *idle, *cells[1:])
+
+    def _cell(self, group: Group, cell: Cell, process: TaskProcess, left: Callable[[], float]) -> list[dict[str, Any]]:
+        measure: Callable[..., Iterable[dict[str, Any]]] = partial(_ours, drafts=group.drafts)
+        if group.side != "motley":
+            measure = partial(_theirs, compiling=self._device != "cpu")
+        about = {"shape": group.shape, "side": group.side, "what": "streams", **asdict(cell)}
+        return [{**about, **each} for each in measure(process, cell, left)]
+
+    def _idle(self, group: Group, batch: int, process: TaskProcess, left: Callable[[], float]) -> dict[str, Any]:
+        folder = str(self._out / "traces" / group.shape)
+        told = process.ask("idle", left() + _GRACE_S, batch=batch, prompt_tokens=IDLE_PROMPT, folder=folder)
+        return {"shape": group.shape, "side": group.side, "what": "idle", "batch": batch, **_flat(told)}
+
+
+class _Until:
+    def __init__(self, left: Callable[[float], float], share: float) -> None:
+        self._left, self._share = left, share
+
+    def __call__(self) -> float:
+        return self._left(self._share)
+
+
+def _ours(process: TaskProcess, cell: Cell, left: Callable[[], float], *, drafts: int) -> Iterable[dict[str, Any]]:
+    lengths = {"prompt_tokens": cell.prompt_tokens, "output_tokens": cell.output_tokens}
+    room = process.ask("most", **lengths)
+    if "error" in room:
+        yield room
+        return
+    most = min(MOST, room["result"])
+    if cell.batch > most or not most:
+        yield {"skipped": f"there is room for {most} streams of that length"}
+        return
+    sizes = {"batch": cell.batch or most, **lengths}
+    warmed = process.ask("warm", left() + _GRACE_S, **sizes)
+    if "error" in warmed or left() <= 0:
+        yield {**sizes, **_flat(warmed), "skipped": "no time was left after kernels were compiled"}
+        return
+    told = process.ask("run", left() + _GRACE_S, within_s=left(), **sizes)
+    yield {**sizes, "warmed": warmed["result"], **_flat(told)}
+    if drafts and left() <= 0:
+        yield {"what": "drafted", **sizes, "skipped": "no time was left"}
+    elif drafts:
+        yield {"what": "drafted", **sizes, **_flat(process.ask("drafted", left() + _GRACE_S, within_s=left(), **sizes))}
+
+
+def _theirs(
+    process: TaskProcess, cell: Cell, left: Callable[[], float], *, compiling: bool
+) -> Iterable[dict[str, Any]]:
+    """Prefill at batch 1, then decode as it comes and compiled, each for what time is left.
+
+    A rehearsal does not compile: that takes longer than all else of it.
+    """
+    if cell.batch == 1:
+        told = process.ask("prefill", left() + _GRACE_S, tokens=cell.prompt_tokens, repeats=_REPEATS)
+        yield {"variant": "prefill", "seconds": told.pop("result", None), **told}
+    for compiled in (False, True) if compiling else (False,):
+        variant = "compiled" if compiled else "as it comes"
+        if left() <= 0:
+            yield {"variant": variant, "skipped": "no time was left"}
+            continue
+        told = process.ask(
+            "decode", left() + (0.0 if compiled else _GRACE_S), batch=cell.batch, context_tokens=cell.prompt_tokens,
+            output_tokens=max(cell.output_tokens, 8), steps=_STEPS, compiled=compiled, within_s=left(),
+        )  # fmt: skip
+        yield {"variant": variant, **_flat(told)}
+
+
+def _flat(told: dict[str, Any]) -> dict[str, Any]:
+    return {**told.pop("result", {}), **told}
+
+
+def _said(cell: Cell) -> str:
+    return f"{cell.prompt_tokens}/{cell.output_tokens} at batch {cell.batch or 'as large as fits'}"
+
+
+def groups_of(
+    shapes: Sequence[str],
+    batches: Sequence[int],
+    lengths: Sequence[tuple[int, int]],
+    peers: Sequence[str],
+    drafts: int = 0,
+) -> list[Group]:
+    """Every batch at every length, of each shape; peers after ours, which alone has drafts."""
+    cells = tuple(Cell(batch, *length) for length in lengths for batch in batches)
+    return [
+        Group(shape, side, cells, IDLE_BATCHES, drafts=drafts) if side == "motley" else Group(shape, side, cells)
+        for shape in shapes
+        for side in ("motley", *peers)
+    ]
+
+
+def run(
+    *,
+    shapes: Sequence[str],
+    batches: Sequence[int] = BATCHES,
+    lengths: Sequence[tuple[int, int]] = LENGTHS,
+    peers: Sequence[str] = PEERS,
+    device: str = "cuda",
+    seconds: float = float("inf"),
+    out: Path = Path(),
+    speculate_ngram: int = 0,
+    progress: Progress = lambda *_: None,
+) -> dict[str, Any]:
+    """Measure and report.
+
+    seconds          what is not begun by then is left out, and told
+    speculate_ngram  streams run once more with up to so many drafts a step; how many are right is the text's doing, and
+                     that of random weights repeats itself more than most
+
+    Raises ValueError for a shape, peer, batch or length that is not accepted, RuntimeError without a GPU.
+    """
+    for shape in shapes:
+        config_of(shape)
+    if unknown := [name for name in peers if name not in PEERS]:
+        raise ValueError(f"peer: {unknown[0]!r} is not known on a GPU; expected {' or '.join(PEERS)}")
+    if wrong := [batch for batch in batches if not 1 <= batch <= MOST]:
+        raise ValueError(f"batch: {wrong[0]} is not accepted; expected 1 to {MOST}")
+    if not 0 <= speculate_ngram <= MAX_DRAFTS:
+        raise ValueError(f"speculate_ngram: {speculate_ngram} is not accepted; expected 0 to {MAX_DRAFTS}")
+    about = machine() | about_device(device)
+    installed = [name for name in peers if is_installed(name)]
+    groups = groups_of(shapes, batches, lengths, installed, speculate_ngram)
+    began, steps = time.monotonic(), sum(1 + len(group.cells) + len(group.idle) for group in groups)
+    begun = iter(range(1, 10 * steps))
+    measuring = Measuring(
+        device, out, lambda share: began + share * seconds - time.monotonic(),
+        lambda what: progress(what, min(next(begun), steps), steps),
+    )  # fmt: skip
+    for group in groups:
+        measuring.group(group)
+    return {
+        "bench": "engine",
+        "machine": about,
+        "versions": versions("motley", "torch", "triton", "transformers"),
+        "sides": measuring.sides,
+        "rows": measuring.rows,
+        "found": measuring.found,
+        "cut": measuring.cut,
+    }
+
+
+def about_device(device: str) -> dict[str, Any]:
+    """Raises RuntimeError where there is no such GPU."""
+    import torch
+
+    if device == "cpu":
+        return {"rehearsal": True}
+    if not torch.cuda.is_available():
+        raise RuntimeError("device: there is no CUDA device that torch can use; motley doctor tells why")
+    properties = torch.cuda.get_device_properties(device)
+    return {"gpu": properties.name, "sms": properties.multi_processor_count, "memory": properties.total_memory}

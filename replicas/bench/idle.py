@@ -1,0 +1,112 @@
+"""How long a GPU has nothing to do between the steps of a decode: read from a profiler's trace."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+__all__ = ["figure", "idle_of", "on_device", "write_trimmed"]
+
+Event = Mapping[str, Any]
+
+_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+_REHEARSED = ("cpu_op",)  # without a GPU there is nothing else to see
+_SHOWN_STEPS = 4
+_MOST_EVENTS = 5_000  # that are kept of a trace
+_COLOURS = {"kernel": "#3b6ea5", "gpu_memcpy": "#d98e04", "gpu_memset": "#7a9e4b"}
+
+
+def on_device(trace: Mapping[str, Any], *, real: bool = True) -> list[Event]:
+    """What the device did, in order, of a trace as torch's profiler exports it; not `real`: what the CPU did."""
+    kinds = _DEVICE if real else _REHEARSED
+    events = [each for each in trace["traceEvents"] if each.get("ph") == "X" and each.get("cat") in kinds]
+    return sorted(events, key=lambda each: float(each["ts"]))
+
+
+def idle_of(events: Sequence[Event]) -> dict[str, Any]:
+    """Shares of the time from the first event's begin to the last one's end, in which the device did nothing.
+
+    between_steps  in gaps between different launches: the host was waited for. All that a graph does is one launch;
+                   a copy is one, and so is each kernel of a step that runs as it comes
+    within_graphs  in gaps between the kernels and copies of one graph
+    steps          graphs launched
+
+    Raises ValueError where the trace has nothing of a device.
+    """
+    if not events:
+        raise ValueError("the trace has no kernel: the profiler sees nothing of this device")
+    begin = float(events[0]["ts"])
+    last, end = events[0], begin + float(events[0]["dur"])
+    between = within = 0.0
+    for event in events[1:]:
+        at = float(event["ts"])
+        if (gap := at - end) > 0:
+            if _of_one_graph(last, event):
+                within += gap
+            else:
+                between += gap
+        if at + float(event["dur"]) >= end:
+            last, end = event, at + float(event["dur"])
+    span = end - begin
+    return {
+        "span_us": span,
+        "between_steps": between / span,
+        "within_graphs": within / span,
+        "busy": 1 - (between + within) / span,
+        "steps": len(_graphs(events)),
+        "events": len(events),
+    }
+
+
+def write_trimmed(events: Sequence[Event], path: Path) -> None:
+    """A chrome trace of the device alone, gzipped: of so many events at most, those in the middle."""
+    first = max(0, (len(events) - _MOST_EVENTS) // 2)
+    kept = events[first : first + _MOST_EVENTS]
+    path.write_bytes(gzip.compress(json.dumps({"traceEvents": [*kept]}).encode(), mtime=0))
+
+
+def figure(events: Sequence[Event], title: str) -> str:
+    """SVG: what the device did in some steps from the middle of the trace, along one line of time."""
+    shown = _some_steps(events)
+    begin = float(shown[0]["ts"])
+    end = max(float(each["ts"]) + float(each["dur"]) for each in shown)
+    width, scale = 1200, 1180 / max(end - begin, 1e-3)
+    bars = [
+        f'<rect x="{10 + scale * (float(each["ts"]) - begin):.2f}" y="34" height="40" '
+        f'width="{max(0.1, scale * float(each["dur"])):.2f}" fill="{_COLOURS.get(each["cat"], "gray")}">'
+        f"<title>{escape(str(each['name'])[:80])}: {float(each['dur']):.1f} us</title></rect>"
+        for each in shown
+    ]
+    said = f"{escape(title)}; {end - begin:.0f} us; blue kernels, orange copies, white: nothing"
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="84" font-family="sans-serif">'
+    text = f'<text x="10" y="22" font-size="13">{said}</text>'
+    return "\n".join([head, f'<rect width="{width}" height="84" fill="white"/>', text, *bars, "</svg>"]) + "\n"
+
+
+def _launch(event: Event) -> Any:
+    return event.get("args", {}).get("correlation")
+
+
+def _of_one_graph(one: Event, other: Event) -> bool:
+    return _launch(one) is not None and _launch(one) == _launch(other)
+
+
+def _graphs(events: Sequence[Event]) -> list[Any]:
+    """Launches of several kernels, in order."""
+    count = Counter(_launch(each) for each in events if each["cat"] == "kernel")
+    return [launch for launch, kernels in count.items() if launch is not None and kernels > 1]
+
+
+def _some_steps(events: Sequence[Event]) -> Sequence[Event]:
+    graphs = _graphs(events)
+    if len(graphs) <= _SHOWN_STEPS:
+        return events[:_MOST_EVENTS]
+    middle = len(graphs) // 2
+    first, last = graphs[middle - _SHOWN_STEPS // 2], graphs[middle + _SHOWN_STEPS // 2]
+    at = [_launch(each) for each in events]
+    return events[at.index(first) : at.index(last)]

@@ -1,0 +1,173 @@
+"""`motley bench kv`: what KV in int8 costs in quality, and what it gives in memory and speed, beside the usual KV."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from ..build import BuiltEngine
+from ..decoder import Decoder
+from ..engine_config import EngineConfig
+from ..protocol import BLOCK_TOKENS
+from .report import machine, row, versions
+from .side_motley import MotleySide
+
+Progress = Callable[[str, int, int], None]  # what is being done, steps begun, steps in all
+
+__all__ = ["run"]
+
+DTYPES = ("float32", "bfloat16")  # of a CPU's activations; a GPU has one of its own
+WINDOW = 512  # tokens of the text that are read at once
+_KV_BYTES = 1 << 30  # of each side
+_STEPS = 8  # of one side before it is the other's turn
+
+
+def run(
+    path: Path,
+    text: str,
+    *,
+    device: str = "cpu",
+    dtypes: Sequence[str] | None = None,
+    tokens: int = 4096,
+    batches: Sequence[int] = (1, 8),
+    contexts: Sequence[int] = (128, 1024),
+    output_tokens: int = 64,
+    threads: int | None = None,
+    progress: Progress = lambda *_: None,
+) -> dict[str, Any]:
+    """Measure and report; both sides in one process, taking turns.
+
+    path      folder of a checkpoint with a tokenizer
+    text      that the model has not read; of it so many `tokens`, in windows of 512
+    dtypes    of activations; None: float32 and bfloat16 on a CPU, a GPU's own
+    batches, contexts   sequences that decode together, each with so many tokens in KV: every pair is measured
+
+    Raises ValueError for what does not fit the model, CheckpointError, InvalidRequest.
+    """
+    wanted = list(dtypes or (DTYPES if device == "cpu" else ("auto",)))
+    before = machine()
+    rows: list[dict[str, Any]] = []
+    described: dict[str, Any] = {}
+    total = len(wanted) * (2 + len(batches) * len(contexts))
+    steps = iter(range(1, total + 1))
+    for dtype in wanted:
+        progress(f"loading, activations in {dtype}", next(steps), total)
+        config = EngineConfig(
+            device=device, dtype=dtype, threads=threads, reuse_prefixes=False, kv_memory_bytes=_KV_BYTES,
+            max_running=max(64, *batches), max_batch_tokens=max(512, *batches),
+        )  # fmt: skip
+        sides = _Sides(path, config)
+        sides.check(batches, contexts, output_tokens)
+        progress(f"{tokens} tokens of text, activations in {dtype}", next(steps), total)
+        rows += [*_quality(sides, text, tokens), _memory(sides)]
+        for batch, context in itertools.product(batches, contexts):
+            progress(f"decode at batch {batch} after {context} tokens", next(steps), total)
+            rows.append(_decode(sides, batch, context, output_tokens))
+        described[sides.dtype] = {"model": sides.name, "choices": dict(sides.int8.built.choices)}
+    after = {"load_average_1min_after": machine()["load_average_1min"]}
+    return {
+        "bench": "kv",
+        "machine": before | after | _gpu(device),
+        "versions": versions("motley", "torch"),
+        "sides": described,
+        "rows": rows,
+    }
+
+
+class _Sides:
+    """One model twice: with KV in int8, and with KV as its activations are."""
+
+    def __init__(self, path: Path, config: EngineConfig) -> None:
+        self.int8, self.plain = MotleySide(path, replace(config, kv_dtype="int8")), MotleySide(path, config)
+        info = self.plain.built.profile.model
+        self.name, self.dtype, self.peer = info.name, info.dtype, f"KV in {info.dtype}"
+
+    def check(self, batches: Sequence[int], contexts: Sequence[int], output_tokens: int) -> None:
+        """Raises ValueError for sequences that do not fit."""
+        for built in (self.int8.built, self.plain.built):
+            longest, room = built.core.limits.max_model_len, built.profile.kv_blocks_total
+            each = max(contexts) + output_tokens + _STEPS + 2
+            if each > longest:
+                raise ValueError(f"context: {max(contexts)} and {output_tokens} more; the model has {longest} tokens")
+            if max(batches) * -(-each // BLOCK_TOKENS) > room:
+                raise ValueError(f"batch: {max(batches)} sequences of {each} tokens; expected {room} blocks at most")
+
+
+def _quality(sides: _Sides, text: str, tokens: int) -> list[dict[str, Any]]:
+    """Of the same tokens, read by both: how far the distributions of the next token are from each other."""
+    tokenizer = sides.plain.built.tokenizer
+    if tokenizer is None:
+        raise ValueError("text: the model has no tokenizer")
+    ids = tokenizer.encode(text)[: tokens + 1]
+    if len(ids) < 2:
+        raise ValueError("text: there is nothing to predict in it")
+    window = min(WINDOW, sides.plain.built.core.limits.max_model_len - 1)
+    divergence, same, losses = 0.0, 0, {"plain": 0.0, "int8": 0.0}
+    for piece in _windows(ids, window):
+        plain, int8 = (_logprobs(side.built, piece[:-1]) for side in (sides.plain, sides.int8))
+        divergence += F.kl_div(int8, plain, log_target=True, reduction="sum").item()
+        same += int((plain.argmax(-1) == int8.argmax(-1)).sum())
+        for name, found in (("plain", plain), ("int8", int8)):
+            losses[name] += F.nll_loss(found, torch.tensor(piece[1:]), reduction="sum").item()
+    count = len(ids) - 1
+    workload = {"dtype": sides.dtype, "tokens": count, "window": window}
+    perplexity = {name: math.exp(loss / count) for name, loss in losses.items()}
+    return [
+        row("divergence, KV in int8", workload, "nats per token", [divergence / count]),
+        row("same most likely token", workload, "of the tokens", [same / count]),
+        row("perplexity", workload, "", [perplexity["int8"]], peer=sides.peer, peer_samples=[perplexity["plain"]],
+            higher_is_better=False),
+    ]  # fmt: skip
+
+
+def _windows(ids: Sequence[int], length: int) -> Iterator[tuple[int, ...]]:
+    """Pieces of up to `length` + 1 that share one token: all but the first are predicted, once."""
+    for at in range(0, len(ids) - 1, length):
+        yield tuple(ids[at : at + length + 1])
+
+
+def _logprobs(built: BuiltEngine, ids: tuple[int, ...]) -> torch.Tensor:
+    """fp64 [T, vocabulary]."""
+    return F.log_softmax(built.logits(ids).double(), dim=-1)
+
+
+def _memory(sides: _Sides) -> dict[str, Any]:
+    ours, theirs = ([_bytes_per_1000(side.built)] for side in (sides.int8, sides.plain))
+    return row(
+        "KV of 1,000 tokens", {"dtype": sides.dtype}, "bytes", ours, peer=sides.peer, peer_samples=theirs,
+        higher_is_better=False,
+    )  # fmt: skip
+
+
+def _bytes_per_1000(built: BuiltEngine) -> float:
+    model = built.runner.model
+    assert isinstance(model, Decoder)
+    config = model.config
+    block = model.ops.allocate_kv(config.num_layers, 1, config.num_kv_heads, config.head_dim)
+    return sum(cache.nbytes for cache in block) * 1000 / BLOCK_TOKENS
+
+
+def _decode(sides: _Sides, batch: int, context: int, tokens: int) -> dict[str, Any]:
+    samples: dict[str, list[float]] = {"int8": [], "plain": []}
+    pairs = [("int8", sides.int8), ("plain", sides.plain)]
+    for _, side in pairs:
+        side.open(batch, context)
+        side.decode(2)  # warms up
+    for _ in range(-(-tokens // _STEPS)):
+        for name, side in pairs:
+            samples[name] += [batch / seconds for seconds in side.decode(_STEPS)]
+    for _, side in pairs:
+        side.close()
+    workload = {"dtype": sides.dtype, "batch": batch, "context_tokens": context}
+    return row("decode", workload, "tokens/s", samples["int8"], peer=sides.peer, peer_samples=samples["plain"])
+
+
+def _gpu(device: str) -> dict[str, Any]:
+    return {} if device == "cpu" else {"gpu": torch.cuda.get_device_name(device)}

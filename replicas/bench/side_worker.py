@@ -1,0 +1,264 @@
+"""Motley's side on a GPU: the worker that a replica is made of, around a model of random weights."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...kernels.ops import Ops
+from ...kernels.rig import Rig
+from ..blocks import blocks_for
+from ..build import BuiltEngine, assemble, operators
+from ..decoder import Decoder
+from ..engine_config import EngineConfig
+from ..gpu.accelerator import Accelerator
+from ..gpu.runner import GpuRunner
+from ..predict import tpot_s
+from ..protocol import BLOCK_TOKENS
+from ..worker import Worker
+from . import idle
+from .engine_child import OnDevice
+from .random_model import random_model
+from .streams import drive, requests_of, summary
+
+__all__ = ["Streams", "build"]
+
+MAX_RUNNING = 256
+MAX_BATCH_TOKENS = 2048
+_SECONDS = 600.0  # no watchdog while kernels compile
+_WARM_STREAMS, _WARM_TOKENS = 8, 4
+_TRACED_STEPS, _TRACED_TOKENS = 32, 4096
+
+
+def settings(device: str, drafts: int = 0) -> EngineConfig:
+    """A replica's own, but for room for the batches that are asked for."""
+    return EngineConfig(
+        device=device,
+        speculate_ngram=drafts,
+        max_running=MAX_RUNNING,
+        max_batch_tokens=MAX_BATCH_TOKENS,
+        max_waiting_tokens=2**30,
+        watchdog_s=_SECONDS,
+        reader_timeout_s=_SECONDS,
+        kv_memory_bytes=None if device != "cpu" else 2**24,
+    )
+
+
+class RandomWorker(Worker):
+    """The real worker around a model that is made, not loaded."""
+
+    def __init__(self, shape: str, config: EngineConfig, ops: Ops | None, accelerator: Accelerator | None) -> None:
+        super().__init__(shape, config, name=shape)
+        self._shape, self._ops, self._accelerator = shape, ops, accelerator
+        self.built: BuiltEngine | None = None
+
+    def _build(self) -> BuiltEngine:
+        ops, why = (self._ops, "as given") if self._ops else operators(self._config, torch.bfloat16)
+        loaded = random_model(self._shape, ops)
+        self.built = assemble(
+            loaded, self._config, ops, name=self._shape, why=why, accelerator=self._accelerator
+        )  # fmt: skip
+        return self.built
+
+
+class Streams(OnDevice):
+    """Tasks. One event loop for all of them: between tasks the engine has nothing to do.
+
+    drafts  that a sequence may have in a step of `drafted`; all else goes without
+    """
+
+    def __init__(
+        self,
+        shape: str,
+        device: str,
+        drafts: int = 0,
+        ops: Ops | None = None,
+        accelerator: Accelerator | None = None,
+    ) -> None:
+        super().__init__(device)
+        self._loop = asyncio.Runner()
+        self._seeds = itertools.count(0, 2 * MAX_RUNNING)
+        self._worker = RandomWorker(shape, settings(device, drafts), ops, accelerator)
+        began = time.monotonic()
+        self._loop.run(self._worker.start())
+        self._start_s = time.monotonic() - began
+        assert self._worker.built is not None
+        self._built = self._worker.built
+        assert isinstance(self._built.runner.model, Decoder)
+        self._decoder = self._built.runner.model
+        self._drafts, self._built.core.scheduler.max_drafts = drafts, 0
+
+    def describe(self) -> dict[str, Any]:
+        decoder, core = self._decoder, self._built.core
+        read = sum((layer.held for layer in decoder.layers), decoder.head.held).nbytes
+        memory = {"allocated": torch.cuda.max_memory_allocated(self.device)} if self.device.type == "cuda" else {}
+        return {
+            "start_s": round(self._start_s, 1),
+            "weight_bytes": decoder.nbytes,
+            "bytes_per_token": read,
+            "kv_tokens": core.scheduler.pool.total * BLOCK_TOKENS,
+            "max_model_len": core.limits.max_model_len,
+            "settings": {"max_running": MAX_RUNNING, "max_batch_tokens": MAX_BATCH_TOKENS, "tokenizer": "none"},
+            "choices": dict(self._built.choices),
+            "memory": memory,
+        }
+
+    def most(self, prompt_tokens: int, output_tokens: int) -> int:
+        """Streams for which there is room; 0 where one is too long."""
+        core, length = self._built.core, prompt_tokens + output_tokens
+        if length > core.limits.max_model_len:
+            return 0
+        return min(core.scheduler.max_running, core.scheduler.pool.total // blocks_for(length))
+
+    def warm(self, batch: int, prompt_tokens: int, output_tokens: int) -> dict[str, float]:
+        """Kernels compiled and graphs captured, of which a measurement is not to have the time."""
+        began = time.monotonic()
+        few = min(batch, _WARM_STREAMS)
+        self._drive(few, prompt_tokens, min(_WARM_TOKENS, output_tokens), _SECONDS)
+        graphs = 0
+        if isinstance(runner := self._built.runner, GpuRunner):
+            graphs = runner.prepare(batch, prompt_tokens + 1, prompt_tokens + output_tokens)
+        return {"seconds": time.monotonic() - began, "graphs": graphs}
+
+    def run(self, batch: int, prompt_tokens: int, output_tokens: int, within_s: float) -> dict[str, Any]:
+        """`streams.summary`, and what a decode step takes at least by the roofline, in the middle of its outputs."""
+        found = self._drive(batch, prompt_tokens, output_tokens, within_s)
+        return found | {"roofline_step_s": self._least(batch, prompt_tokens + output_tokens // 2)}
+
+    def drafted(self, batch: int, prompt_tokens: int, output_tokens: int, within_s: float) -> dict[str, Any]:
+        """`streams.summary` with drafts, of two runs the second; how many were tried and right, and tokens of a turn.
+
+        A turn is a sequence in a step: it gives a token, and one more for each draft that is right.
+        """
+        core = self._built.core
+        core.scheduler.max_drafts = self._drafts
+        try:
+            began = time.monotonic()
+            self._drive(batch, prompt_tokens, output_tokens, within_s)  # captures graphs
+            before = core.load()
+            found = self._drive(batch, prompt_tokens, output_tokens, within_s - (time.monotonic() - began))
+        finally:
+            core.scheduler.max_drafts = 0
+        after = core.load()
+        right = after.accepted_tokens - before.accepted_tokens
+        return found | {
+            "drafts": self._drafts,
+            "drafted": after.drafted_tokens - before.drafted_tokens,
+            "accepted": right,
+            "tokens_per_turn": found["tokens"] / (found["tokens"] - right) if found["tokens"] else None,
+        }
+
+    def idle(self, batch: int, prompt_tokens: int, folder: str) -> dict[str, Any]:
+        """Of a decode: `idle.idle_of`; the trace and a figure of it are left in the folder."""
+        name = f"decode-batch-{batch}"
+        with tempfile.TemporaryDirectory(prefix="motley-bench-") as room:
+            whole = os.path.join(room, "trace.json")
+            self._loop.run(self._trace(batch, prompt_tokens, whole))
+            events = idle.on_device(json.loads(Path(whole).read_text()), real=self.device.type == "cuda")
+        found = idle.idle_of(events)
+        out = Path(folder)
+        out.mkdir(parents=True, exist_ok=True)
+        idle.write_trimmed(events, out / f"{name}.json.gz")
+        (out / f"{name}.svg").write_text(idle.figure(events, f"decode at batch {batch}"))
+        return found
+
+    def _drive(self, batch: int, prompt_tokens: int, output_tokens: int, limit_s: float) -> dict[str, Any]:
+        vocabulary = self._built.profile.model.vocab_size
+        requests = requests_of(batch, prompt_tokens, output_tokens, vocabulary, next(self._seeds))
+        return summary(self._loop.run(drive(self._worker, requests, limit_s)))
+
+    def _least(self, batch: int, context: int) -> float | None:
+        rig: Rig | None = getattr(self._decoder.ops, "rig", None)
+        return None if rig is None else tpot_s(rig.about, self._decoder, context, batch)
+
+    async def _trace(self, batch: int, prompt_tokens: int, path: str) -> None:
+        """The profiler sees steps in which all decode. It takes its time to begin: streams are as long as they can."""
+        room = self._built.core.limits.max_model_len - prompt_tokens
+        longest = self._built.core.scheduler.pool.total // batch * BLOCK_TOKENS - prompt_tokens
+        output = max(1, min(room, longest, _TRACED_TOKENS))
+        if isinstance(runner := self._built.runner, GpuRunner):  # a graph captured meanwhile would look like idling
+            runner.prepare(batch, prompt_tokens + 1, prompt_tokens + output)
+        with _profiler(self.device):
+            pass  # the first takes its time
+        requests = requests_of(
+            batch, prompt_tokens, output, self._built.profile.model.vocab_size, next(self._seeds)
+        )  # fmt: skip
+        steps = _Steps(batch)
+        watched = asyncio.ensure_future(drive(_Counted(self._worker, steps.count), requests, _SECONDS))
+        try:
+            await _unless_over(steps.reach(3), watched)
+            with _profiler(self.device) as profiler:
+                await _unless_over(steps.reach(steps.least + _TRACED_STEPS), watched)
+        finally:
+            watched.cancel()
+            with suppress(asyncio.CancelledError):
+                await watched
+        profiler.export_chrome_trace(path)
+
+
+class _Steps:
+    """Tokens of each stream so far."""
+
+    def __init__(self, batch: int) -> None:
+        self._made = [0] * batch
+        self._woken = asyncio.Event()
+
+    @property
+    def least(self) -> int:
+        return min(self._made)
+
+    def count(self, stream: int, tokens: int) -> None:
+        self._made[stream] += tokens
+        self._woken.set()
+
+    async def reach(self, tokens: int) -> None:
+        while self.least < tokens:
+            self._woken.clear()
+            await self._woken.wait()
+
+
+class _Counted:
+    """A worker that tells of the tokens of each stream, in the order in which they were sent."""
+
+    def __init__(self, worker: Worker, count: Callable[[int, int], None]) -> None:
+        self._worker, self._count = worker, count
+        self._numbers = itertools.count()
+
+    async def generate(self, request: Any) -> Any:
+        number = next(self._numbers)
+        async for message in self._worker.generate(request):
+            self._count(number, sum(len(delta.token_ids) for delta in message.deltas))
+            yield message
+
+
+async def _unless_over(reached: Any, watched: asyncio.Future[Any]) -> None:
+    """Raises what ended the streams before that was reached."""
+    waiting = asyncio.ensure_future(reached)
+    await asyncio.wait([waiting, watched], return_when=asyncio.FIRST_COMPLETED)
+    if not waiting.done():
+        waiting.cancel()
+        watched.result()
+        raise RuntimeError("the streams were over before the profiler had seen enough")
+
+
+def _profiler(device: torch.device) -> Any:
+    """Of the device's own work; in a rehearsal of what torch does on the engine's thread."""
+    kinds = torch.profiler.ProfilerActivity
+    if device.type == "cuda":
+        return torch.profiler.profile(activities=[kinds.CUDA])
+    every = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    return torch.profiler.profile(activities=[kinds.CPU], experimental_config=every)
+
+
+def build(shape: str, device: str, drafts: int = 0) -> Streams:
+    return Streams(shape, device, drafts)

@@ -1,0 +1,114 @@
+"""Steps on their way through a runner, and what is done where one fails."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
+
+from .blocks import Allocation
+from .plan import UNKNOWN, ItemResult, PlanItem, StepPlan, StepResult
+from .runner import Pipelined, Runner, Swapping
+from .scheduler import Scheduler
+
+__all__ = ["Flight", "Flights"]
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A step that was launched.
+
+    allocations  of its items' sequences, as they were
+    outcome      waits for the result, or for why there is none
+    """
+
+    plan: StepPlan
+    allocations: tuple[Allocation, ...]
+    outcome: Callable[[], StepResult | str]
+
+
+class Flights:
+    """Launches steps and brings them down. Where the device computes by itself, one is on its way at a time.
+
+    ahead         the step whose result has not been asked for
+    failed_steps  in a row, of which nothing came
+    """
+
+    def __init__(self, runner: Runner, scheduler: Scheduler) -> None:
+        self.ahead: Flight | None = None
+        self.failed_steps = 0
+        self._runner, self._scheduler = runner, scheduler
+        self._pipelined = runner if isinstance(runner, Pipelined) else None
+        self._swapping = runner if isinstance(runner, Swapping) else None
+        assert self._swapping or not scheduler.swap.pool.total, "this runner copies nothing"
+
+    def swap(self, plan: StepPlan) -> None:
+        """What cannot be copied is computed again."""
+        assert self._swapping is not None
+        try:
+            self._swapping.swap(plan)
+            self._scheduler.prefixes.copied()
+        except Exception:
+            log.exception("%d KV blocks were not copied", len(plan.swap_out) + len(plan.swap_in))
+            self._scheduler.not_copied()
+
+    def launch(self, plan: StepPlan) -> Flight:
+        return Flight(plan, self._scheduler.launched(plan), self._attempt(plan))
+
+    def landing(self, launched: Flight | None) -> Flight | None:
+        """Whose result is to be asked for now, when that one is on its way: itself, or the one before it."""
+        if self._pipelined is None:
+            return launched
+        landing, self.ahead = self.ahead, launched
+        return landing
+
+    def result(self, flight: Flight) -> StepResult:
+        """What the step gave; if it failed, each item apart, since one of them may have been too much for all.
+
+        What KV the first attempt has written is then written again, alike. A step launched meanwhile goes on from
+        what failed: it is taken back.
+        """
+        plan = flight.plan
+        results = [flight.outcome()]
+        if isinstance(results[0], str):
+            if self.ahead is not None:
+                self.ahead.outcome()
+                self._scheduler.recalled(self.ahead.plan, self.ahead.allocations)
+                self.ahead = None
+            parts = list(zip(plan.items, flight.allocations, strict=True))
+            if len(parts) > 1 or not self._scheduler.holds(*parts[0]):
+                results = [self._again(*part) for part in parts]
+        self.failed_steps = self.failed_steps + 1 if all(isinstance(result, str) for result in results) else 0
+        faults_or_items = ((ItemResult(fault=r),) if isinstance(r, str) else r.items for r in results)
+        return StepResult(tuple(itertools.chain.from_iterable(faults_or_items)))
+
+    def _again(self, item: PlanItem, allocation: Allocation) -> StepResult | str:
+        """The item apart; nothing, of a sequence that has gone or lost its blocks: another's KV may be there by now."""
+        if not self._scheduler.holds(item, allocation):
+            return StepResult((ItemResult(),))
+        if item.token_ids[-1] == UNKNOWN:  # it was so when it was planned
+            item = replace(item, token_ids=self._scheduler.sequence(item.sequence_id).tokens(item.start, item.end))
+        return self._attempt(StepPlan((item,)))()
+
+    def _attempt(self, plan: StepPlan) -> Callable[[], StepResult | str]:
+        """Whatever a kernel raises (out of memory, above all) must end these requests, not the engine: it is told."""
+
+        def told(work: Callable[..., T], *args: Any) -> T | str:
+            try:
+                return work(*args)
+            except Exception as error:
+                log.exception("a step of %d sequences failed", len(plan.items))
+                return f"the step failed: {error}"
+
+        if self._pipelined is None:
+            outcome = told(self._runner.run, plan)
+            return lambda: outcome
+        launched = told(self._pipelined.launch, plan)
+        return (lambda: launched) if isinstance(launched, str) else partial(told, launched)

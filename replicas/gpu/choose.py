@@ -1,0 +1,163 @@
+"""Tokens from a step's logits: on the device where it can, on the host where more than logits decides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from ..grammar_process import await_masks
+from ..plan import ItemResult, PlanItem, SampleSpec, StepPlan, StepResult
+from ..protocol import TokenLogprob
+from ..runner import num_rows, vectors, with_prompt_logprobs
+from ..sampler import sample
+from ..speculation import accepted
+from .accelerator import Accelerator, Mark
+from .decode import SAMPLING, Sampler, sampling_rows, write_sampling
+from .packed import Packed, Turn
+from .state import DeviceState
+
+_CHOICE = {"row": torch.int64, "chosen": torch.int64, **SAMPLING}
+_CHOSEN = {"token": torch.int64, "logprob": torch.float32}
+
+
+@dataclass(slots=True)
+class Later:
+    """A tensor that submitted work leaves for work submitted after it."""
+
+    _value: torch.Tensor | None = None
+
+    def put(self, value: torch.Tensor | None) -> None:
+        self._value = value
+
+    @property
+    def value(self) -> torch.Tensor:
+        assert self._value is not None, "work runs in order"
+        return self._value
+
+
+class LogitRows:
+    """Which rows of a step's logits are for what; of each item there are `num_rows`, in its order. Pure.
+
+    sampled  by item: (row, how to choose), of the token after its last and after those before its drafts
+    plain    rows that the device chooses from -> the item's index, and how
+    host     rows that the host reads -> where among them each is
+    """
+
+    def __init__(self, items: Sequence[PlanItem]) -> None:
+        self.sampled: list[list[tuple[int, SampleSpec]]] = []
+        self.prompts: list[range] = []
+        self.plain: dict[int, tuple[int, SampleSpec]] = {}
+        host: list[int] = []
+        end = 0
+        for index, item in enumerate(items):
+            start, end = end, end + num_rows(item)
+            self.prompts.append(range(start, end - len(item.specs)))
+            pairs = list(zip(range(end - len(item.specs), end), item.specs, strict=True))
+            self.sampled.append(pairs)
+            self.plain |= {row: (index, spec) for row, spec in pairs if spec.plain}
+            host += [*self.prompts[-1], *(row for row, spec in pairs if not spec.plain)]
+        self.host = {row: place for place, row in enumerate(host)}
+
+
+class Chooser:
+    """Of every row of a step that is sampled, drafts' too, with one copy back of all that the device chooses.
+
+    most  rows that are ever sampled in a step
+    """
+
+    def __init__(self, accelerator: Accelerator, sampler: Sampler, state: DeviceState, most: int) -> None:
+        self._accelerator, self._sampler, self._state = accelerator, sampler, state
+        self._asked = Packed(accelerator, most, _CHOICE)
+        self._chosen = Packed(accelerator, most, _CHOSEN)
+
+    def choose(
+        self, plan: StepPlan, row_of: dict[int, int], logits: Later, hidden: Later | None = None
+    ) -> Callable[[], StepResult]:
+        """What waits for the result. row_of: index of an item that samples -> the device's row of its sequence."""
+        rows = LogitRows(plan.items)
+        turn = self._choose_plainly(plan.items, rows, row_of, logits) if rows.plain else None
+        on_host, pooled = Later(), Later()
+        if rows.host:
+            self._accelerator.submit(lambda: on_host.put(to_host(self._rows_of(logits.value, list(rows.host)))))
+        if any(item.pooling for item in plan.items):
+            assert hidden is not None
+            self._accelerator.submit(lambda: pooled.put(to_host(hidden.value)))
+        return partial(_assemble, plan, rows, turn, self._accelerator.mark(), on_host, pooled)
+
+    def _choose_plainly(
+        self, items: Sequence[PlanItem], rows: LogitRows, row_of: dict[int, int], logits: Later
+    ) -> Turn:
+        specs = [spec for _, spec in rows.plain.values()]
+        count, filtered = len(specs), any(map(filters, specs))
+        # A sequence with drafts waits for its tokens: which of them is its last, only the host will know.
+        places = [self._state.padding_row if items[i].verified else row_of[i] for i, _ in rows.plain.values()]
+        asked = self._asked.turn()
+        asked.here["row"][:count], asked.here["chosen"][:count] = places, list(rows.plain)
+        write_sampling(asked, specs, count)
+        self._asked.send(asked)
+
+        def work() -> None:
+            there = {name: tensor[:count] for name, tensor in self._asked.there.items()}
+            tokens, logprobs = self._sampler(logits.value[there["chosen"]], sampling_rows(there), filtered)
+            self._state.last[there["row"]] = tokens
+            self._chosen.there["token"][:count] = tokens
+            self._chosen.there["logprob"][:count] = logprobs
+
+        self._accelerator.submit(work)
+        chosen = self._chosen.turn()
+        self._chosen.fetch(chosen)
+        return chosen
+
+    def _rows_of(self, logits: torch.Tensor, wanted: Sequence[int]) -> torch.Tensor:
+        if len(wanted) == len(logits):
+            return logits
+        return logits[self._accelerator.moved(torch.tensor(wanted, dtype=torch.int64))]
+
+
+@torch.inference_mode()
+def _assemble(
+    plan: StepPlan, rows: LogitRows, turn: Turn | None, mark: Mark, on_host: Later, hidden: Later
+) -> StepResult:
+    mark.wait()
+    chosen = {} if turn is None else dict(zip(rows.plain, tokens(turn, len(rows.plain)), strict=True))
+    here = [(row, spec) for pairs in rows.sampled for row, spec in pairs if row not in rows.plain]
+    if here:
+        specs = [spec for _, spec in here]
+        matchers = [spec.matcher for spec in specs if spec.matcher]
+        await_masks(matchers, unconstrained=len(matchers) < len(plan.items))
+        found = sample(on_host.value[[rows.host[row] for row, _ in here]], specs)
+        chosen |= {row: result for (row, _), result in zip(here, found, strict=True)}
+    pooled = vectors(plan, hidden.value) if any(item.pooling for item in plan.items) else [()] * len(plan.items)
+    results = []
+    for item, pairs, prompt, vector in zip(plan.items, rows.sampled, rows.prompts, pooled, strict=True):
+        result = accepted(item, [chosen[row] for row, _ in pairs]) if pairs else ItemResult(pooled=vector)
+        if prompt:
+            result = with_prompt_logprobs(item, on_host.value[[rows.host[row] for row in prompt]], result)
+        results.append(result)
+    return StepResult(tuple(results))
+
+
+def tokens(turn: Turn, count: int) -> list[ItemResult]:
+    """NaN for a log-probability says that the logits were not finite."""
+    pairs = zip(turn.here["token"][:count].tolist(), turn.here["logprob"][:count].tolist(), strict=True)
+    return [
+        ItemResult(token=TokenLogprob(token, logprob))
+        if logprob == logprob
+        else ItemResult(fault="logits are not finite")
+        for token, logprob in pairs
+    ]
+
+
+def filters(spec: SampleSpec) -> bool:
+    return not spec.params.greedy and (spec.params.top_k > 0 or spec.params.top_p < 1)
+
+
+def to_host(values: torch.Tensor) -> torch.Tensor:
+    """On its way when this returns, there when what was submitted before the next mark is done."""
+    if values.device.type == "cpu":
+        return values.clone()
+    target = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    return target.copy_(values, non_blocking=True)

@@ -1,0 +1,82 @@
+"""How the bytes of KV blocks get from a device to the host and back."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from .accelerator import Copier
+
+__all__ = ["Near", "Staged"]
+
+Pair = tuple[int, int]  # a block of the device and one of the host
+
+
+class Staged:
+    """Through memory of the device where blocks are put together, at most `count` at a time.
+
+    parts  [blocks of the device, numbers of one], which lie one after the other in a block of the host
+    slabs  uint8 [blocks, bytes of one]: the host's, all but the last of the same length
+    """
+
+    def __init__(
+        self, copier: Copier, count: int, parts: Sequence[torch.Tensor], slabs: Sequence[torch.Tensor]
+    ) -> None:
+        self._copier, self._parts, self._slabs, self._per_slab = copier, parts, slabs, len(slabs[0]) if slabs else 1
+        ends = list(itertools.accumulate(part[0].nbytes for part in parts))
+        self._staged = staged = torch.empty(count, ends[-1], dtype=torch.uint8, device=copier.device)
+        self._staged_parts = [
+            staged[:, start:end].view(part.dtype) for part, start, end in zip(parts, [0, *ends], ends, strict=False)
+        ]
+
+    def out(self, chunk: Sequence[Pair]) -> None:
+        blocks = self._blocks(chunk)
+        for part, staged in zip(self._parts, self._staged_parts, strict=True):
+            staged[: len(chunk)].copy_(part.index_select(0, blocks))
+        for row, (_, block) in enumerate(chunk):
+            self._host(block).copy_(self._staged[row], non_blocking=True)
+
+    def back(self, chunk: Sequence[Pair]) -> None:
+        blocks = self._blocks(chunk)
+        for row, (_, block) in enumerate(chunk):
+            self._staged[row].copy_(self._host(block), non_blocking=True)
+        for part, staged in zip(self._parts, self._staged_parts, strict=True):
+            part.index_copy_(0, blocks, staged[: len(chunk)])
+
+    def _blocks(self, chunk: Sequence[Pair]) -> torch.Tensor:
+        return self._copier.moved(torch.tensor([block for block, _ in chunk], dtype=torch.int64))
+
+    def _host(self, block: int) -> torch.Tensor:
+        slab, row = divmod(block, self._per_slab)
+        return self._slabs[slab][row]
+
+
+class Near:
+    """Where the device's memory is the host's: as bytes, by the thread that asks for it.
+
+    torch's copies of a few blocks would ask its other threads for help, and wait for each: where the machine is busy
+    that takes a hundred times as long as the copy. See `Staged` for parts and slabs.
+    """
+
+    def __init__(self, parts: Sequence[torch.Tensor], slabs: Sequence[torch.Tensor]) -> None:
+        self._parts = [part.view(torch.uint8).numpy() for part in parts]
+        self._slabs, self._per_slab = [slab.numpy() for slab in slabs], len(slabs[0]) if slabs else 1
+        ends = list(itertools.accumulate(part.shape[1] for part in self._parts))
+        self._places = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+
+    def out(self, chunk: Sequence[Pair]) -> None:
+        for device, slab, row in self._rows(chunk):
+            for part, place in zip(self._parts, self._places, strict=True):
+                self._slabs[slab][row, place] = part[device]
+
+    def back(self, chunk: Sequence[Pair]) -> None:
+        for device, slab, row in self._rows(chunk):
+            for part, place in zip(self._parts, self._places, strict=True):
+                part[device] = self._slabs[slab][row, place]
+
+    def _rows(self, chunk: Sequence[Pair]) -> Iterator[tuple[int, int, int]]:
+        """Of each pair the block of the device, and the slab and row of the host's."""
+        for device, block in chunk:
+            yield device, *divmod(block, self._per_slab)

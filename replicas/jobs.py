@@ -1,0 +1,70 @@
+"""Requests as the engine keeps them, and what of them is sent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .errors import MotleyError
+from .plan import ItemResult
+from .protocol import Delta, FinishReason, StreamMessage
+from .sequence import Sequence
+from .text import TextStream
+
+__all__ = ["Emission", "Job", "ended_already", "keep_prompt_logprobs", "message_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Emission:
+    """What one step has for one request. `done`: nothing follows. `error` is set only when done."""
+
+    key: int
+    message: StreamMessage
+    done: bool
+    error: MotleyError | None = None
+
+
+@dataclass(slots=True)
+class Job:
+    """A request in the engine: its live sequences, and what is ready to be sent."""
+
+    key: int
+    lead: Sequence
+    live: list[Sequence]
+    deltas: list[Delta] = field(default_factory=list)
+    opened: bool = False
+    embedding: tuple[float, ...] | None = None
+    error: MotleyError | None = None
+
+
+def ended_already(sequence: Sequence, text: TextStream | None) -> Delta | None:
+    """Replay a resumed sequence's output; its end, if it had reached that when it was lost."""
+    if not sequence.output_ids:
+        return None
+    if text is not None:
+        text.replay(sequence.output_ids)
+    reason = sequence.finish_after_last()
+    if reason is FinishReason.STOP:
+        return Delta(sequence.choice, finish_reason=reason, stop_reason=sequence.stop_id)
+    if text is not None and text.stopped is not None:
+        return Delta(sequence.choice, finish_reason=FinishReason.STOP, stop_reason=text.stopped)
+    return Delta(sequence.choice, finish_reason=reason) if reason else None
+
+
+def keep_prompt_logprobs(sequence: Sequence, start: int, outcome: ItemResult) -> None:
+    """Append those that are new: a preempted sequence computes some of its prompt twice."""
+    known = len(sequence.prompt_logprobs) - (start + 1)
+    if outcome.prompt_logprobs:
+        sequence.prompt_logprobs.extend(outcome.prompt_logprobs[max(known, 0) :])
+
+
+def message_of(job: Job) -> StreamMessage:
+    first, job.opened = not job.opened, True
+    if not first:
+        return StreamMessage(tuple(job.deltas))
+    prompt_logprobs = tuple(job.lead.prompt_logprobs) if job.lead.wants_prompt_logprobs else None
+    return StreamMessage(
+        tuple(job.deltas),
+        cached_tokens=job.lead.cached_tokens or 0,
+        prompt_logprobs=prompt_logprobs,
+        embedding=job.embedding,
+    )

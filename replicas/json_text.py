@@ -1,0 +1,52 @@
+"""JSON as clients send it, in a body or as a string in one: no name twice, since readers differ on which counts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from .shown import MAX_CHARS, first_double
+
+__all__ = ["Doubled", "parse"]
+
+
+class Doubled(ValueError):
+    """An object has a name twice. path: where, such as `logit_bias.5`."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"{path}: given twice")
+        self.path = path
+
+
+class _Pairs(list[tuple[str, Any]]):
+    """An object as it is written."""
+
+
+def parse(text: str, parse_constant: Callable[[str], Any] | None = None) -> Any:
+    """Raises Doubled, ValueError of json's own, or RecursionError."""
+    try:
+        return json.loads(text, object_pairs_hook=_unique, parse_constant=parse_constant)
+    except Doubled as error:
+        found = next(_doubles(json.loads(text, object_pairs_hook=_Pairs), ""), error.path)
+        raise Doubled(found[:MAX_CHARS]) from None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        raise Doubled(first_double(name for name, _ in pairs) or "")
+    return value
+
+
+def _doubles(value: Any, at: str) -> Iterator[str]:
+    """Paths of names that are given twice, outermost first."""
+    if isinstance(value, _Pairs):
+        twice = first_double(name for name, _ in value)
+        if twice is not None:
+            yield f"{at}.{twice}" if at else twice
+        for name, inner in value:
+            yield from _doubles(inner, f"{at}.{name}" if at else name)
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from _doubles(inner, f"{at}[{index}]")

@@ -1,0 +1,116 @@
+"""AWQ as AutoAWQ's GEMM layout has it: 4 bit codes, eight to an int32, one scale and zero point per group.
+
+Of a layer [N, K] with G = K / group_size groups:
+
+    qweight  int32 [K, N / 8]   codes of eight outputs of one input feature in a word
+    qzeros   int32 [G, N / 8]   zero points, in words likewise
+    scales   float [G, N]
+
+Nibble i of a word, the lowest first, is output ORDER[i] of its eight.
+
+w[n, k] = scales[k // group_size, n] * (code[k, n] - zero[k // group_size, n]); zero points are stored as they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ...kernels.weights import DenseWeight, GroupedWeight
+from ..json_file import Fields
+from ..weights import Weights
+from .base import FLOATS, LinearSpec, TensorSpec, is_part
+from .dense import Dense
+from .words import GROUP_SIZES, INTS, check_words, group_of, scales_problem, unpack
+
+BITS = 4
+PER_WORD = 8
+ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the output of each nibble
+
+_READ = frozenset(
+    {
+        *("quant_method", "bits", "group_size", "zero_point", "version", "format", "backend"),
+        *("modules_to_not_convert", "pack_dtype", "lm_head"),
+    }
+)
+# How it is to be run, and what transformers writes of GPTQ into every config: zero points say themselves what they are.
+_HISTORY = frozenset(
+    {
+        *("do_fuse", "modules_to_fuse", "fuse_max_seq_len", "exllama_config", "sym", "meta", "max_input_length"),
+        *("damp_percent", "true_sequential", "dataset", "tokenizer", "batch_size", "model_seqlen", "pad_token_id"),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AWQ:
+    """One checkpoint's flavour of AWQ.
+
+    unconverted  modules whose layers are not quantized
+    """
+
+    group_size: int
+    unconverted: tuple[str, ...] = ()
+    bits: int = BITS
+    quantizes_head: bool = False
+
+    @classmethod
+    def read(cls, config: Fields) -> AWQ:
+        """From the `quantization_config` of config.json.
+
+        Raises CheckpointError naming a key that asks for what is not supported or not understood.
+        """
+        config.refuse_unknown(_READ | _HISTORY)
+        if config.integer("bits", 1, 64) != BITS:
+            raise config.error("bits", "4")
+        group_size = config.integer("group_size", -1, 1 << 20)
+        if group_size not in GROUP_SIZES:
+            raise config.error("group_size", ", ".join(map(str, GROUP_SIZES)))
+        if not config.boolean("zero_point", True):
+            raise config.error("zero_point", "true: the gemm layout has zero points")
+        for key in ("version", "format"):
+            config.choice(key, ("gemm", "GEMM"), default="gemm")
+        if config.raw.get("backend") == "llm-awq":  # packs in an order of its own; the others only name kernels
+            raise config.error("backend", "autoawq")
+        config.choice("pack_dtype", ("int32",), default="int32")
+        if config.boolean("lm_head", False):
+            raise config.error("lm_head", "false: the gemm layout leaves the head as it is")
+        return cls(group_size=group_size, unconverted=config.strings("modules_to_not_convert"))
+
+    @property
+    def name(self) -> str:
+        return f"awq-int{self.bits}" + (f"-g{self.group_size}" if self.group_size > 0 else "")
+
+    def tensors(self, linear: LinearSpec) -> dict[str, TensorSpec]:
+        if is_part(linear.name, self.unconverted):
+            return Dense().tensors(linear)
+        outputs, inputs, group = linear.out_features, linear.in_features, group_of(linear, self.group_size)
+        check_words(linear, PER_WORD, outputs)
+        bias = {f"{linear.name}.bias": TensorSpec((outputs,), FLOATS)} if linear.bias else {}
+        return {
+            f"{linear.name}.qweight": TensorSpec((inputs, outputs // PER_WORD), INTS),
+            f"{linear.name}.qzeros": TensorSpec((inputs // group, outputs // PER_WORD), INTS),
+            f"{linear.name}.scales": TensorSpec((inputs // group, outputs), FLOATS, problem=scales_problem),
+            **bias,
+        }
+
+    def linear(self, weights: Weights, linear: LinearSpec, dtype: torch.dtype) -> DenseWeight | GroupedWeight:
+        name = linear.name
+        if is_part(name, self.unconverted):
+            return Dense().linear(weights, linear, dtype)
+        return GroupedWeight(
+            codes=_by_outputs(weights.take(f"{name}.qweight")),
+            scales=weights.take(f"{name}.scales").clone().t().contiguous(),
+            zeros=_by_outputs(weights.take(f"{name}.qzeros")),
+            bits=BITS,
+            group_size=group_of(linear, self.group_size),
+            bias=weights.take_finite(f"{name}.bias", dtype) if linear.bias else None,
+        )
+
+
+def _by_outputs(words: torch.Tensor) -> torch.Tensor:
+    """int32 [R, N / 8] -> uint8 [N, R], outputs in their own order."""
+    nibbles = unpack(words, BITS).view(*words.shape, PER_WORD)
+    of_outputs = [ORDER.index(output) for output in range(PER_WORD)]
+    return nibbles[:, :, of_outputs].flatten(1).t().contiguous()

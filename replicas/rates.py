@@ -1,0 +1,139 @@
+"""How fast an engine is, for those who predict: measured at warm-up, or reckoned where nothing is computed."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .protocol import BATCHES, BLOCK_TOKENS, Request
+from .sampling_params import SamplingParams
+
+if TYPE_CHECKING:  # who only predicts needs no engine
+    from .engine import EngineCore
+
+__all__ = ["Rates", "alone", "extrapolated", "measured"]
+
+BUDGET_S = 1.0  # what is expected to take longer than is left of it is not measured
+_STEPS = 8
+_KNOTS = BATCHES[::2]  # batches that are measured; those between are interpolated
+_SIBLINGS = 8  # sequences that the price of context is measured with
+_CONTEXT = 2048  # tokens of each, at most
+_LEAST_CONTEXT = 64  # below it the price is lost in the noise
+_SALT = b"warm-up"
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """decode_s: seconds of a step at each of BATCHES, with short contexts; context_s: more, per token of context."""
+
+    prefill_tokens_per_s: float
+    decode_s: tuple[float, ...]
+    context_s: float
+
+
+def measured(core: EngineCore) -> Rates:
+    """Runs every path once, and what BUDGET_S allows beside that. The engine is idle before and after."""
+    prefill_s, decode_s = alone(core)
+    rate = _prompt_tokens(core) / prefill_s
+    known = {1: decode_s}  # after a prompt: no less than after none
+    left, least = BUDGET_S, 0.0
+    most = min(core.scheduler.max_running, core.scheduler.pool.total)
+    for batch in _KNOTS:
+        expected_s = (_STEPS + 1) * extrapolated(known, rate, (batch,))[0]
+        if batch > most or expected_s > left:
+            break
+        began = time.perf_counter()
+        known[batch] = least = max(least, _step_s(core, batch))  # what is less is noise
+        left -= time.perf_counter() - began
+    return Rates(rate, extrapolated(known, rate), _context_s(core, known, rate, left))
+
+
+def extrapolated(known: dict[int, float], prefill_rate: float, at: Sequence[int] = BATCHES) -> tuple[float, ...]:
+    """Seconds of a step at each of `at`, from those `known` at some batches, at 1 above all.
+
+    Between two that are known a straight line; beyond the last one as steep as the last two, and no less than a
+    prompt's tokens cost: rows of a batch are computed like those.
+    """
+    batches = sorted(known)
+    slope = 1 / prefill_rate
+    if len(batches) > 1:
+        low, high = batches[-2:]
+        slope = max(slope, (known[high] - known[low]) / (high - low))
+    found = []
+    for batch in at:
+        above = next((each for each in batches if each >= batch), None)
+        if above is None:
+            found.append(known[batches[-1]] + (batch - batches[-1]) * slope)
+            continue
+        below = max((each for each in batches if each <= batch), default=above)
+        share = (batch - below) / (above - below) if above > below else 0.0
+        found.append(known[below] * (1 - share) + known[above] * share)
+    return tuple(found)
+
+
+def alone(core: EngineCore) -> tuple[float, float]:
+    """Seconds of one prefill step and of one decode step (median), of two equal runs the second."""
+    params = SamplingParams(temperature=0.0, max_tokens=_STEPS, ignore_eos=True, seed=0)
+    steps: list[float] = []
+    for run in range(2):
+        # Different prompts: the second must not find the first one's prefix.
+        core.add(-1, Request("warm-up", _prompt(core, _prompt_tokens(core), run), params, cache_salt=_SALT))
+        steps = [seconds for seconds, _ in _steps(core)]
+    return steps[0], statistics.median(steps[1:]) if len(steps) > 1 else steps[0]
+
+
+def _step_s(core: EngineCore, batch: int) -> float:
+    """Of so many sequences that have just begun. The first steps of a batch may cost more: they are not counted."""
+    params = SamplingParams(temperature=0.0, max_tokens=_STEPS, ignore_eos=True, seed=0)
+    for number in range(batch):
+        core.add(-1 - number, Request("warm-up", _prompt(core, 2, number), params, cache_salt=_SALT))
+    full = [seconds for seconds, decodes in _steps(core) if decodes == batch]
+    return statistics.median(full[1:] or full)
+
+
+def _context_s(core: EngineCore, known: dict[int, float], rate: float, left_s: float) -> float:
+    """Of a step's time what each token of context takes; none where it cannot be told."""
+    scheduler = core.scheduler
+    siblings = min(_SIBLINGS, scheduler.max_running) if scheduler.pool.reuse_prefixes else 1
+    step_s = extrapolated(known, rate, (siblings,))[0]
+    length = min(
+        _CONTEXT,
+        core.limits.max_model_len - _STEPS - 1,
+        (scheduler.pool.total - 2 * siblings) * BLOCK_TOKENS,
+        int(rate * (left_s - (_STEPS + 1) * step_s)),
+    )
+    if length < _LEAST_CONTEXT:
+        return 0.0
+    params = SamplingParams(temperature=0.0, max_tokens=_STEPS, ignore_eos=True, seed=0, n=siblings)
+    core.add(-1, Request("warm-up", _prompt(core, length, 3), params, cache_salt=_SALT))
+    full = [seconds for seconds, decodes in _steps(core) if decodes == siblings]
+    if not full:
+        return 0.0
+    return max(0.0, statistics.median(full[1:] or full) - step_s) / (siblings * length)
+
+
+def _steps(core: EngineCore) -> list[tuple[float, int]]:
+    """Until the engine is idle: seconds of each step, and how many sequences it decoded if that was all it did."""
+    found = []
+    landed, began = core.num_steps, time.perf_counter()
+    while core.busy:
+        load = core.load()
+        core.step()
+        if core.num_steps > landed:  # a step may be launched by one call and land in the next
+            landed, now = core.num_steps, time.perf_counter()
+            only_decodes = not load.waiting and not load.queued_prefill_tokens
+            found.append((now - began, load.running if only_decodes else 0))
+            began = now
+    return found
+
+
+def _prompt_tokens(core: EngineCore) -> int:
+    """Of a prompt that fills a step: the rate of prefill is that of the largest, which a long prompt is read in."""
+    return max(1, min(core.limits.max_model_len - _STEPS - 1, core.scheduler.max_batch_tokens))
+
+
+def _prompt(core: EngineCore, length: int, number: int) -> tuple[int, ...]:
+    return tuple((token * 7 + number) % core.limits.vocab_size for token in range(length))

@@ -1,0 +1,68 @@
+"""How much KV an engine has, and how long a sequence may be: from the settings, the model and what memory is left."""
+
+from __future__ import annotations
+
+import torch
+
+from ..kernels.ops import Ops
+from .blocks import blocks_for
+from .engine_config import EngineConfig
+from .errors import InvalidRequest
+from .fit import Asked, parts_of
+from .memory import KvBudget, cpu_kv_budget, free_memory, kv_budget
+from .model import LoadedModel
+from .protocol import BLOCK_TOKENS
+
+__all__ = ["kv_geometry", "max_model_len", "num_blocks"]
+
+
+def kv_geometry(loaded: LoadedModel, blocks: int) -> tuple[int, int, int, int]:
+    """What `Ops.allocate_kv` wants to know."""
+    config = loaded.config
+    return config.num_layers, blocks, config.num_kv_heads, config.head_dim
+
+
+def num_blocks(config: EngineConfig, loaded: LoadedModel, ops: Ops, *, shares: bool = False) -> tuple[int, str]:
+    """KV blocks, and why so many. shares: prefixes, through a store. Raises InvalidRequest where not one fits."""
+    block_bytes = sum(tensor.nbytes for tensor in ops.allocate_kv(*kv_geometry(loaded, 1)))
+    longest = config.max_model_len or loaded.config.max_model_len
+    useful = config.max_running * blocks_for(longest)
+    if config.kv_memory_bytes is not None:
+        blocks, source = config.kv_memory_bytes // block_bytes, "as configured"
+    else:
+        budget = _kv_budget(config, loaded, ops, shares)
+        blocks, source = budget.blocks(block_bytes), budget.why
+    blocks = min(blocks, useful)
+    if blocks < 1:
+        raise InvalidRequest(f"kv_memory_bytes: one block needs {block_bytes} bytes", param="kv_memory_bytes")
+    size = blocks * block_bytes / 2**20
+    return (
+        blocks,
+        f"{blocks} blocks of {BLOCK_TOKENS} tokens, {size:.0f} MiB: {source}, at most what max_running can use",
+    )
+
+
+def _kv_budget(config: EngineConfig, loaded: LoadedModel, ops: Ops, shares: bool) -> KvBudget:
+    if ops.device.type == "cpu":
+        return cpu_kv_budget(free_memory())
+    bounds = config.max_batch_tokens, config.max_running, config.swap_memory_bytes, config.speculate_ngram
+    asked = Asked(BLOCK_TOKENS, 1, *bounds, shares=shares)
+    torch.cuda.empty_cache()  # what loading took and gave back
+    free, total = torch.cuda.mem_get_info(ops.device)
+    return kv_budget(free, total, parts_of(loaded.decoder, asked))
+
+
+def max_model_len(config: EngineConfig, loaded: LoadedModel, blocks: int) -> tuple[int, str]:
+    """Tokens of the longest sequence, and why. Raises InvalidRequest for more than model or KV have."""
+    made_for = loaded.config.max_model_len
+    wanted = config.max_model_len or made_for
+    if wanted > made_for:
+        message = f"max_model_len: {wanted} exceeds the {made_for} positions that the model was made for"
+        raise InvalidRequest(message, param="max_model_len")
+    room = blocks * BLOCK_TOKENS
+    if config.max_model_len and room < config.max_model_len:
+        message = f"max_model_len: the KV cache holds {room} tokens, fewer than {config.max_model_len}"
+        raise InvalidRequest(message, param="max_model_len")
+    if room < wanted:
+        return room, f"{room}: the KV cache holds no more (the model was made for {made_for})"
+    return wanted, f"{wanted}: " + ("as configured" if config.max_model_len else "what the model was made for")

@@ -1,0 +1,57 @@
+"""What the engine gets for swapping: memory of the host, and rates measured on the device at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ..kernels.ops import Ops
+from .engine_config import EngineConfig
+from .errors import InvalidRequest
+from .gpu.accelerator import Copier
+from .gpu.swapper import Swapper
+from .memory import free_memory, swap_budget
+from .protocol import BLOCK_TOKENS
+from .swap import Swap, SwapRates
+
+__all__ = ["measure", "swapper_of"]
+
+
+def swapper_of(
+    config: EngineConfig, ops: Ops, kv: Sequence[torch.Tensor], copier: Copier, most: int, lent: int = 0
+) -> tuple[Swapper | None, str]:
+    """With host memory for at most `most` blocks, and why so many. Raises InvalidRequest.
+
+    lent  blocks beside those, for others
+    """
+    nbytes, why = swap_budget(config.swap_memory_bytes, free_memory(), on_gpu=ops.device.type != "cpu")
+    if not nbytes and not lent:
+        return None, f"by computing again: {why}"
+    parts = [part for cache in kv for part in ops.kv_parts(cache)]
+    block_bytes = sum(part[0].nbytes for part in parts)
+    blocks = min(nbytes // block_bytes, most)
+    try:
+        if nbytes and not blocks:
+            raise RuntimeError(f"one block needs {block_bytes} bytes")
+        swapper = Swapper(parts, copier, blocks + lent)
+    except RuntimeError as error:  # the host does not pin so much, above all
+        failure = str(error)
+    else:
+        if not blocks:
+            return swapper, f"by computing again: {why}"
+        return swapper, f"{blocks} blocks on the host, {blocks * block_bytes / 2**20:.0f} MiB: {why}"
+    copier.trim()  # of what was pinned before it failed, which went with the error
+    if config.swap_memory_bytes is None:
+        return None, f"by computing again: {failure}"
+    raise InvalidRequest(f"swap_memory_bytes: {failure}", param="swap_memory_bytes")
+
+
+def measure(swap: Swap, swapper: Swapper, token_s: float) -> str:
+    """Let `swap` decide from now on, by rates measured now; in words. `token_s`: of a prompt's token."""
+    out_s, in_s = swapper.measure()
+    swap.rates = SwapRates(out_s, in_s, token_s)
+    compute_s = BLOCK_TOKENS * token_s
+    took = f"{1e3 * out_s:.3g} ms out and {1e3 * in_s:.3g} ms in, {1e3 * compute_s:.3g} ms to compute"
+    chosen = "copied" if swap.rates.favour_copy(1, 0, BLOCK_TOKENS) else "computed again"
+    return f"a block takes {took}: {chosen}, where there is room"

@@ -1,0 +1,109 @@
+"""What a profile says of speed: in order with the batch, honest beyond what was measured, and nothing left behind."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from fake_runner import FakeRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from motley.replicas import rates
+from motley.replicas.blocks import BlockPool
+from motley.replicas.engine import EngineCore
+from motley.replicas.limits import Limits
+from motley.replicas.plan import StepPlan, StepResult
+from motley.replicas.protocol import BATCHES, ModelInfo, ReplicaProfile
+from motley.replicas.published import profile_of, text_of
+from motley.replicas.scheduler import Scheduler
+
+STEP_S, ROW_S, CONTEXT_S = 1e-3, 0.5e-3, 2e-5
+
+
+class Timed(FakeRunner):
+    """A step takes what a formula says."""
+
+    def __init__(self, blocks: int) -> None:
+        super().__init__(blocks, 100)
+        self.largest = 0
+
+    def run(self, plan: StepPlan) -> StepResult:
+        decodes = [item for item in plan.items if len(item.token_ids) == 1]
+        self.largest = max(self.largest, len(decodes))
+        rows = sum(len(item.token_ids) for item in plan.items)
+        until = time.perf_counter() + STEP_S + rows * ROW_S + CONTEXT_S * sum(item.end for item in decodes)
+        result = super().run(plan)
+        time.sleep(max(0.0, until - time.perf_counter()))
+        return result
+
+
+def engine(blocks: int = 400, max_running: int = 16, **settings: Any) -> tuple[EngineCore, Timed]:
+    runner = Timed(blocks)
+    pool = BlockPool(blocks, **settings)
+    scheduler = Scheduler(pool, max_batch_tokens=256, max_running=max_running)
+    return EngineCore(runner, scheduler, Limits(100, 1024, ()), None), runner
+
+
+def test_rates_are_those_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rates, "BUDGET_S", 60.0)  # a busy machine measures the same, only later
+    core, runner = engine()
+    found = rates.measured(core)
+    assert not core.busy
+    core.scheduler.pool.forget_prefixes()
+    core.scheduler.pool.check(idle=True)
+    assert runner.largest == 16, "no batch that it never runs"
+    # Nothing is faster than the device; how much slower it seems is the machine's business.
+    assert 0 < found.prefill_tokens_per_s < 1 / ROW_S
+    assert all(seconds >= STEP_S + batch * ROW_S for batch, seconds in zip(BATCHES, found.decode_s, strict=True))
+    assert list(found.decode_s) == sorted(found.decode_s)
+    assert found.context_s > 0
+
+
+def test_what_would_take_too_long_is_reckoned_instead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rates, "BUDGET_S", 0.0)
+    core, runner = engine()
+    found = rates.measured(core)
+    assert runner.largest == 1
+    assert found.context_s == 0.0, "nobody has looked"
+    more = (found.decode_s[-1] - found.decode_s[0]) / (BATCHES[-1] - 1)
+    assert more == pytest.approx(1 / found.prefill_tokens_per_s), "a row costs what a prompt's token does"
+
+
+@pytest.mark.parametrize("settings", [{"blocks": 18}, {"max_running": 1}, {"reuse_prefixes": False}])
+def test_the_smallest_engines_can_be_measured(settings: dict[str, Any]) -> None:
+    core, _ = engine(**{"blocks": 100} | settings)
+    core.limits = Limits(100, 200, ())
+    found = rates.measured(core)
+    assert len(found.decode_s) == len(BATCHES)
+    assert min(found.decode_s) > 0
+    core.scheduler.pool.forget_prefixes()
+    core.scheduler.pool.check(idle=True)
+
+
+seconds = st.floats(1e-5, 10.0)
+
+
+@given(st.dictionaries(st.sampled_from(BATCHES[1:]), seconds, max_size=4), seconds, st.floats(1.0, 1e6))
+def test_between_and_beyond_what_is_known(known: dict[int, float], first: float, rate: float) -> None:
+    known = {1: first, **known}
+    found = dict(zip(BATCHES, rates.extrapolated(known, rate), strict=True))
+    for batch, step_s in known.items():
+        assert found[batch] == pytest.approx(step_s)
+    for batch, step_s in found.items():
+        below = max(each for each in known if each <= batch)
+        if (above := min((each for each in known if each >= batch), default=None)) is not None:
+            assert min(known[below], known[above]) * 0.999 <= step_s <= max(known[below], known[above]) * 1.001
+        else:
+            assert step_s >= (known[below] + (batch - below) / rate) * 0.999
+
+
+def test_a_profile_travels_as_text() -> None:
+    info = ModelInfo("m", "f", 10, 100, (1, 2), "float32", "none")
+    profile = ReplicaProfile(
+        "r", info, "cpu", "CPU", None, "exact", "print", 10.5, 0.1, 7, 512, {"dtype": "as stored"},
+        decode_s=(0.1, 0.2), context_s=1e-6, max_running=4,
+    )  # fmt: skip
+    assert profile_of(text_of(profile)) == profile
+    assert profile.kv_tokens == 7 * 16
