@@ -19,7 +19,7 @@ TORCH = $(call ENTRY,print(*[d for d in project['dependencies'] if d.startswith(
 PROTOS = $(call ENTRY,print(*project['optional-dependencies']['protos']))
 
 .DEFAULT_GOAL := help
-.PHONY: help serve install test lint types imports unit unit-system unit-rest unit-kernels kernels gencode graph reference protos clean
+.PHONY: help serve install test lint types imports unit unit-system unit-rest unit-kernels kernels gencode graph reference schema protos clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -63,9 +63,12 @@ unit-kernels: $(VENV)/.dev
 	$(BIN)/pytest tests/kernels
 
 kernels: $(VENV)/.dev $(IMAGE_TRITONS:%=$(VENV)/.triton-%)  ## all that is launched, compiled for every capability; with no GPU
+	@cp kernels/README.md $(VENV)/kernels.md
 	@for version in $(IMAGE_TRITONS); do \
-	  PYTHONPATH=$(VENV)/triton-$$version $(BIN)/motley kernels compile --all --summary --budget $(MATRIX_S) || exit 1; \
+	  PYTHONPATH=$(VENV)/triton-$$version $(BIN)/motley kernels compile --all --summary --budget $(MATRIX_S) \
+	    --table $(VENV)/kernels.md || exit 1; \
 	done
+	@diff kernels/README.md $(VENV)/kernels.md || { echo "kernels/README.md: its table is not what was compiled"; exit 1; }
 	$(BIN)/motley kernels compile --all --quick --summary --budget $(NEWEST_S)
 
 gencode: $(VENV)/.protos  ## the gRPC code is what the protos make
@@ -76,6 +79,9 @@ graph: $(VENV)/.dev  ## draw the module graph of the README anew
 
 reference: $(VENV)/.dev  ## write docs/api.md anew from the protos and the OpenAPI document
 	$(BIN)/python -m motley.cluster.reference
+
+schema: $(VENV)/.dev  ## write deploy/fleet.schema.json anew
+	$(BIN)/python -m motley.cluster.fleet.schema
 
 protos: $(VENV)/.protos  ## generate the gRPC code anew
 	$(VENV)/protos/bin/python cluster/protos/generate.py

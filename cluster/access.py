@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from .auth.guard import check_bind
+from .auth.guard import check_bind, is_loopback
 from .auth.key_file import read_keys
 from .auth.keys import StoredKey, hash_key, new_key
 from .edge.edge import LOOPBACK, Edge
@@ -29,8 +29,14 @@ def check_access(options: ServeOptions) -> None:
         tls=tls is not None,
         tls_upstream=options.tls_terminated_upstream,
     )
-    if options.api_keys is not None and not read_keys(options.api_keys):
-        raise _bad("api_keys", f"--api-keys {options.api_keys}: it holds no keys; `motley keys new` makes one")
+    if options.api_keys is not None and all(key.admin for key in read_keys(options.api_keys)):
+        raise _bad("api_keys", f"--api-keys {options.api_keys}: it holds no tenant's keys; `motley keys new` makes one")
+    if not is_loopback(options.admin_host) and (options.api_keys is None or tls is None):
+        raise _bad(
+            "admin_host",
+            f"--admin-host {options.admin_host} would let other machines reach the control plane in the clear; give "
+            "--api-keys with an admin's key, --tls-cert and --tls-key, or use --admin-host 127.0.0.1",
+        )
     for origin in options.cors_origins:
         _check_origin(origin, alone=len(options.cors_origins) == 1)
 

@@ -128,12 +128,12 @@ def clean_id(given: str, limit: int) -> str:
     return _UNCLEAN.sub("", given[:limit])
 
 
-def write_to(folder: Path | None) -> None:
-    """Write lines to `access.log` in `folder`, or where there is none to stderr, which Ray keeps."""
+def write_to(folder: Path | None, name: str = "access.log") -> None:
+    """Write lines to the file `name` in `folder`, or where there is none to stderr, which Ray keeps."""
     handler: logging.Handler = logging.StreamHandler()
     if folder is not None and folder.is_dir():
         handler = logging.handlers.RotatingFileHandler(
-            folder / "access.log", maxBytes=FILE_BYTES, backupCount=FILES - 1, delay=True
+            folder / name, maxBytes=FILE_BYTES, backupCount=FILES - 1, delay=True
         )
     for old in log.handlers[:]:
         log.removeHandler(old)

@@ -1,7 +1,11 @@
-"""The Serve application: an ingress and a pool."""
+"""The Serve application: an ingress, and a deployment for each pool."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,69 +14,155 @@ from ray import serve
 from ray.serve.config import RequestRouterConfig
 from ray.serve.schema import LoggingConfig
 
-from ..replicas.replica import Replica, engine_worker, null_worker
+from ..replicas.hub import resolve_model
+from ..replicas.prefix.access import PrefixAccess
+from ..replicas.replica import engine_worker, simulated_worker
+from .edge.hook import keep_inside
 from .entrance import Entrance
+from .every_ingress import INGRESS
+from .fleet.selector import actor_options
+from .fleet.spec import FleetSpec, PoolSpec, engine_config, model_of
+from .fleet.store import read_deployed
 from .ingress import Ingress
-from .options import ServeOptions
+from .metrics import PoolReplica
+from .objectives import routing_of
+from .prefix.shared import Shared, access_of
 from .routing.request_router import PoolRouter
 
-NAME = "motley"
-POOL = "cpu"
 MAX_ONGOING = 4096  # the replica's own admission is the limit, and the router's; Serve's default of 5 is not
 MAX_QUEUED = 1024  # calls that Serve itself may let wait, as while a replica is replaced; by default without end
+LOAD_PERIOD_S = 0.2  # so often replicas are asked for their loads
 # Three checks in a row that fail, by an answer or by none, and Serve puts a new replica in its place.
 HEALTH_CHECK_PERIOD_S = 1.0
 HEALTH_CHECK_TIMEOUT_S = 3.0
+_SHARED = {
+    "max_ongoing_requests": MAX_ONGOING,
+    "max_queued_requests": MAX_QUEUED,
+    "graceful_shutdown_wait_loop_s": 0.1,
+    "max_constructor_retry_count": 1,  # a bad checkpoint does not get better
+    "health_check_period_s": HEALTH_CHECK_PERIOD_S,
+    "health_check_timeout_s": HEALTH_CHECK_TIMEOUT_S,
+    # A line for each call in two processes costs more than a tenth of it, and access_log.py says more.
+    "logging_config": LoggingConfig(log_level="WARNING", enable_access_log=False),
+}
 
 
 def build_app(
-    model: str,
-    options: ServeOptions,
-    make_worker: Any = None,
+    spec: FleetSpec,
+    make_worker: Callable[[], Any] | None = None,
     entrance: Entrance | None = None,
     loading: Path | None = None,
+    targets: Mapping[str, int] | None = None,
+    versions: Mapping[str, str] | None = None,
+    prefixes: Shared | None = None,
 ) -> Any:
-    """`make_worker` replaces the real engine in tests. It runs in the replica's process.
+    """`make_worker` replaces the real engines, in every pool. It runs in the replica's process.
 
     loading  folder where replicas say how far they have loaded
+    targets  how many replicas each pool has right now; by default as many as it starts with
+    versions of pools that are not what the file makes of them: replicas of another version are replaced
+    prefixes what real engines share prefixes by
     """
-    make_worker = make_worker or _make_worker(model, options, loading)
-    shared = {
-        "max_ongoing_requests": MAX_ONGOING,
-        "max_queued_requests": MAX_QUEUED,
-        "graceful_shutdown_wait_loop_s": 0.1,
-        "max_constructor_retry_count": 1,  # a bad checkpoint does not get better
-        "health_check_period_s": HEALTH_CHECK_PERIOD_S,
-        "health_check_timeout_s": HEALTH_CHECK_TIMEOUT_S,
-        # A line for each call in two processes costs more than a tenth of it, and access_log.py says more.
-        "logging_config": LoggingConfig(log_level="WARNING", enable_access_log=False),
+    targets, versions = targets or {}, versions or {}
+    access = access_of(spec.prefix_cache, prefixes)
+    pools = {
+        pool.name: _pool(
+            spec,
+            pool,
+            make_worker or _make_worker(spec, pool, loading, access),
+            targets.get(pool.name, pool.replicas.start),
+            versions.get(pool.name) or version_of(spec, pool),
+        )
+        for pool in spec.pools
     }
-    # One logical CPU keeps Ray's own scheduling meaningful; torch's threads are the worker's business.
-    pool = serve.deployment(
-        Replica,
-        name=POOL,
-        num_replicas=options.replicas,
-        graceful_shutdown_timeout_s=options.drain_s,  # then its streams move to another replica
-        request_router_config=RequestRouterConfig(request_router_class=PoolRouter),
-        **_cpus(1),
-        **shared,
-    )
+    entrance = replace(entrance or Entrance(), routing=routing_of(spec))
     ingress = serve.deployment(
         serve.ingress()(Ingress),
-        name="ingress",
+        name=INGRESS,
         graceful_shutdown_timeout_s=1.0,  # the head has drained the streams by then
-        **_cpus(0),
-        **shared,
+        ray_actor_options={"num_cpus": 0},
+        **_SHARED,
     )
-    return ingress.bind(model, pool.bind(make_worker), entrance, (options.tool_parser, options.reasoning_parser))
+    _pin(ingress, version_of_ingress(spec), spec.service.ingresses)
+    return ingress.bind(spec.model, pools, entrance, (spec.service.tool_parser, spec.service.reasoning_parser))
 
 
-def _make_worker(model: str, options: ServeOptions, loading: Path | None) -> Any:
-    given = (model, options.engine, options.served_model_name)
-    if options.null_engine:
-        return partial(null_worker, *given, options.null_step_ms / 1e3)
-    return partial(engine_worker, *given, loading)
+def rebuilt(
+    make_worker: Callable[[], Any] | None, entrance: Entrance, loading: Path | None, models: Mapping[str, str]
+) -> Any:
+    """What is deployed, once more, with other checkpoints for the pools in `models`; clients call it as before."""
+    deployed = read_deployed()
+    assert deployed is not None, "the control plane starts after the first deployment"
+    spec = deployed.fleet
+    name = spec.served_model_name or resolve_model(spec.model).name
+    named = spec.model_copy(update={"served_model_name": name})
+    return build_app(with_models(named, models), make_worker, entrance, loading, prefixes=deployed.prefixes)
 
 
-def _cpus(number: int) -> dict[str, Any]:
-    return {"ray_actor_options": {"num_cpus": number}}
+def with_models(spec: FleetSpec, models: Mapping[str, str]) -> FleetSpec:
+    """With these checkpoints for these pools; an empty one is none."""
+    return spec.model_copy(update={"pools": [with_model(pool, models.get(pool.name, "")) for pool in spec.pools]})
+
+
+def with_model(pool: PoolSpec, model: str) -> PoolSpec:
+    if not model:
+        return pool
+    return pool.model_copy(update={"quantization": pool.quantization.model_copy(update={"model": model})})
+
+
+def _pool(spec: FleetSpec, pool: PoolSpec, make_worker: Callable[[], Any], target: int, version: str) -> Any:
+    deployment = serve.deployment(
+        PoolReplica,
+        name=pool.name,
+        graceful_shutdown_timeout_s=spec.service.drain_s,  # then its streams move to another replica
+        request_router_config=RequestRouterConfig(
+            request_router_class=PoolRouter, request_routing_stats_period_s=LOAD_PERIOD_S
+        ),
+        ray_actor_options=actor_options(pool),
+        # New ones first, where there is room for both: a GPU seldom has it, and none of its memory is free.
+        max_surge_percent=100 if pool.where == "cpu" else 0,
+        **_SHARED,
+    )
+    _pin(deployment, version, target)
+    return deployment.bind(partial(_inside, make_worker))
+
+
+def _pin(deployment: Any, version: str, replicas: int) -> None:
+    """What Serve's decorator does not take: a version, without which every deployment restarts all, and 0 replicas."""
+    assert deployment.version is None
+    deployment._version = version
+    deployment._deployment_config.num_replicas = replicas
+
+
+def version_of(spec: FleetSpec, pool: PoolSpec) -> str:
+    """Another one when a replica would be another one."""
+    return _digest(
+        spec.model_dump(mode="json", include={"model", "served_model_name", "prefix_cache"}),
+        spec.service.reader_timeout_s,
+        pool.model_dump(mode="json", exclude=set(PoolSpec.LIVE)),
+    )
+
+
+def version_of_ingress(spec: FleetSpec) -> str:
+    """It learns of pools and objectives while it runs."""
+    return _digest(spec.model_dump(mode="json", include=set(FleetSpec.FIXED)))
+
+
+def _digest(*parts: Any) -> str:
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _inside(make_worker: Any) -> Any:
+    """In the replica's process, before Serve opens a port there."""
+    keep_inside()
+    return make_worker()
+
+
+def _make_worker(
+    spec: FleetSpec, pool: PoolSpec, loading: Path | None, access: Callable[[], PrefixAccess] | None
+) -> Callable[[], Any]:
+    given = (model_of(spec, pool), engine_config(spec, pool), spec.served_model_name)
+    if pool.simulate is not None:
+        hidden = (pool.hidden.share, pool.hidden.seed)
+        return partial(simulated_worker, *given, pool.simulate, pool.simulate_model, *hidden)
+    return partial(engine_worker, *given, loading, access)

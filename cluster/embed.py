@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from ..replicas.errors import EngineFault
 from .ask import Admitted
-from .gather import check_finish
+from .feed import Feed, Streams
 from .routing.router import Router
+from .streams import all_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +28,16 @@ class Embedded:
         return Embedded([value / length for value in self.values], self.prompt_tokens, self.cached_tokens)
 
 
-async def embed(router: Router, admitted: Admitted) -> Embedded:
+async def embed_all(router: Router, admitted: Sequence[Admitted]) -> list[Embedded]:
+    """Those of one call, in their order; however many tokens they have together."""
+    feed = Feed(router)
+    return await all_of([embed(feed, one) for one in admitted])
+
+
+async def embed(router: Streams, admitted: Admitted) -> Embedded:
     """The pooled hidden state of an admitted prompt whose `pooling` is set."""
     async with aclosing(router.stream(admitted.request, whole=True)) as messages:
         async for message in messages:
             if message.embedding is not None:
                 return Embedded(message.embedding, len(admitted.request.prompt_ids), message.cached_tokens or 0)
-            for delta in message.deltas:
-                check_finish(delta.finish_reason)
     raise EngineFault("the stream ended without an embedding", code="engine_fault")

@@ -9,6 +9,7 @@ from .auth.guard import Guard
 from .auth.key_file import KeyFile
 from .auth.keys import StoredKey
 from .routing.resume import ResumePolicy
+from .routing.waiting import Routing
 from .web.readers import READER_TIMEOUT_S
 
 OWN_TENANT = "_motley"  # no name that a key file may hold
@@ -26,6 +27,7 @@ class Entrance:
     echo_id       answers over HTTP carry x-request-id; Serve's own server does that itself
     reader_timeout_s   a client that reads nothing of its answer for so long is left
     resume             when a replica is given up, and how another is looked for
+    routing            objectives, and how requests wait for their turn
     """
 
     api_keys: Path | None = None
@@ -36,6 +38,7 @@ class Entrance:
     echo_id: bool = True
     reader_timeout_s: float = READER_TIMEOUT_S
     resume: ResumePolicy = ResumePolicy()  # noqa: RUF009  frozen
+    routing: Routing = Routing()  # noqa: RUF009  frozen
 
     def guard(self) -> Guard:
         """Raises ConfigurationError when the file of keys cannot be used."""

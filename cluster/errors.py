@@ -11,6 +11,9 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, 
 from ..replicas.errors import EngineFault, InvalidRequest, MotleyError, NotFound, Overloaded, Unavailable
 from ..replicas.shown import MAX_CHARS, shown
 
+# Paths that are asked for out of habit.
+_INSTEAD = {"/metrics": "GET /health tells the load, and Ray's agents export the rest, as ray_motley_…, on loopback"}
+
 
 class MethodNotAllowed(MotleyError):
     """This path has other methods."""
@@ -52,6 +55,11 @@ class UnsupportedMedia(MotleyError):
     kind = "invalid_request_error"
 
 
+def holds_more(what: str, most: str) -> str:
+    """Why a body, a message or a part of one is refused before it is read, over every protocol."""
+    return f"{what} holds more than {most}; expected at most as many"
+
+
 def unknown_field(name: str) -> InvalidRequest:
     name = name[:MAX_CHARS]
     return InvalidRequest(f"{name}: there is no such field", param=name, code="unknown_parameter")
@@ -83,9 +91,11 @@ def _connection_lost(error: Exception) -> bool:
 
 
 def http_error(status: int, method: str, path: str) -> MotleyError:
-    """What the HTTP framework itself refuses: a wrong path or method."""
+    """What the HTTP framework itself refuses: a wrong path or method. A long path is quoted by its beginning."""
+    path = path if len(path) <= MAX_CHARS else f"{path[:MAX_CHARS]}..."
     if status == 405:
         return MethodNotAllowed(f"{method} is not a method of {path}", code="method_not_allowed")
     if status == 404:
-        return NotFound(f"there is no {path}", code="not_found")
+        instead = f"; {_INSTEAD[path]}" if path in _INSTEAD else ""
+        return NotFound(f"there is no {path}{instead}", code="not_found")
     return InvalidRequest(f"the request was refused with status {status}", code="bad_request")

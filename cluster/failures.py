@@ -25,3 +25,19 @@ class Unauthenticated(MotleyError):
     status = 401
     grpc_code = "UNAUTHENTICATED"
     kind = "authentication_error"
+
+
+class Conflict(MotleyError):
+    """What was decided on has changed meanwhile, or is changing."""
+
+    status = 409
+    grpc_code = "ABORTED"
+    kind = "invalid_request_error"
+
+
+class NotConfirmed(MotleyError):
+    """It would do what must be asked for in so many words, or cannot be undone."""
+
+    status = 412
+    grpc_code = "FAILED_PRECONDITION"
+    kind = "invalid_request_error"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterable
 from dataclasses import dataclass, field
 
-from ..replicas.errors import DeadlineExceeded, EngineFault, MotleyError, Unavailable
 from ..replicas.protocol import Delta, FinishReason, PromptLogprob, StreamMessage, TokenLogprob
 
 
@@ -46,23 +45,13 @@ class Gathered:
 
 
 async def gather(messages: AsyncIterable[StreamMessage], n: int) -> Gathered:
-    """Every choice, whole. Raises what ended it when that is not an answer (`check_finish`)."""
+    """Every choice of a router's stream, whole: what is cut off is raised there."""
     gathered = Gathered([GatheredChoice(index) for index in range(n)])
     async for message in messages:
         gathered.add(message)
-    for choice in gathered.choices:
-        check_finish(choice.finish_reason)
     return gathered
 
 
-def check_finish(reason: FinishReason | None) -> None:
-    """Raise unless a whole answer ended this way."""
-    if reason in (FinishReason.STOP, FinishReason.LENGTH):
-        return
-    errors: dict[FinishReason | None, MotleyError] = {
-        FinishReason.DEADLINE: DeadlineExceeded("the deadline passed before the answer was complete"),
-        FinishReason.CANCELLED: Unavailable("the request was cancelled", code="cancelled"),
-        FinishReason.REPLICA_LOST: Unavailable("the replica went away; try again", code="replica_lost"),
-        FinishReason.ERROR: EngineFault("the engine failed on this request", code="engine_fault"),
-    }
-    raise errors.get(reason, EngineFault("the stream ended without a finish reason", code="engine_fault"))
+def is_cut_off(delta: Delta) -> bool:
+    """Its choice ended, and not with a whole answer. The router's stream raises why, after this message."""
+    return delta.finish_reason not in (None, FinishReason.STOP, FinishReason.LENGTH)

@@ -20,6 +20,7 @@ class Endpoints:
     """Where a running service is reached.
 
     proxy    what answers at these ports, such as "HAProxy 2.8.25"
+    admin    of the control plane; empty without one
     start_s  seconds from the command to ready
     folder   Ray's files
     """
@@ -28,6 +29,7 @@ class Endpoints:
     http: str
     grpc: str
     proxy: str
+    admin: str
     dashboard: str
     pid: int
     start_s: float
@@ -59,6 +61,7 @@ def show(endpoints: Endpoints, *, keys: bool = False) -> None:
 
   HTTP        {endpoints.http}/v1
   gRPC        {endpoints.grpc} (motley.v1.Inference)
+  admin       {endpoints.admin or "none"}{" (motley fleet status)" if endpoints.admin else ""}
   proxy       {endpoints.proxy}
   dashboard   {endpoints.dashboard}
   logs        {endpoints.folder}/session_latest/logs

@@ -6,14 +6,16 @@ import asyncio
 import atexit
 import io
 import logging
+import math
 import os
 import re
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +23,22 @@ import grpc
 import ray
 from ray import serve
 from ray.exceptions import RayError
+from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 
-from .app import NAME, build_app
+from .app import build_app, rebuilt
+from .control.contact import joined_folder
+from .control.start import Control, start_control, stop_control
 from .edge.edge import LOOPBACK
 from .edge.haproxy import open_requests, replicas_up, statistics
 from .edge.inside import Inside
 from .edge.ports import listens
 from .entrance import Entrance
+from .every_ingress import of_every_ingress
 from .failures import ConfigurationError
+from .fleet.selector import node_labels
+from .fleet.spec import FleetSpec
+from .fleet.store import APPLICATION, Deployed, write_deployed
 from .options import ServeOptions
 from .processes import wait_until
 from .protos import inference_pb2 as pb
@@ -39,55 +48,89 @@ from .web.servicers import SERVICER_FUNCTIONS
 log = logging.getLogger(__name__)
 
 OBJECT_STORE_BYTES = 128 * 2**20  # messages travel by value; Ray would take 30% of memory
+MIN_PLACES = 64
 DOOR_S = 60.0  # from a model that is ready to doors that answer; seconds are usual
 SERVE_END_S = 4.0  # what Serve needs to end when no stream is left, and half as much again
 DRAIN_CALL_S = 1.0
 LAST_WORD_S = 0.5
 RAY_END_S = 5.0
+CONTROL_END_S = 1.0
 _POLL_S = 0.05
 _HAPROXY = "RAY_SERVE_HAPROXY_SOCKET_PATH"  # set by settings.py when there is one
 
 
-def start_ray(folder: Path, options: ServeOptions) -> str:
-    """Start a new cluster, never join one. Returns the dashboard's address."""
-    context = ray.init(
-        address="local",
-        num_cpus=max(options.replicas, os.cpu_count() or 1),
-        object_store_memory=OBJECT_STORE_BYTES,
-        include_dashboard=True,
-        dashboard_host="127.0.0.1",
-        dashboard_port=options.dashboard_port,  # None: 8265 or the next one that it gets
-        logging_level=logging.ERROR,
-        log_to_driver=False,
-        namespace=NAME,
-        _temp_dir=str(folder),
-    )
+def start_ray(folder: Path, spec: FleetSpec) -> str:
+    """Start a new cluster, never join one. Returns the dashboard's address. Raises ConfigurationError."""
+    most = sum(pool.replicas.max * pool.cpus for pool in spec.pools)
+    try:
+        context = ray.init(
+            address="local",
+            # Ray's are places, not cores: for all that may come, their successors beside them, and pools added later.
+            num_cpus=max(math.ceil(2 * most), MIN_PLACES, os.cpu_count() or 1),
+            labels=node_labels(),
+            object_store_memory=OBJECT_STORE_BYTES,
+            include_dashboard=True,
+            dashboard_host="127.0.0.1",
+            dashboard_port=spec.listen.dashboard_port,  # None: 8265 or the next one that it gets
+            logging_level=logging.ERROR,
+            log_to_driver=False,
+            namespace=APPLICATION,
+            _temp_dir=str(folder),
+        )
+    except Exception as error:  # Ray has no type for it: a daemon that did not come up in time, above all
+        raise ConfigurationError(f"Ray did not start: {error}", code="deploy_failed") from error
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     return str(context.dashboard_url)
 
 
+def cluster_address() -> str:
+    """As others join it."""
+    return str(ray.get_runtime_context().gcs_address)
+
+
 def deploy(
-    model: str, options: ServeOptions, entrance: Entrance, make_worker: Any = None, loading: Path | None = None
+    deployed: Deployed, entrance: Entrance, make_worker: Callable[[], Any] | None = None, loading: Path | None = None
 ) -> None:
     """Start Serve's proxies and the application; returns before it is ready. `loading`: as in `build_app`."""
     with _told_in_a_line():
-        _start_serve(options)
+        _start_serve(deployed.fleet)
+    write_deployed(deployed)  # before the ingress begins, which reads it
+    run_app(build_app(deployed.fleet, make_worker, entrance, loading, prefixes=deployed.prefixes))
+
+
+def control(options: ServeOptions, entrance: Entrance, make_worker: Callable[[], Any] | None, folder: Path) -> Control:
+    """The control plane of what was deployed."""
+    build = partial(rebuilt, make_worker, entrance, folder)
+    logs = folder / "session_latest" / "logs"
+    return start_control(APPLICATION, build, options, folder=folder.parent, logs=logs)
+
+
+def joined_control(options: ServeOptions, entrance: Entrance) -> Control:
+    """Likewise, on a cluster that others have started: it runs on this node of it."""
+    folder = joined_folder(cluster_address())
+    build = partial(rebuilt, None, entrance, None)
+    return start_control(APPLICATION, build, options, folder=folder, logs=None, joined=True)
+
+
+def run_app(app: Any) -> None:
+    """Deploy it, or what is new of it."""
     serve._run(
-        build_app(model, options, make_worker, entrance, loading),
-        name=NAME,
+        app,
+        name=APPLICATION,
         route_prefix="/",
-        external_scaler_enabled=True,  # Ray's dashboard scales the pool, for who has its token
+        external_scaler_enabled=True,  # Ray's dashboard scales the pools, for who has its token
         _blocking=False,
     )
 
 
-def _start_serve(options: ServeOptions) -> None:
+def _start_serve(spec: FleetSpec) -> None:
+    listen = spec.listen
     serve.start(
         proxy_location="HeadOnly",
         # With HAProxy the ingress's own ports stay on loopback: HAProxy listens where it was asked (edge.py).
-        http_options={"host": LOOPBACK if _HAPROXY in os.environ else options.host, "port": options.http_port},
+        http_options={"host": LOOPBACK if _HAPROXY in os.environ else listen.host, "port": listen.http_port},
         grpc_options={
-            "port": options.grpc_port,
+            "port": listen.grpc_port,
             "grpc_servicer_functions": list(SERVICER_FUNCTIONS),
             "enable_reflection": False,  # the ingress has its own, behind its guard
         },
@@ -115,13 +158,14 @@ def wait_loaded(glance: Callable[[], None]) -> None:
     wait_until(running)
 
 
-def wait_ready(inside: Inside) -> str:
+def wait_ready(inside: Inside, ingresses: int = 1) -> str:
     """Wait until the loaded model answers on both doors; its name. Raises ConfigurationError if it does not."""
     health = inside.request("/health")
     _expect(lambda: bool(_get(health)), f"{health.full_url} does not answer")
     if _HAPROXY in os.environ:
         # Until HAProxy knows the ingress it uses Serve's own proxy, which is slow and loses cancellations.
-        _expect(lambda: replicas_up(_haproxy_statistics()) >= len(("http", "grpc")), "HAProxy does not see the ingress")
+        up = ingresses * len(("http", "grpc"))
+        _expect(lambda: replicas_up(_haproxy_statistics()) >= up, "HAProxy does not see the ingress")
     with grpc.insecure_channel(inside.grpc) as channel:
         model = inference_pb2_grpc.InferenceStub(channel).GetModel(
             pb.GetModelRequest(), wait_for_ready=True, timeout=30, metadata=inside.metadata
@@ -137,29 +181,38 @@ def stop(drain_s: float) -> None:
     logging.getLogger("ray.serve").setLevel(logging.CRITICAL)
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         # Serve's own draining ends HAProxy first, and so every stream with it.
-        gcs = str(ray.get_runtime_context().gcs_address)  # while there is one to ask
-        _within(gcs, drain_s + LAST_WORD_S + DRAIN_CALL_S, lambda: asyncio.run(_drain(time.monotonic() + drain_s)))
+        gcs = cluster_address()  # while there is one to ask
+        _within(gcs, CONTROL_END_S, partial(stop_control, APPLICATION))
+        deadline = time.monotonic() + drain_s
+        _within(gcs, drain_s + LAST_WORD_S + DRAIN_CALL_S, lambda: asyncio.run(_drain(gcs, deadline)))
         _within(gcs, SERVE_END_S, serve.shutdown)
         _within(gcs, RAY_END_S, ray.shutdown)
     atexit.unregister(ray.shutdown)  # it would wait for daemons that are no more
 
 
-async def _drain(deadline: float) -> None:
-    """Refuse new requests; return when no stream is left, neither in the ingress nor on its way to a client.
+async def _drain(gcs: str, deadline: float) -> None:
+    """Refuse new requests; return when no stream is left, neither in an ingress nor on its way to a client.
 
-    Streams that are left at the deadline are told so, and have LAST_WORD_S to arrive.
-    A coroutine, since Serve's handles want a running loop.
+    Streams that are left at the deadline are told so, and have LAST_WORD_S to arrive. An ingress that is too busy to
+    answer is asked again, while Ray's GCS lives. A coroutine, since Serve's handles want a running loop.
     """
     try:
-        ingress = serve.get_app_handle(NAME)
-        while await asyncio.wait_for(ingress.drain.remote(), DRAIN_CALL_S) or open_requests(_haproxy_statistics()):
-            if time.monotonic() > deadline + LAST_WORD_S:
+        ingresses = serve.get_app_handle(APPLICATION)
+        while await _asked(ingresses, "drain") != 0 or open_requests(_haproxy_statistics()):
+            if time.monotonic() > deadline + LAST_WORD_S or not _lives(gcs):
                 return
             if time.monotonic() > deadline:
-                await asyncio.wait_for(ingress.end_streams.remote(), DRAIN_CALL_S)
+                await _asked(ingresses, "end_streams")
             await asyncio.sleep(_POLL_S)
-    except (RayError, RayServeException, TimeoutError) as error:
+    except (RayError, RayServeException) as error:
         log.debug("draining: %s", error)  # there is nothing to drain, or nobody to do it
+
+
+async def _asked(ingresses: Any, method: str) -> int | None:
+    """Their answers together; None if there is none in time."""
+    with suppress(TimeoutError):
+        return sum(each or 0 for each in await of_every_ingress(ingresses, method, timeout_s=DRAIN_CALL_S))
+    return None
 
 
 def _within(gcs: str, seconds: float, action: Callable[[], None]) -> None:
@@ -167,12 +220,16 @@ def _within(gcs: str, seconds: float, action: Callable[[], None]) -> None:
 
     A signal to the whole process group, as `timeout` and service managers send it, reaches Ray's daemons too.
     """
-    host, _, port = gcs.rpartition(":")
     thread = threading.Thread(target=action, daemon=True)
     thread.start()
     deadline = time.monotonic() + seconds
-    while thread.is_alive() and time.monotonic() < deadline and listens(host.strip("[]"), int(port)):
+    while thread.is_alive() and time.monotonic() < deadline and _lives(gcs):
         thread.join(_POLL_S)
+
+
+def _lives(gcs: str) -> bool:
+    host, _, port = gcs.rpartition(":")
+    return listens(host.strip("[]"), int(port))
 
 
 def _expect(condition: Callable[[], bool], otherwise: str) -> None:
@@ -181,18 +238,20 @@ def _expect(condition: Callable[[], bool], otherwise: str) -> None:
 
 
 def _running() -> bool:
-    app = serve.status().applications.get(NAME)
+    # Not `serve.status`, which refuses what Serve itself says of a pool that was deployed with no replica.
+    client: Any = _get_global_client()
+    app = client.get_serve_details()["applications"].get(APPLICATION)
     if app is None:
         return False
-    if app.status in ("DEPLOY_FAILED", "UNHEALTHY"):
+    if app["status"] in ("DEPLOY_FAILED", "UNHEALTHY"):
         raise ConfigurationError(_reason(app), code="deploy_failed")
-    return bool(app.status == "RUNNING")
+    return bool(app["status"] == "RUNNING")
 
 
-def _reason(app: Any) -> str:
+def _reason(app: Mapping[str, Any]) -> str:
     """The last line of the trace that Serve keeps: our own error, if it was one."""
-    messages = [deployment.message for deployment in app.deployments.values() if deployment.message]
-    lines = [line.strip() for line in "\n".join(messages or [app.message]).splitlines() if line.strip()]
+    messages = [deployment["message"] for deployment in app["deployments"].values() if deployment["message"]]
+    lines = [line.strip() for line in "\n".join(messages or [app["message"]]).splitlines() if line.strip()]
     ours = [line for line in lines if re.match(r"(motley\.|[\w.]*Error)\S*: ", line)]
     return re.sub(r"^motley\.[\w.]+: ", "", (ours or lines or ["the service did not start"])[-1])
 

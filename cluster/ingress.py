@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from dataclasses import replace
 from typing import Any
 
+import ray
 from fastapi import FastAPI
+from ray import serve
 
 from ..replicas.generation import read_generation
 from ..replicas.hub import resolve_model
@@ -17,6 +20,9 @@ from ..replicas.tokenizer import Tokenizer
 from . import access_log
 from .door import Door
 from .entrance import Entrance
+from .fleet.status import FleetStatus, PrefixStatus
+from .fleet.store import APPLICATION, Deployed, read_deployed
+from .objectives import routing_of
 from .parsers.styles import AUTO, choose
 from .protocols.chats import Chats
 from .protocols.health import HealthProtocol
@@ -36,6 +42,7 @@ from .protocols.vllm import VllmProtocol
 from .protocols.vllm_rpcs import VllmRpcs
 from .protocols.vllm_tokenizer import TokenizerArchive
 from .routing.router import Router
+from .routing.waiting import Routing
 from .settings import MAX_MESSAGE_BYTES
 from .web import http_app
 from .web.readers import Readers
@@ -46,18 +53,28 @@ log = logging.getLogger(__name__)
 class Ingress(MotleyRpcs, KServeRpcs, VllmRpcs, HealthRpcs, ReflectionRpcs):
     """gRPC methods come from the base classes, which is where Serve looks them up; HTTP from route tables.
 
-    Ready when a replica is: it asks the pool what it serves. `parsers`: the names of those of calls and reasoning.
+    Ready when a replica is: it asks what that serves. `pools`: their handles, by name, when it was deployed first.
+    `parsers`: the names of those of calls and reasoning.
     """
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, model: str, pool: Any, entrance: Entrance | None = None, parsers: tuple[str, str] = (AUTO, AUTO)
+        self,
+        model: str,
+        pools: dict[str, Any],
+        entrance: Entrance | None = None,
+        parsers: tuple[str, str] = (AUTO, AUTO),
     ) -> None:
         self.entrance = entrance or Entrance()
         self.guard = self.entrance.guard()
         self.readers = Readers(self.entrance.reader_timeout_s)
         log_to_stderr()
         access_log.write_to(self.entrance.log_folder)
-        self.router = Router(pool, self.entrance.resume)
+        self._handles, routing = pools, self.entrance.routing
+        deployed = await asyncio.to_thread(_deployed)
+        if deployed is not None:  # pools may have come and gone since
+            pools = self._of([pool.name for pool in deployed.fleet.pools])
+            routing = routing_of(deployed.fleet)
+        self.router = Router(pools, self.entrance.resume, routing)
         profile, tokenizer = await asyncio.gather(self.router.profile(), asyncio.to_thread(_tokenizer, model))
         defaults = _defaults(model, profile)
         self.door = Door(profile.model, tokenizer, defaults, secrets.token_bytes(16))
@@ -93,14 +110,46 @@ class Ingress(MotleyRpcs, KServeRpcs, VllmRpcs, HealthRpcs, ReflectionRpcs):
             readers=self.readers,
         )
 
+    async def use_pools(self, names: list[str], routing: Routing | None = None) -> None:
+        """From now on these, of the same application. For whoever applies a change of the fleet."""
+        self.router.replace_pools(self._of(names))
+        if routing is not None:
+            self.router.replace_routing(routing)
+
+    def _of(self, names: list[str]) -> dict[str, Any]:
+        for name in names:
+            if name not in self._handles:
+                self._handles[name] = serve.get_deployment_handle(name, APPLICATION, _check_exists=False)
+        return {name: self._handles[name] for name in names}
+
     async def drain(self) -> int:
         """Refuse new requests from now on; how many streams are left. For whoever stops the service."""
-        self.router.draining = True
+        self.router.drain()
         return self.router.num_streams
+
+    async def fleet(self) -> FleetStatus:
+        """The replicas as this ingress sees them, and what has come to it. For the control plane."""
+        return replace(self.router.fleet(), ingress=serve.get_replica_context().replica_id.unique_id)
+
+    async def drain_replica(self, replica_id: str) -> bool:
+        """That replica takes nothing new from now on, from any ingress. False: there is none. Raises Unavailable."""
+        return await self.router.drain_replica(replica_id)
+
+    async def flush_prefixes(self, tenant: str | None) -> int:
+        """That tenant's, or everyone's, on every replica: how many there are. Raises Unavailable."""
+        return await self.router.flush(tenant)
+
+    async def prefixes(self) -> tuple[PrefixStatus, ...]:
+        """What replicas find of prefixes. For the control plane. Raises Unavailable."""
+        return await self.router.prefixes()
 
     async def end_streams(self) -> None:
         """The drain is over: streams that are left end with an error."""
         self.router.end_streams()
+
+
+def _deployed() -> Deployed | None:
+    return read_deployed() if ray.is_initialized() else None
 
 
 def _tokenizer(model: str) -> Tokenizer:

@@ -7,9 +7,10 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -17,21 +18,30 @@ from typing import Any
 from ..replicas.errors import MotleyError
 from ..replicas.hub import resolve_model
 from ..replicas.loading import read_loading
+from ..replicas.replica import null_worker
 from ..replicas.servable import check_in_process
 from .access import check_access, choose_edge, choose_entrance, choose_inside
+from .apply import apply_here, apply_there
 from .edge.edge import Edge
 from .edge.haproxy import choose_haproxy, proxy_name
 from .edge.inside import Inside
 from .edge.ports import bracketed, check_port
+from .failures import ConfigurationError
+from .fleet.file import DEMO
+from .fleet.flags import fleet_of
+from .fleet.running import find_running, note_running
+from .fleet.spec import FleetSpec, engine_config, model_of
+from .fleet.store import Deployed
 from .folder import ray_folder, write_whole
 from .greeting import Endpoints, greet, show
+from .named import named
 from .options import ServeOptions
 from .parsers.styles import check_names
+from .prefix.server import OwnRedis
+from .prefix.shared import Shared, own_redis, settle
 from .processes import become_subreaper, end_descendants
 from .settings import check_environment, ray_settings
 
-DEMO_NAME = "motley-demo"
-NULL_NAME = "null-engine"  # never by the name of a model that it is not
 INTERRUPTED = 130  # stopped before it was ready
 END_S = 1.5  # how long each step of an end may take before the next, harsher one
 
@@ -42,17 +52,28 @@ Bar = Callable[[str], AbstractContextManager[Callable[[int, int], None] | None]]
 def run_serve(options: ServeOptions, make_worker: Any = None, bar: Bar = lambda _: nullcontext()) -> int:
     """Serve until SIGINT or SIGTERM. Returns the exit status; errors are one line on stderr.
 
-    `make_worker` replaces the engine in tests. Never touches a cluster that it did not start. A second
-    signal while it stops hurries it. `bar` shows how far the model is loaded, where somebody looks.
+    A fleet file whose ports are those of a fleet that serves is applied to that one instead, and one with an address
+    to a cluster that runs there. Otherwise no cluster is touched that was not started here.
+
+    `make_worker` replaces the engine in tests. A second signal while it stops hurries it. `bar` shows how far the
+    model is loaded, where somebody looks.
     """
     _take_signals()
     try:
         check(options)
+        if options.address is not None:
+            apply_there(options, options.address)
+            return 0
+        running = None if options.fleet is None else find_running(options.http_port, options.grpc_port)
+        if running is not None:
+            apply_here(options, running)
+            return 0
+        _check_ports(options)
         become_subreaper()
         with ray_folder() as folder:
             edge = _choose_edge(options)
-            _apply_settings(folder, edge)
-            _run(options, edge, folder, make_worker, bar)
+            settings = _apply_settings(folder, edge)
+            _run(options, edge, folder, settings, make_worker, bar)
     except MotleyError as error:
         print(f"motley serve: {error.message}", file=sys.stderr, flush=True)
         return 1
@@ -64,15 +85,41 @@ def run_serve(options: ServeOptions, make_worker: Any = None, bar: Bar = lambda 
 def check(options: ServeOptions) -> None:
     """Raise ConfigurationError for what would fail later, or open a door."""
     check_access(options)
-    if options.model is not None:
+    if options.address is not None and options.fleet is None:
+        raise ConfigurationError("--address: for a fleet file", param="address")
+    _check_simulated(options)
+    spec = fleet_of(options)
+    settle(spec)  # reads the secret
+    for model in sorted({model_of(spec, pool) for pool in spec.pools} - {DEMO}):
         # A wrong path and a bad checkpoint are told at once, and a download shows its progress.
-        check_in_process(resolve_model(options.model))
+        check_in_process(resolve_model(model))
     check_names(options.tool_parser, options.reasoning_parser)
     check_environment(os.environ)
+
+
+def _check_ports(options: ServeOptions) -> None:
     check_port(options.host, options.http_port, "--http-port")
     check_port(options.host, options.grpc_port, "--grpc-port")
+    if options.control and options.admin_port is not None:
+        check_port(options.admin_host, options.admin_port, "--admin-port")
     if options.dashboard_port is not None:
         check_port("127.0.0.1", options.dashboard_port, "--dashboard-port")
+
+
+def _check_simulated(options: ServeOptions) -> None:
+    if options.fleet is not None:
+        return  # as it was read
+    if options.simulate is None:
+        if options.simulate_model is not None:
+            raise ConfigurationError("--simulate-model: of what --simulate names a GPU for")
+        return
+    if options.null_engine:
+        raise ConfigurationError("--simulate, --null-engine: one or the other")
+    from ..replicas.simulated.device import device_named, model_named  # imports torch
+
+    device_named(options.simulate)
+    if options.simulate_model is not None:
+        model_named(options.simulate_model)
 
 
 def _choose_edge(options: ServeOptions) -> Edge | None:
@@ -82,20 +129,37 @@ def _choose_edge(options: ServeOptions) -> Edge | None:
     return choose_edge(options, haproxy=haproxy)
 
 
-def _apply_settings(folder: Path, edge: Edge | None) -> None:
+def _apply_settings(folder: Path, edge: Edge | None) -> dict[str, str]:
     assert "ray.serve" not in sys.modules, "Serve reads its settings when it is imported, which comes later"
-    for setting in ray_settings(folder, edge):
-        os.environ[setting.name] = setting.value
+    settings = {setting.name: setting.value for setting in ray_settings(folder, edge)}
+    os.environ.update(settings)
+    return settings
 
 
-def _run(options: ServeOptions, edge: Edge | None, folder: Path, make_worker: Any, bar: Bar) -> None:
+def _run(
+    options: ServeOptions, edge: Edge | None, folder: Path, settings: Mapping[str, str], make_worker: Any, bar: Bar
+) -> None:
     began = time.monotonic()
+    redis = None
     try:
         inside = choose_inside(options, edge)
-        endpoints = _start(options, inside, folder, make_worker, bar, began, proxy_name(haproxy=edge is not None))
+        redis = own_redis(fleet_of(options), folder.parent, null=options.null_engine or make_worker is not None)
+        prefixes = settle(fleet_of(options), "" if redis is None else redis.url)
+        proxy = proxy_name(haproxy=edge is not None)
+        endpoints = _start(options, inside, folder, make_worker, bar, began, proxy, prefixes)
         if options.greet:
             greet(inside)
         show(endpoints, keys=options.api_keys is not None)
+        from .head import cluster_address
+
+        note_running(
+            folder.parent,
+            pid=os.getpid(),
+            address=cluster_address(),
+            http_port=options.http_port,
+            grpc_port=options.grpc_port,
+            environment=settings,
+        )
         if options.ready_file is not None:
             write_whole(options.ready_file, json.dumps(asdict(endpoints)))
         with suppress(KeyboardInterrupt):
@@ -103,34 +167,42 @@ def _run(options: ServeOptions, edge: Edge | None, folder: Path, make_worker: An
                 time.sleep(1.0)
         print("\nstopping", flush=True)
     finally:
-        _stop(options.drain_s)
+        _stop(options.drain_s, redis)
 
 
 def _start(
-    options: ServeOptions, inside: Inside, folder: Path, make_worker: Any, bar: Bar, began: float, proxy: str
-) -> Endpoints:
+    options: ServeOptions, inside: Inside, folder: Path, make_worker: Any, bar: Bar, began: float, proxy: str,
+    prefixes: Shared,
+) -> Endpoints:  # fmt: skip
     print("starting Ray", flush=True)
     from . import head  # imports ray.serve: after the settings
 
-    dashboard = head.start_ray(folder, options)
+    spec = named(fleet_of(options), null=options.null_engine)
+    dashboard = head.start_ray(folder, spec)
     _take_signals()  # ray.init put its own there
-    if options.null_engine:
-        options = replace(options, served_model_name=options.served_model_name or NULL_NAME)
-        print("null engine: nothing is computed, what it says means nothing", flush=True)
-    if options.model is None:
-        options = replace(options, model=_demo(), served_model_name=options.served_model_name or DEMO_NAME)
-    model = str(options.model)
+    _tell_unreal(options, spec)
+    model = spec.model
     print(f"loading {model}", flush=True)
-    head.deploy(model, options, choose_entrance(options, inside, folder), make_worker, folder)
+    entrance = choose_entrance(options, inside, folder)
+    own_key = entrance.own_key.sha256 if entrance.own_key is not None else ""
+    logs = entrance.log_folder
+    by_file = options.fleet is not None
+    deployed = Deployed(fleet=spec, own_key=own_key, folder=logs, by_file=by_file, prefixes=prefixes)
+    make_worker = make_worker or _null(options, spec)
+    head.deploy(deployed, entrance, make_worker, folder)
+    control = head.control(options, entrance, make_worker, folder) if options.control else None
     with bar(f"loading {model}") as tell:
         head.wait_loaded((lambda: tell(*read_loading(folder))) if tell else lambda: None)
-    name = head.wait_ready(inside)
+    name = head.wait_ready(inside, spec.service.ingresses)
+    if control is not None:
+        control.wait_ready()
     scheme = "http" if options.tls_cert is None else "https"
     return Endpoints(
         model=name,
         http=f"{scheme}://{bracketed(options.host)}:{options.http_port}",
         grpc=f"{bracketed(options.host)}:{options.grpc_port}",
         proxy=proxy,
+        admin="" if control is None else control.contact.address,
         dashboard=f"http://{dashboard}",
         pid=os.getpid(),
         start_s=round(time.monotonic() - began, 1),
@@ -138,13 +210,23 @@ def _start(
     )
 
 
-def _demo() -> str:
-    from ..replicas.demo import demo_path
+def _tell_unreal(options: ServeOptions, spec: FleetSpec) -> None:
+    nothing = "nothing is computed, what it says means nothing"
+    if options.null_engine:
+        print(f"null engine: {nothing}", flush=True)
+    for pool in spec.pools:
+        if pool.simulate is not None:
+            print(f"{pool.simulate}, simulated: {nothing}", flush=True)
 
-    return str(demo_path())
+
+def _null(options: ServeOptions, spec: FleetSpec) -> Callable[[], Any] | None:
+    if not options.null_engine:
+        return None
+    config = engine_config(spec, spec.pools[0])
+    return partial(null_worker, spec.model, config, spec.served_model_name, options.null_step_ms / 1e3)
 
 
-def _stop(drain_s: float) -> None:
+def _stop(drain_s: float, redis: OwnRedis | None) -> None:
     """Politely while it lasts, then surely."""
     with suppress(KeyboardInterrupt):
         if "ray" in sys.modules:
@@ -152,6 +234,8 @@ def _stop(drain_s: float) -> None:
 
             head.stop(drain_s)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if redis is not None:
+        redis.stop()
     left = end_descendants(polite_s=END_S, patience_s=END_S)
     if left:
         print(f"motley serve: these processes could not be ended: {left}", file=sys.stderr)

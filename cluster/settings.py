@@ -8,13 +8,18 @@ from pathlib import Path
 
 from .edge.edge import BUFFER_BYTES, Edge
 from .edge.haproxy import launcher
-from .edge.hook import CHECK, HOOK
+from .edge.hook import CHECK, HOOK, SPREAD
 from .edge.ports import settled_block
 from .failures import ConfigurationError
 
 DIRECT_PORTS = 50  # one for each replica of the ingress, and those that Serve keeps back for a while
 MAX_MESSAGE_BYTES = 8 * 2**20  # a body or gRPC message from a client: a million token ids
 MAX_REPLY_BYTES = 64 * 2**20  # between ingress and replica: log-probabilities of a long prompt
+_OF_NODES = {
+    "RAY_SERVE_THROUGHPUT_OPTIMIZED", "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE", "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH",
+    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S", "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH",
+    "FORWARDED_ALLOW_IPS", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +32,12 @@ class Setting:
 def ray_settings(folder: Path, edge: Edge | None) -> tuple[Setting, ...]:
     """For a cluster that keeps its files in `folder`; HAProxy is used if there is an edge for it."""
     return (*_shared(), *(() if edge is None else _haproxy(folder, edge)))
+
+
+def node_settings() -> tuple[Setting, ...]:
+    """For every node of a cluster that others start. Of HAProxy there is nothing."""
+    everywhere = tuple(setting for setting in _shared() if setting.name in _OF_NODES)
+    return (*everywhere, Setting(SPREAD, "1", "replicas call one another by their nodes' addresses"))
 
 
 def _shared() -> tuple[Setting, ...]:
@@ -43,6 +54,7 @@ def _shared() -> tuple[Setting, ...]:
         Setting("RAY_SERVE_CONTROL_LOOP_INTERVAL_S", "0.3", "at 0.1 an idle service takes 3% of a core more"),
         Setting("RAY_SERVE_METRICS_EXPORT_INTERVAL_MS", "1000", "likewise, of each replica; they are read every 10 s"),
         Setting("RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S", "1", "else shutdown takes 32 s"),
+        Setting("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0", "of one machine: Ray's ports are on loopback"),
         Setting("RAY_ENABLE_AUTO_CONNECT", "0", "a call after Ray has ended would start another Ray"),
         Setting("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", HOOK, "Serve's own paths and RPCs want no key"),
         Setting("RAY_SERVE_LOG_TO_STDERR", "0", "replicas log to their files"),
@@ -50,6 +62,7 @@ def _shared() -> tuple[Setting, ...]:
         Setting("RAY_SERVE_FALLBACK_PROXY_HTTP_PORT", str(fallback), "two services that start at once share none"),
         Setting("RAY_SERVE_FALLBACK_PROXY_GRPC_PORT", str(fallback + 1), "likewise"),
         Setting("RAY_worker_niceness", "0", "15 by default: any other process would stall the streams"),
+        Setting("RAY_prestart_worker_first_driver", "0", "one for each of Ray's logical CPUs, which are many here"),
         Setting("RAY_USAGE_STATS_ENABLED", "0", "nothing is reported to anyone"),
         Setting("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0", "a replica without GPUs must not lose sight of them"),
     )

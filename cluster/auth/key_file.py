@@ -4,6 +4,7 @@
       alice:
       - sha256: 64 hex digits
         expires: 2027-01-31T00:00:00Z    # optional
+        scope: admin                     # optional: of the control plane, and of nothing else
 
 Whoever could write to it could let himself in, so nobody but its owner may.
 """
@@ -30,6 +31,7 @@ from .keys import KeyRing, StoredKey, check_tenant, read_expiry, write_expiry
 log = logging.getLogger(__name__)
 
 MAX_BYTES = 4 * 2**20
+ADMIN = "admin"  # the one scope there is
 RELOAD_S = 1.0  # a change is seen after this long at the latest
 _Stamp = tuple[int, int, int]
 
@@ -48,9 +50,15 @@ class KeyFile:
         self._looked_s = time.monotonic()
 
     def tenant_of(self, key: str) -> str | None:
+        return self._now().tenant_of(key)
+
+    def admin_of(self, key: str) -> str | None:
+        return self._now().admin_of(key)
+
+    def _now(self) -> KeyRing:
         if time.monotonic() - self._looked_s >= RELOAD_S:
             self._reload()
-        return self._ring.tenant_of(key)
+        return self._ring
 
     def _reload(self) -> None:
         self._looked_s = time.monotonic()
@@ -110,7 +118,8 @@ def write_keys(path: Path, keys: Iterable[StoredKey]) -> None:
 
 
 def _entry(key: StoredKey) -> dict[str, str]:
-    return {"sha256": key.sha256, **({} if key.expires is None else {"expires": write_expiry(key.expires)})}
+    more = {} if key.expires is None else {"expires": write_expiry(key.expires)}
+    return {"sha256": key.sha256, **more, **({"scope": ADMIN} if key.admin else {})}
 
 
 def _stamp(path: Path) -> _Stamp | None:
@@ -168,10 +177,12 @@ def _key(tenant: str, entry: Any, where: str) -> StoredKey:
     if isinstance(entry, str):
         return StoredKey(tenant, entry)
     if not isinstance(entry, Mapping) or not isinstance(entry.get("sha256"), str):
-        raise _bad(f"{where}: expected a SHA-256 in hex, or `sha256` with it and perhaps `expires`")
-    if unknown := sorted(str(name) for name in set(entry) - {"sha256", "expires"}):
-        raise _bad(f"{where}: there is no {unknown[0]!r}; expected `sha256` and perhaps `expires`")
-    return StoredKey(tenant, entry["sha256"], read_expiry(entry.get("expires"), where))
+        raise _bad(f"{where}: expected a SHA-256 in hex, or `sha256` with it and perhaps `expires` and `scope`")
+    if unknown := sorted(str(name) for name in set(entry) - {"sha256", "expires", "scope"}):
+        raise _bad(f"{where}: there is no {unknown[0]!r}; expected `sha256` and perhaps `expires` and `scope`")
+    if (scope := entry.get("scope", ADMIN)) != ADMIN:
+        raise _bad(f"{where}: scope {str(scope)[:40]!r} is not accepted; expected {ADMIN}, or none for a tenant's key")
+    return StoredKey(tenant, entry["sha256"], read_expiry(entry.get("expires"), where), admin="scope" in entry)
 
 
 def _bad(message: str) -> ConfigurationError:

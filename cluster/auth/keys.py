@@ -23,11 +23,15 @@ ID_CHARS = 12  # of a hash, to speak of a key without telling it
 
 @dataclass(frozen=True, slots=True)
 class StoredKey:
-    """What is kept of one key: whose it is, its SHA-256 in hex, and when it ends (Unix seconds; None: never)."""
+    """What is kept of one key: whose it is, its SHA-256 in hex, and when it ends (Unix seconds; None: never).
+
+    admin  it opens the control plane, and nothing else
+    """
 
     tenant: str
     sha256: str
     expires: float | None = None
+    admin: bool = False
 
     def __post_init__(self) -> None:
         if not _SHA256.fullmatch(self.sha256):
@@ -83,14 +87,24 @@ class KeyRing:
             seen[key.sha256] = key.tenant
 
     def tenant_of(self, key: str, now: float | None = None) -> str | None:
-        """Whose key this is; None when nobody's, or no longer. Takes the same time whichever it is."""
+        """Which tenant's key this is; None when nobody's, no longer, or an admin's."""
+        found = self._stored(key, now)
+        return None if found is None or found.admin else found.tenant
+
+    def admin_of(self, key: str, now: float | None = None) -> str | None:
+        """Likewise which admin's."""
+        found = self._stored(key, now)
+        return found.tenant if found is not None and found.admin else None
+
+    def _stored(self, key: str, now: float | None) -> StoredKey | None:
+        """Takes the same time whichever it is."""
         digest = hash_key(key[:MAX_KEY_CHARS]) if len(key) <= MAX_KEY_CHARS else ""
         now = time.time() if now is None else now
-        found: str | None = None
+        found: StoredKey | None = None
         for stored in self.keys:
             same = hmac.compare_digest(stored.sha256, digest)
             if same and (stored.expires is None or now < stored.expires):
-                found = stored.tenant
+                found = stored
         return found
 
 

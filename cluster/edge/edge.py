@@ -109,6 +109,7 @@ class Edge:
             # A path may be written in several ways.
             f"http-request return status 404 {_json(SERVES_OWN)} if {{ path,url_dec -m beg -i {OWN_PATHS} }}",
             f"http-request return status 405 {_json(NO_METHOD)} unless {{ method {METHODS} }}",
+            f"http-request return status 404 {_json(SERVES_OWN)} unless {{ path_beg / }}",  # `OPTIONS *`, as it were
             f"http-request return status 431 {_json(LONG_HEAD)} if {{ req.hdrs,length gt {MAX_HEAD_BYTES} }}",
             f"http-request del-header x-request-id if !{{ req.hdr(x-request-id) -m reg '{_ID}' }}",
             *self._forwarded(),

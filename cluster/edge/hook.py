@@ -3,8 +3,11 @@
 It answers paths below /-/ and the RPCs of RayServeAPIService before any guard of ours, and has no setting for that.
 Here they are refused. HAProxy, which must know who is healthy, asks by a path that only it was told (`Edge.check`).
 
-Serve also binds its gRPC ports on all interfaces, while HAProxy reaches them on loopback. Elsewhere they would be
-doors beside the edge: without its TLS and without its client certificates.
+Serve also binds gRPC ports on all interfaces: those that HAProxy reaches on loopback, which elsewhere would be doors
+beside the edge, without its TLS and without its client certificates; and one of each replica for the others of this
+machine.
+
+And its own proxy forgets with which status a stream ended in which there was no message. What it hands on says so.
 """
 
 from __future__ import annotations
@@ -16,19 +19,40 @@ from typing import Any
 from .edge import GRPC_HEALTH, HTTP_HEALTH, LOOPBACK, OWN_PATHS, SERVES_OWN, body_of
 
 HOOK = f"{__name__}.close"
+SPREAD = "MOTLEY_SPREAD"  # "1" in a cluster that others have started
 CHECK = "MOTLEY_HEALTH_CHECK"  # holds `Edge.check`; not set without HAProxy, when nobody asks
 
 
 def close() -> list[Any]:
-    """Serve calls it in each process before it binds; the HTTP middlewares, outermost last."""
-    from ray.serve._private import default_impl, grpc_util
+    """Serve calls it in its proxy and the ingress before they bind; the HTTP middlewares, outermost last."""
+    from ray.serve._private import default_impl, grpc_util, proxy_request_response
     from starlette.middleware import Middleware
+
+    from .forwarded import ForwardedContext
 
     check = os.environ.get(CHECK)
     if check is not None:
         default_impl.add_grpc_address = _bind
     grpc_util.add_RayServeAPIServiceServicer_to_server = partial(_add_check, check)
+    proxy_request_response.RayServegRPCContext = ForwardedContext
+    keep_inside()
     return [Middleware(Refuse, check=check)]
+
+
+def keep_inside() -> None:
+    """The port by which other replicas call this one is for this machine. To be called in each replica's process.
+
+    In a cluster that others have started they call one another by their nodes' addresses; a firewall keeps others out.
+    """
+    if os.environ.get(SPREAD) == "1":
+        return
+    from ray._common.tls_utils import add_port_to_grpc_server
+    from ray.serve._private import replica
+
+    def bind(server: Any, address: str) -> Any:
+        return add_port_to_grpc_server(server, f"{LOOPBACK}:{address.rpartition(':')[2]}")
+
+    replica.add_port_to_grpc_server = bind
 
 
 class Refuse:

@@ -20,12 +20,13 @@ class HermesParser:
     streamed and whole answers agree. The beginning of one behind another call is dropped.
 
     single      hand out the first call alone; others are dropped
+    required    the text is held to be calls: the beginning of one that is cut off is dropped even if it is the first
     num_calls   whole calls handed out
     """
 
-    def __init__(self, names: Collection[str], *, eager: bool, single: bool = False) -> None:
+    def __init__(self, names: Collection[str], *, eager: bool, single: bool = False, required: bool = False) -> None:
         self.num_calls = 0
-        self._names, self._eager, self._single = names, eager, single
+        self._names, self._eager, self._single, self._required = names, eager, single, required
         self._started = 0  # calls handed out, whole or not
         self._after_call = False  # nothing but white space has come since
         self._buffer = ""  # not yet looked at, or too short to tell
@@ -47,12 +48,14 @@ class HermesParser:
             return [CallPiece(self._started - 1, rest)] if rest else []
         if reader is not None and reader.started:
             return []
-        if reader is not None and CLOSE not in reader.raw:
+        if reader is not None and (self._required or CLOSE not in reader.raw):
             cut = reader.cut()
-            if cut or self._started:
+            if cut or self._started or self._required:
                 return [] if self._full else cut
         elif self._started and (self._state == self._after_object or (opening and reader is None)):
             return []  # a mark, or the beginning of one
+        elif self._required and OPEN.startswith((opening + rest).strip()):
+            return []
         rest = opening + (reader.raw if reader is not None else "") + rest
         return [] if self._after_call and OPEN.startswith(rest.strip()) else texts(rest)
 

@@ -21,12 +21,13 @@ class LlamaParser:
     The beginning of one behind another call is dropped.
 
     single      hand out the first call alone; others are dropped
+    required    the text is held to be calls: the beginning of one that is cut off is dropped even if it is the first
     num_calls   whole calls handed out
     """
 
-    def __init__(self, names: Collection[str], *, eager: bool, single: bool = False) -> None:
+    def __init__(self, names: Collection[str], *, eager: bool, single: bool = False, required: bool = False) -> None:
         self.num_calls = 0
-        self._names, self._eager, self._single = names, eager, single
+        self._names, self._eager, self._single, self._required = names, eager, single, required
         self._started = 0
         self._buffer = ""
         self._opening = ""  # what stood before an object, given back if it is no call
@@ -44,11 +45,11 @@ class LlamaParser:
         reader, rest = self._reader, self._opening + self._buffer
         self._reader, self._opening, self._buffer = None, "", ""
         if reader is None:
-            return [] if self._started else texts(rest)
+            return [] if self._started or self._required else texts(rest)
         if reader.started or self._full:
             return []
         cut = reader.cut()
-        return cut if cut or self._started else texts(rest + reader.raw)
+        return cut if cut or self._started or self._required else texts(rest + reader.raw)
 
     def _before_object(self) -> list[Event] | None:
         text = self._buffer.lstrip(BETWEEN if self._started else None)

@@ -103,6 +103,7 @@ class Reading:
     names    tools that may be called
     single   one call at most
     thinks   look for reasoning; `opened`: the prompt has begun it
+    required the text behind reasoning is held to be calls
     """
 
     tools: type[ToolParser] | None = None
@@ -110,12 +111,15 @@ class Reading:
     single: bool = False
     thinks: bool = False
     opened: bool = False
+    required: bool = False
 
     def parser(self, *, eager: bool) -> AnswerParser | None:
         """A new one for one choice; None where all is text."""
         if self.tools is None and not self.thinks:
             return None
-        tools = None if self.tools is None else self.tools(self.names, eager=eager, single=self.single)
+        tools = None
+        if self.tools is not None:
+            tools = self.tools(self.names, eager=eager, single=self.single, required=self.required)
         return AnswerParser(think.ThinkParser(opened=self.opened) if self.thinks else None, tools)
 
     def counter(self) -> think.ThinkCounter | None:

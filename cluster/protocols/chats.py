@@ -55,4 +55,5 @@ class Chats:
             single=tools.single,
             thinks=thinks in ("free", "opened"),
             opened=thinks == "opened",
+            required=tools.required,
         )

@@ -12,7 +12,8 @@ from ..ask import Admitted
 from ..caller import MAX_CLIENT_ID, Caller
 from ..door import Door
 from ..errors import unsupported_field
-from ..gather import check_finish, gather
+from ..gather import gather, is_cut_off
+from ..happening import Happening
 from ..routing.router import Router
 from ..web.retry_after import retry_after_s
 from .kserve_ask import EMPTY_FINAL, InferRequest, check_version, infer_ask
@@ -64,8 +65,9 @@ class KServeProtocol:
             yield failed(request.id, error)
 
     @property
-    def stopping(self) -> bool:
-        return self._router.draining
+    def stopping(self) -> Happening:
+        """The drain of the service has begun."""
+        return self._router.stopping
 
     async def check_ready(self) -> None:
         """Raise Unavailable unless a replica answers."""
@@ -123,20 +125,15 @@ async def _parts(
     async for message in messages:
         cached_tokens = cached_tokens if message.cached_tokens is None else message.cached_tokens
         prompt = prompt or message.prompt_logprobs
-        if not message.deltas:
-            continue
+        if not message.deltas or any(map(is_cut_off, message.deltas)):
+            continue  # of one that is cut off the last response is the error
         num_tokens += sum(len(delta.token_ids) for delta in message.deltas)
-        ended = [delta.finish_reason for delta in message.deltas if delta.finish_reason is not None]
-        num_ended += len(ended)
-        for reason in ended:
-            check_finish(reason)
+        num_ended += sum(delta.finish_reason is not None for delta in message.deltas)
         last = num_ended == request.sampling.n
         tensors = outputs(wanted, message.deltas, request.sampling, prompt)
         totals = usage(request, num_tokens, cached_tokens) if last else _NOT_FINAL
         yield InferResponse(admitted.ask.client_id, admitted.model, tensors, totals, last=last)
         prompt = None
-    if num_ended < request.sampling.n:
-        check_finish(None)
 
 
 def _ending(response: InferResponse, *, empty: bool) -> tuple[InferResponse, ...]:

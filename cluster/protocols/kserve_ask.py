@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ...replicas.errors import InvalidRequest, NotFound
+from ...replicas.json_text import Doubled, parse
 from ...replicas.sampling_params import SamplingParams
 from ...replicas.shown import shown
 from ..ask import Ask
@@ -15,6 +15,7 @@ from ..door import MAX_TIMEOUT_S
 from ..errors import unknown_field
 from .constraints import CONSTRAINTS, constraint
 from .kserve_tensors import BOOL, BYTES, INT32, INT64, Tensor, bad_tensor, shown_shape
+from .openai_fields import check_json_values
 
 VERSION = "1"  # of every model
 PRIORITY_LEVELS = 100  # Triton's order: 1 is first
@@ -170,8 +171,12 @@ def _constrain(given: dict[str, Any], name: str, value: Any) -> None:
 
 def _from_json(name: str, value: Any) -> Any:
     kind = _JSON[name]
+    if isinstance(value, str):
+        check_json_values(f"parameters.{name}", value)
     try:
-        found = json.loads(value) if isinstance(value, str) else None
+        found = parse(value) if isinstance(value, str) else None
+    except Doubled as error:
+        raise _bad_parameter(name, value, f"each name once; {error}") from None
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, kind):

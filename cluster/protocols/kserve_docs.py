@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...replicas.errors import NotFound
 from ...replicas.sampling_params import MAX_LOGPROBS, MAX_STOP_CHARS, MAX_STOP_STRINGS
-from ..web.openapi import ERROR, Operation, Operations, Schema, answer, object_of
+from ..web.openapi import Operation, Operations, Schema, answer, object_of
 from .kserve_ask import DEFAULT_PRIORITY, EMPTY_FINAL, INPUTS, PRIORITY_LEVELS
 from .kserve_reply import OUTPUTS
 from .openai_answers import COUNT, list_of
@@ -168,12 +168,7 @@ _SERVER = answer(
     version=told(TEXT, "of Motley"),
     extensions=told(list_of(TEXT), "what it speaks beside the protocol itself"),
 )
-_ERROR = answer(
-    error={
-        "anyOf": [TEXT, ERROR["properties"]["error"]],
-        "description": "an object where the call was refused at the door",
-    }
-)
+_ERROR = answer(error=told(TEXT, "what is wrong, and what is accepted"))
 
 _MODEL, _VERSIONED = "/v2/models/{name:path}", "/v2/models/{name:path}/versions/{number}"
 
@@ -190,9 +185,11 @@ def _of_model(path: str) -> Operations:
 
 
 OPERATIONS: Operations = {
-    ("GET", "/v2"): Operation("What server this is", _SERVER),
+    ("GET", "/v2"): Operation("What server this is", _SERVER, error=_ERROR),
     ("GET", "/v2/health/live"): Operation(
-        "Whether the process lives", answer(live={"const": True, "description": "what does not live answers nothing"})
+        "Whether the process lives",
+        answer(live={"const": True, "description": "what does not live answers nothing"}),
+        error=_ERROR,
     ),
     ("GET", "/v2/health/ready"): Operation(
         "Whether a replica's engine goes round", answer(ready=_READY["properties"]["ready"]), error=_ERROR

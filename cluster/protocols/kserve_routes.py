@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Awaitable, Callable
 from importlib.metadata import version
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...replicas.errors import MotleyError
-from ..web.http import Route, answer, caller_of, error_response
+from ..web.http import Route, answer, caller_of
 from . import kserve_json
 from .kserve import KServeProtocol
 from .kserve_rpcs import EXTENSIONS
 from .kserve_wire import PLATFORM
 
 _EXTENSIONS = [name for name in EXTENSIONS if name != "binary_tensor_data"]  # bodies are JSON alone
-Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class KServeRoutes:
-    """A model's name may hold slashes. Errors are `{"error": message}`, as this protocol has them."""
+    """A model's name may hold slashes."""
 
     def __init__(self, protocol: KServeProtocol) -> None:
         self._protocol = protocol
@@ -31,15 +27,15 @@ class KServeRoutes:
         return (  # the longer path first: a name would swallow its end
             Route("GET", "/v2", self.server),
             Route("GET", "/v2/health/live", self.live, health=True, any_query=True),
-            Route("GET", "/v2/health/ready", _own_errors(self.ready), health=True, any_query=True),
-            Route("GET", f"{versioned}/ready", _own_errors(self.model_ready)),
-            Route("POST", f"{versioned}/infer", _own_errors(self.infer)),
-            Route("GET", f"{versioned}/config", _own_errors(self.config)),
-            Route("GET", versioned, _own_errors(self.model)),
-            Route("GET", f"{model}/ready", _own_errors(self.model_ready)),
-            Route("POST", f"{model}/infer", _own_errors(self.infer)),
-            Route("GET", f"{model}/config", _own_errors(self.config)),
-            Route("GET", model, _own_errors(self.model)),
+            Route("GET", "/v2/health/ready", self.ready, health=True, any_query=True),
+            Route("GET", f"{versioned}/ready", self.model_ready),
+            Route("POST", f"{versioned}/infer", self.infer),
+            Route("GET", f"{versioned}/config", self.config),
+            Route("GET", versioned, self.model),
+            Route("GET", f"{model}/ready", self.model_ready),
+            Route("POST", f"{model}/infer", self.infer),
+            Route("GET", f"{model}/config", self.config),
+            Route("GET", model, self.model),
         )
 
     async def server(self) -> Response:
@@ -74,16 +70,3 @@ class KServeRoutes:
 def _model(request: Request) -> tuple[str, str]:
     """Name and version; the latter may be absent."""
     return request.path_params["name"], request.path_params.get("number", "")
-
-
-def _own_errors(endpoint: Endpoint) -> Endpoint:
-    async def call(request: Request) -> Response:
-        try:
-            return await endpoint(request)
-        except MotleyError as error:
-            response = error_response(error)
-            response.body = json.dumps({"error": error.message}).encode()
-            response.headers["content-length"] = str(len(response.body))
-            return response
-
-    return call

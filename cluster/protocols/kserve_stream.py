@@ -8,26 +8,26 @@ from collections.abc import AsyncGenerator, AsyncIterable
 from contextlib import aclosing
 from dataclasses import replace
 
-from ...replicas.errors import InvalidRequest, MotleyError, Unavailable
+from ...replicas.errors import MotleyError, Unavailable
 from ..caller import Caller
+from ..happening import first_of
 from ..protos import kserve_pb2 as pb
 from ..streams import fan_in, next_of
-from ..web.servicers import Malformed
 from . import kserve_wire as wire
 from .kserve import KServeProtocol, failed
 
 MAX_AT_ONCE = 128  # requests of one call; more wait unread
-IDLE_CHECK_S = 1.0  # how often a call without requests looks whether the service is stopping
+IDLE_CHECK_S = 1.0  # how often a call whose client sends nothing looks whether all is answered, once the service stops
 
-Requests = AsyncIterable[pb.ModelInferRequest | Malformed]
+Requests = AsyncIterable[pb.ModelInferRequest]
 Responses = AsyncGenerator[pb.ModelStreamInferResponse, None]
 
 
 class StreamInfer:
     """`responses` ends when the client has no more requests and all are answered.
 
-    What is wrong with a request is a response. Raises InvalidRequest for bytes that do not parse, and Unavailable
-    when the service stops and nothing is left to answer.
+    What is wrong with a request is a response. Raises what taking one raises, as InvalidRequest for bytes that do
+    not parse, and Unavailable when the service stops and nothing is left to answer.
     """
 
     def __init__(self, protocol: KServeProtocol, caller: Caller) -> None:
@@ -45,23 +45,22 @@ class StreamInfer:
         """For each request its responses, not yet begun."""
         async with aclosing(self._until_stopping(requests)) as received:
             async for request in received:
-                if isinstance(request, Malformed):
-                    raise InvalidRequest(f"a request's bytes do not parse: {request.reason}", code="malformed_message")
                 self._open += 1
                 yield self._answer(request)
 
-    async def _until_stopping(self, requests: Requests) -> AsyncGenerator[pb.ModelInferRequest | Malformed, None]:
+    async def _until_stopping(self, requests: Requests) -> AsyncGenerator[pb.ModelInferRequest, None]:
         """The requests; a call that has none must not keep a service from stopping."""
         reading = asyncio.create_task(next_of(requests))
         try:
             while True:
-                done, _ = await asyncio.wait({reading}, timeout=IDLE_CHECK_S)
-                if done:
+                stopping = self._protocol.stopping
+                await first_of(reading, *(() if stopping.done() else (stopping,)), timeout_s=IDLE_CHECK_S)
+                if reading.done():
                     if not (found := reading.result()):
                         return
                     yield found[0]
                     reading = asyncio.create_task(next_of(requests))
-                elif self._protocol.stopping and not self._open:
+                elif stopping.done() and not self._open:
                     raise Unavailable("the service is stopping", code="draining")
         finally:
             reading.cancel()

@@ -12,6 +12,7 @@ from typing import Any
 
 from ...replicas.errors import InvalidRequest
 from ...replicas.shown import shown
+from ..web.fields import MOST_FIELDS, MOST_NUMBERS
 
 BYTES, BOOL, INT32, INT64, FP32 = "BYTES", "BOOL", "INT32", "INT64", "FP32"
 _FORMATS = {BOOL: "?", INT32: "i", INT64: "q", FP32: "f"}  # little-endian
@@ -57,13 +58,18 @@ def shown_shape(shape: Sequence[int]) -> str:
 def from_raw(name: str, datatype: str, data: bytes) -> Elements:
     """Elements of raw contents. Raises InvalidRequest where the bytes do not come out even."""
     if datatype == BYTES:
-        return tuple(_strings(name, data))
+        strings = tuple(itertools.islice(_strings(name, data), MOST_FIELDS + 1))
+        if len(strings) > MOST_FIELDS:
+            raise bad_tensor(name, f"it has more than {MOST_FIELDS} elements; expected at most as many")
+        return strings
     code = _FORMATS.get(datatype)
     if code is None:
         raise bad_tensor(
             name, f"datatype {datatype[:40]!r} is not accepted; expected one of BYTES, {', '.join(_FORMATS)}"
         )
     count, rest = divmod(len(data), struct.calcsize(f"<{code}"))
+    if count > MOST_NUMBERS:
+        raise bad_tensor(name, f"it has {count} elements; expected at most {MOST_NUMBERS}")
     if rest:
         raise bad_tensor(name, f"{len(data)} raw bytes are not whole elements of {datatype}")
     return struct.unpack(f"<{count}{code}", data)

@@ -34,6 +34,12 @@ _INT64_MAX = 2**63 - 1
 
 def infer_request(message: pb.ModelInferRequest) -> InferRequest:
     """Raises InvalidRequest naming the tensor, parameter or field."""
+    if len(message.inputs) > len(INPUTS):  # before each of them is looked at
+        raise InvalidRequest(
+            f"inputs: {len(message.inputs)} of them; expected each of {', '.join(INPUTS)} at most once",
+            param="inputs",
+            code="invalid_value",
+        )
     refuse_unknown(message)
     raw = message.raw_input_contents
     if raw and len(raw) != len(message.inputs):

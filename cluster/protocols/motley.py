@@ -10,11 +10,10 @@ from ...replicas.errors import InvalidRequest
 from ..ask import Admitted
 from ..caller import Caller
 from ..door import Door
-from ..embed import embed
+from ..embed import embed_all
 from ..gather import gather
 from ..protos import inference_pb2 as pb
 from ..routing.router import Router
-from ..streams import all_of
 from . import motley_chat, motley_embeddings
 from . import motley_wire as wire
 from .chats import Chats
@@ -44,7 +43,7 @@ class MotleyProtocol:
 
     async def embeddings(self, request: pb.EmbeddingsRequest, caller: Caller) -> pb.EmbeddingsResponse:
         admitted = [await self._door.admit(ask, caller) for ask in motley_embeddings.asks(request)]
-        embedded = await all_of([embed(self._router, one) for one in admitted])
+        embedded = await embed_all(self._router, admitted)
         normalize = request.normalize if request.HasField("normalize") else True
         return motley_embeddings.response(self._door.info.name, embedded, normalize=normalize)
 

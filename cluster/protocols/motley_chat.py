@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ...replicas.errors import InvalidRequest
-from ...replicas.tools import Tool, check_tools
+from ...replicas.tools import MAX_TOOLS, Tool, check_tools
 from ..ask import Ask
 from ..parsers.answer import Answer
 from ..parsers.reader import fresh_call_id
@@ -14,7 +14,7 @@ from ..protos import inference_pb2 as pb
 from .chat_reasoning import TemplateFor, with_effort
 from .chat_tools import ToolUse, tool_use
 from .motley_wire import ask_of, refuse_unknown
-from .openai_fields import json_object
+from .openai_fields import check_json_values, json_object
 
 _NAMES = {"chat_template_kwargs": "template_arguments"}
 _MODES = {pb.TOOL_MODE_AUTO: "auto", pb.TOOL_MODE_NONE: "none", pb.TOOL_MODE_REQUIRED: "required"}
@@ -39,7 +39,7 @@ def messages(given: Iterable[pb.ChatMessage]) -> list[dict[str, Any]]:
     return [_message(message) for message in given]
 
 
-def tools(given: Iterable[pb.Tool]) -> list[Tool]:
+def tools(given: Sequence[pb.Tool]) -> list[Tool]:
     """Checked; none where there are none."""
     found = _tools(given)
     return check_tools(found) if found else []
@@ -78,7 +78,9 @@ def _words(request: pb.ChatRequest) -> dict[str, Any]:
     return {"tools": _tools(request.tools) or None, "tool_choice": choice, "parallel_tool_calls": parallel}
 
 
-def _tools(given: Iterable[pb.Tool]) -> list[dict[str, Any]]:
+def _tools(given: Sequence[pb.Tool]) -> list[dict[str, Any]]:
+    given = given[: MAX_TOOLS + 1]  # one too many is refused, and the others need not be read
+    check_json_values("tools", *(tool.function.parameters for tool in given))
     return [{"type": "function", "function": _function(tool, f"tools[{i}]")} for i, tool in enumerate(given)]
 
 

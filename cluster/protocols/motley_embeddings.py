@@ -17,9 +17,11 @@ _POOLING = {pb.POOLING_UNSPECIFIED: Pooling.LAST, pb.POOLING_LAST: Pooling.LAST,
 
 def asks(request: pb.EmbeddingsRequest) -> list[Ask]:
     """One for each input. Raises InvalidRequest naming the field."""
-    refuse_unknown(request)
-    if not 1 <= len(request.inputs) <= MAX_INPUTS:
+    if len(request.inputs) > MAX_INPUTS:  # before each of them is looked at
         raise _invalid("inputs", f"{len(request.inputs)} of them; expected 1 to {MAX_INPUTS}")
+    refuse_unknown(request)
+    if not request.inputs:
+        raise _invalid("inputs", f"0 of them; expected 1 to {MAX_INPUTS}")
     if request.pooling not in _POOLING:
         raise _invalid("pooling", f"{request.pooling} is not accepted; expected POOLING_LAST or POOLING_MEAN")
     return [_ask(request, item, f"inputs[{index}]") for index, item in enumerate(request.inputs)]

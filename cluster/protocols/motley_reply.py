@@ -8,7 +8,7 @@ from typing import Any
 from ...replicas.protocol import Delta, FinishReason, PromptLogprob, StreamMessage, TokenLogprob
 from ...replicas.tokenizer import Tokenizer
 from ..ask import Admitted
-from ..gather import Gathered, GatheredChoice, check_finish
+from ..gather import Gathered, GatheredChoice
 from ..parsers.reader import AnswerReader
 from ..protos import inference_pb2 as pb
 from .motley_chat import tool_calls
@@ -42,9 +42,6 @@ class Replies:
             cached_tokens = cached_tokens if message.cached_tokens is None else message.cached_tokens
             if message.deltas or message.prompt_logprobs:
                 yield self._chunk(message, readers)
-            for delta in message.deltas:
-                if delta.finish_reason is not None:
-                    check_finish(delta.finish_reason)
         yield pb.CompletionChunk(usage=_usage(admitted, num_tokens, cached_tokens, readers))
 
     def started(self, admitted: Admitted) -> pb.Started:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, cast
 
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
@@ -69,10 +70,18 @@ def refuse_unknown(message: Message, path: str = "") -> None:
     for unknown in cast(Iterable[Any], UnknownFieldSet(message)):
         raise unknown_field(f"{path}field {unknown.field_number}")
     for field, value in message.ListFields():
-        if field.message_type is None or field.message_type.GetOptions().map_entry:
+        if field.message_type is None:
             continue
-        for part in [value] if isinstance(value, Message) else value:
+        for part in _parts(field.message_type, value):
             refuse_unknown(part, f"{path}{field.name}.")
+
+
+def _parts(kind: Descriptor, value: Any) -> Iterable[Message]:
+    """The messages of a field; of a map's entry nothing is told but its key and value."""
+    if not kind.GetOptions().map_entry:
+        return [value] if isinstance(value, Message) else cast(Iterable[Message], value)
+    holds_messages = kind.fields_by_name["value"].message_type is not None
+    return cast(Iterable[Message], value.values()) if holds_messages else ()
 
 
 def model(info: ModelInfo) -> pb.Model:

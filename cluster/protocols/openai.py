@@ -12,7 +12,8 @@ from ...replicas.tools import check_tools
 from ..ask import Admitted
 from ..caller import Caller
 from ..door import Door
-from ..gather import Gathered, check_finish, gather
+from ..feed import Feed
+from ..gather import Gathered, gather
 from ..routing.router import Router
 from ..streams import all_of, merge
 from ..web.answers import Answer, Object, Streaming
@@ -121,34 +122,29 @@ class OpenAIProtocol:
         return Streaming(await anext(chunks), chunks)
 
     async def _whole(self, form: Form, call: Call, admitted: Sequence[Admitted]) -> Object:
-        gathered = await all_of([self._gather(call, one) for one in admitted])
+        feed = Feed(self._router)
+        gathered = await all_of([self._gather(call, one, feed) for one in admitted])
         echoes = [
             await self._echo(call, one, answer.prompt_logprobs) for one, answer in zip(admitted, gathered, strict=True)
         ]
         keep = admitted[0].request.sampling.n if call.keep is None else call.keep
         return whole(form, admitted, gathered, echoes, keep)
 
-    async def _gather(self, call: Call, admitted: Admitted) -> Gathered:
-        async with aclosing(self._messages(call, admitted, whole=True)) as messages:
+    async def _gather(self, call: Call, admitted: Admitted, feed: Feed) -> Gathered:
+        async with aclosing(_messages(call, admitted, feed, whole=True)) as messages:
             return await gather(messages, admitted.request.sampling.n)
-
-    def _messages(self, call: Call, admitted: Admitted, *, whole: bool = False) -> AsyncGenerator[StreamMessage, None]:
-        messages = self._router.stream(admitted.request, whole=whole)
-        return prompt_only(messages) if call.silent else messages
 
     async def _chunks(self, form: Form, call: Call, admitted: Sequence[Admitted]) -> AsyncGenerator[list[Object], None]:
         """For each message of a replica the chunks it makes, to be sent in one write."""
         writer = ChunkWriter(form, admitted, include_usage=call.include_usage)
-        async with aclosing(merge([self._messages(call, one) for one in admitted])) as messages:
+        feed = Feed(self._router)
+        async with aclosing(merge([_messages(call, one, feed) for one in admitted])) as messages:
             async for which, message in messages:
                 chunks: list[Object] = []
                 if not writer.opened(which):
                     echo = await self._echo(call, admitted[which], message.prompt_logprobs)
                     chunks = writer.opening(which, echo)
                 yield chunks + writer.message(which, message)
-                for delta in message.deltas:
-                    if delta.finish_reason is not None:
-                        check_finish(delta.finish_reason)
         yield writer.closing()
 
     async def _echo(self, call: Call, admitted: Admitted, logprobs: Sequence[PromptLogprob] | None) -> Echo | None:
@@ -158,3 +154,10 @@ class OpenAIProtocol:
         shown = await self._door.text("prompt", ids, skip_special_tokens=False)
         text = text if isinstance(text, str) else shown
         return Echo(text, ids, logprobs, literal=shown == text)
+
+
+def _messages(
+    call: Call, admitted: Admitted, feed: Feed, *, whole: bool = False
+) -> AsyncGenerator[StreamMessage, None]:
+    messages = feed.stream(admitted.request, whole=whole)
+    return prompt_only(messages) if call.silent else messages

@@ -139,7 +139,10 @@ _MESSAGE = answer(
     {
         **_THOUGHT,
         "tool_calls": told(
-            list_of(_CALL), "what the model calls; the last may be cut off where finish_reason is length"
+            list_of(_CALL),
+            "what the model calls; the last may be cut off where finish_reason is length, or stop for a string of "
+            "`stop` within it. Cut off before its name is known it is left out; its beginning is content only "
+            "where tool_choice leaves calls free and none came before",
         ),
     },
     role=_ROLE,
@@ -233,10 +236,15 @@ _LOADED = {
     "generated_tokens_per_s": "over the last 10 s",
     "drafted_tokens": "tokens that speculation has tried so far",
     "accepted_tokens": "those of them that were right",
+    "preemptions_swapped": "sequences that lost their place to others so far, and whose KV went to the host's memory",
+    "preemptions_recomputed": "likewise, and whose KV was computed again",
+    "external_queried_tokens": "tokens of prompts that the prefix store was asked for so far",
+    "external_hit_tokens": "those of them that came from it",
+    "draining": "whether all of them take nothing new",
 }
+_OF_LOAD: dict[type, Schema] = {int: COUNT, float: NUMBER, bool: {"type": "boolean"}}
 _LOAD: dict[str, Any] = {
-    field.name: told(COUNT if isinstance(field.default, int) else NUMBER, _LOADED[field.name])
-    for field in dataclasses.fields(ReplicaLoad)
+    field.name: told(_OF_LOAD[type(field.default)], _LOADED[field.name]) for field in dataclasses.fields(ReplicaLoad)
 }
 HEALTH = answer(
     status={"const": "ok", "description": "anything else is a refusal"},

@@ -14,10 +14,9 @@ from ...replicas.protocol import Pooling
 from ..ask import Ask
 from ..caller import Caller
 from ..door import Door
-from ..embed import Embedded, embed
+from ..embed import Embedded, embed_all
 from ..errors import unsupported_field
 from ..routing.router import Router
-from ..streams import all_of
 from ..web.answers import Object
 from ..web.http import Route, answer, caller_of
 from .openai_ask import prompts
@@ -41,7 +40,7 @@ class EmbeddingsProtocol:
         refuse_others(fields, (*_FIELDS, "dimensions"))
         form = one_of(fields, "encoding_format", _FORMATS)
         admitted = [await self._door.admit(ask, caller) for ask in asks(fields)]
-        embedded = await all_of([embed(self._router, one) for one in admitted])
+        embedded = await embed_all(self._router, admitted)
         tokens = sum(one.prompt_tokens for one in embedded)
         return {
             "object": "list",

@@ -8,10 +8,11 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, TypeVar
 
 from ...replicas.errors import InvalidRequest
-from ...replicas.shown import MAX_CHARS, first_double, shown
+from ...replicas.json_text import Doubled, parse
+from ...replicas.shown import shown
 from ..ask import Most
-from ..door import check_text
-from ..errors import TooLarge, unknown_field, unsupported_field
+from ..door import MIN_VALUES, check_text
+from ..errors import TooLarge, holds_more, unknown_field, unsupported_field
 from .openai_table import Field
 
 T = TypeVar("T")
@@ -25,9 +26,9 @@ def parse_object(body: bytes, most: Most | None = None) -> dict[str, Any]:
     TooLarge at once.
     """
     if most is not None and body.count(b",") > most.values:
-        raise TooLarge(f"the body holds more than {most.values} values", code="body_too_large")
+        raise TooLarge(holds_more("the body", f"{most.values} values"), code="too_many_values")
     if most is not None and body.count(b'":') > most.members:
-        raise TooLarge(f"the body holds more than {most.members} named values", code="body_too_large")
+        raise TooLarge(holds_more("the body", f"{most.members} named values"), code="too_many_values")
     try:
         return json_object(body.decode(), "the body")
     except UnicodeDecodeError:
@@ -37,12 +38,21 @@ def parse_object(body: bytes, most: Most | None = None) -> dict[str, Any]:
 def json_object(text: str, what: str, param: str | None = None) -> dict[str, Any]:
     """A JSON object from its text. Raises InvalidRequest that says `what` is wrong, or names the doubled field."""
     try:
-        value = json.loads(text, object_pairs_hook=_unique)
+        value = parse(text)
+    except Doubled as error:
+        raise InvalidRequest(str(error), param=error.path, code="invalid_json") from None
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"{what} is not JSON: {_why(error)}", param=param, code="invalid_json") from None
     if not isinstance(value, dict):
         raise InvalidRequest(f"{what} is not a JSON object", param=param, code="invalid_json")
     return value
+
+
+def check_json_values(name: str, *texts: str) -> None:
+    """Before JSON within a message is read, which then takes as long as a body would. Raises InvalidRequest."""
+    if sum(text.count(",") for text in texts) > MIN_VALUES:
+        message = holds_more(f"{name}: its JSON", f"{MIN_VALUES} values")
+        raise InvalidRequest(message, param=name, code="too_many_values")
 
 
 def _why(error: Exception) -> str:
@@ -51,14 +61,6 @@ def _why(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     return f"a number has too many digits; expected at most {sys.get_int_max_str_digits()}"  # all else of ValueError
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) < len(pairs):
-        twice = first_double(name for name, _ in pairs) or ""
-        raise InvalidRequest(f"{twice[:MAX_CHARS]}: given twice", param=twice[:MAX_CHARS], code="invalid_json")
-    return value
 
 
 def refuse_others(

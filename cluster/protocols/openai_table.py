@@ -43,6 +43,7 @@ def _integer(low: int, high: int, default: int | None = None) -> Schema:
     return schema if default is None else schema | {"default": default}
 
 
+_BESIDE_GRAMMAR = "; but where the text is held to a form, the end of that is the end"
 _MODEL_SAYS = "default: the checkpoint's generation_config.json, else"
 _STOP: Schema = {"type": "string", "minLength": 1, "maxLength": limits.MAX_STOP_CHARS}
 
@@ -58,12 +59,12 @@ SAMPLING = (
           {**schemas.LOGIT_BIAS, "maxProperties": limits.MAX_LOGIT_BIAS}),
     Field("seed", "the same seed repeats the same answer; default: a fresh one", _integer(*limits.SEED_RANGE)),
     Field("n", "choices", _integer(1, limits.MAX_CHOICES, 1)),
-    Field("min_tokens", "no end and no stop before this many", _integer(0, INT32, 0)),
+    Field("min_tokens", f"no end and no stop before this many{_BESIDE_GRAMMAR}", _integer(0, INT32, 0)),
     Field("stop", "strings that end a choice and are no part of it",
           {"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": limits.MAX_STOP_STRINGS}]}),
     Field("stop_token_ids", "ids that end a choice",
           {"type": "array", "items": _integer(0, INT32), "maxItems": limits.MAX_LOGIT_BIAS}),
-    Field("ignore_eos", "go on behind the end of sequence", BOOLEAN),
+    Field("ignore_eos", f"go on behind the end of sequence{_BESIDE_GRAMMAR}", BOOLEAN),
     Field("skip_special_tokens", "leave special tokens out of the text", {"type": "boolean", "default": True}),
 )  # fmt: skip
 

@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
+from google.protobuf.descriptor import ServiceDescriptor
 from grpc_reflection.v1alpha import reflection
 from grpc_reflection.v1alpha import reflection_pb2 as pb
 
-from ...replicas.errors import InvalidRequest
 from ..caller import Caller
 from ..web.rpc import stream
-from ..web.servicers import SERVICES, Malformed
+from ..web.servicers import SERVICES
 
 
 class ReflectionRpcs:
     """gRPC's reflection, as published in grpcio-reflection: what is served here, for programs without the protos."""
+
+    reflected: Sequence[ServiceDescriptor] = SERVICES
 
     @stream
     def ServerReflectionInfo(self, requests: Any, caller: Caller) -> AsyncGenerator[pb.ServerReflectionResponse, None]:
         """One reply for each request, in their order; what is not found is an error_response, and the stream goes on.
         A request whose bytes do not parse ends it with INVALID_ARGUMENT.
         """
-        servicer = reflection.aio.ReflectionServicer([service.full_name for service in SERVICES])
-        replies: AsyncGenerator[pb.ServerReflectionResponse, None] = servicer.ServerReflectionInfo(
-            _well_formed(requests), None
-        )
+        servicer = reflection.aio.ReflectionServicer([service.full_name for service in self.reflected])
+        replies: AsyncGenerator[pb.ServerReflectionResponse, None] = servicer.ServerReflectionInfo(requests, None)
         return replies
-
-
-async def _well_formed(requests: Any) -> AsyncIterator[pb.ServerReflectionRequest]:
-    async for request in requests:
-        if isinstance(request, Malformed):
-            raise InvalidRequest(f"the request's bytes do not parse: {request.reason}", code="malformed_message")
-        yield request

@@ -14,13 +14,14 @@ from typing import Any
 
 from ...replicas.errors import InvalidRequest, MotleyError, Overloaded
 from ...replicas.protocol import BLOCK_TOKENS, ReplicaLoad, StreamMessage
-from ..aborts import Aborts, until
+from ..aborts import Aborts
 from ..ask import Admitted
 from ..caller import Caller
 from ..door import Door
 from ..embed import embed
 from ..errors import unsupported_field
-from ..gather import Gathered, GatheredChoice, check_finish
+from ..gather import Gathered, GatheredChoice, is_cut_off
+from ..happening import until
 from ..protos import vllm_common_pb2 as common
 from ..protos import vllm_engine_pb2 as pb
 from ..routing.router import Router
@@ -55,7 +56,7 @@ class VllmProtocol:
             async with (
                 aclosing(self._router.stream(admitted.request, whole=not request.stream)) as messages,
                 aclosing(until(aborted, messages)) as taken,
-                aclosing(_responses(admitted, taken, aborted, chunks=request.stream)) as responses,
+                aclosing(_responses(admitted, taken, chunks=request.stream)) as responses,
             ):
                 async for response in responses:
                     yield response
@@ -143,7 +144,7 @@ class VllmProtocol:
             last_receive_timestamp=self._received,
             uptime_seconds=time.monotonic() - self._began,
             server_type=SERVER_TYPE,
-            data_parallel_size=1,
+            data_parallel_size=len(self._router.live.members),
             block_size=BLOCK_TOKENS,
             model_dtype=self._door.info.dtype,
         )
@@ -166,7 +167,7 @@ class VllmProtocol:
 
 
 async def _responses(
-    admitted: Admitted, messages: AsyncGenerator[StreamMessage, None], aborted: asyncio.Event, *, chunks: bool
+    admitted: Admitted, messages: AsyncGenerator[StreamMessage, None], *, chunks: bool
 ) -> AsyncGenerator[pb.GenerateResponse, None]:
     request = admitted.request
     gathered = Gathered([GatheredChoice(index) for index in range(request.sampling.n)])
@@ -177,13 +178,10 @@ async def _responses(
             if chunks and delta.token_ids:
                 yield reply.chunk(request, gathered, delta, first=delta.index not in begun)
                 begun.add(delta.index)
-            if delta.finish_reason is not None:
-                check_finish(delta.finish_reason)
+            if delta.finish_reason is not None and not is_cut_off(delta):
                 yield reply.complete(request, gathered, gathered.choices[delta.index], delta.finish_reason)
-    for choice in gathered.choices:
+    for choice in gathered.choices:  # of those that are aborted the messages end before
         if choice.finish_reason is None:
-            if not aborted.is_set():
-                check_finish(None)
             yield reply.complete(request, gathered, choice, reply.ABORTED)
 
 

@@ -35,7 +35,9 @@ def generate_ask(request: pb.GenerateRequest) -> Ask:
     for field, _ in request.ListFields():
         if field.name in _REFUSED:
             raise unsupported_field(field.name)
-    check_rank("data_parallel_rank", request.data_parallel_rank, 1)
+    if request.data_parallel_rank:
+        instead = "leave it out: replicas are not for clients to choose"
+        raise unsupported_field("data_parallel_rank", instead, request.data_parallel_rank)
     name, prompt = _prompt(request)
     return Ask(
         model="",

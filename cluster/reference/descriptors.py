@@ -20,6 +20,7 @@ from .proto_text import Block, Line, ProtoFile
 METHODS: Mapping[str, type] = {
     "grpc.health.v1.Health": HealthRpcs,
     "grpc.reflection.v1alpha.ServerReflection": ReflectionRpcs,
+    "grpc.reflection.v1.ServerReflection": ReflectionRpcs,
 }
 _TYPES = {
     getattr(FieldDescriptor, name): name.removeprefix("TYPE_").lower()
@@ -37,27 +38,27 @@ SAID: Mapping[str, str] = {
     "grpc.health.v1.HealthCheckResponse.ServingStatus.NOT_SERVING": "it does not: no engine goes round, or it stops",
     "grpc.health.v1.HealthCheckResponse.ServingStatus.SERVICE_UNKNOWN": "there is no such service; of Watch alone",
     "grpc.health.v1.HealthListResponse.statuses": "by the full names of services",
-    "grpc.reflection.v1alpha.ServerReflectionRequest.host": "changes nothing: one host is served",
-    "grpc.reflection.v1alpha.ServerReflectionRequest.file_by_filename": "asks for the file of this name",
-    "grpc.reflection.v1alpha.ServerReflectionRequest.file_containing_symbol": "for the file that declares this",
-    "grpc.reflection.v1alpha.ServerReflectionRequest.file_containing_extension": "for the file of this extension",
-    "grpc.reflection.v1alpha.ServerReflectionRequest.all_extension_numbers_of_type": "for a message's extensions",
-    "grpc.reflection.v1alpha.ServerReflectionRequest.list_services": "for all services, whatever the text",
-    "grpc.reflection.v1alpha.ExtensionRequest.containing_type": "the message that is extended",
-    "grpc.reflection.v1alpha.ExtensionRequest.extension_number": "and the field's number",
-    "grpc.reflection.v1alpha.ServerReflectionResponse.valid_host": "the request's host",
-    "grpc.reflection.v1alpha.ServerReflectionResponse.original_request": "which request this answers",
-    "grpc.reflection.v1alpha.ServerReflectionResponse.file_descriptor_response": "a file and those it imports",
-    "grpc.reflection.v1alpha.ServerReflectionResponse.all_extension_numbers_response": "a message's extensions",
-    "grpc.reflection.v1alpha.ServerReflectionResponse.list_services_response": "all services",
-    "grpc.reflection.v1alpha.ServerReflectionResponse.error_response": "why there is no other answer",
-    "grpc.reflection.v1alpha.FileDescriptorResponse.file_descriptor_proto": "each a serialized FileDescriptorProto",
-    "grpc.reflection.v1alpha.ExtensionNumberResponse.base_type_name": "the message that is extended",
-    "grpc.reflection.v1alpha.ExtensionNumberResponse.extension_number": "numbers of fields",
-    "grpc.reflection.v1alpha.ListServiceResponse.service": "one for each",
-    "grpc.reflection.v1alpha.ServiceResponse.name": "its full name",
-    "grpc.reflection.v1alpha.ErrorResponse.error_code": "a gRPC status, such as 5 for NOT_FOUND",
-    "grpc.reflection.v1alpha.ErrorResponse.error_message": "what is wrong",
+    "grpc.reflection.v1.ServerReflectionRequest.host": "changes nothing: one host is served",
+    "grpc.reflection.v1.ServerReflectionRequest.file_by_filename": "asks for the file of this name",
+    "grpc.reflection.v1.ServerReflectionRequest.file_containing_symbol": "for the file that declares this",
+    "grpc.reflection.v1.ServerReflectionRequest.file_containing_extension": "for the file of this extension",
+    "grpc.reflection.v1.ServerReflectionRequest.all_extension_numbers_of_type": "for a message's extensions",
+    "grpc.reflection.v1.ServerReflectionRequest.list_services": "for all services, whatever the text",
+    "grpc.reflection.v1.ExtensionRequest.containing_type": "the message that is extended",
+    "grpc.reflection.v1.ExtensionRequest.extension_number": "and the field's number",
+    "grpc.reflection.v1.ServerReflectionResponse.valid_host": "the request's host",
+    "grpc.reflection.v1.ServerReflectionResponse.original_request": "which request this answers",
+    "grpc.reflection.v1.ServerReflectionResponse.file_descriptor_response": "a file and those it imports",
+    "grpc.reflection.v1.ServerReflectionResponse.all_extension_numbers_response": "a message's extensions",
+    "grpc.reflection.v1.ServerReflectionResponse.list_services_response": "all services",
+    "grpc.reflection.v1.ServerReflectionResponse.error_response": "why there is no other answer",
+    "grpc.reflection.v1.FileDescriptorResponse.file_descriptor_proto": "each a serialized FileDescriptorProto",
+    "grpc.reflection.v1.ExtensionNumberResponse.base_type_name": "the message that is extended",
+    "grpc.reflection.v1.ExtensionNumberResponse.extension_number": "numbers of fields",
+    "grpc.reflection.v1.ListServiceResponse.service": "one for each",
+    "grpc.reflection.v1.ServiceResponse.name": "its full name",
+    "grpc.reflection.v1.ErrorResponse.error_code": "a gRPC status, such as 5 for NOT_FOUND",
+    "grpc.reflection.v1.ErrorResponse.error_message": "what is wrong",
 }
 
 
@@ -96,7 +97,7 @@ def _said(ours: object) -> str:
 
 
 def _message(message: Descriptor, name: str) -> Iterator[Block]:
-    said = [Line(one.name, _type(one), SAID.get(one.full_name, ""), _zero(one)) for one in message.fields]
+    said = [Line(one.name, _type(one), _about(one.full_name), _zero(one)) for one in message.fields]
     yield Block("message", name, "", said)
     for inner in message.nested_types:
         if not inner.GetOptions().map_entry:
@@ -105,8 +106,12 @@ def _message(message: Descriptor, name: str) -> Iterator[Block]:
 
 
 def _enum(enum: EnumDescriptor, name: str) -> Block:
-    said = [Line(one.name, str(one.number), SAID.get(f"{enum.full_name}.{one.name}", "")) for one in enum.values]
+    said = [Line(one.name, str(one.number), _about(f"{enum.full_name}.{one.name}")) for one in enum.values]
     return Block("enum", name, "", said)
+
+
+def _about(name: str) -> str:
+    return SAID.get(name.replace("v1alpha", "v1"), "")
 
 
 def _zero(field: FieldDescriptor) -> str:

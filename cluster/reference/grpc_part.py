@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ..control.server import SERVICES as ADMIN_SERVICES
 from ..web.servicers import SERVICES
 from .descriptors import reached
 from .markdown import table
 from .proto_text import Block, ProtoFile
 
 # Full names of what requests are made of: there a field that is absent means something.
-ASKED = frozenset(one.full_name for service in SERVICES for rpc in service.methods for one in reached(rpc.input_type))
+ASKED = frozenset(
+    one.full_name
+    for service in (*SERVICES, *ADMIN_SERVICES)
+    for rpc in service.methods
+    for one in reached(rpc.input_type)
+)
 
 
 def grpc(file: ProtoFile) -> Iterator[str]:

@@ -22,6 +22,7 @@ from .retry_after import retry_after_s
 
 PART_BYTES = 16_384  # of an event, in one write
 CALLER = "motley.caller"  # where the guard leaves it in the ASGI scope
+_KSERVE = "/v2"  # the root of a protocol with a form of its own for errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +51,15 @@ def error_body(error: MotleyError) -> Object:
     return {"error": {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}}
 
 
-def error_response(error: MotleyError) -> Response:
+def error_response(error: MotleyError, path: str) -> Response:
+    """In the form of the protocol that the path belongs to, whether or not there is such a path."""
     seconds = retry_after_s(error)
     headers = {} if seconds is None else {"retry-after": str(seconds)}
     if error.status == 401:
         headers["www-authenticate"] = 'Bearer realm="motley"'
     # ASCII, since a client's own words may be quoted in it, lone surrogates included.
-    body = json.dumps(error_body(error))
+    kserve = path == _KSERVE or path.startswith(f"{_KSERVE}/")
+    body = json.dumps({"error": error.message} if kserve else error_body(error))
     return Response(body, status_code=error.status, headers=headers, media_type="application/json")
 
 

@@ -1,4 +1,4 @@
-"""The FastAPI application: every protocol's routes, and errors in OpenAI's form."""
+"""The FastAPI application: every protocol's routes, and errors in that protocol's form."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from fastapi import Depends, FastAPI
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...replicas.errors import EngineFault, InvalidRequest, MotleyError
+from ...replicas.errors import EngineFault, InvalidRequest, MotleyError, NotFound
 from ...replicas.shown import MAX_CHARS
 from ..auth.guard import Guard
 from ..errors import http_error
+from .cors import Cors
 from .http import Route, error_response
 from .http_guard import REQUEST_ID, HttpGuard
 from .readers import Readers
@@ -35,18 +35,19 @@ def build(
     app = FastAPI(title="Motley", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     app.state.readers = Readers() if readers is None else readers
     for route in routes:
-        checks = [] if route.any_query else [Depends(_no_query)]
-        app.add_api_route(route.path, route.endpoint, methods=[route.method], response_model=None, dependencies=checks)
+        checks = [Depends(_named)] + ([] if route.any_query else [Depends(_no_query)])
+        methods = ["GET", "HEAD"] if route.method == "GET" else [route.method]  # the server leaves the body out
+        app.add_api_route(route.path, route.endpoint, methods=methods, response_model=None, dependencies=checks)
     health_paths = [route.path for route in routes if route.health]
     app.add_middleware(
         HttpGuard, guard=guard, max_body_bytes=max_body_bytes, health_paths=health_paths, echo_id=echo_id
     )
     if cors_origins:  # before the guard: a browser asks without a key whether it may send one
         app.add_middleware(
-            CORSMiddleware,
+            Cors,
             allow_origins=list(cors_origins),
             allow_credentials=False,
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "HEAD", "POST"],
             allow_headers=["*"],  # clients name many of their own; what they say is read by name
             expose_headers=[REQUEST_ID, "retry-after"],
             max_age=CORS_AGE_S,
@@ -55,6 +56,13 @@ def build(
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _bug)
     return app
+
+
+def _named(request: Request) -> None:
+    """A path ends up at its route without a model's name too."""
+    if not all(request.path_params.values()):
+        message = "the path names no model; GET /v1/models tells which is served"
+        raise NotFound(message, param="model", code="model_not_found")
 
 
 def _no_query(request: Request) -> None:
@@ -67,16 +75,17 @@ def _no_query(request: Request) -> None:
 
 def _motley_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, MotleyError)
-    return error_response(error)
+    return error_response(error, request.scope["path"])
 
 
 def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    response = error_response(http_error(error.status_code, request.method, request.url.path))
+    response = error_response(http_error(error.status_code, request.method, request.url.path), request.scope["path"])
     response.headers.update(error.headers or {})
     return response
 
 
 def _bug(request: Request, error: Exception) -> Response:
     """Its trace is in the log; the client learns no more than that."""
-    return error_response(EngineFault("the request failed inside the service", code="internal_error"))
+    error = EngineFault("the request failed inside the service", code="internal_error")
+    return error_response(error, request.scope["path"])

@@ -17,7 +17,7 @@ from .. import access_log
 from ..access_log import CallRecord, clean_id
 from ..auth.guard import Guard
 from ..caller import MAX_CLIENT_ID, Caller
-from ..errors import SlowBody, TooLarge, UnsupportedMedia
+from ..errors import NotImplementedHere, SlowBody, TooLarge, UnsupportedMedia
 from .http import CALLER, error_response
 
 # Serve would obey it, and a closed connection would then no longer stop its sequence.
@@ -25,7 +25,9 @@ _SERVE_ONLY = "x-request-disconnect-disabled"
 
 
 REQUEST_ID = "x-request-id"
+_REFUSAL = "websocket.http.response"  # ASGI's extension: an answer with a body in place of the handshake
 _UTF_8 = ("utf-8", "utf8", "us-ascii", "ascii")
+MAX_PATH = 256  # characters of it in the log
 BODY_S = 30.0  # from the head of a request to the last byte of its body
 LEFT = 499  # what the log says when the client went before the answer was whole
 
@@ -54,23 +56,24 @@ class HttpGuard:
         self._echo_id = echo_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            await self._serve(scope, receive, send)
-        elif scope["type"] == "lifespan":
+        if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
+        elif scope["type"] == "http" or _REFUSAL in scope.get("extensions", {}):
+            await self._serve(scope, receive, send)
         else:
-            await send({"type": "websocket.close", "code": 1008})  # before it is accepted: HTTP 403
+            await send({"type": "websocket.close", "code": 1008})  # before it is accepted: HTTP 403 without a body
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         given = clean_id(headers.get(REQUEST_ID, ""), MAX_CLIENT_ID)
-        record = access_log.begin(CallRecord("http", f"{scope['method']} {scope['path']}", given))
+        method = scope.get("method", "WEBSOCKET")
+        record = access_log.begin(CallRecord("http", f"{method} {scope['path'][:MAX_PATH]}", given))
         answer = _Answer(send, (record.client_id or record.id) if self._echo_id else None)
         try:
             try:
                 scope[CALLER] = self._check(scope, headers, record)
             except MotleyError as error:
-                await error_response(error)(scope, receive, answer)
+                await error_response(error, scope["path"])(scope, receive, answer)
                 return
             await self._app(scope, self._bounded(receive), answer)
         finally:
@@ -82,8 +85,12 @@ class HttpGuard:
             client[0] if client else "",
             headers.items(),
             host=headers.get("host", ""),
-            health=scope["path"] in self._health_paths and scope["method"] in ("GET", "HEAD"),
+            health=scope["path"] in self._health_paths and scope.get("method") in ("GET", "HEAD"),
         )
+        if scope["type"] == "websocket":
+            raise NotImplementedHere(
+                "WebSocket is not supported; POST, and read streams as events", code="not_implemented"
+            )
         if _SERVE_ONLY in headers:
             raise InvalidRequest(f"{_SERVE_ONLY} is not supported", param=_SERVE_ONLY, code="unsupported_parameter")
         if scope["method"] in ("POST", "PUT", "PATCH"):
@@ -150,9 +157,9 @@ class _Answer:
         self.whole = False
 
     async def __call__(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
+        if message["type"].endswith("http.response.start"):  # a WebSocket's refusal has a prefix
             self.status = message["status"]
             if self._request_id is not None:
                 MutableHeaders(scope=message)[REQUEST_ID] = self._request_id
         await self._send(message)
-        self.whole = message["type"] == "http.response.body" and not message.get("more_body", False)
+        self.whole = message["type"].endswith("http.response.body") and not message.get("more_body", False)

@@ -1,4 +1,5 @@
-"""What every gRPC method has around it: who may call, errors as status codes, a line in the access log.
+"""What every gRPC method has around it: who may call, and only then what was sent; errors as status codes, a line
+in the access log.
 
 A class with such methods has a `guard` and its `readers`.
 """
@@ -7,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import os
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
@@ -16,14 +16,14 @@ from typing import Any, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from ...replicas.errors import DeadlineExceeded, InvalidRequest, MotleyError
+from ...replicas.errors import DeadlineExceeded, MotleyError
 from .. import access_log
 from ..access_log import CallRecord, clean_id
 from ..auth.guard import Headers
 from ..caller import MAX_CLIENT_ID, Caller
 from ..edge.edge import PEER_HEADER, TIMEOUT_HEADER
 from .retry_after import add_metadata
-from .servicers import Malformed
+from .unparsed import read
 
 REQUEST_ID = "x-request-id"
 MAX_DETAILS = 500  # characters, each of up to 12 bytes on the wire: more than 8 KiB of metadata loses the whole status
@@ -48,8 +48,8 @@ def unary(reply: type[Reply]) -> Callable[[Unary[Reply]], Unary[Reply]]:
         @_named(method)
         async def call(self: Any, request: Any, grpc_context: Any) -> Reply:
             try:
-                with _admitted(self, method, request, grpc_context) as caller:
-                    return await method(self, request, caller)
+                with _admitted(self, method, grpc_context) as caller:
+                    return await method(self, read(request), caller)
             except MotleyError as error:
                 _set_status(grpc_context, error)
                 return reply()
@@ -65,14 +65,14 @@ def stream(method: Stream[Reply]) -> Stream[Reply]:
     @_named(method)
     async def call(self: Any, request: Any, grpc_context: Any) -> AsyncGenerator[Reply, None]:
         try:
-            with _admitted(self, method, request, grpc_context) as caller:
-                replies = self.readers.watched(method(self, request, caller), _num_bytes)
+            with _admitted(self, method, grpc_context) as caller:
+                replies = self.readers.watched(method(self, read(request), caller), _num_bytes)
                 async with aclosing(replies):
                     async for reply in replies:
                         yield reply
         except MotleyError as error:
             _set_status(grpc_context, error)
-            if os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") != "1":
+            if getattr(grpc_context, "forwarded", False):
                 raise  # Serve's own proxy hands on a stream's status only so; it costs a trace in the log
 
     return call
@@ -90,8 +90,8 @@ def _named(method: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callabl
 
 
 @contextmanager
-def _admitted(ingress: Any, method: Callable[..., Any], request: Any, context: Any) -> Iterator[Caller]:
-    """Who calls, once that is settled; at the end the call is written to the access log."""
+def _admitted(ingress: Any, method: Callable[..., Any], context: Any) -> Iterator[Caller]:
+    """Who calls, once that is settled: nothing of the request is looked at before. The access log gets a line."""
     metadata = [(name, value) for name, value in context.invocation_metadata() if isinstance(value, str)]
     given = next((value for name, value in metadata if name == REQUEST_ID), "")
     record = access_log.begin(CallRecord("grpc", method.__name__, clean_id(given, MAX_CLIENT_ID)))
@@ -100,8 +100,6 @@ def _admitted(ingress: Any, method: Callable[..., Any], request: Any, context: A
     try:
         health = getattr(method, "tells_health", False)
         record.tenant = ingress.guard.tenant(_host(context.peer()), metadata, health=health)
-        if isinstance(request, Malformed):
-            raise InvalidRequest(f"the request's bytes do not parse: {request.reason}", code="malformed_message")
         yield Caller(
             tenant=record.tenant,
             timeout_s=_timeout_s(context, metadata),

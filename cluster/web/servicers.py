@@ -1,18 +1,18 @@
 """Registers our gRPC services with Serve, which imports these functions by name.
 
-Serve overwrites every handler with one that calls the ingress method of the same name, and answers UNKNOWN
-when a request's bytes do not parse. Here a request that does not parse becomes a `Malformed`, which the
-ingress answers with INVALID_ARGUMENT.
+Serve overwrites every handler with one that calls the ingress method of the same name, and has a request parsed
+before that, whoever calls; it answers UNKNOWN where the bytes do not parse. Here a request stays `Unparsed` until
+the ingress knows the caller.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import grpc
-from google.protobuf.message import DecodeError, Message
+from google.protobuf import descriptor_pool, message_factory
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
@@ -24,9 +24,12 @@ from ..protos import (
     vllm_engine_pb2,
     vllm_engine_pb2_grpc,
 )
+from . import reflection_v1
+from .unparsed import Unparsed
 
 SERVICER_FUNCTIONS = tuple(
-    f"motley.cluster.web.servicers.add_{name}" for name in ("inference", "kserve", "vllm", "health", "reflection")
+    f"motley.cluster.web.servicers.add_{name}"
+    for name in ("inference", "kserve", "vllm", "health", "reflection", "reflection_v1")
 )
 SERVICES = (
     inference_pb2.DESCRIPTOR.services_by_name["Inference"],
@@ -34,63 +37,53 @@ SERVICES = (
     vllm_engine_pb2.DESCRIPTOR.services_by_name["VllmEngine"],
     health_pb2.DESCRIPTOR.services_by_name["Health"],
     reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"],
+    reflection_v1.SERVICE,
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Malformed:
-    """Bytes that are not the message the method takes."""
-
-    reason: str
-
-
 def add_inference(servicer: Any, server: grpc.aio.Server) -> None:
-    inference_pb2_grpc.add_InferenceServicer_to_server(servicer, cast(grpc.aio.Server, _Tolerant(server)))
+    inference_pb2_grpc.add_InferenceServicer_to_server(servicer, cast(grpc.aio.Server, Patient(server)))
 
 
 def add_kserve(servicer: Any, server: grpc.aio.Server) -> None:
-    kserve_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(servicer, cast(grpc.aio.Server, _Tolerant(server)))
+    kserve_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(servicer, cast(grpc.aio.Server, Patient(server)))
 
 
 def add_vllm(servicer: Any, server: grpc.aio.Server) -> None:
-    vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(servicer, cast(grpc.aio.Server, _Tolerant(server)))
+    vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(servicer, cast(grpc.aio.Server, Patient(server)))
 
 
 def add_health(servicer: Any, server: grpc.aio.Server) -> None:
-    health_pb2_grpc.add_HealthServicer_to_server(servicer, cast(grpc.aio.Server, _Tolerant(server)))
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, cast(grpc.aio.Server, Patient(server)))
 
 
 def add_reflection(servicer: Any, server: grpc.aio.Server) -> None:
-    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, cast(grpc.aio.Server, _Tolerant(server)))
+    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, cast(grpc.aio.Server, Patient(server)))
 
 
-def parse(decode: Callable[[bytes], Message], data: bytes) -> Message | Malformed:
-    try:
-        return decode(data)
-    except DecodeError as error:
-        return Malformed(str(error))
+def add_reflection_v1(servicer: Any, server: grpc.aio.Server) -> None:
+    reflection_v1.add_to(server, servicer)
 
 
-class _Tolerant:
-    """Stands before a server while handlers are added, and makes their deserializers return `Malformed`."""
+class Patient:
+    """Stands before a server while handlers are added, and makes their deserializers return `Unparsed`."""
 
     def __init__(self, server: grpc.aio.Server) -> None:
         self._server = server
 
     def add_generic_rpc_handlers(self, handlers: Sequence[Any]) -> None:
         for handler in handlers:
-            handler._method_handlers = _tolerant(handler._method_handlers)
+            handler._method_handlers = {
+                path: _unparsed(path, method) for path, method in handler._method_handlers.items()
+            }
         self._server.add_generic_rpc_handlers(tuple(handlers))
 
     def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
-        self._server.add_registered_method_handlers(service, _tolerant(handlers))
+        unparsed = {name: _unparsed(f"/{service}/{name}", method) for name, method in handlers.items()}
+        self._server.add_registered_method_handlers(service, unparsed)
 
 
-def _tolerant(handlers: Mapping[str, Any]) -> dict[str, Any]:
-    def wrap(decode: Callable[[bytes], Message]) -> Callable[[bytes], Message | Malformed]:
-        return lambda data: parse(decode, data)
-
-    return {
-        name: handler._replace(request_deserializer=wrap(handler.request_deserializer))
-        for name, handler in handlers.items()
-    }
+def _unparsed(path: str, method: Any) -> Any:
+    service, name = path.strip("/").split("/")
+    rpc = descriptor_pool.Default().FindServiceByName(service).methods_by_name[name]
+    return method._replace(request_deserializer=partial(Unparsed, message_factory.GetMessageClass(rpc.input_type)))

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import service_checkpoint
+import torch
 
 from motley import Engine, SamplingParams
 from motley.cli import serve as serve_module
@@ -19,6 +20,7 @@ from motley.cli.options import parse_size
 from motley.cluster import serve as service
 from motley.cluster.options import ServeOptions
 from motley.replicas.bench import engine as bench
+from motley.replicas.bench import engine_gpu
 
 COMMANDS = [
     ["serve"],
@@ -26,17 +28,20 @@ COMMANDS = [
     ["chat"],
     ["doctor"],
     ["fit"],
+    ["plan"],
     ["profile"],
     ["bench", "engine"],
     ["bench", "serve"],
     ["bench", "service"],
     ["bench", "kernels"],
+    ["bench", "routing"],
     ["bench", "gpu"],
     ["kernels", "compile"],
     ["kernels", "tune"],
     ["kernels", "list"],
 ]
-WITHOUT_SETTINGS = [["keys", "new"], ["keys", "list"], ["keys", "revoke"]]
+FLEET = ("status", "watch", "scale", "policy", "drain", "roll", "metrics")
+WITHOUT_SETTINGS = [["keys", "new"], ["keys", "list"], ["keys", "revoke"], *(["fleet", name] for name in FLEET)]
 
 
 @pytest.fixture(scope="session")
@@ -102,6 +107,7 @@ def test_without_a_command_help_is_shown(capsys: pytest.CaptureFixture[str]) -> 
         (["serve", "--http-port", "x"], 2, "--http-port"),
         (["serve", "--http-port", "70000"], 2, "--http-port"),
         (["serve", "--kv-memory", "much"], 2, "--kv-memory: 'much' is no size; expected one such as 512MiB"),
+        (["serve", "--swap-memory", "0MiB"], 2, "--swap-memory: '0MiB' is no size; expected one such as 512MiB"),
         (["serve", "--dtype", "float17"], 2, "dtype: 'float17' is not accepted; expected 'auto' or"),
         (["generate", "demo"], 2, "give --prompt TEXT"),
         (["generate", "demo", "--prompt-file", "/no/such"], 2, "--prompt-file /no/such cannot be read"),
@@ -111,6 +117,7 @@ def test_without_a_command_help_is_shown(capsys: pytest.CaptureFixture[str]) -> 
         (["profile", "/no/such"], 1, "/no/such: there is no such folder"),
         (["profile", "--batch", "0"], 2, "--batch"),
         (["profile", "--device", "cuda:x"], 2, "device: 'cuda:x' is none; expected cpu or cuda[:i]"),
+        (["profile", "--kv-dtype", "int4"], 2, "kv_dtype: 'int4' is not accepted; expected None or 'int8'"),
         (["profile", "--html", "/no/such/page.html"], 2, "--html /no/such/page.html cannot be written: No such file"),
         (["chat", "--target", "127.0.0.1:1", "hi"], 1, "start one with `motley serve`"),
         (["chat", "--ca", "/no/such.pem", "hi"], 2, "--ca"),
@@ -222,12 +229,14 @@ def test_a_wrong_file_is_told_in_one_line(
 def test_serve_passes_its_options_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     seen: list[ServeOptions] = []
     monkeypatch.setattr(service, "run_serve", lambda options, bar: (seen.append(options), 3)[1])
-    (tmp_path / "serve.yaml").write_text("http-port: 8080\ngrpc-port: 9090\nkv-memory: 1GiB\nthreads: 2\n")
+    lines = ["http-port: 8080", "grpc-port: 9090", "kv-memory: 1GiB", "swap-memory: 0", "threads: 2"]
+    (tmp_path / "serve.yaml").write_text("\n".join(lines))
     status = run(["serve", "some/model", "--config", str(tmp_path / "serve.yaml"), "--http-port", "8081", "--greet"])
     assert status == 3
     (options,) = seen
     assert (options.model, options.http_port, options.grpc_port, options.greet) == ("some/model", 8081, 9090, True)
     assert (options.engine.kv_memory_bytes, options.engine.threads) == (2**30, 2)
+    assert options.engine.swap_memory_bytes == 0
     assert run(["serve"]) == 3
     assert seen[1] == ServeOptions()
 
@@ -236,7 +245,7 @@ def test_serve_flags_cover_the_options() -> None:
     """A new option of the service needs a flag."""
     flags = set(serve_module.serve.__annotations__)
     repeatable = {"cors_origins": "cors_origin"}  # named for one value
-    assert {repeatable.get(name, name) for name in ServeOptions.__dataclass_fields__} - {"engine"} <= flags
+    assert {repeatable.get(name, name) for name in ServeOptions.__dataclass_fields__} - {"engine", "fleet"} <= flags
 
 
 def test_bench_passes_its_options_on(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -252,10 +261,34 @@ def test_bench_passes_its_options_on(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert run(["bench", "engine", "--batch", "0"]) == 2
 
 
+def test_bench_on_a_gpu_passes_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[dict[str, Any]] = []
+    monkeypatch.setattr(engine_gpu, "run", lambda **given: (seen.append(given), {"bench": "engine", "rows": []})[1])
+    assert run(["bench", "engine", "--device", "cuda:1", "--json"]) == 0
+    assert (seen[0]["device"], seen[0]["shapes"]) == ("cuda:1", ["qwen2.5-7b", "llama-3-8b", "qwen3-0.6b"])
+    assert (seen[0]["batches"], seen[0]["lengths"]) == (engine_gpu.BATCHES, engine_gpu.LENGTHS)
+    call = "bench engine --device cuda --shape qwen3-0.6b --batch 1 64 --prompt-tokens 100 --seconds 9 --json"
+    assert run(call.split()) == 0
+    assert (seen[1]["shapes"], seen[1]["batches"], seen[1]["lengths"]) == (["qwen3-0.6b"], [1, 64], [(100, 128)])
+    assert seen[1]["seconds"] == 9
+    assert seen[1]["speculate_ngram"] == 0
+    assert run(["bench", "engine", "--device", "cuda", "--speculate-ngram", "6", "--json"]) == 0
+    assert seen[2]["speculate_ngram"] == 6
+    assert run(["bench", "engine", "--device", "cuda", "--quick"]) == 2
+    assert run(["bench", "engine", "--seconds", "9"]) == 2
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_bench_without_the_gpu_that_is_asked_for_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["bench", "engine", "--device", "cuda"]) == 1
+    assert "device: there is no CUDA device that torch can use" in " ".join(capsys.readouterr().err.split())
+
+
 @pytest.mark.parametrize(("flag", "value"), [("--shape", "huge"), ("--peer", "other")])
-def test_bench_refuses_by_name(flag: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["bench", "engine", flag, value]) == 2
-    assert f"{flag}: '{value}' is not known; expected" in capsys.readouterr().err
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_bench_refuses_by_name(flag: str, value: str, device: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["bench", "engine", "--device", device, flag, value]) == 2
+    assert f"{flag}: '{value}' is not known" in capsys.readouterr().err
 
 
 def test_doctor_says_what_is_chosen_and_why(capsys: pytest.CaptureFixture[str]) -> None:

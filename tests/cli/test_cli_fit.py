@@ -68,6 +68,20 @@ def test_cpu_weights_and_dtype_change_what_a_cpu_keeps(capsys: pytest.CaptureFix
     assert large["metadata"] == 0 < small["metadata"]
 
 
+def test_kv_in_int8_and_memory_of_the_host(capsys: pytest.CaptureFixture[str]) -> None:
+    half, eight = (
+        report(capsys, "demo", "--device", "Tesla T4", *more)["rows"][0]["parts"]
+        for more in (["--swap-memory", "0"], ["--kv-dtype", "int8", "--swap-memory", "1MiB"])
+    )
+    assert 1.7 < half["kv_block"] / eight["kv_block"] < 2
+    assert (half["staging"], half["host"]) == (8 * half["kv_block"], 0), "prefixes come and go"
+    assert half["buffers"] >= 2**30
+    assert (eight["staging"], eight["host"]) == (8 * eight["kv_block"], 2**20)
+    cpu = report(capsys, "demo", "--device", "cpu", "--kv-dtype", "int8")["rows"][0]["parts"]
+    assert cpu["kv_block"] == eight["kv_block"]
+    assert "on the host" in told(capsys, "demo", "--kv-dtype", "int8", "--device", "Tesla T4")
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected", "code"),
     [
@@ -77,6 +91,7 @@ def test_cpu_weights_and_dtype_change_what_a_cpu_keeps(capsys: pytest.CaptureFix
         (["demo", "--device", "cuda:99"], "--device cuda:99: torch finds", 2),
         (["demo", "--context", "4096"], "--context 4096: the model was made for 2048 tokens", 2),
         (["demo", "--batch", "0"], "'--batch'", 2),
+        (["demo", "--kv-dtype", "int4"], "kv_dtype: 'int4' is not accepted", 2),
         (["demo", "--dtype", "int3"], "dtype: 'int3' is not accepted", 2),
     ],
 )

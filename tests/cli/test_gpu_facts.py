@@ -62,11 +62,26 @@ def test_precision_and_every_operator_with_its_reason() -> None:
     assert "30 SMs, 24.0 GiB" in facts["device"]
     assert facts["compute"].startswith("fp32: ")
     assert "1/64 of fp32's" in facts["compute"]
+    assert facts["prefill"].startswith("fp32 through cuBLAS: of many rows int4 weights are written out in fp32 ")
+    assert facts["decode"].startswith("fp32 through Triton: ")
     assert facts["int8"].startswith("dp4a through Triton: ")
     assert facts["fp8"].startswith("not used: ")
     assert {operation.name for operation in OPERATIONS} <= facts.keys()
     assert facts["w4a16_gemm"].startswith("not used: ")
     assert "ROWS=" in facts["w4a16_gemv"]
+
+
+def test_quantized_layers_by_the_number_of_tokens() -> None:
+    facts = of_name("Tesla V100-SXM2-16GB")
+    for layers, few, many in (("int4", "w4a16_gemv", "w4a16_dequantize"), ("int8", "w8a8", "w8a8_dequantize")):
+        first, last = (fact.value for fact in facts if fact.name == f"{layers} layers")
+        assert first.startswith("1 to ")
+        assert f" tokens: {few}, by the roofline " in first
+        assert f" to 2048 tokens: {many}, by the roofline " in last
+    [fp8] = [fact.value for fact in facts if fact.name == "fp8 layers"]
+    assert fp8 == "written out in fp16: tensor cores take fp8 from 8.9; this is 7.0"
+    [fp8] = [fact.value for fact in of_name("8.9") if fact.name == "fp8 layers"]
+    assert fp8.startswith("1 to 2048 tokens: fp8, NVIDIA L4: tensor-fp8 ")
 
 
 def test_a_card_that_is_too_old() -> None:

@@ -18,11 +18,6 @@ from service_checkpoint import write_tokenizer
 from motley.cluster.protos import inference_pb2_grpc
 
 
-@pytest.fixture(autouse=True)
-def _behind_haproxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "1")
-
-
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tokenizer(tmp_path_factory.mktemp("tokenizer"))

@@ -146,10 +146,10 @@ async def test_a_failure_in_the_stream_is_its_last_event(scripted: Scripted) -> 
     assert context.code == grpc.StatusCode.INTERNAL
 
 
-async def test_serves_own_proxy_is_told_by_an_exception(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_serves_own_proxy_is_told_by_an_exception(scripted: Scripted) -> None:
     await scripted([], Overloaded("full"))
-    monkeypatch.delenv("RAY_SERVE_ENABLE_HA_PROXY")
     context = Context()
+    context.forwarded = True
     stream = scripted.ingress.CompleteStream(pb.CompleteRequest(text="abc"), context)
     assert (await anext(stream)).HasField("started")
     with pytest.raises(Overloaded):
@@ -217,6 +217,7 @@ async def test_prefix_caches_of_two_services_share_nothing(scripted: Scripted) -
 class Context:
     """As much of RayServegRPCContext as our methods use."""
 
+    forwarded = False
     code: grpc.StatusCode | None = None
     details = ""
     trailing: Sequence[tuple[str, str]] = ()

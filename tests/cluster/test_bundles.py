@@ -63,7 +63,7 @@ async def pool_of(*workers: Worker) -> tuple[Router, list[Seen]]:
     replicas = [Seen(worker) for worker in workers]
     for replica in replicas:
         await replica.start()
-    return Router(LocalPool(*replicas), POLICY), replicas
+    return Router({"cpu": LocalPool(*replicas)}, POLICY), replicas
 
 
 def asked(number: int, **params: Any) -> Request:

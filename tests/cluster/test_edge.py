@@ -188,6 +188,13 @@ def test_malformed_heads(plain: Edge, data: bytes) -> None:
     assert refused_in_html(raw(plain, data)) == 400
 
 
+@pytest.mark.parametrize("line", [b"OPTIONS * HTTP/1.1", b"GET health HTTP/1.1"])
+def test_what_is_no_path_does_not_exist(plain: Edge, line: bytes) -> None:
+    head, _, body = raw(plain, line + b"\r\nHost: a\r\nConnection: close\r\n\r\n").partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 404 ")
+    assert json.loads(body)["error"]["code"] == "not_found"
+
+
 @pytest.mark.parametrize("data", [b"GET / HT", b"GET / HTTP/1.1\r\nHost: a\r\n"])
 def test_slow_heads_are_told_and_closed(plain: Edge, data: bytes) -> None:
     assert refused_in_html(raw(plain, data)) == 408

@@ -18,6 +18,7 @@ from scripted_model import Scripted
 from scripted_worker import ScriptedWorker
 from service_checkpoint import write_tokenizer
 
+from motley.cluster.happening import happening
 from motley.cluster.protos import inference_pb2 as motley
 from motley.cluster.protos import inference_pb2_grpc, kserve_pb2_grpc, vllm_engine_pb2_grpc
 from motley.cluster.protos import kserve_pb2 as kserve
@@ -214,11 +215,12 @@ async def ask_vllm(seen: Seen, channel: grpc.aio.Channel, ingress: Any) -> None:
     await seen.look(stub.HealthCheck(vllm.HealthCheckRequest()))
     await seen.look(stub.SubscribeKvEvents(common.SubscribeKvEventsRequest()))
     ingress.vllm._router.num_streams += 1
-    ingress.vllm._router.draining = True
+    stopping, ingress.vllm._router.stopping = ingress.vllm._router.stopping, happening()
+    ingress.vllm._router.drain()
     try:
         await seen.look(stub.GetServerInfo(vllm.GetServerInfoRequest()))
     finally:
-        ingress.vllm._router.draining = False
+        ingress.vllm._router.stopping = stopping
         ingress.vllm._router.num_streams -= 1
 
 

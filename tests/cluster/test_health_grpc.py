@@ -109,16 +109,33 @@ async def test_unknown_services(stub: Any) -> None:
 
 
 async def test_watches_end_with_not_serving_at_the_drain(stub: Any, own: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "WATCH_PERIOD_S", 0.01)
+    """At once, and not when they would have asked again."""
+    monkeypatch.setattr(health, "WATCH_PERIOD_S", 3600.0)
     watches = [stub.Watch(request()) for _ in range(3)]
     assert [(await watch.read()).status for watch in watches] == [SERVING] * 3
     assert await own.drain() == 0, "whoever watches is no load"
-    for watch in watches:
-        assert (await watch.read()).status == NOT_SERVING
-        assert await watch.read() is grpc.aio.EOF
-        assert await watch.code() == grpc.StatusCode.OK
+    async with asyncio.timeout(30):
+        for watch in watches:
+            assert (await watch.read()).status == NOT_SERVING
+            assert await watch.read() is grpc.aio.EOF
+            assert await watch.code() == grpc.StatusCode.OK
     assert (await stub.Check(request())).status == NOT_SERVING
     assert [message.status async for message in stub.Watch(request())] == [NOT_SERVING], "one that comes too late"
+
+
+async def test_nobody_waits_for_a_replica_that_hangs_while_the_service_drains(
+    own: Any, counted: CountedWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hangs = asyncio.Event()
+    monkeypatch.setattr(counted, "check_health", hangs.wait)
+    watch = own.health.watch(request(), Caller())
+    asked = [asyncio.ensure_future(one) for one in (anext(watch), own.health.check(request()))]
+    await asyncio.sleep(0.01)
+    await own.drain()
+    async with asyncio.timeout(1):
+        assert [answer.status for answer in await asyncio.gather(*asked)] == [NOT_SERVING] * 2
+    hangs.set()
+    await watch.aclose()
 
 
 async def test_watches_of_one_caller_are_capped_and_their_places_come_back(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from typing import Any
 
 import asgi
 import grpc
 import pytest
+from listeners import listeners
 from served import free_port
 
 from motley.cluster.edge import hook
@@ -44,14 +46,26 @@ async def test_a_web_socket_is_closed_before_it_opens() -> None:
     assert sent == [{"type": "websocket.close"}]
 
 
+def put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the end, all that the hook puts into Serve's place."""
+    from ray.serve._private import default_impl, grpc_util, proxy_request_response, replica
+
+    for module, name in (
+        (default_impl, "add_grpc_address"),
+        (grpc_util, "add_RayServeAPIServiceServicer_to_server"),
+        (proxy_request_response, "RayServegRPCContext"),
+        (replica, "add_port_to_grpc_server"),
+    ):
+        monkeypatch.setattr(module, name, getattr(module, name))
+
+
 @pytest.mark.parametrize("check", [CHECK, None])
 async def test_rpcs(check: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Serve's own server, its handlers telling which of its methods they are for."""
-    from ray.serve._private import default_impl, grpc_util
+    from ray.serve._private import grpc_util
     from ray.serve.config import gRPCOptions
 
-    for module, name in ((default_impl, "add_grpc_address"), (grpc_util, "add_RayServeAPIServiceServicer_to_server")):
-        monkeypatch.setattr(module, name, getattr(module, name))  # so that it is put back
+    put_back(monkeypatch)
     if check is not None:
         monkeypatch.setenv(hook.CHECK, check)
     hook.close()
@@ -82,3 +96,24 @@ async def test_rpcs(check: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
             assert await ask(method) == grpc.StatusCode.UNIMPLEMENTED
         assert await ask(CHECK) == (GRPC_HEALTH.encode() if check else grpc.StatusCode.UNIMPLEMENTED)
     await server.stop(None)
+
+
+async def test_the_port_for_other_replicas_is_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray.serve._private import replica
+
+    put_back(monkeypatch)
+    hook.keep_inside()
+    server = grpc.aio.server()
+    port = replica.add_port_to_grpc_server(server, "[::]:0")
+    await server.start()
+    [listener] = [one for one in listeners([os.getpid()]) if one.port == port]
+    assert listener.loopback
+    await server.stop(None)
+
+
+def test_a_call_that_serves_proxy_hands_on_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray.serve._private import proxy_request_response
+
+    put_back(monkeypatch)
+    hook.close()
+    assert proxy_request_response.RayServegRPCContext.forwarded

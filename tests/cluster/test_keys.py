@@ -36,6 +36,7 @@ KEYS = st.builds(
     NAMES,
     st.from_regex(r"[0-9a-f]{64}", fullmatch=True),
     st.none() | st.integers(0, 4_000_000_000).map(float),
+    st.booleans(),
 )
 
 
@@ -55,6 +56,30 @@ def test_a_ring_knows_whose_key_it_is() -> None:
     assert [ring.tenant_of(key) for key in (a, b, c)] == ["alice", "alice", "bob"]
     for wrong in ("", "x", a[:-1], a + "x", a.upper(), f" {a}", hash_key(a), "\udcff", "x" * 10_000):
         assert ring.tenant_of(wrong) is None
+
+
+def test_an_admins_key_opens_the_control_plane_and_nothing_else(tmp_path: Path) -> None:
+    tenant, admin = new_key(), new_key()
+    path = tmp_path / "keys.yaml"
+    with edited(path) as keys:
+        keys += [stored("alice", tenant), StoredKey("ops", hash_key(admin), admin=True)]
+    both = KeyFile(path)
+    assert (both.tenant_of(tenant), both.admin_of(tenant)) == ("alice", None)
+    assert (both.tenant_of(admin), both.admin_of(admin)) == (None, "ops")
+    assert KeyRing([StoredKey("ops", hash_key(admin), 1000.0, admin=True)]).admin_of(admin, now=1000.0) is None
+    path.write_text(path.read_text().replace("scope: admin", "scope: god"))
+    with pytest.raises(ConfigurationError, match="scope 'god' is not accepted"):
+        read_keys(path)
+    with edited(tmp_path / "admins.yaml") as keys:
+        keys.append(StoredKey("ops", hash_key(admin), admin=True))
+    with pytest.raises(ConfigurationError, match="no tenant's keys"):
+        check_access(ServeOptions(api_keys=tmp_path / "admins.yaml"))
+
+
+def test_the_admin_port_is_off_loopback_with_keys_and_tls_only(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"--admin-host 0\.0\.0\.0 would let"):
+        check_access(ServeOptions(admin_host="0.0.0.0"))
+    check_access(ServeOptions(admin_host="::1"))
 
 
 def test_every_entry_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:

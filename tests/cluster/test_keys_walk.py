@@ -10,12 +10,14 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import asgi
 import grpc
 import pytest
 from echo_worker import EchoWorker
 from google.protobuf import message_factory
+from google.protobuf.message import Message
 from local_ingress import make_ingress, routes
 
 from motley.cluster import access_log
@@ -26,6 +28,7 @@ from motley.cluster.entrance import Entrance
 from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import inference_pb2_grpc
 from motley.cluster.web import servicers
+from motley.cluster.web.unparsed import Unparsed
 
 KEY, OLD = new_key(), new_key()
 GOOD = {"authorization": f"Bearer {KEY}"}
@@ -92,11 +95,11 @@ async def test_every_route(keyed: Any) -> None:
                 reply = await call(method, path, {"model": "x"}, headers={**headers, **extra}, client="10.0.0.7")
                 assert reply.status == 401, (method, path, headers)
                 assert reply.headers["www-authenticate"] == 'Bearer realm="motley"'
-                bodies.add(reply.body)
+                bodies.add((path.startswith("/v2"), reply.body))
         reply = await call(method, path, {"model": "x"}, headers={**GOOD, "host": "example.com"}, client="10.0.0.7")
         assert reply.status != 401, (method, path)
         assert (await call(method, path, {"model": "x"}, headers={"x-api-key": KEY})).status != 401
-    assert len(bodies) == 1, "the same words whatever was wrong"
+    assert len(bodies) == 2, "the same words whatever was wrong, in KServe's form and in OpenAI's"
 
 
 async def test_a_web_socket_is_closed_before_it_opens(keyed: Any) -> None:
@@ -117,6 +120,12 @@ RPCS = [
 ]
 
 
+async def late(message: Message) -> AsyncIterator[Message]:
+    """By when a server that refuses has done so: grpcio's client fails where a message crosses the stream's end."""
+    await asyncio.sleep(0.1)
+    yield message
+
+
 async def ask(
     channel: grpc.aio.Channel, service: Any, rpc: Any, headers: Headers, silence_s: float = 30.0, tries: int = 3
 ) -> grpc.StatusCode:
@@ -131,14 +140,14 @@ async def ask(
         request_serializer=lambda message: message.SerializeToString(),
         response_deserializer=bytes,
     )
-    call = method(iter([request]) if rpc.client_streaming else request, metadata=tuple(headers), timeout=20)
+    call = method(late(request) if rpc.client_streaming else request, metadata=tuple(headers), timeout=20)
     try:
         if rpc.server_streaming:
             with suppress(TimeoutError):
                 await asyncio.wait_for(call.read(), silence_s)
             if not call.done():
                 return grpc.StatusCode.OK
-            # grpcio's client says so by itself where its message crosses the server's end of the stream.
+            # Where it crosses it all the same.
             if tries > 1 and rpc.client_streaming and await call.details() == "internal":
                 return await ask(channel, service, rpc, headers, silence_s, tries - 1)
             return await call.code()
@@ -156,7 +165,7 @@ async def test_every_rpc(channel: grpc.aio.Channel, service: Any, rpc: Any) -> N
         metadata = [(name, value) for name, value in headers.items() if value is not None]
         assert await ask(channel, service, rpc, metadata) == grpc.StatusCode.UNAUTHENTICATED, headers
     for name, value in (("authorization", f"Bearer {KEY}"), ("x-api-key", KEY)):
-        assert await ask(channel, service, rpc, [(name, value)], silence_s=2.0) not in (
+        assert await ask(channel, service, rpc, [(name, value)], silence_s=1.0) not in (
             grpc.StatusCode.UNAUTHENTICATED,
             grpc.StatusCode.PERMISSION_DENIED,
         )
@@ -168,6 +177,42 @@ async def test_malformed_bytes_are_not_looked_at_without_a_key(channel: grpc.aio
         with pytest.raises(grpc.RpcError) as caught:
             await method(b"\xff\xff", metadata=headers)
         assert caught.value.code().name == code
+
+
+@pytest.mark.parametrize(("service", "rpc"), RPCS)
+async def test_a_message_is_never_parsed_without_a_key(
+    channel: grpc.aio.Channel, monkeypatch: pytest.MonkeyPatch, service: Any, rpc: Any
+) -> None:
+    """What Serve registers makes no message of the bytes, and what does is asked only for callers with a key."""
+    assert isinstance(registered()[f"/{service.full_name}/{rpc.name}"].request_deserializer(b"\xff"), Unparsed)
+    parsed: list[str] = []
+    parse = Unparsed.parsed
+
+    def spy(request: Unparsed) -> Message:
+        parsed.append(request.kind.DESCRIPTOR.full_name)
+        return parse(request)
+
+    monkeypatch.setattr(Unparsed, "parsed", spy)
+    await ask(channel, service, rpc, [])
+    assert not parsed
+    await ask(channel, service, rpc, [("x-api-key", KEY)], silence_s=2.0)
+    assert parsed == [rpc.input_type.full_name.replace("reflection.v1.", "reflection.v1alpha.")], "v1 is read as that"
+
+
+def registered() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+
+    class Server:
+        def add_generic_rpc_handlers(self, handlers: Any) -> None:
+            for handler in handlers:
+                found.update(handler._method_handlers)
+
+        def add_registered_method_handlers(self, service: str, handlers: Any) -> None:
+            found.update({f"/{service}/{name}": handler for name, handler in handlers.items()})
+
+    for path in servicers.SERVICER_FUNCTIONS:
+        getattr(servicers, path.rpartition(".")[2])(Mock(), Server())
+    return found
 
 
 async def test_open_health_opens_health_and_nothing_else(healthy: Any) -> None:
@@ -251,6 +296,32 @@ async def test_pages_of_other_origins(keyed: Any) -> None:
     assert (reply.status, reply.headers["access-control-allow-origin"]) == (401, "https://good.example")
     reply = await call("GET", "/v1/models", b"", headers={"origin": "https://evil.example", **GOOD})
     assert "access-control-allow-origin" not in reply.headers
+
+
+@pytest.mark.parametrize(
+    ("origin", "method", "param", "named"),
+    [
+        ("https://evil.example", "POST", "Origin", "https://evil.example"),
+        ("https://good.example", "DELETE", "Access-Control-Request-Method", "'DELETE': expected GET or HEAD or POST"),
+    ],
+)
+async def test_a_preflight_that_is_refused_says_why(
+    keyed: Any, origin: str, method: str, param: str, named: str
+) -> None:
+    call = partial(asgi.request, keyed.__serve_build_asgi_app__())
+    headers = {"origin": origin, "access-control-request-method": method}
+    reply = await call("OPTIONS", "/v1/completions", b"", headers=headers)
+    error = reply.json()["error"]
+    assert (reply.status, error["param"], error["code"]) == (400, param, "cors_refused")
+    assert named in error["message"]
+    assert (reply.headers["content-type"], len(reply.body)) == (
+        "application/json",
+        int(reply.headers["content-length"]),
+    )
+    assert ("access-control-allow-origin" in reply.headers) == (param != "Origin")
+    assert "Origin" in reply.headers["vary"]
+    kserve = (await call("OPTIONS", "/v2/models/echo/infer", b"", headers=headers)).json()
+    assert kserve == {"error": error["message"]}
 
 
 async def test_without_the_option_no_page_may_call(call: Any) -> None:

@@ -240,7 +240,7 @@ async def test_a_call_without_requests_ends_when_the_service_stops(
     responses = kserve_stream.StreamInfer(ingress.kserve, Caller()).responses(requests())
     await waiting.put(infer(text_input(), streaming(), parameters={"max_tokens": 50}))
     await anext(responses)
-    ingress.router.draining = True
+    ingress.router.drain()
     texts = b"A"
     with pytest.raises(Unavailable):  # noqa: PT012  once the request that runs is answered
         async for response in responses:
@@ -474,7 +474,7 @@ async def test_logprobs_of_a_prompt_come_once(scripted: Callable[..., Any]) -> N
 @pytest.mark.parametrize(
     ("messages", "error", "said"),
     [
-        (SCRIPT[:2], EngineFault("it broke"), "the engine failed"),
+        (SCRIPT[:2], EngineFault("it broke"), "it broke"),
         (SCRIPT[:2], None, ""),
         ((StreamMessage((Delta(0, finish_reason=FinishReason.DEADLINE),)),), None, "the deadline passed"),
     ],
@@ -496,7 +496,7 @@ async def test_a_stream_that_fails_ends_with_an_error(
         (Overloaded("full", code="queue_full", retry_after_s=7), {"code": "queue_full", "retry_after": 7}),
         (Unavailable("gone", code="draining"), {"code": "draining", "retry_after": 1}),
         (InvalidRequest("top_k: no"), {"code": "invalid_value"}),
-        (EngineFault("it broke"), {}),
+        (EngineFault("it broke"), {"code": "engine_fault"}),
     ],
     ids=["overloaded", "unavailable", "invalid", "fault"],
 )

@@ -128,6 +128,34 @@ async def test_bad_bodies_are_named(post: Call, given: Any, begins: str) -> None
     assert reply.json()["error"].startswith(begins)
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "given", "headers", "status"),
+    [
+        ("GET", "/v2/nowhere", b"", {}, 404),
+        ("DELETE", "/v2/models/echo/infer", b"", {}, 405),
+        ("POST", "/v2", b"{}", {}, 405),
+        ("POST", "/v2/models/echo/infer", b"{}", {"content-length": str(10**9)}, 413),
+        ("POST", "/v2/models/echo/infer", [b" " * 2**20] * 65, {"content-length": None}, 413),
+        ("POST", "/v2/models/echo/infer", b"{}", {"content-type": "text/plain"}, 415),
+        ("POST", "/v2/nowhere", b"{}", {"content-type": "text/plain"}, 415),
+        ("GET", "/v2/health/live", b"", {"host": "example.com"}, 403),
+    ],
+)
+async def test_what_is_refused_at_the_door_has_kserves_form(
+    call: Call, method: str, path: str, given: Any, headers: dict[str, str | None], status: int
+) -> None:
+    reply = await call(method, path, given, headers=headers)
+    assert reply.status == status, reply.body
+    assert isinstance(reply.json()["error"], str)
+    other = await call(method, f"/v2x{path.removeprefix('/v2')}", given, headers=headers)
+    assert set(other.json()["error"]) == {"message", "type", "param", "code"}, "its own paths alone"
+
+
+async def test_a_query_is_not_ignored(call: Call) -> None:
+    reply = await call("GET", "/v2", b"", query=b"%ff=1")
+    assert (reply.status, reply.json()) == (400, {"error": "\ufffd: this path takes no query"})
+
+
 async def test_a_body_that_is_not_json(post: Call) -> None:
     reply = await post("/v2/models/echo/infer", b"{")
     assert (reply.status, "not JSON" in reply.json()["error"]) == (400, True)

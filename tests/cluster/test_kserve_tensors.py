@@ -35,7 +35,8 @@ def test_any_bytes_are_elements_or_refused_by_name(datatype: str, data: bytes, s
     refused = None
     try:
         tensor = checked("x" * 200, datatype, shape, from_raw("x" * 200, datatype, data))
-        assert to_raw(tensor) == data or datatype == "BOOL"  # any byte but 0 is true
+        lossy = datatype == "BOOL" or any(value != value for value in tensor.elements)  # any byte but 0; quiet NaN
+        assert to_raw(tensor) == data or lossy
     except InvalidRequest as error:
         refused = error.message
     assert refused is None or (refused.startswith("x" * 80 + ": ") and len(refused) < 400)

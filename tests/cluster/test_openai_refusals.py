@@ -167,6 +167,7 @@ async def test_deadline_already_over_never_runs(post: Any) -> None:
 
 async def test_paths_and_methods(call: Any) -> None:
     assert refused(await call("POST", "/v1/nothing", {"input": "a"}), 404)["code"] == "not_found"
+    assert "/health" in refused(await call("GET", "/metrics"), 404)["message"], "where the load is told instead"
     reply = await call("GET", COMPLETIONS)
     assert refused(reply, 405)["code"] == "method_not_allowed"
     assert reply.headers["allow"] == "POST"
@@ -206,7 +207,7 @@ async def test_another_charset_is_named(post: Any, charset: str) -> None:
         ("POST", COMPLETIONS, b"max_tokens=1", "max_tokens"),
         ("POST", COMPLETIONS, b"api-version=2024-10-21&a%20b", "a b"),
         ("GET", "/v1/models", b"limit=1", "limit"),
-        ("GET", "/v2", b"%ff=1", "\ufffd"),
+        ("GET", "/v1/models", b"%ff=1", "\ufffd"),
     ],
 )
 async def test_a_query_is_not_ignored(call: Any, method: str, path: str, query: bytes, param: str) -> None:

@@ -16,7 +16,7 @@ from motley.cluster.protos import generate
 from motley.cluster.web import servicers
 from motley.cluster.web.servicers import SERVICES
 
-SHARED_NAMES: set[str] = set()  # for which the ingress has one method that tells the requests apart
+SHARED_NAMES = {"ServerReflectionInfo"}  # for which one method does: of v1 and v1alpha the bytes are the same
 CODE = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py", "_pb2_grpc.pyi")
 
 

@@ -11,6 +11,7 @@ import pytest
 from fastapi.routing import APIRoute
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, ServiceDescriptor
 
+from motley.cluster.control.server import SERVICES as ADMIN_SERVICES
 from motley.cluster.edge.edge import Edge
 from motley.cluster.protocols.health import MAX_OF_TENANT, MAX_WATCHES
 from motley.cluster.protocols.openai_refused import refused_routes
@@ -36,7 +37,7 @@ def test_the_page_is_up_to_date(text: str) -> None:
     assert PAGE.read_text(encoding="utf-8") == text, "run `make reference`"
 
 
-@pytest.mark.parametrize("service", SERVICES, ids=lambda service: service.full_name)
+@pytest.mark.parametrize("service", [*SERVICES, *ADMIN_SERVICES[:2]], ids=lambda service: service.full_name)
 def test_every_rpc_and_what_it_takes_and_gives_is_there(text: str, service: ServiceDescriptor) -> None:
     own = _package(text, service.file.package)
     assert f"#### Service `{service.full_name}`" in own
@@ -52,7 +53,11 @@ def test_every_rpc_and_what_it_takes_and_gives_is_there(text: str, service: Serv
 
 
 def _package(text: str, name: str) -> str:
-    return _section(text, "###", f"Package `{name}`")
+    """Of each of its files."""
+    title = f"### Package `{name}`\n"
+    parts = [f"{title}{part}" for part in text.split(title)[1:]]
+    assert parts, f"there is no {title}"
+    return "".join(_section(part, "###", f"Package `{name}`") for part in parts)
 
 
 def _section(text: str, level: str, title: str) -> str:
@@ -89,7 +94,7 @@ def test_every_route_of_the_application_is_there(text: str, ingress: Any) -> Non
     for route in ingress.__serve_build_asgi_app__().routes:
         assert isinstance(route, APIRoute), f"{route} is a kind of route that the page does not know"
         seen += 1
-        for method in route.methods:
+        for method in route.methods - {"HEAD"}:  # said once for all
             if (method, route.path) in refused:
                 path, below = route.path.removesuffix(BELOW), route.path.endswith(BELOW)
                 which = ("all below it", "it and all below it") if below else ("it", "it and all below it")
@@ -183,7 +188,7 @@ def properties(node: Any, at: str = "") -> Iterator[tuple[str, Any]]:
 
 def test_every_property_of_the_document_has_a_sentence() -> None:
     found = dict(properties(document(OPERATIONS)))
-    assert len(found) > 1300
+    assert len(found) > 1200
     assert [path for path, schema in found.items() if not schema.get("description")] == []
 
 

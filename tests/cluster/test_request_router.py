@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakValueDictionary
 
 import pytest
-from ray.serve.request_router import PendingRequest, ReplicaID, RunningReplica
+from ray import cloudpickle
+from ray.serve.config import RequestRouterConfig
+from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
+from motley.cluster.routing.live import Live
 from motley.cluster.routing.placement import Placement, Suspects
 from motley.cluster.routing.request_router import PoolRouter
-from motley.replicas.protocol import Request, SamplingParams
+from motley.cluster.routing.roster import ROSTER
+from motley.replicas.protocol import ModelInfo, ReplicaLoad, ReplicaProfile, Request, SamplingParams
+from motley.replicas.published import text_of
 
 REQUEST = Request("r", (1,), SamplingParams(seed=0))
 
@@ -96,6 +103,31 @@ async def test_calls_without_a_placement_go_to_the_idlest(args: tuple[Any, ...])
     both = [replica("a"), replica("b")]
     assert await ask(asked, both, pending(*args)) == ["b"]
     assert await ask(asked, both, None) == ["b"]
+
+
+async def test_what_it_hears_of_replicas_reaches_the_router_of_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Serve pickles the class by value, with all that it names: a roster would be another one there."""
+    config = RequestRouterConfig(request_router_class=PoolRouter)
+    monkeypatch.setattr(
+        cloudpickle.cloudpickle, "_DYNAMIC_CLASS_TRACKER_BY_ID", WeakValueDictionary()
+    )  # another process
+    unpickled: Any = config.get_request_router_class()
+    assert unpickled is not PoolRouter
+    monkeypatch.setattr(RequestRouter, "update_replicas", lambda *_: None)
+    monkeypatch.setattr(RequestRouter, "on_replica_actor_died", lambda *_: None)
+    made = object.__new__(unpickled)
+    made._deployment_id = SimpleNamespace(name="a pool of this test")
+    live = Live({"a pool of this test": "pool"}, None)
+    ROSTER.listen(live)
+    info = ModelInfo("m", "f", 10, 100, (), "float32", "none")
+    profile = ReplicaProfile("", info, "cpu", "", None, "exact", "", 1.0, 1.0, 10, 64)
+    one = replica("a")
+    one.replica_metadata, one.routing_stats = {"profile": text_of(profile)}, {"load": asdict(ReplicaLoad(running=3))}
+    made.update_replicas([one])
+    assert live.pool_of("a") == "pool"
+    assert live.members["a"].load.running == 3
+    made.on_replica_actor_died(one.replica_id)
+    assert not live.members
 
 
 async def test_what_the_fakes_stand_for_is_there() -> None:

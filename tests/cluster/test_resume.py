@@ -44,7 +44,7 @@ def only(letters: str) -> dict[int, float]:
 
 
 PROMPT = ids("Once upon a time, and once more")
-POLICY = ResumePolicy(stall_s=0.1, wait_s=2.0, backoff_s=0.001)
+POLICY = ResumePolicy(stall_s=0.5, wait_s=2.0, backoff_s=0.001)
 
 CASES: dict[str, dict[str, object]] = {
     "greedy": {"temperature": 0.0},
@@ -117,7 +117,7 @@ async def workers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 
 def faulty(workers: list[Worker], plan: list[Fault]) -> tuple[Router, LocalPool]:
     pool = LocalPool(*(FaultyReplica(worker, plan) for worker in workers))
-    return Router(pool, POLICY), pool
+    return Router({"cpu": pool}, POLICY), pool
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -132,7 +132,7 @@ async def test_a_loss_at_any_token_changes_nothing(workers: list[Worker], case: 
         assert await read(router, asked) == whole, f"lost after {after} messages"
         if len(pool.sent) == 2 and after:
             [resumed] = pool.replicas[pool.sent[1]].requests
-            assert max(map(len, resumed.output_ids)) == after, "every token was a message"
+            assert max(map(len, resumed.output_ids)) >= after, "no message was without a token"
         assert len(set(pool.sent)) == len(pool.sent) in (1, 2), "never again to the one that was lost"
         await until(lambda: all(map(idle, workers)))
 
@@ -210,7 +210,7 @@ async def test_losses_one_after_the_other(workers: list[Worker], case: str, plan
     patient = ResumePolicy(wait_s=5.0, backoff_s=0.001, max_losses=9)
     faults = [Fault(after, kind) for after, kind in plan]
     pool = LocalPool(*(FaultyReplica(worker, faults) for worker in workers))
-    assert await read(Router(pool, patient), asked) == whole
+    assert await read(Router({"cpu": pool}, patient), asked) == whole
     await until(lambda: all(map(idle, workers)))
 
 
@@ -283,7 +283,7 @@ async def test_a_long_silence_of_a_replica_that_lives_is_no_hang(workers: list[W
                 yield message
 
     pool = LocalPool(*(Slow(worker, []) for worker in workers))
-    answer = await read(Router(pool, POLICY), request())
+    answer = await read(Router({"cpu": pool}, POLICY), request())
     assert len(answer.choices[0].ids) == 14
     assert len(pool.sent) == 1
 
@@ -311,7 +311,7 @@ async def test_a_replica_that_hangs_is_taken_when_nobody_else_is_left(workers: l
 async def test_a_deadline_holds_though_the_replica_hangs(workers: list[Worker]) -> None:
     hanging = ResumePolicy(stall_s=30.0)
     pool = LocalPool(FaultyReplica(workers[0], [Fault(2, "hang")]))
-    router = Router(pool, hanging)
+    router = Router({"cpu": pool}, hanging)
     seen: list[StreamMessage] = []
     with pytest.raises(DeadlineExceeded):
         await collect(router.stream(replace(request(), deadline_s=0.05)), seen)
@@ -322,7 +322,7 @@ async def test_a_replica_of_the_same_numerics_is_preferred(workers: list[Worker]
     for _ in range(8):
         plan = [Fault(2)]
         pool = LocalPool(*(FaultyReplica(worker, plan) for worker in workers), numerics=("a", "b", "a"))
-        answer = await read(Router(pool, POLICY), request())
+        answer = await read(Router({"cpu": pool}, POLICY), request())
         first, second = pool.sent
         if pool.numerics[first] == "a":
             assert pool.numerics[second] == "a"
@@ -340,7 +340,7 @@ async def test_across_numerics_no_token_is_lost_or_repeated(
         pool = LocalPool(FaultyReplica(workers[0], [Fault(after)]), numerics=("a",))
         pool.numerics["other"] = "b"
         answer = Answer([Told()])
-        async with aclosing(Router(pool, POLICY).stream(asked)) as messages:
+        async with aclosing(Router({"cpu": pool}, POLICY).stream(asked)) as messages:
             while len(answer.choices[0].ids) < after:
                 take(answer, await anext(messages))
             pool.replicas = {"other": FaultyReplica(other, [])}
@@ -409,7 +409,7 @@ async def test_all_streams_of_a_replica_that_dies_go_on(workers: list[Worker], a
     replicas = [MortalReplica(worker) for worker in workers]
     for replica in replicas:
         await replica.start()
-    router = Router(LocalPool(*replicas, tickets=True), POLICY)
+    router = Router({"cpu": LocalPool(*replicas, tickets=True)}, POLICY)
     count = 0
 
     async def counted(one: Request) -> Answer:
@@ -439,5 +439,5 @@ async def test_when_the_ingress_itself_stood_still_no_replica_is_to_blame(worker
                 yield message
 
     pool = LocalPool(*(Late(worker, []) for worker in workers))
-    await read(Router(pool, POLICY), request())
+    await read(Router({"cpu": pool}, POLICY), request())
     assert len(pool.sent) == 1

@@ -14,7 +14,7 @@ from local_pool import LocalPool
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
-from motley.cluster.routing import router as router_module
+from motley.cluster.routing import asking
 from motley.cluster.routing.leave import leave
 from motley.cluster.routing.resume import ResumePolicy
 from motley.cluster.routing.router import Router
@@ -33,7 +33,7 @@ async def echo(folder: Path) -> EchoWorker:
 
 async def test_every_end_cancels_the_replicas_stream(echo: EchoWorker) -> None:
     pool = LocalPool(echo)
-    router = Router(pool)
+    router = Router({"cpu": pool})
     assert len([message async for message in router.stream(REQUEST)]) == 6
     assert (pool.cancelled, router.num_streams) == (1, 0)
     async with aclosing(router.stream(REQUEST)) as messages:
@@ -43,10 +43,10 @@ async def test_every_end_cancels_the_replicas_stream(echo: EchoWorker) -> None:
 
 
 async def test_draining_refuses_what_is_new_and_goes_on_with_the_rest(echo: EchoWorker) -> None:
-    router = Router(LocalPool(echo))
+    router = Router({"cpu": LocalPool(echo)})
     running = router.stream(REQUEST)
     await anext(running)
-    router.draining = True
+    router.drain()
     with pytest.raises(Unavailable, match="stopping"):
         await anext(router.stream(REQUEST))
     with pytest.raises(Unavailable):
@@ -69,12 +69,12 @@ async def test_the_load_is_that_of_all_healthy_replicas(monkeypatch: pytest.Monk
 
         health = load
 
-    monkeypatch.setattr(router_module, "HEALTH_S", 0.05)
+    monkeypatch.setattr(asking, "HEALTH_S", 0.05)
     well = Loaded(ReplicaLoad(1, 2, 3, 4, 50)), Loaded(ReplicaLoad(10, 20, 30, 40, 50))
     ill = Loaded(EngineFault("step", code="engine_fault"))
     for replicas in (well, (*well, ill), (ill, *well)):
-        assert await Router(LocalPool(*replicas)).load() == ReplicaLoad(11, 22, 33, 44, 100)
-    hangs = Router(LocalPool(*well, Loaded(None)), ResumePolicy(stall_s=0.1))
+        assert await Router({"cpu": LocalPool(*replicas)}).load() == ReplicaLoad(11, 22, 33, 44, 100)
+    hangs = Router({"cpu": LocalPool(*well, Loaded(None))}, ResumePolicy(stall_s=0.1))
     assert await hangs.load() == ReplicaLoad(11, 22, 33, 44, 100), "also when the one that hangs was asked first"
 
 
@@ -121,7 +121,7 @@ async def test_failures_become_ours_and_tell_no_secrets(failure: Exception, kind
 
         health = profile = load
 
-    router = Router(LocalPool(Failing()))
+    router = Router({"cpu": LocalPool(Failing())})
     with pytest.raises(MotleyError) as caught:
         await anext(router.stream(REQUEST))
     assert type(caught.value) is kind or isinstance(failure, RayTaskError)

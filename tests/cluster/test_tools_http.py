@@ -159,6 +159,19 @@ async def test_a_call_cut_off_is_handed_out_as_far_as_it_goes(scripted: Scripted
 
 
 @pytest.mark.parametrize("style", ["qwen25"])
+async def test_a_required_call_cut_before_its_name_shows_no_mark(scripted: Scripted) -> None:
+    begun = '<tool_call>\n{"'
+    post = await scripted(begun, FinishReason.LENGTH)
+    for choice, content in (("required", ""), (NAMED, ""), ("auto", begun)):
+        body = {"messages": HELLO, "tools": TOOLS, "tool_choice": choice}
+        [whole] = (await post(CHAT, body)).json()["choices"]
+        assert (whole["message"]["content"] or "", whole["finish_reason"]) == (content, "length")
+        assert not whole["message"].get("tool_calls")
+        message = assemble((await post(CHAT, {**body, "stream": True})).events())
+        assert (message["content"], message["finish_reason"], message["tool_calls"]) == (content, "length", [])
+
+
+@pytest.mark.parametrize("style", ["qwen25"])
 async def test_log_probabilities_cover_the_calls(scripted: Scripted) -> None:
     post = await scripted(QWEN_CALL, logprobs=True)
     body = {"messages": HELLO, "tools": TOOLS, "logprobs": True}

@@ -186,6 +186,27 @@ def test_a_text_that_ends_within_a_call_shows_no_mark_behind_it(
         assert told(make(NAMES, eager=eager, single=True), text) == (content, calls[:1])
 
 
+CLOSES = '{"a": "</tool_call>"}'
+
+
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize(
+    ("make", "whole"), [(HermesParser, hermes(call("f", CLOSES))), (LlamaParser, call("f", CLOSES))]
+)
+def test_a_required_call_that_is_cut_off_shows_no_mark(make: ToolClass, whole: str, eager: bool) -> None:
+    """Wherever it is cut: what is known of the call, or nothing. Where none was required, the beginning is text."""
+    for cut in range(1, len(whole)):
+        content, calls = told(make(NAMES, eager=eager, required=True), whole[:cut])
+        assert content == ""
+        assert all(name == "f" and CLOSES.startswith(arguments) for name, arguments in calls)
+        assert bool(calls) == ('"arguments": {' in whole[:cut])
+        assert run(make(NAMES, eager=eager, required=True), list(whole[:cut])) == run(
+            make(NAMES, eager=eager, required=True), [whole[:cut]]
+        )
+        if "arguments" not in whole[:cut]:
+            assert told(make(NAMES, eager=eager), whole[:cut]) == (whole[:cut], [])
+
+
 @pytest.mark.parametrize("eager", [False, True])
 def test_one_call_alone_where_calls_in_parallel_are_not_wanted(eager: bool) -> None:
     two = [call("f", '{"a": 1}'), call("get_weather", "{}")]

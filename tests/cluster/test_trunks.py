@@ -56,7 +56,7 @@ class Counting(LocalPool):
         super().__init__(*replicas, tickets=True)
         self.by_trunk = self.own = 0
 
-    def options(self, *, method_name: str, stream: bool = False, _by_reference: bool = True) -> Any:
+    def options(self, *, method_name: str = "", stream: bool = False, _by_reference: bool | None = None) -> Any:
         method = super().options(method_name=method_name, stream=stream, _by_reference=_by_reference)
         if method_name == "trunk":
             return _Counted(method, self._count_trunk)
@@ -106,7 +106,7 @@ def expected(number: int) -> list[int]:
 
 async def test_many_streams_share_a_trunk_and_get_what_is_theirs(folder: Path) -> None:
     pool = Counting(await make_replica(folder))
-    router = Router(pool)
+    router = Router({"cpu": pool})
     answers = await asyncio.gather(*(ids(router, number) for number in range(10)))
     assert answers == [expected(number) for number in range(10)]
     assert pool.by_trunk > 8 * LENGTH
@@ -115,14 +115,14 @@ async def test_many_streams_share_a_trunk_and_get_what_is_theirs(folder: Path) -
 
 async def test_one_stream_alone_has_no_trunk(folder: Path) -> None:
     pool = Counting(await make_replica(folder))
-    assert await ids(Router(pool), 0) == expected(0)
+    assert await ids(Router({"cpu": pool}), 0) == expected(0)
     assert (pool.by_trunk, pool.own) == (0, LENGTH + 1)
 
 
 async def test_a_trunk_ends_when_it_is_not_used_and_another_is_opened_when_it_is(folder: Path) -> None:
     replica = await make_replica(folder)
     pool = Counting(replica)
-    router = Router(pool)
+    router = Router({"cpu": pool})
     for _ in range(2):
         before = pool.by_trunk
         await asyncio.gather(*(ids(router, number) for number in range(4)))
@@ -137,7 +137,7 @@ async def test_a_trunk_ends_when_it_is_not_used_and_another_is_opened_when_it_is
 
 async def test_who_leaves_early_is_cancelled_and_disturbs_nobody(folder: Path) -> None:
     replica = await make_replica(folder)
-    router = Router(Counting(replica))
+    router = Router({"cpu": Counting(replica)})
     others = asyncio.gather(*(ids(router, number) for number in range(1, 5)))
     stream = router.stream(request(0))
     for _ in range(6):
@@ -170,7 +170,7 @@ async def test_a_trunk_that_breaks_costs_no_token(folder: Path, after: int) -> N
     """What was on it is asked for again, from where each reader is."""
     first, second = await make_replica(folder), await make_replica(folder)
     pool = Breaking(first, second, after=after)
-    router = Router(pool, ResumePolicy(backoff_s=0.001))
+    router = Router({"cpu": pool}, ResumePolicy(backoff_s=0.001))
     answers = await asyncio.gather(*(ids(router, number) for number in range(6)))
     assert pool.broke == 1
     assert router.num_resumed > 0
@@ -200,7 +200,7 @@ async def test_a_slow_reader_beside_steady_ones_is_set_aside_and_then_waited_for
     flood = Flood(str(folder))
     await replica.__init__(lambda: flood)  # type: ignore[arg-type, misc]
     pool = Counting(replica)
-    router = Router(pool)
+    router = Router({"cpu": pool})
     long = replace(request(0), sampling=SamplingParams(max_tokens=2000, seed=0))
     stream = router.stream(long)
     steady = asyncio.create_task(tokens(router.stream(replace(long, request_id="steady", prompt_ids=(7, 8, 9)))))

@@ -52,7 +52,7 @@ async def protocol_of(folder: Path, *workers: Worker) -> VllmProtocol:
         await replica.__init__(lambda worker=worker: Running(worker))
         replicas.append(replica)
     door = Door(workers[0].profile().model, Tokenizer.load(folder), {}, b"salt")
-    return VllmProtocol(door, Router(LocalPool(*replicas)), {})
+    return VllmProtocol(door, Router({"cpu": LocalPool(*replicas)}), {})
 
 
 async def generate(protocol: VllmProtocol, caller: Caller, ids: list[int] = PROMPT) -> pb.GenerateComplete:
@@ -118,8 +118,12 @@ async def test_a_timeout_is_a_time(folder: Path, workers: list[Worker], timeout_
 
 
 async def test_loads_are_those_of_each_replica(folder: Path, workers: list[Worker]) -> None:
-    loads = await (await protocol_of(folder, *workers)).loads(pb.GetLoadsRequest())
+    protocol = await protocol_of(folder, *workers)
+    for number, worker in enumerate(workers):  # as Serve's routers tell of them
+        protocol._router.live.joined(replace(worker.profile(), replica_id=f"r{number}", pool="cpu"))
+    loads = await protocol.loads(pb.GetLoadsRequest())
     assert (loads.dp_rank_count, [load.dp_rank for load in loads.loads]) == (2, [0, 1])
+    assert protocol.server_info().data_parallel_size == 2, "the same ranks"
     one = await (await protocol_of(folder, *workers)).loads(pb.GetLoadsRequest(dp_rank=1))
     assert [load.dp_rank for load in one.loads] == [1]
     assert one.loads[0].max_total_num_tokens == BLOCKS * BLOCK_TOKENS
@@ -192,7 +196,7 @@ async def test_a_drain_ends_the_stream(folder: Path, workers: list[Worker]) -> N
     protocol = await protocol_of(folder, workers[0])
     batches = protocol.kv_events(AT_ONCE, ONE)
     await anext(batches)
-    protocol._router.draining = True
+    protocol._router.drain()
     with pytest.raises(Unavailable):
         await anext(batches)
 

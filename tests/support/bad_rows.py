@@ -328,6 +328,16 @@ def inflating(protocol: Grpc) -> Outcome:
     return protocol.call(bytes(4 * MAX_MESSAGE_BYTES), compression=grpc.Compression.Gzip)
 
 
+def many_fields(protocol: Grpc) -> Outcome:
+    """Millions of empty messages or of numbers one by one: some kilobytes on the wire, seconds for a parser."""
+    half = MAX_MESSAGE_BYTES // 2 - 8
+    if protocol.name in VLLM + VLLM_EMBED:  # whose one message of ids has a length of four bytes
+        length = bytes([2 * half & 127 | 128, half >> 6 & 127 | 128, half >> 13 & 127 | 128, half >> 20])
+        return protocol.call(b"\x12" + length + b"\x10\x00" * half, compression=grpc.Compression.Gzip)
+    empty = b"\x2a\x00" if protocol.name in (*MOTLEY_COMPLETE, *KSERVE) else b"\x12\x00"
+    return protocol.call(empty * half, compression=grpc.Compression.Gzip)
+
+
 def other_method(protocol: Grpc) -> Outcome:
     path, protocol.path = protocol.path, f"/{protocol.service}/NoSuch{protocol.method}"
     try:
@@ -339,10 +349,12 @@ def other_method(protocol: Grpc) -> Outcome:
 WRONG_MEDIA = Outcome("media", "Content-Type", "unsupported_media")
 ENCODED = Outcome("media", "Content-Encoding", "unsupported_media")
 EXHAUSTED = Outcome("exhausted", "", "body_too_large")
+MANY = Outcome("exhausted", "", "too_many_values")
 TOO_LARGE = Outcome("exhausted")
 GROUPS = b"\x0b" * 100_000  # each begins a group within the one before
 NO_MEDIA = "a call without grpc's own content type is none"
 
+IN_A_TEXT = on(KSERVE_REST, Outcome("media"))  # its errors are texts, and no field of the body is at fault
 UNREAD = on(RESPONSES, NOT_THERE)  # which reads no body
 
 WIRES = [
@@ -356,14 +368,16 @@ WIRES = [
     Wire("text that is not UTF-8", body(b'{"model": "\xff\xfe"}'), message(b"\x0a\x02\xff\xfe"), but=UNREAD),
     Wire("a field twice", body(b'{"model": "a", "model": "b"}'), "the last counts, as protobuf has it",
          invalid("model", "invalid_json"), but=UNREAD | on(KSERVE_REST, invalid("?model"))),
-    Wire("another content type", with_headers(Content_Type="text/plain"), NO_MEDIA, WRONG_MEDIA),
-    Wire("a gzip bomb", with_headers(Content_Encoding="gzip"), inflating, ENCODED, TOO_LARGE),
+    Wire("another content type", with_headers(Content_Type="text/plain"), NO_MEDIA, WRONG_MEDIA, but=IN_A_TEXT),
+    Wire("a gzip bomb", with_headers(Content_Encoding="gzip"), inflating, ENCODED, TOO_LARGE, IN_A_TEXT),
     Wire("another method", lambda protocol: protocol.post(b"", method="GET"), other_method,
          Outcome("method", "", "method_not_allowed"), Outcome("method"),
          UNREAD | on(CHAT, NOT_THERE)  # which would be stored chats
          | on(KSERVE_REST, Outcome("not found", "?name"))),  # which would be a model of that name
     Wire("100 MB", lambda protocol: larger(protocol, chunked=False), lambda protocol: protocol.call(bytes(100 * 2**20)),
          EXHAUSTED, TOO_LARGE),
+    Wire("millions of fields", body(b"{" + b'"a":0,' * 10**6 + b'"a":0}'), many_fields, MANY, invalid("prompt"),
+         UNREAD | on(MOTLEY_COMPLETE, invalid("output_ids"))),
     Wire("100 MB in chunks", lambda protocol: larger(protocol, chunked=True), "a message has one length", EXHAUSTED,
          but=UNREAD),
 ]  # fmt: skip

@@ -52,7 +52,7 @@ def _twins(policy: PrecisionPolicy) -> Iterator[tuple[str, Launch]]:
         types = (("x", f"*{dtype}"), ("y", f"*{dtype}"), ("out", "*i32" if dtype == "i8" else "*fp32"), ("K", "i32"))
         constants = (("ROWS", rows), ("WIDTH", 64), ("INSIDE", inside))
         variant = Variant("product", _product, types, constants, Config.of(4, 2), ("x", "y", "out", "K"))
-        yield f"product {name}", Launch(variant, (1,), policy.prefill.ptx)
+        yield f"product {name}", Launch(variant, (1,), policy.decode.ptx)
 
 
 def launches(capability: tuple[int, int]) -> Iterator[tuple[str, Launch]]:

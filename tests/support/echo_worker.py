@@ -55,6 +55,9 @@ class EchoWorker:
     def load(self) -> ReplicaLoad:
         return ReplicaLoad(running=self._running, kv_blocks_free=100 - self._running, kv_blocks_total=100)
 
+    def prefix_stats(self) -> None:
+        return None
+
     def profile(self) -> ReplicaProfile:
         size = self._tokenizer.vocab_size
         info = ModelInfo("echo", "echo", size, MAX_MODEL_LEN, (size - 1,), "float32", "none")

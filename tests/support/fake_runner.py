@@ -33,6 +33,7 @@ class FakeRunner:
     def __init__(self, num_blocks: int, vocab_size: int) -> None:
         self.vocab_size = vocab_size
         self.cells = [EMPTY] * (num_blocks * BLOCK_TOKENS)
+        self.kept: dict[int, list[int]] = {}  # by block of the host
         self.plans: list[StepPlan] = []
         self.fail_next: Exception | None = None
         self.poisoned: set[int] = set()  # token ids whose logits are NaN
@@ -43,6 +44,12 @@ class FakeRunner:
             error, self.fail_next = self.fail_next, None
             raise error
         return StepResult(tuple(self._run_item(item) for item in plan.items))
+
+    def swap(self, plan: StepPlan) -> None:
+        for block, kept in plan.swap_out:
+            self.kept[kept] = self.cells[block * BLOCK_TOKENS : (block + 1) * BLOCK_TOKENS]
+        for block, kept in plan.swap_in:
+            self.cells[block * BLOCK_TOKENS : (block + 1) * BLOCK_TOKENS] = self.kept[kept]
 
     def _run_item(self, item: PlanItem) -> ItemResult:
         assert len(item.blocks) * BLOCK_TOKENS >= item.end
@@ -91,6 +98,12 @@ class AheadRunner(FakeRunner):
             return outcome[0]
 
         return result
+
+    def swap(self, plan: StepPlan) -> None:
+        """Out as early as it may be, before what is on its way; in after that."""
+        while plan.swap_in and self._queue:
+            self._compute()
+        super().swap(plan)
 
     def _compute(self) -> None:
         plan, outcome = self._queue.popleft()

@@ -11,6 +11,7 @@ from typing import Any
 
 from motley.replicas.bench import gpu_child
 from motley.replicas.bench.child import answer
+from motley.replicas.bench.tasks import serve
 
 
 class Faulty(gpu_child.Tasks):
@@ -33,4 +34,4 @@ class Faulty(gpu_child.Tasks):
 if __name__ == "__main__":
     tasks = Faulty(gpu_child.rig_of(sys.argv[1]))
     answer({"ready": True})
-    gpu_child.serve(tasks)
+    serve(tasks)

@@ -1,6 +1,7 @@
 """An accelerator that is not there: it does all that it is given as late as it may, on the CPU.
 
 What is submitted runs only when the host waits for it, so that whatever the host changes too early is seen too late.
+Copies run only when something that is submitted must follow them; or, by choice, as early as they may.
 A capture keeps the operators that torch dispatched, with their tensors and numbers as they were: replayed, no line of
 Python runs again, as with a CUDA graph.
 """
@@ -29,12 +30,17 @@ _NEED_NUMBERS = {"item", "_local_scalar_dense", "nonzero", "_unique", "_unique2"
 class LateDevice:
     """waits: how often the host had to wait for something to be done.
 
+    early     copies are made as they are given; before steps on their way, unless they are to come after
     recorded  False: a replay runs Python again, as kernels need that Triton's interpreter computes
     """
 
-    def __init__(self, *, recorded: bool = True) -> None:
+    def __init__(self, *, recorded: bool = True, early: bool = False) -> None:
         self._recorded = recorded
+        self._early = early
+        self._copies: list[tuple[Callable[[], None], _Mark | None]] = []
+        self._copied = 0
         self.device = torch.device("cpu")
+        self.apart = True
         self.waits = 0
         self.captures = 0
         self._queue: list[Callable[[], None]] = []
@@ -43,6 +49,9 @@ class LateDevice:
 
     def staging(self, size: int) -> torch.Tensor:
         return torch.full((size,), _GARBAGE, dtype=torch.uint8)
+
+    def trim(self) -> None:
+        return None
 
     def moved(self, values: torch.Tensor) -> torch.Tensor:
         assert self._at_work, "a copy is work as any other"
@@ -53,6 +62,16 @@ class LateDevice:
 
     def mark(self) -> _Mark:
         return _Mark(self, self._done + len(self._queue))
+
+    def copy(self, work: Callable[[], None], after: _Mark | None = None) -> _CopyMark:
+        self._copies.append((work, after))
+        mark = _CopyMark(self, self._copied + len(self._copies))
+        if self._early:
+            mark.wait()
+        return mark
+
+    def follow(self, mark: _CopyMark) -> None:
+        self.submit(mark.wait)
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         self.captures += 1
@@ -70,11 +89,23 @@ class LateDevice:
         while self._done < until:
             work = self._queue.pop(0)
             self._done += 1
-            self._at_work = True
-            try:
-                work()
-            finally:
-                self._at_work = False
+            self._do(work)
+
+    @torch.inference_mode()
+    def run_copies(self, until: int) -> None:
+        while self._copied < until:
+            work, after = self._copies.pop(0)
+            if after is not None:
+                self.run(after._at)
+            self._copied += 1
+            self._do(work)
+
+    def _do(self, work: Callable[[], None]) -> None:
+        before, self._at_work = self._at_work, True
+        try:
+            work()
+        finally:
+            self._at_work = before
 
     def wait(self, until: int) -> None:
         self.waits += until > self._done
@@ -87,6 +118,14 @@ class _Mark:
 
     def wait(self) -> None:
         self._device.wait(self._at)
+
+
+class _CopyMark:
+    def __init__(self, device: LateDevice, at: int) -> None:
+        self._device, self._at = device, at
+
+    def wait(self) -> None:
+        self._device.run_copies(self._at)
 
 
 class _Recorder(TorchDispatchMode):

@@ -20,7 +20,7 @@ async def make_ingress(folder: Path, *workers: Any, entrance: Entrance | None = 
         await replica.__init__(lambda worker=worker: worker)
         replicas.append(replica)
     ingress = object.__new__(Ingress)
-    await ingress.__init__(str(folder), LocalPool(*replicas), entrance)
+    await ingress.__init__(str(folder), {"cpu": LocalPool(*replicas)}, entrance)
     return ingress
 
 

@@ -14,18 +14,21 @@ class LocalPool:
 
     tickets   what is asked of a replica comes with the placement's ticket, as through Serve; else it has no trunk
     sent      the names of the replicas that streams went to
+    name      what theirs begin with
     """
 
-    def __init__(self, *replicas: Any, numerics: Sequence[str] = (), tickets: bool = False) -> None:
+    def __init__(self, *replicas: Any, numerics: Sequence[str] = (), tickets: bool = False, name: str = "r") -> None:
         self.tickets = tickets
-        self.replicas = {f"r{number}": replica for number, replica in enumerate(replicas)}
+        self.replicas = {f"{name}{number}": replica for number, replica in enumerate(replicas)}
         self.numerics = dict(zip(self.replicas, numerics, strict=False))
         self.cancelled = 0
+        self.by_value = False
         self.sent: list[str] = []
 
-    def options(self, *, method_name: str, stream: bool = False, _by_reference: bool = True) -> Any:
-        assert not _by_reference, "messages travel by value"
-        return _Method(self, method_name, stream)
+    def options(self, *, method_name: str = "", stream: bool = False, _by_reference: bool | None = None) -> Any:
+        self.by_value = self.by_value if _by_reference is None else not _by_reference
+        assert self.by_value, "messages travel by value"
+        return _Method(self, method_name, stream) if method_name else self
 
     async def find(self, placement: Placement) -> Any:
         """The replica to be asked, as soon as there is one."""

@@ -129,8 +129,9 @@ class Neighbour:
                 if not run.before and told[0].done():
                     run.before = len(run.tokens)
                 if len(told) == 1 and enough():
-                    told.append(asking.submit(self._steps))
-                if len(told) == 2 and told[1].done():
+                    # The second time only for the time that it takes: tokens of those steps are still on their way.
+                    told += [asking.submit(self._steps) for _ in range(2)]
+                if len(told) == 3 and told[2].done():
                     break
             run.after = len(run.tokens)
             run.steps = told[1].result() - told[0].result()

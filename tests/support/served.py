@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-START_S = 120.0
+START_S = 300.0
 END_S = 60.0
 
 

@@ -29,9 +29,14 @@ def service(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture(scope="session")
 def pair(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Another service, with two replicas and little time for streams of those that are taken away."""
+    """Another service, with two replicas and little time for streams of those that are taken away.
+
+    Without a control plane, which would let them end first.
+    """
     arguments = [str(checkpoint), "--served-model-name", "tiny", "--threads", "1", "--kv-memory", "64MiB"]
-    with served([*arguments, "--replicas", "2", "--drain-s", "1"], tmp_path_factory.mktemp("pair")) as service:
+    with served(
+        [*arguments, "--replicas", "2", "--drain-s", "1", "--no-control"], tmp_path_factory.mktemp("pair")
+    ) as service:
         service.wait_ready()
         yield service
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import grpc
@@ -17,11 +18,13 @@ LONG = {"max_tokens": 65_000, "ignore_eos": True, "n": 2, "temperature": 1.0}
 EMBED = [protocol for protocol in PROTOCOLS if "mbed" in protocol.name]
 GENERATE = [protocol for protocol in PROTOCOLS if protocol not in EMBED]
 STREAMS = [protocol for protocol in PROTOCOLS if protocol.streams]
+numbers = itertools.count()
 AHEAD = 300  # steps: far more than a reader has taken that takes nothing
 
 
 def long(protocol: Protocol, timeout_s: float | None = None) -> Asked:
-    return Asked(f"{protocol.name} ", id=protocol.name, timeout_s=timeout_s)
+    """Each time another prompt: an embedding whose prefix is known takes no time."""
+    return Asked(f"{protocol.name} {next(numbers)} ", id=protocol.name, timeout_s=timeout_s)
 
 
 def verbose(protocol: Protocol, timeout_s: float | None = None) -> Asked:
@@ -29,7 +32,7 @@ def verbose(protocol: Protocol, timeout_s: float | None = None) -> Asked:
 
 
 def running(service: Served) -> Callable[[int], object]:
-    return lambda count: wait_for(lambda: service.load()["running"] == count, f"{count} to run")
+    return lambda count: wait_for(lambda: service.load()["running"] == count, f"{count} to run", 10)
 
 
 def test_every_way_to_ask_for_an_answer_is_here(service: Served) -> None:

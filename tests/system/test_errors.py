@@ -75,6 +75,18 @@ def test_bodies_paths_methods_and_media(service: Served) -> None:
     assert send(service, "POST", "/v1/completions", "{}", {**JSON, "Content-Encoding": "gzip"})[0] == 415
 
 
+def test_probes_and_upgrades(service: Served) -> None:
+    upgrade = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
+    status, error = send(service, "GET", "/v1/realtime", None, {**upgrade, "Sec-WebSocket-Key": "A" * 22 + "=="})
+    assert (status, error["code"]) == (501, "not_implemented")
+    for path in ("/health", "/v1/models", "/v2/health/ready"):
+        connection = http.client.HTTPConnection("127.0.0.1", service.http_port, timeout=30)
+        connection.request("HEAD", path)
+        head = connection.getresponse()
+        assert (head.status, head.read()) == (200, b"")
+        connection.close()
+
+
 def test_large_bodies_over_both_protocols(service: Served) -> None:
     status, error = send(service, "POST", "/v1/completions", iter([b" " * 2**20] * 9))
     assert (status, error["code"]) == (413, "body_too_large")

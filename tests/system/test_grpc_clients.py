@@ -79,6 +79,15 @@ def test_reflection_names_our_services(service: Served) -> None:
         assert {"motley.v1.Inference", "grpc.health.v1.Health"} <= set(database.get_services())
         methods = database.FindFileContainingSymbol("motley.v1.Inference").service[0].method
         assert "CompleteStream" in [method.name for method in methods]
+        for reply in reflected(channel, [b"\x3a\x00", b"\x3a\x00"]):
+            assert b"grpc.reflection.v1.ServerReflection" in reply
+            assert b"motley.v1.Inference" in reply
+
+
+def reflected(channel: grpc.Channel, requests: list[bytes]) -> list[bytes]:
+    """What a client of grpc.reflection.v1 gets: bytes for bytes, as grpcio-reflection has no stub for it."""
+    call = channel.stream_stream("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")
+    return list(call(iter(requests), timeout=30))
 
 
 def test_health(service: Served) -> None:

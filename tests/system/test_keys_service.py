@@ -26,6 +26,7 @@ from walk import Answer, Way, walk
 
 from motley.cluster.auth.key_file import edited
 from motley.cluster.auth.keys import StoredKey, hash_key, new_key
+from motley.cluster.control.server import SERVICES as ADMIN_SERVICES
 from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import inference_pb2_grpc
 from motley.cluster.web import servicers
@@ -59,36 +60,22 @@ RAYS_RPCS = [
     "grpc.channelz.v1.Channelz/GetServers",
     "grpc.channelz.v1.Channelz/GetTopChannels",
 ]
-# Serve's fallback proxy ends these with OK: it forgets the status of a stream in which there was no message.
-STREAMS = [
-    f"{service.full_name}/{rpc.name}"
-    for service in servicers.SERVICES
-    for rpc in service.methods
-    if rpc.server_streaming
-]
-# Ray's own, which it binds on all interfaces whatever it is told
+# Ray's own: on loopback, since the cluster is of one machine
 RAYS = {
     "gcs_server": "the cluster's tables",
     "raylet": "the node's scheduler and objects",
     "ray::": "each worker's calls; Serve's messages between replicas; the agent's metrics and answers",
-    "ray/dashboard": "the dashboard's metrics",
+    "ray/dashboard": "the dashboard, which wants Ray's token, and its metrics",
     "ray/autoscaler": "the autoscaler's metrics",
     "motley serve": "the driver's calls",
 }
-
-
-# And what it has on loopback alone
-RAYS_INSIDE = {
-    "ray/dashboard": "the dashboard, which wants Ray's token",
-    "ray::DashboardAgent": "what the dashboard asks of the node, which wants it too",
-}
-# Doors of ours that are on loopback alone: HAProxy's own, the ingress behind it and Serve's fallback
+# Doors of ours that are there too: HAProxy's own, the ingress behind it and Serve's fallback
 OURS_INSIDE = ("haproxy", "ray::ServeReplica", "ray::ProxyActor")
 
 
 def named(one: Listener) -> bool:
     """Whose it is has been said, with the reason."""
-    return any(name in one.command for name in (RAYS_INSIDE if one.loopback else RAYS))
+    return any(name in one.command for name in RAYS)
 
 
 def shown(some: Iterable[Listener]) -> str:
@@ -97,10 +84,9 @@ def shown(some: Iterable[Listener]) -> str:
 
 @dataclass(frozen=True)
 class Open:
-    """What answers whoever asks, and is Ray's to close: it has no setting for it."""
+    """What answers whoever asks from this machine, and is Ray's to close: it has no setting for it."""
 
     command: str  # a part of it
-    loopback: bool
     call: str  # this and the next: as a regular expression, the whole
     said: str
     body: bytes
@@ -109,7 +95,7 @@ class Open:
         one = answer.way.listener
         return (
             self.command in one.command
-            and self.loopback == one.loopback
+            and one.loopback
             and bool(re.fullmatch(self.call, answer.call))
             and self.said == answer.said
             and bool(re.fullmatch(self.body, answer.body, re.DOTALL))
@@ -117,26 +103,16 @@ class Open:
 
 
 EXCEPTIONS = (
-    Open("ray::ProxyActor", True, "|".join(map(re.escape, STREAMS)), "OK", b""),
     # The page in which a browser asks for Ray's token.
-    Open("ray/dashboard", True, "GET /", "200", b"<!doctype html>.*<title>Ray Dashboard</title>.*"),
+    Open("ray/dashboard", "GET /", "200", b"<!doctype html>.*<title>Ray Dashboard</title>.*"),
     # What that page needs before it has one; and whether Ray's parts live, from the dashboard and from the agent.
-    Open("ray/dashboard", True, "GET /favicon.ico", "200", b".*"),
-    Open("ray/dashboard", True, "GET /api/authentication_mode", "200", rb'\{"authentication_mode": "token"\}'),
-    Open("ray/dashboard", True, "GET /api/gcs_healthz", "200", b"success"),
-    *(
-        Open(
-            "ray::DashboardAgent",
-            loopback,
-            "GET /api/(local_raylet_)?healthz",
-            "200",
-            rb"(raylet: success\ngcs: )?success",
-        )
-        for loopback in (True, False)
-    ),
+    Open("ray/dashboard", "GET /favicon.ico", "200", b".*"),
+    Open("ray/dashboard", "GET /api/authentication_mode", "200", rb'\{"authentication_mode": "token"\}'),
+    Open("ray/dashboard", "GET /api/gcs_healthz", "200", b"success"),
+    Open("ray::DashboardAgent", "GET /api/(local_raylet_)?healthz", "200", rb"(raylet: success\ngcs: )?success"),
     # Numbers about nodes and actors, under any path.
     *(
-        Open(command, False, call, said, body)
+        Open(command, call, said, body)
         for command in ("ray::DashboardAgent", "ray/autoscaler", "ray/dashboard")
         for call, said, body in (
             ("GET /.*", "200", b"# HELP (python_gc_|autoscaler_|ray_).*"),
@@ -146,7 +122,7 @@ EXCEPTIONS = (
     ),
     # gRPC's own, in Ray's servers in C++: health (SERVING), reflection (to an empty request: an error), channelz.
     *(
-        Open(command, False, call, "OK", body)
+        Open(command, call, "OK", body)
         for command in ("gcs_server", "raylet", "ray::", "motley serve")
         for call, body in (
             (r"grpc\.health\.v1\.Health/(Check|Watch)", rb"\x08\x01"),
@@ -244,30 +220,36 @@ async def test_every_port_of_every_process(
     certificates: Certificates,
     report: Callable[[str], None],
 ) -> None:
-    """Whoever has no key gets nothing of ours, on any of them; off loopback there are the two doors and Ray's own."""
+    """Whoever has no key gets nothing of ours, on any of them; off loopback there are the two doors alone."""
     found = listeners([secured.process.pid, *secured.descendants()])
     doors = {one for one in found if one.port in (secured.http_port, secured.grpc_port)}
     assert len(doors) == 2
-    assert not any(one.loopback for one in doors)
+    assert {one for one in found if not one.loopback} == doors
     over_tls = (tls, certificates.channel_credentials())
     ways = [*(Way(one) for one in found), *(Way(one, over_tls) for one in doors)]
     calls = routes(await make_ingress(checkpoint, EchoWorker(str(checkpoint)))) + NOT_OURS + RAYS_PATHS
     rpcs = [f"{service.full_name}/{rpc.name}" for service in servicers.SERVICES for rpc in service.methods]
-    answers = await walk(ways, calls, rpcs + SERVES_RPCS + RAYS_RPCS)
+    admins = [f"{service.full_name}/{rpc.name}" for service in ADMIN_SERVICES for rpc in service.methods]
+    answers = await walk(ways, calls, list(dict.fromkeys([*rpcs, *admins, *SERVES_RPCS, *RAYS_RPCS])))
 
     told = [str(one) for one in answers if not one.refused and not any(known.covers(one) for known in EXCEPTIONS)]
     assert told == [], f"{len(told)} answers for nobody in particular:\n" + "\n".join(told)
     ours = {one.way for one in answers if one.ours}
     inner = [way for way in ours if way.listener.loopback]
-    assert len(inner) == 6, "inner doors, ports of the ingress and Serve's fallback: HTTP and gRPC each"
+    assert len(inner) == 7, "inner doors, ports of the ingress and Serve's fallback: HTTP and gRPC each; admin's"
     assert {way.listener for way in ours if not way.listener.loopback} == doors
     assert all(way.tls for way in ours if not way.listener.loopback), "no TLS, no answer"
+    [admin] = [way for way in inner if secured.endpoints["admin"].endswith(f":{way.listener.port}")]
+    assert {one.said for one in answers if one.way == admin and one.call in admins} == {"UNAUTHENTICATED"}
+    as_tenant = await walk([replace(admin, key=KEY)], [GET], admins)
+    assert {one.said for one in as_tenant if one.call in admins} == {"PERMISSION_DENIED"}
+    ours.remove(admin)
     for way in ours:
         here = {one.call: one.said for one in answers if one.way == way}
         if "GET /" in here:
             assert {here[f"{method} {path}"] for method, path in calls if not path.startswith("/-/")} == {"401"}
         elif rpcs[0] in here:
-            assert {here[rpc] for rpc in rpcs} <= {"UNAUTHENTICATED", "OK"}, "OK: of the exceptions"
+            assert {here[rpc] for rpc in rpcs} == {"UNAUTHENTICATED"}
     opened = await walk([replace(way, key=KEY) for way in ours], [GET], ["motley.v1.Inference/GetModel"])
     assert {one.way.listener for one in opened if one.said in ("200", "OK")} == {way.listener for way in ours}
 
@@ -276,12 +258,11 @@ async def test_every_port_of_every_process(
         assert sum(name in one.command for one in guarded) == 2, f"HTTP and gRPC of {name}: {shown(guarded)}"
     unknown = [one for one in found if one not in doors | guarded and not named(one)]
     assert unknown == [], f"ports that nobody has accounted for: {shown(unknown)}"
-    others = [one for one in found if not one.loopback and one not in doors]
+    others = [one for one in found if one not in doors | guarded]
     for one in others:
         said = {answer.said for answer in answers if answer.way.listener == one}
         assert said & {"UNAUTHENTICATED", "401"} or "405" in said, f"{one} wants no token, and has no metrics"
-    report(f"{len(found)} ports asked {len(answers)} times; {len(inner)} of ours on loopback, {len(others)} Ray's")
-    report(f"Ray's on loopback: {shown(one for one in found if one.loopback and one not in guarded)}")
+    report(f"{len(found)} ports, {len(answers)} calls; on loopback {len(inner)} of ours, {len(others)} of Ray's")
 
 
 def test_paths_and_methods_that_are_serves_own(secured: Served, tls: ssl.SSLContext, channel: grpc.Channel) -> None:

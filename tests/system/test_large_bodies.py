@@ -27,15 +27,15 @@ def doubled(count: int) -> bytes:
 
 
 BODIES: dict[str, tuple[str, Any, int, str]] = {
-    "a field given twice, the last of 400,000": (COMPLETIONS, doubled(400_000), 413, "body_too_large"),
+    "a field given twice, the last of 400,000": (COMPLETIONS, doubled(400_000), 413, "too_many_values"),
     "a field given twice, the last of 60,000": (COMPLETIONS, doubled(60_000), 400, "invalid_json"),
     "token ids": (COMPLETIONS, {"prompt": IDS}, 400, "context_length_exceeded"),
     "prompts": (COMPLETIONS, {"prompt": ["x"] * 1_000_000}, 400, "invalid_value"),
     "biases": (COMPLETIONS, {"prompt": "a", "logit_bias": dict.fromkeys(range(60_000), 1)}, 400, "invalid_value"),
     "stop ids": (COMPLETIONS, {"prompt": "a", "stop_token_ids": IDS}, 400, "invalid_value"),
-    "messages": (CHAT, {"messages": [MESSAGE] * 150_000}, 413, "body_too_large"),
+    "messages": (CHAT, {"messages": [MESSAGE] * 150_000}, 413, "too_many_values"),
     "messages within the count of values": (CHAT, {"messages": [MESSAGE] * 30_000}, 400, "invalid_value"),
-    "a tensor": (INFER, {"inputs": [TENSOR]}, 413, "the body holds more than 262144 values"),
+    "a tensor": (INFER, {"inputs": [TENSOR]}, 413, "the body holds more than 262144 values; expected at most as many"),
 }
 
 
@@ -74,7 +74,7 @@ def test_over_grpc(service: Served, report: Callable[[str], None], field: str) -
             with pytest.raises(grpc.RpcError) as caught:
                 inference_pb2_grpc.InferenceStub(channel).Complete(request, timeout=60)
             assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-            assert ("prompt" if field == "token_ids" else field) in caught.value.details()
+            assert field in caught.value.details()
             assert len(caught.value.details()) < 1000
     report(f"4,000,000 {field} over gRPC, 3 times: {neighbour.pace()}")
     assert service.replicas() == before, "the same processes"

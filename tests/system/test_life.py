@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import shutil
 import signal
 import socket
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 from urllib.error import HTTPError
 
 import grpc
@@ -168,55 +164,6 @@ def check_refusals(service: Served) -> None:
             inference_pb2_grpc.InferenceStub(channel).Complete(pb.CompleteRequest(text="abc"))
         assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
         assert dict(caught.value.trailing_metadata())["retry-after"] == "1"
-
-
-def test_streams_that_outlast_the_drain_are_told_so(checkpoint: Path, tmp_path: Path) -> None:
-    """SIGTERM: what is new is refused with a time to come again, what runs is not cut off in silence."""
-    arguments = [str(checkpoint), "--threads", "1", "--kv-memory", "64MiB", "--drain-s", "2"]
-    long = {"max_tokens": 60_000, "ignore_eos": True}
-    with served(arguments, tmp_path) as service:
-        service.wait_ready()
-        port = service.http_port
-        with ThreadPoolExecutor() as threads, grpc.insecure_channel(service.grpc) as channel:
-            stub = inference_pb2_grpc.InferenceStub(channel)
-            request = pb.CompleteRequest(text="abc", sampling=pb.SamplingParams(**long))
-            over_grpc = stub.CompleteStream(request)
-            chunks = threads.submit(lambda: [*read_to_the_end(over_grpc)])
-            over_http = threads.submit(
-                asyncio.run, post(port, "/v1/completions", {"prompt": "abc", "stream": True, **long})
-            )
-            watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
-            assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
-            wait_for(lambda: service.load()["running"] == 2, "two streams")
-            service.process.send_signal(signal.SIGTERM)
-            assert [answer.status for answer in watch] == [health_pb2.HealthCheckResponse.NOT_SERVING]
-            late = asyncio.run(post(port, "/v1/completions", {"prompt": "abc"}))
-            assert (late.status, late.headers["retry-after"]) == (503, "1")
-            with pytest.raises(grpc.RpcError) as caught:
-                stub.Complete(request)
-            assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
-            events = over_http.result(30).events()
-            assert events[-1]["error"]["code"] in ("draining", "replica_lost")
-            assert len(events) > 2, "it had begun"
-            assert chunks.result(30)
-            assert over_grpc.code() == grpc.StatusCode.UNAVAILABLE
-        assert service.process.wait(60) == 0
-
-
-def read_to_the_end(call: Any) -> Iterator[Any]:
-    with suppress(grpc.RpcError):
-        yield from call
-
-
-def test_a_signal_to_the_whole_group_ends_it_too(checkpoint: Path, tmp_path: Path) -> None:
-    """As `timeout` and service managers send it: Ray's daemons are gone before they could be asked to go."""
-    with served([str(checkpoint), "--threads", "1", "--kv-memory", "64MiB"], tmp_path) as service:
-        service.wait_ready()
-        children = service.descendants()
-        os.killpg(service.process.pid, signal.SIGTERM)
-        assert service.process.wait(60) == 0
-        assert alive(children) == []
-        assert service.leftovers() == []
 
 
 def test_the_ready_file_says_where(service: Served) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import socket
 import struct
 import time
@@ -20,7 +22,7 @@ from leaving import Leaving
 from neighbour import NEIGHBOUR, Neighbour
 from raw_calls import MANY_TOKENS, PROTOCOLS, Asked, Protocol, RawCall
 from raw_http import GOAWAY, HEADERS, RST_STREAM, Http2, head, post, unread
-from served import Served, served, wait_for
+from served import Served, alive, served, wait_for
 
 from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import inference_pb2_grpc
@@ -95,7 +97,7 @@ def test_leaving_and_deadlines_while_waiting(pressed: Served, report: Callable[[
         return Asked(f"{protocol.name} ", max_tokens=8, id=protocol.name, timeout_s=timeout_s)
 
     def waiting(count: int) -> None:
-        wait_for(lambda: pressed.load()["waiting"] == count, f"{count} to wait")
+        wait_for(lambda: pressed.load()["waiting"] == count, f"{count} to wait", 10)
 
     with Leaving(pressed, "queued", "waiting", report).measured() as table:
         table.leave_all(PROTOCOLS, short, waiting)
@@ -327,3 +329,12 @@ async def over_grpc(stub: Any, fields: dict[str, Any], right: str, *, stream: bo
         trailing = dict(error.trailing_metadata() or ())
         return "refused" if int(trailing["retry-after"]) >= 1 else "refused without a time"
     return "right" if text == right else "wrong"
+
+
+def test_at_last_a_signal_to_the_whole_group_ends_it(pressed: Served) -> None:
+    """As `timeout` and service managers send it: Ray's daemons are gone before they could be asked to go."""
+    children = pressed.descendants()
+    os.killpg(pressed.process.pid, signal.SIGTERM)
+    assert pressed.process.wait(60) == 0
+    assert alive(children) == []
+    assert pressed.leftovers() == []

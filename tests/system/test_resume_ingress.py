@@ -1,4 +1,4 @@
-"""The door itself is killed under live streams: our client goes on with them, others hear of it."""
+"""The door is lost under live streams: our client goes on with them, others hear of it. In the end it is shut."""
 
 from __future__ import annotations
 
@@ -7,14 +7,21 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
+import grpc
 import openai
 import pytest
-from served import Served, command_line
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from raw_http import post
+from served import Served, command_line, wait_for
 
 from motley.client import AsyncClient, Client
+from motley.cluster.protos import inference_pb2 as pb
+from motley.cluster.protos import inference_pb2_grpc
 
 TOKENS = 2000
 SAMPLING: list[dict[str, Any]] = [
@@ -114,3 +121,38 @@ def test_the_door_is_lost(pair: Served, how: signal.Signals) -> None:
     with pytest.raises(openai.APIConnectionError):  # cannot be resumed, but must not look as if it had ended well
         foreign.result()
     pair.wait_idle()
+
+
+def test_at_last_streams_that_outlast_the_drain_are_told_so(pair: Served) -> None:
+    """SIGTERM: what is new is refused with a time to come again, what runs is not cut off in silence."""
+    long, port = {"max_tokens": 60_000, "ignore_eos": True}, pair.http_port
+    with ThreadPoolExecutor() as threads, grpc.insecure_channel(pair.grpc) as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        request = pb.CompleteRequest(text="abc", sampling=pb.SamplingParams(**long))
+        over_grpc = stub.CompleteStream(request)
+        chunks = threads.submit(lambda: [*read_to_the_end(over_grpc)])
+        over_http = threads.submit(
+            asyncio.run, post(port, "/v1/completions", {"prompt": "abc", "stream": True, **long})
+        )
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+        wait_for(lambda: pair.load()["running"] == 2, "two streams")
+        pair.process.send_signal(signal.SIGTERM)
+        assert [answer.status for answer in watch] == [health_pb2.HealthCheckResponse.NOT_SERVING]
+        late = asyncio.run(post(port, "/v1/completions", {"prompt": "abc"}))
+        assert (late.status, late.headers["retry-after"]) == (503, "1")
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.Complete(request)
+        assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+        events = over_http.result(30).events()
+        assert events[-1]["error"]["code"] == "draining"
+        assert len(events) > 2, "it had begun"
+        assert chunks.result(30)
+        assert over_grpc.code() == grpc.StatusCode.UNAVAILABLE
+        assert over_grpc.details() == events[-1]["error"]["message"]
+    assert pair.process.wait(60) == 0
+
+
+def read_to_the_end(call: Any) -> Iterator[Any]:
+    with suppress(grpc.RpcError):
+        yield from call

@@ -26,9 +26,10 @@ assert info.served_model_name == "tiny"
 assert info.is_generation
 assert info.max_context_length == 65536
 assert stub.HealthCheck(pb.HealthCheckRequest()).healthy
-assert stub.GetServerInfo(pb.GetServerInfoRequest()).server_type == "vllm-grpc"
+server = stub.GetServerInfo(pb.GetServerInfoRequest())
+assert server.server_type == "vllm-grpc"
 loads = stub.GetLoads(pb.GetLoadsRequest(include=["core"]))
-assert loads.dp_rank_count == 1
+assert loads.dp_rank_count == server.data_parallel_size == 1
 assert loads.loads[0].max_total_num_tokens > 0
 
 

@@ -1,0 +1,89 @@
+"""In a process of its own: a fleet on nodes that only say they have GPUs. Prints who is where, and why others wait."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import ray
+from echo_worker import EchoWorker
+from ray import serve
+from ray.cluster_utils import Cluster
+
+from motley.cluster.app import build_app
+from motley.cluster.control.plane import Plane
+from motley.cluster.control.serve_fleet import ServeFleet
+from motley.cluster.control.state import State
+from motley.cluster.fleet.file import load_fleet
+from motley.cluster.fleet.selector import ACCELERATOR, COMPUTE_CAPABILITY
+from motley.cluster.fleet.store import APPLICATION, Deployed, write_deployed
+
+CARDS = {"T4": "7.5", "A10": "8.6", "H100": "9.0"}
+START_S = 120.0
+
+
+def main(fleet: Path) -> dict[str, object]:
+    """placed: accelerators of the nodes where pools are, None of one without; pending: as `why` has it."""
+    small = {"num_cpus": 4, "object_store_memory": 2**27}
+    cluster = Cluster(initialize_head=True, head_node_args={**small, "include_dashboard": False})
+    try:
+        for card, capability in CARDS.items():
+            labels = {ACCELERATOR: card, COMPUTE_CAPABILITY: capability, "rack": f"of-{card}"}
+            cluster.add_node(num_gpus=1, labels=labels, **small)
+        ray.init(address=cluster.address, logging_level=logging.ERROR, log_to_driver=False)
+        spec = load_fleet(fleet).spec
+        write_deployed(Deployed(fleet=spec))
+        app = build_app(spec, partial(EchoWorker, spec.model))
+        serve._run(app, name=APPLICATION, external_scaler_enabled=True, _blocking=False)
+        return {"placed": where(len(spec.pools)), "pending": asyncio.run(why("old", 2))}
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def where(count: int) -> dict[str, str | None]:
+    from ray.serve.context import _get_global_client
+
+    labels = {node["NodeID"]: node["Labels"] for node in ray.nodes()}
+    deadline = time.monotonic() + START_S
+    while True:
+        pools = _get_global_client().get_serve_details()["applications"][APPLICATION]["deployments"]
+        found = {
+            name: labels[replica["node_id"]].get(ACCELERATOR)
+            for name, pool in pools.items()
+            for replica in pool["replicas"]
+            if name != "ingress" and replica["state"] == "RUNNING"
+        }
+        if len(found) == count:
+            return found
+        assert time.monotonic() < deadline, pools
+        time.sleep(0.1)
+
+
+async def why(pool: str, replicas: int) -> list[str]:
+    """What the control plane tells of a pool that is to have more replicas than find a place."""
+    plane = Plane(ServeFleet(APPLICATION, lambda models: None), Forgetful(), State())
+    await plane.step()
+    await plane.scale(pool, replicas, by="test", reason="")
+    deadline = time.monotonic() + START_S
+    while not plane.pending.get(pool, "").startswith("no "):
+        assert time.monotonic() < deadline, plane.state.events
+        await asyncio.sleep(0.1)
+        await plane.step()
+    assert plane.looked[pool].target == replicas
+    assert len(plane.looked[pool].running) == replicas - 1
+    return [event.reason for event in plane.state.events if event.kind == "pending"][-1:]
+
+
+class Forgetful:
+    async def keep(self, state: State) -> None:
+        pass
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(Path(sys.argv[1]))))

@@ -1,0 +1,29 @@
+"""A side of `motley bench engine --device cuda`, ours on the stand-in for a device: graphs, staging and overlap run."""
+
+from __future__ import annotations
+
+import sys
+
+from late_device import LateDevice, LateOps
+
+from motley.kernels.rig import Rig, stand_in
+from motley.replicas.bench import side_static
+from motley.replicas.bench.engine_child import run
+from motley.replicas.bench.side_worker import Streams
+
+__all__ = ["late_streams"]
+
+
+class RiggedOps(LateOps):
+    """With the figures of a GPU, of which a roofline is reckoned."""
+
+    rig: Rig = stand_in((9, 0))
+
+
+def late_streams(drafts: int = 0) -> Streams:
+    return Streams("rehearsal", "cpu", drafts, RiggedOps(), LateDevice())
+
+
+if __name__ == "__main__":
+    side, shape, device, *drafts = sys.argv[1:]
+    run(late_streams(*map(int, drafts)) if side == "motley" else side_static.build(shape, device))
