@@ -52,15 +52,16 @@ else
 	$(BIN)/pytest $(ARGS)
 endif
 
-# Side by side: the system tests wait for other processes most of their time.
+# Side by side: the system tests wait for other processes most of their time. Torch's threads of one would spin while
+# the other computes.
 unit-system: $(VENV)/.dev
 	$(BIN)/pytest tests/system
 
 unit-rest: $(VENV)/.dev
-	$(BIN)/pytest --ignore=tests/system --ignore=tests/kernels
+	OMP_NUM_THREADS=1 $(BIN)/pytest --ignore=tests/system --ignore=tests/kernels
 
 unit-kernels: $(VENV)/.dev
-	$(BIN)/pytest tests/kernels
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests/kernels
 
 kernels: $(VENV)/.dev $(IMAGE_TRITONS:%=$(VENV)/.triton-%)  ## all that is launched, compiled for every capability; with no GPU
 	@cp kernels/README.md $(VENV)/kernels.md

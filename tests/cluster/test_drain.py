@@ -13,12 +13,21 @@ from motley.cluster import head
 
 
 class SlowIngress:
-    """Does not answer the first `silent` calls; then has so many streams left, one fewer each time it is asked."""
+    """Does not answer the first `silent` calls; then has so many streams left, one fewer each time it is asked.
+
+    Called as Serve's handles are.
+    """
 
     def __init__(self, silent: int, left: int) -> None:
         self.silent, self.left = silent, left
         self.ended = False
-        self.drain, self.end_streams = _Method(self._drain), _Method(self._end_streams)
+        self._methods: dict[str, Callable[[], Awaitable[Any]]] = {
+            "drain": self._drain,
+            "end_streams": self._end_streams,
+        }
+
+    def broadcast(self, method: str) -> _Asked:
+        return _Asked(self._methods[method])
 
     async def _drain(self) -> int:
         if self.silent:
@@ -31,9 +40,14 @@ class SlowIngress:
         self.ended, self.left = True, 0
 
 
-class _Method:
+class _Asked:
+    """The answers of one ingress, as those of several."""
+
     def __init__(self, method: Callable[[], Awaitable[Any]]) -> None:
-        self.remote = method
+        self._method = method
+
+    async def results_async(self, return_exceptions: bool) -> list[Any]:
+        return list(await asyncio.gather(self._method(), return_exceptions=return_exceptions))
 
 
 @pytest.mark.parametrize("silent", [0, 2])

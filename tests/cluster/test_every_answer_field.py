@@ -103,6 +103,8 @@ async def served(tmp_path_factory: pytest.TempPathFactory) -> Any:
     path.write_text(json.dumps(json.loads(path.read_text()) | named))
     workers = [Telling(str(folder), SCRIPT) for _ in range(2)]
     ingress = await make_ingress(folder, *workers)
+    for number, worker in enumerate(workers):  # as Serve's routers tell of them
+        ingress.router.live.joined(replace(worker.profile(), replica_id=f"r{number}", pool="cpu"))
     async with serving(ingress) as target:
         yield target, ingress, workers
 

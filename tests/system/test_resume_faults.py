@@ -23,7 +23,7 @@ from served import Served, alive, wait_for
 from motley.client import Client
 from motley.cluster.protos import vllm_engine_pb2, vllm_engine_pb2_grpc
 
-STREAMS = 16  # so many that one replica alone is not the soonest for all of them
+STREAMS = 16  # more than one replica runs at a time
 TOKENS = 2000  # long enough to be cut in the middle
 SAMPLING: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0, "max_tokens": TOKENS, "ignore_eos": True},
@@ -210,7 +210,7 @@ def test_replicas_are_taken_away_and_added(pair: Served) -> None:
     for _ in range(4):  # until one of them had to move: they may have ended a moment before
         with ThreadPoolExecutor(STREAMS) as threads:
             futures = []
-            while min(carried(pair)) == 0:  # one alone may be the soonest for several
+            while min(carried(pair)) == 0:  # one alone may be the soonest until it is full
                 assert len(futures) < STREAMS, "both carry some"
                 begun = threading.Event()
                 futures.append(threads.submit(stream_long, pair, begun))
