@@ -35,9 +35,8 @@ def pair(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     to the other: below that, one alone may be the soonest for each, where both share their cores.
     """
     arguments = [str(checkpoint), "--served-model-name", "tiny", "--threads", "1", "--kv-memory", "64MiB"]
-    with served(
-        [*arguments, "--replicas", "2", "--max-running", "8", "--drain-s", "1", "--no-control"], tmp_path_factory.mktemp("pair")
-    ) as service:
+    arguments += ["--replicas", "2", "--max-running", "8", "--drain-s", "1", "--no-control"]
+    with served(arguments, tmp_path_factory.mktemp("pair")) as service:
         service.wait_ready()
         yield service
 
