@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
@@ -51,7 +52,7 @@ class HealthProtocol:
         self._services = services
         self._watches: Counter[tuple[str, str]] = Counter()  # by tenant and address; by tenant alone
         self._poll: asyncio.Task[bool] | None = None
-        self._polled = -WATCH_PERIOD_S  # monotonic: when the last answer came
+        self._polled = -math.inf  # monotonic: when the last answer came
         self._well = False
 
     async def check(self, request: pb.HealthCheckRequest) -> pb.HealthCheckResponse:

@@ -24,7 +24,8 @@ MOST = 60_000  # tokens: longer than any test presses
 NEIGHBOUR = "neighbour"
 LEAST = 1500  # that it has had under pressure: many beside those that come while the steps are told
 AHEAD = 400  # tokens that come while the steps are told, at most
-LEAST_SHARE = 0.7  # of steps; these are asked for over HTTP, and some go by meanwhile; mostly it is 1.0
+LEAST_SHARE = 0.8  # of steps; these are asked for over HTTP, and some go by meanwhile; mostly it is 1.0
+ARRIVE_S = 1.0  # after the pressure, in which tokens that were on their way arrive before the steps are told
 
 
 @dataclass
@@ -104,11 +105,11 @@ class Neighbour:
 
     def _press(self) -> None:
         try:
-            self._run(MOST, self._pressed, self._stop.is_set)
+            self._run(MOST, self._pressed, self._stop.is_set, ARRIVE_S)
         except BaseException as error:  # noqa: BLE001  told by `beside`
             self._failure = error
 
-    def _run(self, most: int, run: Run, enough: Callable[[], bool]) -> None:
+    def _run(self, most: int, run: Run, enough: Callable[[], bool], settle_s: float = 0.0) -> None:
         sampling = pb.SamplingParams(temperature=0, max_tokens=most, ignore_eos=True)
         request = pb.CompleteRequest(text="a steady neighbour", sampling=sampling, request_id=NEIGHBOUR)
         metadata = (("x-request-id", NEIGHBOUR),)
@@ -116,6 +117,7 @@ class Neighbour:
         with grpc.insecure_channel(self._service.grpc) as channel, ThreadPoolExecutor(1) as asking:
             call = inference_pb2_grpc.InferenceStub(channel).CompleteStream(request, timeout=180, metadata=metadata)
             told: list[Future[int]] = []  # it reads on while the engine's steps are asked for
+            enough_s = 0.0
             for chunk in call:
                 tokens = [token for choice in chunk.choices for token in choice.token_ids]
                 if not tokens:
@@ -128,10 +130,11 @@ class Neighbour:
                     told.append(asking.submit(self._steps))
                 if not run.before and told[0].done():
                     run.before = len(run.tokens)
-                if len(told) == 1 and enough():
-                    # The second time only for the time that it takes: tokens of those steps are still on their way.
-                    told += [asking.submit(self._steps) for _ in range(2)]
-                if len(told) == 3 and told[2].done():
+                if not enough_s and enough():
+                    enough_s = time.monotonic()
+                if len(told) == 1 and enough_s and time.monotonic() > enough_s + settle_s:
+                    told.append(asking.submit(self._steps))
+                if len(told) == 2 and told[1].done():
                     break
             run.after = len(run.tokens)
             run.steps = told[1].result() - told[0].result()
