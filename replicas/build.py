@@ -105,10 +105,12 @@ class BuiltEngine:
             log.info("preemption: %s", why)
             self.choices = {**self.choices, "preemption": f"{self.choices['preemption']}; {why}"}
             self.profile = replace(self.profile, choices=dict(self.choices))
-        if self.core.scheduler.prefixes.pool.total:
+        prefixes = self.core.scheduler.prefixes
+        if prefixes.pool.total:
             assert self.runner.swapper is not None
             _, in_s = self.runner.swapper.measure()
-            self.core.scheduler.prefixes.prospects = Prospects(1 / rates.prefill_tokens_per_s, in_s)
+            prefixes.prospects = Prospects(1 / rates.prefill_tokens_per_s, in_s)
+            self.profile = replace(self.profile, shares=prefixes.shares, fetch_s=prefixes.fetch_s)
         self.core.scheduler.pool.forget_prefixes()
 
     @torch.inference_mode()

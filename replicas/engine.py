@@ -318,7 +318,8 @@ class EngineCore:
     def _emit(self) -> Iterator[Emission]:
         for job in self._ready.values():
             done = not job.live
-            yield Emission(job.key, message_of(job), done, job.error if done else None)
+            stored = self.scheduler.prefixes.stored(job.lead) if job.tells else None
+            yield Emission(job.key, message_of(job, stored), done, job.error if done else None)
             job.deltas = []
             if done:
                 del self._jobs[job.key]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from .errors import MotleyError
 from .plan import ItemResult
-from .protocol import Delta, FinishReason, StreamMessage
+from .protocol import Delta, FinishReason, Stored, StreamMessage
 from .sequence import Sequence
 from .text import TextStream
 
@@ -25,7 +25,7 @@ class Emission:
 
 @dataclass(slots=True)
 class Job:
-    """A request in the engine: its live sequences, and what is ready to be sent."""
+    """A request in the engine: its live sequences, and what is ready to be sent. stored: as was told last."""
 
     key: int
     lead: Sequence
@@ -34,6 +34,12 @@ class Job:
     opened: bool = False
     embedding: tuple[float, ...] | None = None
     error: MotleyError | None = None
+    stored: Stored | None = None
+
+    @property
+    def tells(self) -> bool:
+        """What is to be sent is the first of it, or the last."""
+        return not (self.opened and self.live)
 
 
 def ended_already(sequence: Sequence, text: TextStream | None) -> Delta | None:
@@ -57,14 +63,23 @@ def keep_prompt_logprobs(sequence: Sequence, start: int, outcome: ItemResult) ->
         sequence.prompt_logprobs.extend(outcome.prompt_logprobs[max(known, 0) :])
 
 
-def message_of(job: Job) -> StreamMessage:
+def message_of(job: Job, stored: Stored | None = None) -> StreamMessage:
+    """stored: what is known by now, if `job.tells`; told again only where that is something else."""
     first, job.opened = not job.opened, True
+    before, job.stored = job.stored, stored or job.stored
     if not first:
-        return StreamMessage(tuple(job.deltas))
+        return StreamMessage(tuple(job.deltas), stored=stored if _says_more(stored, before) else None)
     prompt_logprobs = tuple(job.lead.prompt_logprobs) if job.lead.wants_prompt_logprobs else None
     return StreamMessage(
         tuple(job.deltas),
         cached_tokens=job.lead.cached_tokens or 0,
         prompt_logprobs=prompt_logprobs,
         embedding=job.embedding,
+        stored=stored,
     )
+
+
+def _says_more(stored: Stored | None, before: Stored | None) -> bool:
+    if stored is None or before is None:
+        return stored is not None
+    return (stored.tokens, stored.absent) != (before.tokens, before.absent)

@@ -62,7 +62,7 @@ def _of_logprobs(entries: tuple[PromptLogprob, ...] | None) -> int:
 
 
 def merge(messages: list[StreamMessage]) -> StreamMessage:
-    """Everything that is ready as one message: one delta per choice, and the latest load."""
+    """Everything that is ready as one message: one delta per choice, and the latest of what is told beside them."""
     if len(messages) == 1:
         return messages[0]
     by_choice: dict[int, list[Delta]] = {}
@@ -70,4 +70,5 @@ def merge(messages: list[StreamMessage]) -> StreamMessage:
         for delta in message.deltas:
             by_choice.setdefault(delta.index, []).append(delta)
     deltas = tuple(joined(deltas) for deltas in by_choice.values())
-    return replace(messages[0], deltas=deltas, load=messages[-1].load)
+    stored = next((message.stored for message in reversed(messages) if message.stored is not None), None)
+    return replace(messages[0], deltas=deltas, load=messages[-1].load, stored=stored)

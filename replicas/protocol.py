@@ -28,6 +28,7 @@ __all__ = [
     "ReplicaProfile",
     "Request",
     "SamplingParams",
+    "Stored",
     "StreamMessage",
     "TokenLogprob",
     "joined",
@@ -165,12 +166,27 @@ def sum_of(loads: Iterable[ReplicaLoad]) -> ReplicaLoad:
 
 
 @dataclass(frozen=True, slots=True)
+class Stored:
+    """What a replica knows of one prompt in the prefix store that it shares with others.
+
+    tokens   leading ones that the store had when this replica last read or wrote them
+    absent   from that one on it had none when this request asked for them; None: it has not found the end
+    token_s  seconds that it takes to fetch a token here, lately
+    """
+
+    tokens: int
+    absent: int | None = None
+    token_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class StreamMessage:
     """One message of a replica's stream: every delta that is ready, and the load for the router.
 
     The first message of a stream has `cached_tokens` (prompt tokens that were not computed again) and,
     if asked for, `prompt_logprobs`. The only message of a pooled request has `embedding`: fp32 values, one
-    per hidden dimension, not normalised to unit length.
+    per hidden dimension, not normalised to unit length. Where there is a prefix store, the first has `stored`, and the
+    last has it again if more is known by then.
     """
 
     deltas: tuple[Delta, ...] = ()
@@ -178,6 +194,7 @@ class StreamMessage:
     cached_tokens: int | None = None
     prompt_logprobs: tuple[PromptLogprob, ...] | None = None
     embedding: tuple[float, ...] | None = None
+    stored: Stored | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +239,8 @@ class ReplicaProfile:
     decode_s   seconds of a decode step at each of BATCHES, with short contexts; none: nobody has measured
     context_s  seconds more, for each token of context of a step's sequences
     pool       whose it is, as the one who reads it knows
+    shares     replicas with the same read each other's prefixes from a store; empty: it has none
+    fetch_s    seconds to fetch a token from there, at a guess
     """
 
     replica_id: str
@@ -240,6 +259,8 @@ class ReplicaProfile:
     context_s: float = 0.0
     max_running: int = 0
     pool: str = ""
+    shares: str = ""
+    fetch_s: float = 0.0
 
     @property
     def kv_tokens(self) -> int:

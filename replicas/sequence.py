@@ -40,6 +40,9 @@ class Sequence:
     held       its reader is behind
     host_copy  KV of its first tokens, while it waits
     sought     a prefix store was asked for its prompt, or is not worth asking
+    values     keys of the values that its prompt fills there
+    absent     the first of them that was fetched in vain; None: none was
+    coming     tokens that it has or fetches from there, while it is WAITING_KV
     """
 
     id: int
@@ -68,6 +71,9 @@ class Sequence:
     held: bool = False
     host_copy: HostCopy | None = None
     sought: bool = False
+    values: tuple[bytes, ...] = ()
+    absent: int | None = None
+    coming: int = 0
 
     @property
     def num_prompt(self) -> int:
@@ -84,7 +90,9 @@ class Sequence:
 
     @property
     def unkept(self) -> int:
-        """As `remaining`, less what is kept on the host."""
+        """As `remaining`, less what is kept on the host, or comes there from a prefix store."""
+        if self.state is State.WAITING_KV:
+            return self.remaining - self.coming
         return self.remaining - (self.host_copy.num_tokens if self.host_copy is not None else 0)
 
     @property

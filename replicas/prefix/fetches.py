@@ -12,6 +12,7 @@ from ..protocol import BLOCK_TOKENS
 from ..sequence import Sequence, State
 from .errands import HIT, MISS, SLOW, Fetch
 from .keys import Value
+from .known import Known
 from .link import Link
 from .popular import Popular
 from .prospects import READ_S, Prospects, Sightings, leading_worth, patience_s
@@ -62,10 +63,10 @@ class Fetches:
     popular                     what was asked for, first of all
     """
 
-    def __init__(self, link: Link, saves: Saves, clock: Callable[[], float]) -> None:
+    def __init__(self, link: Link, saves: Saves, known: Known, clock: Callable[[], float]) -> None:
         self.queried_tokens = self.hit_tokens = 0
         self.outcomes: Counter[str] = Counter()
-        self._link, self._saves, self._clock = link, saves, clock
+        self._link, self._saves, self._known, self._clock = link, saves, known, clock
         self.popular = Popular()
         self._sightings = Sightings()
         self._parked: dict[Fetch, _Parked] = {}
@@ -84,12 +85,14 @@ class Fetches:
         link, hashes = self._link, sequence.reusable_hashes()
         prompt = sequence.hashes[: sequence.num_prompt // BLOCK_TOKENS] if hashes else []
         values = link.keys.values(prompt, link.value_blocks)
+        sequence.values = tuple(value.key for value in values)
         found = pool.cached_prefix(hashes)
         begin = found // link.value_blocks
         for value in values[begin:]:
             flying = self._flying.get(value.key)
             if flying is not None and flying.coming(sequence):
                 sequence.state, self._behind[sequence] = State.WAITING_KV, value.key
+                sequence.coming = flying.num_tokens
                 return
         sequence.sought = True
         if values and sequence.leader is None:
@@ -119,7 +122,7 @@ class Fetches:
             self._flying[key] = _Flying(sequence, min(start + size, usable) * BLOCK_TOKENS)
         self._parked[fetch] = parked
         self.queried_tokens += new * BLOCK_TOKENS
-        sequence.state = State.WAITING_KV
+        sequence.state, sequence.coming = State.WAITING_KV, (parked.found + new) * BLOCK_TOKENS
         link.courier.send(fetch)
         return True
 
@@ -129,6 +132,10 @@ class Fetches:
         sequence, late = parked.sequence, fetch.outcome == SLOW
         if prospects is not None and (fetch.count or late):
             prospects.learn((fetch.count + late) * self._link.value_bytes, fetch.seconds)
+        self._known.there(fetch.keys[: fetch.count])
+        if fetch.outcome not in (HIT, SLOW):
+            self._known.gone(fetch.keys[fetch.count :])
+            sequence.absent = parked.begin + fetch.count
         count = 0 if fetch.cancelled else fetch.count
         for key in fetch.keys[count:]:
             if (flying := self._flying.get(key)) is not None and flying.owner is sequence:

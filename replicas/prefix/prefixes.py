@@ -11,10 +11,11 @@ import time
 from collections.abc import Callable, Iterable
 
 from ..blocks import BlockPool
-from ..protocol import BLOCK_TOKENS
+from ..protocol import BLOCK_TOKENS, Stored
 from ..sequence import Sequence
 from .errands import Ask, Fetch, Forget, Release, Save
 from .fetches import Fetches
+from .known import Known
 from .link import Link, no_link
 from .prospects import Prospects
 from .saves import Pair, Saves
@@ -33,8 +34,9 @@ class Prefixes:
         self._link = link = no_link() if link is None else link
         self.pool = link.pool
         self.prospects: Prospects | None = None
-        self._saves = Saves(link)
-        self._fetches = Fetches(link, self._saves, clock)
+        self._known = Known(clock)
+        self._saves = Saves(link, self._known)
+        self._fetches = Fetches(link, self._saves, self._known, clock)
 
     @property
     def queried_tokens(self) -> int:
@@ -93,8 +95,31 @@ class Prefixes:
         """Let the store forget what is that owner's; None: everything."""
         self._saves.forget(owner)
         self._fetches.popular.forget(owner)
+        self._known.forget()  # whosever it is: it is learned again
         if self.pool.total:
             self._link.courier.send(Forget(owner=owner))
+
+    @property
+    def shares(self) -> str:
+        """Whoever has the same reads what is stored from here, and the other way round; empty: nobody does."""
+        return self._link.keys.name if self.pool.total else ""
+
+    @property
+    def fetch_s(self) -> float:
+        """Seconds to fetch a token, by what was measured lately."""
+        if self.prospects is None:
+            return 0.0
+        link = self._link
+        return self.prospects.fetch_s(link.value_bytes, link.value_blocks) / (link.value_blocks * BLOCK_TOKENS)
+
+    def stored(self, sequence: Sequence) -> Stored | None:
+        """What is known of its prompt in the store; None: nothing is shared."""
+        if self.prospects is None:
+            return None
+        tokens, values, absent = self._link.value_blocks * BLOCK_TOKENS, sequence.values, sequence.absent
+        if absent is not None and self._known.leading(values[absent : absent + 1]):
+            absent = None  # it has been stored since
+        return Stored(self._known.leading(values) * tokens, None if absent is None else absent * tokens, self.fetch_s)
 
     def told(self, store: StoreStats) -> PrefixStats:
         """Safe from any thread. store: what the store says of itself."""
@@ -125,3 +150,5 @@ class Prefixes:
                 self._saves.answered(errand)
             elif isinstance(errand, Release):
                 self.pool.free(errand.blocks)
+            elif isinstance(errand, Forget):
+                self._known.forget()  # what was written just before that, too

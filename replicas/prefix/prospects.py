@@ -38,8 +38,12 @@ class Prospects:
         """Of what was fetched lately, opened and brought to the host's blocks."""
         return 1 / self._s_per_byte
 
+    def fetch_s(self, nbytes: int, blocks: int) -> float:
+        """What it takes to fetch so much, in seconds."""
+        return nbytes * self._s_per_byte + blocks * self._block_s
+
     def favour_fetch(self, tokens: int, nbytes: int, blocks: int) -> bool:
-        if nbytes * self._s_per_byte + blocks * self._block_s < tokens * self.token_s:
+        if self.fetch_s(nbytes, blocks) < tokens * self.token_s:
             return True
         self._refused += 1
         return self._refused % _TRY_AGAIN == 0

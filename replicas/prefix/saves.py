@@ -13,6 +13,7 @@ from ..blocks import BlockPool
 from ..sequence import Sequence, State
 from .errands import Ask, Mark, Save
 from .keys import Value
+from .known import Known
 from .link import Link
 
 __all__ = ["Pair", "Saves"]
@@ -37,9 +38,9 @@ class _Wish:
 class Saves:
     """Of the blocks of the host at most half are on their way to the store. saved: values given to it."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, known: Known) -> None:
         self.saved = 0
-        self._link = link
+        self._link, self._known = link, known
         self._per_plan = max(1, _PLAN_BYTES // link.value_bytes)
         self._asked: dict[Ask, _Wish] = {}
         self._wishes: list[_Wish] = []
@@ -70,10 +71,14 @@ class Saves:
         wish = self._asked.pop(ask)
         self._keys.difference_update(ask.keys)
         if ask.known is not None:
+            self._known.there(ask.keys[: ask.known])
+            self._known.gone(ask.keys[ask.known :])
             self.wish(wish.sequence, tuple(wish.values)[ask.known :])
 
     def ended(self, save: Save) -> None:
         self.saved += save.saved
+        if save.saved:
+            self._known.there((save.key,))
         self._out -= len(save.blocks)
         self._keys.discard(save.key)
         self._link.pool.free(save.blocks)
