@@ -125,7 +125,10 @@ class Bundles:
                 for number, answer in batch:
                     if isinstance(answer, MotleyError):
                         items[number].fail(answer)
-                    elif not items[number].answer.done():
+                        continue
+                    if bundle.placement.visit is not None:
+                        bundle.placement.visit.told(answer, items[number].request)
+                    if not items[number].answer.done():
                         items[number].answer.set_result(answer)
             self._fail(bundle, Unavailable("the replica's answer broke off", code="replica_lost"))
         except FAILURES as error:

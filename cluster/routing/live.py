@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from ...replicas.protocol import ReplicaLoad, ReplicaProfile, Request
+from ...replicas.protocol import ReplicaLoad, ReplicaProfile, Request, Stored
 from ..fleet.status import ReplicaStatus
 from .chain import PIECE_TOKENS, Chain
 from .predict import Ask, Directory, Predicted, Slo, Speed
 from .prefixes import PrefixView
+from .stored import StoredView
 from .visit import Visit
 
 __all__ = ["Live", "Member", "Order"]
@@ -27,11 +28,12 @@ _GUESS = Speed(1000.0, (0.05,) * 9, 0.0, 512, 64, 1 << 17)  # of a replica that 
 
 @dataclass(slots=True)
 class Member:
-    """One replica. pool: as the ingress calls it."""
+    """One replica. pool: as the ingress calls it. store: the prefix store that it reads, by number; None: none."""
 
     row: int
     pool: str
     profile: ReplicaProfile
+    store: int | None = None
     load: ReplicaLoad = field(default_factory=ReplicaLoad)
     heard: float = 0.0  # of when that is
     taken: float = 0.0  # when it was last taken from a message
@@ -60,6 +62,7 @@ class Live:
         self.directory = Directory([], slo, rng or random.Random())
         self.clock = clock
         self.prefixes = PrefixView()
+        self.stored = StoredView()
         self._names = names
         self._unproven: dict[str, set[str]] = {}  # replicas, by pool
         self._by_row: dict[int, str] = {}
@@ -71,7 +74,10 @@ class Live:
         numerics = self._classes.setdefault(profile.numerics, len(self._classes))
         row = self.directory.add(speed_of(profile), longest=profile.model.max_model_len, numerics=numerics)
         self.prefixes.come(row, profile.kv_tokens // PIECE_TOKENS)
-        self.members[profile.replica_id] = Member(row, self._names[profile.pool], profile, heard=self.clock())
+        store = self.stored.come(profile.shares) if profile.shares else None
+        if store is not None:
+            self.directory.reads(row, store, profile.fetch_s)
+        self.members[profile.replica_id] = Member(row, self._names[profile.pool], profile, store, heard=self.clock())
         self._by_row[row] = profile.replica_id
         self._unproven.setdefault(self._names[profile.pool], set()).add(profile.replica_id)
         self.had_any = True
@@ -92,6 +98,8 @@ class Live:
             del self._by_row[member.row]
             self._unproven[member.pool].discard(replica)
             self.prefixes.clear(member.row)
+            if member.store is not None:
+                self.stored.leave(member.profile.shares)
             self.directory.remove(member.row)
 
     def reported(self, replica: str, load: ReplicaLoad) -> None:
@@ -137,6 +145,13 @@ class Live:
     def forget_prefixes(self) -> None:
         for member in self.members.values():
             self.prefixes.clear(member.row)
+        self.stored.clear()
+
+    def told(self, member: Member, chain: Chain, stored: Stored) -> None:
+        """What the replica knows of that prompt in its store of prefixes."""
+        if member.store is not None:
+            self.directory.reads(member.row, member.store, stored.token_s)
+            self.stored.learn(member.store, chain, stored)
 
     def pool_of(self, replica: str) -> str | None:
         member = self.members.get(replica)
@@ -164,7 +179,7 @@ class Live:
         for name in never:
             order.pop(name, None)
         sequences = sum(each.sampling.n for each in requests)
-        return Visit(self, order, ask.prompt_tokens, sequences, chain, ask.cached or {})
+        return Visit(self, order, ask, sequences, chain)
 
     def _ask(self, requests: Sequence[Request], chain: Chain, last: Collection[str] = (), numerics: str = "") -> Ask:
         """`chain`: of the longest."""
@@ -172,6 +187,7 @@ class Live:
         return Ask(
             sum(len(each.prompt_ids) + sum(map(len, each.output_ids)) for each in requests),
             self._cached(chain),
+            self.stored.tokens(chain),
             context=len(longest.prompt_ids) + (longest.pooling is None),
             last=[self.members[name].row for name in last],
             numerics=self._classes.get(numerics) if numerics else None,
@@ -189,7 +205,9 @@ class Live:
         if self.slo is None:
             return False
         context = tokens + (request.pooling is None)
-        return bool(self.directory.ranked(now, Ask(tokens, self._cached(Chain(request)), context=context)))
+        chain = Chain(request)
+        ask = Ask(tokens, self._cached(chain), self.stored.tokens(chain), context=context)
+        return bool(self.directory.ranked(now, ask))
 
     def is_crowded_out(self, request: Request) -> bool:
         """Whether other ingresses have most of the fleet, and a replica would begin the request after another one.

@@ -44,7 +44,7 @@ _COLUMNS = {
     "_prefill": 1.0, "_context_s": 0.0, "_chunk": 1.0, "_full_s": 1.0, "_beyond_s": 0.0, "_max_running": 1.0,
     "_kv_tokens": 1.0, "_longest": math.inf, "_numerics": 0.0, "_of": 0.0, "_queued": 0.0, "_sequences": 0.0,
     "_kv_used": 0.0, "_mean_context": 0.0, "_computed": 0.0, "_prefill_rate": 0.0, "_carried": 0.0,
-    "_sent_tokens": 0.0, "_sent": 0.0, "_ttft_off": 1.0, "_tpot_off": 1.0,
+    "_sent_tokens": 0.0, "_sent": 0.0, "_ttft_off": 1.0, "_tpot_off": 1.0, "_fetch_s": 0.0,
 }  # fmt: skip
 
 
@@ -78,6 +78,7 @@ class Ask:
     """What is to be placed.
 
     cached         by replica, tokens of the prompt that it holds already; none: nothing is known
+    stored         likewise by prefix store, leading tokens that can be fetched from there
     context        tokens that the longest of its sequences may come to: where the model's context is shorter, never
     last           replicas that come after all others: it has failed there, or they are suspects
     numerics       as `Directory.add` was told: replicas of another class come after; None: any
@@ -86,6 +87,7 @@ class Ask:
 
     prompt_tokens: int
     cached: dict[int, int] | None = None
+    stored: dict[int, int] | None = None
     context: int = 0
     last: Collection[int] = ()
     numerics: int | None = None
@@ -130,6 +132,7 @@ class Directory:
     _mean_context: Floats
     _computed: Floats  # tokens of prompts since the replica began
     _prefill_rate: Floats  # of these per second, of late
+    _fetch_s: Floats  # of a token, from its prefix store; 0: nothing is fetched
     # sent from here: in all, and what is not in what was heard,
     _carried: Floats
     _sent_tokens: Floats
@@ -145,6 +148,8 @@ class Directory:
         self._recent: list[deque[tuple[float, float, float]]] = []
         self._decode = np.ones((0, len(BATCHES)))
         self._usable = np.zeros(0, dtype=bool)
+        self._store = np.zeros(0, dtype=int)
+        self._stores = 1  # there are as many, at most
         for name in _COLUMNS:
             setattr(self, name, np.zeros(0))
         self._grow(len(speeds))
@@ -182,6 +187,31 @@ class Directory:
         self._usable[replica] = False
         self._free.append(replica)
 
+    def reads(self, replica: int, store: int, fetch_s: float) -> None:
+        """Prefixes come to it from that store, by its number, in so many seconds a token.
+
+        A replica computes itself what it would have to wait longer for.
+        """
+        self._store[replica] = store
+        self._stores = max(self._stores, store + 1)
+        self._fetch_s[replica] = fetch_s if fetch_s * self._prefill[replica] < 1 else 0.0
+
+    def computes(self, replica: int, ask: Ask) -> int:
+        """Tokens of what is asked that it would compute, rather than have or fetch: one at least."""
+        held = (ask.cached or {}).get(replica, 0)
+        if ask.stored and self._fetch_s[replica] > 0:
+            held = max(held, ask.stored.get(int(self._store[replica]), 0))
+        return max(1, ask.prompt_tokens - held)
+
+    def _fetches(self, ask: Ask, stored: dict[int, int], new: Floats) -> tuple[Floats, Floats]:
+        """Of the tokens that each replica does not have, what is left for it to compute; and seconds for the others."""
+        depths = np.zeros(self._stores)
+        for store, tokens in stored.items():
+            depths[store] = tokens
+        left = np.minimum(new, np.maximum(ask.prompt_tokens - depths[self._store], 1.0))
+        left = np.where(self._fetch_s > 0, left, new)
+        return left, (new - left) * self._fetch_s
+
     def _grow(self, size: int) -> None:
         """Room for so many; columns of nobody have values that nothing stumbles over."""
         held = len(self._recent)
@@ -191,6 +221,7 @@ class Directory:
             setattr(self, name, column)
         self._decode = np.concatenate([self._decode, np.ones((size - held, len(BATCHES)))])
         self._usable = np.concatenate([self._usable, np.zeros(size - held, dtype=bool)])
+        self._store = np.concatenate([self._store, np.zeros(size - held, dtype=int)])
         self._rows = np.arange(size)
         self._recent += [deque() for _ in range(size - held)]
         self._free += reversed(range(held, size))
@@ -201,6 +232,9 @@ class Directory:
         if ask.cached:
             for replica, tokens in ask.cached.items():
                 new[replica] = max(1.0, ask.prompt_tokens - tokens)
+        fetch_s = None
+        if ask.stored:
+            new, fetch_s = self._fetches(ask, ask.stored, new)
         sequences = np.maximum(self._sequences + self._sent, 0.0)
         running = np.minimum(sequences, self._max_running)
         context_s = self._context_s * self._mean_context
@@ -216,7 +250,9 @@ class Directory:
         # every (answer / n) steps.
         over = np.maximum(sequences + 1 - self._max_running, 0.0) / self._max_running
         kv = np.maximum(self._kv_used + self._sent_tokens + ask.prompt_tokens - self._kv_tokens, 0.0) / self._kv_tokens
-        ttft = (queued + new) / rate + ((over + kv) * self._output_tokens + 0.5 * (sequences > 0)) * tpot
+        # What is fetched comes while what is queued is computed.
+        begins = queued if fetch_s is None else np.maximum(queued, fetch_s * rate)
+        ttft = (begins + new) / rate + ((over + kv) * self._output_tokens + 0.5 * (sequences > 0)) * tpot
         self._latest_tpot = tpot
         # Whole predictions are corrected: a part of them would run away where another part decides.
         ttft, tpot = ttft * self._ttft_off, tpot * (self._tpot_off * self._growth)

@@ -18,8 +18,9 @@ class PrefixView:
     For each hash the replicas that hold it, as the bits of one number: a chain is followed for all of them at once.
     """
 
-    def __init__(self, pieces: Sequence[int] = ()) -> None:
-        """`pieces`: how many each replica has room for."""
+    def __init__(self, pieces: Sequence[int] = (), most: int = MOST_PIECES) -> None:
+        """`pieces`: how many each replica has room for. `most`: remembered of each."""
+        self._most = most
         self._room: list[int] = []
         self._held: list[OrderedDict[Hashable, None]] = []
         self._holders: dict[Hashable, int] = {}
@@ -32,7 +33,7 @@ class PrefixView:
             self._held.append(OrderedDict())
             self._room.append(0)
         self.clear(replica)
-        self._room[replica] = min(MOST_PIECES, pieces)
+        self._room[replica] = min(self._most, pieces)
 
     def depths(self, hashes: Iterable[Hashable]) -> dict[int, int]:
         """Replica -> how many leading pieces of the chain it holds; only those that hold one."""

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ...replicas.protocol import StreamMessage
+from ...replicas.protocol import Request, StreamMessage
 from .chain import PIECE_TOKENS, Chain
-from .predict import Predicted
+from .predict import Ask, Predicted
 
 if TYPE_CHECKING:
     from .live import Live, Member
@@ -25,15 +25,14 @@ READER_SHARE = 0.2  # of the time: a reader that takes more of it sets the pace 
 class Visit:
     """`order`: the best replicas, best first. Ends once, however often it is told so."""
 
-    def __init__(
-        self, live: Live, order: dict[str, Predicted], tokens: int, sequences: int, chain: Chain, cached: dict[int, int]
-    ) -> None:
+    def __init__(self, live: Live, order: dict[str, Predicted], ask: Ask, sequences: int, chain: Chain) -> None:
         self.order = order
         self.ttft_s: float | None = None
         self._taken = self._refused = False
         self._live = live
-        self._tokens, self._sequences = tokens, sequences
-        self._chain, self._cached = chain, cached
+        self._ask, self._sequences = ask, sequences
+        self._chain = chain
+        self._tokens = 0  # that the replica was thought to compute
         self._replica: str | None = None
         self._member: Member | None = None
         self._sent_s = self._first_s = self._last_s = 0.0
@@ -53,13 +52,15 @@ class Visit:
         self._replica, self._member = replica, live.members.get(replica)
         self._sent_s, self._taken = live.clock(), False
         if self._member is not None:
-            live.directory.sent(self._sent_s, self._member.row, self._tokens_at(self._member), self._sequences)
+            self._tokens = live.directory.computes(self._member.row, self._ask)
+            live.directory.sent(self._sent_s, self._member.row, self._tokens, self._sequences)
             asyncio.get_running_loop().call_soon(self._remember, self._member)
 
     def message(self, message: StreamMessage) -> None:
         """One came from there."""
         now = self._live.clock()
         self._live.heard(self._replica, message.load, self._sent_s)
+        self.told(message)
         self.take()
         tokens = sum(len(delta.token_ids) for delta in message.deltas)
         if not tokens:
@@ -71,11 +72,17 @@ class Visit:
         self._all_tokens += tokens
         self._last_s = now
 
+    def told(self, message: StreamMessage, request: Request | None = None) -> None:
+        """request: whose it is, where several have been placed together; prefixes are followed of the longest."""
+        known = request is None or request is self._chain.request
+        if message.stored is not None and known and (member := self._here()) is not None:
+            self._live.told(member, self._chain, message.stored)
+
     def take(self) -> None:
         """Something has come from there: it was not refused."""
         member = self._here()
         if not self._taken and member is not None:
-            self._live.directory.begun(self._live.clock(), member.row, self._tokens_at(member))
+            self._live.directory.begun(self._live.clock(), member.row, self._tokens)
         self._taken = True
 
     @contextmanager
@@ -91,6 +98,7 @@ class Visit:
         """All of it came as one."""
         now = self._live.clock()
         self._live.heard(self._replica, message.load, self._sent_s)
+        self.told(message)
         self.take()
         tokens = sum(len(delta.token_ids) for delta in message.deltas)
         if (member := self._here()) is None or (predicted := self.order.get(self._replica or "")) is None:
@@ -125,8 +133,9 @@ class Visit:
             live.directory.done(live.clock(), member.row, self._sequences)
         else:
             self._refused = True
-            live.directory.unsent(live.clock(), member.row, self._tokens_at(member), self._sequences)
-            live.prefixes.correct(member.row, self._chain[:], self._cached.get(member.row, 0) // PIECE_TOKENS)
+            live.directory.unsent(live.clock(), member.row, self._tokens, self._sequences)
+            cached = (self._ask.cached or {}).get(member.row, 0)
+            live.prefixes.correct(member.row, self._chain[:], cached // PIECE_TOKENS)
         live.changed.set()
 
     def _remember(self, member: Member) -> None:
@@ -143,9 +152,6 @@ class Visit:
         """The replica, if it is there still: its row may be another's by now."""
         member = self._member
         return member if member is not None and self._live.members.get(self._replica or "") is member else None
-
-    def _tokens_at(self, member: Member) -> int:
-        return max(1, self._tokens - self._cached.get(member.row, 0))
 
 
 def _told(member: Member, predicted_s: float, observed_s: float) -> float:
