@@ -149,7 +149,7 @@ class Directory:
         self._decode = np.ones((0, len(BATCHES)))
         self._usable = np.zeros(0, dtype=bool)
         self._store = np.zeros(0, dtype=int)
-        self._stores = 1  # there are as many, at most
+        self._last_store = 0
         for name in _COLUMNS:
             setattr(self, name, np.zeros(0))
         self._grow(len(speeds))
@@ -193,7 +193,7 @@ class Directory:
         A replica computes itself what it would have to wait longer for.
         """
         self._store[replica] = store
-        self._stores = max(self._stores, store + 1)
+        self._last_store = max(self._last_store, store)
         self._fetch_s[replica] = fetch_s if fetch_s * self._prefill[replica] < 1 else 0.0
 
     def computes(self, replica: int, ask: Ask) -> int:
@@ -205,7 +205,7 @@ class Directory:
 
     def _fetches(self, ask: Ask, stored: dict[int, int], new: Floats) -> tuple[Floats, Floats]:
         """Of the tokens that each replica does not have, what is left for it to compute; and seconds for the others."""
-        depths = np.zeros(self._stores)
+        depths = np.zeros(max(self._last_store, *stored) + 1)
         for store, tokens in stored.items():
             depths[store] = tokens
         left = np.minimum(new, np.maximum(ask.prompt_tokens - depths[self._store], 1.0))

@@ -18,9 +18,11 @@ from motley.replicas.engine import EngineCore
 from motley.replicas.limits import Limits
 from motley.replicas.plan import StepPlan
 from motley.replicas.prefix.errands import Fetch, Release, Save
+from motley.replicas.prefix.keys import StoreKeys
+from motley.replicas.prefix.known import Known
 from motley.replicas.prefix.popular import Popular
 from motley.replicas.prefix.prospects import READ_S, Prospects, Sightings, leading_worth, patience_s
-from motley.replicas.protocol import FinishReason, Pooling, Request, SamplingParams, StreamMessage
+from motley.replicas.protocol import FinishReason, Pooling, Request, SamplingParams, Stored, StreamMessage
 from motley.replicas.scheduler import Scheduler
 from motley.replicas.sequence import State
 from motley.replicas.swap import Swap, SwapRates
@@ -115,6 +117,13 @@ def cached(messages: list[StreamMessage]) -> int | None:
     return messages[0].cached_tokens
 
 
+def told(messages: list[StreamMessage]) -> list[tuple[int, int | None] | None]:
+    """Of the prompt in the store, by the first message and by the last."""
+    assert not any(message.stored for message in messages[1:-1])
+    every = [messages[0].stored, messages[-1].stored]
+    return [None if stored is None else (stored.tokens, stored.absent) for stored in every]
+
+
 def prompt(family: int, length: int) -> list[int]:
     """Those of one family begin alike."""
     return [(family * 5 + i // 3) % 25 for i in range(length)]
@@ -202,6 +211,82 @@ def test_what_one_replica_has_computed_another_one_does_not(runner: type[FakeRun
     assert load.external_hit_tokens == load.external_queried_tokens == held
     assert second.prefixes is not None
     assert second.prefixes.told(store.stats()).outcomes == {"hit": 1}
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_what_the_store_has_of_a_prompt_is_told_once_it_is_known(runner: type[FakeRunner]) -> None:
+    """With the first message, and with the last if more is known by then: never of the output."""
+    store = BadStore(Clock())
+    first = Bench(store, runner, value_blocks=2, after=2)
+    asked = request(prompt(1, 100), max_tokens=20)
+    assert told(first.run([asked])[0]) == [(0, 0), None], "it was not there, and one request is no reason to store it"
+    assert told(first.run([asked])[0]) == [(0, None), (96, None)], "written meanwhile"
+    assert told(first.run([asked])[0]) == [(96, None), None]
+    other = Bench(store, runner, value_blocks=2)
+    messages = other.run([asked])[0]
+    assert told(messages) == [(96, None), None], "read"
+    assert other.prefixes is not None
+    assert other.prefixes.prospects is not None
+    assert messages[0].stored == Stored(96, None, other.prefixes.fetch_s)
+    assert other.prefixes.fetch_s > 0
+    assert told(other.run([request(prompt(1, 70))])[0]) == [(64, None), None]
+    assert told(other.run([request([*prompt(1, 40), *prompt(3, 30)])])[0])[0] == (32, 32), "the rest is another's"
+    assert told(Bench(None, runner).run([asked])[0]) == [None, None]
+    rest = replace(asked, output_ids=(tuple(range(20))[:17],))
+    again = Bench(store, runner, value_blocks=2)
+    assert told(again.run([rest])[0]) == [(96, None), None], "of one that was begun elsewhere: its prompt alone"
+
+
+@pytest.mark.parametrize(("fault", "absent"), [("miss", 0), ("few", 32), ("flip", 0), ("raise", 0), ("late", None)])
+def test_what_was_fetched_in_vain_is_told(fault: str, absent: int | None) -> None:
+    store = BadStore(Clock())
+    Bench(store, value_blocks=2).run([request(prompt(1, 70))])
+    second = Bench(store, value_blocks=2, after=99, clock=store._clock)  # type: ignore[arg-type]
+    faults = iter([fault])
+    store.fault = lambda: next(faults, "none")
+    [messages] = second.run([request(prompt(1, 70))])
+    if fault == "few":
+        assert told(messages)[0] in [(0, 0), (32, 32)]
+    else:
+        assert told(messages)[0] == (0, absent)
+
+
+def test_what_is_flushed_is_not_told_of_though_its_writing_comes_back_later() -> None:
+    store, turns = BadStore(Clock()), 3
+    bench = Bench(store, turns=lambda: turns)
+    bench.core.add(0, request(prompt(1, 50)))
+    while not any(isinstance(errand, Save) for errand in bench.courier.sent):  # type: ignore[union-attr]
+        bench.core.step()
+    bench.core.scheduler.forget(None)
+    while bench.core.busy:
+        bench.core.step()
+    bench.settle()
+    assert bench.prefixes is not None
+    assert not bench.prefixes._known._seen
+
+
+def test_what_is_known_of_a_store_is_believed_for_a_while() -> None:
+    clock = Clock()
+    known = Known(clock, capacity=4)
+    known.there([b"a", b"b", b"c"])
+    assert known.leading([b"a", b"b", b"x", b"c"]) == 2
+    known.there([b"d", b"e"])
+    assert known.leading([b"a", b"b", b"c"]) == 2, "a prefix is forgotten from its end"
+    known.gone([b"b", b"x"])
+    assert known.leading([b"a", b"b"]) == 1
+    clock.now += 50
+    known.there([b"d"])
+    clock.now += 50
+    assert [known.leading([key]) for key in (b"a", b"d")] == [0, 1]
+    known.forget()
+    assert known.leading([b"d"]) == 0
+
+
+def test_the_name_of_what_is_shared_is_that_of_its_secret_and_its_identity() -> None:
+    names = [StoreKeys(secret, identity).name for secret in (b"a" * 32, b"b" * 32) for identity in (b"1", b"2")]
+    assert len(set(names)) == 4
+    assert StoreKeys(b"a" * 32, b"1").name == names[0]
+    assert Bench(None).core.scheduler.prefixes.shares == ""
 
 
 def test_a_prompt_that_values_fill_to_its_end_leaves_its_last_token() -> None:
@@ -422,6 +507,25 @@ def test_who_waits_in_the_couriers_queue_waits_no_longer_for_it() -> None:
     assert bench.prefixes.told(store.stats()).outcomes == {"timeout": 1}
     bench.core.cancel(0)
     bench.settle()
+
+
+def test_what_is_coming_is_not_counted_as_work() -> None:
+    """Nor what those wait for who have the same beginning."""
+    store = BadStore(Clock())
+    Bench(store, value_blocks=2).run([request(prompt(1, 100))])
+    bench = Bench(store, value_blocks=2, turns=lambda: 5)
+    for key in range(2):
+        bench.core.add(key, request(prompt(1, 100)))
+    assert bench.core.load().queued_prefill_tokens == 200
+    bench.core.step()
+    assert [s.state for s in bench.core.scheduler.waiting] == [State.WAITING_KV] * 2
+    assert bench.core.load().queued_prefill_tokens == 4 + (100 - 32), "the other one knows of the first value alone"
+    bench.courier.lost = lambda errand: True  # type: ignore[union-attr]
+    bench.clock.now += 1e12
+    bench.core.step()
+    assert bench.core.load().queued_prefill_tokens == (100 - 32) + 4, "it computes, and now the other one fetches"
+    for key in range(2):
+        bench.core.cancel(key)
 
 
 def test_one_fetches_for_all_who_want_the_same() -> None:
