@@ -232,9 +232,22 @@ def test_what_the_store_has_of_a_prompt_is_told_once_it_is_known(runner: type[Fa
     assert told(other.run([request(prompt(1, 70))])[0]) == [(64, None), None]
     assert told(other.run([request([*prompt(1, 40), *prompt(3, 30)])])[0])[0] == (32, 32), "the rest is another's"
     assert told(Bench(None, runner).run([asked])[0]) == [None, None]
+    alone = Bench(BadStore(Clock()), runner, value_blocks=2, after=1)
+    assert told(alone.run([asked])[0]) == [(0, 0), (96, None)], "it has made up itself for what was missing"
     rest = replace(asked, output_ids=(tuple(range(20))[:17],))
     again = Bench(store, runner, value_blocks=2)
     assert told(again.run([rest])[0]) == [(96, None), None], "of one that was begun elsewhere: its prompt alone"
+
+
+def test_who_would_have_stored_it_tells_that_it_is_there() -> None:
+    store = BadStore(Clock())
+    one, two = Bench(store, after=2), Bench(store, after=2)
+    asked = request(prompt(1, 100), max_tokens=20)
+    for bench in (one, two, one):
+        bench.run([asked])
+    written = store.stats().stored
+    assert told(two.run([asked])[0]) in ([(0, None), (96, None)], [(96, None), None])
+    assert store.stats().stored == written == 6
 
 
 @pytest.mark.parametrize(("fault", "absent"), [("miss", 0), ("few", 32), ("flip", 0), ("raise", 0), ("late", None)])
