@@ -25,6 +25,7 @@ from ...replicas.prefix.store import Wanted
 from ...replicas.protocol import BLOCK_TOKENS
 from .bench_blocks import BlocksReader
 from .bench_replicas import QUESTION, Replicas, first_tokens
+from .bench_routed import Fleet, routed
 from .bench_simulated import simulated
 from .bench_trace import Trace, trace
 from .redis_store import RedisStore
@@ -43,6 +44,7 @@ QUEUE_BYTES = 1 << 30
 COPIED_BYTES = 256 << 20
 KEYS = 4
 
+SIMULATED = Fleet()
 FULL = Trace(shape="qwen2-0.5b", turns=3)
 
 
@@ -54,6 +56,7 @@ class Plan:
     shape                of the engines, a name in SHAPES: random weights
     prefixes, asked      tokens of prefixes whose time to the first token is measured; how often each way
     trace                of tenants
+    fleet                that is simulated
     """
 
     tokens: Sequence[int] = (16, 32, 64)
@@ -64,6 +67,7 @@ class Plan:
     prefixes: Sequence[int] = (256, 512, 1024, 2048, 4096, 8192)
     asked: int = 3
     trace: Trace = FULL
+    fleet: Fleet = SIMULATED
 
 
 def quick() -> Plan:
@@ -71,7 +75,7 @@ def quick() -> Plan:
     small = Trace(shape="quick", turns=2, tenants=6, prefix_tokens=256, requests=24, unique=12, output_tokens=4)
     return Plan(
         tokens=(32,), connections=(1,), moved=64 << 20, repeats=3, shape="quick", prefixes=(256, 512, 1024), asked=2,
-        trace=small,
+        trace=small, fleet=Fleet(seconds=20.0, seeds=2),
     )  # fmt: skip
 
 
@@ -96,6 +100,7 @@ def run(plan: Plan, say: Progress) -> dict[str, Any]:
             rows += trace(plan.trace, own.url, SECRET, say)
         finally:
             own.stop()
+    say("a fleet in virtual time")
     rows += _simulated(plan, rows)
     after = {"load_average_1min_after": machine()["load_average_1min"]}
     return {
@@ -112,7 +117,9 @@ def _simulated(plan: Plan, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any
         if each["metric"] == "read_into_blocks" and each["workload"] == {"value_mib": _mib(size), "connections": 1}
         and each["peer"] == "memcpy"
     )  # fmt: skip
-    return simulated(1e9 * rate, size.size // size.tokens, size.tokens, plan.prefixes, QUESTION)
+    token_bytes = size.size // size.tokens
+    rows = simulated(1e9 * rate, token_bytes, size.tokens, plan.prefixes, QUESTION)
+    return [*rows, *routed(plan.fleet, 1e9 * rate, token_bytes)]
 
 
 def _mib(geometry: Geometry) -> float:

@@ -10,6 +10,7 @@ from ...replicas.simulated.reckoned import reckoned
 from ...replicas.simulated.virtual import Job
 from ..routing.predict import Ask, Directory, Predicted, Slo, Speed
 from ..routing.prefixes import PrefixView
+from ..routing.stored import MOST_PIECES
 from .fleet import SimulatedReplica
 
 __all__ = ["MotleyRouter", "speed_of"]
@@ -29,29 +30,45 @@ def speed_of(replica: SimulatedReplica) -> Speed:
 
 
 class MotleyRouter:
-    """`prefixes`: whether it looks where a prompt's beginning is held."""
+    """
+    prefixes  whether it looks where a prompt's beginning is held
+    fetch_s   of a token, from a store that all replicas share: whether it looks there, too
+    """
 
-    def __init__(self, fleet: Sequence[SimulatedReplica], slo: Slo, seed: int, *, prefixes: bool = True) -> None:
+    def __init__(
+        self,
+        fleet: Sequence[SimulatedReplica],
+        slo: Slo,
+        seed: int,
+        *,
+        prefixes: bool = True,
+        fetch_s: float | None = None,
+    ) -> None:
         self._directory = Directory([speed_of(each) for each in fleet], slo, random.Random(f"motley {seed}"))
         self._prefixes = PrefixView([each.known.num_blocks for each in fleet]) if prefixes else None
+        self._stored = PrefixView([MOST_PIECES], MOST_PIECES)
+        for number in range(len(fleet)) if fetch_s else ():
+            self._directory.reads(number, 0, fetch_s or 0.0)
         self._ranked: dict[int, Predicted] = {}  # of the job that is being placed, by replica
         self._predicted: dict[int, Predicted] = {}  # by id of the job
 
     def ranked(self, now: float, job: Job) -> list[int]:
         cached = self._prefixes.depths(job.hashes) if self._prefixes else {}
         in_tokens = {replica: depth * BLOCK_TOKENS for replica, depth in cached.items()}
-        ranked = self._directory.ranked(now, Ask(job.prompt_tokens, in_tokens))
+        stored = {store: depth * BLOCK_TOKENS for store, depth in self._stored.depths(job.hashes).items()}
+        self._ask = Ask(job.prompt_tokens, in_tokens, stored)
+        ranked = self._directory.ranked(now, self._ask)
         self._ranked = {each.replica: each for each in ranked}
-        self._cached = in_tokens
         return [each.replica for each in ranked]
 
     def sent(self, now: float, job: Job, replica: int) -> None:
         self._predicted[id(job)] = self._ranked[replica]
-        self._directory.sent(now, replica, job.prompt_tokens - self._cached.get(replica, 0))
+        self._directory.sent(now, replica, self._directory.computes(replica, self._ask))
         if self._prefixes is not None:
             self._prefixes.add(replica, job.hashes)
 
     def first(self, now: float, job: Job, replica: int) -> None:
+        self._stored.add(0, job.hashes[: job.stored_tokens // BLOCK_TOKENS])
         self._directory.saw_ttft(replica, self._predicted[id(job)], now - job.sent_s)
 
     def done(self, now: float, job: Job, replica: int) -> None:

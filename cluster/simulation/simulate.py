@@ -5,8 +5,9 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from ...replicas.errors import Overloaded
@@ -21,6 +22,9 @@ __all__ = ["PUBLISH_S", "Outcome", "Router", "Simulation", "simulate", "virtual"
 PUBLISH_S = 0.2  # between two words of a replica's load,
 HEARD_S = 0.2  # and so much later it is heard: what routers see is 0.2 to 0.4 s old
 _SAMPLING = SamplingParams(temperature=0.0, ignore_eos=True, seed=0)
+
+
+Make = Callable[[SimulatedReplica], VirtualReplica]
 
 
 class Router(Protocol):
@@ -68,9 +72,13 @@ def simulate(
     seed: int,
     *,
     heard_s: float = HEARD_S,
+    make: Make | None = None,
 ) -> Outcome:
-    """Until the last request has ended. Each comes to one of the routers, at random."""
-    return Simulation(fleet, traffic, routers, seed, heard_s=heard_s).run()
+    """Until the last request has ended. Each comes to one of the routers, at random.
+
+    make  replicas of another kind than `virtual` makes
+    """
+    return Simulation(fleet, traffic, routers, seed, heard_s=heard_s, make=make).run()
 
 
 def virtual(replica: SimulatedReplica) -> VirtualReplica:
@@ -89,10 +97,11 @@ class Simulation:
         seed: int,
         *,
         heard_s: float = HEARD_S,
+        make: Make | None = None,
     ) -> None:
         self._heard_s = heard_s
         self._rng = random.Random(f"simulation {seed}")
-        self._replicas = [virtual(each) for each in fleet]
+        self._replicas = list(map(make or virtual, fleet))
         self._traffic = iter(traffic)
         self._routers = routers
         self._router_of: dict[int, tuple[Router, int]] = {}  # by id of the job
@@ -176,9 +185,15 @@ class Simulation:
         return None
 
     def _begin(self, now: float, number: int) -> None:
-        ends = self._replicas[number].begin(now)
+        ends, wakes = self._replicas[number].begin(now), self._replicas[number].wakes
         if ends is not None:
             self._push(ends, _STEP, number)
+        elif wakes is not None:
+            self._push(wakes, CALL, partial(self._wake, number))
+
+    def _wake(self, number: int, now: float) -> None:
+        if self._replicas[number].idle:
+            self._begin(now, number)
 
     def _end_step(self, now: float, number: int) -> None:
         replica = self._replicas[number]

@@ -29,6 +29,7 @@ class Job:
     hashes         of the prompt's full blocks
     first_s        when the first token came; None: not yet
     done_s         when the last one did
+    stored_tokens  of the prompt, that a store of prefixes had by the first token
     """
 
     request: Request
@@ -38,6 +39,7 @@ class Job:
     first_s: float | None = None
     done_s: float | None = None
     cached_tokens: int = 0
+    stored_tokens: int = 0
 
     @property
     def prompt_tokens(self) -> int:
@@ -110,9 +112,21 @@ class VirtualReplica:
             limit=job.prompt_tokens + job.output_tokens, eos_ids=(), hashes=self._hashes(job),
         )  # fmt: skip
         self._jobs[sequence.id] = job
-        self.scheduler.add(sequence)
+        self._enter(now, sequence)
         if self._step is not None and self._step.count > 1:
             self._cut_short(self._step, now)
+
+    def _enter(self, now: float, sequence: Sequence) -> None:
+        self.scheduler.add(sequence)
+
+    def _together(self) -> int:
+        """Steps that may be taken as one."""
+        return self.scheduler.together()
+
+    @property
+    def wakes(self) -> float | None:
+        """When something comes by itself; None: nothing does."""
+        return None
 
     def begin(self, now: float) -> float | None:
         """When what begins now will have ended; None: there is nothing to do."""
@@ -121,7 +135,7 @@ class VirtualReplica:
         scheduler = self.scheduler
         if not scheduler:
             return None
-        if (count := scheduler.together()) > 1:
+        if (count := self._together()) > 1:
             context = scheduler.steady.context
             seconds = self.device.steps_s(count, len(scheduler.steady), context)
             self._step = _Step(now, now + seconds, None, count, context)

@@ -1,0 +1,90 @@
+"""Part of `motley bench prefix`: what a router gains that sees what is in Redis. Simulated, and labelled so.
+
+The fleet, its traffic and its routers are those of `motley bench routing`, in virtual time. Replicas fetch what they do
+not have, whatever the router sees, at the rate that was measured on this machine: what differs is where requests go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from ...replicas.bench.report import row
+from ...replicas.protocol import BLOCK_TOKENS
+from ...replicas.simulated.sharing import SharingReplica, Shelf
+from ..bench.lengths import Lengths
+from ..routing.predict import Slo
+from ..simulation.fleet import SimulatedReplica, fleet, model_named
+from ..simulation.measure import Measured, measured
+from ..simulation.motley_router import MotleyRouter
+from ..simulation.simulate import simulate
+from ..simulation.traffic import Reuse, arrivals
+
+__all__ = ["Fleet", "routed"]
+
+MODEL = "qwen2.5-7b"
+INGRESSES = 2
+SEEN, UNSEEN, NONE = "redis, seen by the router", "redis, not seen by the router", "no redis"
+_LENGTHS = Lengths("uniform", 512, 2048)  # of prefixes, in tokens
+_SHARE = 0.8  # of requests that have one
+_SLO = Slo(ttft_s=3.0, tpot_s=0.1)
+_NEVER = 1e9  # seconds for a token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """Of one run: `seconds` of it counted, after `warm_up_s`. prefixes: a few of them popular (Zipf).
+
+    memory  of Redis, in bytes
+    """
+
+    fleet: str = "equal"
+    requests_per_s: float = 17.0
+    prefixes: int = 200
+    seconds: float = 60.0
+    warm_up_s: float = 20.0
+    seeds: int = 6
+    memory: int = 16 << 30
+
+
+def routed(plan: Fleet, bytes_per_s: float, token_bytes: int) -> Iterator[dict[str, Any]]:
+    """token_bytes: of KV in a value."""
+    found = {
+        side: [_run(plan, side, bytes_per_s, token_bytes, seed) for seed in range(plan.seeds)]
+        for side in (SEEN, UNSEEN, NONE)
+    }
+    workload = {
+        "fleet": plan.fleet, "model": MODEL, "redis_gb_per_s": round(bytes_per_s / 1e9, 2), "prefixes": plan.prefixes,
+        "requests_per_s": plan.requests_per_s, "seconds": plan.seconds, "seeds": plan.seeds,
+    }  # fmt: skip
+    for peer in (UNSEEN, NONE):
+        good, theirs = ([one.goodput for one in found[side]] for side in (SEEN, peer))
+        first, their_first = ([1e3 * one.ttft_p50_s for one in found[side]] for side in (SEEN, peer))
+        rows = (
+            row("routed_goodput", workload, "requests/s", good, peer=peer, peer_samples=theirs),
+            row("routed_ttft", workload, "ms", first, peer=peer, peer_samples=their_first, higher_is_better=False),
+        )
+        yield from ({**each, "source": "simulated"} for each in rows)
+
+
+def _run(plan: Fleet, side: str, bytes_per_s: float, token_bytes: int, seed: int) -> Measured:
+    replicas = fleet(plan.fleet, model_named(MODEL), seed)
+    fetch_s = token_bytes / bytes_per_s
+    shelf = Shelf(plan.memory // (token_bytes * BLOCK_TOKENS))
+    make = partial(_replica, shelf=shelf, fetch_s=_NEVER if side == NONE else fetch_s)
+    routers = [
+        MotleyRouter(replicas, _SLO, 1000 * seed + number, fetch_s=fetch_s if side == SEEN else None)
+        for number in range(INGRESSES)
+    ]
+    reuse, ends = Reuse(_SHARE, plan.prefixes, _LENGTHS), plan.warm_up_s + plan.seconds
+    outcome = simulate(replicas, arrivals(plan.requests_per_s, ends, seed, reuse=reuse), routers, seed, make=make)
+    return measured(outcome, _SLO, plan.warm_up_s, ends)
+
+
+def _replica(replica: SimulatedReplica, *, shelf: Shelf, fetch_s: float) -> SharingReplica:
+    return SharingReplica(
+        replica.name, replica.true, max_batch_tokens=replica.max_batch_tokens, max_running=replica.max_running,
+        num_blocks=replica.known.num_blocks, shelf=shelf, fetch_s=fetch_s,
+    )  # fmt: skip
