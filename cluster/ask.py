@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..replicas.protocol import Pooling, Request
@@ -53,6 +54,14 @@ class Admitted:
     ask: Ask
     model: str
     created: int  # Unix seconds
+    admitted_s: float = field(default_factory=time.monotonic)
+
+    def now(self) -> Request:
+        """With what is left of its deadline: others of its call were read since."""
+        request = self.request
+        if request.deadline_s is None:
+            return request
+        return replace(request, deadline_s=request.deadline_s - (time.monotonic() - self.admitted_s))
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ async def embed_all(router: Router, admitted: Sequence[Admitted]) -> list[Embedd
 
 async def embed(router: Streams, admitted: Admitted) -> Embedded:
     """The pooled hidden state of an admitted prompt whose `pooling` is set."""
-    async with aclosing(router.stream(admitted.request, whole=True)) as messages:
+    async with aclosing(router.stream(admitted.now(), whole=True)) as messages:
         async for message in messages:
             if message.embedding is not None:
                 return Embedded(message.embedding, len(admitted.request.prompt_ids), message.cached_tokens or 0)

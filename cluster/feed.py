@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Protocol
 
-from ..replicas.errors import Overloaded
+from ..replicas.errors import DeadlineExceeded, Overloaded
 from ..replicas.protocol import Request, StreamMessage
 
 AT_ONCE = 32  # prompts of one call: the rest of the room is for others
@@ -21,7 +22,8 @@ class Feed:
     """`stream` as the router has it, for the requests of one call.
 
     A request that is refused for want of room waits until another of this call has ended, and tries again. When
-    no other is left, it is others who fill the queue, and Overloaded is raised as for a call of one prompt.
+    no other is left, it is others who fill the queue, and Overloaded is raised as for a call of one prompt. What
+    a request has waited its deadline is shorter.
     """
 
     def __init__(self, router: Streams) -> None:
@@ -31,12 +33,16 @@ class Feed:
         self._ended = asyncio.Event()  # the next one
 
     async def stream(self, request: Request, *, whole: bool = False) -> AsyncGenerator[StreamMessage, None]:
-        async with self._room:
+        clock = asyncio.get_running_loop().time
+        ends = None if request.deadline_s is None else clock() + request.deadline_s
+        await _by(ends, self._room.acquire())
+        try:
             while True:
                 ended, begun, refused = self._ended, False, False
+                left = request if ends is None else replace(request, deadline_s=_left(ends - clock()))
                 self._inside += 1
                 try:
-                    async with aclosing(self._router.stream(request, whole=whole)) as messages:
+                    async with aclosing(self._router.stream(left, whole=whole)) as messages:
                         async for message in messages:
                             begun = True
                             yield message
@@ -50,4 +56,21 @@ class Feed:
                     if not refused:  # also where the reader has had enough
                         self._ended.set()
                         self._ended = asyncio.Event()
-                await ended.wait()
+                await _by(ends, ended.wait())
+        finally:
+            self._room.release()
+
+
+async def _by(ends: float | None, awaited: Awaitable[object]) -> None:
+    """Raises DeadlineExceeded when that time has come, by the loop's clock."""
+    try:
+        async with asyncio.timeout_at(ends):
+            await awaited
+    except TimeoutError:
+        _left(0.0)
+
+
+def _left(seconds: float) -> float:
+    if seconds <= 0:
+        raise DeadlineExceeded("the deadline passed before the request began")
+    return seconds

@@ -20,10 +20,17 @@ from motley.cluster.feed import AT_ONCE, Feed
 from motley.cluster.streams import all_of, merge
 from motley.replicas.admission import Admission
 from motley.replicas.engine_config import EngineConfig
-from motley.replicas.errors import Overloaded
+from motley.replicas.errors import DeadlineExceeded, Overloaded
+from motley.replicas.protocol import Request, SamplingParams, StreamMessage
 from motley.replicas.worker import Worker
 
 MOST = 100
+
+
+class Sized(int):
+    """A request of so many tokens."""
+
+    deadline_s = None
 
 
 class Queue:
@@ -50,7 +57,7 @@ class Queue:
 
 
 async def all_messages(feed: Feed, request: Any) -> list[Any]:
-    async with aclosing(feed.stream(request)) as messages:
+    async with aclosing(feed.stream(Sized(request))) as messages:
         return [message async for message in messages]
 
 
@@ -62,7 +69,7 @@ async def test_all_enter_in_the_end_and_each_is_tried_no_more_often_than_one_has
     assert 1 <= queue.most_inside <= AT_ONCE
     assert queue.refused <= AT_ONCE * len(sizes)
     assert queue.admission.waiting == queue.inside == 0
-    streams = [feed.stream(size) for size in sizes]
+    streams = [feed.stream(Sized(size)) for size in sizes]
     assert sorted([(which, size) async for which, size in merge(streams)]) == list(enumerate(sizes))
 
 
@@ -77,7 +84,7 @@ async def test_a_reader_that_has_had_enough_makes_room_too() -> None:
     feed = Feed(queue)
 
     async def first(size: Any) -> Any:
-        async with aclosing(feed.stream(size)) as messages:
+        async with aclosing(feed.stream(Sized(size))) as messages:
             return await anext(messages)
 
     sizes = [MOST] * 5
@@ -91,6 +98,42 @@ async def test_where_others_fill_the_queue_it_is_full(count: int) -> None:
     with pytest.raises(Overloaded):
         await asyncio.wait_for(all_of([all_messages(feed, 1) for feed in [Feed(queue)] * count]), 30)
     assert queue.refused <= count
+
+
+class Slow:
+    """Takes so long for each, and keeps the deadlines that it was given."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self.deadlines: list[float] = []
+
+    async def stream(self, request: Request, *, whole: bool = False) -> AsyncGenerator[StreamMessage, None]:
+        assert request.deadline_s is not None
+        self.deadlines.append(request.deadline_s)
+        await asyncio.sleep(self._seconds)
+        yield StreamMessage()
+
+
+async def test_what_has_waited_has_less_time_left() -> None:
+    slow, request = Slow(0.05), Request("a", (1,), SamplingParams(max_tokens=1, seed=0), deadline_s=60.0)
+    feed = Feed(slow)
+    await all_of([_read(feed, request) for _ in range(2 * AT_ONCE + 1)])
+    first, second, third = slow.deadlines[0], slow.deadlines[AT_ONCE], slow.deadlines[-1]
+    assert 60.0 >= first > second + 0.04 > third + 0.08
+
+
+async def test_the_deadline_passes_while_it_waits_for_its_turn() -> None:
+    slow, request = Slow(0.2), Request("a", (1,), SamplingParams(max_tokens=1, seed=0), deadline_s=0.1)
+    feed = Feed(slow)
+    with pytest.raises(DeadlineExceeded):
+        await all_of([_read(feed, request) for _ in range(AT_ONCE + 1)])
+    assert len(slow.deadlines) == AT_ONCE, "the last one has not begun"
+    assert await _read(Feed(Slow(0.0)), request) == [StreamMessage()]
+
+
+async def _read(feed: Feed, request: Request) -> list[StreamMessage]:
+    async with aclosing(feed.stream(request)) as messages:
+        return [message async for message in messages]
 
 
 @pytest.fixture
