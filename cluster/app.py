@@ -76,6 +76,8 @@ def build_app(
         for pool in spec.pools
     }
     entrance = replace(entrance or Entrance(), routing=routing_of(spec))
+    if prefixes is not None:
+        entrance = replace(entrance, salt=prefixes.salt)
     ingress = serve.deployment(
         serve.ingress()(Ingress),
         name=INGRESS,

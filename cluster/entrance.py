@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import secrets
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from .auth.guard import Guard
@@ -28,6 +30,7 @@ class Entrance:
     reader_timeout_s   a client that reads nothing of its answer for so long is left
     resume             when a replica is given up, and how another is looked for
     routing            objectives, and how requests wait for their turn
+    salt               of the prefixes of all tenants: ingresses with the same find what each of them has sent
     """
 
     api_keys: Path | None = None
@@ -39,6 +42,7 @@ class Entrance:
     reader_timeout_s: float = READER_TIMEOUT_S
     resume: ResumePolicy = ResumePolicy()  # noqa: RUF009  frozen
     routing: Routing = Routing()  # noqa: RUF009  frozen
+    salt: bytes = field(default_factory=partial(secrets.token_bytes, 16), repr=False)
 
     def guard(self) -> Guard:
         """Raises ConfigurationError when the file of keys cannot be used."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from dataclasses import replace
 from typing import Any
 
@@ -77,7 +76,7 @@ class Ingress(MotleyRpcs, KServeRpcs, VllmRpcs, HealthRpcs, ReflectionRpcs):
         self.router = Router(pools, self.entrance.resume, routing)
         profile, tokenizer = await asyncio.gather(self.router.profile(), asyncio.to_thread(_tokenizer, model))
         defaults = _defaults(model, profile)
-        self.door = Door(profile.model, tokenizer, defaults, secrets.token_bytes(16))
+        self.door = Door(profile.model, tokenizer, defaults, self.entrance.salt)
         plain, with_tools = (
             None if template is None else template.source
             for template in (tokenizer.chat_template, tokenizer.tool_template)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 import os
 import sys
 from collections.abc import Callable
@@ -25,6 +26,11 @@ class Shared:
 
     own: str = ""
     secret: bytes = field(repr=False)
+
+    @property
+    def salt(self) -> bytes:
+        """Of tenants' prefixes: the same for all who share the secret, now and after a restart."""
+        return hmac.digest(self.secret, b"motley tenants' prefixes: salt, v1", "sha256")[:16]
 
 
 def own_redis(spec: FleetSpec, folder: Path, *, null: bool = False) -> OwnRedis | None:
