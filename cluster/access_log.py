@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..replicas.protocol import Request, StreamMessage
+from .caller import MAX_CLIENT_ID
 
 log = logging.getLogger("motley.access")
 
@@ -35,6 +36,7 @@ class CallRecord:
     protocol, call   "http" and "POST /v1/completions", or "grpc" and "Complete"
     client_id        x-request-id as the client gave it, cleaned
     id               the server's own, told to a client that gave none
+    request_ids      the client's own, where messages have a field for it, cleaned
     requests         ids of its requests, as replicas know them: several prompts, several requests
     """
 
@@ -43,10 +45,17 @@ class CallRecord:
     client_id: str = ""
     tenant: str = ""
     id: str = field(default_factory=partial(secrets.token_hex, 16))
+    request_ids: list[str] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
     prompt_tokens: int = 0
     completion_tokens: int = 0
     began_s: float = field(default_factory=time.monotonic)
+
+    def named(self, client_id: str) -> None:
+        """By its client. Of many the first ones are kept: a stream of requests may never end."""
+        name = clean_id(client_id, MAX_CLIENT_ID)
+        if name and len(self.request_ids) < MAX_REQUESTS and name not in self.request_ids:
+            self.request_ids.append(name)
 
     def began(self, request: Request) -> None:
         if request.request_id not in self.requests:  # resumed on another replica it is still one request
@@ -67,6 +76,7 @@ class CallRecord:
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "id": self.id,
             "client_id": self.client_id,
+            "request_ids": self.request_ids,
             "tenant": self.tenant,
             "protocol": self.protocol,
             "call": self.call[:MAX_CALL_CHARS],

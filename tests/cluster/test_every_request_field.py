@@ -30,7 +30,7 @@ from motley.replicas.protocol import KvEvent, KvEvents, ReplicaLoad, ReplicaProf
 OURS = ("motley.v1", "inference", "vllm.grpc.engine")
 RPCS = [rpc for service in SERVICES if service.file.package in OURS for rpc in service.methods]
 _ONE_MODEL = "there is one model, and one version of it: others are refused"
-_FOR_THE_LOG = "the client's own, for the log, and of vLLM's protocol for Abort"
+_FOR_THE_LOG = "the client's own, for the log (test_request_ids.py), and of vLLM's protocol for Abort"
 _DONE_ANYWAY = "either value asks for what is done anyway"
 # Accepted, and without effect on the answer: field -> why.
 CHANGE_NOTHING = {

@@ -1,0 +1,61 @@
+"""Ids that clients give their requests are in the access log, whatever the protocol."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import asgi
+import grpc
+import pytest
+from echo_worker import EchoWorker
+from grpc_servers import serving
+from local_ingress import make_ingress
+
+from motley.cluster import access_log
+from motley.cluster.entrance import Entrance
+from motley.cluster.protos import inference_pb2 as pb
+from motley.cluster.protos import inference_pb2_grpc, kserve_pb2, kserve_pb2_grpc, vllm_engine_pb2, vllm_engine_pb2_grpc
+
+
+@pytest.fixture
+def log_folder(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path
+    access_log.write_to(None)
+
+
+async def test_over_every_protocol(folder: Path, log_folder: Path) -> None:
+    ingress = await make_ingress(folder, EchoWorker(str(folder)), entrance=Entrance(log_folder=log_folder))
+    tensor = {"name": "text_input", "datatype": "BYTES", "shape": [1], "contents": {"bytes_contents": [b"ab"]}}
+    ids = vllm_engine_pb2.TokenizedInput(input_ids=[65])
+    few = pb.SamplingParams(max_tokens=2)
+    chat = pb.ChatMessage(role="user", content="a")
+    async with serving(ingress) as target, grpc.aio.insecure_channel(target) as channel:
+        motley: Any = inference_pb2_grpc.InferenceStub(channel)
+        kserve: Any = kserve_pb2_grpc.GRPCInferenceServiceStub(channel)
+        vllm: Any = vllm_engine_pb2_grpc.VllmEngineStub(channel)
+        await motley.Complete(pb.CompleteRequest(text="ab", request_id="one", sampling=few))
+        await motley.Chat(pb.ChatRequest(messages=[chat], request_id="two", sampling=few))
+        await motley.Embeddings(pb.EmbeddingsRequest(inputs=[{"text": "a"}, {"text": "b"}], request_id="three"))
+        infers = [kserve_pb2.ModelInferRequest(id=f"{number}", inputs=[tensor]) for number in range(12)]
+        await kserve.ModelInfer(infers[0])
+        assert len([answer async for answer in kserve.ModelStreamInfer(iter(infers))]) >= len(infers)
+        async for _ in vllm.Generate(vllm_engine_pb2.GenerateRequest(request_id="four", tokenized=ids)):
+            pass
+        await vllm.Embed(vllm_engine_pb2.EmbedRequest(request_id="five\n", tokenized=ids))
+        with pytest.raises(grpc.aio.AioRpcError):
+            await motley.Complete(pb.CompleteRequest(text="", request_id="refused"))
+    app = ingress.__serve_build_asgi_app__()
+    body = {"id": "six", "inputs": [{"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["ab"]}]}
+    assert (await asgi.request(app, "POST", "/v2/models/echo/infer", body)).status == 200
+    assert (await asgi.request(app, "POST", "/v1/completions", {"prompt": "a", "max_tokens": 1})).status == 200
+    access_log._lines._write()
+    lines = [json.loads(line) for line in (log_folder / "access.log").read_text().splitlines()]
+    found = [(line["call"].split("/")[-1], line["request_ids"]) for line in lines]
+    assert found == [
+        ("Complete", ["one"]), ("Chat", ["two"]), ("Embeddings", ["three"]), ("ModelInfer", ["0"]),
+        ("ModelStreamInfer", [f"{number}" for number in range(access_log.MAX_REQUESTS)]), ("Generate", ["four"]),
+        ("Embed", ["five"]), ("Complete", ["refused"]), ("infer", ["six"]), ("completions", []),
+    ]  # fmt: skip
