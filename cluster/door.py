@@ -18,8 +18,10 @@ from ..replicas.seeds import fresh_seed
 from ..replicas.shown import shown
 from ..replicas.tokenizer import Tokenizer
 from ..replicas.tools import Tool
+from . import access_log
 from .ask import Admitted, Ask, Most
 from .caller import Caller
+from .gather import MOST_LOGPROBS
 
 T = TypeVar("T")
 
@@ -57,6 +59,7 @@ class Door:
 
     async def admit(self, ask: Ask, caller: Caller) -> Admitted:
         """Raises InvalidRequest naming the client's field, NotFound, DeadlineExceeded."""
+        access_log.current().named(ask.client_id)
         try:
             return await self._admit(ask, caller)
         except InvalidRequest as error:
@@ -170,6 +173,8 @@ class Door:
             raise self._too_long(field, f"it has {len(prompt_ids)} tokens")
         if ask.pooling is not None:
             return sampling
+        if sampling.prompt_logprobs is not None:
+            _check_values(len(prompt_ids) * (1 + sampling.prompt_logprobs))
         return replace(sampling, max_tokens=most_tokens(sampling, room, ask.default_max_tokens))
 
     def _output_ids(self, output_ids: Sequence[Sequence[int]], n: int) -> tuple[tuple[int, ...], ...]:
@@ -218,6 +223,15 @@ def _in_wire_names(error: InvalidRequest, names: Mapping[str, str]) -> InvalidRe
     if wire == error.param:
         return error
     return InvalidRequest(error.message.replace(error.param or "", wire, 1), param=wire, code=error.code)
+
+
+def _check_values(values: int) -> None:
+    if values > MOST_LOGPROBS:
+        raise InvalidRequest(
+            f"prompt_logprobs: of this prompt they are {values}, alternatives included; at most {MOST_LOGPROBS}",
+            param="prompt_logprobs",
+            code="answer_too_large",
+        )
 
 
 def _check_priority(priority: Any) -> None:

@@ -2,10 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable
+import asyncio
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
+from ..replicas.errors import InvalidRequest
 from ..replicas.protocol import Delta, FinishReason, PromptLogprob, StreamMessage, TokenLogprob
+
+__all__ = ["MOST_LOGPROBS", "Gathered", "GatheredChoice", "Room", "gather", "is_cut_off", "written"]
+
+T = TypeVar("T")
+
+MOST_LOGPROBS = 2**18  # of one answer, alternatives included: some 8 MiB of JSON, 100 MiB of Python's objects
+_LARGE = 2**12  # so many values are written in a thread: every stream would wait for them
+
+
+class Room:
+    """For the log-probabilities of one call's answer, all its prompts and choices together.
+
+    What an answer comes to is not known before, so it is counted as it comes. wire_names: as of `Ask`.
+    """
+
+    def __init__(self, wire_names: Mapping[str, str] | None = None, most: int = MOST_LOGPROBS) -> None:
+        self.taken = 0
+        self._most = most
+        self._wire_names = wire_names or {}
+
+    def take(self, entries: Iterable[PromptLogprob]) -> None:
+        """Raises InvalidRequest when there is none left."""
+        self.taken += num_values(entries)
+        if self.taken > self._most:
+            name = self._wire_names.get("logprobs", "logprobs")
+            raise InvalidRequest(
+                f"{name}: the answer has come to more than {self._most} log-probabilities, alternatives included; "
+                "ask for fewer, or for a stream of them",
+                param=name,
+                code="answer_too_large",
+            )
+
+
+def num_values(entries: Iterable[PromptLogprob]) -> int:
+    return sum(1 + len(entry.top) for entry in entries if entry is not None)
 
 
 @dataclass(slots=True)
@@ -21,14 +59,19 @@ class GatheredChoice:
         self.text += delta.text
         self.token_ids += delta.token_ids
         if delta.logprobs is not None:
-            self.logprobs = (self.logprobs or []) + list(delta.logprobs)
+            if self.logprobs is None:
+                self.logprobs = []
+            self.logprobs += delta.logprobs
         if delta.finish_reason is not None:
             self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
 
 
 @dataclass(slots=True)
 class Gathered:
+    """Raises InvalidRequest when its `room` is taken."""
+
     choices: list[GatheredChoice]
+    room: Room = field(default_factory=Room)
     cached_tokens: int = 0
     prompt_logprobs: tuple[PromptLogprob, ...] | None = None
 
@@ -40,16 +83,24 @@ class Gathered:
         self.cached_tokens = self.cached_tokens if message.cached_tokens is None else message.cached_tokens
         if message.prompt_logprobs is not None:
             self.prompt_logprobs = message.prompt_logprobs
+            self.room.take(message.prompt_logprobs)
         for delta in message.deltas:
             self.choices[delta.index].add(delta)
+            if delta.logprobs is not None:
+                self.room.take(delta.logprobs)
 
 
-async def gather(messages: AsyncIterable[StreamMessage], n: int) -> Gathered:
-    """Every choice of a router's stream, whole: what is cut off is raised there."""
-    gathered = Gathered([GatheredChoice(index) for index in range(n)])
+async def gather(messages: AsyncIterable[StreamMessage], n: int, room: Room) -> Gathered:
+    """Every choice of a router's stream, whole: what is cut off is raised there. Raises InvalidRequest without room."""
+    gathered = Gathered([GatheredChoice(index) for index in range(n)], room)
     async for message in messages:
         gathered.add(message)
     return gathered
+
+
+async def written(room: Room, write: Callable[[], T]) -> T:
+    """What `write` makes of the answer: in a thread where it is large, so that streams go on meanwhile."""
+    return write() if room.taken < _LARGE else await asyncio.to_thread(write)
 
 
 def is_cut_off(delta: Delta) -> bool:

@@ -12,7 +12,7 @@ from ..ask import Admitted
 from ..caller import MAX_CLIENT_ID, Caller
 from ..door import Door
 from ..errors import unsupported_field
-from ..gather import gather, is_cut_off
+from ..gather import Room, gather, is_cut_off, written
 from ..happening import Happening
 from ..routing.router import Router
 from ..web.retry_after import retry_after_s
@@ -95,13 +95,13 @@ class KServeProtocol:
             check_version(version)
 
     async def _whole(self, admitted: Admitted, wanted: tuple[str, ...]) -> InferResponse:
-        sampling = admitted.request.sampling
+        sampling, room = admitted.request.sampling, Room(admitted.ask.wire_names)
         async with aclosing(self._router.stream(admitted.request, whole=True)) as messages:
-            gathered = await gather(messages, sampling.n)
+            gathered = await gather(messages, sampling.n, room)
         return InferResponse(
             admitted.ask.client_id,
             admitted.model,
-            outputs(wanted, gathered.choices, sampling, gathered.prompt_logprobs),
+            await written(room, lambda: outputs(wanted, gathered.choices, sampling, gathered.prompt_logprobs)),
             usage(admitted.request, gathered.completion_tokens, gathered.cached_tokens),
             last=True,
         )

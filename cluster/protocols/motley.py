@@ -11,7 +11,7 @@ from ..ask import Admitted
 from ..caller import Caller
 from ..door import Door
 from ..embed import embed_all
-from ..gather import gather
+from ..gather import Room, gather, written
 from ..protos import inference_pb2 as pb
 from ..routing.router import Router
 from . import motley_chat, motley_embeddings
@@ -95,9 +95,10 @@ class MotleyProtocol:
         return chat.admitted, readers
 
     async def _whole(self, admitted: Admitted, readers: Readers) -> pb.Completion:
+        room = Room(admitted.ask.wire_names)
         async with aclosing(self._router.stream(admitted.request, whole=True)) as messages:
-            gathered = await gather(messages, admitted.request.sampling.n)
-        return self._replies.completion(admitted, gathered, readers)
+            gathered = await gather(messages, admitted.request.sampling.n, room)
+        return await written(room, lambda: self._replies.completion(admitted, gathered, readers))
 
     async def _chunks(
         self, admit: Callable[[], Awaitable[tuple[Admitted, Readers]]]

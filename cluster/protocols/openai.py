@@ -13,10 +13,10 @@ from ..ask import Admitted
 from ..caller import Caller
 from ..door import Door
 from ..feed import Feed
-from ..gather import Gathered, gather
+from ..gather import Gathered, Room, gather, written
 from ..routing.router import Router
 from ..streams import all_of, merge
-from ..web.answers import Answer, Object, Streaming
+from ..web.answers import Answer, Object, Streaming, Written
 from . import openai_ask
 from .chats import Chats
 from .openai_ask import Call
@@ -121,18 +121,19 @@ class OpenAIProtocol:
         # A refusal must come before the response begins: wait for the first message.
         return Streaming(await anext(chunks), chunks)
 
-    async def _whole(self, form: Form, call: Call, admitted: Sequence[Admitted]) -> Object:
+    async def _whole(self, form: Form, call: Call, admitted: Sequence[Admitted]) -> Written:
         feed = Feed(self._router)
-        gathered = await all_of([self._gather(call, one, feed) for one in admitted])
+        room = Room(admitted[0].ask.wire_names)
+        gathered = await all_of([self._gather(call, one, feed, room) for one in admitted])
         echoes = [
             await self._echo(call, one, answer.prompt_logprobs) for one, answer in zip(admitted, gathered, strict=True)
         ]
         keep = admitted[0].request.sampling.n if call.keep is None else call.keep
-        return whole(form, admitted, gathered, echoes, keep)
+        return await written(room, lambda: Written(whole(form, admitted, gathered, echoes, keep)))
 
-    async def _gather(self, call: Call, admitted: Admitted, feed: Feed) -> Gathered:
+    async def _gather(self, call: Call, admitted: Admitted, feed: Feed, room: Room) -> Gathered:
         async with aclosing(_messages(call, admitted, feed, whole=True)) as messages:
-            return await gather(messages, admitted.request.sampling.n)
+            return await gather(messages, admitted.request.sampling.n, room)
 
     async def _chunks(self, form: Form, call: Call, admitted: Sequence[Admitted]) -> AsyncGenerator[list[Object], None]:
         """For each message of a replica the chunks it makes, to be sent in one write."""
@@ -159,5 +160,5 @@ class OpenAIProtocol:
 def _messages(
     call: Call, admitted: Admitted, feed: Feed, *, whole: bool = False
 ) -> AsyncGenerator[StreamMessage, None]:
-    messages = feed.stream(admitted.request, whole=whole)
+    messages = feed.stream(admitted.now(), whole=whole)
     return prompt_only(messages) if call.silent else messages

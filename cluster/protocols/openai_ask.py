@@ -171,7 +171,7 @@ def _best_of(body: dict[str, Any], sampling: dict[str, Any]) -> int | None:
 
 
 def _names(keep: int | None) -> dict[str, str]:
-    return {} if keep is None else {"n": "best_of"}
+    return {"prompt_logprobs": "logprobs"} | ({} if keep is None else {"n": "best_of"})
 
 
 def _check_metadata(body: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -20,7 +21,7 @@ from ..caller import Caller
 from ..door import Door
 from ..embed import embed
 from ..errors import unsupported_field
-from ..gather import Gathered, GatheredChoice, is_cut_off
+from ..gather import Gathered, GatheredChoice, Room, is_cut_off, written
 from ..happening import until
 from ..protos import vllm_common_pb2 as common
 from ..protos import vllm_engine_pb2 as pb
@@ -170,7 +171,7 @@ async def _responses(
     admitted: Admitted, messages: AsyncGenerator[StreamMessage, None], *, chunks: bool
 ) -> AsyncGenerator[pb.GenerateResponse, None]:
     request = admitted.request
-    gathered = Gathered([GatheredChoice(index) for index in range(request.sampling.n)])
+    gathered = Gathered([GatheredChoice(index) for index in range(request.sampling.n)], Room(admitted.ask.wire_names))
     begun: set[int] = set()
     async for message in messages:
         gathered.add(message)
@@ -179,7 +180,8 @@ async def _responses(
                 yield reply.chunk(request, gathered, delta, first=delta.index not in begun)
                 begun.add(delta.index)
             if delta.finish_reason is not None and not is_cut_off(delta):
-                yield reply.complete(request, gathered, gathered.choices[delta.index], delta.finish_reason)
+                choice, reason = gathered.choices[delta.index], delta.finish_reason
+                yield await written(gathered.room, partial(reply.complete, request, gathered, choice, reason))
     for choice in gathered.choices:  # of those that are aborted the messages end before
         if choice.finish_reason is None:
             yield reply.complete(request, gathered, choice, reply.ABORTED)

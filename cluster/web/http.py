@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -16,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from ...replicas.errors import MotleyError
 from ..caller import Caller
-from .answers import Answer, Object, Streaming
+from .answers import Answer, Object, Streaming, Written, dump
 from .readers import Reader, Readers
 from .retry_after import retry_after_s
 
@@ -44,7 +43,8 @@ def caller_of(request: Request) -> Caller:
 def answer(content: Answer) -> Response:
     if isinstance(content, Streaming):
         return EventStream(content)
-    return Response(dump(content), media_type="application/json")
+    body = content.body if isinstance(content, Written) else dump(content)
+    return Response(body, media_type="application/json")
 
 
 def error_body(error: MotleyError) -> Object:
@@ -61,10 +61,6 @@ def error_response(error: MotleyError, path: str) -> Response:
     kserve = path == _KSERVE or path.startswith(f"{_KSERVE}/")
     body = json.dumps({"error": error.message} if kserve else error_body(error))
     return Response(body, status_code=error.status, headers=headers, media_type="application/json")
-
-
-def dump(content: Any) -> bytes:
-    return json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
 
 
 class EventStream(Response):
