@@ -34,13 +34,24 @@ LEAST_S = 0.002  # the way to a replica and back: with less left, no answer coul
 
 
 class Door:
-    """Validates against the model, tokenizes in an executor, fixes seed, request id and cache salt."""
+    """Validates against the model, tokenizes in an executor, fixes seed, request id and cache salt.
 
-    def __init__(self, info: ModelInfo, tokenizer: Tokenizer, defaults: Mapping[str, Any], salt: bytes) -> None:
+    groups  of tenants that share prefixes, by tenant
+    """
+
+    def __init__(
+        self,
+        info: ModelInfo,
+        tokenizer: Tokenizer,
+        defaults: Mapping[str, Any],
+        salt: bytes,
+        groups: Mapping[str, str] | None = None,
+    ) -> None:
         self.info = info
         self.tokenizer = tokenizer
         self.started = int(time.time())
         self._defaults = defaults
+        self.groups = groups or {}
         self._salt = salt
         self._at_work = 0  # calls in the executor or before it
 
@@ -92,7 +103,7 @@ class Door:
             deadline_s=_left(timeout_s, began),
             priority=ask.priority,
             tenant=caller.tenant,
-            cache_salt=self._salt + caller.tenant.encode(),
+            cache_salt=self._salt_of(caller.tenant),
             pooling=ask.pooling,
         )
         return Admitted(request, ask, self.info.name, int(time.time()))
@@ -158,6 +169,11 @@ class Door:
                     code="invalid_value",
                 )
         return tuple(ids)
+
+    def _salt_of(self, tenant: str) -> bytes:
+        """Who has the same finds the same prefixes. A group may be called as a tenant is."""
+        group = self.groups.get(tenant)
+        return self._salt + (b"tenant " + tenant.encode() if group is None else b"group " + group.encode())
 
     def _sampling(self, ask: Ask) -> SamplingParams:
         given = {name: value for name, value in ask.sampling.items() if value is not None}

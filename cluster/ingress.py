@@ -76,7 +76,7 @@ class Ingress(MotleyRpcs, KServeRpcs, VllmRpcs, HealthRpcs, ReflectionRpcs):
         self.router = Router(pools, self.entrance.resume, routing)
         profile, tokenizer = await asyncio.gather(self.router.profile(), asyncio.to_thread(_tokenizer, model))
         defaults = _defaults(model, profile)
-        self.door = Door(profile.model, tokenizer, defaults, self.entrance.salt)
+        self.door = Door(profile.model, tokenizer, defaults, self.entrance.salt, routing.groups)
         plain, with_tools = (
             None if template is None else template.source
             for template in (tokenizer.chat_template, tokenizer.tool_template)
@@ -114,6 +114,7 @@ class Ingress(MotleyRpcs, KServeRpcs, VllmRpcs, HealthRpcs, ReflectionRpcs):
         self.router.replace_pools(self._of(names))
         if routing is not None:
             self.router.replace_routing(routing)
+            self.door.groups = routing.groups
 
     def _of(self, names: list[str]) -> dict[str, Any]:
         for name in names:

@@ -13,6 +13,7 @@ def routing_of(spec: FleetSpec) -> Routing:
         slo=None if slo is None else Slo(slo.ttft_ms / 1e3, slo.tpot_ms / 1e3),
         shed=slo is not None and slo.shed,
         weights={name: tenant.weight for name, tenant in spec.tenants.items()},
+        groups={name: tenant.cache_group for name, tenant in spec.tenants.items() if tenant.cache_group},
         max_wait_s=queue.max_wait_s,
         hold_s=queue.hold_s,
         max_waiting=queue.max_requests,

@@ -351,6 +351,8 @@ class QueueSpec(Spec):
 class TenantSpec(Spec):
     weight: Positive = 1.0
     """Share beside the other tenants, where there is not enough for all."""
+    cache_group: Text | None = None
+    """Tenants of one group trust each other, and find each other's prefixes; by default nobody else's are found."""
 
 
 class PrefixCacheSpec(Spec):

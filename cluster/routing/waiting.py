@@ -28,6 +28,7 @@ class Routing:
     slo           times a request is to have; None: the sooner the better
     shed          refuse what is predicted to miss them, rather than serve it late
     weights       of tenants that have another share than 1 while not all can be served
+    groups        of tenants that share prefixes with others, by tenant
     max_wait_s    how long a request may wait while every replica is full; 0: it is refused at once
     hold_s        how long it may wait while there is no replica at all
     max_waiting   requests that may wait; max_waiting_tokens: tokens of their prompts
@@ -37,6 +38,7 @@ class Routing:
     slo: Slo | None = None
     shed: bool = False
     weights: Mapping[str, float] = field(default_factory=dict)
+    groups: Mapping[str, str] = field(default_factory=dict)
     max_wait_s: float = 0.0
     hold_s: float = 30.0
     max_waiting: int = 1024

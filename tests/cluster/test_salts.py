@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from local_ingress import make_ingress
 from scripted_worker import ScriptedWorker
@@ -11,16 +13,27 @@ from motley.cluster.ask import Ask
 from motley.cluster.caller import Caller
 from motley.cluster.entrance import Entrance
 from motley.cluster.fleet.spec import FleetSpec
+from motley.cluster.objectives import routing_of
 from motley.cluster.prefix.shared import settle
 
 FLEET = {"model": "demo", "pools": [{"name": "cpu"}]}
 
 
+TENANTS = ("alice", "bob", "carol", "lab")
+
+
+async def ingress_of(folder: Path, entrance: Entrance | None) -> Any:
+    return await make_ingress(folder, ScriptedWorker(str(folder), ()), entrance=entrance)
+
+
+async def salts_of(ingress: Any, tenants: Sequence[str] = TENANTS) -> list[bytes]:
+    callers = [Caller(tenant=tenant) for tenant in tenants]
+    return [(await ingress.door.admit(Ask("", "a"), caller)).request.cache_salt for caller in callers]
+
+
 async def salts(folder: Path, entrance: Entrance | None) -> list[bytes]:
     """Of two tenants, by an ingress of its own."""
-    ingress = await make_ingress(folder, ScriptedWorker(str(folder), ()), entrance=entrance)
-    callers = [Caller(tenant=tenant) for tenant in ("alice", "bob")]
-    return [(await ingress.door.admit(Ask("", "a"), caller)).request.cache_salt for caller in callers]
+    return await salts_of(await ingress_of(folder, entrance), TENANTS[:2])
 
 
 async def test_all_ingresses_of_a_service_have_the_same(folder: Path) -> None:
@@ -29,6 +42,18 @@ async def test_all_ingresses_of_a_service_have_the_same(folder: Path) -> None:
     assert one == other
     assert len(set(one)) == 2
     assert await salts(folder, None) != one, "nobody outside can know it"
+
+
+async def test_tenants_of_a_group_share(folder: Path) -> None:
+    """Nobody else does: not who is called as the group is, and none when the group is there no more."""
+    tenants = {"alice": {"cache_group": "lab"}, "bob": {"cache_group": "lab", "weight": 2}, "carol": {}}
+    routing = routing_of(FleetSpec.model_validate({**FLEET, "tenants": tenants}))
+    ingress = await ingress_of(folder, Entrance(routing=routing))
+    alice, bob, carol, lab = await salts_of(ingress)
+    assert alice == bob
+    assert len({alice, carol, lab}) == 3
+    await ingress.use_pools(["cpu"], routing_of(FleetSpec.model_validate(FLEET)))
+    assert len({alice, *await salts_of(ingress)}) == 5
 
 
 def test_it_follows_from_the_secret(tmp_path: Path) -> None:
