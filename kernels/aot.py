@@ -160,9 +160,11 @@ def _attributes(variant: Variant) -> dict[tuple[int, ...], list[list[Any]]]:
     for index, name in enumerate(variant.function.arg_names):
         if name in variant.aligned:
             found[index,] = [["tt.divisibility", 16]]
-        elif types.get(name, "").startswith("*"):
-            found[index,] = []
-        elif name not in types:
+        elif name in types:
+            integer = types[name].startswith("i") and not variant.function.params[index].do_not_specialize
+            if types[name].startswith("*") or integer:
+                found[index,] = []
+        else:
             constant = variant.all_constants.get(name)
             if newer or isinstance(constant, str):
                 found[index,] = []

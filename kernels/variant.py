@@ -64,6 +64,9 @@ class Variant:
         return {**dict(self.constants), **dict(self.config.constants)}
 
     def launch(self, grid: tuple[int, ...], *arguments: Any) -> None:
-        """Arguments in the order of `types`."""
+        """Arguments in the order of `types`, and of these types.
+
+        Also where the kernel reads none: Triton looks compiled kernels up by them, and would compile anew.
+        """
         options = {"num_warps": self.config.num_warps, "num_stages": self.config.num_stages}
         self.function[grid](*arguments, **self.all_constants, **options)

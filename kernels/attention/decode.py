@@ -281,8 +281,10 @@ def decode_attention(
     if not 1 <= splits <= MAX_SPLITS:
         raise ValueError(f"SPLITS: {splits}; expected 1 to {MAX_SPLITS}")
     out = torch.empty_like(q) if out is None else out
-    partial, totals, tops = out, out, out
-    if splits > 1:
+    if splits == 1:
+        partial, tops = out, out.view(torch.float32)  # something to point at: one split leaves neither
+        totals = tops
+    else:
         partial = q.new_empty((*q.shape[:2], splits, q.shape[2]), dtype=torch.float32)
         tops, totals = q.new_empty((2, *q.shape[:2], splits), dtype=torch.float32)
     variant = packed_variant(heads, config) if kernel == "packed GQA" else per_head_variant(heads, config)

@@ -228,7 +228,7 @@ def _launch_write(
     heads = q.shape[1] if rotate else 0
     each = config["HEADS"]
     variant = write_variant(type_name(k), type_name(cache.data), head_dim, config, rotate=rotate)
-    scales = slots if cache.scales is None else cache.scales  # any pointer, where none is read
+    scales = slots.view(torch.float32) if cache.scales is None else cache.scales  # any pointer, where none is read
     grid = (num_tokens, triton.cdiv(heads, each) + triton.cdiv(kv_heads, each))
     variant.launch(
         grid, q, k, v, cos, sin, out, slots, cache.data, scales, heads, kv_heads, cache.data.shape[1],

@@ -82,7 +82,7 @@ def dequantize(weight: PanelsInt8, dtype: torch.dtype, config: Config) -> torch.
         type_name(out), weight.group, config, scales=type_name(weight.scales), zeros=weight.zeros is not None
     )
     grid = dequantize_grid(weight.num_rows, 4 * words, config)
-    zeros = weight.words if weight.zeros is None else weight.zeros
+    zeros = weight.words.view(torch.int8) if weight.zeros is None else weight.zeros
     variant.launch(grid, weight.words, weight.scales, zeros, out, panels * PANEL, 4 * words)
     return out[:, : weight.num_rows]
 

@@ -269,9 +269,10 @@ def gemm(x: QuantizedPanels, weight: PanelsInt8, dtype: torch.dtype, config: Con
         type_name(out), config, scales=type_name(weight.scales), group=weight.group, zeros=weight.zeros is not None,
         bias=None if weight.bias is None else type_name(weight.bias), ptx=x.words.is_cuda,
     )  # fmt: skip
+    zeros = x.words.view(torch.int8) if weight.zeros is None else weight.zeros
     variant.launch(
         gemm_grid(num_tokens, weight.num_rows, config), x.words, x.scales, x.words if x.sums is None else x.sums,
-        weight.words, weight.scales, x.words if weight.zeros is None else weight.zeros,
+        weight.words, weight.scales, zeros,
         out if weight.bias is None else weight.bias, out,
         num_tokens, PANEL * x.words.shape[0], weight.num_rows, weight.scales.shape[1], 4 * weight.words.shape[1],
     )  # fmt: skip

@@ -127,8 +127,9 @@ def gemv(x: QuantizedRows, weight: PanelsInt8, dtype: torch.dtype, config: Confi
         zeros=weight.zeros is not None, bias=None if weight.bias is None else type_name(weight.bias),
         ptx=x.codes.is_cuda,
     )  # fmt: skip
+    sums = x.scales.view(torch.int32) if x.sums is None else x.sums
     variant.launch(
-        gemv_grid(weight.num_rows, config), x.codes.view(torch.int32), x.scales, x.scales if x.sums is None else x.sums,
+        gemv_grid(weight.num_rows, config), x.codes.view(torch.int32), x.scales, sums,
         weight.words, weight.scales, x.codes if weight.zeros is None else weight.zeros,
         out if weight.bias is None else weight.bias, out, weight.num_rows, weight.scales.shape[1], x.codes.shape[1],
     )  # fmt: skip

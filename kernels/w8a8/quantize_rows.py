@@ -185,7 +185,8 @@ def quantize_rows(
     groups = num_columns // (group or num_columns) if with_sums else 0
     sums = torch.empty((groups, num_rows), dtype=torch.int32, device=x.device) if with_sums else None
     variant = rows_variant(type_name(x), num_columns, kind, config, group=group, with_sums=with_sums, ptx=x.is_cuda)
-    variant.launch((num_rows,), x, codes, scales, scales if sums is None else sums, num_rows, num_columns)
+    given = scales.view(torch.int32) if sums is None else sums
+    variant.launch((num_rows,), x, codes, scales, given, num_rows, num_columns)
     return QuantizedRows(codes, scales, sums)
 
 

@@ -193,9 +193,10 @@ def multiply(x: QuantizedRows, weight: Rows8, dtype: torch.dtype, config: Config
     )  # fmt: skip
     blocks = grids(num_tokens, num_rows, config)
     parts = torch.empty((config["SPLIT"], *out.shape), dtype=torch.float32, device=device) if len(made) > 1 else out
+    sums = x.scales.view(torch.int32) if x.sums is None else x.sums
+    zeros = weight.codes.view(torch.int8) if weight.zeros is None else weight.zeros
     made[0].launch(
-        blocks[0], x.codes, x.scales, x.scales if x.sums is None else x.sums, weight.codes, weight.scales,
-        weight.codes if weight.zeros is None else weight.zeros, out if bias is None else bias, parts,
+        blocks[0], x.codes, x.scales, sums, weight.codes, weight.scales, zeros, out if bias is None else bias, parts,
         num_tokens, num_rows, num_columns,
     )  # fmt: skip
     if len(made) > 1:

@@ -1,16 +1,19 @@
 """Prints, as JSON, which kernels a launch would compile anew although they were compiled ahead.
 
-In a process without TRITON_INTERPRET. Nothing is compiled or run: Triton is asked for the key under which it would
-look in its cache, by a launch with a driver that only knows its target, and by `aot.py`.
+For the capabilities given as CC, in a process without TRITON_INTERPRET. Nothing is compiled or computed: operators run
+as they do on a GPU, on tensors without values, and Triton is asked for the key under which it would look in its cache,
+by their launches with a driver that only knows its target, and by `aot.py`.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.compiler.compiler import make_backend
@@ -18,15 +21,10 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from motley.kernels.aot import options_of, source_of
-from motley.kernels.capability import CAPABILITIES
-from motley.kernels.precision import policy_of
+from motley.kernels.operation import Operation, Shape
+from motley.kernels.precision import PrecisionPolicy, policy_of
 from motley.kernels.registry import OPERATIONS
-from motley.kernels.variant import Variant
-
-TORCH = {
-    "fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "i8": torch.int8, "u8": torch.uint8,
-    "i32": torch.int32, "i64": torch.int64, "fp8e4nv": torch.float8_e4m3fn, "u32": torch.uint32, "i1": torch.bool,
-}  # fmt: skip
+from motley.kernels.variant import Config, Variant
 
 
 class Target:
@@ -45,8 +43,7 @@ class Target:
         return 0
 
 
-class Asked(Exception):
-    """What a launch wants to have compiled."""
+ASKED: list[str] = []  # what the launches of one run want to have compiled, in order
 
 
 def ask(
@@ -59,46 +56,55 @@ def ask(
     attrs: Any,
     warmup: bool,
 ) -> None:
-    raise Asked(f"{ASTSource(self, signature, constexprs, attrs).hash()} {options.hash()}")
+    """In place of compiling; Triton launches nothing then."""
+    ASKED.append(key_of(ASTSource(self, signature, constexprs, attrs), options))
 
 
-def of_launch(variant: Variant) -> str:
-    arguments: list[Any] = []
-    for name, kind in variant.types:
-        if kind.startswith("*"):
-            arguments.append(torch.empty(64, dtype=TORCH[kind[1:]]))
-        elif kind.startswith("fp"):
-            arguments.append(1.0)
-        else:
-            arguments.append(32 if name in variant.aligned else 1)  # 1: what Triton likes best to make a constant
-    try:
-        variant.launch((1,), *arguments)
-    except Asked as asked:
-        return str(asked)
-    raise AssertionError("the launch asked for nothing")
+def key_of(source: Any, options: Any) -> str:
+    return f"{source.hash()} {options.hash()}"
 
 
 def compiled_ahead(variant: Variant, capability: tuple[int, int]) -> str:
     backend = make_backend(GPUTarget("cuda", 10 * capability[0] + capability[1], 32))
-    return f"{source_of(variant).hash()} {backend.parse_options(options_of(variant)).hash()}"
+    return key_of(source_of(variant), backend.parse_options(options_of(variant)))
 
 
-def main() -> None:
+def tried(operation: Operation, policy: PrecisionPolicy, shape: Shape) -> list[Config]:
+    """The default, and of each other way to launch a first: in one part or several, and whatever is swapped."""
+    ways: dict[tuple[object, ...], Config] = {}
+    for config in operation.configs(policy, shape):
+        fields = config.to_json()
+        parts = fields.get("SPLITS", fields.get("SPLIT", 1)) > 1
+        ways.setdefault((parts, fields.get("SWAP"), fields.get("WIDE")), config)
+    return list(ways.values())
+
+
+def main(capabilities: Sequence[tuple[int, int]]) -> None:
     JITFunction._do_compile = ask
+    torch.Tensor.is_cuda = property(lambda self: True)
+    FakeTensor.data_ptr = lambda self: self.storage_offset() * self.element_size()
     asked, others = 0, []
-    for capability in CAPABILITIES:
+    for capability in capabilities:
         driver.set_active(Target(capability))
         policy = policy_of(*capability)
         for operation in OPERATIONS:
             if operation.refusal(policy):
                 continue
-            for shape in operation.samples(policy):
-                for launch in operation.launches(policy, shape, operation.configs(policy, shape)[0]):
-                    asked += 1
-                    if of_launch(launch.variant) != compiled_ahead(launch.variant, capability):
-                        others.append(f"{launch.variant.name} {capability} {shape.key}")
+            for shape in (*operation.samples(policy), *operation.small(policy)):
+                zeros = shape.get("zeros", "no") == "yes"
+                FakeTensor.any = lambda self, zeros=zeros: zeros  # asked of zero points alone
+                with FakeTensorMode():
+                    problem = operation.problem(policy, shape, torch.device("cpu"))
+                    for config in tried(operation, policy, shape):
+                        variants = [launch.variant for launch in operation.launches(policy, shape, config)]
+                        ASKED.clear()
+                        problem.run(config)
+                        asked += len(ASKED)
+                        if [compiled_ahead(variant, capability) for variant in variants] != ASKED:
+                            names = ", ".join(variant.name for variant in variants)
+                            others.append(f"{names} {capability} {shape.key} {config.to_json()}")
     json.dump({"asked": asked, "others": others}, sys.stdout)
 
 
 if __name__ == "__main__":
-    main()
+    main([divmod(int(given), 10) for given in sys.argv[1:]])
