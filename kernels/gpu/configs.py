@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
-from ..operation import Shape
+from ..devices import Device
+from ..operation import Operation, Shape
+from ..precision import PrecisionPolicy
 from ..registry import operation
 from ..rig import Rig
 from ..tuning import Choice, choose
@@ -12,24 +15,38 @@ from ..variant import Config
 
 __all__ = ["SHORTEST_CONTEXT", "Configs", "rounded"]
 
+T = TypeVar("T", bound=Operation)
 SHORTEST_CONTEXT = 256  # contexts below are as this one: a graph captured for it rounds no other way than a step alone
 
 
 class Configs:
-    """By operator and shape, as the tables of that rig have them."""
+    """By operator and shape, as the tables of that rig have them: one for all layers, most of which are alike."""
 
     def __init__(self, rig: Rig) -> None:
         self._rig = rig
         self._known: dict[tuple[str, tuple[tuple[str, int | str], ...]], Choice] = {}
+        self._kernels: dict[tuple[object, tuple[tuple[str, int | str], ...]], Any] = {}
 
     def of(self, name: str, **fields: int | str) -> Config:
         """Numbers that change with every step come `rounded`, or there would be no end to them."""
+        return self.looked_up(name, **fields).config
+
+    def looked_up(self, name: str, **fields: int | str) -> Choice:
+        """The same, and how it was found."""
         key = name, tuple(fields.items())
         found = self._known.get(key)
         if found is None:
             found = choose(operation(name), self._rig.policy, Shape.of(**fields), self._rig.about.sms)
             self._known[key] = found
-        return found.config
+        return found
+
+    def kernel(self, kernel_for: Callable[[PrecisionPolicy, Shape, Device], tuple[T, str]], **fields: int | str) -> T:
+        """Which of several operators takes that shape. Nothing is rounded: where one gets faster is no power of two."""
+        key = kernel_for, tuple(fields.items())
+        found: T | None = self._kernels.get(key)
+        if found is None:
+            found = self._kernels[key] = kernel_for(self._rig.policy, Shape.of(**fields), self._rig.about)[0]
+        return found
 
     def used(self, name: str, num_rows: int) -> Iterator[Choice]:
         """What was found for that operator and about so many rows, and how; of attention for any number."""

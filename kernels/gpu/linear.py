@@ -6,7 +6,6 @@ import torch
 
 from ..dtypes import TORCH
 from ..held import Held, size
-from ..operation import Shape
 from ..rig import Rig
 from ..w8a8 import fp8, int8
 from ..w8a8.dequantize import DEQUANTIZE, matmul
@@ -45,8 +44,7 @@ class Int8Linear:
     def __init__(self, weight: GroupedWeight, rig: Rig, configs: Configs) -> None:
         if weight.shape[0] % 16:
             raise ValueError(f"int8 kernels are compiled for an N in sixteens, not {weight.shape[0]}")
-        self._rig, self._configs = rig, configs
-        self._operators: dict[int, str] = {}  # by rows of x
+        self._configs = configs
         self._permutation = None if weight.permutation is None else weight.permutation.to(rig.device)
         self._weight = int8.pack(_on(weight, rig.device), rig.policy)
         self._shape = weight.shape
@@ -69,12 +67,8 @@ class Int8Linear:
         return int8.linear(x.contiguous(), self._weight, config, quantizing)
 
     def operator(self, num_rows: int) -> str:
-        """By which so many rows of x are multiplied: looked up once, as a step must not read tables."""
-        found = self._operators.get(num_rows)
-        if found is None:
-            shape = Shape.of(**self._fields(num_rows))
-            found = self._operators[num_rows] = int8.kernel_for(self._rig.policy, shape, self._rig.about)[0].name
-        return found
+        """By which so many rows of x are multiplied."""
+        return self._configs.kernel(int8.kernel_for, **self._fields(num_rows)).name
 
     def _fields(self, m: int) -> dict[str, int | str]:
         """Of the operator's shape."""

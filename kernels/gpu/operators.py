@@ -65,7 +65,7 @@ class GpuOps:
 
     @property
     def configs(self) -> Configs:
-        """Of launches, but those of int4 layers, which look up their own."""
+        """Of launches."""
         return self._configs
 
     @property
@@ -184,7 +184,9 @@ class GpuOps:
     def _quantized(self, weight: GroupedWeight | Fp8Weight) -> Linear:
         if isinstance(weight, Fp8Weight):
             return Fp8Linear(weight, self._rig, self._configs)
-        return Int4Linear([weight], self._rig) if weight.bits == 4 else Int8Linear(weight, self._rig, self._configs)
+        if weight.bits == 4:
+            return Int4Linear([weight], self._rig, self._configs)
+        return Int8Linear(weight, self._rig, self._configs)
 
     def _sizes(self, q: torch.Tensor, k: torch.Tensor) -> dict[str, int]:
         return {"d": k.shape[2], "h": q.shape[1], "kh": k.shape[1], "t": rounded(k.shape[0])}

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from ..operation import Shape
+from ..gpu.configs import Configs, rounded
 from ..rig import Rig
-from ..tuning import Choice, choose
+from ..tuning import Choice
 from ..variant import Config
 from ..weights import GroupedWeight
 from .operations import Kernel, kernel_for
@@ -24,14 +24,13 @@ class Int4Linear:
     held    what it keeps
     """
 
-    def __init__(self, weights: Sequence[GroupedWeight], rig: Rig) -> None:
+    def __init__(self, weights: Sequence[GroupedWeight], rig: Rig, configs: Configs) -> None:
         """Weights of one input are one layer: Q, K and V, or gate and up.
 
         Raises ValueError as `pack` and `fuse` do, and for rows that the kernels were not compiled for.
         """
         self._weight = in_sixteens(_on(fuse([pack(weight) for weight in weights]), rig.device))
-        self._rig = rig
-        self._launches: dict[int, tuple[Kernel, Choice]] = {}  # by M
+        self._rig, self._configs = rig, configs
         self.kernel = self.choice(1)[0].name
         self.held = self._weight.held
 
@@ -45,21 +44,16 @@ class Int4Linear:
         return operation.launch(x.contiguous(), self._weight, self._rig.policy, config)
 
     def choice(self, num_tokens: int) -> tuple[Kernel, Config]:
-        """Looked up once for each number of tokens: a step must not read tables."""
+        """The kernel and its config."""
         operation, found = self.looked_up(num_tokens)
         return operation, found.config
 
     def looked_up(self, num_tokens: int) -> tuple[Kernel, Choice]:
-        """The kernel, its config and how that was found."""
-        found = self._launches.get(num_tokens)
-        if found is None:
-            num_rows, num_columns = self._weight.shape
-            shape = Shape.of(m=num_tokens, n=num_rows, k=num_columns, group=self._weight.group_size)
-            policy, about = self._rig.policy, self._rig.about
-            operation, _ = kernel_for(policy, shape, about)
-            found = operation, choose(operation, policy, shape, about.sms)
-            self._launches[num_tokens] = found
-        return found
+        """The same, and how the config was found: that of about so many tokens, up to a power of two."""
+        num_rows, num_columns = self._weight.shape
+        sizes = {"n": num_rows, "k": num_columns, "group": self._weight.group_size}
+        operation = self._configs.kernel(kernel_for, m=num_tokens, **sizes)
+        return operation, self._configs.looked_up(operation.name, m=rounded(num_tokens), **sizes)
 
 
 def _on(weight: PackedInt4, device: torch.device) -> PackedInt4:

@@ -132,7 +132,7 @@ def _chosen(part: Part, kernel: str, choices: Mapping[str, str]) -> str:
 
 
 def _configs(part: Part, seen: Seen, ops: GpuOps) -> Iterator[str]:
-    """An int4 layer looks up its own; the other operators ask for theirs by name."""
+    """An int4 layer says what it was given; the other operators' are found by name."""
     if part.linear is not None:
         for linear in _each(part):
             if hasattr(linear, "looked_up"):

@@ -11,14 +11,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from motley.kernels import tuning
 from motley.kernels.device_table import DEVICES
 from motley.kernels.devices import Device
 from motley.kernels.dtypes import UNIT, rounding
+from motley.kernels.gpu import configs as gpu_configs
+from motley.kernels.gpu.configs import Configs
 from motley.kernels.listing import by_rows
 from motley.kernels.operation import Operation, Shape
 from motley.kernels.precision import PrecisionPolicy, policy_of
 from motley.kernels.rig import stand_in
-from motley.kernels.tuning import Entry, Table, write
+from motley.kernels.tuning import Choice, Entry, Table, write
 from motley.kernels.variant import Config
 from motley.kernels.w4a16 import dequantize
 from motley.kernels.w4a16 import gemm as w4a16_gemm
@@ -252,7 +255,7 @@ def test_a_layer_is_what_its_checkpoint_says(capability: tuple[int, int], group:
     parts = [
         replace(weight(rows, 512, group), permutation=order, bias=torch.randn(rows).half()) for rows in (32, 16, 16)
     ]
-    layer = Int4Linear(parts, rig)
+    layer = Int4Linear(parts, rig, Configs(rig))
     dense = torch.cat([part.dequantize(torch.float64) for part in parts])
     bias = torch.cat([part.bias for part in parts if part.bias is not None]).double()
     fused = fuse([pack(part) for part in parts])
@@ -264,12 +267,35 @@ def test_a_layer_is_what_its_checkpoint_says(capability: tuple[int, int], group:
         if tokens:
             operation, config = layer.choice(tokens)
             kernels.add(operation.name)
-            assert layer.choice(tokens)[1] is config, "looked up once"
+            assert layer.choice(tokens)[1] is config
             allowed = allowance(x if order is None else x[:, order], fused, operation.unit(rig.policy))
             assert ((found.double() - (x.double() @ dense.T + bias)).abs() <= allowed).all()
     assert "w4a16_dequantize" in kernels
     assert len(kernels) > 1
     assert layer.held == fused.held
+
+
+@pytest.mark.parametrize("capability", [(6, 1), (9, 0)])
+def test_layers_that_are_alike_read_the_tables_once_for_about_as_many_tokens(
+    capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+
+    def choose(operation: Operation, policy: PrecisionPolicy, shape: Shape, sms: int | None) -> Choice:
+        read.append(f"{operation.name} m={shape['m']}")
+        return tuning.choose(operation, policy, shape, sms)
+
+    monkeypatch.setattr(gpu_configs, "choose", choose)
+    rig = stand_in(capability)
+    configs = Configs(rig)
+    layers = [Int4Linear([weight(32, 256, 128)], rig, configs) for _ in range(3)]
+    for tokens in (1, *range(5, 9), *range(129, 257)):
+        [found] = {layer.looked_up(tokens) for layer in layers}
+        shape = Shape.of(m=tokens, n=32, k=256, group=128)
+        assert found[0] is kernel_for(rig.policy, shape, rig.about)[0], "by its own number of tokens"
+        assert found[1].config in found[0].configs(rig.policy, shape)
+    few = "w4a16_gemm" if capability == (9, 0) else "w4a16_gemv"
+    assert read == [f"{few} m=1", f"{few} m=8", "w4a16_dequantize m=256"]
 
 
 def test_what_was_measured_decides(folder: Path) -> None:
