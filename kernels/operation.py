@@ -99,7 +99,8 @@ class Problem:
     run    the operator, with that config
     error  the worst difference of what `run` gave to the reference in fp64, over what rounding explains: at most 1
     work   for the roofline: as the operator's
-    peers  name -> the same by other means, such as torch.matmul; each may raise where it cannot run
+    peers  name -> the same by other means, such as torch.matmul; each may raise where it cannot run. Once it has run,
+           the host must wait for nothing in it: it is measured in a CUDA graph, and a failed capture ends a process
     """
 
     run: Callable[[Config], Any]

@@ -52,6 +52,12 @@ def logprob_error(logits: torch.Tensor, tokens: torch.Tensor, found: torch.Tenso
     return worst(found, expected, 2.0**-23 * (72 + 2 * spread.abs() + expected.abs()))
 
 
+def by_torch(logits: torch.Tensor) -> torch.Tensor:
+    """Ids [R] drawn as torch.multinomial draws one, which a CUDA graph cannot have: it asks the host for a check."""
+    weights = torch.softmax(logits, -1)
+    return (weights / torch.empty_like(weights).exponential_()).argmax(-1)
+
+
 @dataclass(frozen=True, slots=True)
 class Sample(Pointwise):
     name: str = "sample"
@@ -101,7 +107,7 @@ class Sample(Pointwise):
             lambda config: sample(logits, rows, config, top_k=top_k, top_p=top_p),
             error,
             self.work(policy, shape),
-            {"torch": lambda: torch.multinomial(torch.softmax(logits, -1), 1)},
+            {"torch": lambda: by_torch(logits)},
         )
 
 

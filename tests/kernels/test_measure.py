@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from motley.kernels import measure
 from motley.kernels.measure import Rotation, time_of
+from motley.kernels.operation import Operation
+from motley.kernels.precision import policy_of
+from motley.kernels.registry import OPERATIONS
+from motley.kernels.sampling.operation import by_torch
 
 CPU = torch.device("cpu")
 
@@ -44,3 +51,46 @@ def test_the_sweep_comes_before_each_run_and_its_time_is_taken_off(monkeypatch: 
     order.clear()
     assert time_of(runs, CPU, rounds=3, budget_s=1e6).p50 == pytest.approx(3.0)
     assert set(order) == {"a", "b"}
+
+
+class Waiting(TorchDispatchMode):
+    """Names the torch operators for which the host waits on a GPU: what they return depends on values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        waits = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(func.tags)
+        if waits or func is torch.ops.aten.multinomial.default:  # which asks within whether weights are finite
+            self.found.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
+def test_peers_can_be_captured_once_they_have_run(operation: Operation) -> None:
+    """As far as a machine without a GPU can tell: the host waits for nothing."""
+    run = 0
+    for capability in ((7, 5), (9, 0)):
+        policy = policy_of(*capability)
+        if operation.refusal(policy):
+            continue
+        for shape in operation.small(policy):
+            for name, peer in operation.problem(policy, shape, CPU).peers.items():
+                try:
+                    peer()
+                except (RuntimeError, NotImplementedError):  # not on a CPU
+                    continue
+                with Waiting() as waiting:
+                    peer()
+                assert waiting.found == [], name
+                run += 1
+    assert run
+
+
+def test_the_peer_of_sampling_draws_by_probability() -> None:
+    torch.manual_seed(0)
+    shares = torch.tensor([0.5, 0.3, 0.2, 0.0])
+    found = by_torch(shares.log().expand(40_000, 4)).bincount(minlength=4) / 40_000
+    assert found[3] == 0
+    assert torch.allclose(found, shares, atol=0.015)  # six standard deviations
