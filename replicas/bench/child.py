@@ -16,10 +16,11 @@ from typing import IO, Any, Self
 
 from ..errors import EngineFault
 
-__all__ = ["Child", "ChildEnded", "ChildSilent", "answer"]
+__all__ = ["WRITE_S", "Child", "ChildEnded", "ChildSilent", "answer"]
 
 SAID_CHARS = 500
 LOOK_S = 0.5  # so often it is looked whether the process lives
+WRITE_S = 20.0  # what is not taken by then is not read at all
 
 
 class ChildEnded(EngineFault):
@@ -27,7 +28,7 @@ class ChildEnded(EngineFault):
 
 
 class ChildSilent(EngineFault):
-    """It did not answer in time, and may never."""
+    """It did not answer in time, or did not take what it was told, and may never."""
 
 
 class Child:
@@ -50,6 +51,8 @@ class Child:
             env={**os.environ, **(environment or {})},
             start_new_session=True,
         )
+        assert self._process.stdin is not None
+        os.set_blocking(self._process.stdin.fileno(), False)  # a full pipe must not hold up this process
 
     def __enter__(self) -> Self:
         return self
@@ -60,11 +63,18 @@ class Child:
         self._process.communicate()
         self._said.close()
 
-    def write(self, line: object) -> None:
+    def write(self, line: object, limit_s: float = WRITE_S) -> None:
+        """Raises ChildSilent when it is not all taken within `limit_s` seconds: part of a line is no use to it."""
         assert self._process.stdin is not None
+        pipe = self._process.stdin.fileno()
+        left = memoryview(json.dumps(line).encode() + b"\n")
+        until = time.monotonic() + limit_s
         try:
-            self._process.stdin.write(json.dumps(line).encode() + b"\n")
-            self._process.stdin.flush()
+            while left:
+                if select.select([], [pipe], [], max(0.0, until - time.monotonic()))[1]:
+                    left = left[os.write(pipe, left) :]
+                elif time.monotonic() >= until:
+                    raise ChildSilent(f"the process {self._name} of the measurement did not read in time")
         except BrokenPipeError:
             pass  # it has ended: reading its answer says how
 

@@ -19,7 +19,7 @@ from ...kernels.tuning import FOLDER, Entry, choose
 from ...kernels.variant import Config
 from ..cores import usable_cores
 from . import gpu_targets
-from .child import Child, ChildEnded, ChildSilent
+from .child import WRITE_S, Child, ChildEnded, ChildSilent
 from .gpu_ahead import to_json
 from .kernels import gpu_cases
 from .parts import Part
@@ -33,6 +33,7 @@ REHEARSED_CONFIGS, REHEARSED_JOBS = 2, 2
 # What tuning spends its time on, in parts; of the others each gets one.
 WEIGHTS = {"w4a16_gemm": 4.0, "w4a16_gemv": 3.0, "attention_decode": 3.0}
 
+AHEAD = "motley.replicas.bench.gpu_ahead"
 COMPILED = 0.6  # of the time of the checks, so long they wait for the compiler
 
 T = TypeVar("T")
@@ -52,11 +53,12 @@ class KernelParts:
         self._compilers = compilers
         self._bandwidth = 0.0
         self._ahead: Child | None = None
+        self._tuned_sent = False
 
     def checks(self, part: Part) -> bool:
         """As an operator would be launched, and as its first config has it; each operator's first shape before all."""
         self._compile_checked(part)
-        self._compile_tuned()
+        self._compile_tuned(part)
         rows: list[dict[str, Any]] = []
         failed: list[str] = []
         unreached = 0
@@ -76,8 +78,8 @@ class KernelParts:
 
     def tuning(self, part: Part) -> bool:
         """Every operator in turn, those that matter most more often; tables are written as they grow."""
-        if self._ahead is None:  # there were no checks
-            self._compile_tuned()
+        if not self._tuned_sent:  # there were no checks
+            self._compile_tuned(part)
         rows: list[dict[str, Any]] = []
         entries: dict[str, dict[Shape, Entry]] = {}
         part.fields |= {"bandwidth": self._measure_bandwidth(), "rows": rows}
@@ -109,7 +111,7 @@ class KernelParts:
             target.write_text(path.read_text())
         if tables:
             self._process.end()
-        self._compilers.close()
+        self._end_compiler()
         return bool(self._bandwidth) and not any("error" in row for row in rows)
 
     def kernels(self, part: Part) -> bool:
@@ -154,23 +156,34 @@ class KernelParts:
         if not (jobs := jobs if self._rig.real else jobs[:REHEARSED_JOBS]):
             return
         try:
-            self._compiler().write([to_json(job) for job in jobs])
+            self._compiler().write([to_json(job) for job in jobs], WRITE_S)
             told = self._compiler().read(part.left(COMPILED) if self._rig.real else START_S)
         except (ChildSilent, ChildEnded) as error:
             told = {"error": error.message}
+            self._end_compiler()  # it reads no more lists while it is at this one
         part.fields["compiled_ahead"] = told
 
-    def _compile_tuned(self) -> None:
-        """While something else is done: nobody waits for it."""
-        if self._rig.real:
-            jobs = [job for operation in self._operations for job in trials(operation, self._rig.policy)]
-            self._compiler().write([to_json(job) for job in jobs])
+    def _compile_tuned(self, part: Part) -> None:
+        """While something else is done: nobody waits for it. What it does not take is told, and launches compile."""
+        self._tuned_sent = True
+        if not self._rig.real:
+            return
+        jobs = [job for operation in self._operations for job in trials(operation, self._rig.policy)]
+        try:
+            self._compiler().write([to_json(job) for job in jobs], WRITE_S)
+        except ChildSilent as error:
+            part.fields["not_compiled_ahead"] = {"jobs": len(jobs), "error": error.message}
+            self._end_compiler()
+
+    def _end_compiler(self) -> None:
+        self._compilers.close()
+        self._ahead = None
 
     def _compiler(self) -> Child:
         if self._ahead is None:
             self._ahead = self._compilers.enter_context(
                 Child(
-                    "motley.replicas.bench.gpu_ahead", "{}.{}".format(*self._rig.policy.capability.version),
+                    AHEAD, "{}.{}".format(*self._rig.policy.capability.version),
                     str(max(1, usable_cores() - 1)),
                     environment={"TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": ""},
                 )

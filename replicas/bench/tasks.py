@@ -76,8 +76,8 @@ class TaskProcess:
         """
         self.start()
         assert self._child is not None
-        self._child.write({"do": do, **task})
         try:
+            self._child.write({"do": do, **task})
             told = self._child.read(max(1.0, TASK_S if limit_s is None else limit_s))
         except (ChildSilent, ChildEnded) as error:
             self.end()

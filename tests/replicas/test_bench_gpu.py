@@ -87,7 +87,7 @@ def test_what_has_no_tensor_cores_is_rehearsed_as_well(tmp_path: Path, monkeypat
 
 def test_every_variant_of_a_kernel_is_checked_on_a_gpu() -> None:
     """What is seldom launched too, on any capability; and nothing is checked by its shape alone where it has words."""
-    rig = Rig(torch.device("cuda:0"), policy_of(9, 0), next(d for d in DEVICES if d.capability.version == (9, 0)))
+    rig = a_gpu()
     with TaskProcess("never_started") as process, ExitStack() as compilers:
         plan = gpu_kernels.KernelParts(rig, OPERATIONS, Path(), process, compilers)
     for each in OPERATIONS:
@@ -216,6 +216,44 @@ def test_a_child_is_read_by_lines_and_ends_with_whatever_it_started(
     while _lives(pid):
         assert time.monotonic() < until
         time.sleep(0.01)
+
+
+def test_a_child_that_does_not_read_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than a pipe holds: to one that is at work, and to one that reads late but all."""
+    (tmp_path / "busy.py").write_text("import time\ntime.sleep(600)\n")
+    (tmp_path / "late.py").write_text(
+        "import json, sys, time\ntime.sleep(0.3)\nprint(json.dumps({'chars': len(sys.stdin.readline())}), flush=True)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with Child("busy") as child, pytest.raises(ChildSilent, match="busy of the measurement did not read in time"):
+        child.write("x" * 2_000_000, 0.5)
+    with Child("late") as child:
+        child.write("x" * 2_000_000, 60)
+        assert child.read(60) == {"chars": 2_000_003}
+
+
+def test_compilers_that_are_silent_are_ended_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the first list: the second has new ones. At the second as well: launches compile."""
+    (tmp_path / "busy.py").write_text("import time\ntime.sleep(600)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(gpu_kernels, "AHEAD", "busy")
+    monkeypatch.setattr(gpu_kernels, "WRITE_S", 0.2)
+    with TaskProcess("never_started") as process, ExitStack() as compilers:
+        plan = gpu_kernels.KernelParts(a_gpu(), OPERATIONS, tmp_path, process, compilers)
+        part = Part(tmp_path / "checks.json", time.monotonic() + 0.2, {})
+        plan._compile_checked(part)
+        assert "in time" in part.fields["compiled_ahead"]["error"]
+        assert plan._ahead is None
+        plan._compile_tuned(part)
+        assert plan._ahead is None
+    told = part.fields["not_compiled_ahead"]
+    assert told["jobs"] > 1000
+    assert "did not read in time" in told["error"]
+
+
+def a_gpu() -> Rig:
+    """By its figures: nothing can be launched on it here."""
+    return Rig(torch.device("cuda:0"), policy_of(9, 0), next(d for d in DEVICES if d.capability.version == (9, 0)))
 
 
 def _lives(pid: int) -> bool:
