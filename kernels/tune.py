@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -128,7 +128,10 @@ def trials(operation: Operation, policy: PrecisionPolicy) -> list[Job]:
 
 
 def keep(operation: Operation, rig: Rig, entries: Mapping[Shape, Entry], bandwidth: float, out: Path = FOLDER) -> Path:
-    """Write them into that device's table. What it has of other shapes stays, if it is of the same GPU and Triton."""
+    """Write them into that device's table, shape by shape: what it has of others stays.
+
+    Where that is of another GPU or Triton, each such entry says so from then on, as "measured_by".
+    """
     import triton
 
     about = {
@@ -137,9 +140,18 @@ def keep(operation: Operation, rig: Rig, entries: Mapping[Shape, Entry], bandwid
     }  # fmt: skip
     folder = out / folders(rig.policy.capability, rig.about.sms)[0]
     known = read_file(folder / f"{operation.name}.json")
-    if known is not None and all(known.about.get(name) == about[name] for name in ("gpu", "triton")):
-        entries = {**known.entries, **entries}
+    if known is not None:
+        entries = {shape: _told(entry, known.about, about) for shape, entry in known.entries.items()} | entries
     return write(Table(operation.name, "measured", about, entries), folder)
+
+
+def _told(entry: Entry, known: Mapping[str, object], about: Mapping[str, object]) -> Entry:
+    """Of a table about `known`, as one about `about` has it."""
+    mine, theirs = ("{gpu}, Triton {triton}".format_map(defaultdict(str, each)) for each in (about, known))
+    facts = {"measured_by": theirs, **entry.facts}
+    if facts["measured_by"] == mine:
+        del facts["measured_by"]
+    return Entry(entry.config, facts)
 
 
 def _jobs(operation: Operation, capability: tuple[int, int]) -> list[Job]:

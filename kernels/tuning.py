@@ -126,11 +126,14 @@ def exact(operation: Operation, policy: PrecisionPolicy, shape: Shape, sms: int 
 
 
 def fastest(operations: Iterable[T], policy: PrecisionPolicy, shape: Shape, sms: int | None) -> tuple[T, float] | None:
-    """Of several that do the same, and its microseconds; None unless more than one was measured on this very shape."""
+    """Of several that do the same, and its microseconds; None unless more than one was measured on this very shape.
+
+    By the same GPU and Triton, as far as their tables go: times of others are not compared with theirs.
+    """
     times: dict[T, float] = {}
     for each in operations:
         entry = exact(each, policy, shape, sms)
-        if entry is not None and "microseconds" in entry.facts:
+        if entry is not None and "microseconds" in entry.facts and "measured_by" not in entry.facts:
             times[each] = float(entry.facts["microseconds"])
     best = min(times, key=lambda each: times[each], default=None)
     return None if best is None or len(times) < 2 else (best, times[best])

@@ -104,12 +104,10 @@ class KernelParts:
             part.save(now=False)
         unreached = sum(map(len, left.values()))
         part.fields |= {"unreached": unreached, "complete": not unreached}
-        tables = list((self._out / "tuned").rglob("*.json"))
-        for path in tables:  # what follows is measured with them
-            target = FOLDER / path.relative_to(self._out / "tuned")
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(path.read_text())
-        if tables:
+        if self._rig.real and entries:  # what follows is measured with them
+            for operation in left:
+                if found_here := entries.get(operation.name):
+                    keep(operation, self._rig, found_here, self._bandwidth, FOLDER)
             self._process.end()
         self._end_compiler()
         return bool(self._bandwidth) and not any("error" in row for row in rows)

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 import torch
 
+from motley.kernels import tune, tuning
 from motley.kernels.device_table import DEVICES
+from motley.kernels.operation import Shape
 from motley.kernels.precision import policy_of
 from motley.kernels.registry import OPERATIONS, operation
 from motley.kernels.rig import Rig
@@ -249,6 +251,58 @@ def test_compilers_that_are_silent_are_ended_and_told(tmp_path: Path, monkeypatc
     told = part.fields["not_compiled_ahead"]
     assert told["jobs"] > 1000
     assert "did not read in time" in told["error"]
+
+
+class Tuned:
+    """The process, with a time for whatever it is to tune."""
+
+    def __init__(self, microseconds: float, most: int) -> None:
+        self._microseconds, self._left = microseconds, most
+
+    def ask(self, do: str, limit_s: float | None = None, **task: Any) -> dict[str, Any]:
+        if do == "bandwidth":
+            return {"result": 4e12}
+        self._left -= 1
+        shape = Shape.parse(task["shape"])
+        config = operation(task["op"]).configs(a_gpu().policy, shape)[0].to_json()
+        return {"result": {"found": {"config": config, "microseconds": self._microseconds}, "excluded": []}}
+
+    @property
+    def over(self) -> bool:
+        return self._left <= 0
+
+    def end(self) -> None: ...
+
+
+@pytest.mark.parametrize("triton", [None, "3.0.0"], ids=["the same", "of another Triton"])
+def test_tables_of_earlier_runs_are_merged_shape_by_shape(
+    triton: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later run that reaches less changes what it reached, and no more."""
+    folder = tmp_path / "tuned"
+    for module in (gpu_kernels, tuning):
+        monkeypatch.setattr(module, "FOLDER", folder)
+    monkeypatch.setattr(tune, "_driver", lambda: "1")
+    run_tuning(tmp_path / "first", monkeypatch, Tuned(1.0, 5))
+    [path] = folder.rglob("*.json")
+    if triton:
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"triton": triton}))
+    run_tuning(tmp_path / "second", monkeypatch, Tuned(2.0, 2))
+    table = tuning.read_file(path)
+    assert table is not None
+    assert table.about["triton"] != triton
+    assert sorted(entry.facts["microseconds"] for entry in table.entries.values()) == [1.0] * 3 + [2.0] * 2
+    of_others = [entry.facts["microseconds"] for entry in table.entries.values() if "measured_by" in entry.facts]
+    assert of_others == ([1.0] * 3 if triton else []), "each says who has measured it, where the table does not"
+
+
+def run_tuning(out: Path, monkeypatch: pytest.MonkeyPatch, process: Any) -> None:
+    out.mkdir()
+    monkeypatch.setattr(Part, "over", property(lambda part: process.over))
+    with ExitStack() as compilers:
+        plan = gpu_kernels.KernelParts(a_gpu(), [operation("rms_norm")], out, process, compilers)
+        monkeypatch.setattr(plan, "_compile_tuned", lambda part: None)
+        plan.tuning(Part(out / "tuning.json", 1e9, {}))
 
 
 def a_gpu() -> Rig:
