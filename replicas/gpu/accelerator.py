@@ -79,6 +79,8 @@ class Cuda:
         self.device = device
         self._pool = torch.cuda.graph_pool_handle()
         self._copies = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        # One for all captures: cuBLAS keeps a workspace for every stream that it was ever called on.
+        self._captures = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def staging(self, size: int) -> torch.Tensor:
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
@@ -120,14 +122,14 @@ class Cuda:
             return self._capture(work)
 
     def _capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        side = self._captures
         side.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(side):
             work()
         torch.cuda.current_stream(self.device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         # The event loop's thread may be at work on the device too: only this one's calls are recorded.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=self._pool, stream=side, capture_error_mode="thread_local"):
             work()
         replay: Callable[[], None] = graph.replay
         return replay
