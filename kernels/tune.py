@@ -141,7 +141,7 @@ def keep(operation: Operation, rig: Rig, entries: Mapping[Shape, Entry], bandwid
     folder = out / folders(rig.policy.capability, rig.about.sms)[0]
     known = read_file(folder / f"{operation.name}.json")
     if known is not None:
-        entries = {shape: _told(entry, known.about, about) for shape, entry in known.entries.items()} | entries
+        entries = {**{shape: _told(entry, known.about, about) for shape, entry in known.entries.items()}, **entries}
     return write(Table(operation.name, "measured", about, entries), folder)
 
 

@@ -62,7 +62,9 @@ class Group:
 
 
 class Measuring:
-    """found: what was measured, or why not; cut: what time did not reach; sides: what each said of itself.
+    """found: what was measured, or why not (late: for want of time); cut: what time did not reach.
+
+    sides  what each said of itself
 
     left  seconds up to a share of the time
     out   folder for traces
@@ -83,6 +85,12 @@ class Measuring:
     @property
     def failed(self) -> list[dict[str, Any]]:
         return [each for each in self.found if "error" in each]
+
+    @property
+    def complete(self) -> bool:
+        """Nothing was left out, cut off or failed for which there was room."""
+        ended = all(each.get("complete", True) and not each.get("late") for each in self.found)
+        return ended and not self.cut and not self.failed
 
     def group(self, group: Group) -> None:
         left = _Until(self._left, group.until)
@@ -152,12 +160,12 @@ def _ours(process: TaskProcess, cell: Cell, left: Callable[[], float], *, drafts
     sizes = {"batch": cell.batch or most, **lengths}
     warmed = process.ask("warm", left() + _GRACE_S, **sizes)
     if "error" in warmed or left() <= 0:
-        yield {**sizes, **_flat(warmed), "skipped": "no time was left after kernels were compiled"}
+        yield {**sizes, **_flat(warmed), "skipped": "no time was left after kernels were compiled", "late": True}
         return
     told = process.ask("run", left() + _GRACE_S, within_s=left(), **sizes)
     yield {**sizes, "warmed": warmed["result"], **_flat(told)}
     if drafts and left() <= 0:
-        yield {"what": "drafted", **sizes, "skipped": "no time was left"}
+        yield {"what": "drafted", **sizes, "skipped": "no time was left", "late": True}
     elif drafts:
         yield {"what": "drafted", **sizes, **_flat(process.ask("drafted", left() + _GRACE_S, within_s=left(), **sizes))}
 
@@ -175,7 +183,7 @@ def _theirs(
     for compiled in (False, True) if compiling else (False,):
         variant = "compiled" if compiled else "as it comes"
         if left() <= 0:
-            yield {"variant": variant, "skipped": "no time was left"}
+            yield {"variant": variant, "skipped": "no time was left", "late": True}
             continue
         told = process.ask(
             "decode", left() + (0.0 if compiled else _GRACE_S), batch=cell.batch, context_tokens=cell.prompt_tokens,

@@ -11,6 +11,8 @@ tuning.json    what was searched; the tables themselves under tuned/
 kernels.json   `motley bench kernels` with these tables, and which of the targets are reached
 streams.json   `motley bench engine --device cuda`, the part of it that the goals are about; traces under traces/
 
+everything.tar.gz    all of these, for whoever brings back one file
+
 Files are written while a part goes on, so that what was done is kept if time runs out, and a part that fails costs
 itself alone. Kernels run in a process of their own (gpu_child.py, engine_child.py) and are compiled ahead on all
 cores (gpu_ahead.py). Without a GPU, --rehearse goes through the same steps on small shapes in Triton's interpreter:
@@ -96,7 +98,7 @@ def _engine(process: TaskProcess, rig: Rig, part: Part) -> bool:
     """All operators together: a small model's greedy texts, beside those of the CPU in fp32."""
     tokens = _ENGINE_TOKENS if rig.real else _REHEARSED_TOKENS
     told = process.ask("engine", part.left(), max_tokens=tokens)
-    part.fields |= {**told.pop("result", {}), **told, "complete": True}
+    part.fields |= {"complete": "result" in told, **told.pop("result", {}), **told}
     return bool(part.fields.get("right"))
 
 
@@ -114,7 +116,7 @@ def _streams(rig: Rig, out: Path, part: Part) -> bool:
             "cut": measuring.cut, "unreached": len(measuring.cut), "complete": False,
         }  # fmt: skip
         part.save()
-    part.fields["complete"] = not measuring.cut
+    part.fields["complete"] = measuring.complete
     if rig.real:
         print("\n".join(map(goal_line, part.fields["goals"])))
     return not any(each["side"] == "motley" for each in measuring.failed)

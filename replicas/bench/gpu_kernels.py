@@ -73,7 +73,7 @@ class KernelParts:
             if not rows[-1].get("error_of_allowed", 2) <= 1:  # NaN is wrong as well
                 failed.append(f"{operation.name} {shape.key}")
             part.save(now=False)
-        part.fields |= {"checked": len(rows), "unreached": unreached, "complete": not unreached}
+        part.fields |= {"checked": len(rows), "unreached": unreached, "complete": not unreached and _answered(rows)}
         return not failed and not unreached
 
     def tuning(self, part: Part) -> bool:
@@ -103,7 +103,7 @@ class KernelParts:
                     keep(operation, self._rig, entries[operation.name], self._bandwidth, self._out / "tuned")
             part.save(now=False)
         unreached = sum(map(len, left.values()))
-        part.fields |= {"unreached": unreached, "complete": not unreached}
+        part.fields |= {"unreached": unreached, "complete": not unreached and _answered(rows)}
         if self._rig.real and entries:  # what follows is measured with them
             for operation in left:
                 if found_here := entries.get(operation.name):
@@ -133,7 +133,7 @@ class KernelParts:
                 failed.append({"case": name, "op": operation.name, "shape": shape.key, **told})
             part.save(now=False)
         judged = gpu_targets.judge(rows, [(operation.name, dict(shape.fields)) for _, operation, shape in cases])
-        part.fields |= {"targets": judged, "unreached": unreached, "complete": not unreached}
+        part.fields |= {"targets": judged, "unreached": unreached, "complete": not unreached and not failed}
         if self._rig.real:
             print("\n".join(map(gpu_targets.line, judged)))
         return not failed and bool(self._bandwidth)
@@ -212,6 +212,11 @@ class KernelParts:
 
     def _timed(self) -> list[Operation]:
         return [each for each in self._operations if self._rig.real or each.name in REHEARSED]
+
+
+def _answered(rows: Iterable[dict[str, Any]]) -> bool:
+    """Whatever the answer."""
+    return not any("error" in row for row in rows)
 
 
 def _turn_about(groups: Iterable[Iterable[T]]) -> Iterator[T]:

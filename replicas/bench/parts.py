@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import tarfile
 import time
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Part", "Parts"]
+__all__ = ["ARCHIVE", "Part", "Parts", "archived"]
+
+ARCHIVE = "everything.tar.gz"
 
 SAVE_S = 5.0
 _FINISH = 0.96  # of the time: what is begun by then may end
@@ -87,6 +91,7 @@ class Parts:
             "parts": self.told, "not_reached": [name for name in self._until if name not in self.told],
         }  # fmt: skip
         (self._out / "summary.json").write_text(json.dumps(whole, indent=1) + "\n")
+        archived(self._out)
 
     def lines(self) -> list[str]:
         """For people: a line for each part."""
@@ -97,3 +102,14 @@ class Parts:
             error = f": {told['error']}" if "error" in told else ""
             lines.append(f"{name}: {how}, {told['seconds']:.0f} s{cut}{error}")
         return lines
+
+
+def archived(out: Path) -> Path:
+    """All that is in the folder, as one file in it. Never half of it: it takes the place of the one before."""
+    path, new = out / ARCHIVE, out / f"{ARCHIVE}.new"
+    with tarfile.open(new, "w:gz") as archive:
+        for each in sorted(out.iterdir()):
+            if each not in (path, new):
+                archive.add(each, each.name)
+    os.replace(new, path)
+    return path

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import tarfile
 import time
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,11 @@ from motley.kernels.device_table import DEVICES
 from motley.kernels.operation import Shape
 from motley.kernels.precision import policy_of
 from motley.kernels.registry import OPERATIONS, operation
-from motley.kernels.rig import Rig
+from motley.kernels.rig import Rig, stand_in
 from motley.replicas.bench import engine_gpu, gpu, gpu_kernels, tasks
 from motley.replicas.bench.child import Child, ChildEnded, ChildSilent
 from motley.replicas.bench.gpu_targets import TARGETS, judge, line
-from motley.replicas.bench.parts import Part, Parts
+from motley.replicas.bench.parts import Part, Parts, archived
 from motley.replicas.bench.tasks import TaskProcess
 
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -251,6 +253,57 @@ def test_compilers_that_are_silent_are_ended_and_told(tmp_path: Path, monkeypatc
     told = part.fields["not_compiled_ahead"]
     assert told["jobs"] > 1000
     assert "did not read in time" in told["error"]
+
+
+class Silent:
+    """The process, when nothing comes back."""
+
+    def ask(self, do: str, limit_s: float | None = None, **task: Any) -> dict[str, Any]:
+        return {"result": 4e12} if do == "bandwidth" else {"error": "did not answer in time"}
+
+    def end(self) -> None: ...
+
+
+def test_what_did_not_answer_is_not_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    silent: Any = Silent()
+    rig = stand_in((6, 1))
+    parts = Parts(tmp_path, 100.0, {"engine": 1.0, "checks": 1.0, "tuning": 1.0, "kernels": 1.0}, {})
+    with ExitStack() as compilers:
+        plan = gpu_kernels.KernelParts(rig, [operation("rms_norm")], tmp_path, silent, compilers)
+        monkeypatch.setattr(plan, "_compile_checked", lambda part: None)
+        for name in ("checks", "tuning", "kernels"):
+            parts.run(name, getattr(plan, name))
+        parts.run("engine", partial(gpu._engine, silent, rig))
+    found = results(tmp_path)
+    assert [found[name]["complete"] for name in ("engine", "checks", "tuning", "kernels")] == [False] * 4
+    assert found["engine"]["error"] == "did not answer in time"
+
+
+@pytest.mark.parametrize(
+    ("found", "complete"),
+    [
+        ({"complete": True}, True), ({"skipped": "there is room for 0 streams of that length"}, True),
+        ({"complete": False}, False), ({"skipped": "no time was left", "late": True}, False), ({"error": ""}, False),
+    ],
+)  # fmt: skip
+def test_streams_that_were_cut_off_are_not_complete(found: dict[str, Any], complete: bool, tmp_path: Path) -> None:
+    measuring = engine_gpu.Measuring("cpu", tmp_path, lambda share: 1.0)
+    measuring.found = [{"side": "motley"}, {"side": "motley", **found}]
+    assert measuring.complete is complete
+    measuring.cut = [{}]
+    assert not measuring.complete
+
+
+def test_one_file_has_all_of_them(tmp_path: Path) -> None:
+    (tmp_path / "traces").mkdir()
+    (tmp_path / "traces" / "a.svg").write_text("<svg/>")
+    for _ in range(2):
+        path = archived(tmp_path)
+    with tarfile.open(path) as archive:
+        assert {each.name for each in archive if each.isfile()} == {"traces/a.svg"}
+    Parts(tmp_path, 1.0, {"one": 1.0}, {}).run("one", lambda part: True)
+    with tarfile.open(path) as archive:
+        assert {"one.json", "summary.json"} <= set(archive.getnames()), "as soon as a part has ended"
 
 
 class Tuned:
