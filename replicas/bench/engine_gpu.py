@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,6 @@ class Measuring:
     """found: what was measured, or why not (late: for want of time); cut: what time did not reach.
 
     sides  what each said of itself
-
     left  seconds up to a share of the time
     out   folder for traces
     """
@@ -89,14 +88,19 @@ class Measuring:
     @property
     def complete(self) -> bool:
         """Nothing was left out, cut off or failed for which there was room."""
-        ended = all(each.get("complete", True) and not each.get("late") for each in self.found)
-        return ended and not self.cut and not self.failed
+        return not any(map(_is_cut, self.found)) and not self.cut and not self.failed
 
-    def group(self, group: Group) -> None:
+    def turn(self, left: Callable[[float], float]) -> None:
+        """More time, for what is asked for from now on. What was cut is forgotten: who asks knows it."""
+        self._left, self.cut = left, []
+
+    def group(self, group: Group) -> Group | None:
+        """What of it time did not reach."""
         left = _Until(self._left, group.until)
         if left() <= 0:
             self.cut.append(asdict(group))
-            return
+            return group
+        rest = replace(group, cells=(), idle=())
         arguments = (group.side, group.shape, self._device, *([str(group.drafts)] if group.drafts else ()))
         with TaskProcess(CHILD, *arguments, start_s=min(START_S, max(1.0, left()))) as process:
             self._told(f"{group.shape}: {group.side} starts")
@@ -104,26 +108,35 @@ class Measuring:
             try:
                 process.start()
                 self.sides[name] = process.about
-                for what, work in self._tasks(group, process, left):
+                for what, work, of in self._tasks(group, process, left):
                     self._told(f"{group.shape}: {group.side} {what}")
-                    if left() <= 0:
+                    found = work() if left() > 0 else None
+                    if found is None:
                         self.cut.append({"shape": group.shape, "side": group.side, "what": what})
                     else:
-                        self.found += work()
+                        again = set(map(_key, found))
+                        self.found = [each for each in self.found if _key(each) not in again] + found
+                    if found is None or any(map(_is_cut, found)):
+                        rest = replace(rest, cells=(*rest.cells, *of.cells), idle=(*rest.idle, *of.idle))
             except (ChildEnded, ChildSilent) as error:
                 self.found.append({"shape": group.shape, "side": group.side, "what": "start", "error": error.message})
+        return rest if rest.cells or rest.idle else None
 
     def _tasks(
         self, group: Group, process: TaskProcess, left: Callable[[], float]
-    ) -> Iterator[tuple[str, Callable[[], list[dict[str, Any]]]]]:
-        """The first cell before traces: it is what counts most."""
+    ) -> Iterator[tuple[str, Callable[[], list[dict[str, Any]]], Group]]:
+        """What in words, how, and the group with nothing else. The first cell before traces: it counts most."""
         cells = [
-            (_said(cell), lambda cell=cell: self._cell(group, cell, process, left)) for cell in group.cells
-        ]  # fmt: skip
-        idle = [
-            (f"idle at batch {batch}", lambda batch=batch: [self._idle(group, batch, process, left)])
-            for batch in group.idle
+            (_said(cell), partial(self._cell, group, cell, process, left), replace(group, cells=(cell,), idle=()))
+            for cell in group.cells
         ]
+        idle = [
+            (
+                f"idle at batch {batch}", partial(self._idle, group, batch, process, left),
+                replace(group, cells=(), idle=(batch,)),
+            )
+            for batch in group.idle
+        ]  # fmt: skip
         yield from (*cells[:1], *idle, *cells[1:])
 
     def _cell(self, group: Group, cell: Cell, process: TaskProcess, left: Callable[[], float]) -> list[dict[str, Any]]:
@@ -133,10 +146,20 @@ class Measuring:
         about = {"shape": group.shape, "side": group.side, "what": "streams", **asdict(cell)}
         return [{**about, **each} for each in measure(process, cell, left)]
 
-    def _idle(self, group: Group, batch: int, process: TaskProcess, left: Callable[[], float]) -> dict[str, Any]:
+    def _idle(self, group: Group, batch: int, process: TaskProcess, left: Callable[[], float]) -> list[dict[str, Any]]:
         folder = str(self._out / "traces" / group.shape)
         told = process.ask("idle", left() + _GRACE_S, batch=batch, prompt_tokens=IDLE_PROMPT, folder=folder)
-        return {"shape": group.shape, "side": group.side, "what": "idle", "batch": batch, **_flat(told)}
+        return [{"shape": group.shape, "side": group.side, "what": "idle", "batch": batch, **_flat(told)}]
+
+
+def _is_cut(found: dict[str, Any]) -> bool:
+    return bool(found.get("late")) or found.get("complete") is False
+
+
+def _key(found: dict[str, Any]) -> tuple[Any, ...]:
+    """Of what was measured: the same of what is measured once more."""
+    names = ("shape", "side", "what", "batch", "prompt_tokens", "output_tokens", "variant")
+    return tuple(found.get(name) for name in names)
 
 
 class _Until:

@@ -24,37 +24,49 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from functools import partial
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .engine_gpu import Cell, Group, Measuring
 from .engine_rows import goal_line, judge_goals
 from .gpu_child import rig_of
-from .parts import Part, Parts
+from .parts import Part, Parts, Stage
 from .peers import is_installed
 from .tasks import TaskProcess
 
 if TYPE_CHECKING:
     from ...kernels.rig import Rig
 
-__all__ = ["PARTS", "main", "run"]
+__all__ = ["PARTS", "STAGES", "main", "run"]
 
 SECONDS = 480.0
 CHILD = "motley.replicas.bench.gpu_child"
-# Weights in the time.
-PARTS = {"checks": 22.0, "engine": 8.0, "tuning": 16.0, "kernels": 8.0, "streams": 46.0}
-_ENGINE_TOKENS, _REHEARSED_TOKENS = 32, 2
-
-# What the goals are about first; until: of that part's time.
-GROUPS = (
-    Group("qwen2.5-7b", "motley", (Cell(1, 128, 128), Cell(64, 128, 128)), idle=(1, 64), until=0.4),
-    Group("qwen2.5-7b", "transformers", (Cell(1, 128, 128),), until=0.62),
-    Group("llama-3-8b", "motley", (Cell(0, 1000, 1000),), until=0.97),
-    Group("qwen3-0.6b", "motley", (Cell(1, 128, 128), Cell(256, 128, 128))),
+# In order. Weights in the time: seconds of the default, which what goals and targets are about must fit on an H200.
+STAGES = (
+    Stage("checks", 40.0, first=True),
+    Stage("engine", 20.0),
+    Stage("tuning", 58.0, first=True),
+    Stage("kernels", 42.0, first=True),
+    Stage("streams", 265.0, first=True),
+    Stage("checks", 25.0),
+    Stage("tuning", 5.0),
+    Stage("kernels", 5.0),
+    Stage("streams", 0.0),
 )
+PARTS = tuple(dict.fromkeys(stage.part for stage in STAGES))
+_ENGINE_TOKENS, _REHEARSED_TOKENS = 32, 2
+_GROUP_S = 20.0  # a group is not begun again with less
+
+# What the goals are about, and what else there is. until: of that turn's time.
+GROUPS = (
+    Group("qwen2.5-7b", "motley", (Cell(1, 128, 128), Cell(64, 128, 128)), idle=(1, 64), until=0.3),
+    Group("qwen2.5-7b", "transformers", (Cell(1, 128, 128),), until=0.64),
+    Group("llama-3-8b", "motley", (Cell(0, 1000, 1000),)),
+)
+OTHER_GROUPS = (Group("qwen3-0.6b", "motley", (Cell(1, 128, 128), Cell(256, 128, 128))),)
 REHEARSED = (
     Group("rehearsal", "motley", (Cell(2, 20, 6), Cell(0, 2040, 16)), idle=(2,)),
     Group("rehearsal", "transformers", (Cell(1, 8, 8),)),
@@ -78,48 +90,69 @@ def run(
     operations = [operation(name) for name in ops] or list(OPERATIONS)
     out.mkdir(parents=True, exist_ok=True)
     (out / "machine.json").write_text(json.dumps(_machine(rig), indent=1) + "\n")
-    wanted = parts or (("checks", "tuning", "kernels") if ops else (*PARTS,))
-    weights = {name: weight for name, weight in PARTS.items() if name in wanted}
-    plan = Parts(out, seconds, weights, {"rehearsal": not rig.real})
+    wanted = parts or (("checks", "tuning", "kernels") if ops else PARTS)
+    stages = [stage for stage in STAGES if stage.part in wanted]
+    plan = Parts(out, seconds, stages, {"rehearsal": not rig.real})
     with TaskProcess(CHILD, *([rehearse] if rehearse else [])) as process, ExitStack() as compilers:
         kernels = KernelParts(rig, operations, out, process, compilers)
-        right = [
-            plan.run("checks", kernels.checks),
-            plan.run("engine", partial(_engine, process, rig)),
-            plan.run("tuning", kernels.tuning),
-            plan.run("kernels", kernels.kernels),
-        ]
-    right.append(plan.run("streams", partial(_streams, rig, out)))
+        right = plan.run(
+            {
+                "checks": kernels.checks,
+                "engine": lambda part, first: _engine(process, rig, part),
+                "tuning": kernels.tuning,
+                "kernels": kernels.kernels,
+                "streams": _Streams(rig, out, kernels.pause).turn,
+            }
+        )
     print("\n".join(plan.lines()))
-    return all(right)
+    return right
 
 
 def _engine(process: TaskProcess, rig: Rig, part: Part) -> bool:
     """All operators together: a small model's greedy texts, beside those of the CPU in fp32."""
     tokens = _ENGINE_TOKENS if rig.real else _REHEARSED_TOKENS
     told = process.ask("engine", part.left(), max_tokens=tokens)
-    part.fields |= {"complete": "result" in told, **told.pop("result", {}), **told}
+    answered = "result" in told
+    part.fields.pop("error", None)  # of a turn before
+    part.fields |= {"complete": answered, "unreached": int(not answered), **told.pop("result", {}), **told}
     return bool(part.fields.get("right"))
 
 
-def _streams(rig: Rig, out: Path, part: Part) -> bool:
-    """In processes that have the GPU to themselves. A peer's failure is no fault of ours."""
-    measuring = Measuring(
-        str(rig.device), out, part.left, lambda what: print(f"  {what}", file=sys.stderr, flush=True)
-    )  # fmt: skip
-    for group in GROUPS if rig.real else REHEARSED:
-        if group.side == "motley" or is_installed(group.side):
-            measuring.group(group)
-        rows = measuring.rows
-        part.fields |= {
-            "sides": measuring.sides, "rows": rows, "goals": judge_goals(rows), "found": measuring.found,
-            "cut": measuring.cut, "unreached": len(measuring.cut), "complete": False,
-        }  # fmt: skip
-        part.save()
-    part.fields["complete"] = measuring.complete
-    if rig.real:
-        print("\n".join(map(goal_line, part.fields["goals"])))
-    return not any(each["side"] == "motley" for each in measuring.failed)
+class _Streams:
+    """In processes that have the GPU to themselves. A peer's failure is no fault of ours.
+
+    pause  lets go of the GPU
+    """
+
+    def __init__(self, rig: Rig, out: Path, pause: Callable[[], None]) -> None:
+        self._rig, self._pause = rig, pause
+        groups = (*GROUPS, *OTHER_GROUPS) if rig.real else REHEARSED
+        self._groups = [group for group in groups if group.side == "motley" or is_installed(group.side)]
+        self._measuring = Measuring(
+            str(rig.device), out, lambda share: 0.0, lambda what: print(f"  {what}", file=sys.stderr, flush=True)
+        )  # fmt: skip
+
+    def turn(self, part: Part, first: bool) -> bool:
+        """What is cut is left for another turn, which has all of its time for each group."""
+        self._pause()
+        measuring, later = self._measuring, list[Group]()
+        measuring.turn(part.left)
+        for group in self._groups:
+            if (first and group in OTHER_GROUPS) or (not first and self._rig.real and part.left() < _GROUP_S):
+                later.append(group)
+            elif (left := measuring.group(group)) is not None:
+                later.append(replace(left, until=1.0))
+            rows = measuring.rows
+            part.fields |= {
+                "sides": measuring.sides, "rows": rows, "goals": judge_goals(rows), "found": measuring.found,
+                "cut": list(map(asdict, later)), "unreached": len(later), "complete": False,
+            }  # fmt: skip
+            part.save()
+        self._groups = later
+        part.fields["complete"] = measuring.complete and not later
+        if self._rig.real:
+            print("\n".join(map(goal_line, part.fields["goals"])))
+        return not any(each["side"] == "motley" for each in measuring.failed)
 
 
 def _machine(rig: Rig) -> dict[str, Any]:

@@ -97,6 +97,12 @@ class Tasks:
             rows_of(name, of_operation(operation(op), self._rig, Shape.parse(shape)), bandwidth, real=self._rig.real)
         )
 
+    def reread(self) -> None:
+        """Tables have changed."""
+        from ...kernels import tuning
+
+        tuning.read.cache_clear()
+
     def usable(self) -> bool:
         """Whether the device still answers: after some errors a process can launch nothing any more."""
         import torch

@@ -14,7 +14,7 @@ from ...kernels.model_shapes import MODELS, REHEARSAL
 from ...kernels.operation import Operation, Shape
 from ...kernels.rig import Rig
 from ...kernels.spills import offered
-from ...kernels.tune import keep, trials, wanted
+from ...kernels.tune import keep, wanted
 from ...kernels.tuning import FOLDER, Entry, choose
 from ...kernels.variant import Config
 from ..cores import usable_cores
@@ -32,6 +32,9 @@ REHEARSED = ("w4a16_gemv", "attention_decode", "rms_norm")
 REHEARSED_CONFIGS, REHEARSED_JOBS = 2, 2
 # What tuning spends its time on, in parts; of the others each gets one.
 WEIGHTS = {"w4a16_gemm": 4.0, "w4a16_gemv": 3.0, "attention_decode": 3.0}
+
+FIRST_MODEL = "qwen2.5-7b"  # whose layers are tuned and measured before others
+LEAST_S = 10.0  # what is begun may take: a process ended for time costs more
 
 AHEAD = "motley.replicas.bench.gpu_ahead"
 COMPILED = 0.6  # of the time of the checks, so long they wait for the compiler
@@ -53,40 +56,50 @@ class KernelParts:
         self._compilers = compilers
         self._bandwidth = 0.0
         self._ahead: Child | None = None
-        self._tuned_sent = False
+        self._to_check: list[tuple[Operation, Shape, Config]] | None = None
+        self._to_measure: list[tuple[str, Operation, Shape]] | None = None
+        self._shapes: dict[Operation, list[Shape]] | None = None
+        self._entries: dict[Operation, dict[Shape, Entry]] = {}
+        self._sent: set[bool] = set()
 
-    def checks(self, part: Part) -> bool:
-        """As an operator would be launched, and as its first config has it; each operator's first shape before all."""
-        self._compile_checked(part)
-        self._compile_tuned(part)
-        rows: list[dict[str, Any]] = []
-        failed: list[str] = []
-        unreached = 0
-        part.fields |= {"refused": self._refused, "failed": failed, "rows": rows}
-        for operation, shape, config in _turn_about(map(self._checked, self._operations)):
-            if part.over:
-                unreached += 1
-                continue
+    def checks(self, part: Part, first: bool = False) -> bool:
+        """As an operator would be launched, and as its first config has it. first: of each operator one shape."""
+        if self._to_check is None:
+            self._to_check = list(_turn_about(map(self._checked, self._operations)))
+            part.fields |= {"refused": self._refused, "failed": [], "rows": []}
+        left, rows, failed = self._to_check, part.fields["rows"], part.fields["failed"]
+        self._process.begin()
+        until = len(left) - len(self._operations) if first and self._rig.real else 0
+        self._compile_checked(part, left[: len(left) - until])
+        self._compile_tuned(part, first)
+        while len(left) > until and not part.over:
+            operation, shape, config = left.pop(0)
             row = {"op": operation.name, "shape": shape.key, "config": config.to_json()}
             told = self._process.ask("check", op=row["op"], shape=shape.key, config=row["config"])
             rows.append(row | told.pop("result", {}) | told)
             if not rows[-1].get("error_of_allowed", 2) <= 1:  # NaN is wrong as well
                 failed.append(f"{operation.name} {shape.key}")
             part.save(now=False)
-        part.fields |= {"checked": len(rows), "unreached": unreached, "complete": not unreached and _answered(rows)}
-        return not failed and not unreached
+        part.fields |= {"checked": len(rows), "unreached": len(left), "complete": not left and _answered(rows)}
+        return not failed and not left
 
-    def tuning(self, part: Part) -> bool:
-        """Every operator in turn, those that matter most more often; tables are written as they grow."""
-        if not self._tuned_sent:  # there were no checks
-            self._compile_tuned(part)
-        rows: list[dict[str, Any]] = []
-        entries: dict[str, dict[Shape, Entry]] = {}
-        part.fields |= {"bandwidth": self._measure_bandwidth(), "rows": rows}
-        left = {operation: list(self._tuned(operation)) for operation in self._timed()}
+    def tuning(self, part: Part, first: bool = False) -> bool:
+        """Every operator in turn, those that matter most more often; tables are written as they grow.
+
+        What targets are about before all else; first: it alone.
+        """
+        self._compile_tuned(part, first)
+        if "rows" not in part.fields:
+            part.fields |= {"bandwidth": self._measure_bandwidth(), "rows": []}
+        left, rows = self._to_tune(), part.fields["rows"]
         spent = dict.fromkeys(left, 0.0)
-        while any(left.values()) and self._bandwidth and not part.over:
-            operation = min((each for each in left if left[each]), key=lambda each: spent[each])
+        tuned: set[Operation] = set()
+        while self._bandwidth and not part.over:
+            turns = {each: self._rank(each, shapes[0]) for each, shapes in left.items() if shapes}
+            turns = {each: rank for each, rank in turns.items() if not first or rank < 2}
+            if not turns:
+                break
+            operation = min(turns, key=lambda each: (turns[each], spent[each]))
             shape = left[operation].pop(0)
             began = time.monotonic()
             told = self._process.ask(
@@ -98,34 +111,35 @@ class KernelParts:
             if found := told.get("result", {}).get("found"):
                 facts = dict(found)
                 config = Config.from_json(facts.pop("config"))
-                entries.setdefault(operation.name, {})[shape] = Entry(config, facts)
+                entries = self._entries.setdefault(operation, {})
+                entries[shape] = Entry(config, facts)
+                tuned.add(operation)
                 if self._rig.real:  # a stand-in's times mean nothing
-                    keep(operation, self._rig, entries[operation.name], self._bandwidth, self._out / "tuned")
+                    keep(operation, self._rig, entries, self._bandwidth, self._out / "tuned")
             part.save(now=False)
         unreached = sum(map(len, left.values()))
         part.fields |= {"unreached": unreached, "complete": not unreached and _answered(rows)}
-        if self._rig.real and entries:  # what follows is measured with them
-            for operation in left:
-                if found_here := entries.get(operation.name):
-                    keep(operation, self._rig, found_here, self._bandwidth, FOLDER)
-            self._process.end()
+        if self._rig.real and tuned:  # what follows is measured with them
+            for operation in tuned:
+                keep(operation, self._rig, self._entries[operation], self._bandwidth, FOLDER)
+            if "error" in self._process.ask("reread"):
+                self._process.end()
         self._end_compiler()
-        return bool(self._bandwidth) and not any("error" in row for row in rows)
+        return bool(self._bandwidth) and _answered(rows)
 
-    def kernels(self, part: Part) -> bool:
+    def kernels(self, part: Part, first: bool = False) -> bool:
         """As the tables have them now: first what targets are about, then of each operator in turn."""
-        rows: list[dict[str, Any]] = []
-        failed: list[dict[str, Any]] = []
-        unreached = 0
-        self._measure_bandwidth()
-        part.fields |= {"copy_gb_per_s": round(self._bandwidth / 1e9, 1), "failed": failed, "rows": rows}
         cases = self._measured()
-        for name, operation, shape in cases:
-            if part.over or not self._bandwidth:
-                unreached += 1
-                continue
+        if self._to_measure is None:
+            self._to_measure = list(cases)
+            self._measure_bandwidth()
+            about = {"copy_gb_per_s": round(self._bandwidth / 1e9, 1), "failed": [], "rows": []}
+            part.fields |= about
+        left, rows, failed = self._to_measure, part.fields["rows"], part.fields["failed"]
+        while left and self._bandwidth and not part.over and not (first and self._rank(*left[0][1:]) == 2):
+            name, operation, shape = left.pop(0)
             told = self._process.ask(
-                "measure", min(TASK_S, part.left()), name=name, op=operation.name, shape=shape.key,
+                "measure", min(TASK_S, max(LEAST_S, part.left())), name=name, op=operation.name, shape=shape.key,
                 bandwidth=self._bandwidth,
             )  # fmt: skip
             rows += told.get("result", [])
@@ -133,10 +147,16 @@ class KernelParts:
                 failed.append({"case": name, "op": operation.name, "shape": shape.key, **told})
             part.save(now=False)
         judged = gpu_targets.judge(rows, [(operation.name, dict(shape.fields)) for _, operation, shape in cases])
-        part.fields |= {"targets": judged, "unreached": unreached, "complete": not unreached and not failed}
+        part.fields |= {"targets": judged, "unreached": len(left), "complete": not left and not failed}
         if self._rig.real:
             print("\n".join(map(gpu_targets.line, judged)))
         return not failed and bool(self._bandwidth)
+
+    def pause(self) -> None:
+        """Others need the GPU, and the host's cores, for themselves."""
+        self._end_compiler()
+        if self._rig.real:
+            self._process.end()
 
     def _measure_bandwidth(self) -> dict[str, Any]:
         """Once; 0 where it fails, and then there is nothing to measure against."""
@@ -144,13 +164,10 @@ class KernelParts:
         self._bandwidth = told.get("result", 0.0)
         return told
 
-    def _compile_checked(self, part: Part) -> None:
+    def _compile_checked(self, part: Part, checks: Sequence[tuple[Operation, Shape, Config]]) -> None:
         """Waits for it; what is late, a launch compiles."""
         capability = self._rig.policy.capability.version
-        jobs = [
-            Job(operation.name, capability, shape, config)
-            for operation, shape, config in _turn_about(map(self._checked, self._operations))
-        ]
+        jobs = [Job(operation.name, capability, shape, config) for operation, shape, config in checks]
         if not (jobs := jobs if self._rig.real else jobs[:REHEARSED_JOBS]):
             return
         try:
@@ -161,12 +178,19 @@ class KernelParts:
             self._end_compiler()  # it reads no more lists while it is at this one
         part.fields["compiled_ahead"] = told
 
-    def _compile_tuned(self, part: Part) -> None:
+    def _compile_tuned(self, part: Part, first: bool) -> None:
         """While something else is done: nobody waits for it. What it does not take is told, and launches compile."""
-        self._tuned_sent = True
-        if not self._rig.real:
+        if not self._rig.real or first in self._sent:
             return
-        jobs = [job for operation in self._operations for job in trials(operation, self._rig.policy)]
+        self._sent.add(first)
+        policy = self._rig.policy
+        turns = _turn_about([(operation, shape) for shape in left] for operation, left in self._to_tune().items())
+        jobs = [
+            Job(operation.name, policy.capability.version, shape, config)
+            for operation, shape in sorted(turns, key=lambda each: self._rank(*each))
+            if (self._rank(operation, shape) < 2) is first
+            for config in offered(operation, policy, shape)
+        ]
         try:
             self._compiler().write([to_json(job) for job in jobs], WRITE_S)
         except ChildSilent as error:
@@ -197,18 +221,46 @@ class KernelParts:
             for config in configs if self._rig.real else [chosen]:
                 yield operation, shape, config
 
-    def _tuned(self, operation: Operation) -> Sequence[Shape]:
-        return wanted(operation, self._rig.policy) if self._rig.real else operation.small(self._rig.policy)[:1]
+    def _to_tune(self) -> dict[Operation, list[Shape]]:
+        """What is left of each operator, in that order."""
+        if self._shapes is None:
+            self._shapes = {operation: self._tuned(operation) for operation in self._timed()}
+        return self._shapes
+
+    def _tuned(self, operation: Operation) -> list[Shape]:
+        """Those far from one another first, but what targets are about before that, and a single token before more."""
+        if not self._rig.real:
+            return list(operation.small(self._rig.policy)[:1])
+        return sorted(
+            wanted(operation, self._rig.policy),
+            key=lambda shape: (rank := self._rank(operation, shape), shape.get("m", 0) if rank < 2 else 0),
+        )
+
+    def _rank(self, operation: Operation, shape: Shape) -> int:
+        """Of `gpu_targets`. A rehearsal goes through all of them first."""
+        if not self._rig.real:
+            return 0
+        model = next(each for each in MODELS if each.name == FIRST_MODEL)
+        workload = dict(shape.fields)
+        return gpu_targets.rank(
+            operation.name, workload, gpu_targets.is_judged(operation.name, workload) and model.has(shape)
+        )
 
     def _measured(self) -> list[tuple[str, Operation, Shape]]:
         models = (*MODELS[1:], MODELS[0]) if self._rig.real else (REHEARSAL,)
-        cases = gpu_cases(self._rig, models, None if self._rig.real else (1,))
         timed = self._timed()
-        judged = [case for case in cases if gpu_targets.is_judged(case[1].name, dict(case[2].fields))]
+        cases = [case for case in gpu_cases(self._rig, models, None if self._rig.real else (1,)) if case[1] in timed]
+        ranks = [self._rank(*case[1:]) for case in cases]
         others = {
-            operation: [case for case in cases if case[1] is operation and case not in judged] for operation in timed
+            operation: [case for case, rank in zip(cases, ranks, strict=True) if case[1] is operation and rank == 2]
+            for operation in timed
         }
-        return [case for case in (*judged, *_turn_about(others.values())) if case[1] in timed]
+        judged = [
+            [case for case, rank in zip(cases, ranks, strict=True) if case[1] is operation and rank < 2]
+            for operation in timed
+        ]
+        first = sorted(_turn_about(judged), key=lambda case: self._rank(*case[1:]))
+        return [*first, *_turn_about(others.values())]
 
     def _timed(self) -> list[Operation]:
         return [each for each in self._operations if self._rig.real or each.name in REHEARSED]

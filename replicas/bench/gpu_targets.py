@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["TARGETS", "is_judged", "judge", "line"]
+__all__ = ["TARGETS", "is_judged", "judge", "line", "rank"]
 
 Row = Mapping[str, Any]
 
@@ -69,6 +69,17 @@ def is_judged(metric: str, workload: Mapping[str, Any]) -> bool:
     """Whether a target is about such a case."""
     row = {"metric": metric, "workload": workload, "peer": "torch.matmul"}
     return any(target.of(row) for target in TARGETS)
+
+
+def rank(metric: str, workload: Mapping[str, Any], model: bool) -> int:
+    """What is measured first: 0, what is judged of that model, and large or attention; 1, what else is judged; 2, rest.
+
+    model  whether the model that the goals are about has such a layer
+    """
+    if not is_judged(metric, workload):
+        return 2
+    large = metric == "attention_decode" or TARGETS[0].of({"metric": metric, "workload": workload, "peer": ""})
+    return 0 if model and large else 1
 
 
 def judge(rows: Sequence[Row], planned: Iterable[tuple[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:

@@ -55,6 +55,7 @@ class TaskProcess:
         self._module, self._arguments, self._start_s = module, arguments, start_s
         self._stack = ExitStack()
         self._child: Child | None = None
+        self._ready = False
         self.about: dict[str, Any] = {}
 
     def __enter__(self) -> TaskProcess:
@@ -63,11 +64,18 @@ class TaskProcess:
     def __exit__(self, *exc_info: object) -> None:
         self.end()
 
-    def start(self) -> None:
-        """Raises ChildEnded and ChildSilent."""
+    def begin(self) -> None:
+        """It starts, and nobody waits for it."""
         if self._child is None:
             self._child = self._stack.enter_context(Child(self._module, *self._arguments))
+            self._ready = False
+
+    def start(self) -> None:
+        """Raises ChildEnded and ChildSilent."""
+        self.begin()
+        if self._child is not None and not self._ready:
             self.about = self._child.read(self._start_s)
+            self._ready = True
 
     def ask(self, do: str, limit_s: float | None = None, **task: Any) -> dict[str, Any]:
         """{"result": ...} or {"error": ...}, whatever a kernel does. Raises ChildEnded when no process starts.

@@ -7,6 +7,7 @@ import json
 import tarfile
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,9 @@ from motley.kernels.registry import OPERATIONS, operation
 from motley.kernels.rig import Rig, stand_in
 from motley.replicas.bench import engine_gpu, gpu, gpu_kernels, tasks
 from motley.replicas.bench.child import Child, ChildEnded, ChildSilent
-from motley.replicas.bench.gpu_targets import TARGETS, judge, line
-from motley.replicas.bench.parts import Part, Parts, archived
+from motley.replicas.bench.engine_gpu import Cell, Group
+from motley.replicas.bench.gpu_targets import TARGETS, is_judged, judge, line
+from motley.replicas.bench.parts import Part, Parts, Stage, archived
 from motley.replicas.bench.tasks import TaskProcess
 
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -44,7 +46,7 @@ def test_every_part_is_rehearsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert all(found[part]["complete"] and found[part]["rehearsal"] for part in gpu.PARTS)
     assert found["machine"]["machine"]["rehearsal"]
     assert all(told["right"] and told["seconds"] > 0 for told in found["summary"]["parts"].values())
-    assert found["summary"]["parts"].keys() == gpu.PARTS.keys()
+    assert found["summary"]["parts"].keys() == set(gpu.PARTS)
     checks = found["checks"]
     names = {row["op"] for row in checks["rows"]}
     assert names | checks["refused"].keys() == {operation.name for operation in OPERATIONS}
@@ -140,23 +142,95 @@ def test_what_time_did_not_reach_is_counted_and_the_run_has_not_passed(
 
 
 def test_a_part_that_fails_costs_itself_alone(tmp_path: Path) -> None:
-    def fails(part: Part) -> bool:
-        part.fields["rows"] = [1]
+    seen: list[float] = []
+
+    def fails(part: Part, first: bool) -> bool:
+        part.fields |= {"rows": [1], "unreached": 1}
         raise ZeroDivisionError("of a kernel")
 
-    parts = Parts(tmp_path, 100.0, {"one": 1.0, "two": 3.0}, {"rehearsal": True})
-    assert parts.run("other", fails), "was not asked for"
-    assert not parts.run("one", fails)
-    assert json.loads((tmp_path / "summary.json").read_text())["not_reached"] == ["two"]
-    seen: list[float] = []
-    assert parts.run("two", lambda part: (seen.append(part.left()), part.fields.update(complete=True)) != ())
-    assert 90 < seen[0] <= 96, "what the first did not need, and not all of the time: tasks may still be under way"
+    def works(part: Part, first: bool) -> bool:
+        assert json.loads((tmp_path / "summary.json").read_text())["not_reached"] == ["two"]
+        seen.append(part.left())
+        part.fields["complete"] = True
+        return True
+
+    parts = Parts(tmp_path, 100.0, [Stage("one", 1.0), Stage("two", 3.0), Stage("one", 1.0)], {"rehearsal": True})
+    assert not parts.run({"one": fails, "two": works, "other": fails})
+    [left] = seen
+    assert 75 < left <= 77, "what the first did not need, and not all of the time: tasks may still be under way"
     found = results(tmp_path)
     assert found["one"]["rows"] == [1]
     assert "ZeroDivisionError: of a kernel" in found["one"]["error"]
     assert "in fails" in found["one"]["traceback"]
     assert found["summary"]["parts"]["two"]["complete"]
     assert parts.lines()[0].startswith("one: FAILED")
+
+
+def test_a_part_that_was_cut_has_what_others_did_not_need(tmp_path: Path) -> None:
+    """It goes on with what is left of it, in the turn it has and then in all the time there is."""
+    turns: list[tuple[str, bool, int]] = []
+    left = {"one": 3, "two": 1}
+
+    def work(name: str, part: Part, first: bool) -> bool:
+        left[name] -= 1
+        turns.append((name, first, round(part.left())))
+        part.fields |= {"unreached": left[name], "complete": not left[name]}
+        return not left[name]
+
+    stages = [Stage("one", 10.0, first=True), Stage("two", 10.0, first=True), Stage("one", 30.0), Stage("two", 50.0)]
+    assert Parts(tmp_path, 100 / 0.96, stages, {}).run({name: partial(work, name) for name in left})
+    assert turns == [("one", True, 10), ("two", True, 20), ("one", False, 50), ("one", False, 100)]
+    assert results(tmp_path)["one"]["complete"]
+
+
+def test_what_targets_and_goals_are_about_comes_first() -> None:
+    """Of the kernels those of the model that the goals are about, a single token before more; none that is not judged
+
+    before any that is. And no other turn has as much time as theirs.
+    """
+    with TaskProcess("never_started") as process, ExitStack() as compilers:
+        plan = gpu_kernels.KernelParts(a_gpu(), OPERATIONS, Path(), process, compilers)
+        tuned, measured = plan._to_tune(), plan._measured()
+    large = {f"group=128 k={k} m={m} n={n}" for n, k in ((37_888, 3584), (3584, 18_944)) for m in (1, 2, 4, 8, 16)}
+    int4 = tuned[operation("w4a16_gemm")]
+    assert {shape.key for shape in int4[:10]} == large
+    assert [shape["m"] for shape in int4[:2]] == [1, 1]
+    attention = tuned[operation("attention_decode")][:12]
+    assert all((shape["heads"], shape["dim"]) == (28, 128) for shape in attention)
+    assert all(shape["context"] >= 2048 and shape["batch"] >= 8 for shape in attention)
+    first = {shape.key for _, _, shape in measured[:22]}
+    assert first == large | {shape.key for shape in attention}
+    judged = [is_judged(each.name, dict(shape.fields)) for _, each, shape in measured]
+    assert judged == sorted(judged, reverse=True)
+    order = [stage.part for stage in gpu.STAGES if stage.first]
+    assert order == ["checks", "tuning", "kernels", "streams"]
+    time_of = {first: sum(stage.weight for stage in gpu.STAGES if stage.first is first) for first in (True, False)}
+    assert time_of[True] > 7 * time_of[False]
+
+
+def test_streams_that_were_cut_go_on_with_what_is_left_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = Cell(1, 8, 8), Cell(2, 8, 8)
+    group = Group("rehearsal", "motley", (one, two), idle=(1,), until=0.5)
+    measuring = engine_gpu.Measuring("cpu", tmp_path, lambda share: -1.0)
+    assert measuring.group(group) == group
+    times = iter((9.0, 9.0, 9.0))  # it starts, and measures its first cell
+    measuring.turn(lambda share: next(times, -1.0))
+    monkeypatch.setattr(TaskProcess, "start", lambda process: None)
+    ended = False
+    monkeypatch.setattr(
+        measuring,
+        "_cell",
+        lambda group, cell, process, left: [{"side": "motley", "batch": cell.batch, "complete": ended}],
+    )
+    monkeypatch.setattr(measuring, "_idle", lambda *of: [{"side": "motley", "what": "idle"}])
+    left = measuring.group(group)
+    assert left == replace(group, cells=(one, two), idle=(1,)), "the one that was cut off as well"
+    assert len(measuring.found) == 1
+    ended = True
+    measuring.turn(lambda share: 9.0)
+    assert measuring.group(left) is None
+    assert [each.get("complete") for each in measuring.found] == [True, None, True], "in the place of what was cut off"
+    assert measuring.complete
 
 
 def rows(**changed: Any) -> list[dict[str, Any]]:
@@ -245,10 +319,10 @@ def test_compilers_that_are_silent_are_ended_and_told(tmp_path: Path, monkeypatc
     with TaskProcess("never_started") as process, ExitStack() as compilers:
         plan = gpu_kernels.KernelParts(a_gpu(), OPERATIONS, tmp_path, process, compilers)
         part = Part(tmp_path / "checks.json", time.monotonic() + 0.2, {})
-        plan._compile_checked(part)
+        plan._compile_checked(part, list(plan._checked(OPERATIONS[0])))
         assert "in time" in part.fields["compiled_ahead"]["error"]
         assert plan._ahead is None
-        plan._compile_tuned(part)
+        plan._compile_tuned(part, first=True)
         assert plan._ahead is None
     told = part.fields["not_compiled_ahead"]
     assert told["jobs"] > 1000
@@ -257,6 +331,8 @@ def test_compilers_that_are_silent_are_ended_and_told(tmp_path: Path, monkeypatc
 
 class Silent:
     """The process, when nothing comes back."""
+
+    def begin(self) -> None: ...
 
     def ask(self, do: str, limit_s: float | None = None, **task: Any) -> dict[str, Any]:
         return {"result": 4e12} if do == "bandwidth" else {"error": "did not answer in time"}
@@ -267,13 +343,16 @@ class Silent:
 def test_what_did_not_answer_is_not_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     silent: Any = Silent()
     rig = stand_in((6, 1))
-    parts = Parts(tmp_path, 100.0, {"engine": 1.0, "checks": 1.0, "tuning": 1.0, "kernels": 1.0}, {})
+    parts = Parts(tmp_path, 100.0, [Stage(name, 1.0) for name in gpu.PARTS if name != "streams"], {})
     with ExitStack() as compilers:
         plan = gpu_kernels.KernelParts(rig, [operation("rms_norm")], tmp_path, silent, compilers)
-        monkeypatch.setattr(plan, "_compile_checked", lambda part: None)
-        for name in ("checks", "tuning", "kernels"):
-            parts.run(name, getattr(plan, name))
-        parts.run("engine", partial(gpu._engine, silent, rig))
+        monkeypatch.setattr(plan, "_compile_checked", lambda part, checks: None)
+        parts.run(
+            {
+                "checks": plan.checks, "tuning": plan.tuning, "kernels": plan.kernels,
+                "engine": lambda part, first: gpu._engine(silent, rig, part),
+            }
+        )  # fmt: skip
     found = results(tmp_path)
     assert [found[name]["complete"] for name in ("engine", "checks", "tuning", "kernels")] == [False] * 4
     assert found["engine"]["error"] == "did not answer in time"
@@ -301,7 +380,7 @@ def test_one_file_has_all_of_them(tmp_path: Path) -> None:
         path = archived(tmp_path)
     with tarfile.open(path) as archive:
         assert {each.name for each in archive if each.isfile()} == {"traces/a.svg"}
-    Parts(tmp_path, 1.0, {"one": 1.0}, {}).run("one", lambda part: True)
+    Parts(tmp_path, 1.0, [Stage("one", 1.0)], {}).run({"one": lambda part, first: True})
     with tarfile.open(path) as archive:
         assert {"one.json", "summary.json"} <= set(archive.getnames()), "as soon as a part has ended"
 
@@ -313,7 +392,7 @@ class Tuned:
         self._microseconds, self._left = microseconds, most
 
     def ask(self, do: str, limit_s: float | None = None, **task: Any) -> dict[str, Any]:
-        if do == "bandwidth":
+        if do in ("bandwidth", "reread"):
             return {"result": 4e12}
         self._left -= 1
         shape = Shape.parse(task["shape"])
@@ -349,12 +428,50 @@ def test_tables_of_earlier_runs_are_merged_shape_by_shape(
     assert of_others == ([1.0] * 3 if triton else []), "each says who has measured it, where the table does not"
 
 
+def test_turns_go_through_all_there_is_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, with a process that answers at once: what comes first, then the rest, and nothing twice."""
+    asked: list[tuple[str, str, str]] = []
+
+    class Answers(Tuned):
+        def ask(self, do: str, limit_s: float | None = None, **task: Any) -> dict[str, Any]:
+            asked.append((do, task.get("op", ""), task.get("shape", "")))
+            if do == "check":
+                return {"result": {"error_of_allowed": 0.5}}
+            return {"result": []} if do == "measure" else super().ask(do, limit_s, **task)
+
+        def begin(self) -> None: ...
+
+    for module in (gpu_kernels, tuning):
+        monkeypatch.setattr(module, "FOLDER", tmp_path / "tables")
+    monkeypatch.setattr(tune, "_driver", lambda: "1")
+    answers: Any = Answers(1.0, 0)
+    ops = [operation("w4a16_gemm"), operation("attention_decode"), operation("rms_norm")]
+    with ExitStack() as compilers:
+        plan = gpu_kernels.KernelParts(a_gpu(), ops, tmp_path, answers, compilers)
+        monkeypatch.setattr(plan, "_compile_checked", lambda part, checks: None)
+        monkeypatch.setattr(plan, "_compile_tuned", lambda part, first: None)
+        stages = [stage for stage in gpu.STAGES if stage.part in ("checks", "tuning", "kernels")]
+        assert Parts(tmp_path, 1000.0, stages, {}).run(
+            {"checks": plan.checks, "tuning": plan.tuning, "kernels": plan.kernels}
+        )
+    assert all(results(tmp_path)[name]["complete"] for name in ("checks", "tuning", "kernels"))
+    begun = list(dict.fromkeys(do for do, _, _ in asked))
+    assert begun == ["check", "bandwidth", "tune", "reread", "measure"]
+    assert [op for do, op, _ in asked[: len(ops)]] == [each.name for each in ops]
+    assert not any(plan._to_tune().values())
+    for do in ("tune", "measure"):
+        mine = [(op, shape) for each, op, shape in asked if each == do]
+        assert len(mine) == len(set(mine)) > 200
+        judged = [is_judged(op, dict(Shape.parse(shape).fields)) for op, shape in mine]
+        assert judged == sorted(judged, reverse=True)
+
+
 def run_tuning(out: Path, monkeypatch: pytest.MonkeyPatch, process: Any) -> None:
     out.mkdir()
     monkeypatch.setattr(Part, "over", property(lambda part: process.over))
     with ExitStack() as compilers:
         plan = gpu_kernels.KernelParts(a_gpu(), [operation("rms_norm")], out, process, compilers)
-        monkeypatch.setattr(plan, "_compile_tuned", lambda part: None)
+        monkeypatch.setattr(plan, "_compile_tuned", lambda part, first: None)
         plan.tuning(Part(out / "tuning.json", 1e9, {}))
 
 
