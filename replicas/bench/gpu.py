@@ -46,12 +46,12 @@ SECONDS = 480.0
 CHILD = "motley.replicas.bench.gpu_child"
 # In order. Weights in the time: seconds of the default, which what goals and targets are about must fit on an H200.
 STAGES = (
-    Stage("checks", 40.0, first=True),
-    Stage("engine", 20.0),
-    Stage("tuning", 58.0, first=True),
-    Stage("kernels", 42.0, first=True),
-    Stage("streams", 265.0, first=True),
-    Stage("checks", 25.0),
+    Stage("checks", 38.0, first=True),
+    Stage("engine", 35.0),
+    Stage("tuning", 55.0, first=True),
+    Stage("kernels", 40.0, first=True),
+    Stage("streams", 262.0, first=True),
+    Stage("checks", 20.0),
     Stage("tuning", 5.0),
     Stage("kernels", 5.0),
     Stage("streams", 0.0),
@@ -62,8 +62,8 @@ _GROUP_S = 20.0  # a group is not begun again with less
 
 # What the goals are about, and what else there is. until: of that turn's time.
 GROUPS = (
-    Group("qwen2.5-7b", "motley", (Cell(1, 128, 128), Cell(64, 128, 128)), idle=(1, 64), until=0.3),
-    Group("qwen2.5-7b", "transformers", (Cell(1, 128, 128),), until=0.64),
+    Group("qwen2.5-7b", "motley", (Cell(1, 128, 128), Cell(64, 128, 128)), idle=(1, 64), until=0.28),
+    Group("qwen2.5-7b", "transformers", (Cell(1, 128, 128),), until=0.58),
     Group("llama-3-8b", "motley", (Cell(0, 1000, 1000),)),
 )
 OTHER_GROUPS = (Group("qwen3-0.6b", "motley", (Cell(1, 128, 128), Cell(256, 128, 128))),)

@@ -36,6 +36,7 @@ WEIGHTS = {"w4a16_gemm": 4.0, "w4a16_gemv": 3.0, "attention_decode": 3.0}
 FIRST_MODEL = "qwen2.5-7b"  # whose layers are tuned and measured before others
 LEAST_S = 10.0  # what is begun may take: a process ended for time costs more
 
+AHEAD_S = 30.0  # with less time there is nothing to be had from compiling ahead
 AHEAD = "motley.replicas.bench.gpu_ahead"
 COMPILED = 0.6  # of the time of the checks, so long they wait for the compiler
 
@@ -56,6 +57,7 @@ class KernelParts:
         self._compilers = compilers
         self._bandwidth = 0.0
         self._ahead: Child | None = None
+        self._occupied = False
         self._to_check: list[tuple[Operation, Shape, Config]] | None = None
         self._to_measure: list[tuple[str, Operation, Shape]] | None = None
         self._shapes: dict[Operation, list[Shape]] | None = None
@@ -71,7 +73,8 @@ class KernelParts:
         self._process.begin()
         until = len(left) - len(self._operations) if first and self._rig.real else 0
         self._compile_checked(part, left[: len(left) - until])
-        self._compile_tuned(part, first)
+        if first:
+            self._compile_tuned(part, first)
         while len(left) > until and not part.over:
             operation, shape, config = left.pop(0)
             row = {"op": operation.name, "shape": shape.key, "config": config.to_json()}
@@ -88,7 +91,8 @@ class KernelParts:
 
         What targets are about before all else; first: it alone.
         """
-        self._compile_tuned(part, first)
+        if first or part.left() > AHEAD_S:
+            self._compile_tuned(part, first)
         if "rows" not in part.fields:
             part.fields |= {"bandwidth": self._measure_bandwidth(), "rows": []}
         left, rows = self._to_tune(), part.fields["rows"]
@@ -175,7 +179,7 @@ class KernelParts:
             told = self._compiler().read(part.left(COMPILED) if self._rig.real else START_S)
         except (ChildSilent, ChildEnded) as error:
             told = {"error": error.message}
-            self._end_compiler()  # it reads no more lists while it is at this one
+            self._occupied = True
         part.fields["compiled_ahead"] = told
 
     def _compile_tuned(self, part: Part, first: bool) -> None:
@@ -193,15 +197,19 @@ class KernelParts:
         ]
         try:
             self._compiler().write([to_json(job) for job in jobs], WRITE_S)
+            self._occupied = True
         except ChildSilent as error:
             part.fields["not_compiled_ahead"] = {"jobs": len(jobs), "error": error.message}
             self._end_compiler()
 
     def _end_compiler(self) -> None:
         self._compilers.close()
-        self._ahead = None
+        self._ahead, self._occupied = None, False
 
     def _compiler(self) -> Child:
+        """One that reads: what is at a list goes on with it until there is another, and then is ended."""
+        if self._occupied:
+            self._end_compiler()
         if self._ahead is None:
             self._ahead = self._compilers.enter_context(
                 Child(
