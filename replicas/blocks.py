@@ -178,6 +178,7 @@ class Allocation:
         self._published = len(blocks)
         self.prefix_blocks = len(blocks)
         self.blocks = blocks
+        self._table: tuple[int, ...] = ()  # as it was told last
 
     @property
     def shared(self) -> int:
@@ -187,10 +188,23 @@ class Allocation:
     def grow(self, num_tokens: int) -> bool:
         """Hold at least `num_tokens` tokens; all or nothing. False: there is no room."""
         wanted = blocks_for(num_tokens) - len(self.blocks)
+        if wanted <= 0:
+            return True
         if wanted > self._pool.available:
             return False
         self.blocks.extend(self._pool._allocate() for _ in range(wanted))
         return True
+
+    def table(self, num_tokens: int) -> tuple[int, ...]:
+        """The blocks that hold the first `num_tokens` tokens: the same object until there are more."""
+        wanted = blocks_for(num_tokens)
+        if wanted != len(self._table):
+            self._table = tuple(self.blocks[:wanted])
+        return self._table
+
+    def publishes(self, num_computed: int) -> bool:
+        """Whether that many computed tokens fill blocks that were not full before."""
+        return num_computed // BLOCK_TOKENS > self._published
 
     def publish(self, hashes: Sequence[bytes], num_computed: int, owner: str = "") -> tuple[int, ...]:
         """Let others find the full blocks whose tokens have all been computed; the positions that are new."""

@@ -239,15 +239,17 @@ class EngineCore:
 
     def _commit(self, flight: Flight, result: StepResult) -> None:
         plan = flight.plan
-        parts = list(zip(plan.items, flight.allocations, result.items, strict=True))
+        parts = zip(plan.items, flight.allocations, result.items, strict=True)
         sound = [(item, allocation) for item, allocation, outcome in parts if not outcome.fault]
-        right = {item.sequence_id: len(outcome.accepted) for item, _, outcome in parts if outcome.accepted}
+        outcomes = list(zip(plan.items, result.items, strict=True))
+        right = {item.sequence_id: len(outcome.accepted) for item, outcome in outcomes if outcome.accepted}
         self.scheduler.commit(sound, right)
-        for item, outcome in zip(plan.items, result.items, strict=True):
+        for item, outcome in outcomes:
             if item.sequence_id not in self._job_of:
                 continue  # a sibling's fault has ended it within this very step
             sequence = self.scheduler.sequence(item.sequence_id)
-            keep_prompt_logprobs(sequence, item.start, outcome)
+            if outcome.prompt_logprobs:
+                keep_prompt_logprobs(sequence, item.start, outcome.prompt_logprobs)
             if outcome.fault:
                 self._fault(sequence, outcome.fault)
             elif outcome.token:
@@ -278,14 +280,7 @@ class EngineCore:
             elif reason is not None:
                 piece += text.flush()
         wanted = sequence.request.sampling.logprobs is not None
-        delta = Delta(
-            index=sequence.choice,
-            token_ids=(token.token_id,),
-            text=piece,
-            logprobs=(token,) if wanted else None,
-            finish_reason=reason,
-            stop_reason=stop_reason,
-        )
+        delta = Delta(sequence.choice, (token.token_id,), piece, (token,) if wanted else None, reason, stop_reason)
         if reason is None and sequence.matcher is not None:
             sequence.cautious = max(sequence.cautious - 1, 0)
             sequence.matcher.accept(token.token_id)

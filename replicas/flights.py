@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -94,7 +94,7 @@ class Flights:
         if not self._scheduler.holds(item, allocation):
             return StepResult((ItemResult(),))
         if item.token_ids[-1] == UNKNOWN:  # it was so when it was planned
-            item = replace(item, token_ids=self._scheduler.sequence(item.sequence_id).tokens(item.start, item.end))
+            item = item._replace(token_ids=self._scheduler.sequence(item.sequence_id).tokens(item.start, item.end))
         return self._attempt(StepPlan((item,)))()
 
     def _attempt(self, plan: StepPlan) -> Callable[[], StepResult | str]:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from .errors import MotleyError
-from .plan import ItemResult
-from .protocol import Delta, FinishReason, Stored, StreamMessage
+from .protocol import Delta, FinishReason, Stored, StreamMessage, TokenLogprob
 from .sequence import Sequence
 from .text import TextStream
 
 __all__ = ["Emission", "Job", "ended_already", "keep_prompt_logprobs", "message_of"]
 
 
-@dataclass(frozen=True, slots=True)
-class Emission:
+class Emission(NamedTuple):
     """What one step has for one request. `done`: nothing follows. `error` is set only when done."""
 
     key: int
@@ -56,16 +55,17 @@ def ended_already(sequence: Sequence, text: TextStream | None) -> Delta | None:
     return Delta(sequence.choice, finish_reason=reason) if reason else None
 
 
-def keep_prompt_logprobs(sequence: Sequence, start: int, outcome: ItemResult) -> None:
+def keep_prompt_logprobs(sequence: Sequence, start: int, found: tuple[TokenLogprob, ...]) -> None:
     """Append those that are new: a preempted sequence computes some of its prompt twice."""
     known = len(sequence.prompt_logprobs) - (start + 1)
-    if outcome.prompt_logprobs:
-        sequence.prompt_logprobs.extend(outcome.prompt_logprobs[max(known, 0) :])
+    sequence.prompt_logprobs.extend(found[max(known, 0) :])
 
 
 def message_of(job: Job, stored: Stored | None = None) -> StreamMessage:
     """stored: what is known by now, if `job.tells`; told again only where that is something else."""
     first, job.opened = not job.opened, True
+    if not first and stored is None:
+        return StreamMessage(tuple(job.deltas))
     before, job.stored = job.stored, stored or job.stored
     if not first:
         return StreamMessage(tuple(job.deltas), stored=stored if _says_more(stored, before) else None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import replace
 
 from .protocol import Delta, PromptLogprob, StreamMessage, joined
 
@@ -51,14 +50,18 @@ class Pile:
 
 def num_bytes(message: StreamMessage) -> int:
     """Cheap to tell, and near enough: short integers and texts are counted as if nothing else had them."""
-    size = _MESSAGE + _of_logprobs(message.prompt_logprobs) + _VALUE * len(message.embedding or ())
+    size = _MESSAGE + _VALUE * len(message.embedding or ())
+    if message.prompt_logprobs:
+        size += _of_logprobs(message.prompt_logprobs)
     for delta in message.deltas:
-        size += _DELTA + _TOKEN * len(delta.token_ids) + len(delta.text) + _of_logprobs(delta.logprobs)
+        size += _DELTA + _TOKEN * len(delta.token_ids) + len(delta.text)
+        if delta.logprobs:
+            size += _of_logprobs(delta.logprobs)
     return size
 
 
-def _of_logprobs(entries: tuple[PromptLogprob, ...] | None) -> int:
-    return sum(_LOGPROB + _ALTERNATIVE * len(entry.top) for entry in entries or () if entry is not None)
+def _of_logprobs(entries: tuple[PromptLogprob, ...]) -> int:
+    return sum(_LOGPROB + _ALTERNATIVE * len(entry.top) for entry in entries if entry is not None)
 
 
 def merge(messages: list[StreamMessage]) -> StreamMessage:
@@ -71,4 +74,4 @@ def merge(messages: list[StreamMessage]) -> StreamMessage:
             by_choice.setdefault(delta.index, []).append(delta)
     deltas = tuple(joined(deltas) for deltas in by_choice.values())
     stored = next((message.stored for message in reversed(messages) if message.stored is not None), None)
-    return replace(messages[0], deltas=deltas, load=messages[-1].load, stored=stored)
+    return messages[0]._replace(deltas=deltas, load=messages[-1].load, stored=stored)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
+from typing import NamedTuple
 
 from .sampling_params import SamplingParams
 
@@ -59,8 +60,7 @@ class Pooling(enum.StrEnum):
     MEAN = "mean"  # of all tokens
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
+class TokenLogprob(NamedTuple):
     """Log-probability (natural log) of one token, with the most likely alternatives, best first."""
 
     token_id: int
@@ -179,8 +179,7 @@ class Stored:
     token_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class StreamMessage:
+class StreamMessage(NamedTuple):
     """One message of a replica's stream: every delta that is ready, and the load for the router.
 
     The first message of a stream has `cached_tokens` (prompt tokens that were not computed again) and,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterable, Mapping
+from operator import attrgetter
 
 from .blocks import Allocation, BlockPool, blocks_for
 from .plan import PlanItem, StepPlan
@@ -133,9 +134,9 @@ class Scheduler:
         for item in plan.items:
             sequence = self._by_id[item.sequence_id]
             sequence.num_launched = item.end
-            if item.sample is not None:
+            if (spec := item.sample) is not None:
                 sequence.ahead += 1
-                sequence.unforeseen = not item.sample.plain or (self.max_drafts > 0 and sequence.may_draft)
+                sequence.unforeseen = not spec.plain or (self.max_drafts > 0 and sequence.may_draft)
             assert sequence.allocation is not None
             allocations.append(sequence.allocation)
         return tuple(allocations)
@@ -167,16 +168,19 @@ class Scheduler:
             sequence = self._by_id.get(item.sequence_id)
             if sequence is None or sequence.allocation is not allocation:
                 continue
-            right = (accepted or {}).get(item.sequence_id, 0)
-            self.drafted_tokens += len(item.verified)
-            self.accepted_tokens += right
-            sequence.num_computed = item.end - len(item.verified) + right
+            sequence.num_computed = item.end
             if item.verified:
+                right = (accepted or {}).get(item.sequence_id, 0)
+                self.drafted_tokens += len(item.verified)
+                self.accepted_tokens += right
+                sequence.num_computed += right - len(item.verified)
                 sequence.num_launched = sequence.num_computed
             self._publish(sequence)
 
     def _publish(self, sequence: Sequence) -> None:
         assert sequence.allocation is not None
+        if not sequence.allocation.publishes(sequence.num_computed):
+            return
         sequence.update_hashes()
         tenant = sequence.request.tenant
         new = sequence.allocation.publish(sequence.hashes, sequence.num_computed, tenant)
@@ -201,7 +205,7 @@ class Scheduler:
         return ReplicaLoad(
             running=self.num_running,
             waiting=len(self.waiting),
-            queued_prefill_tokens=sum(s.unkept for s in self.sequences if s.unkept > 1 and not s.held),
+            queued_prefill_tokens=sum(n for s in self.sequences if (n := s.unkept) > 1 and not s.held),
             kv_blocks_free=self.pool.available,
             kv_blocks_total=self.pool.total,
             max_running=self.max_running,
@@ -215,23 +219,28 @@ class Scheduler:
 
     def _plan_running(self, planned: dict[int, PlanItem], budget: int) -> int:
         # Decodes first: a long prompt must not stall the streams beside it.
-        ordered = sorted(self.running, key=lambda s: (s.remaining > 1, s.rank))
-        for others, sequence in zip(range(len(ordered) - 1, -1, -1), ordered, strict=True):
+        ranked = sorted(self.running, key=attrgetter("rank"))
+        wanted = [(sequence, sequence.remaining) for sequence in ranked]
+        decodes, prompts = [one for one in wanted if one[1] <= 1], [one for one in wanted if one[1] > 1]
+        others = len(wanted)
+        for sequence, remaining in (*decodes, *prompts):
+            others -= 1
             if budget == 0:
                 break
-            count = min(sequence.remaining, budget)
+            count = min(remaining, budget)
             if count == 0 or sequence.paused or sequence.awaiting:
                 continue
             if sequence.state is State.RUNNING and self._make_room(sequence, count, planned):
-                drafts = self._drafts(sequence, budget - count - others, self.pool.available - others)
+                drafts = self._drafts(sequence, budget - count, others) if self.max_drafts else ()
                 planned[sequence.id] = sequence.item(count, drafts)
                 budget -= count + len(drafts)
         return budget
 
-    def _drafts(self, sequence: Sequence, budget: int, blocks: int) -> tuple[int, ...]:
-        """What is tried beside its last token, in so many tokens and new blocks as no other sequence may want."""
-        if not self.max_drafts or not sequence.may_draft or sequence.remaining != 1:
+    def _drafts(self, sequence: Sequence, budget: int, others: int) -> tuple[int, ...]:
+        """What is tried beside its last token, in tokens and new blocks that none of so many others may want."""
+        if not sequence.may_draft or sequence.remaining != 1:
             return ()
+        budget, blocks = budget - others, self.pool.available - others
         assert not sequence.ahead, "a sequence that has drafts waits for its tokens"
         ngrams = self._ngrams.setdefault(sequence.id, Ngrams())
         ngrams.extend(sequence.tokens(len(ngrams), sequence.num_tokens))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from .blocks import Allocation, blocks_for, extend_hashes
+from .blocks import Allocation, extend_hashes
 from .grammar_process import Matcher
 from .host_pool import HostCopy
 from .plan import UNKNOWN, PlanItem, SampleSpec
@@ -28,6 +28,8 @@ class Sequence:
 
     The last token is computed by the step that samples the next. A step may be launched before the one before it is
     known to have ended: what it computes counts as launched then, and as computed when it has landed.
+
+    rank       lower runs first
 
     ahead      steps on their way that sample a token of it: each is a token that has a place, and no id yet
     unforeseen such a token decides what the next step does with the sequence: until it is known there is none
@@ -74,10 +76,12 @@ class Sequence:
     values: tuple[bytes, ...] = ()
     absent: int | None = None
     coming: int = 0
+    num_prompt: int = field(init=False)
+    rank: tuple[int, int] = field(init=False)
 
-    @property
-    def num_prompt(self) -> int:
-        return len(self.request.prompt_ids)
+    def __post_init__(self) -> None:
+        self.num_prompt = len(self.request.prompt_ids)
+        self.rank = (-self.request.priority, self.arrival)
 
     @property
     def num_tokens(self) -> int:
@@ -86,7 +90,7 @@ class Sequence:
     @property
     def remaining(self) -> int:
         """Tokens that no step computes yet, before the next one can be sampled."""
-        return self.num_tokens + self.ahead - self.num_launched
+        return self.num_prompt + len(self.output_ids) + self.ahead - self.num_launched
 
     @property
     def unkept(self) -> int:
@@ -99,11 +103,6 @@ class Sequence:
     def awaiting(self) -> bool:
         """The token on its way is the last, or what follows depends on it."""
         return self.ahead > 0 and (self.unforeseen or self.num_tokens + self.ahead >= self.limit)
-
-    @property
-    def rank(self) -> tuple[int, int]:
-        """Lower runs first."""
-        return -self.request.priority, self.arrival
 
     @property
     def blocked(self) -> bool:
@@ -120,8 +119,10 @@ class Sequence:
 
     def tokens(self, start: int, stop: int) -> tuple[int, ...]:
         """Ids at positions start .. stop - 1; UNKNOWN of one that is on its way."""
-        prompt = self.request.prompt_ids
-        output = self.output_ids[max(start - len(prompt), 0) : max(stop - len(prompt), 0)]
+        prompt, place = self.request.prompt_ids, start - self.num_prompt
+        if place >= 0 and stop - start == 1:  # a decode
+            return (self.output_ids[place] if place < len(self.output_ids) else UNKNOWN,)
+        output = self.output_ids[max(place, 0) : max(stop - len(prompt), 0)]
         return (*prompt[start:stop], *output, *[UNKNOWN] * (stop - max(start, self.num_tokens)))
 
     def reusable_hashes(self) -> list[bytes]:
@@ -147,16 +148,19 @@ class Sequence:
         start, end = self.num_launched, self.num_launched + count
         pooling = self.request.pooling
         assert self.allocation is not None
+        if not drafts and pooling is None and not self.wants_prompt_logprobs:  # nothing but tokens
+            spec = self.sample_spec() if end == self.num_tokens + self.ahead else None
+            return PlanItem(self.id, start, self.tokens(start, end), self.allocation.table(end), spec)
         return PlanItem(
             sequence_id=self.id,
             start=start,
             token_ids=self.tokens(start, end) + drafts,
-            blocks=tuple(self.allocation.blocks[: blocks_for(end + len(drafts))]),
+            blocks=self.allocation.table(end + len(drafts)),
             sample=self.sample_spec(drafts) if end == self.num_tokens + self.ahead and not pooling else None,
             prompt_targets=self._prompt_targets(start, end),
             prompt_top=self.request.sampling.prompt_logprobs or 0,
             pooling=pooling,
-            verified=tuple(self.sample_spec(drafts[:count]) for count in range(len(drafts))),
+            verified=tuple([self.sample_spec(drafts[:count]) for count in range(len(drafts))]),
         )
 
     def _prompt_targets(self, start: int, end: int) -> tuple[int, ...]:
@@ -174,16 +178,9 @@ class Sequence:
         suppressed = (*self.eos_ids, *params.stop_token_ids) if held_back else ()
         if self.matcher is not None and params.ignore_eos:
             suppressed = (*suppressed, *self.eos_ids)  # the grammar would take it for the end
-        return SampleSpec(
-            params=params,
-            seed=params.seed,
-            choice=self.choice,
-            position=position,
-            suppressed=suppressed,
-            prompt_ids=self.request.prompt_ids,
-            output_ids=[*self.output_ids, *drafts] if drafts and params.penalised else self.output_ids,
-            matcher=self.matcher,
-        )
+        output = [*self.output_ids, *drafts] if drafts and params.penalised else self.output_ids
+        prompt = self.request.prompt_ids
+        return SampleSpec(params, params.seed, self.choice, position, suppressed, prompt, output, self.matcher)
 
     def pool(self, start: int, part: tuple[float, ...]) -> tuple[float, ...] | None:
         """Take the hidden states of tokens from `start` on; the embedding, once all are in.
@@ -208,8 +205,9 @@ class Sequence:
     def finish_after_last(self) -> FinishReason | None:
         """Whether the last output token ends the sequence; stop strings are the text's business."""
         params = self.request.sampling
-        if self.output_ids and len(self.output_ids) > params.min_tokens:
-            last = self.output_ids[-1]
+        output = self.output_ids
+        if output and len(output) > params.min_tokens:
+            last = output[-1]
             if last in params.stop_token_ids or (last in self.eos_ids and not params.ignore_eos):
                 return FinishReason.STOP
         return FinishReason.LENGTH if self.num_tokens >= self.limit else None

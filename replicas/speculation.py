@@ -7,7 +7,6 @@ the same logits, history and random number as without drafts: tokens are the sam
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import zip_longest
 
 from .plan import ItemResult, PlanItem
@@ -61,4 +60,4 @@ def accepted(item: PlanItem, results: Sequence[ItemResult]) -> ItemResult:
         tokens.append(result.token)
         if result.token.token_id != draft:
             break
-    return replace(results[len(tokens) - 1], accepted=tuple(tokens[:-1])) if tokens else results[0]
+    return results[len(tokens) - 1]._replace(accepted=tuple(tokens[:-1])) if tokens else results[0]

@@ -263,7 +263,7 @@ class Worker:
         thread = self._check_started()
         if thread.died is not None:
             self._end_all(Unavailable(f"the engine has died: {thread.died}", code="replica_lost"))
-        wanted = []
+        wanted, made = [], 0
         for emission in emissions:
             mailbox = self._streams.get(emission.key)
             if mailbox is None or mailbox.done:
@@ -271,11 +271,13 @@ class Worker:
             if not mailbox.started:
                 self._admission.began(mailbox.prompt_tokens)
                 self._meter.began(mailbox.prompt_tokens, emission.message.cached_tokens or 0)
-            self._meter.made(sum(len(delta.token_ids) for delta in emission.message.deltas))
+            made += sum([len(delta.token_ids) for delta in emission.message.deltas])
             wanted.append((mailbox, emission))
+        if made:
+            self._meter.made(made)
         thread.load = load = self._told(thread.load)
         for mailbox, emission in wanted:
-            mailbox.put(replace(emission.message, load=load), done=emission.done, error=emission.error)
+            mailbox.put(emission.message._replace(load=load), done=emission.done, error=emission.error)
 
 
 def _admission(config: EngineConfig, prefill_tokens_per_s: float = 0.0) -> Admission:

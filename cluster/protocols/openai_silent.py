@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import replace
 
 from ...replicas.protocol import Delta, FinishReason, StreamMessage
 
@@ -13,7 +12,7 @@ async def prompt_only(messages: AsyncGenerator[StreamMessage, None]) -> AsyncGen
     """The same messages without what was generated: a choice ends by length, with no token."""
     async with aclosing(messages):
         async for message in messages:
-            yield replace(message, deltas=tuple(_emptied(delta) for delta in message.deltas))
+            yield message._replace(deltas=tuple(_emptied(delta) for delta in message.deltas))
 
 
 def _emptied(delta: Delta) -> Delta:

@@ -84,12 +84,12 @@ class Progress:
             self.late = self.late or delta.finish_reason is FinishReason.DEADLINE
         opens = message.cached_tokens is not None
         if opens and self._opened:
-            message = replace(message, cached_tokens=None, prompt_logprobs=None)
+            message = message._replace(cached_tokens=None, prompt_logprobs=None)
         if not deltas and (not opens or self._opened):
             return None
         self._opened = self._opened or opens
         self.begun = True
-        return message if len(deltas) == len(message.deltas) else replace(message, deltas=deltas)
+        return message if len(deltas) == len(message.deltas) else message._replace(deltas=deltas)
 
     def closing(self, error: MotleyError) -> StreamMessage:
         """The end of every choice that has none yet."""

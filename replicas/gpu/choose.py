@@ -144,9 +144,7 @@ def tokens(turn: Turn, count: int) -> list[ItemResult]:
     """NaN for a log-probability says that the logits were not finite."""
     pairs = zip(turn.here["token"][:count].tolist(), turn.here["logprob"][:count].tolist(), strict=True)
     return [
-        ItemResult(token=TokenLogprob(token, logprob))
-        if logprob == logprob
-        else ItemResult(fault="logits are not finite")
+        ItemResult(TokenLogprob(token, logprob)) if logprob == logprob else ItemResult(fault="logits are not finite")
         for token, logprob in pairs
     ]
 

@@ -171,9 +171,15 @@ def sampling_rows(there: dict[str, torch.Tensor]) -> SamplingRows:
 
 
 def write_sampling(turn: Turn, specs: Sequence[SampleSpec], size: int) -> None:
-    """Of `specs`, then greedy to `size`."""
+    """Of `specs`, then greedy to `size`. In most steps nothing but the place is new since the turn was written."""
     here, count = turn.here, len(specs)
-    for name in SAMPLING:
+    here["place"][:count] = [spec.position for spec in specs]
+    said = [spec.params for spec in specs], [(spec.seed, spec.choice) for spec in specs], size
+    if turn.said == said:
+        return
+    turn.said = said
+    here["place"][count:size] = 0
+    for name in ("temperature", "top_k", "min_p", "seed", "choice"):
         here[name][count:size] = 0
     here["temperature"][:count] = [spec.params.temperature for spec in specs]
     here["top_k"][:count] = [spec.params.top_k for spec in specs]
@@ -182,7 +188,6 @@ def write_sampling(turn: Turn, specs: Sequence[SampleSpec], size: int) -> None:
     here["min_p"][:count] = [spec.params.min_p for spec in specs]
     here["seed"][:count] = [spec.seed for spec in specs]
     here["choice"][:count] = [spec.choice for spec in specs]
-    here["place"][:count] = [spec.position for spec in specs]
 
 
 def _write(turn: Turn, items: Sequence[PlanItem], rows: Sequence[int], size: int, state: DeviceState) -> None:

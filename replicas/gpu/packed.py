@@ -55,11 +55,12 @@ class Packed:
 
 
 class Turn:
-    """here: by name, on the host. used: when the device is done with it."""
+    """here: by name, on the host. used: when the device is done with it. said: what some of it was written from."""
 
     def __init__(self, raw: torch.Tensor, places: Mapping[str, tuple[int, int, torch.dtype]]) -> None:
         self.raw = raw
         self.used: Mark | None = None
+        self.said: object = None
         array = raw.numpy()
         self.here = {name: array[a:b].view(_NUMPY[dtype]) for name, (a, b, dtype) in places.items()}
 

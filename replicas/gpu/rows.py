@@ -20,10 +20,13 @@ class Rows:
         self.written: list[tuple[int, ...]] = [()] * self.count
         self._of: OrderedDict[int, int] = OrderedDict()  # sequence -> row, those used last come last
         self._free = list(range(self.count))
+        self._latest: tuple[list[int], list[int]] = [], []  # sequences of the latest step, and their rows
 
     def take(self, sequences: Iterable[int]) -> list[int]:
         """The rows of a step's sequences; those of others are given up as needed, the least recently used first."""
         wanted = list(sequences)
+        if wanted == self._latest[0]:
+            return list(self._latest[1])
         for sequence in wanted:
             if sequence in self._of:
                 self._of.move_to_end(sequence)
@@ -34,4 +37,5 @@ class Rows:
                 row = self._of[sequence] = self._free.pop() if self._free else self._of.popitem(last=False)[1]
                 self.written[row] = ()
             rows.append(row)
+        self._latest = wanted, list(rows)
         return rows

@@ -62,7 +62,7 @@ class GpuRunner:
         """See `Pipelined`."""
         if self.swapper is not None:
             self.swapper.order(plan)
-        if self._is_decode(plan) and self.graphs is not None and self.graphs.has(key := self._key(plan)):
+        if self.graphs is not None and (key := self._key(plan)) is not None and self.graphs.has(key):
             return self._launch_graph(plan, self.graphs, key)
         return self._launch_eager(plan)
 
@@ -71,16 +71,14 @@ class GpuRunner:
         assert self.swapper is not None, "there is a host pool"
         self.swapper.swap(plan)
 
-    def _is_decode(self, plan: StepPlan) -> bool:
-        """Every token is sampled after, and nothing else is wanted of it."""
-        decodes = all(len(item.token_ids) == len(item.specs) and not item.prompt_targets for item in plan.items)
-        return decodes and plan.num_tokens <= self._most
-
-    def _key(self, plan: StepPlan) -> Key:
-        specs = [spec for item in plan.items for spec in item.specs]
+    def _key(self, plan: StepPlan) -> Key | None:
+        """What it could run as, if every token is sampled after and nothing else is wanted of it."""
+        specs, num_tokens = plan.specs, plan.num_tokens
+        if not len(specs) == num_tokens <= self._most or any(item.prompt_targets for item in plan.items):
+            return None
         return Key(
-            bucket(self._batches, plan.num_tokens),
-            bucket(self._contexts, max(item.end for item in plan.items)),
+            bucket(self._batches, num_tokens),
+            bucket(self._contexts, max([item.end for item in plan.items])),
             any(map(filters, specs)) if all(spec.plain for spec in specs) else None,
         )
 
@@ -148,5 +146,8 @@ class GpuRunner:
 
 def _plain_result(plan: StepPlan, turn: Turn, mark: Mark) -> StepResult:
     mark.wait()
-    found = iter(tokens(turn, plan.num_tokens))
+    results = tokens(turn, plan.num_tokens)
+    if len(results) == len(plan.items):  # no drafts
+        return StepResult(tuple(results))
+    found = iter(results)
     return StepResult(tuple(accepted(item, list(itertools.islice(found, len(item.specs)))) for item in plan.items))

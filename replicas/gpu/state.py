@@ -36,8 +36,11 @@ class DeviceState:
     def bring_tables(self, items: Sequence[PlanItem], rows: Sequence[int]) -> None:
         """See that the device has all blocks of each item but those of its new tokens, which the step itself writes."""
         for item, row in zip(items, rows, strict=True):
+            written = self.rows.written[row]
+            if item.blocks is written:
+                continue
             known = item.start // BLOCK_TOKENS
-            if item.blocks[:known] != self.rows.written[row][:known]:
+            if item.blocks[:known] != written[:known]:
                 values = torch.tensor(item.blocks, dtype=torch.int32)
                 self._accelerator.submit(partial(self._write_table, row, values))
 

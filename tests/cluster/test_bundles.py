@@ -78,7 +78,7 @@ async def answer(router: Router, request: Request) -> StreamMessage:
 
 def plain(message: StreamMessage) -> StreamMessage:
     """Without the load, which is that of the moment."""
-    return replace(message, load=None)
+    return message._replace(load=None)
 
 
 async def test_answers_are_those_of_each_alone(workers: list[Worker]) -> None:

@@ -427,5 +427,5 @@ def test_merge_keeps_order_per_choice_and_the_first_ones_header() -> None:
         Delta(0, (1, 3), "ac", finish_reason=FinishReason.STOP, stop_reason="x"),
         Delta(1, (2,), "b"),
     )
-    assert merge([replace(first, stored=Stored(0)), second]).stored == Stored(0)
-    assert merge([replace(first, stored=Stored(0)), replace(second, stored=Stored(16))]).stored == Stored(16)
+    assert merge([first._replace(stored=Stored(0)), second]).stored == Stored(0)
+    assert merge([first._replace(stored=Stored(0)), second._replace(stored=Stored(16))]).stored == Stored(16)

@@ -10,7 +10,6 @@ import hashlib
 import struct
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 
@@ -65,7 +64,7 @@ class FakeRunner:
             return ItemResult(prompt_logprobs=found)
         lengths = range(item.end - len(item.specs) + 1, item.end + 1)
         rows = torch.stack([self._logits(history[:length]) for length in lengths])
-        return replace(accepted(item, sample(rows, item.specs)), prompt_logprobs=found)
+        return accepted(item, sample(rows, item.specs))._replace(prompt_logprobs=found)
 
     def _logits(self, history: list[int]) -> torch.Tensor:
         logits = logits_of(history, self.vocab_size)
@@ -124,4 +123,4 @@ class AheadRunner(FakeRunner):
         assert UNKNOWN not in item.token_ids[:-1]
         if item.token_ids[-1] != UNKNOWN:
             return item
-        return replace(item, token_ids=(*item.token_ids[:-1], self._sampled[item.sequence_id]))
+        return item._replace(token_ids=(*item.token_ids[:-1], self._sampled[item.sequence_id]))
