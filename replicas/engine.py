@@ -313,7 +313,7 @@ class EngineCore:
     def _emit(self) -> Iterator[Emission]:
         for job in self._ready.values():
             done = not job.live
-            stored = self.scheduler.prefixes.stored(job.lead) if job.tells else None
+            stored = self.scheduler.prefixes.stored(job.lead) if done or not job.opened else None  # the first, the last
             yield Emission(job.key, message_of(job, stored), done, job.error if done else None)
             job.deltas = []
             if done:

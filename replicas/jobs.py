@@ -35,11 +35,6 @@ class Job:
     error: MotleyError | None = None
     stored: Stored | None = None
 
-    @property
-    def tells(self) -> bool:
-        """What is to be sent is the first of it, or the last."""
-        return not (self.opened and self.live)
-
 
 def ended_already(sequence: Sequence, text: TextStream | None) -> Delta | None:
     """Replay a resumed sequence's output; its end, if it had reached that when it was lost."""
@@ -62,7 +57,7 @@ def keep_prompt_logprobs(sequence: Sequence, start: int, found: tuple[TokenLogpr
 
 
 def message_of(job: Job, stored: Stored | None = None) -> StreamMessage:
-    """stored: what is known by now, if `job.tells`; told again only where that is something else."""
+    """stored: what is known by now, where it is the first or the last; told again only where that is something else."""
     first, job.opened = not job.opened, True
     if not first and stored is None:
         return StreamMessage(tuple(job.deltas))

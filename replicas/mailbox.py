@@ -36,7 +36,7 @@ class Mailbox:
         self._hold = hold
         self._held = False
         self._error: MotleyError | None = None
-        self._wake = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None  # it waits for something to come
 
     def put(self, message: StreamMessage, *, done: bool, error: MotleyError | None = None) -> None:
         self.started = True
@@ -47,20 +47,21 @@ class Mailbox:
         if self.pending.num_bytes > MOST_BYTES and not (self._held or done):
             self._held = True
             self._hold(True)
-        self._wake.set()
+        self._wake()
 
     def end(self, error: MotleyError) -> None:
         """End it from here, whatever the engine still says; what nobody has taken is dropped."""
         self.pending.clear()
         self.unread_since = None
         self.done, self._error = True, error
-        self._wake.set()
+        self._wake()
 
     async def messages(self) -> AsyncGenerator[StreamMessage, None]:
         """What is ready, merged, each time the reader asks. Raises what ended the request."""
         while True:
-            await self._wake.wait()
-            self._wake.clear()
+            if not (self.pending or self.done):
+                self._reader = asyncio.get_running_loop().create_future()
+                await self._reader
             message = self.pending.take() if self.pending else None
             self.unread_since = time.monotonic() if self.pending else None
             if self._held and self.pending.num_bytes <= MOST_BYTES // 2:
@@ -69,9 +70,12 @@ class Mailbox:
             if message is not None:
                 yield message
             if self.pending:
-                self._wake.set()  # there was more, or came while that one was read
-                continue
+                continue  # there was more, or came while that one was read
             if self._error is not None:
                 raise self._error
             if self.done:
                 return
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)

@@ -31,6 +31,8 @@ class Pile:
 
     def take(self, most: int = MOST_MERGED) -> StreamMessage:
         """The oldest messages as one: up to so many, and to MOST_MERGED_BYTES unless the first alone is larger."""
+        if len(self._messages) == 1:
+            return self._pop()
         before, taken = self.num_bytes, [self._pop()]
         while self._messages and len(taken) < most:
             if before - self.num_bytes + self._messages[0][0] > MOST_MERGED_BYTES:

@@ -1,6 +1,7 @@
 """The border types: what crosses between the door, the replica and the engine.
 
-Everything here is plain, frozen data that pickles and compares by value. A `Request` is validated by
+Everything here is plain, frozen data that pickles and compares by value: what there is one of for each token is a
+named tuple, which is made in a fifth of the time. A `Request` is validated by
 construction: whoever holds one need not check it again.
 """
 
@@ -103,8 +104,7 @@ class Request:
         assert self.pooling is None or (self.sampling.n == 1 and not self.output_ids), "a pooled request has no output"
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(NamedTuple):
     """What became ready for one choice since its last delta.
 
     `text` may lag behind `token_ids` (incomplete UTF-8, a possible stop string) and never exceeds them.
@@ -112,7 +112,7 @@ class Delta:
     `stop_reason`: the stop string or stop id that ended it, if one did.
     """
 
-    index: int
+    index: int  # type: ignore[assignment]  # of the choice, in place of tuple's own
     token_ids: tuple[int, ...] = ()
     text: str = ""
     logprobs: tuple[TokenLogprob, ...] | None = None

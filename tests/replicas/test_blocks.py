@@ -143,6 +143,19 @@ def test_growing_is_all_or_nothing() -> None:
         assert allocation.grow(2 * BLOCK_TOKENS)
 
 
+def test_a_table_is_made_anew_only_where_there_are_more_blocks() -> None:
+    pool = BlockPool(8)
+    with pool.open([]) as allocation:
+        assert allocation.grow(3 * BLOCK_TOKENS)
+        first = allocation.table(BLOCK_TOKENS + 1)
+        assert first == tuple(allocation.blocks[:2])
+        assert allocation.table(2 * BLOCK_TOKENS) is first
+        assert allocation.table(3 * BLOCK_TOKENS) == tuple(allocation.blocks)
+        assert allocation.table(1) == tuple(allocation.blocks[:1]), "drafts that were wrong take blocks for a step"
+        assert allocation.grow(4 * BLOCK_TOKENS)
+        assert allocation.table(4 * BLOCK_TOKENS) == tuple(allocation.blocks)
+
+
 def test_reuse_can_be_switched_off() -> None:
     pool = BlockPool(4, reuse_prefixes=False)
     fill(pool, [1] * 32)

@@ -22,6 +22,7 @@ from motley.replicas.gpu.rows import Rows
 from motley.replicas.gpu.runner import GpuRunner
 from motley.replicas.limits import Limits
 from motley.replicas.model import load_model
+from motley.replicas.plan import SampleSpec
 from motley.replicas.protocol import Delta, Pooling, Request, SamplingParams, StreamMessage
 from motley.replicas.runner import ModelRunner, Runner
 from motley.replicas.scheduler import Scheduler
@@ -264,6 +265,33 @@ def test_numbers_cross_in_one_copy_and_turns_are_not_taken_from_under_the_device
     assert seen == [
         {"small": [n, -n, 7], "large": [-(2**63), n, 2**63 - 1], "real": [n / 4] * 3} for n in range(5)
     ]  # fmt: skip
+
+
+def test_sampling_numbers_are_those_of_the_step_whatever_the_turn_had_before() -> None:
+    def spec(position: int, choice: int = 0, **params: Any) -> SampleSpec:
+        seed = params.get("seed", 5)
+        return SampleSpec(SamplingParams(**{"seed": seed} | params), seed, choice, position, (), (), ())
+
+    device = LateDevice()
+    turn = Packed(device, 4, decode.SAMPLING).turn()
+    warm, cold = {"temperature": 0.7, "top_k": 3, "top_p": 0.9, "min_p": 0.1}, {"temperature": 0.0}
+    for specs, size in [
+        ([spec(0, **warm), spec(4, **cold)], 4),
+        ([spec(1, **warm), spec(5, **cold)], 4),
+        ([spec(1, **cold), spec(5, **warm)], 4),
+        ([spec(1, **cold), spec(5, **warm, seed=6)], 4),
+        ([spec(1, 1, **cold), spec(5, **warm, seed=6)], 4),
+        ([spec(1, 1, **cold)], 4),
+        ([spec(1, 1, **cold), spec(2), spec(3), spec(4)], 4),
+        ([spec(1, 1, **cold), spec(2), spec(3), spec(4, 2)], 4),
+        ([], 4),
+    ]:
+        fresh = Packed(device, 4, decode.SAMPLING).turn()
+        decode.write_sampling(turn, specs, size)
+        decode.write_sampling(fresh, specs, size)
+        for name in decode.SAMPLING:
+            assert turn.here[name].tolist() == fresh.here[name].tolist(), name
+        assert turn.here["place"].tolist() == [one.position for one in specs] + [0] * (size - len(specs))
 
 
 def test_a_capture_does_as_a_graph_does() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -74,7 +73,7 @@ async def test_with_a_trunk_all_but_the_first_go_by_it() -> None:
 
 async def test_an_answer_in_one_message_and_log_probabilities_stay_in_their_own_stream() -> None:
     logprobs = (TokenLogprob(1, -0.5),)
-    many = [m._replace(deltas=(replace(m.deltas[0], logprobs=logprobs),)) for m in messages(3)]
+    many = [m._replace(deltas=(m.deltas[0]._replace(logprobs=logprobs),)) for m in messages(3)]
     for script in (messages(1), many):
         trunk = Trunk("name")
         assert [item async for item in by_trunk(said(script), {"ingress": trunk}, ("ingress", 7))] == script
