@@ -21,7 +21,16 @@ TIMEOUT_HEADER = "motley-grpc-timeout"  # a call's own deadline, which Serve doe
 PEER_HEADER = "motley-peer"  # the address that it comes from, which is HAProxy's to those behind it
 HEAD_S = 10  # from a connection, or the first byte of a next request, to the end of its head
 MIN_STALL_S = 30  # a client may owe what it sends, and leave unread what is there, for so long at least
+SILENCE_S = 3600  # a gRPC stream may live for so long without a message, of its client's or to it
+# Calls in which a client may say more, or nothing for now. The ingress itself bounds when their first message is there.
+CLIENT_STREAMS = (
+    "/inference.GRPCInferenceService/ModelStreamInfer",
+    "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+)
 BUFFER_BYTES = 32 * 2**10  # a head that does not fit is answered with 400
+LARGE_BYTES = 8 * 2**10  # of a gRPC body; one that fills the buffer before it is whole has more than that
+LARGE_BODIES = f"use_backend grpc_slow if {{ req.body_len gt {LARGE_BYTES} }} !{{ path {' '.join(CLIENT_STREAMS)} }}"
 MAX_HEAD_BYTES = 16 * 2**10  # a longer one with 431
 SOCKET_BYTES = 128 * 2**10  # between ingress and client; the kernel's own would swallow minutes of a stream
 _TUNING = [f"tune.sndbuf.client {SOCKET_BYTES}", f"tune.rcvbuf.server {SOCKET_BYTES}"]
@@ -77,10 +86,13 @@ class Edge:
         """Pattern, replacement, and how often it must fit; None: as often as there are servers to ask."""
         tls = "" if self.tls is None else " " + self.tls.bind(folder)
         http = [f"bind {self._at(self.http_port)}{tls}" + (" alpn h2,http/1.1" if tls else "")]
-        grpc = [f"bind {self._at(self.grpc_port)}{tls}" + (" alpn h2" if tls else " proto h2")]
+        stall_s = self._stall_s
+        # Without `proto h2`: where a connection begins as HTTP/1's, `timeout http-request` bounds what comes first.
+        grpc = [f"bind {self._at(self.grpc_port)} tcp-ut {self._stall_s}s"]
         if tls:
             http.append(f"bind {LOOPBACK}:{self.inner_http}")
-            grpc.append(f"bind {LOOPBACK}:{self.inner_grpc} proto h2")
+            grpc = [f"bind unix@{folder / 'tls.sock'} mode 600 accept-proxy name tls"]
+            grpc.append(f"bind {LOOPBACK}:{self.inner_grpc}")
         at = re.escape(LOOPBACK)
         return [
             # Statistics and metrics have ports, without a key. Serve reads them from the admin socket, and so do we.
@@ -88,18 +100,51 @@ class Edge:
             (r"^listen stats\n(?: .*\n)+", "", 1),
             (rf"^(    option httpchk GET ){HTTP_HEALTH}$", rf"\g<1>{self.check}", None),
             (GRPC_HEALTH.encode().hex(), self.check.encode().hex(), None),
-            (rf"^    bind {at}:{self.http_port}$", _lines(http + self._http_rules()), 1),
-            (rf"^    bind {at}:{self.grpc_port} proto h2$", _lines(grpc + self._grpc_rules()), 1),
             (r"^    timeout client .*$", _lines(self._timeouts()), 1),
+            (rf"^    bind {at}:{self.http_port}$", _lines(http + self._http_rules()), 1),
+            (rf"^    bind {at}:{self.grpc_port} proto h2$", _lines(grpc + self._patience() + self._grpc_rules()), 1),
+            (r"^    acl is_list_applications .*$", _lines([LARGE_BODIES]) + r"\n\g<0>", 1),
+            (r"^frontend grpc_frontend\n(?=(?:.*\n)*?    default_backend (\S+)$)", self._before_grpc(folder, tls), 1),
             (r"^(    nbthread .*)$", rf"\1\n{_lines(_TUNING)}", 1),
             (r"(?:^    errorfile 50\d .*\n)+", _lines(_errorfiles(folder / "errors")) + "\n", 1),
             (r"^(    http-request return status 404 )content-type text/plain.*$", rf"\g<1>{_json(NOT_READY)}", 1),
             (r"^(    stats socket .* mode) 666 ", r"\1 600 ", 1),
         ]
 
+    @property
+    def _stall_s(self) -> int:
+        return max(MIN_STALL_S, math.ceil(self.reader_timeout_s))
+
     def _timeouts(self) -> list[str]:
-        stall_s = max(MIN_STALL_S, math.ceil(self.reader_timeout_s))
-        return [f"timeout client {stall_s}s", f"timeout http-request {HEAD_S}s"]
+        return [f"timeout client {self._stall_s}s", f"timeout http-request {HEAD_S}s"]
+
+    def _patience(self) -> list[str]:
+        """Of gRPC. `timeout client` counts for a client that has said all for now, and has not closed its side.
+
+        So it is long here, and what it bounds elsewhere is bounded by itself: a body by `wait-for-body` and, where
+        that is more than the buffer holds, in `_before_grpc`; unread answers by the ingress, which ends their calls,
+        and by the kernel (`tcp-ut`); a client that is gone without a word by TCP's keepalive. A client that reads
+        its connection but not a stream on it leaves one buffer's worth here for as long.
+        """
+        keepalive = ["option clitcpka", "clitcpka-idle 60s", "clitcpka-intvl 15s", "clitcpka-cnt 4"]
+        return [f"timeout client {SILENCE_S}s", *keepalive]
+
+    def _before_grpc(self, folder: Path, tls: str) -> str:
+        """A replacement, to stand before gRPC's frontend; its first group is the backend of that.
+
+        Large bodies go through HAProxy once more, where `timeout client` is as for everyone: it is a frontend's. And
+        TLS is done before, where that timeout bounds the handshake; once that is over, `timeout tunnel` counts.
+        """
+        slow, inner = folder / "slow.sock", folder / "tls.sock"
+        parts = [("frontend grpc_slow_frontend", [f"bind unix@{slow} mode 600 proto h2"])]
+        large = _sections(parts) + "    default_backend \\g<1>\n"
+        parts = [("backend grpc_slow", [f"server slow unix@{slow} proto h2"])]
+        if tls:
+            bind = f"bind {self._at(self.grpc_port)}{tls} alpn h2 tcp-ut {self._stall_s}s"
+            parts.append(("frontend grpc_tls_frontend", ["mode tcp", "option tcplog", bind, "default_backend grpc_tls"]))
+            there = f"server tls unix@{inner} send-proxy-v2"
+            parts.append(("backend grpc_tls", ["mode tcp", f"timeout tunnel {SILENCE_S}s", there]))
+        return large + _sections(parts) + "frontend grpc_frontend\n"
 
     def _at(self, port: int) -> str:
         return f"{bracketed(self.host)}:{port}"
@@ -124,6 +169,7 @@ class Edge:
             f"http-request set-header {TIMEOUT_HEADER} %[req.hdr(grpc-timeout)] if "
             "{ req.hdr(grpc-timeout) -m found }",
             f"http-request set-header {PEER_HEADER} %[src]",
+            f"http-request wait-for-body time {self._stall_s}s unless {{ path {' '.join(CLIENT_STREAMS)} }}",
             *self._forwarded(),
         ]
 
@@ -135,7 +181,7 @@ class Edge:
             f"http-request del-header {FORWARDED_PREFIX} -m beg",
             *(f"http-request del-header {name}" for name in FORWARDED),
             f"http-request set-header {FORWARDED_PREFIX}for %[src]",
-            f"http-request set-header {FORWARDED_PREFIX}proto https if {{ ssl_fc }}",
+            f"http-request set-header {FORWARDED_PREFIX}proto https if {{ ssl_fc }} || {{ so_name tls }}",
         ]
 
 
@@ -188,6 +234,10 @@ def _page(answer: Answer) -> str:
 
 def _errorfiles(pages: Path) -> list[str]:
     return [f"errorfile {status} {pages / f'{status}.http'}" for status in PAGES]
+
+
+def _sections(parts: list[tuple[str, list[str]]]) -> str:
+    return "".join(f"{name}\n{_lines(lines)}\n" for name, lines in parts)
 
 
 def _lines(lines: list[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable
 from dataclasses import dataclass
 from typing import Any, cast
@@ -9,8 +10,12 @@ from typing import Any, cast
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError, Message
 
-from ...replicas.errors import InvalidRequest
+from ...replicas.errors import DeadlineExceeded, InvalidRequest
+from ..edge.edge import MIN_STALL_S
+from ..streams import next_of
 from .fields import check_fields
+
+FIRST_S = float(MIN_STALL_S)  # for the first message of a stream of them, which HAProxy does not wait for
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,5 +43,14 @@ def read(request: Any) -> Any:
 
 
 async def _each(requests: AsyncIterable[Any]) -> AsyncGenerator[Message, None]:
+    """Raises DeadlineExceeded when the first does not come: later ones may be long in coming."""
+    requests = aiter(requests)
+    try:
+        async with asyncio.timeout(FIRST_S):
+            found = await next_of(requests)
+    except TimeoutError:
+        raise DeadlineExceeded(f"the stream's first message did not arrive within {FIRST_S:g} s") from None
+    for request in found:
+        yield read(request)
     async for request in requests:
         yield read(request)

@@ -22,6 +22,7 @@ from motley.cluster.protocols import kserve_wire as wire
 from motley.cluster.protocols.kserve import KServeProtocol, failed
 from motley.cluster.protos import kserve_pb2 as pb
 from motley.cluster.protos import kserve_pb2_grpc
+from motley.cluster.web import unparsed
 from motley.replicas.errors import EngineFault, InvalidRequest, MotleyError, Overloaded, Unavailable
 from motley.replicas.protocol import Delta, FinishReason, StreamMessage, TokenLogprob
 
@@ -275,6 +276,18 @@ async def test_the_calls_deadline_is_that_of_its_requests(ingress: Any) -> None:
     [*_, last] = [response async for response in responses]
     assert last.infer_response.id == "late"
     assert "late" in last.error_message
+
+
+async def test_a_streams_first_message_must_come(kserve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unparsed, "FIRST_S", 0.5)
+    call = kserve.ModelStreamInfer()
+    assert "first message" in await refused(call.read(), grpc.StatusCode.DEADLINE_EXCEEDED)
+    call = kserve.ModelStreamInfer()
+    for name in ("one", "after a while"):
+        await call.write(infer(id=name))
+        assert (await call.read()).infer_response.id == name
+        await asyncio.sleep(0.8)
+    call.cancel()
 
 
 async def test_bytes_that_do_not_parse(grpc_target: str) -> None:

@@ -17,7 +17,7 @@ import grpc
 import uvicorn
 from served import free_port, wait_for
 
-from motley.cluster.edge.edge import BUFFER_BYTES, LOOPBACK, Edge
+from motley.cluster.edge.edge import BUFFER_BYTES, CLIENT_STREAMS, LOOPBACK, Edge
 from motley.cluster.edge.haproxy import launcher
 from motley.cluster.edge.ports import listens
 
@@ -61,7 +61,7 @@ def rendered(folder: Path, edge: Edge, http_port: int, grpc_port: int) -> Path:
 
 
 class Backends:
-    """HTTP that echoes a request's head as JSON, waits or streams without end; gRPC that echoes metadata.
+    """HTTP that echoes a request's head as JSON, waits or streams without end; gRPC that echoes metadata, or messages.
 
     gone     set when a client left the endless stream
     checks   the paths and methods by which HAProxy asked for their health
@@ -110,6 +110,11 @@ class Backends:
             threading.Event().wait(float(request))
             yield b"second"
 
+        def echo(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+            yield from requests
+
+        if details.method in CLIENT_STREAMS:
+            return grpc.stream_stream_rpc_method_handler(echo)
         if method == "Stream":
             return grpc.unary_stream_rpc_method_handler(stream)
         return grpc.unary_unary_rpc_method_handler(unary)
