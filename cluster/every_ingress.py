@@ -6,14 +6,16 @@ import asyncio
 from contextlib import suppress
 from typing import Any
 
+from ..replicas.errors import Unavailable
 from .failures import ConfigurationError
 from .fleet.store import APPLICATION
 from .routing.waiting import Routing
 
-__all__ = ["INGRESS", "of_every_ingress", "use_pools"]
+__all__ = ["INGRESS", "of_every_ingress", "tell_every_ingress", "use_pools"]
 
 INGRESS = "ingress"  # Serve's name for the deployment
 USE_S = 30.0
+TELL_S = 10.0
 
 
 async def use_pools(names: list[str], routing: Routing | None = None) -> None:
@@ -26,6 +28,20 @@ async def use_pools(names: list[str], routing: Routing | None = None) -> None:
     if not told:
         message = f"an ingress has not answered for {USE_S:g} s; try again when the service is well"
         raise ConfigurationError(message, code="deploy_failed")
+
+
+async def tell_every_ingress(method: str, *args: Any) -> None:
+    """From one of them, itself included; nothing where it is not Serve that runs it. Raises Unavailable."""
+    import ray
+    from ray import serve
+
+    if not ray.is_initialized():
+        return
+    handle = await asyncio.to_thread(serve.get_app_handle, APPLICATION)  # it asks Serve's controller
+    try:
+        await of_every_ingress(handle, method, *args, timeout_s=TELL_S)
+    except TimeoutError:
+        raise Unavailable(f"an ingress has not answered for {TELL_S:g} s; try again", code="unavailable") from None
 
 
 async def of_every_ingress(handle: Any, method: str, *args: Any, timeout_s: float) -> list[Any]:

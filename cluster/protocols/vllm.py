@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing
 from datetime import UTC, datetime
 from functools import partial
@@ -51,9 +51,9 @@ class VllmProtocol:
     async def generate(self, request: pb.GenerateRequest, caller: Caller) -> AsyncGenerator[pb.GenerateResponse, None]:
         self._received = time.time()
         ask = generate_ask(request)
-        with in_wire_names(ask.wire_names):
-            admitted = await self._door.admit(ask, caller)
-        with self._aborts.running(caller.tenant, request.request_id) as aborted:
+        with self._aborts.running(caller.tenant, request.request_id) as aborted:  # from here on, read or not
+            with in_wire_names(ask.wire_names):
+                admitted = await self._door.admit(ask, caller)
             async with (
                 aclosing(self._router.stream(admitted.request, whole=not request.stream)) as messages,
                 aclosing(until(aborted, messages)) as taken,
@@ -62,12 +62,18 @@ class VllmProtocol:
                 async for response in responses:
                     yield response
 
-    def abort(self, request: pb.AbortRequest, caller: Caller) -> None:
+    def abort(self, request: pb.AbortRequest, caller: Caller) -> list[str]:
+        """Those that run here; the ids, for other ingresses."""
         refuse_unknown(request)
         if "" in request.request_ids:
             raise InvalidRequest("request_ids: one is empty", param="request_ids", code="invalid_value")
-        for client_id in request.request_ids:
-            self._aborts.abort(caller.tenant, client_id)
+        client_ids = list(request.request_ids)
+        self.abort_here(caller.tenant, client_ids)
+        return client_ids
+
+    def abort_here(self, tenant: str, client_ids: Iterable[str]) -> None:
+        for client_id in client_ids:
+            self._aborts.abort(tenant, client_id)
 
     async def embed(self, request: pb.EmbedRequest, caller: Caller) -> pb.EmbedResponse:
         self._received = time.time()

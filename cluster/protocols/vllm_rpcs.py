@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 
 from ..caller import Caller
 from ..errors import NotImplementedHere
+from ..every_ingress import tell_every_ingress
 from ..protos import vllm_common_pb2 as common
 from ..protos import vllm_engine_pb2 as pb
 from ..web.rpc import stream, tells_health, unary
@@ -34,8 +35,13 @@ class VllmRpcs:
 
     @unary(pb.AbortResponse)
     async def Abort(self, request: pb.AbortRequest, caller: Caller) -> pb.AbortResponse:
-        self.vllm.abort(request, caller)
+        ids = self.vllm.abort(request, caller)
+        await tell_every_ingress("abort_requests", caller.tenant, ids)
         return pb.AbortResponse()
+
+    async def abort_requests(self, tenant: str, client_ids: list[str]) -> None:
+        """Those that run here. For the ingress that was asked: which one has a request its client cannot know."""
+        self.vllm.abort_here(tenant, client_ids)
 
     @unary(pb.GetModelInfoResponse)
     async def GetModelInfo(self, request: pb.GetModelInfoRequest, caller: Caller) -> pb.GetModelInfoResponse:

@@ -15,10 +15,12 @@ import grpc
 import pytest
 from bad_requests import label
 from echo_worker import EchoWorker
+from grpc_servers import serving
 from local_ingress import make_ingress
 from scripted_worker import ScriptedWorker
 
 from motley.cluster.caller import Caller
+from motley.cluster.protocols import vllm_rpcs
 from motley.cluster.protocols.vllm import VllmProtocol
 from motley.cluster.protocols.vllm_ask import decimal, generate_ask
 from motley.cluster.protocols.vllm_tokenizer import pack
@@ -279,6 +281,41 @@ async def test_abort_reaches_only_the_tenants_own(ingress: Any) -> None:
     protocol.abort(pb.AbortRequest(request_ids=["same"]), Caller(tenant="one"))
     reasons = {tenant: [a async for a in stream][-1].complete.finish_reason for tenant, stream in streams.items()}
     assert reasons == {"one": "abort", "two": "length"}
+
+
+async def test_abort_reaches_every_ingress(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """HAProxy sends it to any one of them."""
+    ingresses = [await make_ingress(folder, EchoWorker(str(folder), step_s=0.005)) for _ in range(2)]
+
+    async def tell(method: str, *args: Any) -> None:
+        for each in ingresses:
+            await getattr(each, method)(*args)
+
+    monkeypatch.setattr(vllm_rpcs, "tell_every_ingress", tell)
+    request = ask(request_id="one", stream=True, sampling={"max_tokens": 500})
+    stream = ingresses[1].vllm.generate(request, Caller(tenant=""))
+    await anext(stream)
+    async with serving(ingresses[0]) as target, grpc.aio.insecure_channel(target) as channel:
+        await vllm_engine_pb2_grpc.VllmEngineStub(channel).Abort(pb.AbortRequest(request_ids=["one"]))
+    assert [answer async for answer in stream][-1].complete.finish_reason == "abort"
+
+
+async def test_abort_of_a_prompt_that_is_still_read(ingress: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, read_on = asyncio.Event(), asyncio.Event()
+    admit = ingress.door.admit
+
+    async def slow(*args: Any) -> Any:
+        reading.set()
+        await read_on.wait()
+        return await admit(*args)
+
+    monkeypatch.setattr(ingress.door, "admit", slow)
+    call = asyncio.create_task(read(ingress.vllm.generate(ask(request_id="one", stream=True), Caller())))
+    await reading.wait()
+    ingress.vllm.abort(pb.AbortRequest(request_ids=["one"]), Caller())
+    read_on.set()
+    [answer] = await call
+    assert (answer.complete.finish_reason, answer.complete.completion_tokens) == ("abort", 0)
 
 
 async def test_cancelling_stops_the_sequence(vllm: Any, worker: EchoWorker) -> None:
