@@ -13,6 +13,7 @@ import sys
 from collections.abc import Coroutine
 from typing import Any
 
+from ...client import Tls
 from ...replicas.bench.child import answer
 from .load import Load
 from .samples import Outcome
@@ -21,12 +22,13 @@ from .workload import Workload, jobs
 
 
 async def measure(part: dict[str, Any]) -> Outcome:
-    """`part`: workload, target, model, api_key, alphabet, and which of how many clients it is."""
+    """`part`: workload, target, model, api_key, tls, alphabet, and which of how many clients it is."""
     workload = Workload.from_json(part["workload"])
     index, clients = part["index"], part["clients"]
     mine = itertools.islice(jobs(workload, part["alphabet"]), index, None, clients)
     concurrency = len(range(index, workload.concurrency, clients))
-    service = sender(workload, part["target"], part["model"], part["api_key"])
+    tls = None if part["tls"] is None else Tls(**part["tls"])
+    service = sender(workload, part["target"], part["model"], part["api_key"], tls)
     try:
         answer({"ready": True})
         started = float(await asyncio.to_thread(sys.stdin.readline))

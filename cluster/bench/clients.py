@@ -37,6 +37,7 @@ def _part(workload: Workload, service: Service, index: int, clients: int) -> dic
         "target": service.target,
         "model": service.model,
         "api_key": service.api_key,
+        "tls": None if service.tls is None else {"ca": service.tls.ca and str(service.tls.ca)},
         "alphabet": service.alphabet,
         "index": index,
         "clients": clients,

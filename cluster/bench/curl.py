@@ -14,6 +14,8 @@ from urllib.parse import unquote
 
 import pycurl
 
+from ...client import Tls
+
 __all__ = ["CallFailed", "CurlChannel"]
 
 _PREFIX = struct.Struct(">BI")  # of a message: compressed or not, and its length
@@ -33,10 +35,11 @@ class CallFailed(Exception):
 
 
 class CurlChannel:
-    """Calls to one target, host:port, without TLS. To be used in one event loop."""
+    """Calls to one target, host:port, in the clear where `tls` is None. To be used in one event loop."""
 
-    def __init__(self, target: str, metadata: tuple[tuple[str, str], ...] = ()) -> None:
-        self._base = f"http://{target}"
+    def __init__(self, target: str, metadata: tuple[tuple[str, str], ...] = (), tls: Tls | None = None) -> None:
+        self._base = f"{'http' if tls is None else 'https'}://{target}"
+        self._tls = tls
         own = ("content-type", "application/grpc"), ("te", "trailers"), ("user-agent", "motley-bench")
         self._headers = [f"{name}: {value}" for name, value in (*own, *metadata)]
         self._loop = asyncio.get_running_loop()
@@ -96,7 +99,12 @@ class CurlChannel:
                 trailers[name.lower()] = value.strip()
 
         curl.setopt(pycurl.URL, self._base + path)
-        curl.setopt(pycurl.HTTP_VERSION, pycurl.CURL_HTTP_VERSION_2_PRIOR_KNOWLEDGE)
+        if self._tls is None:
+            curl.setopt(pycurl.HTTP_VERSION, pycurl.CURL_HTTP_VERSION_2_PRIOR_KNOWLEDGE)
+        else:
+            curl.setopt(pycurl.HTTP_VERSION, pycurl.CURL_HTTP_VERSION_2TLS)
+            if self._tls.ca is not None:
+                curl.setopt(pycurl.CAINFO, str(self._tls.ca))
         curl.setopt(pycurl.PIPEWAIT, 1)
         curl.setopt(pycurl.POST, 1)
         curl.setopt(pycurl.POSTFIELDS, _PREFIX.pack(0, len(request)) + request)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ...client import complete_request
+from ...client import Tls, complete_request
 from ..protos import inference_pb2 as pb
 from .curl import CallFailed, CurlChannel
 from .senders import RequestFailed, options
@@ -16,9 +16,10 @@ SERVICE = "/motley.v1.Inference"
 class CurlSender:
     """The same calls by libcurl."""
 
-    def __init__(self, target: str, model: str, api_key: str | None) -> None:
+    def __init__(self, target: str, model: str, api_key: str | None, tls: Tls | None = None) -> None:
         self._model = model
-        self._channel = CurlChannel(target, (("authorization", f"Bearer {api_key}"),) if api_key else ())
+        metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()
+        self._channel = CurlChannel(target, metadata, tls)
 
     async def stream(self, job: Job, on_message: Callable[[], None]) -> int:
         tokens = 0

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...client import Tls
 from ...replicas.errors import InvalidRequest
 from . import clients, report
 from .lengths import Lengths
@@ -20,7 +21,10 @@ TARGETS = {"grpc": "127.0.0.1:9000", "http": "http://127.0.0.1:8000"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """target: None takes TARGETS. start: arguments of `motley serve` for a service of its own; None: it runs."""
+    """target: None takes TARGETS. start: arguments of `motley serve` for a service of its own; None: it runs.
+
+    tls: over gRPC None is in the clear; over HTTP the target says https://, and this whom to trust.
+    """
 
     workload: Workload
     slo: Slo = field(default_factory=Slo)
@@ -28,6 +32,7 @@ class Asked:
     start: Sequence[str] | None = None
     clients: int = 1
     api_key: str | None = None
+    tls: Tls | None = None
 
 
 def run(asked: Asked, progress: Progress = lambda _: None) -> dict[str, Any]:
@@ -73,13 +78,13 @@ def check(workload: Workload, service: Service) -> None:
 def _service(asked: Asked, progress: Progress) -> Iterator[Service]:
     protocol = asked.workload.protocol
     if asked.start is None:
-        yield inspect(protocol, asked.target or TARGETS[protocol], asked.api_key)
+        yield inspect(protocol, asked.target or TARGETS[protocol], asked.api_key, asked.tls)
         return
     if asked.target is not None:
         raise _invalid("target", "either a service that runs, or --start")
     progress("starting the service")
     with started(asked.start) as endpoints:
-        yield inspect(protocol, endpoints[protocol], asked.api_key)
+        yield inspect(protocol, endpoints[protocol], asked.api_key, asked.tls)
 
 
 def _invalid(option: str, problem: str) -> InvalidRequest:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any, Protocol
 
 import aiohttp
 
-from ...client import AsyncClient
+from ...client import AsyncClient, Tls
 from ...client.asks import CallOptions
 from ...replicas.errors import MotleyError
 from .workload import Job, Workload
@@ -41,8 +42,8 @@ class Sender(Protocol):
 class GrpcSender:
     """motley.v1 by our own client, which here tries nothing twice: what fails is to be seen."""
 
-    def __init__(self, target: str, model: str, api_key: str | None) -> None:
-        self._client = AsyncClient(target, api_key=api_key, retries=0, silence_s=None)
+    def __init__(self, target: str, model: str, api_key: str | None, tls: Tls | None = None) -> None:
+        self._client = AsyncClient(target, api_key=api_key, tls=tls, retries=0, silence_s=None)
         self._model = model
 
     async def stream(self, job: Job, on_message: Callable[[], None]) -> int:
@@ -71,12 +72,12 @@ class GrpcSender:
 class HttpSender:
     """OpenAI's completions; any server of them will do that takes token ids and `ignore_eos`."""
 
-    def __init__(self, base: str, model: str, api_key: str | None) -> None:
+    def __init__(self, base: str, model: str, api_key: str | None, tls: Tls | None = None) -> None:
         self._url = f"{base}/v1/completions"
         self._model = model
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None), headers=headers
+            connector=aiohttp.TCPConnector(limit=0, ssl=trust(tls)), timeout=aiohttp.ClientTimeout(total=None), headers=headers
         )
 
     async def stream(self, job: Job, on_message: Callable[[], None]) -> int:
@@ -119,15 +120,23 @@ def options(model: str, job: Job) -> CallOptions:
     return CallOptions(model=model, max_tokens=job.output_tokens, ignore_eos=True, temperature=0.0)
 
 
-def sender(workload: Workload, target: str, model: str, api_key: str | None) -> Sender:
-    """`target`: host:port for gRPC, a URL without path for HTTP. Call it where the event loop runs."""
+def sender(workload: Workload, target: str, model: str, api_key: str | None, tls: Tls | None = None) -> Sender:
+    """`target`: host:port for gRPC, a URL without path for HTTP. Call it where the event loop runs.
+
+    `tls`: None is in the clear for gRPC; of HTTP the URL says, and who is trusted comes from here.
+    """
     if workload.protocol == "http":
-        return HttpSender(target, model, api_key)
+        return HttpSender(target, model, api_key, tls)
     if grpc_client() == "grpcio":
-        return GrpcSender(target, model, api_key)
+        return GrpcSender(target, model, api_key, tls)
     from .curl_sender import CurlSender
 
-    return CurlSender(target, model, api_key)
+    return CurlSender(target, model, api_key, tls)
+
+
+def trust(tls: Tls | None) -> ssl.SSLContext:
+    """Of a client over HTTP."""
+    return ssl.create_default_context(cafile=None if tls is None else tls.ca)
 
 
 def grpc_client() -> str:

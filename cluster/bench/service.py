@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...client import Client
+from ...client import Client, Tls
 from ...replicas.errors import MotleyError, Unavailable
 from ..edge.ports import SETTLED, is_free
+from .senders import trust
 
 # Its tokens are what prompts are made of: ids that every model's tokenizer gives for ordinary words.
 WORDS = (
@@ -41,35 +42,37 @@ class Service:
     max_model_len: int
     null: bool
     api_key: str | None = None
+    tls: Tls | None = None
 
 
-def inspect(protocol: str, target: str, api_key: str | None = None) -> Service:
+def inspect(protocol: str, target: str, api_key: str | None = None, tls: Tls | None = None) -> Service:
     """Ask a running service what it is. Raises Unavailable."""
     ask = _over_grpc if protocol == "grpc" else _over_http
     try:
-        model, ids, length, null = ask(target, api_key)
+        model, ids, length, null = ask(target, api_key, tls)
     except (MotleyError, urllib.error.URLError, OSError) as error:
         raise Unavailable(f"no service answers at {target}: {error}; start one, or give --start") from error
-    return Service(protocol, target, model, tuple(sorted(set(ids))), length, null, api_key)
+    return Service(protocol, target, model, tuple(sorted(set(ids))), length, null, api_key, tls)
 
 
-def _over_grpc(target: str, api_key: str | None) -> tuple[str, Sequence[int], int, bool]:
-    with Client(target, api_key=api_key, timeout_s=CALL_S, retries=0) as client:
+def _over_grpc(target: str, api_key: str | None, tls: Tls | None) -> tuple[str, Sequence[int], int, bool]:
+    with Client(target, api_key=api_key, tls=tls, timeout_s=CALL_S, retries=0) as client:
         [model] = client.models()
         ids = client.tokenize(WORDS)
     return model.name, ids, model.max_model_len, model.family == "null"
 
 
-def _over_http(base: str, api_key: str | None) -> tuple[str, Sequence[int], int, bool]:
-    model = _get(f"{base}/v1/models", api_key)["data"][0]
-    tokens = _get(f"{base}/tokenize", api_key, {"prompt": WORDS})
+def _over_http(base: str, api_key: str | None, tls: Tls | None) -> tuple[str, Sequence[int], int, bool]:
+    model = _get(f"{base}/v1/models", api_key, tls)["data"][0]
+    tokens = _get(f"{base}/tokenize", api_key, tls, {"prompt": WORDS})
     return model["id"], tokens["tokens"], tokens["max_model_len"], model.get("quantization") == "null"
 
 
-def _get(url: str, api_key: str | None, body: dict[str, Any] | None = None) -> Any:
+def _get(url: str, api_key: str | None, tls: Tls | None, body: dict[str, Any] | None = None) -> Any:
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
     data = None if body is None else json.dumps(body).encode()
-    with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=CALL_S) as response:
+    request = urllib.request.Request(url, data, headers)
+    with urllib.request.urlopen(request, timeout=CALL_S, context=trust(tls)) as response:
         return json.load(response)
 
 

@@ -8,8 +8,10 @@ import json
 import random
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+from certificates import Certificates
 from fake_service import FakeService, fake_service
 from hypothesis import given
 from hypothesis import strategies as st
@@ -251,6 +253,18 @@ def test_the_command_measures_a_service(
     if not unary:
         assert metric(found, "messages")["value"] == pytest.approx(metric(found, "output")["value"])
         assert metric(found, "itl")["count"] > 0
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_the_command_over_tls(protocol: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    certificates = Certificates(tmp_path)
+    with fake_service(certificates) as service:
+        target = service.grpc if protocol == "grpc" else service.http
+        arguments = ["bench", "serve", "--protocol", protocol, "--target", target, "--duration-s", "0.5", "--json"]
+        assert run([*arguments, "--warmup-s", "0", "--tls-ca", str(certificates.ca)]) == 0
+        assert metric(json.loads(capsys.readouterr().out), "output")["value"] > 0
+        if protocol == "http":
+            assert run(arguments) != 0, "nobody it trusts"
 
 
 def test_the_command_shows_a_table_and_charts(service: FakeService, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+from certificates import Certificates
 from fake_service import FakeService, fake_service
 
+from motley.client import Tls
 from motley.cluster.bench.curl import CallFailed, CurlChannel
 from motley.cluster.bench.curl_sender import CurlSender
 from motley.cluster.bench.senders import GrpcSender, HttpSender, RequestFailed, Sender, grpc_client, sender
@@ -40,6 +44,21 @@ async def test_streams_wholes_and_refusals(client: Sender, service: FakeService)
     assert caught.value.code in ("RESOURCE_EXHAUSTED", "429")
     assert await client.whole(JOB) == 20, "the connection is as good as before"
     assert service.requests == [(3, 20, True), *[(3, 20, False)] * 3]
+
+
+@pytest.mark.parametrize("kind", [GrpcSender, CurlSender, HttpSender])
+async def test_over_tls_whom_it_trusts_and_nobody_else(kind: Any, tmp_path: Path) -> None:
+    certificates = Certificates(tmp_path)
+    with fake_service(certificates) as service:
+        target = service.http if kind is HttpSender else service.grpc
+        client: Sender = kind(target, "fake", "key", Tls(certificates.ca))
+        assert await client.stream(JOB, lambda: None) == 20
+        assert await client.whole(JOB) == 20
+        await client.close()
+        stranger: Sender = kind(target, "fake", "key", Tls())
+        with pytest.raises(RequestFailed):
+            await asyncio.wait_for(stranger.whole(JOB), 60)
+        await stranger.close()
 
 
 async def test_many_at_a_time(client: Sender, service: FakeService) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import ssl
 import threading
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from typing import Any
 
 import grpc
 from aiohttp import web
+from certificates import Certificates
 
 from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import inference_pb2_grpc
@@ -93,11 +95,13 @@ def _event(fields: dict[str, Any]) -> bytes:
 
 
 @contextmanager
-def fake_service() -> Iterator[FakeService]:
-    """Served from a thread of its own until the block is left."""
+def fake_service(certificates: Certificates | None = None) -> Iterator[FakeService]:
+    """Over TLS with certificates. Served from a thread of its own until the block is left."""
     service, ready, ends = FakeService(), threading.Event(), asyncio.Event()
     loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=lambda: loop.run_until_complete(_serve(service, ready, ends)), daemon=True)
+    thread = threading.Thread(
+        target=lambda: loop.run_until_complete(_serve(service, ready, ends, certificates)), daemon=True
+    )
     thread.start()
     assert ready.wait(30)
     try:
@@ -107,10 +111,20 @@ def fake_service() -> Iterator[FakeService]:
         thread.join(10)
 
 
-async def _serve(service: FakeService, ready: threading.Event, ends: asyncio.Event) -> None:
+async def _serve(
+    service: FakeService, ready: threading.Event, ends: asyncio.Event, certificates: Certificates | None
+) -> None:
     server = grpc.aio.server()
     inference_pb2_grpc.add_InferenceServicer_to_server(_Grpc(service), server)
-    service.grpc = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    context = None
+    if certificates is None:
+        service.grpc = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    else:
+        pair = certificates.key.read_bytes(), certificates.cert.read_bytes()
+        port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair]))
+        service.grpc = f"localhost:{port}"
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(certificates.cert, certificates.key)
     await server.start()
     app = web.Application()
     app.router.add_get("/v1/models", _models)
@@ -118,9 +132,9 @@ async def _serve(service: FakeService, ready: threading.Event, ends: asyncio.Eve
     app.router.add_post("/v1/completions", partial(_completions, service))
     runner = web.AppRunner(app)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
+    site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context)
     await site.start()
-    service.http = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    service.http = f"http{'s' * bool(certificates)}://127.0.0.1:{runner.addresses[0][1]}"
     ready.set()
     await ends.wait()
     await runner.cleanup()

@@ -412,6 +412,13 @@ def serve(
     clients: Annotated[int, typer.Option(help="Processes that make the load.", min=1)] = 1,
     seed: Annotated[int, typer.Option(help="Of lengths, prompts and arrivals.")] = 0,
     api_key: Annotated[str | None, typer.Option(envvar="MOTLEY_API_KEY", help="Sent with every request.")] = None,
+    tls: Annotated[bool, typer.Option("--tls", help="gRPC over TLS; HTTP is where the target says https://.")] = False,
+    tls_ca: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Whom to trust, PEM; implies --tls. Default: public ones.", exists=True, dir_okay=False
+        ),
+    ] = None,
     as_json: options.Json = False,
     config: ConfigFile = None,
 ) -> None:
@@ -427,8 +434,10 @@ def serve(
       motley bench serve --protocol http --rate 5 --slo-ttft-ms 500 --slo-tpot-ms 50
       motley bench serve --prompt-tokens lognormal:512:0.8 --output-tokens uniform:16:256 --shared-prefix 0.5
       motley bench serve --unary --concurrency 32 --output-tokens 1 --json
+      motley bench serve --target gpu-box:9000 --tls-ca ca.pem --api-key "$KEY"
       motley bench serve --start -- demo --null-engine
     """
+    from ..client import Tls
     from ..cluster.bench import run as bench
     from ..cluster.bench.report import text
 
@@ -451,6 +460,7 @@ def serve(
         start=arguments or () if start else None,
         clients=clients,
         api_key=api_key,
+        tls=Tls(ca=tls_ca) if tls or tls_ca else None,
     )
     if arguments and not start:
         raise typer.BadParameter(f"{arguments[0]}: arguments of `motley serve` need --start")
