@@ -109,8 +109,9 @@ class OpenAIProtocol:
     async def _admit(self, call: Call, caller: Caller) -> list[Admitted]:
         admitted = [await self._door.admit(ask, caller) for ask in call.asks]
         if len(admitted) * admitted[0].request.sampling.n > MAX_CHOICES:
+            name = admitted[0].ask.wire_names.get("n", "n")
             raise InvalidRequest(
-                f"n: at most {MAX_CHOICES} choices for all prompts of a call", param="n", code="invalid_value"
+                f"{name}: at most {MAX_CHOICES} choices for all prompts of a call", param=name, code="invalid_value"
             )
         return admitted
 

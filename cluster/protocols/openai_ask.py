@@ -61,6 +61,8 @@ def completion_call(body: dict[str, Any]) -> Call:
         sampling["prompt_logprobs"] = sampling["logprobs"]
     silent = echo and type(sampling.get("max_tokens")) is int and sampling["max_tokens"] == 0
     if silent:
+        if take(body, "min_tokens", int, 0) > 0:
+            raise wrong_type("min_tokens", body["min_tokens"], "at most max_tokens (0)")
         sampling["max_tokens"] = 1  # the engine always computes what follows; it is not shown
     keep = _best_of(body, sampling)
     more = {

@@ -71,15 +71,16 @@ class CompletionForm:
         return {"text": begun["text"] + choice.text, "logprobs": logprobs} | ending(choice)
 
     def stream(self, admitted: Admitted, echo: Echo | None) -> _CompletionStream:
-        return _CompletionStream(self._tokens, admitted, echo)
+        return _CompletionStream(self._tokens, admitted, echo, asked=self._logprobs)
 
     def usage_details(self) -> Object:
         return {}
 
 
 class _CompletionStream:
-    def __init__(self, tokens: Tokens, admitted: Admitted, echo: Echo | None) -> None:
+    def __init__(self, tokens: Tokens, admitted: Admitted, echo: Echo | None, *, asked: bool) -> None:
         self._tokens = tokens
+        self._asked = asked  # for log-probabilities: best_of makes them for itself
         self._admitted = admitted
         self._echo = echo
         self._offsets: Offsets | None = None
@@ -95,7 +96,7 @@ class _CompletionStream:
         return {"text": echo.text, "logprobs": logprobs, "finish_reason": None}
 
     def delta(self, delta: Delta) -> Object | None:
-        logprobs = self.logprobs(delta.token_ids, delta.logprobs)
+        logprobs = self.logprobs(delta.token_ids, delta.logprobs if self._asked else None)
         if not delta.text and logprobs is None and delta.finish_reason is None:
             return None
         return {"text": delta.text, "logprobs": logprobs} | ending(delta)

@@ -15,7 +15,7 @@ from ..auth.guard import Guard
 from ..errors import http_error
 from .cors import Cors
 from .http import Route, error_response
-from .http_guard import REQUEST_ID, HttpGuard
+from .http_guard import REQUEST_ID, HttpGuard, check_media
 from .readers import Readers
 
 CORS_AGE_S = 600
@@ -36,6 +36,8 @@ def build(
     app.state.readers = Readers() if readers is None else readers
     for route in routes:
         checks = [Depends(_named)] + ([] if route.any_query else [Depends(_no_query)])
+        if route.method == "POST" and not route.any_query:  # what is refused whatever it says needs no JSON
+            checks.append(Depends(_json))
         methods = ["GET", "HEAD"] if route.method == "GET" else [route.method]  # the server leaves the body out
         app.add_api_route(route.path, route.endpoint, methods=methods, response_model=None, dependencies=checks)
     health_paths = [route.path for route in routes if route.health]
@@ -71,6 +73,10 @@ def _no_query(request: Request) -> None:
         if name != _AZURE_VERSION:
             name = name[:MAX_CHARS]
             raise InvalidRequest(f"{name}: this path takes no query", param=name, code="unknown_parameter")
+
+
+def _json(request: Request) -> None:
+    check_media(request.headers)
 
 
 def _motley_error(request: Request, error: Exception) -> Response:

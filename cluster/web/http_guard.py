@@ -1,4 +1,4 @@
-"""Stands before every route: who may call, and what kind of body is looked at, before any of it is parsed.
+"""Stands before every route: who may call, and how large a body is looked at, before any of it is parsed.
 
 Also writes each call to the access log, at its end.
 """
@@ -94,20 +94,10 @@ class HttpGuard:
         if _SERVE_ONLY in headers:
             raise InvalidRequest(f"{_SERVE_ONLY} is not supported", param=_SERVE_ONLY, code="unsupported_parameter")
         if scope["method"] in ("POST", "PUT", "PATCH"):
-            self._check_body(headers)
+            self._check_length(headers)
         return Caller(tenant=record.tenant, client_id=record.client_id)
 
-    def _check_body(self, headers: Headers) -> None:
-        if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-            raise UnsupportedMedia("the body must be application/json", param="Content-Type", code="unsupported_media")
-        if charset := _foreign_charset(headers):
-            raise UnsupportedMedia(
-                f"Content-Type: charset {shown(charset)} is not supported; JSON is UTF-8",
-                param="Content-Type",
-                code="unsupported_media",
-            )
-        if headers.get("content-encoding", "identity").lower() != "identity":
-            raise UnsupportedMedia("the body must not be encoded", param="Content-Encoding", code="unsupported_media")
+    def _check_length(self, headers: Headers) -> None:
         length = headers.get("content-length", "0")
         if not length.isdigit() or int(length[:19]) > self._max_body_bytes:
             raise self._too_large()
@@ -135,6 +125,20 @@ class HttpGuard:
 
     def _too_large(self) -> TooLarge:
         return TooLarge(f"the body is larger than {self._max_body_bytes} bytes", code="body_too_large")
+
+
+def check_media(headers: Headers) -> None:
+    """Raise UnsupportedMedia for a body that is not plain JSON. For routes: whether there is such a path comes first."""
+    if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise UnsupportedMedia("the body must be application/json", param="Content-Type", code="unsupported_media")
+    if charset := _foreign_charset(headers):
+        raise UnsupportedMedia(
+            f"Content-Type: charset {shown(charset)} is not supported; JSON is UTF-8",
+            param="Content-Type",
+            code="unsupported_media",
+        )
+    if headers.get("content-encoding", "identity").lower() != "identity":
+        raise UnsupportedMedia("the body must not be encoded", param="Content-Encoding", code="unsupported_media")
 
 
 def _foreign_charset(headers: Headers) -> str:

@@ -211,6 +211,15 @@ def test_a_choice_that_ended_does_not_end_again() -> None:
     assert last.usage.completion_tokens == 2
 
 
+@pytest.mark.parametrize("own", ["", "mine"])
+def test_asks_for_the_rest_by_the_id_of_the_first_message(own: str) -> None:
+    """But for one that the caller gave."""
+    resume = Resume(complete_request([1, 2], {"request_id": own} if own else {}))
+    for number, name in enumerate(("first", "second")):
+        resume.take(pb.CompletionChunk(started=pb.Started(seed=9 + number, request_id=name)))
+        assert resume.rest().request_id == (own or "first")
+
+
 def test_several_choices_are_followed_each() -> None:
     resume = Resume(complete_request([1, 2], {"n": 2}))
     taken = list(follow(resume, [(0, [5]), (1, [6, 7]), (0, [8])]))

@@ -137,7 +137,7 @@ async def test_bad_bodies_are_named(post: Call, given: Any, begins: str) -> None
         ("POST", "/v2/models/echo/infer", b"{}", {"content-length": str(10**9)}, 413),
         ("POST", "/v2/models/echo/infer", [b" " * 2**20] * 65, {"content-length": None}, 413),
         ("POST", "/v2/models/echo/infer", b"{}", {"content-type": "text/plain"}, 415),
-        ("POST", "/v2/nowhere", b"{}", {"content-type": "text/plain"}, 415),
+        ("POST", "/v2/nowhere", b"{}", {"content-type": "text/plain"}, 404),
         ("GET", "/v2/health/live", b"", {"host": "example.com"}, 403),
     ],
 )

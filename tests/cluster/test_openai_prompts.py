@@ -117,7 +117,14 @@ async def test_the_likeliest_of_several(post: Any, likely: LikelyWorker) -> None
     kept = (await post(COMPLETIONS, {"prompt": "x", "best_of": 5, "logprobs": 0})).json()["choices"]
     assert [choice["logprobs"]["token_logprobs"] for choice in kept] == [[-0.5]]
     same = (await post(COMPLETIONS, {"prompt": "x", "best_of": 5, "n": 5, "stream": True})).events()
-    assert {choice["index"] for event in same[:-1] for choice in event["choices"]} == set(range(5))
+    choices = [choice for event in same[:-1] for choice in event["choices"]]
+    assert {choice["index"] for choice in choices} == set(range(5))
+    assert all(choice["logprobs"] is None for choice in choices), "nobody asked"
+    refused = (await post(COMPLETIONS, {"prompt": ["a", "b"], "best_of": 100})).json()["error"]
+    assert refused["param"] == "best_of"
+    nothing = {"prompt": "x", "echo": True, "max_tokens": 0, "min_tokens": 2}
+    refused = (await post(COMPLETIONS, nothing)).json()["error"]
+    assert (refused["param"], "max_tokens (0)" in refused["message"]) == ("min_tokens", True)
 
 
 async def test_what_a_harness_asks_of_the_tokenizer(call: Any, post: Any) -> None:

@@ -276,3 +276,13 @@ async def test_a_path_with_a_slash_too_many_is_no_redirect(post: Any) -> None:
 async def test_a_time_that_is_over_has_a_code(post: Any, timeout_s: int) -> None:
     error = refused(await post(COMPLETIONS, {"prompt": "a", "timeout_s": timeout_s}), 504)
     assert (error["param"], error["code"]) == ("timeout_s", "deadline_exceeded")
+
+
+async def test_paths_and_methods_come_before_the_kind_of_body(call: Any) -> None:
+    form = {"content-type": "multipart/form-data; boundary=x"}
+    statuses = []
+    for method, path in (("PUT", COMPLETIONS), ("POST", COMPLETIONS + "/"), ("POST", "/v1/audio/transcriptions")):
+        answer = await call(method, path, b"--x--", headers=form)
+        statuses.append((answer.status, answer.json()["error"]["code"]))
+    assert statuses[:2] == [(405, "method_not_allowed"), (404, "not_found")]
+    assert statuses[2][1] == "unsupported_endpoint"

@@ -13,7 +13,7 @@ MAX_CHOICES = 1024
 class Resume:
     """Knows the request that continues a stream.
 
-    request   what to ask for now: the original, later with seed and ids so far
+    request   what to ask for now: the original, later with seed, id and token ids so far
     started   whether any message has come: from then on asking again continues
     """
 
@@ -30,6 +30,7 @@ class Resume:
         """The chunk as the caller is to see it; nothing if all of it has been seen before."""
         if chunk.HasField("started"):
             self.request.sampling.seed = chunk.started.seed
+            self.request.request_id = self.request.request_id or chunk.started.request_id
             if self.started:
                 return []
             self.started = True
