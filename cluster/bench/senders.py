@@ -77,7 +77,9 @@ class HttpSender:
         self._model = model
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, ssl=trust(tls)), timeout=aiohttp.ClientTimeout(total=None), headers=headers
+            connector=aiohttp.TCPConnector(limit=0, ssl=trust(tls)),
+            timeout=aiohttp.ClientTimeout(total=None),
+            headers=headers,
         )
 
     async def stream(self, job: Job, on_message: Callable[[], None]) -> int:

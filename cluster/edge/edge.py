@@ -41,6 +41,8 @@ OWN_PATHS = "/-/"
 HTTP_HEALTH = "/-/healthz"
 GRPC_HEALTH = "/ray.serve.RayServeAPIService/Healthz"
 
+_GRPC_FRONTEND = r"^frontend grpc_frontend\n(?=(?:.*\n)*?    default_backend (\S+)$)"
+
 Edit = tuple[str, str, int | None]
 
 
@@ -86,7 +88,6 @@ class Edge:
         """Pattern, replacement, and how often it must fit; None: as often as there are servers to ask."""
         tls = "" if self.tls is None else " " + self.tls.bind(folder)
         http = [f"bind {self._at(self.http_port)}{tls}" + (" alpn h2,http/1.1" if tls else "")]
-        stall_s = self._stall_s
         # Without `proto h2`: where a connection begins as HTTP/1's, `timeout http-request` bounds what comes first.
         grpc = [f"bind {self._at(self.grpc_port)} tcp-ut {self._stall_s}s"]
         if tls:
@@ -104,7 +105,7 @@ class Edge:
             (rf"^    bind {at}:{self.http_port}$", _lines(http + self._http_rules()), 1),
             (rf"^    bind {at}:{self.grpc_port} proto h2$", _lines(grpc + self._patience() + self._grpc_rules()), 1),
             (r"^    acl is_list_applications .*$", _lines([LARGE_BODIES]) + r"\n\g<0>", 1),
-            (r"^frontend grpc_frontend\n(?=(?:.*\n)*?    default_backend (\S+)$)", self._before_grpc(folder, tls), 1),
+            (_GRPC_FRONTEND, self._before_grpc(folder, tls), 1),
             (r"^(    nbthread .*)$", rf"\1\n{_lines(_TUNING)}", 1),
             (r"(?:^    errorfile 50\d .*\n)+", _lines(_errorfiles(folder / "errors")) + "\n", 1),
             (r"^(    http-request return status 404 )content-type text/plain.*$", rf"\g<1>{_json(NOT_READY)}", 1),
@@ -141,7 +142,9 @@ class Edge:
         parts = [("backend grpc_slow", [f"server slow unix@{slow} proto h2"])]
         if tls:
             bind = f"bind {self._at(self.grpc_port)}{tls} alpn h2 tcp-ut {self._stall_s}s"
-            parts.append(("frontend grpc_tls_frontend", ["mode tcp", "option tcplog", bind, "default_backend grpc_tls"]))
+            parts.append(
+                ("frontend grpc_tls_frontend", ["mode tcp", "option tcplog", bind, "default_backend grpc_tls"])
+            )
             there = f"server tls unix@{inner} send-proxy-v2"
             parts.append(("backend grpc_tls", ["mode tcp", f"timeout tunnel {SILENCE_S}s", there]))
         return large + _sections(parts) + "frontend grpc_frontend\n"

@@ -128,7 +128,7 @@ class HttpGuard:
 
 
 def check_media(headers: Headers) -> None:
-    """Raise UnsupportedMedia for a body that is not plain JSON. For routes: whether there is such a path comes first."""
+    """Raise UnsupportedMedia for a body that is not plain JSON. For routes: their paths come first."""
     if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise UnsupportedMedia("the body must be application/json", param="Content-Type", code="unsupported_media")
     if charset := _foreign_charset(headers):
