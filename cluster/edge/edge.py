@@ -165,6 +165,7 @@ class Edge:
 
     def _grpc_rules(self) -> list[str]:
         return [
+            "http-request reject unless { req.ver 2.0 }",  # gRPC's errors are trailers, which HTTP/1 would lose
             "http-request return status 200 content-type application/grpc hdr grpc-status 12 hdr grpc-message "
             f"'there is no such method' if {{ path_beg /ray.serve. {OWN_PATHS} }}",
             "http-request del-header application",  # Serve would look for an application of that name

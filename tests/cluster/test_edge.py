@@ -226,6 +226,13 @@ def test_connections_that_say_nothing_are_closed(plain: Edge, port: str) -> None
             pass
 
 
+def test_grpcs_door_is_for_http_2_alone(plain: Edge, backends: Backends) -> None:
+    """Errors of gRPC are trailers: over HTTP/1 they would look like a success."""
+    with socket.create_connection((LOOPBACK, plain.grpc_port), timeout=30) as connection:
+        connection.sendall(b"GET /motley.v1.Inference/Complete HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert connection.recv(65_536) == b""
+
+
 def test_request_ids(plain: Edge) -> None:
     def passed_on(given: str) -> list[str]:
         headers = ask(plain, "/", {"x-request-id": given})[1]["headers"]

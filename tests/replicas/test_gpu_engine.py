@@ -20,7 +20,6 @@ from motley.kernels.gpu import configs
 from motley.kernels.gpu.operators import GpuOps
 from motley.kernels.ops import choose_dtype, for_device
 from motley.kernels.rig import stand_in
-from motley.kernels.w4a16 import linear
 from motley.replicas import build
 from motley.replicas.errors import InvalidRequest
 from motley.replicas.offline import Engine
@@ -137,7 +136,6 @@ def test_a_prompt_in_parts_beside_one_that_decodes(tmp_path: Path, monkeypatch: 
         engine = Engine(folder, dtype="float16", threads=1, max_batch_tokens=16, max_running=8, reuse_prefixes=False)
         assert [each.token_ids for each in answers(engine)] == [each.token_ids for each in expected]
         monkeypatch.setattr(configs, "choose", again)
-        monkeypatch.setattr(linear, "choose", again)
         assert [each.token_ids for each in answers(engine)] == [each.token_ids for each in expected]
 
 
