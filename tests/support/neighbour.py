@@ -2,8 +2,8 @@
 
 Its one stream begins before the pressure and outlasts it, and is compared with the same stream without. The pace is
 counted in the engine's steps, which does not depend on how busy the machine is: a stream that is not held up gets a
-token in every step from its first to its last. Its time beside that is reported, and of that only a gap is asserted
-which no busy machine explains: where the door itself stands still, steps go on.
+token in every step from its first to its last. Its time beside that is reported, the longest gap in what it gets too,
+and asserted nowhere.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ NEIGHBOUR = "neighbour"
 LEAST = 1500  # that it has had under pressure: many beside those that come while the steps are told
 AHEAD = 400  # tokens that come while the steps are told, at most
 LEAST_SHARE = 0.8  # of steps; these are asked for over HTTP, and some go by meanwhile; mostly it is 1.0
-MOST_GAP_S = 5.0  # between messages; mostly it is below one
 ARRIVE_S = 1.0  # after the pressure, in which tokens that were on their way arrive before the steps are told
 
 
@@ -111,7 +110,6 @@ class Neighbour:
             self._run(self.got + AHEAD, alone, lambda: len(alone.tokens) >= self.got)
         assert pressed.tokens == self._alone.tokens[: self.got], "a neighbour's answer changed"
         assert pressed.share > LEAST_SHARE * self._alone.share, f"held up: {pressed.share:.2f} tokens a step"
-        assert pressed.gap_s < MOST_GAP_S, f"nothing came for {pressed.gap_s:.1f} s"
 
     def _press(self) -> None:
         try:
