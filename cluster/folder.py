@@ -6,6 +6,7 @@ import itertools
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,6 +16,7 @@ from .failures import ConfigurationError
 
 # Unix socket paths end at 107 characters. Ray and HAProxy put up to 84 behind the folder's name.
 MAX_PATH_CHARS = 23
+_TRIES, _AGAIN_S = 20, 0.1  # to remove it
 
 
 @contextmanager
@@ -29,12 +31,21 @@ def ray_folder() -> Iterator[Path]:
         if (folder / "session_latest").exists():
             logs = folder / "session_latest" / "logs"
             raise ConfigurationError(f"{error.message} (logs: {logs})", param=error.param, code=error.code) from error
-        shutil.rmtree(private, ignore_errors=True)
+        _remove(private)
         raise
     except BaseException:
-        shutil.rmtree(private, ignore_errors=True)
+        _remove(private)
         raise
-    shutil.rmtree(private, ignore_errors=True)
+    _remove(private)
+
+
+def _remove(folder: Path) -> None:
+    """A daemon that ends meanwhile may still write there."""
+    for _ in range(_TRIES):
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
+        time.sleep(_AGAIN_S)
 
 
 def _private() -> Path:

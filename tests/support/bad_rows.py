@@ -368,8 +368,9 @@ WIRES = [
     Wire("text that is not UTF-8", body(b'{"model": "\xff\xfe"}'), message(b"\x0a\x02\xff\xfe"), but=UNREAD),
     Wire("a field twice", body(b'{"model": "a", "model": "b"}'), "the last counts, as protobuf has it",
          invalid("model", "invalid_json"), but=UNREAD | on(KSERVE_REST, invalid("?model"))),
-    Wire("another content type", with_headers(Content_Type="text/plain"), NO_MEDIA, WRONG_MEDIA, but=IN_A_TEXT),
-    Wire("a gzip bomb", with_headers(Content_Encoding="gzip"), inflating, ENCODED, TOO_LARGE, IN_A_TEXT),
+    Wire("another content type", with_headers(Content_Type="text/plain"), NO_MEDIA, WRONG_MEDIA,
+         but=UNREAD | IN_A_TEXT),
+    Wire("a gzip bomb", with_headers(Content_Encoding="gzip"), inflating, ENCODED, TOO_LARGE, UNREAD | IN_A_TEXT),
     Wire("another method", lambda protocol: protocol.post(b"", method="GET"), other_method,
          Outcome("method", "", "method_not_allowed"), Outcome("method"),
          UNREAD | on(CHAT, NOT_THERE)  # which would be stored chats
