@@ -2,8 +2,8 @@
 
 Its one stream begins before the pressure and outlasts it, and is compared with the same stream without. The pace is
 counted in the engine's steps, which does not depend on how busy the machine is: a stream that is not held up gets a
-token in every step from its first to its last. Its time beside that is reported, the longest gap in what it gets too,
-and asserted nowhere.
+token in every step from its first to its last. Its time beside that is reported, and of that only a gap is asserted
+which no busy machine explains: where the door itself stands still, steps go on.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ from motley.cluster.protos import inference_pb2_grpc
 
 MOST = 60_000  # tokens: longer than any test presses
 NEIGHBOUR = "neighbour"
+OWN = [("grpc.use_local_subchannel_pool", 1)]  # else a client that reads nothing would have a part of its connection
 LEAST = 1500  # that it has had under pressure: many beside those that come while the steps are told
 AHEAD = 400  # tokens that come while the steps are told, at most
 LEAST_SHARE = 0.8  # of steps; these are asked for over HTTP, and some go by meanwhile; mostly it is 1.0
+MOST_GAP_S = 5.0  # between messages; mostly it is below one
 ARRIVE_S = 1.0  # after the pressure, in which tokens that were on their way arrive before the steps are told
 
 
@@ -110,6 +112,7 @@ class Neighbour:
             self._run(self.got + AHEAD, alone, lambda: len(alone.tokens) >= self.got)
         assert pressed.tokens == self._alone.tokens[: self.got], "a neighbour's answer changed"
         assert pressed.share > LEAST_SHARE * self._alone.share, f"held up: {pressed.share:.2f} tokens a step"
+        assert pressed.gap_s < MOST_GAP_S, f"nothing came for {pressed.gap_s:.1f} s"
 
     def _press(self) -> None:
         try:
@@ -122,7 +125,7 @@ class Neighbour:
         request = pb.CompleteRequest(text="a steady neighbour", sampling=sampling, request_id=NEIGHBOUR)
         metadata = (("x-request-id", NEIGHBOUR),)
         first_s = 0.0
-        with grpc.insecure_channel(self._service.grpc) as channel, ThreadPoolExecutor(1) as asking:
+        with grpc.insecure_channel(self._service.grpc, OWN) as channel, ThreadPoolExecutor(1) as asking:
             call = inference_pb2_grpc.InferenceStub(channel).CompleteStream(request, timeout=180, metadata=metadata)
             told: list[Future[int]] = []  # it reads on while the engine's steps are asked for
             enough_s = 0.0
