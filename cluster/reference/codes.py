@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 MEANINGS: Mapping[str, str] = {
-    "answer_too_large": "it has more log-probabilities than an answer that is not streamed may have, or than a prompt "
-    "may; the error says how many",
+    "answer_too_large": "it has more log-probabilities than an answer that is not streamed may have, or a stream of "
+    "vllm.grpc.engine, whose last message repeats them, or a prompt; the error says how many",
     "bad_request": "the request is malformed, or the HTTP framework refuses it",
     "body_too_large": "the body is over the limit in bytes; it was not parsed",
     "chat_template_limit": "rendering the conversation took the model's chat template more than it may take",
