@@ -50,7 +50,7 @@ class Measurement:
 
 def of_operation(operation: Operation, rig: Rig, shape: Shape) -> Measurement:
     """With the config that a launch would have, inputs rotated past the cache."""
-    choice = choose(operation, rig.policy, shape, rig.about.sms)
+    choice = choose(operation, rig.policy, shape, rig.about)
     turns = Rotation.past(int(operation.work(rig.policy, shape).bytes), rig.cache_bytes, MOST_COPIES)
     problems = [operation.problem(rig.policy, shape, rig.device, seed) for seed in range(turns.copies)]
     rounds = 20 if rig.real else 1

@@ -97,7 +97,8 @@ class Capability:
 
 
 # The list of cu130 was read out of torch 2.13 as well. cu126 is the last with 6.x and 7.0, and
-# goes with 2.15. It has no 9.0 here: the matrix lists it, the build script since 2.11 says it is left out.
+# goes with 2.15. It has no 9.0 here: the matrix lists it, the build script since 2.11 says it is left out. cu128 is
+# there for torch up to 2.11.
 TORCH_BUILDS: Mapping[str, tuple[tuple[int, int], ...]] = {
     "cu126": ((5, 0), (6, 0), (7, 0), (7, 5), (8, 0), (8, 6)),
     "cu128": ((7, 5), (8, 0), (8, 6), (9, 0), (10, 0), (12, 0)),

@@ -12,7 +12,7 @@ from .held import Held
 from .weights import Weight
 
 if TYPE_CHECKING:
-    from .sampling.sample import SamplingRows
+    from .sampling.sample import PenaltyRows, SamplingRows
 
 Numerics = Literal["exact", "fast"]
 KvDtype = Literal["int8"]
@@ -130,9 +130,19 @@ class Ops(Protocol):
 class DeviceOps(Ops, Protocol):
     """Of a device that chooses tokens itself."""
 
-    def sample(self, logits: torch.Tensor, rows: SamplingRows, filtered: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    def sample(
+        self, logits: torch.Tensor, rows: SamplingRows, filtered: bool, own: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Ids int64 [R] and log-probabilities fp32 [R], NaN where logits fp32 [R, V] are not finite.
 
         filtered  whether a row may ask for top_k or top_p
+        own       the model's own logits, where these are not: log-probabilities are in them
+        """
+        ...
+
+    def penalised(self, logits: torch.Tensor, history: torch.Tensor, rows: PenaltyRows) -> torch.Tensor:
+        """Logits fp32 [R, V] under penalties, for `sample`.
+
+        history  int16 or int32 [H, V]: how often a token is in an output, less 2**15 or 2**31 if it is in the prompt
         """
         ...

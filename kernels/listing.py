@@ -9,7 +9,7 @@ from typing import Any
 from .operation import Operation
 from .precision import PrecisionPolicy, policy_of
 from .registry import OPERATIONS
-from .tuning import choose
+from .tuning import Named, choose
 
 __all__ = ["Listed", "by_rows", "listing", "listing_for"]
 
@@ -34,11 +34,12 @@ def listing(capabilities: Iterable[tuple[int, int]]) -> list[Listed]:
     return [row for each in capabilities for row in listing_for(policy_of(*each))]
 
 
-def listing_for(policy: PrecisionPolicy, sms: int | None = None) -> list[Listed]:
+def listing_for(policy: PrecisionPolicy, device: Named | None = None) -> list[Listed]:
     rows = []
     for operation in OPERATIONS:
         refused = operation.refusal(policy)
-        found = [] if refused else [choose(operation, policy, shape, sms).source for shape in operation.shapes(policy)]
+        shapes = () if refused else operation.shapes(policy)
+        found = [choose(operation, policy, shape, device).source for shape in shapes]
         counts = {source: found.count(source) for source in dict.fromkeys(found)}
         told = ", ".join(f"{count} shapes {source}" for source, count in counts.items())
         rows.append(Listed(str(policy.capability), operation.name, refused, told))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from .capability import CAPABILITIES
 from .compiling import Failed, Job, compile_all
 from .occupancy import occupancy
-from .operation import Operation
+from .operation import Operation, Shape
 from .precision import policy_of
 from .static import fault
 from .tuning import choose, tabled_devices
@@ -23,8 +23,10 @@ __all__ = ["Row", "markdown", "picks", "run", "verdict", "write"]
 class Row:
     """One kernel on one capability. fault: empty, or what must not be; the rest is 0 where it did not compile.
 
-    occupancy  resident warps, of those that an SM can hold
-    mix        PTX instructions of note, and how many of each are written
+    shared_limit  bytes of shared memory that a block may have there
+    occupancy     resident warps, of those that an SM can hold
+    mix           PTX instructions of note, and how many of each are written
+    instructions  all of them, by full name
     """
 
     op: str
@@ -37,20 +39,24 @@ class Row:
     registers: int = 0
     spilled: int = 0
     shared: int = 0
+    shared_limit: int = 0
     threads: int = 0
     occupancy: float = 0.0
     seconds: float = 0.0
     mix: Mapping[str, int] | None = None
+    instructions: Mapping[str, int] | None = None
 
     def to_json(self) -> dict[str, Any]:
         fields = {name: getattr(self, name) for name in self.__slots__}
-        return {**fields, "capability": "{}.{}".format(*self.capability), "mix": dict(self.mix or {})}
+        counts = {"mix": dict(self.mix or {}), "instructions": dict(self.instructions or {})}
+        return {**fields, "capability": "{}.{}".format(*self.capability), **counts}
 
 
 def picks(operation: Operation, capability: tuple[int, int], *, quick: bool = False) -> dict[Job, str]:
     """What is launched there: the samples, and every shape that is tuned, each with the config it would get.
 
-    By every table that there is, of the capability and of single devices; with how each config was found.
+    By every table that there is, of the capability and of single devices; with how each config was found. A sample of
+    rows between two classes is compiled with each config that its class has for any shape, as it may be launched.
 
     quick: of each kernel the first that a table has this very shape for, else the first: enough to see that another
     Triton compiles it, without spills and to the same instructions.
@@ -58,13 +64,25 @@ def picks(operation: Operation, capability: tuple[int, int], *, quick: bool = Fa
     policy = policy_of(*capability)
     if operation.refusal(policy):
         return {}
-    shapes = dict.fromkeys((*operation.samples(policy), *operation.shapes(policy)))
+    samples, tuned = operation.samples(policy), operation.shapes(policy)
+    shapes = dict.fromkeys((*samples, *tuned, *_between(samples, tuned)))
     found: dict[Job, str] = {}
     for shape in shapes:
-        for sms in (None, *tabled_devices(policy.capability)):
-            choice = choose(operation, policy, shape, sms)
+        for device in (None, *tabled_devices(policy.capability)):
+            choice = choose(operation, policy, shape, device)
             found.setdefault(Job(operation.name, capability, shape, choice.config), choice.how)
     return _one_of_each(found) if quick else found
+
+
+def _between(samples: Iterable[Shape], tuned: Iterable[Shape]) -> Iterator[Shape]:
+    """Tuned shapes with the numbers of those samples that are launched with another number's config."""
+    tuned = tuple(tuned)
+    for sample in samples:
+        looked_up = dict(sample.rounded.fields)
+        own = {name: value for name, value in sample.fields if looked_up[name] != value}
+        for shape in tuned if own else ():
+            if all(shape[name] == looked_up[name] for name in own):
+                yield Shape.of(**{**dict(sample.fields), **dict(shape.fields), **own})
 
 
 def _one_of_each(found: Mapping[Job, str]) -> dict[Job, str]:
@@ -118,8 +136,8 @@ def run(
             room = occupancy(policy.capability, compiled.threads, compiled.registers, compiled.shared)
             rows[key] = Row(
                 *head, fault(policy, launch, compiled),
-                compiled.registers, compiled.spilled, compiled.shared, compiled.threads,
-                room.fraction, compiled.seconds, _notable(compiled.mix()),
+                compiled.registers, compiled.spilled, compiled.shared, policy.capability.shared_optin, compiled.threads,
+                room.fraction, compiled.seconds, _notable(compiled.mix()), compiled.mix(),
             )  # fmt: skip
     return list(rows.values()), time.perf_counter() - began
 

@@ -52,6 +52,7 @@ MODELS = (
     ModelShape("qwen2.5-7b", 3584, 18_944, 28, 4, 128, 28, 152_064),
     ModelShape("llama-3-8b", 4096, 14_336, 32, 8, 128, 32, 128_256),
     ModelShape("qwen3-32b", 5120, 25_600, 64, 8, 128, 64, 151_936),
+    ModelShape("qwen3-0.6b", 1024, 3072, 16, 8, 128, 28, 151_936),
 )
 
 # Small enough for Triton's interpreter; of no model.

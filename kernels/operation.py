@@ -13,7 +13,16 @@ from .precision import PrecisionPolicy
 from .roofline import Op
 from .variant import Config, Variant
 
-__all__ = ["Launch", "Operation", "Problem", "Shape"]
+__all__ = ["SHORTEST_CONTEXT", "Launch", "Operation", "Problem", "Shape", "rounded"]
+
+SHORTEST_CONTEXT = 256  # contexts below are as this one: a graph captured for it rounds no other way than a step alone
+# What a step brings, and not a model: rows of a layer, tokens, rows of logits, sequences, and tokens of each.
+_CHANGING = frozenset({"m", "t", "r", "batch", "context", "new"})
+
+
+def rounded(number: int, least: int = 1) -> int:
+    """Up to a power of two, of which `least` is one."""
+    return max(least, 1 << max(0, number - 1).bit_length())
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +59,11 @@ class Shape:
         """
         return Shape(tuple(field for field in self.fields if field[0] not in ("bias", "scales", "sums")))
 
+    @property
+    def rounded(self) -> Shape:
+        """As configs are looked up, by whoever asks: what changes with every step up to a power of two."""
+        return Shape(tuple((name, _looked_up(name, value)) for name, value in self.fields))
+
     def distance(self, other: Shape, exact: frozenset[str] = frozenset()) -> float:
         """Doublings between the two; infinite if words, or sizes named in `exact`, differ."""
         mine, others = dict(self.fields), dict(other.fields)
@@ -70,6 +84,12 @@ class Shape:
         pairs = [(value, others[name]) for name, value in self.fields if name in others and name not in exact]
         sizes = [(mine, theirs) for mine, theirs in pairs if isinstance(mine, int) and isinstance(theirs, int)]
         return sum(abs(math.log2(mine / theirs)) for mine, theirs in sizes if mine and theirs)
+
+
+def _looked_up(name: str, value: int | str) -> int | str:
+    if name not in _CHANGING or isinstance(value, str):
+        return value
+    return rounded(value, SHORTEST_CONTEXT if name == "context" else 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from .device_lookup import at_hand
 from .device_table import DEVICES
 from .devices import Device
 from .precision import PrecisionPolicy, policy_of
+from .torch_code import has_code, wheel_for
 
 __all__ = ["Rig", "gpu", "stand_in"]
 
@@ -34,10 +35,19 @@ class Rig:
 
 
 def gpu(device: torch.device) -> Rig:
-    """Makes it the current device: that is where Triton launches."""
-    torch.cuda.set_device(device)
+    """Makes it the current device: that is where Triton launches.
+
+    Raises ValueError for one that this torch has no machine code for: CUDA would say so when weights are loaded.
+    """
     properties = torch.cuda.get_device_properties(device)
-    return Rig(device, policy_of(properties.major, properties.minor), at_hand(properties).device)
+    capability, archs = (properties.major, properties.minor), torch.cuda.get_arch_list()
+    policy = policy_of(*capability)
+    if not has_code(capability, archs):
+        about = f"{properties.name} has compute capability {policy.capability}"
+        only = f"this torch has no machine code for it, only {', '.join(archs)}"
+        raise ValueError(f"device: {device}: {about}, and {only}; {wheel_for(capability)}")
+    torch.cuda.set_device(device)
+    return Rig(device, policy, at_hand(properties).device)
 
 
 def stand_in(capability: tuple[int, int]) -> Rig:

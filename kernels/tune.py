@@ -21,7 +21,7 @@ from .roofline import Elementwise
 from .search import Trial, search
 from .spills import offered
 from .static import Candidate, predict
-from .tuning import FOLDER, Entry, Table, folders, read_file, write
+from .tuning import FOLDER, Entry, Table, folder_of, read_file, write
 from .variant import Config
 
 __all__ = ["keep", "measured", "static", "trials", "wanted"]
@@ -38,13 +38,24 @@ def static(
     workers: int,
     out: Path = FOLDER,
     done: Callable[[int, int], None] = lambda count, total: None,
+    *,
+    missing: bool = False,
 ) -> Iterator[Path]:
-    """The files it wrote, as soon as an operator is compiled. A capability's first device in the table decides."""
+    """The files it wrote, as soon as an operator is compiled. A capability's first device in the table decides.
+
+    missing  only for shapes that a table has not: of the kernels that it has, if any of them is offered for such a
+             shape. What it has stays, unless it is of another Triton
+    """
     import triton
 
     capabilities = tuple(capabilities)
     for operation in operations:
-        wanted = [job for capability in capabilities for job in _jobs(operation, capability)]
+        known: dict[tuple[int, int], Mapping[Shape, Entry]] = {}
+        for capability in capabilities if missing else ():
+            table = read_file(out / folder_of(policy_of(*capability).capability) / f"{operation.name}.json")
+            if table is not None and (table.source, table.about.get("triton")) == ("static", triton.__version__):
+                known[capability] = table.entries
+        wanted = [job for capability in capabilities for job in _jobs(operation, capability, known.get(capability, {}))]
         candidates: dict[tuple[int, int], dict[Shape, list[Candidate]]] = {}
         for job, results in compile_all(wanted, workers, done).items():
             if all(isinstance(result, Compiled) for _, result in results):
@@ -62,7 +73,8 @@ def static(
             )
             if entries:
                 about = {"device": device.name, "triton": triton.__version__}
-                folder = out / folders(policy.capability, None)[0]
+                folder = out / folder_of(policy.capability)
+                entries = {**known.get(capability, {}), **entries}
                 yield write(Table(operation.name, "static", about, entries), folder)
 
 
@@ -138,7 +150,7 @@ def keep(operation: Operation, rig: Rig, entries: Mapping[Shape, Entry], bandwid
         "gpu": rig.about.name, "driver": _driver() if rig.real else "", "torch": torch.__version__,
         "triton": triton.__version__, "copy_gb_per_s": round(bandwidth / 1e9),
     }  # fmt: skip
-    folder = out / folders(rig.policy.capability, rig.about.sms)[0]
+    folder = out / folder_of(rig.policy.capability, rig.about)
     known = read_file(folder / f"{operation.name}.json")
     if known is not None:
         entries = {**{shape: _told(entry, known.about, about) for shape, entry in known.entries.items()}, **entries}
@@ -154,18 +166,21 @@ def _told(entry: Entry, known: Mapping[str, object], about: Mapping[str, object]
     return Entry(entry.config, facts)
 
 
-def _jobs(operation: Operation, capability: tuple[int, int]) -> list[Job]:
+def _jobs(operation: Operation, capability: tuple[int, int], known: Mapping[Shape, Entry]) -> list[Job]:
+    """known: entries that stay."""
     policy = policy_of(*capability)
     if operation.refusal(policy):
         return []
-    shapes = dict.fromkeys(shape.plain for shape in (*operation.samples(policy), *operation.shapes(policy)))
-    return [
-        Job(operation.name, capability, shape, config)
-        for shape in shapes
-        for config in offered(operation, policy, shape)[
-            : MOVING_CONFIGS if isinstance(operation.work(policy, shape), Elementwise) else STATIC_CONFIGS
-        ]
-    ]
+    shapes = dict.fromkeys(shape.plain.rounded for shape in (*operation.samples(policy), *operation.shapes(policy)))
+    used = {entry.config for entry in known.values()}
+    jobs = []
+    for shape in shapes:
+        if shape not in known:
+            configs = offered(operation, policy, shape)
+            configs = tuple(config for config in configs if config in used) or configs
+            most = MOVING_CONFIGS if isinstance(operation.work(policy, shape), Elementwise) else STATIC_CONFIGS
+            jobs += [Job(operation.name, capability, shape, config) for config in configs[:most]]
+    return jobs
 
 
 def _few(tried: Mapping[Shape, Sequence[tuple[float, Candidate]]]) -> dict[Shape, Entry]:

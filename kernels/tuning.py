@@ -1,17 +1,19 @@
 """Which config a kernel is launched with: looked up by device and shape, and the answer says how it was found.
 
-`tuned/sm90-132sm/` is for one device, by capability and SMs; `tuned/sm90/` for its capability. An entry's source is
-"measured" (on the GPU that the file names) or "static" (from compiled resources and the roofline; nothing was run).
+`tuned/sm90-132sm-nvidia-h200/` is for one device, by capability, SMs and name; for others of as many SMs it is the next
+best, such as for an H100, whose memory is slower; `tuned/sm90/` is for the capability. An entry's source is "measured"
+(on the GPU that the file names) or "static" (from compiled resources and the roofline; nothing was run).
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 from .capability import Capability
 from .operation import Operation, Shape
@@ -23,11 +25,15 @@ __all__ = [
     "FOLDER",
     "Choice",
     "Entry",
+    "Named",
     "Table",
+    "Tabled",
     "choose",
     "exact",
     "fastest",
+    "folder_of",
     "folders",
+    "forget",
     "read",
     "read_file",
     "tabled_devices",
@@ -37,6 +43,23 @@ __all__ = [
 FOLDER = Path(__file__).parent / "tuned"
 Source = Literal["measured", "static"]
 T = TypeVar("T", bound=Operation)
+
+
+class Named(Protocol):
+    """A device, as far as tables go: `Device` is one. name: as torch says it."""
+
+    @property
+    def sms(self) -> int: ...
+
+    @property
+    def name(self) -> str: ...
+
+
+class Tabled(NamedTuple):
+    """As a folder has it. name: what its name has become there; empty for a device that has no table of its own."""
+
+    sms: int
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,17 +110,19 @@ class Choice:
     source: Source | Literal["default"]
 
 
-def choose(operation: Operation, policy: PrecisionPolicy, shape: Shape, sms: int | None = None) -> Choice:
-    """The shape itself, then the nearest, then the default; of tables that are as near, the device's own.
+def choose(operation: Operation, policy: PrecisionPolicy, shape: Shape, device: Named | None = None) -> Choice:
+    """The shape as `rounded`, then the nearest, then the default; of tables that are as near, the device's own.
 
-    Of other shapes only what the operator offers for this one is taken: there it fits, and is of the right kernel.
+    So whatever compiles, checks or launches a kernel has the same config. Of other shapes only what the operator offers
+    for this one is taken: there it fits, and is of the right kernel.
     """
-    shape = shape.plain
+    asked, shape = shape.plain, shape.plain.rounded
     default, *others = offered(operation, policy, shape)
     fit = {default, *others}
     withheld = set(operation.configs(policy, shape)) - fit
     nearest, choice = float("inf"), Choice(default, "default: no table has such a shape", "default")
-    for folder in folders(policy.capability, sms):
+    own = folder_of(policy.capability, device)
+    for folder in folders(policy.capability, device):
         table = read(folder, operation.name)
         if table is None:
             continue
@@ -111,44 +136,73 @@ def choose(operation: Operation, policy: PrecisionPolicy, shape: Shape, sms: int
         known = min(fitting, key=lambda other: (shape.distance(other, operation.exact), other.key))
         distance = shape.distance(known, operation.exact)
         if distance < nearest:  # a device's own table may have few shapes, far from this one
-            where = f"this shape in {folder}" if known == shape else f"nearest shape in {folder}, {known.key}"
+            where = "this shape" if known == asked else "this class of shapes" if known == shape else "nearest shape"
+            where += f" in {folder}" + ("" if known == asked else f", {known.key}")
+            if folder not in (own, folder_of(policy.capability)):
+                where += f"; of {table.about.get('gpu', 'another GPU')}, which has as many SMs"
             nearest, choice = distance, Choice(table.entries[known].config, f"{table.source}: {where}", table.source)
     return choice
 
 
-def exact(operation: Operation, policy: PrecisionPolicy, shape: Shape, sms: int | None = None) -> Entry | None:
-    """What is known of this very shape, in the first table that has it."""
-    for folder in folders(policy.capability, sms):
-        table = read(folder, operation.name)
-        if table is not None and shape in table.entries:
-            return table.entries[shape]
-    return None
+def exact(operation: Operation, folder: str, shape: Shape) -> Entry | None:
+    """What that table knows of this very shape."""
+    table = read(folder, operation.name)
+    return None if table is None else table.entries.get(shape)
 
 
-def fastest(operations: Iterable[T], policy: PrecisionPolicy, shape: Shape, sms: int | None) -> tuple[T, float] | None:
+def fastest(
+    operations: Iterable[T], policy: PrecisionPolicy, shape: Shape, device: Named | None
+) -> tuple[T, float] | None:
     """Of several that do the same, and its microseconds; None unless more than one was measured on this very shape.
 
     By the same GPU and Triton, as far as their tables go: times of others are not compared with theirs.
     """
-    times: dict[T, float] = {}
-    for each in operations:
-        entry = exact(each, policy, shape, sms)
-        if entry is not None and "microseconds" in entry.facts and "measured_by" not in entry.facts:
-            times[each] = float(entry.facts["microseconds"])
-    best = min(times, key=lambda each: times[each], default=None)
-    return None if best is None or len(times) < 2 else (best, times[best])
+    operations = tuple(operations)
+    for folder in folders(policy.capability, device):
+        times: dict[T, float] = {}
+        for each in operations:
+            entry = exact(each, folder, shape)
+            if entry is not None and "microseconds" in entry.facts and "measured_by" not in entry.facts:
+                times[each] = float(entry.facts["microseconds"])
+        if len(times) > 1:
+            best = min(times, key=lambda each: times[each])
+            return best, times[best]
+    return None
 
 
-def folders(capability: Capability, sms: int | None) -> tuple[str, ...]:
-    """Where to look, in order."""
+def folder_of(capability: Capability, device: Named | None = None) -> str:
+    """Where tables of that device are; of the capability if there is none."""
     general = f"sm{capability.major}{capability.minor}"
-    return (f"{general}-{sms}sm", general) if sms else (general,)
+    return general if device is None else "-".join(filter(None, (general, f"{device.sms}sm", _plain(device.name))))
 
 
-def tabled_devices(capability: Capability) -> tuple[int, ...]:
-    """SMs of the devices of that capability that have tables of their own."""
-    names = (path.name for path in FOLDER.glob(f"sm{capability.major}{capability.minor}-*sm") if path.is_dir())
-    return tuple(sorted(int(name.partition("-")[2].removesuffix("sm")) for name in names))
+def folders(capability: Capability, device: Named | None) -> tuple[str, ...]:
+    """Where to look, in order: the device's own, those of others with as many SMs, the capability's."""
+    if device is None:
+        return (folder_of(capability),)
+    own, alike = folder_of(capability, device), [each for each in _tabled(FOLDER, capability) if each.sms == device.sms]
+    others = (name for each in alike if (name := folder_of(capability, each)) != own)
+    return own, *others, folder_of(capability)
+
+
+def tabled_devices(capability: Capability) -> tuple[Tabled, ...]:
+    """Those that have tables of their own, and for each number of SMs one that has not."""
+    known = _tabled(FOLDER, capability)
+    return tuple(dict.fromkeys((*known, *(Tabled(each.sms, "") for each in known))))
+
+
+@cache
+def _tabled(root: Path, capability: Capability) -> tuple[Tabled, ...]:
+    found = (_DEVICE.fullmatch(path.name) for path in root.glob(f"{folder_of(capability)}-*") if path.is_dir())
+    return tuple(sorted(Tabled(int(match[1]), match[2] or "") for match in found if match))
+
+
+_DEVICE = re.compile(r"sm\d+-(\d+)sm(?:-(.+))?")
+
+
+def _plain(name: str) -> str:
+    """Such as "nvidia-h100-80gb-hbm3"."""
+    return re.sub("[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
 @cache
@@ -170,8 +224,14 @@ def write(table: Table, folder: Path) -> Path:
     head = json.dumps(fields, indent=2)[:-2]
     lines = ",\n".join(f"    {json.dumps(key)}: {json.dumps(entry)}" for key, entry in shapes.items())
     path.write_text(f'{head},\n  "shapes": {{\n{lines}\n  }}\n}}\n')
-    read.cache_clear()
+    forget()
     return path
+
+
+def forget() -> None:
+    """Of what was read, all: files have changed."""
+    read.cache_clear()
+    _tabled.cache_clear()
 
 
 def _sizes(shape: Shape) -> tuple[tuple[str, bool, int | str], ...]:

@@ -14,6 +14,7 @@ import torch
 
 from .. import reference
 from ..batch import BLOCK_TOKENS, StepBatch
+from . import pages
 
 _TILE = 16  # query positions computed together
 _STEP = 128  # keys taken at a time
@@ -22,7 +23,7 @@ _SCALES = 4 * BLOCK_TOKENS  # bytes
 
 def allocate(num_blocks: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> torch.Tensor:
     size = head_dim * BLOCK_TOKENS + (_SCALES if dtype == torch.int8 else 0)
-    return torch.zeros(num_blocks, 2, num_kv_heads, size, dtype=dtype)
+    return pages.zeros(num_blocks, 2, num_kv_heads, size, dtype=dtype)
 
 
 def keys(cache: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,7 @@ Adding a kernel: a class or function that builds it, or raises Unsuitable, and a
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import torch
@@ -30,6 +31,9 @@ _INT4: Candidates = [*_AS_STORED, (TorchInt4, "4 bits a weight, numerics may be 
 _BOTH: Candidates = [*_AS_STORED, (TorchBoth, "int4 for few rows, int8 for many: 1.5 bytes a weight"), *_INT4[1:]]
 
 
+_probing = threading.Lock()  # the C kernels' threads work for one caller at a time
+
+
 def choose(weight: Weight, role: Role, setting: Setting) -> tuple[Linear, str]:
     """The first candidate that takes the weight and rounds it within the bound; why it, and why not those before it."""
     refused = []
@@ -48,7 +52,8 @@ def _check_rounding(linear: Linear, weight: Weight, setting: Setting) -> None:
     """Raise Unsuitable if an integer kernel rounds too much on this very weight."""
     if linear.kernel.endswith("-dense") or is_outline(weight):
         return
-    error = rounding_error(linear, weight, setting.dtype)
+    with _probing:
+        error = rounding_error(linear, weight, setting.dtype)
     # In whole percents, so that a model's many layers have few reasons between them.
     require(error <= ROUNDING_BOUND, f"{linear.kernel} rounds by {error:.0%}, above its bound of {ROUNDING_BOUND:.1%}")
 

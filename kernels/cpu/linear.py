@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 
 import torch
 
 from ..held import Held, size
-from ..weights import GroupedWeight, Weight
-from .native import TYPES, DenseArgs, GroupedArgs, OutOfMemory
+from ..packed import Packed
+from ..weights import DenseWeight, GroupedWeight, Weight
+from .native import TYPES, DenseArgs, GroupedArgs, Native, OutOfMemory
 from .pack import STRIP_METADATA, dequantized, group_for, interleave, interleave_dense, regroup
 from .setting import Setting, Unsuitable, require, within_int8
+
+_GROUPED, _DENSE = ("stream", "bias", "order"), ("weights", "bias")  # names of what they keep
+_SIZES = ("outputs", "inputs", "group", "bits")
 
 
 class NativeGrouped:
@@ -24,16 +29,40 @@ class NativeGrouped:
         group = group_for(weight.shape[1], weight.group_size)
         if setting.native is None or group is None:
             raise Unsuitable("no C kernels" if group else f"group size {weight.group_size}")
-        self.kernel = f"c-int{bits}"
-        self._native, self._num_outputs, self._out = setting.native, weight.shape[0], setting.out_dtype
         bias = None if weight.bias is None else weight.bias.float().contiguous()
         order = None if weight.permutation is None else weight.permutation.int().contiguous()
-        self._kept = (interleave(regroup(weight, group), bits), bias, order)
-        metadata = weight.shape[1] // group * self._kept[0].shape[0] * STRIP_METADATA
-        self.held = Held(size(self._kept[0], bias) - metadata, metadata + size(order))
-        pointers = (None if t is None else t.data_ptr() for t in self._kept)
-        self._args = GroupedArgs(*pointers, *weight.shape, group, bits)
+        kept = (interleave(regroup(weight, group), bits), bias, order)
+        self._hold(kept, (*weight.shape, group, bits), setting.native, setting)
+
+    @classmethod
+    def of(cls, packed: Packed, setting: Setting) -> NativeGrouped:
+        """One that was made before."""
+        made = cls.__new__(cls)
+        assert setting.native is not None
+        stream, *others = (packed.tensors.get(name) for name in _GROUPED)
+        assert stream is not None
+        made._hold((stream, *others), tuple(packed.sizes[name] for name in _SIZES), setting.native, setting)
+        return made
+
+    def _hold(
+        self, kept: Sequence[torch.Tensor | None], sizes: Sequence[int], native: Native, setting: Setting
+    ) -> None:
+        num_outputs, num_inputs, group, bits = sizes
+        stream, bias, order = kept
+        assert stream is not None
+        self.kernel = f"c-int{bits}"
+        self._native, self._num_outputs, self._out = native, num_outputs, setting.out_dtype
+        self._kept = kept
+        metadata = num_inputs // group * stream.shape[0] * STRIP_METADATA
+        self.held = Held(size(stream, bias) - metadata, metadata + size(order))
+        pointers = (None if t is None else t.data_ptr() for t in kept)
+        self._args = GroupedArgs(*pointers, *sizes)
         self._ref = ctypes.byref(self._args)
+        self._sizes = sizes
+
+    @property
+    def packed(self) -> Packed:
+        return Packed(self.kernel, dict(zip(_SIZES, self._sizes, strict=True)), _there(_GROUPED, self._kept))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         x = x.contiguous()
@@ -54,14 +83,33 @@ class NativeDense:
     def __init__(self, weight: Weight, setting: Setting) -> None:
         if setting.native is None:
             raise Unsuitable("no C kernels")
-        self._native, self._num_outputs, self._out = setting.native, weight.shape[0], setting.out_dtype
-        packed = interleave_dense(dequantized(weight).to(setting.dtype))
+        dense = weight.weight if isinstance(weight, DenseWeight) else dequantized(weight)
+        packed = interleave_dense(dense.to(setting.dtype))
         bias = None if weight.bias is None else weight.bias.float().contiguous()
-        self._kept = (packed, bias)
-        self.held = Held(size(packed, bias))
-        pointers = (None if t is None else t.data_ptr() for t in self._kept)
-        self._args = DenseArgs(*pointers, *weight.shape, TYPES[setting.dtype], TYPES[self._out])
+        self._hold((packed, bias), weight.shape, setting.native, setting)
+
+    @classmethod
+    def of(cls, packed: Packed, setting: Setting) -> NativeDense:
+        """One that was made before."""
+        made = cls.__new__(cls)
+        assert setting.native is not None
+        kept = [packed.tensors.get(name) for name in _DENSE]
+        made._hold(kept, tuple(packed.sizes[name] for name in _SIZES[:2]), setting.native, setting)
+        return made
+
+    def _hold(
+        self, kept: Sequence[torch.Tensor | None], sizes: Sequence[int], native: Native, setting: Setting
+    ) -> None:
+        self._native, self._num_outputs, self._out = native, sizes[0], setting.out_dtype
+        self._kept, self._sizes = kept, sizes
+        self.held = Held(size(*kept))
+        pointers = (None if t is None else t.data_ptr() for t in kept)
+        self._args = DenseArgs(*pointers, *sizes, TYPES[setting.dtype], TYPES[self._out])
         self._ref = ctypes.byref(self._args)
+
+    @property
+    def packed(self) -> Packed:
+        return Packed(self.kernel, dict(zip(_SIZES, self._sizes, strict=False)), _there(_DENSE, self._kept))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         x = x.contiguous()
@@ -85,3 +133,12 @@ def in_bytes(weight: Weight, setting: Setting) -> NativeGrouped:
     if setting.native is None or group is None:
         raise Unsuitable("no C kernels" if group else f"{weight.shape[1]} inputs are no multiple of 16")
     return NativeGrouped(within_int8(weight, group), 8, setting)
+
+
+def restored(packed: Packed, setting: Setting) -> NativeGrouped | NativeDense:
+    """From what `packed` of either told."""
+    return NativeDense.of(packed, setting) if packed.kernel == NativeDense.kernel else NativeGrouped.of(packed, setting)
+
+
+def _there(names: Sequence[str], kept: Sequence[torch.Tensor | None]) -> dict[str, torch.Tensor]:
+    return {name: tensor for name, tensor in zip(names, kept, strict=True) if tensor is not None}

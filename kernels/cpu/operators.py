@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
 from .. import reference
 from ..batch import StepBatch
 from ..contract import CpuWeights, KvDtype, Linear, Numerics, Role
+from ..packed import Packed
 from ..weights import Weight
-from . import attention
+from . import attention, pages
 from .choice import choose, kind
+from .linear import NativeDense, NativeGrouped, restored
 from .native import Native, Tiles, cut, supports_head_dim
 from .setting import Setting
 
@@ -35,6 +41,7 @@ class CpuOps:
         self._kv_dtype = kv_dtype
         self._choices = {"cpu kernels": native_reason}
         self.choices: Mapping[str, str] = self._choices
+        self._noting = threading.Lock()
         self._native = native
         self._uses_torch = native is None
         self._layer = Setting(dtype, dtype, numerics, weights, native)
@@ -54,18 +61,37 @@ class CpuOps:
 
     def linear(self, weight: Weight, role: Role = "layer") -> Linear:
         linear, why = choose(weight, role, self._head if role == "head" else self._layer)
-        self._uses_torch |= not linear.kernel.startswith("c-")
         name = f"{role}, {kind(weight)}"
-        known = self._choices.get(name, "")
-        if why not in known:
-            self._choices[name] = f"{known} | {why}" if known else why
+        with self._noting:  # layers are repacked by several threads
+            self._uses_torch |= not linear.kernel.startswith("c-")
+            known = self._choices.get(name, "")
+            if why not in known:
+                self._choices[name] = f"{known} | {why}" if known else why
         return linear
+
+    @property
+    def layout(self) -> str | None:
+        if self._native is None:
+            return None
+        settings = f"{self.dtype}|{self.numerics}|{self._layer.weights}"
+        return f"{settings}|{self._choices['cpu kernels']}|torch {torch.__version__}|{_sources()}"
+
+    def packed(self, linear: Linear) -> Packed | None:
+        return linear.packed if isinstance(linear, NativeGrouped | NativeDense) else None
+
+    def restored(self, packed: Packed, role: Role) -> Linear:
+        return restored(packed, self._head if role == "head" else self._layer)
+
+    def recall(self, choices: Mapping[str, str]) -> None:
+        self._choices |= choices
 
     def allocate_kv(self, num_layers: int, num_blocks: int, num_kv_heads: int, head_dim: int) -> list[torch.Tensor]:
         if self._native and not supports_head_dim(head_dim):
             self._choices["attention"] = f"torch: head_dim {head_dim} is no multiple of 16"
         dtype = torch.int8 if self._kv_dtype else self.dtype
-        return [attention.allocate(num_blocks, num_kv_heads, head_dim, dtype) for _ in range(num_layers)]
+        caches = [attention.allocate(num_blocks, num_kv_heads, head_dim, dtype) for _ in range(num_layers)]
+        pages.claim(caches)
+        return caches
 
     def kv_parts(self, cache: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return (cache,)
@@ -99,9 +125,10 @@ class CpuOps:
     ) -> torch.Tensor:
         if self._native is None or not supports_head_dim(q.shape[2]):
             return attention.attention(q, cache, batch, scale, window)
-        if self._cut is None or self._cut[0] is not batch:  # once a step, not once a layer
-            self._cut = batch, cut(batch, q.shape[1] // cache.shape[2])
-        return self._native.attention(q, cache, batch, self._cut[1], scale, window)
+        known = self._cut  # read once: engines of one process may share these operators
+        if known is None or known[0] is not batch:  # once a step, not once a layer
+            self._cut = known = batch, cut(batch, q.shape[1] // cache.shape[2])
+        return self._native.attention(q, cache, batch, known[1], scale, window)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return self._native.rms_norm(x, weight, eps) if self._native else reference.rms_norm(x, weight, eps)
@@ -120,3 +147,10 @@ class CpuOps:
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         return self._native.silu_mul(gate_up) if self._native else reference.silu_mul(gate_up)
+
+
+@functools.cache
+def _sources() -> str:
+    """Digest of the code that repacks: with any change of it, what was kept before is of another layout."""
+    files = sorted(Path(__file__).parent.glob("*.py"))
+    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()

@@ -6,17 +6,16 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from ..devices import Device
-from ..operation import Operation, Shape
+from ..operation import Operation, Shape, rounded
 from ..precision import PrecisionPolicy
 from ..registry import operation
 from ..rig import Rig
 from ..tuning import Choice, choose
 from ..variant import Config
 
-__all__ = ["SHORTEST_CONTEXT", "Configs", "rounded"]
+__all__ = ["Configs"]
 
 T = TypeVar("T", bound=Operation)
-SHORTEST_CONTEXT = 256  # contexts below are as this one: a graph captured for it rounds no other way than a step alone
 
 
 class Configs:
@@ -28,7 +27,7 @@ class Configs:
         self._kernels: dict[tuple[object, tuple[tuple[str, int | str], ...]], Any] = {}
 
     def of(self, name: str, **fields: int | str) -> Config:
-        """Numbers that change with every step come `rounded`, or there would be no end to them."""
+        """Numbers that change with every step come `rounded`: they are looked up so, and else there would be no end."""
         return self.looked_up(name, **fields).config
 
     def looked_up(self, name: str, **fields: int | str) -> Choice:
@@ -36,7 +35,7 @@ class Configs:
         key = name, tuple(fields.items())
         found = self._known.get(key)
         if found is None:
-            found = choose(operation(name), self._rig.policy, Shape.of(**fields), self._rig.about.sms)
+            found = choose(operation(name), self._rig.policy, Shape.of(**fields), self._rig.about)
             self._known[key] = found
         return found
 
@@ -55,8 +54,3 @@ class Configs:
             rows = sizes.get("m", sizes.get("t", rounded(num_rows)))
             if known == name and rows == rounded(num_rows):
                 yield choice
-
-
-def rounded(number: int) -> int:
-    """Up to a power of two."""
-    return 1 << max(0, number - 1).bit_length()

@@ -6,13 +6,14 @@ import torch
 
 from ..dtypes import TORCH
 from ..held import Held, size
+from ..operation import rounded
 from ..rig import Rig
 from ..w8a8 import fp8, int8
 from ..w8a8.dequantize import DEQUANTIZE, matmul
 from ..w8a8.packed import PanelsInt8
 from ..w8a8.tensor_cores import Rows8
 from ..weights import DenseWeight, Fp8Weight, GroupedWeight
-from .configs import Configs, rounded
+from .configs import Configs
 
 __all__ = ["DenseLinear", "Fp8Linear", "Int8Linear"]
 

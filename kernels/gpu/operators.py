@@ -16,12 +16,14 @@ from ..batch import StepBatch
 from ..contract import KvDtype, Linear, Numerics, Role
 from ..dtypes import TORCH
 from ..kv_cache import KvCache
+from ..operation import SHORTEST_CONTEXT, rounded
 from ..pointwise import activation, norm, rotary
 from ..rig import Rig
-from ..sampling.sample import SamplingRows, sample
+from ..sampling.sample import PenaltyRows, SamplingRows, penalised, sample
+from ..variant import Config
 from ..w4a16.linear import Int4Linear
 from ..weights import DenseWeight, Fp8Weight, GroupedWeight, Weight
-from .configs import SHORTEST_CONTEXT, Configs, rounded
+from .configs import Configs
 from .linear import DenseLinear, Fp8Linear, Int8Linear
 
 __all__ = ["GpuOps"]
@@ -136,14 +138,15 @@ class GpuOps:
             "kv": self._kv[1],
         }  # fmt: skip
         if decodes:
-            context = max(SHORTEST_CONTEXT, rounded(max(batch.context_lens[:decodes])))
+            context = rounded(max(batch.context_lens[:decodes]), SHORTEST_CONTEXT)
             config = self._configs.of("attention_decode", batch=rounded(decodes), context=context, **sizes)
             decode_attention(
                 q[:decodes], kv, tables[:decodes], here.context_lens[:decodes], scale, window,
                 self._rig.policy.attention, config, out[:decodes],
             )  # fmt: skip
         if decodes < batch.num_sequences:
-            context, count = rounded(max(batch.context_lens[decodes:])), rounded(batch.num_sequences - decodes)
+            context = rounded(max(batch.context_lens[decodes:]), SHORTEST_CONTEXT)
+            count = rounded(batch.num_sequences - decodes)
             config = self._configs.of(
                 "attention_prefill", batch=count, context=context, new=rounded(here.max_new), **sizes
             )
@@ -172,14 +175,23 @@ class GpuOps:
         config = self._configs.of("silu_mul", n=width, t=rounded(gate_up.shape[0]))
         return activation.silu_mul(gate_up, config)
 
-    def sample(self, logits: torch.Tensor, rows: SamplingRows, filtered: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    def sample(
+        self, logits: torch.Tensor, rows: SamplingRows, filtered: bool, own: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Ids int64 [R] and log-probabilities fp32 [R], NaN where logits are not finite; the host waits for nothing.
 
         filtered  whether a row may ask for top_k or top_p
+        own       the model's own logits, where these are not: log-probabilities are in them
         """
+        return sample(logits, rows, self._cut(logits, filtered), own=own, top_k=filtered, top_p=filtered)
+
+    def penalised(self, logits: torch.Tensor, history: torch.Tensor, rows: PenaltyRows) -> torch.Tensor:
+        """Logits fp32 [R, V] under penalties. history: see `sample.penalised`."""
+        return penalised(logits, history, rows, self._cut(logits, filtered=False))
+
+    def _cut(self, logits: torch.Tensor, filtered: bool) -> Config:
         filters = "all" if filtered else "none"
-        config = self._configs.of("sample", filters=filters, r=rounded(logits.shape[0]), v=logits.shape[1])
-        return sample(logits, rows, config, top_k=filtered, top_p=filtered)
+        return self._configs.of("sample", filters=filters, r=rounded(logits.shape[0]), v=logits.shape[1])
 
     def _quantized(self, weight: GroupedWeight | Fp8Weight) -> Linear:
         if isinstance(weight, Fp8Weight):
@@ -195,7 +207,8 @@ class GpuOps:
         return KvCache.of(tensor, *self._heads)
 
     def _on_device(self, batch: StepBatch) -> _OnDevice:
-        if self._last is None or self._last[0] is not batch:
+        known = self._last  # read once: engines of one process may share these operators
+        if known is None or known[0] is not batch:
             starts = batch.query_starts[batch.num_decodes :]
             if batch.lengths is not None and batch.num_decodes == batch.num_sequences:
                 lengths, begins = batch.lengths, batch.lengths[:0]
@@ -204,8 +217,8 @@ class GpuOps:
                 both = self._moved(torch.tensor(numbers, dtype=torch.int32))
                 lengths, begins = both[: batch.num_sequences], both[batch.num_sequences :]
             new = [after - before for before, after in itertools.pairwise(starts)]
-            self._last = batch, _OnDevice(lengths, begins, max(new, default=0))
-        return self._last[1]
+            self._last = known = batch, _OnDevice(lengths, begins, max(new, default=0))
+        return known[1]
 
     def _moved(self, values: torch.Tensor) -> torch.Tensor:
         """To the device without waiting for what it is at work on."""

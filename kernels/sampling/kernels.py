@@ -23,6 +23,33 @@ ROWS = (
 )  # fmt: skip
 
 
+@triton.jit(do_not_specialize_on_alignment=("places", "repetitions", "presences", "frequencies"))
+def penalise(
+    logits, history, places, repetitions, presences, frequencies, out, V,
+    COUNT: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """A chunk of logits under penalties: see `penalised`. COUNT: the bits of a number of history that count."""
+    row = tl.program_id(0)
+    part = tl.program_id(1)
+    repetition = tl.load(repetitions + row)
+    most = tl.where(repetition == 1.0, float("inf"), 1.7014117331926443e38)  # half of the largest
+    presence = tl.load(presences + row)
+    frequency = tl.load(frequencies + row).to(tl.float64)
+    base = row.to(tl.int64) * V
+    past = tl.load(places + row) * V
+    for start in range(0, CHUNK, TILE):
+        at = part * CHUNK + start + tl.arange(0, TILE)
+        x = tl.load(logits + base + at, at < V, 0.0)
+        known = tl.load(history + past + at, at < V, 0).to(tl.int32)
+        count = known & COUNT
+        scaled = tl.where(x > 0.0, tl.div_rn(x, repetition), x * repetition)
+        y = tl.where(known != 0, tl.where(scaled > most, most, scaled), x)
+        # Exact in fp64, then rounded: in fp32 it would be fused with the addition, which then rounds but once.
+        each = (count.to(tl.float64) * frequency).to(tl.float32)
+        y = tl.where(count > 0, y - (presence + each), y)
+        tl.store(out + base + at, y, at < V)
+
+
 @triton.jit(do_not_specialize=("S",))
 def survey(logits, tops, ids, sums, V, S, CHUNK: tl.constexpr, TILE: tl.constexpr):
     """Of a chunk: its largest logit, NaN if one is; the lowest id that has it; sum of exp(logit - largest)."""

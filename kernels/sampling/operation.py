@@ -13,11 +13,11 @@ from ..precision import PrecisionPolicy
 from ..roofline import Elementwise, Op
 from ..variant import Config
 from .reference import choose_all, logprob
-from .sample import Cut, SamplingRows, sample, variants
+from .sample import Cut, PenaltyRows, SamplingRows, penalised, penalty_variant, sample, variants
 
 __all__ = ["OPERATIONS", "SAMPLE", "logprob_error", "random_rows"]
 
-_FILTERS = {"none": (False, False), "all": (True, True)}
+_FILTERS = {"none": (False, False), "all": (True, True)}  # with all of them, penalties too: all there is
 
 
 def random_rows(num_rows: int, device: torch.device, seed: int, *, filtered: bool = True) -> SamplingRows:
@@ -38,6 +38,12 @@ def random_rows(num_rows: int, device: torch.device, seed: int, *, filtered: boo
         choice=one_of([0, 1], torch.int32),
         position=torch.arange(num_rows, device=device),
     )
+
+
+def no_penalties(num_rows: int, device: torch.device) -> PenaltyRows:
+    """Computed like any others, and leave logits as they are."""
+    none = torch.zeros(num_rows, device=device)
+    return PenaltyRows(torch.arange(num_rows, device=device), torch.ones_like(none), none, none)
 
 
 def logprob_error(logits: torch.Tensor, tokens: torch.Tensor, found: torch.Tensor) -> float:
@@ -84,7 +90,10 @@ class Sample(Pointwise):
         top_k, top_p = _FILTERS[shape["filters"]]
         *chunked, draw = variants(size, config, top_k=top_k, top_p=top_p)
         grid, again = (rows, Cut.of(size, config).chunks), 4 * rows * size
-        return (*(Launch(variant, grid, moved=again) for variant in chunked), Launch(draw, (rows,)))
+        launches = (*(Launch(variant, grid, moved=again) for variant in chunked), Launch(draw, (rows,)))
+        if not (top_k and top_p):
+            return launches
+        return (Launch(penalty_variant(size, config, torch.int16), grid, moved=again), *launches)
 
     def work(self, policy: PrecisionPolicy, shape: Shape) -> Op:
         """Logits read once, as the roofline counts; the kernels read them once a launch, and the survey twice."""
@@ -97,6 +106,12 @@ class Sample(Pointwise):
         source = torch.Generator(device).manual_seed(seed)
         logits = 3 * torch.randn(count, size, generator=source, device=device)
         rows = random_rows(count, device, seed, filtered=top_k)
+        penalties = no_penalties(count, device)
+        history = torch.zeros(count, size, dtype=torch.int16, device=device)
+
+        def run(config: Config) -> tuple[torch.Tensor, torch.Tensor]:
+            adjusted = penalised(logits, history, penalties, config) if top_k and top_p else logits
+            return sample(adjusted, rows, config, top_k=top_k, top_p=top_p)
 
         def error(found: tuple[torch.Tensor, torch.Tensor]) -> float:
             if found[0].tolist() != choose_all(logits, rows):
@@ -104,7 +119,7 @@ class Sample(Pointwise):
             return logprob_error(logits, *found)
 
         return Problem(
-            lambda config: sample(logits, rows, config, top_k=top_k, top_p=top_p),
+            run,
             error,
             self.work(policy, shape),
             {"torch": lambda: by_torch(logits)},

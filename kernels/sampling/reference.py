@@ -6,9 +6,9 @@ import math
 
 import torch
 
-from .sample import SamplingRows
+from .sample import PenaltyRows, SamplingRows
 
-__all__ = ["choose", "choose_all", "logprob", "uniform_bits", "weights_of"]
+__all__ = ["choose", "choose_all", "logprob", "penalised", "uniform_bits", "weights_of"]
 
 _POLYNOMIAL = (2737501, 20571132, 119165493, 515877902, 1488521986, 2**31)
 _MASK = 0xFFFFFFFF
@@ -77,6 +77,19 @@ def choose_all(logits: torch.Tensor, rows: SamplingRows) -> list[int]:
         0 if row.isnan().any() else choose(row, *parameters)
         for row, parameters in zip(logits.cpu(), asked, strict=True)
     ]
+
+
+def penalised(logits: torch.Tensor, history: torch.Tensor, rows: PenaltyRows) -> torch.Tensor:
+    """As `sample.penalised`, each operation rounded by itself."""
+    known = history.index_select(0, rows.place)
+    counts = known & torch.iinfo(history.dtype).max
+    repetition = rows.repetition[:, None]
+    scaled = torch.where(logits > 0, logits / repetition, logits * repetition).clamp(
+        max=torch.finfo(torch.float32).max / 2
+    )
+    found = torch.where((known != 0) & (repetition != 1), scaled, logits)
+    taken = rows.frequency[:, None] * counts.float() + rows.presence[:, None]
+    return torch.where(counts > 0, found - taken, found)
 
 
 def logprob(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:

@@ -31,7 +31,7 @@ import triton
 from ..variant import Config, Variant
 from . import kernels
 
-__all__ = ["LIMIT", "Cut", "SamplingRows", "sample", "variants"]
+__all__ = ["LIMIT", "Cut", "PenaltyRows", "SamplingRows", "penalised", "penalty_variant", "sample", "variants"]
 
 LIMIT = 2**18  # ids: weights of as many tokens add up to less than 2**63
 _PLANES, _STATES = 8 * 1024, 5 * 4
@@ -67,6 +67,26 @@ class SamplingRows:
 
 
 @dataclass(frozen=True, slots=True)
+class PenaltyRows:
+    """Penalties of R rows, contiguous tensors [R] on the device of the logits.
+
+    place       int64: which row of the history is its own
+    repetition  fp32, 1 is none; presence, frequency  fp32, 0 is none
+    """
+
+    place: torch.Tensor
+    repetition: torch.Tensor
+    presence: torch.Tensor
+    frequency: torch.Tensor
+
+    def __post_init__(self) -> None:
+        for name, dtype in zip(self.__slots__, (torch.int64, *[torch.float32] * 3), strict=True):
+            tensor = getattr(self, name)
+            if tensor.dtype != dtype or tensor.shape != self.place.shape or not tensor.is_contiguous():
+                raise ValueError(f"{name}: {tensor.dtype} {tuple(tensor.shape)}; expected contiguous {dtype} [R]")
+
+
+@dataclass(frozen=True, slots=True)
 class Cut:
     """How a row is divided: `chunks` programs, each through its chunk in tiles."""
 
@@ -93,7 +113,10 @@ class Cut:
         return 1 << (self.chunks - 1).bit_length()
 
 
+_HISTORY = {torch.int16: "*i16", torch.int32: "*i32"}
 _TYPES = {
+    "history": "*i16", "places": "*i64", "repetitions": "*fp32", "presences": "*fp32", "frequencies": "*fp32",
+    "out": "*fp32",
     "logits": "*fp32", "own": "*fp32", "temperatures": "*fp32", "top_ks": "*i32", "top_ps": "*fp32",
     "min_ps": "*fp32", "seeds": "*i64", "choices": "*i32", "positions": "*i64", "tops": "*fp32", "ids": "*i32",
     "sums": "*fp32", "own_tops": "*fp32", "own_sums": "*fp32", "states": "*i64", "planes": "*i64", "masses": "*i64",
@@ -113,6 +136,33 @@ def _variant(name: str, cut: Cut, config: Config, **constants: int | bool) -> Va
     return Variant(
         label, function, types, tuple(constants.items()), config, tuple(each for each in aligned if each in known)
     )
+
+
+def penalty_variant(vocabulary: int, config: Config, history: torch.dtype) -> Variant:
+    """What `penalised` launches."""
+    cut = Cut.of(vocabulary, config)
+    half = Config.of(config.num_warps, CHUNK=cut.chunk, TILE=max(32 * config.num_warps, cut.tile // 2))
+    known = kernels.penalise
+    types = tuple((name, _TYPES[name]) for name in known.arg_names if name in _TYPES)
+    types = tuple((name, _HISTORY[history] if name == "history" else kind) for name, kind in types)
+    aligned = ("logits", "history", "out", "V") if cut.vocabulary % 16 == 0 else ("logits", "history", "out")
+    return Variant("sample_penalise", known, types, (("COUNT", torch.iinfo(history).max),), half, aligned)
+
+
+def penalised(logits: torch.Tensor, history: torch.Tensor, rows: PenaltyRows, config: Config) -> torch.Tensor:
+    """Of logits fp32 [R, V], contiguous, those under penalties: to the bit as replicas/sampler.py has them.
+
+    history  int16 or int32 [H, V], contiguous: how often a token is in a sequence's output, less 2**15 or 2**31 if it
+             is in the prompt
+    """
+    out = torch.empty_like(logits)
+    variant = penalty_variant(logits.shape[1], config, history.dtype)
+    if len(logits):
+        grid = (logits.shape[0], Cut.of(logits.shape[1], config).chunks)
+        variant.launch(
+            grid, logits, history, rows.place, rows.repetition, rows.presence, rows.frequency, out, logits.shape[1]
+        )  # fmt: skip
+    return out
 
 
 def variants(vocabulary: int, config: Config, *, top_k: bool, top_p: bool, asm: bool = True) -> tuple[Variant, ...]:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from ..gpu.configs import Configs, rounded
+from ..gpu.configs import Configs
+from ..operation import rounded
 from ..rig import Rig
 from ..tuning import Choice
 from ..variant import Config

@@ -252,7 +252,7 @@ def kernel_for(policy: PrecisionPolicy, shape: Shape, device: Device) -> tuple[K
 
     As measured on it, if more than one was for this very shape; else by what the roofline says of their arithmetic.
     """
-    if measured := fastest(OPERATIONS, policy, shape, device.sms):
+    if measured := fastest(OPERATIONS, policy, shape, device):
         return measured[0], f"measured: {measured[1]:.1f} us"
     lanes_s = _on_the_lanes(device, policy, shape)
     if policy.capability.bf16 and shape["m"] <= gemm.MAX_TOKENS:

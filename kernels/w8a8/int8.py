@@ -173,7 +173,7 @@ def kernel_for(policy: PrecisionPolicy, shape: Shape, device: Device) -> tuple[W
     if len(policy.int8_units) == 1:
         return PRODUCT, policy.reasons["int8"]
     operations: tuple[W8A8 | Dequantize, ...] = (PRODUCT, DEQUANTIZE)
-    if measured := fastest(operations, policy, shape, device.sms):
+    if measured := fastest(operations, policy, shape, device):
         return measured[0], f"measured: {measured[1]:.1f} us"
     lanes_s, full_s = _quantized_s(device, policy, shape), _written_out_s(device, shape)
     told = sorted(((lanes_s, "by dp4a"), (full_s, "written out")))

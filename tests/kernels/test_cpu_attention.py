@@ -1,6 +1,9 @@
 """Paged attention against the plain reference, and the same bits however a sequence is cut."""
 
+import dataclasses
 import itertools
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -190,3 +193,26 @@ def test_read_gives_back_what_was_written():
     back = cpu_attention.read(written(cpu(None), k, v, tables, None), tables[0], 37)
     assert torch.equal(back[0], k[0])
     assert torch.equal(back[1], v[0])
+
+
+def test_operators_that_engines_share_hand_each_batch_its_own_tiles() -> None:
+    """Two engines' threads: with the other's tiles the kernel reads past the block table."""
+
+    class Told:
+        def attention(self, q, cache, batch, tiles, scale, window):
+            return int(tiles.spans[:, 2].sum()) == batch.query_starts[-1]
+
+    class Pauses(tuple):
+        def __del__(self):  # of a step before: where memory goes, another thread may run
+            time.sleep(0)
+
+    ops = cpu(Told())
+
+    def steps(length: int) -> bool:
+        q, cache = torch.zeros(length, 1, 16), torch.zeros(1, 2, 1, 256)
+        batch = step_batch([(0, length)], torch.zeros(1, 3, dtype=torch.int32))
+        one_by_one = (dataclasses.replace(batch, context_lens=Pauses((length,))) for _ in range(300))
+        return all(ops.attention(q, cache, each, 1.0, None) for each in one_by_one)
+
+    with ThreadPoolExecutor(2) as threads:
+        assert all(threads.map(steps, (1, 33)))

@@ -9,10 +9,12 @@ import pytest
 
 from motley.kernels.attention.common import HEAD_DIMS
 from motley.kernels.capability import CAPABILITIES
+from motley.kernels.gpu.configs import Configs
 from motley.kernels.matrix import markdown, picks, verdict
 from motley.kernels.operation import Launch, Shape
 from motley.kernels.precision import PrecisionPolicy, policy_of
 from motley.kernels.registry import OPERATIONS, operation
+from motley.kernels.rig import stand_in
 from motley.kernels.w4a16.packed import GROUP_SIZES as INT4_GROUPS
 from motley.kernels.w8a8.packed import GROUP_SIZES as INT8_GROUPS
 
@@ -79,6 +81,22 @@ def test_int8_has_every_group_zero_scale_and_bias_and_the_sums_that_go_with_them
     assert rows["SUMS"] == {True, False}
     assert rows["GROUP"] == ({0} if lanes else {0, *INT8_GROUPS})
     assert rows["WHOLE"] == {True, False}
+
+
+@pytest.mark.parametrize("name", ["w4a16_gemv", "w8a8"])
+@pytest.mark.parametrize("version", [(6, 1), (7, 0), (7, 5)])
+def test_rows_between_two_classes_are_compiled_with_whatever_they_are_launched_with(
+    name: str, version: tuple[int, int]
+) -> None:
+    """By its own number of rows a kernel is made, by the class's a config is found: for any of the models' layers."""
+    each, policy = operation(name), policy_of(*version)
+    configs = Configs(stand_in(version))
+    for m, class_ in ((3, 4), (5, 8), (6, 8), (7, 8)):
+        made = {launch.variant.config for shape, launch in compiled(name, version) if shape["m"] == m}
+        shapes = [dict(shape.fields) for shape in each.shapes(policy) if shape["m"] == class_]
+        wanted = {configs.of(name, **fields) for fields in shapes}
+        assert wanted
+        assert wanted <= made, (m, wanted - made)
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: str(policy.capability))

@@ -16,7 +16,7 @@ from motley.kernels.sampling import reference
 from motley.kernels.sampling.arithmetic import ADD_PTX, ceiling, uniform_bits, weight_of
 from motley.kernels.sampling.kernels import keys_and_weights
 from motley.kernels.sampling.operation import SAMPLE, logprob_error, random_rows
-from motley.kernels.sampling.sample import Cut, SamplingRows, sample
+from motley.kernels.sampling.sample import Cut, PenaltyRows, SamplingRows, penalised, sample
 from motley.kernels.variant import Config, Variant
 from motley.replicas import philox, sampler
 from motley.replicas.plan import SampleSpec
@@ -285,4 +285,45 @@ def test_the_operation(filters: str) -> None:
     for config in configs[:1]:
         assert problem.error(problem.run(config)) <= 1
     for config in configs:
-        assert len(SAMPLE.launches(policy, shape, config)) == (8 if filters == "all" else 3)
+        assert len(SAMPLE.launches(policy, shape, config)) == (9 if filters == "all" else 3)
+
+
+def penalties(given: list[tuple[float, float, float]], places: list[int]) -> PenaltyRows:
+    return PenaltyRows(torch.tensor(places), *map(torch.tensor, zip(*given, strict=True)))
+
+
+@pytest.mark.parametrize("dtype", [torch.int16, torch.int32])
+@pytest.mark.parametrize("size", [1, 700, 1024])
+def test_penalties_are_to_the_bit_those_of_the_cpu_sampler(dtype: torch.dtype, size: int) -> None:
+    """Each sequence by its own, from its own row of the history; a row without any is left as it is."""
+    source = torch.Generator().manual_seed(size)
+    logits = 8 * torch.randn(6, size, generator=source)
+    logits[0, 0], logits[1, 0], logits[2, 0] = 0.0, -0.0, 3e38
+    texts = [
+        (torch.randint(size, (n,), generator=source).tolist(), torch.randint(size, (m,), generator=source).tolist())
+        for n, m in ((5, 0), (40, 30), (1, 300), (9, 9), (3, 1), (2, 2))
+    ]
+    texts[2][1].extend([0] * 5000)
+    asked = [(1.05, 0.0, 0.0), (1.3, 0.3, 0.7), (1e-30, -2.0, 0.1), (1.0, 1.1, -0.37), (7.7, 0.0, 0.3), (1.0, 0.0, 0.0)]
+    places = [3, 0, 6, 5, 1, 2]
+    history = torch.zeros(7, size, dtype=dtype)
+    for place, (prompt, output) in zip(places, texts, strict=True):
+        history[place, prompt] = torch.iinfo(dtype).min
+        history[place] += torch.bincount(torch.tensor(output, dtype=torch.int64), minlength=size).to(dtype)
+    given = penalties(asked, places)
+    expected = []
+    for row, (prompt, output), (repetition, presence, frequency) in zip(logits, texts, asked, strict=True):
+        params = SamplingParams(
+            repetition_penalty=repetition, presence_penalty=presence, frequency_penalty=frequency, seed=0
+        )
+        expected.append(sampler.adjust(row, SampleSpec(params, 0, 0, len(output), (), prompt, output)))
+    for found in (penalised(logits, history, given, CONFIG), reference.penalised(logits, history, given)):
+        assert torch.equal(found.view(torch.int32), torch.stack(expected).view(torch.int32))
+
+
+def test_penalties_of_no_rows_and_of_wrong_types() -> None:
+    history = torch.zeros(2, 40, dtype=torch.int16)
+    none = PenaltyRows(torch.zeros(0, dtype=torch.int64), *[torch.zeros(0)] * 3)
+    assert penalised(torch.zeros(0, 40), history, none, CONFIG).shape == (0, 40)
+    with pytest.raises(ValueError, match=r"place: torch\.int32"):
+        PenaltyRows(torch.zeros(1, dtype=torch.int32), *[torch.zeros(1)] * 3)

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Sequence
+from pathlib import Path
 
+import pytest
+import triton
+
+from motley.kernels import tune
 from motley.kernels.aot import Compiled
+from motley.kernels.compiling import Job
 from motley.kernels.device_table import DEVICES
 from motley.kernels.operation import Launch, Shape
 from motley.kernels.precision import policy_of
+from motley.kernels.registry import operation
 from motley.kernels.roofline import Linear
 from motley.kernels.static import Candidate, fault, issue_seconds
 from motley.kernels.tune import _few
+from motley.kernels.tuning import Entry, Table, read_file, write
 from motley.kernels.variant import Config, Variant
 
 P40 = next(device for device in DEVICES if device.name == "Tesla P40")
@@ -65,6 +73,41 @@ def test_the_inner_loop_must_be_products(products: int, others: int, said: str) 
     launch = Launch(Variant("k", None, (), (), Config.of()), (1,), "dp4a.s32.s32", share=0.5)
     assert fault(policy_of(6, 1), launch, compiled).startswith(said)
     assert bool(fault(policy_of(6, 1), launch, compiled)) == bool(said)
+
+
+def test_only_what_tables_have_not_is_compiled_and_of_their_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a model more does not cost what all of them did, nor change what the others have."""
+    asked: list[Job] = []
+
+    def all_compiled(jobs: Sequence[Job], *_: object) -> dict[Job, tuple[tuple[Launch, Compiled], ...]]:
+        asked[:] = jobs
+        return {job: tuple((launch, loop_of("fma.rn.f32")) for launch in job.launches()) for job in jobs}
+
+    monkeypatch.setattr(tune, "compile_all", all_compiled)
+    gemv, policy = operation("w4a16_gemv"), policy_of(6, 1)
+    [path] = tune.static([gemv], [(6, 1)], 1, tmp_path)
+    whole = read_file(path)
+    assert whole is not None
+    assert len({job.config for job in asked}) > 3
+    shape, *others = gemv.shapes(policy)
+    kept = {other: Entry(whole.entries[other].config, {"predicted_us": 1.0}) for other in others}
+    used = {entry.config for entry in kept.values()}
+
+    def told(about: dict[str, str]) -> Table:
+        write(Table(gemv.name, "static", about, kept), path.parent)
+        [again] = tune.static([gemv], [(6, 1)], 1, tmp_path, missing=True)
+        found = read_file(again)
+        assert found is not None
+        return found
+
+    found = told({"triton": triton.__version__})
+    assert {job.shape for job in asked} == {shape} | {s.plain.rounded for s in gemv.samples(policy)} - kept.keys()
+    assert all(job.config in used for job in asked if set(gemv.configs(policy, job.shape)) & used)
+    assert {key: found.entries[key] for key in kept} == kept, "what it had"
+    assert found.entries.keys() == whole.entries.keys()
+    assert told({"triton": "3.0"}).entries == whole.entries, "of another Triton: nothing stays"
 
 
 def test_what_is_at_fault_is_not_chosen():

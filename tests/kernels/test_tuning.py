@@ -6,15 +6,20 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from motley.kernels import tuning
 from motley.kernels.capability import CAPABILITIES
+from motley.kernels.device_table import DEVICES
+from motley.kernels.gpu.configs import Configs
 from motley.kernels.matrix import picks
-from motley.kernels.operation import Operation, Shape
+from motley.kernels.operation import Operation, Shape, rounded
 from motley.kernels.precision import policy_of
 from motley.kernels.registry import OPERATIONS, operation
+from motley.kernels.rig import Rig, stand_in
 from motley.kernels.spills import offered
-from motley.kernels.tuning import Entry, Table, choose, exact, tabled_devices, write
+from motley.kernels.tune import keep
+from motley.kernels.tuning import Entry, Table, Tabled, choose, exact, fastest, folder_of, tabled_devices, write
 from motley.kernels.variant import Config
 
 GEMV = operation("w4a16_gemv")
@@ -60,10 +65,27 @@ def test_a_shape_that_the_capability_knows_is_not_left_for_a_far_one_of_the_devi
     far = Shape.of(m=8, n=16_384, k=4096, group=128)
     write(Table(GEMV.name, "static", {}, {SHAPE: entry(2)}), folder / "sm61")
     write(Table(GEMV.name, "measured", {"gpu": "Tesla P40"}, {far: entry(4)}), folder / "sm61-30sm")
-    assert choose(GEMV, P40, SHAPE, 30).how == "static: this shape in sm61"
-    assert choose(GEMV, P40, far, 30).how == "measured: this shape in sm61-30sm"
+    assert choose(GEMV, P40, SHAPE, Tabled(30, "")).how == "static: this shape in sm61"
+    assert choose(GEMV, P40, far, Tabled(30, "")).how == "measured: this shape in sm61-30sm"
     near = Shape.of(m=8, n=8192, k=4096, group=128)
-    assert choose(GEMV, P40, near, 30).source == "measured"
+    assert choose(GEMV, P40, near, Tabled(30, "")).source == "measured"
+
+
+def test_sizes_between_two_classes_are_looked_up_as_launches_look_them_up(folder: Path) -> None:
+    """A table's own entry for such a size is of no use to anyone: launches would never ask for it."""
+    between, above = (Shape.of(m=m, n=4096, k=4096, group=128) for m in (3, 4))
+    write(Table(GEMV.name, "static", {}, {between: entry(8), above: entry(4)}), folder / "sm61")
+    found = choose(GEMV, P40, between)
+    assert (found.config["ROWS"], found.how) == (4, f"static: this class of shapes in sm61, {above.key}")
+    assert found.config == Configs(stand_in((6, 1))).of(GEMV.name, m=rounded(3), n=4096, k=4096, group=128)
+    attention = Shape.of(batch=3, context=40, new=33, heads=28, kv_heads=4, dim=80, window=1024, kv="fp16")
+    changed = {"batch": 4, "context": 256, "new": 64}
+    assert attention.rounded == Shape.of(**{**dict(attention.fields), **changed}), "and sizes of a model are not"
+    for each in OPERATIONS:
+        for version in CAPABILITIES:
+            policy = policy_of(*version)
+            shapes = () if each.refusal(policy) else each.shapes(policy)
+            assert all(shape.rounded == shape for shape in shapes), (each.name, version, "tuned in vain")
 
 
 def test_of_other_shapes_only_what_is_offered_for_this_one_is_taken(folder: Path) -> None:
@@ -86,7 +108,7 @@ def test_the_matrix_compiles_what_every_table_picks(folder: Path) -> None:
     assert tabled_devices(P40.capability) == ()
     assert rows("static: this shape in sm61") == {2}
     write(Table(GEMV.name, "measured", {"gpu": "Tesla P40"}, {SHAPE: entry(4)}), folder / "sm61-30sm")
-    assert tabled_devices(P40.capability) == (30,)
+    assert tabled_devices(P40.capability) == (Tabled(30, ""),)
     assert rows("static: this shape in sm61") == {2}
     assert rows("measured: this shape in sm61-30sm") == {4}
 
@@ -96,9 +118,37 @@ def test_the_devices_own_table_comes_first(folder: Path) -> None:
     write(
         Table(GEMV.name, "measured", {"gpu": "Tesla P40"}, {SHAPE: entry(4, microseconds=30.5)}), folder / "sm61-30sm"
     )
-    assert choose(GEMV, P40, SHAPE, sms=30).how == "measured: this shape in sm61-30sm"
-    assert choose(GEMV, P40, SHAPE, sms=28).how == "static: this shape in sm61"
+    assert choose(GEMV, P40, SHAPE, Tabled(30, "")).how == "measured: this shape in sm61-30sm"
+    assert choose(GEMV, P40, SHAPE, Tabled(28, "")).how == "static: this shape in sm61"
     assert choose(GEMV, policy_of(7, 0), SHAPE).source == "default"
+
+
+def test_a_devices_own_table_is_told_from_that_of_another_with_as_many_sms(folder: Path) -> None:
+    """An H200 has an H100's SMs, and memory that is half as fast again."""
+    h100, h200 = (
+        next(each for each in DEVICES if each.name.startswith(name)) for name in ("NVIDIA H100 80", "NVIDIA H200")
+    )
+    assert h100.sms == h200.sms
+    hopper, (gemm, gemv) = policy_of(9, 0), (operation("w4a16_gemm"), GEMV)
+    first, second = gemm.configs(hopper, SHAPE)[:2]
+    write(Table(gemm.name, "static", {}, {SHAPE: Entry(gemm.configs(hopper, SHAPE)[2], {})}), folder / "sm90")
+    rigs = [Rig(torch.device("cpu"), hopper, each) for each in (h100, h200)]
+    for rig, config, taken in zip(rigs, (first, second), (30.0, 20.0), strict=True):
+        if rig.about is h200:
+            other = choose(gemm, hopper, SHAPE, h200)
+            assert (other.config, other.source) == (first, "measured"), "nearer than what nothing was run for"
+            assert f"; of {h100.name}, which has as many SMs" in other.how
+        keep(gemm, rig, {SHAPE: Entry(config, {"microseconds": taken})}, 1e12, folder)
+    found = [choose(gemm, hopper, SHAPE, each) for each in (h100, h200)]
+    assert [choice.config for choice in found] == [first, second], "neither has overwritten the other's"
+    assert [choice.how for choice in found] == [
+        f"measured: this shape in {name}" for name in ("sm90-132sm-nvidia-h100-80gb-hbm3", "sm90-132sm-nvidia-h200")
+    ]
+    assert choose(gemm, hopper, SHAPE).how == "static: this shape in sm90"
+    assert {job.config for job in picks(gemm, (9, 0)) if job.shape == SHAPE} >= {first, second}
+    keep(gemv, rigs[0], {SHAPE: entry(8, microseconds=25.0)}, 1e12, folder)
+    assert fastest((gemm, gemv), hopper, SHAPE, h100) == (gemv, 25.0)
+    assert fastest((gemm, gemv), hopper, SHAPE, h200) == (gemv, 25.0), "of one GPU: 20 us of another are no comparison"
 
 
 def test_a_table_reads_as_it_was_written_and_is_in_order(folder: Path) -> None:
@@ -139,8 +189,10 @@ def test_whatever_the_rows_the_config_is_of_the_kernel_that_they_get(each: Opera
         shapes = {Shape.of(**{**fields, "m": m}) for fields in with_rows for m in (*range(1, 18), 31, 33, 63, 65)}
         for shape in shapes:
             found = choose(each, policy, shape)
-            assert found.config in each.configs(policy, shape), (version, shape.key)
-            assert each.launches(policy, shape, found.config)
+            assert found.config in each.configs(policy, shape.rounded), (version, shape.key)
+            own = [launch.variant.name for launch in each.launches(policy, shape, found.config)]
+            class_ = [launch.variant.name for launch in each.launches(policy, shape.rounded, found.config)]
+            assert own == class_, (version, shape.key)
 
 
 @pytest.mark.parametrize("each", OPERATIONS, ids=lambda each: each.name)
@@ -148,7 +200,9 @@ def test_every_capability_has_a_choice_for_every_shape(each: Operation) -> None:
     for version in CAPABILITIES:
         policy = policy_of(*version)
         if not each.refusal(policy):
-            missing = [shape.key for shape in each.shapes(policy) if exact(each, policy, shape) is None]
+            missing = [
+                shape.key for shape in each.shapes(policy) if exact(each, folder_of(policy.capability), shape) is None
+            ]
             assert not missing, (version, missing[:3])
 
 

@@ -21,7 +21,7 @@ from motley.kernels.listing import by_rows
 from motley.kernels.operation import Operation, Shape
 from motley.kernels.precision import PrecisionPolicy, policy_of
 from motley.kernels.rig import stand_in
-from motley.kernels.tuning import Choice, Entry, Table, write
+from motley.kernels.tuning import Choice, Entry, Named, Table, write
 from motley.kernels.variant import Config
 from motley.kernels.w4a16 import dequantize
 from motley.kernels.w4a16 import gemm as w4a16_gemm
@@ -281,9 +281,9 @@ def test_layers_that_are_alike_read_the_tables_once_for_about_as_many_tokens(
 ) -> None:
     read: list[str] = []
 
-    def choose(operation: Operation, policy: PrecisionPolicy, shape: Shape, sms: int | None) -> Choice:
+    def choose(operation: Operation, policy: PrecisionPolicy, shape: Shape, device: Named | None) -> Choice:
         read.append(f"{operation.name} m={shape['m']}")
-        return tuning.choose(operation, policy, shape, sms)
+        return tuning.choose(operation, policy, shape, device)
 
     monkeypatch.setattr(gpu_configs, "choose", choose)
     rig = stand_in(capability)

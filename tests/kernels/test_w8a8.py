@@ -16,12 +16,12 @@ import torch
 
 from motley.kernels.aot import Compiled
 from motley.kernels.device_table import DEVICES
-from motley.kernels.gpu.configs import Configs, rounded
+from motley.kernels.gpu.configs import Configs
 from motley.kernels.gpu.linear import Int8Linear
-from motley.kernels.operation import Shape
+from motley.kernels.operation import Shape, rounded
 from motley.kernels.precision import policy_of
 from motley.kernels.rig import stand_in
-from motley.kernels.tuning import Entry, Table, folders, write
+from motley.kernels.tuning import Entry, Table, folder_of, write
 from motley.kernels.variant import Config, Variant
 from motley.kernels.w8a8 import dp4a
 from motley.kernels.w8a8.dequantize import DEQUANTIZE, dequantize, matmul
@@ -181,7 +181,7 @@ def test_many_rows_are_for_the_tensor_cores_of_cublas(name: str, tokens: int, ex
     assert (chosen.name, "measured" in why) == (expected, False)
     if DEQUANTIZE.refusal(policy):
         return
-    path = folder / folders(policy.capability, device.sms)[0]
+    path = folder / folder_of(policy.capability, device)
     for operation, taken in ((chosen, 30.0), (next(each for each in (W8A8(), DEQUANTIZE) if each != chosen), 20.0)):
         entry = Entry(operation.configs(policy, shape)[0], {"microseconds": taken})
         write(Table(operation.name, "measured", {}, {shape: entry}), path)
@@ -372,7 +372,7 @@ def test_a_layer_quantises_x_as_the_tables_have_it(
     folder: Path, monkeypatch: pytest.MonkeyPatch, version: tuple[int, int], tokens: int, table: str, config: Config
 ) -> None:
     rig = stand_in(version)
-    path = folder / folders(rig.policy.capability, None)[0]
+    path = folder / folder_of(rig.policy.capability)
     write(Table(table, "static", {}, {Shape.of(m=rounded(tokens), k=128): Entry(config, {})}), path)
     launched: list[Config] = []
     launch = Variant.launch

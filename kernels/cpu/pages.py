@@ -1,0 +1,80 @@
+"""Memory of a KV cache on a CPU: its pages come when they are first written, or from a thread that is idle otherwise.
+
+To zero gigabytes before the first token takes seconds, of a virtual machine a second and more for each.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import functools
+import logging
+import math
+import mmap
+import os
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+__all__ = ["claim", "zeros"]
+
+log = logging.getLogger(__name__)
+
+LEAST_BYTES = 1 << 20  # what is smaller is zeroed at once
+PIECE_BYTES = 4 << 20
+_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, since Linux 5.14
+
+
+def zeros(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    """As `torch.zeros`, but that no page is there before it is written."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    if nbytes < LEAST_BYTES or not hasattr(mmap, "MAP_ANONYMOUS"):
+        return torch.zeros(shape, dtype=dtype)
+    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)  # which keeps it
+
+
+def claim(tensors: Sequence[torch.Tensor]) -> threading.Thread:
+    """Take the pages that are still missing, in a thread that runs where nothing else does.
+
+    So the memory is this process's soon, as others see what is free. It stops with a tensor that has gone.
+    """
+    waiting = [weakref.ref(tensor) for tensor in tensors if tensor.nbytes >= LEAST_BYTES]
+    thread = threading.Thread(target=_populate, args=(waiting,), name="kv pages", daemon=True)
+    thread.start()
+    return thread
+
+
+def _populate(waiting: Sequence[weakref.ref[torch.Tensor]]) -> None:
+    if hasattr(os, "SCHED_IDLE"):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # of this thread alone
+    for ref in waiting:
+        done, nbytes = 0, 1
+        while done < nbytes:
+            tensor = ref()
+            if tensor is None:
+                return
+            nbytes = tensor.nbytes
+            begin = tensor.data_ptr() + done
+            first = begin - begin % mmap.PAGESIZE
+            if error := _advise(first, min(PIECE_BYTES, nbytes - done) + begin - first):
+                if error != errno.EINVAL:  # else an older kernel: pages come as they are written
+                    log.warning("KV cache: its memory cannot be claimed ahead: %s", os.strerror(error))
+                return
+            done += PIECE_BYTES
+            del tensor  # not while the next piece waits for an idle core
+
+
+def _advise(address: int, nbytes: int) -> int:
+    """0, or what the system says."""
+    return ctypes.get_errno() if _madvise()(address, nbytes, _POPULATE_WRITE) else 0
+
+
+@functools.cache
+def _madvise() -> Any:  # releases the interpreter's lock, which that of the module mmap does not
+    found = ctypes.CDLL(None, use_errno=True).madvise
+    found.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return found
