@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,8 +23,8 @@ from .engine import EngineCore
 from .engine_config import EngineConfig
 from .errors import InvalidRequest
 from .families.registry import architecture_of
+from .fit import outlined
 from .gpu.accelerator import Accelerator, AtOnce, Cuda
-from .gpu.runner import GpuRunner
 from .grammars import Grammars
 from .limits import Limits
 from .model import LoadedModel, load_model
@@ -32,20 +32,31 @@ from .plan import PlanItem, StepPlan
 from .prefix.access import PrefixAccess, memory_access
 from .prefix.prefixes import Prefixes
 from .prefix.prospects import Prospects
-from .prefix.setup import lent_blocks, prefixes_of
+from .prefix.setup import identity_of, lent_blocks, prefixes_of
 from .prefix.told import PrefixStats
 from .protocol import ModelInfo, ReplicaProfile, Request
 from .rates import Rates, measured
-from .runner import ModelRunner
+from .runner import Capturing, ModelRunner
 from .sampling_params import SamplingParams
 from .scheduler import Scheduler
+from .shards.costs import chosen_layers
+from .shards.group import Group, config_of_process, is_divided
+from .shards.lead import Lead, Line
+from .shards.runner import StagedRunner
 from .swap import Swap
 from .swapping import measure, swapper_of
+from .tiers.speed import measured as measured_tier
 from .tokenizer import Tokenizer
+from .updates.live import LiveWeights, Prepared
+from .weights_cache import open_cache
+
+if TYPE_CHECKING:
+    from .gpu.runner import GpuRunner
 
 log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]  # done bytes, total bytes
+CAPTURE_S = 60.0  # of a warm-up, for graphs: kernels that were never compiled on this machine take seconds each
 
 
 @dataclass(slots=True)
@@ -56,6 +67,9 @@ class BuiltEngine:
     defaults  sampling that the checkpoint's authors want, as arguments of SamplingParams
     rates     reckoned beforehand, where a measurement would say what is nobody's to know; None: they are measured
     access    to the store that its prefixes are shared through; None: there is none
+    group     of the processes that its model is divided among; None: it is whole
+    weights   that it has now, and that can be others
+    identity  of KV, for a store: what it is of other weights
     """
 
     core: EngineCore
@@ -66,6 +80,23 @@ class BuiltEngine:
     defaults: Mapping[str, Any]
     rates: Rates | None = None
     access: PrefixAccess | None = None
+    group: Group | None = None
+    weights: LiveWeights | None = None
+    identity: Callable[[LoadedModel], bytes] | None = None
+
+    def adopt(self, prepared: Prepared) -> None:
+        """Requests begin with these weights from now on. Between two steps. Raises Unavailable: see EngineCore."""
+        assert self.weights is not None
+        loaded, version = prepared.loaded, prepared.version
+        prefixes = self.core.scheduler.prefixes
+        identity = self.identity(loaded) if self.identity is not None and prefixes.pool.total else None
+        self.core.adopt(version, loaded.decoder if self.group is None else Lead(loaded.decoder, self.group, version))
+        if identity is not None:
+            prefixes.identify(identity)
+        self.weights.adopt(prepared)
+        fingerprint = _fingerprint(loaded, self.profile.numerics, self.profile.model.dtype)
+        self.profile = replace(self.profile, fingerprint=fingerprint, shares=prefixes.shares)
+        self.core.let_go()
 
     def prefix_stats(self) -> PrefixStats | None:
         """Safe from any thread."""
@@ -87,9 +118,19 @@ class BuiltEngine:
         self.core.scheduler.prefixes.close()
         if self.access is not None:
             self.access.store.close()
+        if self.group is not None:
+            self.group.close()
+        if self.weights is not None:
+            self.weights.close()
+            if (tier := self.weights.loaded.decoder.tier) is not None:
+                tier.close()
 
     def warm_up(self) -> None:
         """Run every path once, so that readiness means speed, and measure the rates of the profile."""
+        if isinstance(self.runner, Capturing):
+            why = self.runner.warm_up(CAPTURE_S, penalised=SamplingParams(**self.defaults).penalised)
+            log.info("graphs: %s", why)
+            self.choices = {**self.choices, "graphs": why}
         rates = self.rates or measured(self.core)
         self.profile = replace(
             self.profile,
@@ -98,6 +139,7 @@ class BuiltEngine:
             decode_s=rates.decode_s,
             context_s=rates.context_s,
             max_running=self.core.scheduler.max_running,
+            choices=dict(self.choices),
         )
         if self.core.scheduler.swap.pool.total:
             assert self.runner.swapper is not None
@@ -121,7 +163,7 @@ class BuiltEngine:
             if not allocation.grow(len(token_ids)):
                 raise InvalidRequest(f"token_ids: {len(token_ids)} tokens do not fit the KV cache", param="token_ids")
             item = PlanItem(sequence_id=-1, start=0, token_ids=token_ids, blocks=tuple(allocation.blocks))
-            return self.runner.logits(StepPlan((item,)))
+            return self.runner.logits(StepPlan((item,), weights=self.core.scheduler.weights))
 
 
 def build_engine(
@@ -141,15 +183,35 @@ def build_engine(
     accelerator  what their device is given work by; None: that of a GPU, or nothing on a CPU
     """
     path = resolve_model(model)
+    divided = is_divided(config)
+    config = config_of_process(config) if divided else config
     torch.set_num_threads(config.threads or usable_cores())
     checkpoint = inspect_checkpoint(path)
     tokenizer = Tokenizer.load(path) if Tokenizer.is_in(path) else None
     ops, why = operators(config, checkpoint.config.dtype) if ops is None else (ops, "that of the operators given")
-    loaded = load_model(path, ops, progress=progress)
-    name = name or (path.name if Path(model).is_dir() else str(model))
-    return assemble(
-        loaded, config, ops, name=name, why=why, tokenizer=tokenizer, accelerator=accelerator, access=access
-    )
+    group = None
+    if divided:
+        chosen = chosen_layers(checkpoint, config, lambda: operators(config, checkpoint.config.dtype)[0])
+        group = Group(checkpoint, config, *chosen)
+    try:
+        ranks, stage, others = (None,) * 3 if group is None else (group.ranks, group.stages[0], group.digests)
+        cache = None if divided else open_cache(config.weights_cache)
+        memory = config.weights_memory_bytes
+        loaded = load_model(
+            path, ops, progress=progress, ranks=ranks, stage=stage, others=others, cache=cache, weights_memory=memory,
+            outline=lambda: outlined(
+                checkpoint.config, checkpoint.format, checkpoint.tensors, operators(config, checkpoint.config.dtype)[0]
+            ),
+        )  # fmt: skip
+        name = name or (path.name if Path(model).is_dir() else str(model))
+        return assemble(
+            loaded, config, ops, name=name, why=why, tokenizer=tokenizer, accelerator=accelerator, access=access,
+            group=group,
+        )  # fmt: skip
+    except BaseException:
+        if group is not None:
+            group.close()
+        raise
 
 
 def assemble(
@@ -162,17 +224,36 @@ def assemble(
     tokenizer: Tokenizer | None = None,
     accelerator: Accelerator | None = None,
     access: PrefixAccess | None = None,
+    group: Group | None = None,
 ) -> BuiltEngine:
-    """The engine of a model that `ops` have. why: they compute in their dtype. Raises InvalidRequest."""
+    """The engine of a model that `ops` have. why: they compute in their dtype. group: of which `loaded` is a part.
+
+    Raises InvalidRequest.
+    """
     torch.set_num_threads(ops.torch_threads)
+    if (tier := loaded.decoder.tier) is not None:
+        tier.expected = measured_tier(loaded.decoder)
     if access is None and config.prefix_cache == "memory":
         access = memory_access(config.prefix_cache_bytes)
-    num_blocks, kv_why = sizing.num_blocks(config, loaded, ops, shares=access is not None)
+    shares = access is not None and group is None
+    stages = None if group is None else group.stages
+    num_blocks, kv_why = sizing.num_blocks(config, loaded, ops, shares=shares, stages=stages)
     max_model_len, len_why = sizing.max_model_len(config, loaded, num_blocks)
     if accelerator is None and ops.device.type == "cuda":
         accelerator = Cuda(ops.device)
-    runner, lent, swap_why = _runner(loaded, ops, accelerator, config, num_blocks, max_model_len, access is not None)
+    runner, lent, swap_why = _runner(loaded, ops, accelerator, config, num_blocks, max_model_len, shares)
+    if group is not None:
+        assert isinstance(runner, ModelRunner), "ranks and stages are of a CPU"
+        group.allocate(num_blocks)
+        if len(group.stages) > 1:
+            runner = StagedRunner(Line(loaded.decoder, group), runner.kv, runner.device)
+        else:
+            runner.models[0] = Lead(loaded.decoder, group)
     choices = {"dtype": why, "kv_blocks": kv_why, "preemption": swap_why, "max_model_len": len_why, **ops.choices}
+    if group is not None and len(group.stages) > 1:
+        choices["stages"] = group.why
+    if tier is not None:
+        choices["weights"] = f"{tier.plan}; {tier.expected}"
     prefixes = None
     if access is not None:
         prefixes, choices["prefix_store"] = _prefixes(access, config, loaded, ops, runner, lent)
@@ -190,6 +271,7 @@ def assemble(
         max_drafts=config.speculate_ngram,
         swap=Swap(runner.swapper.num_blocks - lent if runner.swapper is not None else 0),
         prefixes=prefixes,
+        lanes=config.pipeline_parallel,
     )
     grammars = Grammars(tokenizer, limits.vocab_size, limits.eos_token_ids) if tokenizer else None
     core = EngineCore(runner, scheduler, limits, tokenizer, grammars=grammars)
@@ -204,7 +286,13 @@ def assemble(
         architecture=architecture_of(loaded.config.family),
     )
     profile = _profile(info, config, loaded, ops, num_blocks, choices)
-    return BuiltEngine(core, runner, tokenizer, profile, choices, loaded.defaults.sampling(), access=access)
+    defaults = loaded.defaults.sampling()
+    ranks = None if group is None else group.ranks
+    return BuiltEngine(
+        core, runner, tokenizer, profile, choices, defaults, access=access, group=group,
+        weights=LiveWeights(loaded, config.frozen_weights, ranks, group),
+        identity=lambda loaded: identity_of(config, loaded, ops),
+    )  # fmt: skip
 
 
 def _runner(
@@ -223,6 +311,8 @@ def _runner(
         lent = lent_blocks(config, loaded, ops, kv) if lends else 0
         swapper, why = swapper_of(config, ops, kv, AtOnce(), most, lent)
         return ModelRunner(loaded.decoder, kv, ops.device, swapper), lent, why
+    from .gpu.runner import GpuRunner  # imports Triton, which an engine on a CPU does without
+
     assert isinstance(ops, DeviceOps), "an accelerator's operators choose tokens"
     loaded.decoder.rotary.reserve(max_model_len)  # graphs hold its address
     kv = ops.allocate_kv(*sizing.kv_geometry(loaded, num_blocks + 1))  # the last is for the padding of graphs
@@ -231,12 +321,13 @@ def _runner(
     runner = GpuRunner(
         loaded.decoder,
         kv,
-        ops.sample,
+        ops,
         accelerator,
         max_running=config.max_running,
         max_model_len=max_model_len,
         longest_blocks=blocks_for(max_model_len),
         padding_block=num_blocks,
+        vocab_size=loaded.config.vocab_size,
         max_drafts=config.speculate_ngram,
         graphs=config.graphs,
         swapper=swapper,
@@ -255,6 +346,8 @@ def _prefixes(
     """And why they are as they are, or why there are none."""
     if not config.reuse_prefixes:
         return None, "none: reuse_prefixes is off"
+    if is_divided(config):
+        return None, "none: KV of several processes stays where it is so far"
     if runner.swapper is None:
         return None, "none: there is no memory of the host for what comes and goes"
     return prefixes_of(access, config, loaded, ops, runner, runner.swapper, lent)
@@ -291,7 +384,7 @@ def _profile(
     choices: Mapping[str, str],
 ) -> ReplicaProfile:
     numerics = ops.arithmetic
-    fingerprint = hashlib.sha256(f"{loaded.fingerprint}|{numerics}|kv={info.dtype}".encode()).hexdigest()
+    fingerprint = _fingerprint(loaded, numerics, info.dtype)
     return ReplicaProfile(
         replica_id="",
         model=info,
@@ -306,6 +399,10 @@ def _profile(
         max_batch_tokens=config.max_batch_tokens,
         choices=dict(choices),
     )
+
+
+def _fingerprint(loaded: LoadedModel, numerics: str, dtype: str) -> str:
+    return hashlib.sha256(f"{loaded.fingerprint}|{numerics}|kv={dtype}".encode()).hexdigest()
 
 
 def _device_name(device: str) -> str:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import Any
+
 import torch
 
 from ..kernels.batch import StepBatch
@@ -9,78 +13,161 @@ from ..kernels.held import Held, size
 from ..kernels.ops import Linear, Ops
 from ..kernels.weights import DenseWeight
 from .config import ModelConfig
-from .layers import Layer, Source
-from .layout import EMBEDDING, FINAL_NORM, HEAD, head_format, head_is_tied, head_spec, layer_spec
+from .layers import Layer, Part, Source
+from .layout import EMBEDDING, FINAL_NORM, HEAD, head_format, head_is_tied, head_spec, layer_spec, whole
 from .quantization.base import Format
 from .rope import RotaryTable
-from .weights import Weights
+from .shards.ranks import Ranks
+from .shards.stages import Stage
+from .shelf import EMPTY, Shelf
+from .side_by_side import side_by_side
+from .tiers.disk import Rows
+from .tiers.tier import Tier
+from .weights import Outline, Weights
+
+Stream = tuple[torch.Tensor, torch.Tensor]  # output not yet added to the residual, residual: each [T, hidden]
 
 
 class Decoder:
-    """Token ids in, logits out.
+    """Token ids in, logits out; of a pipeline stage, what goes through its layers.
 
     KV lives with the caller: `kv` is what `ops.allocate_kv` gave, one tensor per layer. Weights are only read,
     so that one decoder may serve any number of caches, one step at a time.
     """
 
-    def __init__(self, config: ModelConfig, format: Format, weights: Weights, ops: Ops) -> None:
-        """Takes every tensor of the layout from `weights`. Raises CheckpointError naming file and tensor."""
-        source = Source(weights, format, ops)
+    embedding: torch.Tensor | Rows  # [V, hidden], of the first stage
+    norm: torch.Tensor  # [hidden], of the last, like the head
+    head: Linear
+    layers: list[Layer]
+    tier: Tier | None = None  # of weights that are not all in memory
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        format: Format,
+        weights: Weights,
+        ops: Ops,
+        ranks: Ranks | None = None,
+        stage: Stage | None = None,
+        shelf: Shelf = EMPTY,
+        *,
+        before: Decoder | None = None,
+        changed: Collection[str] = frozenset(),
+    ) -> None:
+        """Takes every tensor of the layout from `weights`, or what a rank and a stage need of it.
+
+        ranks    among which the layers are divided: then `kv` is of this rank's heads, and every rank makes each step
+        stage    whose layers these are: then `kv` is of them. None: all
+        shelf    has what was repacked before, and then `weights` is not read; or notes what is
+        before   the same model with other values of the tensors that have `changed`: what has none of them is shared
+                 with it, and only what has is taken
+
+        Raises CheckpointError naming file and tensor.
+        """
+        source = Source(weights, format, ops, ranks, shelf, {} if before is None else before.made, changed)
+        self.made: dict[str, Part] = source.made
         self.config, self.ops, self.tied = config, ops, head_is_tied(config, format)
-        self.embedding = weights.take_finite(EMBEDDING, ops.dtype)
-        self.layers = [
-            Layer(config, layer_spec(config, index), window, source) for index, window in enumerate(config.windows)
+        self.ranks, self.stage = ranks, stage or whole(config)
+        if self.stage.is_first:
+            self.embedding = source.table(EMBEDDING, *self._tokens)
+        specs = [layer_spec(config, index) for index in range(*self.stage.layers)]
+        self.local = self.stage.of_config(config)
+        if ranks is not None:
+            self.local = ranks.own.of_config(self.local)
+            specs = [ranks.own.of_layer(spec, config.head_dim) for spec in specs]
+        tasks: list[Callable[[], Any]] = [
+            partial(Layer, self.local, spec, window, source)
+            for spec, window in zip(specs, self.local.windows, strict=True)
         ]
-        self.norm = source.vector(FINAL_NORM)
-        self.head = self._load_head(format, weights)
-        self.rotary = RotaryTable(config.rope, config.head_dim, ops.device)
+        if self.stage.is_last:
+            self.norm = source.table(FINAL_NORM)
+            heads = set(head_format(format).tensors(head_spec(config)))
+            of = {EMBEDDING, *heads} if self.tied else heads
+            tasks.insert(0, partial(source.head, of, partial(self._load_head, format, weights)))
+        alone = ranks is None and self.stage.count == 1 and before is None  # beside steps it takes its time
+        beside = alone and ops.device.type == "cpu" and not (shelf.in_order or isinstance(weights, Outline))
+        made = side_by_side(tasks) if beside else [make() for make in tasks]
+        if self.stage.is_last:
+            self.head = made.pop(0)
+        self.layers = made
+        self.rotary: RotaryTable = (
+            RotaryTable(config.rope, config.head_dim, ops.device) if before is None else before.rotary
+        )
 
     def _load_head(self, format: Format, weights: Weights) -> Linear:
         if not self.tied:
             spec = head_spec(self.config)
+            spec = spec if self.ranks is None else self.ranks.own.of_head(spec)
             return self.ops.linear(head_format(format).linear(weights, spec, self.ops.dtype), role="head")
         if (copy := f"{HEAD}.weight") in weights:
-            weights.take(copy)  # known to equal the embedding
-        return self.ops.linear(DenseWeight(self.embedding), role="head")
+            weights.take(copy, *self._tokens)  # known to equal the embedding
+        table = self.embedding if self.stage.is_first else weights.take_finite(EMBEDDING, self.ops.dtype, *self._tokens)
+        assert isinstance(table, torch.Tensor), "what is on disk has its head there too"
+        return self.ops.linear(DenseWeight(table), role="head")
+
+    @property
+    def _tokens(self) -> tuple[slice, ...]:
+        """Rows of the embedding that are here."""
+        return () if self.ranks is None else (slice(*self.ranks.own.tokens),)
 
     @property
     def held(self) -> Held:
         """What all weights keep, all copies counted, and what a tied head shares with the embedding once."""
-        tables = Held(size(self.embedding, self.norm) - (self.head.held.given if self.tied else 0))
-        return sum((layer.held for layer in self.layers), tables + self.head.held)
+        held = sum((layer.held for layer in self.layers), Held(0))
+        if self.stage.is_first:
+            held += Held(self.embedding.nbytes)
+        if self.stage.is_last:
+            shared = self.head.held.given if self.tied and self.stage.is_first else 0
+            held += Held(size(self.norm) - shared) + self.head.held
+        if self.tier is not None:
+            held += self.tier.held
+        return held
 
     @property
     def nbytes(self) -> int:
         return self.held.nbytes
 
     @torch.inference_mode()
-    def forward(self, batch: StepBatch, kv: list[torch.Tensor]) -> torch.Tensor:
-        """Logits fp32 [R, vocabulary] of `batch.logit_rows`; writes this step's keys and values."""
-        x, residual = self._layers(batch, kv)
+    def forward(self, batch: StepBatch, kv: list[torch.Tensor], stream: Stream | None = None) -> torch.Tensor:
+        """Logits fp32 [R, vocabulary] of `batch.logit_rows`; writes this step's keys and values.
+
+        stream  what the stage before gave; None: the first stage begins with the tokens
+        """
+        x, residual = self.through(batch, kv, stream)
         rows = batch.logit_rows
         if not rows.numel():  # a piece of a prompt that is not its last
             return x.new_empty(0, self.config.vocab_size, dtype=torch.float32)
         return self.logits(self._normed(x[rows], residual[rows]))
 
     @torch.inference_mode()
-    def hidden(self, batch: StepBatch, kv: list[torch.Tensor]) -> torch.Tensor:
+    def hidden(self, batch: StepBatch, kv: list[torch.Tensor], stream: Stream | None = None) -> torch.Tensor:
         """The last hidden states [T, hidden], normalised: `logits` of any rows of it gives their logits."""
-        return self._normed(*self._layers(batch, kv))
+        return self._normed(*self.through(batch, kv, stream))
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[R, hidden] -> fp32 [R, vocabulary]."""
         if not len(hidden):  # a step of pieces of prompts
             return hidden.new_empty(0, self.config.vocab_size, dtype=torch.float32)
-        return self.head(hidden).float()
+        logits = self.head(hidden).float()
+        return logits if self.ranks is None else self.ranks.logits(logits)
 
     def _normed(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         return self.ops.add_rms_norm(x, residual, self.norm, self.config.rms_norm_eps)[0]
 
-    def _layers(self, batch: StepBatch, kv: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    @torch.inference_mode()
+    def through(self, batch: StepBatch, kv: list[torch.Tensor], stream: Stream | None = None) -> Stream:
+        """What the layers here make of what the stage before gave, or of the tokens; writes keys and values."""
+        assert (stream is None) == self.stage.is_first, "the first stage alone begins with tokens"
         rope = self.rotary.at(batch.positions, max(batch.context_lens))
-        x, residual = self.embedding[batch.token_ids], None
+        x, residual = (self._embedded(batch.token_ids), None) if stream is None else stream
         for layer, cache in zip(self.layers, kv, strict=True):
             x, residual = layer(x, residual, rope, cache, batch)
         assert residual is not None, "a decoder has at least one layer"
         return x, residual
+
+    def _embedded(self, ids: torch.Tensor) -> torch.Tensor:
+        if self.ranks is None:
+            return self.embedding[ids]
+        assert isinstance(self.embedding, torch.Tensor), "of a model that is divided all is in memory"
+        return self.ranks.embed(self.embedding, ids)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-from .errors import EngineFault, InvalidRequest, MotleyError
+from .errors import EngineFault, InvalidRequest, MotleyError, Unavailable
 from .flights import Flight, Flights
 from .grammar_process import GrammarProcess, MatchState, collect
 from .grammars import Grammars
 from .jobs import Emission, Job, ended_already, keep_prompt_logprobs, message_of
 from .limits import Limits
 from .plan import StepResult
-from .protocol import Delta, FinishReason, ReplicaLoad, Request, TokenLogprob, joined
-from .runner import Runner
+from .protocol import Delta, FinishReason, ReplicaLoad, Request, StreamMessage, TokenLogprob, joined
+from .runner import Capturing, Model, Runner, Updating
 from .scheduler import Scheduler
 from .sequence import Sequence
 from .text import TextStream
@@ -48,6 +48,7 @@ class EngineCore:
         self.grammars = grammars
         self.num_steps = 0
         self._runner = runner
+        self._capturing = runner if isinstance(runner, Capturing) else None
         self._flights = Flights(runner, scheduler)
         self._tokenizer = tokenizer
         self._clock = clock
@@ -58,6 +59,7 @@ class EngineCore:
         self._ready: dict[int, Job] = {}  # jobs with something to send
         self._held: set[int] = set()  # keys of jobs whose readers are behind
         self._matching: dict[int, Sequence] = {}  # by sequence id, those with a grammar
+        self._older: list[int] = []  # versions of weights that sequences may still end on
 
     @property
     def busy(self) -> bool:
@@ -65,8 +67,12 @@ class EngineCore:
 
     @property
     def launched(self) -> bool:
-        """A step is on its way, of which nothing has been heard; or KV is to be stored."""
-        return self._flights.ahead is not None or self.scheduler.prefixes.pending
+        """Steps are on their way, of which nothing has been heard; or KV is to be stored."""
+        return bool(self._flights.ahead) or self.scheduler.prefixes.pending
+
+    def capture_s(self) -> float:
+        """Seconds that steps have spent so far on captures, which say nothing of their pace. Safe from any thread."""
+        return 0.0 if self._capturing is None else self._capturing.capture_s()
 
     @property
     def failed_steps(self) -> int:
@@ -77,6 +83,36 @@ class EngineCore:
     def resting(self) -> bool:
         """Busy, and yet there is nothing to compute: the reader of every request is behind."""
         return bool(self._held) and len(self._held) == len(self._jobs) and not (self._ready or self.launched)
+
+    def adopt(self, version: int, model: Model) -> None:
+        """Requests that have not begun, and those to come, are computed with these weights; between two steps.
+
+        Those that have begun end on what they began with. Raises Unavailable while some do on older ones still.
+        """
+        scheduler = self.scheduler
+        assert isinstance(self._runner, Updating), "this runner has no weights"
+        self.check_weights_free()
+        begun = {s for job in self._jobs.values() if job.opened or job.deltas or _begun(job.live) for s in job.live}
+        self._runner.adopt(version, model)
+        self._older.append(scheduler.weights)
+        scheduler.renew(version, begun)
+
+    def check_weights_free(self) -> None:
+        """Raises Unavailable while requests end on weights older than the newest. Safe from any thread."""
+        if self._older:
+            raise Unavailable(
+                "requests that began before the latest weights have not ended; try again when they have",
+                code="weights_in_use",
+            )
+
+    def let_go(self) -> None:
+        """Of weights that no sequence is computed with any more, and no step on its way. Raises EngineLost."""
+        on_its_way = any(flight.plan.weights in self._older for flight in self._flights.ahead)
+        if self._older and not self.scheduler.outdated and not on_its_way:
+            assert isinstance(self._runner, Updating)
+            for version in self._older:
+                self._runner.forget(version)
+            self._older = []
 
     def load(self) -> ReplicaLoad:
         return replace(self.scheduler.load(), steps=self.num_steps)
@@ -143,11 +179,13 @@ class EngineCore:
         if landing is not None:
             self._land(landing)
         elif launched is not None or plan.swaps:
-            pass  # the first of a row: its result is asked for when the next is launched; or what it needs is copied
+            pass  # the first of a row: its result is asked for when others are launched; or what it needs is copied
         elif paused := [one.matcher for one in self._matching.values() if one.matcher and one.paused and not one.held]:
             collect(paused, _IDLE_S, first=True)
         elif self.scheduler.prefixes.waits:
             self.scheduler.prefixes.wait(_STORE_S)
+        if self._older:
+            self.let_go()
         return list(self._emit())
 
     def _land(self, flight: Flight) -> None:
@@ -244,16 +282,17 @@ class EngineCore:
         outcomes = list(zip(plan.items, result.items, strict=True))
         right = {item.sequence_id: len(outcome.accepted) for item, outcome in outcomes if outcome.accepted}
         self.scheduler.commit(sound, right)
+        job_of, sequence_of = self._job_of, self.scheduler.sequence
         for item, outcome in outcomes:
-            if item.sequence_id not in self._job_of:
+            if item.sequence_id not in job_of:
                 continue  # a sibling's fault has ended it within this very step
-            sequence = self.scheduler.sequence(item.sequence_id)
+            sequence = sequence_of(item.sequence_id)
             if outcome.prompt_logprobs:
                 keep_prompt_logprobs(sequence, item.start, outcome.prompt_logprobs)
             if outcome.fault:
                 self._fault(sequence, outcome.fault)
             elif outcome.token:
-                for token in (*outcome.accepted, outcome.token):
+                for token in (*outcome.accepted, outcome.token) if outcome.accepted else (outcome.token,):
                     self._advance(sequence, token)
                     if sequence.finish_reason is not None:
                         break  # what follows its end was never said
@@ -312,6 +351,10 @@ class EngineCore:
 
     def _emit(self) -> Iterator[Emission]:
         for job in self._ready.values():
+            if job.opened and job.live:  # in its midst, as most are
+                yield Emission(job.key, StreamMessage(tuple(job.deltas)), False)
+                job.deltas = []
+                continue
             done = not job.live
             stored = self.scheduler.prefixes.stored(job.lead) if done or not job.opened else None  # the first, the last
             yield Emission(job.key, message_of(job, stored), done, job.error if done else None)
@@ -320,3 +363,8 @@ class EngineCore:
                 del self._jobs[job.key]
                 self._held.discard(job.key)
         self._ready = {}
+
+
+def _begun(sequences: Iterable[Sequence]) -> bool:
+    """Whether any of a request's has had a place: what it has computed may be part of its answer."""
+    return any(one.cached_tokens is not None or len(one.prompt_logprobs) > 1 for one in sequences)

@@ -34,6 +34,9 @@ class EngineConfig:
     kv_memory_bytes       None: a share of free memory
     swap_memory_bytes     of the host, for KV of preempted sequences, where copying is faster than computing again; 0:
                           none. None: 4 GiB for a GPU, at most a quarter of what is free; none for a CPU
+    tensor_parallel       ranks that every layer is divided among, each a process with a share of the threads
+    pipeline_parallel     stages that have some of the layers each, likewise; with both, each stage has so many ranks
+    pipeline_layers       how many layers each stage has. None: chosen
     speculate_ngram       tokens of a sequence that are tried in a step beyond its last, as they followed the same
                           tokens before; 0: none. What comes is the same, and several at a time
     reuse_prefixes        find prompts' prefixes in the KV of earlier requests
@@ -48,8 +51,13 @@ class EngineConfig:
                           digits, and so in its tokens, from what this engine says without a store
     max_waiting_tokens    prompt tokens admitted and not yet started; above it requests are refused
     max_waiting           requests admitted and not yet started
+    weights_cache         folder of weights as a CPU's kernels hold them, so that the next start need not repack them;
+                          "off": none. None: motley/weights in the user's cache folder (XDG_CACHE_HOME)
+    weights_memory_bytes  of weights, on a CPU: layers beyond it stay in the file of the weights cache, and are read for
+                          every step, one ahead. None: all are in memory
     threads               CPU threads; None: all cores this process may use
     watchdog_s            a step longer than this makes the replica unhealthy and ends its streams
+    frozen_weights        names of tensors that no update of the weights may change, as patterns: model.embed_tokens.*
     reader_timeout_s      a stream of which nothing is read for so long is ended
     """
 
@@ -64,6 +72,9 @@ class EngineConfig:
     max_running: int = 64
     kv_memory_bytes: int | None = None
     swap_memory_bytes: int | None = None
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    pipeline_layers: tuple[int, ...] | None = None
     speculate_ngram: int = 0
     reuse_prefixes: bool = True
     prefix_cache: PrefixCache = "off"
@@ -74,9 +85,12 @@ class EngineConfig:
     prefix_any_numerics: bool = False
     max_waiting_tokens: int = 262_144
     max_waiting: int = 512
+    weights_cache: str | None = None
+    weights_memory_bytes: int | None = None
     threads: int | None = None
     watchdog_s: float = 60.0
     reader_timeout_s: float = 30.0
+    frozen_weights: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _one_of("dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
@@ -87,20 +101,41 @@ class EngineConfig:
         _one_of("prefix_wire", self.prefix_wire, (None, "int8", "float16", "bfloat16"))
         for name in ("max_batch_tokens", "max_running", "max_waiting_tokens", "max_waiting"):
             _positive(name, getattr(self, name))
-        for name in ("prefix_cache_bytes", "prefix_after"):
+        for name in ("prefix_cache_bytes", "prefix_after", "tensor_parallel", "pipeline_parallel"):
             _positive(name, getattr(self, name))
-        for name in ("max_model_len", "kv_memory_bytes", "prefix_buffer_bytes", "threads"):
+        for name in ("max_model_len", "kv_memory_bytes", "prefix_buffer_bytes", "weights_memory_bytes", "threads"):
             if getattr(self, name) is not None:
                 _positive(name, getattr(self, name))
+        if self.pipeline_layers is not None:
+            _layers(self.pipeline_layers, self.pipeline_parallel)
         if self.swap_memory_bytes is not None:
             _not_negative("swap_memory_bytes", self.swap_memory_bytes)
         if type(self.speculate_ngram) is not int or not 0 <= self.speculate_ngram <= MAX_DRAFTS:
             raise _bad("speculate_ngram", self.speculate_ngram, f"an integer from 0 to {MAX_DRAFTS}")
+        if isinstance(self.frozen_weights, str) or not all(isinstance(one, str) and one for one in self.frozen_weights):
+            raise _bad("frozen_weights", self.frozen_weights, "patterns of tensors' names")
+        object.__setattr__(self, "frozen_weights", tuple(self.frozen_weights))  # JSON has lists
         for name in ("watchdog_s", "reader_timeout_s"):
             _seconds(name, getattr(self, name))
+        if self.weights_cache is not None and (not isinstance(self.weights_cache, str) or not self.weights_cache):
+            raise _bad("weights_cache", self.weights_cache, "a folder or 'off'")
+        if self.weights_memory_bytes is not None:
+            self._check_tiers()
         if self.max_batch_tokens < self.max_running:
             # Every running sequence must be able to decode in every step.
             raise _bad("max_batch_tokens", self.max_batch_tokens, f"at least max_running ({self.max_running})")
+
+    def _check_tiers(self) -> None:
+        """Layers on disk are of one process, on a CPU, and of a file that is kept."""
+        for name in ("tensor_parallel", "pipeline_parallel"):
+            if getattr(self, name) > 1:
+                raise _bad(name, getattr(self, name), "1 with weights_memory_bytes: parts of a model stay in memory")
+        if self.device != "cpu":
+            raise _bad(
+                "weights_memory_bytes", self.weights_memory_bytes, "null on a GPU, where all weights stay so far"
+            )
+        if self.weights_cache == "off":
+            raise _bad("weights_cache", "off", "a folder with weights_memory_bytes: layers are read from its file")
 
 
 def _bad(name: str, value: object, accepted: str) -> InvalidRequest:
@@ -115,6 +150,13 @@ def _one_of(name: str, value: object, accepted: tuple[object, ...]) -> None:
 def _positive(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise _bad(name, value, "a positive integer")
+
+
+def _layers(value: object, stages: int) -> None:
+    if not (
+        isinstance(value, tuple) and len(value) == stages and all(type(each) is int and each > 0 for each in value)
+    ):
+        raise _bad("pipeline_layers", value, f"a positive integer for each of {stages} stages")
 
 
 def _not_negative(name: str, value: object) -> None:

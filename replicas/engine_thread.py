@@ -13,10 +13,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .engine import Emission, EngineCore
-from .errors import EngineFault, Unavailable
+from .errors import EngineFault, EngineLost, MotleyError, Unavailable
 from .grammar_process import GrammarProcess
 from .kv_log import KvLog, OwnedEvent
 from .protocol import ReplicaLoad, Request, SamplingParams
@@ -29,6 +29,7 @@ MAX_FAILED_STEPS = 3  # in a row: what fails is not the requests
 SLOW_S = 5.0  # a step that takes longer than this,
 SLOW_TIMES = 20  # and so many times the longest of late, is not well, though it may yet end
 REMEMBERED = 128  # steps
+MAX_CAPTURE_S = 600.0  # what a step may capture is not of its time, up to this
 REST_S = 0.05  # between two looks at deadlines, when all that there is to do waits for its readers
 _PROBE_KEY = -1
 _PROBE = Request("probe", (0,), SamplingParams(temperature=0.0, max_tokens=1, seed=0), cache_salt=b"probe")
@@ -60,11 +61,20 @@ class _Flush:
 
 
 @dataclass(frozen=True, slots=True)
+class _Between:
+    """claim: whoever has it first, does the work or withdraws it."""
+
+    work: Callable[[], None]
+    done: asyncio.Future[None]
+    claim: threading.Lock = field(default_factory=threading.Lock)
+
+
+@dataclass(frozen=True, slots=True)
 class _Watch:
     wanted: bool
 
 
-_Command = _Add | _Cancel | _Hold | _Flush | _Watch | None  # None: stop
+_Command = _Add | _Cancel | _Hold | _Flush | _Between | _Watch | None  # None: stop
 
 
 class EngineThread:
@@ -96,6 +106,7 @@ class EngineThread:
         self._tell = tell
         self._loop = asyncio.get_running_loop()
         self._inbox: queue.SimpleQueue[_Command] = queue.SimpleQueue()
+        self._captured = core.capture_s()  # when the step began
         self._stepped = time.monotonic()  # when a step last ended
         self._took = deque([usual_s], maxlen=REMEMBERED)  # seconds, each of the latest steps
         self._probe: asyncio.Future[None] | None = None
@@ -120,6 +131,20 @@ class EngineThread:
         """Drop cached prefixes of that tenant, or all of them. Raises Unavailable."""
         done = self._loop.create_future()
         self._inbox.put(_Flush(tenant, done))
+        await self._in_time(done)
+
+    async def between(self, work: Callable[[], None]) -> None:
+        """Do that between two steps. Raises what it raises, or Unavailable: then it is not done later either."""
+        command = _Between(work, self._loop.create_future())
+        self._inbox.put(command)
+        try:
+            await asyncio.wait_for(asyncio.shield(command.done), PROBE_S)
+        except TimeoutError:
+            if command.claim.acquire(blocking=False):
+                raise Unavailable(f"the engine was not free within {PROBE_S:g} s", code="engine_busy") from None
+            await command.done  # it is being done
+
+    async def _in_time(self, done: asyncio.Future[None]) -> None:
         try:
             await asyncio.wait_for(done, PROBE_S)
         except TimeoutError:
@@ -137,8 +162,7 @@ class EngineThread:
         """Raise EngineFault if the thread has died or its current step takes too long."""
         if self.died is not None:
             raise EngineFault(f"the engine has died: {self.died}", code="engine_died")
-        began = self.step_began
-        if began is not None and time.monotonic() - began > self.watchdog_s:
+        if (taken := self._taken_s()) is not None and taken > self.watchdog_s:
             raise EngineFault(f"a step has been running for more than {self.watchdog_s:g} s", code="engine_hangs")
 
     @property
@@ -148,9 +172,17 @@ class EngineThread:
 
     def check_pace(self) -> None:
         """Raise EngineFault while a step takes far longer than others; the watchdog gives it more time to end."""
-        began, slow_s = self.step_began, self.slow_s
-        if began is not None and time.monotonic() - began > slow_s:
+        taken, slow_s = self._taken_s(), self.slow_s
+        if taken is not None and taken > slow_s:
             raise EngineFault(f"no step has ended for more than {slow_s:g} s", code="engine_slow")
+
+    def _taken_s(self) -> float | None:
+        """Seconds of the step under way, but for what it has captured; None between steps."""
+        began = self.step_began
+        if began is None:
+            return None
+        captured = min(max(0.0, self._core.capture_s() - self._captured), MAX_CAPTURE_S)
+        return time.monotonic() - began - captured
 
     async def check_health(self) -> None:
         """Raise EngineFault unless the engine has stepped lately, or does so now.
@@ -186,11 +218,12 @@ class EngineThread:
                     self._hand_over([])
                     continue
                 resting, steps = core.resting, core.num_steps
-                self.step_began = began = time.monotonic()
+                self._captured = core.capture_s()
+                self.step_began = time.monotonic()
                 emissions = core.step()
                 if core.num_steps > steps or not (resting or core.launched):  # else it proves nothing
+                    self._took.append(self._taken_s() or 0.0)
                     self._stepped = time.monotonic()
-                    self._took.append(self._stepped - began)
                 self.step_began = None
                 self._hand_over(emissions)
         except BaseException as error:  # the thread's last words: every stream must hear of it
@@ -225,6 +258,8 @@ class EngineThread:
             elif isinstance(command, _Flush):
                 core.scheduler.forget(command.tenant)
                 self._call_loop(_settle, command.done)
+            elif isinstance(command, _Between):
+                self._do(command)
             elif isinstance(command, _Watch):
                 self._log_blocks(wanted=command.wanted)
             elif command.key == _PROBE_KEY:
@@ -232,6 +267,18 @@ class EngineThread:
             else:
                 core.add(command.key, command.request, command.arrived, command.grammar)
             patience_s = 0.0
+
+    def _do(self, command: _Between) -> None:
+        if not command.claim.acquire(blocking=False):
+            return
+        error: Exception | None = None
+        try:
+            command.work()
+        except MotleyError as raised:
+            error = raised
+        self._call_loop(_settle, command.done, error)
+        if isinstance(error, EngineLost):
+            raise error
 
     def _log_blocks(self, *, wanted: bool) -> None:
         pool = self._core.scheduler.pool
@@ -260,6 +307,10 @@ class EngineThread:
         self._deliver(emissions)
 
 
-def _settle(done: asyncio.Future[None]) -> None:
-    if not done.done():
+def _settle(done: asyncio.Future[None], error: Exception | None = None) -> None:
+    if done.done():
+        return
+    if error is None:
         done.set_result(None)
+    else:
+        done.set_exception(error)

@@ -93,6 +93,10 @@ class EngineFault(MotleyError):
     usual_code = "engine_fault"
 
 
+class EngineLost(EngineFault):
+    """Nothing of this engine works any more: it ends, and not the sequences of a step alone."""
+
+
 class CheckpointError(MotleyError):
     """A checkpoint cannot be loaded. Names the file and, where there is one, the tensor or key."""
 

@@ -13,9 +13,9 @@ import torch
 from ..kernels.device_table import DEVICES
 from ..kernels.devices import Device
 from ..kernels.dtypes import TORCH
-from ..kernels.gpu.operators import GpuOps
+from ..kernels.held import Held
 from ..kernels.ops import KvDtype, Ops
-from ..kernels.precision import PrecisionPolicy, policy_of
+from ..kernels.precision import policy_of
 from ..kernels.rig import Rig, gpu
 from .blocks import blocks_for
 from .checkpoint import Checkpoint, Tensors
@@ -24,7 +24,7 @@ from .decoder import Decoder
 from .errors import CheckpointError, InvalidRequest
 from .gpu.buckets import graph_rows
 from .gpu.swapper import STAGED_BLOCKS, pinned_bytes
-from .layout import decoder_layout
+from .layout import decoder_layout, whole
 from .memory import (
     CONTEXT_BYTES,
     USABLE,
@@ -34,6 +34,7 @@ from .memory import (
     cpu_kv_budget,
     free_memory,
     graph_bytes,
+    history_bytes,
     kv_budget,
     prefix_budget,
     split_bytes,
@@ -46,6 +47,10 @@ from .protocol import BLOCK_TOKENS
 from .quantization.base import Format
 from .quantization.gptq import GPTQ
 from .safetensors_file import TensorInfo
+from .shards.ranks import Ranks
+from .shards.stages import Stage
+from .tiers.budget import sizes_of
+from .tiers.plan import Expected, Tiers, planned, refused
 from .weights import Outline
 
 __all__ = ["Asked", "Fit", "Place", "at_hand", "cpu", "fit", "known", "outlined", "parts_of", "table"]
@@ -60,6 +65,7 @@ class Asked:
     swap_memory_bytes  of the host; None: the engine's default
     max_drafts         of a sequence in a step
     shares             prefixes through a store, as a service does
+    weights_memory_bytes  of a CPU: what is beyond stays on disk
     """
 
     context: int
@@ -69,6 +75,7 @@ class Asked:
     swap_memory_bytes: int | None = None
     max_drafts: int = 0
     shares: bool = False
+    weights_memory_bytes: int | None = None
 
     @property
     def tokens(self) -> int:
@@ -109,6 +116,8 @@ class Fit:
     ttft_s      of a prompt of the context that was asked for; tpot_s of the batch at that context. Arithmetic, by the
                 roofline; None where it does not fit or no table tells
     choices     what was chosen for each kind of weight -> why
+    tiers       which weights would be on disk
+    expected    how fast that would be, for one sequence with a short context: for who measures it; `fit` does not
     advice      what else would fit, where it does not
     """
 
@@ -121,6 +130,8 @@ class Fit:
     ttft_s: float | None = None
     tpot_s: float | None = None
     choices: Mapping[str, str] | None = None
+    tiers: Tiers | None = None
+    expected: Expected | None = None
     advice: str = ""
     refused: str = ""
 
@@ -163,8 +174,11 @@ def fit(checkpoint: Checkpoint, place: Place, asked: Asked) -> Fit:
         ops = place.ops()
         decoder = outlined(checkpoint.config, checkpoint.format, checkpoint.tensors, ops)
         parts = parts_of(decoder, asked)
+        tiers = None if asked.weights_memory_bytes is None else _tiers(decoder, asked.weights_memory_bytes)
     except (ValueError, InvalidRequest) as error:
         return Fit(place, None, refused=str(error))
+    if tiers is not None:
+        parts = _in_tiers(parts, decoder, tiers)
     budget = _budget(place, parts)
     blocks = budget.blocks(parts.kv_block)
     fits = not budget.missing and blocks >= asked.batch * blocks_for(asked.context)
@@ -177,21 +191,46 @@ def fit(checkpoint: Checkpoint, place: Place, asked: Asked) -> Fit:
         fits=fits,
         ttft_s=ttft_s(place.device, decoder, asked.context, asked.tokens) if fits and place.device else None,
         tpot_s=tpot_s(place.device, decoder, asked.context, asked.batch) if fits and place.device else None,
+        tiers=tiers,
         choices={**ops.choices, **({} if place.device else _OF_VALUES)},
         advice="" if fits else _advice(checkpoint, decoder, place, asked, budget),
     )
 
 
-def outlined(config: ModelConfig, format: Format, tensors: Tensors, ops: Ops) -> Decoder:
+def _tiers(decoder: Decoder, budget: int) -> Tiers:
+    if decoder.ops.device.type != "cpu":
+        raise refused("weights of a GPU all stay there so far")
+    return planned(sizes_of(decoder), budget)
+
+
+def _in_tiers(parts: Parts, decoder: Decoder, tiers: Tiers) -> Parts:
+    """What stays, and the buffers, which are counted as weights."""
+    gone = [sum((joined.held for joined in decoder.layers[index].linears), Held(0)) for index in tiers.layers]
+    weights = sum(each.weights for each in gone) + tiers.embedding * decoder.embedding.nbytes - 2 * tiers.buffer_bytes
+    metadata = sum(each.metadata for each in gone)
+    return replace(parts, weights=parts.weights - weights, metadata=parts.metadata - metadata)
+
+
+def outlined(
+    config: ModelConfig,
+    format: Format,
+    tensors: Tensors,
+    ops: Ops,
+    ranks: Ranks | None = None,
+    stage: Stage | None = None,
+) -> Decoder:
     """The decoder that the loader would make of these tensors, with no values: on the meta device.
 
-    Layers whose tensors are alike are one, as many times as there are.
+    Layers whose tensors are alike are one, as many times as there are. ranks, stage: as of `Decoder`.
     """
-    outline = Outline(tensors, torch.device("meta"))
-    if len({_kinds(tensors, index) for index in range(config.num_layers)}) > 1:
-        return Decoder(config, format, outline, ops)
-    decoder = Decoder(replace(config, num_layers=1, windows=config.windows[:1]), format, outline, ops)
-    decoder.config, decoder.layers = config, decoder.layers * config.num_layers
+    outline, stage = Outline(tensors, torch.device("meta")), stage or whole(config)
+    first, last = stage.layers
+    if len({_kinds(tensors, index) for index in range(first, last)}) > 1:
+        return Decoder(config, format, outline, ops, ranks, stage)
+    decoder = Decoder(config, format, outline, ops, ranks, replace(stage, layers=(first, first + 1)))
+    local = stage.of_config(config)
+    decoder.local = local if ranks is None else ranks.own.of_config(local)
+    decoder.stage, decoder.layers = stage, decoder.layers * (last - first)
     return decoder
 
 
@@ -204,28 +243,37 @@ def _kinds(tensors: Tensors, index: int) -> frozenset[tuple[str, str]]:
 
 
 def parts_of(decoder: Decoder, asked: Asked) -> Parts:
-    """Raises ValueError for KV that the operators do not have."""
-    config, ops = decoder.config, decoder.ops
+    """Of what this decoder has of the model. Raises ValueError for KV that the operators do not have."""
+    config, ops = decoder.local, decoder.ops
     kv = ops.allocate_kv(config.num_layers, 1, config.num_kv_heads, config.head_dim)
     itemsize = ops.dtype.itemsize
     on_gpu = ops.device.type != "cpu"
     kv_block = sum(layer.nbytes for layer in kv)
+    leads = decoder.stage.is_first and (decoder.ranks is None or decoder.ranks.rank == 0)  # and chooses tokens
+    if not (leads or decoder.stage.is_last):
+        config = replace(config, vocab_size=0)  # it never has logits
     return Parts(
         weights=decoder.held.weights,
         metadata=decoder.held.metadata,
         kv_block=kv_block,
         # On a GPU what is planned must suffice, log-probabilities of a whole prompt included.
         activations=activation_bytes(config, itemsize, asked.tokens, max(asked.rows, on_gpu * asked.tokens))
-        + (_beside(decoder, ops.rig.policy, asked) if isinstance(ops, GpuOps) else 0),
+        + (on_gpu and _beside(decoder, asked))
+        + on_gpu * leads * (not asked.max_drafts) * history_bytes(config, max(asked.max_running, asked.batch)),
         graphs=on_gpu * graph_bytes(config, itemsize, asked.rows),
         context=on_gpu * CONTEXT_BYTES,
         staging=on_gpu * (asked.swap_memory_bytes != 0 or asked.shares) * STAGED_BLOCKS * kv_block,
     )
 
 
-def _beside(decoder: Decoder, policy: PrecisionPolicy, asked: Asked) -> int:
+def _beside(decoder: Decoder, asked: Asked) -> int:
     """What kernels of a GPU write beside activations."""
-    config, held = decoder.config, [linear.held for linear in decoder.layers[0].linears]
+    from ..kernels.gpu.operators import GpuOps  # imports Triton, which an engine on a CPU does without
+
+    if not isinstance(decoder.ops, GpuOps):
+        return 0
+    policy = decoder.ops.rig.policy
+    config, held = decoder.local, [linear.held for linear in decoder.layers[0].linears]
     widths = [bits(each, shape) for each, shape in zip(held, linear_shapes(config), strict=True)]
     largest = max((n * k for n, k in linear_shapes(config)), default=0)
     inner, itemsize = 2 * config.intermediate_size + config.hidden_size, decoder.ops.dtype.itemsize
@@ -245,6 +293,8 @@ def _listed(device: Device, kv_dtype: KvDtype | None) -> Place:
 
 
 def _gpu_ops(rig: Rig, kv_dtype: KvDtype | None) -> Callable[[], Ops]:
+    from ..kernels.gpu.operators import GpuOps
+
     return functools.partial(GpuOps, replace(rig, device=torch.device("meta")), kv_dtype)
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 from .blocks import Allocation
+from .errors import EngineLost
 from .plan import UNKNOWN, ItemResult, PlanItem, StepPlan, StepResult
 from .runner import Pipelined, Runner, Swapping
 from .scheduler import Scheduler
@@ -35,14 +37,14 @@ class Flight:
 
 
 class Flights:
-    """Launches steps and brings them down. Where the device computes by itself, one is on its way at a time.
+    """Launches steps and brings them down, in their order. A pipelined runner has some on their way meanwhile.
 
-    ahead         the step whose result has not been asked for
+    ahead         steps whose results have not been asked for, in the order of their launch
     failed_steps  in a row, of which nothing came
     """
 
     def __init__(self, runner: Runner, scheduler: Scheduler) -> None:
-        self.ahead: Flight | None = None
+        self.ahead: deque[Flight] = deque()
         self.failed_steps = 0
         self._runner, self._scheduler = runner, scheduler
         self._pipelined = runner if isinstance(runner, Pipelined) else None
@@ -63,46 +65,57 @@ class Flights:
         return Flight(plan, self._scheduler.launched(plan), self._attempt(plan))
 
     def landing(self, launched: Flight | None) -> Flight | None:
-        """Whose result is to be asked for now, when that one is on its way: itself, or the one before it."""
+        """Whose result is to be asked for now, when that one is on its way: itself, or the first of those before it.
+
+        None while more may be launched; where nothing was, the first is due.
+        """
         if self._pipelined is None:
             return launched
-        landing, self.ahead = self.ahead, launched
-        return landing
+        if launched is not None:
+            self.ahead.append(launched)
+        due = launched is None or len(self.ahead) >= self._pipelined.depth
+        return self.ahead.popleft() if self.ahead and due else None
 
     def result(self, flight: Flight) -> StepResult:
         """What the step gave; if it failed, each item apart, since one of them may have been too much for all.
 
-        What KV the first attempt has written is then written again, alike. A step launched meanwhile goes on from
-        what failed: it is taken back.
+        What KV the first attempt has written is then written again, alike. Steps launched meanwhile may go on from
+        what failed: they are taken back, the last first, so that each sequence is where the first of them found it.
         """
         plan = flight.plan
         results = [flight.outcome()]
         if isinstance(results[0], str):
-            if self.ahead is not None:
-                self.ahead.outcome()
-                self._scheduler.recalled(self.ahead.plan, self.ahead.allocations)
-                self.ahead = None
+            for later in self.ahead:
+                later.outcome()
+            while self.ahead:
+                later = self.ahead.pop()
+                self._scheduler.recalled(later.plan, later.allocations)
             parts = list(zip(plan.items, flight.allocations, strict=True))
             if len(parts) > 1 or not self._scheduler.holds(*parts[0]):
-                results = [self._again(*part) for part in parts]
+                results = [self._again(*part, plan.weights) for part in parts]
         self.failed_steps = self.failed_steps + 1 if all(isinstance(result, str) for result in results) else 0
         faults_or_items = ((ItemResult(fault=r),) if isinstance(r, str) else r.items for r in results)
         return StepResult(tuple(itertools.chain.from_iterable(faults_or_items)))
 
-    def _again(self, item: PlanItem, allocation: Allocation) -> StepResult | str:
+    def _again(self, item: PlanItem, allocation: Allocation, weights: int) -> StepResult | str:
         """The item apart; nothing, of a sequence that has gone or lost its blocks: another's KV may be there by now."""
         if not self._scheduler.holds(item, allocation):
             return StepResult((ItemResult(),))
         if item.token_ids[-1] == UNKNOWN:  # it was so when it was planned
             item = item._replace(token_ids=self._scheduler.sequence(item.sequence_id).tokens(item.start, item.end))
-        return self._attempt(StepPlan((item,)))()
+        return self._attempt(StepPlan((item,), weights=weights))()
 
     def _attempt(self, plan: StepPlan) -> Callable[[], StepResult | str]:
-        """Whatever a kernel raises (out of memory, above all) must end these requests, not the engine: it is told."""
+        """Whatever a kernel raises (out of memory, above all) must end these requests, not the engine: it is told.
+
+        Raises EngineLost.
+        """
 
         def told(work: Callable[..., T], *args: Any) -> T | str:
             try:
                 return work(*args)
+            except EngineLost:
+                raise
             except Exception as error:
                 log.exception("a step of %d sequences failed", len(plan.items))
                 return f"the step failed: {error}"

@@ -31,9 +31,16 @@ COMPILE_WALL = 15  # as many times as it may have of a processor
 MAX_WHITESPACE = 40  # characters in a row between JSON's parts: a model may indent, not idle
 MEMORY_BYTES = 512 * 2**20  # beyond what the process has before it compiles
 _BOUNDED = re.compile(r'"(minLength|maxLength|pattern|format)"\s*:')  # in a structural tag's schemas
-# First bytes of UTF-8 -> the least second byte that makes half of a surrogate pair, or no character at all.
-_NO_TEXT = {b"\xed": b"\xa0", b"\xf4": b"\x90"}
-_WHERE = re.compile(r"^(\[[\d:]+\] )?(\S+:\d+: )?")
+# First bytes of UTF-8 -> the second bytes that make no character: written too long, half of a surrogate pair, or beyond
+# the last one. The library lets them follow.
+_NO_TEXT = {
+    b"\xe0": (b"\x80", b"\x9f"),
+    b"\xed": (b"\xa0", b"\xbf"),
+    b"\xf0": (b"\x80", b"\x8f"),
+    b"\xf4": (b"\x90", b"\xbf"),
+}
+# Before the library's own words: when, where, and which line of its code found it
+_WHERE = re.compile(r"^(\[[\d:]+\] )?(\S+:\d+: )?(Check failed: \(.*?\) is false: )?")
 
 
 @dataclass(frozen=True)
@@ -61,8 +68,8 @@ class Vocabulary:
         starts = enumerate(token[:1] for token in self.tokens)
         found: dict[bytes, list[int]] = {lead: [] for lead in _NO_TEXT}
         for token_id, start in starts:
-            for lead, least in _NO_TEXT.items():
-                if least <= start < b"\xc0":
+            for lead, (least, most) in _NO_TEXT.items():
+                if least <= start <= most:
                     found[lead].append(token_id)
         return {lead: self.pack(token_ids) for lead, token_ids in found.items()}
 

@@ -8,8 +8,10 @@ the schema's order, an object has no properties beside those named unless `addit
 from __future__ import annotations
 
 import copy
+import math
 import re
 from collections.abc import Iterator
+from fractions import Fraction
 from typing import Any
 
 from .errors import InvalidRequest
@@ -45,6 +47,8 @@ _OF_TYPE = {
 }
 _KEYWORDS = frozenset(("type", *_WHOLE, *(keyword for group in _OF_TYPE.values() for keyword in group)))
 _IMPLIED = ("object", "array")  # types that their keywords alone imply
+_BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
+_DECIMALS = 6  # of a number within bounds, as the library writes it
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 FORMATS = frozenset((
     "date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uri-reference", "uuid",
@@ -141,6 +145,7 @@ def _check_values(node: dict[str, Any], whole: str, narrowing: list[str], path: 
     if not values:
         raise _Refused(f"{path}: 'enum' is empty")
     for value in values:
+        _check_integers(value, path, whole)
         if "type" in node and not any(_is_type(value, name) for name in _type_names(node, path)):
             raise _Refused(f"{path}: the {whole} {str(value)[:40]!r} is not of type {str(node['type'])[:40]}")
 
@@ -160,6 +165,8 @@ def _check_types(node: dict[str, Any], narrowing: list[str], path: str) -> None:
         raise _Refused(f"{path}: 'multipleOf' is supported for type integer alone")
     _check_strings(node, path)
     _check_counts(node, path)
+    if "number" in names:
+        _check_bounds(node, path)
     _check_required(node, path)
 
 
@@ -174,6 +181,43 @@ def _check_strings(node: dict[str, Any], path: str) -> None:
             json_pattern(_typed(node, "pattern", str, "", path))
     except ValueError as error:
         raise _Refused(f"{path}/pattern: {error}") from None
+
+
+def _check_integers(value: Any, path: str, whole: str) -> None:
+    """The library reads what is beyond 64 bits as a double, and would write another number."""
+    values = [value]
+    while values:
+        value = values.pop()
+        if isinstance(value, dict):
+            values += value.values()
+        elif isinstance(value, list):
+            values += value
+        elif isinstance(value, int) and not -(2**63) <= value < 2**63 and not _is_double(value):
+            raise _Refused(f"{path}: the {whole} {str(value)[:40]} is more than a double can tell")
+
+
+def _check_bounds(node: dict[str, Any], path: str) -> None:
+    """Of numbers the library writes six decimals: where none of those lies within, it would write nothing at all."""
+    bounds = {keyword: node[keyword] for keyword in _BOUNDS if keyword in node}
+    for keyword, value in bounds.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise _Refused(f"{path}/{keyword}: expected a number")
+        if not (math.isfinite(value) if isinstance(value, float) else _is_double(value)):
+            raise _Refused(f"{path}/{keyword}: {str(value)[:40]} is more than a double can tell")
+    steps = {keyword: Fraction(str(value)) * 10**_DECIMALS for keyword, value in bounds.items()}
+    least = [math.ceil(steps[key]) for key in ("minimum",) if key in steps]
+    least += [math.floor(steps[key]) + 1 for key in ("exclusiveMinimum",) if key in steps]
+    most = [math.floor(steps[key]) for key in ("maximum",) if key in steps]
+    most += [math.ceil(steps[key]) - 1 for key in ("exclusiveMaximum",) if key in steps]
+    if least and most and max(least) > min(most):
+        raise _Refused(f"{path}: no number of {_DECIMALS} decimals lies within its bounds")
+
+
+def _is_double(value: int) -> bool:
+    try:
+        return int(float(value)) == value
+    except OverflowError:
+        return False
 
 
 def _check_counts(node: dict[str, Any], path: str) -> None:
@@ -217,7 +261,8 @@ def _check_target(root: Any, target: Any, path: str) -> None:
 def _type_names(node: dict[str, Any], path: str) -> list[str]:
     given = node.get("type", [])
     names = [given] if isinstance(given, str) else given
-    if not isinstance(names, list) or not all(isinstance(name, str) and name in _TYPES for name in names):
+    known = isinstance(names, list) and all(isinstance(name, str) and name in _TYPES for name in names)
+    if not known or ("type" in node and not names):
         raise _Refused(f"{path}/type: {str(given)[:60]!r} is not among {', '.join(_TYPES)}")
     return names
 

@@ -71,6 +71,7 @@ def message_of(job: Job, stored: Stored | None = None) -> StreamMessage:
         prompt_logprobs=prompt_logprobs,
         embedding=job.embedding,
         stored=stored,
+        weights=job.lead.weights,
     )
 
 

@@ -2,36 +2,96 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import torch
 
 from ..kernels.batch import StepBatch
 from ..kernels.held import Held, size
 from ..kernels.ops import Linear, Ops
+from ..kernels.weights import GroupedWeight
 from .config import ModelConfig
-from .layout import LayerSpec
-from .quantization.base import Format, LinearSpec, fuse
+from .layout import HEAD, LayerSpec
+from .quantization.base import Format, LinearSpec, Span, fuse
+from .shards.ranks import Ranks
+from .shelf import EMPTY, Shelf
 from .weights import Weights
+
+P = TypeVar("P", "Joined", Linear, torch.Tensor)
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What a layer loads itself from."""
+    """What a layer loads itself from.
+
+    ranks    among which the model is divided; None: it is whole
+    shelf    what has been repacked before, or notes what is
+    before   parts of the same model with other values, by what they were made of
+    changed  tensors that are not as they were then: a part that has none of them is taken from `before`
+    made     the parts of this one
+    """
 
     weights: Weights
     format: Format
     ops: Ops
+    ranks: Ranks | None = None
+    shelf: Shelf = EMPTY
+    before: Mapping[str, Part] = field(default_factory=dict)
+    changed: Collection[str] = frozenset()
+    made: dict[str, Part] = field(default_factory=dict)
+
+    def part(self, names: Collection[str], make: Callable[[], P]) -> P:
+        """What `make` makes of these tensors, and of no others, unless it is there already."""
+        key = min(names)
+        if key in self.before and not any(name in self.changed for name in names):
+            self.made[key] = self.before[key]
+        else:
+            self.made[key] = make()
+        return self.made[key]  # type: ignore[return-value]  # a key stands for one kind of part
 
     def linear(self, *specs: LinearSpec) -> Joined:
         """One operator for layers with the same input, or one each where they cannot be fused."""
-        loaded = [self.format.linear(self.weights, spec, self.ops.dtype) for spec in specs]
-        return Joined([self.ops.linear(weight) for weight in fuse(loaded)])
+        return self.part(self._names(*specs), lambda: self._linear(*specs))
 
-    def vector(self, name: str) -> torch.Tensor:
-        """A norm's weight [N] in the dtype of the activations."""
-        return self.weights.take_finite(name, self.ops.dtype)
+    def _linear(self, *specs: LinearSpec) -> Joined:
+        def repacked() -> list[Linear]:
+            loaded = [self.format.linear(self.weights, spec, self.ops.dtype) for spec in specs]
+            return [self.ops.linear(weight) for weight in fuse(loaded)]
+
+        return Joined(self.shelf.linears("+".join(spec.name for spec in specs), repacked))
+
+    def head(self, names: Collection[str], make: Callable[[], Linear]) -> Linear:
+        """The vocabulary projection, of these tensors."""
+
+        def made() -> Linear:
+            [found] = self.shelf.linears(HEAD, lambda: [make()], role="head")
+            return found
+
+        return self.part(names, made)
+
+    def _names(self, *specs: LinearSpec) -> set[str]:
+        return {name for spec in specs for name in self.format.tensors(spec)}
+
+    def summed(self, spec: LinearSpec, spans: Sequence[Span]) -> Joined:
+        """One whose inputs ranks have parts of: `spans`."""
+        return self.part(self._names(spec), lambda: self._summed(spec, spans))
+
+    def _summed(self, spec: LinearSpec, spans: Sequence[Span]) -> Joined:
+        if self.ranks is None:
+            return self._linear(spec)
+        weight = self.format.linear(self.weights, spec, self.ops.dtype)
+        order = None
+        if isinstance(weight, GroupedWeight) and weight.permutation is not None:
+            order, weight = weight.permutation, replace(weight, permutation=None)
+        return Summed([self.ops.linear(weight)], self.ranks, [last - first for first, last in spans], order)
+
+    def table(self, name: str, *part: slice) -> torch.Tensor:
+        """A norm's weight [N], or that part of the embedding [V, H], in the dtype of the activations."""
+        return self.part(
+            {name}, lambda: self.shelf.tensor(name, lambda: self.weights.take_finite(name, self.ops.dtype, *part))
+        )
 
 
 class Joined:
@@ -50,15 +110,46 @@ class Joined:
         return torch.cat([part(x) for part in self.parts], dim=-1)
 
 
+class Summed(Joined):
+    """A linear of which each rank has some inputs: the sum of what they make of them, on every rank.
+
+    widths  of each rank's inputs
+    order   which features of the whole input this rank's columns belong to (GPTQ's desc_act scatters them: then all
+            ranks' inputs are gathered first); None: of its own, as they come
+    """
+
+    def __init__(
+        self, parts: Sequence[Linear], ranks: Ranks, widths: Sequence[int], order: torch.Tensor | None
+    ) -> None:
+        super().__init__(parts)
+        self._ranks, self._widths, self._order = ranks, widths, order
+
+    @property
+    def held(self) -> Held:
+        return super().held + Held(size(self._order))
+
+    @property
+    def gathered(self) -> int:
+        """Features that ranks put together before each product."""
+        return 0 if self._order is None else sum(self._widths)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self._order is not None:
+            x = self._ranks.exchange.gather(x, self._widths).index_select(1, self._order)
+        return self._ranks.exchange.sum(super().__call__(x))
+
+
 class Attention:
     """Causal self-attention with grouped KV heads, rope, and optionally a norm per head (qk-norm)."""
 
     def __init__(self, config: ModelConfig, spec: LayerSpec, window: int | None, source: Source) -> None:
+        """config: with as many heads as there are here."""
         self.config, self.window, self.ops = config, window, source.ops
         self.qkv = source.linear(spec.q, spec.k, spec.v)
-        self.o = source.linear(spec.o)
-        self.q_norm = source.vector(spec.q_norm) if config.qk_norm else None
-        self.k_norm = source.vector(spec.k_norm) if config.qk_norm else None
+        parts = source.ranks.parts if source.ranks is not None else ()
+        self.o = source.summed(spec.o, [part.features(config.head_dim) for part in parts])
+        self.q_norm = source.table(spec.q_norm) if config.qk_norm else None
+        self.k_norm = source.table(spec.k_norm) if config.qk_norm else None
         self.scale = config.head_dim**-0.5
 
     def __call__(self, x: torch.Tensor, rope: Rope, cache: torch.Tensor, batch: StepBatch) -> torch.Tensor:
@@ -84,7 +175,7 @@ class MLP:
     def __init__(self, spec: LayerSpec, source: Source) -> None:
         self.ops = source.ops
         self.gate_up = source.linear(spec.gate, spec.up)
-        self.down = source.linear(spec.down)
+        self.down = source.summed(spec.down, [part.inner for part in source.ranks.parts] if source.ranks else ())
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self.down(self.ops.silu_mul(self.gate_up(x)))
@@ -95,9 +186,9 @@ class Layer:
 
     def __init__(self, config: ModelConfig, spec: LayerSpec, window: int | None, source: Source) -> None:
         self.ops, self.eps = source.ops, config.rms_norm_eps
-        self.input_norm = source.vector(spec.input_norm)
+        self.input_norm = source.table(spec.input_norm)
         self.attention = Attention(config, spec, window, source)
-        self.post_attention_norm = source.vector(spec.post_attention_norm)
+        self.post_attention_norm = source.table(spec.post_attention_norm)
         self.mlp = MLP(spec, source)
 
     @property
@@ -122,4 +213,5 @@ class Layer:
         return self.mlp(normed), residual
 
 
+Part = Joined | Linear | torch.Tensor
 Rope = tuple[torch.Tensor, torch.Tensor]  # cos, sin [T, D / 2] at this step's positions

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,6 +15,8 @@ from .errors import CheckpointError
 from .quantization.base import FLOATS, Format, LinearSpec, TensorSpec
 from .quantization.dense import Dense
 from .safetensors_file import TensorInfo
+from .shards.stages import Stage
+from .side_by_side import side_by_side
 from .weights import Weights
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -78,15 +81,22 @@ def head_is_tied(config: ModelConfig, format: Format) -> bool:
     return config.tie_word_embeddings and not format.quantizes_head
 
 
-def decoder_layout(config: ModelConfig, format: Format) -> dict[str, TensorSpec]:
-    """Every tensor that the checkpoint may hold, by name."""
-    return dict(_tensors(config, format))
+def decoder_layout(config: ModelConfig, format: Format, stage: Stage | None = None) -> dict[str, TensorSpec]:
+    """Every tensor that the checkpoint may hold, by name; of a pipeline stage, those that it reads."""
+    return dict(_tensors(config, format, stage or whole(config)))
 
 
-def _tensors(config: ModelConfig, format: Format) -> Iterator[tuple[str, TensorSpec]]:
+def whole(config: ModelConfig) -> Stage:
+    """The only stage of a model that is not divided by layers."""
+    return Stage(0, 1, (0, config.num_layers))
+
+
+def _tensors(config: ModelConfig, format: Format, stage: Stage) -> Iterator[tuple[str, TensorSpec]]:
     hidden = config.hidden_size
-    yield EMBEDDING, TensorSpec((config.vocab_size, hidden), FLOATS)
-    for index in range(config.num_layers):
+    tied = head_is_tied(config, format)
+    if stage.is_first or (stage.is_last and tied):
+        yield EMBEDDING, TensorSpec((config.vocab_size, hidden), FLOATS)
+    for index in range(*stage.layers):
         layer = layer_spec(config, index)
         for linear in layer.linears:
             yield from format.tensors(linear).items()
@@ -95,10 +105,12 @@ def _tensors(config: ModelConfig, format: Format) -> Iterator[tuple[str, TensorS
         if config.qk_norm:
             yield layer.q_norm, TensorSpec((config.head_dim,), FLOATS)
             yield layer.k_norm, TensorSpec((config.head_dim,), FLOATS)
+    if not stage.is_last:
+        return
     yield FINAL_NORM, TensorSpec((hidden,), FLOATS)
-    optional = head_is_tied(config, format)  # some writers store the tied head once more
     for name, spec in head_format(format).tensors(head_spec(config)).items():
-        yield name, TensorSpec(spec.shape, spec.dtypes, optional or spec.optional)
+        # Some writers store the tied head once more.
+        yield name, TensorSpec(spec.shape, spec.dtypes, tied or spec.optional)
 
 
 def check_tensors(found: Mapping[str, tuple[Path, TensorInfo]], wanted: Mapping[str, TensorSpec]) -> None:
@@ -107,7 +119,7 @@ def check_tensors(found: Mapping[str, tuple[Path, TensorInfo]], wanted: Mapping[
     for name, spec in wanted.items():
         if name in found:
             path, info = found[name]
-            _check_tensor(name, path.name, info, spec)
+            check_tensor(name, path.name, info, spec)
         elif not spec.optional:
             raise CheckpointError("is missing", file=some_file, tensor=name)
     for name, (path, _) in found.items():
@@ -120,18 +132,24 @@ def check_values(weights: Weights, wanted: Mapping[str, TensorSpec]) -> None:
 
     Raises CheckpointError naming file and tensor.
     """
-    for name, spec in wanted.items():
-        if name in weights:
-            problem = (spec.problem or _not_finite)(weights.peek(name))
-            if problem is not None:
-                raise weights.error(name, problem)
+
+    def check(name: str, spec: TensorSpec) -> None:
+        if (problem := problem_of(spec, weights.peek(name))) is not None:
+            raise weights.error(name, problem)
+
+    side_by_side([partial(check, name, spec) for name, spec in wanted.items() if name in weights])
 
 
-def check_tied_head(weights: Weights) -> None:
-    """A tied head that is stored once more must be the embedding. Raises CheckpointError."""
+def problem_of(spec: TensorSpec, tensor: torch.Tensor) -> str | None:
+    """What is wrong with its values, in words; None: nothing."""
+    return (spec.problem or _not_finite)(tensor)
+
+
+def check_tied_head(weights: Weights, *part: slice) -> None:
+    """A tied head that is stored once more must be the embedding, in that part. Raises CheckpointError."""
     name = f"{HEAD}.weight"
     if name in weights:
-        head, embedding = weights.peek(name), weights.peek(EMBEDDING)
+        head, embedding = weights.peek(name, *part), weights.peek(EMBEDDING, *part)
         if not torch.equal(head, embedding.to(head.dtype)):
             raise weights.error(name, f"differs from {EMBEDDING}, though config.json says tie_word_embeddings")
 
@@ -143,7 +161,8 @@ def _not_finite(tensor: torch.Tensor) -> str | None:
     return None if bool(torch.isfinite(low) & torch.isfinite(high)) else "has values that are not finite"
 
 
-def _check_tensor(name: str, file: str, info: TensorInfo, spec: TensorSpec) -> None:
+def check_tensor(name: str, file: str, info: TensorInfo, spec: TensorSpec) -> None:
+    """Its shape and dtype, as a header tells them. Raises CheckpointError."""
     shapes = (spec.shape, *spec.others)
     if info.shape not in shapes:
         implied = " or ".join(str(list(shape)) for shape in shapes)

@@ -38,12 +38,13 @@ class Mailbox:
         self._error: MotleyError | None = None
         self._reader: asyncio.Future[None] | None = None  # it waits for something to come
 
-    def put(self, message: StreamMessage, *, done: bool, error: MotleyError | None = None) -> None:
+    def put(self, message: StreamMessage, now: float, *, done: bool, error: MotleyError | None = None) -> None:
+        """now: in monotonic seconds."""
         self.started = True
         self.pending.put(message)
         self.done, self._error = done, error
         if self.unread_since is None:
-            self.unread_since = time.monotonic()
+            self.unread_since = now
         if self.pending.num_bytes > MOST_BYTES and not (self._held or done):
             self._held = True
             self._hold(True)

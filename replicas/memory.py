@@ -6,13 +6,16 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from .config import ModelConfig
 from .gpu.buckets import batch_sizes, context_sizes
 from .protocol import BLOCK_TOKENS
 
 __all__ = [
     "CONTEXT_BYTES", "CPU_KV_SHARE", "MAX_GRAPHS", "USABLE", "KvBudget", "Parts", "activation_bytes", "cpu_kv_budget",
-    "free_memory", "graph_bytes", "kv_budget", "reserve_bytes", "split_bytes", "swap_budget",
+    "free_memory", "graph_bytes", "history_bytes", "history_dtype", "kv_budget", "reserve_bytes", "split_bytes",
+    "swap_budget",
 ]  # fmt: skip
 
 # Of the memory that a datasheet prints: ECC and the driver take up to a twelfth (torch finds 14.75 GiB on a T4).
@@ -38,7 +41,7 @@ class Parts:
     weights      embedding, layers, norms and head, all copies counted
     metadata     of quantization: scales, zero points, orders of inputs
     kv_block     of one block of tokens, in all layers
-    activations  of the largest step, and what kernels write beside it
+    activations  of the largest step, what kernels write beside it, and histories for penalties
     graphs       CUDA graphs
     context      CUDA context and libraries
     staging      blocks of KV that are put together on their way to the host and back
@@ -153,6 +156,16 @@ def split_bytes(config: ModelConfig, rows: int) -> int:
     """
     programs = min(rows * config.num_kv_heads * 64, 8192)
     return programs * config.num_heads // config.num_kv_heads * (config.head_dim + 2) * 4
+
+
+def history_dtype(max_model_len: int) -> torch.dtype:
+    """Of how often a token is in an output, and whether it is in the prompt: the output is shorter than all."""
+    return torch.int16 if max_model_len <= 2**15 else torch.int32
+
+
+def history_bytes(config: ModelConfig, max_running: int) -> int:
+    """Histories of tokens for penalties: one for each row of the device's state. Allocated when first asked for."""
+    return (2 * max_running + 1) * config.vocab_size * history_dtype(config.max_model_len).itemsize
 
 
 def graph_bytes(config: ModelConfig, itemsize: int, most: int) -> int:

@@ -2,19 +2,50 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from dataclasses import dataclass
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+
 from ..kernels.ops import Ops
+from ..kernels.packed import Repacking
 from .checkpoint import Checkpoint, inspect_checkpoint
 from .config import ModelConfig
+from .contents import Progress, each_digest, piece_digests, together
 from .decoder import Decoder
 from .generation import GenerationDefaults
-from .layout import TOLERATED, check_tied_head, check_values, decoder_layout, head_is_tied
-from .weights import Progress, Weights
+from .kept_file import Kept
+from .layout import (
+    EMBEDDING,
+    HEAD,
+    TOLERATED,
+    check_tied_head,
+    check_values,
+    decoder_layout,
+    head_is_tied,
+    problem_of,
+    whole,
+)  # fmt: skip
+from .manifest import check_manifests, manifests
+from .shards.ranks import Ranks
+from .shards.stages import Stage
+from .shelf import EMPTY, Filled, Noting, Shelf
+from .tiers.budget import check_budget
+from .tiers.open import able, tiered_decoder
+from .tiers.tier import layer_of
+from .weights import Weights
+from .weights_cache import VERSION, WeightsCache, signature_of
 
-__all__ = ["Decoder", "LoadedModel", "load_model"]
+__all__ = ["Decoder", "LoadedModel", "load_model", "updated_model"]
+
+log = logging.getLogger(__name__)
+
+_DIGEST_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +54,9 @@ class LoadedModel:
 
     fingerprint   hex digest of the config and of every weight's content: equal only for equal models
     weight_bytes  held in memory, all copies counted
+    digests       what this process has found of the fingerprint, if the model is divided
+    checkpoint    that it was loaded from; None: it was made up
+    contents      digest of each tensor, which the fingerprint is made of; a process that does not tell it has none
     """
 
     decoder: Decoder
@@ -31,33 +65,223 @@ class LoadedModel:
     quantization: str
     fingerprint: str
     weight_bytes: int
+    digests: Sequence[bytes] = ()
+    checkpoint: Checkpoint | None = None
+    contents: Mapping[str, bytes] = field(default_factory=dict)
 
 
-def load_model(path: str | Path, ops: Ops, *, progress: Progress | None = None) -> LoadedModel:
+Others = Callable[[], Sequence[Sequence[bytes]]]  # waits for the other processes: their digests
+
+
+def load_model(
+    path: str | Path,
+    ops: Ops,
+    *,
+    progress: Progress | None = None,
+    ranks: Ranks | None = None,
+    stage: Stage | None = None,
+    others: Others | None = None,
+    cache: WeightsCache | None = None,
+    weights_memory: int | None = None,
+    outline: Callable[[], Decoder] | None = None,
+) -> LoadedModel:
     """Load a checked local folder through a device's operators.
 
-    progress  called with (bytes read, bytes in all) after every tensor
+    progress  called with (bytes read, bytes in all)
+    ranks     among which layers are divided: then this rank's part alone is read
+    stage     whose layers alone are read; None: all
+    others    of the process that is to tell the fingerprint
+    cache     of weights as they are repacked; of a model that is not divided, on devices that keep layers (a CPU)
+    weights_memory  bytes of weights; what is beyond stays in the cache's file until it computes. None: all is loaded
+    outline   of the model, on operators of its own: tells of one that was never read whether that can be
 
-    Raises CheckpointError naming file and tensor: for all that headers can tell before a value is read, for the
-    values themselves before anything is allocated.
+    Raises InvalidRequest where that cannot be, and CheckpointError naming file and tensor: for all that headers can
+    tell before a value is read, for the values themselves before anything is allocated, or of a part when it is taken.
     """
     checkpoint = inspect_checkpoint(path)
-    weights = Weights(checkpoint.tensors, ops.device, progress)
+    stage = stage or whole(checkpoint.config)
+    if _number(ranks, stage)[1] > 1:
+        assert weights_memory is None, "of a model that is divided all is in memory"
+        return _load_part(checkpoint, ops, progress, ranks, stage, others)
+    if weights_memory is not None:
+        _, _, cache = able(ops, cache)
+        if outline is not None and cache.contents(_files(checkpoint)) is None:
+            check_budget(outline(), weights_memory)
+    elif cache is not None and checkpoint.nbytes < cache.least_bytes:
+        cache = None
+    began = time.perf_counter()
+    contents, known = _contents(checkpoint, cache, progress)
+    fingerprint = _fingerprint(checkpoint, contents)
+    decoder, how = None, "repacked"
+    if cache is not None and isinstance(ops, Repacking) and ops.layout is not None:
+        key = "\n".join((str(VERSION), fingerprint, ops.layout, _sources()))
+        if weights_memory is not None:
+            decoder, found = tiered_decoder(checkpoint, ops, cache, key, weights_memory)
+            how = "as they were repacked before" if found else "repacked to disk"
+        elif (kept := cache.find(key)) is not None:
+            decoder, how = _restored(checkpoint, ops, kept), "as they were repacked before"
+        else:
+            noting = Noting(ops)
+            decoder = _repacked(checkpoint, ops, noting)
+            if noting.complete:
+                cache.keep(key, _noted(noting, ops))
+    if decoder is None:
+        decoder = _repacked(checkpoint, ops, EMPTY)
+    if progress is not None:
+        progress(checkpoint.nbytes, checkpoint.nbytes)
+    took = time.perf_counter() - began
+    read = "known to be unchanged" if known else "read"
+    rate = checkpoint.nbytes / took / 1e9
+    log.info("weights: %.2f GB %s and %s in %.2f s: %.2f GB/s", checkpoint.nbytes / 1e9, read, how, took, rate)
+    return _loaded(decoder, checkpoint, contents)
+
+
+def _contents(
+    checkpoint: Checkpoint, cache: WeightsCache | None, progress: Progress | None
+) -> tuple[Mapping[str, bytes], bool]:
+    """The digest of each of a checkpoint's tensors, and whether they were known without reading them.
+
+    Whoever goes on to read them finds them in the page cache. Raises CheckpointError for files that are not what a
+    list of checksums beside them says.
+    """
+    files = _files(checkpoint)
+    names = sorted(name for name in checkpoint.tensors if not _tolerated(name))
+    before = [] if cache is None else signature_of(files)
+    known = None if cache is None else cache.contents(files)
+    if known is not None and len(known) == _DIGEST_BYTES * len(names):
+        parts = (known[at : at + _DIGEST_BYTES] for at in range(0, len(known), _DIGEST_BYTES))
+        return dict(zip(names, parts, strict=True)), True
+    check_manifests(checkpoint.folder, [path for path, _ in checkpoint.tensors.values()])
+    pieces = piece_digests(checkpoint.tensors, names, progress=progress)
+    contents = each_digest(checkpoint.tensors, names, [pieces])
+    if cache is not None:
+        cache.remember(before, files, b"".join(contents[name] for name in names))
+    return contents, False
+
+
+def _files(checkpoint: Checkpoint) -> list[Path]:
+    """Whatever its contents depend on."""
+    return [*{path for path, _ in checkpoint.tensors.values()}, *manifests(checkpoint.folder)]
+
+
+def _repacked(checkpoint: Checkpoint, ops: Ops, shelf: Shelf) -> Decoder:
+    weights = Weights(checkpoint.tensors, ops.device)
     check_values(weights, decoder_layout(checkpoint.config, checkpoint.format))
     if head_is_tied(checkpoint.config, checkpoint.format):
         check_tied_head(weights)
-    decoder = Decoder(checkpoint.config, checkpoint.format, weights, ops)
-    weights.finish(tolerated=lambda name: TOLERATED.fullmatch(name) is not None)
+    decoder = Decoder(checkpoint.config, checkpoint.format, weights, ops, shelf=shelf)
+    weights.finish(tolerated=_tolerated)
+    return decoder
+
+
+def _restored(checkpoint: Checkpoint, ops: Ops, kept: Kept) -> Decoder:
+    """Of weights that were checked before they were kept."""
+    assert isinstance(ops, Repacking)
+    ops.recall(kept.choices)
+    weights = Weights({}, ops.device)
+    return Decoder(checkpoint.config, checkpoint.format, weights, ops, shelf=Filled(ops, kept.tensors, kept.packed))
+
+
+def _noted(noting: Noting, ops: Ops) -> Kept:
+    packed = {
+        name: [part for part in noting.packed[name] if part is not None]
+        for name in sorted(noting.packed, key=layer_of)  # layers lie together in the file, whichever was made first
+    }
+    choices = {what: why for what, why in ops.choices.items() if what.startswith(("layer, ", "head, "))}
+    return Kept(noting.tensors, packed, choices)
+
+
+def _load_part(
+    checkpoint: Checkpoint,
+    ops: Ops,
+    progress: Progress | None,
+    ranks: Ranks | None,
+    stage: Stage,
+    others: Others | None,
+) -> LoadedModel:
+    """A process's. It reads no more than that, and none alone knows the contents: nothing of it is kept."""
+    layout = decoder_layout(checkpoint.config, checkpoint.format)
+    own = decoder_layout(checkpoint.config, checkpoint.format, stage)
+    number, processes = _number(ranks, stage)
+
+    def problem(name: str, tensor: torch.Tensor) -> str | None:
+        return problem_of(layout[name], tensor)
+
+    if number == 0:
+        check_manifests(checkpoint.folder, [path for path, _ in checkpoint.tensors.values()])
+    weights = Weights(checkpoint.tensors, ops.device, progress, problem)
+    weights.leave(layout.keys() - own.keys())
+    if head_is_tied(checkpoint.config, checkpoint.format) and stage.is_last:
+        check_tied_head(weights, *(() if ranks is None else (slice(*ranks.own.tokens),)))
+    decoder = Decoder(checkpoint.config, checkpoint.format, weights, ops, ranks, stage)
+    weights.finish(tolerated=_tolerated)
+    digests = weights.piece_digests(number, processes)
+    contents = {} if others is None else weights.each_digest([digests, *others()])
+    return _loaded(decoder, checkpoint, contents, digests)
+
+
+def updated_model(
+    before: LoadedModel, checkpoint: Checkpoint, changed: Collection[str], ranks: Ranks | None = None
+) -> LoadedModel:
+    """The same model with other values of the tensors that have `changed`: what has none of them is shared.
+
+    checkpoint  whose layout is that of `before`, and whose values are known to be sound
+
+    Raises CheckpointError naming file and tensor; nothing of `before` has changed then, nor otherwise.
+    """
+    decoder = before.decoder
+    assert decoder.stage.count == 1, "stages keep the weights that they have"
+    weights = Weights(checkpoint.tensors, decoder.ops.device)
+    if head_is_tied(checkpoint.config, checkpoint.format) and not {EMBEDDING, f"{HEAD}.weight"}.isdisjoint(changed):
+        check_tied_head(weights, *(() if ranks is None else (slice(*ranks.own.tokens),)))
+    made = Decoder(
+        checkpoint.config, checkpoint.format, weights, decoder.ops, ranks, before=decoder, changed=frozenset(changed)
+    )
+    weights.finish(tolerated=lambda name: name not in changed)
+    if not before.contents:
+        return _loaded(made, checkpoint, {}, ())
+    tensors = checkpoint.tensors
+    contents = {**before.contents, **each_digest(tensors, changed, [piece_digests(tensors, changed)])}
+    return _loaded(made, checkpoint, contents, ())
+
+
+def _loaded(
+    decoder: Decoder, checkpoint: Checkpoint, contents: Mapping[str, bytes], digests: Sequence[bytes] = ()
+) -> LoadedModel:
+    """contents: none of a process that does not tell the fingerprint."""
     return LoadedModel(
         decoder=decoder,
         config=checkpoint.config,
         defaults=checkpoint.defaults,
         quantization=checkpoint.quantization,
-        fingerprint=_fingerprint(checkpoint, weights),
+        fingerprint=_fingerprint(checkpoint, contents) if contents else "",
         weight_bytes=decoder.nbytes,
+        digests=digests,
+        checkpoint=checkpoint,
+        contents=contents,
     )
 
 
-def _fingerprint(checkpoint: Checkpoint, weights: Weights) -> str:
+def _number(ranks: Ranks | None, stage: Stage) -> tuple[int, int]:
+    """Of this process, stage after stage, and how many there are."""
+    rank, size = (0, 1) if ranks is None else (ranks.rank, len(ranks.parts))
+    return stage.index * size + rank, stage.count * size
+
+
+def _tolerated(name: str) -> bool:
+    return TOLERATED.fullmatch(name) is not None
+
+
+@functools.cache
+def _sources() -> str:
+    """Digest of the code that reads formats: with any change of it, what was kept before is made anew."""
+    here = Path(__file__).parent
+    others = ("decoder.py", "layers.py", "layout.py", "shelf.py", "weights.py", "kept_file.py", "contents.py")
+    tiers = ("tiers/tier.py", "tiers/write.py")
+    files = [*sorted((here / "quantization").glob("*.py")), *(here / name for name in (*others, *tiers))]
+    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
+
+
+def _fingerprint(checkpoint: Checkpoint, contents: Mapping[str, bytes]) -> str:
     described = f"{checkpoint.config}\n{checkpoint.format}\n".encode()
-    return hashlib.sha256(described + weights.digest()).hexdigest()
+    return hashlib.sha256(described + together(checkpoint.tensors, contents)).hexdigest()

@@ -113,6 +113,12 @@ def build_hollow_engine(
 
     Raises CheckpointError, InvalidRequest.
     """
+    if config.tensor_parallel > 1:
+        message = "tensor_parallel: what computes nothing is not divided among ranks; expected 1"
+        raise InvalidRequest(message, param="tensor_parallel")
+    if config.pipeline_parallel > 1:
+        message = "pipeline_parallel: what computes nothing is not divided among stages; expected 1"
+        raise InvalidRequest(message, param="pipeline_parallel")
     path = resolve_model(model)
     checkpoint = inspect_checkpoint(path)
     tokenizer = Tokenizer.load(path) if Tokenizer.is_in(path) else None

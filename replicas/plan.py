@@ -10,6 +10,7 @@ from .grammar_process import Matcher
 from .protocol import Pooling, TokenLogprob
 from .sampling_params import SamplingParams
 
+MAX_BIASED = 16  # ids of a row whose logits a device moves, by a bias or to minus infinity
 UNKNOWN = -1  # in place of a token that the step before this one samples: the runner has it first
 
 
@@ -36,15 +37,14 @@ class SampleSpec(NamedTuple):
 
     @property
     def plain(self) -> bool:
-        """Logits, temperature and filters alone decide: no history, no bias, no alternatives to be told."""
+        """A device can choose: no grammar, bias and suppression of few ids, no alternatives to be told."""
         params = self.params
-        return (
-            self.matcher is None
-            and not self.suppressed
-            and not params.penalised
-            and not params.logit_bias
-            and not params.logprobs
-        )
+        few = not self.biased or len(self.suppressed) + len(params.logit_bias) <= MAX_BIASED
+        return self.matcher is None and few and params.plain
+
+    @property
+    def biased(self) -> bool:
+        return bool(self.suppressed or self.params.logit_bias)
 
 
 class PlanItem(NamedTuple):
@@ -86,11 +86,13 @@ class StepPlan:
 
     swap_out, swap_in  KV blocks to be copied beside the step, as pairs (the device's, the host's). The step may write
                        what is copied out, once that is done; it does not read what is copied in, the next one does
+    weights            the version of the model's weights that it is computed with
     """
 
     items: tuple[PlanItem, ...]
     swap_out: tuple[tuple[int, int], ...] = ()
     swap_in: tuple[tuple[int, int], ...] = ()
+    weights: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -99,7 +101,9 @@ class StepPlan:
     @property
     def specs(self) -> list[SampleSpec]:
         """For each row that is sampled, in order."""
-        return [spec for item in self.items for spec in item.specs]
+        if any(item.verified for item in self.items):
+            return [spec for item in self.items for spec in item.specs]
+        return [item.sample for item in self.items if item.sample is not None]
 
     @property
     def swaps(self) -> bool:

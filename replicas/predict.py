@@ -11,9 +11,10 @@ from ..kernels.held import Held
 from ..kernels.roofline import DecodeAttention, Elementwise, Linear, Op, PrefillAttention, roofline
 from .config import ModelConfig
 from .decoder import Decoder
+from .layers import Joined
 from .protocol import BLOCK_TOKENS
 
-__all__ = ["bits", "linear_shapes", "tpot_s", "ttft_s"]
+__all__ = ["bits", "head_s", "linear_of", "linear_shapes", "prefill_s", "tpot_s", "ttft_s"]
 
 Bits = Literal[4, 8, 16, 32]
 _BITS: tuple[Bits, ...] = (4, 8, 16, 32)
@@ -21,27 +22,14 @@ _BITS: tuple[Bits, ...] = (4, 8, 16, 32)
 
 def ttft_s(device: Device, decoder: Decoder, prompt: int, chunk: int) -> float:
     """Seconds from the first chunk of a prompt of so many tokens, alone on the device, to its logits."""
-    whole, rest = divmod(prompt, chunk)
-    seconds = _head_s(device, decoder, 1)
-    for count, tokens in ((whole, chunk), (1, rest)):
-        if count and tokens:
-            seconds += count * _layers_s(device, decoder, tokens)
-    config = decoder.config
-    for window, layers in Counter(config.windows).items():
-        for start in range(0, prompt, chunk):
-            cached = start if window is None else min(start, window - 1)
-            new = min(chunk, prompt - start)
-            op = PrefillAttention(
-                1, new, config.num_heads, config.num_kv_heads, config.head_dim, cached, kv_bytes=_kv_bytes(decoder)
-            )
-            seconds += layers * roofline(device, op).seconds
-    return seconds
+    chunks = ((min(chunk, prompt - start), start) for start in range(0, prompt, chunk))
+    return sum(prefill_s(device, decoder, new, cached) for new, cached in chunks) + head_s(device, decoder, 1)
 
 
 def tpot_s(device: Device, decoder: Decoder, context: int, batch: int) -> float:
-    """Seconds of a decode step of `batch` sequences, each with `context` tokens."""
-    config = decoder.config
-    seconds = _layers_s(device, decoder, batch) + _head_s(device, decoder, batch)
+    """Seconds of a decode step of `batch` sequences, each with `context` tokens. Of a part of a model: of that part."""
+    config = decoder.local
+    seconds = _layers_s(device, decoder, batch) + head_s(device, decoder, batch)
     for window, layers in Counter(config.windows).items():
         seen = context if window is None else min(context, window)
         op = DecodeAttention(
@@ -51,9 +39,33 @@ def tpot_s(device: Device, decoder: Decoder, context: int, batch: int) -> float:
     return seconds
 
 
+def prefill_s(device: Device, decoder: Decoder, new: int, cached: int) -> float:
+    """Seconds of the layers for a chunk of `new` tokens of one prompt, after `cached` ones."""
+    config = decoder.local
+    seconds = _layers_s(device, decoder, new)
+    for window, layers in Counter(config.windows).items():
+        seen = cached if window is None else min(cached, window - 1)
+        op = PrefillAttention(
+            1, new, config.num_heads, config.num_kv_heads, config.head_dim, seen, kv_bytes=_kv_bytes(decoder)
+        )
+        seconds += layers * roofline(device, op).seconds
+    return seconds
+
+
+def head_s(device: Device, decoder: Decoder, rows: int) -> float:
+    """Seconds of so many rows of logits: a rank's own, and none of a stage that is not the last."""
+    if not decoder.stage.is_last:
+        return 0.0
+    config, tokens = decoder.config, decoder.config.vocab_size
+    if decoder.ranks is not None:
+        first, last = decoder.ranks.own.tokens
+        tokens = last - first
+    return roofline(device, _linear(decoder.head.held, rows, tokens, config.hidden_size)).seconds
+
+
 def _kv_bytes(decoder: Decoder) -> float:
     """Of a number in KV, with its part of a scale."""
-    config = decoder.config
+    config = decoder.local
     [cache] = decoder.ops.allocate_kv(1, 1, config.num_kv_heads, config.head_dim)
     return cache.nbytes / (2 * BLOCK_TOKENS * config.num_kv_heads * config.head_dim)
 
@@ -64,15 +76,9 @@ def _layers_s(device: Device, decoder: Decoder, tokens: int) -> float:
 
 
 def _layer(decoder: Decoder, tokens: int) -> Iterator[Op]:
-    for joined, (outputs, inputs) in zip(decoder.layers[0].linears, linear_shapes(decoder.config), strict=True):
-        fp8 = all(part.kernel == "fp8" for part in joined.parts)
-        yield _linear(joined.held, tokens, outputs, inputs, fp8=fp8)
-    yield Elementwise(tokens * _moved(decoder.config) * decoder.ops.dtype.itemsize)
-
-
-def _head_s(device: Device, decoder: Decoder, rows: int) -> float:
-    config = decoder.config
-    return roofline(device, _linear(decoder.head.held, rows, config.vocab_size, config.hidden_size)).seconds
+    for joined, (outputs, inputs) in zip(decoder.layers[0].linears, linear_shapes(decoder.local), strict=True):
+        yield linear_of(joined, tokens, outputs, inputs)
+    yield Elementwise(tokens * _moved(decoder.local) * decoder.ops.dtype.itemsize)
 
 
 def linear_shapes(config: ModelConfig) -> tuple[tuple[int, int], ...]:
@@ -85,6 +91,12 @@ def linear_shapes(config: ModelConfig) -> tuple[tuple[int, int], ...]:
 def bits(held: Held, shape: tuple[int, int]) -> Bits:
     """Of a weight as it is kept, not as the checkpoint has it: it may have been written out."""
     return min(_BITS, key=lambda each: abs(each - 8 * held.weights / (shape[0] * shape[1])))
+
+
+def linear_of(joined: Joined, tokens: int, outputs: int, inputs: int) -> Linear:
+    """As a layer's kernels read it: the weights as they are held, the activations as they are multiplied."""
+    fp8 = all(part.kernel == "fp8" for part in joined.parts)
+    return _linear(joined.held, tokens, outputs, inputs, fp8=fp8)
 
 
 def _linear(held: Held, tokens: int, outputs: int, inputs: int, *, fp8: bool = False) -> Linear:

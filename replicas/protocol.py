@@ -33,6 +33,7 @@ __all__ = [
     "Stored",
     "StreamMessage",
     "TokenLogprob",
+    "WeightsTold",
     "joined",
     "sum_of",
 ]
@@ -156,13 +157,28 @@ class ReplicaLoad:
     external_queried_tokens: int = 0  # asked of the prefix store since the start
     external_hit_tokens: int = 0  # and those of them that came from it
     draining: bool = False  # takes nothing new; what it has goes on
+    weights_version: int = 0  # of the model's weights, which requests begin with: updates since the start
+    weights_contents: str = ""  # a digest of them, in hex: the same wherever they are; empty: there are none
+
+
+_NOT_SUMMED = ("draining", "weights_version", "weights_contents")
 
 
 def sum_of(loads: Iterable[ReplicaLoad]) -> ReplicaLoad:
-    """What several replicas carry together; they drain if all of them do."""
+    """What several replicas carry together; they drain if all of them do, and the oldest weights are told."""
     each = list(loads)
-    summed = {one.name: sum(getattr(load, one.name) for load in each) for one in fields(ReplicaLoad)}
-    return ReplicaLoad(**summed | {"draining": 0 < summed["draining"] == len(each)})
+    summed = {
+        one.name: sum(getattr(load, one.name) for load in each)
+        for one in fields(ReplicaLoad)
+        if one.name not in _NOT_SUMMED
+    }
+    oldest = min(each, key=lambda load: load.weights_version, default=ReplicaLoad())
+    return ReplicaLoad(
+        **summed,
+        draining=bool(each) and all(load.draining for load in each),
+        weights_version=oldest.weights_version,
+        weights_contents=oldest.weights_contents,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,13 +195,23 @@ class Stored:
     token_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class WeightsTold:
+    """A replica's weights. version: updates since the checkpoint; contents: a digest of all of them, in hex."""
+
+    version: int
+    contents: str
+
+
 class StreamMessage(NamedTuple):
     """One message of a replica's stream: every delta that is ready, and the load for the router.
 
     The first message of a stream has `cached_tokens` (prompt tokens that were not computed again) and,
     if asked for, `prompt_logprobs`. The only message of a pooled request has `embedding`: fp32 values, one
     per hidden dimension, not normalised to unit length. Where there is a prefix store, the first has `stored`, and the
-    last has it again if more is known by then.
+    last has it again if more is known by then. The first has `weights`: the version of the model's weights that the
+    whole answer is computed with, and `contents`, which is their digest as ReplicaLoad has it. From a router both come
+    again where the answer goes on with others, on another replica.
     """
 
     deltas: tuple[Delta, ...] = ()
@@ -194,6 +220,12 @@ class StreamMessage(NamedTuple):
     prompt_logprobs: tuple[PromptLogprob, ...] | None = None
     embedding: tuple[float, ...] | None = None
     stored: Stored | None = None
+    weights: int | None = None
+    contents: str = ""
+
+    @property
+    def told(self) -> WeightsTold | None:
+        return None if self.weights is None else WeightsTold(self.weights, self.contents)
 
 
 @dataclass(frozen=True, slots=True)

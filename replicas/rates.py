@@ -35,7 +35,10 @@ class Rates:
 
 
 def measured(core: EngineCore) -> Rates:
-    """Runs every path once, and what BUDGET_S allows beside that. The engine is idle before and after."""
+    """Runs every path once, and what BUDGET_S allows beside that. The engine is idle before and after.
+
+    What a batch costs the first time, kernels compiled and graphs captured, is not of the budget: a request would wait.
+    """
     prefill_s, decode_s = alone(core)
     rate = _prompt_tokens(core) / prefill_s
     known = {1: decode_s}  # after a prompt: no less than after none
@@ -45,9 +48,8 @@ def measured(core: EngineCore) -> Rates:
         expected_s = (_STEPS + 1) * extrapolated(known, rate, (batch,))[0]
         if batch > most or expected_s > left:
             break
-        began = time.perf_counter()
         known[batch] = least = max(least, _step_s(core, batch))  # what is less is noise
-        left -= time.perf_counter() - began
+        left -= (_STEPS + 1) * known[batch]
     return Rates(rate, extrapolated(known, rate), _context_s(core, known, rate, left))
 
 
@@ -116,7 +118,10 @@ def _context_s(core: EngineCore, known: dict[int, float], rate: float, left_s: f
 
 
 def _steps(core: EngineCore) -> list[tuple[float, int]]:
-    """Until the engine is idle: seconds of each step, and how many sequences it decoded if that was all it did."""
+    """Until the engine is idle: seconds of each step, and how many sequences it decoded if that was all it did.
+
+    Of a pipeline, a step of all of them: each of those on their way has a part of the sequences.
+    """
     found = []
     landed, began = core.num_steps, time.perf_counter()
     while core.busy:
@@ -125,7 +130,8 @@ def _steps(core: EngineCore) -> list[tuple[float, int]]:
         if core.num_steps > landed:  # a step may be launched by one call and land in the next
             landed, now = core.num_steps, time.perf_counter()
             only_decodes = not load.waiting and not load.queued_prefill_tokens
-            found.append((now - began, load.running if only_decodes else 0))
+            parts = min(core.scheduler.lanes, max(1, load.running)) if only_decodes else 1
+            found.append(((now - began) * parts, load.running if only_decodes else 0))
             began = now
     return found
 

@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from .answers import Answered, Bundles
+from .collector import settle
+from .errors import CheckpointError, InvalidRequest
 from .loading import LoadingFile
 from .logs import log_to_stderr
 from .pile import merge
-from .protocol import KvEvents, ReplicaLoad, ReplicaProfile, Request, StreamMessage
+from .protocol import KvEvents, ReplicaLoad, ReplicaProfile, Request, StreamMessage, WeightsTold
 from .published import text_of
 from .trunk import Batch, Ticket, Trunk, by_trunk
+from .updates.file import WeightFile
 
 if TYPE_CHECKING:
     from .engine_config import EngineConfig
@@ -32,6 +35,7 @@ class Replica:
         self._bundles = Bundles()
         self._worker = make_worker()
         await self._worker.start()
+        settle()
 
     async def generate(
         self, request: Request, ticket: Ticket | None = None
@@ -98,6 +102,18 @@ class Replica:
         """Drop cached prefixes of that tenant, or all."""
         await self._worker.flush(tenant)
 
+    async def update_weights(self, file: WeightFile, version: int, placement: None = None) -> WeightsTold:
+        """Serve with that version of the weights, which the file makes of the one before: what there is then.
+
+        Raises MotleyError where that is not to be; then all is as it was. Who has the version already, has it.
+        """
+        if self._worker.weights.version != version:
+            try:
+                await self._worker.update_weights(file, version - 1)
+            except CheckpointError as error:  # the file is its asker's
+                raise InvalidRequest(f"path: {error.message}", param="path", code=error.code) from error
+        return self._worker.weights
+
     async def prefix_stats(self, placement: None = None) -> PrefixStats | None:
         """None: it shares no prefixes."""
         return self._worker.prefix_stats()
@@ -133,16 +149,18 @@ def engine_worker(
     name: str | None = None,
     loading: Path | None = None,
     access: Callable[[], PrefixAccess] | None = None,
+    updates: Callable[[], Sequence[WeightFile]] | None = None,
 ) -> Any:
     """A worker with a real engine. Imports torch, so it is called in the replica and nowhere else.
 
     loading  folder to say in how far the model is loaded
     access   to a store of prefixes, made in the replica; None: what the config says
+    updates  of the weights until now, asked in the replica
     """
     from .worker import Worker
 
     progress = None if loading is None else LoadingFile(loading)
-    return Worker(model, config, name=name, progress=progress, access=access)
+    return Worker(model, config, name=name, progress=progress, access=access, updates=updates)
 
 
 def null_worker(model: str, config: EngineConfig, name: str | None = None, step_s: float = 0.0) -> Any:

@@ -27,9 +27,12 @@ class Runner(Protocol):
 class Pipelined(Runner, Protocol):
     """A runner whose device computes while the host plans the next step.
 
+    depth   the first result is asked for when so many plans have been launched, or when there is none to launch
     launch  gives what waits for the result. Plans are computed in the order of their launch; one may have UNKNOWN
             for a token that the plan launched before it samples, if its sampling is plain
     """
+
+    depth: int
 
     def launch(self, plan: StepPlan) -> Callable[[], StepResult]: ...
 
@@ -42,6 +45,33 @@ class Swapping(Runner, Protocol):
     """
 
     def swap(self, plan: StepPlan) -> None: ...
+
+
+@runtime_checkable
+class Capturing(Runner, Protocol):
+    """A runner that now and then records a step, to repeat it: seldom, and much longer than the step itself.
+
+    capture_s  seconds that this has taken so far, up to now. Safe from any thread
+    warm_up    records beforehand, for so many seconds, what it will be asked for; what came of it, in words. Of an idle
+               engine. `penalised`: requests are, unless they say otherwise
+    """
+
+    def capture_s(self) -> float: ...
+
+    def warm_up(self, within_s: float, *, penalised: bool = False) -> str: ...
+
+
+@runtime_checkable
+class Updating(Runner, Protocol):
+    """A runner whose model's weights may change: plans say by `weights` which version they are computed with.
+
+    adopt   there is another version
+    forget  nothing is computed any more with that one
+    """
+
+    def adopt(self, version: int, model: Model) -> None: ...
+
+    def forget(self, version: int) -> None: ...
 
 
 class Model(Protocol):
@@ -59,16 +89,36 @@ class Model(Protocol):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
 
 
+@runtime_checkable
+class Divided(Model, Protocol):
+    """A model of which other processes have parts. `forget`: nothing is computed with it any more."""
+
+    def forget(self) -> None: ...
+
+
 class ModelRunner:
-    """A decoder and its KV cache on one device. Implements `Swapping`, with a `swapper`."""
+    """A decoder and its KV cache on one device. Implements `Updating`, and `Swapping` with a `swapper`."""
 
     def __init__(
         self, model: Model, kv: list[torch.Tensor], device: torch.device, swapper: Swapper | None = None
     ) -> None:
-        self.model = model
+        self.models = {0: model}  # by version of its weights
         self.kv = kv
         self.device = device
         self.swapper = swapper
+
+    @property
+    def model(self) -> Model:
+        """With the newest weights."""
+        return self.models[max(self.models)]
+
+    def adopt(self, version: int, model: Model) -> None:
+        self.models[version] = model
+
+    def forget(self, version: int) -> None:
+        gone = self.models.pop(version)
+        if isinstance(gone, Divided):
+            gone.forget()
 
     def swap(self, plan: StepPlan) -> None:
         assert self.swapper is not None, "there is a host pool"
@@ -78,14 +128,18 @@ class ModelRunner:
     def run(self, plan: StepPlan) -> StepResult:
         if self.swapper is not None:
             self.swapper.order(plan)
-        batch = prepare(plan, self._move)
+        batch, model = prepare(plan, self._move), self.models[plan.weights]
+        compute = model.hidden if pools(plan) else model.forward
+        return self._result(plan, batch, model, compute(batch, self.kv))
+
+    @torch.inference_mode()
+    def _result(self, plan: StepPlan, batch: StepBatch, model: Model, found: torch.Tensor) -> StepResult:
+        """found: logits of the batch's `logit_rows`; where the plan pools, all last hidden states."""
+        logits = found
         pooled: list[tuple[float, ...]] = [()] * len(plan.items)
-        if any(item.pooling for item in plan.items):
-            hidden = self.model.hidden(batch, self.kv)
-            logits = self.model.logits(hidden[batch.logit_rows])
-            pooled = vectors(plan, hidden)
-        else:
-            logits = self.model.forward(batch, self.kv)
+        if pools(plan):
+            logits = model.logits(found[batch.logit_rows])
+            pooled = vectors(plan, found)
         logits = logits.cpu()  # where tokens are chosen
         counts = [num_rows(item) for item in plan.items]
         ends = list(itertools.accumulate(counts))
@@ -106,7 +160,7 @@ class ModelRunner:
     @torch.inference_mode()
     def logits(self, plan: StepPlan) -> torch.Tensor:
         """Logits fp32 [T, vocabulary] of every token of the plan."""
-        return self.model.forward(prepare(plan, self._move, all_rows=True), self.kv)
+        return self.models[plan.weights].forward(prepare(plan, self._move, all_rows=True), self.kv)
 
     def _move(self, values: torch.Tensor) -> torch.Tensor:
         return values.to(self.device)
@@ -153,6 +207,11 @@ def num_rows(item: PlanItem) -> int:
 def _chosen(item: PlanItem, sampled: Iterator[ItemResult]) -> ItemResult | None:
     """Of what was sampled, what belongs to this item; None where it samples nothing."""
     return accepted(item, list(itertools.islice(sampled, len(item.specs)))) if item.specs else None
+
+
+def pools(plan: StepPlan) -> bool:
+    """Whether hidden states of any of its tokens are wanted."""
+    return any(item.pooling for item in plan.items)
 
 
 def vectors(plan: StepPlan, hidden: torch.Tensor) -> list[tuple[float, ...]]:

@@ -12,12 +12,13 @@ import math
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from .errors import CheckpointError
 from .folder import open_file
 from .json_file import parse_json
 
+PREFIX_BYTES = 8
 MAX_HEADER_BYTES = 100_000_000  # the cap that the format's own library applies
 _MAX_ELEMENTS = 1 << 62
 BITS = {
@@ -44,24 +45,29 @@ class TensorInfo:
 def read_header(path: Path) -> dict[str, TensorInfo]:
     """The tensors of a file by name; none is touched. Raises CheckpointError naming file and tensor."""
     with open_file(path.parent, path.name) as (file, size):
-        data = _header_bytes(file.read(8), size, path.name)
-        header = parse_json(file.read(data), path.name)
+        return parse_header(file, size, path.name)[0]
+
+
+def parse_header(file: BinaryIO, size: int, name: str) -> tuple[dict[str, TensorInfo], dict[str, str]]:
+    """The tensors and the metadata of a file of so many bytes, from its start on. Raises CheckpointError."""
+    data = header_bytes(file.read(PREFIX_BYTES), size, name)
+    header = parse_json(file.read(data), name)
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
-        raise CheckpointError("must map strings to strings", file=path.name, tensor="__metadata__")
-    tensors = {name: _tensor(name, entry, path.name) for name, entry in header.items()}
-    _check_layout(tensors, size - 8 - data, path.name)
-    return tensors
+        raise CheckpointError("must map strings to strings", file=name, tensor="__metadata__")
+    tensors = {each: _tensor(each, entry, name) for each, entry in header.items()}
+    _check_layout(tensors, size - PREFIX_BYTES - data, name)
+    return tensors, metadata
 
 
-def _header_bytes(prefix: bytes, size: int, file: str) -> int:
+def header_bytes(prefix: bytes, size: int, file: str) -> int:
     """The header's length, known to lie within the file."""
-    if len(prefix) < 8:
+    if len(prefix) < PREFIX_BYTES:
         raise CheckpointError(f"truncated: {size} bytes hold no header", file=file)
     length = int(struct.unpack("<Q", prefix)[0])
     if length > MAX_HEADER_BYTES:
         raise CheckpointError(f"header length {length} is above the cap of {MAX_HEADER_BYTES}", file=file)
-    if 8 + length > size:
+    if PREFIX_BYTES + length > size:
         raise CheckpointError(f"truncated: header of {length} bytes in a file of {size}", file=file)
     return length
 

@@ -8,7 +8,7 @@ decode differ only in how far the counter has to go.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from operator import attrgetter
 
 from .blocks import Allocation, BlockPool, blocks_for
@@ -36,10 +36,14 @@ class Scheduler:
         max_drafts: int = 0,
         swap: Swap | None = None,
         prefixes: Prefixes | None = None,
+        lanes: int = 1,
     ) -> None:
         """max_drafts  tokens of a sequence that are tried in a step beyond its last; 0: no speculation
         swap        where KV of preempted sequences may go; None: nowhere
         prefixes    what is shared beyond this replica; None: nothing
+        lanes       steps on their way that sequences are divided among, one for each stage of a pipeline: a sequence
+                    has its next token before it is in another, and only pieces of a prompt follow each other closely.
+                    1: whatever is on its way, the next step may take all
         """
         assert max_batch_tokens >= max_running >= 1
         self.pool = pool
@@ -49,9 +53,13 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.swap = Swap() if swap is None else swap
         self.prefixes = Prefixes() if prefixes is None else prefixes
+        self.lanes = lanes
         self.max_drafts = max_drafts
         self.drafted_tokens = 0
         self.accepted_tokens = 0
+        self.weights = 0  # version that sequences begin with
+        self._planned = 0  # version of the last plan
+        self._mixed = False  # some sequences may be of an older version
         self._ngrams: dict[int, Ngrams] = {}  # by sequence id
         self._by_id: dict[int, Sequence] = {}
 
@@ -72,6 +80,7 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         assert blocks_for(sequence.limit) <= self.pool.total, "the pool holds the longest sequence"
+        sequence.weights = self.weights
         self._by_id[sequence.id] = sequence
         insort(self.waiting, sequence, key=lambda s: s.rank)
 
@@ -92,6 +101,31 @@ class Scheduler:
         """Drop the cached prefixes of that owner, or all, here and in the store; sequences keep what they hold."""
         self.pool.forget_prefixes(owner)
         self.prefixes.forget(owner)
+
+    @property
+    def outdated(self) -> int:
+        """Sequences that end on older weights than the newest."""
+        return sum(sequence.outdated for sequence in self.sequences)
+
+    def renew(self, version: int, begun: Collection[Sequence]) -> None:
+        """Sequences begin with weights of that version from now on.
+
+        Nothing that was computed with others is found any more, here or in the store: see `Prefixes.renew`.
+
+        begun  those that end on what they have begun with
+        """
+        assert version > self.weights, "versions count"
+        self.weights, self._mixed = version, True
+        self.pool.forget_prefixes()
+        self.prefixes.renew()
+        for sequence in self.sequences:
+            if sequence in begun:
+                sequence.outdated = True
+                continue
+            self.prefixes.leave(sequence)
+            self.swap.drop(sequence)
+            sequence.sought, sequence.values, sequence.absent = False, (), None
+            sequence.weights = version
 
     def hold(self, sequence: Sequence, wanted: bool) -> None:
         """Take it out of the batch, or let it come again: who reads slowly keeps no place and no blocks anywhere."""
@@ -114,12 +148,21 @@ class Scheduler:
         self.prefixes.begin(self.waiting, self.pool)
         planned: dict[int, PlanItem] = {}
         preemptions = self.num_preemptions
+        self._planned = self._turn()
         budget = self._plan_running(planned, self.max_batch_tokens)
         if self.num_preemptions == preemptions:  # no room was found by force: then admit
             self._plan_waiting(planned, budget)
         items = tuple(sorted(planned.values(), key=lambda item: len(item.token_ids) > 1))
         out, into = self.swap.copies()
-        return StepPlan(items, out + self.prefixes.copies(), into)
+        return StepPlan(items, out + self.prefixes.copies(), into, self._planned)
+
+    def _turn(self) -> int:
+        """Whose plan it is: while sequences end on older weights, theirs and the others' follow each other."""
+        if not self._mixed:
+            return self.weights
+        self._mixed = self.outdated > 0
+        others = {sequence.weights for sequence in self.sequences} - {self._planned}
+        return min(others) if others else self._planned if self._mixed else self.weights
 
     def not_copied(self) -> None:
         """The copies of the last plan failed: what they were to save is computed again."""
@@ -131,12 +174,13 @@ class Scheduler:
     def launched(self, plan: StepPlan) -> tuple[Allocation, ...]:
         """The plan is being computed: the next one may go on from where it ends. Where each item's KV goes."""
         allocations = []
+        by_id, drafting = self._by_id, self.max_drafts > 0
         for item in plan.items:
-            sequence = self._by_id[item.sequence_id]
-            sequence.num_launched = item.end
+            sequence = by_id[item.sequence_id]
+            sequence.num_launched = item.start + len(item.token_ids)
             if (spec := item.sample) is not None:
                 sequence.ahead += 1
-                sequence.unforeseen = not spec.plain or (self.max_drafts > 0 and sequence.may_draft)
+                sequence.unforeseen = not spec.plain or (drafting and sequence.may_draft) or self.lanes > 1
             assert sequence.allocation is not None
             allocations.append(sequence.allocation)
         return tuple(allocations)
@@ -164,22 +208,24 @@ class Scheduler:
         accepted  sequence id -> how many of its drafts are right; the others count as never computed, and what they
                   left in the sequence's own blocks is written over
         """
+        by_id = self._by_id
         for item, allocation in items:
-            sequence = self._by_id.get(item.sequence_id)
+            sequence = by_id.get(item.sequence_id)
             if sequence is None or sequence.allocation is not allocation:
                 continue
-            sequence.num_computed = item.end
+            sequence.num_computed = end = item.start + len(item.token_ids)
             if item.verified:
                 right = (accepted or {}).get(item.sequence_id, 0)
                 self.drafted_tokens += len(item.verified)
                 self.accepted_tokens += right
                 sequence.num_computed += right - len(item.verified)
-                sequence.num_launched = sequence.num_computed
-            self._publish(sequence)
+                sequence.num_launched = end = sequence.num_computed
+            if allocation.publishes(end):
+                self._publish(sequence)
 
     def _publish(self, sequence: Sequence) -> None:
         assert sequence.allocation is not None
-        if not sequence.allocation.publishes(sequence.num_computed):
+        if sequence.outdated or not sequence.allocation.publishes(sequence.num_computed):
             return
         sequence.update_hashes()
         tenant = sequence.request.tenant
@@ -215,26 +261,33 @@ class Scheduler:
             preemptions_recomputed=self.swap.recomputed,
             external_queried_tokens=self.prefixes.queried_tokens,
             external_hit_tokens=self.prefixes.hit_tokens,
+            weights_version=self.weights,
         )
 
     def _plan_running(self, planned: dict[int, PlanItem], budget: int) -> int:
         # Decodes first: a long prompt must not stall the streams beside it.
         ranked = sorted(self.running, key=attrgetter("rank"))
-        wanted = [(sequence, sequence.remaining) for sequence in ranked]
+        wanted = [(sequence, sequence.remaining) for sequence in ranked if sequence.weights == self._planned]
         decodes, prompts = [one for one in wanted if one[1] <= 1], [one for one in wanted if one[1] > 1]
-        others = len(wanted)
+        others, share = len(wanted), self._share(len(wanted))
         for sequence, remaining in (*decodes, *prompts):
             others -= 1
-            if budget == 0:
+            if budget == 0 or len(planned) >= share:
                 break
             count = min(remaining, budget)
             if count == 0 or sequence.paused or sequence.awaiting:
                 continue
-            if sequence.state is State.RUNNING and self._make_room(sequence, count, planned):
+            if sequence.state is State.RUNNING and (
+                sequence.has_room(count) or self._make_room(sequence, count, planned)
+            ):
                 drafts = self._drafts(sequence, budget - count, others) if self.max_drafts else ()
                 planned[sequence.id] = sequence.item(count, drafts)
                 budget -= count + len(drafts)
         return budget
+
+    def _share(self, sequences: int) -> int:
+        """How many of so many a step has, that the others on their way may have as many."""
+        return -(-sequences // self.lanes)
 
     def _drafts(self, sequence: Sequence, budget: int, others: int) -> tuple[int, ...]:
         """What is tried beside its last token, in tokens and new blocks that none of so many others may want."""
@@ -253,10 +306,13 @@ class Scheduler:
         return drafts
 
     def _plan_waiting(self, planned: dict[int, PlanItem], budget: int) -> None:
+        share = self._share(min(self.num_running + len(self.waiting), self.max_running))
         for sequence in list(self.waiting):
-            if budget == 0 or self.num_running >= self.max_running:
+            if budget == 0 or self.num_running >= self.max_running or len(planned) >= share:
                 return
             if sequence.state is State.WAITING_KV or sequence.blocked or sequence.paused or sequence.awaiting:
+                continue
+            if sequence.weights != self._planned:
                 continue
             if not self._fits(sequence):
                 return  # those behind must not overtake for ever

@@ -45,6 +45,8 @@ class Sequence:
     values     keys of the values that its prompt fills there
     absent     the first of them that was fetched in vain; None: none was
     coming     tokens that it has or fetches from there, while it is WAITING_KV
+    weights    version of the model's weights that it is computed with
+    outdated   there is a newer one: what KV it has is nobody else's, nor is anybody else's of use to it
     """
 
     id: int
@@ -76,6 +78,8 @@ class Sequence:
     values: tuple[bytes, ...] = ()
     absent: int | None = None
     coming: int = 0
+    weights: int = 0
+    outdated: bool = False
     num_prompt: int = field(init=False)
     rank: tuple[int, int] = field(init=False)
 
@@ -102,7 +106,13 @@ class Sequence:
     @property
     def awaiting(self) -> bool:
         """The token on its way is the last, or what follows depends on it."""
-        return self.ahead > 0 and (self.unforeseen or self.num_tokens + self.ahead >= self.limit)
+        ahead = self.ahead
+        return ahead > 0 and (self.unforeseen or self.num_prompt + len(self.output_ids) + ahead >= self.limit)
+
+    def has_room(self, count: int) -> bool:
+        """Whether the blocks that it has take the next `count` tokens."""
+        assert self.allocation is not None
+        return len(self.allocation.blocks) * BLOCK_TOKENS >= self.num_launched + count
 
     @property
     def blocked(self) -> bool:
@@ -115,7 +125,8 @@ class Sequence:
     @property
     def paused(self) -> bool:
         """It is held; or a step of late was in vain, and which tokens may follow is not known yet."""
-        return self.held or (self.cautious > 0 and self.matcher is not None and self.matcher.pending)
+        matcher = self.matcher
+        return self.held or (matcher is not None and self.cautious > 0 and matcher.pending)
 
     def tokens(self, start: int, stop: int) -> tuple[int, ...]:
         """Ids at positions start .. stop - 1; UNKNOWN of one that is on its way."""
@@ -127,6 +138,8 @@ class Sequence:
 
     def reusable_hashes(self) -> list[bytes]:
         """Hashes of the blocks that a lookup may use: at least one token is always left to compute."""
+        if self.outdated:
+            return []
         if self.wants_prompt_logprobs and len(self.prompt_logprobs) < self.num_prompt:
             return []  # every prompt position's logits are needed
         if self.request.pooling is Pooling.MEAN:
@@ -149,7 +162,8 @@ class Sequence:
         pooling = self.request.pooling
         assert self.allocation is not None
         if not drafts and pooling is None and not self.wants_prompt_logprobs:  # nothing but tokens
-            spec = self.sample_spec() if end == self.num_tokens + self.ahead else None
+            last = end == self.num_prompt + len(self.output_ids) + self.ahead
+            spec = self.sample_spec() if last else None
             return PlanItem(self.id, start, self.tokens(start, end), self.allocation.table(end), spec)
         return PlanItem(
             sequence_id=self.id,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from ..kernels.ops import Ops
@@ -12,19 +14,33 @@ from .fit import Asked, parts_of
 from .memory import KvBudget, cpu_kv_budget, free_memory, kv_budget
 from .model import LoadedModel
 from .protocol import BLOCK_TOKENS
+from .shards.stages import Stage
 
 __all__ = ["kv_geometry", "max_model_len", "num_blocks"]
 
 
 def kv_geometry(loaded: LoadedModel, blocks: int) -> tuple[int, int, int, int]:
-    """What `Ops.allocate_kv` wants to know."""
-    config = loaded.config
+    """What `Ops.allocate_kv` wants to know, of this rank's heads and this stage's layers."""
+    config = loaded.decoder.local
     return config.num_layers, blocks, config.num_kv_heads, config.head_dim
 
 
-def num_blocks(config: EngineConfig, loaded: LoadedModel, ops: Ops, *, shares: bool = False) -> tuple[int, str]:
-    """KV blocks, and why so many. shares: prefixes, through a store. Raises InvalidRequest where not one fits."""
-    block_bytes = sum(tensor.nbytes for tensor in ops.allocate_kv(*kv_geometry(loaded, 1)))
+def num_blocks(
+    config: EngineConfig,
+    loaded: LoadedModel,
+    ops: Ops,
+    *,
+    shares: bool = False,
+    stages: Sequence[Stage] | None = None,
+) -> tuple[int, str]:
+    """KV blocks, and why so many. shares: prefixes, through a store. Raises InvalidRequest where not one fits.
+
+    stages  each has its layers' part of every block: what is configured is of a process, what is free all share
+    """
+    layers = [loaded.config.num_layers] if stages is None else [stage.layers[1] - stage.layers[0] for stage in stages]
+    counted = max(layers) if config.kv_memory_bytes is not None else sum(layers)
+    _, *of_layer = kv_geometry(loaded, 1)
+    block_bytes = sum(tensor.nbytes for tensor in ops.allocate_kv(counted, *of_layer))
     longest = config.max_model_len or loaded.config.max_model_len
     useful = config.max_running * blocks_for(longest)
     if config.kv_memory_bytes is not None:
@@ -44,7 +60,7 @@ def num_blocks(config: EngineConfig, loaded: LoadedModel, ops: Ops, *, shares: b
 
 def _kv_budget(config: EngineConfig, loaded: LoadedModel, ops: Ops, shares: bool) -> KvBudget:
     if ops.device.type == "cpu":
-        return cpu_kv_budget(free_memory())
+        return cpu_kv_budget(free_memory() // config.tensor_parallel)
     bounds = config.max_batch_tokens, config.max_running, config.swap_memory_bytes, config.speculate_ngram
     asked = Asked(BLOCK_TOKENS, 1, *bounds, shares=shares)
     torch.cuda.empty_cache()  # what loading took and gave back

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 
+from .contents import Progress, digest_of, each_digest, piece_digests
 from .errors import CheckpointError
 from .safetensors_file import TensorInfo
 
-Progress = Callable[[int, int], None]  # (bytes read, bytes in all)
+Problem = Callable[[str, torch.Tensor], str | None]  # of a tensor of that name, in words; None: none
 
 _DTYPES = {
     "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F8_E4M3": torch.float8_e4m3fn,
@@ -26,6 +26,8 @@ class Weights:
 
     `take` records what was consumed; `finish` proves that it was everything. `digest` identifies the contents
     of all that was taken, whatever the order.
+
+    problem  what is wrong with a tensor, or a part of one, that is taken; None: they are known to be sound
     """
 
     def __init__(
@@ -33,11 +35,14 @@ class Weights:
         tensors: Mapping[str, tuple[Path, TensorInfo]],
         device: torch.device,
         progress: Progress | None = None,
+        problem: Problem | None = None,
     ) -> None:
         self.device = device
+        self._problem = problem
         self._tensors = tensors
         self._files: dict[Path, Any] = {}
-        self._digests: dict[str, bytes] = {}
+        self._taken: set[str] = set()
+        self._left: set[str] = set()
         self._progress = progress
         self._done_bytes = 0
         self._total_bytes = sum(info.nbytes for _, info in tensors.values())
@@ -45,35 +50,60 @@ class Weights:
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
 
-    def take(self, name: str) -> torch.Tensor:
-        """The tensor as stored, on the device. On a CPU it is a view of the mapped file: copy what is kept."""
-        assert name not in self._digests, f"{name} is taken twice"
-        tensor = self.peek(name)
-        self._digests[name] = _digest(tensor)
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of the whole tensor."""
+        return self._tensors[name][1].shape
+
+    def take(self, name: str, *part: slice) -> torch.Tensor:
+        """The tensor as stored, on the device. On a CPU it is a view of the mapped file: copy what is kept.
+
+        part  of each of its first dimensions; nothing else of it is read. `Progress` counts the tensor as read
+        """
+        assert name not in self._taken, f"{name} is taken twice"
+        assert name not in self._left, f"{name} is another stage's"
+        tensor = self.peek(name, *part)
+        if self._problem is not None and (problem := self._problem(name, tensor)) is not None:
+            raise self.error(name, problem)
+        self._taken.add(name)
         self._done_bytes += self._tensors[name][1].nbytes
         if self._progress is not None:
             self._progress(self._done_bytes, self._total_bytes)
         return tensor.to(self.device)
 
-    def peek(self, name: str) -> torch.Tensor:
-        """A view of the mapped file, on the CPU; nothing is recorded."""
-        path, _ = self._tensors[name]
+    def leave(self, names: Iterable[str]) -> None:
+        """Another pipeline stage takes these: they are accounted for, and of the contents."""
+        left = {name for name in names if name in self._tensors}
+        self._left |= left
+        self._done_bytes += sum(self._tensors[name][1].nbytes for name in left)
+
+    def peek(self, name: str, *part: slice) -> torch.Tensor:
+        """A view of the mapped file, or a copy of such a part of it, on the CPU; nothing is recorded."""
+        path, info = self._tensors[name]
+        whole = all(each.indices(size) == (0, size, 1) for each, size in zip(part, info.shape, strict=False))
+        tensor: torch.Tensor
         try:
             if path not in self._files:
                 self._files[path] = safe_open(str(path), framework="pt", device="cpu")
-            tensor: torch.Tensor = self._files[path].get_tensor(name)
+            file = self._files[path]
+            tensor = file.get_tensor(name) if whole else file.get_slice(name)[part]
         except (SafetensorError, OSError) as error:  # the file changed since its header was checked
             raise self.error(name, f"cannot be read: {error}") from error
         return tensor
 
-    def take_finite(self, name: str, dtype: torch.dtype) -> torch.Tensor:
+    def take_finite(self, name: str, dtype: torch.dtype, *part: slice) -> torch.Tensor:
         """A copy in `dtype`. Raises CheckpointError where a value is not finite, or not in that dtype."""
-        tensor = self.take(name).to(dtype, copy=True)
+        tensor = self.take(name, *part).to(dtype, copy=True)
+        if not tensor.numel():
+            return tensor
         low, high = torch.aminmax(tensor)
         if not bool(torch.isfinite(low) & torch.isfinite(high)):
             hint = "; load with dtype bfloat16 or float32" if dtype == torch.float16 else ""
             raise self.error(name, f"has values that are not finite in {str(dtype).removeprefix('torch.')}{hint}")
         return tensor
+
+    def unmap(self) -> None:
+        """Let go of the files' pages, but of those that a tensor is a view of. Files are opened again when wanted."""
+        self._files.clear()
 
     def error(self, name: str, problem: str) -> CheckpointError:
         return CheckpointError(problem, file=self._tensors[name][0].name, tensor=name)
@@ -82,39 +112,40 @@ class Weights:
         """Close the files. Raises CheckpointError if a tensor was left over that is not tolerated."""
         self._files.clear()
         for name in self._tensors:
-            if name not in self._digests and not tolerated(name):
+            if name not in self._known and not tolerated(name):
                 raise self.error(name, "was not used by any part of the model")
 
+    @property
+    def _known(self) -> set[str]:
+        return self._taken | self._left
+
     def digest(self) -> bytes:
-        """SHA-256 over the names and contents of the tensors taken."""
-        total = hashlib.sha256()
-        for name, content in sorted(self._digests.items()):
-            total.update(len(name.encode()).to_bytes(4, "little") + name.encode() + content)
-        return total.digest()
+        """Of the tensors taken or left, whole whatever was taken of them. Raises CheckpointError."""
+        return digest_of(self._tensors, self._known)
+
+    def piece_digests(self, rank: int, size: int) -> list[bytes]:
+        """One rank's share of what that digest is made of: see contents.py. Raises CheckpointError."""
+        return piece_digests(self._tensors, self._known, rank, size)
+
+    def each_digest(self, by_rank: Sequence[Sequence[bytes]]) -> dict[str, bytes]:
+        """Of each tensor taken, from all ranks' shares: `contents.together` makes that digest of them."""
+        return each_digest(self._tensors, self._known, by_rank)
 
 
 class Outline(Weights):
     """The tensors by shape and dtype alone, on the meta device: a model made of it shows what it would keep."""
 
-    def take(self, name: str) -> torch.Tensor:
-        return self.peek(name)
+    def take(self, name: str, *part: slice) -> torch.Tensor:
+        return self.peek(name, *part)
 
-    def peek(self, name: str) -> torch.Tensor:
+    def peek(self, name: str, *part: slice) -> torch.Tensor:
         info = self._tensors[name][1]
-        return torch.empty(info.shape, dtype=_DTYPES[info.dtype], device="meta")
+        return torch.empty(info.shape, dtype=_DTYPES[info.dtype], device="meta")[part]
 
-    def take_finite(self, name: str, dtype: torch.dtype) -> torch.Tensor:
-        return self.take(name).to(dtype)
+    def take_finite(self, name: str, dtype: torch.dtype, *part: slice) -> torch.Tensor:
+        return self.take(name, *part).to(dtype)
 
 
 def told(condition: torch.Tensor, *, outlined: bool) -> bool:
     """Whether it holds; of an outline, which has no values, what is said of one."""
     return outlined if condition.is_meta else bool(condition)
-
-
-def _digest(tensor: torch.Tensor) -> bytes:
-    """SHA-256 of dtype, shape and contents."""
-    content = hashlib.sha256(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-    if tensor.numel():
-        content.update(tensor.contiguous().reshape(-1).view(torch.uint8).cpu().numpy().data)
-    return content.digest()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -19,7 +19,7 @@ from .build import BuiltEngine, Progress, build_engine
 from .engine import Emission, EngineCore
 from .engine_config import EngineConfig
 from .engine_thread import EngineThread
-from .errors import DeadlineExceeded, EngineFault, MotleyError, ReaderStalled, Unavailable
+from .errors import DeadlineExceeded, EngineFault, InvalidRequest, MotleyError, ReaderStalled, Unavailable
 from .grammar_process import GrammarProcess
 from .kv_log import OwnedEvent
 from .kv_watcher import KvWatcher
@@ -27,7 +27,8 @@ from .mailbox import Mailbox
 from .meter import Meter
 from .prefix.access import PrefixAccess
 from .prefix.told import PrefixStats
-from .protocol import KvEvents, ReplicaLoad, ReplicaProfile, Request, StreamMessage
+from .protocol import KvEvents, ReplicaLoad, ReplicaProfile, Request, StreamMessage, WeightsTold
+from .updates.file import WeightFile
 
 TICK_S = 0.25  # how often streams are looked over
 WATCH_S = 1.0  # between two messages to those who watch KV blocks
@@ -38,6 +39,7 @@ class Worker:
 
     `model` is a folder or a Hugging Face id. Nothing is loaded before `start`.
     access: makes the way to a store of prefixes, where the engine is; None: what the config says.
+    updates: of the weights, since the checkpoint, as they are when it starts: it begins with all of them.
     """
 
     def __init__(
@@ -48,7 +50,9 @@ class Worker:
         name: str | None = None,
         progress: Progress | None = None,
         access: Callable[[], PrefixAccess] | None = None,
+        updates: Callable[[], Sequence[WeightFile]] | None = None,
     ) -> None:
+        self._updates = updates
         self._model = model
         self._progress = progress
         self._access = access
@@ -62,6 +66,7 @@ class Worker:
         self._meter = Meter()
         self._keys = itertools.count()
         self._draining = False
+        self._updating: asyncio.Future[int] | None = None
         self._watchers: set[KvWatcher] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -122,6 +127,43 @@ class Worker:
         The store does so in its own time. Raises Unavailable.
         """
         await self._check_started().flush(tenant)
+
+    @property
+    def weights(self) -> WeightsTold:
+        """That requests begin with."""
+        assert self._engine is not None, "weights after start()"
+        return self._weights_told(None)
+
+    async def update_weights(self, file: WeightFile, expected: int | None = None) -> int:
+        """Serve with the file's tensors in place of the model's own; the version that the weights are of then.
+
+        They are built beside the old ones, and taken up between two steps. Requests that have begun end on what they
+        began with. Whatever it raises, nothing has changed: InvalidRequest and CheckpointError say what is wrong with
+        the file, Unavailable that it is not the time for it.
+
+        expected  the version that the file is for; None: any
+        """
+        self._check_started()
+        if self._updating is not None and not self._updating.done():
+            raise Unavailable("other weights are being prepared", code="weights_in_use")
+        # Whoever asked may go away in the middle of it: it comes to its end all the same.
+        self._updating = asyncio.ensure_future(self._update(file, expected))
+        return await asyncio.shield(self._updating)
+
+    async def _update(self, file: WeightFile, expected: int | None) -> int:
+        thread = self._check_started()
+        assert self._engine is not None
+        engine, weights = self._engine, self._engine.weights
+        if weights is None:
+            raise InvalidRequest("path: this engine has no weights", param="path")
+        engine.core.check_weights_free()
+        prepared = await asyncio.to_thread(weights.prepare, file, expected)
+        try:
+            await thread.between(partial(engine.adopt, prepared))
+        except MotleyError:
+            await asyncio.to_thread(weights.drop, prepared)
+            raise
+        return weights.told(prepared.version).version
 
     async def kv_events(self, tenant: str) -> AsyncGenerator[KvEvents, None]:
         """What becomes of that tenant's KV blocks from now on; without events, the load every WATCH_S."""
@@ -190,7 +232,17 @@ class Worker:
 
     def _build(self) -> BuiltEngine:
         access = None if self._access is None else self._access()
-        return build_engine(self._model, self._config, name=self._name, progress=self._progress, access=access)
+        engine = build_engine(self._model, self._config, name=self._name, progress=self._progress, access=access)
+        try:
+            files = () if self._updates is None else self._updates()
+            if files:
+                assert engine.weights is not None
+                for prepared in engine.weights.replay(files):
+                    engine.adopt(prepared)
+        except BaseException:
+            engine.close()
+            raise
+        return engine
 
     def _make_thread(self, engine: BuiltEngine) -> EngineThread:
         profile = engine.profile
@@ -200,7 +252,18 @@ class Worker:
 
     def _told(self, load: ReplicaLoad) -> ReplicaLoad:
         """The engine's load, with what the engine does not know."""
-        return replace(self._meter.measured(load), draining=self._draining)
+        weights = self._weights_told(load.weights_version)
+        return replace(
+            self._meter.measured(load),
+            draining=self._draining,
+            weights_version=weights.version,
+            weights_contents=weights.contents,
+        )
+
+    def _weights_told(self, version: int | None) -> WeightsTold:
+        """Of a version as the engine counts them; None: the newest."""
+        weights = None if self._engine is None else self._engine.weights
+        return WeightsTold(version or 0, "") if weights is None else weights.told(version)
 
     @property
     def _core(self) -> EngineCore:
@@ -271,13 +334,23 @@ class Worker:
             if not mailbox.started:
                 self._admission.began(mailbox.prompt_tokens)
                 self._meter.began(mailbox.prompt_tokens, emission.message.cached_tokens or 0)
-            made += sum([len(delta.token_ids) for delta in emission.message.deltas])
+            for delta in emission.message.deltas:
+                made += len(delta.token_ids)
             wanted.append((mailbox, emission))
         if made:
             self._meter.made(made)
-        thread.load = load = self._told(thread.load)
-        for mailbox, emission in wanted:
-            mailbox.put(emission.message._replace(load=load), done=emission.done, error=emission.error)
+        load = self._told(thread.load)
+        now = time.monotonic()
+        for mailbox, (_, message, done, error) in wanted:
+            deltas, _, cached, logprobs, embedding, stored, weights, _ = message
+            contents = ""
+            if weights is not None:
+                told = self._weights_told(weights)
+                weights, contents = told.version, told.contents
+            with_load = StreamMessage(
+                deltas, load, cached, logprobs, embedding, stored, weights, contents
+            )  # not _replace: faster
+            mailbox.put(with_load, now, done=done, error=error)
 
 
 def _admission(config: EngineConfig, prefill_tokens_per_s: float = 0.0) -> Admission:

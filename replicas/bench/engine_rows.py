@@ -76,7 +76,10 @@ def _drafted(ours: Found) -> list[dict[str, Any]]:
 def _peers(ours: Found, found: Sequence[Found]) -> list[tuple[str | None, list[float] | None]]:
     """Rates of decode of the same shape, batch and lengths."""
     rates: list[tuple[str | None, list[float] | None]] = [
-        (f"transformers bf16, static cache, {each['variant']}", [ours["batch"] / each_s for each_s in each["step_s"]])
+        (
+            f"transformers bf16, static cache, torch SDPA, {each['variant']}",
+            [ours["batch"] / each_s for each_s in each["step_s"]],
+        )
         for each in found
         if _beside(ours, each) and each.get("step_s")
     ]

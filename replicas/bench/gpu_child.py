@@ -101,7 +101,7 @@ class Tasks:
         """Tables have changed."""
         from ...kernels import tuning
 
-        tuning.read.cache_clear()
+        tuning.forget()
 
     def usable(self) -> bool:
         """Whether the device still answers: after some errors a process can launch nothing any more."""

@@ -224,7 +224,7 @@ class KernelParts:
         policy = self._rig.policy
         more = operation.samples(policy) if self._rig.real else ()
         for shape in (*operation.small(policy), *more):
-            chosen = choose(operation, policy, shape, self._rig.about.sms if self._rig.real else None).config
+            chosen = choose(operation, policy, shape, self._rig.about if self._rig.real else None).config
             configs = dict.fromkeys((chosen, offered(operation, policy, shape)[0]))
             for config in configs if self._rig.real else [chosen]:
                 yield operation, shape, config

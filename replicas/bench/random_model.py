@@ -81,9 +81,12 @@ class _RandomWeights(Weights):
         super().__init__(_infos(decoder_layout(config, format)), device)
         self._random = torch.Generator(device=device).manual_seed(0)
 
-    def take(self, name: str) -> torch.Tensor:
+    def take(self, name: str, *part: slice) -> torch.Tensor:
+        self._taken.add(name)
+        return self._made(name)[part]
+
+    def _made(self, name: str) -> torch.Tensor:
         info = self._tensors[name][1]
-        self._digests[name] = b""  # taken
         if name.endswith(".qweight"):  # bytes, since not every device draws from all of int32
             rows, columns = info.shape
             size = (rows, 4 * columns)

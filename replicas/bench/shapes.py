@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -78,8 +80,21 @@ def config_json(shape: Shape) -> dict[str, object]:
     }
 
 
-def write_gptq(shape: Shape, folder: Path) -> None:
-    """A GPTQ int4 g128 checkpoint (symmetric, v1) with random codes, the same for the same shape."""
+def write_gptq(shape: Shape, folder: Path, group_size: int = GROUP_SIZE) -> None:
+    """A GPTQ int4 checkpoint (symmetric, v1) with random codes, the same for the same shape."""
+    section = {"quant_method": "gptq", "bits": 4, "group_size": group_size, "sym": True, "desc_act": False}
+    _write(shape, folder, partial(_gptq_linear, group_size), {"quantization_config": section})
+
+
+def write_dense(shape: Shape, folder: Path) -> None:
+    """Likewise in bf16."""
+    _write(shape, folder, _dense_linear, {})
+
+
+_Linear = Callable[[torch.Generator, str, int, int], dict[str, torch.Tensor]]
+
+
+def _write(shape: Shape, folder: Path, linear: _Linear, section: dict[str, object]) -> None:
     rng = torch.Generator().manual_seed(0)
     tensors = {
         "model.embed_tokens.weight": _normal(rng, shape.vocab_size, shape.hidden_size),
@@ -90,21 +105,26 @@ def write_gptq(shape: Shape, folder: Path) -> None:
         for name in ("input_layernorm", "post_attention_layernorm"):
             tensors[f"{prefix}.{name}.weight"] = torch.ones(shape.hidden_size, dtype=torch.bfloat16)
         for name, (outputs, inputs) in shape.linears.items():
-            tensors |= _gptq_linear(rng, f"{prefix}.{name}", outputs, inputs)
+            tensors |= linear(rng, f"{prefix}.{name}", outputs, inputs)
             if name in BIASED:
                 tensors[f"{prefix}.{name}.bias"] = _normal(rng, outputs)
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    section = {"quant_method": "gptq", "bits": 4, "group_size": GROUP_SIZE, "sym": True, "desc_act": False}
-    (folder / "config.json").write_text(json.dumps(config_json(shape) | {"quantization_config": section}, indent=2))
+    (folder / "config.json").write_text(json.dumps(config_json(shape) | section, indent=2))
 
 
 def _normal(rng: torch.Generator, *size: int) -> torch.Tensor:
     return torch.empty(size, dtype=torch.bfloat16).normal_(0, 0.02, generator=rng)
 
 
-def _gptq_linear(rng: torch.Generator, name: str, outputs: int, inputs: int) -> dict[str, torch.Tensor]:
-    groups = inputs // GROUP_SIZE
+def _dense_linear(rng: torch.Generator, name: str, outputs: int, inputs: int) -> dict[str, torch.Tensor]:
+    return {f"{name}.weight": _normal(rng, outputs, inputs)}
+
+
+def _gptq_linear(
+    group_size: int, rng: torch.Generator, name: str, outputs: int, inputs: int
+) -> dict[str, torch.Tensor]:
+    groups = inputs // group_size
     words = torch.randint(-(2**31), 2**31, (inputs // _PER_WORD, outputs), generator=rng).to(torch.int32)
     return {
         f"{name}.qweight": words,

@@ -19,6 +19,7 @@ from ...kernels.ops import Ops
 from ...kernels.rig import Rig
 from ..blocks import blocks_for
 from ..build import BuiltEngine, assemble, operators
+from ..collector import settle
 from ..decoder import Decoder
 from ..engine_config import EngineConfig
 from ..gpu.accelerator import Accelerator
@@ -91,6 +92,7 @@ class Streams(OnDevice):
         self._worker = RandomWorker(shape, settings(device, drafts), ops, accelerator)
         began = time.monotonic()
         self._loop.run(self._worker.start())
+        settle()  # as a replica does
         self._start_s = time.monotonic() - began
         assert self._worker.built is not None
         self._built = self._worker.built

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-from ...kernels.gpu.configs import SHORTEST_CONTEXT
+from ...kernels.operation import SHORTEST_CONTEXT
 
 _STEP = 8  # from there on: kernels compute as much for a few rows more
 _FINE = (1, 2, 4)

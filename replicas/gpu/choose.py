@@ -15,7 +15,8 @@ from ..runner import num_rows, vectors, with_prompt_logprobs
 from ..sampler import sample
 from ..speculation import accepted
 from .accelerator import Accelerator, Mark
-from .decode import SAMPLING, Sampler, sampling_rows, write_sampling
+from .biases import Biases
+from .decode import SAMPLING, Sampler, chosen, write_history, write_sampling
 from .packed import Packed, Turn
 from .state import DeviceState
 
@@ -44,9 +45,11 @@ class LogitRows:
     sampled  by item: (row, how to choose), of the token after its last and after those before its drafts
     plain    rows that the device chooses from -> the item's index, and how
     host     rows that the host reads -> where among them each is
+
+    takes  whether the device can choose so
     """
 
-    def __init__(self, items: Sequence[PlanItem]) -> None:
+    def __init__(self, items: Sequence[PlanItem], takes: Callable[[SampleSpec], bool]) -> None:
         self.sampled: list[list[tuple[int, SampleSpec]]] = []
         self.prompts: list[range] = []
         self.plain: dict[int, tuple[int, SampleSpec]] = {}
@@ -57,27 +60,35 @@ class LogitRows:
             self.prompts.append(range(start, end - len(item.specs)))
             pairs = list(zip(range(end - len(item.specs), end), item.specs, strict=True))
             self.sampled.append(pairs)
-            self.plain |= {row: (index, spec) for row, spec in pairs if spec.plain}
-            host += [*self.prompts[-1], *(row for row, spec in pairs if not spec.plain)]
+            self.plain |= {row: (index, spec) for row, spec in pairs if takes(spec)}
+            host += [*self.prompts[-1], *(row for row, _ in pairs if row not in self.plain)]
         self.host = {row: place for place, row in enumerate(host)}
 
 
 class Chooser:
     """Of every row of a step that is sampled, drafts' too, with one copy back of all that the device chooses.
 
-    most  rows that are ever sampled in a step
+    most       rows that are ever sampled in a step
+    penalties  False: the host's, as where drafts are tried, of which the device's history knows nothing
     """
 
-    def __init__(self, accelerator: Accelerator, sampler: Sampler, state: DeviceState, most: int) -> None:
-        self._accelerator, self._sampler, self._state = accelerator, sampler, state
+    def __init__(
+        self, accelerator: Accelerator, sampler: Sampler, state: DeviceState, most: int, *, penalties: bool
+    ) -> None:
+        self._accelerator, self._sampler, self._state, self.penalties = accelerator, sampler, state, penalties
         self._asked = Packed(accelerator, most, _CHOICE)
         self._chosen = Packed(accelerator, most, _CHOSEN)
+        self._biases = Biases(accelerator, most)
+
+    def takes(self, spec: SampleSpec) -> bool:
+        """Whether the device chooses so."""
+        return spec.plain and (self.penalties or not spec.params.penalised)
 
     def choose(
         self, plan: StepPlan, row_of: dict[int, int], logits: Later, hidden: Later | None = None
     ) -> Callable[[], StepResult]:
         """What waits for the result. row_of: index of an item that samples -> the device's row of its sequence."""
-        rows = LogitRows(plan.items)
+        rows = LogitRows(plan.items, self.takes)
         turn = self._choose_plainly(plan.items, rows, row_of, logits) if rows.plain else None
         on_host, pooled = Later(), Later()
         if rows.host:
@@ -93,23 +104,35 @@ class Chooser:
         specs = [spec for _, spec in rows.plain.values()]
         count, filtered = len(specs), any(map(filters, specs))
         # A sequence with drafts waits for its tokens: which of them is its last, only the host will know.
-        places = [self._state.padding_row if items[i].verified else row_of[i] for i, _ in rows.plain.values()]
+        padding = self._state.padding_row
+        places = [padding if items[i].verified else row_of[i] for i, _ in rows.plain.values()]
         asked = self._asked.turn()
         asked.here["row"][:count], asked.here["chosen"][:count] = places, list(rows.plain)
         write_sampling(asked, specs, count)
+        counting = [(row, spec) for row, spec in zip(places, specs, strict=True) if spec.params.penalised]
+        penalised = bool(counting)
+        if penalised:
+            write_history(asked, places, specs, count, padding)
+            self._state.bring_history(counting)
         self._asked.send(asked)
+        biased = any(spec.biased for spec in specs)
+        if biased:
+            self._biases.send(specs, count)
 
         def work() -> None:
             there = {name: tensor[:count] for name, tensor in self._asked.there.items()}
-            tokens, logprobs = self._sampler(logits.value[there["chosen"]], sampling_rows(there), filtered)
+            values = logits.value[there["chosen"]]
+            biases = self._biases.there(count) if biased else None
+            tokens, logprobs = chosen(self._sampler, self._state, values, there, filtered, biases, penalised=penalised)
             self._state.last[there["row"]] = tokens
             self._chosen.there["token"][:count] = tokens
             self._chosen.there["logprob"][:count] = logprobs
 
         self._accelerator.submit(work)
-        chosen = self._chosen.turn()
-        self._chosen.fetch(chosen)
-        return chosen
+        self._state.have_history(counting)
+        turn = self._chosen.turn()
+        self._chosen.fetch(turn)
+        return turn
 
     def _rows_of(self, logits: torch.Tensor, wanted: Sequence[int]) -> torch.Tensor:
         if len(wanted) == len(logits):
@@ -122,18 +145,18 @@ def _assemble(
     plan: StepPlan, rows: LogitRows, turn: Turn | None, mark: Mark, on_host: Later, hidden: Later
 ) -> StepResult:
     mark.wait()
-    chosen = {} if turn is None else dict(zip(rows.plain, tokens(turn, len(rows.plain)), strict=True))
+    of_row = {} if turn is None else dict(zip(rows.plain, tokens(turn, len(rows.plain)), strict=True))
     here = [(row, spec) for pairs in rows.sampled for row, spec in pairs if row not in rows.plain]
     if here:
         specs = [spec for _, spec in here]
         matchers = [spec.matcher for spec in specs if spec.matcher]
         await_masks(matchers, unconstrained=len(matchers) < len(plan.items))
         found = sample(on_host.value[[rows.host[row] for row, _ in here]], specs)
-        chosen |= {row: result for (row, _), result in zip(here, found, strict=True)}
+        of_row |= {row: result for (row, _), result in zip(here, found, strict=True)}
     pooled = vectors(plan, hidden.value) if any(item.pooling for item in plan.items) else [()] * len(plan.items)
     results = []
     for item, pairs, prompt, vector in zip(plan.items, rows.sampled, rows.prompts, pooled, strict=True):
-        result = accepted(item, [chosen[row] for row, _ in pairs]) if pairs else ItemResult(pooled=vector)
+        result = accepted(item, [of_row[row] for row, _ in pairs]) if pairs else ItemResult(pooled=vector)
         if prompt:
             result = with_prompt_logprobs(item, on_host.value[[rows.host[row] for row in prompt]], result)
         results.append(result)

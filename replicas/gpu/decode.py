@@ -11,27 +11,40 @@ least 1.4 ms, at 5 us a launch. Arithmetic, not measured.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import logging
+import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 
 from ...kernels.batch import StepBatch
-from ...kernels.sampling.sample import SamplingRows
+from ...kernels.sampling.sample import PenaltyRows, SamplingRows
 from ..memory import MAX_GRAPHS
 from ..plan import UNKNOWN, PlanItem, SampleSpec
 from ..protocol import BLOCK_TOKENS
 from ..runner import Model
 from .accelerator import Accelerator, Mark
+from .biases import Biases, Moved
 from .packed import Packed, Turn
 from .state import DeviceState
 
 log = logging.getLogger(__name__)
 
-# (logits fp32 [R, vocabulary], rows, whether any row filters) -> ids int64 [R], their log-probabilities fp32 [R]
-Sampler = Callable[[torch.Tensor, SamplingRows, bool], tuple[torch.Tensor, torch.Tensor]]
+
+class Sampler(Protocol):
+    """Operators that choose tokens: see `DeviceOps`."""
+
+    def sample(
+        self, logits: torch.Tensor, rows: SamplingRows, filtered: bool, own: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+    def penalised(self, logits: torch.Tensor, history: torch.Tensor, rows: PenaltyRows) -> torch.Tensor: ...
+
 
 SAMPLING = {
     "temperature": torch.float32,
@@ -41,27 +54,49 @@ SAMPLING = {
     "seed": torch.int64,
     "choice": torch.int32,
     "place": torch.int64,
+    "history": torch.int64,
+    "repetition": torch.float32,
+    "presence": torch.float32,
+    "frequency": torch.float32,
 }
+_CHOICE = ("temperature", "top_k", "top_p", "min_p", "seed", "choice", "place")
+_PENALTIES = ("history", "repetition", "presence", "frequency")
 _INPUTS = dict.fromkeys(("row", "kept", "position", "slot", "token"), torch.int64) | SAMPLING
 _OUTPUTS = {"token": torch.int64, "logprob": torch.float32}
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
+class Key(NamedTuple):
     """What a graph is for.
 
-    batch     rows, each of one token, some of them padding
-    context   tokens: no sequence has more
-    filtered  whether a row may ask for top_k or top_p; None: nothing is sampled, logits are left where they are
+    batch      rows, each of one token, some of them padding
+    context    tokens: no sequence has more
+    filtered   whether a row may ask for top_k or top_p; None: nothing is sampled, logits are left where they are
+    penalised  whether a row may ask for penalties
+    biased     whether a row may move logits of single ids
     """
 
     batch: int
     context: int
     filtered: bool | None
+    penalised: bool = False
+    biased: bool = False
+
+    @property
+    def covers(self) -> tuple[Key, ...]:
+        """Graphs that would do as well, with launches that find nothing to do."""
+        return () if self.filtered is None else tuple(Key(*self[:2], *more) for more in _wider(self[2:]))
+
+
+@functools.cache
+def _wider(flags: tuple[bool, ...]) -> tuple[tuple[bool, ...], ...]:
+    """Flags that have these and others, the fewest first."""
+    every = itertools.product((False, True), repeat=len(flags))
+    wider = [each for each in every if each != flags and all(a <= b for a, b in zip(flags, each, strict=True))]
+    return tuple(sorted(wider, key=sum))
 
 
 class DecodeGraphs:
-    """Captured when first needed; of MAX_GRAPHS the one that was launched least recently makes room.
+    """Captured at warm-up or when first needed; of MAX_GRAPHS the one launched least recently makes room.
 
     All graphs of a batch size read and write the same memory.
     """
@@ -74,10 +109,40 @@ class DecodeGraphs:
         self._static: dict[int, Static] = {}
         self._replays: OrderedDict[Key, Callable[[], None]] = OrderedDict()
         self._refused: set[Key] = set()
+        self._capture_s = 0.0
+        self._capturing: float | None = None  # monotonic: when the capture under way began
 
     @property
     def captured(self) -> tuple[Key, ...]:
         return tuple(self._replays)
+
+    def capture_s(self) -> float:
+        """Seconds that captures have taken, the one under way included. Safe from any thread."""
+        began = self._capturing
+        return self._capture_s + (0.0 if began is None else time.monotonic() - began)
+
+    def warm_up(self, keys: Sequence[Key], within_s: float) -> int:
+        """Capture these, the likeliest first, until the time is over. How many there are; the first whatever it takes.
+
+        Of those that are never launched the least likely makes room first.
+        """
+        began = self.capture_s()
+        found: list[Key] = []
+        for key in keys:
+            if found and self.capture_s() - began > within_s:
+                break
+            if self.has(key):
+                found.append(key)
+        for key in reversed(found):
+            self._replays.move_to_end(key)
+        return len(found)
+
+    def find(self, key: Key) -> Key | None:
+        """The graph to launch: its own or one that covers it, else its own, captured now; None where that fails."""
+        for each in (key, *key.covers):
+            if each in self._replays:
+                return each
+        return key if self.has(key) else None
 
     def has(self, key: Key) -> bool:
         """Whether there is a graph for it, captured now if need be. One that could not be is not tried again."""
@@ -88,12 +153,19 @@ class DecodeGraphs:
         if len(self._replays) >= MAX_GRAPHS:
             self._accelerator.mark().wait()  # none is on its way
             self._replays.popitem(last=False)
+        self._capturing = began = time.monotonic()
         try:
             self._replays[key] = self._capture(key)
-        except RuntimeError as error:  # out of memory, above all
-            log.warning("no graph for %s: such steps run as they come (%s)", key, error)
+        except Exception as error:
+            # Out of memory, above all; or a kernel that does not compile. Steps as they come compute the same, and if
+            # they fail too, each request is told why: no graph is no reason to fail them.
+            reason = f"{type(error).__name__}: {error}"
+            log.warning("no graph for %s: such steps run as they come (%s)", key, reason, exc_info=True)
             self._refused.add(key)
             return False
+        finally:
+            self._capture_s += time.monotonic() - began
+            self._capturing = None
         return True
 
     def static(self, batch: int) -> Static:
@@ -101,24 +173,28 @@ class DecodeGraphs:
             self._static[batch] = Static(batch, self._accelerator)
         return self._static[batch]
 
-    def launch(self, key: Key, items: Sequence[PlanItem], rows: Sequence[int]) -> Static:
-        """Items whose every token is sampled after, in order, and the device's row of each. See `has`.
+    def launch(self, key: Key, items: Sequence[PlanItem], rows: Sequence[int], specs: Sequence[SampleSpec]) -> Static:
+        """Items whose every token is sampled after, in order, how, and the device's row of each. See `has`.
 
         What it makes is in the static memory of the batch size, a row for each token.
         """
         static = self.static(key.batch)
         self._replays.move_to_end(key)
         turn = static.inputs.turn()
-        _write(turn, items, rows, key.batch, self._state)
+        _write(turn, items, rows, specs, key, self._state)
         static.inputs.send(turn)
+        if key.biased:
+            static.biases.send(specs, key.batch)
         self._accelerator.submit(self._replays[key])
         return static
 
     def _capture(self, key: Key) -> Callable[[], None]:
         static = self.static(key.batch)
         turn = static.inputs.turn()
-        _write(turn, (), (), key.batch, self._state)  # padding alone: what is run while compiling changes nothing
+        _write(turn, (), (), (), key, self._state)  # padding alone: what is run while compiling changes nothing
         static.inputs.send(turn)
+        if key.biased:
+            static.biases.send((), key.batch)
         return self._accelerator.capture(lambda: self._step(key, static))
 
     def _step(self, key: Key, static: Static) -> None:
@@ -145,7 +221,8 @@ class DecodeGraphs:
                 static.logits = torch.empty_like(logits)
             static.logits.copy_(logits)
             return
-        tokens, logprobs = self._sampler(logits, sampling_rows(there), key.filtered)
+        biases = static.biases.there(key.batch) if key.biased else None
+        tokens, logprobs = chosen(self._sampler, state, logits, there, key.filtered, biases, penalised=key.penalised)
         state.last[there["kept"]] = tokens
         static.outputs.there["token"].copy_(tokens)
         static.outputs.there["logprob"].copy_(logprobs)
@@ -157,6 +234,7 @@ class Static:
     def __init__(self, batch: int, accelerator: Accelerator) -> None:
         self.inputs = Packed(accelerator, batch, _INPUTS)
         self.outputs = Packed(accelerator, batch, _OUTPUTS)
+        self.biases = Biases(accelerator, batch)
         self.every_row = torch.arange(batch, device=accelerator.device)
         self.logits: torch.Tensor | None = None
 
@@ -166,15 +244,50 @@ class Static:
         return turn, self.outputs.fetch(turn)
 
 
-def sampling_rows(there: dict[str, torch.Tensor]) -> SamplingRows:
-    return SamplingRows(*(there[name] for name in SAMPLING))
+def chosen(
+    sampler: Sampler,
+    state: DeviceState,
+    logits: torch.Tensor,
+    there: Mapping[str, torch.Tensor],
+    filtered: bool,
+    biases: Moved | None,
+    *,
+    penalised: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Work: ids int64 [R] and log-probabilities fp32 [R] of logits fp32 [R, vocabulary]; `there`: SAMPLING, [R] each.
+
+    Penalties count what was chosen at once: a step may be on its way before the host has heard of it.
+    """
+    rows = SamplingRows(*(there[name] for name in _CHOICE))
+    if not penalised and biases is None:
+        return sampler.sample(logits, rows, filtered)
+    if penalised:
+        adjusted = sampler.penalised(logits, state.history, PenaltyRows(*(there[name] for name in _PENALTIES)))
+    else:
+        adjusted = logits.clone()
+    if biases is not None:
+        adjusted.scatter_add_(1, *biases)
+    tokens, logprobs = sampler.sample(adjusted, rows, filtered, logits)
+    if penalised:
+        state.count(there["history"], tokens)
+    return tokens, logprobs
+
+
+def write_history(turn: Turn, rows: Sequence[int], specs: Sequence[SampleSpec], size: int, padding: int) -> None:
+    """The history of each of `specs` that counts; nobody's for the others, and to `size`."""
+    count = len(specs)
+    places = [row if spec.params.penalised else padding for row, spec in zip(rows, specs, strict=True)]
+    turn.here["history"][:count], turn.here["history"][count:size] = places, padding
 
 
 def write_sampling(turn: Turn, specs: Sequence[SampleSpec], size: int) -> None:
-    """Of `specs`, then greedy to `size`. In most steps nothing but the place is new since the turn was written."""
+    """Of `specs`, then greedy to `size`. In most steps nothing but the place is new since the turn was written.
+
+    Not the place in the history: see `write_history`.
+    """
     here, count = turn.here, len(specs)
     here["place"][:count] = [spec.position for spec in specs]
-    said = [spec.params for spec in specs], [(spec.seed, spec.choice) for spec in specs], size
+    said = [spec.params for spec in specs], [spec.seed for spec in specs], [spec.choice for spec in specs], size
     if turn.said == said:
         return
     turn.said = said
@@ -188,18 +301,39 @@ def write_sampling(turn: Turn, specs: Sequence[SampleSpec], size: int) -> None:
     here["min_p"][:count] = [spec.params.min_p for spec in specs]
     here["seed"][:count] = [spec.seed for spec in specs]
     here["choice"][:count] = [spec.choice for spec in specs]
+    here["repetition"][:count] = [spec.params.repetition_penalty for spec in specs]
+    here["repetition"][count:size] = 1
+    here["presence"][:count] = [spec.params.presence_penalty for spec in specs]
+    here["presence"][count:size] = 0
+    here["frequency"][:count] = [spec.params.frequency_penalty for spec in specs]
+    here["frequency"][count:size] = 0
 
 
-def _write(turn: Turn, items: Sequence[PlanItem], rows: Sequence[int], size: int, state: DeviceState) -> None:
+def _write(
+    turn: Turn,
+    items: Sequence[PlanItem],
+    rows: Sequence[int],
+    specs: Sequence[SampleSpec],
+    key: Key,
+    state: DeviceState,
+) -> None:
     here = turn.here
-    each = [(item, row, at) for item, row in zip(items, rows, strict=True) for at in range(item.start, item.end)]
-    count = len(each)
-    here["row"][:count], here["row"][count:] = [row for _, row, _ in each], state.padding_row
-    # A sequence with drafts waits for its tokens: which of them is its last, only the host will know.
-    here["kept"][:count] = [state.padding_row if item.verified else row for item, row, _ in each]
-    here["kept"][count:] = state.padding_row
-    here["position"][:count], here["position"][count:] = [at for _, _, at in each], 0
-    here["slot"][:count] = [item.blocks[at // BLOCK_TOKENS] * BLOCK_TOKENS + at % BLOCK_TOKENS for item, _, at in each]
+    if key.penalised:
+        write_history(turn, rows, specs, key.batch, state.padding_row)
+    ats = [at for item in items for at in range(item.start, item.end)]
+    tokens = [token for item in items for token in item.token_ids]
+    kept = list(rows)
+    if len(tokens) > len(items):  # with drafts, a row for each token
+        each = [(item, row) for item, row in zip(items, rows, strict=True) for _ in item.token_ids]
+        items, rows = [item for item, _ in each], [row for _, row in each]
+        # A sequence with drafts waits for its tokens: which of them is its last, only the host will know.
+        kept = [state.padding_row if item.verified else row for item, row in each]
+    count = len(tokens)
+    here["row"][:count], here["row"][count:] = rows, state.padding_row
+    here["kept"][:count], here["kept"][count:] = kept, state.padding_row
+    here["position"][:count], here["position"][count:] = ats, 0
+    blocks = np.array([item.blocks[at // BLOCK_TOKENS] for item, at in zip(items, ats, strict=True)], dtype=np.int64)
+    here["slot"][:count] = blocks * BLOCK_TOKENS + here["position"][:count] % BLOCK_TOKENS
     here["slot"][count:] = state.padding_block * BLOCK_TOKENS
-    here["token"][:count], here["token"][count:] = [token for item in items for token in item.token_ids], 0
-    write_sampling(turn, [spec for item in items for spec in item.specs], size)
+    here["token"][:count], here["token"][count:] = tokens, 0
+    write_sampling(turn, specs, key.batch)

@@ -1,4 +1,4 @@
-"""Where on the device a sequence has its own: the token sampled last, and its block table."""
+"""Where on the device a sequence has its own: the token sampled last, its block table, its history."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ class Rows:
     as many rows as sequences in a step there is always one to be had.
 
     written  by row: the blocks that the device's table has there, as far as the steps launched will have it
+    counted  by row: tokens of the output that the device's history has there, likewise; None: it is another's
     """
 
     def __init__(self, max_running: int) -> None:
         self.count = 2 * max_running
         self.written: list[tuple[int, ...]] = [()] * self.count
+        self.counted: list[int | None] = [None] * self.count
         self._of: OrderedDict[int, int] = OrderedDict()  # sequence -> row, those used last come last
         self._free = list(range(self.count))
         self._latest: tuple[list[int], list[int]] = [], []  # sequences of the latest step, and their rows
@@ -35,7 +37,7 @@ class Rows:
             row = self._of.get(sequence)
             if row is None:
                 row = self._of[sequence] = self._free.pop() if self._free else self._of.popitem(last=False)[1]
-                self.written[row] = ()
+                self.written[row], self.counted[row] = (), None
             rows.append(row)
         self._latest = wanted, list(rows)
         return rows

@@ -8,7 +8,8 @@ from functools import partial
 
 import torch
 
-from ..plan import UNKNOWN, StepPlan, StepResult
+from ..memory import MAX_GRAPHS, history_dtype
+from ..plan import UNKNOWN, SampleSpec, StepPlan, StepResult
 from ..runner import Model, prepare
 from ..speculation import accepted
 from .accelerator import Accelerator, Mark
@@ -24,12 +25,14 @@ class GpuRunner:
     """A decoder and its KV cache on an accelerator. Implements `Pipelined`, and `Swapping` with a `swapper`.
 
     A step of decodes, with drafts or without, runs as a graph, any other as it comes. Tokens are chosen on the device
-    where logits, temperature and filters alone decide; where more does (a history, a bias, a grammar), on the host,
-    from its logits, when the result is asked for.
+    where logits, penalties, a few biases, temperature and filters alone decide; where more does (a grammar, the history
+    of drafts) or alternatives are to be told, on the host, from its logits, when the result is asked for.
 
     max_drafts  that a sequence may have in a step
     graphs      False: every step as it comes
     """
+
+    depth = 2  # one is planned while the one before it is computed
 
     def __init__(
         self,
@@ -42,6 +45,7 @@ class GpuRunner:
         max_model_len: int,
         longest_blocks: int,
         padding_block: int,
+        vocab_size: int,
         max_drafts: int = 0,
         graphs: bool = True,
         swapper: Swapper | None = None,
@@ -49,11 +53,14 @@ class GpuRunner:
         self.model, self.kv, self.device = model, kv, accelerator.device
         self.swapper = swapper
         self._accelerator = accelerator
-        self._state = DeviceState(accelerator, max_running, longest_blocks, padding_block)
+        self._state = DeviceState(
+            accelerator, max_running, longest_blocks, padding_block, vocab_size, history_dtype(max_model_len)
+        )
         self.graphs = DecodeGraphs(model, kv, sampler, self._state, accelerator) if graphs else None
         self._most = graph_rows(max_running, max_drafts)
         self._batches, self._contexts = batch_sizes(self._most), context_sizes(max_model_len)
-        self._chooser = Chooser(accelerator, sampler, self._state, max_running * (1 + max_drafts))
+        rows = max_running * (1 + max_drafts)
+        self._chooser = Chooser(accelerator, sampler, self._state, rows, penalties=max_drafts == 0)
 
     def run(self, plan: StepPlan) -> StepResult:
         return self.launch(plan)()
@@ -62,8 +69,13 @@ class GpuRunner:
         """See `Pipelined`."""
         if self.swapper is not None:
             self.swapper.order(plan)
-        if self.graphs is not None and (key := self._key(plan)) is not None and self.graphs.has(key):
-            return self._launch_graph(plan, self.graphs, key)
+        if self.graphs is not None:
+            specs = plan.specs
+            key = self._key(plan, specs)
+            if key is not None and key.penalised:
+                self._state.keep_history()
+            if key is not None and (found := self.graphs.find(key)) is not None:
+                return self._launch_graph(plan, specs, self.graphs, found)
         return self._launch_eager(plan)
 
     def swap(self, plan: StepPlan) -> None:
@@ -71,15 +83,44 @@ class GpuRunner:
         assert self.swapper is not None, "there is a host pool"
         self.swapper.swap(plan)
 
-    def _key(self, plan: StepPlan) -> Key | None:
+    def _key(self, plan: StepPlan, specs: Sequence[SampleSpec]) -> Key | None:
         """What it could run as, if every token is sampled after and nothing else is wanted of it."""
-        specs, num_tokens = plan.specs, plan.num_tokens
+        num_tokens = plan.num_tokens
         if not len(specs) == num_tokens <= self._most or any(item.prompt_targets for item in plan.items):
             return None
-        return Key(
-            bucket(self._batches, num_tokens),
-            bucket(self._contexts, max([item.end for item in plan.items])),
-            any(map(filters, specs)) if all(spec.plain for spec in specs) else None,
+        batch = bucket(self._batches, num_tokens)
+        context = bucket(self._contexts, max([item.start + len(item.token_ids) for item in plan.items]))
+        if not all(map(self._chooser.takes, specs)):
+            return Key(batch, context, None)
+        penalised, biased = any(spec.params.penalised for spec in specs), any(spec.biased for spec in specs)
+        return Key(batch, context, any(map(filters, specs)), penalised, biased)
+
+    def capture_s(self) -> float:
+        """See `Capturing`."""
+        return 0.0 if self.graphs is None else self.graphs.capture_s()
+
+    def warm_up(self, within_s: float, *, penalised: bool = False) -> str:
+        """Capture what decode will be met in, as far as graphs are kept and time allows; in words. For an idle engine.
+
+        Few sequences and short contexts are the likeliest. A graph that filters does for rows that do not; a quarter
+        of the graphs, or what is left of them, is for steps whose tokens are chosen apart.
+
+        penalised  requests are, unless they say otherwise: then such graphs do for all
+        """
+        if self.graphs is None:
+            return "none: every step as it comes"
+        penalised = penalised and self._chooser.penalties
+        if penalised:
+            self._state.keep_history()
+        pairs = sorted(itertools.product(self._batches, self._contexts), key=lambda pair: (pair[0] * pair[1], pair))
+        most = min(len(pairs), MAX_GRAPHS - MAX_GRAPHS // 4)
+        keys = [Key(*pair, True, penalised) for pair in pairs[:most]]
+        keys += [Key(*pair, None) for pair in pairs[: MAX_GRAPHS - most]]
+        began = self.capture_s()
+        count, taken_s = self.graphs.warm_up(keys, within_s), self.capture_s() - began
+        return (
+            f"{count} captured at warm-up in {taken_s:.1f} s, for up to {self._most} rows and {self._contexts[-1]} "
+            f"tokens; at most {MAX_GRAPHS} are kept, others are captured when they are first met"
         )
 
     def prepare(self, batch: int, first: int, last: int) -> int:
@@ -107,12 +148,19 @@ class GpuRunner:
         self._accelerator.mark().wait()
         return found.value
 
-    def _launch_graph(self, plan: StepPlan, graphs: DecodeGraphs, key: Key) -> Callable[[], StepResult]:
+    def _launch_graph(
+        self, plan: StepPlan, specs: Sequence[SampleSpec], graphs: DecodeGraphs, key: Key
+    ) -> Callable[[], StepResult]:
         items = plan.items
         rows = self._state.take(items)
         self._state.bring_tables(items, rows)
-        static = graphs.launch(key, items, rows)
+        counting = []
+        if key.penalised:
+            counting = [(row, spec) for row, spec in zip(rows, specs, strict=True) if spec.params.penalised]
+            self._state.bring_history(counting)
+        static = graphs.launch(key, items, rows, specs)
         self._state.have_tables(items, rows)
+        self._state.have_history(counting)
         if key.filtered is not None:
             turn, mark = static.fetch()
             return partial(_plain_result, plan, turn, mark)

@@ -1,4 +1,4 @@
-"""What stays on the device between steps: the token each sequence has sampled last, and its block table."""
+"""What stays on the device between steps: each sequence's last token, block table, and history where it counts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from ..plan import PlanItem
+from ..plan import PlanItem, SampleSpec
 from ..protocol import BLOCK_TOKENS
 from .accelerator import Accelerator
 from .rows import Rows
@@ -16,17 +16,30 @@ from .rows import Rows
 class DeviceState:
     """last    int64 [rows + 1]
     tables     int32 [rows + 1, blocks of the longest context]
+    history    int16 or int32 [rows + 1, vocabulary], of sequences under penalties: see `DeviceOps.penalised`. There
+               once what `keep_history` submits is done
 
     The last row, and KV block `padding_block`, which is nobody's, are for the padding of graphs.
     """
 
-    def __init__(self, accelerator: Accelerator, max_running: int, longest_blocks: int, padding_block: int) -> None:
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        max_running: int,
+        longest_blocks: int,
+        padding_block: int,
+        vocab_size: int,
+        history: torch.dtype,
+    ) -> None:
         self.rows = Rows(max_running)
         self.padding_row = self.rows.count
         self.padding_block = padding_block
         device = accelerator.device
         self.last = torch.zeros(self.rows.count + 1, dtype=torch.int64, device=device)
         self.tables = torch.full((self.rows.count + 1, longest_blocks), padding_block, dtype=torch.int32, device=device)
+        self._shape = (self.rows.count + 1, vocab_size), history
+        self._history: torch.Tensor | None = None
+        self._keeping = False
         self._accelerator = accelerator
 
     def take(self, items: Sequence[PlanItem]) -> list[int]:
@@ -48,6 +61,57 @@ class DeviceState:
         """The step that writes the last ones was submitted."""
         for item, row in zip(items, rows, strict=True):
             self.rows.written[row] = item.blocks
+
+    @property
+    def history(self) -> torch.Tensor:
+        assert self._history is not None, "work runs in order"
+        return self._history
+
+    def keep_history(self) -> None:
+        """From now on, if not before: memory that is taken when penalties are first asked for."""
+        if not self._keeping:
+            self._accelerator.submit(self._allocate)
+            self._keeping = True
+
+    def bring_history(self, pairs: Sequence[tuple[int, SampleSpec]]) -> None:
+        """See that the device has the history of each of these, up to the token that the step will choose.
+
+        What it lacks of a sequence's tokens, the host knows: while one is known to the device alone, the step that has
+        chosen it counts it.
+        """
+        self.keep_history()
+        counted = self.rows.counted
+        for row, spec in pairs:
+            if counted[row] != spec.position:
+                output = torch.tensor(spec.output_ids[: spec.position], dtype=torch.int64)
+                assert len(output) == spec.position, "what the device counts it has counted"
+                prompt = torch.tensor(spec.prompt_ids, dtype=torch.int64)
+                self._accelerator.submit(partial(self._write_history, row, prompt, output))
+            counted[row] = None  # until the step that counts the next is launched: it may fail on the way
+
+    def have_history(self, pairs: Sequence[tuple[int, SampleSpec]]) -> None:
+        """The step that counts the next token of each was submitted."""
+        for row, spec in pairs:
+            self.rows.counted[row] = spec.position + 1
+
+    def count(self, places: torch.Tensor, tokens: torch.Tensor) -> None:
+        """Work: tokens int64 [R] were chosen, in the history's rows `places` int64 [R]."""
+        history = self.history
+        at = places * history.shape[1] + tokens
+        numbers = history.view(-1)
+        numbers[at] = numbers[at] + 1
+
+    def _allocate(self) -> None:
+        shape, dtype = self._shape
+        self._history = torch.zeros(shape, dtype=dtype, device=self._accelerator.device)
+
+    def _write_history(self, row: int, prompt: torch.Tensor, output: torch.Tensor) -> None:
+        numbers = self.history[row]
+        numbers.zero_()
+        numbers.index_fill_(0, self._accelerator.moved(prompt), torch.iinfo(numbers.dtype).min)
+        if len(output):
+            output = self._accelerator.moved(output)
+            numbers.index_add_(0, output, torch.ones_like(output, dtype=numbers.dtype))
 
     def _write_table(self, row: int, values: torch.Tensor) -> None:
         self.tables[row, : len(values)] = self._accelerator.moved(values)

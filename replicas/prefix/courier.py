@@ -73,6 +73,10 @@ class Clerk(Generic[R]):
         self._heads = range(seal.geometry.heads) if heads is None else heads
         self._per_read = max(1, _READ_BYTES // seal.geometry.size)
 
+    @property
+    def away(self) -> bool:
+        return self._store.away
+
     def desk(self) -> Desk[R]:
         geometry = self._seal.geometry
         arrived = bytearray(self._per_read * (geometry.size + _BESIDE_BYTES))
@@ -148,6 +152,10 @@ class StoreCourier(Generic[R]):
         ]
         for thread in self._threads:
             thread.start()
+
+    @property
+    def away(self) -> bool:
+        return self._clerk.away
 
     def send(self, errand: Errand) -> None:
         (self._reads if isinstance(errand, Fetch) else self._others).put(errand)

@@ -82,6 +82,11 @@ Errand = Fetch | Save | Release | Ask | Forget
 class Courier(Protocol):
     """Runs errands beside the engine. Every one that is sent comes back, however late, until `close`."""
 
+    @property
+    def away(self) -> bool:
+        """The store has failed of late: to fetch is in vain."""
+        ...
+
     def send(self, errand: Errand) -> None: ...
 
     def take(self) -> list[Errand]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..blocks import BlockPool
+from ..histogram import Histogram
 from ..host_pool import HostCopy
 from ..protocol import BLOCK_TOKENS
 from ..sequence import Sequence, State
@@ -15,12 +16,13 @@ from .keys import Value
 from .known import Known
 from .link import Link
 from .popular import Popular
-from .prospects import READ_S, Prospects, Sightings, leading_worth, patience_s
+from .prospects import READ_S, Prospects, Sightings, leading_seen, leading_worth, patience_s
 from .record import Flaw
 from .saves import Saves
 
 __all__ = ["Fetches"]
 
+_FETCH_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _GRACE_S = READ_S  # after which a store that does not keep its deadline is not waited for
 
 
@@ -31,6 +33,7 @@ class _Parked:
     begin   the first of them that is fetched
     found   blocks that the device had
     worth   leading values that the store shall have
+    seen    those that it shall have if it turns out not to
     """
 
     sequence: Sequence
@@ -38,6 +41,7 @@ class _Parked:
     begin: int
     found: int
     worth: int
+    seen: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,7 @@ class Fetches:
     queried_tokens, hit_tokens  asked of the store, and come from it in time
     outcomes                    by their words
     popular                     what was asked for, first of all
+    fetch_s                     how long fetches took
     """
 
     def __init__(self, link: Link, saves: Saves, known: Known, clock: Callable[[], float]) -> None:
@@ -68,6 +73,7 @@ class Fetches:
         self.outcomes: Counter[str] = Counter()
         self._link, self._saves, self._known, self._clock = link, saves, known, clock
         self.popular = Popular()
+        self.fetch_s = Histogram(_FETCH_BOUNDS_S)
         self._sightings = Sightings()
         self._parked: dict[Fetch, _Parked] = {}
         self._flying: dict[bytes, _Flying] = {}  # by key: single flight
@@ -76,12 +82,15 @@ class Fetches:
     def __bool__(self) -> bool:
         return bool(self._parked or self._behind)
 
-    def consider(self, sequence: Sequence, pool: BlockPool, prospects: Prospects) -> None:
-        """Park it, if that is the faster way. Once for each; who waits for a sibling finds its KV on the device."""
+    def consider(self, sequence: Sequence, pool: BlockPool, prospects: Prospects) -> float:
+        """Park it, if that is the faster way. Once for each; who waits for a sibling finds its KV on the device.
+
+        Returns the seconds that it would take to compute what is now fetched for it, or 0.
+        """
         if sequence.sought or sequence.state is not State.WAITING:
-            return
+            return 0.0
         if sequence.blocked or sequence.held or sequence.host_copy is not None:
-            return
+            return 0.0
         link, hashes = self._link, sequence.reusable_hashes()
         prompt = sequence.hashes[: sequence.num_prompt // BLOCK_TOKENS] if hashes else []
         values = link.keys.values(prompt, link.value_blocks)
@@ -93,23 +102,26 @@ class Fetches:
             if flying is not None and flying.coming(sequence):
                 sequence.state, self._behind[sequence] = State.WAITING_KV, value.key
                 sequence.coming = flying.num_tokens
-                return
+                return 0.0
         sequence.sought = True
         if values and sequence.leader is None:
             self.popular.saw(sequence.request.tenant, values[0].key, found * BLOCK_TOKENS)
         times = self._sightings.saw([value.hashes[-1] for value in values]) if sequence.leader is None else []
-        parked = _Parked(sequence, values, begin, found, leading_worth(times, link.after))
-        if not self._park(parked, len(hashes), prospects):
-            self._saves.offer(sequence, values[: parked.worth])
+        worth, seen = (count(times, link.after) for count in (leading_worth, leading_seen))
+        parked = _Parked(sequence, values, begin, found, worth, seen)
+        tokens = 0 if link.courier.away else self._park(parked, len(hashes), prospects)
+        if not tokens:
+            self._saves.offer(sequence, values[:worth])
+        return tokens * prospects.token_s
 
-    def _park(self, parked: _Parked, usable: int, prospects: Prospects) -> bool:
-        """Of its first `usable` blocks: the last token is always computed."""
+    def _park(self, parked: _Parked, usable: int, prospects: Prospects) -> int:
+        """Of its first `usable` blocks: the last token is always computed. Returns the tokens that are fetched."""
         link, size, sequence = self._link, self._link.value_blocks, parked.sequence
         starts = range(parked.begin * size, min(len(parked.values) * size, usable), size)
         starts = starts[: link.pool.available // size]
         new = min(starts[-1] + size, usable) - parked.found if starts else 0
         if new <= 0 or not prospects.favour_fetch(new * BLOCK_TOKENS, len(starts) * link.value_bytes, new):
-            return False
+            return 0
         value_s, now = size * BLOCK_TOKENS * prospects.token_s, self._clock()
         fetch = Fetch(
             keys=tuple(value.key for value in parked.values[parked.begin :][: len(starts)]),
@@ -124,11 +136,12 @@ class Fetches:
         self.queried_tokens += new * BLOCK_TOKENS
         sequence.state, sequence.coming = State.WAITING_KV, (parked.found + new) * BLOCK_TOKENS
         link.courier.send(fetch)
-        return True
+        return new * BLOCK_TOKENS
 
     def back(self, fetch: Fetch, prospects: Prospects | None) -> None:
         """What has come is the sequence's, if it still waits for it."""
         parked = self._parked.pop(fetch)
+        self.fetch_s.add(fetch.seconds)
         sequence, late = parked.sequence, fetch.outcome == SLOW
         if prospects is not None and (fetch.count or late):
             prospects.learn((fetch.count + late) * self._link.value_bytes, fetch.seconds)
@@ -155,7 +168,7 @@ class Fetches:
             known = parked.found * BLOCK_TOKENS
             self.popular.fetched(sequence.request.tenant, parked.values[0].key, came, known)
         if fetch.outcome in (HIT, MISS):
-            self._saves.offer(sequence, parked.values[: parked.worth])
+            self._saves.offer(sequence, parked.values[: parked.worth if fetch.outcome == HIT else parked.seen])
         elif fetch.outcome in set(Flaw):  # what is there is of no use to anybody
             bad = parked.begin + count
             self._saves.wish(sequence, parked.values[bad : max(bad + 1, parked.worth)])

@@ -58,6 +58,10 @@ class StoreKeys:
         self._secret = hmac.digest(secret, b"motley prefix records: keys, v1", "sha256")
         self._identity = identity
 
+    def renew(self, identity: bytes) -> None:
+        """From now on of another one."""
+        self._identity = identity
+
     @property
     def name(self) -> str:
         """The same for those who read each other's values, and only for them: 16 hex digits that say nothing else."""

@@ -39,6 +39,8 @@ def no_link() -> Link:
 
 
 class _Nobody:
+    away = True
+
     def send(self, errand: Errand) -> None:
         raise AssertionError("nothing is sent where nothing is shared")
 

@@ -52,6 +52,10 @@ class HostStore:
             )
         return [*found, *[None] * (len(wanted) - hits)]
 
+    @property
+    def away(self) -> bool:
+        return False
+
     def known(self, keys: Sequence[bytes], deadline: float) -> int:
         with self._lock:
             return next((i for i, key in enumerate(keys) if key not in self._values), len(keys))

@@ -17,7 +17,7 @@ from .errands import Ask, Fetch, Forget, Release, Save
 from .fetches import Fetches
 from .known import Known
 from .link import Link, no_link
-from .prospects import Prospects
+from .prospects import Prospects, linger_s
 from .saves import Pair, Saves
 from .store import StoreStats
 from .told import PrefixStats
@@ -62,13 +62,17 @@ class Prefixes:
 
     def begin(self, waiting: Iterable[Sequence], pool: BlockPool) -> None:
         """Before a plan: let go of whoever need not wait any more, park others, choose what is stored."""
+        self.pool.free(self.pool.left)  # of these nothing was copied
+        self.pool.left = []
         self._take_back()
         self._fetches.let_go()
         if self.prospects is not None:
+            fetched = []
             for sequence in waiting:
                 if self.pool.available < self._link.value_blocks:
                     break  # whoever comes to its turn now, computes
-                self._fetches.consider(sequence, pool, self.prospects)
+                fetched.append(self._fetches.consider(sequence, pool, self.prospects))
+            self._linger([seconds for seconds in fetched if seconds])
         self._saves.choose(pool)
 
     def copies(self) -> tuple[Pair, ...]:
@@ -98,6 +102,17 @@ class Prefixes:
         self._known.forget()  # whosever it is: it is learned again
         if self.pool.total:
             self._link.courier.send(Forget(owner=owner))
+
+    def renew(self) -> None:
+        """Other weights: what was to be stored would be found by its hash, and be of the new ones by then.
+
+        What keys are from now on, `identify` says.
+        """
+        self._saves.forget(None)
+
+    def identify(self, identity: bytes) -> None:
+        """Of the KV that is computed from now on: see `keys.identity`."""
+        self._link.keys.renew(identity)
 
     @property
     def shares(self) -> str:
@@ -133,14 +148,21 @@ class Prefixes:
             value_bytes=self._link.value_bytes,
             store=store,
             popular=self._fetches.popular.most(_TOLD),
+            fetch_s=self._fetches.fetch_s.spread(),
         )
 
     def close(self) -> None:
         self._link.courier.close()
 
+    def _linger(self, fetched: list[float]) -> None:
+        """For what was just asked for, each by the seconds that it takes to compute it."""
+        for _ in fetched:
+            self.wait(linger_s(max(fetched)) / len(fetched))
+            self._take_back()
+        if fetched:
+            self._fetches.let_go()
+
     def _take_back(self) -> None:
-        self.pool.free(self.pool.left)  # of these nothing was copied
-        self.pool.left = []
         for errand in self._link.courier.take():
             if isinstance(errand, Fetch):
                 self._fetches.back(errand, self.prospects)

@@ -6,10 +6,11 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Sequence
 
-__all__ = ["READ_S", "Prospects", "Sightings", "leading_worth", "patience_s"]
+__all__ = ["READ_S", "Prospects", "Sightings", "leading_seen", "leading_worth", "linger_s", "patience_s"]
 
 READ_S = 0.05  # the longest that nothing may come from the store
 _FIRST_S_PER_BYTE = 2e-9  # 0.5 GB/s, until something was fetched
+_LINGER_S, _LINGER_SHARE = 0.002, 0.01
 _NEWEST = 0.25  # its weight in the average
 _TRY_AGAIN = 32  # one in so many is fetched although it seems slower: else nobody would see that it no longer is
 _REMEMBERED = 65_536  # chunks: 4 MiB or so of hashes
@@ -23,6 +24,14 @@ def patience_s(values_s: float) -> float:
     and slow stores get what they can, and whoever waits in vain still loses one read's time alone.
     """
     return min(READ_S, values_s / 2)
+
+
+def linger_s(computed_s: float) -> float:
+    """How long a plan waits for what was just asked of the store, and would take so long to compute.
+
+    What is not there is told in less, and then has its place in this plan: else it waits for a whole step of others.
+    """
+    return min(_LINGER_S, _LINGER_SHARE * computed_s)
 
 
 class Prospects:
@@ -71,11 +80,16 @@ class Sightings:
         return times
 
 
+def leading_seen(times: Sequence[int], after: int) -> int:
+    """How many leading chunks were asked for `after` times: what comes once is not worth anybody's memory."""
+    return sum(1 for _ in itertools.takewhile(lambda seen: seen >= after, times))
+
+
 def leading_worth(times: Sequence[int], after: int) -> int:
     """How many leading chunks the store shall have now; 0: nothing is due.
 
-    Chunks that were asked for `after` times: what comes once is not worth anybody's memory. It is due when the number
-    of times has doubled, too, as the store may have lost them since.
+    It is due when the number of times has doubled, too: the store may have lost them since, and whoever has them in its
+    own KV does not see that.
     """
-    worth = list(itertools.takewhile(lambda seen: seen >= after, times))
-    return len(worth) if any(seen % after == 0 and (seen // after).bit_count() == 1 for seen in worth) else 0
+    seen = times[: leading_seen(times, after)]
+    return len(seen) if any(count % after == 0 and (count // after).bit_count() == 1 for count in seen) else 0

@@ -55,6 +55,8 @@ class Saves:
 
     def offer(self, sequence: Sequence, values: tuple[Value, ...]) -> None:
         """Store those of a prefix that the store does not have: it is asked first."""
+        if sequence.outdated:
+            return
         if (new := self._new(values)) and len(self._asked) < _MOST_ASKED:
             ask = Ask(keys=tuple(value.key for value in new))
             self._asked[ask] = _Wish(sequence, new)
@@ -63,6 +65,8 @@ class Saves:
 
     def wish(self, sequence: Sequence, values: tuple[Value, ...]) -> None:
         """Store all of them."""
+        if sequence.outdated:
+            return
         if (new := self._new(values)) and len(self._wishes) < _MOST_WISHES:
             self._wishes.append(_Wish(sequence, new))
             self._keys.update(value.key for value in new)

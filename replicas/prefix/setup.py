@@ -24,7 +24,7 @@ from .prefixes import Prefixes
 from .record import Geometry, Seal
 from .rounding import BOUND_NATS, PROBED, Logits, divergence
 
-__all__ = ["geometry_of", "lent_blocks", "prefixes_of"]
+__all__ = ["geometry_of", "identity_of", "lent_blocks", "prefixes_of"]
 
 
 def geometry_of(config: EngineConfig, loaded: LoadedModel, ops: Ops) -> Geometry:
@@ -70,7 +70,7 @@ def prefixes_of(
         message = "prefix_cache: needs the package cryptography, which is not installed"
         raise InvalidRequest(message, param="prefix_cache") from error
     numerics = None if config.prefix_any_numerics else ops.arithmetic
-    keys = StoreKeys(access.secret, identity(loaded.fingerprint, geometry, _kv_dtype(config, ops), numerics))
+    keys = StoreKeys(access.secret, identity_of(config, loaded, ops))
     host = HostKv(swapper.slabs(), ops.kv_vectors, geometry)
     rounded = ""
     if geometry.dtype != _kv_dtype(config, ops):
@@ -88,6 +88,12 @@ def prefixes_of(
     of = "any numerics class: last digits may differ from those computed here" if numerics is None else numerics
     size = f"values of {geometry.tokens} tokens, {geometry.size / 2**20:.2f} MiB{rounded}"
     return Prefixes(link), f"{size}; of {of}; {lent} blocks on the host for what comes and goes"
+
+
+def identity_of(config: EngineConfig, loaded: LoadedModel, ops: Ops) -> bytes:
+    """What may share KV with this engine: see `keys.identity`. Raises InvalidRequest as `geometry_of` does."""
+    numerics = None if config.prefix_any_numerics else ops.arithmetic
+    return identity(loaded.fingerprint, geometry_of(config, loaded, ops), _kv_dtype(config, ops), numerics)
 
 
 def _kv_dtype(config: EngineConfig, ops: Ops) -> str:

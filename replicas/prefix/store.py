@@ -105,8 +105,13 @@ class PrefixStore(Protocol):
         """
         ...
 
-    def known(self, keys: Sequence[bytes], deadline: float) -> int:
-        """How many leading keys have a value, at a guess: it may be gone by the time it is read."""
+    @property
+    def away(self) -> bool:
+        """It has failed of late: until it is well again every value is a miss, and nothing is stored. At once told."""
+        ...
+
+    def known(self, keys: Sequence[bytes], deadline: float) -> int | None:
+        """How many leading keys have a value, at a guess: it may be gone by the time it is read. None: nobody said."""
         ...
 
     def put(self, key: bytes, parts: Sequence[Buffer], owner: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..histogram import Spread
 from .popular import PopularPrefix
 from .store import StoreStats
 
@@ -23,6 +24,7 @@ class PrefixStats:
     value_tokens, value_bytes   of each value
     store                       what the store itself says
     popular                     the prefixes asked for most, most of all first
+    fetch_s                     seconds that fetches took, from the asking until all had come or one was not there
     """
 
     queried_tokens: int
@@ -34,3 +36,4 @@ class PrefixStats:
     value_bytes: int
     store: StoreStats
     popular: tuple[PopularPrefix, ...] = ()
+    fetch_s: Spread | None = None

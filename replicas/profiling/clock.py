@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 __all__ = ["Clock", "HostClock", "StreamClock", "clock_of"]
 
 Mark = Any  # a moment, as one clock knows it
+
+# Of a hold, at first: a quarter of a millisecond or more, several times what the host takes to launch one module.
+_CYCLES, _MOST_CYCLES = 2**19, 2**26
 
 
 class Clock(Protocol):
@@ -28,6 +31,10 @@ class Clock(Protocol):
 
     def leave_out_since(self, mark: Mark) -> None:
         """What the profiler itself has done since then is no part of the step."""
+        ...
+
+    def hold(self, times: int = 1) -> None:
+        """Keep the device from beginning what comes next until it has been given it. The wait is in no time."""
         ...
 
 
@@ -49,26 +56,56 @@ class HostClock:
     def leave_out_since(self, mark: float) -> None:
         self._left_out += self.mark() - mark
 
+    def hold(self, times: int = 1) -> None:
+        pass
+
+
+class _Moment(NamedTuple):
+    """holds: those before it."""
+
+    event: Any
+    holds: int
+
 
 class StreamClock:
-    """Marks are events of CUDA's current stream. What the host does meanwhile shows only where the stream waits."""
+    """Marks are events of CUDA's current stream. What the host does meanwhile shows only where the stream waits.
+
+    A kernel of few microseconds is done long before the host has launched the next: between two marks would be the
+    time of launching it. So the stream is held, by a kernel that counts cycles, until what is timed is in the queue.
+    A hold that was too short is seen by the next one, which finds the stream idle: from then on they are twice as long.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._holds: list[tuple[Any, Any]] = []  # events before and after each
+        self._cycles = _CYCLES
+        self._last: Any = None  # event, since the host last waited
 
-    def mark(self) -> Any:
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        return event
+    def mark(self) -> _Moment:
+        return _Moment(self._event(), len(self._holds))
 
-    def seconds(self, began: Any, ended: Any) -> float:
-        return float(began.elapsed_time(ended)) / 1e3
+    def seconds(self, began: _Moment, ended: _Moment) -> float:
+        held = sum(before.elapsed_time(after) for before, after in self._holds[began.holds : ended.holds])
+        return float(began.event.elapsed_time(ended.event) - held) / 1e3
 
     def settle(self) -> None:
         torch.cuda.synchronize(self._device)
+        self._last = None
 
-    def leave_out_since(self, mark: Any) -> None:
+    def leave_out_since(self, mark: _Moment) -> None:
         pass
+
+    def hold(self, times: int = 1) -> None:
+        if self._last is not None and self._last.query():
+            self._cycles = min(2 * self._cycles, _MOST_CYCLES)
+        before = self._event()
+        torch.cuda._sleep(times * self._cycles)  # type: ignore[no-untyped-call]
+        self._holds.append((before, self._event()))
+
+    def _event(self) -> Any:
+        self._last = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        self._last.record()
+        return self._last
 
 
 def clock_of(device: torch.device) -> Clock:

@@ -23,6 +23,7 @@ __all__ = ["Asked", "Driver", "Measured"]
 _WARM = 2  # decode steps before those that count
 _TURN = 4  # decode steps with instruments or without, before it is the other's turn
 _USUAL_TOKENS = 512
+_PLANNING = 8  # holds while the host plans a step and prepares its tensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +95,7 @@ class Driver:
         for count in self._turns:
             measured.plain_s += self._as_served(count)
             with self._instruments(measured):
-                measured.samples += [self._sample() for _ in range(count)]
+                measured.samples += [self._sample(held=True) for _ in range(count)]
         for key in keys:
             self._core.cancel(key)
         measured.seen = self._recorder.forget_seen()
@@ -130,17 +131,19 @@ class Driver:
             measured.plain_s.append(self._sample(whole=True).seconds["step"])
         else:
             with self._instruments(measured):
-                measured.samples.append(self._sample(whole=True))
+                measured.samples.append(self._sample(whole=True, held=True))
 
     def _instruments(self, measured: Measured) -> Instruments:
         instruments = Instruments(self._built, self._recorder, self._stored)
         measured.parts = instruments.parts
         return instruments
 
-    def _sample(self, *, whole: bool = False) -> Sample:
-        """One step; `whole`: all until nothing is left to do."""
+    def _sample(self, *, whole: bool = False, held: bool = False) -> Sample:
+        """One step; `whole`: all until nothing is left to do. held: what is timed is what a device that has it does."""
         clock = self._recorder.clock
         clock.settle()
+        if held:
+            clock.hold(_PLANNING)
         began = clock.mark()
         self._step()
         while whole and self._core.busy:

@@ -16,6 +16,7 @@ from ..gpu.runner import GpuRunner
 from ..layers import Joined, Layer
 from ..plan import StepPlan
 from ..runner import Pipelined
+from ..tiers.disk import Rows
 from . import work
 from .recorder import Recorder
 from .stored import Stored
@@ -135,6 +136,7 @@ class Instruments(ExitStack):
             began = mark()
             recorder.add("prepare", reached, began)
             logits = forward(*args)
+            recorder.clock.hold()
             reached = mark()
             recorder.add("model", began, reached)
             return logits
@@ -162,7 +164,7 @@ class _Scoped:
 class _Table:
     """The embedding, whose rows are looked up by index."""
 
-    def __init__(self, table: torch.Tensor, timed: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    def __init__(self, table: torch.Tensor | Rows, timed: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         self._table = table
         self._rows = timed(lambda ids: table[ids])
 

@@ -47,6 +47,7 @@ class Recorder:
         clock, spans, seen = self.clock, self._spans, self._seen
 
         def timed(*args: Any) -> Any:
+            clock.hold()
             began = clock.mark()
             result = function(*args)
             ended = clock.mark()

@@ -21,7 +21,7 @@ from ...kernels.weights import DenseWeight, GroupedWeight
 from ..json_file import Fields
 from ..weights import Weights
 from .base import FLOATS, LinearSpec, TensorSpec, is_part
-from .dense import Dense
+from .dense import Dense, bias_of
 from .words import GROUP_SIZES, INTS, check_words, group_of, scales_problem, unpack
 
 BITS = 4
@@ -99,14 +99,22 @@ class AWQ:
         name = linear.name
         if is_part(name, self.unconverted):
             return Dense().linear(weights, linear, dtype)
+        group = group_of(linear, self.group_size)
+        words, of_group = linear.outputs(PER_WORD), linear.inputs(group)
+        codes = _by_outputs(weights.take(f"{name}.qweight", linear.inputs(), words))
         return GroupedWeight(
-            codes=_by_outputs(weights.take(f"{name}.qweight")),
-            scales=weights.take(f"{name}.scales").clone().t().contiguous(),
-            zeros=_by_outputs(weights.take(f"{name}.qzeros")),
+            codes=codes,
+            scales=weights.take(f"{name}.scales", of_group, linear.outputs()).clone().t().contiguous(),
+            zeros=_by_outputs(weights.take(f"{name}.qzeros", of_group, words)),
             bits=BITS,
-            group_size=group_of(linear, self.group_size),
-            bias=weights.take_finite(f"{name}.bias", dtype) if linear.bias else None,
+            group_size=min(group, codes.shape[1]),  # part of a layer that is one group
+            bias=bias_of(weights, linear, dtype),
         )
+
+    def units(self, linear: LinearSpec) -> tuple[int, int]:
+        if is_part(linear.name, self.unconverted):
+            return Dense().units(linear)
+        return PER_WORD, 1 if self.group_size == -1 else self.group_size
 
 
 def _by_outputs(words: torch.Tensor) -> torch.Tensor:

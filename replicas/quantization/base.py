@@ -29,14 +29,39 @@ class TensorSpec:
     others: tuple[tuple[int, ...], ...] = ()
 
 
+Span = tuple[int, int]  # [first, last)
+
+
 @dataclass(frozen=True, slots=True)
 class LinearSpec:
-    """A linear layer [out_features, in_features] by its name in the checkpoint."""
+    """A linear layer [out_features, in_features] by its name in the checkpoint.
+
+    rows     which of its outputs are wanted; None: all
+    columns  likewise of its inputs
+    """
 
     name: str
     out_features: int
     in_features: int
     bias: bool
+    rows: Span | None = None
+    columns: Span | None = None
+
+    def outputs(self, unit: int = 1) -> slice:
+        """Which are wanted, in units of so many; whole ones, as `Format.units` has it."""
+        return _in_units(self.rows, unit)
+
+    def inputs(self, unit: int = 1) -> slice:
+        return _in_units(self.columns, unit)
+
+    @property
+    def adds_bias(self) -> bool:
+        """Of parts whose outputs are summed, one has the bias."""
+        return self.bias and (self.columns is None or self.columns[0] == 0)
+
+
+def _in_units(span: Span | None, unit: int) -> slice:
+    return slice(None) if span is None else slice(span[0] // unit, -(-span[1] // unit))
 
 
 def is_part(name: str, modules: Collection[str]) -> bool:
@@ -65,10 +90,17 @@ class Format(Protocol):
         ...
 
     def linear(self, weights: Weights, linear: LinearSpec, dtype: torch.dtype) -> Weight:
-        """Take a layer's tensors. `dtype`: of the activations; unquantized tensors are cast to it.
+        """Take a layer's tensors, or what its rows and columns need of them. `dtype`: of the activations; unquantized
+        tensors are cast to it.
+
+        Columns of a weight with a permutation are those of that order, and it names features of the whole input.
 
         Raises CheckpointError naming file and tensor.
         """
+        ...
+
+    def units(self, linear: LinearSpec) -> tuple[int, int]:
+        """Its outputs can be divided at multiples of the one, its inputs at multiples of the other."""
         ...
 
 
@@ -77,6 +109,8 @@ def fuse(weights: Sequence[Weight]) -> list[Weight]:
 
     y of the fused one is the members' y side by side, to the bit: rows are independent.
     """
+    if len(weights) == 1 and not isinstance(weights[0], Fp8Weight):
+        return [*weights]  # of fp8 the scales are brought to one for each row, below
     dense = [weight for weight in weights if isinstance(weight, DenseWeight)]
     if len(dense) == len(weights):
         return [DenseWeight(torch.cat([weight.weight for weight in dense]), _stacked_bias(weights))]

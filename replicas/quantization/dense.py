@@ -24,5 +24,16 @@ class Dense:
         return {f"{linear.name}.weight": weight, **bias}
 
     def linear(self, weights: Weights, linear: LinearSpec, dtype: torch.dtype) -> DenseWeight:
-        bias = weights.take_finite(f"{linear.name}.bias", dtype) if linear.bias else None
-        return DenseWeight(weights.take_finite(f"{linear.name}.weight", dtype), bias)
+        weight = weights.take_finite(f"{linear.name}.weight", dtype, linear.outputs(), linear.inputs())
+        return DenseWeight(weight, bias_of(weights, linear, dtype))
+
+    def units(self, linear: LinearSpec) -> tuple[int, int]:
+        return 1, 1
+
+
+def bias_of(weights: Weights, linear: LinearSpec, dtype: torch.dtype) -> torch.Tensor | None:
+    """[N], or None where the layer, or this part of it, adds none: then it is taken too, and not left over."""
+    if not linear.bias:
+        return None
+    bias = weights.take_finite(f"{linear.name}.bias", dtype, linear.outputs())
+    return bias if linear.adds_bias else None

@@ -20,7 +20,7 @@ from ...kernels.weights import FP8_BLOCK, DenseWeight, Fp8Weight, blocks_of
 from ..json_file import Fields
 from ..weights import Weights, told
 from .base import FLOATS, LinearSpec, TensorSpec, is_part
-from .dense import Dense
+from .dense import Dense, bias_of
 
 LARGEST = 448.0  # of e4m3
 
@@ -83,14 +83,24 @@ class FP8:
         if is_part(linear.name, self.unconverted):
             return Dense().linear(weights, linear, dtype)
         name = f"{linear.name}.{self._scales}"
-        scales = weights.take(name).clone()
+        scales = self._take_scales(weights, linear, name).clone()
         if told((scales.abs().amax() * LARGEST > torch.finfo(dtype).max), outlined=False):
             raise weights.error(name, f"has weights beyond {str(dtype).removeprefix('torch.')}")
         return Fp8Weight(
-            codes=weights.take(f"{linear.name}.weight").clone(),
+            codes=weights.take(f"{linear.name}.weight", linear.outputs(), linear.inputs()).clone(),
             scales=scales if self.in_blocks else scales.view(-1, 1),
-            bias=weights.take_finite(f"{linear.name}.bias", dtype) if linear.bias else None,
+            bias=bias_of(weights, linear, dtype),
         )
+
+    def units(self, linear: LinearSpec) -> tuple[int, int]:
+        in_blocks = self.in_blocks and not is_part(linear.name, self.unconverted)
+        return (FP8_BLOCK, FP8_BLOCK) if in_blocks else (1, 1)
+
+    def _take_scales(self, weights: Weights, linear: LinearSpec, name: str) -> torch.Tensor:
+        if self.in_blocks:
+            return weights.take(name, linear.outputs(FP8_BLOCK), linear.inputs(FP8_BLOCK))
+        of_rows = weights.shape(name) == (linear.out_features, 1)
+        return weights.take(name, linear.outputs()) if of_rows else weights.take(name)
 
     @property
     def _scales(self) -> str:

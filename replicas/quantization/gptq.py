@@ -113,16 +113,28 @@ class GPTQ:
     def linear(self, weights: Weights, linear: LinearSpec, dtype: torch.dtype) -> GroupedWeight:
         name, group = linear.name, group_of(linear, self.group_size)
         order = _permutation(weights, linear, likely=self.desc_act)
-        codes = unpack(weights.take(f"{name}.qweight").t(), self.bits)
+        of_group = linear.inputs(group)
+        codes = self._codes(weights, linear, order)
+        zeros = weights.take(f"{name}.qzeros", of_group, linear.outputs(self.codes_per_word))
         return GroupedWeight(
-            codes=codes if order is None else codes[:, order],
-            scales=weights.take(f"{name}.scales").clone().t().contiguous(),
-            zeros=self._zeros(weights.take(f"{name}.qzeros")).t().contiguous(),
+            codes=codes,
+            scales=weights.take(f"{name}.scales", of_group, linear.outputs()).clone().t().contiguous(),
+            zeros=self._zeros(zeros).t().contiguous(),
             bits=self.bits,
-            group_size=group,
-            permutation=order,
+            group_size=min(group, codes.shape[1]),  # part of a layer that is one group
+            permutation=None if order is None else order[linear.inputs()],
             bias=_bias(weights, linear, dtype),
         )
+
+    def units(self, linear: LinearSpec) -> tuple[int, int]:
+        return self.codes_per_word, self.codes_per_word if self.group_size == -1 else self.group_size
+
+    def _codes(self, weights: Weights, linear: LinearSpec, order: torch.Tensor | None) -> torch.Tensor:
+        """uint8 [N, K], columns in that order; where there is one they lie scattered, and all are read."""
+        name = f"{linear.name}.qweight"
+        if order is None:
+            return unpack(weights.take(name, linear.inputs(self.codes_per_word), linear.outputs()).t(), self.bits)
+        return unpack(weights.take(name, slice(None), linear.outputs()).t(), self.bits)[:, order[linear.inputs()]]
 
     def _zeros(self, packed: torch.Tensor) -> torch.Tensor:
         """True zero points, uint8 [G, N]."""
@@ -162,7 +174,7 @@ def _bias(weights: Weights, linear: LinearSpec, dtype: torch.dtype) -> torch.Ten
     name = f"{linear.name}.bias"
     if name not in weights:
         return None
-    bias = weights.take_finite(name, dtype)
+    bias = weights.take_finite(name, dtype, linear.outputs())
     if not linear.bias and told((bias != 0).any(), outlined=False):
         raise weights.error(name, "is not zero, but config.json says that this layer has no bias")
-    return bias if linear.bias else None
+    return bias if linear.adds_bias else None

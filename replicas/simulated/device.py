@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from typing import Literal
 
 from ...kernels.device_table import DEVICES
 from ...kernels.devices import Device
@@ -15,7 +16,7 @@ from ..errors import InvalidRequest
 from ..memory import CONTEXT_BYTES, USABLE, reserve_bytes
 from ..protocol import BLOCK_TOKENS
 
-__all__ = ["ASSUMED", "HIDDEN", "Attained", "SimulatedDevice", "device_named", "model_named"]
+__all__ = ["ASSUMED", "HIDDEN", "INT4", "Attained", "SimulatedDevice", "Weights", "device_named", "model_named"]
 
 HIDDEN = 0.3  # how far a device may be off what its profile says
 _MAX_MEMO = 1 << 15
@@ -56,17 +57,34 @@ def model_named(name: str) -> ModelShape:
     raise InvalidRequest(f"model: {name!r} is not known; expected one of {names}", param="model")
 
 
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """As a GPU holds layers and multiplies by them: see `roofline.Linear`."""
+
+    bits: Literal[4, 8, 16, 32] = 4
+    group: int = 128
+    activations: Literal["half", "int8", "fp8"] = "half"
+
+    def linear(self, tokens: int, outputs: int, inputs: int) -> Linear:
+        return Linear(tokens, outputs, inputs, self.bits, self.group, self.activations)
+
+    def __str__(self) -> str:
+        return f"{self.bits} bits" + (f" with {self.activations} activations" if self.activations != "half" else "")
+
+
+INT4 = Weights()
+
+
 @dataclass(frozen=True)
 class SimulatedDevice:
-    """One model on one GPU: int4 or int8 weights in groups, a dense head, KV in `kv_bytes` a number.
+    """One model on one GPU: weights of one kind, a dense head, KV in `kv_bytes` a number.
 
-    truth  what this very device attains; a profile is made of `attained`, which everybody knows
+    attained  what this very device attains; a profile is made of what everybody knows
     """
 
     device: Device
     model: ModelShape
-    bits: int = 4
-    group: int = 128
+    weights: Weights = INT4
     kv_bytes: int = 2
     attained: Attained = ASSUMED
 
@@ -115,8 +133,8 @@ class SimulatedDevice:
     def weight_bytes(self) -> int:
         """Layers, and embedding and head in half precision."""
         model = self.model
-        codes = sum(n * k * self.bits // 8 + n * -(-k // self.group) * (2 + self.bits // 8) for n, k in self._shapes)
-        return model.layers * codes + 2 * 2 * model.vocabulary * model.hidden
+        of_layer = sum(self.weights.linear(1, n, k).weight_bytes for n, k in self._shapes)
+        return int(model.layers * of_layer) + 2 * 2 * model.vocabulary * model.hidden
 
     @cached_property
     def prefill_tokens_per_s(self) -> float:
@@ -142,7 +160,7 @@ class SimulatedDevice:
         return found
 
     def _reckon_linears(self, tokens: int, rows: int) -> float:
-        layer = _of_layer(self.device.name, self.model, self.bits, self.group, tokens)
+        layer = _of_layer(self.device.name, self.model, self.weights, tokens)
         head = _of_head(self.device.name, self.model, max(1, rows))
         return self.model.layers * sum(self._attained_s(*each) for each in layer) + self._attained_s(*head)
 
@@ -182,13 +200,13 @@ class SimulatedDevice:
 
 
 @lru_cache(_MAX_MEMO)
-def _of_layer(name: str, model: ModelShape, bits: int, group: int, tokens: int) -> tuple[tuple[float, float], ...]:
+def _of_layer(name: str, model: ModelShape, weights: Weights, tokens: int) -> tuple[tuple[float, float], ...]:
     """Seconds of arithmetic and of bandwidth by the roofline, of each operator of a layer but attention.
 
     The same for all devices of a name, however far off they are.
     """
     device = _exactly(name)
-    ops: list[Op] = [Linear(tokens, n, k, 4 if bits == 4 else 8, group) for n, k in model.linears.values()]
+    ops: list[Op] = [weights.linear(tokens, n, k) for n, k in model.linears.values()]
     heads = (model.heads + 2 * model.kv_heads) * model.head_dim
     ops.append(Elementwise(2 * tokens * (8 * model.hidden + 2 * heads + 3 * model.intermediate)))
     found = [roofline(device, op) for op in ops]

@@ -8,18 +8,20 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from ...kernels.devices import Device
 from ...kernels.model_shapes import ModelShape
 from ..build import BuiltEngine
 from ..checkpoint import Checkpoint, inspect_checkpoint, resolve_model
 from ..engine_config import EngineConfig
+from ..fit import outlined, table
 from ..null_engine import StandIn, build_hollow_engine
-from ..quantization.gptq import GPTQ
+from ..predict import linear_of, linear_shapes
 from ..worker import Worker
-from .device import HIDDEN, SimulatedDevice, device_named, model_named
+from .device import HIDDEN, SimulatedDevice, Weights, device_named, model_named
 from .reckoned import reckoned
 from .runner import RooflineRunner
 
-__all__ = ["SIMULATED", "SimulatedWorker", "shape_of", "stand_in"]
+__all__ = ["SIMULATED", "SimulatedWorker", "shape_of", "stand_in", "weights_of"]
 
 log = logging.getLogger(__name__)
 
@@ -35,10 +37,20 @@ def shape_of(checkpoint: Checkpoint, name: str) -> ModelShape:
     )  # fmt: skip
 
 
+def weights_of(checkpoint: Checkpoint, gpu: Device) -> Weights:
+    """As that GPU would hold the largest linear of a layer: what its kernels do not take is written out."""
+    [place] = [place for place in table() if place.device is gpu]
+    decoder = outlined(checkpoint.config, checkpoint.format, checkpoint.tensors, place.ops())
+    pairs = list(zip(decoder.layers[0].linears, linear_shapes(checkpoint.config), strict=True))
+    joined, (outputs, inputs) = max(pairs, key=lambda pair: pair[1][0] * pair[1][1])
+    found = linear_of(joined, 1, outputs, inputs)
+    return Weights(found.bits, found.group, found.activations)
+
+
 def stand_in(device: SimulatedDevice, rng: random.Random, hidden: float = HIDDEN) -> StandIn:
     """The device, off what everybody knows of it by up to `hidden`."""
     true = device.hidden(rng, hidden)
-    name = f"{device.device.name}, simulated with {device.model.name} in int{device.bits}"
+    name = f"{device.device.name}, simulated with {device.model.name} in {device.weights}"
 
     def runner(said: Sequence[int]) -> RooflineRunner:
         return RooflineRunner(true, said)
@@ -75,10 +87,11 @@ class SimulatedWorker(Worker):
 
     def _build(self) -> BuiltEngine:
         checkpoint = inspect_checkpoint(resolve_model(self._model))
-        bits = checkpoint.format.bits if isinstance(checkpoint.format, GPTQ) and self._shape is None else 4
-        name = self._name or checkpoint.folder.name
-        shape = shape_of(checkpoint, name) if self._shape is None else model_named(self._shape)
-        device = SimulatedDevice(device_named(self._gpu), shape, bits)
+        name, gpu = self._name or checkpoint.folder.name, device_named(self._gpu)
+        if self._shape is None:
+            device = SimulatedDevice(gpu, shape_of(checkpoint, name), weights_of(checkpoint, gpu))
+        else:
+            device = SimulatedDevice(gpu, model_named(self._shape))
         log.warning("simulated: nothing is computed")
         stand = stand_in(device, random.Random(self._seed), self._hidden)
         return build_hollow_engine(self._model, self._config, stand, name=self._name)

@@ -236,7 +236,8 @@ def test_rows_stand_beside_their_peers() -> None:
     rows = rows_of(found_all(), SIDES, real=True)
     decode = [row for row in rows if row["metric"] == "decode" and row["workload"]["shape"] == "qwen2.5-7b"]
     assert [(row["peer"], row["ratio"]) for row in decode] == [
-        ("transformers bf16, static cache, as it comes", 12.5), ("transformers bf16, static cache, compiled", 10.0),
+        ("transformers bf16, static cache, torch SDPA, as it comes", 12.5),
+        ("transformers bf16, static cache, torch SDPA, compiled", 10.0),
     ]  # fmt: skip
     shares = [row["value"] for row in rows if "roofline" in row["metric"]]
     assert shares == [0.5, 0.002], "1 ms of the 2 that a step took, and of 500 where 250 streams had as many tokens"

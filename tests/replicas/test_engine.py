@@ -7,7 +7,7 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 import torch
-from fake_runner import AheadRunner, FakeRunner, logits_of
+from fake_runner import AheadRunner, FakeRunner, StagedRunner, logits_of
 from hypothesis import given, settings
 from letters import Clock, Letters
 
@@ -23,7 +23,7 @@ VOCAB = 27
 EOS = 26
 
 
-@pytest.fixture(autouse=True, scope="module", params=[FakeRunner, AheadRunner])
+@pytest.fixture(autouse=True, scope="module", params=[FakeRunner, AheadRunner, StagedRunner])
 def runner(request: pytest.FixtureRequest) -> None:
     """Everything here holds as well where a step is launched before the one before it is known."""
     global Runner
@@ -34,7 +34,9 @@ Runner: type[FakeRunner] = FakeRunner
 
 
 def engine(blocks: int = 16, budget: int = 32, running: int = 8, reuse: bool = True, max_len: int = 96) -> EngineCore:
-    scheduler = Scheduler(BlockPool(blocks, reuse_prefixes=reuse), max_batch_tokens=budget, max_running=running)
+    lanes = StagedRunner.depth if Runner is StagedRunner else 1
+    pool = BlockPool(blocks, reuse_prefixes=reuse)
+    scheduler = Scheduler(pool, max_batch_tokens=budget, max_running=running, lanes=lanes)
     limits = Limits(vocab_size=VOCAB, max_model_len=max_len, eos_token_ids=(EOS,))
     return EngineCore(Runner(blocks, VOCAB), scheduler, limits, Letters(), clock=Clock())  # type: ignore[arg-type]
 
@@ -271,7 +273,8 @@ def test_deadline_ends_waiting_and_running_and_a_past_one_never_runs() -> None:
             seen[emission.key].append(emission.message)
     ends = {key: choice(messages) for key, messages in seen.items()}
     assert {end.finish_reason for end in ends.values()} == {FinishReason.DEADLINE}
-    in_time = 4 if Runner is AheadRunner else 5  # a token on its way is not waited for
+    # A token on its way is not waited for; of a pipeline, one call launches a step and the next one lands it.
+    in_time = {FakeRunner: 5, AheadRunner: 4, StagedRunner: 2}[Runner]
     assert [len(ends[key].token_ids) for key in (0, 1, 2)] == [in_time, 0, 0]
     assert not core.busy
 
@@ -392,7 +395,7 @@ def test_what_is_too_much_for_a_step_takes_the_step_launched_after_it_back(monke
     errors: list[object] = [None] * 3
     for key, one in enumerate(neighbours):
         core.add(key, one)
-    for step in range(100):
+    for step in range(200):
         if step == 5:
             core.add(2, request([9] * 30))
         for emission in core.step():
@@ -415,8 +418,45 @@ def test_steps_are_launched_ahead_where_tokens_are_plain() -> None:
     run(core, [request([1] * 5, max_tokens=12)])
     plain = core._runner.num_ahead  # type: ignore[attr-defined]
     assert plain == 11  # and the last is known to be the last: nothing is computed in vain
-    run(core, [request([3] * 5, max_tokens=12, frequency_penalty=0.5)])
-    assert core._runner.num_ahead == plain  # type: ignore[attr-defined]  # each wants to know the token before
+    run(core, [request([2] * 5, max_tokens=12, frequency_penalty=0.5)])
+    assert core._runner.num_ahead == 2 * plain  # type: ignore[attr-defined]  # who has chosen a token has counted it
+    run(core, [request([3] * 5, max_tokens=12, logprobs=2)])
+    assert core._runner.num_ahead == 2 * plain  # type: ignore[attr-defined]  # the host chooses: it wants the logits
+
+
+def plans_of_a_pipeline(requests: list[Request], **bounds: Any) -> tuple[list[StepPlan], int]:
+    """What was run, in order, and how many steps were on their way at once at most."""
+    if Runner is not StagedRunner:
+        pytest.skip("of a pipeline")
+    core = engine(**bounds)
+    seen = run(core, requests)
+    for one, messages in zip(requests, seen, strict=True):
+        prompt = list(one.prompt_ids)
+        assert choice(messages).token_ids == naive(prompt, one.sampling.max_tokens or 0)
+    return core._runner.plans, core._runner.most_ahead  # type: ignore[attr-defined]
+
+
+def test_sequences_are_divided_among_the_stages_of_a_pipeline() -> None:
+    """Seven in three steps on their way: three, two and two, in turn."""
+    requests = [request([number] * 5, max_tokens=12) for number in range(7)]
+    plans, most = plans_of_a_pipeline(requests, blocks=32)
+    assert most == 3
+    assert {len(plan.items) for plan in plans} <= {1, 2, 3}
+    decodes = [{item.sequence_id for item in plan.items} for plan in plans[3:-3]]
+    for three in zip(decodes, decodes[1:], decodes[2:], strict=False):
+        assert sum(map(len, three)) == len(set().union(*three)) == 7
+
+
+def test_one_sequence_has_a_pipeline_alone() -> None:
+    plans, most = plans_of_a_pipeline([request([1] * 5, max_tokens=12)])
+    assert (len(plans), most) == (12, 1)
+
+
+def test_pieces_of_a_prompt_follow_each_other_through_a_pipeline() -> None:
+    """Every stage computes them in order; only what is sampled must be known first."""
+    plans, most = plans_of_a_pipeline([request([1] * 40, max_tokens=4)], budget=8)
+    assert most == 3
+    assert [len(plan.items[0].token_ids) for plan in plans] == [8] * 5 + [1] * 3
 
 
 def test_nobody_finds_the_kv_of_a_fault() -> None:

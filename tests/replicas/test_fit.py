@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import weakref
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 import torch
 from gptq_files import build_gptq
 from hollow_checkpoints import INT4, LLAMA_7B, write_hollow
+from kept_tensors import kept, tensors_of
 from late_device import LateDevice
 from raw_safetensors import edit_tensors
 from safetensors.torch import save_file
@@ -46,34 +46,6 @@ SHAPE = {"hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 2}
 ASKED = Asked(context=128, batch=1)
 CLOSE = 0.05
 MODES = (None, "int4", "int8", "both", "dense")
-
-
-def tensors_of(thing: Any, seen: set[int]) -> Iterator[torch.Tensor]:
-    """All that an object keeps, operators and tables of positions left out."""
-    if id(thing) in seen:
-        return
-    seen.add(id(thing))
-    if isinstance(thing, torch.Tensor):
-        yield thing
-    elif isinstance(thing, list | tuple):
-        for part in thing:
-            yield from tensors_of(part, seen)
-    elif type(thing).__module__.startswith("motley.") and not isinstance(thing, CpuOps | GpuOps):
-        names = [*getattr(thing, "__dict__", ()), *getattr(thing, "__slots__", ())]
-        for name in names:
-            if name not in ("rotary", "ops"):
-                yield from tensors_of(getattr(thing, name), seen)
-
-
-def kept(decoder: Decoder) -> int:
-    """Bytes of the storages of all its tensors, each once."""
-    storages = {}
-    for tensor in tensors_of(decoder, set()):
-        if tensor.is_mkldnn:  # oneDNN's own, which has no storage to look at
-            storages[id(tensor)] = tensor.numel() * tensor.element_size()
-        else:
-            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-    return sum(storages.values())
 
 
 def beside(folder: Path, config: EngineConfig) -> tuple[int, int, Decoder]:
@@ -308,10 +280,10 @@ def test_a_dense_model_that_is_too_large_is_told_what_would_fit(tmp_path: Path) 
     assert "GiB are missing" in pascal.advice
     assert fit(checkpoint, l4, Asked(4096, 1)).fits
     shorter, quantized = fit(checkpoint, t4, Asked(4096, 1)).advice.split("; ")
-    assert shorter == "1 of up to 1392 tokens fit"
+    assert shorter == "1 of up to 1376 tokens fit"
     assert "leave room for" in quantized
     fewer = fit(checkpoint, t4, Asked(4096, 500)).advice
-    assert fewer.startswith("fewer sequences fit: one alone has room for 1392 tokens; as GPTQ int4")
+    assert fewer.startswith("fewer sequences fit: one alone has room for 1376 tokens; as GPTQ int4")
 
 
 def test_a_quantized_model_is_not_told_to_be_quantized(tmp_path: Path) -> None:
@@ -472,3 +444,15 @@ def outlined_on(folder: Path, ops: Any) -> Any:
     decoder = outlined(checkpoint.config, checkpoint.format, checkpoint.tensors, ops)
     assert parts_of(decoder, ASKED).loaded == decoder.held.nbytes
     return decoder.held
+
+
+def test_histories_are_for_penalties_on_the_device_and_drafts_have_none(tmp_path: Path) -> None:
+    checkpoint = inspect_checkpoint(write_hollow(tmp_path, LLAMA_7B))
+    [place] = known("Tesla P40")
+    few, many = (fit(checkpoint, place, Asked(128, 1, max_running=running)).parts for running in (8, 9))
+    assert few is not None
+    assert many is not None
+    assert many.activations - few.activations == 2 * 32_000 * 2, "two rows for each sequence"
+    drafting = fit(checkpoint, place, Asked(128, 1, max_running=8, max_drafts=1)).parts
+    assert drafting is not None
+    assert drafting.activations - few.activations == -17 * 32_000 * 2

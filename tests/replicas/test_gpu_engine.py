@@ -166,10 +166,11 @@ def test_graphs_of_these_operators_are_fed_by_the_device(tmp_path: Path) -> None
         one = Engine(folder, ops=GpuOps(stand_in((8, 0))), accelerator=device, graphs=graphs, **engine)
         greedy = answers(one, logprobs=None)
         seeded = answers(one, logprobs=None, temperature=1.0, top_k=30, top_p=0.9, seed=1)
-        found.append([output.token_ids for output in [*greedy, *seeded]])
+        penalised = answers(one, logprobs=None, repetition_penalty=1.3, frequency_penalty=0.5, max_tokens=3)
+        found.append([output.token_ids for output in [*greedy, *seeded, *penalised]])
         assert (device.captures > 0) == graphs
     assert found[0] == found[1]
-    assert found[0][:2] != found[0][2:]
+    assert found[0][:2] != found[0][2:4]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for a machine without a GPU")

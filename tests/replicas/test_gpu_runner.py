@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,18 +12,21 @@ import torch
 from driven import drive
 from late_device import LateDevice, LateOps
 from tiny_checkpoints import build_checkpoint
+from triton.compiler.errors import CompilationError
+from triton.runtime.errors import OutOfResources
 
 from motley.replicas import rates
 from motley.replicas.blocks import BlockPool, blocks_for
 from motley.replicas.engine import EngineCore
 from motley.replicas.gpu import decode
 from motley.replicas.gpu.buckets import batch_sizes, bucket, context_sizes, graph_rows
+from motley.replicas.gpu.decode import Key
 from motley.replicas.gpu.packed import Packed
 from motley.replicas.gpu.rows import Rows
 from motley.replicas.gpu.runner import GpuRunner
 from motley.replicas.limits import Limits
 from motley.replicas.model import load_model
-from motley.replicas.plan import SampleSpec
+from motley.replicas.plan import MAX_BIASED, SampleSpec
 from motley.replicas.protocol import Delta, Pooling, Request, SamplingParams, StreamMessage
 from motley.replicas.runner import ModelRunner, Runner
 from motley.replicas.scheduler import Scheduler
@@ -45,8 +49,9 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
             runner = ModelRunner(loaded.decoder, kv, ops.device)
         else:
             runner = GpuRunner(
-                loaded.decoder, kv, ops.sample, LateDevice(), max_running=RUNNING, max_model_len=LONGEST,
-                longest_blocks=blocks_for(LONGEST), padding_block=blocks, graphs=kind == "graphs",
+                loaded.decoder, kv, ops, LateDevice(), max_running=RUNNING, max_model_len=LONGEST,
+                longest_blocks=blocks_for(LONGEST), padding_block=blocks, vocab_size=config.vocab_size,
+                graphs=kind == "graphs",
             )  # fmt: skip
         scheduler = Scheduler(BlockPool(blocks, reuse_prefixes=reuse), max_batch_tokens=budget, max_running=RUNNING)
         limits = Limits(config.vocab_size, min(LONGEST, blocks * 16), ())
@@ -122,6 +127,169 @@ def test_what_the_host_samples_is_what_the_cpus_runner_samples(make: Make) -> No
         assert run(make("graphs")[0], [one]) == run(make("cpu")[0], [one])
 
 
+PENALISED = [
+    request(PROMPTS[0], repetition_penalty=1.05, max_tokens=40),
+    request(PROMPTS[1], repetition_penalty=1.3, frequency_penalty=0.7, presence_penalty=-0.3, max_tokens=30),
+    request(PROMPTS[2], frequency_penalty=0.3, temperature=0.8, n=2, max_tokens=30),
+    request(PROMPTS[3], repetition_penalty=0.7, presence_penalty=0.5, **SEEDED),
+    request(list(range(200)), repetition_penalty=1.1, presence_penalty=0.1, max_tokens=25, min_tokens=5),
+    request(PROMPTS[3], temperature=1.2, top_p=0.8, seed=9),
+    request(PROMPTS[1], repetition_penalty=1.2, logprobs=0, temperature=0.4, min_p=0.02),
+]
+
+
+def told(found: list[list[Delta]]) -> list[Any]:
+    """By request and choice: tokens; log-probabilities to what fp32 can tell."""
+    return [
+        [
+            (
+                ids(deltas, choice),
+                [round(one.logprob, 4) for delta in deltas if delta.index == choice for one in delta.logprobs or ()],
+            )
+            for choice in (0, 1)
+        ]
+        for deltas in found
+    ]
+
+
+@pytest.mark.parametrize("kind", ["graphs", "eager"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"budget": 24}, {"blocks": 20, "reuse": False}, {"blocks": 18, "reuse": False, "budget": 40}],
+    ids=["all at once", "prompts in parts", "preempted", "preempted and in parts"],
+)
+def test_penalties_on_the_device_are_those_of_the_host(make: Make, kind: str, options: dict[str, Any]) -> None:
+    """Greedy and seeded, in every step that may be planned ahead; in more requests than there are rows."""
+    alone = [told(run(make("cpu")[0], [one]))[0] for one in PENALISED]
+    core, runner = make(kind, **options)
+    for apart in (0, 2):
+        assert told(run(core, PENALISED, apart=apart)) == alone
+    assert (core.scheduler.num_preemptions > 0) == ("blocks" in options)
+    if kind == "graphs":
+        assert any(key.penalised for key in runner.graphs.captured)
+        assert not runner.graphs._refused
+    history = runner._state.history
+    assert (len(history), history.dtype) == (2 * RUNNING + 1, torch.int16)
+
+
+FAVOURITE = {"logit_bias": {3: 4.0}, "temperature": 0.9}
+BIASED = [
+    request(PROMPTS[0], logit_bias={5: 6.0, 9: -100.0, 0: 2.5}),
+    request(PROMPTS[1], **FAVOURITE, repetition_penalty=1.2, logprobs=0),
+    request(PROMPTS[2], min_tokens=12, stop_token_ids=list(range(0, 64, 5)), n=2, temperature=1.5),
+    request(PROMPTS[3], min_tokens=30, max_tokens=30, stop_token_ids=[1, 2], logit_bias={1: 100.0, 4: 8.0}, top_k=3),
+    request(PROMPTS[0], logit_bias=dict.fromkeys(range(MAX_BIASED), 3.0)),
+    request(PROMPTS[0], logit_bias=dict.fromkeys(range(MAX_BIASED + 1), 3.0), temperature=0.5),
+    request(PROMPTS[1], temperature=0.7, logprobs=0),
+]
+
+
+@pytest.mark.parametrize("kind", ["graphs", "eager"])
+def test_biases_and_ids_held_back_are_those_of_the_host(make: Make, kind: str) -> None:
+    alone = [told(run(make("cpu")[0], [one]))[0] for one in BIASED]
+    for options in ({}, {"budget": 24}, {"blocks": 16, "reuse": False}):
+        core, runner = make(kind, **options)
+        for apart in (0, 2):
+            assert told(run(core, BIASED, apart=apart)) == alone
+        if kind == "graphs":
+            assert {(key.penalised, key.biased) for key in runner.graphs.captured} >= {(False, True), (False, False)}
+            assert not runner.graphs._refused
+
+
+def test_few_biases_are_planned_ahead(make: Make) -> None:
+    core, runner = make("graphs")
+    requests = [BIASED[0], BIASED[3], BIASED[4]]
+    run(core, requests)  # captures
+    device = runner._accelerator
+    device.waits, before, captures = 0, core.num_steps, device.captures
+    run(core, requests)
+    assert device.captures == captures
+    assert device.waits == core.num_steps - before
+    assert all(key.filtered is not None for key in runner.graphs.captured)
+    plain = [SampleSpec(one.sampling, 0, 0, 0, (), (), ()).plain for one in BIASED]
+    assert plain == [True] * 5 + [False, True]
+    sixteen = SampleSpec(BIASED[3].sampling, 0, 0, 0, tuple(range(MAX_BIASED - 2)), (), ())
+    assert (sixteen.plain, sixteen._replace(suppressed=tuple(range(MAX_BIASED - 1))).plain) == (True, False)
+
+
+def test_graphs_that_do_as_well_are_those_with_more() -> None:
+    assert Key(1, 256, None).covers == ()
+    assert Key(1, 256, True, True, True).covers == ()
+    assert Key(1, 256, True, True).covers == (Key(1, 256, True, True, True),)
+    of_none = Key(4, 512, False).covers
+    assert (len(of_none), len(set(of_none))) == (7, 7)
+    assert [sum(key[2:]) for key in of_none] == [1, 1, 1, 2, 2, 2, 3]
+
+
+def test_penalties_change_what_is_said(make: Make) -> None:
+    for one in PENALISED[:4]:
+        sampling = replace(one.sampling, repetition_penalty=1.0, frequency_penalty=0.0, presence_penalty=0.0)
+        other = replace(one, sampling=sampling)
+        assert ids(run(make("graphs")[0], [one])[0]) != ids(run(make("graphs")[0], [other])[0])
+
+
+def test_a_stream_that_is_resumed_has_its_history(make: Make) -> None:
+    for one in (PENALISED[1], PENALISED[3], PENALISED[4]):
+        whole = ids(run(make("cpu")[0], [one])[0])
+        for done in (1, 7, 15):
+            again = replace(one, output_ids=(tuple(whole[:done]),))
+            assert ids(run(make("graphs")[0], [again])[0]) == whole[done:]
+
+
+def test_steps_with_penalties_are_planned_ahead(make: Make) -> None:
+    """A history is brought once, when its sequence begins, and memory for histories is taken when one is asked for."""
+    core, runner = make("graphs")
+    run(core, [request([4, 5]), request([6], **SEEDED)])
+    assert runner._state._history is None
+    requests = [
+        request([key, 2, 3], max_tokens=40, repetition_penalty=1.05, **(SEEDED if key else {})) for key in (0, 1)
+    ]
+    run(core, requests)  # captures
+    device = runner._accelerator
+    device.waits, before, captures = 0, core.num_steps, device.captures
+    brought = []
+    write = runner._state._write_history
+    runner._state._write_history = lambda *args: (brought.append(args), write(*args))[1]
+    run(core, requests)
+    assert device.captures == captures
+    assert device.waits == core.num_steps - before <= 43
+    assert len(brought) == 2
+
+
+def test_a_row_that_asks_for_no_penalty_does_not_feel_its_neighbours(make: Make) -> None:
+    plain = [request(prompt, max_tokens=30, logprobs=0) for prompt in PROMPTS[:3]]
+    alone = told(run(make("eager")[0], plain))
+    found = told(run(make("graphs")[0], [*plain, request([1, 2, 3], repetition_penalty=1.9, max_tokens=30)]))
+    assert found[:3] == alone
+
+
+@pytest.mark.parametrize("nth", [17, 23])
+def test_a_step_that_fails_leaves_no_history_wrong(make: Make, monkeypatch: pytest.MonkeyPatch, nth: int) -> None:
+    requests = [replace(one, sampling=replace(one.sampling, n=1, max_tokens=30)) for one in PENALISED[:4]]
+    expected = [ids(deltas) for deltas in run(make("cpu")[0], requests)]
+    core, runner = make("graphs")
+    submit, countdown = runner._accelerator.submit, iter(range(10_000))
+
+    def fails_sometimes(work: Callable[[], None]) -> None:
+        if next(countdown) % nth == nth - 1:
+            raise RuntimeError("out of memory")
+        submit(work)
+
+    monkeypatch.setattr(runner._accelerator, "submit", fails_sometimes)
+    found: dict[int, list[int]] = {key: [] for key in range(4)}
+    for key, one in enumerate(requests):
+        core.add(key, one)
+    for _ in range(2000):
+        if not core.busy:
+            break
+        for emission in core.step():
+            found[emission.key] += ids(list(emission.message.deltas))
+    assert not core.busy
+    assert sum(map(len, found.values())) > 60
+    for key, tokens in found.items():
+        assert tokens == expected[key][: len(tokens)]
+
+
 def test_the_host_waits_once_a_step_and_launches_the_next_before(make: Make) -> None:
     core, runner = make("graphs")
     device = runner._accelerator
@@ -178,26 +346,84 @@ def test_graphs_beyond_what_is_kept_make_room(make: Make, monkeypatch: pytest.Mo
     assert runner._accelerator.captures > 2
 
 
-def test_a_step_whose_graph_cannot_be_captured_runs_as_it_comes(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("CUDA out of memory"),
+        OutOfResources(200_000, 101_376, "shared memory"),
+        CompilationError("def kernel(): ...", None, "no such instruction"),
+        AssertionError("a tile is too large"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_step_whose_graph_cannot_be_captured_runs_as_it_comes(
+    make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    """Whatever the reason, which is told once a graph."""
     expected = [ids(deltas) for deltas in run(make("graphs")[0], MIXED[:2])]
     core, runner = make("graphs")
     asked = []
 
-    def out_of_memory(work: Callable[[], None]) -> Callable[[], None]:
+    def fails(work: Callable[[], None]) -> Callable[[], None]:
         asked.append(work)
-        raise RuntimeError("CUDA out of memory")
+        raise error
 
-    monkeypatch.setattr(runner._accelerator, "capture", out_of_memory)
+    monkeypatch.setattr(runner._accelerator, "capture", fails)
     assert [ids(deltas) for deltas in run(core, MIXED[:2])] == expected
     assert len(asked) == len(runner.graphs._refused) > 0, "each is tried once"
     assert not runner.graphs.captured
+    told = [record.getMessage() for record in caplog.records if "no graph for" in record.getMessage()]
+    assert len(told) == len(asked)
+    assert type(error).__name__ in told[0]
+
+
+def test_what_was_captured_at_warm_up_is_all_that_decode_needs(make: Make) -> None:
+    """Few rows, many, contexts of both lengths, with filters and without; what the host chooses as well."""
+    core, runner = make("graphs")
+    said = runner.warm_up(60.0, penalised=True)
+    assert said.startswith("16 captured at warm-up"), "8 shapes that filter, and 8 whose logits are read"
+    assert not runner.graphs._refused
+    captures = runner._accelerator.captures
+    requests = [one for one in MIXED if not (one.sampling.logit_bias or one.sampling.min_tokens)]
+    found = run(core, requests, apart=2)
+    assert runner._accelerator.captures == captures
+    assert found == run(make("eager")[0], requests, apart=2)
+    assert make("eager")[1].warm_up(60.0) == "none: every step as it comes"
+
+
+def test_a_warm_up_ends_in_time_and_keeps_the_likeliest_longest(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, runner = make("graphs")
+    runner.warm_up(0.0)
+    assert runner.graphs.captured == (Key(1, 256, True),), "the first, whatever it takes"
+    monkeypatch.setattr("motley.replicas.gpu.runner.MAX_GRAPHS", 4)
+    monkeypatch.setattr(decode, "MAX_GRAPHS", 4)
+    _, runner = make("graphs")
+    runner.warm_up(60.0)
+    three = {Key(1, 256, True), Key(1, 512, True), Key(2, 256, True)}
+    assert set(runner.graphs.captured) == {*three, Key(1, 256, None)}
+    assert runner.graphs.has(Key(6, 512, True))
+    assert Key(1, 256, None) not in runner.graphs.captured
+    assert runner.graphs.has(Key(6, 256, True))
+    assert {Key(1, 256, True), Key(1, 512, True)} <= set(runner.graphs.captured)
+
+
+def test_a_graph_that_filters_does_for_rows_that_do_not(make: Make) -> None:
+    core, runner = make("graphs")
+    greedy = request(PROMPTS[0])
+    expected = run(make("graphs")[0], [greedy])
+    assert runner.graphs.has(Key(1, 256, True))
+    assert run(core, [greedy]) == expected
+    assert runner.graphs.captured == (Key(1, 256, True),)
+    assert runner.graphs.has(Key(1, 256, False))
+    run(core, [greedy])
+    assert runner.graphs.captured[-1] == Key(1, 256, False), "its own, where there is one"
 
 
 def test_logits_are_kept_for_those_who_read_them(make: Make) -> None:
     core, runner = make("graphs")
-    run(core, [MIXED[0], MIXED[1]])
+    run(core, [MIXED[0], MIXED[1], MIXED[3]])
     assert all(static.logits is None for static in runner.graphs._static.values())
-    run(core, [MIXED[3]])
+    run(core, [MIXED[4]])
     assert [batch for batch, static in runner.graphs._static.items() if static.logits is not None] == [1]
 
 

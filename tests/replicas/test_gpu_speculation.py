@@ -20,7 +20,7 @@ from motley.replicas.limits import Limits
 from motley.replicas.memory import MAX_GRAPHS
 from motley.replicas.model import LoadedModel, load_model
 from motley.replicas.offline import Engine
-from motley.replicas.plan import PlanItem, SampleSpec, StepPlan
+from motley.replicas.plan import MAX_BIASED, PlanItem, SampleSpec, StepPlan
 from motley.replicas.protocol import Pooling, Request, SamplingParams
 from motley.replicas.scheduler import Scheduler
 from motley.replicas.swap import Swap, SwapRates
@@ -116,8 +116,9 @@ def make(loaded: LoadedModel, kind: str, drafts: int, *, blocks: int, early: boo
     kv = ops.allocate_kv(config.num_layers, blocks + 1, config.num_kv_heads, config.head_dim)
     device = LateDevice(early=early)
     runner = GpuRunner(
-        loaded.decoder, kv, ops.sample, device, max_running=RUNNING, max_model_len=LONGEST,
-        longest_blocks=blocks_for(LONGEST), padding_block=blocks, max_drafts=drafts, graphs=kind == "graphs",
+        loaded.decoder, kv, ops, device, max_running=RUNNING, max_model_len=LONGEST,
+        longest_blocks=blocks_for(LONGEST), padding_block=blocks, vocab_size=config.vocab_size, max_drafts=drafts,
+        graphs=kind == "graphs",
         swapper=Swapper([part for cache in kv for part in ops.kv_parts(cache)], device, 40),
     )  # fmt: skip
     swap = Swap(40, SwapRates(1e-9, 1e-9, 1.0))
@@ -208,14 +209,14 @@ def test_rows_of_logits() -> None:
     def spec(**more: Any) -> SampleSpec:
         return SampleSpec(SamplingParams(seed=0), 0, 0, 0, more.get("suppressed", ()), (), ())
 
-    plain, told = spec(), spec(suppressed=(3,))
+    plain, told = spec(), spec(suppressed=tuple(range(MAX_BIASED + 1)))
     items = (
         PlanItem(0, 0, (1,), (0,), plain),
         PlanItem(1, 0, (1, 2, 3), (1,), plain, prompt_targets=(2, 3)),
         PlanItem(2, 0, (1, 2), (2,)),
         PlanItem(3, 4, (1, 2, 3), (3,), plain, verified=(told, plain)),
     )
-    rows = LogitRows(items)
+    rows = LogitRows(items, lambda each: each.plain)
     assert rows.plain == {0: (0, plain), 3: (1, plain), 5: (3, plain), 6: (3, plain)}
     assert rows.host == {1: 0, 2: 1, 4: 2}
     assert [list(prompt) for prompt in rows.prompts] == [[], [1, 2], [], []]

@@ -96,6 +96,7 @@ def test_recursive_schema(engine: Engine) -> None:
         (GrammarSpec.ebnf('start ::= "a"'), "root"),
         (GrammarSpec.ebnf("root ::= root"), "no text"),
         (GrammarSpec.structural_tag({"type": "structural_tag", "format": {"type": "what"}}), ""),
+        (GrammarSpec.json_schema({"type": "integer", "minimum": 10**30}), "grammar: Integer exceeds"),
         (GrammarSpec.json_schema({"type": "string", "pattern": "^(?=a)b$"}), "Lookahead"),
         (GrammarSpec.json_schema({"oneOf": [{"type": "integer"}, {"type": "number"}]}), "oneOf"),
         (GrammarSpec.json_schema({"type": "integer", "minimum": 5, "maximum": 4}), "minimum"),
@@ -107,6 +108,43 @@ def test_what_the_library_cannot_keep_to_is_refused(engine: Engine, spec: Gramma
     assert refused.value.param == "grammar"
     assert refused.value.code == "invalid_grammar"
     assert words.lower() in refused.value.message.lower()
+    assert "is false" not in refused.value.message, "the library's words, and not its code"
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"type": "number", "minimum": 1e-7, "maximum": 2e-7}, "decimals"),
+        ({"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1e-6}, "decimals"),
+        ({"items": {"type": ["number", "null"], "minimum": 0.9, "maximum": 0.8}}, "decimals"),
+        ({"type": "number", "minimum": 2**53 + 1}, "minimum"),
+        ({"type": "number", "maximum": 10**400}, "maximum"),
+        ({"type": "number", "maximum": True}, "maximum"),
+        ({"const": {"a": [2**64 - 1]}}, "double"),
+        ({"enum": [10**400]}, "double"),
+        ({"type": []}, "type"),
+    ],
+)
+def test_what_the_library_would_write_otherwise_is_refused(schema: Any, words: str) -> None:
+    with pytest.raises(InvalidRequest, match=words) as refused:
+        GrammarSpec.json_schema(schema)
+    assert refused.value.code == "invalid_grammar"
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "number", "minimum": 1e-6, "maximum": 1e-6},
+        {"type": "number", "minimum": 0.1234561, "maximum": 0.1234579},
+        {"type": "number", "exclusiveMinimum": -0.000002, "exclusiveMaximum": 0},
+        {"enum": [2**64, -(2**63), 10**15]},
+    ],
+)
+def test_numbers_at_the_edge_of_what_the_library_tells_apart(engine: Engine, schema: Any) -> None:
+    found = texts(engine, GrammarSpec.json_schema(schema), n=6)
+    assert found
+    for output in found:
+        check_json(output.text, schema)
 
 
 @pytest.mark.parametrize("name", sorted(FORMATS))

@@ -5,11 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from motley.kernels.held import Held
-from motley.replicas.memory import Parts, cpu_kv_budget, free_memory, kv_budget, reserve_bytes
+from motley.replicas.families.registry import read_config
+from motley.replicas.json_file import Fields
+from motley.replicas.memory import (
+    Parts,
+    cpu_kv_budget,
+    free_memory,
+    history_bytes,
+    history_dtype,
+    kv_budget,
+    reserve_bytes,
+)
 
 MIB = 2**20
 PARTS = Parts(
@@ -31,6 +42,16 @@ def test_what_is_free_less_activations_graphs_and_the_reserve() -> None:
 def test_a_small_device_keeps_256_mib_in_reserve_and_a_caller_may_say_how_much() -> None:
     assert kv_budget(1000 * MIB, 4000 * MIB, PARTS).nbytes == (1000 - 300 - 50 - 8 - 256) * MIB
     assert kv_budget(1000 * MIB, 4000 * MIB, PARTS, reserve=0).nbytes == 642 * MIB
+
+
+def test_histories_are_as_wide_as_the_longest_output_needs() -> None:
+    fields = {"model_type": "qwen2", "vocab_size": 1000, "hidden_size": 64, "num_hidden_layers": 1,
+              "num_attention_heads": 1, "num_key_value_heads": 1, "intermediate_size": 64}  # fmt: skip
+    for longest, dtype in ((2**15, torch.int16), (2**15 + 1, torch.int32)):
+        config = read_config(Fields({**fields, "max_position_embeddings": longest}, "config.json"))
+        assert history_dtype(longest) == dtype
+        assert torch.iinfo(dtype).max >= longest - 1, "a prompt has a token"
+        assert history_bytes(config, 8) == 17 * 1000 * dtype.itemsize
 
 
 def test_what_is_missing_is_told() -> None:

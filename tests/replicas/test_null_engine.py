@@ -115,3 +115,9 @@ def test_what_it_says_never_ends_a_sequence(folder: Path) -> None:
 def test_a_context_longer_than_the_models_is_refused(folder: Path) -> None:
     with pytest.raises(InvalidRequest, match="max_model_len"):
         null_engine.build_hollow_engine(folder, EngineConfig(max_model_len=10**6), null_engine.null_device(0.0))
+
+
+async def test_nothing_is_divided_that_is_not_computed(folder: Path) -> None:
+    worker = NullWorker(folder, EngineConfig(tensor_parallel=2))
+    with pytest.raises(InvalidRequest, match="tensor_parallel: what computes nothing"):
+        await worker.start()

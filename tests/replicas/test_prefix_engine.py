@@ -68,8 +68,9 @@ def make(loaded: LoadedModel, kind: str, store: HostStore | None, *, blocks: int
     else:
         assert isinstance(device, LateDevice)
         runner = GpuRunner(
-            loaded.decoder, kv, ops.sample, device, max_running=RUNNING, max_model_len=LONGEST,
-            longest_blocks=blocks_for(LONGEST), padding_block=blocks, graphs=kind != "eager", swapper=swapper,
+            loaded.decoder, kv, ops, device, max_running=RUNNING, max_model_len=LONGEST,
+            longest_blocks=blocks_for(LONGEST), padding_block=blocks, vocab_size=config.vocab_size,
+            graphs=kind != "eager", swapper=swapper,
         )  # fmt: skip
     prefixes = None
     if store is not None:

@@ -121,27 +121,71 @@ def test_what_the_profiler_does_is_in_no_time() -> None:
     assert recorder.take().seconds == {}
 
 
-def test_on_a_gpu_marks_are_events_of_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
+class Stream:
+    """A GPU's, beside a host that is given times: what it is given begins when all before has ended, no sooner."""
 
-    class Event:
-        def __init__(self, enable_timing: bool) -> None:
-            assert enable_timing
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, cycles_per_s: float = 2e9) -> None:
+        self.host_s = self.device_s = 0.0
+        stream = self
 
-        def record(self) -> None:
-            told.append("record")
-            self.at = len(told)
+        class Event:
+            def __init__(self, enable_timing: bool) -> None:
+                assert enable_timing
 
-        def elapsed_time(self, end: Event) -> float:
-            assert "synchronize" in told, "events have no time before the device has passed them"
-            return 1000.0 * (end.at - self.at)
+            def record(self) -> None:
+                stream.launch(1e-6, 0.0)
+                self.at = stream.device_s
 
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: told.append("synchronize"))
+            def query(self) -> bool:
+                return stream.host_s >= self.at
+
+            def elapsed_time(self, end: Event) -> float:
+                assert stream.host_s >= end.at, "events have no time before the device has passed them"
+                return 1000.0 * (end.at - self.at)
+
+        monkeypatch.setattr(torch.cuda, "Event", Event)
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda _: self.wait())
+        monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: self.launch(3e-6, cycles / cycles_per_s))
+
+    def launch(self, host_s: float, device_s: float) -> None:
+        self.host_s += host_s
+        self.device_s = max(self.device_s, self.host_s) + device_s
+
+    def wait(self) -> None:
+        self.host_s = max(self.host_s, self.device_s)
+
+
+@pytest.mark.parametrize("launching", [50e-6, 5e-3])
+def test_on_a_gpu_a_kernels_time_is_its_own_however_long_the_host_takes_to_launch_it(
+    launching: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream, kernel = Stream(monkeypatch), 4e-6
     recorder = Recorder(clocks.clock_of(torch.device("cuda")))
-    recorder.around("part", lambda x: x, lambda *_: Work())(torch.zeros(1))
-    assert recorder.take().seconds == {"part": 1.0}
-    assert told == ["record", "record", "synchronize"]
+
+    def layer(x: torch.Tensor) -> torch.Tensor:
+        stream.launch(launching, kernel)
+        stream.launch(launching, kernel)
+        return x
+
+    part = recorder.around("part", layer, lambda *_: Work())
+
+    def step() -> dict[str, float]:
+        """Three in a whole, with something between them."""
+        recorder.clock.settle()
+        recorder.clock.hold()
+        began = recorder.clock.mark()
+        for _ in range(3):
+            part(torch.zeros(1))
+            stream.launch(launching, 1e-6)
+        recorder.add("step", began, recorder.clock.mark())
+        return recorder.take().seconds
+
+    stamps = [step() for _ in range(8)]  # the first ones find that holds are too short for a host that slow
+    assert stamps[-1] == pytest.approx({"part": 6 * kernel, "step": 3 * (2 * kernel + 1e-6)})
+    began = recorder.clock.mark()
+    layer(torch.zeros(1))
+    recorder.add("not held", began, recorder.clock.mark())
+    assert recorder.take().seconds["not held"] >= launching, "as it would be else"
 
 
 def grouped(rows: int, columns: int, bits: int) -> GroupedWeight:

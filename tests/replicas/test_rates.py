@@ -61,6 +61,43 @@ def test_rates_are_those_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.context_s > 0
 
 
+class Compiled(FakeRunner):
+    """As a GPU's: a step of as many rows as none before takes far longer, once. A prompt's rows cost nothing.
+
+    By a clock of its own.
+    """
+
+    def __init__(self, blocks: int) -> None:
+        super().__init__(blocks, 100)
+        self.now, self._known = 0.0, set[int]()
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def run(self, plan: StepPlan) -> StepResult:
+        rows = sum(len(item.token_ids) for item in plan.items)
+        self.now += 0.0 if rows in self._known else 20 * rates.BUDGET_S
+        self._known.add(rows)
+        decodes = [item.end for item in plan.items if len(item.token_ids) == 1]
+        self.now += STEP_S + len(decodes) * ROW_S + CONTEXT_S * sum(decodes)
+        return super().run(plan)
+
+
+def test_what_is_compiled_and_captured_once_is_not_of_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else nothing beyond one sequence would be known of a GPU, and the first requests would wait for the rest."""
+    runner = Compiled(400)
+    core = EngineCore(
+        runner, Scheduler(BlockPool(400), max_batch_tokens=256, max_running=16), Limits(100, 1024, ()), None
+    )
+    monkeypatch.setattr(rates, "time", runner)
+    found = rates.measured(core)
+    short = 10 * CONTEXT_S  # of each sequence, at most
+    for batch, seconds in zip(BATCHES[:5], found.decode_s, strict=False):
+        least = STEP_S + batch * ROW_S
+        assert least <= seconds <= least + batch * short + (batch == 1) * 300 * CONTEXT_S
+    assert found.context_s == pytest.approx(CONTEXT_S, rel=0.2)
+
+
 def test_what_would_take_too_long_is_reckoned_instead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rates, "BUDGET_S", 0.0)
     core, runner = engine()

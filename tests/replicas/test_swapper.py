@@ -55,8 +55,9 @@ def make(loaded: LoadedModel, kind: str, *, blocks: int, kept: int, reuse: bool 
     else:
         device = LateDevice(early="early" in kind)
         runner = GpuRunner(
-            loaded.decoder, kv, ops.sample, device, max_running=RUNNING, max_model_len=LONGEST,
-            longest_blocks=blocks_for(LONGEST), padding_block=blocks, graphs="eager" not in kind,
+            loaded.decoder, kv, ops, device, max_running=RUNNING, max_model_len=LONGEST,
+            longest_blocks=blocks_for(LONGEST), padding_block=blocks, vocab_size=config.vocab_size,
+            graphs="eager" not in kind,
             swapper=Swapper(parts, device, kept),
         )  # fmt: skip
     pool, swap = BlockPool(blocks, reuse_prefixes=reuse), Swap(kept, ALWAYS)

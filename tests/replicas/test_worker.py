@@ -244,6 +244,42 @@ async def test_a_step_far_longer_than_others_is_told_of_before_the_watchdog_acts
     worker.check_pace()
 
 
+class CapturingRunner(GatedRunner):
+    """Of whose steps all is a capture, by a clock that runs faster: no delay between two looks counts."""
+
+    def capture_s(self) -> float:
+        return 2 * time.monotonic()
+
+    def warm_up(self, within_s: float, *, penalised: bool = False) -> str:
+        return "none beforehand"
+
+
+@pytest.mark.parametrize("runner", [CapturingRunner], indirect=True)
+async def test_a_capture_is_not_a_step_that_is_slow_or_hangs(
+    worker: Worker, runner: CapturingRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For as long as a capture may take; and what it took says nothing of what steps take."""
+    thread = engine_of(worker)
+    monkeypatch.setattr(thread, "watchdog_s", 0.02)
+    monkeypatch.setattr(engine_thread, "SLOW_S", 0.0)
+    thread._took.clear()
+    thread._took.append(0.0)
+    runner.gate.clear()
+    task = asyncio.create_task(collect(worker.generate(request())))
+    await until(lambda: thread.step_began is not None and time.monotonic() - thread.step_began > 0.05)
+    worker.check_pace()
+    await worker.check_health()
+    monkeypatch.setattr(engine_thread, "MAX_CAPTURE_S", 0.0)
+    with pytest.raises(EngineFault, match="no step has ended"):
+        worker.check_pace()
+    with pytest.raises(EngineFault, match="a step has been running"):
+        thread.raise_if_lost()
+    monkeypatch.undo()
+    runner.gate.set()
+    assert sum(len(delta.token_ids) for delta in await task) == 5
+    assert max(thread._took) <= 0, "but for its captures"
+
+
 async def test_what_a_full_step_takes_is_known_before_the_first(worker: Worker) -> None:
     assert worker._engine is not None
     profile = replace(worker._engine.profile, prefill_tokens_per_s=32.0)  # and at most 64 tokens in a step

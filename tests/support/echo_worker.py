@@ -37,7 +37,9 @@ class EchoWorker:
         try:
             if request.pooling is not None:
                 end = Delta(0, finish_reason=FinishReason.STOP)
-                yield StreamMessage((end,), self.load(), cached_tokens=0, embedding=(3.0, 4.0))
+                yield StreamMessage(
+                    (end,), self.load(), cached_tokens=0, embedding=(3.0, 4.0), weights=0, contents="echo"
+                )
                 return
             yield StreamMessage(cached_tokens=0)
             length = request.sampling.max_tokens or len(request.prompt_ids)

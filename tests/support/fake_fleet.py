@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from motley.cluster.control.fleet import Planned, PoolLook, ReplicaLook
 from motley.cluster.control.plane import Plane
 from motley.cluster.control.state import PoolPlan, State, dump, load
-from motley.cluster.fleet.status import Demand, FleetStatus, PrefixStatus, ReplicaStatus
-from motley.replicas.errors import MotleyError, Unavailable
+from motley.cluster.failures import Forbidden
+from motley.cluster.fleet.status import Demand, FleetStatus, PrefixStatus, ReplicaStatus, WeightStatus
+from motley.replicas.errors import InvalidRequest, MotleyError, Unavailable
 from motley.replicas.prefix.told import PrefixStats
-from motley.replicas.protocol import ModelInfo, ReplicaLoad, ReplicaProfile
+from motley.replicas.protocol import ModelInfo, ReplicaLoad, ReplicaProfile, WeightsTold
+from motley.replicas.updates.file import WeightFile
 
 MODEL = ModelInfo("tiny", "llama", 256, 1024, (0,), "float32", "none")
 PROFILE = ReplicaProfile("", MODEL, "cpu", "P40, simulated", "6.1", "exact", "f", 1000.0, 0.02, 640, 512)
@@ -23,6 +26,7 @@ class FakeFleet:
     room      replicas that find a place
     calls     what was asked of it, in order
     work      sequences that a replica has
+    weights   versions that replicas have, and who of them stays as it is
     telling   whether there is an ingress
     plan      what was deployed last
     """
@@ -36,6 +40,8 @@ class FakeFleet:
         self.prefix_stats: PrefixStats | None = None
         self.demand = Demand()
         self.marked: set[str] = set()
+        self.weights: dict[str, int] = {}
+        self.stubborn: set[str] = set()
         self.bad_versions: set[str] = set()
         self._born = 0
         self.pools = {name: PoolLook(target, version="v0") for name, target in pools.items()}
@@ -91,7 +97,13 @@ class FakeFleet:
                     one.replica_id,
                     "draining" if one.replica_id in self.marked else "ready",
                     PROFILE,
-                    ReplicaLoad(running=self.work.get(one.replica_id, 0), kv_blocks_free=600, kv_blocks_total=640),
+                    ReplicaLoad(
+                        running=self.work.get(one.replica_id, 0),
+                        kv_blocks_free=600,
+                        kv_blocks_total=640,
+                        weights_version=self.weights.get(one.replica_id, 0),
+                        weights_contents=f"digest of {one.replica_id}'s",
+                    ),
                     age_s=0.0,
                 )
                 for name, pool in self.pools.items()
@@ -121,6 +133,25 @@ class FakeFleet:
         names = [(pool, one.replica_id) for pool in self.pools for one in self.pools[pool].running]
         load = ReplicaLoad(prompt_tokens=100, cached_tokens=40)
         return tuple(PrefixStatus(pool, name, load, self.prefix_stats) for pool, name in names)
+
+    async def check_weights(self, path: str) -> Path:
+        if "secret" in path:
+            raise Forbidden(f"path: {path} is in no folder that weights may come from")
+        return Path(path)
+
+    async def update_weights(self, pool: str, file: WeightFile, version: int) -> tuple[WeightStatus, ...]:
+        """Of a file with "bad" in its name nothing is taken; replicas in `stubborn` take nothing at all."""
+        self.calls.append(("update", pool, str(file.path), file.delta, version))
+        found = []
+        for name in self.replicas(pool):
+            bad = "bad" in file.path.name or name in self.stubborn
+            if self.weights.get(name, 0) != version and (bad or self.weights.get(name, 0) != version - 1):
+                code = None if bad else "version_mismatch"
+                found.append(WeightStatus(name, error=InvalidRequest(f"{file.path.name} is bad", code=code)))
+                continue
+            self.weights[name] = version
+            found.append(WeightStatus(name, WeightsTold(version, f"digest of {file.path.name}")))
+        return tuple(found)
 
     async def end(self, replica_id: str) -> None:
         self.calls.append(("end", replica_id))
@@ -189,6 +220,13 @@ class Bench:
     @property
     def kinds(self) -> list[str]:
         return [event.kind for event in self.plane.state.events]
+
+    async def caught_up(self) -> None:
+        """Time enough passes for those with older weights to be asked."""
+        self.clock.now += 10
+        await self.steps(1)
+        if self.plane._catching is not None:
+            await self.plane._catching
 
     async def scale(self, replicas: int, **how: object) -> None:
         await self.plane.scale("cpu", replicas, **{"by": "test", "reason": "", "allow_zero": True, **how})

@@ -59,6 +59,10 @@ class TurnCourier:
         self.lost: Callable[[Errand], bool] = lambda errand: False
         self._desk = clerk.desk()
 
+    @property
+    def away(self) -> bool:
+        return self.clerk.away
+
     def send(self, errand: Errand) -> None:
         self.sent.append(errand)
         self.under_way.append([self.turns(), errand])
@@ -92,18 +96,22 @@ FAULTS = ("none", "miss", "raise", "few", "many", "late", "flip", "cut", "other"
 
 
 class BadStore(HostStore):
-    """Each call takes its fault from `fault`, the word for it; the clock is moved by what comes too late."""
+    """Each call takes its fault from `fault`, the word for it; the clock is moved by what comes too late.
+
+    gone: nobody is asked any more
+    """
 
     def __init__(self, clock: Callable[[], float], fault: Callable[[], str] = lambda: "none", seed: int = 0) -> None:
         super().__init__(2**24, clock)
         self.fault, self._random = fault, random.Random(seed)
+        self.gone = False
 
     def get(self, wanted: Sequence[Wanted], deadline: float, room: memoryview | None = None) -> Sequence[Found | None]:
         fault = self.fault()
         found = list(super().get(wanted, deadline))
         if fault == "raise":
             raise ConnectionError("told to")
-        if fault == "miss":
+        if fault == "miss" or self.gone:
             return [None] * len(wanted)
         if fault == "few":
             return found[:-1]
@@ -129,7 +137,13 @@ class BadStore(HostStore):
             return (b"",)
         return (bytes(data),)
 
-    def known(self, keys: Sequence[bytes], deadline: float) -> int:
+    @property
+    def away(self) -> bool:
+        return self.gone
+
+    def known(self, keys: Sequence[bytes], deadline: float) -> int | None:
+        if self.gone:
+            return None
         if self.fault() == "raise":
             raise ConnectionError("told to")
         return super().known(keys, deadline)
@@ -138,7 +152,7 @@ class BadStore(HostStore):
         fault = self.fault()
         if fault == "raise":
             raise ConnectionError("told to")
-        return fault != "miss" and super().put(key, parts, owner)
+        return fault != "miss" and not self.gone and super().put(key, parts, owner)
 
 
 def prefixes(

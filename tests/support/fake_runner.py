@@ -77,17 +77,24 @@ class FakeRunner:
 class AheadRunner(FakeRunner):
     """Computes a plan as late as it may: when its result is asked for. It alone knows tokens until then."""
 
+    depth, staged = 2, False
+
     def __init__(self, num_blocks: int, vocab_size: int) -> None:
         super().__init__(num_blocks, vocab_size)
         self.num_ahead = 0  # plans launched while another was on its way
+        self.most_ahead = 0  # on their way at once
         self._queue: deque[tuple[StepPlan, list[StepResult | Exception]]] = deque()
         self._sampled: dict[int, int] = {}  # sequence -> the token of the plan computed last, where it was plain
 
     def launch(self, plan: StepPlan) -> Callable[[], StepResult]:
         outcome: list[StepResult | Exception] = []
         self.num_ahead += bool(self._queue)
-        assert len(self._queue) < 2, "results are asked for in time"
+        assert len(self._queue) < self.depth, "results are asked for in time"
+        if self.staged:
+            on_their_way = {item.sequence_id for one, _ in self._queue for item in one.items if item.sample is not None}
+            assert not on_their_way & {item.sequence_id for item in plan.items}, "a sequence is in one step only"
         self._queue.append((plan, outcome))
+        self.most_ahead = max(self.most_ahead, len(self._queue))
 
         def result() -> StepResult:
             while not outcome:
@@ -123,4 +130,11 @@ class AheadRunner(FakeRunner):
         assert UNKNOWN not in item.token_ids[:-1]
         if item.token_ids[-1] != UNKNOWN:
             return item
+        assert not self.staged, "tokens of a pipeline are chosen where it ends"
         return item._replace(token_ids=(*item.token_ids[:-1], self._sampled[item.sequence_id]))
+
+
+class StagedRunner(AheadRunner):
+    """A pipeline of three stages."""
+
+    depth, staged = 3, True

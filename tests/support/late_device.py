@@ -20,7 +20,7 @@ from motley.kernels.batch import StepBatch
 from motley.kernels.cpu import attention
 from motley.kernels.cpu.operators import CpuOps
 from motley.kernels.sampling import reference
-from motley.kernels.sampling.sample import SamplingRows
+from motley.kernels.sampling.sample import PenaltyRows, SamplingRows
 
 _GARBAGE = 0xA5
 # On a GPU the host waits for these: for a number itself, or for how large the result is.
@@ -161,12 +161,14 @@ def _attention(
 
 
 @torch.library.custom_op("motley_tests::sample", mutates_args=())
-def _sample(logits: torch.Tensor, asked: Sequence[torch.Tensor], filtered: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def _sample(
+    logits: torch.Tensor, asked: Sequence[torch.Tensor], filtered: bool, own: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     rows = SamplingRows(*(row.clone() for row in asked))
     if not filtered:  # then kernels leave filters out
         rows = replace(rows, top_k=torch.zeros_like(rows.top_k), top_p=torch.ones_like(rows.top_p))
     tokens = torch.tensor(reference.choose_all(logits, rows), dtype=torch.int64)
-    return tokens, reference.logprob(logits, tokens).float()
+    return tokens, reference.logprob(own, tokens).float()
 
 
 class LateOps(CpuOps):
@@ -184,7 +186,13 @@ class LateOps(CpuOps):
         return out
 
     @staticmethod
-    def sample(logits: torch.Tensor, rows: SamplingRows, filtered: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    def sample(
+        logits: torch.Tensor, rows: SamplingRows, filtered: bool, own: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         asked = [getattr(rows, name) for name in rows.__slots__]
-        found: tuple[torch.Tensor, torch.Tensor] = _sample(logits, asked, filtered)
+        found: tuple[torch.Tensor, torch.Tensor] = _sample(logits, asked, filtered, logits if own is None else own)
         return found
+
+    @staticmethod
+    def penalised(logits: torch.Tensor, history: torch.Tensor, rows: PenaltyRows) -> torch.Tensor:
+        return reference.penalised(logits, history, rows)

@@ -15,12 +15,14 @@ class LocalPool:
     tickets   what is asked of a replica comes with the placement's ticket, as through Serve; else it has no trunk
     sent      the names of the replicas that streams went to
     name      what theirs begin with
+    weights   digests of the weights they have, by name, as Serve's router has heard
     """
 
     def __init__(self, *replicas: Any, numerics: Sequence[str] = (), tickets: bool = False, name: str = "r") -> None:
         self.tickets = tickets
         self.replicas = {f"{name}{number}": replica for number, replica in enumerate(replicas)}
         self.numerics = dict(zip(self.replicas, numerics, strict=False))
+        self.weights: dict[str, str] = {}
         self.cancelled = 0
         self.by_value = False
         self.sent: list[str] = []
@@ -33,7 +35,10 @@ class LocalPool:
     async def find(self, placement: Placement) -> Any:
         """The replica to be asked, as soon as there is one."""
         while True:
-            candidates = [Candidate(name, self.numerics.get(name, "")) for name in self.replicas]
+            candidates = [
+                Candidate(name, self.numerics.get(name, ""), weights=self.weights.get(name, ""))
+                for name in self.replicas
+            ]
             chosen, wait = placement.choose(candidates)
             if chosen is not None:
                 return self.replicas[chosen.id]

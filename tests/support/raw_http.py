@@ -13,6 +13,7 @@ from typing import Any
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
 END_STREAM, ACK, END_HEADERS = 1, 1, 4
 CANCEL = 8
+INITIAL_WINDOW_SIZE = 4  # a setting
 MOST_DATA = 16_384  # bytes of a frame, unless the other side allows more
 
 
@@ -81,11 +82,15 @@ def _literal(name: str, value: str) -> bytes:
 
 
 class Http2:
-    """One HTTP/2 connection that opens gRPC calls and leaves them as it likes."""
+    """One HTTP/2 connection that opens gRPC calls and leaves them as it likes.
 
-    def __init__(self, port: int) -> None:
+    `window`: bytes that each of its streams may be sent before it says more, which it never does; default: 65,535.
+    """
+
+    def __init__(self, port: int, window: int | None = None) -> None:
         self.connection = socket.create_connection(("127.0.0.1", port))
-        self.connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(SETTINGS, 0, 0))
+        settings = b"" if window is None else struct.pack(">HI", INITIAL_WINDOW_SIZE, window)
+        self.connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(SETTINGS, 0, 0, settings))
         self._next = 1
         self._rest = b""
         self.payloads: dict[tuple[int, int], bytes] = {}  # of HEADERS and DATA, by kind and stream

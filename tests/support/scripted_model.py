@@ -34,7 +34,7 @@ class Scripted:
         self.ingress = await make_ingress(self._folder, self.worker)
         self.tokenizer = self.ingress.door.tokenizer
         self.ids = self.tokenizer.encode(text)
-        stream, messages = self.tokenizer.detokenizer(), [StreamMessage(cached_tokens=0)]
+        stream, messages = self.tokenizer.detokenizer(), [StreamMessage(cached_tokens=0, weights=0, contents="aa")]
         for at in range(0, len(self.ids), step):
             ids = tuple(self.ids[at : at + step])
             entries = tuple(TokenLogprob(i, -1.0, ((i, -1.0),)) for i in ids) if logprobs else None

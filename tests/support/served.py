@@ -108,17 +108,24 @@ def served(arguments: list[str], folder: Path, environment: dict[str, str] | Non
             shutil.rmtree(path)
 
 
+def children(parent: int) -> list[int]:
+    return [pid for pid, of in _parents().items() if of == parent]
+
+
 def descendants(root: int) -> list[int]:
-    parents = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            continue
+    parents = _parents()
     found = [root]
     for pid in found:
         found += [child for child, parent in parents.items() if parent == pid]
     return found[1:]
+
+
+def _parents() -> dict[int, int]:
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+    return parents
 
 
 def alive(pids: list[int]) -> list[str]:

@@ -5,13 +5,18 @@ import random
 import time
 
 import pytest
+from awq_files import build_awq
+from fp8_files import build_fp8
+from gptq_files import build_gptq
+from tiny_checkpoints import build_checkpoint
 
+from motley.replicas.checkpoint import inspect_checkpoint
 from motley.replicas.demo import demo_path
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import InvalidRequest
 from motley.replicas.protocol import BATCHES, Request, SamplingParams
-from motley.replicas.simulated.device import SimulatedDevice, device_named, model_named
-from motley.replicas.simulated.worker import SIMULATED, SimulatedWorker
+from motley.replicas.simulated.device import INT4, SimulatedDevice, Weights, device_named, model_named
+from motley.replicas.simulated.worker import SIMULATED, SimulatedWorker, weights_of
 
 
 def a_request(tokens, output):
@@ -79,3 +84,59 @@ def test_every_replica_is_off_its_profile_in_its_own_way():
     steps = {device.hidden(random.Random(seed)).step_s(4, 4000) for seed in range(5)}
     assert len(steps) == 5
     assert all(0.7 < each / device.step_s(4, 4000) < 1.5 for each in steps)
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    """One small model in several formats; K in 128s, as kernels want it."""
+    folder, sizes = tmp_path_factory.mktemp("formats"), {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+    return {
+        "dense": build_checkpoint(folder / "dense", "llama", num_hidden_layers=2, **sizes),
+        "gptq-int4": build_gptq(folder / "four", bits=4, group_size=128, **sizes),
+        "gptq-int8": build_gptq(folder / "eight", bits=8, group_size=128, **sizes),
+        "awq": build_awq(folder / "awq", group_size=64, **sizes)[0],
+        "fp8": build_fp8(folder / "fp8", **sizes)[0],
+    }
+
+
+@pytest.mark.parametrize(
+    ("format_", "gpu", "expected"),
+    [
+        ("dense", "T4", (16, "half")),
+        ("dense", "P40", (32, "half")),  # computes in fp32, and holds what it computes with
+        ("gptq-int4", "P40", (4, "half")),
+        ("gptq-int8", "P40", (8, "int8")),
+        ("gptq-int8", "P100", (16, "half")),  # has no dp4a
+        ("awq", "H100", (4, "half")),
+        ("fp8", "H100", (8, "fp8")),
+        ("fp8", "A100", (16, "half")),  # written out
+    ],
+)
+def test_a_checkpoint_is_read_as_that_gpu_holds_it(checkpoints, format_, gpu, expected):
+    checkpoint, device = inspect_checkpoint(checkpoints[format_]), device_named(gpu)
+    weights = weights_of(checkpoint, device)
+    assert (weights.bits, weights.activations) == expected
+
+
+def test_a_dense_model_takes_the_time_of_its_own_bytes(checkpoints):
+    """In a step of one sequence weights are all that is read: near four times those of int4, twice those of fp8."""
+    four, eight, dense = (
+        SimulatedDevice(device_named("H100"), model_named("qwen2.5-7b"), weights)
+        for weights in (INT4, Weights(8, 1 << 14, "fp8"), Weights(16))
+    )
+    ratio = dense._linears_s(1, 1) / four._linears_s(1, 1)
+    assert 2.5 < ratio < 4
+    assert 1.5 < dense._linears_s(1, 1) / eight._linears_s(1, 1) < 2
+    assert dense.weight_bytes > eight.weight_bytes > four.weight_bytes
+    assert dense.num_blocks < four.num_blocks
+
+    async def profile_of(name):
+        worker = SimulatedWorker(checkpoints[name], EngineConfig(max_running=8), "P40")
+        await worker.start()
+        profile = worker.profile()
+        await worker.close()
+        return profile
+
+    profiles = [asyncio.run(profile_of(name)) for name in ("gptq-int4", "dense")]
+    assert profiles[0].decode_s[0] < profiles[1].decode_s[0]
+    assert [profile.device_name.rpartition(" in ")[2] for profile in profiles] == ["4 bits", "32 bits"]

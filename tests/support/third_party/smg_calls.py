@@ -55,11 +55,13 @@ stored = batch.events[0].stored
 assert list(stored.blocks[0].token_ids) == list(range(64, 80))
 assert stored.blocks[0].block_size == 16
 
-responses = list(stub.Generate(ask(True, n=2)))
+responses = list(stub.Generate(ask(True, n=2, logprobs=2)))
 for index in (0, 1):
     chunks = [r.chunk for r in responses if r.HasField("chunk") and r.chunk.index == index]
     [complete] = [r.complete for r in responses if r.HasField("complete") and r.complete.index == index]
     assert [i for chunk in chunks for i in chunk.token_ids] == list(complete.output_ids) == list(whole.output_ids)
+    assert [i for chunk in chunks for i in chunk.output_logprobs.token_ids] == list(complete.output_ids)
+    assert not complete.HasField("output_logprobs")
     assert complete.cached_tokens == 32, complete.cached_tokens
 assert stub.FlushCache(common_pb2.FlushCacheRequest()).success
 hashes = {block.block_hash for block in stored.blocks}

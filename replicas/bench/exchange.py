@@ -1,0 +1,72 @@
+"""`motley bench exchange`: what a sum over the ranks of one host takes, through shared memory and through gloo."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from ...kernels.cpu.build import library
+from ...kernels.cpu.exchange import open_memory
+from ..errors import EngineFault
+from .child import Child
+from .report import machine, quantile, row, versions
+
+__all__ = ["SIZES", "run"]
+
+Progress = Callable[[str], None]
+
+CHILD = "motley.replicas.bench.exchange_child"
+SIZES = (4 << 10, 32 << 10, 256 << 10, 4 << 20)  # bytes of fp32: a token of 1,024 features; eight; a prompt's
+_COUNT = 200  # sums of a turn, of small ones
+
+
+def run(
+    *, ranks: int = 2, sizes: Sequence[int] = SIZES, turns: int = 5, progress: Progress = lambda _: None
+) -> dict[str, Any]:
+    """Processes of one thread each, sides in turn; a row for each size. Times are rank 0's, in microseconds.
+
+    Raises ValueError for one rank, EngineFault where there is no C compiler, or with the last words of a rank.
+    """
+    if ranks < 2:
+        raise ValueError(f"ranks: {ranks}; expected 2 at least")
+    if library()[0] is None:
+        raise EngineFault(library()[1])
+    before = machine()
+    rows = []
+    memory = open_memory(ranks)
+    try:
+        with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+            progress(f"starting {ranks} ranks")
+            store = str(Path(folder) / "gloo")
+            own = f"/proc/{os.getpid()}/fd/{memory}"
+            children = [stack.enter_context(Child(CHILD, own, store, str(rank), str(ranks))) for rank in range(ranks)]
+            for child in children:
+                child.read()
+            for nbytes in sizes:
+                progress(f"sums of {nbytes >> 10} KiB")
+                rows.append(_row(children, nbytes, turns))
+    finally:
+        os.close(memory)
+    after = {"load_average_1min_after": machine()["load_average_1min"]}
+    return {"bench": "exchange", "machine": before | after, "versions": versions("motley", "torch"), "rows": rows}
+
+
+def _row(children: Sequence[Child], nbytes: int, turns: int) -> dict[str, Any]:
+    count = max(10, min(_COUNT, _COUNT * SIZES[1] // nbytes))
+    samples: dict[str, list[float]] = {"shared": [], "gloo": []}
+    for _ in range(turns):
+        for child in children:
+            child.write({"bytes": nbytes, "count": count})
+        first, *_ = [child.read() for child in children]
+        for side, times in samples.items():
+            times += [seconds * 1e6 for seconds in first[side]]
+    workload = {"ranks": len(children), "bytes": nbytes, "dtype": "float32"}
+    found = row(
+        "sum over ranks", workload, "µs", samples["shared"], peer="gloo", peer_samples=samples["gloo"],
+        higher_is_better=False,
+    )  # fmt: skip
+    return found | {"p99": quantile(samples["shared"], 0.99), "peer_p99": quantile(samples["gloo"], 0.99)}

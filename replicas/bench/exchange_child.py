@@ -1,0 +1,58 @@
+"""One rank of `motley bench exchange`: `python -m motley.replicas.bench.exchange_child MEMORY STORE RANK SIZE`.
+
+MEMORY is a file of `open_memory`, STORE one that gloo's ranks meet in. Takes lines of {"bytes", "count"}, times so many
+sums of either side in turn, and answers with {"shared": [s], "gloo": [s]}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from ...kernels.cpu.exchange import SharedExchange
+from ..shards.collective import CollectiveExchange
+from .child import answer
+
+TIMEOUT_S = 60.0
+
+
+def main(memory: str, store: str, rank: int, size: int) -> None:
+    torch.set_num_threads(1)
+    descriptor = os.open(memory, os.O_RDWR)
+    shared = SharedExchange(descriptor, rank, size, timeout_s=TIMEOUT_S)
+    os.close(descriptor)
+    patience = timedelta(seconds=TIMEOUT_S)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=patience)
+    assert dist.group.WORLD is not None
+    sides: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        "shared": shared.sum,
+        "gloo": CollectiveExchange(dist.group.WORLD).sum,
+    }
+    answer({"ready": rank})
+    for line in sys.stdin:
+        asked = json.loads(line)
+        x = torch.zeros(asked["bytes"] // 4)
+        answer({name: _timed(add, x, asked["count"]) for name, add in sides.items()})
+    dist.destroy_process_group()
+
+
+def _timed(add: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, count: int) -> list[float]:
+    """Seconds of each, after a few that do not count."""
+    times = []
+    for number in range(count + 5):
+        began = time.perf_counter()
+        add(x)
+        if number >= 5:
+            times.append(time.perf_counter() - began)
+    return times
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))

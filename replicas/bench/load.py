@@ -1,0 +1,190 @@
+"""`motley bench load`: from a process's start to its first token, and how fast a checkpoint is read.
+
+Every sample is a process of its own. Cold: the files' pages are dropped from the page cache first, as far as
+`posix_fadvise` does (what a virtual machine's host has in its memory stays there); Python's own files are always warm.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ..cores import usable_cores
+from .child import Child
+from .report import machine, row, versions
+from .shapes import SHAPES, write_dense, write_gptq
+
+__all__ = ["FORMATS", "run"]
+
+Progress = Callable[[str], None]
+
+CHILD = "motley.replicas.bench.load_child"
+FORMATS = {"bf16": write_dense, "gptq-int4": write_gptq}
+_STATES = ("cold", "warm")
+_LIMIT_S = 600.0  # of a process
+_READERS = ("raw", "motley", "safetensors")
+
+Samples = dict[tuple[str, ...], list[float]]
+
+
+def run(
+    *,
+    shape: str = "qwen2-0.5b",
+    formats: Sequence[str] = tuple(FORMATS),
+    turns: int = 3,
+    threads: int | None = None,
+    folder: Path | None = None,
+    progress: Progress = lambda _: None,
+) -> dict[str, Any]:
+    """Checkpoints of random weights are written to `folder` (None: the system's for temporary files), and go again.
+
+    Raises ValueError for a shape or a format that is not known, EngineFault with the last words of a process.
+    """
+    if shape not in SHAPES:
+        raise ValueError(f"shape: {shape!r} is not known; expected one of {', '.join(SHAPES)}")
+    if unknown := sorted({*formats} - {*FORMATS}):
+        raise ValueError(f"format: {unknown[0]!r} is not known; expected {' or '.join(FORMATS)}")
+    before = machine()
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(dir=folder, prefix="motley-load-") as name:
+        for format in formats:
+            progress(f"writing {shape} in {format}")
+            checkpoint = Path(name) / format
+            FORMATS[format](SHAPES[shape], checkpoint)
+            bench = _Bench(checkpoint, Path(name) / "cache", threads or usable_cores(), progress)
+            for turn in range(turns):
+                bench.turn(f"{format}, turn {turn + 1} of {turns}")
+            rows += bench.rows({"model": shape, "format": format})
+    after = {"load_average_1min_after": machine()["load_average_1min"]}
+    return {
+        "bench": "load",
+        "machine": before | after,
+        "versions": versions("motley", "torch", "safetensors", "transformers"),
+        "cold": "fsync, then posix_fadvise(DONTNEED); of a virtual machine the host's own cache stays",
+        "rows": rows,
+    }
+
+
+class _Bench:
+    """Of one checkpoint, whose cache of repacked weights is `cache`."""
+
+    def __init__(self, checkpoint: Path, cache: Path, threads: int, progress: Progress) -> None:
+        self._checkpoint, self._cache, self._threads, self._progress = checkpoint, cache, threads, progress
+        self._samples: Samples = defaultdict(list)
+        self._left = 0.0  # most of a file that was still in the page cache when it was to be cold
+        # What transformers reads GPTQ with is another package, which is not at hand.
+        self._peers = ["transformers"] if checkpoint.name == "bf16" and find_spec("transformers") else []
+        self._kept = False
+
+    def turn(self, said: str) -> None:
+        """Every side once cold and once warm."""
+        for state in _STATES:
+            for reader in _READERS:
+                self._progress(f"{said}: {reader} reads, {state}")
+                self._make(state)
+                answer = self._answer("read", reader)
+                self._samples["read", reader, state].append(answer["bytes"] / answer["seconds"] / 1e9)
+            for side in ("first start", "second start", *self._peers):
+                self._progress(f"{said}: {side}, {state}")
+                if side == "second start" and not self._kept:
+                    self._answer("second start")  # leaves what it has repacked
+                    self._kept = True
+                self._make(state)
+                answer = self._answer(side)
+                for what in ("imported", "loaded", "first token", "MiB"):
+                    if what in answer:
+                        self._samples[what, side, state].append(answer[what])
+
+    def rows(self, workload: Mapping[str, Any]) -> list[dict[str, Any]]:
+        size = sum(path.stat().st_size for path in self._checkpoint.glob("*.safetensors"))
+        kept = sum(path.stat().st_size for path in self._cache.rglob("*.safetensors"))
+        found = []
+        for state in _STATES:
+            about = {**workload, "bytes": size, "page cache": state}
+            if state == "cold":
+                about["left in it"] = f"{self._left:.0%}"
+            get = self._samples.get
+            for peer, said in (
+                ("raw", "one reader, 4 MiB at a time"),
+                ("safetensors", "load_file, every page touched"),
+            ):
+                found.append(
+                    row(
+                        "read and hashed", about, "GB/s", self._samples["read", "motley", state], peer=said,
+                        peer_samples=self._samples["read", peer, state],
+                    )
+                )  # fmt: skip
+            first, second = {**about, "start": "first"}, {**about, "start": "second", "kept bytes": kept}
+            for what in ("imported", "loaded", "first token", "MiB"):
+                metric = {"MiB": "peak memory", "first token": "process start to first token"}.get(what, what)
+                unit = "MiB" if what == "MiB" else "s"
+                for start, side in ((first, "first start"), (second, "second start")):
+                    theirs = get((what, "transformers", state))
+                    mine = self._samples[what, side, state]
+                    peer_name = "transformers from_pretrained, bf16" if theirs else None
+                    found.append(
+                        row(metric, start, unit, mine, peer=peer_name, peer_samples=theirs, higher_is_better=False)
+                    )
+            for what, metric in (("loading", "weights loaded"), ("first token", "process start to first token")):
+                found.append(
+                    row(
+                        metric, second, "s", self._spans(what, "second start", state), peer="our first start",
+                        peer_samples=self._spans(what, "first start", state), higher_is_better=False,
+                    )
+                )  # fmt: skip
+        return found
+
+    def _spans(self, what: str, side: str, state: str) -> list[float]:
+        if what != "loading":
+            return self._samples[what, side, state]
+        both = zip(self._samples["imported", side, state], self._samples["loaded", side, state], strict=True)
+        return [loaded - imported for imported, loaded in both]
+
+    def _make(self, state: str) -> None:
+        """The files in the page cache, or out of it."""
+        for path in [*self._checkpoint.glob("*.safetensors"), *self._cache.rglob("*.safetensors")]:
+            if state == "cold":
+                self._left = max(self._left, drop(path))
+            else:
+                with path.open("rb", buffering=0) as file:
+                    while file.read(4 << 20):
+                        pass
+
+    def _answer(self, *asked: str) -> dict[str, Any]:
+        """Seconds from the process's start, as this one sees it."""
+        began = _now()
+        with Child(CHILD, str(self._checkpoint), str(self._cache), str(self._threads), *asked) as child:
+            answer = child.read(_LIMIT_S)
+        for what in ("imported", "loaded", "first token"):
+            if what in answer:
+                answer[what] -= began
+        return answer
+
+
+def drop(path: Path) -> float:
+    """Drop a file's pages from the page cache; the share of them that is still there."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as memory:
+            pages = -(-len(memory) // mmap.PAGESIZE)
+            found = (ctypes.c_ubyte * pages)()
+            first = ctypes.c_char.from_buffer(memory)
+            mincore = ctypes.CDLL(None).mincore
+            mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+            mincore(ctypes.addressof(first), len(memory), found)
+            del first
+    return sum(page & 1 for page in found) / pages
+
+
+def _now() -> float:
+    """Seconds by a clock that all processes of this machine share."""
+    return time.monotonic()

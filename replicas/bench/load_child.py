@@ -1,0 +1,98 @@
+"""One start for `motley bench load`: `python -m …load_child CHECKPOINT CACHE THREADS WHAT [READER]`.
+
+Answers with one line: monotonic times of what it came to, and its peak memory; or bytes and seconds of reading.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from .child import answer
+
+PROMPT = tuple(range(100, 116))
+_BLOCK = 4 << 20
+
+
+def main(checkpoint: Path, cache: Path, threads: int, what: str, reader: str = "") -> None:
+    if what == "read":
+        answer(_read(checkpoint, reader, threads))
+        return
+    found = _transformers(checkpoint, threads) if what == "transformers" else _motley(checkpoint, cache, threads, what)
+    found["MiB"] = max(found.get("MiB", 0), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+    answer(found)
+
+
+def _motley(checkpoint: Path, cache: Path, threads: int, what: str) -> dict[str, Any]:
+    from ..build import build_engine
+    from ..engine_config import EngineConfig
+    from ..protocol import Request
+    from ..sampling_params import SamplingParams
+    from ..weights_cache import WRITER
+
+    times = {"imported": time.monotonic()}
+    kept = str(cache) if what == "second start" else "off"
+    built = build_engine(checkpoint, EngineConfig(threads=threads, weights_cache=kept))
+    times["loaded"] = time.monotonic()
+    built.core.add(1, Request("bench", PROMPT, SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, seed=0)))
+    while built.core.busy:
+        built.core.step()
+    times["first token"] = time.monotonic()
+    built.close()
+    for thread in threading.enumerate():
+        if thread.name == WRITER:  # whoever asked ends this process with its answer
+            thread.join()
+    return times
+
+
+def _transformers(checkpoint: Path, threads: int) -> dict[str, Any]:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.set_num_threads(threads)
+    times = {"imported": time.monotonic()}
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16)
+    times["loaded"] = time.monotonic()
+    ids = torch.tensor([PROMPT])
+    with torch.inference_mode():
+        model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=1, min_new_tokens=1)
+    times["first token"] = time.monotonic()
+    return times
+
+
+def _read(checkpoint: Path, reader: str, threads: int) -> dict[str, Any]:
+    files = sorted(checkpoint.glob("*.safetensors"))
+    size = sum(path.stat().st_size for path in files)
+    if reader == "raw":
+        began = time.perf_counter()
+        buffer = bytearray(_BLOCK)
+        for path in files:
+            with path.open("rb", buffering=0) as file:
+                while file.readinto(buffer):
+                    pass
+    elif reader == "motley":
+        from ..checkpoint import inspect_checkpoint
+        from ..contents import digest_of
+
+        began = time.perf_counter()
+        tensors = inspect_checkpoint(checkpoint).tensors
+        digest_of(tensors, tensors, threads=threads)
+    else:
+        import torch
+        from safetensors.torch import load_file
+
+        torch.set_num_threads(threads)
+        began = time.perf_counter()
+        for path in files:
+            for tensor in load_file(path).values():
+                tensor.view(-1).view(torch.uint8)[:: os.sysconf("SC_PAGE_SIZE")].sum()
+    return {"bytes": size, "seconds": time.perf_counter() - began}
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])

@@ -1,0 +1,105 @@
+"""One way of `motley bench shards`: `python -m motley.replicas.bench.shards_child FOLDER THREADS RANKS STAGES`.
+
+An engine as it serves, with its other processes. Takes lines of {"do": "open", "decode", "sums" or "close", ...}.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+import time
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from ...kernels.cpu.exchange import SharedExchange
+from ..build import build_engine
+from ..engine_config import EngineConfig
+from ..protocol import Request
+from ..sampling_params import SamplingParams
+from .child import answer
+from .side import prompt
+
+_KV_BYTES = 1 << 28
+
+
+class Way:
+    """One engine, whose open sequences go on without end."""
+
+    def __init__(self, folder: str, config: EngineConfig) -> None:
+        self._built = build_engine(folder, config)
+        self._core = self._built.core
+        self._keys = itertools.count()
+        self._open: list[int] = []
+
+    def describe(self) -> dict[str, Any]:
+        return {"choices": dict(self._built.choices)}
+
+    def open(self, batch: int, context: int) -> dict[str, Any]:
+        vocabulary = self._built.profile.model.vocab_size
+        sampling = SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True, seed=0)
+        for key in itertools.islice(self._keys, batch):
+            ids = tuple(prompt(context, vocabulary, key))
+            self._core.add(key, Request(request_id=str(key), prompt_ids=ids, sampling=sampling))
+            self._open.append(key)
+        self._lap(1)
+        return {"open": batch}
+
+    def decode(self, steps: int) -> dict[str, Any]:
+        """So many tokens of each sequence, after one that does not count: a stage may have computed it already."""
+        self._lap(1)
+        began = time.perf_counter()
+        tokens = self._lap(steps)
+        return {"tokens": tokens, "seconds": time.perf_counter() - began}
+
+    def sums(self, steps: int) -> dict[str, Any]:
+        """Of ranks: how long this one is in them."""
+        spent: list[float] = []
+        add = SharedExchange.sum
+
+        def timed(exchange: SharedExchange, x: torch.Tensor) -> torch.Tensor:
+            began = time.perf_counter()
+            found = add(exchange, x)
+            spent.append(time.perf_counter() - began)
+            return found
+
+        with patch.object(SharedExchange, "sum", timed):
+            began = time.perf_counter()
+            for _ in range(steps):
+                self._core.step()
+            seconds = time.perf_counter() - began
+        return {"steps": steps, "seconds": seconds, "sums": len(spent), "sum_s": sum(spent)}
+
+    def close(self) -> dict[str, Any]:
+        for key in self._open:
+            self._core.cancel(key)
+        while self._core.busy:
+            self._core.step()
+        self._open = []
+        return {"open": 0}
+
+    def _lap(self, steps: int) -> int:
+        """Until each open sequence has so many tokens more; how many all have got."""
+        got = dict.fromkeys(self._open, 0)
+        while min(got.values()) < steps:
+            for emission in self._core.step():
+                got[emission.key] += sum(len(delta.token_ids) for delta in emission.message.deltas)
+        return sum(got.values())
+
+
+def main(folder: str, threads: int, ranks: int, stages: int) -> None:
+    config = EngineConfig(
+        dtype="bfloat16", threads=threads, tensor_parallel=ranks, pipeline_parallel=stages,
+        reuse_prefixes=False, kv_memory_bytes=_KV_BYTES,
+    )  # fmt: skip
+    way = Way(folder, config)
+    answer(way.describe())
+    for line in sys.stdin:
+        asked = json.loads(line)
+        answer(getattr(way, asked.pop("do"))(**asked))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], *map(int, sys.argv[2:]))

@@ -1,0 +1,134 @@
+"""`motley bench tiers`: a model with memory for a part of its weights, beside what was expected and the whole model.
+
+Every side is a process of its own. What it says must be what the whole model says, token for token.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..cores import usable_cores
+from ..errors import EngineFault
+from .child import Child
+from .load import FORMATS
+from .report import machine, row, versions
+from .shapes import SHAPES
+
+__all__ = ["FORMATS", "SHARE", "run"]
+
+Progress = Callable[[str], None]
+
+CHILD = "motley.replicas.bench.tiers_child"
+SHARE = 0.5
+_LIMIT_S = 900.0  # of a process
+
+
+def run(
+    *,
+    shape: str = "qwen2-0.5b",
+    formats: Sequence[str] = tuple(FORMATS),
+    share: float = SHARE,
+    tokens: int = 48,
+    turns: int = 3,
+    threads: int | None = None,
+    folder: Path | None = None,
+    progress: Progress = lambda _: None,
+) -> dict[str, Any]:
+    """Random weights are written to `folder` (None: the system's for temporary files), and go again. share: of weights.
+
+    Raises ValueError for a shape or a format that is not known, EngineFault with the last words of a process, or where
+    tokens differ.
+    """
+    if shape not in SHAPES:
+        raise ValueError(f"shape: {shape!r} is not known; expected one of {', '.join(SHAPES)}")
+    if unknown := sorted({*formats} - {*FORMATS}):
+        raise ValueError(f"format: {unknown[0]!r} is not known; expected {' or '.join(FORMATS)}")
+    before, threads = machine(), threads or usable_cores()
+    rows: list[dict[str, Any]] = []
+    for format in formats:
+        with tempfile.TemporaryDirectory(dir=folder, prefix="motley-tiers-") as name:
+            progress(f"writing {shape}, {format}")
+            FORMATS[format](SHAPES[shape], Path(name) / "model")
+            FORMATS[format](SHAPES["tiny"], Path(name) / "small")
+            bench = _Bench(Path(name), threads, tokens, progress)
+            rows += bench.rows({"shape": shape, "format": format, "threads": threads}, share, turns)
+    after = {"load_average_1min_after": machine()["load_average_1min"]}
+    return {
+        "bench": "tiers",
+        "machine": before | after,
+        "versions": versions("motley", "torch"),
+        "disk": "read past the page cache (O_DIRECT); of a virtual machine the host's own cache stays",
+        "rows": rows,
+    }
+
+
+class _Bench:
+    """Of one checkpoint, `folder`/model. `folder`/small: one that shows what a process takes beside its weights."""
+
+    def __init__(self, folder: Path, threads: int, tokens: int, progress: Progress) -> None:
+        self._folder = folder
+        (folder / "cache").mkdir(mode=0o700)
+        self._threads, self._tokens, self._progress = threads, tokens, progress
+
+    def rows(self, workload: dict[str, Any], share: float, turns: int) -> list[dict[str, Any]]:
+        format = workload["format"]
+        self._progress(f"{format}: all in memory")
+        whole = [self._side(0)]
+        budget = int(share * whole[0]["weights"])
+        self._progress(f"{format}: first start: the file is written")
+        first = self._side(budget)
+        parts, reckoned = [], []
+        for turn in range(turns):
+            self._progress(f"{format}: turn {turn + 1} of {turns}")
+            reckoned.append(self._side(budget, "fit")["expected"])
+            parts.append(self._side(budget))
+            whole.append(self._side(0))
+        for part in (first, *parts):
+            if part["ids"] != whole[0]["ids"]:
+                raise EngineFault(f"tokens with weights in tiers differ: {part['ids']} and {whole[0]['ids']}")
+        about = {
+            **workload, "budget bytes": budget, "weights bytes": whole[0]["weights"],
+            "on disk": f"{first['on disk']} of {first['layers']} layers, and rows of the embedding",
+            "bytes a step": first["read"],
+        }  # fmt: skip
+        said = {**about, "same tokens": len(first["ids"]), "GB/s": _median(parts, "GB/s")}
+        said["computing ms"] = 1e3 * _median(parts, "compute_s")
+        rates = [_rate(part) for part in parts]
+        decodes = []
+        for peer, samples in (
+            ("expected when it was loaded", [part["expected"] for part in parts]),
+            ("expected by motley fit", reckoned),
+            ("all in memory", [_rate(each) for each in whole[1:]]),
+        ):
+            turns_of_it = [mine / theirs for mine, theirs in zip(rates, samples, strict=True)]
+            found = row("decode", said, "tokens/s", rates, peer=peer, peer_samples=samples)
+            decodes.append(found | {"ratio of each turn": turns_of_it})
+        return decodes + [
+            row(
+                "peak memory", {**about, "start": start}, "MiB", [each["peak"] / 2**20 for each in sides],
+                peer=peer, peer_samples=samples, higher_is_better=False,
+            )
+            for start, sides in (("first", [first]), ("second", parts))
+            for peer, samples in (
+                ("the budget", [budget / 2**20]),
+                ("all in memory", [each["peak"] / 2**20 for each in whole]),
+            )
+        ]  # fmt: skip
+
+    def _side(self, budget: int, what: str = "serve") -> dict[str, Any]:
+        given = (self._threads, budget, self._tokens)
+        with Child(CHILD, str(self._folder), *map(str, given), what) as child:
+            return child.read(_LIMIT_S)
+
+
+def _rate(side: dict[str, Any]) -> float:
+    """Tokens in a second, of all steps that count."""
+    return 1 / statistics.fmean(side["steps"])
+
+
+def _median(sides: Sequence[dict[str, Any]], name: str) -> float:
+    return statistics.median(float(side[name]) for side in sides)

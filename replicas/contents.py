@@ -1,0 +1,138 @@
+"""What a model's weights are, told from their bytes: SHA-256 in pieces, which threads and ranks divide among them.
+
+The digest is of names, types, shapes and contents, however files and ranks divide them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+
+from .cores import usable_cores
+from .errors import CheckpointError
+from .safetensors_file import PREFIX_BYTES, TensorInfo, header_bytes
+
+__all__ = ["combined", "digest_of", "each_digest", "piece_digests", "together"]
+
+PIECE_BYTES = 4 << 20  # a thread's at a time
+
+Progress = Callable[[int, int], None]  # (bytes read, bytes in all)
+Tensors = Mapping[str, tuple[Path, TensorInfo]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Bytes [begin, end) of the data of a file."""
+
+    name: str
+    path: Path
+    begin: int
+    end: int
+
+
+def digest_of(
+    tensors: Tensors, names: Iterable[str], progress: Progress | None = None, *, threads: int | None = None
+) -> bytes:
+    """Of those tensors. threads: None: one for each core; 1: the caller's alone.
+
+    Raises CheckpointError if a file has changed since its header was read.
+    """
+    wanted = sorted(names)
+    return combined(tensors, wanted, [piece_digests(tensors, wanted, progress=progress, threads=threads)])
+
+
+def piece_digests(
+    tensors: Tensors,
+    names: Iterable[str],
+    rank: int = 0,
+    size: int = 1,
+    *,
+    progress: Progress | None = None,
+    threads: int | None = None,
+) -> list[bytes]:
+    """SHA-256 of every `size`-th piece from number `rank` on, in order; they are read as they lie in the files."""
+    pieces = list(_pieces(tensors, sorted(names)))[rank::size]
+    starts = {path: _start(path) for path in {piece.path for piece in pieces}}
+    threads = threads or usable_cores()
+    # Mapped, so that they are given back: what an allocator frees stays the process's.
+    buffers: SimpleQueue[mmap.mmap] = SimpleQueue()
+    for _ in range(threads):
+        buffers.put(mmap.mmap(-1, PIECE_BYTES))
+
+    def digest(piece: _Piece) -> bytes:
+        buffer = buffers.get()
+        try:
+            with memoryview(buffer)[: piece.end - piece.begin] as part:
+                _read(piece, starts[piece.path] + piece.begin, part)
+                return hashlib.sha256(part).digest()
+        finally:
+            buffers.put(buffer)
+
+    total = sum(piece.end - piece.begin for piece in pieces)
+    done = 0
+    found = [b""] * len(pieces)
+    as_they_lie = sorted(range(len(pieces)), key=lambda number: (pieces[number].path, pieces[number].begin))
+    with ThreadPoolExecutor(threads) as pool:
+        # Without the pool for one thread: none takes work once the interpreter is about to end.
+        side_by_side = map if threads == 1 else pool.map
+        digests = side_by_side(lambda number: digest(pieces[number]), as_they_lie)
+        for number, found[number] in zip(as_they_lie, digests, strict=True):
+            done += pieces[number].end - pieces[number].begin
+            if progress is not None:
+                progress(done, total)
+    for _ in range(threads):
+        buffers.get().close()
+    return found
+
+
+def combined(tensors: Tensors, names: Iterable[str], by_rank: Sequence[Sequence[bytes]]) -> bytes:
+    """The digest of all, from what each rank has found."""
+    return together(tensors, each_digest(tensors, names, by_rank))
+
+
+def each_digest(tensors: Tensors, names: Iterable[str], by_rank: Sequence[Sequence[bytes]]) -> dict[str, bytes]:
+    """Of each tensor's bytes, from what each rank has found."""
+    wanted = sorted(names)
+    parts: dict[str, list[bytes]] = {name: [] for name in wanted}
+    for number, piece in enumerate(_pieces(tensors, wanted)):
+        parts[piece.name].append(by_rank[number % len(by_rank)][number // len(by_rank)])
+    return {name: hashlib.sha256(b"".join(found)).digest() for name, found in parts.items()}
+
+
+def together(tensors: Tensors, digests: Mapping[str, bytes]) -> bytes:
+    """The digest of all tensors that there are digests of."""
+    total = hashlib.sha256()
+    for name in sorted(digests):
+        info = tensors[name][1]
+        described = f"{name}\0{info.dtype}{info.shape}".encode()
+        total.update(len(described).to_bytes(4, "little") + described + digests[name])
+    return total.digest()
+
+
+def _pieces(tensors: Tensors, names: Sequence[str]) -> Iterator[_Piece]:
+    for name in names:
+        path, info = tensors[name]
+        for begin in range(info.begin, info.end, PIECE_BYTES):
+            yield _Piece(name, path, begin, min(begin + PIECE_BYTES, info.end))
+
+
+def _start(path: Path) -> int:
+    """Where the data of a file begins."""
+    with path.open("rb") as file:
+        return PREFIX_BYTES + header_bytes(file.read(PREFIX_BYTES), path.stat().st_size, path.name)
+
+
+def _read(piece: _Piece, at: int, into: memoryview) -> None:
+    with piece.path.open("rb", buffering=0) as file:
+        done = 0
+        while done < len(into):
+            count = os.preadv(file.fileno(), [into[done:]], at + done)
+            if not count:
+                raise CheckpointError("is shorter than its header says", file=piece.path.name, tensor=piece.name)
+            done += count

@@ -1,0 +1,47 @@
+"""Logits of single ids that rows move: by a bias, or to minus infinity."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ..plan import MAX_BIASED, SampleSpec
+from .accelerator import Accelerator
+from .packed import Packed
+
+__all__ = ["Biases", "Moved"]
+
+Moved = tuple[
+    torch.Tensor, torch.Tensor
+]  # ids int64 [R, MAX_BIASED], what is added fp32; 0 to id 0 where there is none
+
+_FIELDS = {"id": torch.int64, "value": torch.float32}
+
+
+class Biases:
+    """Of `rows` rows at most, in memory of the device that steps share.
+
+    An id of which a bias and minus infinity are told has minus infinity, in whatever order they are added.
+    """
+
+    def __init__(self, accelerator: Accelerator, rows: int) -> None:
+        self._packed = Packed(accelerator, rows * MAX_BIASED, _FIELDS)
+
+    def there(self, rows: int) -> Moved:
+        ids, values = (self._packed.there[name][: rows * MAX_BIASED].view(rows, MAX_BIASED) for name in _FIELDS)
+        return ids, values
+
+    def send(self, specs: Sequence[SampleSpec], size: int) -> None:
+        """Those of `specs`, then none to `size`."""
+        turn = self._packed.turn()
+        ids, values = turn.here["id"], turn.here["value"]
+        ids[: size * MAX_BIASED] = 0
+        values[: size * MAX_BIASED] = 0
+        for row, spec in enumerate(specs):
+            if spec.biased:
+                at, bias, last = row * MAX_BIASED, spec.params.logit_bias, spec.suppressed
+                middle, end = at + len(bias), at + len(bias) + len(last)
+                ids[at:end] = [*bias, *last]
+                values[at:middle], values[middle:end] = list(bias.values()), float("-inf")
+        self._packed.send(turn)

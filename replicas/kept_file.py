@@ -1,0 +1,237 @@
+"""A file of repacked weights: safetensors, laid out so that it can be mapped, with digests of all that is in it.
+
+Tensors begin at multiples of 64 bytes, which kernels may count on; what lies between is tensors named "pad.N".
+
+    metadata  "key": what it was made from and for; "tree": the layers and their sizes, JSON; "choices": JSON;
+              "contents": digest of the tensors (contents.py); "sum": SHA-256 of the other four
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import mmap
+import os
+import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+
+from ..kernels.packed import Packed
+from .contents import digest_of
+from .errors import CheckpointError
+from .safetensors_file import PREFIX_BYTES, TensorInfo, parse_header
+
+__all__ = [
+    "ALIGNMENT", "DTYPES", "PLAIN", "Index", "Kept", "KeptFileError", "KeptWriter", "branch", "populate", "read_index",
+    "read_kept", "tensor_in", "tensors_of", "write_kept",
+]  # fmt: skip
+
+ALIGNMENT = 64
+_PAGE = 4096
+_POPULATE_READ = 22  # MADV_POPULATE_READ
+_DIGEST_CHARS = 64
+PLAIN = "tensor/"  # what names of tensors that are no layer's begin with
+_NAMES = {
+    torch.float32: "F32", torch.bfloat16: "BF16", torch.uint8: "U8", torch.int8: "I8", torch.int32: "I32",
+}  # fmt: skip
+DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+
+
+class KeptFileError(Exception):
+    """What is wrong with a file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """tensors by name; packed layers by the names of theirs; what was chosen for them, and why."""
+
+    tensors: Mapping[str, torch.Tensor]
+    packed: Mapping[str, list[Packed]]
+    choices: Mapping[str, str]
+
+
+def write_kept(file: BinaryIO, key: str, kept: Kept) -> None:
+    """To an empty file that is open for reading too. Raises OSError."""
+    tensors, tree = _flat(kept)
+    entries: dict[str, Any] = {}
+    end = 0
+    for name, tensor in tensors.items():
+        end = _enter(entries, name, tensor, end)
+    writer = KeptWriter(file, len(_header(entries, _metadata(key, tree, kept.choices))))
+    for name, tensor in tensors.items():
+        writer.add(name, tensor)
+    writer.finish(key, tree, kept.choices)
+
+
+class KeptWriter:
+    """Such a file written tensor by tensor, none of which is held: the header comes last."""
+
+    def __init__(self, file: BinaryIO, room: int) -> None:
+        """file: empty, and open for reading too. room: bytes for the header, whole pages. Raises OSError."""
+        assert room % _PAGE == 0, "the data begin with a page"
+        self._file, self._room = file, room
+        self._entries: dict[str, Any] = {}
+        self._end = 0
+        file.seek(room)
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        """Raises OSError."""
+        data = tensor.contiguous().view(-1).view(torch.uint8).numpy().data
+        end = _enter(self._entries, name, tensor, self._end)
+        self._file.write(data)
+        self._file.write(bytes(end - self._end - tensor.nbytes))
+        self._end = end
+
+    def mapped(self, name: str) -> torch.Tensor:
+        """What was written by that name, as the file has it: pages that can be given back."""
+        self._file.flush()
+        begin, end = (self._room + each for each in self._entries[name]["data_offsets"])
+        first = begin // _PAGE * _PAGE
+        memory = mmap.mmap(self._file.fileno(), end - first, access=mmap.ACCESS_COPY, offset=first)
+        entry = self._entries[name]
+        return tensor_in(memory, begin - first, TensorInfo(entry["dtype"], tuple(entry["shape"]), 0, end - begin))
+
+    def finish(self, key: str, tree: Mapping[str, Any], choices: Mapping[str, str]) -> None:
+        """Raises OSError, and KeptFileError where there is not room enough for the header."""
+        file, metadata = self._file, _metadata(key, tree, choices)
+        file.seek(0)
+        file.write(_header(self._entries, metadata, self._room))
+        file.flush()
+        path = Path(f"/proc/self/fd/{file.fileno()}")
+        file.seek(0)
+        found, _ = parse_header(file, os.fstat(file.fileno()).st_size, "kept weights")
+        metadata["contents"] = digest_of({name: (path, info) for name, info in found.items()}, found, threads=1).hex()
+        del metadata["sum"]
+        file.seek(0)
+        file.write(_header(self._entries, metadata | {"sum": _sum(metadata)}, self._room))
+        file.flush()
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """What a file has, known to be what was written: nothing of it is in memory.
+
+    start    of the tensors' data in the file, a multiple of pages
+    tensors  by the names of the file; offsets are from `start`
+    tree     packed layers: their kernels, sizes, and which tensors are theirs
+    """
+
+    start: int
+    tensors: Mapping[str, TensorInfo]
+    tree: Mapping[str, Any]
+    choices: Mapping[str, str]
+
+    def packed(self, name: str, tensors: Callable[[str], torch.Tensor]) -> list[Packed]:
+        """A layer of these tensors, which are asked for by the file's names."""
+        return [
+            Packed(part["kernel"], part["sizes"], {own: tensors(each) for own, each in part["tensors"].items()})
+            for part in self.tree[name]
+        ]
+
+
+def read_kept(descriptor: int, key: str) -> Kept:
+    """Mapped, and known to be what was written for that key: all of it is read. Raises KeptFileError, OSError."""
+    index = read_index(descriptor, key)
+    memory = mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY)  # pages that nobody writes to are shared
+    populate(memory)
+    tensors = {name: tensor_in(memory, index.start + info.begin, info) for name, info in index.tensors.items()}
+    plain = {name.removeprefix(PLAIN): tensor for name, tensor in tensors.items() if name.startswith(PLAIN)}
+    return Kept(plain, {name: index.packed(name, tensors.__getitem__) for name in index.tree}, index.choices)
+
+
+def read_index(descriptor: int, key: str) -> Index:
+    """Of a file that is known to be what was written for that key: all of it is read. Raises KeptFileError, OSError."""
+    size = os.fstat(descriptor).st_size
+    path = Path(f"/proc/self/fd/{descriptor}")  # of this very file, whatever has its name by now
+    try:
+        with path.open("rb") as file:
+            found, metadata = parse_header(file, size, "kept weights")
+        if metadata.get("sum") != _sum(
+            {name: metadata.get(name, "") for name in ("key", "tree", "choices", "contents")}
+        ):
+            raise KeptFileError("its header is damaged")
+        if metadata["key"] != key:
+            raise KeptFileError("it was made for something else")
+        if digest_of({name: (path, info) for name, info in found.items()}, found).hex() != metadata["contents"]:
+            raise KeptFileError("its tensors are damaged")
+    except CheckpointError as error:
+        raise KeptFileError(str(error)) from error
+    start = size - max(info.end for info in found.values())
+    return Index(start, found, json.loads(metadata["tree"]), json.loads(metadata["choices"]))
+
+
+def tensor_in(memory: mmap.mmap, offset: int, info: TensorInfo) -> torch.Tensor:
+    """Of that type and shape, over the bytes that begin there."""
+    dtype = DTYPES[info.dtype]
+    return torch.frombuffer(memory, dtype=dtype, count=info.nbytes // dtype.itemsize, offset=offset).view(info.shape)
+
+
+def populate(memory: mmap.mmap) -> None:
+    """Map its pages, all at once, since a fault for each takes longer. Where that is not known, faults do."""
+    whole = ctypes.c_char.from_buffer(memory)
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    madvise(ctypes.addressof(whole), len(memory), _POPULATE_READ)
+
+
+def _enter(entries: dict[str, Any], name: str, tensor: torch.Tensor, begin: int) -> int:
+    """A tensor that begins there, and what lies between it and the next, which begins at what is returned."""
+    end = begin + tensor.nbytes
+    entries[name] = {"dtype": _NAMES[tensor.dtype], "shape": [*tensor.shape], "data_offsets": [begin, end]}
+    if gap := -end % ALIGNMENT:
+        entries[f"pad.{len(entries)}"] = {"dtype": "U8", "shape": [gap], "data_offsets": [end, end + gap]}
+    return end + gap
+
+
+def _metadata(key: str, tree: Mapping[str, Any], choices: Mapping[str, str]) -> dict[str, str]:
+    """With digests that are yet to come."""
+    said = {"key": key, "tree": json.dumps(tree), "choices": json.dumps(dict(choices))}
+    return said | dict.fromkeys(("contents", "sum"), "0" * _DIGEST_CHARS)
+
+
+def _header(entries: Mapping[str, Any], metadata: Mapping[str, str], room: int | None = None) -> bytes:
+    """As the format has it, padded with spaces so that the data begin with a page, or after `room` bytes."""
+    encoded = json.dumps({"__metadata__": dict(metadata), **entries}).encode()
+    if room is not None and PREFIX_BYTES + len(encoded) > room:
+        raise KeptFileError(f"its header takes {len(encoded)} bytes, more than the {room} that were left for it")
+    encoded += b" " * (room - PREFIX_BYTES - len(encoded) if room else -(PREFIX_BYTES + len(encoded)) % _PAGE)
+    return struct.pack("<Q", len(encoded)) + encoded
+
+
+def _sum(metadata: Mapping[str, str]) -> str:
+    named = json.dumps(dict(metadata), sort_keys=True)
+    return hashlib.sha256(named.encode()).hexdigest()
+
+
+def _flat(kept: Kept) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """All tensors by names of their own, and which layer has which."""
+    tensors = {f"{PLAIN}{name}": tensor for name, tensor in kept.tensors.items()}
+    tree: dict[str, Any] = {}
+    for name, parts in kept.packed.items():
+        tree[name] = branch(name, parts)
+        tensors |= dict(tensors_of(name, parts))
+    return tensors, tree
+
+
+def branch(name: str, parts: Sequence[Packed]) -> list[dict[str, Any]]:
+    """What the tree says of a layer."""
+    return [
+        {
+            "kernel": part.kernel,
+            "sizes": dict(part.sizes),
+            "tensors": {each: f"layer/{name}/{number}/{each}" for each in part.tensors},
+        }
+        for number, part in enumerate(parts)
+    ]
+
+
+def tensors_of(name: str, parts: Sequence[Packed]) -> Iterable[tuple[str, torch.Tensor]]:
+    """A layer's, by the names that the file has for them."""
+    for number, part in enumerate(parts):
+        for each, tensor in part.tensors.items():
+            yield f"layer/{name}/{number}/{each}", tensor

@@ -1,0 +1,60 @@
+"""Checksums that may lie beside a checkpoint: SHA256SUMS, or NAME.sha256 of one file, as sha256sum writes them."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from .cores import usable_cores
+from .errors import CheckpointError
+from .folder import is_there, open_file, read_file
+
+__all__ = ["check_manifests", "manifests"]
+
+ALL = "SHA256SUMS"
+OF_ONE = ".sha256"
+MAX_BYTES = 1 << 20
+PIECE_BYTES = 1 << 20
+_LINE = re.compile(r"([0-9a-fA-F]{64})(?:[ \t]+\*?(.+))?")
+
+
+def manifests(folder: Path) -> list[Path]:
+    """Those that are there."""
+    found = sorted(path for path in folder.glob(f"*.safetensors{OF_ONE}"))
+    return [folder / ALL, *found] if is_there(folder, ALL) else found
+
+
+def check_manifests(folder: Path, files: Iterable[Path]) -> None:
+    """Read whatever of the files a manifest names. Raises CheckpointError naming the one that is something else."""
+    named = {name.removeprefix("./"): said for path in manifests(folder) for name, said in _read(folder, path.name)}
+    wanted = [(name, named[name]) for name in sorted({path.name for path in files}) if name in named]
+    with ThreadPoolExecutor(max(1, min(usable_cores(), len(wanted)))) as pool:
+        for (name, said), found in zip(wanted, pool.map(lambda each: _digest(folder, each[0]), wanted), strict=True):
+            if found != said.lower():
+                raise CheckpointError(f"its SHA-256 is {found}; the checksums beside it say {said.lower()}", file=name)
+
+
+def _read(folder: Path, name: str) -> list[tuple[str, str]]:
+    """(file, digest) of each line."""
+    text = read_file(folder, name, MAX_BYTES).decode(errors="replace")
+    found = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        match = _LINE.fullmatch(line.strip())
+        of = match and (match[2] or (name.removesuffix(OF_ONE) if name != ALL else None))
+        if match is None or of is None:
+            raise CheckpointError(f"line {number}: expected a SHA-256 in hex and a file's name", file=name)
+        found.append((of, match[1]))
+    return found
+
+
+def _digest(folder: Path, name: str) -> str:
+    with open_file(folder, name) as (file, _):
+        digest = hashlib.sha256()
+        while data := file.read(PIECE_BYTES):
+            digest.update(data)
+        return digest.hexdigest()

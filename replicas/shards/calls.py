@@ -1,0 +1,58 @@
+"""What the first process asks of a decoder, as messages; and what stages hand on to each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+import torch
+
+from ...kernels.batch import StepBatch
+from ..decoder import Decoder, Stream
+
+__all__ = ["Found", "make", "message", "stream_message", "stream_of"]
+
+_TENSORS = tuple(field.name for field in fields(StepBatch) if field.type in (torch.Tensor, "torch.Tensor"))
+_OTHERS = tuple(field.name for field in fields(StepBatch) if field.name not in _TENSORS)
+
+Message = tuple[dict[str, Any], dict[str, torch.Tensor]]
+Found = torch.Tensor | Stream
+
+
+def message(method: str, argument: StepBatch | torch.Tensor, version: int = 0) -> Message:
+    """`method` of the decoder with weights of that version, with a step or with hidden states."""
+    called = {"method": method, "weights": version}
+    if isinstance(argument, torch.Tensor):
+        return called, {"hidden": argument.contiguous()}
+    others = {name: getattr(argument, name) for name in _OTHERS}
+    return called | {"batch": others}, {name: getattr(argument, name).contiguous() for name in _TENSORS}
+
+
+def make(
+    decoder: Decoder,
+    kv: list[torch.Tensor],
+    fields: dict[str, Any],
+    tensors: dict[str, torch.Tensor],
+    stream: Stream | None = None,
+) -> Found:
+    """The same call of the decoder here: what it gives, or of a stage that is not the last, what goes on to the next.
+
+    stream  what the stage before gave
+    """
+    method: Callable[..., torch.Tensor] = getattr(decoder, fields["method"])
+    if "hidden" in tensors:
+        return method(tensors["hidden"])
+    said: dict[str, Any] = dict(tensors)
+    said |= {name: tuple(value) if isinstance(value, list) else value for name, value in fields["batch"].items()}
+    batch = StepBatch(**said)
+    return method(batch, kv, stream) if decoder.stage.is_last else decoder.through(batch, kv, stream)
+
+
+def stream_message(stream: Stream) -> Message:
+    x, residual = stream
+    return {}, {"x": x.contiguous(), "residual": residual.contiguous()}
+
+
+def stream_of(message: Message) -> Stream:
+    return message[1]["x"], message[1]["residual"]

@@ -1,0 +1,148 @@
+"""A process that computes what the first one says: `python -m motley.replicas.shards.follower`, started by group.py.
+
+Messages come by stdin and answers go by stdout, both as pipe.py has them: first what to load, then how many KV blocks
+there are, each answered when it is done; then calls of the decoder. Nobody asks a rank of the first stage for results.
+A later stage takes what the one before it gave by a pipe of its own, and the last answers the process that started it;
+each says that it lives when it is asked, also while it computes. Ranks of one stage hear between calls of other weights
+to be prepared, which is answered, or forgotten.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+from ...kernels.cpu.exchange import SharedExchange
+from ..checkpoint import inspect_checkpoint
+from ..decoder import Decoder
+from ..engine_config import EngineConfig
+from ..logs import log_to_stderr
+from . import calls
+from .pipe import Inbox, Pipe
+from .ranks import Ranks
+from .split import split
+from .stages import Stage, stages_of
+from .versions import Versions
+
+log = logging.getLogger(__name__)
+
+_PR_SET_PDEATHSIG = 1  # of prctl(2)
+
+
+def serve(pipe: Pipe) -> None:
+    """Until the other end is closed. Raises whatever a step does; the others hear of it at once."""
+    start, _ = pipe.receive()
+    if os.getppid() != start["parent"]:
+        return  # it ended before this process had asked to end with it
+    exchange = None
+    if start["memory"] is not None:
+        exchange = SharedExchange(start["memory"], start["rank"], start["size"])
+        os.close(start["memory"])
+    try:
+        _compute(pipe, start, exchange)
+    except EOFError:
+        log.info("%s ends with the process that started it", start["name"])
+    finally:
+        if exchange is not None:
+            exchange.abort()
+
+
+def _compute(pipe: Pipe, start: dict[str, Any], exchange: SharedExchange | None) -> None:
+    from ..build import operators
+    from ..model import load_model
+
+    size, folder = start["size"], Path(start["folder"])
+    config = EngineConfig(**start["config"])
+    torch.set_num_threads(config.threads or 1)
+    checkpoint = inspect_checkpoint(folder)
+    ops, _ = operators(config, checkpoint.config.dtype)
+    ranks = None
+    if exchange is not None:
+        parts = [split(checkpoint.config, checkpoint.format, each, size) for each in range(size)]
+        ranks = Ranks(parts, start["rank"], exchange)
+    stage = stages_of(checkpoint.config.num_layers, start["layers"])[start["stage"]]
+    loaded = load_model(folder, ops, ranks=ranks, stage=stage)
+    torch.set_num_threads(ops.torch_threads)
+    pipe.send({"digests": [digest.hex() for digest in loaded.digests]})
+    local = loaded.decoder.local
+    blocks = pipe.receive()[0]["blocks"]
+    kv = ops.allocate_kv(local.num_layers, blocks, local.num_kv_heads, local.head_dim)
+    pipe.send({"blocks": blocks})
+    if stage.count > 1:
+        _stage(pipe, start, loaded.decoder, kv)
+    assert ranks is not None, "a stage alone has ranks"
+    _rank(pipe, Versions(loaded, ranks), kv)
+
+
+def _rank(pipe: Pipe, versions: Versions, kv: list[torch.Tensor]) -> NoReturn:
+    """Calls in their order, each with the weights that it names."""
+    while True:
+        fields, tensors = pipe.receive()
+        if "prepare" in fields:  # beside the steps
+            threading.Thread(target=_prepare, args=(pipe, versions, fields), name="weights", daemon=True).start()
+        elif "forget" in fields:
+            versions.forget(fields["forget"])
+        else:
+            calls.make(versions.decoder(fields["weights"]), kv, fields, tensors)
+
+
+def _stage(pipe: Pipe, start: dict[str, Any], decoder: Decoder, kv: list[torch.Tensor]) -> NoReturn:
+    """Calls in their order, each with what the stage before has made of it."""
+
+    def lives(fields: dict[str, Any]) -> bool:
+        if "ping" not in fields:
+            return False
+        pipe.send(fields)
+        return True
+
+    before = None if start["before"] is None else Inbox(Pipe(reads=start["before"]), "stage before")
+    hand_on = _hand_on(pipe, start, decoder.stage)
+    orders = Inbox(pipe, "calls", lives)
+    while True:
+        fields, tensors = orders.receive()
+        whole = before is None or "hidden" in tensors  # what comes from the first process alone
+        stream = None if whole or before is None else calls.stream_of(before.receive())
+        hand_on(calls.make(decoder, kv, fields, tensors, stream))
+
+
+def _hand_on(pipe: Pipe, start: dict[str, Any], stage: Stage) -> Callable[[Any], None]:
+    """Where what is found goes: to the next stage; or, from one rank of the last, to the first process."""
+    if not stage.is_last:
+        after = Pipe(writes=start["after"])
+        return lambda stream: after.send(*calls.stream_message(stream))
+    if start["rank"]:
+        return lambda found: None
+    return lambda found: pipe.send({}, {"found": found.contiguous()})
+
+
+def _prepare(pipe: Pipe, versions: Versions, fields: dict[str, Any]) -> None:
+    """Answers whether it could. Whatever was wrong, the weights that steps are computed with are what they were."""
+    try:
+        versions.prepare(fields["prepare"], Path(fields["file"]))
+        pipe.send({"prepared": fields["prepare"]})
+    except Exception as error:
+        log.exception("weights of version %d could not be prepared", fields["prepare"])
+        pipe.send({"failed": str(error)})
+
+
+def main() -> None:
+    # Commands and answers alone go by these: whatever else prints does so on stderr.
+    reads, writes = os.dup(sys.stdin.fileno()), os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # even when it is stopped, or computes
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for its parent, which ends it
+    log_to_stderr()
+    serve(Pipe(reads, writes))
+
+
+if __name__ == "__main__":
+    main()

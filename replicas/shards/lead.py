@@ -1,0 +1,97 @@
+"""The first process's model, as runners want one: what it is asked for all processes compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from ...kernels.batch import StepBatch
+from ..decoder import Decoder
+from ..errors import EngineLost
+from .group import Group
+
+__all__ = ["Lead", "Line"]
+
+
+class Lead:
+    """Of tensor-parallel ranks alone: all make each call together. Raises EngineLost.
+
+    version  of the weights that it has
+    """
+
+    def __init__(self, decoder: Decoder, group: Group, version: int = 0) -> None:
+        self._decoder, self._group, self._version = decoder, group, version
+
+    def forget(self) -> None:
+        """Nothing is computed with it any more."""
+        self._group.forget(self._version)
+
+    def forward(self, batch: StepBatch, kv: list[torch.Tensor]) -> torch.Tensor:
+        return self._together("forward", batch, kv)
+
+    def hidden(self, batch: StepBatch, kv: list[torch.Tensor]) -> torch.Tensor:
+        return self._together("hidden", batch, kv)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._together("logits", hidden)
+
+    def _together(self, method: str, argument: StepBatch | torch.Tensor, *kv: Sequence[torch.Tensor]) -> torch.Tensor:
+        try:
+            self._group.call(method, argument, self._version)
+            found: torch.Tensor = getattr(self._decoder, method)(argument, *kv)
+        except Exception as error:  # whatever it is: the others are in the middle of a step that never ends
+            self._group.lose()
+            raise EngineLost(f"the model is not whole any more: {error}") from error
+        return found
+
+
+class Line:
+    """Of pipeline stages: the first computes here, and the last answers. Raises EngineLost."""
+
+    def __init__(self, decoder: Decoder, group: Group) -> None:
+        self._decoder, self._group = decoder, group
+        self.num_stages = len(group.stages)
+        self._called = self._answered = 0
+        self._found: dict[int, torch.Tensor] = {}  # by the number of the call
+
+    def forward(self, batch: StepBatch, kv: list[torch.Tensor]) -> torch.Tensor:
+        return self.begin("forward", batch, kv)()
+
+    def hidden(self, batch: StepBatch, kv: list[torch.Tensor]) -> torch.Tensor:
+        return self.begin("hidden", batch, kv)()
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._whole(lambda: self._group.call_last("logits", hidden))()
+
+    def begin(self, method: str, batch: StepBatch, kv: list[torch.Tensor]) -> Callable[[], torch.Tensor]:
+        """`forward` or `hidden`: the first stage has computed when this returns. What it gives waits for the last."""
+
+        def call() -> None:
+            self._group.call(method, batch)
+            self._group.hand_on(self._decoder.through(batch, kv))
+
+        return self._whole(call)
+
+    def _whole(self, call: Callable[[], None]) -> Callable[[], torch.Tensor]:
+        try:
+            call()
+        except Exception as error:  # whatever it is: the others are in the middle of a step that never ends
+            raise self._lost(error) from error
+        number = self._called
+        self._called += 1
+        return lambda: self._answer(number)
+
+    def _answer(self, number: int) -> torch.Tensor:
+        """The last stage answers calls in their order, whoever asks first."""
+        try:
+            while number not in self._found:
+                self._found[self._answered] = self._group.answer()
+                self._answered += 1
+        except Exception as error:
+            raise self._lost(error) from error
+        return self._found.pop(number)
+
+    def _lost(self, error: Exception) -> EngineLost:
+        self._group.lose()
+        return EngineLost(f"the model is not whole any more: {error}")

@@ -1,0 +1,129 @@
+"""Messages between processes of one model: a JSON object, and tensors as safetensors has them.
+
+8 bytes     4 bytes     J bytes      the rest
+|<- all ->|<- J ->|<- JSON ->|<- safetensors, or nothing ->|
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import struct
+import threading
+import time
+from collections.abc import Callable, Mapping
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+from safetensors.torch import load, save
+
+from ..errors import EngineLost
+
+__all__ = ["Inbox", "Message", "Pipe"]
+
+_LENGTHS = struct.Struct("<QI")
+SEND_S = 5.0
+
+Fields = dict[str, Any]
+Tensors = dict[str, torch.Tensor]
+Message = tuple[Fields, Tensors]
+
+
+class Pipe:
+    """Two descriptors, one to read and one to write; None: that is not done. Any thread may write.
+
+    heard  monotonic seconds: when anything was read last, be it part of a message
+    """
+
+    def __init__(self, reads: int | None = None, writes: int | None = None) -> None:
+        self._reads, self._writes = reads, writes
+        self._writing = threading.Lock()  # steps, new weights and questions are asked for by several threads
+        self.heard = 0.0
+        if writes is not None:
+            os.set_blocking(writes, False)  # whoever has stopped must not hold up whoever writes
+
+    def send(self, fields: Mapping[str, Any], tensors: Tensors | None = None) -> None:
+        """Raises EngineLost if nothing more of it is taken for SEND_S: what has been taken is no use then."""
+        text = json.dumps(fields).encode()
+        data = text + (save(tensors) if tensors else b"")
+        with self._writing:
+            self._write(memoryview(_LENGTHS.pack(len(data), len(text)) + data))
+
+    def _write(self, left: memoryview) -> None:
+        assert self._writes is not None
+        until = time.monotonic() + SEND_S
+        while left:
+            if not select.select([], [self._writes], [], max(0.0, until - time.monotonic()))[1]:
+                raise EngineLost(f"a rank has read nothing for {SEND_S:g} s")
+            try:
+                left = left[os.write(self._writes, left) :]
+                until = time.monotonic() + SEND_S
+            except BlockingIOError:
+                continue
+            except BrokenPipeError as error:
+                raise EngineLost("a rank has ended") from error
+
+    def receive(self) -> Message:
+        """The next message. Raises EOFError when the other end is closed."""
+        size, text = _LENGTHS.unpack(self._read(_LENGTHS.size))
+        data = self._read(size)
+        fields: Fields = json.loads(data[:text])
+        return fields, load(data[text:]) if size > text else {}
+
+    def _read(self, count: int) -> bytes:
+        assert self._reads is not None
+        data = bytearray(count)
+        done = 0
+        while done < count:
+            read = os.readv(self._reads, [memoryview(data)[done:]])
+            if not read:
+                raise EOFError
+            done += read
+            self.heard = time.monotonic()
+        return bytes(data)
+
+
+class Inbox:
+    """Takes a pipe's messages off it as they come, so that whoever writes never waits for whoever computes.
+
+    heed   is shown each message first, on the thread that reads; True: it has dealt with it
+    ended  called when the other end is closed
+
+    What waits is bounded by those who write: they have so many steps on their way at most.
+    """
+
+    def __init__(
+        self,
+        pipe: Pipe,
+        name: str,
+        heed: Callable[[Fields], bool] | None = None,
+        ended: Callable[[], None] | None = None,
+    ) -> None:
+        self._pipe, self._heed, self._ended = pipe, heed, ended
+        self._messages: SimpleQueue[Message | None] = SimpleQueue()
+        threading.Thread(target=self._read, name=name, daemon=True).start()
+
+    def receive(self, timeout_s: float | None = None) -> Message:
+        """The next message. Raises EOFError when there will be none, queue.Empty when there was none in time."""
+        message = self._messages.get(timeout=timeout_s)
+        if message is None:
+            self._messages.put(None)  # for whoever asks again
+            raise EOFError
+        return message
+
+    def close(self) -> None:
+        """Nothing comes any more, whatever the other end does."""
+        self._messages.put(None)
+
+    def _read(self) -> None:
+        try:
+            while True:
+                message = self._pipe.receive()
+                if self._heed is None or not self._heed(message[0]):
+                    self._messages.put(message)
+        except (EOFError, OSError, EngineLost):  # closed from either end, or nobody is left to be answered
+            self._messages.put(None)
+            if self._ended is not None:
+                self._ended()

@@ -1,0 +1,179 @@
+"""What each process of a divided model would hold, and what would fit: told before anything is loaded.
+
+The loader is asked, with a rank's and a stage's part of tensors that have shapes and no values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ...kernels.precision import policy_of
+from ..blocks import blocks_for
+from ..checkpoint import Checkpoint
+from ..decoder import Decoder
+from ..errors import InvalidRequest
+from ..fit import Asked, Place, outlined, parts_of
+from ..memory import KvBudget, Parts, cpu_kv_budget, kv_budget, reserve_bytes
+from ..protocol import BLOCK_TOKENS
+from .costs import best_layers, core
+from .partition import StageDevice
+from .ranks import Ranks
+from .split import Split, split
+from .stages import Stage, stages_of
+
+__all__ = ["Divided", "Division", "Process", "divided"]
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """ranks: of each stage; layers: of each stage, None: so that the slowest takes the least."""
+
+    ranks: int = 1
+    stages: int = 1
+    layers: tuple[int, ...] | None = None
+
+    @property
+    def processes(self) -> int:
+        return self.ranks * self.stages
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """Those of a stage's ranks that hold alike; decoder: of one of them, without values."""
+
+    place: Place
+    stage: Stage
+    ranks: tuple[int, ...]
+    decoder: Decoder
+    parts: Parts
+
+
+@dataclass(frozen=True, slots=True)
+class Divided:
+    """What becomes of a divided model where each process has a device of its stage's kind, or its share of one CPU.
+
+    places     of each stage
+    processes  stage by stage; none where it cannot be divided so, or held: `refused` says why
+    layers     of each stage, and why so many
+    missing    bytes, of the process that misses most
+    """
+
+    places: Sequence[Place]
+    division: Division
+    processes: Sequence[Process] = ()
+    layers: tuple[int, ...] = ()
+    why: str = ""
+    kv_tokens: int = 0
+    context: int = 0
+    batch: int = 0
+    fits: bool = False
+    missing: int = 0
+    refused: str = ""
+
+
+def divided(checkpoint: Checkpoint, places: Sequence[Place], asked: Asked, division: Division) -> Divided:
+    """Nothing is loaded; of the checkpoint no tensor is read. places: of each stage, all of one CPU or GPUs all."""
+    assert len(places) == division.stages
+    assert len({place.device is None for place in places}) == 1
+    try:
+        layers, why = _layers(checkpoint, places, asked, division)
+        processes = _processes(checkpoint, places, asked, division.ranks, layers)
+    except (ValueError, InvalidRequest) as error:
+        return Divided(places, division, refused=str(error))
+    blocks, missing = _room(processes)
+    return Divided(
+        places,
+        division,
+        processes,
+        layers,
+        why,
+        kv_tokens=blocks * BLOCK_TOKENS,
+        context=min(blocks // asked.batch * BLOCK_TOKENS, checkpoint.config.max_model_len),
+        batch=blocks // blocks_for(asked.context),
+        fits=not missing and blocks >= asked.batch * blocks_for(asked.context),
+        missing=missing,
+    )
+
+
+def _layers(
+    checkpoint: Checkpoint, places: Sequence[Place], asked: Asked, division: Division
+) -> tuple[tuple[int, ...], str]:
+    """As the engine would choose them. Raises InvalidRequest."""
+    if division.layers is not None:
+        return division.layers, "as asked for"
+    if division.stages == 1:
+        return (checkpoint.config.num_layers,), "there is one stage"
+    if places[0].device is None:
+        return best_layers(checkpoint, places[0].ops(), [core(place.free) for place in places], BLOCK_TOKENS)
+    by_place = {place.name: _layer_bytes(checkpoint, place) for place in places}
+    first = by_place[places[0].name]  # what layers cost is told of the first one's
+    devices = [_stage_device(place, division.ranks, first / by_place[place.name]) for place in places]
+    return best_layers(checkpoint, places[0].ops(), devices, asked.context * asked.batch)
+
+
+def _layer_bytes(checkpoint: Checkpoint, place: Place) -> int:
+    """A card that computes in fp32 holds weights in it, and has twice as much to read."""
+    decoder = outlined(checkpoint.config, checkpoint.format, checkpoint.tensors, place.ops())
+    return decoder.layers[0].held.nbytes
+
+
+def _stage_device(place: Place, ranks: int, share: float) -> StageDevice:
+    """So many GPUs of a stage, as if they were one. share: a layer's bytes on the first stage's, over those here."""
+    assert place.device is not None
+    rate = place.device.rates[policy_of(*place.device.capability.version).prefill.arithmetic]
+    free = place.free - reserve_bytes(place.total)
+    return StageDevice(ranks * share * place.device.bandwidth, ranks * rate, ranks * share * free)
+
+
+def _processes(
+    checkpoint: Checkpoint, places: Sequence[Place], asked: Asked, size: int, layers: Sequence[int]
+) -> list[Process]:
+    """Raises InvalidRequest where the model cannot be divided so, ValueError for what the device cannot hold."""
+    config, format, tensors = checkpoint.config, checkpoint.format, checkpoint.tensors
+    parts = [split(config, format, rank, size) for rank in range(size)] if size > 1 else []
+    found = []
+    for place, stage in zip(places, stages_of(config.num_layers, layers), strict=True):
+        for alike in _alike(parts):
+            ranks = Ranks(parts, alike[0], _Silent()) if parts else None
+            decoder = outlined(config, format, tensors, place.ops(), ranks, stage)
+            found.append(Process(place, stage, alike, decoder, parts_of(decoder, asked)))
+    return found
+
+
+def _alike(parts: Sequence[Split]) -> list[tuple[int, ...]]:
+    """Ranks with as much of everything. The first is one of its own: it has biases of sums, and chooses tokens."""
+    if not parts:
+        return [(0,)]
+    kinds: dict[tuple[object, ...], list[int]] = {}
+    for part in parts:
+        spans = (part.heads, part.kv_heads, part.inner, part.tokens)
+        kinds.setdefault((part.rank == 0, *(last - first for first, last in spans)), []).append(part.rank)
+    return [tuple(ranks) for ranks in kinds.values()]
+
+
+def _room(processes: Sequence[Process]) -> tuple[int, int]:
+    """Blocks of KV, each of all processes together, and what is missing. Processes of a CPU share its memory."""
+    if processes[0].place.device is None:
+        counted = [(len(each.ranks), each.parts) for each in processes]
+        budget = cpu_kv_budget(processes[0].place.free - sum(count * parts.loaded for count, parts in counted))
+        return budget.blocks(sum(count * parts.kv_block for count, parts in counted)), budget.missing
+    budgets = [_budget(each.place, each.parts) for each in processes]
+    blocks = min(budget.blocks(each.parts.kv_block) for budget, each in zip(budgets, processes, strict=True))
+    return blocks, max(budget.missing for budget in budgets)
+
+
+def _budget(place: Place, parts: Parts) -> KvBudget:
+    return kv_budget(place.free - parts.loaded, place.total, parts)
+
+
+class _Silent:
+    """The exchange of a rank that computes nothing."""
+
+    def sum(self, x: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError("an outline exchanges nothing")
+
+    def gather(self, x: torch.Tensor, widths: Sequence[int]) -> torch.Tensor:
+        raise NotImplementedError("an outline exchanges nothing")

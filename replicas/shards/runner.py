@@ -1,0 +1,35 @@
+"""The runner of a pipeline of stages: one computes a step while the others compute those before it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from ..plan import StepPlan, StepResult
+from ..runner import ModelRunner, pools, prepare
+from .lead import Line
+
+__all__ = ["StagedRunner"]
+
+
+class StagedRunner(ModelRunner):
+    """Implements `Pipelined`: a step is on its way from the first stage, which is here, to the last.
+
+    No plan may have UNKNOWN: tokens are chosen here, when the last stage has answered.
+    """
+
+    def __init__(self, line: Line, kv: list[torch.Tensor], device: torch.device) -> None:
+        super().__init__(line, kv, device)
+        self.depth = line.num_stages
+        self._line = line
+
+    def run(self, plan: StepPlan) -> StepResult:
+        return self.launch(plan)()
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> Callable[[], StepResult]:
+        """See `Pipelined`. The first stage has computed the step when this returns."""
+        batch = prepare(plan, self._move)
+        answer = self._line.begin("hidden" if pools(plan) else "forward", batch, self.kv)
+        return lambda: self._result(plan, batch, self._line, answer())

@@ -1,0 +1,53 @@
+"""Which layers a pipeline stage holds: the first also has the embedding, the last the final norm and the head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+from ..config import ModelConfig
+from ..errors import InvalidRequest
+from ..quantization.base import Span
+
+__all__ = ["Stage", "stages_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One of `count`. layers: the first and the one after the last."""
+
+    index: int
+    count: int
+    layers: Span
+
+    def __post_init__(self) -> None:
+        assert 0 <= self.index < self.count
+        assert self.layers[0] < self.layers[1]
+
+    @property
+    def is_first(self) -> bool:
+        return self.index == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.index == self.count - 1
+
+    def of_config(self, config: ModelConfig) -> ModelConfig:
+        """As its own layers are."""
+        first, last = self.layers
+        return replace(config, num_layers=last - first, windows=config.windows[first:last])
+
+
+def stages_of(num_layers: int, sizes: Sequence[int]) -> list[Stage]:
+    """Of so many layers each, in order. Raises InvalidRequest unless each has one, and together they have all."""
+    if any(size < 1 for size in sizes) or sum(sizes) != num_layers:
+        raise InvalidRequest(
+            f"pipeline_layers: {','.join(map(str, sizes))} is not accepted; expected a positive number for each stage, "
+            f"which add up to the {num_layers} layers of the model",
+            param="pipeline_layers",
+        )
+    ends = list(accumulate(sizes))
+    return [
+        Stage(index, len(sizes), (end - size, end)) for index, (size, end) in enumerate(zip(sizes, ends, strict=True))
+    ]

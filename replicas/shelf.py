@@ -1,0 +1,79 @@
+"""Where a model's layers take what was repacked before, or leave a note of what they have made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import torch
+
+from ..kernels.contract import Linear, Role
+from ..kernels.packed import Packed, Repacking
+
+__all__ = ["EMPTY", "Filled", "Noting", "Shelf"]
+
+
+class Shelf(Protocol):
+    """By the names that a checkpoint has for them. in_order: layer after layer, each by the one thread."""
+
+    @property
+    def in_order(self) -> bool: ...
+
+    def linears(self, name: str, make: Callable[[], list[Linear]], role: Role = "layer") -> list[Linear]: ...
+
+    def tensor(self, name: str, make: Callable[[], torch.Tensor]) -> torch.Tensor: ...
+
+
+class _Empty:
+    in_order = False
+
+    def linears(self, name: str, make: Callable[[], list[Linear]], role: Role = "layer") -> list[Linear]:
+        return make()
+
+    def tensor(self, name: str, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+        return make()
+
+
+EMPTY: Shelf = _Empty()
+
+
+class Noting:
+    """Everything is made, and noted."""
+
+    in_order = False
+
+    def __init__(self, ops: Repacking) -> None:
+        self._ops = ops
+        self.tensors: dict[str, torch.Tensor] = {}
+        self.packed: dict[str, list[Packed | None]] = {}
+
+    @property
+    def complete(self) -> bool:
+        """Whether all that was made can be kept."""
+        return all(part is not None for parts in self.packed.values() for part in parts)
+
+    def linears(self, name: str, make: Callable[[], list[Linear]], role: Role = "layer") -> list[Linear]:
+        made = make()
+        self.packed[name] = [self._ops.packed(linear) for linear in made]
+        return made
+
+    def tensor(self, name: str, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+        self.tensors[name] = make()
+        return self.tensors[name]
+
+
+class Filled:
+    """Nothing is made: all of it is there. Raises KeyError for what is not."""
+
+    in_order = False
+
+    def __init__(
+        self, ops: Repacking, tensors: Mapping[str, torch.Tensor], packed: Mapping[str, Sequence[Packed]]
+    ) -> None:
+        self._ops, self._tensors, self._packed = ops, tensors, packed
+
+    def linears(self, name: str, make: Callable[[], list[Linear]], role: Role = "layer") -> list[Linear]:
+        return [self._ops.restored(packed, role) for packed in self._packed[name]]
+
+    def tensor(self, name: str, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+        return self._tensors[name]

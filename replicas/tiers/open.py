@@ -1,0 +1,79 @@
+"""From a checkpoint to a decoder whose weights are in tiers.
+
+What is on disk is the file of repacked weights that starts keep from one to the next. Where there is none yet it is
+written first, layer by layer: none of them stays in memory meanwhile. Every byte of it is digested before it is used,
+as of any such file. What is read later is not digested again, since that takes a core as long as the disk takes to
+read: it is of the very file that was checked, which is this user's alone, as where the file is mapped. A read that
+fails or is short ends the step.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ...kernels.ops import Ops
+from ...kernels.packed import Repacking
+from ..checkpoint import Checkpoint
+from ..decoder import Decoder
+from ..errors import EngineFault
+from ..layers import Layer, Source
+from ..layout import layer_spec
+from ..weights import Weights
+from ..weights_cache import WeightsCache
+from .ahead import BUFFERS
+from .plan import PARAM, planned, refused
+from .tier import DiskLayer, FromFile, Tier, sizes_in
+from .write import write_file
+
+__all__ = ["able", "tiered_decoder"]
+
+
+def able(ops: Ops, cache: WeightsCache | None) -> tuple[Repacking, str, WeightsCache]:
+    """What is needed, and the operators' layout. Raises InvalidRequest."""
+    if cache is None:
+        raise refused("layers are read from the weights cache, and there is none: weights_cache says where")
+    if not isinstance(ops, Repacking) or ops.layout is None:
+        raise refused(f"layers on disk need a CPU's C kernels: {ops.choices.get('cpu kernels', ops.device)}")
+    return ops, ops.layout, cache
+
+
+def tiered_decoder(
+    checkpoint: Checkpoint, ops: Ops, cache: WeightsCache | None, key: str, budget: int
+) -> tuple[Decoder, bool]:
+    """And whether the file was there already. Raises InvalidRequest, CheckpointError, EngineFault."""
+    repacking, _, cache = able(ops, cache)
+    opened = cache.open(key)
+    found = opened is not None
+    if opened is None:
+        write_file(checkpoint, ops, repacking, cache, key)
+        opened = cache.open(key)
+    if opened is None:
+        raise EngineFault(f"{PARAM}: the file of repacked weights is not what was written a moment ago")
+    descriptor, index = opened
+    try:
+        plan = planned(sizes_in(index, checkpoint.config.num_layers), budget)
+        repacking.recall(index.choices)
+        tier = Tier(descriptor, index, plan)
+        try:
+            return _decoder(checkpoint, ops, repacking, tier, descriptor), found
+        except BaseException:
+            tier.close()
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _decoder(checkpoint: Checkpoint, ops: Ops, repacking: Repacking, tier: Tier, descriptor: int) -> Decoder:
+    weights = Weights({}, ops.device)
+    shelves = [FromFile(repacking, tier, descriptor, buffer) for buffer in range(BUFFERS)]
+    decoder = Decoder(checkpoint.config, checkpoint.format, weights, ops, shelf=shelves[0])
+    second = Source(weights, checkpoint.format, ops, shelf=shelves[1])
+    for index in tier.plan.layers:
+        assert tier.ahead is not None
+        spec, window = layer_spec(checkpoint.config, index), decoder.local.windows[index]
+        twins = decoder.layers[index], Layer(decoder.local, spec, window, second)
+        decoder.layers[index] = DiskLayer(index, tier.ahead, twins)
+    if tier.plan.embedding:
+        decoder.embedding = tier.rows()
+    decoder.tier = tier
+    return decoder

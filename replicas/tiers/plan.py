@@ -1,0 +1,163 @@
+"""Which weights stay in memory, and which come from disk with every step: told from their sizes alone.
+
+Rows of the embedding are the first to go: a step reads those of its tokens, a few KiB. Then layers, as few as will do:
+the more of them are on disk, the longer every step takes. Head and norms stay, and two buffers: for the layer that
+computes, and for the one on its way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..errors import InvalidRequest
+
+__all__ = ["PAGE", "PARAM", "Expected", "Sizes", "Tiers", "in_pages", "planned", "refused", "step_s"]
+
+PAGE = 4096
+PARAM = "weights_memory_bytes"
+_STEPS = 4  # until they take as long as each other
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Bytes of weights as kernels hold them.
+
+    fixed   head and norms
+    layers  the linears of each
+    """
+
+    embedding: int
+    fixed: int
+    layers: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return self.embedding + self.fixed + sum(self.layers)
+
+
+@dataclass(frozen=True, slots=True)
+class Tiers:
+    """on_disk: of each layer; embedding: whether it is on disk."""
+
+    sizes: Sizes
+    on_disk: tuple[bool, ...]
+    embedding: bool
+
+    def __post_init__(self) -> None:
+        assert len(self.on_disk) == len(self.sizes.layers)
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Those that are on disk."""
+        return tuple(index for index, there in enumerate(self.on_disk) if there)
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Of each of the two."""
+        return max((in_pages(self.sizes.layers[index]) for index in self.layers), default=0)
+
+    @property
+    def read_bytes(self) -> int:
+        """Of layers, in every step."""
+        return sum(self.sizes.layers[index] for index in self.layers)
+
+    @property
+    def memory_bytes(self) -> int:
+        """What stays, and the buffers."""
+        kept = self.sizes.nbytes - self.read_bytes - self.embedding * self.sizes.embedding
+        return kept + 2 * self.buffer_bytes
+
+    def __str__(self) -> str:
+        what = [f"{len(self.layers)} of {len(self.on_disk)} layers"] if self.layers else []
+        what += ["the embedding's rows"] * self.embedding
+        if not what:
+            return f"all in memory, {_mib(self.sizes.nbytes)}"
+        read = f", {_mib(self.read_bytes)} a step" if self.layers else ""
+        return f"{' and '.join(what)} on disk{read}; {_mib(self.memory_bytes)} of {_mib(self.sizes.nbytes)} in memory"
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """Of one sequence with a short context.
+
+    bytes_per_s  that the disk reads at, measured, past the page cache; None: nothing is read
+    compute_s    that a step computes for, reading left aside
+    """
+
+    bytes_per_s: float | None
+    compute_s: float
+    step_s: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        return 1 / self.step_s
+
+    def __str__(self) -> str:
+        rate = f"{self.tokens_per_s:.3g} tokens/s expected of one sequence"
+        if self.bytes_per_s is None:
+            return rate
+        return (
+            f"{rate}: {self.compute_s * 1e3:.3g} ms of computing, beside reading at {self.bytes_per_s / 1e9:.2f} GB/s"
+        )
+
+
+def planned(sizes: Sizes, budget: int) -> Tiers:
+    """As few layers on disk as the budget allows, evenly among the others, so that each is read while some compute.
+
+    Raises InvalidRequest where head, norms and two buffers are more than that.
+    """
+    count = len(sizes.layers)
+    if sizes.nbytes <= budget:
+        return Tiers(sizes, (False,) * count, embedding=False)
+    for gone in range(count + 1):
+        found = Tiers(sizes, _spread(gone, count), embedding=True)
+        if found.memory_bytes <= budget:
+            return found
+    raise refused(
+        f"{_mib(budget)} are too few: head and norms take {_mib(sizes.fixed)}, and two buffers of a layer "
+        f"{_mib(2 * found.buffer_bytes)}; expected {found.memory_bytes} bytes at least"
+    )
+
+
+def step_s(tiers: Tiers, bytes_per_s: float, layers_s: Sequence[float], rest_s: float) -> float:
+    """Seconds of a step, of many alike: whichever is slower of reading and computing, and what does not overlap.
+
+    layers_s  that each layer computes for; rest_s: embedding, head and what else a step does once
+
+    A layer is read as soon as one of the two buffers is free, in the order of the layers and on into the next step.
+    """
+    now = read_until = 0.0
+    free, began, visit = [0.0, 0.0], 0.0, 0
+    for _ in range(_STEPS):
+        began = now
+        for nbytes, there, seconds in zip(tiers.sizes.layers, tiers.on_disk, layers_s, strict=True):
+            if there:
+                read_until = max(read_until, free[visit % 2]) + nbytes / bytes_per_s
+                now = max(now, read_until)
+            now += seconds
+            if there:
+                free[visit % 2] = now
+                visit += 1
+        now += rest_s
+    return now - began
+
+
+def refused(why: str) -> InvalidRequest:
+    """Of the option by its name."""
+    return InvalidRequest(f"{PARAM}: {why}", param=PARAM)
+
+
+def in_pages(nbytes: int) -> int:
+    """Of a buffer for so many bytes, which may begin and end within a page."""
+    return (-(-nbytes // PAGE) + 1) * PAGE
+
+
+def _spread(some: int, count: int) -> tuple[bool, ...]:
+    """So many of them, as far from each other as can be."""
+    chosen = {(2 * each + 1) * count // (2 * some) for each in range(some)}
+    return tuple(index in chosen for index in range(count))
+
+
+def _mib(nbytes: int) -> str:
+    return f"{nbytes / 2**20:.1f} MiB"

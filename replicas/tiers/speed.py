@@ -1,0 +1,147 @@
+"""How fast a model in tiers is expected to decode: its parts measured one by one, and put together by arithmetic.
+
+Reading and computing are each measured alone, in turn; that they overlap is what `step_s` adds. Means are taken and no
+medians, since a step has its share of what others on the machine take. An engine measures the very file and layers that
+it runs, `motley fit` the first layers of a checkpoint. The first round is not counted.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import statistics
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+
+import torch
+
+from ...kernels.batch import StepBatch
+from ...kernels.ops import Ops
+from ..checkpoint import Checkpoint
+from ..decoder import Decoder
+from ..layers import Layer, Source
+from ..layout import layer_spec
+from ..weights import Weights
+from .disk import DirectFile
+from .plan import Expected, Tiers, in_pages, step_s
+from .tier import DiskLayer
+
+__all__ = ["measured", "reckoned"]
+
+READ_BYTES = 1 << 30  # that a measurement reads, but for two steps of a larger model
+_ROUNDS = 5
+_LAYERS_BYTES = 128 << 20  # of layers that compute in turn: more than a processor's cache has
+
+
+@torch.inference_mode()
+def measured(decoder: Decoder) -> Expected:
+    """Of a decoder that is whole and that nobody uses: layers on disk are read, then computed. Raises EngineFault."""
+    tier, batch = decoder.tier, _batch()
+    assert tier is not None
+    [cache] = decoder.ops.allocate_kv(1, 1, decoder.local.num_kv_heads, decoder.config.head_dim)
+    rope = decoder.rotary.at(batch.positions, 1)
+    reads: list[float] = []
+    layers_s: list[list[float]] = [[] for _ in decoder.layers]
+    rest: list[float] = []
+    for turn in range(_ROUNDS):
+        if turn > 1 and turn * tier.plan.read_bytes > READ_BYTES:
+            break
+        began = time.perf_counter()
+        x, residual = decoder.embedding[batch.token_ids], None
+        once_s = time.perf_counter() - began
+        for number, layer in enumerate(decoder.layers):
+            compute: Layer = layer
+            if isinstance(layer, DiskLayer):
+                began = time.perf_counter()
+                buffer = layer.ahead.alone(layer.index)
+                reads.append((tier.plan.sizes.layers[number]) / (time.perf_counter() - began))
+                compute = layer.twins[buffer]
+            began = time.perf_counter()
+            x, residual = compute(x, residual, rope, cache, batch)
+            layers_s[number].append(time.perf_counter() - began)
+        began = time.perf_counter()
+        assert residual is not None
+        decoder.logits(x).argmax()
+        rest.append(once_s + time.perf_counter() - began)
+    each_s = [statistics.fmean(times[1:]) for times in layers_s]
+    reads = reads[len(tier.plan.layers) :]
+    return _expected(tier.plan, statistics.harmonic_mean(reads) if reads else None, each_s, statistics.fmean(rest[1:]))
+
+
+@torch.inference_mode()
+def reckoned(checkpoint: Checkpoint, ops: Ops, plan: Tiers, file: Path | None = None) -> Expected:
+    """Of a plan that nothing has been made of: some layers are repacked and computed, and a file is read.
+
+    file  that will be read; None: the checkpoint's own, as if both were on one disk
+
+    Raises CheckpointError, EngineFault.
+    """
+    weights = Weights(checkpoint.tensors, ops.device)
+    source = Source(weights, checkpoint.format, ops)
+    config, batch = checkpoint.config, _batch()
+    count = max(2, -(-_LAYERS_BYTES // max(1, max(plan.sizes.layers))))
+    layers = [
+        Layer(config, layer_spec(config, index), config.windows[index], source)
+        for index in islice(range(config.num_layers), count)
+    ]
+    [cache] = ops.allocate_kv(1, 1, config.num_kv_heads, config.head_dim)
+    rope = (torch.ones(1, config.head_dim // 2), torch.zeros(1, config.head_dim // 2))
+    times: list[float] = []
+    reads: list[float] = []
+    path = file or max({path for path, _ in checkpoint.tensors.values()}, key=lambda path: path.stat().st_size)
+    with _Pieces(path, max(plan.sizes.layers)) as pieces:
+        for _ in range(_ROUNDS):
+            x, residual = torch.ones(1, config.hidden_size, dtype=ops.dtype), None
+            for layer in layers:
+                began = time.perf_counter()
+                x, residual = layer(x, residual, rope, cache, batch)
+                times.append(time.perf_counter() - began)
+                if plan.layers and len(reads) * pieces.size < READ_BYTES // 2:
+                    began = time.perf_counter()
+                    pieces.read()
+                    reads.append(pieces.size / (time.perf_counter() - began))
+    per_byte = statistics.fmean(times[len(layers) :]) / statistics.fmean(plan.sizes.layers[: len(layers)])
+    rate = statistics.harmonic_mean(reads) if reads else None
+    return _expected(plan, rate, [per_byte * nbytes for nbytes in plan.sizes.layers], per_byte * plan.sizes.fixed)
+
+
+class _Pieces:
+    """A file read as an engine reads its layers, so many bytes at a time, from its start again at its end."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self._file, self._end = DirectFile(descriptor), os.fstat(descriptor).st_size
+        finally:
+            os.close(descriptor)
+        self.size = min(size, self._end)
+        self._memory = memoryview(mmap.mmap(-1, in_pages(self.size)))
+        self._begin = 0
+        self._reader = ThreadPoolExecutor(1)
+
+    def read(self) -> None:
+        """In another thread, as the engine does. Raises EngineFault."""
+        if self._begin + self.size > self._end:
+            self._begin = 0
+        self._reader.submit(self._file.read, self._memory, self._begin, self._begin + self.size).result()
+        self._begin += self.size
+
+    def __enter__(self) -> _Pieces:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._reader.shutdown()
+        self._file.close()
+
+
+def _expected(plan: Tiers, rate: float | None, layers_s: Sequence[float], rest_s: float) -> Expected:
+    return Expected(rate, sum(layers_s) + rest_s, step_s(plan, rate or float("inf"), layers_s, rest_s))
+
+
+def _batch() -> StepBatch:
+    """One token, the first of its sequence."""
+    zero, table = torch.zeros(1, dtype=torch.int64), torch.zeros(1, 1, dtype=torch.int32)
+    return StepBatch(zero, zero, zero, (0, 1), (1,), table, zero, num_decodes=1)

@@ -1,0 +1,114 @@
+"""The file of repacked weights written layer by layer, where the whole model would not fit memory."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any, BinaryIO
+
+import torch
+
+from ...kernels.contract import Linear, Role
+from ...kernels.held import Held
+from ...kernels.ops import Ops
+from ...kernels.packed import Repacking
+from ..checkpoint import Checkpoint
+from ..decoder import Decoder
+from ..errors import EngineFault
+from ..kept_file import PLAIN, KeptFileError, KeptWriter, branch, tensors_of
+from ..layout import EMBEDDING, TOLERATED, check_tied_head, decoder_layout, head_is_tied, problem_of
+from ..weights import Weights
+from ..weights_cache import MOST_BYTES, WeightsCache
+from .plan import PAGE, PARAM, refused
+
+__all__ = ["write_file"]
+
+_HEADER_BYTES = 1 << 10  # of each tensor of the checkpoint, more than any takes
+
+
+def write_file(checkpoint: Checkpoint, ops: Ops, repacking: Repacking, cache: WeightsCache, key: str) -> None:
+    """At most one linear, or the head, is in memory as it is and repacked; and pages that are given back.
+
+    Raises CheckpointError naming file and tensor, InvalidRequest where layers cannot be kept or there is no room,
+    EngineFault where the disk fails.
+    """
+    try:
+        nbytes = checkpoint.nbytes
+        write = partial(_write, checkpoint, ops, repacking, key)
+        written = cache.fill(key, nbytes, write, most=max(MOST_BYTES, nbytes))  # without it nothing can be served
+    except (OSError, KeptFileError) as error:
+        raise EngineFault(f"{PARAM}: the file of repacked weights cannot be written: {error}") from error
+    if not written:
+        room = f"room for {nbytes >> 20} MiB beside a tenth that stays free"
+        raise refused(f"the disk of the weights cache has no {room}: {cache.folder}")
+    _give_back()
+
+
+def _give_back() -> None:
+    """What was freed meanwhile: glibc keeps up to a few large tensors, which count like those that are used."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+def _write(checkpoint: Checkpoint, ops: Ops, repacking: Repacking, key: str, file: BinaryIO) -> None:
+    layout = decoder_layout(checkpoint.config, checkpoint.format)
+    weights = Weights(checkpoint.tensors, ops.device, None, lambda name, tensor: problem_of(layout[name], tensor))
+    if head_is_tied(checkpoint.config, checkpoint.format):
+        check_tied_head(weights)
+    room = -(-(len(checkpoint.tensors) + 64) * _HEADER_BYTES // PAGE) * PAGE
+    writing = _Writing(repacking, KeptWriter(file, room), weights)
+    Decoder(checkpoint.config, checkpoint.format, weights, ops, shelf=writing)
+    weights.finish(tolerated=lambda name: TOLERATED.fullmatch(name) is not None)
+    choices = {what: why for what, why in ops.choices.items() if what.startswith(("layer, ", "head, "))}
+    writing.finish(key, choices)
+    os.fsync(file.fileno())  # what is not on disk yet stays in the page cache
+    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+class _Writing:
+    """Implements `Shelf`: everything is made, written and let go of; norms last, so that layers lie together."""
+
+    in_order = True
+
+    def __init__(self, ops: Repacking, writer: KeptWriter, weights: Weights) -> None:
+        self._ops, self._writer, self._weights = ops, writer, weights
+        self._tree: dict[str, Any] = {}
+        self._small: dict[str, torch.Tensor] = {}
+
+    def linears(self, name: str, make: Callable[[], list[Linear]], role: Role = "layer") -> list[Linear]:
+        made = make()
+        parts = [packed for linear in made if (packed := self._ops.packed(linear)) is not None]
+        if len(parts) < len(made):
+            kernels = ", ".join(sorted({linear.kernel for linear in made}))
+            raise refused(f"{name} is computed by {kernels}, whose weights cannot be kept on disk")
+        for each, tensor in tensors_of(name, parts):
+            self._writer.add(each, tensor)
+        self._tree[name] = branch(name, parts)
+        self._weights.unmap()
+        return [_Written() for _ in made]
+
+    def tensor(self, name: str, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+        if name != EMBEDDING:
+            self._small[name] = make()
+            return self._small[name]
+        self._writer.add(PLAIN + name, make())
+        self._weights.unmap()
+        return self._writer.mapped(PLAIN + name)  # a head may be made of it
+
+    def finish(self, key: str, choices: dict[str, str]) -> None:
+        for name, tensor in self._small.items():
+            self._writer.add(PLAIN + name, tensor)
+        self._writer.finish(key, self._tree, choices)
+
+
+class _Written:
+    """Stands for a linear that is on disk by now."""
+
+    kernel = "written"
+    held = Held(0)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        raise AssertionError("a decoder that was written computes nothing")

@@ -1,0 +1,185 @@
+"""The weights that a model has now, and those that it shall have next.
+
+Two versions exist side by side for as long as requests run on the older one: in memory they are the model, and once
+more what has changed. A request ends on the version that it began with, so that no answer is of two models, and its KV
+is found by nobody else from then on; what had not begun begins with the new one. Until the older version is let go of,
+there is no third.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Protocol
+
+from ..checkpoint import Checkpoint
+from ..errors import CheckpointError, InvalidRequest, Unavailable
+from ..layout import decoder_layout
+from ..model import LoadedModel, updated_model
+from ..protocol import WeightsTold
+from ..safetensors_file import read_header
+from ..shards.ranks import Ranks
+from .file import WeightFile
+from .own_folder import give_up, own_folder
+from .replay import needed
+from .staging import stage
+
+__all__ = ["LiveWeights", "Others", "Prepared"]
+
+log = logging.getLogger(__name__)
+
+_KEPT = 8  # versions whose digest is known: of older ones no message is on its way
+
+
+class Others(Protocol):
+    """The other ranks."""
+
+    def prepare(self, version: int, file: Path) -> None:
+        """All of them have it, or none has, and it raises."""
+        ...
+
+    def forget(self, version: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A version that is whole and that nothing uses yet. names: of the tensors that have changed."""
+
+    version: int
+    loaded: LoadedModel
+    names: tuple[str, ...]
+
+
+class LiveWeights:
+    """One thread prepares at a time. version: counts from 0, what was loaded first, what was taken up here.
+
+    That is what steps and messages have; others count every update, as `told` does.
+
+    frozen  patterns of names that must not change
+    ranks   among which the model is divided, and what the others are asked to do; None: it is whole
+    """
+
+    def __init__(
+        self, loaded: LoadedModel, frozen: Sequence[str] = (), ranks: Ranks | None = None, others: Others | None = None
+    ) -> None:
+        self.version = 0
+        self.loaded = loaded
+        self._frozen, self._ranks, self._others = frozen, ranks, others
+        self._folder: Path | None = None
+        self._contents = {0: loaded.fingerprint}
+        self._skipped = 0  # updates that were not taken up, since later ones replace all of them
+
+    def told(self, version: int | None = None) -> WeightsTold:
+        """Of a version that there is, or was lately; None: the newest. From any thread."""
+        version = self.version if version is None else version
+        return WeightsTold(version + self._skipped, self._contents.get(version, ""))
+
+    def replay(self, files: Sequence[WeightFile]) -> Iterator[Prepared]:
+        """Of all updates since the checkpoint those that it takes, each to be taken up before the next is asked for.
+
+        Raises as `prepare` does.
+        """
+        kept = list(files) if len(files) < 2 else needed(files, self._changeable(), read_header)
+        self._skipped = len(files) - len(kept)
+        log.info("weights of version %d: %d of so many files are read", len(files), len(kept))
+        for file in kept:
+            yield self.prepare(file)
+
+    def _changeable(self) -> list[str]:
+        checkpoint = self.loaded.checkpoint
+        if checkpoint is None:
+            return []
+        layout = decoder_layout(checkpoint.config, checkpoint.format)
+        names = (name for name in layout if name in checkpoint.tensors)
+        return [name for name in names if not any(fnmatchcase(name, pattern) for pattern in self._frozen)]
+
+    def prepare(self, file: WeightFile, expected: int | None = None) -> Prepared:
+        """Build it beside what is used now. Whatever it raises, nothing has changed.
+
+        expected  the version that the file is for, as told; None: any
+
+        Raises InvalidRequest, CheckpointError, and EngineFault where a rank does not answer.
+        """
+        checkpoint = self.loaded.checkpoint
+        if checkpoint is None or self.loaded.decoder.ops.device.type != "cpu":
+            raise InvalidRequest("path: weights on a GPU stay as they are so far; roll the model", param="path")
+        if self.loaded.decoder.stage.count > 1:
+            raise InvalidRequest("path: weights of stages stay as they are so far; roll the model", param="path")
+        if self.loaded.decoder.tier is not None:
+            message = (
+                "path: weights that are read from disk (weights_memory_bytes) stay as they are so far; roll the model"
+            )
+            raise InvalidRequest(message, param="path")
+        if expected is not None and expected != (now := self.told().version):
+            message = f"expected_version: {expected} is not accepted; the weights are of version {now}"
+            raise InvalidRequest(message, param="expected_version", code="version_mismatch")
+        version, copy = self.version + 1, self._place(self.version + 1)
+        staged = stage(file, checkpoint, self._frozen, copy)
+        try:
+            changed = replace(checkpoint, tensors={**checkpoint.tensors, **staged})
+            if self._others is not None:
+                self._others.prepare(version, copy)
+            loaded = self._updated(version, changed, staged.keys())
+            self._check_contents(file, loaded, version)
+        except BaseException:
+            copy.unlink(missing_ok=True)
+            raise
+        return Prepared(version, loaded, tuple(sorted(staged)))
+
+    def adopt(self, prepared: Prepared) -> None:
+        """It is what is used now. Files that nothing is read from any more are removed."""
+        assert prepared.version == self.version + 1, "versions follow each other"
+        assert self.loaded.checkpoint is not None
+        assert prepared.loaded.checkpoint is not None
+        before = {path for path, _ in self.loaded.checkpoint.tensors.values()}
+        now = {path for path, _ in prepared.loaded.checkpoint.tensors.values()}
+        self.version, self.loaded = prepared.version, prepared.loaded
+        self._contents = {**self._contents, self.version: self.loaded.fingerprint}
+        self._contents.pop(self.version - _KEPT, None)
+        for path in before - now:
+            self._remove(path)
+        log.info("weights of version %d: %d tensors are new", self.told().version, len(prepared.names))
+
+    def drop(self, prepared: Prepared) -> None:
+        """It is not wanted after all."""
+        assert prepared.loaded.checkpoint is not None
+        for path in {prepared.loaded.checkpoint.tensors[name][0] for name in prepared.names}:
+            self._remove(path)
+        if self._others is not None:
+            self._others.forget(prepared.version)
+
+    def close(self) -> None:
+        if self._folder is not None:
+            give_up(self._folder)
+
+    def _updated(self, version: int, checkpoint: Checkpoint, changed: Collection[str]) -> LoadedModel:
+        try:
+            return updated_model(self.loaded, checkpoint, changed, self._ranks)
+        except BaseException:
+            if self._others is not None:
+                self._others.forget(version)
+            raise
+
+    def _check_contents(self, file: WeightFile, loaded: LoadedModel, version: int) -> None:
+        if file.contents in ("", loaded.fingerprint):
+            return
+        if self._others is not None:
+            self._others.forget(version)
+        raise CheckpointError("is not what it was: other replicas have other weights by it", file=file.path.name)
+
+    def _place(self, version: int) -> Path:
+        """Where the version's file is to be: in a folder that goes when this does."""
+        try:
+            if self._folder is None:
+                self._folder = own_folder()
+        except OSError as error:
+            raise Unavailable(f"there is no room for a copy of the file: {error}", code="no_room") from error
+        return self._folder / f"{version}.safetensors"
+
+    def _remove(self, path: Path) -> None:
+        """Only what was copied here: never a file of the checkpoint."""
+        if path.parent == self._folder:
+            path.unlink(missing_ok=True)

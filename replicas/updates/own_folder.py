@@ -1,0 +1,46 @@
+"""A folder of this process alone. What one that was killed has left is removed by the next that wants such a folder."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+__all__ = ["give_up", "own_folder"]
+
+_PREFIX, _LOCK = "motley-weights-", "lock"
+_held: dict[Path, int] = {}  # descriptors of locks: they are let go of with the process
+
+
+def own_folder() -> Path:
+    """Raises OSError."""
+    _sweep(Path(tempfile.gettempdir()))
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    _held[folder] = lock
+    return folder
+
+
+def give_up(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    if (lock := _held.pop(folder, None)) is not None:
+        os.close(lock)
+
+
+def _sweep(place: Path) -> None:
+    """Folders whose lock nobody holds; one without a lock is being made."""
+    for found in place.glob(f"{_PREFIX}*/{_LOCK}"):
+        try:
+            lock = os.open(found, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:  # somebody else's, or gone
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(found.parent, ignore_errors=True)
+        except OSError:
+            pass
+        finally:
+            os.close(lock)

@@ -1,0 +1,159 @@
+"""A file of new weights, checked against the model that serves and copied to where nobody else writes.
+
+The copy has whole tensors alone, those of deltas added up. So it is read like any other part of the checkpoint: a layer
+that is built of old and new tensors is what a fresh load of the changed checkpoint would build.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection, Iterator, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+
+from ..checkpoint import Checkpoint, Tensors
+from ..config import ModelConfig
+from ..errors import CheckpointError, InvalidRequest
+from ..folder import open_file
+from ..layout import (
+    EMBEDDING,
+    HEAD,
+    check_tensor,
+    check_values,
+    decoder_layout,
+    head_format,
+    head_is_tied,
+    head_spec,
+    layer_spec,
+)
+from ..quantization.base import FLOATS, Format
+from ..safetensors_file import BITS, PREFIX_BYTES, TensorInfo, header_bytes, read_header
+from ..weights import Weights
+from .file import WeightFile
+
+__all__ = ["quantized_layers", "stage"]
+
+_PIECE_BYTES = 4 << 20
+_ALIGNED = 8
+
+
+def quantized_layers(config: ModelConfig, format: Format) -> Iterator[frozenset[str]]:
+    """Of each layer whose weight is several tensors (codes, scales, zeros), their names: they mean nothing apart."""
+    specs = [(format, linear) for i in range(config.num_layers) for linear in layer_spec(config, i).linears]
+    for of, spec in (*specs, (head_format(format), head_spec(config))):
+        names = frozenset(of.tensors(spec)) - {f"{spec.name}.bias"}
+        if len(names) > 1:
+            yield names
+
+
+def stage(file: WeightFile, checkpoint: Checkpoint, frozen: Sequence[str], into: Path) -> Tensors:
+    """The file's tensors, in a file of that name that is written here.
+
+    frozen  patterns of names that must not change, as fnmatch has them
+
+    Raises InvalidRequest for a file that is not readable as one, CheckpointError naming the tensor for whatever else
+    is wrong with it; then nothing is left of the copy.
+    """
+    found = read_header(file.path)
+    _check(file, found, checkpoint, frozen)
+    try:
+        staged = _copy(file, found, checkpoint.tensors, into)
+        layout = decoder_layout(checkpoint.config, checkpoint.format)
+        # Of the copy: nobody changes that any more.
+        check_values(Weights(staged, torch.device("cpu")), {name: layout[name] for name in staged})
+    except OSError as error:
+        into.unlink(missing_ok=True)
+        raise CheckpointError(f"cannot be copied to {into.parent}: {error.strerror}", file=file.path.name) from error
+    except BaseException:
+        into.unlink(missing_ok=True)
+        raise
+    return staged
+
+
+def _check(file: WeightFile, found: dict[str, TensorInfo], checkpoint: Checkpoint, frozen: Sequence[str]) -> None:
+    """All that headers tell."""
+    of = file.path.name
+    if not found:
+        raise InvalidRequest(f"path: {of} holds no tensor", param="path")
+    layout = decoder_layout(checkpoint.config, checkpoint.format)
+    tied, copy = head_is_tied(checkpoint.config, checkpoint.format), f"{HEAD}.weight"
+    for name, info in found.items():
+        if name not in checkpoint.tensors or name not in layout:
+            hint = f"; the head is tied, so that {EMBEDDING} is all of it" if tied and name == copy else ""
+            raise CheckpointError(f"belongs to no part of the model that is served{hint}", file=of, tensor=name)
+        if (pattern := next((one for one in frozen if fnmatchcase(name, one)), None)) is not None:
+            raise CheckpointError(f"is frozen: frozen_weights has {pattern!r}", file=of, tensor=name)
+        check_tensor(name, of, info, layout[name])
+    if tied and copy in checkpoint.tensors and (copy in found) != (EMBEDDING in found):
+        problem = f"is the same as {copy if EMBEDDING in found else EMBEDDING}, which is stored too: change both"
+        raise CheckpointError(problem, file=of, tensor=EMBEDDING if EMBEDDING in found else copy)
+    for names in quantized_layers(checkpoint.config, checkpoint.format):
+        _check_quantized(file, found, names & checkpoint.tensors.keys())
+
+
+def _check_quantized(file: WeightFile, found: Collection[str], names: frozenset[str]) -> None:
+    given = sorted(names.intersection(found))
+    if given and file.delta:
+        problem = "is of a quantized layer, to which nothing can be added: replace it whole"
+        raise CheckpointError(problem, file=file.path.name, tensor=given[0])
+    if given and len(given) < len(names):
+        missing = ", ".join(sorted(names.difference(given)))
+        problem = f"is of a quantized layer, which is replaced whole: without {missing} it means nothing"
+        raise CheckpointError(problem, file=file.path.name, tensor=given[0])
+
+
+def _copy(file: WeightFile, found: dict[str, TensorInfo], tensors: Tensors, into: Path) -> Tensors:
+    """The largest types first, so that each is aligned. Read and not mapped: who cuts the file short does no harm."""
+    dtypes = {name: tensors[name][1].dtype if file.delta else info.dtype for name, info in found.items()}
+    staged: dict[str, TensorInfo] = {}
+    at = 0
+    for name in sorted(found, key=lambda name: (-BITS[dtypes[name]], name)):
+        info = found[name]
+        nbytes = info.nbytes * BITS[dtypes[name]] // BITS[info.dtype]
+        staged[name] = TensorInfo(dtypes[name], info.shape, at, at + nbytes)
+        at += nbytes
+    base = Weights(tensors, torch.device("cpu"))
+    with open_file(file.path.parent, file.path.name) as (source, size), _created(into) as copy:
+        start = PREFIX_BYTES + header_bytes(source.read(PREFIX_BYTES), size, file.path.name)
+        copy.write(_header(staged))
+        for name in staged:
+            pieces = _pieces(source, start, name, found[name], file.path.name)
+            if not file.delta:
+                copy.writelines(pieces)
+                continue
+            delta = torch.frombuffer(bytearray().join(pieces), dtype=FLOATS[found[name].dtype])
+            whole = base.peek(name)
+            added = (whole.float() + delta.view(whole.shape).float()).to(whole.dtype)
+            copy.write(added.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return {name: (into, info) for name, info in staged.items()}
+
+
+def _created(path: Path) -> BinaryIO:
+    """Read by nobody else: weights may be worth something."""
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
+
+
+def _header(tensors: dict[str, TensorInfo]) -> bytes:
+    """Of a safetensors file, to the data's first byte."""
+    entries = {
+        name: {"dtype": info.dtype, "shape": info.shape, "data_offsets": [info.begin, info.end]}
+        for name, info in tensors.items()
+    }
+    text = json.dumps(entries).encode()
+    text += b" " * (-len(text) % _ALIGNED)
+    return len(text).to_bytes(PREFIX_BYTES, "little") + text
+
+
+def _pieces(source: BinaryIO, start: int, name: str, info: TensorInfo, file: str) -> Iterator[bytes]:
+    source.seek(start + info.begin)
+    left = info.nbytes
+    while left:
+        piece = source.read(min(left, _PIECE_BYTES))
+        if not piece:
+            raise CheckpointError("is shorter than its header says", file=file, tensor=name)
+        left -= len(piece)
+        yield piece

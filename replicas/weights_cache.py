@@ -1,0 +1,237 @@
+"""Weights as they were repacked, kept from start to start: a folder of files that are checked before they are used.
+
+    known/KEY.json            what a checkpoint's files held, by their inode, size, mtime and ctime: as long as these
+                              are the same, nothing of the files need be read
+    weights/KEY.safetensors   by the contents of the checkpoint, the code and the processor that repacked it
+
+Whatever is wrong with it, the model is loaded from the checkpoint. All of it may be deleted at any time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+from .kept_file import Index, Kept, KeptFileError, read_index, read_kept, write_kept
+from .private_folder import cache_home, is_private, private_folder
+
+__all__ = ["WRITER", "WeightsCache", "open_cache"]
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+VERSION = 1
+WRITER = "weights cache"  # name of the thread that writes
+LEAST_BYTES = 64 << 20  # a model that is smaller is repacked in no time
+MOST_BYTES = 64 << 30  # of all files; those that were not used for longest go first
+FREE_SHARE = 0.1  # of the disk, that is left free
+RACY_S = 2.0  # a file that changed so lately may change again within the resolution of its times
+_ABANDONED_S = 3600.0  # a part that is older was left by a process that ended
+
+
+def open_cache(setting: str | None) -> WeightsCache | None:
+    """setting: a folder; "off": none; None: the user's own. None, and a word in the log, where it cannot be used."""
+    if setting == "off":
+        return None
+    try:
+        path = cache_home() / "motley" / "weights" if setting is None else Path(setting)
+        return WeightsCache(private_folder(path))
+    except (OSError, RuntimeError) as error:
+        log.warning("weights cache: not used: %s", error)
+        return None
+
+
+class WeightsCache:
+    """In a folder that is this user's alone."""
+
+    def __init__(self, folder: Path, *, least_bytes: int = LEAST_BYTES) -> None:
+        """least_bytes: what is smaller is not kept."""
+        self.folder, self.least_bytes = folder, least_bytes
+        self._writer: threading.Thread | None = None
+
+    def contents(self, files: Iterable[Path]) -> bytes | None:
+        """The digest of a checkpoint's tensors as it was found before, if none of its files has changed since."""
+        try:
+            signature = signature_of(files)
+            said = json.loads(_known(self.folder, signature).read_text())
+            if said["files"] == signature and said["sum"] == _sum(signature, said["contents"]):
+                return bytes.fromhex(said["contents"])
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            log.warning("weights cache: what was known of a checkpoint is damaged: %s", error)
+        return None
+
+    def remember(self, before: list[list[Any]], files: Iterable[Path], contents: bytes) -> None:
+        """That files of the signature `before` have that digest: unless they changed meanwhile, or just before."""
+        try:
+            signature = signature_of(files)
+        except OSError:  # one has gone
+            return
+        latest = max(max(each[-2:]) for each in signature) / 1e9
+        if signature != before or time.time() - latest < RACY_S:
+            return
+        said = {"files": signature, "contents": contents.hex(), "sum": _sum(signature, contents.hex())}
+        with _forgiven("what is known of a checkpoint is not kept"):
+            path = _known(self.folder, signature)
+            private_folder(path.parent)
+            part = _part(path)
+            try:
+                with open(part, "x", opener=_own) as file:
+                    file.write(json.dumps(said))
+                part.replace(path)
+            finally:
+                part.unlink(missing_ok=True)
+
+    def find(self, key: str) -> Kept | None:
+        """What was kept for that key; anything that is wrong with it is said, and it is removed."""
+        return self._checked(key, lambda descriptor: read_kept(descriptor, key))
+
+    def open(self, key: str) -> tuple[int, Index] | None:
+        """Likewise, with nothing of it in memory: a descriptor, which is the caller's, and what the file has."""
+
+        def opened(descriptor: int) -> tuple[int, Index]:
+            index = read_index(descriptor, key)
+            return os.dup(descriptor), index
+
+        return self._checked(key, opened)
+
+    def _checked(self, key: str, read: Callable[[int], T]) -> T | None:
+        path = _entry(self.folder, key)
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            log.warning("weights cache: %s: %s", path.name, error.strerror)
+            return None
+        try:
+            if not is_private(os.fstat(descriptor)):
+                raise KeptFileError("it belongs to another user, or others may write to it")
+            found = read(descriptor)
+            with suppress(OSError):
+                os.utime(path)  # the last that was used is the last to go
+            return found
+        except (KeptFileError, OSError, ValueError, KeyError, TypeError) as error:
+            log.warning("weights cache: %s is not used: %s", path.name, error)
+            with suppress(OSError):
+                path.unlink()
+            return None
+        finally:
+            os.close(descriptor)
+
+    def keep(self, key: str, kept: Kept) -> None:
+        """Written in a thread; a process that ends waits for it. `kept` must not change."""
+        self._writer = threading.Thread(target=self._write, args=(key, kept), name=WRITER)
+        self._writer.start()
+
+    def wait(self) -> None:
+        """Until what is being written is there."""
+        if self._writer is not None:
+            self._writer.join()
+
+    def fill(self, key: str, nbytes: int, write: Callable[[BinaryIO], None], *, most: int | None = None) -> bool:
+        """Written at once by the caller: about so many bytes. Whether there was room. Raises what `write` raises.
+
+        most  bytes of all files; None: MOST_BYTES
+        """
+        path = _entry(self.folder, key)
+        private_folder(path.parent)
+        if not self._make_room(path.parent, nbytes, MOST_BYTES if most is None else most):
+            return False
+        part = _part(path)
+        try:
+            with open(part, "x+b", opener=_own) as file:
+                write(file)
+            part.replace(path)  # whoever opens it sees all of it
+        finally:
+            part.unlink(missing_ok=True)
+        return True
+
+    def _write(self, key: str, kept: Kept) -> None:
+        with _forgiven("repacked weights are not kept"):
+            nbytes = num_bytes(kept)
+            if not self.fill(key, nbytes, lambda file: write_kept(file, key, kept)):
+                log.warning("weights cache: repacked weights are not kept: no room for %d MiB", nbytes >> 20)
+
+    def _make_room(self, folder: Path, nbytes: int, most: int) -> bool:
+        """Whether there is room, once those that were not used for longest have gone."""
+        for part in folder.glob("*.part"):
+            with suppress(OSError):
+                if time.time() - part.stat().st_mtime > _ABANDONED_S:
+                    part.unlink()
+        found = sorted(folder.glob("*.safetensors"), key=lambda path: path.stat().st_mtime)
+        total = sum(path.stat().st_size for path in found)
+        while found and (total + nbytes > most or not _fits(folder, nbytes)):
+            oldest = found.pop(0)
+            total -= oldest.stat().st_size
+            oldest.unlink(missing_ok=True)
+        return nbytes <= most and _fits(folder, nbytes)
+
+
+def signature_of(files: Iterable[Path]) -> list[list[Any]]:
+    """[path, device, inode, bytes, mtime, ctime in ns] of each: no write leaves all of them as they were."""
+    resolved = sorted({path.resolve() for path in files})
+    found = [(str(path), path.stat()) for path in resolved]
+    return [[name, it.st_dev, it.st_ino, it.st_size, it.st_mtime_ns, it.st_ctime_ns] for name, it in found]
+
+
+def num_bytes(kept: Kept) -> int:
+    packed = (tensor for parts in kept.packed.values() for part in parts for tensor in part.tensors.values())
+    return sum(tensor.nbytes for tensor in kept.tensors.values()) + sum(tensor.nbytes for tensor in packed)
+
+
+def _fits(folder: Path, nbytes: int) -> bool:
+    usage = shutil.disk_usage(folder)
+    return usage.free - nbytes >= FREE_SHARE * usage.total
+
+
+def _known(folder: Path, signature: list[list[Any]]) -> Path:
+    return folder / "known" / f"{_digest(json.dumps([each[0] for each in signature]))}.json"
+
+
+def _entry(folder: Path, key: str) -> Path:
+    return folder / "weights" / f"{_digest(key)}.safetensors"
+
+
+def _part(path: Path) -> Path:
+    """Beside it, of a name that nobody else has."""
+    return path.with_name(f"{path.stem}.{os.getpid()}.{secrets.token_hex(4)}.part")
+
+
+def _own(path: str, flags: int) -> int:
+    """Opened so that nobody else can write to it, whatever the umask lets others do."""
+    return os.open(path, flags, 0o600)
+
+
+def _sum(signature: list[list[Any]], contents: str) -> str:
+    return _digest(json.dumps([signature, contents]))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+class _forgiven:
+    """A cache that cannot be written is a word in the log."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> bool:
+        if isinstance(error, OSError):
+            log.warning("weights cache: %s: %s", self._what, error)
+        return isinstance(error, OSError)

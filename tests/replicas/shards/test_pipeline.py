@@ -1,0 +1,241 @@
+"""An engine whose layers are divided among real processes: what it says, and what becomes of it when one is lost."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from awq_files import build_awq
+from fp8_files import build_fp8
+from gptq_files import build_gptq
+from served import alive, children, command_line
+from steps import exact_ops
+from tiny_checkpoints import build_checkpoint
+
+from motley import Engine, SamplingParams
+from motley.kernels.cpu.build import library
+from motley.replicas.checkpoint import inspect_checkpoint
+from motley.replicas.decoder import Decoder, Stream
+from motley.replicas.engine_config import EngineConfig
+from motley.replicas.errors import EngineLost, InvalidRequest
+from motley.replicas.layers import MLP
+from motley.replicas.shards.costs import chosen_layers
+from motley.replicas.shards.lead import Line
+
+PROMPTS = [[7, 3, 200, 41, 41, 90, 5, 250], [17, 33, 101], list(range(60))]
+FOUR = {"num_hidden_layers": 4}
+FORMATS: dict[str, Callable[[Path], Path]] = {
+    "dense": lambda folder: build_checkpoint(folder, "qwen2", tie_word_embeddings=True, **FOUR),
+    "gptq, desc_act": lambda folder: build_gptq(folder, desc_act=True, **FOUR),
+    "awq": lambda folder: build_awq(folder, **FOUR)[0],
+    "fp8": lambda folder: build_fp8(folder, scales="rows", **FOUR)[0],
+}
+RANKS = [1, pytest.param(2, marks=pytest.mark.skipif(library()[0] is None, reason="no C compiler"))]
+
+
+def greedy(**given: Any) -> SamplingParams:
+    return SamplingParams(max_tokens=16, temperature=0.0, seed=0, **given)
+
+
+def engine(folder: Path, stages: int = 2, **settings: Any) -> Engine:
+    return Engine(folder, dtype="float32", kv_memory_bytes=1 << 20, pipeline_parallel=stages, **settings)
+
+
+def followers(parent: int | None = None) -> list[int]:
+    """Processes that a process has started for its model and that run, in the order of their start."""
+    started = children(os.getpid() if parent is None else parent)
+    return sorted(pid for pid in started if "shards.follower" in command_line(pid) and alive([pid]))
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    descriptors = len(os.listdir("/proc/self/fd"))
+    yield
+    assert followers() == []
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= descriptors + 2  # what a first engine opens once
+
+
+def said_by(made: Engine) -> tuple[Any, ...]:
+    outputs = made.generate(PROMPTS, greedy(logprobs=2, prompt_logprobs=1, repetition_penalty=1.2))
+    sampled = made.generate(PROMPTS[:1], SamplingParams(max_tokens=8, n=3, seed=5))
+    return (
+        [output.token_ids for output in outputs],
+        [choice.token_ids for output in sampled for choice in output.outputs],
+        made._built.profile.fingerprint,
+        [[entry.logprob for entry in output.logprobs or ()] for output in outputs],
+        [[entry.logprob for entry in output.prompt_logprobs or () if entry] for output in outputs],
+        made.embed(PROMPTS[:2]).tolist(),
+        made._built.logits(tuple(PROMPTS[0])).tolist(),
+    )
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("name", FORMATS)
+def test_it_says_what_the_whole_model_does(name: str, ranks: int, tmp_path: Path) -> None:
+    """A quarter of the layers and the rest: prompts in pieces, several choices, log-probabilities, embeddings."""
+    folder, bounds = FORMATS[name](tmp_path / "model"), {"max_batch_tokens": 32, "max_running": 8}
+    with engine(folder, 1, **bounds) as made:
+        whole = said_by(made)
+    with engine(folder, 2, pipeline_layers=(1, 3), tensor_parallel=ranks, **bounds) as made:
+        assert len(followers()) == 2 * ranks - 1
+        divided = said_by(made)
+    assert divided[:3] == whole[:3]
+    if ranks == 1:
+        assert divided[:4] == whole[:4]  # to the bit; embeddings sum pieces of prompts, cut as steps come
+    for found, expected in zip(divided[3:], whole[3:], strict=True):
+        for one, other in zip(found, expected, strict=True):
+            assert one == pytest.approx(other, abs=1e-4)
+
+
+def test_layers_are_chosen_by_what_stages_cost(tmp_path: Path) -> None:
+    """A head of many tokens is as much as several layers; where the layers are given, they are taken."""
+    folder = build_checkpoint(tmp_path / "model", "qwen3", num_hidden_layers=6, vocab_size=3000)
+    with engine(folder, 2) as made:
+        assert made._built.group is not None
+        assert [stage.layers for stage in made._built.group.stages] == [(0, 5), (5, 6)]
+        assert made._built.choices["stages"].startswith(
+            "5, 1 layers: the slowest stage takes the least; the head is as"
+        )
+    checkpoint, config = inspect_checkpoint(folder), EngineConfig(pipeline_parallel=2, pipeline_layers=(2, 4))
+    assert chosen_layers(checkpoint, config, exact_ops) == ((2, 4), "2, 4 layers: as configured")
+    even = inspect_checkpoint(build_checkpoint(tmp_path / "even", num_hidden_layers=6, vocab_size=16))
+    config = EngineConfig(pipeline_parallel=2)
+    assert chosen_layers(even, config, exact_ops)[0] == (3, 3)
+
+
+def test_three_stages(tmp_path: Path) -> None:
+    folder = build_checkpoint(tmp_path / "model", **FOUR)
+    with engine(folder, 1) as made:
+        whole = said_by(made)
+    with engine(folder, 3, pipeline_layers=(1, 1, 2)) as made:
+        assert len(followers()) == 2
+        assert said_by(made)[:3] == whole[:3]
+
+
+@pytest.mark.parametrize(("stages", "ranks", "lost"), [(3, 1, 0), (3, 1, 1), (2, 2, 2)])
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_stage_that_is_lost_ends_the_engine(
+    fault: signal.Signals, stages: int, ranks: int, lost: int, tmp_path: Path
+) -> None:
+    """The last, one in the middle, or a rank of the last; and whatever is asked of the engine afterwards ends too."""
+    if ranks > 1 and library()[0] is None:
+        pytest.skip("no C compiler")
+    with engine(build_checkpoint(tmp_path / "model"), stages, tensor_parallel=ranks) as made:
+        made.generate(PROMPTS, greedy())
+        os.kill(followers()[lost], fault)
+        for _ in range(2):
+            with pytest.raises(EngineLost):
+                made.generate(PROMPTS, greedy())
+
+
+def test_a_step_that_fails_on_the_first_stage_alone_ends_the_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others wait for what it would have given: that of the next step would be taken for it."""
+    with engine(build_checkpoint(tmp_path / "model")) as made:
+        made.generate(PROMPTS[:1], greedy())
+
+        def fails(*_: object) -> None:
+            raise MemoryError
+
+        monkeypatch.setattr(MLP, "__call__", fails)
+        with pytest.raises(EngineLost):
+            made.generate(PROMPTS[:1], greedy())
+        monkeypatch.undo()
+        with pytest.raises(EngineLost):
+            made.generate(PROMPTS[:1], greedy())
+
+
+def test_a_stage_computes_a_step_while_the_one_before_it_computes_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second is stopped until the first is in the middle of the next step, which waits there for its answer.
+
+    And so it goes on: whenever the first begins, a step is on its way that it has handed on.
+    """
+    with engine(build_checkpoint(tmp_path / "model", **FOUR)) as made:
+        expected = [output.token_ids for output in made.generate(PROMPTS[:2], greedy())]
+        line, [second] = made._built.runner.model, followers()
+        assert isinstance(line, Line)
+        assert made._built.group is not None
+        [inbox] = made._built.group._inboxes
+        through, on_their_way = Decoder.through, []
+
+        def computes(decoder: Decoder, *step: Any) -> Stream:
+            on_their_way.append(line._called - line._answered)
+            if len(on_their_way) == 1:
+                os.kill(second, signal.SIGSTOP)
+            elif len(on_their_way) == 2:
+                assert inbox._messages.empty(), "the second stage has computed nothing yet"
+                os.kill(second, signal.SIGCONT)
+                deadline = time.monotonic() + 60
+                while inbox._messages.empty():
+                    assert time.monotonic() < deadline, "the second stage waits for the first"
+                    time.sleep(0.001)
+            return through(decoder, *step)
+
+        monkeypatch.setattr(Decoder, "through", computes)
+        try:
+            assert [output.token_ids for output in made.generate(PROMPTS[:2], greedy())] == expected
+        finally:
+            os.kill(second, signal.SIGCONT)
+        assert on_their_way == [0] + [1] * 31  # sixteen tokens of each of two sequences, in turn
+
+
+LEADER = """
+import sys
+from motley import Engine
+engine = Engine(sys.argv[1], dtype="float32", kv_memory_bytes=1 << 20, pipeline_parallel=3)
+print("ready", flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_stages_end_with_the_process_that_started_them(stopped: bool, tmp_path: Path) -> None:
+    folder = build_checkpoint(tmp_path / "model")
+    with subprocess.Popen(
+        [sys.executable, "-c", LEADER, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as leader:
+        assert leader.stdout is not None
+        assert leader.stdout.readline() == "ready\n"
+        stages = followers(leader.pid)
+        assert len(stages) == 2
+        if stopped:
+            os.kill(stages[0], signal.SIGSTOP)
+        leader.kill()
+    deadline = time.monotonic() + 60
+    while alive(stages):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        ({"device": "cuda"}, "pipeline_parallel"),
+        ({"swap_memory_bytes": 1 << 20}, "swap_memory_bytes"),
+        ({"prefix_cache": "memory"}, "prefix_cache"),
+        ({"stages": 4}, "pipeline_parallel"),
+        ({"stages": 0}, "pipeline_parallel"),
+        ({"pipeline_layers": (1, 1)}, "pipeline_layers"),
+        ({"pipeline_layers": (1, 1, 1)}, "pipeline_layers"),
+        ({"pipeline_layers": (3, 0)}, "pipeline_layers"),
+        ({"pipeline_layers": [1, 2]}, "pipeline_layers"),
+        ({"stages": 1, "pipeline_layers": (1, 2)}, "pipeline_layers"),
+    ],
+)
+def test_what_stages_cannot_do_is_refused_by_name(settings: dict[str, Any], names: str, tmp_path: Path) -> None:
+    folder = build_checkpoint(tmp_path / "model")
+    with pytest.raises(InvalidRequest) as refused:
+        engine(folder, **settings)
+    assert refused.value.param == names

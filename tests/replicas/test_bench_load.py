@@ -1,0 +1,38 @@
+"""`bench load`: what is cold, and a run of the smallest shape."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from motley.replicas.bench import load
+
+
+def test_unknown_names_are_refused() -> None:
+    with pytest.raises(ValueError, match="qwen9"):
+        load.run(shape="qwen9")
+    with pytest.raises(ValueError, match="awq"):
+        load.run(formats=["bf16", "awq"])
+
+
+def test_a_dropped_file_is_not_in_the_page_cache(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(1 << 20))
+    assert load.drop(path) < 0.5
+    assert path.read_bytes() == bytes(1 << 20)
+
+
+def test_both_starts_and_every_reader_are_measured(tmp_path: Path) -> None:
+    said: list[str] = []
+    report = load.run(shape="quick", formats=["gptq-int4"], turns=1, threads=1, folder=tmp_path, progress=said.append)
+    rows = report["rows"]
+    assert {row["metric"] for row in rows} == {
+        "read and hashed", "imported", "loaded", "process start to first token", "peak memory", "weights loaded",
+    }  # fmt: skip
+    assert all(row["value"] > 0 for row in rows)
+    assert {row["workload"]["page cache"] for row in rows} == {"cold", "warm"}
+    assert any("second start" in each for each in said)
+    kept = {row["workload"]["kept bytes"] for row in rows if row["workload"].get("start") == "second"}
+    assert min(kept) > 64 << 20  # the second start found what the first had left
+    assert list(tmp_path.iterdir()) == []

