@@ -22,12 +22,13 @@ from .entrance import Entrance
 from .every_ingress import INGRESS
 from .fleet.selector import actor_options
 from .fleet.spec import FleetSpec, PoolSpec, engine_config, model_of
-from .fleet.store import read_deployed
+from .fleet.store import APPLICATION, read_deployed
 from .ingress import Ingress
 from .metrics import PoolReplica
 from .objectives import routing_of
 from .prefix.shared import Shared, access_of
 from .routing.request_router import PoolRouter
+from .weights import updates_of
 
 MAX_ONGOING = 4096  # the replica's own admission is the limit, and the router's; Serve's default of 5 is not
 MAX_QUEUED = 1024  # calls that Serve itself may let wait, as while a replica is replaced; by default without end
@@ -138,8 +139,9 @@ def _pin(deployment: Any, version: str, replicas: int) -> None:
 
 def version_of(spec: FleetSpec, pool: PoolSpec) -> str:
     """Another one when a replica would be another one."""
+    prefixes = spec.prefix_cache.model_dump(mode="json", exclude=set(spec.prefix_cache.live))
     return _digest(
-        spec.model_dump(mode="json", include={"model", "served_model_name", "prefix_cache"}),
+        spec.model_dump(mode="json", include={"model", "served_model_name"}) | {"prefix_cache": prefixes},
         spec.service.reader_timeout_s,
         pool.model_dump(mode="json", exclude=set(PoolSpec.LIVE)),
     )
@@ -167,4 +169,4 @@ def _make_worker(
     if pool.simulate is not None:
         hidden = (pool.hidden.share, pool.hidden.seed)
         return partial(simulated_worker, *given, pool.simulate, pool.simulate_model, *hidden)
-    return partial(engine_worker, *given, loading, access)
+    return partial(engine_worker, *given, loading, access, updates_of(APPLICATION, pool.name))

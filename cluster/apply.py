@@ -27,7 +27,7 @@ from .join import check_nodes, joined
 from .named import named
 from .objectives import routing_of
 from .options import ServeOptions
-from .prefix.shared import settle, tell_unreached
+from .prefix.shared import limit_own, settle, tell_unreached
 from .settings import node_settings
 
 
@@ -136,6 +136,7 @@ async def _deploy(
     versions = {name: one.version for name, one in known.items()}
     run_app(build_app(fleet, entrance=entrance, targets=targets, versions=versions, prefixes=prefixes))
     await use_pools([pool.name for pool in wanted.pools], routing_of(wanted))
+    await asyncio.to_thread(limit_own, wanted, prefixes)
     write_deployed(replace(deployed, fleet=wanted, prefixes=prefixes))
 
 

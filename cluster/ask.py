@@ -66,7 +66,7 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class Most:
-    """What a body may hold: values of any kind, and of those the members of objects."""
+    """What a body may hold: values of any kind, and of those members of objects; as many lists and objects again."""
 
     values: int
     members: int

@@ -5,33 +5,53 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ..replicas.errors import EngineFault
+from ..replicas.errors import EngineFault, InvalidRequest
+from ..replicas.protocol import WeightsTold
 from .ask import Admitted
 from .feed import Feed, Streams
 from .routing.router import Router
 from .streams import all_of
 
+MAX_INPUTS = 2048  # of one call, as OpenAI has it; clients that cut long lists into calls reckon with that
+MOST_VALUES = 1 << 21  # of an answer: 2,048 vectors of 1,024
+
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """`values` are fp32, one per hidden dimension."""
+    """`values` are fp32, one per hidden dimension. `weights`: that it was made with, as the replica says."""
 
     values: Sequence[float]
     prompt_tokens: int
     cached_tokens: int
+    weights: WeightsTold | None = None
 
     def normalized(self) -> Embedded:
         """Of unit length; a vector of zeros stays as it is."""
         length = math.sqrt(sum(value * value for value in self.values)) or 1.0
-        return Embedded([value / length for value in self.values], self.prompt_tokens, self.cached_tokens)
+        return replace(self, values=[value / length for value in self.values])
 
 
-async def embed_all(router: Router, admitted: Sequence[Admitted]) -> list[Embedded]:
-    """Those of one call, in their order; however many tokens they have together."""
+async def embed_all(router: Router, admitted: Sequence[Admitted], name: str) -> list[Embedded]:
+    """Those of one call, in their order; however many tokens they have together. name: of the field with the inputs.
+
+    Raises InvalidRequest if they come to more than MOST_VALUES, which the first of them tells.
+    """
     feed = Feed(router)
-    return await all_of([embed(feed, one) for one in admitted])
+
+    async def one_of_them(one: Admitted) -> Embedded:
+        found = await embed(feed, one)
+        if len(found.values) * len(admitted) > MOST_VALUES:
+            raise InvalidRequest(
+                f"{name}: vectors of {len(found.values)} for {len(admitted)} inputs are more than {MOST_VALUES} "
+                f"numbers; give {MOST_VALUES // len(found.values)} inputs at most",
+                param=name,
+                code="answer_too_large",
+            )
+        return found
+
+    return await all_of([one_of_them(one) for one in admitted])
 
 
 async def embed(router: Streams, admitted: Admitted) -> Embedded:
@@ -39,5 +59,6 @@ async def embed(router: Streams, admitted: Admitted) -> Embedded:
     async with aclosing(router.stream(admitted.now(), whole=True)) as messages:
         async for message in messages:
             if message.embedding is not None:
-                return Embedded(message.embedding, len(admitted.request.prompt_ids), message.cached_tokens or 0)
+                tokens, cached = len(admitted.request.prompt_ids), message.cached_tokens or 0
+                return Embedded(message.embedding, tokens, cached, message.told)
     raise EngineFault("the stream ended without an embedding", code="engine_fault")

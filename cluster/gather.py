@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from ..replicas.errors import InvalidRequest
-from ..replicas.protocol import Delta, FinishReason, PromptLogprob, StreamMessage, TokenLogprob
+from ..replicas.protocol import Delta, FinishReason, PromptLogprob, StreamMessage, TokenLogprob, WeightsTold
 
-__all__ = ["MOST_LOGPROBS", "Gathered", "GatheredChoice", "Room", "gather", "is_cut_off", "written"]
+__all__ = ["MOST_LOGPROBS", "Gathered", "GatheredChoice", "Room", "gather", "is_cut_off", "written", "written_of"]
 
 T = TypeVar("T")
 
@@ -55,10 +55,10 @@ class GatheredChoice:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
 
-    def add(self, delta: Delta) -> None:
+    def add(self, delta: Delta, *, logprobs: bool = True) -> None:
         self.text += delta.text
         self.token_ids += delta.token_ids
-        if delta.logprobs is not None:
+        if logprobs and delta.logprobs is not None:
             if self.logprobs is None:
                 self.logprobs = []
             self.logprobs += delta.logprobs
@@ -68,12 +68,17 @@ class GatheredChoice:
 
 @dataclass(slots=True)
 class Gathered:
-    """Raises InvalidRequest when its `room` is taken."""
+    """Raises InvalidRequest when its `room` is taken. Without `logprobs` those of the output are not kept.
+
+    weights  that it was computed with, one after the other: several if it moved to a replica that had others
+    """
 
     choices: list[GatheredChoice]
     room: Room = field(default_factory=Room)
+    logprobs: bool = True
     cached_tokens: int = 0
     prompt_logprobs: tuple[PromptLogprob, ...] | None = None
+    weights: list[WeightsTold] = field(default_factory=list)
 
     @property
     def completion_tokens(self) -> int:
@@ -81,12 +86,14 @@ class Gathered:
 
     def add(self, message: StreamMessage) -> None:
         self.cached_tokens = self.cached_tokens if message.cached_tokens is None else message.cached_tokens
+        if (told := message.told) is not None:
+            self.weights.append(told)
         if message.prompt_logprobs is not None:
             self.prompt_logprobs = message.prompt_logprobs
             self.room.take(message.prompt_logprobs)
         for delta in message.deltas:
-            self.choices[delta.index].add(delta)
-            if delta.logprobs is not None:
+            self.choices[delta.index].add(delta, logprobs=self.logprobs)
+            if self.logprobs and delta.logprobs is not None:
                 self.room.take(delta.logprobs)
 
 
@@ -100,7 +107,12 @@ async def gather(messages: AsyncIterable[StreamMessage], n: int, room: Room) -> 
 
 async def written(room: Room, write: Callable[[], T]) -> T:
     """What `write` makes of the answer: in a thread where it is large, so that streams go on meanwhile."""
-    return write() if room.taken < _LARGE else await asyncio.to_thread(write)
+    return await written_of(room.taken, write)
+
+
+async def written_of(values: int, write: Callable[[], T]) -> T:
+    """Likewise, of an answer with so many values."""
+    return write() if values < _LARGE else await asyncio.to_thread(write)
 
 
 def is_cut_off(delta: Delta) -> bool:

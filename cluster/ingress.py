@@ -16,11 +16,13 @@ from ..replicas.hub import resolve_model
 from ..replicas.logs import log_to_stderr
 from ..replicas.protocol import NULL, ReplicaProfile
 from ..replicas.tokenizer import Tokenizer
+from ..replicas.updates.file import WeightFile
 from . import access_log
 from .door import Door
 from .entrance import Entrance
-from .fleet.status import FleetStatus, PrefixStatus
+from .fleet.status import FleetStatus, PrefixStatus, WeightStatus
 from .fleet.store import APPLICATION, Deployed, read_deployed
+from .latencies import tell_latencies
 from .objectives import routing_of
 from .parsers.styles import AUTO, choose
 from .protocols.chats import Chats
@@ -85,6 +87,8 @@ class Ingress(MotleyRpcs, KServeRpcs, VllmRpcs, HealthRpcs, ReflectionRpcs):
         log.info("calls of tools: %s; reasoning: %s", styles.tools, styles.reasoning)
         if profile.device == NULL:
             self.router.keep_steps_apart()
+        if ray.is_initialized():
+            self._telling = asyncio.create_task(tell_latencies(self.router.tally.latencies, profile.model.name))
         chats = Chats(self.door, styles)
         self.motley = MotleyProtocol(self.door, self.router, chats)
         self.kserve = KServeProtocol(self.door, self.router)
@@ -138,6 +142,10 @@ class Ingress(MotleyRpcs, KServeRpcs, VllmRpcs, HealthRpcs, ReflectionRpcs):
     async def flush_prefixes(self, tenant: str | None) -> int:
         """That tenant's, or everyone's, on every replica: how many there are. Raises Unavailable."""
         return await self.router.flush(tenant)
+
+    async def update_weights(self, pool: str, file: WeightFile, version: int) -> tuple[WeightStatus, ...]:
+        """That version of the weights, on every replica of the pool. For the control plane. Raises Unavailable."""
+        return await self.router.update_weights(pool, file, version)
 
     async def prefixes(self) -> tuple[PrefixStatus, ...]:
         """What replicas find of prefixes. For the control plane. Raises Unavailable."""

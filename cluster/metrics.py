@@ -17,6 +17,7 @@ from ..replicas.prefix.store import Breaker
 from ..replicas.prefix.told import PrefixStats
 from ..replicas.protocol import ReplicaLoad, ReplicaProfile
 from ..replicas.replica import Replica
+from .latencies import HistogramExporter
 
 __all__ = ["Exporter", "PoolReplica"]
 
@@ -76,6 +77,7 @@ class Exporter:
         labels = profile.model.name, pool, profile.device_name, profile.compute_capability or "none"
         self._labels = dict(zip(_LABELS, labels, strict=True))
         self._through = through
+        self._histograms = HistogramExporter(self._labels, through)
         self._made: dict[str, Any] = {}
         self._totals: dict[tuple[str, str], float] = {}
 
@@ -106,6 +108,8 @@ class Exporter:
         self._reach(f"{name}_writes", store.writes)
         self._reach(f"{name}_write_seconds", store.write_s)
         self._reach(f"{name}_written_bytes", store.bytes_written)
+        if stats.fetch_s is not None:
+            self._histograms.tell(f"{name}_fetch_seconds", stats.fetch_s)
         flaws = {f"unfit_{why}": count for why, count in stats.outcomes.items() if why not in _NO_FLAW}
         self._reach_each(f"{name}_errors", {**store.errors, **flaws})
         self._reach_each(f"{name}_dropped", store.dropped)

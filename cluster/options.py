@@ -23,6 +23,7 @@ class ServeOptions:
     host               where HTTP and gRPC listen; without API keys loopback only
     api_keys           file of API keys (`motley keys`); None: only this machine may call
     open_health        health is told without a key
+    weights_roots      folders from which admins may update the weights; none: nobody may
     cors_origins       web pages from there may call, each as `https://host[:port]`; `*` alone: from anywhere
     tls_cert, tls_key  PEM files: HTTP and gRPC are served over TLS
     client_ca          PEM file: with TLS, only clients with a certificate of this authority
@@ -63,6 +64,7 @@ class ServeOptions:
     tls_key: Path | None = None
     client_ca: Path | None = None
     tls_terminated_upstream: bool = False
+    weights_roots: tuple[Path, ...] = ()
     http_port: int = 8000
     grpc_port: int = 9000
     control: bool = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from .edge.haproxy import launcher
 from .edge.hook import CHECK, HOOK, SPREAD
 from .edge.ports import settled_block
 from .failures import ConfigurationError
+from .grpc_environment import EXPERIMENTS, experiments
 
 DIRECT_PORTS = 50  # one for each replica of the ingress, and those that Serve keeps back for a while
 MAX_MESSAGE_BYTES = 8 * 2**20  # a body or gRPC message from a client: a million token ids
@@ -51,9 +53,11 @@ def _shared() -> tuple[Setting, ...]:
         Setting("RAY_SERVE_THROUGHPUT_OPTIMIZED", "1", "replica calls by gRPC: streams 4 times faster"),
         Setting("RAY_SERVE_GRPC_MAX_MESSAGE_SIZE", str(MAX_MESSAGE_BYTES), "2 GiB by default"),
         Setting("RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH", str(MAX_REPLY_BYTES), "4 MiB is less than a reply may be"),
+        Setting(EXPERIMENTS, experiments(os.environ), "a third less CPU for each message that is read of a stream"),
         Setting("RAY_SERVE_CONTROL_LOOP_INTERVAL_S", "0.3", "at 0.1 an idle service takes 3% of a core more"),
         Setting("RAY_SERVE_METRICS_EXPORT_INTERVAL_MS", "1000", "likewise, of each replica; they are read every 10 s"),
         Setting("RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S", "1", "else shutdown takes 32 s"),
+        Setting("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60", "at 5 Serve kills the proxy that its start waits for"),
         Setting("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0", "of one machine: Ray's ports are on loopback"),
         Setting("RAY_ENABLE_AUTO_CONNECT", "0", "a call after Ray has ended would start another Ray"),
         Setting("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", HOOK, "Serve's own paths and RPCs want no key"),

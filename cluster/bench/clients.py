@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import ExitStack
 from typing import Any
 
 from ...replicas.bench.child import Child
+from ..grpc_environment import EXPERIMENTS, experiments
 from .samples import Outcome
 from .service import Service
 from .workload import Workload
@@ -16,8 +18,11 @@ _LEAD_S = 0.2  # from the word to begin to the beginning
 
 def run(workload: Workload, service: Service, clients: int = 1) -> Outcome:
     """Measure from `clients` processes together. Raises EngineFault if one breaks."""
+    environment = {EXPERIMENTS: experiments(os.environ)}
     with ExitStack() as stack:
-        children = [stack.enter_context(Child("motley.cluster.bench.client")) for _ in range(clients)]
+        children = [
+            stack.enter_context(Child("motley.cluster.bench.client", environment=environment)) for _ in range(clients)
+        ]
         for index, child in enumerate(children):
             child.write(_part(workload, service, index, clients))
         for child in children:

@@ -65,7 +65,10 @@ def client(workload: Workload, outcome: Outcome) -> dict[str, Any]:
 
 
 def rows(workload: Workload, outcome: Outcome, slo: Slo) -> list[Row]:
-    """One row for each metric that is defined here. Latencies are of requests meant to be sent in the window."""
+    """One row for each metric that is defined here.
+
+    Latencies are of requests meant to be sent in the window, rates of those that ended in it.
+    """
     what = described(workload)
     window = in_window(outcome.samples, workload.warmup_s, workload.end_s)
     good = [sample for sample in window if sample.code == OK]
@@ -73,7 +76,7 @@ def rows(workload: Workload, outcome: Outcome, slo: Slo) -> list[Row]:
     ended = [s for s in outcome.samples if s.code == OK and workload.warmup_s <= s.end_s < workload.end_s]
     found = [
         row("requests", what, "requests/s", [len(ended) / seconds]),
-        row("goodput", what, "requests/s", [sum(map(slo.met_by, window)) / seconds]),
+        row("goodput", what, "requests/s", [sum(map(slo.met_by, ended)) / seconds]),
         row("output", what, "tokens/s", [outcome.tokens / seconds]),
     ]
     if workload.streaming:

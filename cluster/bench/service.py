@@ -19,6 +19,7 @@ from typing import Any
 from ...client import Client, Tls
 from ...replicas.errors import MotleyError, Unavailable
 from ..edge.ports import SETTLED, is_free
+from ..failures import Forbidden, Unauthenticated
 from .senders import trust
 
 # Its tokens are what prompts are made of: ids that every model's tokenizer gives for ordinary words.
@@ -50,6 +51,8 @@ def inspect(protocol: str, target: str, api_key: str | None = None, tls: Tls | N
     ask = _over_grpc if protocol == "grpc" else _over_http
     try:
         model, ids, length, null = ask(target, api_key, tls)
+    except (Unauthenticated, Forbidden, urllib.error.HTTPError) as error:
+        raise Unavailable(f"the service at {target} refuses: {error}") from error
     except (MotleyError, urllib.error.URLError, OSError) as error:
         raise Unavailable(f"no service answers at {target}: {error}; start one, or give --start") from error
     return Service(protocol, target, model, tuple(sorted(set(ids))), length, null, api_key, tls)

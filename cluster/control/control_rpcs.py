@@ -93,6 +93,19 @@ class ControlRpcs:
         )
         return translate.decision(self._plane, made)
 
+    @unary(pb.UpdateWeightsReply)
+    async def UpdateWeights(self, request: pb.UpdateWeightsRequest, caller: Caller) -> pb.UpdateWeightsReply:
+        refuse_unknown(request)
+        pool, told = await self._plane.update_weights(
+            request.path,
+            delta=request.delta,
+            pool=request.pool,
+            expected=request.expected_version if request.HasField("expected_version") else None,
+            by=_by(caller),
+            reason=request.reason,
+        )
+        return translate.weights(self._plane, pool, told)
+
     @unary(pb.Metrics)
     async def GetMetrics(self, request: pb.GetMetricsRequest, caller: Caller) -> pb.Metrics:
         refuse_unknown(request)

@@ -7,10 +7,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ...replicas.errors import InvalidRequest, NotFound
+from ...replicas.errors import InvalidRequest, NotFound, Unavailable
 from ...replicas.shown import shown
 from ..failures import Conflict, NotConfirmed
-from .state import Drain, PolicyPlan, PoolPlan, Roll, State
+from ..fleet.status import WeightStatus
+from .state import Drain, PolicyPlan, PoolPlan, Roll, State, WeightUpdate
 
 MAX_REASON = 200  # characters
 MAX_REPLICAS = 10_000  # that a pool's bounds may allow
@@ -171,6 +172,44 @@ def roll(
     return after.told(now, "rolling", pool=pool, by=by, reason=why)
 
 
+def check_update(state: State, pool: str, expected: int | None, reason: str) -> PoolPlan:
+    """Whether the pool's weights may be changed now: its plan."""
+    plan = pool_named(state, pool)
+    check_reason(reason)
+    if pool in state.rolls:
+        raise Conflict(f"pool {pool!r} is being rolled; try again when that is done", param="pool", code="rolling")
+    if expected is not None and expected != len(plan.weights):
+        raise Conflict(
+            f"expected_version: the weights of pool {pool!r} are of version {len(plan.weights)} by now, not {expected}",
+            param="expected_version",
+            code="version_mismatch",
+        )
+    return plan
+
+
+def contents_of(told: Sequence[WeightStatus]) -> str:
+    """What the replicas' weights are by now, wherever they have changed. Raises what the first says if none has."""
+    found = sorted({one.told.contents for one in told if one.told is not None})
+    if not told:
+        raise Unavailable("no replica of the pool serves: there is nobody to take the weights", code="no_replica")
+    if not found:
+        assert told[0].error is not None
+        raise told[0].error
+    if len(found) > 1:
+        raise Conflict(f"replicas have different weights by now: {', '.join(found)}; roll the pool", code="rolling")
+    return found[0]
+
+
+def updated(state: State, now: float, pool: str, update: WeightUpdate, *, by: str, reason: str) -> State:
+    """The pool's replicas have other weights, and those to come begin with them."""
+    plan = pool_named(state, pool)
+    before = len(plan.weights)
+    pools = {**state.pools, pool: replace(plan, weights=(*plan.weights, update))}
+    after = replace(state, pools=pools, generation=state.generation + 1)
+    why = ": ".join(filter(None, (update.path, reason)))
+    return after.told(now, "updated", pool=pool, before=before, after=before + 1, by=by, reason=why)
+
+
 def deployed(state: State, deployment: str, pools: Mapping[str, PoolPlan], policy: PolicyPlan) -> State:
     """The pools of what has just been deployed. Those that are known keep their targets, within the new bounds.
 
@@ -184,6 +223,7 @@ def deployed(state: State, deployment: str, pools: Mapping[str, PoolPlan], polic
             plan,
             target=min(max(old.target, plan.minimum), plan.maximum),
             model=old.model if old.said == plan.said else "",
+            weights=old.weights if old.said == plan.said else (),
         )
         for name, (old, plan) in known.items()
     }

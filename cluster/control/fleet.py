@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, Protocol
 
-from ..fleet.status import FleetStatus, PrefixStatus
+from ...replicas.updates.file import WeightFile
+from ..fleet.status import FleetStatus, PrefixStatus, WeightStatus
 from .state import PolicyPlan, PoolPlan
 
 __all__ = ["Fleet", "Planned", "PoolLook", "ReplicaLook"]
@@ -90,6 +92,14 @@ class Fleet(Protocol):
 
     async def prefixes(self) -> Sequence[PrefixStatus]:
         """Of replicas that answer."""
+        ...
+
+    async def check_weights(self, path: str) -> Path:
+        """Where that file is. Raises MotleyError unless weights may be taken from there."""
+        ...
+
+    async def update_weights(self, pool: str, file: WeightFile, version: int) -> Sequence[WeightStatus]:
+        """That version of the weights, on every replica of the pool that there is. Again is as good as once."""
         ...
 
     async def end(self, replica_id: str) -> None:

@@ -16,7 +16,9 @@ from typing import Any, Protocol
 
 from ...replicas.errors import MotleyError, NotFound
 from ...replicas.shown import shown
-from ..fleet.status import Demand, FleetStatus, PrefixStatus, ReplicaStatus
+from ...replicas.updates.file import WeightFile
+from ..failures import Conflict
+from ..fleet.status import Demand, FleetStatus, PrefixStatus, ReplicaStatus, WeightStatus
 from ..happening import Happening, happen, happening
 from ..routing.predict import Speed
 from ..scaling.state import Policy
@@ -24,11 +26,12 @@ from . import decide
 from .fleet import Fleet, PoolLook, ReplicaLook
 from .observe import Rates, cached, caches, observed, rates, replicas_of, speeds
 from .policies import policy_of
-from .state import Event, PolicyPlan, State
+from .state import Event, PolicyPlan, State, WeightUpdate
 
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.5  # between two looks at the fleet
+CATCH_UP_S = 5.0  # between two attempts to bring replicas the weights that they have missed
 POLICY_S = 5.0  # between two questions to the policy
 IDLE_S = 0.3  # a load that was told so long after the mark has all that was on its way
 Clock = Callable[[], float]
@@ -60,6 +63,9 @@ class Plane:
         self._store = store
         self._clock = clock
         self._lock = asyncio.Lock()
+        self._updates = asyncio.Lock()  # one of weights at a time
+        self._caught_up = -CATCH_UP_S
+        self._catching: asyncio.Future[None] | None = None
         self._starting: dict[str, float] = {}  # replica -> when it was first seen
         self._counted: tuple[float, Demand] | None = None
         self._caches: dict[str, int] = {}  # what each replica had found in its cache, likewise
@@ -108,6 +114,50 @@ class Plane:
             await self._fleet.check_model(model)
         return await self._decide(partial(decide.roll, pool=pool, model=model, version=version, **how))
 
+    async def update_weights(
+        self, path: str, *, delta: bool, pool: str, expected: int | None, by: str, reason: str
+    ) -> tuple[str, Sequence[WeightStatus]]:
+        """Of which pool, and what became of each of its replicas. Raises MotleyError if none has other weights now.
+
+        What was done is kept when it is known what it gives: replicas that start later must have the same.
+        """
+        if not pool and len(self.state.pools) == 1:
+            [pool] = self.state.pools
+        plan = decide.check_update(self.state, pool, expected, reason)
+        file = WeightFile(await self._fleet.check_weights(path), delta)
+        if self._updates.locked():
+            raise Conflict("other weights are being taken up; try again when that is done", code="weights_in_use")
+        async with self._updates:
+            plan = decide.check_update(self.state, pool, expected, reason)
+            told = await self._fleet.update_weights(pool, file, len(plan.weights) + 1)
+            contents = decide.contents_of(told)
+            update = WeightUpdate(str(file.path), delta, contents)
+            await self._change(partial(decide.updated, pool=pool, update=update, by=by, reason=reason))
+        return pool, told
+
+    async def _catch_up(self, status: FleetStatus | None, now: float) -> None:
+        """Replicas that have older weights than their pool's take what they have missed; beside the looks."""
+        if self._updates.locked() or now - self._caught_up < CATCH_UP_S:
+            return
+        for pool, replicas in replicas_of(status).items():
+            oldest = min((one.load.weights_version for one in replicas), default=0)
+            if oldest < len(self.state.files(pool)):
+                self._caught_up = now
+                self._catching = asyncio.ensure_future(self._bring(pool, oldest))
+                return
+
+    async def _bring(self, pool: str, oldest: int) -> None:
+        async with self._updates:
+            for version, file in enumerate(self.state.files(pool)[oldest:], oldest + 1):
+                try:
+                    told = await self._fleet.update_weights(pool, file, version)
+                except MotleyError as error:
+                    log.warning("weights of pool %s: %s", pool, error.message)
+                    return
+                for one in told:
+                    if one.error is not None and getattr(one.error, "code", "") != "version_mismatch":
+                        log.warning("weights of replica %s: %s", one.replica_id, one.error.message)
+
     async def _decide(self, decision: Callable[..., State]) -> Event | None:
         """The last of what is told of it."""
         told = await self._change(decision)
@@ -148,6 +198,7 @@ class Plane:
         await self._roll(look)
         await self._set_targets(look)
         await self._ask_policy(look, status, now)
+        await self._catch_up(status, now)
         await self._tell_progress(look)
         self.looked_at = now
         if (look, status) != (self.looked, self.status):
@@ -312,7 +363,8 @@ def _rolled(state: State, now: float, pool: str) -> State:
     one = rolls.pop(pool)
     pools = dict(state.pools)
     if not one.failed:
-        pools[pool] = replace(pools[pool], model=one.model)
+        same = one.model == pools[pool].model
+        pools[pool] = replace(pools[pool], model=one.model, weights=pools[pool].weights if same else ())
     kind = "roll_failed" if one.failed else "rolled"
     return replace(state, rolls=rolls, pools=pools).told(now, kind, pool=pool, reason=one.failed)
 

@@ -12,6 +12,7 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import ray
@@ -29,9 +30,11 @@ from ray.serve.schema import DeploymentDetails, ReplicaDetails
 from ...replicas.errors import InvalidRequest, MotleyError, Unavailable
 from ...replicas.hub import resolve_model
 from ...replicas.servable import check_in_process
+from ...replicas.updates.file import WeightFile
 from ..every_ingress import INGRESS, of_every_ingress
-from ..fleet.status import FleetStatus, Gathered, PrefixStatus
+from ..fleet.status import FleetStatus, Gathered, PrefixStatus, WeightStatus
 from ..fleet.store import read_deployed
+from ..weights import within
 from .fleet import Planned, PoolLook, ReplicaLook
 from .pending import Need, Node, why
 from .planned import planned
@@ -42,6 +45,7 @@ T = TypeVar("T")
 Build = Callable[[Mapping[str, str]], Any]  # the application, with other models for these pools
 
 ANSWER_S = 5.0  # Serve's controller and the ingress answer within milliseconds
+UPDATE_S = 1800.0  # replicas read, check and build weights as fast as their disks and cores are
 STARTING = "replicas are starting"
 TOKENIZER = "tokenizer.json"
 _STATES: Mapping[str, Literal["running", "stopping"]] = {
@@ -94,6 +98,15 @@ class ServeFleet:
 
     async def prefixes(self) -> Sequence[PrefixStatus]:
         return await self._answer_of_ingress("prefixes")  # type: ignore[no-any-return]
+
+    async def check_weights(self, path: str) -> Path:
+        deployed = await asyncio.to_thread(read_deployed)
+        roots = () if deployed is None else deployed.fleet.security.weights_roots
+        return await asyncio.to_thread(within, path, roots)
+
+    async def update_weights(self, pool: str, file: WeightFile, version: int) -> Sequence[WeightStatus]:
+        answer = self._answer_of_ingress("update_weights", pool, file, version, timeout_s=UPDATE_S)
+        return await answer  # type: ignore[no-any-return]
 
     async def pending(self, pool: str) -> str:
         details = self._seen[pool]
@@ -203,10 +216,10 @@ class ServeFleet:
             return await of_every_ingress(await self._ingress(), method, *args, timeout_s=ANSWER_S)
         return []
 
-    async def _answer_of_ingress(self, method: str, *args: Any) -> Any:
+    async def _answer_of_ingress(self, method: str, *args: Any, timeout_s: float = ANSWER_S) -> Any:
         """Of any of them. Raises Unavailable."""
         try:
-            return await _in_time(getattr(await self._ingress(), method).remote(*args))
+            return await _in_time(getattr(await self._ingress(), method).remote(*args), timeout_s)
         except (RayError, RayServeException, TimeoutError) as error:
             raise Unavailable(f"the ingress does not answer: {_last_line(str(error))}", code="no_ingress") from error
 
@@ -216,11 +229,11 @@ class ServeFleet:
         return self._handle
 
 
-async def _in_time(answer: Awaitable[T]) -> T:
+async def _in_time(answer: Awaitable[T], timeout_s: float = ANSWER_S) -> T:
     async def waited() -> T:
         return await answer
 
-    return await asyncio.wait_for(waited(), ANSWER_S)
+    return await asyncio.wait_for(waited(), timeout_s)
 
 
 def _replica(details: ReplicaDetails) -> ReplicaLook:

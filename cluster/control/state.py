@@ -3,15 +3,39 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-__all__ = ["FIXED", "SCHEMA", "Drain", "Event", "PolicyPlan", "PoolPlan", "Roll", "State", "dump", "load"]
+from ...replicas.updates.file import WeightFile
+
+__all__ = [
+    "FIXED",
+    "SCHEMA",
+    "Drain",
+    "Event",
+    "PolicyPlan",
+    "PoolPlan",
+    "Roll",
+    "State",
+    "WeightUpdate",
+    "dump",
+    "load",
+]
 
 SCHEMA = 1
 FIXED = "fixed"  # the policy of nobody: targets are what operators say
 MAX_EVENTS = 200  # that are kept
+
+
+@dataclass(frozen=True, slots=True)
+class WeightUpdate:
+    """See `WeightFile`: as it is kept."""
+
+    path: str
+    delta: bool
+    contents: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +46,7 @@ class PoolPlan:
     cold_start_s   from a new target to a replica that serves, until one has been seen to start
     model          folder or id that its replicas were last rolled to; empty: as the service was started
     said           the one that the fleet's file says for it, if any: where that changes, nothing is rolled any more
+    weights        updates of that model's, first of all first: as many as their version says
     """
 
     target: int
@@ -31,6 +56,7 @@ class PoolPlan:
     cold_start_s: float = 30.0
     model: str = ""
     said: str = ""
+    weights: tuple[WeightUpdate, ...] = ()
 
     def __post_init__(self) -> None:
         assert 0 <= self.minimum <= self.target <= self.maximum, "0 <= minimum <= target <= maximum"
@@ -111,6 +137,13 @@ class State:
     events: tuple[Event, ...] = ()
     settled: frozenset[str] = frozenset()
 
+    def files(self, pool: str) -> tuple[WeightFile, ...]:
+        """That a replica takes, one after the other, to begin with the pool's weights; none of another model's."""
+        plan, roll = self.pools.get(pool), self.rolls.get(pool)
+        if plan is None or (roll is not None and not roll.failed and roll.model != plan.model):
+            return ()
+        return tuple(WeightFile(Path(one.path), one.delta, one.contents) for one in plan.weights)
+
     @property
     def sequence(self) -> int:
         return self.events[-1].sequence if self.events else 0
@@ -135,7 +168,7 @@ def load(data: bytes) -> State:
     if kept.pop("schema") != SCHEMA:
         raise ValueError("the control plane's state was kept by another version of Motley")
     return State(
-        pools={name: PoolPlan(**one) for name, one in kept.pop("pools").items()},
+        pools={name: _pool_plan(**one) for name, one in kept.pop("pools").items()},
         policy=PolicyPlan(**kept.pop("policy")),
         drains={name: Drain(**one) for name, one in kept.pop("drains").items()},
         rolls={name: Roll(**one) for name, one in kept.pop("rolls").items()},
@@ -143,3 +176,7 @@ def load(data: bytes) -> State:
         settled=frozenset(kept.pop("settled")),
         **kept,
     )
+
+
+def _pool_plan(*, weights: Sequence[Mapping[str, Any]] = (), **kept: Any) -> PoolPlan:
+    return PoolPlan(weights=tuple(WeightUpdate(**one) for one in weights), **kept)

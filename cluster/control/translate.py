@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict
 
-from ..fleet.status import Demand, PrefixStatus, ReplicaStatus
+from ..fleet.status import Demand, PrefixStatus, ReplicaStatus, WeightStatus
 from ..protos import control_pb2 as pb
 from .fleet import PoolLook, ReplicaLook
 from .observe import replicas_of
@@ -48,6 +48,20 @@ def demand(plane: Plane) -> pb.Demand | None:
 
 def prefixes(found: Iterable[PrefixStatus]) -> pb.Prefixes:
     return pb.Prefixes(replicas=[_prefixes(one) for one in sorted(found, key=lambda one: (one.pool, one.replica_id))])
+
+
+def weights(plane: Plane, pool: str, told: Iterable[WeightStatus]) -> pb.UpdateWeightsReply:
+    updates = plane.state.pools[pool].weights
+    version = len(updates)
+    replicas = [
+        pb.ReplicaWeights(
+            replica_id=one.replica_id,
+            weights_version=version - 1 if one.told is None else one.told.version,
+            error="" if one.error is None else one.error.message,
+        )
+        for one in told
+    ]
+    return pb.UpdateWeightsReply(pool=pool, weights_version=version, contents=updates[-1].contents, replicas=replicas)
 
 
 def metrics(plane: Plane, pool: str) -> pb.Metrics:
@@ -102,6 +116,7 @@ def _pool(plane: Plane, name: str) -> pb.Pool:
         cost_per_hour=plan.cost_per_hour,
         cold_start_s=plane.cold_start_s.get(name, plan.cold_start_s),
         replicas=[_replica(plane, one, known.get(one.replica_id)) for one in seen.replicas],
+        weights_version=len(plan.weights),
     )
 
 
@@ -125,6 +140,7 @@ def _replica(plane: Plane, seen: ReplicaLook, known: ReplicaStatus | None) -> pb
         found.kv_used = _used(load.kv_blocks_free, load.kv_blocks_total)
         found.generated_tokens_per_s = load.generated_tokens_per_s
         found.load_age_s = known.age_s
+        found.weights_version, found.weights_contents = load.weights_version, load.weights_contents
         found.ttft_off, found.tpot_off = known.ttft_off, known.tpot_off
     return found
 

@@ -125,7 +125,8 @@ class Edge:
         So it is long here, and what it bounds elsewhere is bounded by itself: a body by `wait-for-body` and, where
         that is more than the buffer holds, in `_before_grpc`; unread answers by the ingress, which ends their calls,
         and by the kernel (`tcp-ut`); a client that is gone without a word by TCP's keepalive. A client that reads
-        its connection but not a stream on it leaves one buffer's worth here for as long.
+        its connection but not a stream on it leaves one buffer's worth here for as long, which no other timeout of 2.8
+        bounds: not client-fin, server-fin, http-keep-alive or tunnel.
         """
         keepalive = ["option clitcpka", "clitcpka-idle 60s", "clitcpka-intvl 15s", "clitcpka-cnt 4"]
         return [f"timeout client {SILENCE_S}s", *keepalive]

@@ -90,7 +90,8 @@ def _of_fleet(running: FleetSpec, wanted: FleetSpec) -> Iterator[Change]:
         if at == ("prefix_cache", "store"):
             before, after = shown(before), shown(after)  # which may hold passwords
         told = f"{dotted(at)} {_shown(before)} -> {_shown(after)}"
-        if at[0] == "prefix_cache":
+        live = running.prefix_cache.live & wanted.prefix_cache.live
+        if at[0] == "prefix_cache" and at[-1] not in live:
             yield Change("restarted", None, f"{told}; all replicas are replaced")
         else:
             yield Change("live", None, told)

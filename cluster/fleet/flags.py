@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from ...replicas.engine_config import EngineConfig
 from ..failures import ConfigurationError
 from ..options import ServeOptions
 from ..prefix.source import shown
@@ -21,12 +22,13 @@ CPU, GPU = "cpu", "gpu"  # names of the one pool
 _OF_SECURITY = (
     "api_keys", "open_health", "tls_cert", "tls_key", "client_ca", "tls_terminated_upstream"
 )  # fmt: skip
+_LISTS = {"cors_origins": "cors_origin", "weights_roots": "weights_root"}  # of security -> their flags
 _OF_LISTEN = ("host", "http_port", "grpc_port", "dashboard_port")
 _OF_SERVICE = ("drain_s", "stall_s", "tool_parser", "reasoning_parser")
 _OF_PREFIXES = {"prefix_cache": "store", "prefix_memory": "memory", "prefix_secret": "secret"}
 _PLACES: dict[str, tuple[str, ...]] = {
     "served_model_name": ("served_model_name",),
-    **{name: ("security", name) for name in (*_OF_SECURITY, "cors_origins")},
+    **{name: ("security", name) for name in (*_OF_SECURITY, *_LISTS)},
     **{name: ("listen", name) for name in _OF_LISTEN},
     **{name: ("service", name) for name in (*_OF_SERVICE, "reader_timeout_s")},
     **{name: ("prefix_cache", field) for name, field in _OF_PREFIXES.items()},
@@ -46,10 +48,13 @@ def fleet_of(options: ServeOptions) -> FleetSpec:
                 "name": CPU if engine.device == "cpu" else GPU,
                 "replicas": {"min": 0, "max": options.most_replicas, "start": options.replicas},
                 "device": engine.device,
+                "tensor_parallel": engine.tensor_parallel,
+                "pipeline_parallel": engine.pipeline_parallel,
+                "pipeline_layers": None if engine.pipeline_layers is None else list(engine.pipeline_layers),
                 "simulate": options.simulate,
                 "simulate_model": options.simulate_model,
                 "quantization": {"cpu_weights": engine.cpu_weights},
-                "engine": {name: getattr(engine, ENGINE_NAMES.get(name, name)) for name in EngineSpec.model_fields},
+                "engine": {name: _of_engine(engine, name) for name in EngineSpec.model_fields},
             }
         ],
         "queue": {"max_wait_s": 0, "hold_s": 30},  # a service of one pool refuses at once what it has no room for
@@ -59,7 +64,7 @@ def fleet_of(options: ServeOptions) -> FleetSpec:
         },
         "security": {
             **{name: getattr(options, name) for name in _OF_SECURITY},
-            "cors_origins": list(options.cors_origins),
+            **{name: list(getattr(options, name)) for name in _LISTS},
         },
         "listen": {name: getattr(options, name) for name in _OF_LISTEN},
         "service": {
@@ -75,6 +80,12 @@ def fleet_of(options: ServeOptions) -> FleetSpec:
         flags = {place: name for name, place in _PLACES.items()}
         name = flags.get(tuple(map(str, at)), dotted(at[-1:])).replace("_", "-")
         raise ConfigurationError(f"--{name}: {told(first, at)}", param=dotted(at), code="bad_fleet") from None
+
+
+def _of_engine(engine: EngineConfig, name: str) -> Any:
+    """As a fleet file has it."""
+    value = getattr(engine, ENGINE_NAMES.get(name, name))
+    return (list(value) or None) if isinstance(value, tuple) else value
 
 
 def with_fleet(options: ServeOptions, file: FleetFile, given: Mapping[str, Any]) -> ServeOptions:
@@ -94,6 +105,7 @@ def with_fleet(options: ServeOptions, file: FleetFile, given: Mapping[str, Any])
         served_model_name=spec.served_model_name,
         engine=replace(options.engine, reader_timeout_s=service.reader_timeout_s),
         cors_origins=tuple(security.cors_origins),
+        weights_roots=tuple(security.weights_roots),
         **{name: getattr(security, name) for name in _OF_SECURITY},
         **{name: getattr(listen, name) for name in _OF_LISTEN},
         **{name: getattr(service, name) for name in _OF_SERVICE},
@@ -102,7 +114,7 @@ def with_fleet(options: ServeOptions, file: FleetFile, given: Mapping[str, Any])
 
 
 def _overlaid(spec: FleetSpec, file: FleetFile, name: str, value: Any) -> FleetSpec:
-    flag = f"--{name.removesuffix('s') if name == 'cors_origins' else name}".replace("_", "-")
+    flag = f"--{_LISTS.get(name, name)}".replace("_", "-")
     if name not in _PLACES:
         message = f"{flag}: {file.lines.path} says that itself, of each pool"
         raise ConfigurationError(message, param=name, code="bad_fleet")

@@ -196,16 +196,23 @@ class EngineSpec(Spec):
     """Host memory for prefixes on their way to and from where they are shared."""
     speculate_ngram: int | None = Field(None, ge=0)
     """Tokens tried in a step that followed the same tokens before; 0: none."""
+    weights_cache: str | None = None
+    """Folder of weights as a CPU's kernels hold them, for the next start, or off; by default the user's own cache."""
+    weights_memory: Size | None = None
+    """Memory for weights on a CPU; layers beyond it are read from disk in every step. By default all are in memory."""
     threads: int | None = Field(None, ge=1)
     """CPU threads; by default all cores."""
     watchdog_s: Positive | None = None
     """A step longer than this makes a replica unhealthy."""
+    frozen_weights: list[Text] | None = None
+    """Names of tensors that no update of the weights may change, as patterns such as model.embed_tokens.*"""
 
 
 ENGINE_NAMES = {  # in EngineConfig
     "kv_memory": "kv_memory_bytes",
     "swap_memory": "swap_memory_bytes",
     "prefix_buffer": "prefix_buffer_bytes",
+    "weights_memory": "weights_memory_bytes",
 }
 
 
@@ -277,9 +284,11 @@ class PoolSpec(Spec):
     hidden: HiddenSpec = HiddenSpec.model_validate({})
     """Of a simulated GPU."""
     tensor_parallel: int = Field(1, ge=1)
-    """GPUs that share each layer."""
+    """Processes that share each layer, of a CPU so far."""
     pipeline_parallel: int = Field(1, ge=1)
-    """GPUs that hold some of the layers each."""
+    """Stages that hold some of the layers each, of a CPU so far: each of as many processes as share its layers."""
+    pipeline_layers: list[Annotated[int, Field(ge=1)]] | None = None
+    """How many layers each stage has; by default, so that the slowest takes the least."""
     quantization: QuantizationSpec = QuantizationSpec.model_validate({})
     engine: EngineSpec = EngineSpec.model_validate({})
     cost_per_hour: NotNegative = 0.0
@@ -297,9 +306,21 @@ class PoolSpec(Spec):
 
     @model_validator(mode="after")
     def _check(self) -> PoolSpec:
-        for name in ("tensor_parallel", "pipeline_parallel"):
-            if getattr(self, name) > 1:
-                raise refused(f"{getattr(self, name)} is not accepted; shards are not built yet: expected 1", name)
+        for number, what, name in (
+            (self.tensor_parallel, "ranks", "tensor_parallel"),
+            (self.pipeline_parallel, "stages", "pipeline_parallel"),
+        ):
+            if number > 1 and (self.where != "cpu" or self.simulate is not None):
+                raise refused(
+                    f"{number} is not accepted; of GPUs, and of simulated ones, {what} are not built yet: expected 1",
+                    name,
+                )
+        if self.pipeline_layers is not None and len(self.pipeline_layers) != self.pipeline_parallel:
+            raise refused(
+                f"{self.pipeline_layers} is not accepted; expected a number for each of {self.pipeline_parallel} "
+                "stages",
+                "pipeline_layers",
+            )
         if self.name in RESERVED:
             raise refused(f"{self.name!r} is not accepted; it is the name of another part of the service", "name")
         if self.simulate is None and self.simulate_model is not None:
@@ -376,6 +397,11 @@ class PrefixCacheSpec(Spec):
     any_numerics: bool = False
     """Take what pools of other numerics have computed: last digits may differ then, and so tokens."""
 
+    @property
+    def live(self) -> frozenset[str]:
+        """What changes without another replica: memory, unless it is each replica's."""
+        return frozenset() if self.store == MEMORY else frozenset({"memory"})
+
     @field_validator("store")
     @classmethod
     def _known(cls, value: str) -> str:
@@ -410,6 +436,8 @@ class SecuritySpec(Spec):
     """PEM file: admit clients with a certificate of this authority only."""
     tls_terminated_upstream: bool = False
     """What stands before this does TLS."""
+    weights_roots: list[FilePath] = Field(default_factory=list)
+    """Folders of the replicas' hosts from which admins may update the weights; with none, nobody may."""
 
 
 class ListenSpec(Spec):
@@ -488,6 +516,9 @@ def engine_config(spec: FleetSpec, pool: PoolSpec) -> EngineConfig:
     given = {ENGINE_NAMES.get(name, name): value for name, value in pool.engine if value is not None}
     return EngineConfig(
         device=pool.where,
+        tensor_parallel=pool.tensor_parallel,
+        pipeline_parallel=pool.pipeline_parallel,
+        pipeline_layers=None if pool.pipeline_layers is None else tuple(pool.pipeline_layers),
         cpu_weights=pool.quantization.cpu_weights,
         reuse_prefixes=spec.prefix_cache.reuse,
         prefix_cache="memory" if spec.prefix_cache.store == MEMORY else "off",

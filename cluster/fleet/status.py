@@ -6,10 +6,11 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Literal, get_args
 
+from ...replicas.errors import MotleyError
 from ...replicas.prefix.told import PrefixStats
-from ...replicas.protocol import ReplicaLoad, ReplicaProfile
+from ...replicas.protocol import ReplicaLoad, ReplicaProfile, WeightsTold
 
-__all__ = ["Demand", "FleetStatus", "Gathered", "PrefixStatus", "ReplicaStatus"]
+__all__ = ["Demand", "FleetStatus", "Gathered", "PrefixStatus", "ReplicaStatus", "WeightStatus"]
 
 
 State = Literal["ready", "suspect", "draining"]  # in the order in which views of several give way
@@ -71,6 +72,18 @@ class PrefixStatus:
     replica_id: str
     load: ReplicaLoad
     stats: PrefixStats | None
+
+
+@dataclass(frozen=True, slots=True)
+class WeightStatus:
+    """What became of one replica's weights. error: why they are what they were; None: they are of the new version.
+
+    told  of the version that it has; None: it has not answered
+    """
+
+    replica_id: str
+    told: WeightsTold | None = None
+    error: MotleyError | None = None
 
 
 class Gathered:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...replicas.bench.report import row
+from ...replicas.bench.report import quantile, row
 from ...replicas.bench.side import prompt
 from ...replicas.build import BuiltEngine
 from ...replicas.cores import usable_cores
@@ -27,7 +27,10 @@ ROOM = 3  # prompts that a replica's KV has room for
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """Of one turn: `requests` by tenants drawn at random, the first one most often (1/n), `unique` in the control."""
+    """
+    turns, requests         with Redis and without; of one turn, by tenants drawn at random, the first most often (1/n)
+    control_turns, unique   likewise of requests that share nothing: more of them, and short, as what they show is small
+    """
 
     shape: str
     turns: int
@@ -36,7 +39,8 @@ class Trace:
     question_tokens: int = 32
     output_tokens: int = 8
     requests: int = 48
-    unique: int = 12
+    control_turns: int = 9
+    unique: int = 6
 
     @property
     def tokens(self) -> int:
@@ -44,55 +48,93 @@ class Trace:
         return self.prefix_tokens + self.question_tokens + self.output_tokens
 
 
-def trace(plan: Trace, url: str, secret: bytes, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """The same requests with Redis and without, by turns; and others, no two with the same beginning.
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """tokens_per_s: prompts and answers; ttft_s: of each request, from when its replica took it."""
 
-    Raises MotleyError when answers differ.
+    tokens_per_s: float
+    ttft_s: list[float]
+    said: list[list[int]]
+    reused: int
+
+
+def trace(plan: Trace, url: str, secret: bytes, say: Callable[[str], None]) -> list[dict[str, Any]]:
+    """The same requests with Redis and without, by turns.
+
+    First prefixes are new to Redis too. Then replicas have been replaced: their own KV is empty, and Redis has them.
+    Then no two requests have the same beginning. Raises MotleyError when answers differ.
     """
     replicas = Replicas(plan.shape, max(1, usable_cores() // REPLICAS))
-    room = ROOM * plan.tokens
+    room, vocabulary = ROOM * plan.tokens, replicas.shape.vocab_size
     without = [replicas.engine(room) for _ in range(REPLICAS)]
     sharing = [replicas.engine(room, access_to(url, secret)) for _ in range(REPLICAS)]
+    sides = _Sides(plan, sharing, without, say)
     try:
-        rows = []
-        kinds = {"shared_prefixes": _shared, "no_reuse": _unique}
-        for metric, draw in kinds.items():
-            found: dict[str, list[float]] = {"redis": [], "own KV alone": []}
-            reused = {"redis": 0, "own KV alone": 0}
-            for turn in range(plan.turns):
-                requests = draw(plan, turn, replicas.shape.vocab_size)
-                sides = [("redis", sharing), ("own KV alone", without)]
-                answers = []
-                for side, engines in sides if turn % 2 else sides[::-1]:
-                    say(f"{metric.replace('_', ' ')}, turn {turn + 1}: {side}")
-                    seconds, said, cached = _run(engines, requests)
-                    found[side].append(len(requests) * plan.tokens / seconds)
-                    reused[side] += cached
-                    answers.append(said)
-                if answers[0] != answers[1]:
-                    raise MotleyError("with Redis other tokens were said than without it")
-            rows.append(_row(metric, plan, found, reused))
-        return rows
+        for turn in range(plan.turns):
+            sides.turn("shared_prefixes", turn, _shared(plan, turn, vocabulary, 0))
+            sides.turn("replaced_replicas", turn, _shared(plan, turn, vocabulary, plan.requests))
+        for turn in range(plan.control_turns):
+            sides.turn("no_reuse", turn, _unique(plan, turn, vocabulary))
+        return list(sides.rows())
     finally:
         for built in (*without, *sharing):
             built.close()
 
 
-def _row(metric: str, plan: Trace, found: dict[str, list[float]], reused: dict[str, int]) -> dict[str, Any]:
-    count = plan.turns * (plan.requests if metric == "shared_prefixes" else plan.unique)
-    workload: dict[str, Any] = {"shape": plan.shape, "replicas": REPLICAS, "requests": count}
-    if metric == "shared_prefixes":
-        workload |= {"tenants": plan.tenants, "kv_has_room_for": ROOM}
-    workload |= {"prompt_tokens": plan.prefix_tokens + plan.question_tokens, "output_tokens": plan.output_tokens}
-    every = count * (plan.prefix_tokens + plan.question_tokens)
-    workload |= {
-        "reused": round(reused["redis"] / every, 3),
-        "reused_without": round(reused["own KV alone"] / every, 3),
-    }
-    return row(metric, workload, "tokens/s", found["redis"], peer="own KV alone", peer_samples=found["own KV alone"])
+class _Sides:
+    """What is measured, by metric: a pair for each turn, with Redis and without."""
+
+    def __init__(
+        self, plan: Trace, sharing: Sequence[BuiltEngine], without: Sequence[BuiltEngine], say: Callable[[str], None]
+    ) -> None:
+        self._plan, self._sharing, self._without, self._say = plan, sharing, without, say
+        self._found: dict[str, list[tuple[_Turn, _Turn]]] = {}
+
+    def turn(self, metric: str, number: int, requests: Sequence[Request]) -> None:
+        self._say(f"{metric.replace('_', ' ')}, turn {number + 1}")
+        if number % 2:
+            ours, theirs = self._run(self._sharing, requests), self._run(self._without, requests)
+        else:
+            theirs, ours = self._run(self._without, requests), self._run(self._sharing, requests)
+        if ours.said != theirs.said:
+            raise MotleyError("with Redis other tokens were said than without it")
+        self._found.setdefault(metric, []).append((ours, theirs))
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        for metric, turns in self._found.items():
+            workload = self._workload(metric, turns)
+            yield self._row(metric, workload, turns, lambda one: [one.tokens_per_s], unit="tokens/s")
+            if metric == "replaced_replicas":
+                milliseconds = lambda one: [1e3 * seconds for seconds in one.ttft_s]  # noqa: E731
+                yield self._row(f"{metric}_ttft", workload, turns, milliseconds, unit="ms")
+
+    def _run(self, engines: Sequence[BuiltEngine], requests: Sequence[Request]) -> _Turn:
+        return _run(engines, requests, self._plan.tokens)
+
+    def _workload(self, metric: str, turns: Sequence[tuple[_Turn, _Turn]]) -> dict[str, Any]:
+        plan, count = self._plan, sum(len(ours.said) for ours, _ in turns)
+        workload: dict[str, Any] = {"shape": plan.shape, "replicas": REPLICAS, "requests": count, "turns": len(turns)}
+        if metric != "no_reuse":
+            workload |= {"tenants": plan.tenants, "kv_has_room_for": ROOM}
+        prompt_tokens = plan.prefix_tokens + plan.question_tokens
+        workload |= {"prompt_tokens": prompt_tokens, "output_tokens": plan.output_tokens}
+        reused, alone = (sum(pair[side].reused for pair in turns) / count / prompt_tokens for side in (0, 1))
+        ratios = [ours.tokens_per_s / theirs.tokens_per_s for ours, theirs in turns]
+        spread = {f"p{100 * share:g}": round(quantile(ratios, share), 3) for share in (0.2, 0.5, 0.8)}
+        return {**workload, "reused": round(reused, 3), "reused_without": round(alone, 3), "ratio_of_turns": spread}
+
+    def _row(
+        self, metric: str, workload: dict[str, Any], turns: Sequence[tuple[_Turn, _Turn]],
+        samples: Callable[[_Turn], list[float]], unit: str,
+    ) -> dict[str, Any]:  # fmt: skip
+        ours, theirs = ([value for pair in turns for value in samples(pair[side])] for side in (0, 1))
+        return row(
+            metric, workload, unit, ours, peer="own KV alone", peer_samples=theirs, higher_is_better=unit != "ms"
+        )
 
 
-def _shared(plan: Trace, turn: int, vocabulary: int) -> list[Request]:
+def _shared(plan: Trace, turn: int, vocabulary: int, first: int) -> list[Request]:
+    """first: question of those that are asked."""
     rng = random.Random(turn)
     weights = [1 / (n + 1) for n in range(plan.tenants)]
     drawn = rng.choices(range(plan.tenants), weights, k=plan.requests)
@@ -101,7 +143,7 @@ def _shared(plan: Trace, turn: int, vocabulary: int) -> list[Request]:
             *prompt(plan.prefix_tokens, vocabulary, 1000 * (turn + 1) + tenant),
             *prompt(plan.question_tokens, vocabulary, number),
         ])
-        for number, tenant in enumerate(drawn)
+        for number, tenant in enumerate(drawn, first)
     ]  # fmt: skip
 
 
@@ -116,15 +158,15 @@ def _request(plan: Trace, tenant: str, tokens: Sequence[int]) -> Request:
     return Request("bench", tuple(tokens), params, tenant=tenant, cache_salt=tenant.encode())
 
 
-def _run(engines: Sequence[BuiltEngine], requests: Sequence[Request]) -> tuple[float, list[list[int]], int]:
-    """Each engine on a thread of its own, as replicas are apart: seconds, what was said, prompt tokens reused."""
+def _run(engines: Sequence[BuiltEngine], requests: Sequence[Request], tokens: int) -> _Turn:
+    """Each engine on a thread of its own, as replicas are apart; their own KV is empty at first."""
     said: list[list[int]] = [[] for _ in requests]
-    cached = [0] * len(requests)
+    cached, first = [0] * len(requests), [0.0] * len(requests)
     failures: list[BaseException] = []
 
     def serve(at: int) -> None:
         try:
-            _serve(engines[at], list(range(at, len(requests), len(engines))), requests, said, cached)
+            _serve(engines[at], list(range(at, len(requests), len(engines))), requests, said, cached, first)
         except BaseException as error:  # noqa: BLE001  it is raised again, where somebody hears it
             failures.append(error)
 
@@ -141,21 +183,26 @@ def _run(engines: Sequence[BuiltEngine], requests: Sequence[Request]) -> tuple[f
         built.flush(FLUSH_S)
     if failures:
         raise failures[0]
-    return seconds, said, sum(cached)
+    return _Turn(len(requests) * tokens / seconds, first, said, sum(cached))
 
 
 def _serve(
-    built: BuiltEngine, mine: list[int], requests: Sequence[Request], said: list[list[int]], cached: list[int]
-) -> None:
-    core, under_way = built.core, 0
+    built: BuiltEngine, mine: list[int], requests: Sequence[Request], said: list[list[int]], cached: list[int],
+    first: list[float],
+) -> None:  # fmt: skip
+    """first: seconds to the first token of each."""
+    core, under_way, began = built.core, 0, dict.fromkeys(mine, 0.0)
     while mine or under_way:
         while mine and under_way < AT_A_TIME:
             number = mine.pop(0)
+            began[number] = time.perf_counter()
             core.add(number, requests[number])
             under_way += 1
         for emission in core.step():
             if emission.error is not None:
                 raise emission.error
+            if not said[emission.key]:
+                first[emission.key] = time.perf_counter() - began[emission.key]
             said[emission.key] += [token for delta in emission.message.deltas for token in delta.token_ids]
             cached[emission.key] += emission.message.cached_tokens or 0
             under_way -= emission.done

@@ -49,11 +49,15 @@ class RedisStore:
         self._tally.read(len(wanted), len(found), nbytes, time.monotonic() - began)
         return [*found, *[None] * (len(wanted) - len(found))]
 
-    def known(self, keys: Sequence[bytes], deadline: float) -> int:
+    @property
+    def away(self) -> bool:
+        return self._closed or self._breaker.due_s() is not None
+
+    def known(self, keys: Sequence[bytes], deadline: float) -> int | None:
         began = time.monotonic()
         if not keys or not self._admitted(deadline):
-            return 0
-        count = 0
+            return None
+        count: int | None = None
 
         def ask(wire: Wire) -> None:
             nonlocal count

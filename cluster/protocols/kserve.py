@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterable
 from contextlib import aclosing
 from dataclasses import replace
+from typing import Any
 
 from ...replicas.errors import InvalidRequest, MotleyError
-from ...replicas.protocol import StreamMessage
+from ...replicas.protocol import StreamMessage, WeightsTold
 from ..ask import Admitted
 from ..caller import MAX_CLIENT_ID, Caller
 from ..door import Door
@@ -17,7 +18,7 @@ from ..happening import Happening
 from ..routing.router import Router
 from ..web.retry_after import retry_after_s
 from .kserve_ask import EMPTY_FINAL, InferRequest, check_version, infer_ask
-from .kserve_reply import InferResponse, outputs, usage, wanted_outputs
+from .kserve_reply import InferResponse, made_with, outputs, usage, wanted_outputs
 from .wire_names import in_wire_names
 
 FINAL = "triton_final_response"
@@ -102,7 +103,7 @@ class KServeProtocol:
             admitted.ask.client_id,
             admitted.model,
             await written(room, lambda: outputs(wanted, gathered.choices, sampling, gathered.prompt_logprobs)),
-            usage(admitted.request, gathered.completion_tokens, gathered.cached_tokens),
+            usage(admitted.request, gathered.completion_tokens, gathered.cached_tokens) | made_with(gathered.weights),
             last=True,
         )
 
@@ -118,11 +119,14 @@ def failed(request_id: str, error: MotleyError) -> InferResponse:
 async def _parts(
     admitted: Admitted, wanted: tuple[str, ...], messages: AsyncIterable[StreamMessage]
 ) -> AsyncGenerator[InferResponse, None]:
-    """One response for each message that has something new; the last has the usage."""
+    """One response for each message that has something new; the last has the usage, and all the weights."""
     request = admitted.request
-    num_tokens = cached_tokens = num_ended = 0
+    num_tokens = cached_tokens = num_ended = num_told = 0
+    weights: list[WeightsTold] = []
     prompt = None
     async for message in messages:
+        if (told := message.told) is not None:
+            weights.append(told)
         cached_tokens = cached_tokens if message.cached_tokens is None else message.cached_tokens
         prompt = prompt or message.prompt_logprobs
         if not message.deltas or any(map(is_cut_off, message.deltas)):
@@ -131,7 +135,10 @@ async def _parts(
         num_ended += sum(delta.finish_reason is not None for delta in message.deltas)
         last = num_ended == request.sampling.n
         tensors = outputs(wanted, message.deltas, request.sampling, prompt)
-        totals = usage(request, num_tokens, cached_tokens) if last else _NOT_FINAL
+        totals: dict[str, Any] = usage(request, num_tokens, cached_tokens) if last else _NOT_FINAL
+        if last or num_told < len(weights):
+            totals = totals | made_with(weights if last else weights[-1:])
+            num_told = len(weights)
         yield InferResponse(admitted.ask.client_id, admitted.model, tensors, totals, last=last)
         prompt = None
 

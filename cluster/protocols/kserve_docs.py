@@ -104,13 +104,17 @@ _TOTALS = {
     "cached_tokens": "those of the prompt that were not computed again",
     "seed": "the one asked for, or the one that was drawn: it repeats the answer",
 }
+_WEIGHTS = told(
+    TEXT,
+    "that it was made with, as VERSION:DIGEST; several, in their order, if it went on where no replica had the same",
+)
 _NAMED = told(TEXT, "the name that is served")
 _INFERRED = answer(
     model_name=_NAMED,
     model_version=told(TEXT, "there is one"),
     id=told(TEXT, "the client's own, echoed; else empty"),
     parameters=told(
-        answer(**{name: {"type": "integer", "description": about} for name, about in _TOTALS.items()}),
+        answer({"weights": _WEIGHTS}, **{name: told({"type": "integer"}, about) for name, about in _TOTALS.items()}),
         "of the whole request",
     ),
     outputs=told(list_of(_OUTPUT), "the tensors"),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...replicas.errors import InvalidRequest
-from ...replicas.protocol import Delta, PromptLogprob, Request, TokenLogprob
+from ...replicas.protocol import Delta, PromptLogprob, Request, TokenLogprob, WeightsTold
 from ...replicas.sampling_params import SamplingParams
 from ..errors import unknown_field
 from ..gather import GatheredChoice
@@ -102,6 +102,13 @@ def usage(request: Request, completion_tokens: int, cached_tokens: int) -> dict[
         "cached_tokens": cached_tokens,
         "seed": request.sampling.seed or 0,
     }
+
+
+def made_with(weights: Sequence[WeightsTold]) -> dict[str, str]:
+    """As a parameter: of each its version and, where there is one, the digest; in their order."""
+    if not weights:
+        return {}
+    return {"weights": ",".join(f"{told.version}:{told.contents}".rstrip(":") for told in weights)}
 
 
 def _texts(choices: Choices, sampling: SamplingParams) -> Tensor:

@@ -11,7 +11,7 @@ from ..ask import Admitted
 from ..caller import Caller
 from ..door import Door
 from ..embed import embed_all
-from ..gather import Room, gather, written
+from ..gather import Room, gather, written, written_of
 from ..protos import inference_pb2 as pb
 from ..routing.router import Router
 from . import motley_chat, motley_embeddings
@@ -43,9 +43,11 @@ class MotleyProtocol:
 
     async def embeddings(self, request: pb.EmbeddingsRequest, caller: Caller) -> pb.EmbeddingsResponse:
         admitted = [await self._door.admit(ask, caller) for ask in motley_embeddings.asks(request)]
-        embedded = await embed_all(self._router, admitted)
+        embedded = await embed_all(self._router, admitted, "inputs")
         normalize = request.normalize if request.HasField("normalize") else True
-        return motley_embeddings.response(self._door.info.name, embedded, normalize=normalize)
+        values = sum(len(one.values) for one in embedded)
+        whole = partial(motley_embeddings.response, self._door.info.name, embedded, normalize=normalize)
+        return await written_of(values, whole)
 
     async def tokenize(self, request: pb.TokenizeRequest) -> pb.TokenizeResponse:
         wire.refuse_unknown(request)

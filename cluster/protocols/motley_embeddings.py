@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from ...replicas.errors import InvalidRequest
 from ...replicas.protocol import Pooling
 from ..ask import Ask
-from ..embed import Embedded
+from ..embed import MAX_INPUTS, Embedded
 from ..protos import inference_pb2 as pb
+from .motley_reply import weights
 from .motley_wire import refuse_unknown
 
-MAX_INPUTS = 128
 _POOLING = {pb.POOLING_UNSPECIFIED: Pooling.LAST, pb.POOLING_LAST: Pooling.LAST, pb.POOLING_MEAN: Pooling.MEAN}
 
 
@@ -33,8 +33,12 @@ def response(model: str, embedded: Sequence[Embedded], *, normalize: bool) -> pb
         prompt_tokens=sum(one.prompt_tokens for one in embedded),
         cached_tokens=sum(one.cached_tokens for one in embedded),
     )
+    told = dict.fromkeys(one.weights for one in embedded if one.weights is not None)
     return pb.EmbeddingsResponse(
-        model=model, embeddings=[pb.Embedding(values=vector.values) for vector in vectors], usage=usage
+        model=model,
+        embeddings=[pb.Embedding(values=vector.values) for vector in vectors],
+        usage=usage,
+        weights=map(weights, told),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Iterator, Sequence
 from typing import Any
 
-from ...replicas.protocol import Delta, FinishReason, PromptLogprob, StreamMessage, TokenLogprob
+from ...replicas.protocol import Delta, FinishReason, PromptLogprob, StreamMessage, TokenLogprob, WeightsTold
 from ...replicas.tokenizer import Tokenizer
 from ..ask import Admitted
 from ..gather import Gathered, GatheredChoice
@@ -29,6 +29,7 @@ class Replies:
             choices=[self._choice(choice, readers) for choice in gathered.choices],
             prompt_logprobs=self._prompt_logprobs(gathered.prompt_logprobs),
             usage=_usage(admitted, gathered.completion_tokens, gathered.cached_tokens, readers),
+            weights=[weights(told) for told in gathered.weights],
         )
 
     async def chunks(
@@ -37,11 +38,17 @@ class Replies:
         """One chunk for each message; the first has `started`, an extra last one has `usage`."""
         yield pb.CompletionChunk(started=self.started(admitted))
         num_tokens = cached_tokens = 0
+        told: WeightsTold | None = None
         async for message in stream:
             num_tokens += sum(len(delta.token_ids) for delta in message.deltas)
             cached_tokens = cached_tokens if message.cached_tokens is None else message.cached_tokens
+            told = message.told or told
             if message.deltas or message.prompt_logprobs:
-                yield self._chunk(message, readers)
+                chunk = self._chunk(message, readers)
+                if told is not None:
+                    chunk.weights.CopyFrom(weights(told))
+                    told = None
+                yield chunk
         yield pb.CompletionChunk(usage=_usage(admitted, num_tokens, cached_tokens, readers))
 
     def started(self, admitted: Admitted) -> pb.Started:
@@ -93,6 +100,10 @@ class Replies:
     def _prompt_logprobs(self, entries: Iterable[PromptLogprob] | None) -> Iterator[pb.PromptLogprob]:
         for entry in entries or ():
             yield pb.PromptLogprob(token=None if entry is None else self._logprob(entry))
+
+
+def weights(told: WeightsTold) -> pb.Weights:
+    return pb.Weights(version=told.version, contents=told.contents)
 
 
 def _take_apart(choice: Delta | GatheredChoice, reader: AnswerReader, reply: pb.Choice) -> None:

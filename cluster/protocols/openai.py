@@ -143,6 +143,7 @@ class OpenAIProtocol:
         async with aclosing(merge([_messages(call, one, feed) for one in admitted])) as messages:
             async for which, message in messages:
                 chunks: list[Object] = []
+                writer.computed_with(message.told)
                 if not writer.opened(which):
                     echo = await self._echo(call, admitted[which], message.prompt_logprobs)
                     chunks = writer.opening(which, echo)

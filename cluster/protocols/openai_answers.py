@@ -70,7 +70,11 @@ def _head(object_name: str, choice: Schema) -> dict[str, Schema]:
         "object": _always(object_name),
         "created": told(COUNT, "Unix seconds"),
         "model": told(TEXT, "the name that is served"),
-        "system_fingerprint": {**TEXT, "description": "of weights and numerics: the same seed repeats on the same one"},
+        "system_fingerprint": {
+            **TEXT,
+            "description": "of weights, their versions (several: the answer went on with others), and numerics: the "
+            "same seed repeats on the same one",
+        },
         "choices": told(list_of(choice), "answers; in an event, those that have something new"),
     }
 
@@ -241,8 +245,10 @@ _LOADED = {
     "external_queried_tokens": "tokens of prompts that the prefix store was asked for so far",
     "external_hit_tokens": "those of them that came from it",
     "draining": "whether all of them take nothing new",
+    "weights_version": "updates of the weights that requests begin with; the fewest of any replica",
+    "weights_contents": "digest of these weights; empty: there are none",
 }
-_OF_LOAD: dict[type, Schema] = {int: COUNT, float: NUMBER, bool: {"type": "boolean"}}
+_OF_LOAD: dict[type, Schema] = {int: COUNT, float: NUMBER, bool: {"type": "boolean"}, str: TEXT}
 _LOAD: dict[str, Any] = {
     field.name: told(_OF_LOAD[type(field.default)], _LOADED[field.name]) for field in dataclasses.fields(ReplicaLoad)
 }

@@ -119,8 +119,11 @@ def _ask(body: dict[str, Any], prompt: Any, sampling: dict[str, Any], **more: An
     )
 
 
-def prompts(prompt: Any, name: str = "prompt") -> Sequence[str | list[int]]:
-    """A string, token ids, or a list of either -> a list of prompts. Ids are checked at the door. Errors say `name`."""
+def prompts(prompt: Any, name: str = "prompt", most: int = MAX_PROMPTS) -> Sequence[str | list[int]]:
+    """A string, token ids, or a list of up to `most` of either -> a list of prompts; ids are checked at the door.
+
+    Errors say `name`.
+    """
     if prompt is None:
         raise missing(name)
     if isinstance(prompt, str):
@@ -128,10 +131,10 @@ def prompts(prompt: Any, name: str = "prompt") -> Sequence[str | list[int]]:
     if not isinstance(prompt, list) or not prompt:
         raise wrong_type(name, prompt, "a string, token ids, or a list of them that is not empty")
     kinds = set(map(type, prompt))
-    if len(prompt) <= MAX_PROMPTS and kinds in ({str}, {list}):
+    if len(prompt) <= most and kinds in ({str}, {list}):
         return prompt
     if kinds & {str, list}:
-        raise wrong_type(name, prompt, f"token ids, or at most {MAX_PROMPTS} prompts of one kind")
+        raise wrong_type(name, prompt, f"token ids, or at most {most} prompts of one kind")
     return [prompt]
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...replicas.protocol import Delta, StreamMessage
+from ...replicas.protocol import Delta, StreamMessage, WeightsTold
 from ..ask import Admitted
 from ..web.answers import Object
-from .openai_reply import ChoiceStream, Echo, Form, head, usage
+from .openai_reply import ChoiceStream, Echo, Form, fingerprint_of, head, usage
 
 
 class ChunkWriter:
@@ -21,9 +21,16 @@ class ChunkWriter:
         self._head = head(form, admitted[0], form.chunk_object)
         self._choices: dict[int, ChoiceStream] = {}  # by index
         self._tokens = self._cached = 0
+        self._weights: set[WeightsTold] = set()
 
     def opened(self, which: int) -> bool:
         return which * self._n in self._choices
+
+    def computed_with(self, weights: WeightsTold | None) -> None:
+        """As the message says that is written next."""
+        if weights is not None:
+            self._weights.add(weights)
+            self._head["system_fingerprint"] = fingerprint_of(self._form, self._weights)
 
     def opening(self, which: int, echo: Echo | None) -> list[Object]:
         chunks = []

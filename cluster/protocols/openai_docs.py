@@ -6,9 +6,10 @@ from collections.abc import Iterable
 
 from ...replicas.errors import NotFound
 from ...replicas.protocol import Pooling
+from ..embed import MAX_INPUTS
 from ..web.openapi import Operation, Operations, Schema, object_of
 from . import openai_answers as answers
-from .openai_schemas import MAX_PROMPTS, NULL, SOME_TEXT, TOKEN_IDS, TRUTH, told
+from .openai_schemas import NULL, SOME_TEXT, TOKEN_IDS, TRUTH, prompts_of, told
 from .openai_table import CHAT, COMPLETION, Field, by_name
 
 
@@ -35,7 +36,7 @@ def _shared(*names: str) -> dict[str, Schema]:
 
 _EMBEDDINGS = object_of(
     {
-        "input": told(_SHARED["prompt"].schema, f"a text, token ids, or a list of at most {MAX_PROMPTS} of either"),
+        "input": told(prompts_of(MAX_INPUTS), f"a text, token ids, or a list of at most {MAX_INPUTS} of either"),
         "encoding_format": {
             "enum": ["float", "base64"],
             "default": "float",

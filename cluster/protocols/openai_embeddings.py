@@ -14,14 +14,14 @@ from ...replicas.protocol import Pooling
 from ..ask import Ask
 from ..caller import Caller
 from ..door import Door
-from ..embed import Embedded, embed_all
+from ..embed import MAX_INPUTS, Embedded, embed_all
 from ..errors import unsupported_field
+from ..gather import written_of
 from ..routing.router import Router
-from ..web.answers import Object
+from ..web.answers import Object, Written
 from ..web.http import Route, answer, caller_of
 from .openai_ask import prompts
 from .openai_fields import parse_object, refuse_others, take, wrong_type
-from .openai_schemas import MAX_PROMPTS
 
 _FIELDS = ("input", "model", "encoding_format", "user", "pooling", "timeout_s", "priority")
 _FORMATS = ("float", "base64")
@@ -35,22 +35,29 @@ class EmbeddingsProtocol:
     def routes(self) -> tuple[Route, ...]:
         return (Route("POST", "/v1/embeddings", self._post),)
 
-    async def embeddings(self, body: bytes, caller: Caller) -> Object:
-        fields = parse_object(body, self._door.most(MAX_PROMPTS))
+    async def embeddings(self, body: bytes, caller: Caller) -> Written:
+        fields = parse_object(body, self._door.most(MAX_INPUTS))
         refuse_others(fields, (*_FIELDS, "dimensions"))
         form = one_of(fields, "encoding_format", _FORMATS)
         admitted = [await self._door.admit(ask, caller) for ask in asks(fields)]
-        embedded = await embed_all(self._router, admitted)
-        tokens = sum(one.prompt_tokens for one in embedded)
-        return {
-            "object": "list",
-            "data": [entry(index, one.normalized(), form) for index, one in enumerate(embedded)],
-            "model": self._door.info.name,
-            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-        }
+        embedded = await embed_all(self._router, admitted, "input")
+        values = sum(len(one.values) for one in embedded)
+        return await written_of(values, lambda: whole(self._door.info.name, embedded, form))
 
     async def _post(self, request: Request) -> Response:
         return answer(await self.embeddings(await request.body(), caller_of(request)))
+
+
+def whole(model: str, embedded: Sequence[Embedded], form: str) -> Written:
+    tokens = sum(one.prompt_tokens for one in embedded)
+    return Written(
+        {
+            "object": "list",
+            "data": [entry(index, one.normalized(), form) for index, one in enumerate(embedded)],
+            "model": model,
+            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        }
+    )
 
 
 def asks(fields: dict[str, Any]) -> list[Ask]:
@@ -67,7 +74,7 @@ def asks(fields: dict[str, Any]) -> list[Ask]:
             pooling=Pooling(one_of(fields, "pooling", tuple(map(str, Pooling)))),
             prompt_name="input",
         )
-        for prompt in prompts(fields.get("input"), "input")
+        for prompt in prompts(fields.get("input"), "input", MAX_INPUTS)
     ]
 
 

@@ -29,6 +29,8 @@ def parse_object(body: bytes, most: Most | None = None) -> dict[str, Any]:
         raise TooLarge(holds_more("the body", f"{most.values} values"), code="too_many_values")
     if most is not None and body.count(b'":') > most.members:
         raise TooLarge(holds_more("the body", f"{most.members} named values"), code="too_many_values")
+    if most is not None and body.count(b"[") + body.count(b"{") > most.members:
+        raise TooLarge(holds_more("the body", f"{most.members} lists and objects"), code="too_many_values")
     try:
         return json_object(body.decode(), "the body")
     except UnicodeDecodeError:
@@ -50,7 +52,7 @@ def json_object(text: str, what: str, param: str | None = None) -> dict[str, Any
 
 def check_json_values(name: str, *texts: str) -> None:
     """Before JSON within a message is read, which then takes as long as a body would. Raises InvalidRequest."""
-    if sum(text.count(",") for text in texts) > MIN_VALUES:
+    if max(sum(text.count(mark) for text in texts for mark in marks) for marks in (",", "[{")) > MIN_VALUES:
         message = holds_more(f"{name}: its JSON", f"{MIN_VALUES} values")
         raise InvalidRequest(message, param=name, code="too_many_values")
 

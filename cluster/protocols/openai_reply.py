@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
-from ...replicas.protocol import Delta, FinishReason, PromptLogprob
+from ...replicas.protocol import Delta, FinishReason, PromptLogprob, WeightsTold
 from ..ask import Admitted
 from ..gather import Gathered, GatheredChoice
 from ..web.answers import Object
@@ -137,6 +137,15 @@ def usage(admitted: Sequence[Admitted], completion_tokens: int, cached_tokens: i
     }
 
 
+def fingerprint_of(form: Form, weights: Collection[WeightsTold]) -> str:
+    """With the versions of the weights that an answer was computed with, where they have been updated.
+
+    Several: its prompts were computed apart, or it moved to a replica with others. Two of one version are of two pools.
+    """
+    versions = sorted(told.version for told in set(weights))
+    return form.fingerprint if versions in ([], [0]) else "-".join([form.fingerprint, *map(str, versions)])
+
+
 def head(form: Form, first: Admitted, object_name: str) -> Object:
     return {
         "id": form.prefix + first.request.request_id,
@@ -158,7 +167,9 @@ def whole(
     tokens = sum(answer.completion_tokens for answer in gathered)
     cached = sum(answer.cached_tokens for answer in gathered)
     counted = usage(admitted, tokens, cached) | form.usage_details()
-    return head(form, admitted[0], form.object) | {"choices": choices, "usage": counted}
+    fingerprint = fingerprint_of(form, {told for answer in gathered for told in answer.weights})
+    told = {"system_fingerprint": fingerprint, "choices": choices, "usage": counted}
+    return head(form, admitted[0], form.object) | told
 
 
 def best(choices: Sequence[GatheredChoice], keep: int) -> Sequence[GatheredChoice]:

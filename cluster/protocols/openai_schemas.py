@@ -42,7 +42,12 @@ def _one_of_type(kind: str, about: str, **fields: Schema) -> Schema:
     return object_of({"type": {"const": kind, "description": about}, **fields}, ["type", *fields])
 
 
-PROMPT: Schema = {"anyOf": [SOME_TEXT, TOKEN_IDS, _list(SOME_TEXT, MAX_PROMPTS), _list(TOKEN_IDS, MAX_PROMPTS)]}
+def prompts_of(most: int) -> Schema:
+    """A prompt, or up to so many."""
+    return {"anyOf": [SOME_TEXT, TOKEN_IDS, _list(SOME_TEXT, most), _list(TOKEN_IDS, most)]}
+
+
+PROMPT = prompts_of(MAX_PROMPTS)
 
 _PART = object_of(
     {

@@ -14,7 +14,7 @@ from importlib.metadata import version
 from typing import Any
 
 from ...replicas.errors import InvalidRequest, MotleyError, Overloaded
-from ...replicas.protocol import BLOCK_TOKENS, ReplicaLoad, StreamMessage
+from ...replicas.protocol import BLOCK_TOKENS, FinishReason, ReplicaLoad, StreamMessage
 from ..aborts import Aborts
 from ..ask import Admitted
 from ..caller import Caller
@@ -176,21 +176,29 @@ class VllmProtocol:
 async def _responses(
     admitted: Admitted, messages: AsyncGenerator[StreamMessage, None], *, chunks: bool
 ) -> AsyncGenerator[pb.GenerateResponse, None]:
+    """In a stream the chunks have the log-probabilities; what follows them repeats the tokens alone."""
     request = admitted.request
-    gathered = Gathered([GatheredChoice(index) for index in range(request.sampling.n)], Room(admitted.ask.wire_names))
+    choices = [GatheredChoice(index) for index in range(request.sampling.n)]
+    gathered = Gathered(choices, Room(admitted.ask.wire_names), logprobs=not chunks)
     begun: set[int] = set()
+
+    def complete(choice: GatheredChoice, reason: FinishReason | str) -> pb.GenerateResponse:
+        return reply.complete(request, gathered, choice, reason, prompt=choice.index not in begun)
+
     async for message in messages:
         gathered.add(message)
         for delta in message.deltas:
             if chunks and delta.token_ids:
-                yield reply.chunk(request, gathered, delta, first=delta.index not in begun)
+                first = delta.index not in begun
                 begun.add(delta.index)
+                chunk = partial(reply.chunk, request, gathered, delta, first=first)
+                yield await written(gathered.room, chunk) if first else chunk()
             if delta.finish_reason is not None and not is_cut_off(delta):
-                choice, reason = gathered.choices[delta.index], delta.finish_reason
-                yield await written(gathered.room, partial(reply.complete, request, gathered, choice, reason))
+                choice = gathered.choices[delta.index]
+                yield await written(gathered.room, partial(complete, choice, delta.finish_reason))
     for choice in gathered.choices:  # of those that are aborted the messages end before
         if choice.finish_reason is None:
-            yield reply.complete(request, gathered, choice, reply.ABORTED)
+            yield complete(choice, reply.ABORTED)
 
 
 def scheduler_load(rank: int, load: ReplicaLoad) -> pb.SchedulerLoad:

@@ -28,9 +28,9 @@ def chunk(request: Request, gathered: Gathered, delta: Delta, *, first: bool) ->
 
 
 def complete(
-    request: Request, gathered: Gathered, choice: GatheredChoice, reason: FinishReason | str
+    request: Request, gathered: Gathered, choice: GatheredChoice, reason: FinishReason | str, *, prompt: bool
 ) -> pb.GenerateResponse:
-    """A whole choice."""
+    """A whole choice, with such log-probabilities as were kept, the prompt's if `prompt`."""
     reply = pb.GenerateComplete(
         output_ids=choice.token_ids,
         finish_reason=reason,
@@ -45,7 +45,7 @@ def complete(
         reply.matched_token_id = choice.stop_reason
     if choice.logprobs:
         reply.output_logprobs.CopyFrom(_output_logprobs(choice.logprobs))
-    if gathered.prompt_logprobs is not None:
+    if prompt and gathered.prompt_logprobs is not None:
         reply.input_logprobs.CopyFrom(_input_logprobs(request.prompt_ids, gathered.prompt_logprobs))
     return pb.GenerateResponse(complete=reply)
 

@@ -82,6 +82,8 @@ class _EventKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enum
     """all of them have been"""
     EVENT_KIND_ROLL_FAILED: _EventKind.ValueType  # 9
     """the new ones did not start; those before serve on"""
+    EVENT_KIND_UPDATED: _EventKind.ValueType  # 10
+    """replicas have other weights: versions before and after"""
 
 class EventKind(_EventKind, metaclass=_EventKindEnumTypeWrapper): ...
 
@@ -105,6 +107,8 @@ EVENT_KIND_ROLLED: EventKind.ValueType  # 8
 """all of them have been"""
 EVENT_KIND_ROLL_FAILED: EventKind.ValueType  # 9
 """the new ones did not start; those before serve on"""
+EVENT_KIND_UPDATED: EventKind.ValueType  # 10
+"""replicas have other weights: versions before and after"""
 Global___EventKind: typing_extensions.TypeAlias = EventKind
 
 @typing.final
@@ -125,6 +129,8 @@ class Replica(google.protobuf.message.Message):
     LOAD_AGE_S_FIELD_NUMBER: builtins.int
     TTFT_OFF_FIELD_NUMBER: builtins.int
     TPOT_OFF_FIELD_NUMBER: builtins.int
+    WEIGHTS_VERSION_FIELD_NUMBER: builtins.int
+    WEIGHTS_CONTENTS_FIELD_NUMBER: builtins.int
     replica_id: builtins.str
     """Serve's name for it"""
     state: Global___ReplicaState.ValueType
@@ -153,6 +159,10 @@ class Replica(google.protobuf.message.Message):
     """times to the first token, observed over predicted"""
     tpot_off: builtins.float
     """likewise for each token after it"""
+    weights_version: builtins.int
+    """of the weights that requests begin with: updates since its checkpoint"""
+    weights_contents: builtins.str
+    """digest of these, 64 hex digits: the same wherever they are the same"""
     def __init__(
         self,
         *,
@@ -170,8 +180,10 @@ class Replica(google.protobuf.message.Message):
         load_age_s: builtins.float = ...,
         ttft_off: builtins.float = ...,
         tpot_off: builtins.float = ...,
+        weights_version: builtins.int = ...,
+        weights_contents: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["compute_capability", b"compute_capability", "device", b"device", "generated_tokens_per_s", b"generated_tokens_per_s", "kv_used", b"kv_used", "load_age_s", b"load_age_s", "node", b"node", "pid", b"pid", "queued_prefill_tokens", b"queued_prefill_tokens", "replica_id", b"replica_id", "running", b"running", "state", b"state", "tpot_off", b"tpot_off", "ttft_off", b"ttft_off", "waiting", b"waiting"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["compute_capability", b"compute_capability", "device", b"device", "generated_tokens_per_s", b"generated_tokens_per_s", "kv_used", b"kv_used", "load_age_s", b"load_age_s", "node", b"node", "pid", b"pid", "queued_prefill_tokens", b"queued_prefill_tokens", "replica_id", b"replica_id", "running", b"running", "state", b"state", "tpot_off", b"tpot_off", "ttft_off", b"ttft_off", "waiting", b"waiting", "weights_contents", b"weights_contents", "weights_version", b"weights_version"]) -> None: ...
 
 Global___Replica: typing_extensions.TypeAlias = Replica
 
@@ -192,6 +204,7 @@ class Pool(google.protobuf.message.Message):
     COST_PER_HOUR_FIELD_NUMBER: builtins.int
     COLD_START_S_FIELD_NUMBER: builtins.int
     REPLICAS_FIELD_NUMBER: builtins.int
+    WEIGHTS_VERSION_FIELD_NUMBER: builtins.int
     name: builtins.str
     """of its replicas' deployment"""
     target: builtins.int
@@ -216,6 +229,8 @@ class Pool(google.protobuf.message.Message):
     """of one replica"""
     cold_start_s: builtins.float
     """of one replica, as the last ones took"""
+    weights_version: builtins.int
+    """that its replicas are to have: updates since its checkpoint"""
     @property
     def replicas(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Replica]:
         """that there are"""
@@ -236,8 +251,9 @@ class Pool(google.protobuf.message.Message):
         cost_per_hour: builtins.float = ...,
         cold_start_s: builtins.float = ...,
         replicas: collections.abc.Iterable[Global___Replica] | None = ...,
+        weights_version: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cold_start_s", b"cold_start_s", "cost_per_hour", b"cost_per_hour", "draining", b"draining", "maximum", b"maximum", "minimum", b"minimum", "model", b"model", "name", b"name", "pending", b"pending", "ready", b"ready", "replicas", b"replicas", "rolling", b"rolling", "starting", b"starting", "target", b"target"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cold_start_s", b"cold_start_s", "cost_per_hour", b"cost_per_hour", "draining", b"draining", "maximum", b"maximum", "minimum", b"minimum", "model", b"model", "name", b"name", "pending", b"pending", "ready", b"ready", "replicas", b"replicas", "rolling", b"rolling", "starting", b"starting", "target", b"target", "weights_version", b"weights_version"]) -> None: ...
 
 Global___Pool: typing_extensions.TypeAlias = Pool
 
@@ -304,7 +320,7 @@ class Event(google.protobuf.message.Message):
     replica_id: builtins.str
     """which, of one replica"""
     before: builtins.int
-    """replicas wanted before"""
+    """replicas wanted before; or the version of weights"""
     after: builtins.int
     """and after"""
     generation: builtins.int
@@ -616,6 +632,96 @@ class RollModelRequest(google.protobuf.message.Message):
     def WhichOneof(self, oneof_group: typing.Literal["_generation", b"_generation"]) -> typing.Literal["generation"] | None: ...
 
 Global___RollModelRequest: typing_extensions.TypeAlias = RollModelRequest
+
+@typing.final
+class UpdateWeightsRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: builtins.int
+    DELTA_FIELD_NUMBER: builtins.int
+    EXPECTED_VERSION_FIELD_NUMBER: builtins.int
+    POOL_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    path: builtins.str
+    """of a safetensors file, the same on every host, within security.weights_roots"""
+    delta: builtins.bool
+    """true: its tensors are added to those there are; quantized ones are refused"""
+    expected_version: builtins.int
+    """ABORTED unless it is the pool's weights_version; default: any"""
+    pool: builtins.str
+    """its name; empty: the only one"""
+    reason: builtins.str
+    """told in the event, up to 200 characters"""
+    def __init__(
+        self,
+        *,
+        path: builtins.str = ...,
+        delta: builtins.bool = ...,
+        expected_version: builtins.int | None = ...,
+        pool: builtins.str = ...,
+        reason: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_expected_version", b"_expected_version", "expected_version", b"expected_version"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_expected_version", b"_expected_version", "delta", b"delta", "expected_version", b"expected_version", "path", b"path", "pool", b"pool", "reason", b"reason"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_expected_version", b"_expected_version"]) -> typing.Literal["expected_version"] | None: ...
+
+Global___UpdateWeightsRequest: typing_extensions.TypeAlias = UpdateWeightsRequest
+
+@typing.final
+class ReplicaWeights(google.protobuf.message.Message):
+    """What became of one replica."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REPLICA_ID_FIELD_NUMBER: builtins.int
+    WEIGHTS_VERSION_FIELD_NUMBER: builtins.int
+    ERROR_FIELD_NUMBER: builtins.int
+    replica_id: builtins.str
+    """Serve's name for it"""
+    weights_version: builtins.int
+    """that it has now"""
+    error: builtins.str
+    """why it has not changed; empty: it has. It is asked again, every few seconds"""
+    def __init__(
+        self,
+        *,
+        replica_id: builtins.str = ...,
+        weights_version: builtins.int = ...,
+        error: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["error", b"error", "replica_id", b"replica_id", "weights_version", b"weights_version"]) -> None: ...
+
+Global___ReplicaWeights: typing_extensions.TypeAlias = ReplicaWeights
+
+@typing.final
+class UpdateWeightsReply(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    POOL_FIELD_NUMBER: builtins.int
+    WEIGHTS_VERSION_FIELD_NUMBER: builtins.int
+    CONTENTS_FIELD_NUMBER: builtins.int
+    REPLICAS_FIELD_NUMBER: builtins.int
+    pool: builtins.str
+    """its name"""
+    weights_version: builtins.int
+    """that it has now"""
+    contents: builtins.str
+    """digest of all its weights, 64 hex digits: the same wherever they are the same"""
+    @property
+    def replicas(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ReplicaWeights]:
+        """by id"""
+
+    def __init__(
+        self,
+        *,
+        pool: builtins.str = ...,
+        weights_version: builtins.int = ...,
+        contents: builtins.str = ...,
+        replicas: collections.abc.Iterable[Global___ReplicaWeights] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["contents", b"contents", "pool", b"pool", "replicas", b"replicas", "weights_version", b"weights_version"]) -> None: ...
+
+Global___UpdateWeightsReply: typing_extensions.TypeAlias = UpdateWeightsReply
 
 @typing.final
 class Decision(google.protobuf.message.Message):

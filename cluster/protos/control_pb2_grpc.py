@@ -64,6 +64,11 @@ class ControlPlaneStub(object):
                 request_serializer=motley_dot_cluster_dot_protos_dot_control__pb2.RollModelRequest.SerializeToString,
                 response_deserializer=motley_dot_cluster_dot_protos_dot_control__pb2.Decision.FromString,
                 _registered_method=True)
+        self.UpdateWeights = channel.unary_unary(
+                '/motley.v1.ControlPlane/UpdateWeights',
+                request_serializer=motley_dot_cluster_dot_protos_dot_control__pb2.UpdateWeightsRequest.SerializeToString,
+                response_deserializer=motley_dot_cluster_dot_protos_dot_control__pb2.UpdateWeightsReply.FromString,
+                _registered_method=True)
         self.GetMetrics = channel.unary_unary(
                 '/motley.v1.ControlPlane/GetMetrics',
                 request_serializer=motley_dot_cluster_dot_protos_dot_control__pb2.GetMetricsRequest.SerializeToString,
@@ -126,6 +131,15 @@ class ControlPlaneServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def UpdateWeights(self, request, context):
+        """Lets the replicas of a pool go on with other weights, without being replaced: of a file on their hosts. Each changes
+        between two steps, all of its ranks or none; requests that have begun end on what they began with. Replicas that
+        start later begin with them. While one has not changed yet, its weights_version is lower than its pool's.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetMetrics(self, request, context):
         """Counts and rates of each pool, and of what is asked of the fleet.
         """
@@ -179,6 +193,11 @@ def add_ControlPlaneServicer_to_server(servicer, server):
                     servicer.RollModel,
                     request_deserializer=motley_dot_cluster_dot_protos_dot_control__pb2.RollModelRequest.FromString,
                     response_serializer=motley_dot_cluster_dot_protos_dot_control__pb2.Decision.SerializeToString,
+            ),
+            'UpdateWeights': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateWeights,
+                    request_deserializer=motley_dot_cluster_dot_protos_dot_control__pb2.UpdateWeightsRequest.FromString,
+                    response_serializer=motley_dot_cluster_dot_protos_dot_control__pb2.UpdateWeightsReply.SerializeToString,
             ),
             'GetMetrics': grpc.unary_unary_rpc_method_handler(
                     servicer.GetMetrics,
@@ -358,6 +377,33 @@ class ControlPlane(object):
             '/motley.v1.ControlPlane/RollModel',
             motley_dot_cluster_dot_protos_dot_control__pb2.RollModelRequest.SerializeToString,
             motley_dot_cluster_dot_protos_dot_control__pb2.Decision.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateWeights(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/motley.v1.ControlPlane/UpdateWeights',
+            motley_dot_cluster_dot_protos_dot_control__pb2.UpdateWeightsRequest.SerializeToString,
+            motley_dot_cluster_dot_protos_dot_control__pb2.UpdateWeightsReply.FromString,
             options,
             channel_credentials,
             insecure,

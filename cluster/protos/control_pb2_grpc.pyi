@@ -123,6 +123,22 @@ _ControlPlaneRollModelType = typing_extensions.TypeVar(
     ],
 )
 
+_ControlPlaneUpdateWeightsType = typing_extensions.TypeVar(
+    '_ControlPlaneUpdateWeightsType',
+    grpc.UnaryUnaryMultiCallable[
+        motley.cluster.protos.control_pb2.UpdateWeightsRequest,
+        motley.cluster.protos.control_pb2.UpdateWeightsReply,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        motley.cluster.protos.control_pb2.UpdateWeightsRequest,
+        motley.cluster.protos.control_pb2.UpdateWeightsReply,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        motley.cluster.protos.control_pb2.UpdateWeightsRequest,
+        motley.cluster.protos.control_pb2.UpdateWeightsReply,
+    ],
+)
+
 _ControlPlaneGetMetricsType = typing_extensions.TypeVar(
     '_ControlPlaneGetMetricsType',
     grpc.UnaryUnaryMultiCallable[
@@ -171,7 +187,7 @@ _ControlPlaneFlushPrefixesType = typing_extensions.TypeVar(
     ],
 )
 
-class ControlPlaneStub(typing.Generic[_ControlPlaneGetFleetType, _ControlPlaneWatchFleetType, _ControlPlaneScalePoolType, _ControlPlaneSetScalingPolicyType, _ControlPlaneDrainReplicaType, _ControlPlaneRollModelType, _ControlPlaneGetMetricsType, _ControlPlaneGetPrefixesType, _ControlPlaneFlushPrefixesType]):
+class ControlPlaneStub(typing.Generic[_ControlPlaneGetFleetType, _ControlPlaneWatchFleetType, _ControlPlaneScalePoolType, _ControlPlaneSetScalingPolicyType, _ControlPlaneDrainReplicaType, _ControlPlaneRollModelType, _ControlPlaneUpdateWeightsType, _ControlPlaneGetMetricsType, _ControlPlaneGetPrefixesType, _ControlPlaneFlushPrefixesType]):
     @typing.overload
     def __init__(self: ControlPlaneStub[
         grpc.UnaryUnaryMultiCallable[
@@ -197,6 +213,10 @@ class ControlPlaneStub(typing.Generic[_ControlPlaneGetFleetType, _ControlPlaneWa
         grpc.UnaryUnaryMultiCallable[
             motley.cluster.protos.control_pb2.RollModelRequest,
             motley.cluster.protos.control_pb2.Decision,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            motley.cluster.protos.control_pb2.UpdateWeightsRequest,
+            motley.cluster.protos.control_pb2.UpdateWeightsReply,
         ],
         grpc.UnaryUnaryMultiCallable[
             motley.cluster.protos.control_pb2.GetMetricsRequest,
@@ -239,6 +259,10 @@ class ControlPlaneStub(typing.Generic[_ControlPlaneGetFleetType, _ControlPlaneWa
             motley.cluster.protos.control_pb2.Decision,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            motley.cluster.protos.control_pb2.UpdateWeightsRequest,
+            motley.cluster.protos.control_pb2.UpdateWeightsReply,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             motley.cluster.protos.control_pb2.GetMetricsRequest,
             motley.cluster.protos.control_pb2.Metrics,
         ],
@@ -269,6 +293,12 @@ class ControlPlaneStub(typing.Generic[_ControlPlaneGetFleetType, _ControlPlaneWa
 
     RollModel: _ControlPlaneRollModelType
     """Replaces the replicas of a pool, one after the other, while the others serve."""
+
+    UpdateWeights: _ControlPlaneUpdateWeightsType
+    """Lets the replicas of a pool go on with other weights, without being replaced: of a file on their hosts. Each changes
+    between two steps, all of its ranks or none; requests that have begun end on what they began with. Replicas that
+    start later begin with them. While one has not changed yet, its weights_version is lower than its pool's.
+    """
 
     GetMetrics: _ControlPlaneGetMetricsType
     """Counts and rates of each pool, and of what is asked of the fleet."""
@@ -303,6 +333,10 @@ ControlPlaneAsyncStub: typing_extensions.TypeAlias = ControlPlaneStub[
     grpc.aio.UnaryUnaryMultiCallable[
         motley.cluster.protos.control_pb2.RollModelRequest,
         motley.cluster.protos.control_pb2.Decision,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        motley.cluster.protos.control_pb2.UpdateWeightsRequest,
+        motley.cluster.protos.control_pb2.UpdateWeightsReply,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         motley.cluster.protos.control_pb2.GetMetricsRequest,
@@ -366,6 +400,17 @@ class ControlPlaneServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[motley.cluster.protos.control_pb2.Decision, collections.abc.Awaitable[motley.cluster.protos.control_pb2.Decision]]:
         """Replaces the replicas of a pool, one after the other, while the others serve."""
+
+    @abc.abstractmethod
+    def UpdateWeights(
+        self,
+        request: motley.cluster.protos.control_pb2.UpdateWeightsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[motley.cluster.protos.control_pb2.UpdateWeightsReply, collections.abc.Awaitable[motley.cluster.protos.control_pb2.UpdateWeightsReply]]:
+        """Lets the replicas of a pool go on with other weights, without being replaced: of a file on their hosts. Each changes
+        between two steps, all of its ranks or none; requests that have begun end on what they began with. Replicas that
+        start later begin with them. While one has not changed yet, its weights_version is lower than its pool's.
+        """
 
     @abc.abstractmethod
     def GetMetrics(

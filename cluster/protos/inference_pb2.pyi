@@ -935,6 +935,28 @@ class Started(google.protobuf.message.Message):
 Global___Started: typing_extensions.TypeAlias = Started
 
 @typing.final
+class Weights(google.protobuf.message.Message):
+    """The model's weights, which can be updated while it serves."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: builtins.int
+    CONTENTS_FIELD_NUMBER: builtins.int
+    version: builtins.int
+    """updates since the checkpoint"""
+    contents: builtins.str
+    """digest of them, 64 hex digits: the same wherever they are; empty where nothing is computed"""
+    def __init__(
+        self,
+        *,
+        version: builtins.int = ...,
+        contents: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["contents", b"contents", "version", b"version"]) -> None: ...
+
+Global___Weights: typing_extensions.TypeAlias = Weights
+
+@typing.final
 class Completion(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -942,6 +964,7 @@ class Completion(google.protobuf.message.Message):
     CHOICES_FIELD_NUMBER: builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: builtins.int
     USAGE_FIELD_NUMBER: builtins.int
+    WEIGHTS_FIELD_NUMBER: builtins.int
     @property
     def started(self) -> Global___Started:
         """what is known when it begins"""
@@ -958,6 +981,10 @@ class Completion(google.protobuf.message.Message):
     def usage(self) -> Global___Usage:
         """tokens that were read and made"""
 
+    @property
+    def weights(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Weights]:
+        """That it was made with. Several, in their order: replicas were lost, and it went on where none had the same."""
+
     def __init__(
         self,
         *,
@@ -965,9 +992,10 @@ class Completion(google.protobuf.message.Message):
         choices: collections.abc.Iterable[Global___Choice] | None = ...,
         prompt_logprobs: collections.abc.Iterable[Global___PromptLogprob] | None = ...,
         usage: Global___Usage | None = ...,
+        weights: collections.abc.Iterable[Global___Weights] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["started", b"started", "usage", b"usage"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["choices", b"choices", "prompt_logprobs", b"prompt_logprobs", "started", b"started", "usage", b"usage"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["choices", b"choices", "prompt_logprobs", b"prompt_logprobs", "started", b"started", "usage", b"usage", "weights", b"weights"]) -> None: ...
 
 Global___Completion: typing_extensions.TypeAlias = Completion
 
@@ -981,6 +1009,7 @@ class CompletionChunk(google.protobuf.message.Message):
     CHOICES_FIELD_NUMBER: builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: builtins.int
     USAGE_FIELD_NUMBER: builtins.int
+    WEIGHTS_FIELD_NUMBER: builtins.int
     @property
     def started(self) -> Global___Started:
         """in the first message only"""
@@ -997,6 +1026,12 @@ class CompletionChunk(google.protobuf.message.Message):
     def usage(self) -> Global___Usage:
         """in the last message only"""
 
+    @property
+    def weights(self) -> Global___Weights:
+        """In the first message that has choices or prompt_logprobs; and again where it goes on with others, as of a
+        Completion: this message and what follows is made with these.
+        """
+
     def __init__(
         self,
         *,
@@ -1004,9 +1039,10 @@ class CompletionChunk(google.protobuf.message.Message):
         choices: collections.abc.Iterable[Global___Choice] | None = ...,
         prompt_logprobs: collections.abc.Iterable[Global___PromptLogprob] | None = ...,
         usage: Global___Usage | None = ...,
+        weights: Global___Weights | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["started", b"started", "usage", b"usage"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["choices", b"choices", "prompt_logprobs", b"prompt_logprobs", "started", b"started", "usage", b"usage"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["started", b"started", "usage", b"usage", "weights", b"weights"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["choices", b"choices", "prompt_logprobs", b"prompt_logprobs", "started", b"started", "usage", b"usage", "weights", b"weights"]) -> None: ...
 
 Global___CompletionChunk: typing_extensions.TypeAlias = CompletionChunk
 
@@ -1059,7 +1095,7 @@ class EmbeddingsRequest(google.protobuf.message.Message):
     """higher runs first"""
     @property
     def inputs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___EmbeddingInput]:
-        """from 1 to 128 of them"""
+        """from 1 to 2048 of them"""
 
     def __init__(
         self,
@@ -1106,6 +1142,7 @@ class EmbeddingsResponse(google.protobuf.message.Message):
     MODEL_FIELD_NUMBER: builtins.int
     EMBEDDINGS_FIELD_NUMBER: builtins.int
     USAGE_FIELD_NUMBER: builtins.int
+    WEIGHTS_FIELD_NUMBER: builtins.int
     model: builtins.str
     """the name that is served"""
     @property
@@ -1116,15 +1153,20 @@ class EmbeddingsResponse(google.protobuf.message.Message):
     def usage(self) -> Global___Usage:
         """tokens that were read"""
 
+    @property
+    def weights(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Weights]:
+        """that they were made with: several if some inputs came before an update"""
+
     def __init__(
         self,
         *,
         model: builtins.str = ...,
         embeddings: collections.abc.Iterable[Global___Embedding] | None = ...,
         usage: Global___Usage | None = ...,
+        weights: collections.abc.Iterable[Global___Weights] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["usage", b"usage"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["embeddings", b"embeddings", "model", b"model", "usage", b"usage"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["embeddings", b"embeddings", "model", b"model", "usage", b"usage", "weights", b"weights"]) -> None: ...
 
 Global___EmbeddingsResponse: typing_extensions.TypeAlias = EmbeddingsResponse
 

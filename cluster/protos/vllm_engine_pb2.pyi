@@ -717,11 +717,11 @@ class GenerateComplete(google.protobuf.message.Message):
 
     @property
     def output_logprobs(self) -> Global___OutputLogProbs:
-        """of all of them, if asked for"""
+        """of all of them, if asked for; with `stream` only the chunks have them"""
 
     @property
     def input_logprobs(self) -> Global___InputLogProbs:
-        """of the prompt, if asked for"""
+        """of the prompt, if asked for and no chunk of this choice had them"""
 
     def __init__(
         self,

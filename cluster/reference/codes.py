@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 MEANINGS: Mapping[str, str] = {
-    "answer_too_large": "it has more log-probabilities than an answer that is not streamed may have, or a stream of "
-    "vllm.grpc.engine, whose last message repeats them, or a prompt; the error says how many",
+    "answer_too_large": "it has more log-probabilities than an answer that is not streamed, or a prompt, may have, or "
+    "more numbers than embeddings of one call; the error says how many",
     "bad_request": "the request is malformed, or the HTTP framework refuses it",
     "body_too_large": "the body is over the limit in bytes; it was not parsed",
     "chat_template_limit": "rendering the conversation took the model's chat template more than it may take",
@@ -40,6 +40,7 @@ MEANINGS: Mapping[str, str] = {
     "no_controller": "Ray Serve's controller does not answer the control plane",
     "no_ingress": "the ingress does not answer the control plane",
     "no_replica": "no replica can take the request now",
+    "no_room": "there is no room on the disk for a copy of the file",
     "not_admin": "the control plane wants an admin's key, and this is a tenant's",
     "not_found": "there is no such path",
     "not_implemented": "the protocol has this call; this service does not",
@@ -69,6 +70,9 @@ MEANINGS: Mapping[str, str] = {
     "unsupported_endpoint": "the API that this path is of has it; this service does not",
     "unsupported_media": "the body is not plain JSON",
     "unsupported_parameter": "the field, or this value of it, is not supported",
+    "version_mismatch": "the weights are of another version than was expected: look again, and decide anew",
+    "weights_in_use": "requests end on older weights still, or others are being taken up: try again shortly",
+    "weights_root": "the file is in no folder that weights may come from, as `security.weights_roots` has them",
     "zero_not_confirmed": "no replica would be left, and that was not asked for in so many words",
 }
 AT_START: Mapping[str, str] = {

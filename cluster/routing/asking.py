@@ -11,8 +11,9 @@ from typing import Any
 
 from ...replicas.errors import MotleyError, Unavailable
 from ...replicas.protocol import KvEvents, ReplicaLoad, ReplicaProfile, sum_of
+from ...replicas.updates.file import WeightFile
 from ..errors import from_pool
-from ..fleet.status import PrefixStatus
+from ..fleet.status import PrefixStatus, WeightStatus
 from ..happening import happen, happening, until
 from ..streams import all_of, merge
 from .leave import leave
@@ -50,6 +51,7 @@ class Asking:
         self._health = pools.method("health")
         self._profile = pools.method("profile")
         self._drain = pools.method("drain")
+        self._update = pools.method("update_weights")
 
     def replace_pools(self, handles: Mapping[str, Any]) -> None:
         """From now on requests go to these; streams of a pool that is gone move when its replicas end."""
@@ -119,6 +121,23 @@ class Asking:
             return None
         member = self.live.members.get(replica)
         return PrefixStatus("" if member is None else member.pool, replica, load, stats)
+
+    async def update_weights(self, pool: str, file: WeightFile, version: int) -> tuple[WeightStatus, ...]:
+        """On every replica of that pool that there is: see `Replica.update_weights`. Raises Unavailable."""
+        self._refuse_if_draining()
+        await self._present()
+        names = sorted(name for name, member in self.live.members.items() if member.pool == pool)
+        found = tuple(await asyncio.gather(*(self._update_of(name, file, version) for name in names)))
+        if any(one.error is None for one in found):
+            self.live.forget_prefixes()
+        return found
+
+    async def _update_of(self, replica: str, file: WeightFile, version: int) -> WeightStatus:
+        try:
+            told = await self._once(self._update, self._at(replica), args=(file, version))
+        except MotleyError as error:
+            return WeightStatus(replica, error=error)
+        return WeightStatus(replica, told)
 
     async def drain_replica(self, replica: str) -> bool:
         """It takes nothing new from now on; what it has goes on. False: no such replica. Raises Unavailable."""

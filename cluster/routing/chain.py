@@ -30,10 +30,12 @@ class Chain(Sequence[int]):
         return self._length
 
     def __iter__(self) -> Iterator[int]:
-        yield from self._hashes
-        for at in range(len(self._hashes), self._length):
-            self._extend(at + 1)
-            yield self._hashes[at]
+        """Each is computed when it is asked for: most often the first is found nowhere."""
+        hashes, ids = self._hashes, self.request.prompt_ids
+        for at, start in enumerate(range(0, self._length * PIECE_TOKENS, PIECE_TOKENS)):
+            if at == len(hashes):
+                hashes.append(hash((hashes[-1] if at else self._root(), ids[start : start + PIECE_TOKENS])))
+            yield hashes[at]
 
     @overload
     def __getitem__(self, at: int) -> int: ...
@@ -50,6 +52,10 @@ class Chain(Sequence[int]):
 
     def _extend(self, pieces: int) -> None:
         hashes, ids = self._hashes, self.request.prompt_ids
+        parent = hashes[-1] if hashes else self._root()
         for start in range(len(hashes) * PIECE_TOKENS, pieces * PIECE_TOKENS, PIECE_TOKENS):
-            parent = hashes[-1] if hashes else hash(root_hash(self.request.cache_salt))
-            hashes.append(hash((parent, ids[start : start + PIECE_TOKENS])))
+            parent = hash((parent, ids[start : start + PIECE_TOKENS]))
+            hashes.append(parent)
+
+    def _root(self) -> int:
+        return hash(root_hash(self.request.cache_salt))

@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ...replicas.protocol import ReplicaLoad, ReplicaProfile, Request, Stored
 from ..fleet.status import ReplicaStatus
@@ -67,12 +67,14 @@ class Live:
         self._unproven: dict[str, set[str]] = {}  # replicas, by pool
         self._by_row: dict[int, str] = {}
         self._classes: dict[str, int] = {}  # numerics
+        self._fastest: dict[tuple[str, ...], Speed] = {}  # that any replica of a pool has measured, by device
 
     def joined(self, profile: ReplicaProfile) -> None:
         if profile.pool not in self._names or profile.replica_id in self.members:
             return
         numerics = self._classes.setdefault(profile.numerics, len(self._classes))
-        row = self.directory.add(speed_of(profile), longest=profile.model.max_model_len, numerics=numerics)
+        speed = self._speed(profile)
+        row = self.directory.add(speed, longest=profile.model.max_model_len, numerics=numerics)
         self.prefixes.come(row, profile.kv_tokens // PIECE_TOKENS)
         store = self.stored.come(profile.shares) if profile.shares else None
         if store is not None:
@@ -82,6 +84,25 @@ class Live:
         self._unproven.setdefault(self._names[profile.pool], set()).add(profile.replica_id)
         self.had_any = True
         self.changed.set()
+
+    def _speed(self, profile: ReplicaProfile) -> Speed:
+        """As fast as the fastest that has come of a pool's replicas on alike devices, which all are held to be.
+
+        A replica that measured itself while others started looks slow: nothing would be sent there that could correct
+        it. Whoever is held to be too fast is soon corrected.
+        """
+        alike = (self._names[profile.pool], *_device(profile))
+        own = speed_of(profile)
+        if own is _GUESS:
+            return own
+        known = self._fastest.get(alike, own)
+        fastest = _faster(own, known)
+        if _faster(known, own) != known:
+            for member in self.members.values():
+                if (member.pool, *_device(member.profile)) == alike:
+                    self.directory.set_speed(member.row, _faster(speed_of(member.profile), fastest))
+        self._fastest[alike] = fastest
+        return fastest
 
     def replace_slo(self, slo: Slo | None) -> None:
         self.slo = self.directory.slo = slo
@@ -123,6 +144,8 @@ class Live:
         member = self.members.get(replica)
         if member is None or load.steps < member.load.steps:
             return  # it is older than what has been heard
+        if load.weights_version != member.load.weights_version:
+            self.prefixes.clear(member.row)  # of other weights: they are not found there any more
         member.load, member.heard = load, max(of, member.heard)
         self.directory.heard(member.row, load, member.heard)
         self.directory.set_usable(member.row, usable=not load.draining)
@@ -164,14 +187,19 @@ class Live:
         last: Collection[str] = (),
         never: Collection[str] = (),
         numerics: str = "",
+        weights: str = "",
     ) -> Visit:
         """Where the requests are best placed together, best first, and what is to be counted of them there.
 
-        last    replicas that come after all others
-        never   replicas that do not come at all
+        last      replicas that come after all others
+        never     replicas that do not come at all
+        numerics  the class, and
+        weights   the digest of those, that were there at the beginning: others come after; empty: it is the beginning
         """
         chain = Chain(max(requests, key=lambda each: len(each.prompt_ids)))
         ask = self._ask(requests, chain, [name for name in {*last, *never} if name in self.members], numerics)
+        if weights:
+            ask = replace(ask, others=self._of_others(weights))
         ranked = self.directory.ranked(self.clock(), ask, late=True)
         if self.order is not None:
             ranked = self.order(self.directory, ranked)
@@ -193,6 +221,10 @@ class Live:
             numerics=self._classes.get(numerics) if numerics else None,
             output_tokens=1 if longest.pooling is not None else longest.sampling.max_tokens,
         )
+
+    def _of_others(self, weights: str) -> list[int]:
+        """Replicas that have other weights, as they were last heard to have."""
+        return [member.row for member in self.members.values() if member.load.weights_contents != weights]
 
     def _cached(self, chain: Chain) -> dict[int, int]:
         return {row: depth * PIECE_TOKENS for row, depth in self.prefixes.depths(chain).items()}
@@ -242,6 +274,20 @@ class Live:
             )
             for name, member in sorted(self.members.items())
         )
+
+
+def _device(profile: ReplicaProfile) -> tuple[str, str, str]:
+    return profile.device, profile.device_name, profile.fingerprint
+
+
+def _faster(own: Speed, other: Speed) -> Speed:
+    """With its own limits, and the better of both in everything else."""
+    return replace(
+        own,
+        prefill_tokens_per_s=max(own.prefill_tokens_per_s, other.prefill_tokens_per_s),
+        decode_s=tuple(map(min, own.decode_s, other.decode_s)),
+        context_s=min(own.context_s, other.context_s),
+    )
 
 
 def speed_of(profile: ReplicaProfile) -> Speed:

@@ -16,11 +16,15 @@ SUSPECT_S = 30.0  # by then Serve has replaced a replica that hangs, or it has s
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A replica as the router sees it. `queue_len`: requests it carried when Serve last heard of that."""
+    """A replica as the router sees it. `queue_len`: requests it carried when Serve last heard of that.
+
+    weights  digest of those that requests begin with there, as ReplicaLoad has it; empty: nobody has said
+    """
 
     id: str
     numerics: str = ""
     queue_len: int = 0
+    weights: str = ""
 
 
 class Suspects:
@@ -63,6 +67,7 @@ class Placement:
     strict     they do not come at all, and neither do suspects: no other replica ends the attempt
     suspects   replicas any request has failed on
     numerics   the class that began the answer: replicas of others come after; empty: any
+    weights    digest of those that the answer was made with so far: likewise, and before numerics
     only       the one replica it is meant for
     weight     how many requests go there together
     visit      by whose order replicas come where nothing above decides, and which is told where it goes; None: by what
@@ -80,6 +85,7 @@ class Placement:
     avoid: frozenset[str] = frozenset()
     strict: bool = False
     numerics: str = ""
+    weights: str = ""
     only: str | None = None
     weight: int = 1
     visit: Visit | None = None
@@ -155,11 +161,12 @@ class Placement:
             return candidate.id == self.only
         return not (self.strict and (candidate.id in self.avoid or candidate.id in self.suspects))
 
-    def _rank(self, candidate: Candidate) -> tuple[bool, bool, bool, int, int, int]:
+    def _rank(self, candidate: Candidate) -> tuple[bool, bool, bool, bool, int, int, int]:
         """What this ingress has there is exact; Serve's figure is seconds old, and decides only between equals."""
         return (
             candidate.id in self.suspects,
             candidate.id in self.avoid,
+            bool(self.weights) and candidate.weights != self.weights,
             bool(self.numerics) and candidate.numerics != self.numerics,
             self._position(candidate.id),
             self.suspects.carried[candidate.id],

@@ -9,13 +9,12 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...replicas.protocol import BATCHES, BLOCK_TOKENS, ReplicaLoad
+from .terms import PIECES, Ask, Floats, Predicted, Slo, Speed, pieces
 
 __all__ = ["Ask", "Directory", "Predicted", "Slo", "Speed"]
 
@@ -23,92 +22,29 @@ _CORRECTED = 0.05  # how much of a correction one observation is
 _GROWN = 0.01  # how much of the growth that all replicas have in common,
 _MOST_GROWN = 2.0  # and the most of it
 _MOST_OFF = 5.0  # corrections stay within this factor
-_PACE_S = 4.0  # over which the rate of prompts' tokens is taken
+_PACE_S = 3.0  # over which the rate of prompts' tokens is taken
 _SILENT_S = 1.0  # a replica that has not been heard for longer does what it did less and less
 _RANKS = 8  # replicas that are tried for one request
 _NEAR = 0.05  # predictions that are so close are the same, and fall at random
-_MISSES = 0.02  # share of the admitted that may miss an objective,
+_MISSES = 0.003  # share of the admitted that may miss an objective: whoever misses has been in others' way besides,
 _LEARNED = 0.02  # and how fast the margin follows what they do
+_OFTEN = 25.0  # requests/s: of more, each tells less. What comes of them is seen seconds later, of all of them at once
 _MARGIN = 0.85  # at first
 _OTHERS, _LAST = 1e6, 1e9  # strains of replicas that come after all others
 _MARGINS = (0.5, 1.0)  # of the objective: predicted to take longer, a request counts as one that will miss it
 
-Floats = NDArray[np.float64]
+_ENDS = np.asarray(BATCHES[1:], dtype=float)  # of the pieces that a step's time is linear in, but for the last
 
-_KNOTS = np.asarray(BATCHES, dtype=float)
-_GAPS = np.diff(_KNOTS, prepend=0.0)  # below each
-_MOST_ROWS = float(BATCHES[-1])
+# Operands that are arrays: numpy takes longer to convert a number of Python's than to add it to sixteen others.
+_ZERO, _ONE, _HALF, _LITTLE, _SILENT, _PACE = map(np.array, (0.0, 1.0, 0.5, 1e-3, _SILENT_S, _PACE_S))
 
 # Columns of a directory, and what they hold of a replica that has just come.
 _COLUMNS = {
-    "_prefill": 1.0, "_context_s": 0.0, "_chunk": 1.0, "_full_s": 1.0, "_beyond_s": 0.0, "_max_running": 1.0,
+    "_prefill": 1.0, "_context_s": 0.0, "_chunk": 1.0, "_least_chunk": 0.1, "_full_s": 1.0, "_max_running": 1.0,
     "_kv_tokens": 1.0, "_longest": math.inf, "_numerics": 0.0, "_of": 0.0, "_queued": 0.0, "_sequences": 0.0,
-    "_kv_used": 0.0, "_mean_context": 0.0, "_computed": 0.0, "_prefill_rate": 0.0, "_carried": 0.0,
-    "_sent_tokens": 0.0, "_sent": 0.0, "_ttft_off": 1.0, "_tpot_off": 1.0, "_fetch_s": 0.0,
+    "_kv_used": 0.0, "_mean_context": 0.0, "_contexts_s": 0.0, "_computed": 0.0, "_prefill_rate": 0.0, "_carried": 0.0,
+    "_sent_tokens": 0.0, "_sent": 0.0, "_ttft_off": 1.0, "_tpot_off": 1.0, "_fetch_s": 0.0, "_barred": math.inf,
 }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Slo:
-    """Objectives in seconds: to the first token, and per token after it."""
-
-    ttft_s: float
-    tpot_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Speed:
-    """What a profile says of a replica.
-
-    decode_s   of one step at each of BATCHES, with short contexts
-    context_s  more, for each token of context of the sequences of a step
-    chunk      tokens of a step, prompts' and others together
-    """
-
-    prefill_tokens_per_s: float
-    decode_s: tuple[float, ...]
-    context_s: float
-    chunk: int
-    max_running: int
-    kv_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """What is to be placed.
-
-    cached         by replica, tokens of the prompt that it holds already; none: nothing is known
-    stored         likewise by prefix store, leading tokens that can be fetched from there
-    context        tokens that the longest of its sequences may come to: where the model's context is shorter, never
-    last           replicas that come after all others: it has failed there, or they are suspects
-    numerics       as `Directory.add` was told: replicas of another class come after; None: any
-    output_tokens  how many it may make; None: nobody knows
-    """
-
-    prompt_tokens: int
-    cached: dict[int, int] | None = None
-    stored: dict[int, int] | None = None
-    context: int = 0
-    last: Collection[int] = ()
-    numerics: int | None = None
-    output_tokens: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Predicted:
-    """Of one request on one replica, in seconds. strain: of its objectives' margins, what the scarcer one takes.
-
-    With no objectives the strain is the time to the end of an answer of usual length.
-
-    ttft_off, tpot_off  the corrections that are in it
-    """
-
-    replica: int
-    ttft_s: float
-    tpot_s: float
-    strain: float
-    ttft_off: float = 1.0
-    tpot_off: float = 1.0
 
 
 class Directory:
@@ -118,8 +54,8 @@ class Directory:
     _prefill: Floats
     _context_s: Floats
     _chunk: Floats
+    _least_chunk: Floats  # of it that prompts get, however many sequences there are
     _full_s: Floats  # a step's that is full
-    _beyond_s: Floats  # a token's beyond the largest of BATCHES
     _max_running: Floats
     _kv_tokens: Floats
     _longest: Floats
@@ -130,9 +66,11 @@ class Directory:
     _sequences: Floats
     _kv_used: Floats
     _mean_context: Floats
+    _contexts_s: Floats  # of a step, for each sequence, with a context of that length
     _computed: Floats  # tokens of prompts since the replica began
     _prefill_rate: Floats  # of these per second, of late
     _fetch_s: Floats  # of a token, from its prefix store; 0: nothing is fetched
+    _barred: Floats  # 0, or infinity where it is not usable
     # sent from here: in all, and what is not in what was heard,
     _carried: Floats
     _sent_tokens: Floats
@@ -146,7 +84,7 @@ class Directory:
         self._rng = rng
         self._free: list[int] = []
         self._recent: list[deque[tuple[float, float, float]]] = []
-        self._decode = np.ones((0, len(BATCHES)))
+        self._steps = np.ones((2, 0))  # of each replica's pieces, where they begin and how they rise
         self._usable = np.zeros(0, dtype=bool)
         self._store = np.zeros(0, dtype=int)
         self._last_store = 0
@@ -155,7 +93,9 @@ class Directory:
         self._grow(len(speeds))
         self._output_tokens, self._prompt_tokens = 150.0, 500.0  # of those of late
         self._growth = 1.0  # of the time per token while answers come, for whatever joins them meanwhile
+        self._sent_s, self._gap_s = -math.inf, 1.0  # when the last request was sent, and the time between two
         self._latest_tpot = np.zeros(0)  # of the latest prediction, without corrections
+        self._least_longest = math.inf
         self._ttft_margin = self._tpot_margin = _MARGIN
         for speed in speeds:
             self.add(speed)
@@ -167,24 +107,30 @@ class Directory:
         row = self._free.pop()
         for name, first in _COLUMNS.items():
             getattr(self, name)[row] = first
-        self._prefill[row] = speed.prefill_tokens_per_s
-        self._decode[row] = speed.decode_s
-        self._context_s[row] = speed.context_s
-        self._chunk[row] = speed.chunk
-        self._full_s[row] = full_s = speed.chunk / speed.prefill_tokens_per_s
-        self._beyond_s[row] = max(0.0, full_s - speed.decode_s[-1]) / max(1, speed.chunk - BATCHES[-1])
-        self._max_running[row] = speed.max_running
-        self._kv_tokens[row] = speed.kv_tokens
+        self.set_speed(row, speed)
         self._longest[row] = longest
         self._numerics[row] = numerics
         self._recent[row].clear()
-        self._usable[row] = True
+        self.set_usable(row, usable=True)
+        self._least_longest = min(self._least_longest, longest)
         return row
+
+    def set_speed(self, replica: int, speed: Speed) -> None:
+        """What is known of it beforehand; corrections stay."""
+        self._prefill[replica] = speed.prefill_tokens_per_s
+        self._context_s[replica] = speed.context_s
+        self._contexts_s[replica] = speed.context_s * self._mean_context[replica]
+        self._chunk[replica] = speed.chunk
+        self._least_chunk[replica] = 0.1 * speed.chunk
+        self._full_s[replica] = full_s = speed.chunk / speed.prefill_tokens_per_s
+        self._steps[:, replica * PIECES : (replica + 1) * PIECES] = pieces(speed, full_s)
+        self._max_running[replica] = speed.max_running
+        self._kv_tokens[replica] = speed.kv_tokens
 
     def remove(self, replica: int) -> None:
         """It has gone."""
         assert replica not in self._free
-        self._usable[replica] = False
+        self.set_usable(replica, usable=False)
         self._free.append(replica)
 
     def reads(self, replica: int, store: int, fetch_s: float) -> None:
@@ -219,60 +165,69 @@ class Directory:
             column = np.full(size, first)
             column[:held] = getattr(self, name)
             setattr(self, name, column)
-        self._decode = np.concatenate([self._decode, np.ones((size - held, len(BATCHES)))])
+        self._steps = np.concatenate([self._steps, np.ones((2, (size - held) * PIECES))], axis=1)
         self._usable = np.concatenate([self._usable, np.zeros(size - held, dtype=bool)])
         self._store = np.concatenate([self._store, np.zeros(size - held, dtype=int)])
         self._rows = np.arange(size)
+        self._first_pieces = self._rows * PIECES
         self._recent += [deque() for _ in range(size - held)]
         self._free += reversed(range(held, size))
 
     def predict(self, now: float, ask: Ask) -> tuple[Floats, Floats]:
         """Seconds to the first token and per token after it, on each replica."""
-        new = np.full(len(self._rows), float(ask.prompt_tokens))
+        new = np.empty(len(self._rows))
+        new.fill(ask.prompt_tokens)
         if ask.cached:
             for replica, tokens in ask.cached.items():
                 new[replica] = max(1.0, ask.prompt_tokens - tokens)
         fetch_s = None
         if ask.stored:
             new, fetch_s = self._fetches(ask, ask.stored, new)
-        sequences = np.maximum(self._sequences + self._sent, 0.0)
+        sequences = np.maximum(self._sequences + self._sent, _ZERO)
         running = np.minimum(sequences, self._max_running)
-        context_s = self._context_s * self._mean_context
+        context_s = self._contexts_s
         # A step with as much of a prompt as fits: its chunk, and the decodes that take of the budget and read contexts.
         full_s = self._full_s + context_s * running
-        rate = np.maximum(self._chunk - running, 0.1 * self._chunk) / full_s
-        queued = np.maximum(np.maximum(self._queued - (now - self._of) * rate, 0.0) + self._sent_tokens, 0.0)
+        rate = np.maximum(self._chunk - running, self._least_chunk) / full_s
+        silent_s = np.array(now) - self._of
+        queued = np.maximum(np.maximum(self._queued - silent_s * rate, _ZERO) + self._sent_tokens, _ZERO)
         # Who is silent has little to do.
-        prefill_rate = self._prefill_rate * np.exp(np.minimum(_SILENT_S - (now - self._of), 0.0) / _PACE_S)
-        prefill_rate += (self._sent_tokens + new) / _PACE_S
-        tpot = self._paced(np.minimum(sequences + 1, self._max_running), prefill_rate, full_s, context_s)
+        prefill_rate = self._prefill_rate
+        if np.count_nonzero(silent_s > _SILENT):
+            prefill_rate = prefill_rate * np.exp(np.minimum(_SILENT - silent_s, _ZERO) / _PACE)
+        prefill_rate = prefill_rate + (self._sent_tokens + new) / _PACE
+        more = sequences + _ONE
+        one_more = np.minimum(more, self._max_running)
+        tpot = self._paced(one_more, prefill_rate, full_s, context_s)
         # The step that runs is half over; beyond what may run, or has room, it waits for others to end: one of n in
         # every (answer / n) steps.
-        over = np.maximum(sequences + 1 - self._max_running, 0.0) / self._max_running
-        kv = np.maximum(self._kv_used + self._sent_tokens + ask.prompt_tokens - self._kv_tokens, 0.0) / self._kv_tokens
+        steps = np.minimum(sequences, _HALF)
+        over, kv = more - one_more, self._kv_used + self._sent_tokens + np.array(float(ask.prompt_tokens))
+        if np.count_nonzero(over) or np.count_nonzero(kv > self._kv_tokens):
+            kv = np.maximum(kv - self._kv_tokens, _ZERO) / self._kv_tokens
+            steps += (over / self._max_running + kv) * self._output_tokens
         # What is fetched comes while what is queued is computed.
         begins = queued if fetch_s is None else np.maximum(queued, fetch_s * rate)
-        ttft = (begins + new) / rate + ((over + kv) * self._output_tokens + 0.5 * (sequences > 0)) * tpot
+        ttft = (begins + new) / rate + steps * tpot
         self._latest_tpot = tpot
         # Whole predictions are corrected: a part of them would run away where another part decides.
-        ttft, tpot = ttft * self._ttft_off, tpot * (self._tpot_off * self._growth)
+        ttft, tpot = ttft * self._ttft_off, tpot * (self._tpot_off * np.array(self._growth))
         return ttft, tpot
 
     def ranked(self, now: float, ask: Ask, *, late: bool = False) -> list[Predicted]:
         """Best first; with objectives, those alone that would keep them, or else the others behind (`late`)."""
         ttft, tpot = self.predict(now, ask)
         strain = self._strain(ttft, tpot, ask)
-        strain[~self._usable] = math.inf
-        if ask.context:
+        strain += self._barred
+        if ask.context > self._least_longest:
             strain[self._longest < ask.context] = math.inf
-        if ask.numerics is not None:
-            strain[self._numerics != ask.numerics] += _OTHERS
-        for replica in ask.last:
-            strain[replica] += _LAST
+        if ask.numerics is not None or ask.others or ask.last:
+            _put_last(strain, self._numerics, ask)
         most = math.inf if late or self.slo is None else 1.0
         order = strain.argsort()[:_RANKS] if len(strain) <= 64 else strain.argpartition(_RANKS)[:_RANKS]
         columns = [
-            column[order].tolist() for column in (ttft, tpot, strain, self._ttft_off, self._tpot_off * self._growth)
+            column[order].tolist()
+            for column in (ttft, tpot, strain, self._ttft_off, self._tpot_off * np.array(self._growth))
         ]
         every = zip(order.tolist(), *columns, strict=True)
         chosen = [Predicted(*each) for each in every if each[3] <= most and each[3] < math.inf]
@@ -291,7 +246,8 @@ class Directory:
             output = self._output_tokens if ask.output_tokens is None else min(self._output_tokens, ask.output_tokens)
             strain = ttft + max(0.0, output - 1) * tpot
         else:
-            strain = np.maximum(ttft / (slo.ttft_s * self._ttft_margin), tpot / (slo.tpot_s * self._tpot_margin))
+            most_ttft_s, most_tpot_s = slo.ttft_s * self._ttft_margin, slo.tpot_s * self._tpot_margin
+            strain = np.maximum(ttft / np.array(most_ttft_s), tpot / np.array(most_tpot_s))
         return strain
 
     def has_room(self, now: float, tokens: int, ahead: int = 0) -> bool:
@@ -299,13 +255,15 @@ class Directory:
 
         ahead  or as soon as so many sequences have ended
         """
-        rate = self._chunk / (self._chunk / self._prefill + self._context_s * self._mean_context)
+        rate = self._chunk / (self._chunk / self._prefill + self._contexts_s)
         queued = np.maximum(self._queued - (now - self._of) * rate, 0.0) + self._sent_tokens
         room = self._usable & (self._sequences + self._sent < self._max_running + ahead) & (queued <= self._chunk)
         return bool((room & (self._kv_used + self._sent_tokens + tokens <= self._kv_tokens)).any())
 
     def sent(self, now: float, replica: int, tokens: int, sequences: int = 1) -> None:
         self._prompt_tokens += (tokens / sequences - self._prompt_tokens) / 200
+        self._gap_s += (min(now - self._sent_s, 1.0) - self._gap_s) / 50
+        self._sent_s = now
         self._note(now, replica, tokens, sequences)
 
     def unsent(self, now: float, replica: int, tokens: int, sequences: int = 1) -> None:
@@ -334,9 +292,11 @@ class Directory:
         self._computed[replica] = max(computed, self._computed[replica])
         self._of[replica] = of
         self._queued[replica] = load.queued_prefill_tokens
-        self._mean_context[replica] = (load.kv_blocks_total - load.kv_blocks_free) * BLOCK_TOKENS / max(load.running, 1)
+        kv_used = (load.kv_blocks_total - load.kv_blocks_free) * BLOCK_TOKENS
+        self._mean_context[replica] = mean_context = kv_used / max(load.running, 1)
+        self._contexts_s[replica] = self._context_s[replica] * mean_context
         self._sequences[replica] = load.running + load.waiting
-        self._kv_used[replica] = (load.kv_blocks_total - load.kv_blocks_free) * BLOCK_TOKENS
+        self._kv_used[replica] = kv_used
         recent = self._recent[replica]
         while recent and recent[0][0] <= of:
             recent.popleft()
@@ -346,7 +306,7 @@ class Directory:
     def saw_ttft(self, replica: int, predicted: Predicted, observed: float) -> None:
         self._correct(self._ttft_off, replica, observed / predicted.ttft_s * predicted.ttft_off)
         if self.slo is not None:
-            self._ttft_margin = _followed(self._ttft_margin, missed=observed > self.slo.ttft_s)
+            self._ttft_margin = _followed(self._ttft_margin, self._weight, missed=observed > self.slo.ttft_s)
 
     def saw_tpot(self, replica: int, predicted: Predicted, observed: float, output_tokens: int) -> None:
         if observed > 0:
@@ -355,15 +315,20 @@ class Directory:
             latest = float(self._latest_tpot[replica]) if replica < len(self._latest_tpot) else then
             self._correct(self._tpot_off, replica, 2 * observed / (then + latest))
             grown = observed / (then * float(self._tpot_off[replica]))
-            self._growth = _towards(self._growth, grown, _GROWN, _MOST_GROWN)
+            self._growth = _towards(self._growth, grown, _GROWN * self._weight, _MOST_GROWN)
         if self.slo is not None:
-            self._tpot_margin = _followed(self._tpot_margin, missed=observed > self.slo.tpot_s)
+            self._tpot_margin = _followed(self._tpot_margin, self._weight, missed=observed > self.slo.tpot_s)
         self._output_tokens += (output_tokens - self._output_tokens) / 200
 
     def saw_whole(self, replica: int, predicted: Predicted, ratio: float) -> None:
         """An answer came as one: its time over what was predicted. Of what it was made up nobody knows."""
         self._correct(self._ttft_off, replica, ratio * predicted.ttft_off)
         self._correct(self._tpot_off, replica, ratio * predicted.tpot_off / self._growth)
+
+    @property
+    def _weight(self) -> float:
+        """Of one observation, in what all replicas have in common."""
+        return min(1.0, self._gap_s * _OFTEN)
 
     @staticmethod
     def _correct(column: Floats, replica: int, right: float) -> None:
@@ -380,14 +345,19 @@ class Directory:
         Few prompts: some steps have one, with the tokens that prompts have, and the others none. Many: each step has
         what came while the one before it ran. Steps longer than that would be are full.
         """
-        tokens = np.minimum(self._prompt_tokens, np.maximum(self._chunk - running, 1.0))
+        left = self._chunk - running
+        tokens = np.minimum(np.array(self._prompt_tokens), np.maximum(left, _ONE))
         rows = np.empty((2, len(running)))
-        rows[0], rows[1] = running, running + tokens
+        rows[0] = running
+        np.add(running, tokens, out=rows[1])
         alone_s, with_s = self._step_s(rows) + context_s * running
-        few = alone_s / np.maximum(1.0 - prefill_rate / tokens * (with_s - alone_s), 1e-3)
-        token_s = np.maximum(full_s - with_s, 0.0) / np.maximum(self._chunk - running - tokens, 1.0)
-        many = (with_s - token_s * tokens) / np.maximum(1.0 - token_s * prefill_rate, 1e-3)
-        paced = np.where(few * prefill_rate < tokens, few, np.maximum(many, with_s))
+        few = alone_s / np.maximum(_ONE - prefill_rate / tokens * (with_s - alone_s), _LITTLE)
+        paced = few
+        is_few = few * prefill_rate < tokens
+        if np.count_nonzero(is_few) < len(running):
+            token_s = np.maximum(full_s - with_s, _ZERO) / np.maximum(left - tokens, _ONE)
+            many = (with_s - token_s * tokens) / np.maximum(_ONE - token_s * prefill_rate, _LITTLE)
+            paced = np.where(is_few, few, np.maximum(many, with_s))
         seconds: Floats = np.minimum(paced, np.maximum(full_s, alone_s))
         return seconds
 
@@ -396,10 +366,8 @@ class Directory:
 
         rows: no less than one.
         """
-        at = np.minimum(rows, _MOST_ROWS)
-        upper = np.maximum(_KNOTS.searchsorted(at), 1)
-        low, high = self._decode[self._rows, upper - 1], self._decode[self._rows, upper]
-        seconds: Floats = low + (high - low) * (at - _KNOTS[upper - 1]) / _GAPS[upper] + self._beyond_s * (rows - at)
+        starts, rises = self._steps.take(_ENDS.searchsorted(rows) + self._first_pieces, axis=1)
+        seconds: Floats = starts + rises * rows
         return seconds
 
     def lend(self, replica: int, others: Iterable[int]) -> None:
@@ -424,6 +392,19 @@ class Directory:
     def set_usable(self, replica: int, *, usable: bool) -> None:
         """One that drains, is not well or cannot serve the model is never chosen."""
         self._usable[replica] = usable
+        self._barred[replica] = 0.0 if usable else math.inf
+
+
+def _put_last(strain: Floats, numerics: Floats, ask: Ask) -> None:
+    """Those that come after others: of another class, of other weights, and any that are to be last."""
+    if ask.numerics is not None:
+        strain[numerics != ask.numerics] += _OTHERS
+    for replica in ask.others:
+        strain[replica] += 2 * _OTHERS
+    for replica in ask.last:
+        strain[replica] += _LAST
+    if (least := strain.min(initial=math.inf)) >= _OTHERS and least < math.inf:
+        strain -= least // _OTHERS * _OTHERS  # else the best of what is left would be alike, whatever they are
 
 
 def _towards(factor: float, right: float, share: float, most: float) -> float:
@@ -434,7 +415,7 @@ def _towards(factor: float, right: float, share: float, most: float) -> float:
     return min(max(factor * math.exp(step), 1 / most), most)
 
 
-def _followed(margin: float, *, missed: bool) -> float:
+def _followed(margin: float, weight: float, *, missed: bool) -> float:
     """So much stricter, or less strict, that in the long run _MISSES of the admitted miss."""
     step = -(1 - _MISSES) if missed else _MISSES
-    return min(max(margin * math.exp(_LEARNED * step), _MARGINS[0]), _MARGINS[1])
+    return min(max(margin * math.exp(_LEARNED * weight * step), _MARGINS[0]), _MARGINS[1])

@@ -38,17 +38,18 @@ class PrefixView:
     def depths(self, hashes: Iterable[Hashable]) -> dict[int, int]:
         """Replica -> how many leading pieces of the chain it holds; only those that hold one."""
         found: dict[int, int] = {}
-        depth, holders = 0, 0
-        for each in hashes:
-            going_on = self._holders.get(each, 0)
-            if depth:
-                going_on &= holders
-            if going_on != holders:
+        get, chain = self._holders.get, iter(hashes)
+        depth, holders = 1, get(next(chain, None), 0)
+        if not holders:
+            return found
+        for each in chain:
+            if (going_on := get(each, 0) & holders) != holders:
                 for replica in _bits(holders & ~going_on):
                     found[replica] = depth
-            depth, holders = depth + 1, going_on
-            if not holders:
-                break
+                holders = going_on
+                if not holders:
+                    return found
+            depth += 1
         for replica in _bits(holders):
             found[replica] = depth
         return found

@@ -49,7 +49,7 @@ class PoolRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
 
     def _queued(self, candidate: Candidate, replica: RunningReplica) -> Candidate:
         queue_len = self.replica_queue_len_cache.get(replica.replica_id) or 0
-        return Candidate(candidate.id, candidate.numerics, queue_len)
+        return Candidate(candidate.id, candidate.numerics, queue_len, candidate.weights)
 
 
 class _Present:
@@ -57,13 +57,16 @@ class _Present:
 
     def __init__(self, replicas: list[RunningReplica]) -> None:
         self.replicas = {one.replica_id.unique_id: one for one in replicas}
-        self.candidates = {
-            name: Candidate(name, str(one.replica_metadata.get("numerics", ""))) for name, one in self.replicas.items()
-        }
+        self.candidates = {name: _candidate(name, one) for name, one in self.replicas.items()}
 
     def drop(self, name: str) -> None:
         self.replicas.pop(name, None)
         self.candidates.pop(name, None)
+
+
+def _candidate(name: str, replica: RunningReplica) -> Candidate:
+    weights = replica.routing_stats.get("load", {}).get("weights_contents", "")
+    return Candidate(name, str(replica.replica_metadata.get("numerics", "")), weights=str(weights))
 
 
 def _placement(pending: PendingRequest | None) -> Placement:

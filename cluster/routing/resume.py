@@ -20,7 +20,7 @@ from ...replicas.errors import (
     ReaderStalled,
     Unavailable,
 )
-from ...replicas.protocol import Delta, FinishReason, Request, StreamMessage
+from ...replicas.protocol import Delta, FinishReason, Request, StreamMessage, WeightsTold
 from .placement import Placement, Suspects
 
 # These end a choice on one replica; another may still go on with it.
@@ -49,8 +49,9 @@ class ResumePolicy:
 class Progress:
     """What the reader of one request has seen of it.
 
-    begun   the reader has had something
-    late    a choice has ended at the deadline
+    begun    the reader has had something
+    late     a choice has ended at the deadline
+    weights  that the latest of it was computed with, as its reader was told
     """
 
     def __init__(self, request: Request) -> None:
@@ -61,6 +62,8 @@ class Progress:
         self._opened = False  # cached_tokens and prompt_logprobs have been seen
         self.begun = False
         self.late = False
+        self.weights: WeightsTold | None = None
+        self._others: WeightsTold | None = None  # that what comes next was computed with, if they are others
 
     @property
     def done(self) -> bool:
@@ -84,9 +87,14 @@ class Progress:
             self.late = self.late or delta.finish_reason is FinishReason.DEADLINE
         opens = message.cached_tokens is not None
         if opens and self._opened:
-            message = message._replace(cached_tokens=None, prompt_logprobs=None)
+            self._others = None if _same(message.told, self.weights) else message.told
+            message = message._replace(cached_tokens=None, prompt_logprobs=None, weights=None, contents="")
         if not deltas and (not opens or self._opened):
             return None
+        if self._others is not None:  # nothing of two models goes by as one's
+            message = message._replace(weights=self._others.version, contents=self._others.contents)
+            self._others = None
+        self.weights = message.told or self.weights
         self._opened = self._opened or opens
         self.begun = True
         return message if len(deltas) == len(message.deltas) else message._replace(deltas=deltas)
@@ -105,6 +113,13 @@ class Progress:
 
     def _is_new(self, delta: Delta) -> bool:
         return not self._finished[delta.index] and delta.finish_reason not in _NOT_FINAL
+
+
+def _same(weights: WeightsTold | None, others: WeightsTold | None) -> bool:
+    """By what they are, whatever each replica counts; who has no digest has a count alone."""
+    if weights is None or others is None:
+        return weights is others
+    return weights.contents == others.contents if weights.contents else weights == others
 
 
 def too_late() -> DeadlineExceeded:
@@ -192,6 +207,11 @@ class Journey:
         self.deadline = math.inf if request.deadline_s is None else now + request.deadline_s
         self.placement: Placement | None = None
 
+    @property
+    def pool(self) -> str:
+        """Where it is; empty before it has been placed."""
+        return "" if self.placement is None else self.placement.pool
+
     def rest(self, now: float) -> Request:
         """The request for the next attempt. Raises DeadlineExceeded when it is too late for one."""
         if math.isinf(self.deadline):
@@ -201,7 +221,9 @@ class Journey:
         return self.progress.rest(self.deadline - now)
 
     def place(self, suspects: Suspects) -> Placement:
-        """Of the numerics class that began the answer, if there is a replica of it."""
+        """On the weights that the answer was made with, and of the numerics class, if there is such a replica."""
         numerics = self.placement.found or self.placement.numerics if self.placement is not None else ""
-        self.placement = Placement(suspects, self.retry.avoid, self.retry.strict, numerics)
+        made_with = self.progress.weights
+        weights = "" if made_with is None else made_with.contents
+        self.placement = Placement(suspects, self.retry.avoid, self.retry.strict, numerics, weights)
         return self.placement

@@ -45,7 +45,7 @@ class Router(Asking):
     ) -> None:
         routing = routing or Routing()
         super().__init__(handles, policy or ResumePolicy(), routing.slo, roster)
-        self._tally = Tally(routing.slo)
+        self.tally = self._tally = Tally(routing.slo)
         self._waiting = Waiting(self.live, routing, lambda: len(self._pools.handles) > 1)
         self.num_streams = 0
         self.num_resumed = 0  # streams that went on on another replica
@@ -73,7 +73,8 @@ class Router(Asking):
 
         `whole`: nobody looks at them before the last, so there may as well be one.
 
-        A lost replica is not seen: the request goes to another, with the output so far. Where that cannot be,
+        A lost replica is not seen: the request goes to another, with the output so far. If none is left that has the
+        same weights, it goes on with others, and the first message of those has them. Where that cannot be,
         choices that have begun end with `replica_lost`, and then, or if nothing has begun, it raises Unavailable.
         Whatever cuts choices off, the deadline too: they end with their reason, and then it raises why.
         """
@@ -83,17 +84,17 @@ class Router(Asking):
                 raise Overloaded(f"{self.num_streams} requests are on their way already", code="queue_full")
             self.num_streams += 1
             try:
-                async with aclosing(self._journey(request, whole)) as messages:
+                journey = Journey(request, self._policy, _now())
+                async with aclosing(self._journey(journey, whole)) as messages:
                     async for message in messages:
-                        seen.message(message)
+                        seen.message(message, journey.pool)
                         yield message
             finally:
                 self.num_streams -= 1
 
-    async def _journey(self, request: Request, whole: bool) -> AsyncGenerator[StreamMessage, None]:
-        record = access_log.current()
+    async def _journey(self, journey: Journey, whole: bool) -> AsyncGenerator[StreamMessage, None]:
+        record, request = access_log.current(), journey.request
         record.began(request)
-        journey = Journey(request, self._policy, _now())
         self._refuse_if_unmeetable(request)
         await self._waiting.turn(request, journey.began, journey.deadline)
         attempt = self._short_attempt if whole and _is_short(request) else self._attempt
@@ -194,7 +195,7 @@ class Router(Asking):
                 yield message
 
     def _place(self, journey: Journey, request: Request) -> Placement:
-        """Of the numerics class that began the answer, if there is a replica of it."""
+        """On the weights, and of the numerics class, that began the answer, if there is such a replica."""
         placement = journey.place(self._suspects)
         self._rank(placement, [request])
         return placement
@@ -208,7 +209,9 @@ class Router(Asking):
         """The best replicas of all pools, and the pool of the best."""
         doubtful = {*placement.avoid, *self._suspects}
         never = doubtful if placement.strict else ()
-        visit = self.live.visit(requests, last=doubtful, never=never, numerics=placement.numerics)
+        visit = self.live.visit(
+            requests, last=doubtful, never=never, numerics=placement.numerics, weights=placement.weights
+        )
         pools = {name: self.live.members[name].pool for name in visit.order}
         if (best := visit.best) is not None:
             placement.pool = pools[best]

@@ -7,32 +7,101 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from ...replicas.errors import Overloaded
+from ...replicas.histogram import Histogram, Spread
 from ...replicas.protocol import Request, StreamMessage
 from ..fleet.status import Demand
 from .predict import Slo
 
-__all__ = ["Seen", "Tally"]
+__all__ = ["Latencies", "Seen", "Tally"]
+
+# vLLM's
+_TTFT_S = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0,
+    640.0, 2560.0,
+)  # fmt: skip
+_ITL_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
+_E2E_S = (
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
+    1920.0, 7680.0,
+)  # fmt: skip
+
+
+class Latencies:
+    """Seconds of requests that one ingress has sent to a pool: to the first token, between messages, and to the end."""
+
+    __slots__ = ("_e2e", "_itl", "_ttft")
+
+    def __init__(self) -> None:
+        self._ttft, self._itl, self._e2e = Histogram(_TTFT_S), Histogram(_ITL_S), Histogram(_E2E_S)
+
+    def first(self, seconds: float) -> None:
+        self._ttft.add(seconds)
+
+    def gap(self, seconds: float) -> None:
+        self._itl.add(seconds)
+
+    def ended(self, seconds: float) -> None:
+        self._e2e.add(seconds)
+
+    def spreads(self) -> dict[str, Spread]:
+        """By vLLM's names."""
+        return {
+            "time_to_first_token_seconds": self._ttft.spread(),
+            "inter_token_latency_seconds": self._itl.spread(),
+            "e2e_request_latency_seconds": self._e2e.spread(),
+        }
 
 
 class Seen:
-    """One request, as its reader has it: the time a message waits for the reader counts as any other."""
+    """One request, as its reader has it: the time a message waits for the reader counts as any other.
 
-    def __init__(self, clock: Callable[[], float], choices: int) -> None:
+    Of one that moves each pool has what came from there: the first token, a gap that ends with a message, the end.
+    """
+
+    def __init__(self, clock: Callable[[], float], choices: int, latencies: dict[str, Latencies]) -> None:
         self.output_tokens = 0
         self._clock = clock
+        self._pools = latencies
+        self._pool: str | None = None
+        self._here: Latencies | None = None  # of the pool that the last message came from,
+        self._began: Latencies | None = None  # and of that which the first came from
+        self._messages = 0
         self._choices = choices
         self._came = clock()
         self._first = self._last = 0.0
         self._first_tokens = 0
 
-    def message(self, message: StreamMessage) -> None:
+    def message(self, message: StreamMessage, pool: str) -> None:
         tokens = sum(len(delta.token_ids) for delta in message.deltas)
         if not tokens:
             return
-        self._last = self._clock()
-        if not self.output_tokens:
-            self._first, self._first_tokens = self._last, tokens
+        now = self._clock()
+        here = self._here
+        if here is None or pool != self._pool:
+            here = self._move(pool)
+        if self._messages == 0:
+            self._first, self._first_tokens, self._began = now, tokens, here
+        else:
+            here.gap(now - self._last)
+        if self._messages == 1 and self._began is not None:
+            self._began.first(self._first - self._came)
+        self._messages += 1
+        self._last = now
         self.output_tokens += tokens
+
+    def ended(self) -> None:
+        """An answer in one message says nothing of when its first token was there, unless it has no other."""
+        if self._here is None:
+            return
+        if self._messages == 1 and self._first_tokens <= self._choices:
+            self._here.first(self._first - self._came)
+        self._here.ended(self._clock() - self._came)
+
+    def _move(self, pool: str) -> Latencies:
+        if pool not in self._pools:
+            self._pools[pool] = Latencies()
+        self._pool, self._here = pool, self._pools[pool]
+        return self._here
 
     def late(self, slo: Slo) -> bool:
         if not self.output_tokens:
@@ -42,10 +111,11 @@ class Seen:
 
 
 class Tally:
-    """`slo`: what counts as late; None: nothing does."""
+    """`slo`: what counts as late; None: nothing does. `latencies`: by pool, of those that have answered."""
 
     def __init__(self, slo: Slo | None, clock: Callable[[], float] = time.monotonic) -> None:
         self.slo = slo
+        self.latencies: dict[str, Latencies] = {}
         self._clock = clock
         self._requests = self._refused = self._late = self._prompt_tokens = self._output_tokens = 0
 
@@ -54,13 +124,14 @@ class Tally:
         """From its coming to its end."""
         self._requests += 1
         self._prompt_tokens += len(request.prompt_ids)
-        seen = Seen(self._clock, request.sampling.n)
+        seen = Seen(self._clock, request.sampling.n, self.latencies)
         try:
             yield seen
         except Overloaded:
             self._refused += not seen.output_tokens
             raise
         finally:
+            seen.ended()
             self._output_tokens += seen.output_tokens
             self._late += self.slo is not None and seen.late(self.slo)
 

@@ -31,7 +31,7 @@ __all__ = ["Load", "carried"]
 
 MISSES = 0.05  # share of the requests whose first token may be late, of those that a replica takes at its most
 MARGIN = 0.85  # of the time per token: the mean stays so far below, since requests differ
-_LEAST = 1e-9  # tokens/s: none, where a division wants some
+_LEAST = 1e-9  # requests/s or tokens/s: none, where a division wants some
 _HALVINGS = 24
 
 Floats = NDArray[np.float64]
@@ -78,8 +78,8 @@ def carried(speed: Speed, slo: Slo, load: Load) -> float:
     most_full = np.minimum(_by_tpot(alone_s, slow_s, slo.tpot_s * MARGIN), _by_ttft(load.computed, rate, slo.ttft_s))
     # More of its time for prompts is less for tokens: the best is where both go up with the load alike.
     gone = 1 / alone_s - 1 / slow_s
-    per_prompt, per_output = load.computed * load.requests, max(load.output_tokens, _LEAST)
-    level = running / alone_s / per_output / (rate / per_prompt + running * gone / per_output)
+    per_prompt, per_output = load.computed * max(load.requests, _LEAST), max(load.output_tokens, _LEAST)
+    level = running / alone_s / per_output / np.maximum(rate / per_prompt + running * gone / per_output, _LEAST)
     full = np.minimum(level, most_full)
     share = np.minimum(full * rate / per_prompt, running * (1 / alone_s - full * gone) / per_output)
     return float(np.max(np.where(most_full > 0, share, 0.0)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from grpc_servers import serving
 from local_ingress import make_ingress
 from service_checkpoint import write_tokenizer
 
+from motley.cluster.prefix.bench_redis import RedisProcess
 from motley.cluster.protos import inference_pb2_grpc
 
 
@@ -54,3 +55,11 @@ async def grpc_target(ingress: Any) -> AsyncIterator[str]:
 async def stub(grpc_target: str) -> AsyncIterator[Any]:
     async with grpc.aio.insecure_channel(grpc_target) as channel:
         yield inference_pb2_grpc.InferenceStub(channel)
+
+
+@pytest.fixture(scope="module")
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisProcess]:
+    server = RedisProcess(tmp_path_factory.mktemp("redis"))
+    server.start()
+    yield server
+    server.kill()

@@ -84,6 +84,11 @@ async def test_over_grpc_too(folder: Path) -> None:
         async for chunk in motley.CompleteStream(pb.CompleteRequest(text="ab", sampling=sampling)):
             whole += sum(len(choice.token_ids) for choice in chunk.choices)
         assert whole > LARGE, "a stream has no such bound"
+        generate.stream = True
+        answers = [answer async for answer in vllm.Generate(generate)]
+        chunks = [answer.chunk for answer in answers if answer.HasField("chunk")]
+        assert sum(len(chunk.output_logprobs.token_logprobs) for chunk in chunks) == whole
+        assert len(answers[-1].complete.output_ids) == whole
 
 
 @pytest.mark.parametrize("tokens", [CHUNK + 1, LARGE])

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from motley.cluster.prefix import bench
+from motley.cluster.prefix import bench, bench_faults
+from motley.cluster.prefix.bench_fault_kinds import KINDS
+from motley.cluster.prefix.bench_faults import Faults, _Answer, _Found, _rows, faults
 from motley.cluster.prefix.bench_replicas import break_even
 from motley.cluster.prefix.bench_routed import NONE, SEEN, UNSEEN, Fleet, routed
 from motley.cluster.prefix.bench_simulated import GPUS, simulated
@@ -32,7 +36,7 @@ def test_a_slow_redis_is_of_use_to_slow_gpus_alone() -> None:
 
 
 def test_a_fleet_is_simulated_with_redis_seen_unseen_and_absent() -> None:
-    plan = Fleet(seconds=10.0, warm_up_s=2.0, seeds=1, prefixes=40, requests_per_s=10.0)
+    plan = Fleet(seconds=20.0, warm_up_s=10.0, seeds=3, requests_per_s=12.0)
     rows = list(routed(plan, 1e10, 57_344))
     assert {(each["metric"], each["peer"]) for each in rows} == {
         (metric, peer) for metric in ("routed_goodput", "routed_ttft") for peer in (UNSEEN, NONE)
@@ -41,25 +45,75 @@ def test_a_fleet_is_simulated_with_redis_seen_unseen_and_absent() -> None:
     assert SEEN not in {each["peer"] for each in rows}
     [without] = [each for each in rows if (each["metric"], each["peer"]) == ("routed_ttft", NONE)]
     assert without["ratio"] > 1.05, "what is fetched in no time is there sooner"
-    slow = [each["value"] for each in routed(plan, 1e3, 57_344)]
-    assert slow == [each["peer_value"] for each in routed(plan, 1e3, 57_344)], "what nobody fetches makes no difference"
+    short = replace(plan, seconds=10.0, warm_up_s=2.0, seeds=1)
+    slow = [each["value"] for each in routed(short, 1e3, 57_344)]
+    assert slow == [each["peer_value"] for each in routed(short, 1e3, 57_344)], (
+        "what nobody fetches makes no difference"
+    )
 
 
 @pytest.mark.skipif(find_redis()[0] is None, reason="no redis-server")
 def test_all_of_it_in_small() -> None:
     small = Trace(
-        shape="tiny", turns=1, tenants=2, prefix_tokens=128, question_tokens=8, requests=6, unique=2, output_tokens=2
+        shape="tiny",
+        turns=1,
+        tenants=2,
+        prefix_tokens=128,
+        question_tokens=8,
+        requests=6,
+        unique=2,
+        control_turns=2,
+        output_tokens=2,
     )
     plan = bench.Plan(
         tokens=(32,), connections=(1,), moved=2**23, repeats=1, shape="tiny", prefixes=(128, 256), asked=1, trace=small,
+        faults=Faults(shape="tiny", kinds=("restarted empty",), prefix_tokens=512, rounds=1),
         fleet=Fleet(seconds=2.0, warm_up_s=1.0, seeds=1),
     )  # fmt: skip
     said: list[str] = []
     report = bench.run(plan, said.append)
     found = {(each["metric"], each["source"]) for each in report["rows"]}
     measured = {"get", "read_open_verify", "read_into_blocks", "set", "ttft_redis_hit", "ttft_local_hit"}
-    assert found >= {(metric, "measured") for metric in (*measured, "shared_prefixes", "no_reuse")}
+    assert found >= {
+        (metric, "measured")
+        for metric in (*measured, "shared_prefixes", "replaced_replicas", "no_reuse", "fault_recovery")
+    }
     assert found >= {(metric, "simulated") for metric in ("ttft_redis_hit", "routed_goodput", "routed_ttft")}
     local = [each["workload"] for each in report["rows"] if each["metric"] == "ttft_local_hit"]
     assert [each["reused_tokens"] for each in local] == [128, 256]
-    assert "own KV alone" in " ".join(said)
+    assert {"shared prefixes, turn 1", "replaced replicas, turn 1", "no reuse, turn 2"} <= set(said)
+    trace = {each["metric"]: each["workload"] for each in report["rows"] if "ratio_of_turns" in each["workload"]}
+    assert {name: each["requests"] for name, each in trace.items()} == {
+        "shared_prefixes": 6, "replaced_replicas": 6, "replaced_replicas_ttft": 6, "no_reuse": 4,
+    }  # fmt: skip
+    assert trace["no_reuse"]["reused"] == trace["no_reuse"]["reused_without"] == 0
+
+
+@pytest.mark.skipif(find_redis()[0] is None, reason="no redis-server")
+def test_a_part_is_measured_alone() -> None:
+    plan = bench.quick(("simulated",))
+    report = bench.run(replace(plan, moved=2**22, repeats=1, fleet=Fleet(seconds=2.0, warm_up_s=1.0, seeds=1)), str)
+    metrics = {each["metric"] for each in report["rows"] if each["source"] == "measured"}
+    assert metrics == {"get", "set", "read_open_verify", "read_into_blocks"}, "whose rate it is about"
+    assert any(each["source"] == "simulated" for each in report["rows"])
+
+
+@pytest.mark.skipif(find_redis()[0] is None, reason="no redis-server")
+def test_no_request_fails_whatever_redis_does_and_it_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_faults, "WARM_ROUNDS", 200)  # on a busy machine this model computes sooner than it reads
+    plan = Faults(shape="tiny", prefix_tokens=512, rounds=1)
+    rows = faults(plan, b"a secret of the tests alone, 32 bytes", lambda line: None)
+    assert {each["workload"]["redis"] for each in rows} == set(KINDS)
+    assert {each["value"] for each in rows if each["metric"] == "fault_failed_requests"} == {0}
+    assert all(each["workload"]["requests"] > 0 for each in rows)
+    assert not [each["workload"]["redis"] for each in rows if "hits_after_it" in each["workload"]], "never read again"
+
+
+def test_requests_that_fail_and_answers_that_differ_are_told() -> None:
+    answers = [_Answer(0.0, 0.2), _Answer(0.0, 0.4), _Answer(0.0, failed=True)]
+    found = _Found(sharing=answers, alone=[_Answer(0.0, 0.1), _Answer(0.0, 0.1), _Answer(0.0, 0.1)], failed=1)
+    rows = {each["metric"]: each for each in _rows(Faults(shape="tiny"), "SIGKILL", found)}
+    assert rows["fault_failed_requests"]["value"] == 1
+    assert rows["fault_ttft_p95"]["value"] == pytest.approx(390)
+    assert rows["fault_ttft_p95_over_recompute"]["value"] == pytest.approx(290)
+    assert rows["fault_recovery"]["workload"]["hits_after_it"] == "none"

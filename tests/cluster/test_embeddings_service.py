@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import struct
+import threading
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,8 @@ from bad_requests import refused
 from local_ingress import make_ingress
 
 from motley.client import AsyncClient, Client
+from motley.cluster import embed
+from motley.cluster.protocols import openai_embeddings
 from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import inference_pb2_grpc
 from motley.cluster.web.servicers import add_inference
@@ -166,7 +169,7 @@ async def test_by_our_own_client(target: str, engine: Engine) -> None:
     ("request_", "names"),
     [
         (pb.EmbeddingsRequest(), "inputs"),
-        (pb.EmbeddingsRequest(inputs=[pb.EmbeddingInput()] * 129), "inputs"),
+        (pb.EmbeddingsRequest(inputs=[pb.EmbeddingInput()] * 2049), "inputs"),
         (pb.EmbeddingsRequest(inputs=[pb.EmbeddingInput()]), "inputs[0]"),
         (pb.EmbeddingsRequest(inputs=[pb.EmbeddingInput(text="")]), "inputs[0]"),
         (pb.EmbeddingsRequest(inputs=[pb.EmbeddingInput(text="a" * 65)]), "inputs[0]"),
@@ -179,3 +182,48 @@ async def test_refusals_over_grpc_name_the_field(stub: Any, request_: pb.Embeddi
         await stub.Embeddings(request_)
     assert refusal.value.code() == grpc.StatusCode.INVALID_ARGUMENT
     assert refusal.value.details().startswith(f"{names}: ")
+
+
+@pytest.mark.parametrize(("inputs", "beside"), [(2, False), (128, True)])
+async def test_large_answers_are_written_in_a_thread(
+    post: Any, monkeypatch: pytest.MonkeyPatch, inputs: int, beside: bool
+) -> None:
+    """Streams would wait for them."""
+    wrote: list[bool] = []
+
+    def whole(*arguments: Any) -> Any:
+        wrote.append(threading.current_thread() is not threading.main_thread())
+        return written(*arguments)
+
+    written = openai_embeddings.whole
+    monkeypatch.setattr(openai_embeddings, "whole", whole)
+    reply = await post(PATH, {"input": ["abc"] * inputs})
+    assert reply.status == 200
+    found = reply.json()["data"]
+    assert [one["index"] for one in found] == list(range(inputs))
+    assert (len({tuple(one["embedding"]) for one in found}), wrote) == (1, [beside])
+
+
+async def test_a_thousand_inputs_in_one_call(post: Any, stub: Any) -> None:
+    """As many as clients send that cut long lists into calls."""
+    reply = await post(PATH, {"input": [f"ab {number}" for number in range(1000)], "encoding_format": "base64"})
+    assert reply.status == 200
+    assert len(reply.json()["data"]) == 1000
+    refused = await post(PATH, {"input": ["a"] * 2049})
+    assert (refused.status, refused.json()["error"]["param"]) == (400, "input")
+    inputs = [pb.EmbeddingInput(text="ab")] * 1000
+    assert len((await stub.Embeddings(pb.EmbeddingsRequest(inputs=inputs))).embeddings) == 1000
+
+
+async def test_more_numbers_than_an_answer_may_have(post: Any, stub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which the first vector tells."""
+    width = len((await post(PATH, {"input": "a"})).json()["data"][0]["embedding"])
+    monkeypatch.setattr(embed, "MOST_VALUES", 3 * width)
+    assert (await post(PATH, {"input": ["a"] * 3})).status == 200
+    refused = (await post(PATH, {"input": ["a"] * 4})).json()["error"]
+    assert (refused["param"], refused["code"]) == ("input", "answer_too_large")
+    assert refused["message"].endswith("give 3 inputs at most")
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await stub.Embeddings(pb.EmbeddingsRequest(inputs=[pb.EmbeddingInput(text="a")] * 4))
+    assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert error.value.details().startswith("inputs: ")

@@ -57,7 +57,7 @@ LOAD = ReplicaLoad(1, 1, 2, kv_blocks_free=3, kv_blocks_total=4, max_running=8, 
                    generated_tokens_per_s=1.5)  # fmt: skip
 LOGPROB = TokenLogprob(66, -0.5, ((67, -0.25),))
 SCRIPT = (
-    StreamMessage(cached_tokens=1, prompt_logprobs=(None, LOGPROB)),
+    StreamMessage(cached_tokens=1, prompt_logprobs=(None, LOGPROB), weights=3, contents="a digest"),
     StreamMessage(tuple(Delta(i, (65,), "A", (LOGPROB,)) for i in range(2))),
     StreamMessage(
         (

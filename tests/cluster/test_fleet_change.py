@@ -117,6 +117,18 @@ def test_every_field_of_a_pool_is_live_or_makes_another_replica() -> None:
     assert set(FleetSpec.FIXED) < set(FleetSpec.model_fields)
 
 
+@pytest.mark.parametrize(("store", "live"), [("embedded", True), ("redis://somewhere", True), ("memory", False)])
+def test_memory_of_the_redis_server_replaces_no_replica(store: str, live: bool) -> None:
+    def fleet(memory: str) -> FleetSpec:
+        cache = {"store": store, "memory": memory}
+        return FleetSpec.model_validate({"model": "demo", "pools": [{"name": "a"}], "prefix_cache": cache})
+
+    old, new = fleet("1GiB"), fleet("2GiB")
+    assert (version_of(old, old.pools[0]) == version_of(new, new.pools[0])) is live
+    [change] = changes(old, new)
+    assert (change.kind, "replaced" in str(change)) == (("live", False) if live else ("restarted", True))
+
+
 def test_lines_that_are_shown() -> None:
     def fleet(*pools: dict[str, Any], **more: Any) -> FleetSpec:
         return FleetSpec.model_validate({"model": "demo", "pools": list(pools), **more})

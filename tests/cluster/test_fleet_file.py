@@ -55,7 +55,7 @@ def test_the_schema_is_as_generated() -> None:
     [
         ("    replica: 3\n", "4:5", "pools[0].replica: there is no such entry; did you mean replicas?"),
         ("tenant: {}\n", "4:1", "tenant: there is no such entry; did you mean tenants?"),
-        ("    engine: {sorcery: 1}\n", "4:14", "pools[0].engine.sorcery: there is no such entry; there are dtype, gr"),
+        ("    engine: {sorcery: 1}\n", "4:14", "pools[0].engine.sorcery: there is no such entry; there are dtype, fr"),
         ("    name: b\n", "4:5", "pools[0].name: it is there twice, first in line 3"),
         ("  - name: a\n", "4:11", "pools[1].name: 'a' is the name of another pool already"),
         ("  - cpus: 1\n", "4:5", "pools[1].name: it is missing"),
@@ -75,8 +75,13 @@ def test_the_schema_is_as_generated() -> None:
         ("    simulate_model: qwen2.5-7b\n", "4:21", "of what `simulate` names a GPU for"),
         ("    hidden: {share: 0.1}\n", "4:13", "of what `simulate` names a GPU for"),
         ("    simulate: P40\n    accelerator: P40\n", "5:18", "a simulated GPU is computed on a CPU"),
-        ("    tensor_parallel: 2\n", "4:22", "2 is not accepted; shards are not built yet: expected 1"),
-        ("    pipeline_parallel: 4\n", "4:24", "shards are not built yet"),
+        ("    tensor_parallel: 2\n    device: cuda\n", "4:22", "of GPUs, and of simulated ones, ranks are not built"),
+        ("    tensor_parallel: 2\n    simulate: P40\n", "4:22", "of GPUs, and of simulated ones, ranks are not built"),
+        ("    tensor_parallel: 0\n", "4:22", "expected at least 1"),
+        ("    pipeline_parallel: 4\n    device: cuda\n", "4:24", "of GPUs, and of simulated ones, stages are not"),
+        ("    pipeline_parallel: 0\n", "4:24", "expected at least 1"),
+        ("    pipeline_layers: [6, 18]\n", "4:22", "[6, 18] is not accepted; expected a number for each of 1 stages"),
+        ("    pipeline_parallel: 2\n    pipeline_layers: [0, 9]\n", "5:23", "expected at least 1"),
         ("    compute_capability: 5.0\n", "4:25", "'5.0' is not accepted; there are kernels for 6.0, 6.1, 7.0"),
         ("    compute_capability: new\n", "4:25", "'new' is not accepted; expected one such as 7.5 or >=8.0"),
         ("    device: cpu\n    accelerator: T4\n", "4:13", "the pool asks for a kind of GPU; expected cuda"),
@@ -154,14 +159,16 @@ def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
 def test_a_pool_s_engine_has_every_setting_of_engines() -> None:
     prefixes = {"prefix_cache", "prefix_cache_bytes", "prefix_wire", "prefix_after", "prefix_any_numerics"}
     elsewhere = {"device", "cpu_weights", "reuse_prefixes", "reader_timeout_s"} | prefixes
+    elsewhere |= {"tensor_parallel", "pipeline_parallel", "pipeline_layers"}
     named = {ENGINE_NAMES.get(name, name) for name in EngineSpec.model_fields}
     assert named | elsewhere == {field.name for field in fields(EngineConfig)}
     assert not named & elsewhere
     said = {"max_running": 3, "kv_memory": "1KiB", "watchdog_s": 2}
+    divided = {"tensor_parallel": 2, "pipeline_parallel": 2, "pipeline_layers": [6, 18]}
     spec = FleetSpec.model_validate(
         {
             "model": "demo",
-            "pools": [{"name": "a", "engine": said, "quantization": {"cpu_weights": "int8"}}],
+            "pools": [{"name": "a", "engine": said, "quantization": {"cpu_weights": "int8"}, **divided}],
             "prefix_cache": {"reuse": False, "store": "memory", "memory": "1MiB", "wire": "int8", "after": 3},
             "service": {"reader_timeout_s": 7},
         }
@@ -169,6 +176,7 @@ def test_a_pool_s_engine_has_every_setting_of_engines() -> None:
     assert engine_config(spec, spec.pools[0]) == EngineConfig(
         max_running=3, kv_memory_bytes=1024, watchdog_s=2.0, cpu_weights="int8", reuse_prefixes=False,
         reader_timeout_s=7.0, prefix_cache="memory", prefix_cache_bytes=2**20, prefix_wire="int8", prefix_after=3,
+        tensor_parallel=2, pipeline_parallel=2, pipeline_layers=(6, 18),
     )  # fmt: skip
 
 
@@ -208,3 +216,9 @@ def test_policies_have_the_settings_that_a_fleet_file_says_of_them() -> None:
         )
         assert dict(said.policy.settings) == dict.fromkeys(numbers, 7.0)
         policy_of(said.policy)  # raises where it cannot be made
+
+
+def test_a_pool_may_have_its_weights_in_tiers() -> None:
+    pool = {"name": "a", "engine": {"weights_memory": "2GiB"}}
+    spec = FleetSpec.model_validate({"model": "demo", "pools": [pool]})
+    assert engine_config(spec, spec.pools[0]) == EngineConfig(weights_memory_bytes=2**31)

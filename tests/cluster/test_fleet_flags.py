@@ -112,7 +112,9 @@ def test_every_flag_of_the_service_is_known_to_fleet_files() -> None:
     of_pools = {
         "replicas", "max_replicas", "null_engine", "null_step_ms", "simulate", "simulate_model", "device", "dtype",
         "numerics", "kv_dtype", "cpu_weights", "threads", "max_model_len", "kv_memory", "swap_memory",
-        "speculate_ngram", "max_batch_tokens", "max_running", "max_waiting", "max_waiting_tokens", "watchdog_s",
+        "tensor_parallel", "pipeline_parallel", "pipeline_layers", "speculate_ngram", "max_batch_tokens", "max_running",
+        "max_waiting", "max_waiting_tokens", "watchdog_s", "weights_cache", "weights_memory",
+        "frozen_weights",
     }  # fmt: skip
     flags = {_NAMES.get(name, name) for name in command.serve.__annotations__} - {"return", "context"}
     assert flags == of_pools | set(_PLACES) | (_OF_THE_COMMAND & flags)

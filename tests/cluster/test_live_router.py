@@ -180,6 +180,30 @@ async def test_requests_of_one_moment_are_spread() -> None:
         await stream.aclose()
 
 
+@pytest.mark.parametrize("first", [0.25, 1.0])
+async def test_one_that_measured_itself_while_others_started_is_held_to_be_as_fast(first: float) -> None:
+    """Whichever comes first. Nothing would be sent to it that could correct its profile."""
+    stands = [Stand(a_profile(first)), Stand(a_profile(1.25 - first))]
+    for stand in stands:
+        stand.gate.clear()
+    fleet = Fleet(one=stands)
+    streams = [await begin(fleet.router) for _ in range(20)]
+    assert sorted(fleet.sent.values()) == [10, 10]
+    for stream in streams:
+        await stream.aclose()
+
+
+async def test_a_slower_device_is_not_held_to_be_as_fast() -> None:
+    stands = [Stand(replace(a_profile(speed), device_name=f"of speed {speed}")) for speed in (0.25, 1.0)]
+    for stand in stands:
+        stand.gate.clear()
+    fleet = Fleet(one=stands)
+    streams = [await begin(fleet.router) for _ in range(4)]
+    assert fleet.sent == {"one-1": 4}
+    for stream in streams:
+        await stream.aclose()
+
+
 async def test_one_that_refuses_is_followed_by_the_next_in_another_pool() -> None:
     fast, slow = Stand(a_profile(4.0)), Stand()
     fast.most = 0
@@ -213,6 +237,9 @@ async def test_a_stream_goes_on_in_another_pool_of_the_same_numerics_first() -> 
     rest = [token async for message in stream for delta in message.deltas for token in delta.token_ids]
     assert rest == [1, 2, 3]
     assert fleet.sent == {"lost-0": 1, "far-0": 1}
+    assert {
+        pool: told.spreads()["e2e_request_latency_seconds"].count for pool, told in fleet.router.tally.latencies.items()
+    } == {"lost": 0, "far": 1}
     assert {each.replica_id: each.state for each in fleet.router.fleet().replicas}["lost-0"] == "suspect"
 
 
@@ -438,7 +465,7 @@ def test_the_directory_knows_exactly_who_is_there(changes: list[tuple[bool, int,
     for joins, number, speed in changes:
         name = f"r{number}"
         if joins and name not in present:
-            live.joined(replace(a_profile(speed), replica_id=name, pool="p"))
+            live.joined(replace(a_profile(speed), replica_id=name, pool="p", device_name=f"of speed {speed}"))
             present[name] = speed
         elif not joins:
             live.left(name)

@@ -135,8 +135,8 @@ def test_what_a_limit_of_its_own_has_is_not_looked_at_first(monkeypatch: pytest.
     looked: list[Message] = []
     for module in (motley_embeddings, kserve_wire):
         monkeypatch.setattr(module, "refuse_unknown", looked.append)
-    inputs = [pb.EmbeddingInput(text="a")] * 129
-    with pytest.raises(InvalidRequest, match=r"^inputs: 129 of them; expected 1 to 128"):
+    inputs = [pb.EmbeddingInput(text="a")] * 2049
+    with pytest.raises(InvalidRequest, match=r"^inputs: 2049 of them; expected 1 to 2048"):
         motley_embeddings.asks(pb.EmbeddingsRequest(inputs=inputs))
     tensors = [kserve_pb2.ModelInferRequest.InferInputTensor()] * 6
     with pytest.raises(InvalidRequest, match=r"^inputs: 6 of them"):

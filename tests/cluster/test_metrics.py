@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from motley.cluster.metrics import COUNTERS, GAUGES, Exporter
+from motley.replicas.histogram import Spread
 from motley.replicas.prefix.store import Breaker, StoreStats
 from motley.replicas.prefix.told import PrefixStats
 from motley.replicas.protocol import ModelInfo, ReplicaLoad, ReplicaProfile
@@ -30,7 +31,7 @@ class Seen(dict[tuple[str, str], float]):
             assert set(labels) == set(tag_keys)
             assert labels.items() >= LABELS.items()
             assert value > 0 or not add, "Ray refuses an increment of nothing"
-            at = name.removeprefix("motley_"), labels.get("reason", "")
+            at = name.removeprefix("motley_"), labels.get("reason", "") or labels.get("le", "")
             self[at] = value + (self.get(at, 0) if add else 0)
 
         return SimpleNamespace(
@@ -60,7 +61,8 @@ STORE = StoreStats(
 
 
 def test_totals_are_what_was_counted_however_often_they_are_told(exporter: Exporter, seen: Seen) -> None:
-    stats = PrefixStats(512, 256, {"hit": 3, "miss": 1, "seal": 2}, 5, 1e9, 128, 1000, STORE)
+    fetched = Spread((0.01,), (3, 1), 0.25)
+    stats = PrefixStats(512, 256, {"hit": 3, "miss": 1, "seal": 2}, 5, 1e9, 128, 1000, STORE, fetch_s=fetched)
     for _ in range(2):
         exporter.tell(LOAD, stats)
     later = replace(STORE, reads=6, errors={"timeout": 5, "protocol": 1}, breaker=Breaker.CLOSED, queued=0)
@@ -72,14 +74,18 @@ def test_totals_are_what_was_counted_however_often_they_are_told(exporter: Expor
         "external_prefix_cache_read_seconds": 0.5, "external_prefix_cache_read_bytes": 1000,
         "external_prefix_cache_writes": 2, "external_prefix_cache_write_seconds": 0.25,
         "external_prefix_cache_written_bytes": 500, "external_prefix_cache_breaker": 0,
-        "external_prefix_cache_queued": 0,
+        "external_prefix_cache_queued": 0, "external_prefix_cache_fetch_seconds_sum": 0.25,
+        "external_prefix_cache_fetch_seconds_count": 4,
     }  # fmt: skip
     assert {name: value for (name, reason), value in seen.items() if not reason} == expected
     assert {at: value for at, value in seen.items() if at[1]} == {
         ("external_prefix_cache_errors", "timeout"): 5, ("external_prefix_cache_errors", "protocol"): 1,
         ("external_prefix_cache_errors", "unfit_seal"): 2, ("external_prefix_cache_dropped", "quota"): 1,
+        ("external_prefix_cache_fetch_seconds_bucket", "0.01"): 3,
+        ("external_prefix_cache_fetch_seconds_bucket", "+Inf"): 4,
     }  # fmt: skip
-    assert not {name for name, _ in seen} - GAUGES.keys() - COUNTERS.keys()
+    names = {name for name, _ in seen if "fetch_seconds" not in name}
+    assert not names - GAUGES.keys() - COUNTERS.keys()
 
 
 def test_without_a_store_nothing_is_told_of_one(exporter: Exporter, seen: Seen) -> None:

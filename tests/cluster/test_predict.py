@@ -142,6 +142,21 @@ def test_margins_become_stricter_with_misses_and_stay_within_bounds():
     assert directory.ranked(0.0, Ask(longest))
 
 
+def test_misses_count_by_the_time_that_they_came_in():
+    """What a fleet does is seen seconds later, of many requests at once: a moment would halve the margin."""
+    longest = {}
+    for rate in (20, 2000):
+        directory = a_directory(1.0)
+        for number in range(4 * rate):
+            directory.sent(number / rate, 0, 100)
+            directory.begun(number / rate, 0, 100)
+            directory.done(number / rate, 0)
+        for _ in range(rate // 10):  # of what came in one second
+            directory.saw_ttft(0, Predicted(0, 3.5, 0.05, 1.0), 3.5)  # as predicted, and too late
+        longest[rate] = max(n for n in range(100, 40_000, 100) if directory.ranked(100.0, Ask(n)))
+    assert longest[2000] == pytest.approx(longest[20], rel=0.05)
+
+
 class TestPrefixes:
     CHAIN = tuple(bytes([n]) for n in range(10))
 

@@ -12,13 +12,16 @@ from pathlib import Path
 
 import pytest
 from certificates import Certificates
-from redis_servers import RedisProcess, slow_proxy, tls_before
+from redis_over_tls import tls_before
 from served import wait_for
 
 from motley.cluster.failures import ConfigurationError
+from motley.cluster.fleet.spec import FleetSpec
+from motley.cluster.prefix.bench_redis import RedisProcess, ask, slow_proxy
 from motley.cluster.prefix.breaker import FAILURES, LONGEST_S, CircuitBreaker
 from motley.cluster.prefix.redis_store import RedisStore
 from motley.cluster.prefix.server import OwnRedis, find_redis
+from motley.cluster.prefix.shared import Shared, limit_own
 from motley.cluster.prefix.source import RedisSource, check_url, shown
 from motley.cluster.prefix.stamps import STAMP_BYTES, Names
 from motley.replicas.prefix.store import Breaker, Wanted
@@ -29,14 +32,6 @@ SECRET = b"s" * 32
 SIZE = 200_000
 READ_S = 0.05  # the deadline that engines give
 SLACK_S = 2.0  # what a machine may be late by; the faults would last longer, or for ever
-
-
-@pytest.fixture(scope="module")
-def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisProcess]:
-    server = RedisProcess(tmp_path_factory.mktemp("redis"))
-    server.start()
-    yield server
-    server.kill()
 
 
 @contextmanager
@@ -246,12 +241,17 @@ def test_redis_killed_and_restarted_empty(tmp_path: Path) -> None:
         wait_for(lambda: store._connections.alive, "a connection")
         write(store, b"a")
         server.kill()
+        assert not store.away
         wait_for(lambda: in_time(store, b"a") == [None] and store.stats().breaker is Breaker.OPEN, "the breaker")
+        assert store.away
+        assert store.known([b"a"], time.monotonic() + 5) is None, "nobody can tell"
         assert not store.put(b"b", [value(b"b")], "ann")
         assert store.stats().dropped == {"breaker_open": 1}
         server.start()
         recovers(store)
+        assert not store.away
         assert read(store, b"a") == [None]
+        assert store.known([b"a"], time.monotonic() + 5) == 0
     server.kill()
 
 
@@ -443,6 +443,45 @@ def test_a_redis_of_our_own_is_started_again_and_ends(tmp_path: Path) -> None:
     assert pid is not None
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def memory_of(own: OwnRedis) -> bytes:
+    return (ask(own.socket, "CONFIG", "GET", "maxmemory") or b"").split(b"\r\n")[-2]
+
+
+def fleet(memory: int, store: str = "embedded") -> FleetSpec:
+    cache = {"store": store, "memory": memory}
+    return FleetSpec.model_validate({"model": "demo", "pools": [{"name": "a"}], "prefix_cache": cache})
+
+
+def test_its_memory_changes_while_it_runs_and_stays_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = own_redis(tmp_path, lambda line: None)
+    own.start()
+    shared = Shared(own=own.url, secret=SECRET)
+    try:
+        with storing(own.url) as store:
+            wait_for(lambda: store._connections.alive, "a connection")
+            write(store, b"kept")
+            limit_own(fleet(32 << 20, "memory"), shared)
+            assert memory_of(own) == b"%d" % (64 << 20), "that is each replica's"
+            limit_own(fleet(32 << 20), shared)
+            assert memory_of(own) == b"%d" % (32 << 20)
+            assert read(store, b"kept") == [value(b"kept")]
+        before = own.pid
+        os.kill(before or 0, signal.SIGKILL)
+        wait_for(lambda: own.pid != before and ask(own.socket, "PING"), "another redis-server")
+        assert memory_of(own) == b"%d" % (32 << 20)
+        assert not capsys.readouterr().err
+    finally:
+        own.stop()
+    limit_own(fleet(16 << 20), shared)
+    assert "does not answer" in capsys.readouterr().err
+    limit_own(fleet(16 << 20), Shared(own=f"unix://{tmp_path}/gone/redis.sock", secret=SECRET))
+    assert "stays as it is: No such file or directory" in capsys.readouterr().err
+    again = own_redis(tmp_path, lambda line: None)
+    again.start()
+    assert memory_of(again) == b"%d" % (64 << 20), "another service's begins with its own"
+    again.stop()
 
 
 def test_a_redis_that_does_not_start_says_why(tmp_path: Path) -> None:

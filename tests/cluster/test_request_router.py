@@ -37,8 +37,10 @@ class Queues:
         self.forgotten.append(replica_id.unique_id)
 
 
-def replica(name: str, numerics: str = "exact") -> Any:
-    return SimpleNamespace(replica_id=SimpleNamespace(unique_id=name), replica_metadata={"numerics": numerics})
+def replica(name: str, numerics: str = "exact", weights: str = "") -> Any:
+    stats = {"load": asdict(ReplicaLoad(weights_contents=weights))} if weights else {}
+    named = SimpleNamespace(unique_id=name)
+    return SimpleNamespace(replica_id=named, replica_metadata={"numerics": numerics}, routing_stats=stats)
 
 
 def router(queues: Queues) -> Any:
@@ -69,6 +71,12 @@ async def test_one_at_a_time_in_the_order_of_the_placement() -> None:
         waits.append(request.routing_context.should_backoff)
     assert names == ["b", "a", "b", "a"]
     assert waits == [False, False, True, False], "Serve waits before a new round, or it would spin"
+
+
+async def test_weights_are_those_of_the_last_load_that_was_told() -> None:
+    placement = Placement(Suspects(), weights="old")
+    replicas = [replica("silent"), replica("new", weights="new"), replica("old", weights="old")]
+    assert await ask(router(Queues(old=9)), replicas, pending(REQUEST, placement)) == ["old"]
 
 
 async def test_nobody_will_do() -> None:
@@ -134,6 +142,7 @@ async def test_what_the_fakes_stand_for_is_there() -> None:
     assert isinstance(PoolRouter.replica_queue_len_cache, property)
     assert isinstance(RunningReplica.replica_id, property)
     assert isinstance(RunningReplica.replica_metadata, property)
+    assert isinstance(RunningReplica.routing_stats, property)
     assert "unique_id" in ReplicaID.__dataclass_fields__
     assert (
         "should_backoff" in PendingRequest.__dataclass_fields__["routing_context"].default_factory.__dataclass_fields__

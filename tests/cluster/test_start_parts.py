@@ -21,6 +21,7 @@ from motley.cluster.edge.haproxy import choose_haproxy, launcher, open_requests,
 from motley.cluster.edge.ports import SETTLED, bracketed, check_port, settled_block
 from motley.cluster.failures import ConfigurationError
 from motley.cluster.folder import MAX_PATH_CHARS, ray_folder, write_whole
+from motley.cluster.grpc_environment import EXPERIMENTS, OWN_POLLER, experiments
 from motley.cluster.processes import descendants, wait_until
 from motley.cluster.settings import check_environment, ray_settings
 from motley.replicas.errors import EngineFault
@@ -36,10 +37,38 @@ def test_every_setting_has_its_reason_and_is_made_once(tmp_path: Path) -> None:
     values = {setting.name: setting.value for setting in settings}
     assert values["RAY_SERVE_ENABLE_HA_PROXY"] == values["RAY_SERVE_THROUGHPUT_OPTIMIZED"] == "1"
     assert values["FORWARDED_ALLOW_IPS"] == ""
+    assert OWN_POLLER in values[EXPERIMENTS].split(",")
     places = [name for name in names if name.endswith(("_PATH", "_LOC", "_BASE", "_FILE")) and "IMPORT" not in name]
     paths = [values[name] for name in places]
     assert len(paths) == 6
     assert all(Path(path).is_relative_to(tmp_path) for path in paths), "two services share no file"
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({}, OWN_POLLER),
+        ({EXPERIMENTS: ""}, OWN_POLLER),
+        ({EXPERIMENTS: "tcp_rcv_lowat"}, f"tcp_rcv_lowat,{OWN_POLLER}"),
+        ({EXPERIMENTS: "event_engine_client"}, "event_engine_client"),
+        ({EXPERIMENTS: OWN_POLLER}, OWN_POLLER),
+    ],
+)
+def test_grpc_experiments_that_are_chosen_already_stay(given: dict[str, str], wanted: str) -> None:
+    assert experiments(given) == wanted
+
+
+def test_this_grpc_knows_that_experiment() -> None:
+    """One that it does not know it complains of."""
+    code = "import grpc; grpc.insecure_channel('127.0.0.1:1').close()"
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, EXPERIMENTS: name}, stderr=PIPE, text=True, check=True
+        ).stderr
+        for name in (OWN_POLLER, "-no_such_experiment")
+    ]
+    assert "experiment" not in said[0]
+    assert "no_such_experiment" in said[1]
 
 
 def test_without_haproxy_nothing_speaks_of_it(tmp_path: Path) -> None:

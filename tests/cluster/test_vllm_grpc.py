@@ -120,10 +120,28 @@ async def test_logprobs(scripted: Callable[..., Any]) -> None:
     assert list(prompt.token_ids) == [65, 66]
     assert [list(top.values) for top in prompt.top_logprobs] == [[], [-0.5]]
     assert not any(chunk.HasField("input_logprobs") for chunk in chunks[1:])
-    assert list(last.complete.output_logprobs.token_logprobs) == [-1.0, -0.5]
-    assert last.complete.input_logprobs == prompt
+    assert list(last.complete.output_ids) == [65, 66]
+    assert not last.complete.HasField("output_logprobs"), "the chunks have them"
+    assert not last.complete.HasField("input_logprobs")
     assert (last.complete.matched_stop_str, last.complete.finish_reason) == ("B", "stop")
     assert last.complete.cached_tokens == chunks[0].cached_tokens == 2
+
+
+async def test_the_whole_has_all_logprobs(scripted: Callable[..., Any]) -> None:
+    protocol, _ = await scripted(*SCRIPT)
+    request = ask(65, 66, sampling={"logprobs": 2, "prompt_logprobs": 1})
+    [whole] = [answer.complete async for answer in protocol.generate(request, Caller())]
+    assert list(whole.output_logprobs.token_logprobs) == [-1.0, -0.5]
+    assert [list(top.token_ids) for top in whole.output_logprobs.top_logprobs] == [[66, 67]] * 2
+    assert [entry.value for entry in whole.input_logprobs.token_logprobs] == [0.0, -0.25]
+
+
+async def test_a_choice_without_a_chunk_has_the_prompts_logprobs(scripted: Callable[..., Any]) -> None:
+    ended = StreamMessage((Delta(0, (), "", None, FinishReason.STOP, 3),))
+    protocol, _ = await scripted(SCRIPT[0], ended)
+    request = ask(65, 66, stream=True, sampling={"prompt_logprobs": 1})
+    [whole] = [answer.complete async for answer in protocol.generate(request, Caller())]
+    assert [entry.value for entry in whole.input_logprobs.token_logprobs] == [0.0, -0.25]
 
 
 async def test_every_sampling_parameter_arrives(scripted: Callable[..., Any]) -> None:

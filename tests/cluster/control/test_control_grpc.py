@@ -133,6 +133,24 @@ async def test_the_fleet_as_it_is(plane: Plane) -> None:
     assert (metrics.pools[0].running, metrics.requests_per_s) == (3, pytest.approx(7 / 0.5))
 
 
+async def test_weights_that_are_updated(plane: Plane) -> None:
+    request = pb.UpdateWeightsRequest(path="/w/one", expected_version=0, reason="step 100")
+    made = await plane.call("UpdateWeights", request)
+    assert (made.pool, made.weights_version, made.contents) == ("cpu", 1, "digest of one")
+    assert [(one.replica_id, one.weights_version, one.error) for one in made.replicas] == [("r1", 1, "")]
+    code, words = await refused(plane.call("UpdateWeights", request))
+    assert (code, "by now" in words) == (grpc.StatusCode.ABORTED, True)
+    code, _ = await refused(plane.call("UpdateWeights", pb.UpdateWeightsRequest(path="/secret/one")))
+    assert code == grpc.StatusCode.PERMISSION_DENIED
+    code, _ = await refused(plane.call("UpdateWeights", pb.UpdateWeightsRequest(path="/w/bad")))
+    assert code == grpc.StatusCode.INVALID_ARGUMENT
+    await plane.bench.steps(1)
+    fleet = await plane.call("GetFleet", pb.GetFleetRequest())
+    assert (fleet.pools[0].weights_version, fleet.pools[0].replicas[0].weights_version) == (1, 1)
+    assert fleet.pools[0].replicas[0].weights_contents == "digest of r1's"
+    assert fleet.events[-1].reason == "/w/one: step 100"
+
+
 async def test_a_decision_and_who_made_it(plane: Plane) -> None:
     request = pb.ScalePoolRequest(pool="cpu", replicas=3, generation=0, reason="the afternoon")
     made = await plane.call("ScalePool", request)

@@ -3,6 +3,7 @@
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -247,6 +248,15 @@ def test_what_caches_hold_is_never_more_work(requests, prompt, one, other):
         Load(requests, requests * prompt, requests * 150.0, hit * requests * prompt) for hit in sorted((one, other))
     )
     assert carried(a_speed(), SLO, more) >= carried(a_speed(), SLO, some)
+
+
+@pytest.mark.parametrize("requests", [5e-324, 1e-300, 1e-12, 1e-6])
+@pytest.mark.parametrize("chunk", [32, 512])
+def test_next_to_nothing_is_carried_with_room_to_spare(requests, chunk):
+    """Demand dies away by halves, to numbers that nothing can be divided by. No chunk of 32 has room for 64."""
+    with np.errstate(all="raise", under="ignore"):
+        share = carried(replace(a_speed(), chunk=chunk), SLO, Load(requests, 500 * requests, 100 * requests))
+    assert 1e3 < share < np.inf
 
 
 def test_what_caches_held_once_is_not_counted_on_when_replicas_are_to_go():

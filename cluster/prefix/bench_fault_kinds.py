@@ -1,0 +1,110 @@
+"""Part of `motley bench prefix`: what is done to a Redis while a replica uses it, and undone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from .bench_redis import RedisProcess, SlowProxy
+
+__all__ = ["KINDS", "PASSWORD", "USER", "Fault", "fault_of", "redis_in"]
+
+USER, PASSWORD = "motley", "right"
+ROOMY = "2gb"
+LATE_S = 2.0
+KILL_EACH_S = 0.002
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """
+    begin, end  end: Redis is as it was, but for what it has lost
+    lasts       False: Redis is back when `begin` returns
+    remote      it is of the way to Redis, through the proxy
+    """
+
+    begin: Callable[[], None]
+    end: Callable[[], None]
+    lasts: bool = True
+    remote: bool = False
+
+
+def redis_in(folder: Path) -> RedisProcess:
+    """Not yet started. As the embedded one, with a user of its own, whose password can change."""
+    user = ("--user", USER, "on", f">{PASSWORD}", "~*", "+@all")
+    return RedisProcess(folder, "--maxmemory", ROOMY, "--maxmemory-policy", "allkeys-lru", *user)
+
+
+def fault_of(kind: str, redis: RedisProcess, proxy: SlowProxy) -> Fault:
+    """kind: of KINDS."""
+    return KINDS[kind](redis, proxy)
+
+
+def _killed(redis: RedisProcess, proxy: SlowProxy) -> Fault:
+    return Fault(redis.kill, redis.start)
+
+
+def _stopped(redis: RedisProcess, proxy: SlowProxy) -> Fault:
+    return Fault(redis.stop, redis.go_on)
+
+
+def _restarted(redis: RedisProcess, proxy: SlowProxy) -> Fault:
+    def again() -> None:
+        redis.kill()
+        redis.start()
+
+    return Fault(again, lambda: None, lasts=False)
+
+
+def _out_of_memory(redis: RedisProcess, proxy: SlowProxy) -> Fault:
+    return Fault(
+        lambda: _told(redis, "CONFIG SET maxmemory 1mb"), lambda: _told(redis, f"CONFIG SET maxmemory {ROOMY}")
+    )
+
+
+def _late(redis: RedisProcess, proxy: SlowProxy) -> Fault:
+    return Fault(lambda: proxy.slow(delay_s=LATE_S), proxy.slow, remote=True)
+
+
+def _wrong_password(redis: RedisProcess, proxy: SlowProxy) -> Fault:
+    def change() -> None:
+        _told(redis, f"ACL SETUSER {USER} resetpass >wrong")
+        redis.ask("CLIENT", "KILL", "USER", USER)
+
+    return Fault(change, lambda: _told(redis, f"ACL SETUSER {USER} resetpass >{PASSWORD}"))
+
+
+def _cut_off(redis: RedisProcess, proxy: SlowProxy) -> Fault:
+    over = threading.Event()
+
+    def cut() -> None:
+        while not over.wait(KILL_EACH_S):
+            with suppress(OSError):
+                redis.ask("CLIENT", "KILL", "USER", USER)
+
+    cutter = threading.Thread(target=cut, name="bench-cutter", daemon=True)
+
+    def end() -> None:
+        over.set()
+        cutter.join()
+
+    return Fault(cutter.start, end)
+
+
+KINDS: dict[str, Callable[[RedisProcess, SlowProxy], Fault]] = {
+    "SIGKILL": _killed,
+    "SIGSTOP": _stopped,
+    "restarted empty": _restarted,
+    "maxmemory 1 MB": _out_of_memory,
+    f"{LATE_S:g} s late": _late,
+    "wrong password": _wrong_password,
+    "CLIENT KILL loop": _cut_off,
+}
+
+
+def _told(redis: RedisProcess, line: str) -> None:
+    answer = redis.ask(*line.split())
+    assert answer == b"+OK\r\n", f"{line}: {answer!r}"

@@ -1,0 +1,313 @@
+"""Part of `motley bench prefix`: a replica under load whose Redis fails in every way, beside one that has none.
+
+Both are asked the same at the same distances in turn, and the fault lasts all the while, so that a busy machine is one
+for both. Requests come by chance, half as many as could be computed: clients that wait for each other would fall into
+step, and whoever is in step waits less. The KV of neither has room for the prefixes: what is not in Redis is computed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...replicas.bench.report import quantile, row
+from ...replicas.bench.side import prompt
+from ...replicas.build import BuiltEngine
+from ...replicas.errors import MotleyError
+from ...replicas.protocol import Request
+from ...replicas.sampling_params import SamplingParams
+from .bench_fault_kinds import KINDS, PASSWORD, USER, Fault, fault_of, redis_in
+from .bench_redis import slow_proxy
+from .bench_replicas import FLUSH_S, Replicas, access_to
+
+__all__ = ["Faults", "faults"]
+
+ROOM = 3  # prompts that a replica's KV has room for; prefixes come by turns, so none is there any more
+BUSY = 0.5  # share of the time that computing all of it takes
+MIDST = 2  # answers of a round, after which something is done to Redis
+WARM_ROUNDS = 20
+POLL_S = 0.01
+RECOVERY_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faults:
+    """
+    kinds     of KINDS
+    prefixes  that are asked for, one after the other, each with a question of its own
+    rounds    in which each prefix is asked for once, with Redis and without
+    """
+
+    shape: str
+    kinds: Sequence[str] = tuple(KINDS)
+    prefixes: int = 6
+    prefix_tokens: int = 256
+    question_tokens: int = 16
+    output_tokens: int = 2
+    rounds: int = 5
+
+    def __post_init__(self) -> None:
+        assert self.prefixes >= 2 * ROOM, "or some of each prefix is still there when it comes again"
+        assert set(self.kinds) <= set(KINDS)
+
+    @property
+    def tokens(self) -> int:
+        return self.prefix_tokens + self.question_tokens + self.output_tokens
+
+
+def faults(plan: Faults, secret: bytes, say: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Raises MotleyError when nothing comes from Redis although it is well."""
+    replicas = Replicas(plan.shape)
+    room = ROOM * plan.tokens
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        redis = redis_in(Path(folder))
+        redis.start()
+        with slow_proxy(redis.port) as proxy:
+            near, far = f"unix://{USER}:{PASSWORD}@{redis.path}", f"redis://{USER}:{PASSWORD}@127.0.0.1:{proxy.port}"
+            alone = replicas.engine(room)
+            sharing = [replicas.engine(room, access_to(url, secret)) for url in (near, far)]
+            try:
+                gap_s = _gap_s(alone, _Asked(plan, replicas.shape.vocab_size).round())
+                for kind in plan.kinds:
+                    say(f"Redis under load: {kind}")
+                    fault = fault_of(kind, redis, proxy)
+                    asked = _Asked(plan, replicas.shape.vocab_size)
+                    rows += _rows(plan, kind, _Trial(fault, alone, sharing[fault.remote], asked, gap_s).run())
+            finally:
+                for built in (alone, *sharing):
+                    built.close()
+                redis.kill()
+    return rows
+
+
+@dataclass(slots=True)
+class _Answer:
+    """began, first: when it was to be asked for, and its first token said; by `time.monotonic`."""
+
+    began: float
+    first: float = math.inf
+    said: list[int] = field(default_factory=list)
+    failed: bool = False
+
+    @property
+    def ttft_s(self) -> float:
+        return self.first - self.began
+
+
+@dataclass(slots=True)
+class _Found:
+    """
+    sharing, alone  answers of the same requests, but for those that were there before the fault
+    failed          requests, or answered with other tokens than without Redis
+    used_s          from Redis's return to the first value that came from it or was written
+    recovery_s      likewise to the first that came from it; None: none did
+    """
+
+    sharing: list[_Answer] = field(default_factory=list)
+    alone: list[_Answer] = field(default_factory=list)
+    failed: int = 0
+    used_s: float | None = None
+    recovery_s: float | None = None
+
+
+def _rows(plan: Faults, kind: str, found: _Found) -> Iterator[dict[str, Any]]:
+    ours, theirs = ([1e3 * one.ttft_s for one in answers if not one.failed] for answers in (found.sharing, found.alone))
+    workload: dict[str, Any] = {"redis": kind, "shape": plan.shape, "prefix_tokens": plan.prefix_tokens}
+    workload["requests"] = len(found.sharing)
+    yield row("fault_failed_requests", workload, "requests", [float(found.failed)])
+    p95, without = quantile(ours, 0.95), quantile(theirs, 0.95)
+    yield row("fault_ttft_p95", workload, "ms", [p95], peer="recompute", peer_samples=[without], higher_is_better=False)
+    halves = [quantile(part, 0.95) for part in (theirs[: len(theirs) // 2], theirs[len(theirs) // 2 :]) if part]
+    beside = {
+        "at_the_median": round(quantile(ours, 0.5) - quantile(theirs, 0.5), 1),
+        "recompute_by_itself": round(max(halves) - min(halves), 1),  # what the machine's noise alone makes of a p95
+    }
+    yield row("fault_ttft_p95_over_recompute", {**workload, **beside}, "ms", [p95 - without])
+    workload["used_again_s"] = None if found.used_s is None else round(found.used_s, 2)
+    if found.recovery_s is None:
+        workload["hits_after_it"] = "none"
+    yield row("fault_recovery", workload, "s", [RECOVERY_S if found.recovery_s is None else found.recovery_s])
+
+
+class _Asked:
+    """Requests, prefix by prefix, round by round; no question comes twice."""
+
+    def __init__(self, plan: Faults, vocabulary: int) -> None:
+        self.plan, self._vocabulary = plan, vocabulary
+        self._numbers = itertools.count()
+
+    def __iter__(self) -> Iterator[Request]:
+        return self
+
+    def __next__(self) -> Request:
+        plan, number = self.plan, next(self._numbers)
+        beginning = prompt(plan.prefix_tokens, self._vocabulary, number % plan.prefixes)
+        question = prompt(plan.question_tokens, self._vocabulary, plan.prefixes + number)
+        params = SamplingParams(temperature=0.0, max_tokens=plan.output_tokens, ignore_eos=True, seed=0)
+        return Request("bench", (*beginning, *question), params)
+
+    def round(self) -> list[Request]:
+        return list(itertools.islice(self, self.plan.prefixes))
+
+
+class _Trial:
+    """Of one kind of fault: it begins in the midst of a round, and so does it end."""
+
+    def __init__(self, fault: Fault, alone: BuiltEngine, sharing: BuiltEngine, asked: _Asked, gap_s: float) -> None:
+        self._fault, self._alone, self._sharing, self._asked = fault, alone, sharing, asked
+        assert sharing.access is not None
+        self._gap_s, self._store = gap_s, sharing.access.store
+        self._act: _Act | None = None
+        self._lasting = False
+
+    def run(self) -> _Found:
+        self._warm()
+        found = _Found()
+        try:
+            for number in range(self._asked.plan.rounds):
+                self._round(found, number)
+            self._recover(found)
+        finally:
+            if self._act is not None:
+                self._act.join()
+            if self._lasting:
+                self._fault.end()
+        return found
+
+    def _warm(self) -> None:
+        """Until prefixes come from Redis: most of a round's, as some may be late on a busy machine."""
+        stats, plan = self._sharing.prefix_stats(), self._asked.plan
+        assert stats is not None
+        values = plan.prefixes * (plan.prefix_tokens // stats.value_tokens)
+        for _ in range(WARM_ROUNDS):
+            before, requests = self._hits, self._asked.round()
+            _load(self._sharing, iter(requests), self._gap_s)
+            self._sharing.flush(FLUSH_S)
+            if 2 * (self._hits - before) >= values:
+                return
+        raise MotleyError(f"nothing comes from Redis although it is well: {self._sharing.prefix_stats()}")
+
+    def _round(self, found: _Found, number: int) -> None:
+        """Alternately one first and the other."""
+        requests = self._asked.round()
+        since = 0.0
+        for with_redis in (False, True) if number % 2 else (True, False):
+            if not with_redis:
+                alone = _load(self._alone, iter(requests), self._gap_s, seed=number)
+            elif self._lasting:
+                sharing = _load(self._sharing, iter(requests), self._gap_s, seed=number)
+            else:
+                act = self._act = _Act(self._fault.begin)
+                sharing = _load(self._sharing, iter(requests), self._gap_s, act.in_the_midst, number)
+                act.join()
+                self._lasting, since = self._fault.lasts, act.began
+        for ours, theirs in zip(sharing, alone, strict=True):
+            if ours.first < since:
+                continue
+            found.sharing.append(ours)
+            found.alone.append(theirs)
+            found.failed += ours.failed or ours.said != theirs.said
+
+    def _recover(self, found: _Found) -> None:
+        """Without pauses: an empty Redis has nothing of a prefix before it was asked for once more."""
+        act = self._act = _Act(self._fault.end if self._lasting else self._fault.begin)
+        hits = stored = 0
+
+        def going(ended: int) -> bool:
+            nonlocal hits, stored
+            act.in_the_midst(ended)
+            if act.ended == math.inf:
+                hits, stored = self._hits, self._stored
+                return True
+            back_s = time.monotonic() - act.ended
+            if found.used_s is None and self._hits + self._stored > hits + stored:
+                found.used_s = back_s
+            if self._hits > hits:
+                found.recovery_s = back_s
+            return found.recovery_s is None and back_s < RECOVERY_S
+
+        answers = _load(self._sharing, self._asked, BUSY * self._gap_s, going)
+        found.failed += sum(one.failed for one in answers)
+        act.join()
+        self._lasting = False
+
+    @property
+    def _hits(self) -> int:
+        return self._store.stats().hits
+
+    @property
+    def _stored(self) -> int:
+        return self._store.stats().stored
+
+
+class _Act:
+    """Something that is done to Redis beside the load, on a thread of its own. began, ended: inf until then."""
+
+    def __init__(self, action: Callable[[], None]) -> None:
+        self.began = self.ended = math.inf
+        self._action = action
+        self._thread = threading.Thread(target=self._run, name="bench-fault", daemon=True)
+
+    def in_the_midst(self, ended: int) -> bool:
+        """Begin when so many requests have ended as shall have by then; it is no reason not to go on."""
+        if ended >= MIDST and self._thread.ident is None:
+            self._thread.start()
+        return True
+
+    def join(self) -> None:
+        if self._thread.ident is not None:
+            self._thread.join()
+            assert self.ended < math.inf, "what was to be done to Redis failed"
+
+    def _run(self) -> None:
+        self.began = time.monotonic()
+        self._action()
+        self.ended = time.monotonic()
+
+
+def _gap_s(alone: BuiltEngine, requests: Sequence[Request]) -> float:
+    """Between two requests, on average."""
+    began = time.monotonic()
+    _load(alone, iter(requests), 0.0)
+    return (time.monotonic() - began) / len(requests) / BUSY
+
+
+def _load(
+    built: BuiltEngine,
+    requests: Iterator[Request],
+    gap_s: float,
+    going: Callable[[int], bool] = lambda ended: True,
+    seed: int = 0,
+) -> list[_Answer]:
+    """Each when it is due, for as long as `going` says so of the number of those that have ended."""
+    core, distances, under_way = built.core, random.Random(seed), 0
+    answers: list[_Answer] = []
+    due, coming = time.monotonic(), next(requests, None)
+    while coming is not None or under_way:
+        if coming is not None and not going(len(answers) - under_way):
+            coming = None
+        while coming is not None and due <= time.monotonic():
+            core.add(len(answers), coming)
+            answers.append(_Answer(due))
+            under_way += 1
+            due, coming = due + gap_s * distances.expovariate(1.0), next(requests, None)
+        if not under_way and coming is not None:
+            time.sleep(max(0.0, min(due - time.monotonic(), POLL_S)))
+        for emission in core.step() if under_way else ():
+            answer = answers[emission.key]
+            said = [token for delta in emission.message.deltas for token in delta.token_ids]
+            if said and not answer.said:
+                answer.first = time.monotonic()
+            answer.said += said
+            answer.failed = answer.failed or emission.error is not None
+            under_way -= emission.done
+    return answers

@@ -1,0 +1,173 @@
+"""Part of `motley bench prefix`: values of one size to and from a Redis of this machine, beside what others reach."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import os
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from ...replicas.bench.report import row
+from ...replicas.errors import MotleyError
+from ...replicas.prefix.record import Geometry, Seal
+from ...replicas.prefix.store import Wanted
+from .bench_blocks import BlocksReader
+from .redis_store import RedisStore
+from .server import OwnRedis
+from .source import RedisSource
+
+__all__ = ["HEADS", "HEAD_DIM", "LAYERS", "mib", "of_size"]
+
+GIVEN_S = 60.0  # here a deadline is no part of what is measured
+LAYERS, HEAD_DIM, HEADS = 28, 128, 4  # Qwen2.5-7B's
+QUEUE_BYTES = 1 << 30
+COPIED_BYTES = 256 << 20
+KEYS = 4
+
+
+def mib(geometry: Geometry) -> float:
+    return round(geometry.size / 2**20, 2)
+
+
+def of_size(
+    own: OwnRedis, secret: bytes, tokens: int, connections: int, moved: int, repeats: int
+) -> Iterator[dict[str, Any]]:
+    """Values of so many tokens; moved: bytes of one sample."""
+    geometry = Geometry("bfloat16", LAYERS, HEADS, HEAD_DIM, tokens)
+    with _storing(own.url, secret, connections) as store:
+        count = max(4, moved // geometry.size // connections)
+        sides = _sides(own, secret, store, geometry, connections, count)
+        samples: dict[str, list[float]] = {name: [] for name in sides}
+        for _ in range(repeats):
+            for name, side in sides.items():
+                samples[name].append(side())
+    workload = {"value_mib": mib(geometry), "connections": connections}
+    compared = [
+        ("get", _parser(), "redis-py"), ("get", "redis-benchmark", "benchmark get"), ("get", "memcpy", "memcpy"),
+        ("read_open_verify", f"{_parser()}, not opened", "redis-py"), ("read_open_verify", "memcpy", "memcpy"),
+    ]  # fmt: skip
+    compared += [("read_into_blocks", f"{_parser()}, not opened", "redis-py"), ("read_into_blocks", "memcpy", "memcpy")]
+    if connections == 1:  # a store has one thread that writes
+        compared.append(("set", "redis-benchmark", "benchmark set"))
+    for metric, peer, name in compared:
+        yield row(metric, workload, "GB/s", samples[metric], peer=peer, peer_samples=samples.get(name))
+
+
+def _sides(
+    own: OwnRedis, secret: bytes, store: RedisStore, geometry: Geometry, connections: int, count: int
+) -> dict[str, Callable[[], float]]:
+    """name -> moves `count` values over each connection: at how many GB/s."""
+    seal, size, total = Seal(secret, geometry), geometry.size, geometry.size * count * connections
+    values = {key: _record(seal, key) for key in (b"%d of %d" % (n, geometry.tokens) for n in range(KEYS))}
+    _write(store, list(values.items()))
+    keys = [key for _, key in zip(range(count), itertools.cycle(values), strict=False)]
+    readers = [BlocksReader(store, seal, list(values)) for _ in range(connections)]
+    rooms = [[memoryview(bytearray(geometry.payload_bytes)) for _ in range(HEADS)] for _ in range(connections)]
+
+    def get(at: int) -> None:
+        for key in keys:
+            (found,) = store.get([Wanted(key, size)], time.monotonic() + GIVEN_S)
+            assert found is not None, store.stats()
+
+    def read(at: int) -> None:
+        for key in keys:
+            (found,) = store.get([Wanted(key, size)], time.monotonic() + GIVEN_S)
+            assert found is not None, store.stats()
+            assert seal.open(key, found, rooms[at]) is None
+
+    def into_blocks(at: int) -> None:
+        readers[at].read(size * count)
+
+    import redis
+
+    client = redis.Redis(unix_socket_path=str(own.socket))
+
+    def peer(at: int) -> None:
+        for key in keys:
+            assert client.get(store.name_of(key))
+
+    memcpy = _memcpy(size, count * connections)
+    sides = {
+        "get": lambda: _rate(total, lambda: _together(get, connections)),
+        "read_open_verify": lambda: _rate(total, lambda: _together(read, connections)),
+        "read_into_blocks": lambda: _rate(total, lambda: _together(into_blocks, connections)),
+        "redis-py": lambda: _rate(total, lambda: _together(peer, connections)),
+        "memcpy": lambda: _rate(total, memcpy),
+        "set": lambda: _rate(size * count, lambda: _write(store, [(key, values[key]) for key in keys])),
+    }
+    benchmark = shutil.which("redis-benchmark")
+    for name in ("set", "get") if benchmark is not None else ():  # what is set first is read afterwards
+        asked = [str(benchmark), "-s", str(own.socket), "-t", name, "-d", str(size), "-c", str(connections)]
+        sides[f"benchmark {name}"] = partial(_redis_benchmark, [*asked, "-n", str(count * connections), "--csv"], size)
+    return sides
+
+
+@contextmanager
+def _storing(url: str, secret: bytes, connections: int) -> Iterator[RedisStore]:
+    store = RedisStore(RedisSource(url=url, secret=secret, connections=connections + 1, queue_bytes=QUEUE_BYTES))
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def _record(seal: Seal, key: bytes) -> list[bytes | memoryview]:
+    header = seal.header()
+    payloads = [os.urandom(seal.geometry.payload_bytes) for _ in range(HEADS)]
+    return [header, seal.seal(key, header, payloads)]
+
+
+def _write(store: RedisStore, items: Sequence[tuple[bytes, list[bytes | memoryview]]]) -> None:
+    """And there. A value that waits is replaced by a later one of its key, so each is waited for."""
+    before = store.stats().stored
+    for key, parts in items:
+        assert store.put(key, parts, "bench")
+        store.flush(time.monotonic() + GIVEN_S)
+    assert store.stats().stored == before + len(items), store.stats()
+
+
+def _together(one: Callable[[int], None], times: int) -> None:
+    threads = [threading.Thread(target=one, args=(at,)) for at in range(1, times)]
+    for thread in threads:
+        thread.start()
+    one(0)
+    for thread in threads:
+        thread.join()
+
+
+def _memcpy(size: int, count: int) -> Callable[[], None]:
+    """Among so much memory that no cache holds it."""
+    places = [memoryview(bytearray(b"\1") * size) for _ in range(max(2, COPIED_BYTES // size))]
+
+    def copy() -> None:
+        for number in range(count):
+            places[number % len(places)][:] = places[number % len(places) - 1]
+
+    return copy
+
+
+def _redis_benchmark(command: list[str], size: int) -> float:
+    """GB/s that it says."""
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=GIVEN_S)
+    if ended.returncode:
+        raise MotleyError(f"redis-benchmark ended with {ended.returncode}: {ended.stderr.strip()[-200:]}")
+    lines = [line.split(",") for line in ended.stdout.splitlines()]
+    (rate,) = (line[1] for line in lines if line[0].strip('"') in ("GET", "SET"))
+    return float(rate.strip('"')) * size / 1e9
+
+
+def _parser() -> str:
+    return "redis-py with hiredis" if importlib.util.find_spec("hiredis") else "redis-py, its own parser"
+
+
+def _rate(nbytes: int, action: Callable[[], None]) -> float:
+    began = time.perf_counter()
+    action()
+    return nbytes / (time.perf_counter() - began) / 1e9

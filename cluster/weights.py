@@ -1,0 +1,43 @@
+"""Where weights may come from while a fleet serves, and what of them a replica begins with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from ..replicas.errors import InvalidRequest
+from ..replicas.shown import shown
+from ..replicas.updates.file import WeightFile
+from .failures import Forbidden
+
+__all__ = ["updates_of", "within"]
+
+
+def within(path: str, roots: Sequence[Path]) -> Path:
+    """The path without links, if it is within one of these folders. Raises Forbidden, and InvalidRequest for no path.
+
+    Whether there is a file, is not told of a path that is elsewhere.
+    """
+    if not path or not Path(path).is_absolute() or not path.isprintable():
+        raise InvalidRequest(f"path: {shown(path)} is not accepted; expected an absolute one", param="path")
+    try:
+        found = Path(path).resolve()
+    except (OSError, RuntimeError) as error:
+        raise InvalidRequest(f"path: {shown(path)} leads nowhere", param="path") from error
+    if not any(found.is_relative_to(root.resolve()) for root in roots):
+        there = ", ".join(map(str, roots)) or "security.weights_roots names none"
+        raise Forbidden(f"path: {shown(path)} is in no folder that weights may come from: {there}", code="weights_root")
+    return found
+
+
+def updates_of(app: str, pool: str) -> Callable[[], Sequence[WeightFile]]:
+    """What a replica of that pool asks when it starts."""
+    return partial(_updates, app, pool)
+
+
+def _updates(app: str, pool: str) -> Sequence[WeightFile]:
+    from .control.store import KvStore
+
+    state = KvStore(app).kept()
+    return () if state is None else state.files(pool)

@@ -1,0 +1,125 @@
+"""A record in Redis and the ranks of tensor parallelism: each reads its own heads into its own KV, whoever wrote it."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from served import wait_for
+
+from motley.cluster.prefix.bench_redis import RedisProcess
+from motley.cluster.prefix.redis_store import RedisStore
+from motley.cluster.prefix.server import find_redis
+from motley.cluster.prefix.source import RedisSource
+from motley.kernels.cpu.operators import CpuOps
+from motley.replicas.gpu.accelerator import AtOnce
+from motley.replicas.gpu.swapper import Swapper
+from motley.replicas.plan import StepPlan
+from motley.replicas.prefix.courier import Clerk
+from motley.replicas.prefix.errands import HIT, Fetch, Save
+from motley.replicas.prefix.host_kv import HostKv, Payloads
+from motley.replicas.prefix.record import HEADER_BYTES, Geometry, Seal
+
+pytestmark = pytest.mark.skipif(find_redis()[0] is None, reason="no redis-server")
+
+SECRET, KEY = b"s" * 32, b"k" * 32
+GEOMETRY = Geometry("bfloat16", layers=3, heads=4, head_dim=64, tokens=32)
+BLOCKS = 2  # of a record
+
+
+class Rank:
+    """Some of the model's heads: their KV on the device, [layer][K/V] of [blocks, heads, 16, D], and a clerk."""
+
+    def __init__(self, store: RedisStore, heads: range) -> None:
+        self.ops = CpuOps(torch.bfloat16, "exact", None, None, "tests")
+        self.kv = self.ops.allocate_kv(GEOMETRY.layers, BLOCKS, len(heads), GEOMETRY.head_dim)
+        self.swapper = Swapper([part for cache in self.kv for part in self.ops.kv_parts(cache)], AtOnce(), BLOCKS)
+        self.seal, self.heads = Seal(SECRET, GEOMETRY), heads
+        self.host = HostKv(self.swapper.slabs(), self.ops.kv_vectors, GEOMETRY)
+        self.clerk: Clerk[Payloads] = Clerk(store, self.seal, self.host, heads)
+
+    @property
+    def vectors(self) -> torch.Tensor:
+        """[layers, K/V, blocks, heads here, 16, D]"""
+        views = [self.ops.kv_vectors(self.ops.kv_parts(cache)) for cache in self.kv]
+        return torch.stack([torch.stack(list(layer[:2])) for layer in views])
+
+    def fill(self, vectors: torch.Tensor) -> None:
+        """From the KV of all heads."""
+        for layer, cache in enumerate(self.kv):
+            for kv, view in enumerate(self.ops.kv_vectors(self.ops.kv_parts(cache))[:2]):
+                view.copy_(vectors[layer, kv, :, self.heads.start : self.heads.stop])
+        self.swapper.swap(StepPlan((), swap_out=tuple((i, i) for i in range(BLOCKS))))
+
+    def sealed(self, header: bytes) -> memoryview:
+        """Its heads' part of the record."""
+        room = self.host.room()
+        assert self.host.pack(range(BLOCKS), room)
+        return self.seal.seal(KEY, header, room.buffers, self.heads.start)
+
+    def fetch(self) -> None:
+        now = time.monotonic()
+        fetch = Fetch(keys=(KEY,), blocks=(tuple(range(BLOCKS)),), value_s=1e3, sent=now, expires=now)
+        wait_for(lambda: self.clerk.do(fetch, self.clerk.desk()) or fetch.count, f"a hit, not {fetch.outcome}")
+        assert fetch.outcome == HIT
+        self.swapper.swap(StepPlan((), swap_in=tuple((i, i) for i in range(BLOCKS))))
+
+
+def ranks(store: RedisStore, degree: int) -> list[Rank]:
+    share = GEOMETRY.heads // degree
+    return [Rank(store, range(first, first + share)) for first in range(0, GEOMETRY.heads, share)]
+
+
+@pytest.fixture
+def store(redis: RedisProcess, tmp_path: Path) -> Iterator[RedisStore]:
+    redis.ask("FLUSHALL")
+    store = RedisStore(RedisSource(url=redis.url, secret=SECRET, connections=1))
+    wait_for(lambda: store._connections.alive, "a connection")
+    yield store
+    store.close()
+
+
+def sent(redis: RedisProcess) -> int:
+    """Bytes that it has sent to anybody."""
+    found = re.search(rb"total_net_output_bytes:(\d+)", redis.ask("INFO", "stats") or b"")
+    assert found is not None
+    return int(found[1])
+
+
+@pytest.mark.parametrize(("written_by", "read_by"), [(2, 1), (1, 2), (2, 4), (4, 2)])
+def test_each_rank_reads_its_heads_and_no_others(
+    redis: RedisProcess, store: RedisStore, written_by: int, read_by: int
+) -> None:
+    shape = GEOMETRY.layers, 2, BLOCKS, GEOMETRY.heads, 16, GEOMETRY.head_dim
+    vectors = torch.randn(shape, generator=torch.Generator().manual_seed(7)).to(torch.bfloat16)
+    writers = ranks(store, written_by)
+    header = writers[0].seal.header()
+    for rank in writers:
+        rank.fill(vectors)
+    assert store.put(KEY, [header, *[rank.sealed(header) for rank in writers]], "ann")
+    store.flush(time.monotonic() + 20)
+    for rank in ranks(store, read_by):
+        before, read = sent(redis), store.stats().bytes_read
+        rank.fetch()
+        assert torch.equal(rank.vectors, vectors[:, :, :, rank.heads.start : rank.heads.stop])
+        own = HEADER_BYTES + len(rank.heads) * GEOMETRY.sealed_bytes
+        assert store.stats().bytes_read - read == own
+        assert own <= sent(redis) - before < own + 8192, "what Redis says of itself is a few thousand bytes"
+
+
+def test_one_rank_of_one_writes_what_ranks_of_two_read(store: RedisStore) -> None:
+    """The clerk's own way of writing."""
+    [writer] = ranks(store, 1)
+    vectors = torch.randn(GEOMETRY.layers, 2, BLOCKS, GEOMETRY.heads, 16, GEOMETRY.head_dim).to(torch.bfloat16)
+    writer.fill(vectors)
+    save = Save(key=KEY, blocks=tuple(range(BLOCKS)), owner="ann", mark=writer.swapper.mark())
+    writer.clerk.do(save, writer.clerk.desk())
+    assert save.saved
+    store.flush(time.monotonic() + 20)
+    for rank in ranks(store, 2):
+        rank.fetch()
+        assert torch.equal(rank.vectors, vectors[:, :, :, rank.heads.start : rank.heads.stop])
