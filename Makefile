@@ -47,21 +47,22 @@ imports: $(VENV)/.dev  ## which package may import which
 
 unit: $(VENV)/.dev  ## pytest; ARGS="-k text" runs a part
 ifeq ($(ARGS),)
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target unit-system unit-rest unit-kernels
+	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target unit-system unit-rest unit-kernels
 else
 	$(BIN)/pytest $(ARGS)
 endif
 
-# Side by side: the system tests wait for other processes most of their time. Torch's threads of one would spin while
-# the other computes.
+# Side by side, for the system tests wait for other processes most of their time, and come first when they do not; each
+# to its end, whatever fails.
+# Torch's threads of one would spin while the other computes.
 unit-system: $(VENV)/.dev
 	$(BIN)/pytest tests/system
 
 unit-rest: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/pytest --ignore=tests/system --ignore=tests/kernels
+	OMP_NUM_THREADS=1 nice -n 5 $(BIN)/pytest --ignore=tests/system --ignore=tests/kernels
 
 unit-kernels: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/pytest tests/kernels
+	OMP_NUM_THREADS=1 nice -n 5 $(BIN)/pytest tests/kernels
 
 kernels: $(VENV)/.dev $(IMAGE_TRITONS:%=$(VENV)/.triton-%)  ## all that is launched, compiled for every capability; with no GPU
 	@cp kernels/README.md $(VENV)/kernels.md

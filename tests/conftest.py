@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is first imported, by whomever
 
@@ -22,6 +22,14 @@ MEASURED = pytest.StashKey[list[str]]()
 def _one_thread() -> None:
     """On tensors as small as the tests' a second thread costs 50 times more than it gives on busy cores."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _replicas_do_not_settle() -> Iterator[None]:
+    """A serving process does so once; here each replica would have all walked that the tests have imported."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("motley.replicas.replica.settle", lambda: None)
+        yield
 
 
 @pytest.fixture(scope="session")

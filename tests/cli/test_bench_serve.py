@@ -8,7 +8,9 @@ import json
 import random
 import time
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from certificates import Certificates
@@ -207,6 +209,14 @@ def test_goodput_counts_what_met_every_slo() -> None:
     assert next(row for row in found if row["metric"] == "goodput")["value"] == 4 / 2.0
 
 
+def test_rates_are_of_what_ended_in_the_window() -> None:
+    """However many were begun in it: of the requests that ended no more can have met every SLO."""
+    workload = Workload(warmup_s=1.0, duration_s=2.0)
+    samples = [Sample(start, start, start + 1.0, OK, start + 0.1, start + 1.0, 5, 5) for start in (0.5, 1.5, 2.5, 2.6)]
+    found = {row["metric"]: row["value"] for row in report.rows(workload, Outcome(samples=samples), Slo(ttft_s=0.45))}
+    assert found["requests"] == found["goodput"] == 2 / 2.0
+
+
 def test_charts() -> None:
     assert bars([0, 1, 2, 4]) == "▁▃▅█"
     assert bars([]) == ""
@@ -305,6 +315,21 @@ def test_wrong_settings_are_told_in_a_line(arguments: list[str], said: str, caps
 def test_a_service_that_is_not_there_is_told_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["bench", "serve", "--protocol", "http", "--target", "http://127.0.0.1:9"]) == 1
     assert "no service answers at http://127.0.0.1:9" in capsys.readouterr().err
+
+
+def test_a_service_that_wants_a_key_is_no_service_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    class Refuse(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_error(401)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Refuse) as server:
+        Thread(target=server.handle_request).start()
+        target = f"http://127.0.0.1:{server.server_port}"
+        assert run(["bench", "serve", "--protocol", "http", "--target", target]) == 1
+    assert f"the service at {target} refuses: HTTP Error 401" in capsys.readouterr().err
 
 
 def test_lengths_that_do_not_fit_the_model_are_refused(

@@ -126,6 +126,7 @@ def test_the_whole_report(
     named = {(row["workload"]["what"], row["metric"], row["peer"]) for row in report["rows"]}
     assert ("unloaded, streams", "ttft", "bare worker") in named
     assert ("16 streams", "messages", "plain grpc server") in named
+    assert ("16 short streams", "messages", "plain grpc server") in named
     assert ("32 unary", "requests", "plain grpc server") in named
     assert ("32 unary", "requests", "bare worker") in named
     assert report["through"] == ["none", "ingress", "pool"]

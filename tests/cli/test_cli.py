@@ -107,6 +107,12 @@ def test_without_a_command_help_is_shown(capsys: pytest.CaptureFixture[str]) -> 
         (["serve", "--http-port", "x"], 2, "--http-port"),
         (["serve", "--http-port", "70000"], 2, "--http-port"),
         (["serve", "--kv-memory", "much"], 2, "--kv-memory: 'much' is no size; expected one such as 512MiB"),
+        (["serve", "--pipeline-layers", "6;18"], 2, "--pipeline-layers: '6;18' is not accepted; expected numbers such"),
+        (
+            ["serve", "--pipeline-layers", "6,18"],
+            2,
+            "(6, 18) is not accepted; expected a positive integer for each of 1",
+        ),
         (["serve", "--swap-memory", "0MiB"], 2, "--swap-memory: '0MiB' is no size; expected one such as 512MiB"),
         (["serve", "--dtype", "float17"], 2, "dtype: 'float17' is not accepted; expected 'auto' or"),
         (["generate", "demo"], 2, "give --prompt TEXT"),
@@ -229,22 +235,32 @@ def test_a_wrong_file_is_told_in_one_line(
 def test_serve_passes_its_options_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     seen: list[ServeOptions] = []
     monkeypatch.setattr(service, "run_serve", lambda options, bar: (seen.append(options), 3)[1])
-    lines = ["http-port: 8080", "grpc-port: 9090", "kv-memory: 1GiB", "swap-memory: 0", "threads: 2"]
+    lines = [
+        "http-port: 8080",
+        "grpc-port: 9090",
+        "kv-memory: 1GiB",
+        "swap-memory: 0",
+        "threads: 2",
+        "weights-memory: 3GiB",
+    ]
     (tmp_path / "serve.yaml").write_text("\n".join(lines))
     status = run(["serve", "some/model", "--config", str(tmp_path / "serve.yaml"), "--http-port", "8081", "--greet"])
     assert status == 3
     (options,) = seen
     assert (options.model, options.http_port, options.grpc_port, options.greet) == ("some/model", 8081, 9090, True)
     assert (options.engine.kv_memory_bytes, options.engine.threads) == (2**30, 2)
-    assert options.engine.swap_memory_bytes == 0
+    assert (options.engine.swap_memory_bytes, options.engine.weights_memory_bytes) == (0, 3 * 2**30)
     assert run(["serve"]) == 3
     assert seen[1] == ServeOptions()
+    assert run(["serve", "--tensor-parallel", "2", "--pipeline-parallel", "2", "--pipeline-layers", "6,18"]) == 3
+    engine = seen[2].engine
+    assert (engine.tensor_parallel, engine.pipeline_parallel, engine.pipeline_layers) == (2, 2, (6, 18))
 
 
 def test_serve_flags_cover_the_options() -> None:
     """A new option of the service needs a flag."""
     flags = set(serve_module.serve.__annotations__)
-    repeatable = {"cors_origins": "cors_origin"}  # named for one value
+    repeatable = {"cors_origins": "cors_origin", "weights_roots": "weights_root"}  # named for one value
     assert {repeatable.get(name, name) for name in ServeOptions.__dataclass_fields__} - {"engine", "fleet"} <= flags
 
 

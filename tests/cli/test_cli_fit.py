@@ -68,6 +68,20 @@ def test_cpu_weights_and_dtype_change_what_a_cpu_keeps(capsys: pytest.CaptureFix
     assert large["metadata"] == 0 < small["metadata"]
 
 
+def test_drafts_are_rows_of_larger_graphs(capsys: pytest.CaptureFixture[str]) -> None:
+    """As the engine counts them: up to 64 rows."""
+    without, some, many = (
+        report(capsys, "demo", "--device", "Tesla T4", "--max-running", "4", "--speculate-ngram", drafts)
+        for drafts in ("0", "3", "32")
+    )
+    assert [each["asked"]["max_drafts"] for each in (without, some, many)] == [0, 3, 32]
+    parts = [each["rows"][0]["parts"] for each in (without, some, many)]
+    assert parts[0]["graphs"] < parts[1]["graphs"] < parts[2]["graphs"]
+    assert parts[1]["activations"] < parts[2]["activations"]
+    assert parts[0]["weights"] == parts[2]["weights"]
+    assert "speculate_ngram: 33" in told(capsys, "demo", "--speculate-ngram", "33", code=2)
+
+
 def test_kv_in_int8_and_memory_of_the_host(capsys: pytest.CaptureFixture[str]) -> None:
     half, eight = (
         report(capsys, "demo", "--device", "Tesla T4", *more)["rows"][0]["parts"]
@@ -82,9 +96,80 @@ def test_kv_in_int8_and_memory_of_the_host(capsys: pytest.CaptureFixture[str]) -
     assert "on the host" in told(capsys, "demo", "--kv-dtype", "int8", "--device", "Tesla T4")
 
 
+DIVIDED = ("demo", "--tensor-parallel", "2", "--pipeline-parallel", "2", "--pipeline-layers", "2,4")
+
+
+def test_a_divided_model_is_told_process_by_process(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def opened(*_: Any, **__: Any) -> None:
+        raise AssertionError("a file of tensors was opened")
+
+    monkeypatch.setattr(weights, "safe_open", opened)
+    found = report(capsys, *DIVIDED, "--device", "cpu", "--device", "Tesla T4", "--context", "1024", "--link", "pcie")
+    assert (found["ranks"], found["stages"], found["layers"]) == (2, 2, [2, 4])
+    cpu, t4 = found["rows"]
+    assert (cpu["device"], t4["device"]) == ("cpu", "Tesla T4")
+    assert [each["capability"] for each in t4["processes"]] == ["7.5"] * 4
+    for row in (cpu, t4):
+        assert row["fits"]
+        who = [(each["stage"], each["ranks"], each["layers"]) for each in row["processes"]]
+        assert who == [(0, [0], [0, 2]), (0, [1], [0, 2]), (1, [0], [2, 6]), (1, [1], [2, 6])]
+        first, second = row["processes"][0]["parts"], row["processes"][2]["parts"]
+        assert second["kv_block"] == 2 * first["kv_block"]
+    scaling = found["scaling"]
+    assert scaling["source"] == "model"
+    assert [each["link"] for each in scaling["links"]] == ["pcie3"]
+    assert [each["tensor_parallel"] for each in scaling["rows"]] == [1, 2, 4, 8]
+    for each in scaling["rows"]:
+        assert (each["device"], each["link"], each["pipeline_layers"]) == ("Tesla T4", "pcie3", [2, 4] * each["fits"])
+        assert (each["predicted"] is None) is bool(each["refused"])
+        assert each["source"] == "model"
+    times = [each["predicted"] for each in scaling["rows"] if each["predicted"]]
+    assert len(times) >= 2
+    assert times[0]["exchange_s"] < times[1]["exchange_s"]
+
+
+def test_stages_on_unequal_cards(capsys: pytest.CaptureFixture[str]) -> None:
+    """A card for each, by a word of its name, by name or by capability."""
+    found = report(capsys, "demo", "--stages", "p40, Tesla T4,8.9", "--tensor-parallel", "2", "--link", "ethernet")
+    [row] = found["rows"]
+    assert row["device"] == "Tesla P40 + Tesla T4 + NVIDIA L4"
+    assert sum(row["pipeline_layers"]) == 6
+    assert [each["capability"] for each in row["processes"]] == ["6.1", "6.1", "7.5", "7.5", "8.9", "8.9"]
+    assert {each["device"] for each in found["scaling"]["rows"]} == {row["device"]}
+    assert [each["link"] for each in found["scaling"]["links"]] == ["ethernet10", "ethernet25", "ethernet100"]
+    text = told(capsys, "demo", "--stages", "p40,t4", "--link", "pcie", "--tensor-parallel", "3")
+    assert "TPOT x2  TPOT x3  TPOT x4" in text
+    assert "3 ranks cannot share 2 KV heads" in text
+    text = told(capsys, "demo", "--stages", "p40,t4", "--link", "pcie")
+    assert "1 x Tesla P40 + 1 x Tesla T4" in text
+    assert "6.1, stage 0" in text
+    assert "7.5, stage 1" in text
+
+
+def test_the_scaling_model_says_that_it_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    text = told(capsys, "demo", "--device", "NVIDIA H200", "--link", "all")
+    assert "model: the roofline of each rank, and the links' latency and bandwidth; nothing was measured" in text
+    lines = [line.split() for line in text.splitlines()]
+    [heads] = [line for line in lines if line[:2] == ["model", "over"]]
+    assert " ".join(heads[2:]) == "TPOT x1 TPOT x2 TPOT x4 TPOT x8 TTFT x1 TTFT x2 TTFT x4 TTFT x8"
+    for name in ("nvlink", "pcie3", "pcie4", "pcie5", "ethernet10", "ethernet25", "ethernet100"):
+        assert any(line[:3] == ["NVIDIA", "H200", name] for line in lines), name
+    assert "[1] NVIDIA H200 datasheet" in text
+    assert "uncertain: half of the 23 us" in text
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected", "code"),
     [
+        (["demo", "--link", "usb"], "--link usb: expected nvlink, pcie, ethernet or all", 2),
+        ([*DIVIDED, "--swap-memory", "1GiB"], "swap_memory_bytes: KV of a divided model stays where it is", 2),
+        (["demo", "--pipeline-parallel", "2", "--pipeline-layers", "1,2,3"], "pipeline_layers", 2),
+        (["demo", "--stages", "p40,t4", "--pipeline-parallel", "3"], "it is 2 stages, and says their devices", 2),
+        (["demo", "--stages", "p40,t4", "--device", "8.9"], "without --device", 2),
+        (["demo", "--stages", "p40,k80"], "device: 'k80' is not in the table", 2),
+        (["demo", "--tensor-parallel", "0"], "'--tensor-parallel'", 2),
         (["./no-such-folder"], "there is no such folder", 1),
         (["FOLDER"], "config.json: is missing", 1),
         (["demo", "--device", "Tesla K80"], "expected cpu, cuda[:i], a capability (6.0, 6.1", 2),
@@ -104,3 +189,17 @@ def test_refusals(
 
 def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
     assert "motley fit ./my-gptq-model --context 32768 --batch 8" in told(capsys, "--help")
+
+
+def test_weights_in_tiers_are_told_with_what_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    found = report(capsys, "demo", "--device", "cpu", "--weights-memory", "3MiB")["rows"][0]
+    tiers, expected = found["tiers"], found["expected"]
+    assert tiers["layers"]
+    assert found["parts"]["weights"] <= tiers["memory_bytes"] <= 3 << 20
+    assert tiers["read_bytes"] > 0
+    assert expected["source"] == "measured in parts"
+    assert expected["step_s"] == found["tpot_s"] == pytest.approx(1 / expected["tokens_per_s"])
+    assert expected["bytes_per_s"] > 0
+    text = told(capsys, "demo", "--device", "cpu", "--weights-memory", "3MiB")
+    assert "cpu: weights: " in text
+    assert "tokens/s expected of one sequence" in text

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from importlib import metadata
 
 import pytest
 
 from motley.cli.app import run
-from motley.cli.gpu_facts import has_code, of_name, of_properties
+from motley.cli.gpu_facts import of_name, of_properties
 from motley.kernels.capability import CAPABILITIES, TORCH_BUILDS
 from motley.kernels.registry import OPERATIONS
 
 GIB = 2**30
+CU126 = [f"sm_{major}{minor}" for major, minor in TORCH_BUILDS["cu126"]]
 CU130 = [f"sm_{major}{minor}" for major, minor in TORCH_BUILDS["cu130"]]
 
 
@@ -27,32 +29,19 @@ class Properties:
 
 
 P40 = Properties("Tesla P40", 6, 1, 24 * GIB, 30)
-
-
-@pytest.mark.parametrize(
-    ("capability", "archs", "fits"),
-    [
-        ((6, 1), ["sm_60"], True),
-        ((6, 0), ["sm_61"], False),
-        ((7, 0), ["sm_60", "sm_75"], False),
-        ((8, 9), ["sm_80", "sm_86"], True),
-        ((9, 0), ["sm_90a"], True),
-        ((12, 0), ["sm_100", "sm_100a", "sm_90"], False),
-        ((12, 0), ["compute_90"], True),
-        ((8, 0), ["compute_90"], False),
-        ((10, 3), ["sm_100f"], True),
-        ((6, 1), [], False),
-    ],
-)
-def test_whether_torch_has_code_for_a_capability(capability: tuple[int, int], archs: list[str], fits: bool) -> None:
-    assert has_code(capability, archs) is fits
+H100 = Properties("NVIDIA H100 80GB HBM3", 9, 0, 80 * GIB, 132)
 
 
 def test_a_card_that_torch_has_no_code_for_is_told_before_loading() -> None:
     facts = {fact.name: fact for fact in of_properties("cuda:0", P40, CU130)}
     assert facts["torch"].status == "missing"
     assert "no kernel image" in facts["torch"].value
-    assert facts["torch"].remedy == "pip install torch --index-url https://download.pytorch.org/whl/cu126"
+    release = metadata.version("torch").partition("+")[0]
+    index = "https://download.pytorch.org/whl"
+    assert facts["torch"].remedy == f"pip install torch=={release}+cu126 --index-url {index}/cu126"
+    facts = {fact.name: fact for fact in of_properties("cuda:0", H100, CU126)}
+    assert facts["torch"].status == "missing"
+    assert facts["torch"].remedy == f"pip install torch=={release}+cu130 --index-url {index}/cu130", "cu128 has ended"
     fitting = {fact.name: fact for fact in of_properties("cuda:0", P40, ["sm_50", "sm_60"])}
     assert fitting["torch"].status == "ok"
 
@@ -80,6 +69,9 @@ def test_quantized_layers_by_the_number_of_tokens() -> None:
         assert f" to 2048 tokens: {many}, by the roofline " in last
     [fp8] = [fact.value for fact in facts if fact.name == "fp8 layers"]
     assert fp8 == "written out in fp16: tensor cores take fp8 from 8.9; this is 7.0"
+    for name, computed in (("6.0", "fp16"), ("10.3", "bf16")):
+        [int8] = [fact.value for fact in of_name(name) if fact.name == "int8 layers"]
+        assert int8.startswith(f"written out in {computed}: ")
     [fp8] = [fact.value for fact in of_name("8.9") if fact.name == "fp8 layers"]
     assert fp8.startswith("1 to 2048 tokens: fp8, NVIDIA L4: tensor-fp8 ")
 

@@ -35,6 +35,9 @@ def test_compile_prints_what_each_kernel_uses(tmp_path: Path) -> None:
         assert (row["fault"], row["spilled"], row["threads"]) == ("", 0, 128)
         assert 16 <= row["registers"] <= 255
         assert 0 < row["occupancy"] <= 1
+        assert row["shared"] <= row["shared_limit"] == {"6.1": 48, "9.0": 227}[row["capability"]] * 1024
+        assert sum(count for name, count in row["instructions"].items() if "ld.global" in name) == row["mix"]["load"]
+        assert sum(row["instructions"].values()) > sum(row["mix"].values())
     assert "| w4a16_dequantize | – |" in table.read_text(), "6.0 was not asked for"
 
 

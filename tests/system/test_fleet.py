@@ -205,6 +205,8 @@ def test_policies_follow_the_load_up_and_down_to_nothing_and_back(fleet: Served,
         for one in next(plane.watch(after)).events
         if one.kind == pb.EVENT_KIND_SCALED
     ]
+    # Where the load ends slowly, two are wanted on the way from three to one.
+    told = [one for one in told if one[2] != 2]
     assert [(by, to) for by, _, to, _ in told[:4]] == [
         ("policy queue", 3), ("policy queue", 1), ("policy slo", 0), ("policy slo", 1),
     ]  # fmt: skip

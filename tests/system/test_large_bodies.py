@@ -26,9 +26,14 @@ def doubled(count: int) -> bytes:
     return b'{"prompt": "a", %s, "z": 0, "z": 0}' % b",".join(b'"k%d": 0' % number for number in range(count))
 
 
+def nested(count: int, deep: int = 480) -> bytes:
+    return b'{"prompt": [%s]}' % b",".join([b"[" * deep + b"]" * deep] * count)
+
+
 BODIES: dict[str, tuple[str, Any, int, str]] = {
     "a field given twice, the last of 400,000": (COMPLETIONS, doubled(400_000), 413, "too_many_values"),
     "a field given twice, the last of 60,000": (COMPLETIONS, doubled(60_000), 400, "invalid_json"),
+    "lists within lists": (COMPLETIONS, nested(2000), 413, "too_many_values"),
     "token ids": (COMPLETIONS, {"prompt": IDS}, 400, "context_length_exceeded"),
     "prompts": (COMPLETIONS, {"prompt": ["x"] * 1_000_000}, 400, "invalid_value"),
     "biases": (COMPLETIONS, {"prompt": "a", "logit_bias": dict.fromkeys(range(60_000), 1)}, 400, "invalid_value"),

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import openai
 import pytest
-from redis_servers import ask
 from served import Served, command_line, wait_for
 
+from motley.cluster.prefix.bench_redis import ask
 from motley.cluster.prefix.server import find_redis
 
 pytestmark = pytest.mark.skipif(find_redis()[0] is None, reason="no redis-server")

@@ -109,18 +109,24 @@ def test_leaving_and_deadlines_while_waiting(pressed: Served, report: Callable[[
 
 
 def test_readers_that_take_nothing(pressed: Served, neighbour: Neighbour, report: Callable[[str], None]) -> None:
-    """Over both protocols: ended long before they would have been, and nothing of theirs is kept."""
+    """Over both protocols: ended long before they would have been, and nothing of theirs is kept.
+
+    The last one's TCP takes all that comes; it never lets its stream be sent anything.
+    """
     baseline, seen = Baseline(pressed), len(access_log(pressed))
     body = {"prompt": "abc", "stream": True, "logprobs": 5, **FLOOD}
     with neighbour.beside(), ExitStack() as open_things:
         for _ in range(2):
             open_things.enter_context(unread(pressed.http_port, "/v1/completions", body))
         channel = open_things.enter_context(grpc.insecure_channel(pressed.grpc))
-        call = inference_pb2_grpc.InferenceStub(channel).CompleteStream(
-            pb.CompleteRequest(text="abc", sampling=pb.SamplingParams(logprobs=20, **FLOOD))
-        )
+        flood = pb.CompleteRequest(text="abc", sampling=pb.SamplingParams(logprobs=20, **FLOOD))
+        call = inference_pb2_grpc.InferenceStub(channel).CompleteStream(flood)
         open_things.callback(call.cancel)
-        wait_for(lambda: pressed.load()["running"] >= 3, "the floods to run")
+        shut = Http2(pressed.grpc_port, window=0)
+        open_things.callback(shut.close)
+        _, opening = shut.open(pressed.grpc_port, COMPLETE_STREAM, flood.SerializeToString())
+        shut.connection.sendall(opening)
+        wait_for(lambda: pressed.load()["running"] >= 4, "the floods to run")
         wait_for(lambda: pressed.load()["running"] + pressed.load()["waiting"] <= 1, "their end", 180)
     report(f"stalled readers: {neighbour.pace()}")
     baseline.check(report, "stalled readers")
@@ -128,7 +134,7 @@ def test_readers_that_take_nothing(pressed: Served, neighbour: Neighbour, report
     def floods() -> list[dict[str, Any]]:
         return [line for line in access_log(pressed)[seen:] if line["status"] not in (200, "OK")]
 
-    ended = wait_for(lambda: len(floods()) == 3 and floods(), "three lines in the access log", 60)
+    ended = wait_for(lambda: len(floods()) == 4 and floods(), "four lines in the access log", 60)
     assert {line["status"] for line in ended} <= {499, "CANCELLED"}
     assert all(line["completion_tokens"] < 4 * 60_000 for line in ended)
     report(f"stalled readers were left after {[line['completion_tokens'] for line in ended]} tokens")

@@ -10,6 +10,10 @@ import typer
 
 from . import options
 from .bench_engine import engine
+from .bench_exchange import exchange
+from .bench_load import load
+from .bench_shards import shards
+from .bench_tiers import tiers
 from .config import ConfigFile
 from .progress import counted, doing
 
@@ -22,6 +26,10 @@ def _root() -> None:
 
 
 app.command()(engine)
+app.command()(exchange)
+app.command()(load)
+app.command()(shards)
+app.command()(tiers)
 
 
 @app.command(name="kernels")
@@ -29,7 +37,9 @@ def kernels_(
     device: options.Device = "cpu",
     model: Annotated[
         list[str] | None,
-        typer.Option(help="Layer shapes of qwen2.5-0.5b, qwen2.5-7b, llama-3-8b or qwen3-32b; may be repeated."),
+        typer.Option(
+            help="Layer shapes of qwen2.5-0.5b, qwen2.5-7b, llama-3-8b, qwen3-32b or qwen3-0.6b; may be repeated."
+        ),
     ] = None,
     tokens: Annotated[
         list[int] | None,
@@ -58,10 +68,11 @@ def kernels_(
     """
     import time
 
+    from ..kernels.model_shapes import MODELS
     from ..replicas.bench import kernels as bench
     from ..replicas.bench.report import table
 
-    models = model or (["qwen2.5-0.5b"] if quick else ["qwen2.5-0.5b", "qwen2.5-7b", "llama-3-8b", "qwen3-32b"])
+    models = model or (["qwen2.5-0.5b"] if quick else [each.name for each in MODELS])
     until = time.monotonic() + (seconds or float("inf"))
     try:
         with counted("starting") as progress:
@@ -314,6 +325,10 @@ def fleet(
 def prefix(
     repeats: Annotated[int, typer.Option(help="Of each way, in turn.", min=1)] = 5,
     quick: Annotated[bool, typer.Option("--quick", help="A smaller model, one size of values, less of it.")] = False,
+    part: Annotated[
+        list[str] | None,
+        typer.Option(help="values, ttft, trace, faults or simulated; may be repeated; default: all."),
+    ] = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the JSON object there as well.")] = None,
     as_json: options.Json = False,
     config: ConfigFile = None,
@@ -321,18 +336,23 @@ def prefix(
     """What prefixes shared through a Redis of this machine cost, and what they save.
 
     Values to and from it, beside redis-py, redis-benchmark and a memcpy; the time to the first token of a replica that
-    computes a prefix, has it, or finds it in Redis; tenants with a prompt each, on two replicas with Redis and without.
-    It starts a redis-server of its own. What is said of GPUs is simulated, at the rate measured here.
+    computes a prefix, has it, or finds it in Redis; tenants with a prompt each, on two replicas with Redis and without;
+    a replica under load whose Redis is killed, stopped, emptied, full, late, locked or cut off. It starts a
+    redis-server of its own. What is said of GPUs is simulated, at the rate measured here.
 
     \b
     Examples:
       motley bench prefix --quick
+      motley bench prefix --quick --part faults
       motley bench prefix --out loadtests/results/prefix-cpu.json
     """
     from ..cluster.prefix import bench
     from ..replicas.bench.report import table
 
-    plan = bench.quick() if quick else bench.Plan(repeats=repeats)
+    parts = tuple(part or bench.PARTS)
+    if unknown := [name for name in parts if name not in bench.PARTS]:
+        raise typer.BadParameter(f"--part {unknown[0]}: expected {', '.join(bench.PARTS)}")
+    plan = bench.quick(parts) if quick else bench.Plan(parts=parts, repeats=repeats)
     with doing("starting") as say:
         report = bench.run(plan, say)
     if out is not None:

@@ -5,20 +5,23 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from . import options
+from . import fit_divided, options
 from .config import ConfigFile
+from .fit_table import size, table, time
 
 if TYPE_CHECKING:
+    from ..kernels.links import LinkKind
     from ..replicas.checkpoint import Checkpoint
     from ..replicas.engine_config import EngineConfig
     from ..replicas.fit import Asked, Fit, Place
 
 SOURCE = "arithmetic"  # every figure: of headers, of the table of devices, and of the roofline
+MEASURED = "measured in parts"  # but this
 CONTEXT = 4096
 
 
@@ -41,6 +44,23 @@ def fit(
     kv_dtype: options.KvDtype = None,
     swap_memory: options.SwapMemory = None,
     cpu_weights: options.CpuWeights = None,
+    weights_memory: options.WeightsMemory = None,
+    speculate_ngram: options.SpeculateNgram = 0,
+    tensor_parallel: options.TensorParallel = 1,
+    pipeline_parallel: options.PipelineParallel = 1,
+    pipeline_layers: options.PipelineLayers = None,
+    link: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KIND", help="Links of the scaling model: nvlink, pcie, ethernet or all; default: all if divided."
+        ),
+    ] = None,
+    stages: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES", help="A GPU for each stage, which may differ, such as P40,T4; in place of --device."
+        ),
+    ] = None,
     as_json: options.Json = False,
     config: ConfigFile = None,
 ) -> None:
@@ -50,28 +70,95 @@ def fit(
     on their way to and from where a service shares them. Times are arithmetic by the roofline, a bound that no engine
     beats: to first token of one prompt of --context tokens, and per token of --batch sequences of that length.
 
+    Of a model that is divided (--tensor-parallel, --pipeline-parallel) it tells what each process would hold, and a
+    model, which no run has confirmed, tells the times on 1, 2, 4 and 8 ranks over links between GPUs.
+
+    With --weights-memory it says which layers of a CPU would be read from disk in every step. How fast that would be is
+    put together from two measurements: some layers are repacked and computed, and a file of the checkpoint is read.
+
     \b
     Examples:
       motley fit org/name
       motley fit ./my-gptq-model --context 32768 --batch 8
       motley fit ./my-model --device "Tesla T4" --device 8.9
       motley fit ./my-model --kv-dtype int8 --swap-memory 16GiB
+      motley fit ./my-model --device cpu --weights-memory 1GiB
+      motley fit ./my-model --max-running 8 --speculate-ngram 8
       motley fit demo --device cpu --dtype float32 --json
+      motley fit org/name --tensor-parallel 2 --pipeline-parallel 2 --pipeline-layers 6,18
+      motley fit org/name --device "Tesla T4" --link pcie
+      motley fit org/name --stages P40,T4 --link ethernet
     """
     from ..replicas.checkpoint import inspect_checkpoint, resolve_model
     from ..replicas.fit import Asked
     from ..replicas.fit import fit as fit_one
 
-    settings = options.engine_config(dtype=dtype, kv_dtype=kv_dtype, swap_memory=swap_memory, cpu_weights=cpu_weights)
+    if stages is not None:
+        pipeline_parallel = _count(stages, device, pipeline_parallel)
+    settings = options.engine_config(
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        swap_memory=swap_memory,
+        cpu_weights=cpu_weights,
+        weights_memory=weights_memory,
+        speculate_ngram=speculate_ngram,
+        tensor_parallel=tensor_parallel,
+        pipeline_parallel=pipeline_parallel,
+        pipeline_layers=pipeline_layers,
+    )
     checkpoint = inspect_checkpoint(resolve_model(options.find_model(model)))
-    bounds = max_batch_tokens, max_running, settings.swap_memory_bytes
-    asked = Asked(_context(context, checkpoint), batch, *bounds, shares=True)
-    found = [fit_one(checkpoint, place, asked) for place in _places(device, settings, checkpoint)]
+    bounds = max_batch_tokens, max_running, settings.swap_memory_bytes, settings.speculate_ngram
+    budget = settings.weights_memory_bytes
+    asked = Asked(_context(context, checkpoint), batch, *bounds, shares=True, weights_memory_bytes=budget)
+    if stages is not None or link is not None or tensor_parallel * pipeline_parallel > 1:
+        groups = [[place] * pipeline_parallel for place in ([] if stages else _places(device, settings, checkpoint))]
+        groups += [fit_divided.stages_of(stages, settings.kv_dtype)] if stages else []
+        _divided(model, checkpoint, groups, asked, settings, fit_divided.kinds_of(link), as_json)
+        return
+    found = [
+        _measured(fit_one(checkpoint, place, asked), settings, checkpoint)
+        for place in _places(device, settings, checkpoint)
+    ]
     if as_json:
         print(json.dumps(_report(model, checkpoint, asked, found)))
     else:
         for line in _lines(model, checkpoint, asked, found):
             print(line.rstrip())
+
+
+def _count(stages: str, device: list[str] | None, pipeline_parallel: int) -> int:
+    """How many stages there are devices for."""
+    count = len(stages.split(","))
+    if device or pipeline_parallel not in (1, count):
+        other = "--device" if device else f"--pipeline-parallel {pipeline_parallel}"
+        raise typer.BadParameter(f"--stages {stages}: it is {count} stages, and says their devices; without {other}")
+    return count
+
+
+def _divided(
+    model: str,
+    checkpoint: Checkpoint,
+    groups: Sequence[Sequence[Place]],
+    asked: Asked,
+    settings: EngineConfig,
+    kinds: Sequence[LinkKind],
+    as_json: bool,
+) -> None:
+    from ..replicas.shards.group import is_divided
+    from ..replicas.shards.rooms import Division, divided
+
+    if is_divided(settings):
+        fit_divided.refuse_swap(settings.swap_memory_bytes)
+    asked = replace(asked, swap_memory_bytes=0, shares=False)
+    division = Division(settings.tensor_parallel, len(groups[0]), settings.pipeline_layers)
+    found = [divided(checkpoint, places, asked, division) for places in groups]
+    scaling = fit_divided.scaling_of(checkpoint, groups, asked, division, kinds)
+    if as_json:
+        rows = [fit_divided.row(each) for each in found]
+        print(json.dumps({**_head(model, checkpoint, asked), **asdict(division), "rows": rows, "scaling": scaling}))
+        return
+    for line in (*_title(model, checkpoint), *fit_divided.lines(asked, found, scaling)):
+        print(line.rstrip())
 
 
 def _context(given: int | None, checkpoint: Checkpoint) -> int:
@@ -107,7 +194,27 @@ def _places(names: list[str] | None, settings: EngineConfig, checkpoint: Checkpo
     return places
 
 
+def _measured(found: Fit, settings: EngineConfig, checkpoint: Checkpoint) -> Fit:
+    """With how fast weights in tiers are expected to be, where there are any."""
+    if found.tiers is None:
+        return found
+    import torch
+
+    from ..replicas.build import operators
+    from ..replicas.cores import usable_cores
+    from ..replicas.tiers.speed import reckoned
+
+    torch.set_num_threads(usable_cores())
+    ops, _ = operators(settings, checkpoint.config.dtype)
+    expected = reckoned(checkpoint, ops, found.tiers)
+    return replace(found, expected=expected, tpot_s=expected.step_s)
+
+
 def _report(model: str, checkpoint: Checkpoint, asked: Asked, found: Sequence[Fit]) -> dict[str, Any]:
+    return {**_head(model, checkpoint, asked), "rows": [_row(each) for each in found]}
+
+
+def _head(model: str, checkpoint: Checkpoint, asked: Asked) -> dict[str, Any]:
     from .. import __version__
 
     return {
@@ -121,13 +228,23 @@ def _report(model: str, checkpoint: Checkpoint, asked: Asked, found: Sequence[Fi
             "max_model_len": checkpoint.config.max_model_len,
         },
         "asked": asdict(asked),
-        "rows": [_row(each) for each in found],
     }
 
 
 def _row(found: Fit) -> dict[str, Any]:
     place, parts = found.place, found.parts
-    told = {name: getattr(found, name) for name in found.__slots__ if name not in ("place", "parts")}
+    apart = ("place", "parts", "tiers", "expected")
+    told = {name: getattr(found, name) for name in found.__slots__ if name not in apart}
+    tiers, expected = found.tiers, found.expected
+    if tiers is not None:
+        told["tiers"] = {
+            "layers": list(tiers.layers),
+            "embedding": tiers.embedding,
+            "memory_bytes": tiers.memory_bytes,
+            "read_bytes": tiers.read_bytes,
+        }
+    if expected is not None:
+        told["expected"] = {**asdict(expected), "tokens_per_s": expected.tokens_per_s, "source": MEASURED}
     return {
         "device": place.name,
         "capability": None if place.device is None else str(place.device.capability),
@@ -139,16 +256,21 @@ def _row(found: Fit) -> dict[str, Any]:
 
 
 def _lines(model: str, checkpoint: Checkpoint, asked: Asked, found: Sequence[Fit]) -> Iterator[str]:
-    config = checkpoint.config
-    stored = f"{checkpoint.quantization}, {_size(checkpoint.nbytes)} as stored"
-    yield f"{model}: {config.family}, {stored}, {config.num_layers} layers, made for {config.max_model_len} tokens"
-    yield f"{SOURCE}, from headers and tables: nothing was loaded, nothing was measured"
-    yield ""
+    yield from _title(model, checkpoint, measured=any(each.expected for each in found))
     yield from _parts(found)
     yield ""
     yield from _rooms(asked, found)
     yield ""
     yield from _notes(found)
+
+
+def _title(model: str, checkpoint: Checkpoint, *, measured: bool = False) -> Iterator[str]:
+    config = checkpoint.config
+    stored = f"{checkpoint.quantization}, {size(checkpoint.nbytes)} as stored"
+    yield f"{model}: {config.family}, {stored}, {config.num_layers} layers, made for {config.max_model_len} tokens"
+    but = f"; {MEASURED}: how fast layers on disk are" if measured else ""
+    yield f"{SOURCE}, from headers and tables: nothing was loaded, nothing was measured{but}"
+    yield ""
 
 
 def _parts(found: Sequence[Fit]) -> Iterator[str]:
@@ -180,8 +302,8 @@ def _parts(found: Sequence[Fit]) -> Iterator[str]:
                 parts.host,
                 parts.buffers,
             )
-            rows.setdefault(_kind(each), tuple(map(_size, sizes)))
-    yield from _table(heads, [(kind, *sizes) for kind, sizes in rows.items()])
+            rows.setdefault(_kind(each), tuple(map(size, sizes)))
+    yield from table(heads, [(kind, *sizes) for kind, sizes in rows.items()])
 
 
 def _rooms(asked: Asked, found: Sequence[Fit]) -> Iterator[str]:
@@ -189,12 +311,12 @@ def _rooms(asked: Asked, found: Sequence[Fit]) -> Iterator[str]:
         "device", "memory", "KV tokens", f"longest at batch {asked.batch}", f"batch at {asked.context}", "TTFT", "TPOT",
         "",
     )  # fmt: skip
-    yield from _table(
+    yield from table(
         heads,
         [
             (
-                each.place.name, _size(each.place.total), str(each.kv_tokens), str(each.context), str(each.batch),
-                _time(each.ttft_s), _time(each.tpot_s), "fits" if each.fits else "no",
+                each.place.name, size(each.place.total), str(each.kv_tokens), str(each.context), str(each.batch),
+                time(each.ttft_s), time(each.tpot_s), "fits" if each.fits else "no",
             )
             for each in found
         ],
@@ -205,6 +327,11 @@ def _notes(found: Sequence[Fit]) -> Iterator[str]:
     for each in found:
         if not each.fits:
             yield f"{each.place.name}: {each.refused or each.advice}"
+    for each in found:
+        if each.tiers is not None:
+            yield f"{each.place.name}: weights: {each.tiers}"
+        if each.expected is not None:
+            yield f"{each.place.name}: {MEASURED}, of a short context: {each.expected}"
     told: dict[str, list[str]] = {}
     for each in found:
         for what, why in (each.choices or {}).items():
@@ -217,31 +344,3 @@ def _notes(found: Sequence[Fit]) -> Iterator[str]:
 
 def _kind(found: Fit) -> str:
     return found.place.name if found.place.device is None else str(found.place.device.capability)
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """The first column to the left, the others to the right."""
-    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-    for row in (heads, *rows):
-        yield "  ".join(
-            cell.rjust(width) if place else cell.ljust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-
-
-def _size(nbytes: int) -> str:
-    if nbytes >= 10 * 2**30:
-        return f"{nbytes / 2**30:.1f} GiB"
-    return f"{nbytes / 2**30:.2f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:.1f} MiB"
-
-
-def _time(seconds: float | None) -> str:
-    if seconds is None:
-        return "-"
-    return (
-        f"{seconds:.2f} s"
-        if seconds >= 1
-        else f"{seconds * 1e3:.1f} ms"
-        if seconds >= 0.001
-        else f"{seconds * 1e6:.0f} us"
-    )

@@ -28,6 +28,7 @@ app = typer.Typer(
 
 KEY = "MOTLEY_ADMIN_KEY"
 CALL_S = 30.0
+UPDATE_S = 1800.0  # replicas read, check and build the weights meanwhile
 
 Address = Annotated[
     str | None, typer.Option(metavar="HOST:PORT", help="Of the control plane; default: that of this machine.")
@@ -265,6 +266,44 @@ def roll(
 
 
 @app.command()
+def update(
+    file: Annotated[Path, typer.Argument(help="A safetensors file, the same on every host of the pool's replicas.")],
+    delta: Annotated[bool, typer.Option("--delta", help="Its tensors are added to those there are.")] = False,
+    expect_version: Annotated[
+        int | None, typer.Option(help="Only if the pool's weights are still of this version, as status shows it.")
+    ] = None,
+    pool: Annotated[str, typer.Option(help="A pool's name; default: the only one.")] = "",
+    reason: Reason = "",
+    address: Address = None,
+    admin_key: AdminKey = None,
+    ca: Ca = None,
+    as_json: Json = False,
+) -> None:
+    """Let a pool go on with other weights, while it serves. Requests that have begun end on what they began with.
+
+    \b
+    Examples:
+      motley fleet update /srv/weights/step-100.safetensors
+      motley fleet update /srv/weights/step-101.safetensors --delta --expect-version 1
+    """
+    from ..cluster.protos import control_pb2 as pb
+
+    request = pb.UpdateWeightsRequest(
+        path=str(file.absolute()), delta=delta, expected_version=expect_version, pool=pool, reason=reason
+    )
+    with _plane(address, admin_key, ca, UPDATE_S) as plane:
+        made = plane.UpdateWeights(request)
+    if as_json:
+        _print(made)
+    else:
+        typer.echo(f"{made.pool}: weights of version {made.weights_version}, {made.contents[:16]}")
+        for one in made.replicas:
+            typer.echo(f"{one.replica_id:<24}version {one.weights_version}{f': {one.error}' if one.error else ''}")
+    if any(one.error for one in made.replicas):
+        raise typer.Exit(1)
+
+
+@app.command()
 def metrics(
     pool: Annotated[str, typer.Argument(help="A pool's name; default: all.")] = "",
     address: Address = None,
@@ -290,7 +329,7 @@ def metrics(
 
 
 @contextmanager
-def _plane(address: str | None, admin_key: Path | None, ca: Path | None) -> Iterator[Any]:
+def _plane(address: str | None, admin_key: Path | None, ca: Path | None, timeout_s: float = CALL_S) -> Iterator[Any]:
     """A stub whose calls carry the key and have a time. Errors are told in a line."""
     import grpc
 
@@ -299,7 +338,7 @@ def _plane(address: str | None, admin_key: Path | None, ca: Path | None) -> Iter
 
     contact = reached(address, _key(admin_key), ca)
     try:
-        with Calls(contact, ca, CALL_S) as calls:
+        with Calls(contact, ca, timeout_s) as calls:
             yield calls
     except grpc.RpcError as error:
         code, words = error.code(), error.details() or error.code().name

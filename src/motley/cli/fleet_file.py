@@ -14,7 +14,7 @@ __all__ = ["is_fleet_file", "with_file"]
 
 # How it is run, not what is served.
 _OF_THE_COMMAND = {"model", "config", "greet", "ready_file", "address", "control", "admin_host", "admin_port"}
-_NAMES = {"cors_origin": "cors_origins"}
+_NAMES = {"cors_origin": "cors_origins", "weights_root": "weights_roots"}
 
 
 def is_fleet_file(model: str) -> bool:

@@ -24,6 +24,7 @@ _WHAT = {
     "rolling": "{pool}: its replicas are being replaced",
     "rolled": "{pool}: its replicas have been replaced",
     "roll_failed": "{pool}: the new replicas did not start, those before serve on",
+    "updated": "{pool}: weights of version {after}",
 }
 
 

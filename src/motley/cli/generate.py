@@ -54,7 +54,12 @@ def generate(
     max_model_len: options.MaxModelLen = None,
     kv_memory: options.KVMemory = None,
     swap_memory: options.SwapMemory = None,
+    tensor_parallel: options.TensorParallel = 1,
+    pipeline_parallel: options.PipelineParallel = 1,
+    pipeline_layers: options.PipelineLayers = None,
     speculate_ngram: options.SpeculateNgram = 0,
+    weights_cache: options.WeightsCache = None,
+    weights_memory: options.WeightsMemory = None,
     stats: Annotated[bool, typer.Option("--stats", help="Tell the speed afterwards, on stderr.")] = False,
     as_json: options.Json = False,
     config: ConfigFile = None,
@@ -91,7 +96,12 @@ def generate(
         max_model_len=max_model_len,
         kv_memory=kv_memory,
         swap_memory=swap_memory,
+        tensor_parallel=tensor_parallel,
+        pipeline_parallel=pipeline_parallel,
+        pipeline_layers=pipeline_layers,
         speculate_ngram=speculate_ngram,
+        weights_cache=weights_cache,
+        weights_memory=weights_memory,
     )
     path = _folder(model)
     inputs = _inputs(path, prompts, chat=chat, system=system)

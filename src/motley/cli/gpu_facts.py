@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -15,11 +14,10 @@ if TYPE_CHECKING:
     from ..kernels.operation import Operation
     from ..kernels.precision import PrecisionPolicy, Unit
 
-__all__ = ["has_code", "of_device", "of_gpus", "of_name"]
+__all__ = ["of_device", "of_gpus", "of_name"]
 
 GIB = 2**30
 _CHOICES = ("storage", "compute", "accumulate", "prefill", "decode", "int8", "fp8", "attention", "pipelined")
-_INDEX = "https://download.pytorch.org/whl"
 
 
 def of_gpus() -> Iterator[Fact]:
@@ -120,6 +118,8 @@ def _operators(section: str, device: Device, policy: PrecisionPolicy) -> Iterato
     }
     if policy.int8:
         chosen["int8 layers"] = lambda m: int8.kernel_for(policy, Shape.of(m=m, n=n, k=k, group=0, zeros="no"), device)
+    else:
+        yield Fact(section, "int8 layers", f"written out in {policy.compute}: {policy.reasons['int8']}", "note")
     if policy.fp8:
         chosen["fp8 layers"] = lambda m: (operation("fp8"), policy.reasons["fp8"])
     else:
@@ -133,7 +133,7 @@ def _operators(section: str, device: Device, policy: PrecisionPolicy) -> Iterato
             yield Fact(section, each.name, f"not used: {why}", "note")
             continue
         shape = each.samples(policy)[0]
-        choice = choose(each, policy, shape, device.sms)
+        choice = choose(each, policy, shape, device)
         config = " ".join(f"{name}={value}" for name, value in choice.config.to_json().items())
         yield Fact(section, each.name, f"{config} for {shape.key} ({choice.how})")
 
@@ -159,32 +159,10 @@ def _compiler(section: str, policy: PrecisionPolicy) -> Fact:
 
 def _torch_fit(section: str, capability: tuple[int, int], archs: Sequence[str]) -> Fact:
     """Told before loading, where CUDA would say "no kernel image is available for execution on the device"."""
-    from ..kernels.capability import capability_of
+    from ..kernels.torch_code import has_code, wheel_for
 
     built = ", ".join(archs)
     if has_code(capability, archs):
         return Fact(section, "torch", f"has machine code for it: {built}")
-    chip, _ = capability_of(*capability)
-    builds = chip.torch_builds
-    remedy = f"pip install torch --index-url {_INDEX}/{builds[0]}" if builds else "no build of torch has it any more"
     value = f"has no machine code for it, only {built}: CUDA would find no kernel image"
-    return Fact(section, "torch", value, "missing", remedy)
-
-
-def has_code(capability: tuple[int, int], archs: Sequence[str]) -> bool:
-    """Machine code runs on its own major capability from its minor on; PTX on all that come after."""
-    major, minor = capability
-    for arch in archs:
-        found = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", arch)
-        if found is None:
-            continue
-        kind, built_major, built_minor, special = found[1], int(found[2]), int(found[3]), found[4]
-        if special == "a":
-            fits = (built_major, built_minor) == capability
-        elif kind == "compute":
-            fits = (built_major, built_minor) <= capability
-        else:
-            fits = built_major == major and built_minor <= minor
-        if fits:
-            return True
-    return False
+    return Fact(section, "torch", value, "missing", wheel_for(capability))

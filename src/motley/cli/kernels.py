@@ -128,7 +128,7 @@ def _triton() -> dict[str, str]:
 def _line(row: Row) -> str:
     config = " ".join(f"{name}={value}" for name, value in row.config.items())
     mix = " ".join(f"{name}:{count}" for name, count in (row.mix or {}).items())
-    used = f"{row.registers} registers, {row.shared} B shared, {row.occupancy:.0%} occupancy"
+    used = f"{row.registers} registers, {row.shared} of {row.shared_limit} B shared, {row.occupancy:.0%} occupancy"
     state = f"FAULT {row.fault}" if row.fault else used
     return f"{row.capability[0]}.{row.capability[1]}  {row.kernel}  {row.shape}  [{config}]  {state}  {mix}"
 
@@ -137,6 +137,10 @@ def _line(row: Row) -> str:
 def tune(
     op: Annotated[list[str] | None, typer.Option(help="Operator; may be repeated; default: all.")] = None,
     static: Annotated[bool, typer.Option("--static", help="No GPU: by what is compiled, and the roofline.")] = False,
+    missing: Annotated[
+        bool,
+        typer.Option("--missing", help="With --static: only shapes that tables have not."),
+    ] = False,
     cc: Annotated[list[str] | None, typer.Option(metavar="CC", help="With --static; default: all.")] = None,
     device: Annotated[str, typer.Option(help="GPU to measure on.")] = "cuda:0",
     seconds: Annotated[float | None, typer.Option(help="Stop measuring after so long.", min=1.0)] = None,
@@ -171,7 +175,7 @@ def tune(
             capabilities = _capabilities(cc or [], everything=False)
             for path in tuner.static(
                 operations, capabilities, workers or os.cpu_count() or 1, out or FOLDER,
-                lambda count, of: progress("compiling", count, of),
+                lambda count, of: progress("compiling", count, of), missing=missing,
             ):  # fmt: skip
                 print(path)
         return

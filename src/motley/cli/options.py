@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -39,16 +40,71 @@ SwapMemory = Annotated[
         rich_help_panel=ENGINE,
     ),
 ]
+TensorParallel = Annotated[
+    int,
+    typer.Option(
+        metavar="N",
+        help="Divide the model among N processes, each with its share of the threads.",
+        min=1,
+        rich_help_panel=ENGINE,
+    ),
+]
+PipelineParallel = Annotated[
+    int,
+    typer.Option(
+        metavar="N",
+        help="Divide the layers among N stages, each of as many processes as --tensor-parallel says.",
+        min=1,
+        rich_help_panel=ENGINE,
+    ),
+]
+PipelineLayers = Annotated[
+    str | None,
+    typer.Option(
+        metavar="LAYERS",
+        help="How many layers each stage has, such as 6,18; default: so that the slowest takes the least.",
+        rich_help_panel=ENGINE,
+    ),
+]
 SpeculateNgram = Annotated[
     int,
     typer.Option(
         metavar="N", help="Try up to N tokens that followed the same tokens before; 0: none.", rich_help_panel=ENGINE
     ),
 ]
+WeightsCache = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIR|off",
+        help="Weights as a CPU's kernels hold them, for the next start; default: in the user's cache folder.",
+        rich_help_panel=ENGINE,
+    ),
+]
+WeightsMemory = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="Memory for weights on a CPU; layers beyond it are read from disk in every step; default: all in memory.",
+        rich_help_panel=ENGINE,
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+# Of benchmarks that read weights from a disk.
+DiskShape = Annotated[str, typer.Option(help="qwen2-0.5b, qwen2-1.5b, quick or tiny.")]
+DiskFormats = Annotated[list[str] | None, typer.Option(help="bf16 or gptq-int4; may be repeated; default: both.")]
+DiskFolder = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="On the disk to be read; default: that of temporary files.")
+]
 
 
-def engine_config(*, kv_memory: str | None = None, swap_memory: str | None = None, **settings: Any) -> EngineConfig:
+def engine_config(
+    *,
+    kv_memory: str | None = None,
+    swap_memory: str | None = None,
+    weights_memory: str | None = None,
+    pipeline_layers: str | None = None,
+    **settings: Any,
+) -> EngineConfig:
     """Flags as an EngineConfig; those that are None keep the engine's default. Raises InvalidRequest."""
     from ..replicas.engine_config import EngineConfig
 
@@ -57,7 +113,19 @@ def engine_config(*, kv_memory: str | None = None, swap_memory: str | None = Non
         given["kv_memory_bytes"] = parse_size(kv_memory, "--kv-memory")
     if swap_memory is not None:
         given["swap_memory_bytes"] = 0 if swap_memory.strip() == "0" else parse_size(swap_memory, "--swap-memory")
+    if weights_memory is not None:
+        given["weights_memory_bytes"] = parse_size(weights_memory, "--weights-memory")
+    if pipeline_layers is not None:
+        given["pipeline_layers"] = _numbers(pipeline_layers, "--pipeline-layers")
     return EngineConfig(**given)
+
+
+def _numbers(text: str, flag: str) -> tuple[int, ...]:
+    """ "6,18"."""
+    try:
+        return tuple(int(each) for each in text.split(","))
+    except ValueError:
+        raise typer.BadParameter(f"{flag}: {text!r} is not accepted; expected numbers such as 6,18") from None
 
 
 def parse_size(text: str, flag: str) -> int:

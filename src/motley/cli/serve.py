@@ -48,6 +48,14 @@ def serve(
         list[str] | None,
         typer.Option(metavar="ORIGIN", help="Web pages from there may call; repeatable.", rich_help_panel=ACCESS),
     ] = None,
+    weights_root: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="`motley fleet update` may take weights from there; repeatable.",
+            rich_help_panel=ACCESS,
+        ),
+    ] = None,
     http_port: Annotated[int, typer.Option(help="OpenAI's HTTP.", min=1, max=65535)] = 8000,
     grpc_port: Annotated[int, typer.Option(help="gRPC: motley.v1, KServe and Triton, vLLM.", min=1, max=65535)] = 9000,
     control: Annotated[bool, typer.Option("--control/--no-control", help="Serve the control plane too.")] = True,
@@ -126,7 +134,12 @@ def serve(
     max_model_len: options.MaxModelLen = None,
     kv_memory: options.KVMemory = None,
     swap_memory: options.SwapMemory = None,
+    tensor_parallel: options.TensorParallel = 1,
+    pipeline_parallel: options.PipelineParallel = 1,
+    pipeline_layers: options.PipelineLayers = None,
     speculate_ngram: options.SpeculateNgram = 0,
+    weights_cache: options.WeightsCache = None,
+    weights_memory: options.WeightsMemory = None,
     max_batch_tokens: Annotated[int | None, typer.Option(help="Tokens computed per step.", min=1)] = None,
     max_running: Annotated[int | None, typer.Option(help="Sequences per step.", min=1)] = None,
     max_waiting: Annotated[int | None, typer.Option(help="Requests that may wait; more are refused.", min=1)] = None,
@@ -137,6 +150,10 @@ def serve(
         float | None, typer.Option(help="Seconds until a client that reads nothing is left; default: 30.")
     ] = None,
     watchdog_s: Annotated[float | None, typer.Option(help="Seconds until a step counts as hung; default: 60.")] = None,
+    frozen_weights: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="Tensors that no update may change: model.embed_tokens.*; repeatable."),
+    ] = None,
     config: ConfigFile = None,
 ) -> None:
     """Serve a model over gRPC and OpenAI's HTTP until Ctrl-C, which drains and stops everything it started.
@@ -160,13 +177,19 @@ def serve(
         max_model_len=max_model_len,
         kv_memory=kv_memory,
         swap_memory=swap_memory,
+        tensor_parallel=tensor_parallel,
+        pipeline_parallel=pipeline_parallel,
+        pipeline_layers=pipeline_layers,
         speculate_ngram=speculate_ngram,
+        weights_cache=weights_cache,
+        weights_memory=weights_memory,
         max_batch_tokens=max_batch_tokens,
         max_running=max_running,
         max_waiting=max_waiting,
         max_waiting_tokens=max_waiting_tokens,
         reader_timeout_s=reader_timeout_s,
         watchdog_s=watchdog_s,
+        frozen_weights=tuple(frozen_weights) if frozen_weights else None,
     )
     from ..cluster.options import ServeOptions
     from ..cluster.serve import run_serve
@@ -184,6 +207,7 @@ def serve(
         tls_key=tls_key,
         client_ca=client_ca,
         tls_terminated_upstream=tls_terminated_upstream,
+        weights_roots=tuple(root.absolute() for root in weights_root or ()),
         http_port=http_port,
         grpc_port=grpc_port,
         control=control,

@@ -25,6 +25,8 @@ class Resume:
         self._given = self._num_ids
         self._ended: set[int] = set()
         self._prompt_seen = False
+        self._weights: pb.Weights | None = None  # that the latest of it was made with
+        self._others: pb.Weights | None = None  # that what comes next was made with, if they are others
 
     def take(self, chunk: pb.CompletionChunk) -> list[pb.CompletionChunk]:
         """The chunk as the caller is to see it; nothing if all of it has been seen before."""
@@ -43,10 +45,21 @@ class Resume:
             if choice.finish_reason:
                 self._ended.add(choice.index)
         if len(new) < len(chunk.choices):  # a choice that had ended says so again
-            chunk = pb.CompletionChunk(choices=new, prompt_logprobs=chunk.prompt_logprobs)
+            told = chunk.weights if chunk.HasField("weights") else None
+            chunk = pb.CompletionChunk(choices=new, prompt_logprobs=chunk.prompt_logprobs, weights=told)
+        self._tell_others(chunk)
         if chunk.HasField("usage"):
             chunk.usage.completion_tokens = self._num_ids - self._given
         return [chunk] if chunk.ListFields() else []
+
+    def _tell_others(self, chunk: pb.CompletionChunk) -> None:
+        """Weights are told of what is new to the caller: once, and again where they are others than before."""
+        if chunk.HasField("weights"):
+            self._others = None if _same(chunk.weights, self._weights) else copy.copy(chunk.weights)
+            chunk.ClearField("weights")
+        if self._others is not None and (chunk.choices or chunk.prompt_logprobs):
+            chunk.weights.CopyFrom(self._others)
+            self._weights, self._others = self._others, None
 
     def _is_new(self, choice: pb.Choice) -> bool:
         """What was lost on the way has no end yet: the error that follows says whether it goes on."""
@@ -66,3 +79,9 @@ class Resume:
     @property
     def _n(self) -> int:
         return self.request.sampling.n if self.request.sampling.HasField("n") else 1
+
+
+def _same(weights: pb.Weights, others: pb.Weights | None) -> bool:
+    if others is None:
+        return False
+    return weights.contents == others.contents if weights.contents else weights == others

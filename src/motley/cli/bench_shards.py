@@ -1,0 +1,61 @@
+"""`motley bench shards`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from . import options
+from .config import ConfigFile
+from .progress import doing
+
+
+def shards(
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="demo, or a shape such as qwen2-0.5b; may be repeated; default: these two."),
+    ] = None,
+    batch: Annotated[
+        list[int] | None, typer.Option(metavar="N", help="May be repeated; default: 1 and 8.", min=1)
+    ] = None,
+    turns: Annotated[int, typer.Option(help="Of each way.", min=1)] = 5,
+    steps: Annotated[int, typer.Option(help="Tokens of each sequence in a turn.", min=1)] = 8,
+    context: Annotated[int, typer.Option(help="Tokens in KV before decode.", min=1)] = 64,
+    threads: options.Threads = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the JSON object there as well.")] = None,
+    as_json: options.Json = False,
+    config: ConfigFile = None,
+) -> None:
+    """Decode on a CPU by one process, by two ranks and by two stages, in turns and with as many threads in all.
+
+    And beside it what the sums over ranks take: of a step, and by themselves. A divided model is for memory that one
+    process does not have; on one CPU, whose threads share its memory's bandwidth, it is seldom faster.
+
+    \b
+    Examples:
+      motley bench shards
+      motley bench shards --model demo --batch 8 --turns 3 --json
+      motley bench shards --out loadtests/results/shards-cpu.json
+    """
+    from ..replicas.bench import shards as bench
+    from ..replicas.bench.report import table
+
+    try:
+        with doing("starting") as progress:
+            report = bench.run(
+                models=model or bench.MODELS,
+                batches=batch or (1, 8),
+                turns=turns,
+                steps=steps,
+                context=context,
+                threads=threads,
+                progress=progress,
+            )
+    except ValueError as error:
+        raise typer.BadParameter(f"--{error}") from error
+    if out is not None:
+        out.write_text(json.dumps(report, indent=1) + "\n")
+    print(json.dumps(report) if as_json else table(report))

@@ -1,0 +1,48 @@
+"""`motley bench tiers`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from . import options
+from .config import ConfigFile
+from .progress import doing
+
+
+def tiers(
+    shape: options.DiskShape = "qwen2-0.5b",
+    format: options.DiskFormats = None,
+    share: Annotated[float, typer.Option(help="Of the weights, that there is memory for.", min=0.01, max=0.99)] = 0.5,
+    tokens: Annotated[int, typer.Option(help="To decode.", min=8)] = 48,
+    turns: Annotated[int, typer.Option(help="Of each side.", min=1)] = 3,
+    threads: options.Threads = None,
+    folder: options.DiskFolder = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the JSON object there as well.")] = None,
+    as_json: options.Json = False,
+    config: ConfigFile = None,
+) -> None:
+    """How fast a model decodes with memory for part of its weights, beside what was expected, and beside all of them.
+
+    The other layers are read from disk in every step. Tokens must be those of the whole model, or it fails.
+
+    \b
+    Examples:
+      motley bench tiers --shape quick --turns 1
+      motley bench tiers --format bf16 --share 0.4 --folder /var/tmp --out tiers.json
+    """
+    from ..replicas.bench import tiers as bench
+    from ..replicas.bench.report import table
+
+    with doing("starting") as progress:
+        formats = tuple(format or bench.FORMATS)
+        report = bench.run(
+            shape=shape, formats=formats, share=share, tokens=tokens, turns=turns, threads=threads, folder=folder,
+            progress=progress,
+        )  # fmt: skip
+    if out is not None:
+        out.write_text(json.dumps(report, indent=1) + "\n")
+    print(json.dumps(report) if as_json else table(report))

@@ -1,0 +1,277 @@
+"""What `motley fit` says of a model that is divided among devices: memory of each process, and the scaling model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from .fit_table import size, table, time
+
+if TYPE_CHECKING:
+    from ..kernels.links import Link, LinkKind
+    from ..kernels.ops import KvDtype
+    from ..replicas.checkpoint import Checkpoint
+    from ..replicas.fit import Asked, Place
+    from ..replicas.shards.rooms import Divided, Division, Process
+
+SCALING = "model"  # every figure of time: rooflines of the parts, and a table of links
+RANKS = (1, 2, 4, 8)
+NOTE = (
+    "model: the roofline of each rank, and the links' latency and bandwidth; nothing was measured. So far Motley "
+    "divides a model among processes of one CPU alone: of GPUs this says what it would be worth"
+)
+
+
+def kinds_of(name: str | None) -> tuple[LinkKind, ...]:
+    """Of --link; None: all."""
+    from ..kernels.links import KINDS
+
+    if name in (None, "all"):
+        return KINDS
+    if name not in KINDS:
+        raise typer.BadParameter(f"--link {name}: expected {', '.join(KINDS)} or all")
+    return (name,)
+
+
+def refuse_swap(swap_memory_bytes: int | None) -> None:
+    """As an engine does of a divided model. Raises InvalidRequest."""
+    from ..replicas.errors import InvalidRequest
+
+    if swap_memory_bytes:
+        message = "swap_memory_bytes: KV of a divided model stays where it is so far"
+        raise InvalidRequest(message, param="swap_memory_bytes")
+
+
+def stages_of(names: str, kv_dtype: KvDtype | None) -> list[Place]:
+    """ "P40,T4": of each stage, by name, capability or a word of the name. Raises InvalidRequest."""
+    from ..kernels.device_table import DEVICES
+    from ..replicas.fit import known
+
+    found = []
+    for name in map(str.strip, names.split(",")):
+        word = name.lower()
+        named = [each.name for each in DEVICES if word in each.name.lower().replace("-", " ").split()]
+        found.append(known(named[0] if named else name, kv_dtype)[0])
+    return found
+
+
+def name_of(places: Sequence[Place]) -> str:
+    """Of stages on devices of one kind, or of several."""
+    names = list(dict.fromkeys(place.name for place in places))
+    return names[0] if len(names) == 1 else " + ".join(place.name for place in places)
+
+
+def scaling_of(
+    checkpoint: Checkpoint,
+    groups: Sequence[Sequence[Place]],
+    asked: Asked,
+    division: Division,
+    kinds: Sequence[LinkKind],
+) -> dict[str, Any]:
+    """For 1, 2, 4, 8 and the asked number of ranks of each stage on each device, over each link that it could have."""
+    from ..kernels.links import common_links
+    from ..replicas.shards.rooms import divided
+
+    counts = sorted({*RANKS, division.ranks})
+    rows, links = [], {}
+    for places in groups:
+        devices = [place.device for place in places if place.device is not None]
+        if not devices:
+            continue
+        every = [divided(checkpoint, places, asked, replace(division, ranks=ranks)) for ranks in counts]
+        for link in common_links(devices, kinds):
+            links[name_of(places), link.name] = link
+            rows += [_scaled(link, each, asked) for each in every]
+    told = [{"device": name, **_link(link)} for (name, _), link in links.items()]
+    return {"source": SCALING, "links": told, "rows": rows}
+
+
+def _scaled(link: Link, found: Divided, asked: Asked) -> dict[str, Any]:
+    from ..replicas.shards.scaling import joined, predicted
+
+    division, refused = found.division, found.refused
+    if not refused and not joined(link, division.processes):
+        refused = f"{link.name} joins no more than {link.most} of them"
+    times = asdict(predicted(found, link, asked)) if found.fits and not refused else None
+    return {
+        "device": name_of(found.places),
+        "link": link.name,
+        "tensor_parallel": division.ranks,
+        "pipeline_parallel": division.stages,
+        "pipeline_layers": list(found.layers),
+        "fits": found.fits,
+        "refused": refused,
+        "source": SCALING,
+        "predicted": times,
+    }
+
+
+def _link(link: Link) -> dict[str, Any]:
+    low, simple = link.protocols
+    return {
+        "link": link.name,
+        "bandwidth_bytes_per_s": link.bandwidth,
+        "most_devices": link.most,
+        "low_latency": asdict(low),
+        "simple": asdict(simple),
+        "sources": dict(link.sources),
+    }
+
+
+def row(found: Divided) -> dict[str, Any]:
+    """As JSON."""
+    names = ("kv_tokens", "context", "batch", "fits", "missing", "refused", "why")
+    return {
+        "device": name_of(found.places),
+        "at_hand": found.places[0].at_hand,
+        "pipeline_layers": list(found.layers),
+        "processes": [_process(each) for each in found.processes],
+        **{name: getattr(found, name) for name in names},
+    }
+
+
+def _process(process: Process) -> dict[str, Any]:
+    parts = process.parts
+    device = process.place.device
+    return {
+        "device": process.place.name,
+        "capability": None if device is None else str(device.capability),
+        "memory_bytes": process.place.total,
+        "stage": process.stage.index,
+        "ranks": list(process.ranks),
+        "layers": list(process.stage.layers),
+        "parts": {**asdict(parts), "kv_per_1000_tokens": parts.kv_tokens(1000)},
+    }
+
+
+def lines(asked: Asked, found: Sequence[Divided], scaling: dict[str, Any]) -> Iterator[str]:
+    yield from _memory(found)
+    yield ""
+    yield from _rooms(asked, found)
+    yield ""
+    yield from _reasons(found)
+    if scaling["rows"]:
+        yield ""
+        yield from scaling_lines(asked, scaling)
+
+
+def _memory(found: Sequence[Divided]) -> Iterator[str]:
+    """GPUs of one capability hold the same, but where their stages have other layers."""
+    heads = ("each holds", "layers", "weights", "metadata", "KV/1000 tokens", "activations", "graphs", "context")
+    rows: dict[tuple[str, ...], None] = {}
+    for each in found:
+        for process in each.processes:
+            device = process.place.device
+            where = process.place.name if device is None else str(device.capability)
+            parts = process.parts
+            sizes = (parts.weights, parts.metadata, parts.kv_tokens(1000), parts.activations, parts.graphs)
+            first, last = process.stage.layers
+            who = _who(process, each.division)
+            rows[f"{where}{who}", f"{first}-{last - 1}", *map(size, (*sizes, parts.context))] = None
+    yield from table(heads, list(rows))
+
+
+def _who(process: Process, division: Division) -> str:
+    stage = f", stage {process.stage.index}" if division.stages > 1 else ""
+    first, *others = process.ranks
+    ranks = f"rank {first}" if not others else f"ranks {', '.join(map(str, process.ranks))}"
+    return stage + (f", {ranks}" if division.ranks > 1 else "")
+
+
+def _rooms(asked: Asked, found: Sequence[Divided]) -> Iterator[str]:
+    heads = ("device", "memory", "KV tokens", f"longest at batch {asked.batch}", f"batch at {asked.context}", "")
+    cells = [
+        (
+            _times(each), size(sum(place.total for place in _cards(each))), str(each.kv_tokens), str(each.context),
+            str(each.batch), "fits" if each.fits else "no",
+        )
+        for each in found
+    ]  # fmt: skip
+    yield from table(heads, cells)
+
+
+def _cards(found: Divided) -> Sequence[Place]:
+    """Processes of a CPU share one."""
+    return found.places[:1] if found.places[0].device is None else list(found.places) * found.division.ranks
+
+
+def _times(found: Divided) -> str:
+    if found.places[0].device is None:
+        return found.places[0].name
+    counts: dict[str, int] = {}
+    for place in _cards(found):
+        counts[place.name] = counts.get(place.name, 0) + 1
+    return " + ".join(f"{count} x {name}" for name, count in counts.items())
+
+
+def _reasons(found: Sequence[Divided]) -> Iterator[str]:
+    told: dict[str, list[str]] = {}
+    for each in found:
+        if each.refused:
+            told.setdefault(each.refused, []).append(name_of(each.places))
+        elif each.missing:
+            yield f"{name_of(each.places)}: {size(each.missing)} are missing of a process"
+        elif not each.fits:
+            yield f"{name_of(each.places)}: there is room for {each.kv_tokens} tokens of KV"
+        if each.division.stages > 1 and each.why:
+            told.setdefault(each.why, []).append(name_of(each.places))
+    for reason, names in told.items():
+        yield f"{', '.join(names)}: {reason}"
+
+
+def scaling_lines(asked: Asked, scaling: dict[str, Any]) -> Iterator[str]:
+    yield NOTE
+    stages = scaling["rows"][0]["pipeline_parallel"]
+    among = f" of each of {stages} stages" if stages > 1 else ""
+    yield f"by ranks{among}: per token at batch {asked.batch}, and to the first token after {asked.context}; -: no room"
+    yield ""
+    counts = sorted({each["tensor_parallel"] for each in scaling["rows"]})
+    heads = ("model", "over", *(f"{what} x{n}" for what in ("TPOT", "TTFT") for n in counts))
+    by_link: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for each in scaling["rows"]:
+        by_link.setdefault((each["device"], each["link"]), []).append(each)
+    cells = []
+    for (device, link), rows in by_link.items():
+        times = [each["predicted"] for each in rows]
+        shown = [time(each and each[name]) for name in ("tpot_s", "ttft_s") for each in times]
+        cells.append((device, link, *shown))
+    yield from table(heads, cells)
+    yield ""
+    yield from _refusals(scaling)
+    yield from _sources(scaling)
+
+
+def _refusals(scaling: dict[str, Any]) -> Iterator[str]:
+    told: dict[str, list[str]] = {}
+    for each in scaling["rows"]:
+        if each["refused"]:
+            who = f"{each['device']} x{each['tensor_parallel']}"
+            names = told.setdefault(each["refused"], [])
+            if who not in names:
+                names.append(who)
+    for reason, names in told.items():
+        yield f"{', '.join(names)}: {reason}"
+
+
+def _sources(scaling: dict[str, Any]) -> Iterator[str]:
+    numbers: dict[str, int] = {}
+    told: dict[str, None] = {}
+    for each in scaling["links"]:
+        low, simple = each["low_latency"], each["simple"]
+        cited = [f"[{numbers.setdefault(source, len(numbers) + 1)}]" for source in each["sources"].values()]
+        name = f"{each['device']}, nvlink" if each["link"] == "nvlink" else each["link"]
+        bandwidth = each["bandwidth_bytes_per_s"] / 1e9
+        told[
+            f"{name}: {bandwidth:.4g} GB/s each way; a launch and a step take {_us(low)} us at half of that, or "
+            f"{_us(simple)} us {''.join(cited)}"
+        ] = None
+    yield from told
+    for source, number in numbers.items():
+        yield f"[{number}] {source}"
+
+
+def _us(protocol: dict[str, float]) -> str:
+    return f"{protocol['launch_s'] * 1e6:.3g} and {protocol['step_s'] * 1e6:.3g}"
