@@ -17,6 +17,7 @@ TEXTS = {
     "values": "0" + ",0" * 101,
     "empty lists": ",".join(["[[]]"] * 26),
     "lists within lists": ",".join(["[" * DEEP + "]" * DEEP] * 6),
+    "members with a space": ",".join(['{"a" :"","b" :"\\""}'] * 48),
     "objects within lists": ",".join(["[{}]"] * 26),
 }
 
