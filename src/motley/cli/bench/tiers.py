@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from . import options
-from .config import ConfigFile
-from .progress import doing
+from .. import options
+from ..config import ConfigFile
+from ..progress import doing
+from .told import tell
 
 
 def tiers(
@@ -21,7 +20,7 @@ def tiers(
     turns: Annotated[int, typer.Option(help="Of each side.", min=1)] = 3,
     threads: options.Threads = None,
     folder: options.DiskFolder = None,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the JSON object there as well.")] = None,
+    out: options.BenchOut = None,
     as_json: options.Json = False,
     config: ConfigFile = None,
 ) -> None:
@@ -34,8 +33,8 @@ def tiers(
       motley bench tiers --shape quick --turns 1
       motley bench tiers --format bf16 --share 0.4 --folder /var/tmp --out tiers.json
     """
-    from ..replicas.bench import tiers as bench
-    from ..replicas.bench.report import table
+    from ...replicas.bench import tiers as bench
+    from ...replicas.bench.report import table
 
     with doing("starting") as progress:
         formats = tuple(format or bench.FORMATS)
@@ -43,6 +42,4 @@ def tiers(
             shape=shape, formats=formats, share=share, tokens=tokens, turns=turns, threads=threads, folder=folder,
             progress=progress,
         )  # fmt: skip
-    if out is not None:
-        out.write_text(json.dumps(report, indent=1) + "\n")
-    print(json.dumps(report) if as_json else table(report))
+    tell(report, table, out, as_json=as_json)

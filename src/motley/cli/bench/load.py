@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from . import options
-from .config import ConfigFile
-from .progress import doing
+from .. import options
+from ..config import ConfigFile
+from ..progress import doing
+from .told import tell
 
 
 def load(
@@ -19,7 +18,7 @@ def load(
     turns: Annotated[int, typer.Option(help="Of each side, cold and warm.", min=1)] = 3,
     threads: options.Threads = None,
     folder: options.DiskFolder = None,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the JSON object there as well.")] = None,
+    out: options.BenchOut = None,
     as_json: options.Json = False,
     config: ConfigFile = None,
 ) -> None:
@@ -33,12 +32,10 @@ def load(
       motley bench load --shape tiny --turns 1
       motley bench load --format bf16 --folder /var/tmp --out load.json
     """
-    from ..replicas.bench import load as bench
-    from ..replicas.bench.report import table
+    from ...replicas.bench import load as bench
+    from ...replicas.bench.report import table
 
     with doing("starting") as progress:
         formats = tuple(format or bench.FORMATS)
         report = bench.run(shape=shape, formats=formats, turns=turns, threads=threads, folder=folder, progress=progress)
-    if out is not None:
-        out.write_text(json.dumps(report, indent=1) + "\n")
-    print(json.dumps(report) if as_json else table(report))
+    tell(report, table, out, as_json=as_json)

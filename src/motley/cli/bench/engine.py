@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from . import options
-from .config import ConfigFile
-from .progress import counted
+from .. import options
+from ..config import ConfigFile
+from ..progress import counted
+from .told import tell
 
 __all__ = ["engine"]
 
@@ -67,9 +67,9 @@ def engine(
     batches = [*(batch or ()), *(more or ())]
     if any(size < 1 for size in batches):
         raise typer.BadParameter(f"--batch {min(batches)}: expected numbers of at least 1")
-    from ..replicas.bench.peers import SideFailed
-    from ..replicas.bench.report import table
-    from ..replicas.errors import MotleyError
+    from ...replicas.bench.peers import SideFailed
+    from ...replicas.bench.report import table
+    from ...replicas.errors import MotleyError
 
     lengths = (prompt_tokens, output_tokens)
     try:
@@ -87,7 +87,7 @@ def engine(
         raise typer.BadParameter(f"--{error}") from error
     except (SideFailed, RuntimeError) as error:
         raise MotleyError(" ".join(str(error).split())) from error
-    print(json.dumps(report) if as_json else table(report))
+    tell(report, table, None, as_json=as_json)
 
 
 def _on_cpu(
@@ -101,8 +101,8 @@ def _on_cpu(
     speculate_ngram: int,
     progress: Callable[[str, int, int], None],
 ) -> dict[str, Any]:
-    from ..replicas.bench import engine as bench
-    from ..replicas.bench.peers import PEERS
+    from ...replicas.bench import engine as bench
+    from ...replicas.bench.peers import PEERS
 
     if shapes and len(shapes) > 1:
         raise typer.BadParameter(f"--shape {shapes[1]}: expected one shape on a CPU")
@@ -131,8 +131,8 @@ def _on_gpu(
     speculate_ngram: int,
     progress: Callable[[str, int, int], None],
 ) -> dict[str, Any]:
-    from ..replicas.bench import engine_gpu as bench
-    from ..replicas.bench.random_model import CONFIGS
+    from ...replicas.bench import engine_gpu as bench
+    from ...replicas.bench.random_model import CONFIGS
 
     return bench.run(
         shapes=shapes or [*CONFIGS],

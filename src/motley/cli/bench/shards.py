@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from . import options
-from .config import ConfigFile
-from .progress import doing
+from .. import options
+from ..config import ConfigFile
+from ..progress import doing
+from .told import tell
 
 
 def shards(
@@ -25,7 +24,7 @@ def shards(
     steps: Annotated[int, typer.Option(help="Tokens of each sequence in a turn.", min=1)] = 8,
     context: Annotated[int, typer.Option(help="Tokens in KV before decode.", min=1)] = 64,
     threads: options.Threads = None,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the JSON object there as well.")] = None,
+    out: options.BenchOut = None,
     as_json: options.Json = False,
     config: ConfigFile = None,
 ) -> None:
@@ -40,8 +39,8 @@ def shards(
       motley bench shards --model demo --batch 8 --turns 3 --json
       motley bench shards --out loadtests/results/shards-cpu.json
     """
-    from ..replicas.bench import shards as bench
-    from ..replicas.bench.report import table
+    from ...replicas.bench import shards as bench
+    from ...replicas.bench.report import table
 
     try:
         with doing("starting") as progress:
@@ -56,6 +55,4 @@ def shards(
             )
     except ValueError as error:
         raise typer.BadParameter(f"--{error}") from error
-    if out is not None:
-        out.write_text(json.dumps(report, indent=1) + "\n")
-    print(json.dumps(report) if as_json else table(report))
+    tell(report, table, out, as_json=as_json)

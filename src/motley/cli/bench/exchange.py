@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from . import options
-from .config import ConfigFile
-from .progress import doing
+from .. import options
+from ..config import ConfigFile
+from ..progress import doing
+from .told import tell
 
 
 def exchange(
@@ -19,7 +18,7 @@ def exchange(
         list[int] | None, typer.Option(help="Of a sum; may be repeated; default: 4, 32, 256 and 4096.", min=1)
     ] = None,
     turns: Annotated[int, typer.Option(help="Of each side.", min=1)] = 5,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the JSON object there as well.")] = None,
+    out: options.BenchOut = None,
     as_json: options.Json = False,
     config: ConfigFile = None,
 ) -> None:
@@ -32,12 +31,10 @@ def exchange(
       motley bench exchange
       motley bench exchange --ranks 4 --kib 32 --json
     """
-    from ..replicas.bench import exchange as bench
-    from ..replicas.bench.report import table
+    from ...replicas.bench import exchange as bench
+    from ...replicas.bench.report import table
 
     with doing("starting") as progress:
         sizes = [each << 10 for each in kib] if kib else bench.SIZES
         report = bench.run(ranks=ranks, sizes=sizes, turns=turns, progress=progress)
-    if out is not None:
-        out.write_text(json.dumps(report, indent=1) + "\n")
-    print(json.dumps(report) if as_json else table(report))
+    tell(report, table, out, as_json=as_json)

@@ -1,0 +1,32 @@
+"""`motley bench …`: measurements. One is a module here and a name below."""
+
+from __future__ import annotations
+
+import typer
+
+from .engine import engine
+from .exchange import exchange
+from .fleet import fleet
+from .gpu import gpu
+from .kernels import kernels
+from .kv import kv
+from .load import load
+from .prefix import prefix
+from .routing import routing
+from .serve import serve
+from .service import service
+from .shards import shards
+from .tiers import tiers
+
+__all__ = ["app"]
+
+app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+
+
+@app.callback()
+def _root() -> None:
+    """Measurements, side by side with peers where they are installed."""
+
+
+for _measure in (engine, exchange, fleet, gpu, kernels, kv, load, prefix, routing, serve, service, shards, tiers):
+    app.command()(_measure)

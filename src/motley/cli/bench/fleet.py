@@ -1,0 +1,61 @@
+"""`motley bench fleet`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .. import options
+from ..config import ConfigFile
+from ..progress import doing
+from .told import tell
+
+
+def fleet(
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "--fleet", metavar="FILE", help="With objectives; default: four simulated GPUs and this CPU.", exists=True
+        ),
+    ] = None,
+    rate: Annotated[float, typer.Option(help="Requests per second, arriving as a Poisson process.", min=0.01)] = 6.0,
+    prompt_tokens: Annotated[
+        str, typer.Option(metavar="LENGTH", help="128, uniform:16:256 or lognormal:128:0.6 (median, sigma).")
+    ] = "uniform:200:1800",
+    output_tokens: Annotated[str, typer.Option(metavar="LENGTH", help="Likewise.")] = "uniform:20:80",
+    turns: Annotated[int, typer.Option(help="Of each side.", min=1)] = 2,
+    seconds: Annotated[float, typer.Option(help="That a turn counts, after 10 s of warm-up.", min=1.0)] = 40.0,
+    share: Annotated[float, typer.Option(help="Of the requests that are to be in time.", min=0.01, max=1.0)] = 0.95,
+    clients: Annotated[int, typer.Option(help="Processes that make the load.", min=1)] = 1,
+    seed: Annotated[int, typer.Option(help="Of lengths, prompts and arrivals.")] = 21,
+    out: options.BenchOut = None,
+    as_json: options.Json = False,
+    config: ConfigFile = None,
+) -> None:
+    """A live fleet whose requests are placed by Motley, and then by power of two choices: the same ones, in turns.
+
+    Starts the fleet, Ray and all, and sends requests over gRPC. Simulated pools take the time that the roofline says
+    of their GPUs, off their profiles by up to 30%: what is compared is the choice of a replica, nothing else.
+
+    \b
+    Examples:
+      motley bench fleet
+      motley bench fleet --rate 5 --turns 1 --seconds 20 --json
+      motley bench fleet --fleet deploy/examples/laptop.yaml --out loadtests/results/fleet-live.json
+    """
+    from ...cluster.bench import fleet as bench
+    from ...cluster.bench.lengths import Lengths
+
+    try:
+        lengths = Lengths.parse(prompt_tokens), Lengths.parse(output_tokens)
+    except ValueError as error:
+        raise typer.BadParameter(f"--prompt-tokens, --output-tokens: {error}") from error
+    plan = bench.Plan(
+        fleet=file, rate=rate, prompt_tokens=lengths[0], output_tokens=lengths[1], turns=turns, seconds=seconds,
+        share=share, clients=clients, seed=seed,
+    )  # fmt: skip
+    with doing("starting") as progress:
+        report = bench.run(plan, progress)
+    tell(report, bench.text, out, as_json=as_json)

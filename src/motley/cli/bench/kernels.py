@@ -1,0 +1,69 @@
+"""`motley bench kernels`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from .. import options
+from ..config import ConfigFile
+from ..progress import counted
+from .told import tell
+
+
+def kernels(
+    device: options.Device = "cpu",
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Layer shapes of qwen2.5-0.5b, qwen2.5-7b, llama-3-8b, qwen3-32b or qwen3-0.6b; may be repeated."
+        ),
+    ] = None,
+    tokens: Annotated[
+        list[int] | None,
+        typer.Option(
+            metavar="M",
+            help="Rows of activations, on a GPU also batches of attention; may be repeated; default: 1 to 2048.",
+        ),
+    ] = None,
+    op: Annotated[list[str] | None, typer.Option(help="Operator; may be repeated; default: all.")] = None,
+    threads: options.Threads = None,
+    seconds: Annotated[float | None, typer.Option(help="Stop after so long.", min=1.0)] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="The smallest model, 1, 8 and 64 tokens.")] = False,
+    out: options.BenchOut = None,
+    as_json: options.Json = False,
+    config: ConfigFile = None,
+) -> None:
+    """Operators one by one: time, bandwidth and operations per second, beside torch.matmul, int4pack and SDPA.
+
+    Each result is compared with a reference before its time counts, and inputs are rotated past the cache.
+
+    \b
+    Examples:
+      motley bench kernels --quick
+      motley bench kernels --model qwen2.5-7b --tokens 1 --tokens 16 --json
+      motley bench kernels --device cuda --out loadtests/results/kernels-h200.json
+    """
+    import time
+
+    from ...kernels.model_shapes import MODELS
+    from ...replicas.bench import kernels as bench
+    from ...replicas.bench.report import table
+
+    models = model or (["qwen2.5-0.5b"] if quick else [each.name for each in MODELS])
+    until = time.monotonic() + (seconds or float("inf"))
+    try:
+        with counted("starting") as progress:
+            report = bench.run(
+                device=device,
+                models=models,
+                tokens=tokens or ((1, 8, 64) if quick else None),
+                ops=op or (),
+                threads=threads,
+                progress=progress,
+                enough=lambda: time.monotonic() > until,
+            )
+    except ValueError as error:
+        raise typer.BadParameter(f"--{error}") from error
+    tell(report, table, out, as_json=as_json)

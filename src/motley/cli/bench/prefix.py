@@ -1,0 +1,48 @@
+"""`motley bench prefix`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from .. import options
+from ..config import ConfigFile
+from ..progress import doing
+from .told import tell
+
+
+def prefix(
+    repeats: Annotated[int, typer.Option(help="Of each way, in turn.", min=1)] = 5,
+    quick: Annotated[bool, typer.Option("--quick", help="A smaller model, one size of values, less of it.")] = False,
+    part: Annotated[
+        list[str] | None,
+        typer.Option(help="values, ttft, trace, faults or simulated; may be repeated; default: all."),
+    ] = None,
+    out: options.BenchOut = None,
+    as_json: options.Json = False,
+    config: ConfigFile = None,
+) -> None:
+    """What prefixes shared through a Redis of this machine cost, and what they save.
+
+    Values to and from it, beside redis-py, redis-benchmark and a memcpy; the time to the first token of a replica that
+    computes a prefix, has it, or finds it in Redis; tenants with a prompt each, on two replicas with Redis and without;
+    a replica under load whose Redis is killed, stopped, emptied, full, late, locked or cut off. It starts a
+    redis-server of its own. What is said of GPUs is simulated, at the rate measured here.
+
+    \b
+    Examples:
+      motley bench prefix --quick
+      motley bench prefix --quick --part faults
+      motley bench prefix --out loadtests/results/prefix-cpu.json
+    """
+    from ...cluster.prefix import bench
+    from ...replicas.bench.report import table
+
+    parts = tuple(part or bench.PARTS)
+    if unknown := [name for name in parts if name not in bench.PARTS]:
+        raise typer.BadParameter(f"--part {unknown[0]}: expected {', '.join(bench.PARTS)}")
+    plan = bench.quick(parts) if quick else bench.Plan(parts=parts, repeats=repeats)
+    with doing("starting") as say:
+        report = bench.run(plan, say)
+    tell(report, table, out, as_json=as_json)

@@ -1,0 +1,50 @@
+"""`motley bench service`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from .. import options
+from ..config import ConfigFile
+from ..progress import doing
+from .told import tell
+
+
+def service(
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="Shape with random weights, or demo; may be repeated; default: qwen2-0.5b and demo."),
+    ] = None,
+    turns: Annotated[int, typer.Option(help="Of each side.", min=1)] = 3,
+    seconds: Annotated[float, typer.Option(help="That a turn counts.", min=1.0)] = 10.0,
+    clients: Annotated[int, typer.Option(help="Processes that make the load.", min=1)] = 1,
+    quick: Annotated[bool, typer.Option("--quick", help="A smaller shape, one short turn each.")] = False,
+    out: options.BenchOut = None,
+    as_json: options.Json = False,
+    config: ConfigFile = None,
+) -> None:
+    """What the service itself costs, in messages, requests and milliseconds: starts all that it needs.
+
+    First with the null engine, which computes nothing: streams and whole answers through HAProxy, ingress and
+    pool, beside the same worker without a service and beside a plain gRPC server. Then real engines with the
+    service and without.
+
+    \b
+    Examples:
+      motley bench service --quick
+      motley bench service --out loadtests/results/serve-cpu.json
+      motley bench service --model qwen2-0.5b --turns 5 --json
+    """
+    from ...cluster.bench import suite
+
+    plan = suite.Plan(turns=turns, seconds=seconds, clients=clients, models=model or suite.MODELS)
+    if quick:
+        plan = suite.Plan(turns=1, seconds=2.0, clients=clients, models=model or ("tiny",))
+    try:
+        with doing("starting") as progress:
+            report = suite.run(plan, progress)
+    except ValueError as error:
+        raise typer.BadParameter(f"--model: {error}") from error
+    tell(report, suite.text, out, as_json=as_json)
