@@ -9,10 +9,10 @@ import torch
 
 from ..held import Held, size
 from ..packed import Packed
-from ..weights import DenseWeight, GroupedWeight, Weight
+from ..weights import GroupedWeight, Weight
 from .native import TYPES, DenseArgs, GroupedArgs, Native, OutOfMemory
-from .pack import STRIP_METADATA, dequantized, group_for, interleave, interleave_dense, regroup
-from .setting import Setting, Unsuitable, require, within_int8
+from .pack import STRIP_METADATA, group_for, interleave, interleave_dense, interleave_int8, regroup
+from .setting import Setting, Unsuitable, require, require_int8
 
 _GROUPED, _DENSE = ("stream", "bias", "order"), ("weights", "bias")  # names of what they keep
 _SIZES = ("outputs", "inputs", "group", "bits")
@@ -83,8 +83,7 @@ class NativeDense:
     def __init__(self, weight: Weight, setting: Setting) -> None:
         if setting.native is None:
             raise Unsuitable("no C kernels")
-        dense = weight.weight if isinstance(weight, DenseWeight) else dequantized(weight)
-        packed = interleave_dense(dense.to(setting.dtype))
+        packed = interleave_dense(weight, setting.dtype)
         bias = None if weight.bias is None else weight.bias.float().contiguous()
         self._hold((packed, bias), weight.shape, setting.native, setting)
 
@@ -132,7 +131,12 @@ def in_bytes(weight: Weight, setting: Setting) -> NativeGrouped:
     group = group_for(weight.shape[1], weight.shape[1])
     if setting.native is None or group is None:
         raise Unsuitable("no C kernels" if group else f"{weight.shape[1]} inputs are no multiple of 16")
-    return NativeGrouped(within_int8(weight, group), 8, setting)
+    stream, error = interleave_int8(weight, group)
+    require_int8(error)
+    tensors = {"stream": stream} | ({} if weight.bias is None else {"bias": weight.bias.float().contiguous()})
+    return NativeGrouped.of(
+        Packed("c-int8", dict(zip(_SIZES, (*weight.shape, group, 8), strict=True)), tensors), setting
+    )
 
 
 def restored(packed: Packed, setting: Setting) -> NativeGrouped | NativeDense:

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 
 from ..held import Held, size
 from ..weights import DenseWeight, GroupedWeight, Weight
-from .pack import dequantized, regroup
-from .setting import Setting, require, within_int8
+from .pack import dequantized, regroup, round_to_int8
+from .setting import Setting, require, require_int8
 
 _EXACT_ROWS = 16  # rows of a product in exact numerics
 
@@ -74,7 +74,8 @@ class TorchInt8:
     def __init__(self, weight: Weight, setting: Setting) -> None:
         self._out = setting.out_dtype
         require(not _int8_refused(), _int8_refused())
-        rounded = within_int8(weight, weight.shape[1])
+        rounded, error = round_to_int8(weight, weight.shape[1])
+        require_int8(error)
         signed = (rounded.codes.short() - 128).to(torch.int8)
         self._weight = signed if signed.is_meta else torch.ops.onednn.qlinear_prepack(signed, None)
         self._scales = rounded.scales[:, 0].contiguous()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import overload
 
 import torch
 import torch.nn.functional as F
 
-from ..weights import DenseWeight, Fp8Weight, GroupedWeight, Weight, is_outline
+from ..weights import FP8_BLOCK, DenseWeight, Fp8Weight, GroupedWeight, Weight, is_outline
 
 LANES = 16
 STRIP = 64
@@ -41,24 +44,31 @@ def regroup(weight: GroupedWeight, group: int) -> GroupedWeight:
 
 def interleave(weight: GroupedWeight, bits: int) -> torch.Tensor:
     """uint8 [strips, groups, bytes] as csrc/linear.c lays it out: scales, zero points and codes of 64 outputs."""
-    strips = -(-weight.shape[0] // STRIP)
-    groups = weight.shape[1] // weight.group_size
-    codes, scales, zeros = (_pad_rows(t, strips * STRIP) for t in (weight.codes, weight.scales.float(), weight.zeros))
-    if bits == 4:
-        pairs = codes.view(strips, STRIP, groups, -1, 2, 4)
-        codes = pairs[:, :, :, :, 0] | pairs[:, :, :, :, 1] << 4
-    else:
-        codes = codes.view(strips, STRIP, groups, -1, 4)
-    scales, zeros = (t.view(strips, STRIP, groups).transpose(1, 2).contiguous() for t in (scales, zeros))
-    stream = codes.permute(0, 2, 3, 1, 4).reshape(strips, groups, -1)
-    return torch.cat((scales.view(torch.uint8), zeros, stream), dim=2)
+    num_outputs, num_inputs = weight.shape
+    stream = _empty_stream(weight, num_outputs, num_inputs // weight.group_size, weight.group_size, bits)
+    for rows in _blocks(num_outputs):
+        _lay(stream, rows, _rows(weight, rows), bits)
+    return stream
 
 
-def interleave_dense(weight: torch.Tensor) -> torch.Tensor:
+def interleave_int8(weight: Weight, group: int) -> tuple[torch.Tensor, float]:
+    """Weights rounded as by `round_to_int8`, in the layout of `interleave`, and the error; never whole in between."""
+    num_outputs, num_inputs = weight.shape
+    stream = _empty_stream(weight, num_outputs, num_inputs // group, group, 8)
+    return stream, _each_rounded(weight, group, lambda rows, block: _lay(stream, rows, block, 8))
+
+
+def interleave_dense(weight: Weight, dtype: torch.dtype) -> torch.Tensor:
     """fp32 [blocks, K, 16] or bf16 [blocks, K / 2, 16, 2] as csrc/dense.c lays it out."""
-    blocks, together = -(-weight.shape[0] // LANES), 1 if weight.dtype == torch.float32 else 2
-    padded = F.pad(weight, (0, -weight.shape[1] % together, 0, blocks * LANES - weight.shape[0]))
-    return padded.view(blocks, LANES, -1, together).transpose(1, 2).contiguous()
+    (num_outputs, num_inputs), together = weight.shape, 1 if dtype == torch.float32 else 2
+    shape = (-(-num_outputs // LANES), -(-num_inputs // together), LANES, together)
+    laid = torch.empty(shape, dtype=dtype, device=_device(weight))
+    for rows in _blocks(num_outputs):
+        dense = dequantized(_rows(weight, rows)).to(dtype)
+        padded = F.pad(dense, (0, -num_inputs % together, 0, -len(dense) % LANES))
+        pieces = padded.view(-1, LANES, shape[1], together).transpose(1, 2)
+        laid[rows.start // LANES :][: len(pieces)] = pieces
+    return laid
 
 
 def round_to_int8(weight: Weight, group: int) -> tuple[GroupedWeight, float]:
@@ -69,26 +79,34 @@ def round_to_int8(weight: Weight, group: int) -> tuple[GroupedWeight, float]:
     square would let a few large weights hide what became of the others. Of an outline it is taken to be 0.
     """
     num_outputs, num_inputs = weight.shape
-    device = "meta" if is_outline(weight) else "cpu"
-    codes = torch.empty(num_outputs, num_inputs, dtype=torch.uint8, device=device)
-    scales = torch.empty(num_outputs, num_inputs // group, device=device)
+    codes = torch.empty(num_outputs, num_inputs, dtype=torch.uint8, device=_device(weight))
+    scales = torch.empty(num_outputs, num_inputs // group, device=_device(weight))
+
+    def take(rows: slice, block: GroupedWeight) -> None:
+        codes[rows], scales[rows] = block.codes, block.scales
+
+    error = _each_rounded(weight, group, take)
     zeros = torch.full_like(scales, 128, dtype=torch.uint8)
-    rounded = GroupedWeight(codes, scales, zeros, bits=8, group_size=group, bias=weight.bias)
+    return GroupedWeight(codes, scales, zeros, bits=8, group_size=group, bias=weight.bias), error
+
+
+def _each_rounded(weight: Weight, group: int, take: Callable[[slice, GroupedWeight], None]) -> float:
+    """The error of rounding; `take` gets some rows at a time."""
     if is_outline(weight):
-        return rounded, 0.0
+        return 0.0
     squares = 0.0
-    for start in range(0, num_outputs, _ROWS_AT_ONCE):
-        rows = slice(start, min(start + _ROWS_AT_ONCE, num_outputs))
+    for rows in _blocks(weight.shape[0]):
         before = dequantized(_rows(weight, rows))
         pieces = before.view(len(before), -1, group)
-        scales[rows] = pieces.abs().amax(dim=2) / 127
-        scale = torch.where(scales[rows] > 0, scales[rows], 1.0)[:, :, None]
+        scales = pieces.abs().amax(dim=2) / 127
+        scale = torch.where(scales > 0, scales, 1.0)[:, :, None]
         nearest = (pieces / scale).round_()
-        codes[rows] = (nearest + 128).to(torch.uint8).view_as(before)
+        codes = (nearest + 128).to(torch.uint8).view_as(before)
+        take(rows, GroupedWeight(codes, scales, torch.full_like(scales, 128, dtype=torch.uint8), 8, group))
         changed = nearest.mul_(scale).sub_(pieces).square_().mean(dim=(1, 2))
         typical = (before.abs().mean(dim=1) * 1.2533).square_()
         squares += (changed / typical).nan_to_num_(nan=0.0).sum().item()  # an output of zeros is unchanged
-    return rounded, math.sqrt(squares / num_outputs)
+    return math.sqrt(squares / weight.shape[0])
 
 
 def dequantized(weight: Weight) -> torch.Tensor:
@@ -101,13 +119,52 @@ def dequantized_rows(weight: Weight, rows: torch.Tensor) -> torch.Tensor:
     return dequantized(_rows(weight, rows))
 
 
+@overload
+def _rows(weight: GroupedWeight, rows: slice) -> GroupedWeight: ...
+@overload
+def _rows(weight: Weight, rows: slice | torch.Tensor) -> Weight: ...
 def _rows(weight: Weight, rows: slice | torch.Tensor) -> Weight:
+    """Without the bias. Of fp8 in blocks, a slice begins with a block."""
     if isinstance(weight, DenseWeight):
-        return DenseWeight(weight.weight[rows])
-    if isinstance(weight, Fp8Weight):
+        return replace(weight, weight=weight.weight[rows], bias=None)
+    if isinstance(weight, GroupedWeight):
+        return replace(
+            weight, codes=weight.codes[rows], scales=weight.scales[rows], zeros=weight.zeros[rows], bias=None
+        )
+    if not weight.in_blocks:
+        return Fp8Weight(weight.codes[rows], weight.scales[rows] if weight.scales.shape[0] > 1 else weight.scales)
+    if isinstance(rows, torch.Tensor):
         return DenseWeight(weight.dequantize()[rows])
-    tensors = (weight.codes[rows], weight.scales[rows], weight.zeros[rows])
-    return GroupedWeight(*tensors, weight.bits, weight.group_size, weight.permutation)
+    return Fp8Weight(weight.codes[rows], weight.scales[rows.start // FP8_BLOCK : -(-rows.stop // FP8_BLOCK)])
+
+
+def _blocks(num_outputs: int) -> Iterator[slice]:
+    for start in range(0, num_outputs, _ROWS_AT_ONCE):
+        yield slice(start, min(start + _ROWS_AT_ONCE, num_outputs))
+
+
+def _device(weight: Weight) -> str:
+    return "meta" if is_outline(weight) else "cpu"
+
+
+def _empty_stream(weight: Weight, num_outputs: int, groups: int, group: int, bits: int) -> torch.Tensor:
+    width = STRIP_METADATA + STRIP * group * bits // 8
+    return torch.empty(-(-num_outputs // STRIP), groups, width, dtype=torch.uint8, device=_device(weight))
+
+
+def _lay(stream: torch.Tensor, rows: slice, weight: GroupedWeight, bits: int) -> None:
+    """These rows, which begin with a strip, at their place."""
+    strips, groups = -(-weight.shape[0] // STRIP), stream.shape[1]
+    codes, scales, zeros = (_pad_rows(t, strips * STRIP) for t in (weight.codes, weight.scales.float(), weight.zeros))
+    if bits == 4:
+        pairs = codes.view(strips, STRIP, groups, -1, 2, 4)
+        codes = pairs[:, :, :, :, 0] | pairs[:, :, :, :, 1] << 4
+    else:
+        codes = codes.view(strips, STRIP, groups, -1, 4)
+    scales, zeros = (t.view(strips, STRIP, groups).transpose(1, 2).contiguous() for t in (scales, zeros))
+    laid = codes.permute(0, 2, 3, 1, 4).reshape(strips, groups, -1)
+    place = stream[rows.start // STRIP :][:strips]
+    torch.cat((scales.view(torch.uint8), zeros, laid), dim=2, out=place)
 
 
 def _pad_rows(t: torch.Tensor, rows: int) -> torch.Tensor:

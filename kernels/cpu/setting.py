@@ -7,9 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from ..contract import CpuWeights, Numerics
-from ..weights import GroupedWeight, Weight
 from .native import Native
-from .pack import round_to_int8
 
 INT8_ERROR = 0.02  # of round_to_int8, above which int8 is not chosen
 
@@ -34,8 +32,6 @@ def require(condition: bool, otherwise: str) -> None:
         raise Unsuitable(otherwise)
 
 
-def within_int8(weight: Weight, group: int) -> GroupedWeight:
-    """The weights rounded to int8 in groups of `group` inputs. Raises Unsuitable if that changes them too much."""
-    rounded, error = round_to_int8(weight, group)
+def require_int8(error: float) -> None:
+    """`error`: of rounding to int8. Raises Unsuitable if that changes the weights too much."""
     require(error <= INT8_ERROR, f"int8 would change the weights by {error:.1%}, above its bound of {INT8_ERROR:.0%}")
-    return rounded
