@@ -26,9 +26,9 @@ from .variant import Config
 
 __all__ = ["keep", "measured", "static", "trials", "wanted"]
 
-# Of each shape, the first ones, as each is compiled for each capability; fewer of what only moves bytes, where a
-# prediction has little to choose by.
-STATIC_CONFIGS, MOVING_CONFIGS = 6, 3
+# Kernels of each shape, the first ones, as each is compiled for each capability; fewer of what only moves bytes, where
+# a prediction has little to choose by. Configs that differ in the grid alone, such as in parts of K, cost nothing: all.
+STATIC_KERNELS, MOVING_KERNELS = 6, 3
 NEAR = 1.25  # so roughly do predictions hold: within it, the kernel that serves more shapes is taken
 
 
@@ -178,8 +178,11 @@ def _jobs(operation: Operation, capability: tuple[int, int], known: Mapping[Shap
         if shape not in known:
             configs = offered(operation, policy, shape)
             configs = tuple(config for config in configs if config in used) or configs
-            most = MOVING_CONFIGS if isinstance(operation.work(policy, shape), Elementwise) else STATIC_CONFIGS
-            jobs += [Job(operation.name, capability, shape, config) for config in configs[:most]]
+            most = MOVING_KERNELS if isinstance(operation.work(policy, shape), Elementwise) else STATIC_KERNELS
+            each = [Job(operation.name, capability, shape, config) for config in configs]
+            kernels = [job.launches()[0].variant for job in each]
+            first = set(list(dict.fromkeys(kernels))[:most])
+            jobs += [job for job, kernel in zip(each, kernels, strict=True) if kernel in first]
     return jobs
 
 

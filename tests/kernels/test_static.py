@@ -10,15 +10,17 @@ import triton
 
 from motley.kernels import tune
 from motley.kernels.aot import Compiled
+from motley.kernels.capability import CAPABILITIES
 from motley.kernels.compiling import Job
 from motley.kernels.device_table import DEVICES
 from motley.kernels.operation import Launch, Shape
 from motley.kernels.precision import policy_of
 from motley.kernels.registry import operation
 from motley.kernels.roofline import Linear
-from motley.kernels.static import Candidate, fault, issue_seconds
+from motley.kernels.spills import offered
+from motley.kernels.static import Candidate, fault, issue_seconds, predict
 from motley.kernels.tune import _few
-from motley.kernels.tuning import Entry, Table, read_file, write
+from motley.kernels.tuning import FOLDER, Entry, Table, folder_of, read_file, write
 from motley.kernels.variant import Config, Variant
 
 P40 = next(device for device in DEVICES if device.name == "Tesla P40")
@@ -112,3 +114,44 @@ def test_only_what_tables_have_not_is_compiled_and_of_their_kernels(
 
 def test_what_is_at_fault_is_not_chosen():
     assert _few({Shape.of(m=1): tried({4: float("inf")})}) == {}
+
+
+@pytest.mark.parametrize("name", ["w4a16_gemm", "w8a8", "fp8", "attention_decode"])
+def test_what_decides_the_grid_alone_is_tried_in_full(name: str) -> None:
+    """A kernel serves all numbers of parts: of those that are compiled, none is left out."""
+    each, policy = operation(name), policy_of(9, 0)
+    shape = max(each.shapes(policy), key=lambda shape: len(each.configs(policy, shape)))
+    kernels: dict[Variant, set[Config]] = {}
+    for config in offered(each, policy, shape):
+        kernels.setdefault(each.launches(policy, shape, config)[0].variant, set()).add(config)
+    jobs = tune._jobs(each, (9, 0), {other: Entry(Config.of(), {}) for other in each.shapes(policy) if other != shape})
+    tried = {job.config for job in jobs if job.shape == shape}
+    compiled = [variant for variant, configs in kernels.items() if configs & tried]
+    assert len(compiled) == min(tune.STATIC_KERNELS, len(kernels)), "compilations are what costs"
+    assert tried == set().union(*(kernels[variant] for variant in compiled))
+    assert len(tried) > len(compiled), "or this shape has nothing to try"
+
+
+@pytest.mark.parametrize("version", [version for version in CAPABILITIES if version >= (8, 0)], ids=str)
+def test_tables_have_the_parts_of_k_that_are_predicted_best(version: tuple[int, int]) -> None:
+    """Such as 8 of Qwen2.5-7B's down projection with one token on 9.0: with 2 that is predicted to take 3 times as long."""
+    gemm, policy = operation("w4a16_gemm"), policy_of(*version)
+    device = next(device for device in DEVICES if device.capability is policy.capability)
+    table = read_file(FOLDER / folder_of(policy.capability) / "w4a16_gemm.json")
+    assert table is not None
+    for shape, entry in table.entries.items():
+        times: dict[int, float] = {}
+        for splits in (2, 4, 8) if entry.config["SPLITS"] > 1 else ():
+            config = Config.of(
+                entry.config.num_warps,
+                entry.config.num_stages,
+                **{**dict(entry.config.constants), "SPLITS": splits},
+            )
+            launches = gemm.launches(policy, shape, config)
+            loop = f"$L1:\n\t{launches[0].instruction.replace('*', '16')} %r1, %r2;\n\t@%p1 bra $L1;\n"
+            made = Compiled("k", version, entry.facts["registers"], 0, entry.facts["shared"], 128, 0.0, loop)
+            candidate = Candidate(config, tuple((launch, made) for launch in launches))
+            times[splits] = predict(device, policy, gemm, shape, candidate)
+        assert not times or min(times, key=lambda each: times[each]) == entry.config["SPLITS"], (shape.key, times)
+    down = table.entries[Shape.of(m=1, n=3584, k=18_944, group=128)]
+    assert down.config["SPLITS"] > 2
