@@ -171,7 +171,7 @@ def _jobs(operation: Operation, capability: tuple[int, int], known: Mapping[Shap
     policy = policy_of(*capability)
     if operation.refusal(policy):
         return []
-    shapes = dict.fromkeys(shape.plain.rounded for shape in (*operation.samples(policy), *operation.shapes(policy)))
+    shapes = _tuned(operation, policy)
     used = {entry.config for entry in known.values()}
     jobs = []
     for shape in shapes:
@@ -184,6 +184,15 @@ def _jobs(operation: Operation, capability: tuple[int, int], known: Mapping[Shap
             first = set(list(dict.fromkeys(kernels))[:most])
             jobs += [job for job, kernel in zip(each, kernels, strict=True) if kernel in first]
     return jobs
+
+
+def _tuned(operation: Operation, policy: PrecisionPolicy) -> list[Shape]:
+    """Its own, and samples but for those that are there to be compiled alone: with a bias, say, or scales of any type.
+
+    Those take what other shapes have, or the default: it must be one of few, as it may be launched for any size.
+    """
+    samples = [shape for shape in operation.samples(policy) if shape == shape.plain]
+    return list(dict.fromkeys(shape.rounded for shape in (*samples, *operation.shapes(policy))))
 
 
 def _few(tried: Mapping[Shape, Sequence[tuple[float, Candidate]]]) -> dict[Shape, Entry]:

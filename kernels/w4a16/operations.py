@@ -24,11 +24,11 @@ from ..tuning import fastest
 from ..variant import Config
 from ..weights import GroupedWeight
 from . import dequantize, gemm, gemv
-from .packed import PackedInt4, pack, unpack
+from .packed import GROUP_SIZES, PackedInt4, pack, unpack
 
 __all__ = ["OPERATIONS", "W4A16", "Kernel", "allowance", "kernel_for", "reference"]
 
-GROUP = 128
+GROUP = GROUP_SIZES[-1]
 
 
 def reference(x: torch.Tensor, weight: PackedInt4) -> torch.Tensor:
@@ -74,11 +74,22 @@ class W4A16:
         return tuple(Shape.of(m=m, n=n, k=k, group=GROUP) for n, k in sorted(sizes) for m in self._numbers(policy))
 
     def samples(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
-        """The fewest tokens and the most, and what checkpoints have: smaller groups, a bias, scales of any type."""
+        """The fewest tokens and the most, and what checkpoints have: a bias, scales of any type, and smaller groups
+        with every number of tokens that has a kernel of its own.
+        """
         few, *_, many = self._numbers(policy)
-        often = tuple(Shape.of(m=m, n=4096, k=4096, group=group) for m, group in ((few, 128), (many, 128), (many, 32)))
-        seldom = (_checkpoint(many, 16, "fp32"), _checkpoint(many, 64, _other_half(policy)))
-        return (often[0], *seldom, *self._seldom(policy), *often[1:])
+        first, last = (Shape.of(m=m, n=4096, k=4096, group=GROUP) for m in (few, many))
+        kernels, other = self._kernels(policy), _other_half(policy)
+        smaller = (
+            _checkpoint(m, group, "fp32" if (m, group) == (kernels[-1], min(GROUP_SIZES)) else other)
+            for group in GROUP_SIZES[:-1]
+            for m in kernels
+        )
+        return (first, *smaller, *self._seldom(policy), last)
+
+    def _kernels(self, policy: PrecisionPolicy) -> tuple[int, ...]:
+        """Numbers of tokens, one for each kernel that groups of fewer than 128 columns may be launched with."""
+        return self._numbers(policy)[-1:]
 
     def _seldom(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
         """More shapes of what is seldom launched."""
@@ -147,8 +158,12 @@ class _Gemv(W4A16):
 
     def _seldom(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
         """The numbers of tokens that are tuned for as their neighbours, where this kernel is what they get."""
-        numbers = () if policy.capability.bf16 else (3, 5, 6, 7)
+        numbers = () if policy.capability.bf16 else (3, 5, 6, 7, 9, 11, 13)
         return tuple(_checkpoint(m, GROUP, _other_half(policy)) for m in numbers)
+
+    def _kernels(self, policy: PrecisionPolicy) -> tuple[int, ...]:
+        """From 8.0 it takes what it was measured for alone, which is groups of 128."""
+        return super()._kernels(policy) if policy.capability.bf16 else tuple(range(1, gemv.MAX_TOKENS + 1))
 
     def configs(self, policy: PrecisionPolicy, shape: Shape) -> tuple[Config, ...]:
         """A block of 4 warps has 512 words in hand; REPEAT lots of rows share what was read of x."""
@@ -170,12 +185,21 @@ class _Gemv(W4A16):
 
 
 class _Gemm(W4A16):
+    def shapes(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
+        """And smaller groups: the default has K in one part, which leaves SMs idle."""
+        smaller = (Shape.of(m=m, n=4096, k=4096, group=g) for g in GROUP_SIZES[:-1] for m in self._kernels(policy))
+        return (*super().shapes(policy), *smaller)
+
     def refusal(self, policy: PrecisionPolicy) -> str:
         return "" if policy.capability.bf16 else f"tl.dot is {policy.capability.instruction} here: w4a16_gemv instead"
 
     def _seldom(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
-        """The bias is added by the kernel itself, or with the parts."""
-        return (_checkpoint(1, GROUP, _other_half(policy), n=37_888, k=3584), _checkpoint(16, 64, _other_half(policy)))
+        """The bias is added by the kernel itself, as here in tables of all capabilities, or with the parts of K."""
+        return (_checkpoint(32, GROUP, _other_half(policy), n=37_888, k=3584),)
+
+    def _kernels(self, policy: PrecisionPolicy) -> tuple[int, ...]:
+        """One for each BLOCK_M."""
+        return 16, 32, 64
 
     def configs(self, policy: PrecisionPolicy, shape: Shape) -> tuple[Config, ...]:
         """Deep pipelines and several parts of K: what is waited for is memory."""

@@ -7,7 +7,7 @@ that a block of rows reads one stretch of memory:
 
 The eight nibbles of a word belong to columns 16 apart: nibble j of word i is column 16 * j + i of the tile. One
 shift of a vector of words gives neighbouring columns, whose activations are one contiguous load, and no group of
-16, 32, 64 or 128 columns is split between nibbles of one word.
+32, 64 or 128 columns is split between nibbles of one word.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["GROUP_SIZES", "TILE", "WORDS", "PackedInt4", "fuse", "in_sixteens", 
 
 TILE = 128  # columns
 WORDS = 16  # of a tile's row
-GROUP_SIZES = (16, 32, 64, 128)
+GROUP_SIZES = (32, 64, 128)  # of each, all kernels are compiled for every capability
 
 
 @dataclass(frozen=True, slots=True)

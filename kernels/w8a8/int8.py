@@ -37,6 +37,9 @@ from .tensor_cores import Rows8
 __all__ = ["W8A8", "kernel_for", "linear", "pack", "product", "quantize", "quantizer"]
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 256, 2048)
+# Groups, and whether there are zero points: what is tuned for, and what else checkpoints have.
+_TUNED = ((0, "no"), (128, "yes"))
+_UNTUNED = ((0, "yes"), (32, "yes"), (32, "no"), (128, "no"))
 QUANTIZED = QuantizedRows | QuantizedPanels
 PACKED = Rows8 | PanelsInt8
 
@@ -98,29 +101,35 @@ class W8A8:
 
     def shapes(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
         sizes = sorted({size for model in MODELS for size in model.linears.values()})
-        kinds = ((0, "no"), (128, "yes"))
-        return tuple(Shape.of(m=m, n=n, k=k, group=g, zeros=z) for g, z in kinds for n, k in sizes for m in ROWS)
+        return tuple(Shape.of(m=m, n=n, k=k, group=g, zeros=z) for g, z in _TUNED for n, k in sizes for m in ROWS)
 
     def samples(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
-        """Scales of rows and of groups, and what checkpoints have: other groups, zero points, a bias, any scales."""
+        """Scales of rows and of groups, and what checkpoints have: a bias, scales of any type, and other groups and
+        zero points with every number of rows that has a kernel of its own.
+        """
         other = "bf16" if policy.storage == "fp16" else "fp16"
-        kinds = ((0, "no"), (128, "yes"))
-        often = tuple(_sample(m, group, zeros) for group, zeros in kinds for m in (1, 8, 16, 64, 2048))
+        often = tuple(_sample(m, group, zeros) for group, zeros in _TUNED for m in (1, 8, 16, 64, 2048))
+        kernels = (*range(1, 9), 16, 32, 2048) if _by_dp4a(policy) else (16, 32, 64, 2048)
+        types = {(32, "yes"): "fp32"}
         seldom = (
-            *(_sample(m, 128, "no") for m in (1, 16, 2048)),
-            *(_sample(m, 32, "no") for m in (8, 64)),
-            *(_sample(m, 64, "yes", bias="yes", scales="fp32") for m in (8, 2048)),
-            *(_sample(m, 0, "yes", bias="yes", scales=other) for m in (8, 64, 2048)),
+            _sample(m, group, zeros, bias="yes", scales=types.get((group, zeros), other))
+            for group, zeros in _UNTUNED
+            for m in kernels
         )
         if _by_dp4a(policy):  # the numbers of rows that are tuned for as their neighbours
-            own = (_sample(m, 128, "yes", bias="yes", scales=other) for m in (3, 5, 6, 7))
+            own = tuple(_sample(m, 128, "yes", bias="yes", scales=other) for m in (3, 5, 6, 7))
         else:  # a K that ends within a step
-            own = (_sample(m, 0, "no", k=4112, bias="yes") for m in (16, 2048))
+            ending = (_sample(m, 0, zeros, k=4112, bias="yes") for zeros in ("no", "yes") for m in (16, 2048))
+            wide = (  # so many rows of the weight that K is in one part
+                Shape.of(m=m, n=37_888, k=4096, group=group, zeros=zeros, bias="yes")
+                for group, zeros in _UNTUNED
+                for m in (16, 32, 64)
+            )
+            own = (*ending, *wide)
         return (often[0], *seldom, *own, *often[1:])
 
     def small(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
-        kinds = ((0, "no"), (128, "yes"))
-        return tuple(Shape.of(m=m, n=64, k=256, group=group, zeros=zeros) for group, zeros in kinds for m in (3, 20))
+        return tuple(Shape.of(m=m, n=64, k=256, group=group, zeros=zeros) for group, zeros in _TUNED for m in (3, 20))
 
     def configs(self, policy: PrecisionPolicy, shape: Shape) -> tuple[Config, ...]:
         if _by_dp4a(policy):

@@ -12,7 +12,7 @@ from .tensor_cores import Rows8
 
 __all__ = ["GROUP_SIZES", "PanelsInt8", "pack_panels", "pack_rows"]
 
-GROUP_SIZES = (32, 64, 128)
+GROUP_SIZES = (32, 128)  # of each, all kernels are compiled for every capability
 MAX_COLUMNS = 65_536  # 127 * 255 * K is below 2**31
 
 
@@ -43,7 +43,7 @@ def pack_rows(weight: GroupedWeight) -> Rows8:
 
 
 def pack_panels(weight: GroupedWeight) -> PanelsInt8:
-    """For dp4a. Columns in order of the groups; groups above 128 columns repeat their scale.
+    """For dp4a. Columns in order of the groups; groups of multiples of 128 or 32 columns repeat their scale.
 
     Raises ValueError for other than 8 bits, and for a group or a K that the kernels do not have.
     """
@@ -71,10 +71,11 @@ def _signed(weight: GroupedWeight) -> tuple[torch.Tensor, torch.Tensor, torch.Te
     group, repeats = weight.group_size, 1
     if group == num_columns:
         group = 0
-    elif group not in GROUP_SIZES:
-        group, repeats = GROUP_SIZES[-1], weight.group_size // GROUP_SIZES[-1]
-        if group * repeats != weight.group_size:
-            raise ValueError(f"group_size: {weight.group_size} is none of {GROUP_SIZES}, a multiple of 128 or K")
+    else:
+        group = next((size for size in reversed(GROUP_SIZES) if weight.group_size % size == 0), 0)
+        if not group:
+            raise ValueError(f"group_size: {weight.group_size} is neither K nor a multiple of {GROUP_SIZES[0]}")
+        repeats = weight.group_size // group
     codes = (weight.codes.to(torch.int16) - 128).to(torch.int8)
     zeros = (weight.zeros.to(torch.int16) - 128).to(torch.int8).repeat_interleave(repeats, dim=1).T.contiguous()
     scales = weight.scales.repeat_interleave(repeats, dim=1).T.contiguous()

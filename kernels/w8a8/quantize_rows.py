@@ -43,7 +43,7 @@ __all__ = [
 Codes = Literal["int8", "fp8"]
 LEVELS: dict[Codes, float] = {"int8": 127.0, "fp8": 448.0}
 CODE_TYPE: dict[Codes, torch.dtype] = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
-SUMMED = (32, 64, 128)  # columns that may have a sum of their own
+SUMMED = (32, 128)  # columns that may have a sum of their own
 ONE_PASS = 32_768  # columns: 64 numbers for each of 512 threads
 
 
@@ -172,7 +172,7 @@ def rows_variant(
 def quantize_rows(
     x: torch.Tensor, kind: Codes, config: Config | None = None, *, group: int = 0, with_sums: bool = False
 ) -> QuantizedRows:
-    """Of contiguous x [M, K] in fp16, bf16 or fp32. With sums: of each `group` of columns, 32, 64, 128 or 0 for all.
+    """Of contiguous x [M, K] in fp16, bf16 or fp32. With sums: of each `group` of columns, 32, 128 or 0 for all.
 
     Raises ValueError for a group that does not divide K.
     """

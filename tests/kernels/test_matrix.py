@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import product
 from typing import Any
 
 import pytest
+import torch
 
 from motley.kernels.attention.common import HEAD_DIMS
 from motley.kernels.capability import CAPABILITIES
 from motley.kernels.gpu.configs import Configs
 from motley.kernels.matrix import markdown, picks, verdict
-from motley.kernels.operation import Launch, Shape
+from motley.kernels.operation import Launch, Shape, rounded
 from motley.kernels.precision import PrecisionPolicy, policy_of
 from motley.kernels.registry import OPERATIONS, operation
-from motley.kernels.rig import stand_in
+from motley.kernels.rig import Rig, stand_in
+from motley.kernels.w4a16.operations import kernel_for as int4_kernel
 from motley.kernels.w4a16.packed import GROUP_SIZES as INT4_GROUPS
+from motley.kernels.w4a16.packed import pack as pack_int4
+from motley.kernels.w8a8.int8 import kernel_for as int8_kernel
 from motley.kernels.w8a8.packed import GROUP_SIZES as INT8_GROUPS
+from motley.kernels.w8a8.packed import pack_rows
+from motley.kernels.weights import GroupedWeight
 
 POLICIES = [policy_of(*version) for version in CAPABILITIES]
+LINEAR = ("w4a16_gemv", "w4a16_gemm", "w4a16_dequantize", "w8a8", "w8a8_dequantize")
 HALVES_AND_FP32 = {"*fp16", "*bf16", "*fp32"}
 
 
@@ -83,6 +91,45 @@ def test_int8_has_every_group_zero_scale_and_bias_and_the_sums_that_go_with_them
     assert rows["WHOLE"] == {True, False}
 
 
+def made(launch: Launch) -> tuple[object, ...]:
+    """What sets a kernel apart, but for its bias and the types of its arguments."""
+    variant = launch.variant
+    constants = {name: value for name, value in variant.all_constants.items() if name != "BIAS"}
+    return variant.name, tuple(sorted(constants.items())), variant.config.num_warps, variant.config.num_stages
+
+
+# From the narrowest layer of the models to the widest and the deepest, and rows for every kernel and config.
+LAYERS = ((896, 896), (1152, 896), (896, 4864), (4096, 4096), (3584, 18_944), (37_888, 3584), (5120, 25_600))
+NUMBERS = (*range(1, 17), 17, 19, 25, 31, 33, 64, 256, 2048)
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: str(policy.capability))
+def test_whatever_the_group_the_zeros_and_the_rows_the_kernel_was_compiled(policy: PrecisionPolicy) -> None:
+    """Not each group once and each number of rows once: a launch has both."""
+    version = policy.capability.version
+    configs = Configs(Rig(torch.device("cpu"), policy, stand_in(version).about))
+    kinds: list[tuple[Any, dict[str, int | str]]] = [(int4_kernel, {"group": group}) for group in INT4_GROUPS]
+    if policy.int8:
+        kinds += [(int8_kernel, {"group": g, "zeros": z}) for g in (0, *INT8_GROUPS) for z in ("yes", "no")]
+    known = {made(launch) for name in LINEAR for _, launch in compiled(name, version)}
+    missing = set()
+    for kernel_for, kind in kinds:
+        for (n, k), m in product(LAYERS, NUMBERS):
+            each = configs.kernel(kernel_for, m=m, n=n, k=k, **kind)
+            config = configs.of(each.name, m=rounded(m), n=n, k=k, **kind)
+            launched = each.launches(policy, Shape.of(m=m, n=n, k=k, **kind), config)
+            missing |= {(each.name, m, n, k, str(kind)) for launch in launched if made(launch) not in known}
+    assert not missing, sorted(missing)[:5]
+
+
+@pytest.mark.parametrize(("bits", "group"), [(4, 16), (4, 96), (8, 16), (8, 48)])
+def test_a_group_that_no_kernel_was_compiled_for_is_refused(bits: int, group: int) -> None:
+    codes = torch.zeros((16, 384), dtype=torch.uint8)
+    scales = torch.ones((16, 384 // group))
+    with pytest.raises(ValueError, match=f"group_size: {group} is n"):
+        (pack_int4 if bits == 4 else pack_rows)(GroupedWeight(codes, scales, scales.to(torch.uint8), bits, group))
+
+
 @pytest.mark.parametrize("name", ["w4a16_gemv", "w8a8"])
 @pytest.mark.parametrize("version", [(6, 1), (7, 0), (7, 5)])
 def test_rows_between_two_classes_are_compiled_with_whatever_they_are_launched_with(
@@ -92,11 +139,11 @@ def test_rows_between_two_classes_are_compiled_with_whatever_they_are_launched_w
     each, policy = operation(name), policy_of(*version)
     configs = Configs(stand_in(version))
     for m, class_ in ((3, 4), (5, 8), (6, 8), (7, 8)):
-        made = {launch.variant.config for shape, launch in compiled(name, version) if shape["m"] == m}
+        launched = {launch.variant.config for shape, launch in compiled(name, version) if shape["m"] == m}
         shapes = [dict(shape.fields) for shape in each.shapes(policy) if shape["m"] == class_]
         wanted = {configs.of(name, **fields) for fields in shapes}
         assert wanted
-        assert wanted <= made, (m, wanted - made)
+        assert wanted <= launched, (m, wanted - launched)
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: str(policy.capability))

@@ -105,7 +105,7 @@ def test_only_what_tables_have_not_is_compiled_and_of_their_kernels(
         return found
 
     found = told({"triton": triton.__version__})
-    assert {job.shape for job in asked} == {shape} | {s.plain.rounded for s in gemv.samples(policy)} - kept.keys()
+    assert {job.shape for job in asked} == {shape}
     assert all(job.config in used for job in asked if set(gemv.configs(policy, job.shape)) & used)
     assert {key: found.entries[key] for key in kept} == kept, "what it had"
     assert found.entries.keys() == whole.entries.keys()
@@ -134,7 +134,7 @@ def test_what_decides_the_grid_alone_is_tried_in_full(name: str) -> None:
 
 @pytest.mark.parametrize("version", [version for version in CAPABILITIES if version >= (8, 0)], ids=str)
 def test_tables_have_the_parts_of_k_that_are_predicted_best(version: tuple[int, int]) -> None:
-    """Such as 8 of Qwen2.5-7B's down projection with one token on 9.0: with 2 that is predicted to take 3 times as long."""
+    """Such as 8 of Qwen2.5-7B's down projection with one token on 9.0: 2 are predicted to take 3 times as long."""
     gemm, policy = operation("w4a16_gemm"), policy_of(*version)
     device = next(device for device in DEVICES if device.capability is policy.capability)
     table = read_file(FOLDER / folder_of(policy.capability) / "w4a16_gemm.json")

@@ -227,10 +227,11 @@ def test_what_is_no_number_shows() -> None:
         assert found[[0, 1, 2, 5, 6, 7, 8]].isfinite().all()
 
 
-def test_groups_above_128_columns_repeat_their_scale() -> None:
-    given, x = weight(33, 512, 256), torch.randn(2, 512).half()
+@pytest.mark.parametrize(("group", "held"), [(256, 128), (64, 32), (96, 32)])
+def test_groups_of_other_sizes_repeat_their_scale(group: int, held: int) -> None:
+    given, x = weight(33, 2 * group, group), torch.randn(2, 2 * group).half()
     for packed, config in kernels(given, 2):
-        assert packed.group == 128
+        assert packed.group == held
         assert product_error(quantize_rows(x, "int8"), given, linear(x, packed, config)) <= 1
 
 
@@ -240,7 +241,7 @@ def test_a_weight_without_zero_points_has_none() -> None:
     assert pack_panels(given).zeros is None
 
 
-@pytest.mark.parametrize(("columns", "group", "bits"), [(192, 96, 8), (200, 200, 8), (128, 64, 4), (65_552, 65_552, 8)])
+@pytest.mark.parametrize(("columns", "group", "bits"), [(96, 48, 8), (200, 200, 8), (128, 64, 4), (65_552, 65_552, 8)])
 def test_shapes_that_do_not_fit_are_refused(columns: int, group: int, bits: int) -> None:
     codes = torch.zeros((4, columns), dtype=torch.uint8)
     other = torch.zeros((4, columns // group))
