@@ -25,6 +25,7 @@ __all__ = ["TOKENS", "gpu_cases", "rows_of", "run"]
 
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 256, 2048)
 _CPU_CACHE = 64 * 2**20  # bytes: more than most CPUs' last level gives one core
+_MOST_CPU_COPIES = 512  # few rows are less than a cache even so, as they are in a step: what came before wrote them
 _ROWS = ("m", "t", "r")  # what an operator calls the tokens of a step, or the rows of logits
 # Numbers of rows that are an operator's, where not all are: of the logits of a step, and of those for many rows.
 _RANGES = {"sample": range(1, 257), "quantize_panels": range(9, 1 << 20), "w8a8_dequantize": range(256, 1 << 20)}
@@ -80,29 +81,53 @@ Case = tuple[str, Callable[[], Measurement]]
 
 
 def _on_cpu(models: Sequence[ModelShape], tokens: Sequence[int], ops: Collection[str]) -> list[Case]:
-    wanted = ops or ("linear", "attention")
-    if unknown := [name for name in wanted if name not in ("linear", "attention")]:
-        raise ValueError(f"op {unknown[0]}: on a CPU there are linear and attention")
-    cases: list[Case] = []
+    """Few rows of all models before more of any: a run that is cut has decode of all."""
+    known = ("linear", "attention", *cpu_problems.POINTWISE)
+    wanted = ops or known
+    if unknown := [name for name in wanted if name not in known]:
+        raise ValueError(f"op {unknown[0]}: on a CPU there are {', '.join(known)}")
+    cases: list[tuple[int, Case]] = []
     for model in models:
         if "linear" in wanted:
             cases += [
-                (f"{model.name} {layer} m={m}", _cpu_linear(n, k, m))
+                (m, (f"{model.name} {layer} m={m}", _cpu_linear(n, k, m)))
                 for layer, (n, k) in model.linears.items()
                 for m in tokens
             ]
         if "attention" in wanted:
+            named = f"{model.name} attention"
             cases += [
-                (f"{model.name} attention batch={batch} context={context}", _cpu_attention(model, batch, context))
+                (batch, (f"{named} batch={batch} context={context}", _cpu_attention(model, batch, context)))
                 for batch, context in _CONTEXTS
             ]
-    return cases
+        cases += [
+            (m, (f"{model.name} {name} t={m}", _cpu_pointwise(model, name, m)))
+            for name in cpu_problems.POINTWISE
+            if name in wanted
+            for m in tokens
+        ]
+    return [case for _, case in sorted(cases, key=lambda each: each[0])]
+
+
+def _copies(num_bytes: int) -> int:
+    """Of inputs of that size, so many that each has left the cache before its turn comes again: twice that cache."""
+    return min(_MOST_CPU_COPIES, max(2, -(-2 * _CPU_CACHE // num_bytes)))
+
+
+def _cpu_pointwise(model: ModelShape, name: str, tokens: int) -> Callable[[], Measurement]:
+    def case() -> Measurement:
+        ops = for_device("cpu", torch.bfloat16)
+        shape, first = cpu_problems.pointwise_problem(ops, name, tokens, model, 0)
+        seeds = range(1, _copies(int(first.work.bytes)))
+        problems = [first, *(cpu_problems.pointwise_problem(ops, name, tokens, model, seed)[1] for seed in seeds)]
+        return measure(name, shape, problems, Config(), "as the engine has it", torch.device("cpu"))
+
+    return case
 
 
 def _cpu_linear(n: int, k: int, m: int) -> Callable[[], Measurement]:
     def case() -> Measurement:
-        count = max(2, -(-2 * _CPU_CACHE // (n * k // 2)))
-        weights = [cpu_problems.linear_weight(n, k, 128, seed) for seed in range(count)]
+        weights = [cpu_problems.linear_weight(n, k, 128, seed) for seed in range(_copies(n * k // 2))]
         ops = for_device("cpu", torch.bfloat16)
         made = [cpu_problems.linear_problem(each, ops.linear(each), m, seed) for seed, each in enumerate(weights)]
         shape, first = made[0]
@@ -116,9 +141,10 @@ def _cpu_attention(model: ModelShape, batch: int, context: int) -> Callable[[], 
     def case() -> Measurement:
         ops = for_device("cpu", torch.bfloat16)
         sizes = (model.heads, model.kv_heads, model.head_dim)
-        made = [cpu_problems.attention_problem(ops, batch, context, *sizes, seed) for seed in range(4)]
-        problems = [problem for _, problem in made]
-        return measure("attention", made[0][0], problems, Config(), "as the engine has it", torch.device("cpu"))
+        shape, first = cpu_problems.attention_problem(ops, batch, context, *sizes, 0)
+        seeds = range(1, _copies(int(first.work.bytes)))
+        problems = [first, *(cpu_problems.attention_problem(ops, batch, context, *sizes, seed)[1] for seed in seeds)]
+        return measure("attention", shape, problems, Config(), "as the engine has it", torch.device("cpu"))
 
     return case
 

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
+from motley.kernels.cpu import problems as cpu_problems
 from motley.kernels.device_table import DEVICES
-from motley.kernels.model_shapes import MODELS
-from motley.kernels.operation import Shape
+from motley.kernels.model_shapes import MODELS, ModelShape
+from motley.kernels.operation import Problem, Shape
+from motley.kernels.ops import for_device
 from motley.kernels.precision import PrecisionPolicy, policy_of
 from motley.kernels.registry import OPERATIONS
 from motley.kernels.rig import Rig
+from motley.kernels.roofline import DecodeAttention
+from motley.kernels.variant import Config
 from motley.replicas.bench import kernels as bench
 from motley.replicas.bench.kernels import TOKENS, gpu_cases
 
@@ -95,3 +101,65 @@ def test_a_run_that_was_cut_short_says_what_it_left_out(monkeypatch: pytest.Monk
     assert (cut["complete"], cut["left_out"], [row["case"] for row in cut["rows"]]) == (False, ["c"], ["a", "b"])
     whole = bench.run(device="cpu", models=["qwen2.5-0.5b"])
     assert (whole["complete"], whole["left_out"]) == (True, [])
+
+
+def test_on_a_cpu_few_rows_of_all_models_come_first() -> None:
+    """A run that is cut short has decode of every model, and every operator that a CPU has."""
+    names = [name for name, _ in bench._on_cpu(MODELS, TOKENS, ())]
+    first = names[: next(index for index, name in enumerate(names) if name.endswith("=2"))]
+    for model in MODELS:
+        for what in ("qkv", "o", "gate_up", "down", *cpu_problems.POINTWISE, "attention batch=1"):
+            assert any(name.startswith(f"{model.name} {what} ") for name in first), (model.name, what)
+
+
+@pytest.mark.parametrize("model", [SMALL, LARGE], ids=lambda model: model.name)
+@pytest.mark.parametrize(("batch", "context"), bench._CONTEXTS)
+def test_on_a_cpu_attention_is_rotated_past_the_cache(
+    model: ModelShape, batch: int, context: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[float] = []
+
+    def problem(ops: object, *sizes: int) -> tuple[Shape, Problem]:
+        work = DecodeAttention(*sizes[:-1])
+        made.append(work.bytes)
+        return Shape.of(), Problem(object, object, work)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(cpu_problems, "attention_problem", problem)
+    monkeypatch.setattr(bench, "measure", lambda op, shape, problems, *_: len(problems))
+    assert bench._cpu_attention(model, batch, context)() == len(made) > 1
+    assert sum(made) >= 2 * bench._CPU_CACHE
+
+
+def test_sdpa_gets_keys_and_values_in_its_own_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[torch.Tensor] = []
+    sdpa = F.scaled_dot_product_attention
+
+    def seen(*args: torch.Tensor, **more: Any) -> torch.Tensor:
+        given.extend(args)
+        return sdpa(*args, **more)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", seen)
+    ops = for_device("cpu", torch.bfloat16)
+    _, problem = cpu_problems.attention_problem(ops, 2, 40, 4, 2, 32, 0)
+    theirs = problem.peers["torch.sdpa"]()
+    assert [each.is_contiguous() for each in given[1:3]] == [True, True]
+    assert [tuple(each.shape) for each in given[1:3]] == [(2, 2, 40, 32)] * 2
+    found = problem.run(Config())
+    assert problem.error(found) <= 1
+    assert problem.error(theirs) <= 1, "both are of the same keys and values"
+    assert problem.error(found.flip(0)) > 1
+
+
+@pytest.mark.parametrize("name", cpu_problems.POINTWISE)
+def test_a_cpus_other_operators_are_right_beside_torch(name: str) -> None:
+    model = ModelShape("tiny", 64, 96, 4, 2, 16, 1, 10)
+    ops = for_device("cpu", torch.bfloat16)
+    for tokens in (1, 19):
+        shape, problem = cpu_problems.pointwise_problem(ops, name, tokens, model, 0)
+        assert shape["t"] == tokens
+        found = problem.run(Config())
+        assert problem.error(found) <= 1
+        found.view(-1)[3] += 0.1
+        assert problem.error(found) > 1
+        theirs = problem.peers["torch"]()
+        assert name == "rotary_write" or problem.error(theirs) <= 2, "rounded once more"
