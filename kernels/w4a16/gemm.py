@@ -1,4 +1,4 @@
-"""int4 weights times up to 64 rows of activations with `tl.dot`: tensor cores from 8.0, multiply-adds below.
+"""int4 weights times up to 64 rows of activations with `tl.dot`, on tensor cores: from 8.0, and refused below.
 
 The weights are the rows of the product, so that a handful of tokens still fills a tensor core, and 9.0 has the 64
 rows that wgmma wants. Codes become half-precision numbers two at a time: or-ed into the mantissa of a power of two,

@@ -81,14 +81,14 @@ class W4A16:
         first, last = (Shape.of(m=m, n=4096, k=4096, group=GROUP) for m in (few, many))
         kernels, other = self._kernels(policy), _other_half(policy)
         smaller = (
-            _checkpoint(m, group, "fp32" if (m, group) == (kernels[-1], min(GROUP_SIZES)) else other)
+            _checkpoint(m, group, "fp32" if (m, group) == (kernels[-1], GROUP_SIZES[0]) else other)
             for group in GROUP_SIZES[:-1]
             for m in kernels
         )
         return (first, *smaller, *self._seldom(policy), last)
 
     def _kernels(self, policy: PrecisionPolicy) -> tuple[int, ...]:
-        """Numbers of tokens, one for each kernel that groups of fewer than 128 columns may be launched with."""
+        """Numbers of tokens, one for each kernel that smaller groups may be launched with, untuned."""
         return self._numbers(policy)[-1:]
 
     def _seldom(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
@@ -187,8 +187,8 @@ class _Gemv(W4A16):
 class _Gemm(W4A16):
     def shapes(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
         """And smaller groups: the default has K in one part, which leaves SMs idle."""
-        smaller = (Shape.of(m=m, n=4096, k=4096, group=g) for g in GROUP_SIZES[:-1] for m in self._kernels(policy))
-        return (*super().shapes(policy), *smaller)
+        smaller = (Shape.of(m=m, n=4096, k=4096, group=g) for g in GROUP_SIZES[:-1] for m in (16, 32, 64))
+        return (*super().shapes(policy), *smaller)  # each BLOCK_M
 
     def refusal(self, policy: PrecisionPolicy) -> str:
         return "" if policy.capability.bf16 else f"tl.dot is {policy.capability.instruction} here: w4a16_gemv instead"
@@ -196,10 +196,6 @@ class _Gemm(W4A16):
     def _seldom(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
         """The bias is added by the kernel itself, as here in tables of all capabilities, or with the parts of K."""
         return (_checkpoint(32, GROUP, _other_half(policy), n=37_888, k=3584),)
-
-    def _kernels(self, policy: PrecisionPolicy) -> tuple[int, ...]:
-        """One for each BLOCK_M."""
-        return 16, 32, 64
 
     def configs(self, policy: PrecisionPolicy, shape: Shape) -> tuple[Config, ...]:
         """Deep pipelines and several parts of K: what is waited for is memory."""

@@ -39,7 +39,7 @@ __all__ = ["W8A8", "kernel_for", "linear", "pack", "product", "quantize", "quant
 ROWS = (1, 2, 4, 8, 16, 32, 64, 256, 2048)
 # Groups, and whether there are zero points: what is tuned for, and what else checkpoints have.
 _TUNED = ((0, "no"), (128, "yes"))
-_UNTUNED = ((0, "yes"), (32, "yes"), (32, "no"), (128, "no"))
+_UNTUNED = ((0, "yes"), (32, "yes"), (128, "no"))
 QUANTIZED = QuantizedRows | QuantizedPanels
 PACKED = Rows8 | PanelsInt8
 
@@ -148,7 +148,9 @@ class W8A8:
             variant = dp4a_gemv.gemv_variant(
                 half, m, config, scales=scales, group=shape["group"], zeros=zeros, bias=bias, ptx=True
             )
-            return (Launch(variant, dp4a_gemv.gemv_grid(n, config), "dp4a.s32.s32"),)
+            # Of fewer rows, and where a group is scaled at every step, half of it is loads, addresses and scales.
+            share = 0.5 if m >= 4 and not shape["group"] else 0.0
+            return (Launch(variant, dp4a_gemv.gemv_grid(n, config), "dp4a.s32.s32", share=share),)
         variant = dp4a.gemm_variant(
             half, config, scales=scales, group=shape["group"], zeros=zeros, bias=bias, ptx=True
         )  # fmt: skip

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 from motley.kernels.aot import Compiled
 from motley.kernels.device_table import DEVICES
@@ -236,9 +238,11 @@ def test_groups_of_other_sizes_repeat_their_scale(group: int, held: int) -> None
 
 
 def test_a_weight_without_zero_points_has_none() -> None:
-    given = weight(16, 128, 64, zeros=False)
-    assert pack_rows(given).zeros is None
-    assert pack_panels(given).zeros is None
+    for group in (128, 256):
+        given = weight(16, 256, group, zeros=False)
+        assert pack_rows(given).zeros is None
+        assert pack_panels(given).zeros is None
+    assert not pack_rows(weight(16, 128, 64, zeros=False)).zeros.any(), "no kernel of groups of 32 is without"
 
 
 @pytest.mark.parametrize(("columns", "group", "bits"), [(96, 48, 8), (200, 200, 8), (128, 64, 4), (65_552, 65_552, 8)])
@@ -266,11 +270,26 @@ def test_the_ptx_is_what_the_interpreter_computes() -> None:
     a, b = (torch.randint(-128, 128, (64, 4), dtype=torch.int8) for _ in range(2))
     c = torch.randint(-(2**20), 2**20, (64,), dtype=torch.int32)
     expected = c.long() + (a.long() * b.long()).sum(1)
-    plain = c.clone()
-    left, right = a.view(torch.int32)[:, 0], b.view(torch.int32)[:, 0]
-    for byte in range(4):
-        plain += ((left << (24 - 8 * byte)) >> 24) * ((right << (24 - 8 * byte)) >> 24)
+    plain = torch.empty_like(c)
+    _one_product[(1,)](a.view(torch.int32), b.view(torch.int32), c, plain)
     assert torch.equal(plain.long(), expected)
+
+
+@triton.jit
+def _one_product(a, b, c, out):
+    """As the kernels compute it where there is no PTX."""
+    at = tl.arange(0, 64)
+    sums = dp4a.products((tl.load(a + at),), (tl.load(b + at),), (tl.load(c + at),), None, 1, 1)
+    tl.store(out + at, sums[0])
+
+
+def test_every_dp4a_kernel_that_computes_more_than_it_reads_is_held_to_half_of_its_loop() -> None:
+    operation, policy = W8A8(), policy_of(6, 1)
+    for m, group, share in ((2048, 0, 0.5), (2048, 128, 0.5), (16, 32, 0.5), (8, 0, 0.5), (4, 0, 0.5), (1, 0, 0.0)):
+        shape = Shape.of(m=m, n=4096, k=4096, group=group, zeros="yes")
+        for config in operation.configs(policy, shape):
+            [launch] = operation.launches(policy, shape, config)
+            assert (launch.instruction, launch.share) == ("dp4a.s32.s32", share), (m, group)
 
 
 def test_half_of_the_inner_loop_is_dp4a() -> None:
@@ -280,8 +299,15 @@ def test_half_of_the_inner_loop_is_dp4a() -> None:
         [sys.executable, str(SCRIPT)], env=environment, capture_output=True, text=True, check=True, timeout=300
     )
     found = [json.loads(line) for line in said.stdout.splitlines()]
-    assert len(found) == 7
-    for kernel in found:
+    few = [kernel for kernel in found if kernel["m"] <= MAX_ROWS]
+    assert [kernel["m"] for kernel in few] == [4, 8]
+    for kernel in few:
+        loop = Counter(kernel["loop"])
+        assert loop["dp4a.s32.s32"] >= loop.total() / 2, kernel
+        assert not kernel["spilled"], kernel
+    many = [kernel for kernel in found if kernel not in few]
+    assert len(many) == 7
+    for kernel in many:
         loop = Counter(kernel["loop"])
         loads = {name: count for name, count in loop.items() if name.startswith("ld.")}
         assert loop["dp4a.s32.s32"] >= loop.total() / 2, kernel
