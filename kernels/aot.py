@@ -42,6 +42,7 @@ class Compiled:
     shared      bytes of one block, what the driver keeps for itself not counted
     threads     of one block
     seconds     compiling took
+    cached      Triton's cache had it
     """
 
     name: str
@@ -52,6 +53,7 @@ class Compiled:
     threads: int
     seconds: float
     ptx: str
+    cached: bool = False
 
     def same_ptx(self, other: Compiled) -> bool:
         """Their targets aside, and where their source lay, which a cache may have from another checkout."""
@@ -92,8 +94,11 @@ def compile_variant(variant: Variant, capability: tuple[int, int]) -> Compiled:
     from triton.backends.compiler import GPUTarget
 
     target = GPUTarget("cuda", 10 * capability[0] + capability[1], 32)
+    hits: list[bool] = []
     began = time.perf_counter()
-    kernel: Any = triton.compile(source_of(variant), target=target, options=options_of(variant))
+    with triton.knobs.compilation.scope():
+        triton.knobs.compilation.listener = lambda *, cache_hit, **_: hits.append(cache_hit)
+        kernel: Any = triton.compile(source_of(variant), target=target, options=options_of(variant))
     seconds = time.perf_counter() - began
     registers, stack, _, local = _usage(kernel.asm["cubin"])
     return Compiled(
@@ -105,6 +110,7 @@ def compile_variant(variant: Variant, capability: tuple[int, int]) -> Compiled:
         32 * kernel.metadata.num_warps,
         seconds,
         kernel.asm["ptx"],
+        all(hits),
     )
 
 

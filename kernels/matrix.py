@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from .precision import policy_of
 from .static import fault
 from .tuning import choose, tabled_devices
 
-__all__ = ["Row", "markdown", "picks", "run", "verdict", "write"]
+__all__ = ["Row", "Spent", "markdown", "picks", "run", "write"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class Row:
     occupancy     resident warps, of those that an SM can hold
     mix           PTX instructions of note, and how many of each are written
     instructions  all of them, by full name
+    cached        it was not compiled anew
     """
 
     op: str
@@ -45,6 +47,7 @@ class Row:
     seconds: float = 0.0
     mix: Mapping[str, int] | None = None
     instructions: Mapping[str, int] | None = None
+    cached: bool = False
 
     def to_json(self) -> dict[str, Any]:
         fields = {name: getattr(self, name) for name in self.__slots__}
@@ -98,11 +101,29 @@ def _one_of_each(found: Mapping[Job, str]) -> dict[Job, str]:
     return kept
 
 
-def verdict(seconds: float, budget: float | None) -> str:
-    """How long it took, beside how long it may."""
-    if budget is None:
-        return f"{seconds:.0f} s"
-    return f"{seconds:.0f} s of {budget:.0f} s" + (": OVER its budget" if seconds > budget else "")
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """By the clock, and of all cores together: compilers that had to wait for others took no longer for that."""
+
+    seconds: float
+    cpu_seconds: float
+
+    @property
+    def of_two_cores(self) -> float:
+        """Seconds that two cores with nothing else to do need at least."""
+        return self.cpu_seconds / 2
+
+    def over(self, budget: float | None) -> bool:
+        return budget is not None and self.of_two_cores > budget
+
+    def told(self, rows: Sequence[Row], budget: float | None) -> str:
+        """With how many kernels were compiled: a time with none of them says nothing of a cold one."""
+        warm = sum(row.cached for row in rows)
+        allowed = "" if budget is None else f", of {budget:.0f} s"
+        return (
+            f"{len(rows) - warm} compiled anew and {warm} from the cache in {self.seconds:.0f} s, "
+            f"{self.of_two_cores:.0f} s of two cores{allowed}"
+        )
 
 
 def run(
@@ -112,9 +133,9 @@ def run(
     done: Callable[[int, int], None] = lambda count, total: None,
     *,
     quick: bool = False,
-) -> tuple[list[Row], float]:
-    """A row for each kernel that differs, and the seconds that all of it took."""
-    began = time.perf_counter()
+) -> tuple[list[Row], Spent]:
+    """A row for each kernel that differs, and the time that all of it took."""
+    began, cpu = time.perf_counter(), _cpu_seconds()
     by_name = {operation.name: operation for operation in operations}
     capabilities = tuple(capabilities)
     jobs: dict[Job, str] = {}
@@ -137,9 +158,15 @@ def run(
             rows[key] = Row(
                 *head, fault(policy, launch, compiled),
                 compiled.registers, compiled.spilled, compiled.shared, policy.capability.shared_optin, compiled.threads,
-                room.fraction, compiled.seconds, _notable(compiled.mix()), compiled.mix(),
+                room.fraction, compiled.seconds, _notable(compiled.mix()), compiled.mix(), compiled.cached,
             )  # fmt: skip
-    return list(rows.values()), time.perf_counter() - began
+    return list(rows.values()), Spent(time.perf_counter() - began, _cpu_seconds() - cpu)
+
+
+def _cpu_seconds() -> float:
+    """Of this process, and of those that it has waited for."""
+    usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 def markdown(rows: Sequence[Row]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -39,6 +40,18 @@ def test_compile_prints_what_each_kernel_uses(tmp_path: Path) -> None:
         assert sum(count for name, count in row["instructions"].items() if "ld.global" in name) == row["mix"]["load"]
         assert sum(row["instructions"].values()) > sum(row["mix"].values())
     assert "| w4a16_dequantize | – |" in table.read_text(), "6.0 was not asked for"
+    assert found["cached"] == sum(row["cached"] for row in found["rows"])
+    assert found["cpu_seconds"] > 0
+
+
+def test_compiling_fails_that_takes_more_than_its_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With nothing cached; then with all of it, and says so."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    few = ["compile", "--cc", "90", "--quick", "--op", "silu_mul", "--summary", "--budget"]
+    cold = compiled(*few, "1", code=1)
+    assert re.search(r"over its budget: compiling took \d+ s of two cores, and may take 1 s", cold.stderr)
+    assert re.search(r", 0 at fault, \d+ compiled anew and 0 from the cache in", cold.stdout)
+    assert re.search(r", 0 at fault, 0 compiled anew and \d+ from the cache in", compiled(*few, "600").stdout)
 
 
 def test_static_tables_say_so(tmp_path: Path) -> None:
