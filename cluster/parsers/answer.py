@@ -21,7 +21,7 @@ class AnswerParser:
 
     @property
     def num_calls(self) -> int:
-        """Whole calls so far."""
+        """Calls handed out to the end of their arguments, so far."""
         return self._tools.num_calls if self._tools is not None else 0
 
     def push(self, text: str) -> list[Event]:

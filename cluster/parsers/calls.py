@@ -19,7 +19,10 @@ _CLOSES = {"}": "{", "]": "["}
 
 
 class ObjectEnd:
-    """Finds the end of a JSON object: brackets outside strings. Whether it is JSON is for the parser to say."""
+    """Finds the end of a JSON object: brackets outside strings. Whether it is JSON is for the parser to say.
+
+    A `<` or `;` outside strings breaks it: JSON has neither there, and what stands between calls begins with it.
+    """
 
     __slots__ = ("_escaped", "_open", "_quoted", "broken")
 
@@ -52,12 +55,14 @@ class ObjectEnd:
             self._open.append(char)
         elif char in "}]":
             self.broken = not self._open or self._open.pop() != _CLOSES[char]
+        else:
+            self.broken = char in "<;"
         return self.broken or not self._open
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A whole call; `arguments` is a JSON object as text."""
+    """A call; `arguments` are what the model wrote, which need not be JSON."""
 
     name: str
     arguments: str
@@ -66,20 +71,19 @@ class Call:
 class CallReader:
     """Reads one object that begins with the next character, `{`.
 
-    eager     hand out the arguments while they are written, once name and order are clear. Otherwise, and for
-              any other order of keys, a call is handed out whole
+    In the usual order of keys a call is handed out while it is written, so nobody knows by then whether it will be
+    JSON: its arguments are as they are written, JSON or not. In any other order it is handed out when it is whole.
+
     names     tools that may be called
 
     done      the object has ended, or cannot become JSON any more
-    call      set when done, if it is the call of a tool
     started   its name was handed out, and its arguments as far as they go
     open      started, and its arguments have not ended: what follows would be more of them
     """
 
-    def __init__(self, index: int, names: Collection[str], *, eager: bool) -> None:
+    def __init__(self, index: int, names: Collection[str]) -> None:
         self.done = self.started = False
-        self.call: Call | None = None
-        self._index, self._names, self._eager = index, names, eager
+        self._index, self._names = index, names
         self._end = ObjectEnd()
         self._parts: list[str] = []
         self._head = ""
@@ -99,23 +103,15 @@ class CallReader:
         stop = self._end.feed(text)
         mine = text if stop is None else text[:stop]
         self._parts.append(mine)
-        events = self._pieces(mine) if self._eager else []
+        events = self._pieces(mine)
         if stop is None:
             return events, ""
         self.done = True
-        self.call = None if self._end.broken else read_call(self.raw, self._names)
-        if self.call is not None and not self.started:
+        call = None if self._end.broken or self.started else read_call(self.raw, self._names)
+        if call is not None:
             self.started = True
-            events = [CallStart(self._index, self.call.name), CallPiece(self._index, self.call.arguments)]
+            events = [CallStart(self._index, call.name), CallPiece(self._index, call.arguments)]
         return events, text[stop:]
-
-    def cut(self) -> list[Event]:
-        """The text ended within the object: what `eager` has handed out by then, unless it was."""
-        if self._eager:
-            return []
-        events = self._pieces(self.raw)
-        whole = self.open or read_call(self.raw + "}", self._names) is not None
-        return events if whole else []  # what stands behind its arguments is more than the call
 
     def _pieces(self, text: str) -> list[Event]:
         if self.started:
@@ -123,7 +119,7 @@ class CallReader:
         if len(self._head) > MAX_HEAD:
             return []
         self._head += text
-        head = _HEAD.match(self._head)
+        head = _HEAD.match(self._head, 0, MAX_HEAD)
         name = None if head is None else _string(head[1])
         if head is None or name not in self._names:
             return []

@@ -14,20 +14,20 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 class HermesParser:
     """Text and calls in any order. White space next to a call is dropped with its marks.
 
-    What is no JSON object, or calls no known tool, stays text, marks included. A call that breaks off after it
-    was begun to be handed out (`eager`) takes what follows up to its closing mark as arguments, and does not count.
-    Nor does one within whose arguments the text ends: it is handed out as far as it goes, `eager` or not, so that
-    streamed and whole answers agree. The beginning of one behind another call is dropped.
+    What is no call of a known tool stays text, marks included. One whose JSON breaks after its name was handed out
+    takes what follows up to its closing mark as arguments. One within whose arguments the text ends is handed out as
+    far as it goes, and does not count. The beginning of one behind another call is dropped.
 
     single      hand out the first call alone; others are dropped
     required    the text is held to be calls: the beginning of one that is cut off is dropped even if it is the first
-    num_calls   whole calls handed out
+    num_calls   handed out to the end of their arguments
     """
 
-    def __init__(self, names: Collection[str], *, eager: bool, single: bool = False, required: bool = False) -> None:
+    def __init__(self, names: Collection[str], *, single: bool = False, required: bool = False) -> None:
         self.num_calls = 0
-        self._names, self._eager, self._single, self._required = names, eager, single, required
+        self._names, self._single, self._required = names, single, required
         self._started = 0  # calls handed out, whole or not
+        self._dropped = False  # the call that is being read is one too many
         self._after_call = False  # nothing but white space has come since
         self._buffer = ""  # not yet looked at, or too short to tell
         self._opening = ""  # white space and mark before an object, given back if it is no call
@@ -45,13 +45,13 @@ class HermesParser:
         reader, opening, rest = self._reader, self._opening, self._buffer
         self._reader, self._opening, self._buffer = None, "", ""
         if self._state == self._in_broken_call:
-            return [CallPiece(self._started - 1, rest)] if rest else []
+            return self._piece(rest)
         if reader is not None and reader.started:
+            self.num_calls += not (self._dropped or reader.open)
             return []
         if reader is not None and (self._required or CLOSE not in reader.raw):
-            cut = reader.cut()
-            if cut or self._started or self._required:
-                return [] if self._full else cut
+            if self._started or self._required:
+                return []
         elif self._started and (self._state == self._after_object or (opening and reader is None)):
             return []  # a mark, or the beginning of one
         elif self._required and OPEN.startswith((opening + rest).strip()):
@@ -78,8 +78,8 @@ class HermesParser:
         if space > MAX_SPACE or self._buffer[space] != "{":
             return self._back_to_text(self._opening)
         self._opening += self._take(space)
-        eager = self._eager and not self._full
-        self._reader = CallReader(self._started, self._names, eager=eager)
+        self._dropped = self._single and self._started > 0
+        self._reader = CallReader(self._started, self._names)
         self._state = self._in_object
         return []
 
@@ -89,6 +89,7 @@ class HermesParser:
         if not self._buffer:
             return None
         events, self._buffer = reader.push(self._buffer)
+        events = [] if self._dropped else events
         if not reader.done:
             return events
         self._reader = None
@@ -97,10 +98,8 @@ class HermesParser:
         self._opening = ""
         self._state = self._in_broken_call if reader.open else self._after_object
         self._after_call = True
-        if self._full:
-            return []
-        self._started += 1
-        self.num_calls += reader.call is not None
+        self._started += not self._dropped
+        self.num_calls += not (self._dropped or reader.open)
         return events
 
     def _after_object(self) -> list[Event] | None:
@@ -117,14 +116,14 @@ class HermesParser:
         at = self._buffer.find(CLOSE)
         if at >= 0:
             self._state = self._after_object
+            self.num_calls += not self._dropped
         piece = self._take(at if at >= 0 else len(self._buffer) - held(self._buffer, CLOSE))
         if at < 0 and not piece:
             return None
-        return [CallPiece(self._started - 1, piece)] if piece else []
+        return self._piece(piece)
 
-    @property
-    def _full(self) -> bool:
-        return self._single and self._started > 0
+    def _piece(self, text: str) -> list[Event]:
+        return [] if self._dropped or not text else [CallPiece(self._started - 1, text)]
 
     def _text(self, length: int) -> list[Event]:
         self._after_call = self._after_call and length == 0

@@ -15,20 +15,20 @@ BETWEEN = " \t\n\r;,"
 class LlamaParser:
     """Calls stand at the beginning or nowhere: from the first character that cannot be one, all is text.
 
-    What is no JSON object, or calls no known tool, is text too. A call that breaks off after it was begun to be
-    handed out (`eager`) takes all that follows as arguments, and does not count. Nor does one within whose arguments
-    the text ends: it is handed out as far as it goes, `eager` or not, so that streamed and whole answers agree.
-    The beginning of one behind another call is dropped.
+    What is no call of a known tool is text too. One whose JSON breaks after its name was handed out takes all that
+    follows as arguments; it does not count, nor does one within whose arguments the text ends: it is handed out as
+    far as it goes. The beginning of one behind another call is dropped.
 
     single      hand out the first call alone; others are dropped
     required    the text is held to be calls: the beginning of one that is cut off is dropped even if it is the first
-    num_calls   whole calls handed out
+    num_calls   handed out to the end of their arguments
     """
 
-    def __init__(self, names: Collection[str], *, eager: bool, single: bool = False, required: bool = False) -> None:
+    def __init__(self, names: Collection[str], *, single: bool = False, required: bool = False) -> None:
         self.num_calls = 0
-        self._names, self._eager, self._single, self._required = names, eager, single, required
+        self._names, self._single, self._required = names, single, required
         self._started = 0
+        self._dropped = False  # the call that is being read is one too many
         self._buffer = ""
         self._opening = ""  # what stood before an object, given back if it is no call
         self._reader: CallReader | None = None
@@ -46,10 +46,8 @@ class LlamaParser:
         self._reader, self._opening, self._buffer = None, "", ""
         if reader is None:
             return [] if self._started or self._required else texts(rest)
-        if reader.started or self._full:
-            return []
-        cut = reader.cut()
-        return cut if cut or self._started or self._required else texts(rest + reader.raw)
+        self.num_calls += reader.started and not (self._dropped or reader.open)
+        return [] if reader.started or self._started or self._required else texts(rest + reader.raw)
 
     def _before_object(self) -> list[Event] | None:
         text = self._buffer.lstrip(BETWEEN if self._started else None)
@@ -66,7 +64,8 @@ class LlamaParser:
 
     def _open(self, text: str) -> list[Event]:
         self._opening, self._buffer = self._buffer[: len(self._buffer) - len(text)], text
-        self._reader = CallReader(self._started, self._names, eager=self._eager and not self._full)
+        self._dropped = self._single and self._started > 0
+        self._reader = CallReader(self._started, self._names)
         self._state = self._in_object
         return []
 
@@ -74,6 +73,7 @@ class LlamaParser:
         reader = self._reader
         assert reader is not None, "set by the state before"
         events, self._buffer = reader.push(self._buffer)
+        events = [] if self._dropped else events
         if not reader.done:
             return events
         self._reader = None
@@ -83,10 +83,8 @@ class LlamaParser:
             return []
         self._opening = ""
         self._state = self._in_broken_call if reader.open else self._before_object
-        if self._full:
-            return []
-        self._started += 1
-        self.num_calls += reader.call is not None
+        self._started += not self._dropped
+        self.num_calls += not (self._dropped or reader.open)
         return events
 
     def _in_text(self) -> list[Event] | None:
@@ -95,11 +93,7 @@ class LlamaParser:
 
     def _in_broken_call(self) -> list[Event] | None:
         piece, self._buffer = self._buffer, ""
-        return [CallPiece(self._started - 1, piece)]
-
-    @property
-    def _full(self) -> bool:
-        return self._single and self._started > 0
+        return [] if self._dropped else [CallPiece(self._started - 1, piece)]
 
 
 def required(tools: Sequence[Signature], *, single: bool) -> Format:

@@ -13,10 +13,10 @@ from .styles import Reading
 
 
 class AnswerReader:
-    """`eager`: arguments of calls are handed out while they are written, as streams want them."""
+    """The same for whole answers and for streams, so that a text means the same in both."""
 
-    def __init__(self, reading: Reading, tokenizer: Tokenizer, *, eager: bool) -> None:
-        self._parser = reading.parser(eager=eager)
+    def __init__(self, reading: Reading, tokenizer: Tokenizer) -> None:
+        self._parser = reading.parser()
         self._counter = reading.counter()
         self._tokenizer = tokenizer
 
@@ -42,7 +42,7 @@ class AnswerReader:
 
     @property
     def called(self) -> bool:
-        """Whole calls of tools were found."""
+        """Calls of tools were found, their arguments to the end."""
         return self._parser is not None and self._parser.num_calls > 0
 
     @property

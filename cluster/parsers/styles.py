@@ -113,13 +113,13 @@ class Reading:
     opened: bool = False
     required: bool = False
 
-    def parser(self, *, eager: bool) -> AnswerParser | None:
+    def parser(self) -> AnswerParser | None:
         """A new one for one choice; None where all is text."""
         if self.tools is None and not self.thinks:
             return None
         tools = None
         if self.tools is not None:
-            tools = self.tools(self.names, eager=eager, single=self.single, required=self.required)
+            tools = self.tools(self.names, single=self.single, required=self.required)
         return AnswerParser(think.ThinkParser(opened=self.opened) if self.thinks else None, tools)
 
     def counter(self) -> think.ThinkCounter | None:

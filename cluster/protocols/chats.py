@@ -44,9 +44,9 @@ class Chats:
         thinks = thinking(self._door.tokenizer, admitted.request.prompt_ids) if self._styles.thinks else None
         return Chat(enforce(admitted, tools, self._styles.tools.name, thinks), self._reading(tools, thinks))
 
-    def reader(self, chat: Chat, *, eager: bool) -> AnswerReader:
+    def reader(self, chat: Chat) -> AnswerReader:
         """A new one, for one choice."""
-        return AnswerReader(chat.reading, self._door.tokenizer, eager=eager)
+        return AnswerReader(chat.reading, self._door.tokenizer)
 
     def _reading(self, tools: ToolUse, thinks: Thinking | None) -> Reading:
         return Reading(

@@ -36,10 +36,10 @@ class MotleyProtocol:
         return self._chunks(partial(self._completion, request, caller))
 
     async def chat(self, request: pb.ChatRequest, caller: Caller) -> pb.Completion:
-        return await self._whole(*await self._chat(request, caller, eager=False))
+        return await self._whole(*await self._chat(request, caller))
 
     def chat_stream(self, request: pb.ChatRequest, caller: Caller) -> AsyncGenerator[pb.CompletionChunk, None]:
-        return self._chunks(partial(self._chat, request, caller, eager=True))
+        return self._chunks(partial(self._chat, request, caller))
 
     async def embeddings(self, request: pb.EmbeddingsRequest, caller: Caller) -> pb.EmbeddingsResponse:
         admitted = [await self._door.admit(ask, caller) for ask in motley_embeddings.asks(request)]
@@ -87,11 +87,11 @@ class MotleyProtocol:
     async def _completion(self, request: pb.CompleteRequest, caller: Caller) -> tuple[Admitted, Readers]:
         return await self._door.admit(wire.complete_ask(request), caller), ()
 
-    async def _chat(self, request: pb.ChatRequest, caller: Caller, *, eager: bool) -> tuple[Admitted, Readers]:
+    async def _chat(self, request: pb.ChatRequest, caller: Caller) -> tuple[Admitted, Readers]:
         """With a reader for each choice, behind what a resumed one has said already."""
         chat = await self._chats.admit(*motley_chat.chat_ask(request, self._chats.template_for), caller)
         admitted = chat.admitted.request
-        readers = [self._chats.reader(chat, eager=eager) for _ in range(admitted.sampling.n)]
+        readers = [self._chats.reader(chat) for _ in range(admitted.sampling.n)]
         for reader, ids in zip(readers, admitted.output_ids, strict=False):
             reader.skip(admitted, ids)
         return chat.admitted, readers

@@ -19,28 +19,28 @@ from .openai_reply import Echo, ending
 class ChatForm:
     prefix, object, chunk_object = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, tokens: Tokens, fingerprint: str, reader: Callable[..., AnswerReader]) -> None:
-        """`reader` makes one for a choice, `eager` or not."""
+    def __init__(self, tokens: Tokens, fingerprint: str, reader: Callable[[], AnswerReader]) -> None:
+        """`reader` makes one for a choice."""
         self.fingerprint = fingerprint
         self._tokens = tokens
         self._reader = reader
         self._readers: list[AnswerReader] = []
 
     def choice(self, choice: GatheredChoice, admitted: Admitted, echo: Echo | None) -> Object:
-        reader = self._new(eager=False)
+        reader = self._new()
         answer = reader.read(choice.text, choice.token_ids, last=True)
         logprobs = self._tokens.content(choice.logprobs)
         return {"message": _message(answer), "logprobs": logprobs} | ending(choice, called=reader.called)
 
     def stream(self, admitted: Admitted, echo: Echo | None) -> _ChatStream:
-        return _ChatStream(self._tokens, self._new(eager=True))
+        return _ChatStream(self._tokens, self._new())
 
     def usage_details(self) -> Object:
         count = sum(reader.reasoning_tokens for reader in self._readers)
         return {"completion_tokens_details": {"reasoning_tokens": count}}
 
-    def _new(self, *, eager: bool) -> AnswerReader:
-        self._readers.append(self._reader(eager=eager))
+    def _new(self) -> AnswerReader:
+        self._readers.append(self._reader())
         return self._readers[-1]
 
 

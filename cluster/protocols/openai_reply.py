@@ -117,7 +117,7 @@ class _CompletionStream:
 
 
 def ending(of: Delta | GatheredChoice, *, called: bool = False) -> Object:
-    """`finish_reason`, and `stop_reason` where there is one. `called`: whole calls of tools were found."""
+    """`finish_reason`, and `stop_reason` where there is one. `called`: as AnswerReader has it."""
     reason = of.finish_reason
     if called and reason is FinishReason.STOP:
         return {"finish_reason": "tool_calls"}

@@ -58,6 +58,24 @@ class Both:
             usage.get("completion_tokens_details", {}).get("reasoning_tokens", 0),
         )
 
+    async def http_streamed(self, body: Plain) -> tuple[Plain, Plain]:
+        options = {"stream": True, "stream_options": {"include_usage": True}}
+        *events, done = (await self.post(CHAT, {"messages": HELLO, **body, **options})).events()
+        assert done == "[DONE]"
+        whole, usage = said("", "", [], ""), events[-1]["usage"]
+        for choice in (choice for event in events for choice in event["choices"]):
+            delta = choice["delta"]
+            whole["text"] += delta.get("content") or ""
+            whole["reasoning"] += delta.get("reasoning") or ""
+            for piece in delta.get("tool_calls", ()):
+                if piece["index"] == len(whole["calls"]):
+                    whole["calls"].append(piece["function"])
+                else:
+                    whole["calls"][piece["index"]]["arguments"] += piece["function"]["arguments"]
+            whole["finish"] = choice["finish_reason"] or whole["finish"]
+        thought = usage.get("completion_tokens_details", {}).get("reasoning_tokens", 0)
+        return whole, counted(usage["prompt_tokens"], usage["completion_tokens"], thought)
+
     async def grpc(self, body: Plain) -> tuple[Plain, Plain]:
         answer = await self.client.chat(**{"messages": HELLO, **body})
         return of_choice(answer.choices[0]), of_usage(answer.usage)
@@ -143,11 +161,11 @@ async def test_the_same_answer_to_the_same_question(both: Both, scripted: Script
     """And the model is told the same, and held to the same."""
     for more in MORE:
         answers, told = [], []
-        for way in (both.http, both.grpc, both.streamed):
+        for way in (both.http, both.grpc, both.streamed, both.http_streamed):
             answers.append(await way(more))
             told.append((prompt(scripted), scripted.worker.requests[-1].sampling.grammar))
-        assert answers[0] == answers[1] == answers[2], more
-        assert told[0] == told[1] == told[2], more
+        assert answers[0] == answers[1] == answers[2] == answers[3], more
+        assert told[0] == told[1] == told[2] == told[3], more
         if more.get("tools") and not more.get("tool_choice"):
             assert answers[0][0]["finish"] == "tool_calls"
             assert answers[0][0]["calls"][0] == {"name": "weather", "arguments": ARGUMENTS}
@@ -242,6 +260,29 @@ async def test_what_only_protobuf_can_say_is_refused_by_name(both: Both) -> None
             await both.client.stub.Chat(request)
         assert (caught.value.details() or "").startswith(name)
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+BROKEN = ['{"place": NaN}', '{"place": "a" "b"}', '{"place": [}', '{"place": "Zürich"', "{'place': 1}"]
+
+
+@pytest.mark.parametrize("style", ["qwen25", "llama31"])
+@pytest.mark.parametrize("arguments", BROKEN)
+@pytest.mark.parametrize("step", [1, 5])
+async def test_a_call_of_broken_json_is_the_same_call_streamed_and_whole(
+    style: str, arguments: str, step: int, scripted: Scripted
+) -> None:
+    call = (QWEN if style == "qwen25" else LLAMA).replace(ARGUMENTS, arguments)
+    post = await scripted(call, step=step)
+    async with serving(scripted.ingress) as target, AsyncClient(target) as client:
+        both = Both(post, client)
+        told = [await way({"tools": TOOLS}) for way in (both.http, both.grpc, both.streamed, both.http_streamed)]
+    assert told[0] == told[1] == told[2] == told[3]
+    answer = told[0][0]
+    assert answer["text"] == ""
+    assert [found["name"] for found in answer["calls"]] == ["weather"]
+    assert answer["calls"][0]["arguments"].startswith(arguments)
+    ended = style == "qwen25" or "[" not in arguments  # there a call has a closing mark
+    assert answer["finish"] == ("tool_calls" if ended else "stop")
 
 
 @pytest.mark.parametrize("text", ["<tool_call>\n{", "x</thi"])

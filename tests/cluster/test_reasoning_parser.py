@@ -69,7 +69,7 @@ def test_cuts_change_nothing(opened: bool, parts: list[str], cuts: set[int]) -> 
 
 def test_calls_are_looked_for_behind_the_reasoning_alone() -> None:
     call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
-    parser = AnswerParser(ThinkParser(opened=False), HermesParser(("f",), eager=False))
+    parser = AnswerParser(ThinkParser(opened=False), HermesParser(("f",)))
     answer = parse_whole(parser, f"<think>I could {call}</think>\n\n{call}")
     assert (answer.reasoning, answer.text, len(answer.calls)) == (f"I could {call}", "", 1)
 

@@ -97,15 +97,14 @@ def test_whatever_is_written_under_a_required_call_is_one(style: str, thinks: An
     format = TOOL_PARSERS[style].required(SIGNATURES, single=single)
     text = WALK(format if thinks is None else before(format, opened=thinks), seed)
     reading = Reading(TOOL_PARSERS[style].parser, tuple(SCHEMAS), False, thinks is not None, bool(thinks))
-    for eager in (False, True):
-        parser = reading.parser(eager=eager)
-        assert parser is not None
-        answer = parse_whole(parser, text)
-        assert answer.text == ""
-        assert parser.num_calls == len(answer.calls) >= 1
-        assert not single or len(answer.calls) == 1
-        for call in answer.calls.values():
-            jsonschema.validate(json.loads(call.arguments), SCHEMAS[call.name])
+    parser = reading.parser()
+    assert parser is not None
+    answer = parse_whole(parser, text)
+    assert answer.text == ""
+    assert parser.num_calls == len(answer.calls) >= 1
+    assert not single or len(answer.calls) == 1
+    for call in answer.calls.values():
+        jsonschema.validate(json.loads(call.arguments), SCHEMAS[call.name])
 
 
 @settings(max_examples=30)
@@ -114,7 +113,7 @@ def test_a_call_that_is_free_to_come_follows_its_schema(seed: int) -> None:
     hermes = TOOL_PARSERS["hermes"]
     assert hermes.optional is not None
     text = WALK(hermes.optional(SIGNATURES), seed) + "<tool_call>"
-    answer = parse_whole(Reading(hermes.parser, tuple(SCHEMAS)).parser(eager=False), text)  # type: ignore[arg-type]
+    answer = parse_whole(Reading(hermes.parser, tuple(SCHEMAS)).parser(), text)  # type: ignore[arg-type]
     assert answer.text.count("<tool_call>") == 1  # what was appended
 
 
@@ -124,7 +123,7 @@ def test_calls_or_an_answer_in_a_format(seed: int) -> None:
     answer_schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
     hermes = TOOL_PARSERS["hermes"]
     text = WALK(any_of(hermes.required(SIGNATURES, single=False), json_schema(answer_schema)), seed)
-    answer = parse_whole(Reading(hermes.parser, tuple(SCHEMAS)).parser(eager=False), text)  # type: ignore[arg-type]
+    answer = parse_whole(Reading(hermes.parser, tuple(SCHEMAS)).parser(), text)  # type: ignore[arg-type]
     assert bool(answer.calls) != bool(answer.text)
     if answer.text:
         jsonschema.validate(json.loads(answer.text), answer_schema)

@@ -63,6 +63,14 @@ FINE_HERMES: list[tuple[str, str, list[tuple[str, str]]]] = [
     ("<tool_call>" + call("f", "{}"), "", [("f", "{}")]),  # the end came in place of the closing mark
     ("<tool_call>" + call("f", "{}") + " and more", " and more", [("f", "{}")]),
     ("<tool_<tool_call>" + call("f", "{}") + "</tool_call>", "<tool_", [("f", "{}")]),
+    (hermes(call("f", '{"a": NaN}')), "", [("f", '{"a": NaN}')]),
+    (hermes(call("f", '{"a": 1 2}')), "", [("f", '{"a": 1 2}')]),
+    (hermes(call("f", '{"a": "line\nend"}')), "", [("f", '{"a": "line\nend"}}\n')]),
+    (hermes(call("f", '{"a": [}')), "", [("f", '{"a": [}}\n')]),
+    (hermes(call("f", '{"a": 1')[:-1]) + " after", " after", [("f", '{"a": 1\n')]),
+    (hermes(call("f", "{}")[:-1]) + " after", " after", [("f", "{}")]),
+    (hermes('{"name": "f", "arguments": {}, "parameters": {}}'), "", [("f", "{}")]),
+    (hermes('{"name": "f", "arguments": {}, "name": "unknown"}'), "", [("f", "{}")]),
 ]  # fmt: skip
 BROKEN_HERMES = [
     "the <tool_call> mark",
@@ -74,13 +82,9 @@ BROKEN_HERMES = [
     hermes(call("unknown", "{}")),
     hermes(call("f", "[1]")),
     hermes(call("f", '"text"')),
-    hermes(call("f", "{}")[:-1]),
-    hermes('{"name": "f", "arguments": {}, "parameters": {}}'),
     hermes('{"name": 7, "arguments": {}}'),
-    hermes(call("f", '{"a": NaN}')),
-    hermes(call("f", '{"a": 1 2}')),
-    hermes(call("f", '{"a": "line\nend"}')),
-    hermes(call("f", '{"a": [}')),
+    hermes('{"arguments": {}, "parameters": {}, "name": "f"}'),
+    hermes('{"arguments": {"a": NaN}, "name": "f"}'),
     hermes("[" + call("f", "{}") + "]"),
     hermes("{" + '"a":' + "[" * 5000),
     "<tool_call>" + " " * 100 + call("f", "{}"),
@@ -88,16 +92,15 @@ BROKEN_HERMES = [
 
 
 @pytest.mark.parametrize(("text", "content", "calls"), FINE_HERMES)
-@pytest.mark.parametrize("eager", [False, True])
-def test_hermes_calls(text: str, content: str, calls: list[tuple[str, str]], eager: bool) -> None:
-    assert told(parser := HermesParser(NAMES, eager=eager), text) == (content, calls)
+def test_hermes_calls(text: str, content: str, calls: list[tuple[str, str]]) -> None:
+    assert told(parser := HermesParser(NAMES), text) == (content, calls)
     assert parser.num_calls == len(calls)
 
 
 @pytest.mark.parametrize("text", BROKEN_HERMES)
 def test_what_is_no_call_stays_text_to_the_letter(text: str) -> None:
     for whole in (text, f"Before. {text} after", f"{text}\n"):
-        assert told(parser := HermesParser(NAMES, eager=False), whole) == (whole, [])
+        assert told(parser := HermesParser(NAMES), whole) == (whole, [])
         assert parser.num_calls == 0
 
 
@@ -108,6 +111,8 @@ FINE_LLAMA: list[tuple[str, str, list[tuple[str, str]]]] = [
     (call("f", "{}") + "; " + call("get_weather", '{"a": 1}'), "", [("f", "{}"), ("get_weather", '{"a": 1}')]),
     ('{"type": "function", "name": "f", "parameters": {"a": 1}}\n', "", [("f", '{"a": 1}')]),
     (call("f", "{}") + " as asked", " as asked", [("f", "{}")]),
+    (call("f", '{"a": NaN}') + "; " + call("f", "{}"), "", [("f", '{"a": NaN}'), ("f", "{}")]),
+    (call("f", "{}")[:-1] + "<b>", "<b>", [("f", "{}")]),
 ]
 BROKEN_LLAMA = [
     "<|python_tag|>print(1)",
@@ -116,26 +121,25 @@ BROKEN_LLAMA = [
     '{"answer": 42}',
     '{"name": "Bob", "parameters": {}}',
     "Sure: " + call("f", "{}"),
-    call("f", "{}")[:-1] + " and more",
+    '{"parameters": {"a": NaN}, "name": "f"}',
 ]
 
 
 @pytest.mark.parametrize(("text", "content", "calls"), FINE_LLAMA)
-@pytest.mark.parametrize("eager", [False, True])
-def test_llama_calls(text: str, content: str, calls: list[tuple[str, str]], eager: bool) -> None:
-    assert told(parser := LlamaParser(NAMES, eager=eager), text) == (content, calls)
+def test_llama_calls(text: str, content: str, calls: list[tuple[str, str]]) -> None:
+    assert told(parser := LlamaParser(NAMES), text) == (content, calls)
     assert parser.num_calls == len(calls)
 
 
 @pytest.mark.parametrize("text", BROKEN_LLAMA)
 def test_other_json_is_the_answer(text: str) -> None:
-    assert told(parser := LlamaParser(NAMES, eager=False), text) == (text, [])
+    assert told(parser := LlamaParser(NAMES), text) == (text, [])
     assert parser.num_calls == 0
 
 
 def test_arguments_are_handed_out_while_they_are_written() -> None:
-    for parser, text in ((HermesParser(NAMES, eager=True), hermes(call("f", ARGUMENTS))),
-                         (LlamaParser(NAMES, eager=True), call("f", ARGUMENTS, "parameters"))):  # fmt: skip
+    for parser, text in ((HermesParser(NAMES), hermes(call("f", ARGUMENTS))),
+                         (LlamaParser(NAMES), call("f", ARGUMENTS, "parameters"))):  # fmt: skip
         pushed = [parser.push(char) for char in text]
         pieces = [event.text for events in pushed for event in events if isinstance(event, CallPiece)]
         assert "".join(pieces) == ARGUMENTS
@@ -144,17 +148,20 @@ def test_arguments_are_handed_out_while_they_are_written() -> None:
 
 
 @pytest.mark.parametrize("arguments", ['{"a": 1', '{"a": "x\ny"}', '{"a": [}'])
-def test_a_call_that_breaks_off_while_handed_out_does_not_count(arguments: str) -> None:
-    parser = HermesParser(NAMES, eager=True)
+def test_a_call_that_breaks_takes_what_follows_up_to_its_mark(arguments: str) -> None:
+    parser = HermesParser(NAMES)
     events = run(parser, list("<tool_call>" + call("f", arguments)[:-1] + "</tool_call>" + hermes(call("f", "{}"))))
     assert events[0] == CallStart(0, "f")
     assert isinstance(events[1], CallPiece)
     assert events[1].text.startswith(arguments)
-    if "\n" in arguments or "[" in arguments:
-        assert events[2:] == [CallStart(1, "f"), CallPiece(1, "{}")]
-        assert parser.num_calls == 1
-    else:
-        assert parser.num_calls == 0
+    assert events[2:] == [CallStart(1, "f"), CallPiece(1, "{}")]
+    assert parser.num_calls == 2
+    llama = LlamaParser(NAMES)
+    whole = call("f", arguments) + "; " + call("f", "{}")
+    begun = [event for event in run(llama, list(whole)) if isinstance(event, CallStart)]
+    ended = "[" not in arguments and "\n" not in arguments  # by the outer object's bracket; else nothing marks it
+    assert begun == [CallStart(0, "f"), CallStart(1, "f")][: 1 + ended]
+    assert llama.num_calls == len(begun) * ended
 
 
 CUT: list[tuple[ToolClass, str, str, list[tuple[str, str]]]] = [
@@ -179,40 +186,35 @@ def test_a_text_that_ends_within_a_call_shows_no_mark_behind_it(
     make: ToolClass, text: str, content: str, calls: list[tuple[str, str]]
 ) -> None:
     """And streamed or whole, the answer is the same."""
-    for eager in (False, True):
-        assert told(parser := make(NAMES, eager=eager), text) == (content, calls)
-        assert run(make(NAMES, eager=eager), list(text)) == run(make(NAMES, eager=eager), [text])
-        assert parser.num_calls == sum(arguments.endswith("}") and f"{arguments}}}" in text for _, arguments in calls)
-        assert told(make(NAMES, eager=eager, single=True), text) == (content, calls[:1])
+    assert told(parser := make(NAMES), text) == (content, calls)
+    assert run(make(NAMES), list(text)) == run(make(NAMES), [text])
+    assert parser.num_calls == sum(arguments.endswith("}") for _, arguments in calls)
+    assert told(make(NAMES, single=True), text) == (content, calls[:1])
 
 
 CLOSES = '{"a": "</tool_call>"}'
 
 
-@pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize(
     ("make", "whole"), [(HermesParser, hermes(call("f", CLOSES))), (LlamaParser, call("f", CLOSES))]
 )
-def test_a_required_call_that_is_cut_off_shows_no_mark(make: ToolClass, whole: str, eager: bool) -> None:
+def test_a_required_call_that_is_cut_off_shows_no_mark(make: ToolClass, whole: str) -> None:
     """Wherever it is cut: what is known of the call, or nothing. Where none was required, the beginning is text."""
     for cut in range(1, len(whole)):
-        content, calls = told(make(NAMES, eager=eager, required=True), whole[:cut])
+        content, calls = told(make(NAMES, required=True), whole[:cut])
         assert content == ""
         assert all(name == "f" and CLOSES.startswith(arguments) for name, arguments in calls)
         assert bool(calls) == ('"arguments": {' in whole[:cut])
-        assert run(make(NAMES, eager=eager, required=True), list(whole[:cut])) == run(
-            make(NAMES, eager=eager, required=True), [whole[:cut]]
-        )
+        assert run(make(NAMES, required=True), list(whole[:cut])) == run(make(NAMES, required=True), [whole[:cut]])
         if "arguments" not in whole[:cut]:
-            assert told(make(NAMES, eager=eager), whole[:cut]) == (whole[:cut], [])
+            assert told(make(NAMES), whole[:cut]) == (whole[:cut], [])
 
 
-@pytest.mark.parametrize("eager", [False, True])
-def test_one_call_alone_where_calls_in_parallel_are_not_wanted(eager: bool) -> None:
+def test_one_call_alone_where_calls_in_parallel_are_not_wanted() -> None:
     two = [call("f", '{"a": 1}'), call("get_weather", "{}")]
-    single = HermesParser(NAMES, eager=eager, single=True)
+    single = HermesParser(NAMES, single=True)
     assert told(single, "\n".join(map(hermes, two))) == ("", [("f", '{"a": 1}')])
-    assert told(LlamaParser(NAMES, eager=eager, single=True), "; ".join(two)) == ("", [("f", '{"a": 1}')])
+    assert told(LlamaParser(NAMES, single=True), "; ".join(two)) == ("", [("f", '{"a": 1}')])
     assert single.num_calls == 1
 
 
@@ -231,20 +233,17 @@ def cut_texts(draw: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("make", PARSERS)
-@pytest.mark.parametrize("eager", [False, True])
 @given(pieces=cut_texts())
 @example(pieces=list(hermes(call("f", ARGUMENTS))))
-def test_cuts_change_nothing_and_nothing_is_lost(make: Any, eager: bool, pieces: list[str]) -> None:
+def test_cuts_change_nothing_and_nothing_is_lost(make: Any, pieces: list[str]) -> None:
     text = "".join(pieces)
-    whole = run(parser := make(NAMES, eager=eager), [text])
-    assert run(make(NAMES, eager=eager), pieces) == whole
-    assert run(make(NAMES, eager=eager), list(text)) == whole
+    whole = run(parser := make(NAMES), [text])
+    assert run(make(NAMES), pieces) == whole
+    assert run(make(NAMES), list(text)) == whole
     answer = Answer().add(whole)
-    assert len(answer.calls) >= parser.num_calls
-    if not eager:
-        assert len(answer.calls) <= parser.num_calls + 1  # the last may be cut off
-        whole_calls = [answer.calls[index] for index in range(parser.num_calls)]
-        assert all(isinstance(json.loads(call.arguments), dict) for call in whole_calls)
+    assert parser.num_calls <= len(answer.calls) <= parser.num_calls + 1  # the last may be cut off
+    first = Answer().add(run(make(NAMES, single=True), pieces))
+    assert first.calls == {index: call for index, call in answer.calls.items() if index == 0}
     if not answer.calls:
         assert answer.text == text
     for event in whole:
