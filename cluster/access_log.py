@@ -9,6 +9,7 @@ import logging.handlers
 import re
 import secrets
 import time
+from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -25,6 +26,7 @@ FLUSH_S = 0.1  # lines are written so often: one by one they would cost a tenth 
 FILE_BYTES = 64 * 2**20
 FILES = 4
 MAX_CALL_CHARS = 128
+MAX_LABEL_CHARS = 512
 _UNCLEAN = re.compile(r"[^\x21-\x7e]")
 MAX_REQUESTS = 8  # of a call with many prompts the first ones are named
 
@@ -37,6 +39,7 @@ class CallRecord:
     client_id        x-request-id as the client gave it, cleaned
     id               the server's own, told to a client that gave none
     request_ids      the client's own, where messages have a field for it, cleaned
+    labels           what the client calls its request: `user`, `metadata` and the like, as it wrote them
     requests         ids of its requests, as replicas know them: several prompts, several requests
     """
 
@@ -47,12 +50,15 @@ class CallRecord:
     id: str = field(default_factory=partial(secrets.token_hex, 16))
     request_ids: list[str] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
+    labels: dict[str, Any] = field(default_factory=dict)
     prompt_tokens: int = 0
     completion_tokens: int = 0
     began_s: float = field(default_factory=time.monotonic)
 
-    def named(self, client_id: str) -> None:
+    def named(self, client_id: str, labels: Mapping[str, Any]) -> None:
         """By its client. Of many the first ones are kept: a stream of requests may never end."""
+        for label, value in labels.items():
+            self.labels.setdefault(label, value[:MAX_LABEL_CHARS] if isinstance(value, str) else value)
         name = clean_id(client_id, MAX_CLIENT_ID)
         if name and len(self.request_ids) < MAX_REQUESTS and name not in self.request_ids:
             self.request_ids.append(name)
@@ -77,6 +83,7 @@ class CallRecord:
             "id": self.id,
             "client_id": self.client_id,
             "request_ids": self.request_ids,
+            "labels": self.labels,
             "tenant": self.tenant,
             "protocol": self.protocol,
             "call": self.call[:MAX_CALL_CHARS],

@@ -27,6 +27,7 @@ class Ask:
     default_max_tokens   the protocol's, where it has one
     pooling      set: an embedding is wanted, and `sampling` is empty
     prompt_name  what the client calls the prompt: errors name it
+    labels       what the client calls its request: logged
     """
 
     model: str
@@ -44,6 +45,7 @@ class Ask:
     default_max_tokens: int | None = None
     pooling: Pooling | None = None
     prompt_name: str = "prompt"
+    labels: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,7 @@ class Door:
 
     async def admit(self, ask: Ask, caller: Caller) -> Admitted:
         """Raises InvalidRequest naming the client's field, NotFound, DeadlineExceeded."""
-        access_log.current().named(ask.client_id)
+        access_log.current().named(ask.client_id, ask.labels)
         try:
             return await self._admit(ask, caller)
         except InvalidRequest as error:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..access_log import MAX_LABEL_CHARS
 from ..ask import Ask
 from ..errors import unsupported_field
 from .chat_reasoning import TemplateFor, template_arguments
@@ -26,7 +27,7 @@ COMPLETION_MAX_TOKENS = 16  # what OpenAI's completions give when max_tokens is 
 
 _COMPLETION, _CHAT = by_name(COMPLETION), by_name(CHAT)
 _SAMPLING = tuple(field.name for field in SAMPLING)
-_LABELS = ("user", "safety_identifier", "prompt_cache_key")  # change nothing, and are text all the same
+_LABELS = ("user", "safety_identifier", "prompt_cache_key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,6 @@ def completion_call(body: dict[str, Any]) -> Call:
 def chat_call(body: dict[str, Any], template_for: TemplateFor) -> Call:
     """`template_for` given tools: the model's, which decides what some fields can do."""
     check_fields(body, _CHAT)
-    _check_metadata(body)
     sampling = pick(body, (*_SAMPLING, "max_tokens")) | _grammar(body)
     names = _chat_logprobs(body, sampling) | _chat_max_tokens(body, sampling)
     tools = tool_use(body)
@@ -107,14 +107,13 @@ def tokenizes_chat(body: dict[str, Any]) -> bool:
 
 
 def _ask(body: dict[str, Any], prompt: Any, sampling: dict[str, Any], **more: Any) -> Ask:
-    for label in _LABELS:
-        take(body, label, str, "")
     return Ask(
         model=take(body, "model", str, ""),
         prompt=prompt,
         sampling=sampling,
         timeout_s=body.get("timeout_s"),
         priority=0 if body.get("priority") is None else body["priority"],
+        labels=labels(body),
         **more,
     )
 
@@ -179,14 +178,24 @@ def _names(keep: int | None) -> dict[str, str]:
     return {"prompt_logprobs": "logprobs"} | ({} if keep is None else {"n": "best_of"})
 
 
-def _check_metadata(body: dict[str, Any]) -> None:
+def labels(body: dict[str, Any]) -> dict[str, Any]:
+    """What the client calls its request, for the log: those that it gave."""
+    given: dict[str, Any] = {name: take(body, name, str, "") for name in _LABELS if body.get(name) is not None}
+    if metadata := _metadata(body):
+        given["metadata"] = metadata
+    return given
+
+
+def _metadata(body: dict[str, Any]) -> dict[str, str]:
     metadata = take(body, "metadata", dict, {})
     if len(metadata) > MAX_METADATA:
         raise wrong_type("metadata", metadata, f"at most {MAX_METADATA} pairs")
-    for key in metadata:
-        value = take(metadata, key, str, "", path="metadata.")
-        if len(key) > 64 or len(value) > 512:
-            raise wrong_type(f"metadata.{key[:64]}", value, "keys of 64 and values of 512 characters at most")
+    pairs = {key: take(metadata, key, str, "", path="metadata.") for key in metadata}
+    for key, value in pairs.items():
+        if len(key) > 64 or len(value) > MAX_LABEL_CHARS:
+            expected = f"keys of 64 and values of {MAX_LABEL_CHARS} characters at most"
+            raise wrong_type(f"metadata.{key[:64]}", value, expected)
+    return pairs
 
 
 def _chat_logprobs(body: dict[str, Any], sampling: dict[str, Any]) -> dict[str, str]:

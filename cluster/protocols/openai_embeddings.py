@@ -20,7 +20,7 @@ from ..gather import written_of
 from ..routing.router import Router
 from ..web.answers import Object, Written
 from ..web.http import Route, answer, caller_of
-from .openai_ask import prompts
+from .openai_ask import labels, prompts
 from .openai_fields import parse_object, refuse_others, take, wrong_type
 
 _FIELDS = ("input", "model", "encoding_format", "user", "pooling", "timeout_s", "priority")
@@ -64,7 +64,6 @@ def asks(fields: dict[str, Any]) -> list[Ask]:
     """One for each input. `pooling` is ours: "last" (default) or "mean"."""
     if fields.get("dimensions") is not None:
         raise unsupported_field("dimensions", "shortened vectors need a model that was trained for it")
-    take(fields, "user", str, "")
     return [
         Ask(
             model=take(fields, "model", str, ""),
@@ -73,6 +72,7 @@ def asks(fields: dict[str, Any]) -> list[Ask]:
             priority=0 if fields.get("priority") is None else fields["priority"],
             pooling=Pooling(one_of(fields, "pooling", tuple(map(str, Pooling)))),
             prompt_name="input",
+            labels=labels(fields),
         )
         for prompt in prompts(fields.get("input"), "input", MAX_INPUTS)
     ]

@@ -10,6 +10,7 @@ from ...replicas.chat_template import MAX_ARGUMENT_CHARS
 from ...replicas.grammar_spec import MAX_CHOICES
 from ...replicas.messages import MAX_CALLS, ROLES
 from ...replicas.tools import MAX_TOOLS
+from ..access_log import MAX_LABEL_CHARS
 from ..web.openapi import Schema, object_of
 
 MAX_PROMPTS = 128
@@ -229,7 +230,7 @@ METADATA: Schema = {
     "type": "object",
     "maxProperties": MAX_METADATA,
     "propertyNames": {"maxLength": 64},
-    "additionalProperties": {"type": ["string", "null"], "maxLength": 512},
+    "additionalProperties": {"type": ["string", "null"], "maxLength": MAX_LABEL_CHARS},
 }
 LOGIT_BIAS: Schema = {
     "type": "object",

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...replicas import sampling_params as limits
+from ..access_log import MAX_LABEL_CHARS
 from ..web.openapi import Schema
 from . import openai_schemas as schemas
 from .openai_schemas import BOOLEAN, INT32, OBJECT, TEXT
@@ -45,6 +46,7 @@ def _integer(low: int, high: int, default: int | None = None) -> Schema:
 
 _BESIDE_GRAMMAR = "; but where the text is held to a form, the end of that is the end"
 _MODEL_SAYS = "default: the checkpoint's generation_config.json, else"
+_IN_LOG = f"; its first {MAX_LABEL_CHARS} characters are in the line of the access log"
 _STOP: Schema = {"type": "string", "minLength": 1, "maxLength": limits.MAX_STOP_CHARS}
 
 SAMPLING = (
@@ -73,7 +75,7 @@ _SHARED = (
     Field("model", "the name that /v1/models has; default: the one model served", TEXT),
     Field("stream", "answer in server-sent events", BOOLEAN),
     Field("stream_options", "only with stream", schemas.STREAM_OPTIONS),
-    Field("user", "whose request it is, in your own words; changes nothing", TEXT),
+    Field("user", f"whose request it is, in your own words{_IN_LOG}", TEXT),
     Field("timeout_s", "seconds after which the request ends with status 504; at once where it is not above 0; "
           "default: none",
           {"type": "number", "exclusiveMinimum": 0, "maximum": 86400}),
@@ -114,9 +116,9 @@ CHAT = (
           {"enum": list(schemas.EFFORTS)}),
     Field("chat_template_kwargs", "arguments of the model's template, such as enable_thinking: true, false or text",
           schemas.TEMPLATE_ARGUMENTS),
-    Field("metadata", "up to 16 pairs of text for stored completions; nothing is stored", schemas.METADATA),
-    Field("safety_identifier", "whose request it is, in your own words; changes nothing", TEXT),
-    Field("prompt_cache_key", "changes nothing: what prompts have in common is found by itself", TEXT),
+    Field("metadata", "up to 16 pairs of text, in your own words; in the line of the access log", schemas.METADATA),
+    Field("safety_identifier", f"whose request it is, in your own words{_IN_LOG}", TEXT),
+    Field("prompt_cache_key", f"what prompts have in common is found without it{_IN_LOG}", TEXT),
     Field("store", "nothing is stored", BOOLEAN, only=(False,)),
     Field("service_tier", "there is one", TEXT, only=("auto", "default")),
     Field("modalities", "text", {"type": "array"}, only=(["text"],)),

@@ -26,6 +26,35 @@ def log_folder(tmp_path: Path) -> Iterator[Path]:
     access_log.write_to(None)
 
 
+async def test_labels_are_in_the_line_of_their_call(folder: Path, log_folder: Path) -> None:
+    """As the client wrote them, in ASCII and on one line; those that are too long by their beginning."""
+    ingress = await make_ingress(folder, EchoWorker(str(folder)), entrance=Entrance(log_folder=log_folder))
+    app = ingress.__serve_build_asgi_app__()
+    odd = 'two\nlines, "é" and \x1b[31m'
+    own = {"user": odd, "safety_identifier": "s" * 10_000, "prompt_cache_key": "k", "metadata": {odd: odd, "b": "c"}}
+    chat = {"messages": [{"role": "user", "content": "nobody's business"}], "max_tokens": 1, **own}
+    assert (await asgi.request(app, "POST", "/v1/chat/completions", chat)).status == 200
+    for path, body in (
+        ("/v1/completions", {"prompt": ["a", "b"], "max_tokens": 1, "user": "me"}),
+        ("/v1/completions", {"prompt": "a", "max_tokens": -1, "user": "refused"}),
+        ("/v1/completions", {"prompt": "a", "max_tokens": 1, "user": None}),
+        ("/v1/embeddings", {"input": ["a", "b"], "user": "embeds"}),
+        ("/v1/chat/completions", {**chat, "user": 7}),
+        ("/v1/chat/completions", {**chat, "metadata": {"a": "x" * 513}}),
+    ):
+        await asgi.request(app, "POST", path, body)
+    access_log._lines._write()
+    written = (log_folder / "access.log").read_text()
+    assert written.isascii()
+    assert "\x1b" not in written
+    assert "nobody's business" not in written
+    lines = [json.loads(line) for line in written.splitlines()]
+    cut = {**own, "safety_identifier": "s" * access_log.MAX_LABEL_CHARS}
+    assert [line["labels"] for line in lines] == [
+        cut, {"user": "me"}, {"user": "refused"}, {}, {"user": "embeds"}, {}, {},
+    ]  # fmt: skip
+
+
 async def test_over_every_protocol(folder: Path, log_folder: Path) -> None:
     ingress = await make_ingress(folder, EchoWorker(str(folder)), entrance=Entrance(log_folder=log_folder))
     tensor = {"name": "text_input", "datatype": "BYTES", "shape": [1], "contents": {"bytes_contents": [b"ab"]}}
