@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ...replicas.errors import NotFound
+from ...replicas.errors import NotFound, Unavailable
 from ...replicas.protocol import Pooling
 from ..embed import MAX_INPUTS
 from ..web.openapi import Operation, Operations, Schema, object_of
@@ -104,6 +104,8 @@ OPERATIONS: Operations = {
         "Named tokens and chat template, for programs that have no tokenizer", answers.TOKENIZER_INFO
     ),
     ("GET", "/health"): Operation(
-        "Whether a replica's engine goes round, and what the healthy replicas carry together", answers.HEALTH
+        "Whether a replica's engine goes round, and what the healthy replicas carry together",
+        answers.HEALTH,
+        more=(Unavailable,),
     ),
 }

@@ -6,8 +6,9 @@ from starlette.responses import Response
 
 from ..web.answers import Object
 from ..web.http import Route, answer
-from ..web.openapi import Operation, Operations, document
+from ..web.openapi import REFUSED, Operation, Operations, document
 from . import kserve_docs, openai_docs
+from .openai_refused import refused_routes
 
 PATH = "/openapi.json"
 OPERATIONS: Operations = {
@@ -17,9 +18,12 @@ OPERATIONS: Operations = {
 }
 
 
+REFUSALS: Operations = {(route.method, route.path): REFUSED for route in refused_routes()}
+
+
 class OpenApiRoutes:
     def __init__(self) -> None:
-        self._document: Object = document(OPERATIONS)
+        self._document: Object = document({**OPERATIONS, **REFUSALS})
 
     def routes(self) -> tuple[Route, ...]:
         return (Route("GET", PATH, self._get),)

@@ -1,10 +1,13 @@
-"""`make reference` runs this; a test fails when the file is not what it would write."""
+"""`make reference` runs this; a test fails when a file is not what it would write."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from . import http_codes
 from .page import PAGE, page
 
+codes = http_codes.write()  # first: the page tells of them
 PAGE.write_text(page(), encoding="utf-8")
-print(f"written: {PAGE.relative_to(Path.cwd()) if PAGE.is_relative_to(Path.cwd()) else PAGE}")
+for path in (codes, PAGE):
+    print(f"written: {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")

@@ -26,8 +26,17 @@ def http() -> Iterator[str]:
             if "requestBody" in described:
                 yield table(("field", "type", "default", ""), _asked(_schema(described["requestBody"])))
             yield from _answer(described["responses"]["200"])
-            yield f"Refusals: {', '.join(status for status in described['responses'] if status != '200')}."
+            yield f"Refusals: {'; '.join(_refusals(described['responses']))}."
     yield from _refused()
+
+
+def _refusals(responses: Schema) -> Iterator[str]:
+    """Each status with its codes; without them where the protocol's errors have none."""
+    for status, described in responses.items():
+        if status != "200":
+            errors = [one["properties"]["error"] for one in _alternatives(_schema(described))]
+            codes = [code for error in errors for code in error.get("properties", {}).get("code", {}).get("enum", ())]
+            yield " ".join([status, ", ".join(f"`{code or 'null'}`" for code in codes)]).strip()
 
 
 def _answer(described: Schema) -> Iterator[str]:

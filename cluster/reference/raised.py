@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 from ...replicas import errors as engine_errors
@@ -50,12 +51,18 @@ class _Maker:
 
 def raised() -> set[Raised]:
     """Of all sources that a service runs."""
-    found: set[Raised] = set()
+    return set().union(*by_file().values())
+
+
+@cache
+def by_file() -> Mapping[Path, set[Raised]]:
+    """The same, of each file by its path below ROOT."""
+    found: dict[Path, set[Raised]] = {}
     for package in _PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
             inside = path.relative_to(ROOT)
             if not set(inside.parts) & set(_NOT_SERVED) and not path.stem.endswith(("_pb2", "_pb2_grpc")):
-                found |= raised_in(path.read_text(encoding="utf-8"), inside)
+                found[inside] = raised_in(path.read_text(encoding="utf-8"), inside)
     return found
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from http import HTTPStatus
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from ...replicas.errors import (
@@ -14,18 +17,21 @@ from ...replicas.errors import (
     EngineFault,
     InvalidRequest,
     MotleyError,
+    NotFound,
     Overloaded,
     Unavailable,
 )
-from ..errors import SlowBody, TooLarge, UnsupportedMedia
+from ..errors import MethodNotAllowed, NotImplementedHere, SlowBody, TooLarge, UnsupportedMedia
 from ..failures import Forbidden, Unauthenticated
 from .answers import Object
 
 Schema = Mapping[str, Any]
-_IN_PATHS = {"name": "of the model", "number": "of its version: 1, the only one"}
-_ALWAYS = (InvalidRequest, Unauthenticated, Forbidden, EngineFault, Unavailable)  # the first: for a query
-_WITH_BODY = (SlowBody, TooLarge, UnsupportedMedia)
-_WITH_ENGINE = (Overloaded, DeadlineExceeded)
+_IN_PATHS = {"name": "of the model", "number": "of its version: 1, the only one", "rest": "whatever follows"}
+CODES = Path(__file__).with_name("codes.json")  # written by `make reference`, from where the sources raise them
+# The first for a query, the last for a WebSocket's handshake.
+_ALWAYS = (InvalidRequest, Unauthenticated, Forbidden, MethodNotAllowed, EngineFault, Unavailable, NotImplementedHere)
+_WITH_BODY = (SlowBody, TooLarge, UnsupportedMedia, Overloaded)
+_WITH_ENGINE = (DeadlineExceeded,)
 ERROR: Schema = {
     "type": "object",
     "required": ["error"],
@@ -50,7 +56,7 @@ class Operation:
     """What one route does.
 
     body    schema of the JSON body; None: it has none
-    answer  schema of the JSON answer
+    answer  schema of the JSON answer; None: it is always refused
     chunk   schema of one server-sent event, where the answer may be a stream of them
     engine  the model is at work: the request can be refused for lack of room, or miss its deadline
     error   schema of a refusal; None: OpenAI's
@@ -58,7 +64,7 @@ class Operation:
     """
 
     summary: str
-    answer: Schema
+    answer: Schema | None
     body: Schema | None = None
     chunk: Schema | None = None
     engine: bool = False
@@ -74,6 +80,7 @@ class Operation:
         return tuple(sorted(found, key=lambda kind: kind.status))
 
 
+REFUSED = Operation("Refused: there is no such API here", None, more=(NotFound, TooLarge))
 Operations = Mapping[tuple[str, str], Operation]  # by method and path
 
 
@@ -86,13 +93,19 @@ def document(operations: Operations) -> Object:
         "openapi": "3.1.0",
         "info": {"title": "Motley", "version": version("motley"), "description": "One language model, served."},
         "paths": paths,
-        "components": {"securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+        "components": {
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            "responses": {f"Refused{status}": described for status, described in _responses(REFUSED)},
+        },
         "security": [{"key": []}, {}],  # without keys the service is for its own machine
     }
 
 
 def _described(path: str, operation: Operation) -> Object:
-    described: Object = {"summary": operation.summary, "responses": dict(_responses(operation))}
+    responses: Object = dict(_responses(operation))
+    if operation is REFUSED:  # of which there are many: each is described once
+        responses = {status: {"$ref": f"#/components/responses/Refused{status}"} for status in responses}
+    described: Object = {"summary": operation.summary, "responses": responses}
     if names := re.findall(r"{(\w+)", path):
         described["parameters"] = [
             {
@@ -110,25 +123,57 @@ def _described(path: str, operation: Operation) -> Object:
 
 
 def _responses(operation: Operation) -> Iterator[tuple[str, Object]]:
-    content: Object = {"application/json": {"schema": operation.answer}}
-    if operation.chunk is not None:
-        content["text/event-stream"] = {
-            "schema": {"type": "string"},
-            "x-event": {"anyOf": [operation.chunk, ERROR]},  # what goes wrong after the beginning is the last event
-        }
-    yield "200", {"description": "the answer", "content": content}
-    for kind in operation.errors:
-        yield str(kind.status), _refusal(kind, operation.error or ERROR)
+    if operation.answer is not None:
+        content: Object = {"application/json": {"schema": operation.answer}}
+        if operation.chunk is not None:
+            content["text/event-stream"] = {
+                "schema": {"type": "string"},
+                "x-event": {"anyOf": [operation.chunk, ERROR]},  # what goes wrong after the beginning is the last event
+            }
+        yield "200", {"description": "the answer", "content": content}
+    kinds = {kind.status: kind for kind in operation.errors}
+    for status in sorted({*kinds, *map(int, _codes()["edge"])}):
+        yield str(status), _refusal(operation, status, kinds.get(status))
 
 
-def _refusal(kind: type[MotleyError], schema: Schema) -> Object:
-    said = (kind.__doc__ or HTTPStatus(kind.status).phrase).partition("\n")[0]
+def _refusal(operation: Operation, status: int, kind: type[MotleyError] | None) -> Object:
+    """`kind`: what the service itself refuses so; None: only HAProxy, which stands before it, does."""
+    said = ((kind and kind.__doc__) or HTTPStatus(status).phrase).partition("\n")[0]
+    schema = _error(operation, status, kind)
     described: Object = {"description": said, "content": {"application/json": {"schema": schema}}}
-    if kind.status in (429, 503):
+    if status in (429, 503):
         described["headers"] = {
             "Retry-After": {"description": "seconds after which trying again may help", "schema": {"type": "integer"}}
         }
     return described
+
+
+def _error(operation: Operation, status: int, kind: type[MotleyError] | None) -> Schema:
+    """With the codes that may be in it. What HAProxy says by itself has OpenAI's form on every path."""
+    codes = _codes()
+    edge, own = codes["edge"].get(str(status), []), []
+    if kind is not None:
+        behind = "refused" if operation.answer is None else "routes"
+        reached = operation.body is not None or kind in operation.more
+        own = codes["door"].get(str(status), []) + (codes[behind].get(str(status), []) if reached else [])
+    if operation.error is None:
+        return _with_codes([*edge, *own])
+    forms = ([operation.error] if kind is not None else []) + ([_with_codes(edge)] if edge else [])
+    return forms[0] if len(forms) == 1 else {"anyOf": forms}
+
+
+def _with_codes(codes: Iterable[str | None]) -> Schema:
+    known = sorted(set(codes), key=lambda code: (code is None, code))
+    error = ERROR["properties"]["error"]
+    code = {"enum": known, "description": error["properties"]["code"]["description"]}
+    return {**ERROR, "properties": {"error": {**error, "properties": {**error["properties"], "code": code}}}}
+
+
+@cache
+def _codes() -> Mapping[str, Mapping[str, list[str | None]]]:
+    """Who answers -> status -> codes: HAProxy, what stands before every route, and what lies behind that."""
+    found: Mapping[str, Mapping[str, list[str | None]]] = json.loads(CODES.read_text(encoding="utf-8"))
+    return found
 
 
 def object_of(properties: Mapping[str, Schema], required: Iterable[str] = ()) -> Schema:

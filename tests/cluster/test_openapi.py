@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from openapi_spec_validator import validate
 
-from motley.cluster.protocols.openai_refused import refused_routes
 from motley.cluster.protocols.openai_table import CHAT, COMPLETION, Field
-from motley.cluster.protocols.openapi_routes import OPERATIONS
-from motley.cluster.web.openapi import document, or_null
+from motley.cluster.protocols.openapi_routes import OPERATIONS, REFUSALS
+from motley.cluster.reference.http_codes import http_codes
+from motley.cluster.web.openapi import CODES, document, or_null
 
 
 @pytest.fixture(scope="module")
@@ -22,12 +22,13 @@ async def served(call: Any) -> dict[str, Any]:
 
 def test_it_is_valid(served: dict[str, Any]) -> None:
     validate(served)
-    assert served == document(OPERATIONS)
+    assert served == document({**OPERATIONS, **REFUSALS})
 
 
 def test_it_has_every_route_that_answers(ingress: Any) -> None:
     routes = {(route.method, route.path) for route in ingress._routes}
-    assert routes - {(route.method, route.path) for route in refused_routes()} == set(OPERATIONS)
+    assert routes == {*OPERATIONS, *REFUSALS}
+    assert not {*OPERATIONS} & {*REFUSALS}
 
 
 @pytest.mark.parametrize(("path", "fields"), [("/v1/completions", COMPLETION), ("/v1/chat/completions", CHAT)])
@@ -52,10 +53,26 @@ def test_defaults_are_told(served: dict[str, Any]) -> None:
 
 def test_refusals_are_told(served: dict[str, Any]) -> None:
     told = served["paths"]["/v1/completions"]["post"]["responses"]
-    assert set(told) == {"200", "400", "401", "403", "404", "408", "413", "415", "429", "500", "503", "504"}
+    assert set(told) == {
+        *("200", "400", "401", "403", "404", "405", "408", "413", "415", "429", "431", "500", "501", "503", "504")
+    }
     assert "Retry-After" in told["429"]["headers"]
     told = served["paths"]["/v1/models"]["get"]["responses"]
-    assert set(told) == {"200", "400", "401", "403", "500", "503"}
+    assert set(told) == {"200", "400", "401", "403", "404", "405", "408", "431", "500", "501", "503", "504"}
+    files = served["paths"]["/v1/files/{rest}"]
+    assert set(files) == {"get", "post", "delete"}
+    assert "200" not in files["get"]["responses"]
+    assert files["get"]["responses"]["404"] == {"$ref": "#/components/responses/Refused404"}
+    assert "unsupported_endpoint" in codes(served["components"]["responses"]["Refused404"])
+
+
+def codes(response: Any) -> list[str | None]:
+    error = response["content"]["application/json"]["schema"]["properties"]["error"]
+    return error["properties"]["code"]["enum"]
+
+
+def test_the_codes_are_those_that_the_sources_raise() -> None:
+    assert CODES.read_text(encoding="utf-8") == http_codes(), "run `make reference`"
 
 
 def test_null_is_as_good_as_nothing() -> None:

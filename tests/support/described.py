@@ -11,10 +11,11 @@ from typing import Any
 import asgi
 from jsonschema import Draft202012Validator
 
-from motley.cluster.protocols.openapi_routes import OPERATIONS
+from motley.cluster.protocols.openapi_routes import OPERATIONS, REFUSALS
 from motley.cluster.web.openapi import document
 
-PATHS = document(OPERATIONS)["paths"]
+DOCUMENT = document({**OPERATIONS, **REFUSALS})
+PATHS = DOCUMENT["paths"]
 _PATTERNS = {path: re.compile(re.sub(r"{\w+}", "(.+)", path)) for path in sorted(PATHS, key=len, reverse=True)}
 
 
@@ -51,6 +52,13 @@ def check_answer(operation: Any, reply: asgi.Reply) -> None:
         check_part(schema, part)
 
 
+def check_refusal(method: str, path: str, status: int, body: Any) -> None:
+    """Its status, form and code; of a method that the path does not have, as another one of it tells."""
+    operation = operation_of(method, path) or operation_of("POST", path)
+    assert str(status) in operation["responses"], f"{status} of {path} is not in the document: {body}"
+    check_part(_response(operation, status)["content"]["application/json"]["schema"], body)
+
+
 def check_part(schema: Any, value: Any) -> None:
     """An answer, or an event of one."""
     _check(strict(schema), value)
@@ -64,9 +72,15 @@ def parts_of(reply: asgi.Reply) -> list[Any]:
 
 
 def schema_of(operation: Any, reply: asgi.Reply) -> Any:
-    content = operation["responses"][str(reply.status)]["content"]
+    content = _response(operation, reply.status)["content"]
     kind = reply.headers["content-type"].partition(";")[0]
     return content[kind]["x-event" if kind == "text/event-stream" else "schema"]
+
+
+def _response(operation: Any, status: int) -> Any:
+    response = operation["responses"][str(status)]
+    shared = response.get("$ref", "").rpartition("/")[2]
+    return DOCUMENT["components"]["responses"][shared] if shared else response
 
 
 def strict(schema: Any) -> Any:

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, cast
 
 import grpc
+from described import check_refusal
 from google.protobuf.message import Message
 
 from motley.cluster.protos import inference_pb2, kserve_pb2, vllm_engine_pb2
@@ -161,15 +162,18 @@ class Http(Protocol):
             connection.close()
             connection.request(method, self.path, body, dict(headers))
             response = connection.getresponse()
-        return self.outcome(response.status, response.read().decode())
+        return self.outcome(response.status, response.read().decode(), method)
 
-    def outcome(self, status: int, body: str) -> Outcome:
+    def outcome(self, status: int, body: str, method: str = "POST") -> Outcome:
         if body.startswith("data: "):
             events = [json.loads(line[6:]) for line in body.split("\n\n") if line and line != "data: [DONE]"]
             errors = [event["error"] for event in events if "error" in event]
             return self._refused(status, errors[0]) if errors else Outcome("ok", said=self.joined(events))
         content = json.loads(body)
-        return self._refused(status, content["error"]) if status != 200 else Outcome("ok", said=self.said(content))
+        if status == 200:
+            return Outcome("ok", said=self.said(content))
+        check_refusal(method, self.path, status, content)
+        return self._refused(status, content["error"])
 
     def _refused(self, status: int, error: Any) -> Outcome:
         if isinstance(error, str):  # KServe's errors are a text alone

@@ -1,0 +1,57 @@
+"""Which codes an operation over HTTP may answer with, by where the sources raise them: for the OpenAPI document."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+
+from ..edge.edge import ANSWERS
+from ..web.openapi import CODES
+from .errors_part import served
+from .raised import FAMILY, by_file
+
+# What stands before every route; and where the HTTP framework's own refusals are told.
+_DOOR = (Path("cluster/auth"), Path("cluster/web"), Path("cluster/errors.py"))
+_REFUSED = (Path("cluster/protocols/openai_refused.py"),)
+# The control plane, and what starts, plans, simulates and updates: no route leads there. Nor to gRPC's translators.
+_FOLDERS = ("cluster/control", "cluster/fleet", "cluster/plan", "cluster/scaling", "cluster/simulation")
+_ELSEWHERE = tuple(map(Path, (*_FOLDERS, "cluster/weights.py", "replicas/updates")))
+_GRPC = ("*_rpcs.py", "rpc.py", "servicers.py", "unparsed.py", "vllm*.py", "motley*.py")
+
+
+def http_codes() -> str:
+    """For CODES: who answers -> status -> codes, as JSON."""
+    edge = sorted({(status, code) for status, _, code in ANSWERS})
+    places = {"door": _DOOR, "refused": _REFUSED}
+    behind = _codes(lambda path: not _below(path, (*_DOOR, *_REFUSED)))
+    groups: dict[str, Iterable[tuple[int, str | None]]] = {"edge": edge, "routes": behind}
+    groups |= {name: _codes(partial(_below, places=those)) for name, those in places.items()}
+    return json.dumps({name: _by_status(pairs) for name, pairs in groups.items()}, indent=1) + "\n"
+
+
+def write() -> Path:
+    CODES.write_text(http_codes(), encoding="utf-8")
+    return CODES
+
+
+def _codes(wanted: Callable[[Path], bool]) -> list[tuple[int, str | None]]:
+    """With their statuses, of the files that are wanted and that a route may lead to."""
+    return [
+        (FAMILY[one.kind].status, one.code)
+        for path, found in by_file().items()
+        if wanted(path) and not _below(path, _ELSEWHERE) and not any(map(path.match, _GRPC))
+        for one in served(found)
+    ]
+
+
+def _below(path: Path, places: Iterable[Path]) -> bool:
+    return any(path == place or place in path.parents for place in places)
+
+
+def _by_status(pairs: Iterable[tuple[int, str | None]]) -> Mapping[str, list[str | None]]:
+    found: dict[int, set[str | None]] = {}
+    for status, code in pairs:
+        found.setdefault(status, set()).add(code)
+    return {str(status): sorted(found[status], key=lambda code: (code is None, code)) for status in sorted(found)}
