@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from bad_rows import (
 from protocols_said import Grpc, Http, Outcome, Protocol, Question, Unsayable, everything
 from served import Served
 
+from motley.client import Client
 from motley.replicas.offline import Engine
 
 ROOT = Path(__file__).parents[2]
@@ -51,7 +54,7 @@ def _nothing_else_happens(
 ) -> Iterator[None]:
     """Over the protocol at hand: same processes, same greedy answer, queues and KV as they were.
 
-    Whatever the engine of this process is asked, another stream is open beside it.
+    Beside it a neighbour is answered all the time, as it is alone: one of the service, or of the engine in here.
     """
     name = request.node.callspec.params["name"] if hasattr(request.node, "callspec") else None
     names = [one for one in ([name] if name else EVERYTHING) if one not in RESPONSES]
@@ -62,7 +65,8 @@ def _nothing_else_happens(
         return found
 
     before, replicas = answers(), service.replicas()
-    with beside(engine) if set(names) & set(IN_PYTHON) else nullcontext():
+    in_here = set(names) & set(IN_PYTHON)
+    with beside(engine) if in_here else nullcontext(), beside_all(service) if set(names) - in_here else nullcontext():
         yield
         assert answers() == before
     assert service.replicas() == replicas
@@ -80,6 +84,37 @@ def beside(engine: Engine) -> Iterator[None]:
     assert begun + "".join(delta.text for delta in neighbour) == alone
     assert not core.busy
     core.scheduler.pool.check(idle=True)
+
+
+@contextmanager
+def beside_all(service: Served) -> Iterator[None]:
+    """A client of the service whose one stream is followed by the next meanwhile."""
+    ended, begun, streams = threading.Event(), threading.Event(), []
+    with Client(service.grpc, retries=0) as client, ThreadPoolExecutor(1) as thread:
+        steady = partial(client.stream, "a neighbour", temperature=0.0, max_tokens=200, ignore_eos=True)
+
+        def read() -> list[int]:
+            ids: list[int] = []
+            for chunk in steady():
+                ids += [token for choice in chunk.choices for token in choice.token_ids]
+                begun.set()
+            return ids
+
+        def stream_on() -> None:
+            while not ended.is_set():
+                streams.append(read())
+
+        alone = read()
+        begun.clear()
+        reading = thread.submit(stream_on)
+        try:
+            assert begun.wait(60), "the neighbour's stream has begun"
+            yield
+        finally:
+            ended.set()
+            reading.result(60)
+    assert len(alone) == 200
+    assert streams == [alone] * len(streams)
 
 
 def greedy(name: str) -> dict[str, Any]:
