@@ -1,6 +1,6 @@
 """A request that is parked, as one that waits for its grammar's word with its KV: it ends in every way.
 
-That an HTTP client has gone is Serve's to notice, whatever the request waits for: see tests/system/test_cancel.py.
+Over the wire of a live service, and over HTTP, where Serve notices that a client has gone: tests/system/test_cancel.py.
 """
 
 from __future__ import annotations

@@ -27,6 +27,8 @@ MOST_INPUT = 20_000  # tokens: some seconds of work
 class Asked:
     """What is asked for over any protocol. `timeout_s`: by the request's own field, where it has one.
 
+    `regex`: what the whole answer matches.
+
     Of an embedding `max_tokens` is how much of its prompt there is at least, up to MOST_INPUT: that takes its time.
     """
 
@@ -35,6 +37,7 @@ class Asked:
     n: int = 1
     logprobs: int | None = None
     timeout_s: float | None = None
+    regex: str | None = None
     id: str = "the one to abort"
 
     @property
@@ -43,7 +46,10 @@ class Asked:
 
 
 def _sampling(asked: Asked) -> pb.SamplingParams:
-    return pb.SamplingParams(max_tokens=asked.max_tokens, ignore_eos=True, n=asked.n, logprobs=asked.logprobs)
+    held = None if asked.regex is None else pb.Grammar(regex=asked.regex)
+    return pb.SamplingParams(
+        max_tokens=asked.max_tokens, ignore_eos=True, n=asked.n, logprobs=asked.logprobs, grammar=held
+    )
 
 
 def _motley(asked: Asked) -> bytes:
@@ -70,6 +76,8 @@ def _kserve(asked: Asked, *, streaming: bool) -> bytes:
         request.inputs.add(name="streaming", datatype="BOOL", shape=[1]).contents.bool_contents.append(True)
     request.parameters["max_tokens"].int64_param = asked.max_tokens
     request.parameters["ignore_eos"].bool_param = True
+    if asked.regex is not None:
+        request.parameters["regex"].string_param = asked.regex
     if asked.logprobs is not None:
         request.parameters["logprobs"].int64_param = asked.logprobs
     if asked.timeout_s is not None:
@@ -79,6 +87,8 @@ def _kserve(asked: Asked, *, streaming: bool) -> bytes:
 
 def _kserve_rest(asked: Asked) -> bytes:
     parameters: dict[str, Any] = {"max_tokens": asked.max_tokens, "ignore_eos": True}
+    if asked.regex is not None:
+        parameters["regex"] = asked.regex
     if asked.timeout_s is not None:
         parameters["timeout"] = round(1e6 * asked.timeout_s)
     text = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": [asked.prompt]}
@@ -86,7 +96,10 @@ def _kserve_rest(asked: Asked) -> bytes:
 
 
 def _vllm(asked: Asked, *, stream: bool) -> bytes:
-    sampling = vllm_engine_pb2.SamplingParams(max_tokens=asked.max_tokens, ignore_eos=True, logprobs=asked.logprobs)
+    held = {} if asked.regex is None else {"regex": asked.regex}
+    sampling = vllm_engine_pb2.SamplingParams(
+        max_tokens=asked.max_tokens, ignore_eos=True, logprobs=asked.logprobs, **held
+    )
     return vllm_engine_pb2.GenerateRequest(
         request_id=asked.id, text=asked.prompt, sampling_params=sampling, stream=stream
     ).SerializeToString()
@@ -97,17 +110,21 @@ def _vllm_embed(asked: Asked) -> bytes:
 
 
 def _json(asked: Asked, fields: dict[str, Any]) -> bytes:
-    return json.dumps(fields | ({} if asked.timeout_s is None else {"timeout_s": asked.timeout_s})).encode()
+    more: dict[str, Any] = {} if asked.timeout_s is None else {"timeout_s": asked.timeout_s}
+    more |= {} if asked.regex is None else {"structured_outputs": {"regex": asked.regex}}
+    return json.dumps(fields | more).encode()
 
 
 def _openai(asked: Asked, *, stream: bool) -> bytes:
     body: dict[str, Any] = {"prompt": asked.prompt, "max_tokens": asked.max_tokens, "ignore_eos": True}
-    return _json(asked, body | {"stream": stream, "logprobs": asked.logprobs and min(asked.logprobs, 5)})
+    few = asked.logprobs and min(asked.logprobs, 5)
+    return _json(asked, body | {"stream": stream, "n": asked.n, "logprobs": few})
 
 
 def _openai_chat(asked: Asked, *, stream: bool) -> bytes:
     messages = [{"role": "user", "content": asked.prompt}]
     body: dict[str, Any] = {"messages": messages, "max_tokens": asked.max_tokens, "ignore_eos": True, "stream": stream}
+    body["n"] = asked.n
     return _json(asked, body | ({"logprobs": True, "top_logprobs": asked.logprobs} if asked.logprobs else {}))
 
 

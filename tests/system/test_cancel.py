@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
+import time
 from collections.abc import Callable
 
 import grpc
+import pytest
 from leaving import Leaving
 from protocols_said import Grpc, Http, Responses, everything
 from raw_calls import PROTOCOLS, Asked, Protocol, RawCall
-from served import Served, wait_for
+from served import Served, children, command_line, wait_for
 
 from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import inference_pb2_grpc
@@ -76,11 +80,14 @@ def test_leaving_what_one_does_not_read(service: Served, report: Callable[[str],
         table.out_of_time(STREAMS, verbose, ahead, 5.0, told=False)
 
 
-def test_the_engine_waits_for_a_reader_that_takes_nothing(service: Served, report: Callable[[str], None]) -> None:
+@pytest.mark.parametrize("protocol", [STREAMS[0], STREAMS[3]], ids=lambda one: one.name)
+def test_the_engine_waits_for_a_reader_that_takes_nothing(
+    service: Served, protocol: Protocol, report: Callable[[str], None]
+) -> None:
     """And keeps neither a place nor KV for it. Then it goes, like any other."""
     service.wait_idle()
     before = service.load()["steps"]
-    call = RawCall(service, PROTOCOLS[0], Asked(logprobs=20, n=32))
+    call = RawCall(service, protocol, Asked(logprobs=20, n=32))
 
     def held() -> bool:
         load = service.load()
@@ -88,11 +95,48 @@ def test_the_engine_waits_for_a_reader_that_takes_nothing(service: Served, repor
 
     wait_for(held, "an engine that computes nothing for it")
     steps = service.load()["steps"]
-    report(f"a reader that takes nothing was waited for after {32 * (steps - before)} tokens with 20 logprobs each")
+    report(f"{protocol.name}: a reader of nothing was waited for after {32 * (steps - before)} tokens with logprobs")
     assert steps - before < 2000, "a thirtieth of what it asked for; what is on the way is in buffers of known size"
     with Leaving(service, "waiting for its reader", "waiting", report).measured() as table:
-        table.one(PROTOCOLS[0], "disconnect", call)
+        table.one(protocol, "disconnect", call)
     service.wait_idle(1.0)
+
+
+def test_leaving_while_it_is_parked(service: Served, report: Callable[[str], None]) -> None:
+    """It waits for its grammar's word, with its KV: the process that would say it is stopped."""
+    service.wait_idle()
+
+    def parked(count: int) -> None:
+        signal_all(service, signal.SIGCONT)  # an earlier round has stopped it
+        running(service)(count)
+        before = service.load()["steps"]
+        wait_for(lambda: service.load()["steps"] > before + 20, "tokens of all of them")
+        signal_all(service, signal.SIGSTOP)
+        steps = -1
+        while steps != (steps := service.load()["steps"]):
+            time.sleep(0.1)
+        load = service.load()
+        assert load["running"] == count
+        assert load["kv_blocks_total"] - load["kv_blocks_free"] >= count, "they hold their KV"
+
+    try:
+        with Leaving(service, "parked", "running", report).measured() as table:
+            table.leave_all(GENERATE, held, parked)
+    finally:
+        signal_all(service, signal.SIGCONT)
+    service.wait_idle()
+
+
+def held(protocol: Protocol) -> Asked:
+    """One grammar for all of them: one process."""
+    return Asked(f"{protocol.name} ", id=protocol.name, regex="[a-z]+")
+
+
+def signal_all(service: Served, number: signal.Signals) -> None:
+    """To every process that has a grammar: children of the one that they are forked from."""
+    nurseries = [pid for pid in service.descendants() if "grammar_nursery" in command_line(pid)]
+    for pid in [child for nursery in nurseries for child in children(nursery)]:
+        os.kill(pid, number)
 
 
 def test_many_that_leave_at_once_do_not_hurt_a_neighbour(service: Served) -> None:
