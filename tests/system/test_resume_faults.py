@@ -23,6 +23,7 @@ from served import Served, alive, wait_for
 from motley.client import Client
 from motley.cluster.protos import vllm_engine_pb2, vllm_engine_pb2_grpc
 
+LATE = 8  # that come when a replica has stopped
 STREAMS = 16  # more than one replica runs at a time
 TOKENS = 2000  # long enough to be cut in the middle
 SAMPLING: dict[str, dict[str, Any]] = {
@@ -140,8 +141,17 @@ def busiest(service: Served) -> int:
 
 def resumed(service: Served) -> int:
     """How many times a stream has gone on on another replica, says the ingress's log."""
+    return told(service, "goes on elsewhere after") - retried(service)
+
+
+def retried(service: Served) -> int:
+    """How many times a request had to go elsewhere before anything of its answer had come."""
+    return told(service, "goes on elsewhere after 0 tokens")
+
+
+def told(service: Served, words: str) -> int:
     logs = Path(service.endpoints["folder"], "session_latest", "logs").glob("worker-*.err")
-    return sum(log.read_text().count("goes on elsewhere after") for log in logs)
+    return sum(log.read_text().count(words) for log in logs)
 
 
 @contextmanager
@@ -189,17 +199,33 @@ def test_a_replica_is_killed(pair: Served, unbroken: list[Answer]) -> None:
 
 
 def test_a_replica_hangs(pair: Served, unbroken: list[Answer]) -> None:
-    before = resumed(pair)
+    """Under streams that have begun, and before the first token of others: nobody has heard of its hanging yet."""
+    short = {**SAMPLING["greedy"], "max_tokens": 20}
+    alone = short_answers(pair, short)
+    before, unseen = resumed(pair), retried(pair)
     for _ in range(4):
-        with readers(pair) as futures:
+        with readers(pair) as futures, ThreadPoolExecutor(LATE) as threads:
             victim = busiest(pair)
             os.kill(victim, signal.SIGSTOP)
+            late = [threads.submit(short_answers, pair, short) for _ in range(LATE)]
+            assert [one.result(120) for one in late] == [alone] * LATE
             check(pair, futures, unbroken)
         wait_for(lambda pid=victim: not alive([pid]), "the hung replica to be removed", 90)
         check_baseline(pair)
-        if resumed(pair) > before:
+        if resumed(pair) > before and retried(pair) > unseen:
             break
     assert resumed(pair) > before
+    assert retried(pair) > unseen
+
+
+def short_answers(service: Served, sampling: dict[str, Any]) -> tuple[str, str]:
+    """Over gRPC and HTTP, each in one piece."""
+    with Client(service.grpc, retries=0) as client:
+        over_grpc = client.complete("Late", **sampling).choices[0].text
+    known = {key: value for key, value in sampling.items() if key in OPENAI_FIELDS}
+    extra = {key: value for key, value in sampling.items() if key not in OPENAI_FIELDS}
+    answer = openai_client(service.http).completions.create(model="tiny", prompt="Late", **known, extra_body=extra)
+    return over_grpc, answer.choices[0].text
 
 
 def test_replicas_are_taken_away_and_added(pair: Served) -> None:
