@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -30,20 +30,31 @@ def _nested(depth: int, name: str = "a") -> dict[str, Any]:
     return schema
 
 
+def _tripling(depth: int) -> dict[str, Any]:
+    rules: dict[str, Any] = {
+        f"d{i}": {"type": "array", "prefixItems": [{"$ref": f"#/$defs/d{i + 1}"}] * 3, "items": False}
+        for i in range(depth)
+    }
+    return {"$defs": rules | {f"d{depth}": {"type": ["string", "null"]}}, "$ref": "#/$defs/d0"}
+
+
 def _doubling(depth: int) -> str:
     rules = [f"r{i} ::= r{i + 1} r{i + 1} r{i + 1}" for i in range(1, depth)]
     return "\n".join(["root ::= r1 r1 r1", *rules, f'r{depth} ::= "a" | ""'])
 
 
+POWER = "((a{1,100}){1,100}){1,100}"
 # All of these are accepted as grammars; what they cost shows when they are compiled, or not before they match.
 HOSTILE = {
-    "a power of repetitions": GrammarSpec.regex("((a{1,100}){1,100}){1,100}"),
+    "a power of repetitions": GrammarSpec.regex(POWER),
     "ambiguous rules": GrammarSpec.ebnf(_doubling(20)),
 }
 # These cost much and are borne: they take time from nobody but their own.
 HEAVY = {
     "ambiguous recursion": GrammarSpec.ebnf('root ::= s\ns ::= "" | "a" s | s "a" s | s s'),
+    "a power of repetitions in a schema": GrammarSpec.json_schema({"type": "string", "pattern": POWER}),
     "nested choices": GrammarSpec.json_schema(_nested(9)),
+    "definitions that triple": GrammarSpec.json_schema(_tripling(15)),
     "many optional properties": GrammarSpec.json_schema(
         {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(1500)}}
     ),
@@ -61,6 +72,13 @@ async def _tokens(worker: Worker, request: Request) -> list[int]:
 
 @pytest.fixture(scope="module")
 async def worker(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Worker]:
+    with pytest.MonkeyPatch.context() as patch:  # that they are kept to is what matters, not how long they are
+        patch.setattr(grammar_queue, "LAST_CPU_S", 0.6)
+        async for worker in _started(tmp_path_factory):
+            yield worker
+
+
+async def _started(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Worker]:
     worker = Worker(build(tmp_path_factory.mktemp("hostile")), EngineConfig(threads=1))
     await worker.start()
     await _tokens(worker, _request(GrammarSpec.regex("ready")))
@@ -69,26 +87,42 @@ async def worker(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Work
 
 
 @pytest.mark.parametrize("name", [*HOSTILE, *HEAVY])
-async def test_a_hostile_grammar_ends_and_its_neighbour_does_not_notice(worker: Worker, name: str) -> None:
+async def test_a_hostile_grammar_ends_and_its_neighbour_does_not_notice(
+    worker: Worker, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not end being compiled before its neighbour has a whole answer, which has a token in every step."""
     spec = (HOSTILE | HEAVY)[name]
     alone = await _tokens(worker, _request(None))
-    began = time.monotonic()
-    hostile = asyncio.create_task(_outcome(worker, spec))
-    beside: list[list[int]] = [await _tokens(worker, _request(None))]
-    while not hostile.done():
-        beside.append(await _tokens(worker, _request(None)))
+    compiling, answered = threading.Event(), threading.Event()
+    real = GrammarProcess.compile
+
+    def held(process: GrammarProcess, cpu_s: float) -> bool:
+        done = real(process, cpu_s)
+        compiling.set()
+        assert answered.wait(60), "its neighbour waits for it"
+        return done
+
+    monkeypatch.setattr(GrammarProcess, "compile", held)
+    before = worker.load().steps
+    hostile = asyncio.create_task(_outcome(worker, spec, 200 if name in HOSTILE else 12))
+    beside = [await _tokens(worker, _request(None))]
+    steps = worker.load().steps - before
+    answered.set()
+    assert not hostile.done()
+    beside.append(await _tokens(worker, _request(None)))  # now beside its tokens, if it comes to have any
     outcome = await hostile
-    print(f"{name}: {outcome} after {time.monotonic() - began:.1f} s, {len(beside)} neighbours' requests meanwhile")
-    assert beside == [alone] * len(beside)
+    assert compiling.is_set()
+    assert beside == [alone] * 2
+    assert len(alone) <= steps <= len(alone) + 2, "a token in every step"
     assert outcome == "grammar_too_complex" if name in HOSTILE else outcome in ("grammar_too_complex", None)
     if name in HOSTILE:  # remembered: nothing is compiled again
         grammars = worker._engine.core.grammars  # type: ignore[union-attr]
         assert isinstance(grammars.prepare(spec).exception(0), InvalidRequest)  # type: ignore[union-attr]
 
 
-async def _outcome(worker: Worker, spec: GrammarSpec) -> str | None:
+async def _outcome(worker: Worker, spec: GrammarSpec, max_tokens: int = 200) -> str | None:
     try:
-        await _tokens(worker, _request(spec, logit_bias={64: 100.0}))
+        await _tokens(worker, _request(spec, logit_bias={64: 100.0}, max_tokens=max_tokens))
     except InvalidRequest as refused:
         return refused.code if refused.param == spec.field else None
     return None
