@@ -11,6 +11,10 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from motley.kernels.interpreter import quicken
+
+quicken()
+
 # Nothing here may fail for being slow: the cores are shared.
 settings.register_profile("motley", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("motley")

@@ -34,9 +34,11 @@ def rig_of(capability: str) -> Rig:
         os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton
     import torch
 
+    from ...kernels.interpreter import quicken
     from ...kernels.rig import gpu, stand_in
 
     if capability:
+        quicken()
         return stand_in(parse_capability(capability))
     if not torch.cuda.is_available():
         raise RuntimeError("torch finds no GPU here; --rehearse goes through the steps without one")
