@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ import pytest
 
 from motley.cli.app import run
 from motley.kernels import tuning
+from motley.kernels.model_shapes import REHEARSAL
 from motley.kernels.registry import OPERATIONS
+from motley.replicas.bench import kernels as bench_kernels
 
 
 def compiled(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
@@ -88,7 +91,13 @@ def test_the_list_has_every_operator(capsys: pytest.CaptureFixture[str]) -> None
     assert ("9.0", "w4a16_gemm") not in refused
 
 
-def test_operators_of_a_cpu_are_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_operators_of_a_cpu_are_measured(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On layers as small as they may be: packing those of a whole model takes longer than all that is told of them."""
+    small = replace(REHEARSAL, name="qwen2.5-0.5b", hidden=256, intermediate=512)
+    monkeypatch.setattr(bench_kernels, "MODELS", (small,))
+    monkeypatch.setattr(bench_kernels, "_CPU_CACHE", 2**20)
     out = tmp_path / "kernels.json"
     command = ["bench", "kernels", "--model", "qwen2.5-0.5b", "--tokens", "1", "--op", "linear", "--json"]
     assert run([*command, "--out", str(out)]) == 0
@@ -96,6 +105,7 @@ def test_operators_of_a_cpu_are_measured(capsys: pytest.CaptureFixture[str], tmp
     assert json.loads(out.read_text()) == report
     assert report["machine"]["copy_gb_per_s"] > 0
     assert {row["peer"] for row in report["rows"]} == {"torch.matmul bf16", "int4pack_mm"}
+    assert {(row["workload"]["n"], row["workload"]["k"]) for row in report["rows"]} == set(small.linears.values())
     for row in report["rows"]:
         assert row["error_of_allowed"] <= 1
         assert row["ratio"] == pytest.approx(row["peer_value"] / row["value"])
