@@ -38,7 +38,9 @@ FORMATS: dict[str, Callable[[Path], Path]] = {
     "awq": lambda folder: build_awq(folder, **FOUR)[0],
     "fp8": lambda folder: build_fp8(folder, scales="rows", **FOUR)[0],
 }
-RANKS = [1, pytest.param(2, marks=pytest.mark.skipif(library()[0] is None, reason="no C compiler"))]
+COMPILED = pytest.mark.skipif(library()[0] is None, reason="no C compiler")
+# Every format with ranks as well; with stages alone, a dense and a quantized one: test_stages.py has the rest.
+DIVIDED = [("dense", 1), ("gptq, desc_act", 1), *(pytest.param(name, 2, marks=COMPILED) for name in FORMATS)]
 
 
 def greedy(**given: Any) -> SamplingParams:
@@ -78,8 +80,7 @@ def said_by(made: Engine) -> tuple[Any, ...]:
     )
 
 
-@pytest.mark.parametrize("ranks", RANKS)
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(("name", "ranks"), DIVIDED)
 def test_it_says_what_the_whole_model_does(name: str, ranks: int, tmp_path: Path) -> None:
     """A quarter of the layers and the rest: prompts in pieces, several choices, log-probabilities, embeddings."""
     folder, bounds = FORMATS[name](tmp_path / "model"), {"max_batch_tokens": 32, "max_running": 8}
