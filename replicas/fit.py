@@ -332,11 +332,22 @@ def _advice(checkpoint: Checkpoint, decoder: Decoder, place: Place, asked: Asked
         return "; ".join([f"{asked.batch} of up to {longest} tokens fit", *quantized])
     if room := _budget(place, parts_of(decoder, replace(asked, batch=1))).blocks(parts.kv_block) * BLOCK_TOKENS:
         return "; ".join([f"fewer sequences fit: one alone has room for {room} tokens", *quantized])
+    said = f"{budget.missing / 2**30:.1f} GiB are missing" if budget.missing else "nothing is left for KV"
+    return "; ".join([said, *quantized, _elsewhere(place, asked, budget)])
+
+
+def _elsewhere(place: Place, asked: Asked, budget: KvBudget) -> str:
+    """What else would hold weights: the disk for a CPU, other devices for a GPU."""
+    if place.device is None:
+        size = "SIZE" if asked.weights_memory_bytes is None else "a smaller SIZE"
+        return f"with --weights-memory {size} what is beyond it would be read from disk in every step"
     # As many devices as would hold what is missing, if it could be parted evenly.
     count = -(-(place.total + budget.missing) // place.total) if budget.missing else 2
-    parted = f"parted among {count} or more such devices it could fit, which is to come"
-    said = f"{budget.missing / 2**30:.1f} GiB are missing" if budget.missing else "nothing is left for KV"
-    return "; ".join([said, *quantized, parted])
+    return (
+        f"divided among {count} or more such devices it could fit: --pipeline-parallel {count} (or --tensor-parallel) "
+        "tells what each would hold, though no engine divides a model among GPUs so far; "
+        "on a CPU --weights-memory leaves what is too much on disk"
+    )
 
 
 def _quantized(checkpoint: Checkpoint, place: Place, asked: Asked) -> list[str]:

@@ -270,11 +270,13 @@ def test_a_dense_model_that_is_too_large_is_told_what_would_fit(tmp_path: Path) 
     [t4], [p40], [turing], [l4] = map(known, ("Tesla T4", "Tesla P40", "GeForce RTX 2080 Ti", "NVIDIA L4"))
     told = fit(checkpoint, turing, Asked(4096, 1))
     assert (told.fits, told.ttft_s, told.tpot_s, told.kv_tokens) == (False, None, None, 0)
-    missing, quantized, parted = told.advice.split("; ")
+    missing, quantized, divided, on_disk = told.advice.split("; ")
     assert missing.endswith("GiB are missing")
     assert 3.0 < float(missing.split()[0]) < 5.0
     assert quantized.startswith("as GPTQ int4 in groups of 128 the model would take 3.6 GiB and leave room for ")
-    assert parted == "parted among 2 or more such devices it could fit, which is to come"
+    assert divided.startswith("divided among 2 or more such devices it could fit: --pipeline-parallel 2 (or --tensor-")
+    assert divided.endswith("though no engine divides a model among GPUs so far")
+    assert on_disk == "on a CPU --weights-memory leaves what is too much on disk"
     pascal = fit(checkpoint, p40, Asked(4096, 1))
     assert pascal.parts.weights == pytest.approx(4 * 6.738e9, rel=0.05), "6.1 computes in fp32, and keeps weights so"
     assert "GiB are missing" in pascal.advice
@@ -290,7 +292,20 @@ def test_a_quantized_model_is_not_told_to_be_quantized(tmp_path: Path) -> None:
     large = {**LLAMA_7B, "num_hidden_layers": 320, "quantization_config": INT4}
     told = fit(inspect_checkpoint(write_hollow(tmp_path, large)), known("Tesla T4")[0], Asked(128, 1)).advice
     assert "GPTQ" not in told
-    assert "parted among 3 or more such devices" in told
+    assert "divided among 3 or more such devices" in told
+
+
+def test_a_cpu_that_is_too_small_is_told_of_its_disk(tmp_path: Path) -> None:
+    """And with the option it is told, the same model fits."""
+    checkpoint = inspect_checkpoint(write_hollow(tmp_path, {**LLAMA_7B, "quantization_config": INT4}))
+    config = EngineConfig(dtype="bfloat16", cpu_weights="dense")
+    ops = lambda: operators(config, torch.float16)[0]  # noqa: E731
+    small = Place("cpu", ops, 4 << 30, 4 << 30)
+    told = fit(checkpoint, small, Asked(128, 1))
+    assert not told.fits
+    assert told.advice.endswith("with --weights-memory SIZE what is beyond it would be read from disk in every step")
+    assert "devices" not in told.advice
+    assert fit(checkpoint, small, Asked(128, 1, weights_memory_bytes=2 << 30)).fits
 
 
 def test_weights_written_out_for_many_tokens_are_counted(tmp_path: Path) -> None:
