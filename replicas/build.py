@@ -36,7 +36,7 @@ from .prefix.setup import identity_of, lent_blocks, prefixes_of
 from .prefix.told import PrefixStats
 from .protocol import ModelInfo, ReplicaProfile, Request
 from .rates import Rates, measured
-from .runner import Capturing, ModelRunner
+from .runner import ModelRunner, Warming
 from .sampling_params import SamplingParams
 from .scheduler import Scheduler
 from .shards.costs import chosen_layers
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]  # done bytes, total bytes
-CAPTURE_S = 60.0  # of a warm-up, for graphs: kernels that were never compiled on this machine take seconds each
+GRAPHS_S = 60.0  # that readiness waits for graphs at most; how many those are, follows from what each is found to take
 
 
 @dataclass(slots=True)
@@ -127,8 +127,8 @@ class BuiltEngine:
 
     def warm_up(self) -> None:
         """Run every path once, so that readiness means speed, and measure the rates of the profile."""
-        if isinstance(self.runner, Capturing):
-            why = self.runner.warm_up(CAPTURE_S, penalised=SamplingParams(**self.defaults).penalised)
+        if isinstance(self.runner, Warming):
+            why = self.runner.warm_up(GRAPHS_S, penalised=SamplingParams(**self.defaults).penalised)
             log.info("graphs: %s", why)
             self.choices = {**self.choices, "graphs": why}
         rates = self.rates or measured(self.core)

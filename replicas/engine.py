@@ -74,6 +74,10 @@ class EngineCore:
         """Seconds that steps have spent so far on captures, which say nothing of their pace. Safe from any thread."""
         return 0.0 if self._capturing is None else self._capturing.capture_s()
 
+    def longest_capture_s(self) -> float:
+        """Of those that have ended; 0 before the first. Safe from any thread."""
+        return 0.0 if self._capturing is None else self._capturing.longest_s()
+
     @property
     def failed_steps(self) -> int:
         """In a row, of which nothing came."""

@@ -29,7 +29,9 @@ MAX_FAILED_STEPS = 3  # in a row: what fails is not the requests
 SLOW_S = 5.0  # a step that takes longer than this,
 SLOW_TIMES = 20  # and so many times the longest of late, is not well, though it may yet end
 REMEMBERED = 128  # steps
-MAX_CAPTURE_S = 600.0  # what a step may capture is not of its time, up to this
+# What a step may capture is not of its time: so many times the longest capture so far, but no less than the one, since
+# kernels that were never compiled on this machine take seconds each, and no more than the other, as before the first.
+CAPTURE_TIMES, LEAST_CAPTURE_S, MAX_CAPTURE_S = 20, 60.0, 600.0
 REST_S = 0.05  # between two looks at deadlines, when all that there is to do waits for its readers
 _PROBE_KEY = -1
 _PROBE = Request("probe", (0,), SamplingParams(temperature=0.0, max_tokens=1, seed=0), cache_salt=b"probe")
@@ -181,8 +183,13 @@ class EngineThread:
         began = self.step_began
         if began is None:
             return None
-        captured = min(max(0.0, self._core.capture_s() - self._captured), MAX_CAPTURE_S)
+        captured = min(max(0.0, self._core.capture_s() - self._captured), self._allowed_s())
         return time.monotonic() - began - captured
+
+    def _allowed_s(self) -> float:
+        """For what a step captures, by what captures have been found to take."""
+        longest_s = self._core.longest_capture_s()
+        return min(max(LEAST_CAPTURE_S, CAPTURE_TIMES * longest_s), MAX_CAPTURE_S) if longest_s else MAX_CAPTURE_S
 
     async def check_health(self) -> None:
         """Raise EngineFault unless the engine has stepped lately, or does so now.

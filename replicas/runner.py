@@ -51,12 +51,24 @@ class Swapping(Runner, Protocol):
 class Capturing(Runner, Protocol):
     """A runner that now and then records a step, to repeat it: seldom, and much longer than the step itself.
 
-    capture_s  seconds that this has taken so far, up to now. Safe from any thread
-    warm_up    records beforehand, for so many seconds, what it will be asked for; what came of it, in words. Of an idle
-               engine. `penalised`: requests are, unless they say otherwise
+    Safe from any thread:
+
+    capture_s  seconds that this has taken so far, up to now
+    longest_s  of those that have ended; 0 before the first
     """
 
     def capture_s(self) -> float: ...
+
+    def longest_s(self) -> float: ...
+
+
+@runtime_checkable
+class Warming(Runner, Protocol):
+    """A runner that can make ready beforehand what steps will need.
+
+    warm_up  for so many seconds at most, the first thing whatever it takes; what came of it, in words. Of an idle
+             engine. `penalised`: requests are, unless they say otherwise
+    """
 
     def warm_up(self, within_s: float, *, penalised: bool = False) -> str: ...
 

@@ -109,7 +109,7 @@ class DecodeGraphs:
         self._static: dict[int, Static] = {}
         self._replays: OrderedDict[Key, Callable[[], None]] = OrderedDict()
         self._refused: set[Key] = set()
-        self._capture_s = 0.0
+        self._tried, self._capture_s, self._longest_s = 0, 0.0, 0.0  # captures that have ended, however they did
         self._capturing: float | None = None  # monotonic: when the capture under way began
 
     @property
@@ -121,21 +121,29 @@ class DecodeGraphs:
         began = self._capturing
         return self._capture_s + (0.0 if began is None else time.monotonic() - began)
 
-    def warm_up(self, keys: Sequence[Key], within_s: float) -> int:
-        """Capture these, the likeliest first, until the time is over. How many there are; the first whatever it takes.
+    def longest_s(self) -> float:
+        """Seconds of the longest capture that has ended. Safe from any thread."""
+        return self._longest_s
 
-        Of those that are never launched the least likely makes room first.
+    def warm_up(self, keys: Sequence[Key], within_s: float) -> tuple[int, int]:
+        """Capture these, the likeliest first, while the next, if it takes as long as those so far, ends in time.
+
+        How many there are, and how many were not tried; the first is, whatever it takes. Of those that are never
+        launched the least likely makes room first.
         """
-        began = self.capture_s()
+        began, tried = self.capture_s(), self._tried
         found: list[Key] = []
+        left = len(keys)
         for key in keys:
-            if found and self.capture_s() - began > within_s:
+            taken_s = self.capture_s() - began
+            if found and taken_s + taken_s / max(1, self._tried - tried) > within_s:
                 break
+            left -= 1
             if self.has(key):
                 found.append(key)
         for key in reversed(found):
             self._replays.move_to_end(key)
-        return len(found)
+        return len(found), left
 
     def find(self, key: Key) -> Key | None:
         """The graph to launch: its own or one that covers it, else its own, captured now; None where that fails."""
@@ -164,7 +172,10 @@ class DecodeGraphs:
             self._refused.add(key)
             return False
         finally:
-            self._capture_s += time.monotonic() - began
+            took_s = time.monotonic() - began
+            self._tried += 1
+            self._capture_s += took_s
+            self._longest_s = max(self._longest_s, took_s)
             self._capturing = None
         return True
 

@@ -22,7 +22,9 @@ from .swapper import Swapper
 
 
 class GpuRunner:
-    """A decoder and its KV cache on an accelerator. Implements `Pipelined`, and `Swapping` with a `swapper`.
+    """A decoder and its KV cache on an accelerator.
+
+    Implements `Pipelined`, `Capturing` and `Warming`, and `Swapping` with a `swapper`.
 
     A step of decodes, with drafts or without, runs as a graph, any other as it comes. Tokens are chosen on the device
     where logits, penalties, a few biases, temperature and filters alone decide; where more does (a grammar, the history
@@ -99,8 +101,12 @@ class GpuRunner:
         """See `Capturing`."""
         return 0.0 if self.graphs is None else self.graphs.capture_s()
 
+    def longest_s(self) -> float:
+        """See `Capturing`."""
+        return 0.0 if self.graphs is None else self.graphs.longest_s()
+
     def warm_up(self, within_s: float, *, penalised: bool = False) -> str:
-        """Capture what decode will be met in, as far as graphs are kept and time allows; in words. For an idle engine.
+        """See `Warming`: capture what decode will be met in, as far as graphs are kept.
 
         Few sequences and short contexts are the likeliest. A graph that filters does for rows that do not; a quarter
         of the graphs, or what is left of them, is for steps whose tokens are chosen apart.
@@ -117,10 +123,16 @@ class GpuRunner:
         keys = [Key(*pair, True, penalised) for pair in pairs[:most]]
         keys += [Key(*pair, None) for pair in pairs[: MAX_GRAPHS - most]]
         began = self.capture_s()
-        count, taken_s = self.graphs.warm_up(keys, within_s), self.capture_s() - began
+        count, left = self.graphs.warm_up(keys, within_s)
+        taken_s = self.capture_s() - began
+        each_s = taken_s / max(1, len(keys) - left)
+        late = (
+            f"; {left} more would have taken {left * each_s:.1f} s, too long by {within_s:g} s in all" if left else ""
+        )
         return (
-            f"{count} captured at warm-up in {taken_s:.1f} s, for up to {self._most} rows and {self._contexts[-1]} "
-            f"tokens; at most {MAX_GRAPHS} are kept, others are captured when they are first met"
+            f"{count} captured at warm-up in {taken_s:.1f} s, {each_s:.2f} s each, for up to {self._most} rows and "
+            f"{self._contexts[-1]} tokens; at most {MAX_GRAPHS} are kept, others are captured when they are first met"
+            + late
         )
 
     def prepare(self, batch: int, first: int, last: int) -> int:

@@ -407,6 +407,29 @@ def test_a_warm_up_ends_in_time_and_keeps_the_likeliest_longest(make: Make, monk
     assert {Key(1, 256, True), Key(1, 512, True)} <= set(runner.graphs.captured)
 
 
+def test_how_many_graphs_are_captured_at_warm_up_follows_from_what_each_takes(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock that captures alone move on: the next is not begun if it would end too late, and that is told."""
+    for seconds, within_s, count in ((10.0, 35.0, 3), (2.0, 35.0, 16), (2.0, 19.9, 9), (50.0, 35.0, 1)):
+        _, runner = make("graphs")
+        now, capture = [0.0], runner._accelerator.capture
+
+        def slow(work: Callable[[], None], seconds: float = seconds, now: list[float] = now, do: Any = capture) -> Any:
+            now[0] += seconds
+            return do(work)
+
+        monkeypatch.setattr(runner._accelerator, "capture", slow)
+        monkeypatch.setattr(decode.time, "monotonic", lambda now=now: now[0])
+        said = runner.warm_up(within_s)
+        assert len(runner.graphs.captured) == count
+        assert runner.longest_s() == seconds
+        assert said.startswith(f"{count} captured at warm-up in {count * seconds:.1f} s, {seconds:.2f} s each")
+        late = f"{16 - count} more would have taken {(16 - count) * seconds:.1f} s"
+        assert (late in said) == (count < 16)
+    monkeypatch.undo()
+
+
 def test_a_graph_that_filters_does_for_rows_that_do_not(make: Make) -> None:
     core, runner = make("graphs")
     greedy = request(PROMPTS[0])

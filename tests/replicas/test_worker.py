@@ -250,8 +250,10 @@ class CapturingRunner(GatedRunner):
     def capture_s(self) -> float:
         return 2 * time.monotonic()
 
-    def warm_up(self, within_s: float, *, penalised: bool = False) -> str:
-        return "none beforehand"
+    longest = 0.0
+
+    def longest_s(self) -> float:
+        return self.longest
 
 
 @pytest.mark.parametrize("runner", [CapturingRunner], indirect=True)
@@ -269,6 +271,12 @@ async def test_a_capture_is_not_a_step_that_is_slow_or_hangs(
     await until(lambda: thread.step_began is not None and time.monotonic() - thread.step_began > 0.05)
     worker.check_pace()
     await worker.check_health()
+    monkeypatch.setattr(engine_thread, "LEAST_CAPTURE_S", 0.0)
+    runner.longest = 1e-6  # so captures are known to be short, and this one is not as they are
+    with pytest.raises(EngineFault, match="no step has ended"):
+        worker.check_pace()
+    runner.longest = 60.0
+    worker.check_pace()
     monkeypatch.setattr(engine_thread, "MAX_CAPTURE_S", 0.0)
     with pytest.raises(EngineFault, match="no step has ended"):
         worker.check_pace()
