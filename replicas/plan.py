@@ -37,10 +37,9 @@ class SampleSpec(NamedTuple):
 
     @property
     def plain(self) -> bool:
-        """A device can choose: no grammar, bias and suppression of few ids, no alternatives to be told."""
-        params = self.params
-        few = not self.biased or len(self.suppressed) + len(params.logit_bias) <= MAX_BIASED
-        return self.matcher is None and few and params.plain
+        """A device can choose: no grammar, bias and suppression of few ids."""
+        few = not self.biased or len(self.suppressed) + len(self.params.logit_bias) <= MAX_BIASED
+        return self.matcher is None and few
 
     @property
     def biased(self) -> bool:

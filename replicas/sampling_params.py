@@ -103,11 +103,6 @@ class SamplingParams:
     def penalised(self) -> bool:
         return self.presence_penalty != 0 or self.frequency_penalty != 0 or self.repetition_penalty != 1
 
-    @property
-    def plain(self) -> bool:
-        """They ask for nothing beyond a choice: no alternatives to be told."""
-        return not self.logprobs
-
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise InvalidRequest if an id is not in a vocabulary of that size."""
         for name, ids in (("stop_token_ids", self.stop_token_ids), ("logit_bias", self.logit_bias)):

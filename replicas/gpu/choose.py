@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,10 +12,11 @@ import torch
 from ..grammar_process import await_masks
 from ..plan import ItemResult, PlanItem, SampleSpec, StepPlan, StepResult
 from ..protocol import TokenLogprob
-from ..runner import num_rows, vectors, with_prompt_logprobs
+from ..runner import num_rows, vectors
 from ..sampler import sample
 from ..speculation import accepted
 from .accelerator import Accelerator, Mark
+from .alternatives import Alternatives, Told, of_targets
 from .biases import Biases
 from .decode import SAMPLING, Sampler, chosen, write_history, write_sampling
 from .packed import Packed, Turn
@@ -43,8 +45,9 @@ class LogitRows:
     """Which rows of a step's logits are for what; of each item there are `num_rows`, in its order. Pure.
 
     sampled  by item: (row, how to choose), of the token after its last and after those before its drafts
+    prompts  by item: rows of its prompt's targets
     plain    rows that the device chooses from -> the item's index, and how
-    host     rows that the host reads -> where among them each is
+    host     rows that the host chooses from -> where among them each is
 
     takes  whether the device can choose so
     """
@@ -61,12 +64,14 @@ class LogitRows:
             pairs = list(zip(range(end - len(item.specs), end), item.specs, strict=True))
             self.sampled.append(pairs)
             self.plain |= {row: (index, spec) for row, spec in pairs if takes(spec)}
-            host += [*self.prompts[-1], *(row for row, _ in pairs if row not in self.plain)]
+            host += [row for row, _ in pairs if row not in self.plain]
         self.host = {row: place for place, row in enumerate(host)}
 
 
 class Chooser:
     """Of every row of a step that is sampled, drafts' too, with one copy back of all that the device chooses.
+
+    Log-probabilities of alternatives and of a prompt are the device's as well: the host reads those that are asked for.
 
     most       rows that are ever sampled in a step
     penalties  False: the host's, as where drafts are tried, of which the device's history knows nothing
@@ -79,6 +84,7 @@ class Chooser:
         self._asked = Packed(accelerator, most, _CHOICE)
         self._chosen = Packed(accelerator, most, _CHOSEN)
         self._biases = Biases(accelerator, most)
+        self._alternatives = Alternatives(accelerator, most, state.vocab_size)
 
     def takes(self, spec: SampleSpec) -> bool:
         """Whether the device chooses so."""
@@ -89,18 +95,19 @@ class Chooser:
     ) -> Callable[[], StepResult]:
         """What waits for the result. row_of: index of an item that samples -> the device's row of its sequence."""
         rows = LogitRows(plan.items, self.takes)
-        turn = self._choose_plainly(plan.items, rows, row_of, logits) if rows.plain else None
+        turn, told = self._choose_plainly(plan.items, rows, row_of, logits) if rows.plain else (None, None)
+        prompts = self._read_prompts(plan.items, rows, logits)
         on_host, pooled = Later(), Later()
         if rows.host:
             self._accelerator.submit(lambda: on_host.put(to_host(self._rows_of(logits.value, list(rows.host)))))
         if any(item.pooling for item in plan.items):
             assert hidden is not None
             self._accelerator.submit(lambda: pooled.put(to_host(hidden.value)))
-        return partial(_assemble, plan, rows, turn, self._accelerator.mark(), on_host, pooled)
+        return partial(_assemble, plan, rows, turn, told, prompts, self._accelerator.mark(), on_host, pooled)
 
     def _choose_plainly(
         self, items: Sequence[PlanItem], rows: LogitRows, row_of: dict[int, int], logits: Later
-    ) -> Turn:
+    ) -> tuple[Turn, Told | None]:
         specs = [spec for _, spec in rows.plain.values()]
         count, filtered = len(specs), any(map(filters, specs))
         # A sequence with drafts waits for its tokens: which of them is its last, only the host will know.
@@ -115,7 +122,7 @@ class Chooser:
             write_history(asked, places, specs, count, padding)
             self._state.bring_history(counting)
         self._asked.send(asked)
-        biased = any(spec.biased for spec in specs)
+        biased, telling = any(spec.biased for spec in specs), any(spec.params.logprobs for spec in specs)
         if biased:
             self._biases.send(specs, count)
 
@@ -127,12 +134,32 @@ class Chooser:
             self._state.last[there["row"]] = tokens
             self._chosen.there["token"][:count] = tokens
             self._chosen.there["logprob"][:count] = logprobs
+            if telling:
+                self._alternatives.put(values, tokens, logprobs)
 
         self._accelerator.submit(work)
         self._state.have_history(counting)
         turn = self._chosen.turn()
         self._chosen.fetch(turn)
-        return turn
+        return turn, self._alternatives.fetch() if telling else None
+
+    def _read_prompts(self, items: Sequence[PlanItem], rows: LogitRows, logits: Later) -> tuple[Later, Later]:
+        """Ids and log-probabilities, on the host, of all rows of prompts: see `of_targets`."""
+        ids, logprobs = Later(), Later()
+        targets = [target for item in items for target in item.prompt_targets]
+        if targets:
+            places = [row for prompt in rows.prompts for row in prompt]
+            top = max(item.prompt_top for item in items)
+            asked = torch.tensor([places, targets], dtype=torch.int64)
+
+            def work() -> None:
+                at, ids_there = self._accelerator.moved(asked)
+                found = of_targets(logits.value, at, ids_there, top)
+                for later, values in zip((ids, logprobs), found, strict=True):
+                    later.put(to_host(values))
+
+            self._accelerator.submit(work)
+        return ids, logprobs
 
     def _rows_of(self, logits: torch.Tensor, wanted: Sequence[int]) -> torch.Tensor:
         if len(wanted) == len(logits):
@@ -142,10 +169,22 @@ class Chooser:
 
 @torch.inference_mode()
 def _assemble(
-    plan: StepPlan, rows: LogitRows, turn: Turn | None, mark: Mark, on_host: Later, hidden: Later
+    plan: StepPlan,
+    rows: LogitRows,
+    turn: Turn | None,
+    told: Told | None,
+    prompts: tuple[Later, Later],
+    mark: Mark,
+    on_host: Later,
+    hidden: Later,
 ) -> StepResult:
     mark.wait()
     of_row = {} if turn is None else dict(zip(rows.plain, tokens(turn, len(rows.plain)), strict=True))
+    if told is not None:
+        for place, (row, (_, spec)) in enumerate(rows.plain.items()):
+            token, top = of_row[row].token, spec.params.logprobs
+            if token is not None and top:
+                of_row[row] = ItemResult(told.beside(token, place, top))
     here = [(row, spec) for pairs in rows.sampled for row, spec in pairs if row not in rows.plain]
     if here:
         specs = [spec for _, spec in here]
@@ -154,13 +193,20 @@ def _assemble(
         found = sample(on_host.value[[rows.host[row] for row, _ in here]], specs)
         of_row |= {row: result for (row, _), result in zip(here, found, strict=True)}
     pooled = vectors(plan, hidden.value) if any(item.pooling for item in plan.items) else [()] * len(plan.items)
+    ends = list(itertools.accumulate(len(prompt) for prompt in rows.prompts))
     results = []
-    for item, pairs, prompt, vector in zip(plan.items, rows.sampled, rows.prompts, pooled, strict=True):
+    for item, pairs, end, vector in zip(plan.items, rows.sampled, ends, pooled, strict=True):
         result = accepted(item, [of_row[row] for row, _ in pairs]) if pairs else ItemResult(pooled=vector)
-        if prompt:
-            result = with_prompt_logprobs(item, on_host.value[[rows.host[row] for row in prompt]], result)
+        if count := len(item.prompt_targets):
+            said = (each.value[end - count : end, : 1 + item.prompt_top].tolist() for each in prompts)
+            result = result._replace(prompt_logprobs=tuple(_logprob(*row) for row in zip(*said, strict=True)))
         results.append(result)
     return StepResult(tuple(results))
+
+
+def _logprob(ids: Sequence[int], logprobs: Sequence[float]) -> TokenLogprob:
+    """Of the first of them; the others are alternatives."""
+    return TokenLogprob(ids[0], logprobs[0], tuple(zip(ids[1:], logprobs[1:], strict=True)))
 
 
 def tokens(turn: Turn, count: int) -> list[ItemResult]:

@@ -27,8 +27,8 @@ class GpuRunner:
     Implements `Pipelined`, `Capturing` and `Warming`, and `Swapping` with a `swapper`.
 
     A step of decodes, with drafts or without, runs as a graph, any other as it comes. Tokens are chosen on the device
-    where logits, penalties, a few biases, temperature and filters alone decide; where more does (a grammar, the history
-    of drafts) or alternatives are to be told, on the host, from its logits, when the result is asked for.
+    where logits, penalties, a few biases, temperature and filters alone decide, alternatives to them found there too;
+    where more decides (a grammar, the history of drafts), on the host, from its logits, when the result is asked for.
 
     max_drafts  that a sequence may have in a step
     graphs      False: every step as it comes
@@ -92,7 +92,7 @@ class GpuRunner:
             return None
         batch = bucket(self._batches, num_tokens)
         context = bucket(self._contexts, max([item.start + len(item.token_ids) for item in plan.items]))
-        if not all(map(self._chooser.takes, specs)):
+        if any(spec.params.logprobs or not self._chooser.takes(spec) for spec in specs):
             return Key(batch, context, None)
         penalised, biased = any(spec.params.penalised for spec in specs), any(spec.biased for spec in specs)
         return Key(batch, context, any(map(filters, specs)), penalised, biased)

@@ -34,6 +34,7 @@ class DeviceState:
         self.rows = Rows(max_running)
         self.padding_row = self.rows.count
         self.padding_block = padding_block
+        self.vocab_size = vocab_size
         device = accelerator.device
         self.last = torch.zeros(self.rows.count + 1, dtype=torch.int64, device=device)
         self.tables = torch.full((self.rows.count + 1, longest_blocks), padding_block, dtype=torch.int32, device=device)

@@ -116,15 +116,117 @@ def test_greedy_texts_are_those_of_the_cpus_runner(make: Make, kind: str) -> Non
 def test_with_and_without_graphs_every_answer_is_the_same(make: Make, apart: int) -> None:
     """Seeded, filtered, penalised, with log-probabilities of output and prompt, embeddings: token for token."""
     eager, graphs = make("eager")[0], make("graphs")
-    assert run(graphs[0], MIXED, apart=apart) == run(eager, MIXED, apart=apart)
+    for requests in (MIXED, MIXED[1:2]):  # alternatives are told beside the ones; the other runs alone
+        assert run(graphs[0], requests, apart=apart) == run(eager, requests, apart=apart)
     assert {key.filtered for key in graphs[1].graphs.captured} == {None, False, True}
     assert {key.context for key in graphs[1].graphs.captured} == {256, 512}
 
 
 def test_what_the_host_samples_is_what_the_cpus_runner_samples(make: Make) -> None:
-    """History, bias, alternatives: the same sampler on both."""
-    for one in (MIXED[3], MIXED[4], MIXED[6], MIXED[7], MIXED[8]):
+    """History, bias, prompts: the same sampler on both."""
+    for one in (MIXED[3], MIXED[6], MIXED[7], MIXED[8]):
         assert run(make("graphs")[0], [one]) == run(make("cpu")[0], [one])
+
+
+TOLD = [
+    request(PROMPTS[0], logprobs=3, max_tokens=30),
+    request(PROMPTS[1], **SEEDED, logprobs=20),
+    request(PROMPTS[2], temperature=0.8, n=2, logprobs=1),
+    request(PROMPTS[3], logprobs=5, repetition_penalty=1.3, logit_bias={3: 4.0, 9: -100.0}),
+    request(PROMPTS[1], logprobs=2, min_tokens=12, stop_token_ids=[1, 2], temperature=1.5),
+    request(PROMPTS[3], temperature=0.7),
+    request(PROMPTS[2], prompt_logprobs=4, logprobs=2, max_tokens=6),
+    request(list(range(90)), prompt_logprobs=0, max_tokens=3),
+]
+
+
+def alternatives(deltas: list[Delta]) -> list[Any]:
+    """By choice: each token with its alternatives, ids and log-probabilities apart."""
+    found = [[one for delta in deltas if delta.index == choice for one in delta.logprobs or ()] for choice in (0, 1)]
+    for one in [one for each in found for one in each if one.top]:
+        assert all(logprob <= 0 for _, logprob in one.top), "nothing is likelier than certain"
+        assert [value for _, value in one.top] == sorted((value for _, value in one.top), reverse=True)
+        assert dict(one.top).get(one.token_id, one.logprob) == one.logprob, "the chosen one is told alike twice"
+    ids_of = [[(one.token_id, [i for i, _ in one.top]) for one in each] for each in found]
+    values = [[value for one in each for value in (one.logprob, *(value for _, value in one.top))] for each in found]
+    return [ids_of, values]
+
+
+def prompts_told(core: EngineCore, requests: list[Request]) -> list[Any]:
+    return [[m.prompt_logprobs for m in each if m.prompt_logprobs] for each in drive(core, requests)]
+
+
+@pytest.mark.parametrize("kind", ["graphs", "eager"])
+def test_alternatives_of_the_device_are_those_of_the_host(
+    make: Make, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Greedy, seeded, penalised, biased, of a prompt in parts and in pieces: in any company."""
+    monkeypatch.setattr("motley.replicas.gpu.alternatives.PROMPT_ROWS", 7)
+    alone = [alternatives(run(make("cpu")[0], [one])[0]) for one in TOLD]
+    prompts = [prompts_told(make("cpu")[0], [one])[0] for one in TOLD]
+    assert sum(map(bool, prompts)) == 2
+    for options in ({}, {"budget": 24}, {"blocks": 16, "reuse": False}):
+        core, _ = make(kind, **options)
+        for apart in (0, 2):
+            for found, expected in zip(run(core, TOLD, apart=apart), alone, strict=True):
+                (ids_of, values), (wanted_ids, wanted) = alternatives(found), expected
+                assert ids_of == wanted_ids
+                for some, others in zip(values, wanted, strict=True):
+                    assert some == pytest.approx(others, abs=2e-5)
+        assert prompts_told(core, TOLD) == prompts
+
+
+def test_where_alternatives_are_told_no_logits_are_copied_and_steps_are_planned_ahead(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What crosses is what is asked for; the host waits once a step, when the next one is on its way."""
+    core, runner = make("graphs")
+    copied: list[torch.Tensor] = []
+
+    def to_host(values: torch.Tensor) -> torch.Tensor:
+        copied.append(values)
+        return values.clone()
+
+    monkeypatch.setattr("motley.replicas.gpu.choose.to_host", to_host)
+    requests = [request([key, 2, 3], max_tokens=40, logprobs=20, **(SEEDED if key else {})) for key in (0, 1)]
+    run(core, requests)  # captures
+    device = runner._accelerator
+    device.waits, before, captures = 0, core.num_steps, device.captures
+    for key, one in enumerate(requests):
+        core.add(key, one)
+    ahead = 0
+    while core.busy:
+        core.step()
+        ahead += core.launched
+    assert ahead >= 39, "the next step is launched before this one's tokens are known"
+    assert device.captures == captures
+    assert device.waits == core.num_steps - before <= 43
+    assert copied == [], "tokens and alternatives come with what every step brings"
+    run(core, [TOLD[6], TOLD[7]])
+    vocabulary = runner._state.vocab_size
+    assert copied
+    assert max(values.shape[-1] for values in copied) == 5 < vocabulary
+    assert {key.filtered for key in runner.graphs.captured} == {None}, "tokens are chosen apart from these"
+
+
+def test_a_row_that_is_not_finite_has_a_fault_and_no_alternatives(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    core, runner = make("graphs")
+    forward = runner.model.forward
+
+    class Broken:
+        def forward(self, batch: Any, kv: Any) -> torch.Tensor:
+            logits: torch.Tensor = forward(batch, kv)
+            return torch.where((batch.token_ids[batch.logit_rows] == 7)[:, None], torch.nan, logits)
+
+    monkeypatch.setattr(runner, "model", Broken())
+    core.add(0, request([1, 2, 7], logprobs=3))
+    core.add(1, request([1, 2, 3], logprobs=3, max_tokens=1))
+    found: dict[int, Any] = {}
+    while core.busy:
+        for emission in core.step():
+            found.setdefault(emission.key, emission)
+    assert "not finite" in str(found[0].error)
+    assert [len(one.top) for one in found[1].message.deltas[0].logprobs] == [3]
 
 
 PENALISED = [

@@ -218,6 +218,6 @@ def test_rows_of_logits() -> None:
     )
     rows = LogitRows(items, lambda each: each.plain)
     assert rows.plain == {0: (0, plain), 3: (1, plain), 5: (3, plain), 6: (3, plain)}
-    assert rows.host == {1: 0, 2: 1, 4: 2}
+    assert rows.host == {4: 0}
     assert [list(prompt) for prompt in rows.prompts] == [[], [1, 2], [], []]
     assert [[row for row, _ in pairs] for pairs in rows.sampled] == [[0], [3], [], [4, 5, 6]]
