@@ -27,10 +27,12 @@ from .gpu.swapper import STAGED_BLOCKS, pinned_bytes
 from .layout import decoder_layout, whole
 from .memory import (
     CONTEXT_BYTES,
+    HISTOGRAM_BYTES,
     USABLE,
     KvBudget,
     Parts,
     activation_bytes,
+    copied_rows,
     cpu_kv_budget,
     free_memory,
     graph_bytes,
@@ -84,7 +86,16 @@ class Asked:
     @property
     def rows(self) -> int:
         """Of the largest step that is a graph."""
-        return graph_rows(max(self.max_running, self.batch), self.max_drafts)
+        return graph_rows(self.running, self.max_drafts)
+
+    @property
+    def running(self) -> int:
+        return max(self.max_running, self.batch)
+
+    @property
+    def sampled(self) -> int:
+        """Rows that a step samples at most."""
+        return min(self.running * (1 + self.max_drafts), self.tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,9 +268,16 @@ def parts_of(decoder: Decoder, asked: Asked) -> Parts:
         metadata=decoder.held.metadata,
         kv_block=kv_block,
         # On a GPU what is planned must suffice, log-probabilities of a whole prompt included.
-        activations=activation_bytes(config, itemsize, asked.tokens, max(asked.rows, on_gpu * asked.tokens))
+        activations=activation_bytes(
+            config,
+            itemsize,
+            asked.tokens,
+            max(asked.rows, on_gpu * asked.tokens),
+            copied_rows(asked.sampled) if on_gpu else None,
+        )
         + (on_gpu and _beside(decoder, asked))
-        + on_gpu * leads * (not asked.max_drafts) * history_bytes(config, max(asked.max_running, asked.batch)),
+        + on_gpu * leads * asked.sampled * HISTOGRAM_BYTES
+        + on_gpu * leads * (not asked.max_drafts) * history_bytes(config, asked.running),
         graphs=on_gpu * graph_bytes(config, itemsize, asked.rows),
         context=on_gpu * CONTEXT_BYTES,
         staging=on_gpu * (asked.swap_memory_bytes != 0 or asked.shares) * STAGED_BLOCKS * kv_block,

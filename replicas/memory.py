@@ -9,13 +9,14 @@ from pathlib import Path
 import torch
 
 from .config import ModelConfig
+from .gpu.alternatives import PROMPT_ROWS
 from .gpu.buckets import batch_sizes, context_sizes
 from .protocol import BLOCK_TOKENS
 
 __all__ = [
-    "CONTEXT_BYTES", "CPU_KV_SHARE", "MAX_GRAPHS", "USABLE", "KvBudget", "Parts", "activation_bytes", "cpu_kv_budget",
-    "free_memory", "graph_bytes", "history_bytes", "history_dtype", "kv_budget", "reserve_bytes", "split_bytes",
-    "swap_budget",
+    "CONTEXT_BYTES", "CPU_KV_SHARE", "HISTOGRAM_BYTES", "MAX_GRAPHS", "USABLE", "KvBudget", "Parts",
+    "activation_bytes", "copied_rows", "cpu_kv_budget", "free_memory", "graph_bytes", "history_bytes",
+    "history_dtype", "kv_budget", "reserve_bytes", "split_bytes", "swap_budget",
 ]  # fmt: skip
 
 # Of the memory that a datasheet prints: ECC and the driver take up to a twelfth (torch finds 14.75 GiB on a T4).
@@ -29,6 +30,7 @@ CONTEXT_BYTES = 600 << 20
 _LAUNCH_BYTES = 16 << 10
 _LAUNCHES_PER_LAYER = 10
 MAX_GRAPHS = 32  # that are kept at a time
+HISTOGRAM_BYTES = 8 * 1024 * 8  # that sampling on a device fills for each row, where any asks for top_k or top_p
 _RESERVE_SHARE, _RESERVE_BYTES = 0.03, 256 << 20
 _PREFIX_BYTES = {False: 2**28, True: 2**30}  # of the host's memory for what comes and goes, by whether on a GPU
 _PREFIX_SHARE = 8  # one in so many bytes that are free, at most
@@ -134,10 +136,11 @@ def reserve_bytes(total: int) -> int:
     return max(_RESERVE_BYTES, int(total * _RESERVE_SHARE))
 
 
-def activation_bytes(config: ModelConfig, itemsize: int, tokens: int, rows: int) -> int:
+def activation_bytes(config: ModelConfig, itemsize: int, tokens: int, rows: int, copied: int | None = None) -> int:
     """What is alive at once in a step of `tokens` tokens, of which `rows` get logits.
 
     itemsize  bytes of an activation
+    copied    rows of logits that are copied while tokens are chosen; None: as many
     """
     heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     # Input, normed input, residual and output; and as views, in one piece and turned: queries, keys and values.
@@ -145,8 +148,17 @@ def activation_bytes(config: ModelConfig, itemsize: int, tokens: int, rows: int)
     # The same four, what attention gave, gate and up, and their product.
     mlp = 5 * config.hidden_size + 3 * config.intermediate_size
     rope = 4 * config.head_dim  # cosines and sines in fp32
-    logits = 2 * 4 * rows * config.vocab_size  # fp32, and once more while tokens are chosen
+    logits = 4 * (rows + (rows if copied is None else copied)) * config.vocab_size  # fp32
     return tokens * (max(attention, mlp) * itemsize + rope) + logits
+
+
+def copied_rows(sampled: int) -> int:
+    """Rows of logits that a device copies in a step that runs as it comes, of which `sampled` are sampled.
+
+    They are picked out, and that once more under penalties and biases. Or, before or after, some of a prompt's are
+    picked out and normalised.
+    """
+    return 2 * max(sampled, PROMPT_ROWS)
 
 
 def split_bytes(config: ModelConfig, rows: int) -> int:
@@ -177,7 +189,8 @@ def graph_bytes(config: ModelConfig, itemsize: int, most: int) -> int:
     graphs = min(MAX_GRAPHS, 3 * len(sizes) * len(context_sizes(config.max_model_len)))
     launches = config.num_layers * _LAUNCHES_PER_LAYER
     logits = 4 * config.vocab_size * sum(sizes)
-    return activation_bytes(config, itemsize, most, most) + logits + graphs * launches * _LAUNCH_BYTES
+    step = activation_bytes(config, itemsize, most, most) + most * HISTOGRAM_BYTES
+    return step + logits + graphs * launches * _LAUNCH_BYTES
 
 
 def _mib(nbytes: int) -> str:

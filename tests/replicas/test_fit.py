@@ -24,6 +24,8 @@ from motley.kernels.cpu.native import load
 from motley.kernels.cpu.operators import CpuOps
 from motley.kernels.gpu.operators import GpuOps
 from motley.kernels.rig import gpu, stand_in
+from motley.kernels.sampling.sample import PenaltyRows, SamplingRows, penalised, sample
+from motley.kernels.variant import Config, Variant
 from motley.replicas import fit as module
 from motley.replicas.bench.shapes import SHAPES, config_json, write_gptq
 from motley.replicas.blocks import blocks_for
@@ -32,15 +34,20 @@ from motley.replicas.checkpoint import inspect_checkpoint
 from motley.replicas.decoder import Decoder
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import InvalidRequest
+from motley.replicas.families.registry import read_config
 from motley.replicas.fit import Asked, Fit, Place, at_hand, cpu, fit, known, outlined, parts_of, table, value_blocks
+from motley.replicas.gpu.choose import Chooser, Later
 from motley.replicas.gpu.moves import Staged
+from motley.replicas.gpu.state import DeviceState
 from motley.replicas.gpu.swapper import STAGED_BLOCKS, pinned_bytes
-from motley.replicas.memory import SWAP_BYTES, activation_bytes
+from motley.replicas.json_file import Fields
+from motley.replicas.memory import HISTOGRAM_BYTES, SWAP_BYTES, activation_bytes, copied_rows
 from motley.replicas.model import load_model
 from motley.replicas.offline import Engine
-from motley.replicas.plan import PlanItem, StepPlan
+from motley.replicas.plan import PlanItem, SampleSpec, StepPlan
 from motley.replicas.prefix import setup as prefix_setup
 from motley.replicas.runner import ModelRunner
+from motley.replicas.sampling_params import SamplingParams
 
 SHAPE = {"hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 2}
 ASKED = Asked(context=128, batch=1)
@@ -184,12 +191,12 @@ def test_a_process_grows_by_what_was_told(tmp_path: Path) -> None:
 
 
 class _Alive(TorchDispatchMode):
-    """The most bytes that operators have made and that lived at once."""
+    """The most bytes that operators have made and that lived at once, but for those that were there `before`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *before: torch.Tensor) -> None:
         super().__init__()
         self.now = self.most = 0
-        self._known: set[int] = set()
+        self._known = {tensor.untyped_storage().data_ptr() for tensor in before}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
@@ -226,6 +233,61 @@ def test_activations_are_at_most_what_was_told(tmp_path: Path, family: str, inne
         runner.logits(StepPlan((item,)))
     told = activation_bytes(decoder.config, 2, tokens, tokens)
     assert alive.most <= told < 2 * alive.most
+
+
+@pytest.mark.parametrize(("tokens", "running", "drafts"), [(40, 64, 0), (160, 8, 0), (64, 16, 1)])
+def test_what_choosing_tokens_takes_on_a_device_is_at_most_what_was_told(
+    monkeypatch: pytest.MonkeyPatch, tokens: int, running: int, drafts: int
+) -> None:
+    """Of a step as it comes, with all that rows may ask for, and a prompt's log-probabilities. Kernels launch nothing,
+    but take what they take."""
+    monkeypatch.setattr(Variant, "launch", lambda *_: None)
+    config = read_config(Fields(LLAMA_7B, "config.json"))
+    asked = Asked(128, 1, tokens, running, max_drafts=drafts)
+    device, sampled = LateDevice(), asked.sampled
+    state = DeviceState(device, running, 1, 0, config.vocab_size, torch.int16)
+    state.keep_history()
+    chooser = Chooser(device, _KernelsAlone(), state, sampled, penalties=not drafts)
+    params = SamplingParams(
+        top_k=5, top_p=0.9, logit_bias={3: 1.0}, logprobs=20, repetition_penalty=1.0 if drafts else 1.1, seed=0
+    )
+    spec = SampleSpec(params, 0, 0, 0, (), (1,), ())
+    verified = (spec,) * drafts
+    items = [PlanItem(i, 0, (1,) * (1 + drafts), (0,), spec, verified=verified) for i in range(sampled // (1 + drafts))]
+    if rest := tokens - sampled:
+        items.append(PlanItem(99, 0, (1,) * rest, (0,), prompt_targets=(2,) * rest, prompt_top=20))
+    plan, logits = StepPlan(tuple(items)), Later()
+    device.mark().wait()
+    with _Alive(state.history) as alive:
+        device.submit(lambda: logits.put(torch.zeros(tokens, config.vocab_size)))
+        chooser.choose(plan, {i: i for i in range(len(items))}, logits)()
+    told = activation_bytes(config, 2, 0, tokens, copied_rows(sampled)) + sampled * HISTOGRAM_BYTES
+    assert 0.8 * told < alive.most <= 1.01 * told, "what is asked for and told of each row is small"
+
+
+class _KernelsAlone:
+    """Samplers of a GPU; what they would have written is 0."""
+
+    def sample(
+        self, logits: torch.Tensor, rows: SamplingRows, filtered: bool, own: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        config = Config.of(4, CHUNK=4096, TILE=1024)
+        tokens, logprobs = sample(logits, rows, config, own=own, top_k=filtered, top_p=filtered)
+        return tokens.zero_(), logprobs.zero_()
+
+    def penalised(self, logits: torch.Tensor, history: torch.Tensor, rows: PenaltyRows) -> torch.Tensor:
+        return penalised(logits, history, rows, Config.of(4, CHUNK=4096, TILE=1024)).zero_()
+
+
+def test_steps_that_sample_more_rows_are_given_more_room(tmp_path: Path) -> None:
+    """Three times its logits for a step of decodes alone, not twice."""
+    checkpoint = inspect_checkpoint(write_hollow(tmp_path, LLAMA_7B))
+    [place] = known("Tesla P40")
+    one, all_of_them = (fit(checkpoint, place, Asked(128, 1, 512, running)).parts for running in (64, 512))
+    assert one is not None
+    assert all_of_them is not None
+    more = 2 * (512 - 64) * (4 * 32_000) + (512 - 64) * HISTOGRAM_BYTES + 2 * (512 - 64) * 32_000 * 2  # histories too
+    assert all_of_them.activations - one.activations >= more
 
 
 def of(found: list[Fit]) -> dict[str, Fit]:
@@ -281,11 +343,13 @@ def test_a_dense_model_that_is_too_large_is_told_what_would_fit(tmp_path: Path) 
     assert pascal.parts.weights == pytest.approx(4 * 6.738e9, rel=0.05), "6.1 computes in fp32, and keeps weights so"
     assert "GiB are missing" in pascal.advice
     assert fit(checkpoint, l4, Asked(4096, 1)).fits
-    shorter, quantized = fit(checkpoint, t4, Asked(4096, 1)).advice.split("; ")
-    assert shorter == "1 of up to 1376 tokens fit"
+    small = fit(checkpoint, t4, Asked(4096, 1))
+    shorter, quantized = small.advice.split("; ")
+    assert 1300 < small.kv_tokens < 1600
+    assert shorter == f"1 of up to {small.kv_tokens} tokens fit"
     assert "leave room for" in quantized
     fewer = fit(checkpoint, t4, Asked(4096, 500)).advice
-    assert fewer.startswith("fewer sequences fit: one alone has room for 1376 tokens; as GPTQ int4")
+    assert fewer.startswith(f"fewer sequences fit: one alone has room for {small.kv_tokens} tokens; as GPTQ int4")
 
 
 def test_a_quantized_model_is_not_told_to_be_quantized(tmp_path: Path) -> None:
@@ -467,7 +531,8 @@ def test_histories_are_for_penalties_on_the_device_and_drafts_have_none(tmp_path
     few, many = (fit(checkpoint, place, Asked(128, 1, max_running=running)).parts for running in (8, 9))
     assert few is not None
     assert many is not None
-    assert many.activations - few.activations == 2 * 32_000 * 2, "two rows for each sequence"
+    # Each has two rows of history, and its histograms; logits are copied of a prompt's rows in any case.
+    assert many.activations - few.activations == 2 * 32_000 * 2 + HISTOGRAM_BYTES
     drafting = fit(checkpoint, place, Asked(128, 1, max_running=8, max_drafts=1)).parts
     assert drafting is not None
-    assert drafting.activations - few.activations == -17 * 32_000 * 2
+    assert drafting.activations - few.activations == -17 * 32_000 * 2 + 8 * HISTOGRAM_BYTES
