@@ -41,6 +41,7 @@ from .memory import (
     prefix_budget,
     split_bytes,
     swap_budget,
+    table_bytes,
 )
 from .predict import bits, linear_shapes, tpot_s, ttft_s
 from .prefix.keys import with_tokens
@@ -276,6 +277,7 @@ def parts_of(decoder: Decoder, asked: Asked) -> Parts:
             copied_rows(asked.sampled) if on_gpu else None,
         )
         + (on_gpu and _beside(decoder, asked))
+        + on_gpu * (table_bytes(config, asked.running) + kv_block)  # one block more, for the padding of graphs
         + on_gpu * leads * asked.sampled * HISTOGRAM_BYTES
         + on_gpu * leads * (not asked.max_drafts) * history_bytes(config, asked.running),
         graphs=on_gpu * graph_bytes(config, itemsize, asked.rows),

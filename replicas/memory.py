@@ -12,11 +12,12 @@ from .config import ModelConfig
 from .gpu.alternatives import PROMPT_ROWS
 from .gpu.buckets import batch_sizes, context_sizes
 from .protocol import BLOCK_TOKENS
+from .rope import RotaryTable
 
 __all__ = [
     "CONTEXT_BYTES", "CPU_KV_SHARE", "HISTOGRAM_BYTES", "MAX_GRAPHS", "USABLE", "KvBudget", "Parts",
     "activation_bytes", "copied_rows", "cpu_kv_budget", "free_memory", "graph_bytes", "history_bytes",
-    "history_dtype", "kv_budget", "reserve_bytes", "split_bytes", "swap_budget",
+    "history_dtype", "kv_budget", "reserve_bytes", "split_bytes", "swap_budget", "table_bytes",
 ]  # fmt: skip
 
 # Of the memory that a datasheet prints: ECC and the driver take up to a twelfth (torch finds 14.75 GiB on a T4).
@@ -43,7 +44,8 @@ class Parts:
     weights      embedding, layers, norms and head, all copies counted
     metadata     of quantization: scales, zero points, orders of inputs
     kv_block     of one block of tokens, in all layers
-    activations  of the largest step, what kernels write beside it, and histories for penalties
+    activations  of the largest step, what kernels write beside it, histories for penalties, tables of positions and
+                 blocks, and the block that padding is written to
     graphs       CUDA graphs
     context      CUDA context and libraries
     staging      blocks of KV that are put together on their way to the host and back
@@ -178,6 +180,13 @@ def history_dtype(max_model_len: int) -> torch.dtype:
 def history_bytes(config: ModelConfig, max_running: int) -> int:
     """Histories of tokens for penalties: one for each row of the device's state. Allocated when first asked for."""
     return (2 * max_running + 1) * config.vocab_size * history_dtype(config.max_model_len).itemsize
+
+
+def table_bytes(config: ModelConfig, max_running: int) -> int:
+    """What a device keeps beside weights: cosines and sines of all positions, blocks of each row of its state."""
+    positions = -(-config.max_model_len // RotaryTable.PIECE) * RotaryTable.PIECE
+    blocks = -(-config.max_model_len // BLOCK_TOKENS)
+    return positions * config.head_dim * 4 + (2 * max_running + 1) * blocks * 4
 
 
 def graph_bytes(config: ModelConfig, itemsize: int, most: int) -> int:

@@ -41,11 +41,12 @@ from motley.replicas.gpu.moves import Staged
 from motley.replicas.gpu.state import DeviceState
 from motley.replicas.gpu.swapper import STAGED_BLOCKS, pinned_bytes
 from motley.replicas.json_file import Fields
-from motley.replicas.memory import HISTOGRAM_BYTES, SWAP_BYTES, activation_bytes, copied_rows
+from motley.replicas.memory import HISTOGRAM_BYTES, SWAP_BYTES, activation_bytes, copied_rows, table_bytes
 from motley.replicas.model import load_model
 from motley.replicas.offline import Engine
 from motley.replicas.plan import PlanItem, SampleSpec, StepPlan
 from motley.replicas.prefix import setup as prefix_setup
+from motley.replicas.rope import RotaryTable
 from motley.replicas.runner import ModelRunner
 from motley.replicas.sampling_params import SamplingParams
 
@@ -277,6 +278,18 @@ class _KernelsAlone:
 
     def penalised(self, logits: torch.Tensor, history: torch.Tensor, rows: PenaltyRows) -> torch.Tensor:
         return penalised(logits, history, rows, Config.of(4, CHUNK=4096, TILE=1024)).zero_()
+
+
+@pytest.mark.parametrize(("longest", "running"), [(4096, 64), (5000, 3), (131_072, 64)])
+def test_tables_of_positions_and_blocks_are_as_large_as_was_told(longest: int, running: int) -> None:
+    config = read_config(Fields({**LLAMA_7B, "max_position_embeddings": longest}, "config.json"))
+    with _Alive() as alive:
+        rotary = RotaryTable(config.rope, config.head_dim, torch.device("cpu"))
+        rotary.reserve(longest)
+        state = DeviceState(LateDevice(), running, blocks_for(longest), 0, config.vocab_size, torch.int16)
+    told = table_bytes(config, running)
+    assert alive.now == pytest.approx(told, rel=0.01)
+    assert len(state.tables) == 2 * running + 1
 
 
 def test_steps_that_sample_more_rows_are_given_more_room(tmp_path: Path) -> None:
@@ -531,8 +544,8 @@ def test_histories_are_for_penalties_on_the_device_and_drafts_have_none(tmp_path
     few, many = (fit(checkpoint, place, Asked(128, 1, max_running=running)).parts for running in (8, 9))
     assert few is not None
     assert many is not None
-    # Each has two rows of history, and its histograms; logits are copied of a prompt's rows in any case.
-    assert many.activations - few.activations == 2 * 32_000 * 2 + HISTOGRAM_BYTES
+    # Each has two rows of history and of blocks, and its histograms; a prompt's logits are copied in any case.
+    assert many.activations - few.activations == 2 * (32_000 * 2 + 256 * 4) + HISTOGRAM_BYTES
     drafting = fit(checkpoint, place, Asked(128, 1, max_running=8, max_drafts=1)).parts
     assert drafting is not None
     assert drafting.activations - few.activations == -17 * 32_000 * 2 + 8 * HISTOGRAM_BYTES

@@ -26,6 +26,7 @@ from motley.replicas import sizing
 from motley.replicas.checkpoint import Checkpoint, inspect_checkpoint
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.fit import Asked, Place, cpu, known
+from motley.replicas.memory import HISTOGRAM_BYTES
 from motley.replicas.model import load_model
 from motley.replicas.protocol import BLOCK_TOKENS
 from motley.replicas.shards.costs import chosen_layers
@@ -170,12 +171,13 @@ def test_logits_and_histories_are_where_they_are_made(tmp_path: Path) -> None:
     checkpoint = inspect_checkpoint(write_hollow(tmp_path, LLAMA_7B))
     found = on(checkpoint, known("Tesla T4")[0], Division(2, 3, (10, 11, 11)))
     by_process = {(each.stage.index, rank): each.parts for each in found.processes for rank in each.ranks}
-    logits = 2 * 4 * 512 * 32_000
+    step = {where: parts.activations - parts.kv_block for where, parts in by_process.items()}  # padding has a block
+    logits = (512 + 2 * 64) * 4 * 32_000
     for stage, rank in ((0, 1), (1, 0), (1, 1)):
-        assert by_process[stage, rank].activations < logits
+        assert step[stage, rank] < logits
     for stage, rank in ((0, 0), (2, 0), (2, 1)):
-        assert by_process[stage, rank].activations > logits
-    assert by_process[0, 0].activations - by_process[2, 0].activations == (2 * 64 + 1) * 32_000 * 2
+        assert step[stage, rank] > logits
+    assert step[0, 0] - step[2, 0] == (2 * 64 + 1) * 32_000 * 2 + 64 * HISTOGRAM_BYTES
 
 
 def test_room_of_a_cpu_is_shared_by_its_processes(tmp_path: Path) -> None:
