@@ -81,7 +81,7 @@ def runner(request: pytest.FixtureRequest) -> GatedRunner:
 async def worker(runner: GatedRunner, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Worker]:
     monkeypatch.setattr(module, "build_engine", lambda *_, **__: built(runner))
     monkeypatch.setattr(module, "TICK_S", 0.01)
-    worker = Worker(Path("unused"), EngineConfig(max_waiting=20, max_waiting_tokens=400, reader_timeout_s=0.3))
+    worker = Worker(Path("unused"), EngineConfig(max_waiting=20, max_waiting_tokens=400))
     await worker.start()
     yield worker
     runner.gate.set()
@@ -363,6 +363,7 @@ async def test_steps_that_fail_in_a_row_make_it_unhealthy_until_one_succeeds(
 
 
 async def test_a_reader_that_takes_nothing_is_ended_and_its_kv_freed(worker: Worker, runner: GatedRunner) -> None:
+    worker._config = replace(worker._config, reader_timeout_s=0.3)
     runner.step_s = 0.005
     stalled = worker.generate(request(max_tokens=250))
     await anext(stalled)
@@ -378,6 +379,7 @@ async def test_a_reader_that_takes_nothing_is_ended_and_its_kv_freed(worker: Wor
 
 
 async def test_a_reader_that_stalls_after_the_end_keeps_nothing_either(worker: Worker) -> None:
+    worker._config = replace(worker._config, reader_timeout_s=0.3)
     stalled = worker.generate(request(max_tokens=50))
     await anext(stalled)
     await until(lambda: not worker._streams[0].pending and idle(worker))
