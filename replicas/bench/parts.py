@@ -66,7 +66,8 @@ Work = Callable[[Part, bool], bool]  # the part, whether only what comes first -
 
 
 class Parts:
-    """Runs stages one after the other. One that ends early leaves its rest to those after it.
+    """Runs stages one after the other. One that ends early leaves its rest to the next, and what one takes beyond its
+    time is taken from all that follow, each by its weight: no turn ends later than the whole may.
 
     When all had their turn, what time is left is for parts that were cut ("unreached" among their fields): each in
     turn, all of it.
@@ -87,10 +88,11 @@ class Parts:
         """Whether all was right; what one raises is kept in its file, and it has no further turn."""
         reached, total, end = 0.0, sum(stage.weight for stage in self._stages), self._began + _FINISH * self._seconds
         for stage in self._stages:
+            now, rest = time.monotonic(), total - reached
             reached += stage.weight
-            self._turn(
-                stage.part, works[stage.part], stage.first, end - _FINISH * self._seconds * (1 - reached / total)
-            )
+            due = end - _FINISH * self._seconds * (1 - reached / total)
+            share = now + (end - now) * stage.weight / rest if rest > 0 else now
+            self._turn(stage.part, works[stage.part], stage.first, max(due, share))
         for name, told in list(self.told.items()):
             if told.get("unreached") and time.monotonic() < end:
                 self._turn(name, works[name], False, end)

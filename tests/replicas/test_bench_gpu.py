@@ -21,7 +21,7 @@ from motley.kernels.operation import Shape
 from motley.kernels.precision import policy_of
 from motley.kernels.registry import OPERATIONS, operation
 from motley.kernels.rig import Rig, stand_in
-from motley.replicas.bench import engine_gpu, gpu, gpu_kernels, tasks
+from motley.replicas.bench import engine_gpu, gpu, gpu_kernels, parts, tasks
 from motley.replicas.bench.child import Child, ChildEnded, ChildSilent
 from motley.replicas.bench.engine_gpu import Cell, Group
 from motley.replicas.bench.gpu_targets import TARGETS, is_judged, judge, line
@@ -102,10 +102,10 @@ def test_every_variant_of_a_kernel_is_checked_on_a_gpu() -> None:
             assert checked == {*each.small(rig.policy), *each.samples(rig.policy)}, each.name
     int4 = {shape for _, shape, _ in plan._checked(operation("w4a16_gemm"))}
     assert {(shape["group"], shape.get("scales", "bf16"), shape.get("bias", "")) for shape in int4} >= {
-        (16, "fp32", "yes"), (64, "fp16", "yes"), (128, "fp16", "yes"),
+        (32, "fp32", "yes"), (64, "fp16", "yes"), (128, "fp16", "yes"),
     }  # fmt: skip
     assert {shape.get("sums", None) for _, shape, _ in plan._checked(operation("quantize_rows_int8"))} == {
-        None, 0, 32, 64, 128,
+        None, 0, 32, 128,
     }  # fmt: skip
 
 
@@ -181,6 +181,39 @@ def test_a_part_that_was_cut_has_what_others_did_not_need(tmp_path: Path) -> Non
     assert Parts(tmp_path, 100 / 0.96, stages, {}).run({name: partial(work, name) for name in left})
     assert turns == [("one", True, 10), ("two", True, 20), ("one", False, 50), ("one", False, 100)]
     assert results(tmp_path)["one"]["complete"]
+
+
+LATE_S = 20.0
+
+
+@pytest.mark.parametrize("late", [None, *range(len(gpu.STAGES))])
+def test_no_turn_ends_after_eight_minutes_whichever_is_late(
+    late: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what one takes too much is taken from all that follow, not from the next alone."""
+    clock = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(parts, "archived", lambda out: None)
+    turns: list[tuple[float, float]] = []  # began, and was given
+
+    def work(part: Part, first: bool) -> bool:
+        given = part.left()
+        turns.append((clock[0] - 1000.0, given))
+        clock[0] += max(given, 0.0) + (LATE_S if len(turns) - 1 == late else 0.0)
+        part.fields["unreached"] = 1
+        return True
+
+    plan = Parts(tmp_path, gpu.SECONDS, gpu.STAGES, {})
+    plan.run(dict.fromkeys(gpu.PARTS, work))
+    assert len(turns) >= len(gpu.STAGES)
+    assert all(began + given <= 480 or given <= 0 for began, given in turns)
+    assert sum(max(given, 0.0) for _, given in turns) <= 480
+    if late is None:
+        return
+    following = [(stage.weight, given) for stage, (_, given) in zip(gpu.STAGES, turns, strict=False)][late + 1 :]
+    rest = sum(weight for weight, _ in following)
+    room = 480 * 0.96 * rest / sum(stage.weight for stage in gpu.STAGES) - LATE_S
+    assert room <= 0 or all(given > weight / rest * room - 1e-6 for weight, given in following)
 
 
 def test_what_targets_and_goals_are_about_comes_first() -> None:
