@@ -37,6 +37,7 @@ KNOWN = (
     Spill("w4a16_gemv", ((12, 0),), {"m": 8, "group": 128}, {"REPEAT": 1, "ROWS": 4, "num_warps": 2}),
     Spill("w4a16_gemv", ((12, 0),), {"m": 8, "group": 128}, {"REPEAT": 1, "ROWS": 8, "num_warps": 4}),
     Spill("w4a16_gemv", ((12, 0),), {"m": 8, "group": 128}, {"REPEAT": 1, "ROWS": 16, "num_warps": 4}),
+    Spill("w4a16_gemv", ((7, 0), (7, 5)), {"m": 8, "group": 32}, {"REPEAT": 1, "ROWS": 8, "num_warps": 4}),
     Spill("w8a8", ((7, 0),), {"m": 8, "group": 0}, {"BLOCK_N": 32, "num_warps": 16}),
     Spill("w8a8", ((12, 0),), {"group": 128, "zeros": "yes"}, {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4}),
     Spill("attention_decode", ((6, 0),), {"dim": 80, "kv": "fp16"}, {"HEADS": 1, "UNROLL": 2, "SPLITS": 1}),

@@ -116,7 +116,7 @@ class Dequantize:
         return (
             Shape.of(**sizes, group=0, zeros="no"),
             Shape.of(**sizes, group=128, zeros="yes"),
-            Shape.of(**sizes, group=128, zeros="no", scales="bf16", bias="yes"),
+            Shape.of(**sizes, group=128, zeros="yes", scales="bf16", bias="yes"),
             Shape.of(**sizes, group=32, zeros="yes", scales="fp32", bias="yes"),
             Shape.of(**{**sizes, "k": 4112}, group=0, zeros="yes"),
         )

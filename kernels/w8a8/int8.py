@@ -39,7 +39,7 @@ __all__ = ["W8A8", "kernel_for", "linear", "pack", "product", "quantize", "quant
 ROWS = (1, 2, 4, 8, 16, 32, 64, 256, 2048)
 # Groups, and whether there are zero points: what is tuned for, and what else checkpoints have.
 _TUNED = ((0, "no"), (128, "yes"))
-_UNTUNED = ((0, "yes"), (32, "yes"), (128, "no"))
+_UNTUNED = ((0, "yes"), (32, "yes"))
 QUANTIZED = QuantizedRows | QuantizedPanels
 PACKED = Rows8 | PanelsInt8
 

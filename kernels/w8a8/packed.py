@@ -60,7 +60,7 @@ def pack_panels(weight: GroupedWeight) -> PanelsInt8:
 def _signed(weight: GroupedWeight) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, int]:
     """Codes and zeros less 128, which leaves their difference; scales and zeros [groups, N]; no zeros if all are 0.
 
-    Of an outline they are not known to be. Groups of 32 always have them: kernels without are not compiled for those.
+    Of an outline they are not known to be. Groups always have them: kernels without spill on some capabilities.
     """
     num_columns = weight.shape[1]
     if weight.bits != 8 or num_columns % 16 or num_columns > MAX_COLUMNS:
@@ -79,4 +79,4 @@ def _signed(weight: GroupedWeight) -> tuple[torch.Tensor, torch.Tensor, torch.Te
     codes = (weight.codes.to(torch.int16) - 128).to(torch.int8)
     zeros = (weight.zeros.to(torch.int16) - 128).to(torch.int8).repeat_interleave(repeats, dim=1).T.contiguous()
     scales = weight.scales.repeat_interleave(repeats, dim=1).T.contiguous()
-    return codes, scales, zeros if zeros.is_meta or group == 32 or bool(zeros.any()) else None, group
+    return codes, scales, zeros if zeros.is_meta or group or bool(zeros.any()) else None, group
