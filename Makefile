@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 # Those of the images, from the table in pyproject.toml: each once.
 IMAGE_TRITONS := $(sort $(shell sed -n 's/^cu[0-9]* = .*triton = "\([0-9.]*\)".*/\1/p' pyproject.toml))
 # Seconds of two cores that compiling for every capability may take with nothing cached. The goal is ten minutes in all;
-# they were 15 and 2 on two cores of an EPYC without AVX-512. Far above that something is wrong.
+# they were 15 and 1.2 on two cores of an EPYC without AVX-512. Far above that something is wrong.
 MATRIX_S := 1500
 NEWEST_S := 300
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
