@@ -11,7 +11,9 @@ from raw_calls import Asked, Protocol, RawCall, deadline_told
 from served import Served, wait_for
 
 MOST_S = 30.0  # of a deadline within which all are there
-PROMISED_S = 1.0  # each of them, until its KV is free; it takes some 40 ms, most of which is asking for the load
+# Each of them, until its KV is free; it takes some 40 ms, most of which is asking for the load. One that is late, as it
+# may be where others have the cores, is measured once more.
+PROMISED_S = 1.0
 Way = tuple[Protocol, str]
 
 
@@ -36,6 +38,9 @@ class Leaving:
         late = {(name, way): s for name, row in self._rows.items() for way, s in row.items() if not s < PROMISED_S}
         assert not late
 
+    def _late(self, protocol: Protocol, way: str) -> bool:
+        return not self._rows[protocol.name][way] < PROMISED_S
+
     def leave_all(
         self, protocols: Sequence[Protocol], asked: Callable[[Protocol], Asked], ready: Callable[[int], object]
     ) -> None:
@@ -50,6 +55,11 @@ class Leaving:
             for number, ((protocol, way), call) in enumerate(zip(ways, calls, strict=True), 1):
                 self._leave(protocol, way, call, self._there + len(calls) - number)
             self._check_free()
+            for protocol, way in [(protocol, way) for protocol, way in ways if self._late(protocol, way)]:
+                call = RawCall(self._service, protocol, asked(protocol))
+                ready(1)
+                self._leave(protocol, way, call, self._there)
+                self._check_free()
 
     def out_of_time(
         self,
@@ -66,16 +76,29 @@ class Leaving:
         """
         for way in ("deadline", "field"):
             those = [protocol for protocol in protocols if way in protocol.deadlines]
-            calls, over = self._in_time(those, asked, way, ready, seconds)
-            for protocol, call in zip(those, calls, strict=True) if told else ():
-                said = call.outcome()
-                assert deadline_told(said), (protocol.name, said[-200:])
-            self._wait(self._there)
-            late = time.monotonic() - over
-            for protocol, call in zip(those, calls, strict=True):
-                self._rows.setdefault(protocol.name, {})[way] = late
-                call.close()
-            self._check_free()
+            self._all_out_of_time(those, asked, way, ready, seconds, told)
+            if those and self._late(those[0], way):
+                self._all_out_of_time(those, asked, way, ready, seconds, told)
+
+    def _all_out_of_time(
+        self,
+        those: Sequence[Protocol],
+        asked: Callable[[Protocol, float | None], Asked],
+        way: str,
+        ready: Callable[[int], object],
+        seconds: float,
+        told: bool,
+    ) -> None:
+        calls, over = self._in_time(those, asked, way, ready, seconds)
+        for protocol, call in zip(those, calls, strict=True) if told else ():
+            said = call.outcome()
+            assert deadline_told(said), (protocol.name, said[-200:])
+        self._wait(self._there)
+        late = time.monotonic() - over
+        for protocol, call in zip(those, calls, strict=True):
+            self._rows.setdefault(protocol.name, {})[way] = late
+            call.close()
+        self._check_free()
 
     def _in_time(
         self,
