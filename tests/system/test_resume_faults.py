@@ -141,12 +141,17 @@ def busiest(service: Served) -> int:
 
 def resumed(service: Served) -> int:
     """How many times a stream has gone on on another replica, says the ingress's log."""
-    return told(service, "goes on elsewhere after") - retried(service)
+    return moved(service) - retried(service)
 
 
 def retried(service: Served) -> int:
     """How many times a request had to go elsewhere before anything of its answer had come."""
     return told(service, "goes on elsewhere after 0 tokens")
+
+
+def moved(service: Served) -> int:
+    """Both."""
+    return told(service, "goes on elsewhere after")
 
 
 def told(service: Served, words: str) -> int:
@@ -292,7 +297,7 @@ def test_a_replica_is_killed_before_the_first_token(pair: Served) -> None:
     """Nobody has seen anything yet: it is tried again, streamed or not, over both protocols; no client retries."""
     prompts = ["y" * number + "x" * 12_000 for number in range(4)]
     for _ in range(4):  # until it struck prompts that were being computed
-        before = resumed(pair)
+        before = moved(pair)
         with ThreadPoolExecutor(4) as threads:
             futures = [threads.submit(ask, pair, one) for ask, one in zip(ASKS, prompts, strict=True)]
             wait_for(lambda: pair.load()["queued_prefill_tokens"] > 0, "prompts to be computed")
@@ -300,10 +305,10 @@ def test_a_replica_is_killed_before_the_first_token(pair: Served) -> None:
             answers = [future.result(120) for future in futures]
         check_baseline(pair)
         assert answers == [ask(pair, one) for ask, one in zip(ASKS, prompts, strict=True)]
-        if resumed(pair) > before:
+        if moved(pair) > before:
             break
         prompts = [f"z{one}" for one in prompts]  # no prefix of these is known
-    assert resumed(pair) > before
+    assert moved(pair) > before
 
 
 FEW = {"temperature": 0.0, "max_tokens": 8}
