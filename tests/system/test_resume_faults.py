@@ -124,7 +124,7 @@ def unbroken(pair: Served) -> list[Answer]:
 @pytest.fixture(autouse=True)
 def both(pair: Served) -> None:
     """Serve may call one ready while the other still starts: what is killed must be what carries streams."""
-    wait_for(lambda: states(pair) == ["RUNNING"] * 2 and len(carried(pair)) == 2, "two replicas", 90)
+    wait_for(lambda: states(pair) == ["RUNNING"] * 2 and len(carried(pair)) == 2, "two replicas", 240)
 
 
 def pool(service: Served) -> list[int]:
