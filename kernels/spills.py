@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .operation import Operation, Shape
-from .precision import PrecisionPolicy
+from .precision import GEMV_ROWS, PrecisionPolicy
 from .variant import Config
 
 __all__ = ["KNOWN", "offered"]
@@ -17,18 +17,27 @@ __all__ = ["KNOWN", "offered"]
 
 @dataclass(frozen=True, slots=True)
 class Spill:
-    """Shapes and configs of an operator that have these fields, on those capabilities."""
+    """Shapes and configs of an operator that have these fields, or one of a range, on those capabilities."""
 
     op: str
     capabilities: tuple[tuple[int, int], ...]
-    shape: Mapping[str, int | str]
+    shape: Mapping[str, int | str | range]
     config: Mapping[str, int]
 
     def has(self, operation: Operation, policy: PrecisionPolicy, shape: Shape, config: Config) -> bool:
         if operation.name != self.op or policy.capability.version not in self.capabilities:
             return False
-        sizes, chosen = dict(shape.fields), config.to_json()
-        return self.shape.items() <= sizes.items() and self.config.items() <= chosen.items()
+        return self.of_shape(shape) and self.config.items() <= config.to_json().items()
+
+    def of_shape(self, shape: Shape) -> bool:
+        sizes = dict(shape.fields)
+        return all(
+            sizes.get(name) in value if isinstance(value, range) else sizes.get(name) == value
+            for name, value in self.shape.items()
+        )
+
+
+_IN_LOTS = range(GEMV_ROWS, 2**31)  # of rows: the kernel for the most of them takes them in lots
 
 
 # By Triton 3.7.1, 8 to 24 bytes a thread each.
@@ -37,7 +46,7 @@ KNOWN = (
     Spill("w4a16_gemv", ((12, 0),), {"m": 8, "group": 128}, {"REPEAT": 1, "ROWS": 4, "num_warps": 2}),
     Spill("w4a16_gemv", ((12, 0),), {"m": 8, "group": 128}, {"REPEAT": 1, "ROWS": 8, "num_warps": 4}),
     Spill("w4a16_gemv", ((12, 0),), {"m": 8, "group": 128}, {"REPEAT": 1, "ROWS": 16, "num_warps": 4}),
-    Spill("w4a16_gemv", ((7, 0), (7, 5)), {"m": 8, "group": 32}, {"REPEAT": 1, "ROWS": 8, "num_warps": 4}),
+    Spill("w4a16_gemv", ((7, 0), (7, 5)), {"m": _IN_LOTS, "group": 32}, {"REPEAT": 1, "ROWS": 8, "num_warps": 4}),
     Spill("w8a8", ((7, 0),), {"m": 8, "group": 0}, {"BLOCK_N": 32, "num_warps": 16}),
     Spill("w8a8", ((12, 0),), {"group": 128, "zeros": "yes"}, {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4}),
     Spill("attention_decode", ((6, 0),), {"dim": 80, "kv": "fp16"}, {"HEADS": 1, "UNROLL": 2, "SPLITS": 1}),

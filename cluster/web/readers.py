@@ -74,10 +74,14 @@ class Reader:
 
 
 class Readers:
-    """Those of one ingress. Looks them over now and then: a timer for each write would cost more than the write."""
+    """Those of one ingress. Looks them over now and then: a timer for each write would cost more than the write.
 
-    def __init__(self, timeout_s: float = READER_TIMEOUT_S) -> None:
+    clock  in seconds; None: the event loop's
+    """
+
+    def __init__(self, timeout_s: float = READER_TIMEOUT_S, clock: Callable[[], float] | None = None) -> None:
         self._timeout_s = timeout_s
+        self._clock = clock
         self._readers: set[Reader] = set()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -87,7 +91,7 @@ class Readers:
     @contextmanager
     def reader(self, give_up: Callable[[], object]) -> Iterator[Reader]:
         """For one answer. `give_up` is called once if it is not taken in time."""
-        reader = Reader(give_up, self._timeout_s, asyncio.get_running_loop().time)
+        reader = Reader(give_up, self._timeout_s, self._clock or asyncio.get_running_loop().time)
         self._readers.add(reader)
         if self._timer is None:
             self._arm()

@@ -218,18 +218,21 @@ async def test_the_log_names_the_call_of_a_reader_that_is_left(caplog: pytest.Lo
     assert len(told) == 1, "an operator finds it"
 
 
-async def test_an_event_of_a_megabyte_goes_in_parts(ingress: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_event_of_a_megabyte_goes_in_parts(ingress: Any) -> None:
     """Taken as one it would look like a reader that reads nothing for as long as it takes."""
+    clock = Clock()
+    ingress.readers = Readers(timeout_s=0.2, clock=clock)
     app = ingress.__serve_build_asgi_app__()
     parts: list[int] = []
 
     async def send(message: Any) -> None:
         parts.append(len(message.get("body", b"")))
-        await asyncio.sleep(0.01)
+        clock.now += 0.1
+        await asyncio.sleep(0.01)  # looked over every 0.02 s
         if sum(parts) > len(TEXT):
             raise OSError("the client has gone")
 
     with pytest.raises(OSError, match="gone"):
         await asgi.request(app, "POST", "/v1/completions", {"prompt": "abc", "stream": True}, send=send)
-    assert len(parts) > 60, "for 0.6 s, three times what a reader that reads nothing is waited for"
+    assert len(parts) > 60, "for 6 s, of which a reader that reads nothing has 0.2"
     assert max(parts) <= PART_BYTES

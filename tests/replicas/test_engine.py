@@ -15,7 +15,7 @@ from motley.replicas.blocks import BlockPool
 from motley.replicas.engine import EngineCore
 from motley.replicas.errors import EngineFault, InvalidRequest
 from motley.replicas.limits import Limits
-from motley.replicas.plan import StepPlan, StepResult
+from motley.replicas.plan import MAX_BIASED, StepPlan, StepResult
 from motley.replicas.protocol import Delta, FinishReason, Request, SamplingParams, StreamMessage
 from motley.replicas.scheduler import Scheduler
 
@@ -421,7 +421,9 @@ def test_steps_are_launched_ahead_where_tokens_are_plain() -> None:
     run(core, [request([2] * 5, max_tokens=12, frequency_penalty=0.5)])
     assert core._runner.num_ahead == 2 * plain  # type: ignore[attr-defined]  # who has chosen a token has counted it
     run(core, [request([3] * 5, max_tokens=12, logprobs=2)])
-    assert core._runner.num_ahead == 2 * plain  # type: ignore[attr-defined]  # the host chooses: it wants the logits
+    assert core._runner.num_ahead == 3 * plain  # type: ignore[attr-defined]  # and has the alternatives
+    run(core, [request([4] * 5, max_tokens=12, logit_bias=dict.fromkeys(range(MAX_BIASED + 1), 0.5))])
+    assert core._runner.num_ahead == 3 * plain  # type: ignore[attr-defined]  # the host chooses: it wants the logits
 
 
 def plans_of_a_pipeline(requests: list[Request], **bounds: Any) -> tuple[list[StepPlan], int]:
