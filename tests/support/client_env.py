@@ -40,10 +40,14 @@ def client_python(name: str) -> Path:
 
 
 def run_client(name: str, code: str, *arguments: str, timeout_s: float = 120.0) -> str:
-    """What `code` prints, run by that environment's interpreter with nothing of ours on its path."""
+    """What `code` prints, run by that environment's interpreter with nothing of ours on its path.
+
+    It may take `timeout_s`; then it ends and says where it waited.
+    """
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "RAY_"))}
-    command = [str(client_python(name)), "-I", "-c", code, *arguments]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=environment)
+    bounded = f"import faulthandler; faulthandler.dump_traceback_later({timeout_s}, exit=True)\n{code}"
+    command = [str(client_python(name)), "-I", "-c", bounded, *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s + 30, env=environment)
     assert result.returncode == 0, f"the {name} client failed:\n{result.stdout}{result.stderr}"
     return result.stdout
 

@@ -50,8 +50,8 @@ assert whole.finish_reason == "length"
 assert whole.prompt_tokens == 40
 assert list(whole.output_logprobs.token_ids) == list(whole.output_ids)
 assert [len(top.token_ids) for top in whole.output_logprobs.top_logprobs] == [2] * 24
-batch = next(batch for batch in events if not batch.load.load_only)
-stored = batch.events[0].stored
+# what earlier calls have left in the cache may go first
+stored = next(event.stored for batch in events for event in batch.events if event.HasField("stored"))
 assert list(stored.blocks[0].token_ids) == list(range(64, 80))
 assert stored.blocks[0].block_size == 16
 
@@ -66,8 +66,8 @@ for index in (0, 1):
 assert stub.FlushCache(common_pb2.FlushCacheRequest()).success
 hashes = {block.block_hash for block in stored.blocks}
 while hashes:
-    for event in next(events).events:
-        hashes -= set(event.removed.block_hashes)
+    for event in next(events).events:  # more than a subscriber has room for are told as all
+        hashes = set() if event.HasField("cleared") else hashes - set(event.removed.block_hashes)
 events.cancel()
 [cold] = stub.Generate(ask(False))
 assert cold.complete.cached_tokens == 0
