@@ -18,10 +18,6 @@ from typing import Any
 from .precision import triton_has
 from .variant import Variant
 
-# Triton writes one PTX for all of a family, but for its target; the assembler alone tells them apart, and takes a
-# tenth of the time. The matrix compiles one variant of each kernel for each member in full, and compares. 10.0 and 10.3
-# are none: Triton 3.7 reduces maxima by an instruction on one alone.
-FAMILIES = (((6, 0), (6, 1), (7, 0)), ((8, 6), (8, 9)))
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 _INSTRUCTION = re.compile(r"(?:^|[;{])\s*(?:@!?%?\w+\s+)?([a-z][A-Za-z0-9_.:]*)\s", re.MULTILINE)
 _TARGET = re.compile(r"\.target sm_\d+(a?)")
@@ -112,11 +108,6 @@ def compile_variant(variant: Variant, capability: tuple[int, int]) -> Compiled:
         kernel.asm["ptx"],
         all(hits),
     )
-
-
-def family_of(capability: tuple[int, int]) -> tuple[int, int]:
-    """The capability by whose name its family goes."""
-    return next((family[0] for family in FAMILIES if capability in family), capability)
 
 
 def assembled(compiled: Compiled, variant: Variant, capability: tuple[int, int]) -> Compiled:

@@ -5,14 +5,17 @@ What several capabilities of a family want is compiled for one of them, and asse
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from .aot import Compiled, assembled, compile_variant, family_of
+from .aot import Compiled, assembled, compile_variant
+from .family import family_of
 from .operation import Launch, Shape
 from .precision import policy_of
 from .registry import operation
@@ -42,6 +45,7 @@ class Failed:
 
 
 Result = Compiled | Failed
+Version = tuple[int, int]
 
 
 def compile_all(
@@ -52,21 +56,21 @@ def compile_all(
     In processes of their own: Triton's compiler holds the interpreter's lock. Not under TRITON_INTERPRET.
     """
     wanted = {job: job.launches() for job in jobs}
-    sources: dict[Any, dict[tuple[int, int], tuple[Job, int]]] = {}
+    sources: dict[Any, dict[Version, tuple[Job, int]]] = {}
     for job, launches in wanted.items():
         for index, launch in enumerate(launches):
             sources.setdefault(_key(job, launch), {}).setdefault(job.capability, (job, index))
-    proven: set[tuple[str, tuple[int, int]]] = set()  # kernels and families
-    found: dict[tuple[Any, tuple[int, int]], Result] = {}
+    proofs: dict[Any, _Proof] = defaultdict(_Proof)  # by kernel and family
+    found: dict[tuple[Any, Version], Result] = {}
     total = sum(map(len, sources.values()))
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_spare_the_collector) as pool:
         futures = {}
         for key, members in sources.items():
-            first, *others = members.values()
-            about = wanted[first[0]][first[1]].variant.name, family_of(first[0].capability)
-            futures[pool.submit(_compile, *first, [job for job, _ in others], prove=about not in proven)] = key
-            if others:
-                proven.add(about)
+            job, index = next(iter(members.values()))
+            kernel, family = wanted[job][index].variant.name, key[0]
+            first, others, doubtful = proofs[kernel, family].order(tuple(members))
+            futures[pool.submit(_compile, *members[first], others, doubtful)] = key
         for future in as_completed(futures):
             key = futures[future]
             found |= {(key, capability): result for capability, result in future.result().items()}
@@ -77,30 +81,57 @@ def compile_all(
     }
 
 
+class _Proof:
+    """Which members of a family are known to have the same PTX, for one kernel."""
+
+    def __init__(self) -> None:
+        self._same: set[Version] = set()
+
+    def order(self, members: Sequence[Version]) -> tuple[Version, tuple[Version, ...], frozenset[Version]]:
+        """Who is compiled, who is assembled from that, and which of those must be compiled as well and compared."""
+        first = next((each for each in members if each in self._same), members[0])
+        others = tuple(each for each in members if each != first)
+        if not others:
+            return first, (), frozenset()
+        if self._same and first not in self._same:  # nothing is known of these and those
+            return first, others, frozenset(others)
+        doubtful = frozenset(others) - self._same
+        self._same.update(members)
+        return first, others, doubtful
+
+
 def _key(job: Job, launch: Launch) -> Any:
     variant = launch.variant
-    return (
-        family_of(job.capability), variant.function, variant.types, variant.constants, variant.config, variant.aligned
-    )  # fmt: skip
+    family = family_of(variant.name, job.capability)
+    return family, variant.function, variant.types, variant.constants, variant.config, variant.aligned
 
 
-def _compile(job: Job, index: int, others: Sequence[Job], *, prove: bool) -> dict[tuple[int, int], Result]:
-    """One kernel for `job`'s capability, and for those of its family in `others`.
+def _spare_the_collector() -> None:
+    """Torch and Triton stay as long as the process does: they are not looked through after every few objects."""
+    import triton.backends.nvidia.compiler  # noqa: F401
 
-    prove  compile those in full as well: whatever is not the same PTX is a failure
+    gc.freeze()
+    gc.disable()
+
+
+def _compile(job: Job, index: int, others: Sequence[Version], doubtful: Collection[Version]) -> dict[Version, Result]:
+    """One kernel for `job`'s capability, and for `others` of its family.
+
+    doubtful  are compiled in full as well: whatever is not the same PTX is a failure
     """
     variant = job.launches()[index].variant
     first = _attempt(lambda: compile_variant(variant, job.capability))
     found = {job.capability: first}
-    for other in (each.capability for each in others):
+    for other in others:
         if isinstance(first, Failed):
             found[other] = first
             continue
         found[other] = _attempt(partial(assembled, first, variant, other))
-        if prove:
+        if other in doubtful:
             full = _attempt(partial(compile_variant, variant, other))
             if isinstance(full, Failed) or not full.same_ptx(first):
                 found[other] = Failed(f"its PTX is not that of {job.capability}: they are no family")
+    gc.collect()  # what one kernel has left
     return found
 
 

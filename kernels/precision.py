@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib import metadata
 from typing import Literal
 
@@ -101,6 +102,7 @@ _FP32 = Unit("fp32", "Triton", "fma.rn.f32")
 _FP16 = Unit("fp16", "Triton", "fma.rn.f16x2")
 
 
+@cache
 def policy_of(major: int, minor: int) -> PrecisionPolicy:
     """Raises UnsupportedCapability below 6.0; a capability that is not known gets the policy of the next lower one."""
     chip, note = capability_of(major, minor)
@@ -195,11 +197,17 @@ def _int8(chip: Capability, device: Device) -> tuple[Unit | None, str]:
 
 def triton_has(version: tuple[int, int]) -> bool:
     """Whether the Triton that is installed is of that version or later; where there is none, the newest is meant."""
+    installed = _installed_triton()
+    return installed is None or installed >= version
+
+
+@cache
+def _installed_triton() -> tuple[int, int] | None:
     try:
-        installed = metadata.version("triton").split(".")
+        major, minor, *_ = metadata.version("triton").split(".")
     except metadata.PackageNotFoundError:
-        return True
-    return (int(installed[0]), int(installed[1])) >= version
+        return None
+    return int(major), int(minor)
 
 
 def _fp8(chip: Capability, device: Device) -> tuple[Unit | None, str]:

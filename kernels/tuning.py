@@ -133,7 +133,7 @@ def choose(operation: Operation, policy: PrecisionPolicy, shape: Shape, device: 
         ]
         if not fitting:
             continue
-        known = min(fitting, key=lambda other: (shape.distance(other, operation.exact), other.key))
+        known = shape if shape in fitting else _nearest(operation, shape, fitting)
         distance = shape.distance(known, operation.exact)
         if distance < nearest:  # a device's own table may have few shapes, far from this one
             where = "this shape" if known == asked else "this class of shapes" if known == shape else "nearest shape"
@@ -142,6 +142,10 @@ def choose(operation: Operation, policy: PrecisionPolicy, shape: Shape, device: 
                 where += f"; of {table.about.get('gpu', 'another GPU')}, which has as many SMs"
             nearest, choice = distance, Choice(table.entries[known].config, f"{table.source}: {where}", table.source)
     return choice
+
+
+def _nearest(operation: Operation, shape: Shape, others: Iterable[Shape]) -> Shape:
+    return min(others, key=lambda other: (shape.distance(other, operation.exact), other.key))
 
 
 def exact(operation: Operation, folder: str, shape: Shape) -> Entry | None:

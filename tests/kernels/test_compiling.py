@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fnmatch import fnmatchcase
+from functools import cache
 
 import pytest
 
-from motley.kernels import compiling
-from motley.kernels.aot import FAMILIES, Compiled, family_of
+from motley.kernels import compiling, precision
+from motley.kernels.aot import Compiled
 from motley.kernels.capability import CAPABILITIES
 from motley.kernels.compiling import Failed, Job
+from motley.kernels.family import FAMILIES, family_of
+from motley.kernels.matrix import picks
 from motley.kernels.operation import Shape
-from motley.kernels.registry import operation
+from motley.kernels.registry import OPERATIONS, operation
 from motley.kernels.variant import Variant
 
 SHAPE = Shape.of(n=896, t=1)
@@ -44,7 +48,7 @@ def tools(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_family_is_compiled_once_and_assembled_for_each(tools: list[str]) -> None:
-    found = compiling._compile(job((8, 6)), 0, [job((8, 9))], prove=False)
+    found = compiling._compile(job((8, 6)), 0, [(8, 9)], ())
     assert tools == ["compiled 8.6", "assembled 8.9"]
     assert {capability: each.registers for capability, each in found.items() if isinstance(each, Compiled)} == {
         (8, 6): 32, (8, 9): 40,
@@ -52,12 +56,28 @@ def test_a_family_is_compiled_once_and_assembled_for_each(tools: list[str]) -> N
 
 
 def test_that_it_is_one_is_proven_and_a_difference_is_a_failure(tools: list[str]) -> None:
-    found = compiling._compile(job((8, 6)), 0, [job((8, 9))], prove=True)
+    found = compiling._compile(job((8, 6)), 0, [(8, 9)], [(8, 9)])
     assert "compiled 8.9" in tools
     assert not any(isinstance(each, Failed) for each in found.values())
-    found = compiling._compile(job((6, 0)), 0, [job((6, 1)), job((7, 0))], prove=True)
+    found = compiling._compile(job((6, 0)), 0, [(6, 1), (7, 0)], [(6, 1), (7, 0)])
     assert isinstance(found[6, 1], Compiled)
     assert found[7, 0] == Failed("its PTX is not that of (6, 0): they are no family")
+
+
+def test_every_member_is_compared_once_with_those_it_is_assembled_with() -> None:
+    proof = compiling._Proof()
+    assert proof.order([(6, 0)]) == ((6, 0), (), frozenset())  # alone: nothing is claimed, and nothing learnt
+    assert proof.order([(6, 1), (7, 0)]) == ((6, 1), ((7, 0),), {(7, 0)})
+    assert proof.order([(6, 1), (7, 0)]) == ((6, 1), ((7, 0),), frozenset())
+    assert proof.order([(6, 0), (7, 0), (7, 5)]) == ((7, 0), ((6, 0), (7, 5)), {(6, 0), (7, 5)})
+    assert proof.order([(7, 5), (6, 1)]) == ((7, 5), ((6, 1),), frozenset())
+
+
+def test_what_is_known_of_two_members_says_nothing_of_two_others() -> None:
+    proof = compiling._Proof()
+    proof.order([(6, 0), (6, 1)])
+    for _ in range(2):
+        assert proof.order([(7, 0), (7, 5)]) == ((7, 0), ((7, 5),), {(7, 5)})
 
 
 def test_where_the_source_lay_makes_no_other_ptx() -> None:
@@ -73,10 +93,42 @@ def test_where_the_source_lay_makes_no_other_ptx() -> None:
     assert not one.same_ptx(found("sm_89", "/here", "mul.f32"))
 
 
-def test_families_have_known_members_of_one_kind() -> None:
-    members = [each for family in FAMILIES for each in family]
+def test_families_have_known_members_and_name_known_kernels() -> None:
+    members = [each for family in FAMILIES for each in family.members]
     assert len(set(members)) == len(members)
+    assert set(members) <= set(CAPABILITIES)
+    assert {family_of("k", each) for each in CAPABILITIES if each not in members} == set(CAPABILITIES) - set(members)
+    kernels = {name for each in CAPABILITIES for name in launched(each)}
     for family in FAMILIES:
-        assert {family_of(each) for each in family} == {family[0]}
-        assert len({CAPABILITIES[each].instruction for each in family}) == 1
-    assert {family_of(each) for each in CAPABILITIES if each not in members} == set(CAPABILITIES) - set(members)
+        first, *others = family.members
+        assert first not in family.apart
+        assert family.apart.keys() <= set(others)
+        alike = [each for each in family.members if each not in family.until]
+        assert {family_of("k", each) for each in alike} == {first}
+        for capability, apart in family.apart.items():
+            for pattern in apart:
+                assert any(fnmatchcase(name, pattern) for name in kernels), pattern
+                assert family_of(pattern, capability) == capability
+
+
+@pytest.mark.parametrize(("installed", "named"), [((3, 7), (8, 6)), ((3, 8), (8, 0)), (None, (8, 0))])
+def test_a_triton_that_tells_members_apart_has_them_in_no_family(
+    monkeypatch: pytest.MonkeyPatch, installed: tuple[int, int] | None, named: tuple[int, int]
+) -> None:
+    monkeypatch.setattr(precision, "_installed_triton", lambda: installed)
+    assert family_of("w4a16_gemv", (8, 0)) == named
+    assert family_of("w4a16_gemv", (8, 9)) == (8, 6)
+
+
+@cache
+def launched(capability: tuple[int, int]) -> frozenset[str]:
+    jobs = [job for each in OPERATIONS for job in picks(each, capability, quick=True)]
+    return frozenset(launch.variant.name for job in jobs for launch in job.launches())
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES, ids="{0[0]}.{0[1]}".format)
+def test_products_are_of_one_instruction_in_a_family(capability: tuple[int, int]) -> None:
+    for kernel in launched(capability):
+        first = family_of(kernel, capability)
+        if kernel in ("w4a16_gemm", "attention_prefill", "w8a8_tensor", "fp8"):
+            assert CAPABILITIES[first].instruction == CAPABILITIES[capability].instruction, kernel

@@ -1,0 +1,50 @@
+"""Capabilities for which Triton writes the same PTX: compiled once, and assembled for each.
+
+The assembler takes a tenth of the time, and alone tells the members of a family apart, but for their target. What
+is claimed here is proven wherever it is used: of every kernel the matrix compiles one variant in full for each member
+that others are only assembled for, and compares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+from .precision import triton_has
+
+__all__ = ["FAMILIES", "Family", "family_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """members: the first gives it its name.
+
+    apart  kernels that are others for a member, by name, "*" for any part
+    until  the Triton from which on a member is none
+    """
+
+    members: tuple[tuple[int, int], ...]
+    apart: Mapping[tuple[int, int], tuple[str, ...]] = field(default_factory=dict)
+    until: Mapping[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
+
+    def has(self, kernel: str, capability: tuple[int, int]) -> bool:
+        if capability not in self.members or (capability in self.until and triton_has(self.until[capability])):
+            return False
+        return not any(fnmatchcase(kernel, other) for other in self.apart.get(capability, ()))
+
+
+# By Triton 3.7.1, of all variants that two members launch. 10.3 alone has an instruction for maxima of three, and 12.0
+# multiplies matrices as 8.0 does. From 3.8 on LLVM packs no operations of 8.0 into vectors.
+_MAXIMA = ("sample_survey", "sample_weigh", "sample_draw", "sample_tally_*", "attention_decode_reduce")
+_PRODUCTS = ("w4a16_gemm", "w8a8_tensor", "fp8", "attention_prefill")
+FAMILIES = (
+    Family(((6, 0), (6, 1), (7, 0), (7, 5)), {(7, 5): ("attention_decode_heads",)}),
+    Family(((8, 6), (8, 9), (8, 0)), until={(8, 0): (3, 8)}),
+    Family(((10, 0), (10, 3), (12, 0)), {(10, 3): _MAXIMA, (12, 0): (*_MAXIMA, *_PRODUCTS)}),
+)
+
+
+def family_of(kernel: str, capability: tuple[int, int]) -> tuple[int, int]:
+    """By the name of its first member: the one that this kernel is compiled in for that capability, perhaps its own."""
+    return next((family.members[0] for family in FAMILIES if family.has(kernel, capability)), capability)
