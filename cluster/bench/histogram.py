@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from ...replicas.errors import MotleyError
+
 _STEP = math.log(1.01)  # buckets are 1% wide
 _LEAST_S = 1e-7
 
@@ -39,14 +41,14 @@ class Histogram:
         return self.total / self.count
 
     def quantile(self, share: float) -> float:
-        """The duration below which `share` of the others lie."""
+        """The duration below which `share` of the others lie. Raises MotleyError if there are none."""
         wanted = share * (self.count - 1)
         seen = 0
         for bucket in sorted(self.counts):
             seen += self.counts[bucket]
             if seen > wanted:
                 return min(_LEAST_S * math.exp((bucket + 0.5) * _STEP), self.greatest)
-        raise ValueError("nothing was measured")
+        raise MotleyError("nothing ended within the time that was measured: give it more seconds")
 
     def to_json(self) -> dict[str, Any]:
         return {"counts": dict(self.counts), "total": self.total, "greatest": self.greatest}

@@ -34,6 +34,7 @@ ROOM = 3  # prompts that a replica's KV has room for; prefixes come by turns, so
 BUSY = 0.5  # share of the time that computing all of it takes
 MIDST = 2  # answers of a round, after which something is done to Redis
 WARM_ROUNDS = 20
+LATE_ROUNDS = 20  # more than were asked for, until an answer begins after the fault
 POLL_S = 0.01
 RECOVERY_S = 30.0
 
@@ -124,6 +125,8 @@ def _rows(plan: Faults, kind: str, found: _Found) -> Iterator[dict[str, Any]]:
     workload: dict[str, Any] = {"redis": kind, "shape": plan.shape, "prefix_tokens": plan.prefix_tokens}
     workload["requests"] = len(found.sharing)
     yield row("fault_failed_requests", workload, "requests", [float(found.failed)])
+    if not ours or not theirs:
+        raise MotleyError(f"{kind}: of {len(found.sharing)} requests none was answered with Redis and without")
     p95, without = quantile(ours, 0.95), quantile(theirs, 0.95)
     yield row("fault_ttft_p95", workload, "ms", [p95], peer="recompute", peer_samples=[without], higher_is_better=False)
     halves = [quantile(part, 0.95) for part in (theirs[: len(theirs) // 2], theirs[len(theirs) // 2 :]) if part]
@@ -173,8 +176,9 @@ class _Trial:
         self._warm()
         found = _Found()
         try:
-            for number in range(self._asked.plan.rounds):
-                self._round(found, number)
+            for number in range(self._asked.plan.rounds + LATE_ROUNDS):
+                if number < self._asked.plan.rounds or not found.sharing:  # else a busy machine was late with the fault
+                    self._round(found, number)
             self._recover(found)
         finally:
             if self._act is not None:

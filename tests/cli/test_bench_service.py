@@ -115,7 +115,7 @@ def test_the_whole_report(
 ) -> None:
     """With a fake service in place of Ray's; every other process is real."""
     monkeypatch.setattr(suite, "demo_path", lambda: folder)
-    plan: dict[str, Any] = {"turns": 1, "seconds": 0.3, "warmup_s": 0.0, "models": ["demo"]}
+    plan: dict[str, Any] = {"turns": 1, "seconds": 1.0, "warmup_s": 0.0, "models": ["demo"]}
     monkeypatch.setattr(suite, "Plan", lambda **given: PLAN(**(given | plan)))
     out = tmp_path / "report.json"
     with fake_service() as fake:

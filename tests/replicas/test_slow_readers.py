@@ -78,10 +78,12 @@ async def all_of(stream: AsyncIterator[StreamMessage]) -> dict[int, list[int]]:
 
 
 async def held(bench: Bench, given: Request) -> AsyncGenerator[StreamMessage, None]:
-    """Its reader has taken one message; so much has come since that it waits."""
+    """Its reader has taken one message; so much has come since that it waits, and no step is under way."""
     stream = bench.stream(given)
     await anext(stream)
-    await until(lambda: bench.core.resting)
+    thread = bench.worker._thread
+    assert thread is not None
+    await until(lambda: thread.step_began is None and bench.core.resting)
     return stream
 
 
