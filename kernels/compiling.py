@@ -5,6 +5,7 @@ What several capabilities of a family want is compiled for one of them, and asse
 
 from __future__ import annotations
 
+import atexit
 import gc
 import multiprocessing
 from collections import defaultdict
@@ -112,6 +113,7 @@ def _spare_the_collector() -> None:
 
     gc.freeze()
     gc.disable()
+    atexit.register(gc.unfreeze)  # else Triton's bindings tell of all of it as leaks
 
 
 def _compile(job: Job, index: int, others: Sequence[Version], doubtful: Collection[Version]) -> dict[Version, Result]:

@@ -148,8 +148,7 @@ class W8A8:
             variant = dp4a_gemv.gemv_variant(
                 half, m, config, scales=scales, group=shape["group"], zeros=zeros, bias=bias, ptx=True
             )
-            # Of fewer rows, and where a group is scaled at every step, half of it is loads, addresses and scales.
-            share = 0.5 if m >= 4 and not shape["group"] else 0.0
+            share = _least_dp4a(m, grouped=bool(shape["group"]))
             return (Launch(variant, dp4a_gemv.gemv_grid(n, config), "dp4a.s32.s32", share=share),)
         variant = dp4a.gemm_variant(
             half, config, scales=scales, group=shape["group"], zeros=zeros, bias=bias, ptx=True
@@ -177,6 +176,12 @@ class W8A8:
 
 
 PRODUCT = W8A8()
+
+
+def _least_dp4a(rows: int, *, grouped: bool) -> float:
+    """Of the GEMV's inner loop: of one or two rows the rest is loads and addresses, in groups scales at every step."""
+    by_rows = {1: 0.2, 2: 0.25} if grouped else {1: 0.3, 2: 0.4}
+    return by_rows.get(rows, 0.3 if grouped else 0.5)
 
 
 def kernel_for(policy: PrecisionPolicy, shape: Shape, device: Device) -> tuple[W8A8 | Dequantize, str]:
