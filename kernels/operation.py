@@ -13,7 +13,7 @@ from .precision import PrecisionPolicy
 from .roofline import Op
 from .variant import Config, Variant
 
-__all__ = ["SHORTEST_CONTEXT", "Launch", "Operation", "Problem", "Shape", "rounded"]
+__all__ = ["SHORTEST_CONTEXT", "Launch", "Operation", "Problem", "Shape", "padded", "rounded"]
 
 SHORTEST_CONTEXT = 256  # contexts below are as this one: a graph captured for it rounds no other way than a step alone
 # What a step brings, and not a model: rows of a layer, tokens, rows of logits, sequences, and tokens of each.
@@ -23,6 +23,16 @@ _CHANGING = frozenset({"m", "t", "r", "batch", "context", "new"})
 def rounded(number: int, least: int = 1) -> int:
     """Up to a power of two, of which `least` is one."""
     return max(least, 1 << max(0, number - 1).bit_length())
+
+
+def padded(rows: int) -> int:
+    """The rows that a graph has for so many, if it has as many: 1, 2, 4, then every 8 up to 64, every 16 up to 128,
+    every 32 beyond. Kernels compute as much for a few rows more.
+    """
+    if rows <= 4:
+        return rounded(rows)
+    step = 8 if rows <= 64 else 16 if rows <= 128 else 32
+    return -(-rows // step) * step
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +73,11 @@ class Shape:
     def rounded(self) -> Shape:
         """As configs are looked up, by whoever asks: what changes with every step up to a power of two."""
         return Shape(tuple((name, _looked_up(name, value)) for name, value in self.fields))
+
+    @property
+    def padded(self) -> Shape:
+        """As a graph has it: whoever takes another kernel by the number of rows must take the same for both."""
+        return Shape(tuple((name, padded(value) if name == "m" else value) for name, value in self.fields))  # type: ignore[arg-type]
 
     def distance(self, other: Shape, exact: frozenset[str] = frozenset()) -> float:
         """Doublings between the two; infinite if words, or sizes named in `exact`, differ."""

@@ -40,7 +40,7 @@ class Configs:
         return found
 
     def kernel(self, kernel_for: Callable[[PrecisionPolicy, Shape, Device], tuple[T, str]], **fields: int | str) -> T:
-        """Which of several operators takes that shape. Nothing is rounded: where one gets faster is no power of two."""
+        """Which of several operators takes that shape, of any number of rows: `kernel_for` rounds as graphs do."""
         key = kernel_for, tuple(fields.items())
         found: T | None = self._kernels.get(key)
         if found is None:

@@ -270,10 +270,12 @@ OPERATIONS: tuple[Kernel, ...] = (GEMV, GEMM, DEQUANTIZE)
 def kernel_for(policy: PrecisionPolicy, shape: Shape, device: Device) -> tuple[Kernel, str]:
     """Which of the three takes this shape on that device, and why.
 
-    As measured on it, if more than one was for this very shape; else by what the roofline says of their arithmetic.
+    As measured on it, if more than one was for this class of shapes; else by what the roofline says of their
+    arithmetic. The same for all rows that a graph pads to one size: it rounds no other way than a step alone.
     """
-    if measured := fastest(OPERATIONS, policy, shape, device):
+    if measured := fastest(OPERATIONS, policy, shape.rounded, device):
         return measured[0], f"measured: {measured[1]:.1f} us"
+    shape = shape.padded
     lanes_s = _on_the_lanes(device, policy, shape)
     if policy.capability.bf16 and shape["m"] <= gemm.MAX_TOKENS:
         return GEMM, "tensor cores, and weights are read once, as they are held"

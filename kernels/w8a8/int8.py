@@ -185,12 +185,16 @@ def _least_dp4a(rows: int, *, grouped: bool) -> float:
 
 
 def kernel_for(policy: PrecisionPolicy, shape: Shape, device: Device) -> tuple[W8A8 | Dequantize, str]:
-    """Which takes this shape on that device, and why: as measured on it, if both were; else by the roofline."""
+    """Which takes this shape on that device, and why: as measured on it, if both were; else by the roofline.
+
+    The same for all rows that a graph pads to one size: see `w4a16.operations`.
+    """
     if len(policy.int8_units) == 1:
         return PRODUCT, policy.reasons["int8"]
     operations: tuple[W8A8 | Dequantize, ...] = (PRODUCT, DEQUANTIZE)
-    if measured := fastest(operations, policy, shape, device):
+    if measured := fastest(operations, policy, shape.rounded, device):
         return measured[0], f"measured: {measured[1]:.1f} us"
+    shape = shape.padded
     lanes_s, full_s = _quantized_s(device, policy, shape), _written_out_s(device, shape)
     told = sorted(((lanes_s, "by dp4a"), (full_s, "written out")))
     why = "by the roofline " + ", ".join(f"{seconds * 1e6:.0f} us {how}" for seconds, how in told)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-from ...kernels.operation import SHORTEST_CONTEXT
+from ...kernels.operation import SHORTEST_CONTEXT, padded
 
-_STEP = 8  # from there on: kernels compute as much for a few rows more
-_FINE = (1, 2, 4)
 _DRAFTED = 64  # rows up to which steps with drafts are graphs, where more sequences than that have none either
 
 
@@ -17,13 +15,11 @@ def graph_rows(max_running: int, max_drafts: int) -> int:
 
 
 def batch_sizes(most: int) -> tuple[int, ...]:
-    """1, 2, 4, then every 8 up to 64, every 16 up to 128, every 32 beyond; the last is `most`."""
-    sizes = [*_FINE]
+    """Those of `padded`, by which layers choose their kernels; the last is `most`."""
+    sizes = [1]
     while sizes[-1] < most:
-        last = sizes[-1]
-        step = _STEP if last < 64 else 2 * _STEP if last < 128 else 4 * _STEP
-        sizes.append(last - last % step + step)
-    return (*(size for size in sizes if size < most), most)
+        sizes.append(padded(sizes[-1] + 1))
+    return (*sizes[:-1], most)
 
 
 def context_sizes(longest: int) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ from motley.kernels.listing import by_rows
 from motley.kernels.operation import Operation, Shape
 from motley.kernels.precision import PrecisionPolicy, policy_of
 from motley.kernels.rig import stand_in
-from motley.kernels.tuning import Choice, Entry, Named, Table, write
+from motley.kernels.tuning import Choice, Entry, Named, Table, folder_of, write
 from motley.kernels.variant import Config
 from motley.kernels.w4a16 import dequantize
 from motley.kernels.w4a16 import gemm as w4a16_gemm
@@ -30,6 +30,7 @@ from motley.kernels.w4a16.linear import Int4Linear
 from motley.kernels.w4a16.operations import OPERATIONS, allowance, kernel_for, reference
 from motley.kernels.w4a16.packed import PackedInt4, fuse, pack, unpack
 from motley.kernels.weights import GroupedWeight
+from motley.replicas.gpu.buckets import batch_sizes, bucket
 
 GEMV = Config.of(1, 1, ROWS=4, REPEAT=1)
 GEMM = Config.of(4, 1, BLOCK_N=16, BLOCK_M=16, SPLITS=1)
@@ -308,6 +309,35 @@ def test_what_was_measured_decides(folder: Path) -> None:
             assert kernel_for(policy, shape, device)[0].name == "w4a16_gemm", "one alone is compared with nothing"
     chosen, why = kernel_for(policy, shape, device)
     assert (chosen.name, why) == ("w4a16_gemv", "measured: 30.0 us")
+
+
+@pytest.mark.parametrize("name", ["Tesla P40", "Tesla V100-PCIE-16GB", "NVIDIA H200"])
+@pytest.mark.parametrize("measured", [True, False])
+def test_a_graph_has_the_kernel_of_the_steps_that_it_pads(name: str, measured: bool, folder: Path) -> None:
+    """Whatever tables say of sizes between: a graph rounds no other way than a step alone."""
+    device = by_name(name)
+    policy = policy_of(*device.capability.version)
+    if measured:
+        for operation, faster in ((OPERATIONS[0], (1, 2, 4, 8, 32)), (OPERATIONS[1], (3, 5, 6, 7, 9, 16, 64))):
+            times = {m: 10.0 if m in faster else 20.0 for m in (*range(1, 10), 16, 32, 64)}
+            entries = {
+                (shape := Shape.of(m=m, n=4096, k=4096, group=128)): Entry(
+                    operation.configs(policy, shape)[0], {"microseconds": taken}
+                )
+                for m, taken in times.items()
+            }
+            write(Table(operation.name, "measured", {}, entries), folder / folder_of(policy.capability, device))
+
+    def chosen(m: int) -> str:
+        return kernel_for(policy, Shape.of(m=m, n=4096, k=4096, group=128), device)[0].name
+
+    if measured:
+        few, *_, more = [chosen(m) for m in range(1, 17)]
+        assert {chosen(m) for m in range(1, 9)} == {few} == {"w4a16_gemv"}
+        assert {chosen(m) for m in range(9, 17)} == {more} == {"w4a16_gemm"}
+    for most in (1, 5, 7, 37, 100, 256):
+        sizes = batch_sizes(most)
+        assert {m for m in range(1, most + 1) if chosen(m) != chosen(bucket(sizes, m))} == set()
 
 
 def halves(low: float, high: float, dtype: torch.dtype) -> int:

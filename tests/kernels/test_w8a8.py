@@ -34,6 +34,7 @@ from motley.kernels.w8a8.problem import matmul_error, product_error
 from motley.kernels.w8a8.quantize_panels import QuantizedPanels
 from motley.kernels.w8a8.quantize_rows import QuantizedRows, quantize_rows
 from motley.kernels.weights import GroupedWeight
+from motley.replicas.gpu.buckets import batch_sizes, bucket
 
 SCRIPT = Path(__file__).resolve().parents[1] / "support" / "compile_dp4a.py"
 GEMV = Config.of(2, 1, BLOCK_N=32)
@@ -189,6 +190,22 @@ def test_many_rows_are_for_the_tensor_cores_of_cublas(name: str, tokens: int, ex
         write(Table(operation.name, "measured", {}, {shape: entry}), path)
     other, why = kernel_for(policy, shape, device)
     assert (other.name != expected, why) == (True, "measured: 20.0 us")
+    for m in (tokens - 1, tokens - 24, tokens // 2 + 1):  # of the same class of shapes
+        assert kernel_for(policy, Shape.of(m=m, n=4096, k=4096, group=0, zeros="no"), device) == (other, why)
+
+
+@pytest.mark.parametrize("name", ["Tesla V100-SXM2-16GB", "Tesla V100-PCIE-16GB", "Tesla T4"])
+def test_a_graph_has_the_kernel_of_the_steps_that_it_pads(name: str, folder: Path) -> None:
+    """Where the roofline decides, one gets faster at some number that is no graph's: 200 rows, 182 and 285."""
+    device = next(each for each in DEVICES if each.name == name)
+    policy = policy_of(*device.capability.version)
+
+    def chosen(m: int) -> str:
+        return kernel_for(policy, Shape.of(m=m, n=4096, k=4096, group=0, zeros="no"), device)[0].name
+
+    assert {chosen(m) for m in (1, 320)} == {"w8a8", "w8a8_dequantize"}
+    sizes = batch_sizes(320)
+    assert {m for m in range(1, 321) if chosen(m) != chosen(bucket(sizes, m))} == set()
 
 
 @pytest.mark.parametrize("ordered", [True, False])
