@@ -448,6 +448,21 @@ def test_graphs_beyond_what_is_kept_make_room(make: Make, monkeypatch: pytest.Mo
     assert runner._accelerator.captures > 2
 
 
+def test_a_graph_that_makes_room_is_not_on_its_way(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once what was submitted is done, for which the host waits once; a CUDA graph must not go while it is launched."""
+    monkeypatch.setattr(decode, "MAX_GRAPHS", 2)
+    _, runner = make("graphs")
+    device, graphs = runner._accelerator, runner.graphs
+    first, second, third = (Key(batch, 256, True) for batch in (1, 2, 4))
+    assert graphs.has(first)
+    assert graphs.has(second)
+    assert device.waits == 0
+    seen: list[tuple[Key, ...]] = []
+    device.submit(lambda: seen.append(graphs.captured))
+    assert graphs.has(third)
+    assert (seen, device.waits, graphs.captured) == ([(first, second)], 1, (second, third))
+
+
 @pytest.mark.parametrize(
     "error",
     [
