@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from late_device import LateDevice, LateOps
 
 from motley.kernels import tune, tuning
 from motley.kernels.device_table import DEVICES
@@ -21,12 +22,15 @@ from motley.kernels.operation import Shape
 from motley.kernels.precision import policy_of
 from motley.kernels.registry import OPERATIONS, operation
 from motley.kernels.rig import Rig, stand_in
-from motley.replicas.bench import engine_gpu, gpu, gpu_kernels, parts, tasks
+from motley.replicas.bench import engine_gpu, gpu, gpu_engine, gpu_kernels, parts, tasks
 from motley.replicas.bench.child import Child, ChildEnded, ChildSilent
 from motley.replicas.bench.engine_gpu import Cell, Group
 from motley.replicas.bench.gpu_targets import TARGETS, is_judged, judge, line
 from motley.replicas.bench.parts import Part, Parts, Stage, archived
 from motley.replicas.bench.tasks import TaskProcess
+from motley.replicas.gpu.decode import DecodeGraphs, Key
+from motley.replicas.gpu.runner import GpuRunner
+from motley.replicas.plan import StepPlan
 
 SUPPORT = Path(__file__).parents[1] / "support"
 
@@ -79,6 +83,36 @@ def check_streams(found: dict[str, Any], folder: Path) -> None:
     assert not any("error" in each for each in found["found"])
     assert {row["source"] for row in found["rows"]} == {"rehearsal"}
     assert all(goal["met"] is None for goal in found["goals"]), "a rehearsal shows nothing of a GPU"
+
+
+def test_graphs_are_compared_padded_with_steps_that_prefill_as_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph that is full has no rows of padding to be wrong about; and a beginning that is known is not computed.
+
+    With torch's operators: kernels in the interpreter take their time, and are rehearsed above.
+    """
+    launched: list[tuple[int, int]] = []
+    prefilled: dict[GpuRunner, list[int]] = {}
+    launch, eager = DecodeGraphs.launch, GpuRunner._launch_eager
+
+    def graph(graphs: DecodeGraphs, key: Key, items: Any, *more: Any) -> Any:
+        launched.append((key.batch, len(items)))
+        return launch(graphs, key, items, *more)
+
+    def as_it_comes(runner: GpuRunner, plan: StepPlan) -> Any:
+        if plan.num_tokens > len(plan.items):
+            prefilled.setdefault(runner, []).append(plan.num_tokens)
+        return eager(runner, plan)
+
+    monkeypatch.setattr(DecodeGraphs, "launch", graph)
+    monkeypatch.setattr(GpuRunner, "_launch_eager", as_it_comes)
+    monkeypatch.setattr(gpu_engine, "GpuOps", lambda rig: LateOps())
+    found = gpu_engine.compare(stand_in((9, 0)), 2, LateDevice)
+    assert found["graphs_as_steps"] is True
+    assert found["right"]
+    assert launched
+    assert all(rows < batch for batch, rows in launched)
+    with_graphs, steps = prefilled.values()
+    assert with_graphs[-len(steps) :] == steps
 
 
 def test_what_has_no_tensor_cores_is_rehearsed_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
