@@ -111,7 +111,7 @@ def run(
 def _engine(process: TaskProcess, rig: Rig, part: Part) -> bool:
     """All operators together: a small model's greedy texts, beside those of the CPU in fp32."""
     tokens = _ENGINE_TOKENS if rig.real else _REHEARSED_TOKENS
-    told = process.ask("engine", part.left(), max_tokens=tokens)
+    told = process.ask("engine", left := part.left(), left_s=left, max_tokens=tokens)
     answered = "result" in told
     part.fields.pop("error", None)  # of a turn before
     part.fields |= {"complete": answered, "unreached": int(not answered), **told.pop("result", {}), **told}

@@ -23,7 +23,7 @@ from .child import WRITE_S, Child, ChildEnded, ChildSilent
 from .gpu_ahead import to_json
 from .kernels import gpu_cases
 from .parts import Part
-from .tasks import START_S, TASK_S, TaskProcess
+from .tasks import START_S, TaskProcess
 
 __all__ = ["KernelParts"]
 
@@ -34,7 +34,6 @@ REHEARSED_CONFIGS, REHEARSED_JOBS = 2, 2
 WEIGHTS = {"w4a16_gemm": 4.0, "w4a16_gemv": 3.0, "attention_decode": 3.0}
 
 FIRST_MODEL = "qwen2.5-7b"  # whose layers are tuned and measured before others
-LEAST_S = 10.0  # what is begun may take: a process ended for time costs more
 
 AHEAD_S = 30.0  # with less time there is nothing to be had from compiling ahead
 AHEAD = "motley.replicas.bench.gpu_ahead"
@@ -78,7 +77,9 @@ class KernelParts:
         while len(left) > until and not part.over:
             operation, shape, config = left.pop(0)
             row = {"op": operation.name, "shape": shape.key, "config": config.to_json()}
-            told = self._process.ask("check", op=row["op"], shape=shape.key, config=row["config"])
+            told = self._process.ask(
+                "check", left_s=part.left(), op=row["op"], shape=shape.key, config=row["config"]
+            )  # fmt: skip
             rows.append(row | told.pop("result", {}) | told)
             if not rows[-1].get("error_of_allowed", 2) <= 1:  # NaN is wrong as well
                 failed.append(f"{operation.name} {shape.key}")
@@ -94,7 +95,7 @@ class KernelParts:
         if first or part.left() > AHEAD_S:
             self._compile_tuned(part, first)
         if "rows" not in part.fields:
-            part.fields |= {"bandwidth": self._measure_bandwidth(), "rows": []}
+            part.fields |= {"bandwidth": self._measure_bandwidth(part), "rows": []}
         left, rows = self._to_tune(), part.fields["rows"]
         spent = dict.fromkeys(left, 0.0)
         tuned: set[Operation] = set()
@@ -107,7 +108,7 @@ class KernelParts:
             shape = left[operation].pop(0)
             began = time.monotonic()
             told = self._process.ask(
-                "tune", op=operation.name, shape=shape.key, bandwidth=self._bandwidth,
+                "tune", left_s=part.left(), op=operation.name, shape=shape.key, bandwidth=self._bandwidth,
                 most=None if self._rig.real else REHEARSED_CONFIGS,
             )  # fmt: skip
             spent[operation] += (time.monotonic() - began) / WEIGHTS.get(operation.name, 1.0)
@@ -126,7 +127,7 @@ class KernelParts:
         if self._rig.real and tuned:  # what follows is measured with them
             for operation in tuned:
                 keep(operation, self._rig, self._entries[operation], self._bandwidth, FOLDER)
-            if "error" in self._process.ask("reread"):
+            if "error" in self._process.ask("reread", left_s=part.left()):
                 self._process.end()
         self._end_compiler()
         return bool(self._bandwidth) and _answered(rows)
@@ -136,14 +137,14 @@ class KernelParts:
         cases = self._measured()
         if self._to_measure is None:
             self._to_measure = list(cases)
-            self._measure_bandwidth()
+            self._measure_bandwidth(part)
             about = {"copy_gb_per_s": round(self._bandwidth / 1e9, 1), "failed": [], "rows": []}
             part.fields |= about
         left, rows, failed = self._to_measure, part.fields["rows"], part.fields["failed"]
         while left and self._bandwidth and not part.over and not (first and self._rank(*left[0][1:]) == 2):
             name, operation, shape = left.pop(0)
             told = self._process.ask(
-                "measure", min(TASK_S, max(LEAST_S, part.left())), name=name, op=operation.name, shape=shape.key,
+                "measure", left_s=part.left(), name=name, op=operation.name, shape=shape.key,
                 bandwidth=self._bandwidth,
             )  # fmt: skip
             rows += told.get("result", [])
@@ -162,9 +163,10 @@ class KernelParts:
         if self._rig.real:
             self._process.end()
 
-    def _measure_bandwidth(self) -> dict[str, Any]:
+    def _measure_bandwidth(self, part: Part) -> dict[str, Any]:
         """Once; 0 where it fails, and then there is nothing to measure against."""
-        told = {"result": self._bandwidth} if self._bandwidth else self._process.ask("bandwidth")
+        known = {"result": self._bandwidth}
+        told = known if self._bandwidth else self._process.ask("bandwidth", left_s=part.left())
         self._bandwidth = told.get("result", 0.0)
         return told
 

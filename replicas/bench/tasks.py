@@ -6,17 +6,20 @@ A kernel may hang, or leave the process's CUDA context unusable: then only this 
 from __future__ import annotations
 
 import json
+import math
 import sys
+import time
 import traceback
 from contextlib import ExitStack
 from typing import Any, Protocol
 
 from .child import Child, ChildEnded, ChildSilent, answer
 
-__all__ = ["START_S", "TASK_S", "TaskProcess", "Tasks", "serve"]
+__all__ = ["LEAST_S", "START_S", "TASK_S", "TaskProcess", "Tasks", "serve"]
 
 TASK_S = 60.0  # what takes longer hangs
 START_S = 180.0  # of a process that imports torch and Triton on a busy machine
+LEAST_S = 10.0  # what is begun may take: a process ended for time costs more
 _TRACE_CHARS = 3000
 
 
@@ -70,23 +73,31 @@ class TaskProcess:
             self._child = self._stack.enter_context(Child(self._module, *self._arguments))
             self._ready = False
 
-    def start(self) -> None:
-        """Raises ChildEnded and ChildSilent."""
+    def start(self, limit_s: float = math.inf) -> None:
+        """Raises ChildEnded, and ChildSilent: it may be there later."""
         self.begin()
         if self._child is not None and not self._ready:
-            self.about = self._child.read(self._start_s)
+            self.about = self._child.read(min(self._start_s, limit_s))
             self._ready = True
 
-    def ask(self, do: str, limit_s: float | None = None, **task: Any) -> dict[str, Any]:
+    def ask(self, do: str, limit_s: float | None = None, *, left_s: float | None = None, **task: Any) -> dict[str, Any]:
         """{"result": ...} or {"error": ...}, whatever a kernel does. Raises ChildEnded when no process starts.
 
         limit_s  None: TASK_S
+        left_s   until the time is over of which this is a part: it ends by then, or after LEAST_S, its start included
         """
-        self.start()
+        until = math.inf if left_s is None else time.monotonic() + max(LEAST_S, left_s)
+        try:
+            self.start(until - time.monotonic())
+        except ChildSilent as error:
+            if left_s is None:
+                raise
+            return {"error": error.message}
         assert self._child is not None
+        limit_s = min(TASK_S if limit_s is None else limit_s, until - time.monotonic())
         try:
             self._child.write({"do": do, **task})
-            told = self._child.read(max(1.0, TASK_S if limit_s is None else limit_s))
+            told = self._child.read(max(1.0, limit_s))
         except (ChildSilent, ChildEnded) as error:
             self.end()
             return {"error": error.message}

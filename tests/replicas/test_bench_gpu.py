@@ -250,6 +250,52 @@ def test_no_turn_ends_after_eight_minutes_whichever_is_late(
     assert room <= 0 or all(given > weight / rest * room - 1e-6 for weight, given in following)
 
 
+HANGS_S, ANSWER_S, LOST_S = 440.0, 20.0, 1.0
+
+
+@pytest.mark.parametrize("hangs", ["task", "start"])
+@pytest.mark.parametrize("part", ["checks", "tuning", "kernels"])
+def test_what_hangs_near_the_end_does_not_end_after_eight_minutes(
+    part: str, hangs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task, or the process that is started after one that was lost."""
+    clock = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    silent: list[str] = []
+    results = {"check": {"error_of_allowed": 0.5}, "bandwidth": 4e12, "tune": {"found": None}, "measure": []}
+
+    class Hangs:
+        def __init__(self, *_: str) -> None:
+            self._do = "start"
+
+        def __enter__(self) -> Hangs:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def write(self, line: dict[str, Any]) -> None:
+            self._do = line["do"]
+
+        def read(self, limit_s: float) -> dict[str, Any]:
+            late = clock[0] >= 1000.0 + HANGS_S
+            if late and (self._do == "start") is (hangs == "start"):
+                silent.append(self._do)
+                clock[0] += limit_s
+                raise ChildSilent("did not answer in time")
+            clock[0] += LOST_S if late else ANSWER_S
+            return {"usable": not late, "result": results.get(self._do)}
+
+    monkeypatch.setattr(tasks, "Child", Hangs)
+    ops = [operation("w4a16_gemm"), operation("rms_norm")]
+    with TaskProcess("never_started") as process, ExitStack() as compilers:
+        plan = gpu_kernels.KernelParts(a_gpu(), ops, tmp_path, process, compilers)
+        monkeypatch.setattr(plan, "_compile_checked", lambda part, checks: None)
+        monkeypatch.setattr(plan, "_compile_tuned", lambda part, first: None)
+        Parts(tmp_path, gpu.SECONDS, [Stage(part, 1.0)], {}).run({part: getattr(plan, part)})
+    assert silent
+    assert HANGS_S < clock[0] - 1000.0 <= gpu.SECONDS
+
+
 def test_what_targets_and_goals_are_about_comes_first() -> None:
     """Of the kernels those of the model that the goals are about, a single token before more; none that is not judged
 
