@@ -38,7 +38,7 @@ class EngineConfig:
     pipeline_parallel     stages that have some of the layers each, likewise; with both, each stage has so many ranks
     pipeline_layers       how many layers each stage has. None: chosen
     speculate_ngram       tokens of a sequence that are tried in a step beyond its last, as they followed the same
-                          tokens before; 0: none. What comes is the same, and several at a time
+                          tokens before; 0: none. They come several at a time, and with exact numerics are the same
     reuse_prefixes        find prompts' prefixes in the KV of earlier requests
     prefix_cache          "memory": KV of prompts' prefixes is kept in the host's memory too, sealed, and found there
                           when the device has lost it. Stores that replicas share are given by who builds the engine
