@@ -30,6 +30,8 @@ from motley.replicas.layout import decoder_layout
 from motley.replicas.protocol import Delta, Request, StreamMessage
 from motley.replicas.quantization.gptq import GPTQ
 
+SUPPORT = Path(__file__).parents[1] / "support"
+
 
 def heard(*streams: tuple[float, list[float]]) -> list[Heard]:
     """A token at each time."""
@@ -280,6 +282,27 @@ def test_a_side_that_does_not_start_and_time_that_is_over_are_told(
     assert "no_such_module" in measuring.failed[0]["error"]
     assert measuring.cut[0]["shape"] == "rehearsal"
     assert measuring.rows == []
+
+
+def test_a_shape_is_measured_and_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the process that `motley bench engine` starts, on the stand-in for a device."""
+    monkeypatch.setenv("PYTHONPATH", str(SUPPORT))
+    monkeypatch.setattr(engine_gpu, "CHILD", "late_engine_child")
+    monkeypatch.setattr(engine_gpu, "IDLE_BATCHES", ())
+    said: list[tuple[int, int]] = []
+    report = engine_gpu.run(
+        shapes=["rehearsal"], batches=(1, 2), lengths=((8, 4),), peers=(), device="cpu", out=tmp_path,
+        progress=lambda what, step, of: said.append((step, of)),
+    )  # fmt: skip
+    assert report["bench"] == "engine"
+    assert report["machine"]["rehearsal"]
+    assert report["sides"].keys() == {"rehearsal motley"}
+    assert [(each["batch"], each["tokens"], each["complete"]) for each in report["found"]] == [
+        (1, 4, True), (2, 8, True),
+    ]  # fmt: skip
+    assert report["cut"] == []
+    assert {row["source"] for row in report["rows"]} == {"rehearsal"}
+    assert said == [(1, 3), (2, 3), (3, 3)]
 
 
 @pytest.mark.parametrize(
