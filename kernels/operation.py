@@ -77,7 +77,8 @@ class Shape:
     @property
     def padded(self) -> Shape:
         """As a graph has it: whoever takes another kernel by the number of rows must take the same for both."""
-        return Shape(tuple((name, padded(value) if name == "m" else value) for name, value in self.fields))  # type: ignore[arg-type]
+        rows = {"m": padded(self["m"])}
+        return Shape(tuple((name, rows.get(name, value)) for name, value in self.fields))
 
     def distance(self, other: Shape, exact: frozenset[str] = frozenset()) -> float:
         """Doublings between the two; infinite if words, or sizes named in `exact`, differ."""
