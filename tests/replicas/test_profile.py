@@ -15,7 +15,10 @@ from profiled import SMALL, Slow, decoder, loaded, profiled
 from tiny_checkpoints import build_checkpoint
 
 from motley.kernels.batch import StepBatch
+from motley.kernels.cpu.linear_torch import TorchInt4
 from motley.kernels.cpu.operators import CpuOps
+from motley.kernels.cpu.setting import Setting
+from motley.kernels.weights import GroupedWeight
 from motley.replicas.errors import InvalidRequest
 from motley.replicas.gpu.runner import GpuRunner
 from motley.replicas.layers import Joined
@@ -223,6 +226,24 @@ def test_a_layer_that_is_slow_is_named_with_its_cause(
     names = [child.name for child in folded(result.phases[0].step).children[2].children]
     apart = nbytes is not None
     assert names[2:-3] == (["layers 0–1, 3", "layer 2"] if apart else ["layers 0–3"])
+
+
+def test_a_real_operator_that_is_slow_is_named_with_its_cause(folder: Path) -> None:
+    """torch's int4 product of fp32 activations, which takes some twenty times as long as the other layers'."""
+    model = loaded(folder, dtype="float32", cpu_weights="int4")
+    mlp = decoder(model).layers[2].mlp
+    assert isinstance(mlp.down, Joined)
+    assert mlp.down.parts[0].kernel != TorchInt4.kernel
+    codes = torch.randint(0, 16, (128, 256), dtype=torch.uint8)
+    weight = GroupedWeight(codes, torch.rand(128, 8) / 100, torch.full((128, 8), 8, dtype=torch.uint8), 4, 32)
+    slow = TorchInt4(weight, Setting(torch.bfloat16, torch.float32, "fast", None, None))
+    slow._scales = slow._scales.float()  # of the type of x
+    mlp.down = slow
+    for phase in profiled(model).phases:
+        first = phase.findings[0]
+        assert (first.modules, first.layers, first.against) == (("mlp.down",), "2", "siblings")
+        assert first.kernel == "torch-int4"
+        assert first.cause.startswith("int4pack with activations that are not bf16")
 
 
 def test_without_a_compiler_the_profile_says_so(folder: Path) -> None:
