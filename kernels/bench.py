@@ -11,10 +11,11 @@ import torch
 from .measure import Rotation, Timing, time_of
 from .operation import Operation, Problem, Shape
 from .rig import Rig
+from .room import TooLarge, too_large
 from .tuning import choose
 from .variant import Config
 
-__all__ = ["Measurement", "measure", "of_operation"]
+__all__ = ["Measurement", "lacking", "measure", "of_operation"]
 
 MOST_COPIES = 512  # of the inputs; where so many do not fill the cache, it is swept between two runs
 
@@ -49,12 +50,26 @@ class Measurement:
 
 
 def of_operation(operation: Operation, rig: Rig, shape: Shape) -> Measurement:
-    """With the config that a launch would have, inputs rotated past the cache."""
+    """With the config that a launch would have, inputs rotated past the cache.
+
+    Raises TooLarge for a shape that the device's memory has no room for.
+    """
+    if why := lacking(operation, rig, shape):
+        raise TooLarge(why)
     choice = choose(operation, rig.policy, shape, rig.about)
-    turns = Rotation.past(int(operation.work(rig.policy, shape).bytes), rig.cache_bytes, MOST_COPIES)
+    turns = _turns(operation, rig, shape)
     problems = [operation.problem(rig.policy, shape, rig.device, seed) for seed in range(turns.copies)]
     rounds = 20 if rig.real else 1
     return measure(operation.name, shape, problems, choice.config, choice.how, rig.device, rounds, turns.sweep_bytes)
+
+
+def lacking(operation: Operation, rig: Rig, shape: Shape) -> str:
+    """What measuring that shape needs, where the device has no room for it; else empty. Peers are not counted."""
+    return too_large(operation, rig, shape, _turns(operation, rig, shape).copies)
+
+
+def _turns(operation: Operation, rig: Rig, shape: Shape) -> Rotation:
+    return Rotation.past(int(operation.work(rig.policy, shape).bytes), rig.cache_bytes, MOST_COPIES)
 
 
 def measure(

@@ -9,11 +9,12 @@ from functools import partial
 from .measure import Rotation, time_of
 from .operation import Operation, Problem, Shape
 from .rig import Rig
+from .room import TooLarge, too_large
 from .spills import offered
 from .tuning import Entry
 from .variant import Config
 
-__all__ = ["Trial", "search"]
+__all__ = ["Trial", "lacking", "search"]
 
 MOST_COPIES = 256  # of the inputs: making them must not take longer than trying; beyond, the cache is swept
 
@@ -38,14 +39,17 @@ def search(
     """The fastest right config, with its microseconds and share of `bandwidth` (bytes/s). None if none is right.
 
     configs  those to try; empty: all that the operator has
+
+    Raises TooLarge for a shape that the device's memory has no room for.
     """
-    work = operation.work(rig.policy, shape)
-    turns = Rotation.past(int(work.bytes), rig.cache_bytes, MOST_COPIES)
+    if why := lacking(operation, rig, shape):
+        raise TooLarge(why)
+    work, turns = operation.work(rig.policy, shape), _turns(operation, rig, shape)
     problems = [operation.problem(rig.policy, shape, rig.device, seed) for seed in range(turns.copies)]
     best: Trial | None = None
     for number, config in enumerate(configs or offered(operation, rig.policy, shape)):
         # Inputs that no config has had before: what an earlier one left in memory is no answer to them.
-        fresh = operation.problem(rig.policy, shape, rig.device, seed=turns.copies + number)
+        fresh = partial(operation.problem, rig.policy, shape, rig.device, seed=turns.copies + number)
         trial = _try(config, fresh, problems, rig, turns.sweep_bytes)
         tried(trial)
         if trial.seconds is not None and (best is None or best.seconds is None or trial.seconds < best.seconds):
@@ -57,9 +61,18 @@ def search(
     return Entry(best.config, facts)
 
 
-def _try(config: Config, fresh: Problem, problems: list[Problem], rig: Rig, sweep_bytes: int) -> Trial:
+def lacking(operation: Operation, rig: Rig, shape: Shape) -> str:
+    """What a search of that shape needs, where the device has no room for it; else empty."""
+    return too_large(operation, rig, shape, _turns(operation, rig, shape).copies + 1)  # and the fresh one
+
+
+def _turns(operation: Operation, rig: Rig, shape: Shape) -> Rotation:
+    return Rotation.past(int(operation.work(rig.policy, shape).bytes), rig.cache_bytes, MOST_COPIES)
+
+
+def _try(config: Config, fresh: Callable[[], Problem], problems: list[Problem], rig: Rig, sweep_bytes: int) -> Trial:
     try:
-        worst = fresh.error(fresh.run(config))
+        worst = _worst(fresh(), config)
         if not worst <= 1.0:  # NaN is wrong as well
             return Trial(config, None, f"wrong: off by {worst:.3g} times what rounding explains")
         runs = [partial(problem.run, config) for problem in problems]
@@ -67,3 +80,8 @@ def _try(config: Config, fresh: Problem, problems: list[Problem], rig: Rig, swee
     except Exception as error:  # noqa: BLE001  what Triton's compiler and CUDA raise has no common kind
         return Trial(config, None, f"{type(error).__name__}: {str(error)[:200]}")
     return Trial(config, timing.p50)
+
+
+def _worst(fresh: Problem, config: Config) -> float:
+    """Its inputs are gone afterwards: there is not always room for those of the next beside them."""
+    return fresh.error(fresh.run(config))

@@ -18,7 +18,7 @@ from .operation import Operation, Shape
 from .precision import PrecisionPolicy, policy_of
 from .rig import Rig
 from .roofline import Elementwise
-from .search import Trial, search
+from .search import Trial, lacking, search
 from .spills import offered
 from .static import Candidate, predict
 from .tuning import FOLDER, Entry, Table, folder_of, read_file, write
@@ -88,6 +88,8 @@ def measured(
 ) -> Iterator[Path]:
     """The files it wrote. `enough` is asked before each shape, and ends the search when it says so.
 
+    A shape that the device has no room for, or that fails, is told and costs itself alone.
+
     ahead  told what an operator's search will launch, so that it can be compiled on all cores before
     """
     bandwidth = copy_bandwidth(rig.device)
@@ -103,7 +105,14 @@ def measured(
         for shape in wanted(operation, rig.policy):
             if enough():
                 break
-            entry = search(operation, rig, shape, bandwidth, tried=failed)
+            if why := lacking(operation, rig, shape):
+                told(f"{operation.name} {shape.key}: skipped: {why}")
+                continue
+            try:
+                entry = search(operation, rig, shape, bandwidth, tried=failed)
+            except Exception as error:  # noqa: BLE001  what CUDA raises has no common kind
+                told(f"{operation.name} {shape.key}: {type(error).__name__}: {str(error)[:200]}")
+                continue
             told(f"{operation.name} {shape.key}: {entry and (entry.config.to_json(), dict(entry.facts))}")
             if entry is not None:
                 entries[shape] = entry

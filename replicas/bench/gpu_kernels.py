@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ...kernels import bench, search
 from ...kernels.compiling import Job
 from ...kernels.model_shapes import MODELS, REHEARSAL
 from ...kernels.operation import Operation, Shape
@@ -90,12 +91,14 @@ class KernelParts:
     def tuning(self, part: Part, first: bool = False) -> bool:
         """Every operator in turn, those that matter most more often; tables are written as they grow.
 
+        Shapes that the device has no room for are skipped, here and in `kernels`: no fault, and told.
+
         What targets are about before all else; first: it alone.
         """
         if first or part.left() > AHEAD_S:
             self._compile_tuned(part, first)
         if "rows" not in part.fields:
-            part.fields |= {"bandwidth": self._measure_bandwidth(part), "rows": []}
+            part.fields |= {"bandwidth": self._measure_bandwidth(part), "rows": [], "skipped": []}
         left, rows = self._to_tune(), part.fields["rows"]
         spent = dict.fromkeys(left, 0.0)
         tuned: set[Operation] = set()
@@ -106,6 +109,9 @@ class KernelParts:
                 break
             operation = min(turns, key=lambda each: (turns[each], spent[each]))
             shape = left[operation].pop(0)
+            if why := search.lacking(operation, self._rig, shape):
+                part.fields["skipped"].append(f"{operation.name} {shape.key}: {why}")
+                continue
             began = time.monotonic()
             told = self._process.ask(
                 "tune", left_s=part.left(), op=operation.name, shape=shape.key, bandwidth=self._bandwidth,
@@ -138,11 +144,14 @@ class KernelParts:
         if self._to_measure is None:
             self._to_measure = list(cases)
             self._measure_bandwidth(part)
-            about = {"copy_gb_per_s": round(self._bandwidth / 1e9, 1), "failed": [], "rows": []}
+            about = {"copy_gb_per_s": round(self._bandwidth / 1e9, 1), "failed": [], "skipped": [], "rows": []}
             part.fields |= about
         left, rows, failed = self._to_measure, part.fields["rows"], part.fields["failed"]
         while left and self._bandwidth and not part.over and not (first and self._rank(*left[0][1:]) == 2):
             name, operation, shape = left.pop(0)
+            if why := bench.lacking(operation, self._rig, shape):
+                part.fields["skipped"].append(f"{operation.name} {shape.key}: {why}")
+                continue
             told = self._process.ask(
                 "measure", left_s=part.left(), name=name, op=operation.name, shape=shape.key,
                 bandwidth=self._bandwidth,
@@ -151,7 +160,8 @@ class KernelParts:
             if "error" in told:
                 failed.append({"case": name, "op": operation.name, "shape": shape.key, **told})
             part.save(now=False)
-        judged = gpu_targets.judge(rows, [(operation.name, dict(shape.fields)) for _, operation, shape in cases])
+        room = [each[1:] for each in cases if not bench.lacking(each[1], self._rig, each[2])]
+        judged = gpu_targets.judge(rows, [(operation.name, dict(shape.fields)) for operation, shape in room])
         part.fields |= {"targets": judged, "unreached": len(left), "complete": not left and not failed}
         if self._rig.real:
             print("\n".join(map(gpu_targets.line, judged)))

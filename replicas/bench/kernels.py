@@ -16,6 +16,7 @@ from ...kernels.operation import Operation, Shape
 from ...kernels.ops import for_device
 from ...kernels.registry import OPERATIONS
 from ...kernels.rig import Rig, gpu
+from ...kernels.room import TooLarge
 from ...kernels.variant import Config
 from ...kernels.w4a16.operations import OPERATIONS as INT4
 from ...kernels.w4a16.operations import kernel_for
@@ -46,6 +47,9 @@ def run(
 ) -> dict[str, Any]:
     """`ops`: names of operators, all if empty. `enough` is asked before each measurement and ends the run.
 
+    What is wrong, or fails, is among "failed" and costs itself alone; what the device's memory has no room for is
+    among "skipped", and is no fault.
+
     tokens  rows of activations; None: `TOKENS`. Of attention on a GPU: the batches of decode, the new tokens of
             prefill; None: those it is tuned for
 
@@ -62,19 +66,27 @@ def run(
     on_gpu = chosen.type == "cuda"
     cases = _on_gpu(gpu(chosen), shapes, tokens, ops) if on_gpu else _on_cpu(shapes, tokens or TOKENS, ops)
     rows: list[dict[str, Any]] = []
+    failed: list[dict[str, str]] = []
+    skipped: list[dict[str, str]] = []
     reached = 0
     for index, (name, case) in enumerate(cases, 1):
         if enough():
             break
         reached = index
         progress(name, index, len(cases))
-        rows += rows_of(name, case(), bandwidth)
+        try:
+            rows += rows_of(name, case(), bandwidth)
+        except TooLarge as why:
+            skipped.append({"case": name, "skipped": str(why)})
+        except Exception as error:  # noqa: BLE001  what Triton's compiler and CUDA raise has no common kind
+            failed.append({"case": name, "error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"})
     about = {**machine(), "threads": torch.get_num_threads(), "copy_gb_per_s": round(bandwidth / 1e9, 1)}
     if chosen.type == "cuda":
         about["gpu"] = torch.cuda.get_device_name(chosen)
     left_out = [name for name, _ in cases[reached:]]  # the time was over
-    found = {"bench": "kernels", "machine": about, "versions": versions("torch", "triton")}
-    return found | {"complete": not left_out, "left_out": left_out, "rows": rows}
+    found: dict[str, Any] = {"bench": "kernels", "machine": about, "versions": versions("torch", "triton")}
+    found |= {"complete": not left_out and not failed, "left_out": left_out, "failed": failed, "skipped": skipped}
+    return found | {"rows": rows}
 
 
 Case = tuple[str, Callable[[], Measurement]]

@@ -70,7 +70,7 @@ class Parts:
     time is taken from all that follow, each by its weight: no turn ends later than the whole may.
 
     When all had their turn, what time is left is for parts that were cut ("unreached" among their fields): each in
-    turn, all of it.
+    turn, all of it. What a part left out for want of memory ("skipped") is told, and is no fault.
 
     common   in each part's file
     told     part -> how it went: what summary.json has
@@ -114,7 +114,7 @@ class Parts:
             part.fields |= {"traceback": traceback.format_exc()[-_TRACE_CHARS:]}
             traceback.print_exc()
         part.save()
-        kept = ("seconds", "complete", "unreached", "error")
+        kept = ("seconds", "complete", "unreached", "skipped", "error")
         self.told[name] = {"right": right, **{key: part.fields[key] for key in kept if key in part.fields}}
         self._summary()
 
@@ -134,8 +134,9 @@ class Parts:
         for name, told in self.told.items():
             how = "right" if told["right"] else "FAILED"
             cut = f", {told['unreached']} left out" if told.get("unreached") else ""
+            skipped = f", {len(told['skipped'])} skipped, for want of memory" if told.get("skipped") else ""
             error = f": {told['error']}" if "error" in told else ""
-            lines.append(f"{name}: {how}, {told['seconds']:.0f} s{cut}{error}")
+            lines.append(f"{name}: {how}, {told['seconds']:.0f} s{cut}{skipped}{error}")
         return lines
 
 

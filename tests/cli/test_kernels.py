@@ -113,6 +113,24 @@ def test_operators_of_a_cpu_are_measured(
         assert row["gb_per_s"] * row["value"] * 1e3 > moved, "the weights at least"
 
 
+def test_a_measurement_with_a_failure_is_written_and_has_not_passed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = {
+        "rows": [], "skipped": [{"case": "large", "skipped": "needs 26 GiB"}],
+        "failed": [{"case": "linear m=1", "error": "AssertionError: off by 3 times"}],
+    }  # fmt: skip
+    monkeypatch.setattr(bench_kernels, "run", lambda **_: report)
+    out = tmp_path / "kernels.json"
+    assert run(["bench", "kernels", "--quick", "--out", str(out)]) == 1
+    assert json.loads(out.read_text()) == report
+    told = " ".join(capsys.readouterr().err.split())
+    assert "large: skipped: needs 26 GiB" in told
+    assert "1 of the operators failed: linear m=1: AssertionError: off by 3 times" in told
+    report["failed"] = []
+    assert run(["bench", "kernels", "--quick"]) == 0
+
+
 def test_without_a_gpu_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["bench", "gpu", "--out", str(tmp_path)]) == 1
     assert "torch finds no GPU here; --rehearse" in " ".join(capsys.readouterr().err.split())

@@ -583,6 +583,46 @@ def test_turns_go_through_all_there_is_once(tmp_path: Path, monkeypatch: pytest.
         assert judged == sorted(judged, reverse=True)
 
 
+def test_what_the_device_has_no_room_for_is_skipped_and_is_no_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a T4 the longest of the judged decode shapes: the first turn of tuning comes to them."""
+    t4 = next(device for device in DEVICES if device.name == "Tesla T4")
+    rig, decode = Rig(torch.device("cuda:0"), policy_of(7, 5), t4), operation("attention_decode")
+    asked: list[tuple[str, str]] = []
+
+    class Answers(Tuned):
+        def ask(self, do: str, limit_s: float | None = None, **task: Any) -> dict[str, Any]:
+            asked.append((do, task.get("shape", "")))
+            if do == "tune":
+                shape = Shape.parse(task["shape"])
+                return {"result": {"found": {"config": decode.configs(rig.policy, shape)[0].to_json()}}}
+            return {"result": [] if do == "measure" else 3e11}
+
+    for module in (gpu_kernels, tuning):
+        monkeypatch.setattr(module, "FOLDER", tmp_path / "tables")
+    monkeypatch.setattr(tune, "_driver", lambda: "1")
+    answers: Any = Answers(1.0, 0)
+    with ExitStack() as compilers:
+        plan = gpu_kernels.KernelParts(rig, [decode], tmp_path, answers, compilers)
+        monkeypatch.setattr(plan, "_compile_tuned", lambda part, first: None)
+        stages = [stage for stage in gpu.STAGES if stage.part in ("tuning", "kernels")]
+        parts = Parts(tmp_path, 1000.0, stages, {})
+        assert parts.run({"tuning": plan.tuning, "kernels": plan.kernels}), "all was right"
+    found = results(tmp_path)
+    for name, do in (("tuning", "tune"), ("kernels", "measure")):
+        skipped = found[name]["skipped"]
+        assert found[name]["complete"] is True
+        assert any("batch=64 context=32768" in each and "GiB" in each for each in skipped)
+        assert found["summary"]["parts"][name]["skipped"] == skipped
+        shapes = {shape for each, shape in asked if each == do}
+        assert len(shapes) + len(skipped) == len(decode.shapes(rig.policy))
+        assert not any(shape in line for shape in shapes for line in skipped)
+    assert "skipped, for want of memory" in parts.lines()[0]
+    planned = {each["target"]: each["planned"] for each in found["kernels"]["targets"]}
+    assert 0 < max(planned.values()) < sum(is_judged(decode.name, dict(s.fields)) for s in decode.shapes(rig.policy))
+
+
 def run_tuning(out: Path, monkeypatch: pytest.MonkeyPatch, process: Any) -> None:
     out.mkdir()
     monkeypatch.setattr(Part, "over", property(lambda part: process.over))

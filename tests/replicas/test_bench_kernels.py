@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from motley.kernels.bench import Measurement
 from motley.kernels.cpu import problems as cpu_problems
 from motley.kernels.device_table import DEVICES
+from motley.kernels.measure import Timing
 from motley.kernels.model_shapes import MODELS, ModelShape
 from motley.kernels.operation import Problem, Shape
 from motley.kernels.ops import for_device
@@ -18,6 +21,7 @@ from motley.kernels.precision import PrecisionPolicy, policy_of
 from motley.kernels.registry import OPERATIONS
 from motley.kernels.rig import Rig
 from motley.kernels.roofline import DecodeAttention
+from motley.kernels.room import TooLarge
 from motley.kernels.variant import Config
 from motley.replicas.bench import kernels as bench
 from motley.replicas.bench.kernels import TOKENS, gpu_cases
@@ -101,6 +105,32 @@ def test_a_run_that_was_cut_short_says_what_it_left_out(monkeypatch: pytest.Monk
     assert (cut["complete"], cut["left_out"], [row["case"] for row in cut["rows"]]) == (False, ["c"], ["a", "b"])
     whole = bench.run(device="cpu", models=["qwen2.5-0.5b"])
     assert (whole["complete"], whole["left_out"]) == (True, [])
+
+
+def test_what_fails_and_what_there_is_no_room_for_cost_themselves_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def large() -> Measurement:
+        raise TooLarge("needs 26 GiB")
+
+    def lost() -> Measurement:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(bench, "copy_bandwidth", lambda *_: 1e9)
+    cases = {"right": partial(found, 0.5), "large": large, "lost": lost, "wrong": partial(found, 1.5)}
+    monkeypatch.setattr(bench, "_on_cpu", lambda *_: [*cases.items(), ("again", partial(found, 1.0))])
+    report = bench.run(device="cpu", models=["qwen2.5-0.5b"])
+    assert [row["workload"]["case"] for row in report["rows"]] == ["right", "again"]
+    assert report["skipped"] == [{"case": "large", "skipped": "needs 26 GiB"}]
+    assert [(each["case"], each["error"].partition(":")[0]) for each in report["failed"]] == [
+        ("lost", "OutOfMemoryError"), ("wrong", "AssertionError"),
+    ]  # fmt: skip
+    assert not report["complete"]
+    monkeypatch.setattr(bench, "_on_cpu", lambda *_: [("large", large)])
+    assert bench.run(device="cpu", models=["qwen2.5-0.5b"])["complete"], "what is skipped is no fault"
+
+
+def found(error: float) -> Measurement:
+    shape, took = Shape.of(m=1), Timing(1e-6, 1e-6, 1e-6)
+    return Measurement("silu_mul", shape, {}, "default", error, took, 1e3, 1, {})
 
 
 def test_on_a_cpu_few_rows_of_all_models_come_first() -> None:

@@ -11,6 +11,8 @@ from ..config import ConfigFile
 from ..progress import counted
 from .told import tell
 
+_TOLD = 5  # of what failed: the report has all
+
 
 def kernels(
     device: options.Device = "cpu",
@@ -50,6 +52,7 @@ def kernels(
     from ...kernels.model_shapes import MODELS
     from ...replicas.bench import kernels as bench
     from ...replicas.bench.report import table
+    from ...replicas.errors import MotleyError
 
     models = model or (["qwen2.5-0.5b"] if quick else [each.name for each in MODELS])
     until = time.monotonic() + (seconds or float("inf"))
@@ -67,3 +70,8 @@ def kernels(
     except ValueError as error:
         raise typer.BadParameter(f"--{error}") from error
     tell(report, table, out, as_json=as_json)
+    if skipped := report["skipped"]:
+        typer.echo("\n".join(f"{each['case']}: skipped: {each['skipped']}" for each in skipped), err=True)
+    if failed := report["failed"]:
+        told = "; ".join(f"{each['case']}: {each['error']}" for each in failed[:_TOLD])
+        raise MotleyError(f"{len(failed)} of the operators failed: {told}")

@@ -1,0 +1,80 @@
+"""Configs are found by trying them: shapes that fit the device alone, and each failure costs itself alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fake_operation import FakeOperation, config, fake_clock
+
+from motley.kernels import bench, tune, tuning
+from motley.kernels import search as searching
+from motley.kernels.device_table import DEVICES
+from motley.kernels.operation import Shape
+from motley.kernels.registry import OPERATIONS, operation
+from motley.kernels.rig import Rig, stand_in
+from motley.kernels.room import TooLarge
+from motley.kernels.search import search
+
+GIB = 2**30
+DECODE = operation("attention_decode")
+LARGEST = Shape.of(batch=64, context=32_768, heads=32, kv_heads=8, dim=128, window=0, kv="fp16")
+
+
+def small(gib: float = 16) -> Rig:
+    """A stand-in for a T4, or one with other memory."""
+    rig = stand_in((7, 5))
+    return replace(rig, about=replace(rig.about, memory=int(gib * GIB)))
+
+
+def test_a_card_of_16_gib_leaves_out_what_it_has_no_room_for() -> None:
+    """Copies of the inputs, and one that nothing had before: of 8 GiB of KV three."""
+    rig = small()
+    assert LARGEST in DECODE.shapes(rig.policy)
+    assert searching.lacking(DECODE, rig, LARGEST) == "needs 26 GiB"
+    assert bench.lacking(DECODE, rig, LARGEST) == "needs 18 GiB"
+    with pytest.raises(TooLarge, match="needs 26 GiB"):
+        search(DECODE, rig, LARGEST, 1e12)
+    with pytest.raises(TooLarge, match="needs 18 GiB"):
+        bench.of_operation(DECODE, rig, LARGEST)
+    without = left_out(rig)
+    assert {name for name, _ in without} == {"attention_decode", "attention_prefill"}
+    assert {(shape["batch"], shape["context"]) for _, shape in without} <= {(64, 8192), (64, 32_768)}
+
+
+def test_cards_with_room_leave_nothing_out() -> None:
+    for device in DEVICES:
+        rig = replace(stand_in(device.capability.version), about=device)
+        assert bool(left_out(rig)) is (device.memory < 32 * 10**9), device.name
+
+
+def left_out(rig: Rig) -> list[tuple[str, Shape]]:
+    tuned = ((each, shape) for each in OPERATIONS if not each.refusal(rig.policy) for shape in each.shapes(rig.policy))
+    return [(each.name, shape) for each, shape in tuned if searching.lacking(each, rig, shape)]
+
+
+def test_inputs_are_let_go_of_before_the_next_are_made() -> None:
+    fake = FakeOperation(*(config("right", 1e-3) for _ in range(3)), config("raises", 1e-3), config("wrong", 1e-3))
+    with fake_clock():
+        assert search(fake, small(), Shape.of(n=4), 1e12) is not None
+    assert fake.held == 3, "two in turn, and a fresh one"
+
+
+def test_a_shape_that_fails_costs_itself_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And so does one that there is no room for; the others are written, and other operators are tuned."""
+    monkeypatch.setattr(tune, "copy_bandwidth", lambda device: 1e12)
+    good, failing, large = Shape.of(n=4), Shape.of(n=8), Shape.of(n=2 * GIB)
+    one, two = (FakeOperation(config("right", 1e-3), shapes=(large, failing, good), failing=(failing,)) for _ in "ab")
+    two.name = "other"
+    told: list[str] = []
+    with fake_clock():
+        paths = list(tune.measured([one, two], small(), tmp_path, told.append))
+    assert [path.stem for path in paths] == ["fake", "other"]
+    for path in paths:
+        table = tuning.read_file(path)
+        assert table is not None
+        assert list(table.entries) == [good]
+        assert table.entries[good].facts["microseconds"] == 1000
+    assert "fake n=2147483648: skipped: needs 38 GiB" in told
+    assert "other n=8: OutOfMemoryError: CUDA out of memory" in told
