@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from fake_operation import FakeOperation, config, fake_clock
 
-from motley.kernels import bench, tune, tuning
+from motley.kernels import bench, registry, tune, tuning
 from motley.kernels import search as searching
 from motley.kernels.device_table import DEVICES
 from motley.kernels.operation import Shape
@@ -16,6 +16,7 @@ from motley.kernels.registry import OPERATIONS, operation
 from motley.kernels.rig import Rig, stand_in
 from motley.kernels.room import TooLarge
 from motley.kernels.search import search
+from motley.replicas.bench.gpu_child import Tasks
 
 GIB = 2**30
 DECODE = operation("attention_decode")
@@ -59,6 +60,41 @@ def test_inputs_are_let_go_of_before_the_next_are_made() -> None:
     with fake_clock():
         assert search(fake, small(), Shape.of(n=4), 1e12) is not None
     assert fake.held == 3, "two in turn, and a fresh one"
+
+
+@pytest.mark.parametrize("how", ["wrong", "nan", "stale", "raises"])
+def test_the_fastest_config_loses_if_it_is_not_right(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor has it won that gives what a right one left in memory; `motley bench gpu` tells why each is excluded."""
+    right, slow, bad = config("right", 2e-3), config("right", 3e-3), config(how, 1e-3)
+    fake = FakeOperation(slow, right, bad)
+    monkeypatch.setattr(registry, "operation", lambda name: fake)
+    with fake_clock():
+        told = Tasks(small()).tune("fake", "n=4", 1e12, None)
+    assert told["found"]["config"] == right.to_json()
+    assert told["found"]["microseconds"] == 2000
+    assert told["tried"] == 3
+    [excluded] = told["excluded"]
+    assert excluded["config"] == bad.to_json()
+    assert ("an illegal instruction" if how == "raises" else "wrong: off by") in excluded["why"]
+    with fake_clock():
+        assert search(FakeOperation(bad), small(), Shape.of(n=4), 1e12) is None
+
+
+def test_an_operator_is_tuned_where_nothing_is_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of ours, in the interpreter: what wins is of those offered, and is in the table as measured."""
+    monkeypatch.setattr(tune, "copy_bandwidth", lambda device: 1e12)
+    each, rig = operation("silu_mul"), small()
+    shape = each.small(rig.policy)[0]
+    monkeypatch.setattr(tune, "wanted", lambda *_: [shape])
+    ahead: list[int] = []
+    with fake_clock():
+        [path] = tune.measured([each], rig, tmp_path, ahead=lambda jobs: ahead.append(len(jobs)))
+    table = tuning.read_file(path)
+    assert table is not None
+    assert path.parent.name == tuning.folder_of(rig.policy.capability, rig.about)
+    assert (table.source, table.about["gpu"], table.about["copy_gb_per_s"]) == ("measured", rig.about.name, 1000)
+    assert table.entries[shape].config in each.configs(rig.policy, shape)
+    assert ahead == [len(each.configs(rig.policy, shape))]
 
 
 def test_a_shape_that_fails_costs_itself_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,6 +107,13 @@ def test_a_run_that_was_cut_short_says_what_it_left_out(monkeypatch: pytest.Monk
     assert (whole["complete"], whole["left_out"]) == (True, [])
 
 
+@pytest.mark.parametrize("error", [1.01, float("inf"), float("nan")])
+def test_a_wrong_result_has_no_row(error: float) -> None:
+    with pytest.raises(AssertionError, match="silu_mul m=1: off by"):
+        list(bench.rows_of("case", found(error), 1e9))
+    assert len(list(bench.rows_of("case", found(1.0), 1e9))) == 1
+
+
 def test_what_fails_and_what_there_is_no_room_for_cost_themselves_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def large() -> Measurement:
         raise TooLarge("needs 26 GiB")
