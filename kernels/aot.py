@@ -137,8 +137,7 @@ def source_of(variant: Variant) -> Any:
 
 
 def options_of(variant: Variant) -> dict[str, Any]:
-    config = variant.config
-    return {"num_warps": config.num_warps, "num_stages": config.num_stages, "enable_fp_fusion": True}
+    return variant.options
 
 
 def _code(ptx: str) -> str:

@@ -63,10 +63,16 @@ class Variant:
     def all_constants(self) -> dict[str, Constant]:
         return {**dict(self.constants), **dict(self.config.constants)}
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """Of the compiler, for a launch and ahead of it: an option left to Triton's default may be another's there."""
+        return {
+            "num_warps": self.config.num_warps, "num_stages": self.config.num_stages, "enable_fp_fusion": True
+        }  # fmt: skip
+
     def launch(self, grid: tuple[int, ...], *arguments: Any) -> None:
         """Arguments in the order of `types`, and of these types.
 
         Also where the kernel reads none: Triton looks compiled kernels up by them, and would compile anew.
         """
-        options = {"num_warps": self.config.num_warps, "num_stages": self.config.num_stages}
-        self.function[grid](*arguments, **self.all_constants, **options)
+        self.function[grid](*arguments, **self.all_constants, **self.options)
