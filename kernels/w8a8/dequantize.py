@@ -25,7 +25,7 @@ from ..roofline import Linear
 from ..variant import Config, Variant
 from .dp4a import small_to_float
 from .packed import PanelsInt8, pack_panels
-from .problem import matmul_error, random_inputs
+from .problem import checked_rows, matmul_error, random_inputs
 from .quantize_panels import PANEL
 
 __all__ = ["DEQUANTIZE", "Dequantize", "dequantize", "matmul"]
@@ -145,7 +145,7 @@ class Dequantize:
         weight, dense = pack_panels(given), given.dequantize(TORCH[policy.storage])
         return Problem(
             run=lambda config: matmul(x, weight, config),
-            error=lambda found: matmul_error(x, given, found),
+            error=lambda found: matmul_error(x, given, found, checked_rows(shape["m"], seed, device)),
             work=self.work(policy, shape),
             peers={f"torch.matmul {policy.storage}": lambda: torch.matmul(x, dense.T)},
         )

@@ -20,6 +20,7 @@ from ..variant import Config
 from ..weights import FP8_BLOCK as BLOCK
 from ..weights import Fp8Weight
 from . import tensor_cores
+from .problem import checked_rows
 from .quantize_rows import QuantizedRows, quantize_rows
 from .tensor_cores import Rows8
 
@@ -111,18 +112,20 @@ class Fp8:
 
         return Problem(
             run=lambda config: tensor_cores.multiply(rows, weight, dtype, config),
-            error=lambda found: product_error(rows, given, found),
+            error=lambda found: product_error(rows, given, found, checked_rows(m, seed, device)),
             work=self.work(policy, shape),
             peers={f"torch.matmul {policy.storage}": lambda: torch.matmul(x, dense.T), "torch._scaled_mm": scaled_mm},
         )
 
 
-def product_error(x: QuantizedRows, weight: Fp8Weight, found: torch.Tensor) -> float:
-    """The worst difference to fp64, over what rounding explains.
+def product_error(x: QuantizedRows, weight: Fp8Weight, found: torch.Tensor, rows: torch.Tensor | None = None) -> float:
+    """The worst difference to fp64, over what rounding explains. rows: those that are looked at; None: all.
 
     Tensor cores keep 14 bits or more of a sum of fp8 products, which are exact (DeepSeek-V3 technical report, 3.3.2:
     wgmma), for 128 columns, in steps of 32; the interpreter sums in fp32.
     """
+    if rows is not None:
+        x, found = QuantizedRows(x.codes.double()[rows], x.scales[rows]), found[rows]
     a, b = x.codes.double() * x.scales.double()[:, None], weight.dequantize(torch.float64)
     expected, terms = a @ b.T, a.abs() @ b.abs().T
     if weight.bias is not None:

@@ -28,7 +28,7 @@ from ..weights import GroupedWeight
 from . import dp4a, dp4a_gemv, tensor_cores
 from .dequantize import DEQUANTIZE, Dequantize
 from .packed import PanelsInt8, pack_panels, pack_rows
-from .problem import product_error, random_inputs
+from .problem import checked_rows, product_error, random_inputs
 from .quantize_panels import CONFIG as PANELS
 from .quantize_panels import QuantizedPanels, QuantizePanels, quantize_panels
 from .quantize_rows import QuantizedRows, quantize_rows
@@ -166,7 +166,7 @@ class W8A8:
         signed = (given.codes.to(torch.int16) - 128).to(torch.int8)
         return Problem(
             run=lambda config: product(quantized, weight, dtype, config),
-            error=lambda found: product_error(rows, given, found),
+            error=lambda found: product_error(rows, given, found, checked_rows(shape["m"], seed, device)),
             work=self.work(policy, shape),
             peers={
                 f"torch.matmul {policy.storage}": lambda: torch.matmul(x, dense.T),

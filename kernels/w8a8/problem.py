@@ -10,8 +10,9 @@ from ..precision import PrecisionPolicy
 from ..weights import GroupedWeight
 from .quantize_rows import QuantizedRows
 
-__all__ = ["matmul_error", "product_error", "random_inputs"]
+__all__ = ["checked_rows", "matmul_error", "product_error", "random_inputs"]
 
+CHECKED = 64  # rows of a result: all 2048 would take a T4's fp64 longer than a check may take
 PART = 16  # columns of which every kernel takes all or none together
 
 
@@ -34,11 +35,31 @@ def random_inputs(
     return x, GroupedWeight(codes, scales, zeros, 8, group, bias=bias)
 
 
-def product_error(x: QuantizedRows, weight: GroupedWeight, found: torch.Tensor) -> float:
+def checked_rows(num_rows: int, seed: int, device: torch.device) -> torch.Tensor:
+    """One of each 64th of the rows, by chance: so no tile of many is missed, and other seeds have other rows.
+
+    The last is among them, which ends within a tile; of 64 and fewer all are.
+    """
+    if num_rows <= CHECKED:
+        return torch.arange(num_rows, device=device)
+    bounds = torch.arange(CHECKED + 1) * num_rows // CHECKED  # a part is [bounds[i], bounds[i + 1])
+    chance = torch.rand(CHECKED, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    rows = bounds[:-1] + (chance * bounds.diff()).long()
+    rows[-1] = num_rows - 1
+    return rows.to(device)
+
+
+def product_error(
+    x: QuantizedRows, weight: GroupedWeight, found: torch.Tensor, rows: torch.Tensor | None = None
+) -> float:
     """The worst difference to fp64, over the rounding of the result and of fp32 sums of parts known exactly.
 
     Whatever becomes fp32 is a sum over whole sixteens of columns, and no more than their sums' absolute values.
+
+    rows  those that are looked at, with all columns; None: all
     """
+    if rows is not None:
+        x, found = QuantizedRows(x.codes.double()[rows], x.scales[rows]), found[rows]
     codes, scales = torch.split(x.codes.double(), PART, 1), weight.scales.double()
     difference = weight.codes.double() - weight.zeros.double().repeat_interleave(weight.group_size, 1)
     expected = torch.zeros(found.shape, dtype=torch.float64, device=found.device)
@@ -55,12 +76,16 @@ def product_error(x: QuantizedRows, weight: GroupedWeight, found: torch.Tensor) 
     return float(((found.double() - expected).abs() / bound).max())
 
 
-def matmul_error(x: torch.Tensor, weight: GroupedWeight, found: torch.Tensor) -> float:
-    """The worst difference to fp64, over what rounding explains.
+def matmul_error(
+    x: torch.Tensor, weight: GroupedWeight, found: torch.Tensor, rows: torch.Tensor | None = None
+) -> float:
+    """The worst difference to fp64, over what rounding explains. rows: as of `product_error`.
 
     Each weight is rounded once, to the dtype of x; so may be sums over parts of K, which cuBLAS splits at will. The
     others are in fp32: tensor cores of 7.0 add four products at a time, and cut off what does not fit.
     """
+    if rows is not None:
+        x, found = x[rows], found[rows]
     dense = weight.dequantize(torch.float64)
     expected = x.double() @ dense.T
     terms = x.double().abs() @ dense.abs().T

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from motley.kernels.gpu.configs import Configs
 from motley.kernels.gpu.linear import Int8Linear
 from motley.kernels.operation import Shape, rounded
 from motley.kernels.precision import policy_of
+from motley.kernels.registry import operation as named
 from motley.kernels.rig import stand_in
 from motley.kernels.tuning import Entry, Table, folder_of, write
 from motley.kernels.variant import Config, Variant
@@ -30,7 +32,7 @@ from motley.kernels.w8a8.dequantize import DEQUANTIZE, dequantize, matmul
 from motley.kernels.w8a8.dp4a_gemv import MAX_ROWS
 from motley.kernels.w8a8.int8 import PACKED, W8A8, kernel_for, linear, pack, product, quantize
 from motley.kernels.w8a8.packed import PanelsInt8, pack_panels, pack_rows
-from motley.kernels.w8a8.problem import matmul_error, product_error
+from motley.kernels.w8a8.problem import checked_rows, matmul_error, product_error
 from motley.kernels.w8a8.quantize_panels import QuantizedPanels
 from motley.kernels.w8a8.quantize_rows import QuantizedRows, quantize_rows
 from motley.kernels.weights import GroupedWeight
@@ -437,3 +439,35 @@ def test_rows_that_no_kernel_was_compiled_for_are_refused() -> None:
 def test_where_there_is_no_int8_nothing_is_packed() -> None:
     with pytest.raises(ValueError, match=r"int8: not on 6\.0"):
         pack(weight(16, 64, 64), policy_of(6, 0))
+
+
+def test_of_many_rows_one_in_each_part_is_checked() -> None:
+    """So that no tile is missed, and with each seed others are."""
+    device = torch.device("cpu")
+    assert checked_rows(64, 3, device).tolist() == list(range(64))
+    for num_rows in (65, 100, 2048):
+        found = [checked_rows(num_rows, seed, device).tolist() for seed in range(3)]
+        for rows in found:
+            assert rows == sorted(set(rows))
+            assert (len(rows), rows[-1]) == (64, num_rows - 1)
+            assert max(later - earlier for earlier, later in pairwise([-1, *rows])) <= 2 * num_rows / 64 + 1
+        assert num_rows == 65 or found[0] != found[1]
+        assert checked_rows(num_rows, 1, device).tolist() == found[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "version"), [("w8a8", (9, 0)), ("fp8", (9, 0)), ("w8a8_dequantize", (7, 5))], ids=lambda each: str(each)
+)
+def test_a_problem_of_many_rows_is_checked_in_few_and_all_columns(name: str, version: tuple[int, int]) -> None:
+    each, rig = named(name), stand_in(version)
+    shape = Shape.of(**{**dict(each.small(rig.policy)[0].fields), "m": 130})
+    problem = each.problem(rig.policy, shape, rig.device, seed=5)
+    found = problem.run(each.configs(rig.policy, shape)[0])
+    assert problem.error(found) <= 1
+    checked = checked_rows(130, 5, rig.device).tolist()
+    unchecked = next(row for row in range(130) if row not in checked)
+    for row, wrong in ((unchecked, False), (checked[7], True), (129, True)):
+        for column in (0, found.shape[1] - 1):
+            changed = found.clone()
+            changed[row, column] += 3.0
+            assert (problem.error(changed) > 1) is wrong, (row, column)
