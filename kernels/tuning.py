@@ -3,11 +3,14 @@
 `tuned/sm90-132sm-nvidia-h200/` is for one device, by capability, SMs and name; for others of as many SMs it is the next
 best, such as for an H100, whose memory is slower; `tuned/sm90/` is for the capability. An entry's source is "measured"
 (on the GPU that the file names) or "static" (from compiled resources and the roofline; nothing was run).
+
+$MOTLEY_TUNED names a further folder of such tables, which is looked in first: of two as near, its own is taken.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -23,6 +26,7 @@ from .variant import Config
 
 __all__ = [
     "FOLDER",
+    "FURTHER",
     "Choice",
     "Entry",
     "Named",
@@ -36,11 +40,13 @@ __all__ = [
     "forget",
     "read",
     "read_file",
+    "roots",
     "tabled_devices",
     "write",
 ]
 
 FOLDER = Path(__file__).parent / "tuned"
+FURTHER = "MOTLEY_TUNED"  # environment variable: a folder such as FOLDER
 Source = Literal["measured", "static"]
 T = TypeVar("T", bound=Operation)
 
@@ -138,7 +144,7 @@ def choose(operation: Operation, policy: PrecisionPolicy, shape: Shape, device: 
         if distance < nearest:  # a device's own table may have few shapes, far from this one
             where = "this shape" if known == asked else "this class of shapes" if known == shape else "nearest shape"
             where += f" in {folder}" + ("" if known == asked else f", {known.key}")
-            if folder not in (own, folder_of(policy.capability)):
+            if Path(folder).name not in (own, folder_of(policy.capability)):
                 where += f"; of {table.about.get('gpu', 'another GPU')}, which has as many SMs"
             nearest, choice = distance, Choice(table.entries[known].config, f"{table.source}: {where}", table.source)
     return choice
@@ -181,17 +187,29 @@ def folder_of(capability: Capability, device: Named | None = None) -> str:
 
 
 def folders(capability: Capability, device: Named | None) -> tuple[str, ...]:
-    """Where to look, in order: the device's own, those of others with as many SMs, the capability's."""
-    if device is None:
-        return (folder_of(capability),)
-    own, alike = folder_of(capability, device), [each for each in _tabled(FOLDER, capability) if each.sms == device.sms]
-    others = (name for each in alike if (name := folder_of(capability, each)) != own)
-    return own, *others, folder_of(capability)
+    """Where to look, in order: the device's own, those of others with as many SMs, the capability's.
+
+    All of a further folder's before the package's, which alone go by their names.
+    """
+    found: list[str] = []
+    for root in roots():
+        names = [folder_of(capability, device)]
+        if device is not None:
+            names += [folder_of(capability, each) for each in _tabled(root, capability) if each.sms == device.sms]
+            names.append(folder_of(capability))
+        found += [name if root == FOLDER else str(root / name) for name in dict.fromkeys(names)]
+    return tuple(found)
+
+
+def roots() -> tuple[Path, ...]:
+    """Folders of tables, in the order in which they are looked in; what is measured is written to the first."""
+    further = os.environ.get(FURTHER, "")
+    return (Path(further).absolute(), FOLDER) if further else (FOLDER,)
 
 
 def tabled_devices(capability: Capability) -> tuple[Tabled, ...]:
     """Those that have tables of their own, and for each number of SMs one that has not."""
-    known = _tabled(FOLDER, capability)
+    known = tuple(dict.fromkeys(each for root in roots() for each in _tabled(root, capability)))
     return tuple(dict.fromkeys((*known, *(Tabled(each.sms, "") for each in known))))
 
 
@@ -211,7 +229,7 @@ def _plain(name: str) -> str:
 
 @cache
 def read(folder: str, op: str) -> Table | None:
-    """None where there is no such file."""
+    """None where there is no such file. folder: one of `folders`."""
     return read_file(FOLDER / folder / f"{op}.json")
 
 

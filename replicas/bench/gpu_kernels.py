@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -16,7 +18,7 @@ from ...kernels.operation import Operation, Shape
 from ...kernels.rig import Rig
 from ...kernels.spills import offered
 from ...kernels.tune import keep, wanted
-from ...kernels.tuning import FOLDER, Entry, choose
+from ...kernels.tuning import FURTHER, Entry, choose, roots
 from ...kernels.variant import Config
 from ..cores import usable_cores
 from . import gpu_targets
@@ -131,10 +133,7 @@ class KernelParts:
         unreached = sum(map(len, left.values()))
         part.fields |= {"unreached": unreached, "complete": not unreached and _answered(rows)}
         if self._rig.real and tuned:  # what follows is measured with them
-            for operation in tuned:
-                keep(operation, self._rig, self._entries[operation], self._bandwidth, FOLDER)
-            if "error" in self._process.ask("reread", left_s=part.left()):
-                self._process.end()
+            self._keep(part, tuned)
         self._end_compiler()
         return bool(self._bandwidth) and _answered(rows)
 
@@ -166,6 +165,21 @@ class KernelParts:
         if self._rig.real:
             print("\n".join(map(gpu_targets.line, judged)))
         return not failed and bool(self._bandwidth)
+
+    def _keep(self, part: Part, tuned: Iterable[Operation]) -> None:
+        """Where launches look; in an installation that cannot be written they look in the results from here on."""
+        try:
+            for operation in tuned:
+                keep(operation, self._rig, self._entries[operation], self._bandwidth, roots()[0])
+        except OSError as error:
+            tables = (self._out / "tuned").absolute()
+            part.fields["tables"] = f"{error}: they are in {tables} alone; launches look there with {FURTHER}={tables}"
+            print(f"  tables: {part.fields['tables']}", file=sys.stderr, flush=True)
+            os.environ[FURTHER] = str(tables)  # for the processes that follow: they are measured with these
+            self._process.end()
+            return
+        if "error" in self._process.ask("reread", left_s=part.left()):
+            self._process.end()
 
     def pause(self) -> None:
         """Others need the GPU, and the host's cores, for themselves."""

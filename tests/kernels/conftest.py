@@ -17,6 +17,7 @@ from motley.kernels import tuning
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Tables of configs of its own, none to begin with; what was read of them is forgotten afterwards."""
     monkeypatch.setattr(tuning, "FOLDER", tmp_path)
+    monkeypatch.delenv(tuning.FURTHER, raising=False)
     tuning.forget()
     yield tmp_path
     tuning.forget()

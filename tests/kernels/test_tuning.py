@@ -151,6 +151,22 @@ def test_a_devices_own_table_is_told_from_that_of_another_with_as_many_sms(folde
     assert fastest((gemm, gemv), hopper, SHAPE, h200) == (gemv, 25.0), "of one GPU: 20 us of another are no comparison"
 
 
+def test_a_further_folder_is_looked_in_first(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the answer says that it is from there; what it has not comes from the others."""
+    further = tmp_path_factory.mktemp("tables")
+    other = Shape.of(m=8, n=4096, k=4096, group=128)
+    write(Table(GEMV.name, "static", {}, {SHAPE: entry(2), other: entry(2)}), folder / "sm61")
+    write(Table(GEMV.name, "measured", {}, {SHAPE: entry(4, microseconds=1.0)}), further / "sm61-30sm")
+    p40 = Tabled(30, "")
+    assert choose(GEMV, P40, SHAPE, p40).how == "static: this shape in sm61"
+    monkeypatch.setenv("MOTLEY_TUNED", str(further))
+    assert choose(GEMV, P40, SHAPE, p40).how == f"measured: this shape in {further}/sm61-30sm"
+    assert choose(GEMV, P40, other, p40).how == "static: this shape in sm61"
+    assert p40 in tabled_devices(P40.capability), "and the matrix compiles what it picks"
+
+
 def test_a_table_reads_as_it_was_written_and_is_in_order(folder: Path) -> None:
     shapes = [Shape.of(m=m, n=4096, k=4096, group=128) for m in (16, 1, 2)]
     table = Table(GEMV.name, "measured", {"gpu": "A"}, {shape: entry(4, microseconds=1.5) for shape in shapes})

@@ -529,8 +529,7 @@ def test_tables_of_earlier_runs_are_merged_shape_by_shape(
 ) -> None:
     """A later run that reaches less changes what it reached, and no more."""
     folder = tmp_path / "tuned"
-    for module in (gpu_kernels, tuning):
-        monkeypatch.setattr(module, "FOLDER", folder)
+    monkeypatch.setattr(tuning, "FOLDER", folder)
     monkeypatch.setattr(tune, "_driver", lambda: "1")
     run_tuning(tmp_path / "first", monkeypatch, Tuned(1.0, 5))
     [path] = folder.rglob("*.json")
@@ -558,8 +557,7 @@ def test_turns_go_through_all_there_is_once(tmp_path: Path, monkeypatch: pytest.
 
         def begin(self) -> None: ...
 
-    for module in (gpu_kernels, tuning):
-        monkeypatch.setattr(module, "FOLDER", tmp_path / "tables")
+    monkeypatch.setattr(tuning, "FOLDER", tmp_path / "tables")
     monkeypatch.setattr(tune, "_driver", lambda: "1")
     answers: Any = Answers(1.0, 0)
     ops = [operation("w4a16_gemm"), operation("attention_decode"), operation("rms_norm")]
@@ -599,8 +597,7 @@ def test_what_the_device_has_no_room_for_is_skipped_and_is_no_fault(
                 return {"result": {"found": {"config": decode.configs(rig.policy, shape)[0].to_json()}}}
             return {"result": [] if do == "measure" else 3e11}
 
-    for module in (gpu_kernels, tuning):
-        monkeypatch.setattr(module, "FOLDER", tmp_path / "tables")
+    monkeypatch.setattr(tuning, "FOLDER", tmp_path / "tables")
     monkeypatch.setattr(tune, "_driver", lambda: "1")
     answers: Any = Answers(1.0, 0)
     with ExitStack() as compilers:
@@ -621,6 +618,26 @@ def test_what_the_device_has_no_room_for_is_skipped_and_is_no_fault(
     assert "skipped, for want of memory" in parts.lines()[0]
     planned = {each["target"]: each["planned"] for each in found["kernels"]["targets"]}
     assert 0 < max(planned.values()) < sum(is_judged(decode.name, dict(s.fields)) for s in decode.shapes(rig.policy))
+
+
+def test_where_the_installation_cannot_be_written_launches_look_in_the_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MOTLEY_TUNED", "")  # and as it was afterwards
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(tuning, "FOLDER", tmp_path / "file")  # also root cannot make a folder in it
+    monkeypatch.setattr(tune, "_driver", lambda: "1")
+    tuning.forget()
+    out = tmp_path / "out"
+    run_tuning(out, monkeypatch, Tuned(1.0, 3))
+    [path] = (out / "tuned").rglob("*.json")
+    table = tuning.read_file(path)
+    assert table is not None
+    assert f"launches look there with MOTLEY_TUNED={out / 'tuned'}" in capsys.readouterr().err
+    rms_norm, rig = operation("rms_norm"), a_gpu()
+    found = tuning.choose(rms_norm, rig.policy, next(iter(table.entries)), rig.about)
+    assert found.how == f"measured: this shape in {path.parent}"
+    tuning.forget()
 
 
 def run_tuning(out: Path, monkeypatch: pytest.MonkeyPatch, process: Any) -> None:

@@ -146,7 +146,12 @@ def tune(
     device: Annotated[str, typer.Option(help="GPU to measure on.")] = "cuda:0",
     seconds: Annotated[float | None, typer.Option(help="Stop measuring after so long.", min=1.0)] = None,
     workers: Annotated[int, typer.Option(help="Compilers at a time; 0: as many as cores.", min=0)] = 0,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Default: the tables of this installation.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Default: $MOTLEY_TUNED, if set and measured; else this installation's tables."
+        ),
+    ] = None,
     config: ConfigFile = None,
 ) -> None:
     """Choose a config for each operator and shape, and write it where launches look it up.
@@ -167,7 +172,7 @@ def tune(
     from ..kernels import rig
     from ..kernels import tune as tuner
     from ..kernels.compiling import compile_all
-    from ..kernels.tuning import FOLDER
+    from ..kernels.tuning import FOLDER, roots
 
     _need_the_compiler()
     operations = _operations(op)
@@ -185,7 +190,7 @@ def tune(
     until = time.monotonic() + (seconds or float("inf"))
     with doing("tuning") as tell:
         for path in tuner.measured(
-            operations, rig.gpu(torch.device(device)), out or FOLDER, tell, lambda: time.monotonic() > until,
+            operations, rig.gpu(torch.device(device)), out or roots()[0], tell, lambda: time.monotonic() > until,
             lambda jobs: compile_all(jobs, workers or os.cpu_count() or 1, lambda n, of: tell(f"{n} of {of} compiled")),
         ):  # fmt: skip
             print(path)
