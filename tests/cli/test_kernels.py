@@ -134,3 +134,12 @@ def test_a_measurement_with_a_failure_is_written_and_has_not_passed(
 def test_without_a_gpu_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["bench", "gpu", "--out", str(tmp_path)]) == 1
     assert "torch finds no GPU here; --rehearse" in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_rehearsal_goes_through_as_it_is_documented(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the processes that it starts of itself, and the time that it has: the part that takes the least."""
+    assert run(["bench", "gpu", "--out", str(tmp_path), "--rehearse", "9.0", "--part", "engine"]) == 0
+    told = capsys.readouterr()
+    assert "engine: right" in told.out, told.err
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["rehearsal"], summary["limit"], summary["parts"]["engine"]["complete"]) == (True, 480.0, True)
