@@ -26,6 +26,7 @@ from .gather import MOST_LOGPROBS
 T = TypeVar("T")
 
 SHORT_CHARS = 512  # a text up to this is tokenized where it is: sooner done than handed to another thread and back
+SHORT_GRAMMAR = 4096  # bytes of schemas, patterns and tools, likewise of their check
 MAX_PRIORITY = 2**31 - 1
 MAX_TIMEOUT_S = 24 * 3600.0
 MIN_VALUES = 65_536  # a body may hold so many values, whatever the model
@@ -140,6 +141,15 @@ class Door:
     async def text(self, field: str, ids: Sequence[Any], *, skip_special_tokens: bool) -> str:
         checked = self.check_ids(field, ids)
         return await self._in_executor(self.tokenizer.decode, checked, skip_special_tokens=skip_special_tokens)
+
+    async def read(self, translate: Callable[..., T], *args: Any, grammar_bytes: int) -> T:
+        """What `translate` makes of a client's words, of which so many may say what a text must look like.
+
+        To check those takes a few microseconds for each, in which nobody else would be served.
+        """
+        if grammar_bytes <= SHORT_GRAMMAR:
+            return translate(*args)
+        return await self._in_executor(translate, *args)
 
     async def _in_executor(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Off the event loop. Raises Overloaded rather than queue without end."""

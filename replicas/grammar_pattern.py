@@ -42,13 +42,18 @@ def json_pattern(pattern: str) -> str:
     Raises ValueError saying what cannot be kept to.
     """
     pieces = _PIECE.findall(pattern)
+    said: list[str] = []
     for index, (piece, place) in enumerate(_placed(pieces)):
+        if piece.isalnum() and pieces[index + 1 : index + 2] != ["-"]:  # most are, and a pattern may be long
+            said.append(piece)
+            continue
         _check_piece(pieces, index, place)
         within = pieces[max(index - 1, 0) : index + 2]
         ends_range = place is _Place.SET and "-" in within and piece != "-"
         if _must_escape(piece) and not ends_range and place is not _Place.NEGATED:
             raise ValueError(f"a pattern of {piece} is not supported: JSON would have to escape it")
-    return "".join(_said(pieces, index, place) for index, (_, place) in enumerate(_placed(pieces)))
+        said.append(_said(pieces, index, place))
+    return "".join(said)
 
 
 def _said(pieces: list[str], index: int, place: _Place) -> str:

@@ -7,7 +7,6 @@ the schema's order, an object has no properties beside those named unless `addit
 
 from __future__ import annotations
 
-import copy
 import math
 import re
 from collections.abc import Iterator
@@ -19,7 +18,10 @@ from .grammar_pattern import FORMAT_PATTERNS, json_pattern
 
 MAX_DEPTH = 32
 MAX_NODES = 4096
+MAX_PATTERNS = 65_536  # characters of all patterns together
+MAX_STEPS = 32_768  # along the pointers of all references together
 MAX_COUNT = 10_000  # of items, properties or characters that a bound may ask for
+MAX_SHOWN = 60  # characters of each name in a place that is told
 
 _TYPES = {
     "string": str,
@@ -34,6 +36,10 @@ _ANNOTATIONS = frozenset((
     "$comment", "$defs", "$id", "$schema", "default", "definitions", "deprecated", "description", "discriminator",
     "example", "examples", "readOnly", "title", "writeOnly",
 ))  # fmt: skip
+# Keywords that hold schemas.
+_BY_NAME = ("properties", "$defs", "definitions")
+_LISTED = ("anyOf", "oneOf", "allOf", "prefixItems")
+_SINGLE = ("items", "additionalProperties")
 # Keywords that say which values are meant as a whole: nothing else may narrow the same values.
 _WHOLE = ("$ref", "anyOf", "oneOf", "allOf", "enum", "const")
 _OF_TYPE = {
@@ -54,6 +60,7 @@ FORMATS = frozenset((
     "date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uri-reference", "uuid",
 ))  # fmt: skip
 _POINTER = re.compile(r"#(/[^/]*)*")
+_FORMATS = {name: json_pattern(pattern) for name, pattern in FORMAT_PATTERNS.items()}
 
 
 class _Refused(Exception):
@@ -69,32 +76,51 @@ def check_schema(schema: Any, field: str) -> Any:
 
     Raises InvalidRequest naming `field`, the place in the schema and the keyword that cannot be kept to.
     """
+    references, patterns = _References(schema), 0
     try:
         for count, (node, path, depth) in enumerate(_nodes(schema, "#", 0)):
             if count >= MAX_NODES or depth > MAX_DEPTH:
                 raise _Refused(f"at most {MAX_NODES} schemas, {MAX_DEPTH} deep, are accepted", "grammar_too_complex")
             _check_node(node, path)
+            patterns += len(node.get("pattern", ""))
+            if patterns > MAX_PATTERNS:
+                raise _Refused(f"patterns of at most {MAX_PATTERNS} characters are accepted", "grammar_too_complex")
             if "$ref" in node:
-                _check_target(schema, node["$ref"], path)
+                references.check(node["$ref"], path)
+        return _reworded(schema, "#")
     except _Refused as refused:
         raise InvalidRequest(f"{field}: {refused.why}", param=field, code=refused.code) from None
-    try:
-        own = copy.deepcopy(schema)
-    except RecursionError:  # what is no schema is not counted: a constant, say
-        message = f"{field}: a value in it is nested too deeply"
-        raise InvalidRequest(message, param=field, code="grammar_too_complex") from None
-    for node, _, _ in _nodes(own, "#", 0):
-        _reword(node)
+
+
+def _reworded(node: Any, path: str) -> Any:
+    """Every schema anew, and what is none as it is: that may be large."""
+    if isinstance(node, bool):
+        return node
+    own = dict(node)
+    for keyword in _BY_NAME:
+        if keyword in own:
+            own[keyword] = {
+                name: _reworded(inner, f"{path}/{keyword}/{name[:MAX_SHOWN]}") for name, inner in own[keyword].items()
+            }
+    for keyword in _LISTED:
+        if keyword in own:
+            own[keyword] = [_reworded(inner, f"{path}/{keyword}/{index}") for index, inner in enumerate(own[keyword])]
+    for keyword in _SINGLE:
+        if keyword in own:
+            own[keyword] = _reworded(own[keyword], f"{path}/{keyword}")
+    if {"enum", "const"}.isdisjoint(own):  # beside them a pattern is refused
+        _reword(own, path)
     return own
 
 
-def _reword(node: dict[str, Any]) -> None:
-    if not {"enum", "const"}.isdisjoint(node):
-        return  # beside them a pattern is refused
-    if "pattern" in node:
-        node["pattern"] = json_pattern(node["pattern"])
-    if node.get("format") in FORMAT_PATTERNS:
-        node["pattern"] = json_pattern(FORMAT_PATTERNS[node.pop("format")])
+def _reword(node: dict[str, Any], path: str) -> None:
+    if node.get("format") in _FORMATS:
+        node["pattern"] = _FORMATS[node.pop("format")]
+    elif "pattern" in node:
+        try:
+            node["pattern"] = json_pattern(node["pattern"])
+        except ValueError as error:
+            raise _Refused(f"{path}/pattern: {error}") from None
 
 
 def _nodes(node: Any, path: str, depth: int) -> Iterator[tuple[dict[str, Any], str, int]]:
@@ -104,13 +130,13 @@ def _nodes(node: Any, path: str, depth: int) -> Iterator[tuple[dict[str, Any], s
     if not isinstance(node, dict):
         raise _Refused(f"{path}: a schema is an object or a boolean, not {type(node).__name__}")
     yield node, path, depth
-    for keyword in ("properties", "$defs", "definitions"):
+    for keyword in _BY_NAME:
         for name, inner in _typed(node, keyword, dict, {}, path).items():
-            yield from _nodes(inner, f"{path}/{keyword}/{name}", depth + 1)
-    for keyword in ("anyOf", "oneOf", "allOf", "prefixItems"):
+            yield from _nodes(inner, f"{path}/{keyword}/{name[:MAX_SHOWN]}", depth + 1)
+    for keyword in _LISTED:
         for index, inner in enumerate(_typed(node, keyword, list, [], path)):
             yield from _nodes(inner, f"{path}/{keyword}/{index}", depth + 1)
-    for keyword in ("items", "additionalProperties"):
+    for keyword in _SINGLE:
         if keyword in node:
             yield from _nodes(node[keyword], f"{path}/{keyword}", depth + 1)
 
@@ -144,9 +170,10 @@ def _check_values(node: dict[str, Any], whole: str, narrowing: list[str], path: 
     values = _typed(node, "enum", list, [], path) if whole == "enum" else [node["const"]]
     if not values:
         raise _Refused(f"{path}: 'enum' is empty")
+    names = _type_names(node, path)
     for value in values:
         _check_integers(value, path, whole)
-        if "type" in node and not any(_is_type(value, name) for name in _type_names(node, path)):
+        if "type" in node and not any(_is_type(value, name) for name in names):
             raise _Refused(f"{path}: the {whole} {str(value)[:40]!r} is not of type {str(node['type'])[:40]}")
 
 
@@ -176,11 +203,7 @@ def _check_strings(node: dict[str, Any], path: str) -> None:
         raise _Refused(f"{path}: of pattern, format and the lengths only one can be kept to")
     if "format" in node and node["format"] not in FORMATS:
         raise _Refused(f"{path}: format {str(node['format'])[:40]!r} is none of {', '.join(sorted(FORMATS))}")
-    try:
-        if "pattern" in node:
-            json_pattern(_typed(node, "pattern", str, "", path))
-    except ValueError as error:
-        raise _Refused(f"{path}/pattern: {error}") from None
+    _typed(node, "pattern", str, "", path)
 
 
 def _check_integers(value: Any, path: str, whole: str) -> None:
@@ -238,24 +261,42 @@ def _check_required(node: dict[str, Any], path: str) -> None:
         raise _Refused(f"{path}/required: {unknown[0][:60]!r} is not among the properties")
 
 
-def _check_target(root: Any, target: Any, path: str) -> None:
-    """A reference points to a schema within this document, and chains of them end."""
-    seen = set()
-    while True:
-        if not isinstance(target, str) or not _POINTER.fullmatch(target):
-            raise _Refused(f"{path}/$ref: {str(target)[:60]!r} is not supported; expected '#' or '#/…'")
-        if target in seen:
-            raise _Refused(f"{path}/$ref: {target[:60]!r} leads back to itself")
-        seen.add(target)
-        node = root
+class _References:
+    """Those of one document: each points to a schema within it, and chains of them end.
+
+    Of chains that share links every link is followed once.
+    """
+
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        self._ends: set[str] = set()  # targets that are known to lead to one
+        self._steps = 0
+
+    def check(self, target: Any, path: str) -> None:
+        seen: set[str] = set()
+        while not isinstance(target, str) or target not in self._ends:
+            if not isinstance(target, str) or not _POINTER.fullmatch(target):
+                raise _Refused(f"{path}/$ref: {str(target)[:60]!r} is not supported; expected '#' or '#/…'")
+            if target in seen:
+                raise _Refused(f"{path}/$ref: {target[:60]!r} leads back to itself")
+            seen.add(target)
+            node = self._node(target, path)
+            if not isinstance(node, dict) or "$ref" not in node:
+                break
+            target = node["$ref"]
+        self._ends |= seen
+
+    def _node(self, target: str, path: str) -> Any:
+        node = self._root
         for part in target.split("/")[1:]:
+            self._steps += 1
+            if self._steps > MAX_STEPS:
+                raise _Refused(f"{path}/$ref: following all of them takes too long", "grammar_too_complex")
             part = part.replace("~1", "/").replace("~0", "~")
             if not isinstance(node, dict) or part not in node:
                 raise _Refused(f"{path}/$ref: there is no {target[:60]!r}")
             node = node[part]
-        if not isinstance(node, dict) or "$ref" not in node:
-            return
-        target = node["$ref"]
+        return node
 
 
 def _type_names(node: dict[str, Any], path: str) -> list[str]:
@@ -264,7 +305,7 @@ def _type_names(node: dict[str, Any], path: str) -> list[str]:
     known = isinstance(names, list) and all(isinstance(name, str) and name in _TYPES for name in names)
     if not known or ("type" in node and not names):
         raise _Refused(f"{path}/type: {str(given)[:60]!r} is not among {', '.join(_TYPES)}")
-    return names
+    return list(dict.fromkeys(names))  # all values are held to each of them
 
 
 def _is_type(value: Any, name: str) -> bool:

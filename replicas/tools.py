@@ -13,6 +13,8 @@ __all__ = ["Tool", "check_tools"]
 
 MAX_TOOLS = 128
 MAX_DEPTH = 64  # of a description's values
+MAX_VALUES = 32_768  # of all tools together, names counted too
+MAX_CHARS = 512 * 2**10  # likewise, of names and texts
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _FUNCTION = ("name", "description", "parameters", "strict")
 _NO_PARAMETERS = {"type": "object", "properties": {}}
@@ -24,11 +26,13 @@ def check_tools(tools: Any) -> list[Tool]:
     """Functions as a chat template takes them: `type`, and `function` with `name`, `description` and `parameters`.
 
     Parameters that are not given are none. Whether calls must match them (`strict`) is not the template's
-    business and left out. Raises InvalidRequest naming the field by its path.
+    business and left out. Raises InvalidRequest naming the field by its path, with code `grammar_too_complex` for
+    more than all of them together may hold.
     """
     if not isinstance(tools, list | tuple) or not 1 <= len(tools) <= MAX_TOOLS:
         raise _invalid("tools", f"expected a list of 1 to {MAX_TOOLS} tools")
-    checked = [_check_tool(tool, f"tools[{i}]") for i, tool in enumerate(tools)]
+    held = _Held()
+    checked = [_check_tool(tool, f"tools[{i}]", held) for i, tool in enumerate(tools)]
     names = [tool["function"]["name"] for tool in checked]
     for i, name in enumerate(names):
         if name in names[:i]:
@@ -36,7 +40,22 @@ def check_tools(tools: Any) -> list[Tool]:
     return checked
 
 
-def _check_tool(tool: Any, at: str) -> Tool:
+class _Held:
+    """What the tools so far hold: all of them are checked, shown to the model and perhaps compiled."""
+
+    def __init__(self) -> None:
+        self._values = self._chars = 0
+
+    def add(self, value: Any) -> None:
+        self._values += 1
+        self._chars += len(value) if isinstance(value, str) else 0
+        if self._values > MAX_VALUES:
+            raise _invalid("tools", f"they hold more than {MAX_VALUES} names and values", "grammar_too_complex")
+        if self._chars > MAX_CHARS:
+            raise _invalid("tools", f"they hold more than {MAX_CHARS} characters", "grammar_too_complex")
+
+
+def _check_tool(tool: Any, at: str, held: _Held) -> Tool:
     tool = _members(tool, at, ("type", "function", "custom"))
     if tool.get("type") == "custom":
         raise _invalid(f"{at}.type", "custom tools are not supported; describe a function", "unsupported_parameter")
@@ -50,25 +69,27 @@ def _check_tool(tool: Any, at: str) -> Tool:
     checked: dict[str, Any] = {"name": name}
     if function.get("description") is not None:
         checked["description"] = check_string(function["description"], f"{at}.description")
-    checked["parameters"] = _parameters(function.get("parameters"), f"{at}.parameters")
+        held.add(checked["description"])
+    checked["parameters"] = _parameters(function.get("parameters"), f"{at}.parameters", held)
     if not isinstance(function.get("strict", False), bool | None):
         raise _invalid(f"{at}.strict", "expected true or false")
     return {"type": "function", "function": checked}
 
 
-def _parameters(parameters: Any, at: str) -> dict[str, Any]:
+def _parameters(parameters: Any, at: str, held: _Held) -> dict[str, Any]:
     if parameters is None:
         return _NO_PARAMETERS
     if not isinstance(parameters, Mapping):
         raise _invalid(at, "expected an object, a JSON schema")
     if parameters.get("type", "object") != "object":
         raise _invalid(f"{at}.type", "expected object: arguments go by name")
-    _check_value(parameters, at, MAX_DEPTH)
+    _check_value(parameters, at, MAX_DEPTH, held)
     return dict(parameters)
 
 
-def _check_value(value: Any, at: str, depth: int) -> None:
+def _check_value(value: Any, at: str, depth: int, held: _Held) -> None:
     """Text without surrogates at any depth, and not too deep for a template."""
+    held.add(value)
     if depth == 0:
         raise _invalid(at, f"is nested more than {MAX_DEPTH} deep")
     if isinstance(value, str) and not is_text(value):
@@ -77,7 +98,7 @@ def _check_value(value: Any, at: str, depth: int) -> None:
         value = [*value.keys(), *value.values()]
     if isinstance(value, list):
         for item in value:
-            _check_value(item, at, depth - 1)
+            _check_value(item, at, depth - 1, held)
 
 
 def _members(value: Any, at: str, known: tuple[str, ...]) -> Mapping[str, Any]:

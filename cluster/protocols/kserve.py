@@ -17,7 +17,7 @@ from ..gather import Room, gather, is_cut_off, written
 from ..happening import Happening
 from ..routing.router import Router
 from ..web.retry_after import retry_after_s
-from .kserve_ask import EMPTY_FINAL, InferRequest, check_version, infer_ask
+from .kserve_ask import EMPTY_FINAL, InferRequest, check_version, grammar_bytes, infer_ask
 from .kserve_reply import InferResponse, made_with, outputs, usage, wanted_outputs
 from .wire_names import in_wire_names
 
@@ -33,7 +33,7 @@ class KServeProtocol:
         self._router = router
 
     async def infer(self, request: InferRequest, caller: Caller) -> InferResponse:
-        infer = infer_ask(request)
+        infer = await self.door.read(infer_ask, request, grammar_bytes=grammar_bytes(request))
         if infer.streaming:
             raise InvalidRequest(
                 "streaming: this call has one response; use ModelStreamInfer", param="streaming", code="invalid_value"
@@ -47,7 +47,7 @@ class KServeProtocol:
     async def infer_stream(self, request: InferRequest, caller: Caller) -> AsyncGenerator[InferResponse, None]:
         """The responses to one of a stream's requests, the last of them marked. Never raises MotleyError."""
         try:
-            infer = infer_ask(request)
+            infer = await self.door.read(infer_ask, request, grammar_bytes=grammar_bytes(request))
             with in_wire_names(infer.names):
                 admitted = await self.door.admit(infer.ask, caller)
             wanted = wanted_outputs(request.outputs, admitted.request.sampling)

@@ -84,6 +84,12 @@ def infer_ask(request: InferRequest) -> InferAsk:
     return InferAsk(ask, names, _streaming(inputs), empty_final)
 
 
+def grammar_bytes(request: InferRequest) -> int:
+    """About how many say what the text must look like."""
+    given = [request.parameters.get(name) for name in CONSTRAINTS]
+    return sum(len(value) for value in given if isinstance(value, str))
+
+
 def check_version(version: str) -> None:
     if version not in ("", VERSION):
         raise NotFound(

@@ -7,6 +7,7 @@ from contextlib import aclosing
 from functools import partial
 
 from ...replicas.errors import InvalidRequest
+from ...replicas.tools import MAX_TOOLS
 from ..ask import Admitted
 from ..caller import Caller
 from ..door import Door
@@ -85,11 +86,15 @@ class MotleyProtocol:
         return wire.model(self._door.info)
 
     async def _completion(self, request: pb.CompleteRequest, caller: Caller) -> tuple[Admitted, Readers]:
-        return await self._door.admit(wire.complete_ask(request), caller), ()
+        ask = await self._door.read(wire.complete_ask, request, grammar_bytes=request.sampling.grammar.ByteSize())
+        return await self._door.admit(ask, caller), ()
 
     async def _chat(self, request: pb.ChatRequest, caller: Caller) -> tuple[Admitted, Readers]:
         """With a reader for each choice, behind what a resumed one has said already."""
-        chat = await self._chats.admit(*motley_chat.chat_ask(request, self._chats.template_for), caller)
+        size = request.sampling.grammar.ByteSize() + sum(tool.ByteSize() for tool in request.tools[: MAX_TOOLS + 1])
+        template_for = self._chats.template_for
+        ask, tools = await self._door.read(motley_chat.chat_ask, request, template_for, grammar_bytes=size)
+        chat = await self._chats.admit(ask, tools, caller)
         admitted = chat.admitted.request
         readers = [self._chats.reader(chat) for _ in range(admitted.sampling.n)]
         for reader, ids in zip(readers, admitted.output_ids, strict=False):

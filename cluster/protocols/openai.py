@@ -42,12 +42,16 @@ class OpenAIProtocol:
         self._fingerprint = f"fp_{fingerprint[:16]}"
 
     async def completions(self, body: bytes, caller: Caller) -> Answer:
-        call = openai_ask.completion_call(parse_object(body, self._door.most(MAX_PROMPTS)))
+        fields = parse_object(body, self._door.most(MAX_PROMPTS))
+        size = len(body) if openai_ask.has_grammar(fields) else 0
+        call = await self._door.read(openai_ask.completion_call, fields, grammar_bytes=size)
         form = CompletionForm(self._tokens, self._fingerprint, logprobs=call.logprobs)
         return await self._answer(form, call, await self._admit(call, caller))
 
     async def chat(self, body: bytes, caller: Caller) -> Answer:
-        call = openai_ask.chat_call(self._read(body), self._chats.template_for)
+        fields = self._read(body)
+        size = len(body) if openai_ask.has_grammar(fields) else 0
+        call = await self._door.read(openai_ask.chat_call, fields, self._chats.template_for, grammar_bytes=size)
         [ask] = call.asks
         chat = await self._chats.admit(ask, call.tools, caller)
         form = ChatForm(self._tokens, self._fingerprint, partial(self._chats.reader, chat))

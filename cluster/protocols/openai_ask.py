@@ -27,6 +27,7 @@ COMPLETION_MAX_TOKENS = 16  # what OpenAI's completions give when max_tokens is 
 
 _COMPLETION, _CHAT = by_name(COMPLETION), by_name(CHAT)
 _SAMPLING = tuple(field.name for field in SAMPLING)
+_GRAMMARS = ("response_format", "structured_outputs", "tools")
 _LABELS = ("user", "safety_identifier", "prompt_cache_key")
 
 
@@ -52,6 +53,11 @@ class Call:
     def n(self) -> int:
         n = self.asks[0].sampling.get("n", 1)
         return n if isinstance(n, int) else 1
+
+
+def has_grammar(body: dict[str, Any]) -> bool:
+    """Whether it says what a text must look like, which takes long to check where it says much."""
+    return any(body.get(name) is not None for name in _GRAMMARS)
 
 
 def completion_call(body: dict[str, Any]) -> Call:

@@ -28,7 +28,7 @@ from ..protos import vllm_engine_pb2 as pb
 from ..routing.router import Router
 from . import vllm_reply as reply
 from .motley_wire import refuse_unknown
-from .vllm_ask import check_rank, decimal, embed_ask, generate_ask
+from .vllm_ask import check_rank, constraint_bytes, decimal, embed_ask, generate_ask
 from .vllm_events import KvBatches
 from .wire_names import in_wire_names
 
@@ -50,8 +50,9 @@ class VllmProtocol:
 
     async def generate(self, request: pb.GenerateRequest, caller: Caller) -> AsyncGenerator[pb.GenerateResponse, None]:
         self._received = time.time()
-        ask = generate_ask(request)
+        size = constraint_bytes(request.sampling_params)
         with self._aborts.running(caller.tenant, request.request_id) as aborted:  # from here on, read or not
+            ask = await self._door.read(generate_ask, request, grammar_bytes=size)
             with in_wire_names(ask.wire_names):
                 admitted = await self._door.admit(ask, caller)
             async with (

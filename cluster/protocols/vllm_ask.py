@@ -49,6 +49,14 @@ def generate_ask(request: pb.GenerateRequest) -> Ask:
     )
 
 
+def constraint_bytes(params: pb.SamplingParams) -> int:
+    """About how many."""
+    if params.WhichOneof("constraint") == "choice":
+        return sum(len(text) for text in params.choice.choices)
+    texts = (params.json_schema, params.regex, params.grammar, params.structural_tag)
+    return sum(len(text) for text in texts)
+
+
 def embed_ask(request: pb.EmbedRequest) -> Ask:
     refuse_unknown(request)
     return Ask(

@@ -24,7 +24,7 @@ MEANINGS: Mapping[str, str] = {
     "engine_slow": "a step takes far longer than steps have taken lately; it may yet end",
     "event_not_found": "a watcher says it knows an event that has not been yet",
     "forwarded": "without API keys a call that comes through a proxy is refused",
-    "grammar_too_complex": "the constraint is nested more deeply, or is larger, than is accepted",
+    "grammar_too_complex": "the constraint, or all tools together, are nested more deeply, or larger, than is accepted",
     "head_too_large": "the head of the request is over the limit",
     "host": "without API keys the Host header must name this machine",
     "internal_error": "something failed inside the service; its log says why",

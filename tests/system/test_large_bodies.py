@@ -30,6 +30,19 @@ def nested(count: int, deep: int = 480) -> bytes:
     return b'{"prompt": [%s]}' % b",".join([b"[" * deep + b"]" * deep] * count)
 
 
+def chained(links: int) -> dict[str, Any]:
+    """Definitions, each of which refers to the next."""
+    return {f"{i:x}": {"$ref": f"#/$defs/{i + 1:x}"} for i in range(links)} | {f"{links:x}": {"type": "string"}}
+
+
+FIRST = {"$ref": "#/$defs/0"}
+LAST: dict[str, Any] = {"not": {}}  # refused, when all before it have been looked at
+CHAINS = {"$defs": chained(1050), "anyOf": [FIRST] * 1250 + [LAST]}
+MANY = {"type": "object", "properties": {f"{i:x}": FIRST for i in range(2000)}, "$defs": chained(2000) | {"z": LAST}}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": CHAINS}}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": MANY, "strict": True}}
+TOOLS = [{"type": "function", "function": {"name": f"f{i}", "parameters": {"enum": IDS[:1000]}}} for i in range(100)]
+
 BODIES: dict[str, tuple[str, Any, int, str]] = {
     "a field given twice, the last of 400,000": (COMPLETIONS, doubled(400_000), 413, "too_many_values"),
     "a field given twice, the last of 60,000": (COMPLETIONS, doubled(60_000), 400, "invalid_json"),
@@ -40,6 +53,9 @@ BODIES: dict[str, tuple[str, Any, int, str]] = {
     "stop ids": (COMPLETIONS, {"prompt": "a", "stop_token_ids": IDS}, 400, "invalid_value"),
     "messages": (CHAT, {"messages": [MESSAGE] * 150_000}, 413, "too_many_values"),
     "messages within the count of values": (CHAT, {"messages": [MESSAGE] * 30_000}, 400, "invalid_value"),
+    "a schema of references": (COMPLETIONS, {"prompt": "a", "response_format": FORMAT}, 400, "invalid_grammar"),
+    "a tool of references": (CHAT, {"messages": [MESSAGE], "tools": [TOOL]}, 400, "invalid_grammar"),
+    "tools": (CHAT, {"messages": [MESSAGE], "tools": TOOLS}, 400, "grammar_too_complex"),
     "a tensor": (INFER, {"inputs": [TENSOR]}, 413, "the body holds more than 262144 values; expected at most as many"),
 }
 

@@ -1,0 +1,106 @@
+"""What a schema's check does is bounded by what the schema holds: counted, not timed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from motley.replicas import grammar_schema
+from motley.replicas.errors import InvalidRequest
+from motley.replicas.grammar_schema import MAX_PATTERNS, check_schema
+from motley.replicas.tools import MAX_CHARS, MAX_VALUES, check_tools
+
+FIELD = "response_format.json_schema.schema"
+
+
+class Counted(dict[str, Any]):
+    """Definitions that count how often one is looked up."""
+
+    looked_up = 0
+
+    def __getitem__(self, name: str) -> Any:
+        self.looked_up += 1
+        return super().__getitem__(name)
+
+
+def chain(links: int, refs: int) -> dict[str, Any]:
+    """So many references to the first of a chain of definitions."""
+    defs = Counted({f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(links)})
+    defs[f"d{links}"] = {"type": "string"}
+    return {"$defs": defs, "anyOf": [{"$ref": "#/$defs/d0"}] * refs}
+
+
+@pytest.mark.parametrize(("links", "refs"), [(1, 1), (300, 1), (300, 300), (1000, 1200)])
+def test_each_link_of_a_chain_is_followed_once(links: int, refs: int) -> None:
+    schema = chain(links, refs)
+    assert check_schema(schema, FIELD) == schema
+    assert schema["$defs"].looked_up == links + 1
+
+
+def test_a_chain_that_joins_a_known_one_ends_there() -> None:
+    schema = chain(100, 1)
+    schema["$defs"]["other"] = {"$ref": "#/$defs/d50"}
+    schema["items"] = {"$ref": "#/$defs/other"}
+    del schema["anyOf"]
+    check_schema(schema, FIELD)
+    assert schema["$defs"].looked_up == 101
+
+
+@pytest.mark.parametrize("start", ["#/$defs/a", "#/$defs/b", "#/$defs/c"])
+def test_a_circle_is_found_wherever_it_is_entered(start: str) -> None:
+    defs = {"end": {}, "a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/c"}, "c": {"$ref": "#/$defs/b"}}
+    with pytest.raises(InvalidRequest, match="leads back to itself"):
+        check_schema({"anyOf": [{"$ref": "#/$defs/end"}, {"$ref": start}], "$defs": defs}, FIELD)
+
+
+def test_steps_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_schema, "MAX_STEPS", 20)
+    check_schema(chain(9, 30), FIELD)
+    with pytest.raises(InvalidRequest, match="takes too long") as caught:
+        check_schema(chain(10, 1), FIELD)
+    assert (caught.value.param, caught.value.code) == (FIELD, "grammar_too_complex")
+
+
+def test_each_value_is_held_to_each_type_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(grammar_schema, "_is_type", lambda value, name: asked.append(name) or name == "integer")
+    check_schema({"type": ["null"] * 500 + ["integer"] * 500, "enum": [0] * 500}, FIELD)
+    assert len(asked) == 2 * 500
+
+
+def test_patterns_have_a_limit_together() -> None:
+    half = {"type": "string", "pattern": "a" * (MAX_PATTERNS // 2)}
+    check_schema({"anyOf": [half, half]}, FIELD)
+    with pytest.raises(InvalidRequest, match="patterns of at most") as caught:
+        check_schema({"anyOf": [half, half, {"type": "string", "pattern": "a"}]}, FIELD)
+    assert (caught.value.param, caught.value.code) == (FIELD, "grammar_too_complex")
+
+
+def test_a_place_that_is_told_is_short() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        check_schema({"properties": {"long" * 5000: {"not": {}}}}, FIELD)
+    assert len(caught.value.message) < 300
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"enum": [0] * (MAX_VALUES // 4)}, "names and values"),
+        ({"description": "d" * (MAX_CHARS // 4)}, "characters"),
+        ({"properties": {"p" * (MAX_CHARS // 4): {}}}, "characters"),
+    ],
+    ids=["values", "texts", "names"],
+)
+def test_tools_have_a_limit_together(parameters: dict[str, Any], words: str) -> None:
+    tools = [{"type": "function", "function": {"name": f"f{i}", "parameters": parameters}} for i in range(5)]
+    check_tools(tools[:3])
+    with pytest.raises(InvalidRequest, match=words) as caught:
+        check_tools(tools)
+    assert (caught.value.param, caught.value.code) == ("tools", "grammar_too_complex")
+
+
+def test_descriptions_of_tools_count_too() -> None:
+    tool = {"type": "function", "function": {"name": "f", "description": "d" * (MAX_CHARS + 1)}}
+    with pytest.raises(InvalidRequest, match="characters"):
+        check_tools([tool])
