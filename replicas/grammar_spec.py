@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import enum
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field
 from typing import Any
 
 from .errors import InvalidRequest
@@ -13,6 +14,9 @@ from .grammar_schema import check_schema
 from .json_text import parse
 
 MAX_SOURCE_BYTES = 64 * 2**10
+# Once formats are patterns and all parts are in one; of twelve hundred times, as 64 KiB may ask for, a process makes
+# a grammar within its limits.
+MAX_WRITTEN_BYTES = 320 * 2**10
 MAX_CHOICES = 1024
 OBJECT_SCHEMA = '{"type": "object", "additionalProperties": true}'
 
@@ -31,8 +35,10 @@ class GrammarKind(enum.StrEnum):
 class GrammarSpec:
     """A grammar that the whole output of a choice follows. Compares and hashes by what it says, not by `field`.
 
-    source   the schema, expression or grammar; at most 64 KiB of UTF-8
+    source   the schema, expression or grammar; at most 64 KiB of UTF-8. A schema is kept without spaces and in the
+             words of the grammar library, up to 320 KiB
     field    what the client calls it: errors name it
+    most     bytes that `source` may have, where it is not as a client wrote it
 
     Raises InvalidRequest naming `field`, code `invalid_grammar` or `grammar_too_complex`.
     """
@@ -40,13 +46,14 @@ class GrammarSpec:
     kind: GrammarKind
     source: str = ""
     field: str = field(default="grammar", compare=False)
+    most: InitVar[int] = MAX_SOURCE_BYTES
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, most: int) -> None:
         if not isinstance(self.kind, GrammarKind):
             raise self.invalid(f"kind {str(self.kind)[:40]!r} is none of {', '.join(GrammarKind)}")
         if not isinstance(self.source, str):
             raise self.invalid(f"expected text, not {type(self.source).__name__}")
-        self._check_size()
+        self._check_size(most)
         if self.kind is GrammarKind.JSON_OBJECT:
             if self.source:
                 raise self.invalid("json_object takes no source")
@@ -54,7 +61,8 @@ class GrammarSpec:
             raise self.invalid("it is empty")
         if self.kind is GrammarKind.JSON_SCHEMA:
             schema = check_schema(_parse(self), self.field)
-            object.__setattr__(self, "source", _dump(schema, self.field))
+            object.__setattr__(self, "source", _dump(schema, self.field, MAX_WRITTEN_BYTES))
+            self._check_size(MAX_WRITTEN_BYTES, " with its formats and patterns written out")
         elif self.kind is GrammarKind.STRUCTURAL_TAG and not isinstance(_parse(self), dict):
             raise self.invalid("expected a JSON object")
 
@@ -80,6 +88,12 @@ class GrammarSpec:
         return cls(GrammarKind.STRUCTURAL_TAG, tag if isinstance(tag, str) else _dump(tag, field), field)
 
     @classmethod
+    def of_parts(cls, tag: Mapping[str, Any], *, field: str = "grammar") -> GrammarSpec:
+        """A structural tag of schemas and grammars, each of which has been accepted by itself."""
+        source = _dump(tag, field, MAX_WRITTEN_BYTES)
+        return cls(GrammarKind.STRUCTURAL_TAG, source, field, MAX_WRITTEN_BYTES)
+
+    @classmethod
     def choice(cls, texts: Sequence[str], *, field: str = "grammar") -> GrammarSpec:
         """Exactly one of these texts."""
         strings = isinstance(texts, list | tuple) and all(isinstance(text, str) and text for text in texts)
@@ -93,7 +107,9 @@ class GrammarSpec:
 
     def named(self, field: str) -> GrammarSpec:
         """The same under another name."""
-        return replace(self, field=field)
+        same = copy.copy(self)  # it is not checked again: in the library's words it is longer
+        object.__setattr__(same, "field", field)
+        return same
 
     def invalid(self, why: str) -> InvalidRequest:
         return InvalidRequest(f"{self.field}: {why}", param=self.field, code="invalid_grammar")
@@ -101,15 +117,15 @@ class GrammarSpec:
     def too_complex(self, why: str) -> InvalidRequest:
         return InvalidRequest(f"{self.field}: {why}", param=self.field, code="grammar_too_complex")
 
-    def _check_size(self) -> None:
+    def _check_size(self, most: int, when: str = "") -> None:
         try:
             size = len(self.source.encode())
         except UnicodeEncodeError:
             raise self.invalid("it holds a lone surrogate") from None
         if "\0" in self.source:
             raise self.invalid("it holds a NUL character")
-        if size > MAX_SOURCE_BYTES:
-            raise self.too_complex(f"{size} bytes; at most {MAX_SOURCE_BYTES} are accepted")
+        if size > most:
+            raise self.too_complex(f"{size} bytes{when}; at most {most} are accepted")
 
 
 def _parse(spec: GrammarSpec) -> Any:
@@ -125,16 +141,16 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON number")
 
 
-def _dump(value: Any, field: str) -> str:
-    """JSON text in the order given: it is the order of the properties in the output."""
-    encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
+def _dump(value: Any, field: str, most: int = MAX_SOURCE_BYTES) -> str:
+    """JSON text in the order given: it is the order of the properties in the output. Cut off beyond `most`."""
+    encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     parts: list[str] = []
     size = 0
     try:
         for part in encoder.iterencode(value):
             parts.append(part)
             size += len(part)
-            if size > MAX_SOURCE_BYTES:  # it is refused, and what its parts share may make it endless
+            if size > most:  # it is refused, and what its parts share may make it endless
                 break
         return "".join(parts)
     except RecursionError:

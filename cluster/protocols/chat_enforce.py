@@ -33,7 +33,7 @@ def enforce(admitted: Admitted, tools: ToolUse, style: str, thinks: Thinking | N
     if may_think and wanted["type"] != "triggered_tags":
         wanted = think.before(wanted, opened=thinks == "opened")
     field = asked.field if asked is not None else "tool_choice" if tools.required else "tools"
-    grammar = GrammarSpec.structural_tag({"type": "structural_tag", "format": wanted}, field=field)
+    grammar = GrammarSpec.of_parts({"type": "structural_tag", "format": wanted}, field=field)
     sampling = replace(admitted.request.sampling, grammar=grammar)
     return replace(admitted, request=replace(admitted.request, sampling=sampling))
 
