@@ -55,11 +55,11 @@ class Tokenizer:
         _probe(backend, self.vocab_size)
         self.skipped_ids = self.special_ids - {i for i in self.special_ids if added[i].content in SHOWN}
         self._pieces = PieceTable(backend, self.skipped_ids, FILE)
-        self._starts = special_starts(added[i].content for i in self.special_ids)
+        self._special = [added[i].content for i in self.special_ids]
+        self._starts = special_starts(self._special)
         self._anchor = next((added[i].content for i in sorted(self.special_ids) if not added[i].rstrip), "")
-        literal = [added[i].content for i in self.special_ids]
         templates = {
-            name: ChatTemplate(source, file=file, special_tokens=config.named, literal=literal)
+            name: ChatTemplate(source, file=file, special_tokens=config.named, literal=self._special)
             for name, (source, file) in config.templates.items()
             if name in (DEFAULT, TOOL_USE)
         }
@@ -119,10 +119,9 @@ class Tokenizer:
         # |<|-- the rest of a special token's text, up to the next beginning of one --|
         cuts = [0, *(found.end() for found in self._starts.finditer(text)), len(text)]
         pieces = [text[start:end] for start, end in pairwise(cuts)]
+        self._refuse_many(pieces, max_tokens, param)
         ids = self._encode(pieces[0], add_special_tokens)
-        for piece in pieces[1:]:
-            ids += self._encode_after(piece, None)
-        return ids
+        return self._encode_rest(ids, pieces, max_tokens, param)
 
     def chat(
         self,
@@ -148,10 +147,9 @@ class Tokenizer:
         pieces = template.render(
             messages, add_generation_prompt=add_generation_prompt, arguments=arguments, tools=tools
         )
+        self._refuse_many(pieces, max_tokens, "messages")
         ids = self.encode(pieces[0], add_special_tokens=False, max_tokens=max_tokens, param="messages")
-        for piece in pieces[1:]:
-            ids += self._encode_after(piece, max_tokens)
-        return ids
+        return self._encode_rest(ids, pieces, max_tokens, "messages")
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of these ids; bytes that are not UTF-8 become U+FFFD."""
@@ -179,10 +177,35 @@ class Tokenizer:
         ids: list[int] = encoding.ids
         return ids
 
-    def _encode_after(self, piece: str, max_tokens: int | None) -> list[int]:
+    def _encode_rest(self, ids: list[int], pieces: Sequence[str], max_tokens: int | None, param: str) -> list[int]:
+        """These ids of the first piece, and those of the others, up to where they are too many."""
+        for done, piece in enumerate(pieces[1:], 2):
+            ids += self._encode_after(piece, max_tokens, param)
+            if max_tokens is not None and len(ids) > max_tokens and done < len(pieces):
+                raise _too_long(param, f"a part of it is {len(ids)} tokens, more than the {max_tokens}")
+        return ids
+
+    def _encode_after(self, piece: str, max_tokens: int | None, param: str) -> list[int]:
         """Ids of text that stands inside a longer one: behind an anchor, so that no leading space is added."""
-        ids = self.encode(self._anchor + piece, add_special_tokens=False, max_tokens=max_tokens, param="messages")
+        ids = self.encode(self._anchor + piece, add_special_tokens=False, max_tokens=max_tokens, param=param)
         return ids[1:]
+
+    def _refuse_many(self, pieces: Sequence[str], max_tokens: int | None, param: str) -> None:
+        """Before any is tokenized, where they are too many even at one token each."""
+        if max_tokens is None or len(pieces) <= max_tokens:
+            return
+        count = sum(piece[:1] in self._counting for piece in pieces[1:])
+        if count > max_tokens:
+            raise _too_long(param, f"its special tokens' text alone is {count} tokens, more than the {max_tokens}")
+
+    @cached_property
+    def _counting(self) -> frozenset[str]:
+        """Second characters of special tokens' text, with which pieces begin: those that are tokens of their own.
+
+        A tokenizer may leave out characters that it does not know.
+        """
+        seconds = {text[1] for text in self._special if len(text) > 1}
+        return frozenset(char for char in seconds if self._encode_after(char, None, "prompt"))
 
     def _refuse_too_long(self, text: str, max_tokens: int, param: str) -> None:
         probe = text[: PROBE_CHARS * max_tokens]
@@ -196,6 +219,11 @@ class Tokenizer:
                 param=param,
                 code="context_length_exceeded",
             )
+
+
+def _too_long(param: str, what: str) -> InvalidRequest:
+    message = f"{param}: {what} that the model can take"
+    return InvalidRequest(message, param=param, code="context_length_exceeded")
 
 
 def _read_backend(folder: Path) -> tokenizers.Tokenizer:

@@ -122,6 +122,57 @@ def test_a_megabyte_without_a_space_is_refused_before_it_is_tokenized(
     assert sum(seen) < 20_000
 
 
+SPECIAL = "<|im_end|>"
+
+
+def special_ids(tokenizer: Tokenizer, way: str, times: int, max_tokens: int | None) -> list[int]:
+    """Of so many times the text of a special token, which stays text."""
+    if way == "chat":
+        return tokenizer.chat([{"role": "user", "content": SPECIAL * times}], max_tokens=max_tokens)
+    return tokenizer.encode(SPECIAL * times, parse_special=False, max_tokens=max_tokens, param="input")
+
+
+@pytest.fixture
+def tokenized(loaded: dict[str, Tokenizer], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Texts that the library has tokenized."""
+    tokenizer, seen = loaded["qwen"], []
+    tokenizer.encode(SPECIAL * 3, parse_special=False, max_tokens=1000)  # what is told of it once
+    assert tokenizer._counting
+    encode = tokenizer._encode
+    monkeypatch.setattr(tokenizer, "_encode", lambda text, special: (seen.append(text), encode(text, special))[1])
+    return seen
+
+
+@pytest.mark.parametrize(("times", "pieces"), [(90, 30), (100_000, 1)])
+@pytest.mark.parametrize("way", ["text", "chat"])
+def test_text_of_special_tokens_is_tokenized_up_to_where_it_is_too_long(
+    way: str, times: int, pieces: int, loaded: dict[str, Tokenizer], tokenized: list[str]
+) -> None:
+    """Each of them is a piece of its own, of several tokens; a hundred thousand are not tokenized at all."""
+    with pytest.raises(InvalidRequest) as caught:
+        special_ids(loaded["qwen"], way, times, 100)
+    assert caught.value.code == "context_length_exceeded"
+    assert caught.value.param == ("messages" if way == "chat" else "input")
+    assert len(tokenized) <= pieces
+
+
+@pytest.mark.parametrize("way", ["text", "chat"])
+def test_text_of_special_tokens_that_fits_passes(way: str, loaded: dict[str, Tokenizer]) -> None:
+    fits = special_ids(loaded["qwen"], way, 20, None)
+    assert special_ids(loaded["qwen"], way, 20, len(fits)) == fits
+    with pytest.raises(InvalidRequest, match="more than the"):
+        special_ids(loaded["qwen"], way, 20, len(fits) // 2)
+
+
+def test_a_long_text_behind_that_of_a_special_token_is_not_tokenized(
+    loaded: dict[str, Tokenizer], tokenized: list[str]
+) -> None:
+    text = " " * 8 * 100 + SPECIAL + "中" * 1_000_000
+    with pytest.raises(InvalidRequest, match=r"^input: "):
+        loaded["qwen"].encode(text, parse_special=False, max_tokens=100, param="input")
+    assert sum(map(len, tokenized)) < 20_000
+
+
 def test_a_long_text_that_may_fit_passes(loaded: dict[str, Tokenizer]) -> None:
     text = " " * 5000  # many characters, few tokens
     ids = loaded["qwen"].encode(text)
