@@ -28,6 +28,7 @@ class Ask:
     pooling      set: an embedding is wanted, and `sampling` is empty
     prompt_name  what the client calls the prompt: errors name it
     labels       what the client calls its request: logged
+    prompt_shown   times that the answer has the log-probabilities of its prompt; None: in each of the n choices
     """
 
     model: str
@@ -46,6 +47,10 @@ class Ask:
     pooling: Pooling | None = None
     prompt_name: str = "prompt"
     labels: Mapping[str, Any] = field(default_factory=dict)
+    prompt_shown: int | None = 1
+
+    def times_shown(self, n: int) -> int:
+        return n if self.prompt_shown is None else self.prompt_shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,10 @@ class Admitted:
     model: str
     created: int  # Unix seconds
     admitted_s: float = field(default_factory=time.monotonic)
+
+    @property
+    def prompt_shown(self) -> int:
+        return self.ask.times_shown(self.request.sampling.n)
 
     def now(self) -> Request:
         """With what is left of its deadline: others of its call were read since."""

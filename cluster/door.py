@@ -200,7 +200,7 @@ class Door:
         if ask.pooling is not None:
             return sampling
         if sampling.prompt_logprobs is not None:
-            _check_values(len(prompt_ids) * (1 + sampling.prompt_logprobs))
+            _check_values(len(prompt_ids) * (1 + sampling.prompt_logprobs), ask.times_shown(sampling.n))
         return replace(sampling, max_tokens=most_tokens(sampling, room, ask.default_max_tokens))
 
     def _output_ids(self, output_ids: Sequence[Sequence[int]], n: int) -> tuple[tuple[int, ...], ...]:
@@ -251,10 +251,11 @@ def _in_wire_names(error: InvalidRequest, names: Mapping[str, str]) -> InvalidRe
     return InvalidRequest(error.message.replace(error.param or "", wire, 1), param=wire, code=error.code)
 
 
-def _check_values(values: int) -> None:
-    if values > MOST_LOGPROBS:
+def _check_values(values: int, shown: int) -> None:
+    if values * shown > MOST_LOGPROBS:
+        times = f", in each of {shown} choices" if shown > 1 else ""
         raise InvalidRequest(
-            f"prompt_logprobs: of this prompt they are {values}, alternatives included; at most {MOST_LOGPROBS}",
+            f"prompt_logprobs: of this prompt they are {values}, alternatives included{times}; at most {MOST_LOGPROBS}",
             param="prompt_logprobs",
             code="answer_too_large",
         )

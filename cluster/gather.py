@@ -10,12 +10,15 @@ from typing import TypeVar
 from ..replicas.errors import InvalidRequest
 from ..replicas.protocol import Delta, FinishReason, PromptLogprob, StreamMessage, TokenLogprob, WeightsTold
 
-__all__ = ["MOST_LOGPROBS", "Gathered", "GatheredChoice", "Room", "gather", "is_cut_off", "written", "written_of"]
+__all__ = [
+    "LARGE", "MOST_LOGPROBS", "Gathered", "GatheredChoice", "Room", "gather", "is_cut_off", "num_values", "written",
+    "written_of",
+]  # fmt: skip
 
 T = TypeVar("T")
 
 MOST_LOGPROBS = 2**18  # of one answer, alternatives included: some 8 MiB of JSON, 100 MiB of Python's objects
-_LARGE = 2**12  # so many values are written in a thread: every stream would wait for them
+LARGE = 2**12  # so many values are written in a thread: every stream would wait for them
 
 
 class Room:
@@ -29,9 +32,9 @@ class Room:
         self._most = most
         self._wire_names = wire_names or {}
 
-    def take(self, entries: Iterable[PromptLogprob]) -> None:
+    def take(self, entries: Iterable[PromptLogprob], times: int = 1) -> None:
         """Raises InvalidRequest when there is none left."""
-        self.taken += num_values(entries)
+        self.taken += num_values(entries) * times
         if self.taken > self._most:
             name = self._wire_names.get("logprobs", "logprobs")
             raise InvalidRequest(
@@ -70,12 +73,14 @@ class GatheredChoice:
 class Gathered:
     """Raises InvalidRequest when its `room` is taken. Without `logprobs` those of the output are not kept.
 
+    prompt_shown  times that the answer has the prompt's
     weights  that it was computed with, one after the other: several if it moved to a replica that had others
     """
 
     choices: list[GatheredChoice]
     room: Room = field(default_factory=Room)
     logprobs: bool = True
+    prompt_shown: int = 1
     cached_tokens: int = 0
     prompt_logprobs: tuple[PromptLogprob, ...] | None = None
     weights: list[WeightsTold] = field(default_factory=list)
@@ -90,16 +95,16 @@ class Gathered:
             self.weights.append(told)
         if message.prompt_logprobs is not None:
             self.prompt_logprobs = message.prompt_logprobs
-            self.room.take(message.prompt_logprobs)
+            self.room.take(message.prompt_logprobs, self.prompt_shown)
         for delta in message.deltas:
             self.choices[delta.index].add(delta, logprobs=self.logprobs)
             if self.logprobs and delta.logprobs is not None:
                 self.room.take(delta.logprobs)
 
 
-async def gather(messages: AsyncIterable[StreamMessage], n: int, room: Room) -> Gathered:
+async def gather(messages: AsyncIterable[StreamMessage], n: int, room: Room, *, prompt_shown: int = 1) -> Gathered:
     """Every choice of a router's stream, whole: what is cut off is raised there. Raises InvalidRequest without room."""
-    gathered = Gathered([GatheredChoice(index) for index in range(n)], room)
+    gathered = Gathered([GatheredChoice(index) for index in range(n)], room, prompt_shown=prompt_shown)
     async for message in messages:
         gathered.add(message)
     return gathered
@@ -112,7 +117,7 @@ async def written(room: Room, write: Callable[[], T]) -> T:
 
 async def written_of(values: int, write: Callable[[], T]) -> T:
     """Likewise, of an answer with so many values."""
-    return write() if values < _LARGE else await asyncio.to_thread(write)
+    return write() if values < LARGE else await asyncio.to_thread(write)
 
 
 def is_cut_off(delta: Delta) -> bool:

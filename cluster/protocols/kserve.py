@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterable
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ...replicas.errors import InvalidRequest, MotleyError
@@ -13,7 +14,7 @@ from ..ask import Admitted
 from ..caller import MAX_CLIENT_ID, Caller
 from ..door import Door
 from ..errors import unsupported_field
-from ..gather import Room, gather, is_cut_off, written
+from ..gather import Room, gather, is_cut_off, num_values, written, written_of
 from ..happening import Happening
 from ..routing.router import Router
 from ..web.retry_after import retry_after_s
@@ -134,7 +135,9 @@ async def _parts(
         num_tokens += sum(len(delta.token_ids) for delta in message.deltas)
         num_ended += sum(delta.finish_reason is not None for delta in message.deltas)
         last = num_ended == request.sampling.n
-        tensors = outputs(wanted, message.deltas, request.sampling, prompt)
+        tensors = await written_of(
+            num_values(prompt or ()), partial(outputs, wanted, message.deltas, request.sampling, prompt)
+        )
         totals: dict[str, Any] = usage(request, num_tokens, cached_tokens) if last else _NOT_FINAL
         if last or num_told < len(weights):
             totals = totals | made_with(weights if last else weights[-1:])

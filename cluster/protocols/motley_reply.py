@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from ...replicas.protocol import Delta, FinishReason, PromptLogprob, StreamMessage, TokenLogprob, WeightsTold
 from ...replicas.tokenizer import Tokenizer
 from ..ask import Admitted
-from ..gather import Gathered, GatheredChoice
+from ..gather import Gathered, GatheredChoice, num_values, written_of
 from ..parsers.reader import AnswerReader
 from ..protos import inference_pb2 as pb
 from .motley_chat import tool_calls
@@ -44,7 +45,8 @@ class Replies:
             cached_tokens = cached_tokens if message.cached_tokens is None else message.cached_tokens
             told = message.told or told
             if message.deltas or message.prompt_logprobs:
-                chunk = self._chunk(message, readers)
+                values = num_values(message.prompt_logprobs or ())
+                chunk = await written_of(values, partial(self._chunk, message, readers))
                 if told is not None:
                     chunk.weights.CopyFrom(weights(told))
                     told = None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from functools import partial
 
@@ -27,6 +28,8 @@ from .openai_logprobs import Tokens
 from .openai_reply import CompletionForm, Echo, Form, whole
 from .openai_schemas import MAX_PROMPTS
 from .openai_silent import prompt_only
+
+Chunk = Object | Written
 
 MAX_CHOICES = 128  # of all prompts of one call together
 
@@ -138,20 +141,24 @@ class OpenAIProtocol:
 
     async def _gather(self, call: Call, admitted: Admitted, feed: Feed, room: Room) -> Gathered:
         async with aclosing(_messages(call, admitted, feed, whole=True)) as messages:
-            return await gather(messages, admitted.request.sampling.n, room)
+            return await gather(messages, admitted.request.sampling.n, room, prompt_shown=admitted.prompt_shown)
 
-    async def _chunks(self, form: Form, call: Call, admitted: Sequence[Admitted]) -> AsyncGenerator[list[Object], None]:
-        """For each message of a replica the chunks it makes, to be sent in one write."""
+    async def _chunks(self, form: Form, call: Call, admitted: Sequence[Admitted]) -> AsyncGenerator[list[Chunk], None]:
+        """For each message of a replica the chunks it makes, to be sent in one write; a large prompt's one by one."""
         writer = ChunkWriter(form, admitted, include_usage=call.include_usage)
         feed = Feed(self._router)
         async with aclosing(merge([_messages(call, one, feed) for one in admitted])) as messages:
             async for which, message in messages:
-                chunks: list[Object] = []
+                chunks: list[Chunk] = []
                 writer.computed_with(message.told)
                 if not writer.opened(which):
                     echo = await self._echo(call, admitted[which], message.prompt_logprobs)
-                    chunks = writer.opening(which, echo)
-                yield chunks + writer.message(which, message)
+                    openings = writer.openings(which, echo)
+                    if echo is not None and echo.large:
+                        while (opening := await asyncio.to_thread(_next_written, openings)) is not None:
+                            yield [opening]
+                    chunks += openings
+                yield [*chunks, *writer.message(which, message)]
         yield writer.closing()
 
     async def _echo(self, call: Call, admitted: Admitted, logprobs: Sequence[PromptLogprob] | None) -> Echo | None:
@@ -161,6 +168,11 @@ class OpenAIProtocol:
         shown = await self._door.text("prompt", ids, skip_special_tokens=False)
         text = text if isinstance(text, str) else shown
         return Echo(text, ids, logprobs, literal=shown == text)
+
+
+def _next_written(openings: Iterator[Object]) -> Written | None:
+    opening = next(openings, None)
+    return None if opening is None else Written(opening)
 
 
 def _messages(

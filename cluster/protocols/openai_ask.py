@@ -76,6 +76,7 @@ def completion_call(body: dict[str, Any]) -> Call:
         "default_max_tokens": COMPLETION_MAX_TOKENS,
         "wire_names": _names(keep),
         "parse_special": take(body, "parse_special", bool, True),
+        "prompt_shown": keep,
     }
     asks = tuple(_ask(body, prompt, sampling, **more) for prompt in prompts(body.get("prompt")))
     logprobs = body.get("logprobs") is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ...replicas.protocol import Delta, StreamMessage, WeightsTold
 from ..ask import Admitted
@@ -32,13 +32,12 @@ class ChunkWriter:
             self._weights.add(weights)
             self._head["system_fingerprint"] = fingerprint_of(self._form, self._weights)
 
-    def opening(self, which: int, echo: Echo | None) -> list[Object]:
-        chunks = []
+    def openings(self, which: int, echo: Echo | None) -> Iterator[Object]:
+        """At most one for each choice, made as it is taken. All are to be taken before what follows is written."""
         for index in range(which * self._n, (which + 1) * self._n):
             choice = self._choices[index] = self._form.stream(self._admitted[which], echo)
             if (fields := choice.opening()) is not None:
-                chunks.append(self._chunk([{"index": index} | fields]))
-        return chunks
+                yield self._chunk([{"index": index} | fields])
 
     def message(self, which: int, message: StreamMessage) -> list[Object]:
         self._cached += message.cached_tokens or 0

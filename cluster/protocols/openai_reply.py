@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from ...replicas.protocol import Delta, FinishReason, PromptLogprob, WeightsTold
 from ..ask import Admitted
-from ..gather import Gathered, GatheredChoice
+from ..gather import LARGE, Gathered, GatheredChoice, num_values
 from ..web.answers import Object
 from .openai_logprobs import Offsets, Tokens
 
@@ -25,6 +25,11 @@ class Echo:
         self.ids = ids
         self.logprobs = logprobs
         self.literal = literal
+
+    @property
+    def large(self) -> bool:
+        """Every stream would wait until it is written."""
+        return len(self.ids) + num_values(self.logprobs or ()) >= LARGE
 
 
 class ChoiceStream(Protocol):

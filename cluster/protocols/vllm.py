@@ -180,7 +180,7 @@ async def _responses(
     """In a stream the chunks have the log-probabilities; what follows them repeats the tokens alone."""
     request = admitted.request
     choices = [GatheredChoice(index) for index in range(request.sampling.n)]
-    gathered = Gathered(choices, Room(admitted.ask.wire_names), logprobs=not chunks)
+    gathered = Gathered(choices, Room(admitted.ask.wire_names), logprobs=not chunks, prompt_shown=admitted.prompt_shown)
     begun: set[int] = set()
 
     def complete(choice: GatheredChoice, reason: FinishReason | str) -> pb.GenerateResponse:

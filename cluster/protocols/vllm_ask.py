@@ -46,6 +46,7 @@ def generate_ask(request: pb.GenerateRequest) -> Ask:
         sampling=_sampling(request.sampling_params),
         wire_names=WIRE_NAMES,
         client_id=request.request_id,
+        prompt_shown=None,
     )
 
 

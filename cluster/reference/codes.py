@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 MEANINGS: Mapping[str, str] = {
-    "answer_too_large": "it has more log-probabilities than an answer that is not streamed, or a prompt, may have, or "
-    "more numbers than embeddings of one call; the error says how many",
+    "answer_too_large": "it has more log-probabilities than an answer that is not streamed, or a prompt in all its "
+    "choices, may have, or more numbers than embeddings of one call; the error says how many",
     "bad_request": "the request is malformed, or the HTTP framework refuses it",
     "body_too_large": "the body is over the limit in bytes; it was not parsed",
     "chat_template_limit": "rendering the conversation took the model's chat template more than it may take",

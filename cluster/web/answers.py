@@ -12,10 +12,13 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Streaming:
-    """An answer in chunks: those of the first message, and the rest, to be closed by whoever holds it."""
+    """An answer in chunks: those of the first message, and the rest, to be closed by whoever holds it.
 
-    first: list[Object]
-    rest: AsyncGenerator[list[Object], None]
+    Large ones are written already.
+    """
+
+    first: list[Object | Written]
+    rest: AsyncGenerator[list[Object | Written], None]
 
 
 class Written:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -43,8 +43,7 @@ def caller_of(request: Request) -> Caller:
 def answer(content: Answer) -> Response:
     if isinstance(content, Streaming):
         return EventStream(content)
-    body = content.body if isinstance(content, Written) else dump(content)
-    return Response(body, media_type="application/json")
+    return Response(_body(content), media_type="application/json")
 
 
 def error_body(error: MotleyError) -> Object:
@@ -110,5 +109,9 @@ class EventStream(Response):
             await write(b"data: [DONE]\n\n", more=False)
 
 
-def _events(chunks: list[Object]) -> bytes:
-    return b"".join(b"data: " + dump(chunk) + b"\n\n" for chunk in chunks)
+def _events(chunks: Sequence[Object | Written]) -> bytes:
+    return b"".join(b"data: " + _body(chunk) + b"\n\n" for chunk in chunks)
+
+
+def _body(content: Object | Written) -> bytes:
+    return content.body if isinstance(content, Written) else dump(content)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,12 @@ from grpc_servers import serving
 from local_ingress import make_ingress
 from scripted_worker import ScriptedWorker
 
-from motley.cluster import gather
-from motley.cluster.protocols import openai
+from motley.cluster import door, gather
+from motley.cluster.caller import Caller
+from motley.cluster.protocols import kserve, motley_reply, openai, openai_logprobs
 from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import inference_pb2_grpc, kserve_pb2, kserve_pb2_grpc, vllm_engine_pb2, vllm_engine_pb2_grpc
+from motley.cluster.web.answers import Streaming
 from motley.replicas.protocol import Delta, FinishReason, StreamMessage, TokenLogprob
 
 TOP = 20
@@ -33,6 +37,7 @@ def script(tokens: int) -> tuple[StreamMessage, ...]:
 
 
 LARGE = gather.MOST_LOGPROBS // (1 + TOP)
+LARGE_PROMPT = gather.LARGE // (1 + TOP) + 2
 
 
 async def ingress_of(folder: Path, tokens: int) -> Any:
@@ -110,15 +115,121 @@ async def test_large_ones_are_written_in_a_thread(folder: Path, tokens: int, mon
     assert (len(choice["text"]), len(choice["logprobs"]["top_logprobs"])) == (count, count)
 
 
-async def test_of_a_prompt_they_are_known_before(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from motley.cluster import door
-
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"logprobs": 4}, "15, alternatives included"),
+        ({"logprobs": 1, "n": 3}, "6, alternatives included, in each of 3 choices"),
+        ({"logprobs": 1, "n": 3, "stream": True}, "6, alternatives included, in each of 3 choices"),
+        ({"logprobs": 1, "n": 3, "best_of": 4}, "6, alternatives included, in each of 3 choices"),
+    ],
+)
+async def test_of_a_prompt_they_are_known_before(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any], said: str
+) -> None:
     monkeypatch.setattr(door, "MOST_LOGPROBS", 12)
     worker = ScriptedWorker(str(folder), script(1))
     app = (await make_ingress(folder, worker)).__serve_build_asgi_app__()
     body = {"prompt": [65] * 3, "echo": True, "max_tokens": 0}
-    assert (await asgi.request(app, "POST", "/v1/completions", {**body, "logprobs": 4})).json()["error"] == {
-        "message": "logprobs: of this prompt they are 15, alternatives included; at most 12",
+    assert (await asgi.request(app, "POST", "/v1/completions", {**body, **more})).json()["error"] == {
+        "message": f"logprobs: of this prompt they are {said}; at most 12",
         "type": "invalid_request_error", "param": "logprobs", "code": "answer_too_large",
     }  # fmt: skip
     assert worker.requests == [], "nothing is computed"
+
+
+def prompt_script(n: int, tokens: int) -> tuple[StreamMessage, ...]:
+    """A prompt's, and one token of each choice."""
+    deltas = tuple(Delta(index, (65,), "A", (ENTRY,), FinishReason.LENGTH) for index in range(n))
+    return (StreamMessage(deltas, cached_tokens=0, prompt_logprobs=(None, *(ENTRY,) * (tokens - 1))),)
+
+
+async def test_a_prompt_counts_as_often_as_it_is_shown(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is shown of several prompts is known only from their answers."""
+    n, tokens = 4, 8
+    app = (await make_ingress(folder, ScriptedWorker(str(folder), prompt_script(n, tokens)))).__serve_build_asgi_app__()
+    body = {"prompt": [[65] * tokens] * 2, "echo": True, "logprobs": TOP, "n": n, "max_tokens": 1}
+    reply = await asgi.request(app, "POST", "/v1/completions", body)
+    shown = sum(len(top) for choice in reply.json()["choices"] for top in choice["logprobs"]["top_logprobs"] if top)
+    assert shown == 2 * n * tokens * TOP, "of the token itself it is the first of them"
+    room = 2 * n * tokens * (1 + TOP)  # the first token's place is taken by the one of output
+    for most, status in ((room, 200), (room - 1, 400)):
+        monkeypatch.setattr(openai, "Room", partial(gather.Room, most=most))
+        assert (await asgi.request(app, "POST", "/v1/completions", body)).status == status
+
+
+async def test_over_vllm_each_choice_has_the_prompts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over the two others a prompt's are told once, however many choices there are."""
+    monkeypatch.setattr(door, "MOST_LOGPROBS", 12)
+    sampling = pb.SamplingParams(prompt_logprobs=1, n=3, max_tokens=1)
+    generate = vllm_engine_pb2.GenerateRequest(
+        request_id="a", tokenized=vllm_engine_pb2.TokenizedInput(input_ids=[65] * 3),
+        sampling_params=vllm_engine_pb2.SamplingParams(prompt_logprobs=1, n=3, max_tokens=1),
+    )  # fmt: skip
+    ingress = await make_ingress(folder, ScriptedWorker(str(folder), prompt_script(3, 3)))
+    async with serving(ingress) as target, grpc.aio.insecure_channel(target) as channel:
+        vllm: Any = vllm_engine_pb2_grpc.VllmEngineStub(channel)
+        for generate.stream in (False, True):
+            with pytest.raises(grpc.aio.AioRpcError, match="in each of 3 choices; at most 12"):
+                await vllm.Generate(generate).read()
+        motley: Any = inference_pb2_grpc.InferenceStub(channel)
+        answer = await motley.Complete(pb.CompleteRequest(token_ids={"ids": [65] * 3}, sampling=sampling))
+        assert (len(answer.choices), len(answer.prompt_logprobs)) == (3, 3)
+
+
+@pytest.mark.parametrize("tokens", [8, LARGE_PROMPT])
+async def test_a_large_prompt_is_streamed_choice_by_choice(
+    folder: Path, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each in a write of its own and made in a thread, so that other streams go on; a small one in one write."""
+    wrote: list[bool] = []
+
+    def legacy(*arguments: Any) -> Any:
+        wrote.append(threading.current_thread() is threading.main_thread())
+        return written(*arguments)
+
+    n, large = 3, tokens > 8
+    ingress = await make_ingress(folder, ScriptedWorker(str(folder), prompt_script(n, tokens)))
+    written = openai_logprobs.Tokens.legacy
+    monkeypatch.setattr(openai_logprobs.Tokens, "legacy", legacy)
+    protocol = openai.OpenAIProtocol(ingress.door, ingress.router, None)  # type: ignore[arg-type]
+    body = {"prompt": [65] * tokens, "echo": True, "logprobs": TOP, "n": n, "max_tokens": 1, "stream": True}
+    answer = await protocol.completions(json.dumps(body).encode(), Caller())
+    assert isinstance(answer, Streaming)
+    writes = [answer.first, *[chunks async for chunks in answer.rest]]
+    assert [len(chunks) for chunks in writes] == ([1] * n + [n, 0] if large else [2 * n, 0])
+    assert wrote == [not large] * n + [True] * n
+    app = ingress.__serve_build_asgi_app__()
+    events = (await asgi.request(app, "POST", "/v1/completions", body)).events()
+    told = [(event["choices"][0]["index"], len(event["choices"][0]["logprobs"]["tokens"])) for event in events[:-1]]
+    assert told == [*((index, tokens) for index in range(n)), *((index, 1) for index in range(n))]
+
+
+async def test_a_large_prompts_chunk_is_made_in_a_thread(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: dict[str, list[bool]] = {"motley": [], "kserve": []}
+
+    def noted(whose: str, function: Any) -> Any:
+        def make(*arguments: Any) -> Any:
+            made[whose].append(threading.current_thread() is threading.main_thread())
+            return function(*arguments)
+
+        return make
+
+    monkeypatch.setattr(motley_reply.Replies, "_chunk", noted("motley", motley_reply.Replies._chunk))
+    monkeypatch.setattr(kserve, "outputs", noted("kserve", kserve.outputs))
+    for tokens in (8, LARGE_PROMPT):
+        ingress = await make_ingress(folder, ScriptedWorker(str(folder), prompt_script(1, tokens)))
+        async with serving(ingress) as target, grpc.aio.insecure_channel(target) as channel:
+            sampling = pb.SamplingParams(prompt_logprobs=TOP, max_tokens=1)
+            request = pb.CompleteRequest(token_ids={"ids": [65] * tokens}, sampling=sampling)
+            chunks = [chunk async for chunk in inference_pb2_grpc.InferenceStub(channel).CompleteStream(request)]
+            assert sum(len(chunk.prompt_logprobs) for chunk in chunks) == tokens
+            ids = {"datatype": "INT32", "shape": [tokens], "contents": {"int_contents": [65] * tokens}}
+            streaming = {"datatype": "BOOL", "shape": [1], "contents": {"bool_contents": [True]}}
+            inputs = [{"name": "input_ids", **ids}, {"name": "streaming", **streaming}]
+            infer = kserve_pb2.ModelInferRequest(inputs=inputs)
+            infer.parameters["prompt_logprobs"].int64_param = TOP
+            stream = kserve_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer(iter([infer]))
+            [answer] = [answer async for answer in stream]
+            assert not answer.error_message
+    assert made == {"motley": [True, False], "kserve": [True, False]}
