@@ -57,14 +57,16 @@ class GatheredChoice:
     logprobs: list[TokenLogprob] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
+    logprob: float = 0.0  # of all its tokens, whether or not those of each are kept
 
     def add(self, delta: Delta, *, logprobs: bool = True) -> None:
         self.text += delta.text
         self.token_ids += delta.token_ids
-        if logprobs and delta.logprobs is not None:
-            if self.logprobs is None:
-                self.logprobs = []
-            self.logprobs += delta.logprobs
+        if delta.logprobs is not None:
+            self.logprob += sum(entry.logprob for entry in delta.logprobs)
+            if logprobs:
+                self.logprobs = self.logprobs or []
+                self.logprobs += delta.logprobs
         if delta.finish_reason is not None:
             self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
 
@@ -102,9 +104,12 @@ class Gathered:
                 self.room.take(delta.logprobs)
 
 
-async def gather(messages: AsyncIterable[StreamMessage], n: int, room: Room, *, prompt_shown: int = 1) -> Gathered:
+async def gather(
+    messages: AsyncIterable[StreamMessage], n: int, room: Room, *, logprobs: bool = True, prompt_shown: int = 1
+) -> Gathered:
     """Every choice of a router's stream, whole: what is cut off is raised there. Raises InvalidRequest without room."""
-    gathered = Gathered([GatheredChoice(index) for index in range(n)], room, prompt_shown=prompt_shown)
+    choices = [GatheredChoice(index) for index in range(n)]
+    gathered = Gathered(choices, room, logprobs=logprobs, prompt_shown=prompt_shown)
     async for message in messages:
         gathered.add(message)
     return gathered

@@ -48,7 +48,7 @@ class OpenAIProtocol:
         fields = parse_object(body, self._door.most(MAX_PROMPTS))
         size = len(body) if openai_ask.has_grammar(fields) else 0
         call = await self._door.read(openai_ask.completion_call, fields, grammar_bytes=size)
-        form = CompletionForm(self._tokens, self._fingerprint, logprobs=call.logprobs)
+        form = CompletionForm(self._tokens, self._fingerprint)
         return await self._answer(form, call, await self._admit(call, caller))
 
     async def chat(self, body: bytes, caller: Caller) -> Answer:
@@ -141,7 +141,8 @@ class OpenAIProtocol:
 
     async def _gather(self, call: Call, admitted: Admitted, feed: Feed, room: Room) -> Gathered:
         async with aclosing(_messages(call, admitted, feed, whole=True)) as messages:
-            return await gather(messages, admitted.request.sampling.n, room, prompt_shown=admitted.prompt_shown)
+            n, shown = admitted.request.sampling.n, admitted.prompt_shown
+            return await gather(messages, n, room, logprobs=call.logprobs, prompt_shown=shown)
 
     async def _chunks(self, form: Form, call: Call, admitted: Sequence[Admitted]) -> AsyncGenerator[list[Chunk], None]:
         """For each message of a replica the chunks it makes, to be sent in one write; a large prompt's one by one."""

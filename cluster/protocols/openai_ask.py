@@ -37,7 +37,7 @@ class Call:
 
     keep      choices of each prompt to return, of those that were made; None: all
     silent    nothing is generated, as far as the client sees
-    logprobs  whether those of the choices are part of the answer
+    logprobs  whether those of the choices are part of the answer; otherwise they only tell which are best
     """
 
     asks: tuple[Ask, ...]
@@ -177,7 +177,8 @@ def _best_of(body: dict[str, Any], sampling: dict[str, Any]) -> int | None:
     if made > kept and take(body, "stream", bool, False):
         raise wrong_type("best_of", made, f"n ({kept}) with stream: which is best shows at the end")
     sampling["n"] = made
-    sampling.setdefault("logprobs", 0)
+    if made > kept:
+        sampling.setdefault("logprobs", 0)
     return kept
 
 

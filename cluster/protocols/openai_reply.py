@@ -62,30 +62,28 @@ class Form(Protocol):
 class CompletionForm:
     prefix, object, chunk_object = "cmpl-", "text_completion", "text_completion"
 
-    def __init__(self, tokens: Tokens, fingerprint: str, *, logprobs: bool) -> None:
+    def __init__(self, tokens: Tokens, fingerprint: str) -> None:
         self.fingerprint = fingerprint
         self._tokens = tokens
-        self._logprobs = logprobs
 
     def choice(self, choice: GatheredChoice, admitted: Admitted, echo: Echo | None) -> Object:
         stream = self.stream(admitted, echo)
         begun = stream.opening() or {"text": "", "logprobs": None}
-        logprobs = stream.logprobs(choice.token_ids, choice.logprobs if self._logprobs else None)
+        logprobs = stream.logprobs(choice.token_ids, choice.logprobs)
         if logprobs is not None and begun["logprobs"] is not None:
             logprobs = {name: begun["logprobs"][name] + values for name, values in logprobs.items()}
         return {"text": begun["text"] + choice.text, "logprobs": logprobs} | ending(choice)
 
     def stream(self, admitted: Admitted, echo: Echo | None) -> _CompletionStream:
-        return _CompletionStream(self._tokens, admitted, echo, asked=self._logprobs)
+        return _CompletionStream(self._tokens, admitted, echo)
 
     def usage_details(self) -> Object:
         return {}
 
 
 class _CompletionStream:
-    def __init__(self, tokens: Tokens, admitted: Admitted, echo: Echo | None, *, asked: bool) -> None:
+    def __init__(self, tokens: Tokens, admitted: Admitted, echo: Echo | None) -> None:
         self._tokens = tokens
-        self._asked = asked  # for log-probabilities: best_of makes them for itself
         self._admitted = admitted
         self._echo = echo
         self._offsets: Offsets | None = None
@@ -101,7 +99,7 @@ class _CompletionStream:
         return {"text": echo.text, "logprobs": logprobs, "finish_reason": None}
 
     def delta(self, delta: Delta) -> Object | None:
-        logprobs = self.logprobs(delta.token_ids, delta.logprobs if self._asked else None)
+        logprobs = self.logprobs(delta.token_ids, delta.logprobs)
         if not delta.text and logprobs is None and delta.finish_reason is None:
             return None
         return {"text": delta.text, "logprobs": logprobs} | ending(delta)
@@ -185,5 +183,4 @@ def best(choices: Sequence[GatheredChoice], keep: int) -> Sequence[GatheredChoic
 
 
 def _mean_logprob(choice: GatheredChoice) -> float:
-    entries = choice.logprobs or ()
-    return sum(entry.logprob for entry in entries) / max(len(entries), 1)
+    return choice.logprob / max(len(choice.token_ids), 1)

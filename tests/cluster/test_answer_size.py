@@ -63,6 +63,21 @@ async def test_too_many_are_refused_by_name(folder: Path, path: str, body: dict[
     assert error["message"].startswith(f"{field}: the answer has come to more than {gather.MOST_LOGPROBS}")
 
 
+async def test_what_nobody_asked_for_takes_no_room(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which choice is the best is told by log-probabilities that are no part of the answer."""
+    monkeypatch.setattr(openai, "Room", partial(gather.Room, most=CHUNK))
+    likely, unlikely = TokenLogprob(65, -0.5), TokenLogprob(66, -1.0)
+    deltas = [Delta(i, (e.token_id,) * CHUNK, "AB"[i] * CHUNK, (e,) * CHUNK) for i, e in enumerate((unlikely, likely))]
+    last = tuple(Delta(i, (65,), ".", (likely,), FinishReason.STOP) for i in range(2))
+    messages = (StreamMessage(tuple(deltas), cached_tokens=0), StreamMessage(last))
+    app = (await make_ingress(folder, ScriptedWorker(str(folder), messages))).__serve_build_asgi_app__()
+    reply = await asgi.request(app, "POST", "/v1/completions", {"prompt": "ab", "best_of": 2})
+    [choice] = reply.json()["choices"]
+    assert (choice["text"], choice["logprobs"]) == ("B" * CHUNK + ".", None)
+    reply = await asgi.request(app, "POST", "/v1/completions", {"prompt": "ab", "best_of": 2, "logprobs": 0})
+    assert (reply.status, reply.json()["error"]["param"]) == (400, "logprobs")
+
+
 async def test_over_grpc_too(folder: Path) -> None:
     sampling = pb.SamplingParams(logprobs=TOP)
     infer = kserve_pb2.ModelInferRequest(inputs=[{"name": "text_input", "datatype": "BYTES", "shape": [1],

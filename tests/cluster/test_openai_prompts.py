@@ -120,6 +120,7 @@ async def test_the_likeliest_of_several(post: Any, likely: LikelyWorker) -> None
     choices = [choice for event in same[:-1] for choice in event["choices"]]
     assert {choice["index"] for choice in choices} == set(range(5))
     assert all(choice["logprobs"] is None for choice in choices), "nobody asked"
+    assert likely.requests[-1].sampling.logprobs is None, "there is nothing to choose"
     refused = (await post(COMPLETIONS, {"prompt": ["a", "b"], "best_of": 100})).json()["error"]
     assert refused["param"] == "best_of"
     nothing = {"prompt": "x", "echo": True, "max_tokens": 0, "min_tokens": 2}

@@ -194,7 +194,7 @@ def test_serves_candidates_come_in_the_same_order() -> None:
     [([], ""), ([OLD], ""), ([NEW], "-1"), ([NEW, OLD], "-0-1"), ([NEW, NEW], "-1"), ([NEW, OTHER], "-1-1")],
 )
 def test_the_fingerprint_names_every_version(weights: list[WeightsTold], shown: str) -> None:
-    form = CompletionForm(None, "fp_x", logprobs=False)  # type: ignore[arg-type]
+    form = CompletionForm(None, "fp_x")  # type: ignore[arg-type]
     assert fingerprint_of(form, weights) == f"fp_x{shown}"
 
 
