@@ -6,8 +6,7 @@ import asyncio
 import os
 import signal
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import grpc
 import openai
 import pytest
+from early_stop import early_stop
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from raw_http import post
 from served import Served, command_line, wait_for
@@ -24,10 +24,11 @@ from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import inference_pb2_grpc
 
 TOKENS = 2000
+SEVERAL = 2
 SAMPLING: list[dict[str, Any]] = [
     {"temperature": 0.0},
     {"temperature": 1.0, "seed": 1, "presence_penalty": 0.5, "logprobs": 1},
-    {"temperature": 1.0, "seed": 2, "n": 3, "stop": ["the", "qu"], "min_tokens": 50},
+    {"temperature": 1.0, "seed": 2, "n": 3, "min_tokens": 50},  # and a stop, found when the service runs
     {"temperature": 1.0},  # no seed: the door draws one, and tells it with its first message
 ]
 
@@ -39,6 +40,21 @@ class Heard:
         self.choices: dict[int, list[Any]] = {}
         self.seeds: list[int] = []
         self.usages: list[int] = []
+        self.cut: list[tuple[int, int]] = []  # each time it was asked for again: choices that had ended, tokens so far
+
+    @property
+    def ended(self) -> int:
+        return sum(bool(choice[3]) for choice in [*self.choices.values()])
+
+    def asking(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """A stub's method that notes what it is asked to continue."""
+
+        def ask(request: pb.CompleteRequest, **options: Any) -> Any:
+            if num_tokens := sum(len(ids.ids) for ids in request.output_ids):
+                self.cut.append((self.ended, num_tokens))
+            return method(request, **options)
+
+        return ask
 
     def add(self, chunk: Any) -> None:
         if chunk.HasField("started"):
@@ -60,9 +76,10 @@ def options(number: int) -> dict[str, Any]:
     return {"max_tokens": TOKENS, "ignore_eos": True, **SAMPLING[number]}
 
 
-def blocking(service: Served, number: int, **more: Any) -> Heard:
-    heard = Heard()
+def blocking(service: Served, number: int, heard: Heard | None = None, **more: Any) -> Heard:
+    heard = heard or Heard()
     with Client(service.grpc) as client:
+        client.stub.CompleteStream = heard.asking(client.stub.CompleteStream)
         for chunk in client.stream(f"Once {number}", **(options(number) | more)):
             heard.add(chunk)
     return heard
@@ -95,9 +112,10 @@ def over_http(service: Served, begun: threading.Event) -> int:
     return count
 
 
-def strike_the_ingress(service: Served, how: signal.Signals, begun: threading.Event) -> None:
+def strike_the_ingress(service: Served, how: signal.Signals, begun: threading.Event, several: Heard) -> None:
+    """While some choices of `several` have ended; streams that have not begun are covered as well."""
     assert begun.wait(60), "a stream that cannot be resumed"
-    time.sleep(1.0)  # no event tells that all of them have begun; those that have not are covered as well
+    wait_for(lambda: several.ended, "a choice that ends early")
     [pid] = [pid for pid in service.replicas() if ":ingress" in command_line(pid)]
     os.kill(pid, how)
 
@@ -106,16 +124,21 @@ def strike_the_ingress(service: Served, how: signal.Signals, begun: threading.Ev
 def test_the_door_is_lost(pair: Served, how: signal.Signals) -> None:
     """Killed, it is heard of at once; when it hangs, as soon as Serve has ended it."""
     numbers, begun = range(len(SAMPLING)), threading.Event()
+    stops = {SEVERAL: {"stop": [early_stop(pair, f"Once {SEVERAL}", **options(SEVERAL))]}}
+    heards = [Heard() for _ in numbers]
     with ThreadPoolExecutor(len(SAMPLING) + 3) as threads:
-        streams = [threads.submit(blocking, pair, number) for number in numbers]
+        streams = [threads.submit(blocking, pair, n, heards[n], **stops.get(n, {})) for n in numbers]
         concurrent = threads.submit(asynchronous, pair, 1)
         answer = threads.submit(whole, pair, 0)
         foreign = threads.submit(over_http, pair, begun)
-        strike_the_ingress(pair, how, begun)
+        strike_the_ingress(pair, how, begun, heards[SEVERAL])
         broken = [future.result(120) for future in streams]
     for number, heard in zip(numbers, broken, strict=True):
         assert len(heard.seeds) == len(heard.usages) == 1
-        assert heard.same(blocking(pair, number, seed=heard.seeds[0])), SAMPLING[number]
+        assert heard.same(blocking(pair, number, seed=heard.seeds[0], **stops.get(number, {}))), SAMPLING[number]
+    assert any(0 < ended < 3 for ended, _ in heards[SEVERAL].cut), "one had ended, and others went on elsewhere"
+    ends = {reason for _, _, _, [(reason, _)] in heards[SEVERAL].choices.values()}
+    assert ends == {pb.FINISH_REASON_STOP, pb.FINISH_REASON_LENGTH}
     assert concurrent.result().same(broken[1])
     assert answer.result() == broken[0].choices[0][1], "what was not streamed is asked for again"
     with pytest.raises(openai.APIConnectionError):  # cannot be resumed, but must not look as if it had ended well
