@@ -160,7 +160,7 @@ class OpenAIProtocol:
                             yield [opening]
                     chunks += openings
                 yield [*chunks, *writer.message(which, message)]
-        yield writer.closing()
+        yield [*writer.closing()]
 
     async def _echo(self, call: Call, admitted: Admitted, logprobs: Sequence[PromptLogprob] | None) -> Echo | None:
         if not call.echo:
