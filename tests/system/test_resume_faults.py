@@ -18,13 +18,16 @@ from typing import Any
 import grpc
 import openai
 import pytest
+from early_stop import early_stop
 from served import Served, alive, wait_for
 
 from motley.client import Client
+from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import vllm_engine_pb2, vllm_engine_pb2_grpc
 
 LATE = 8  # that come when a replica has stopped
 STREAMS = 16  # more than one replica runs at a time
+SEVERAL = "several, some ended"
 TOKENS = 2000  # long enough to be cut in the middle
 SAMPLING: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0, "max_tokens": TOKENS, "ignore_eos": True},
@@ -34,9 +37,8 @@ SAMPLING: dict[str, dict[str, Any]] = {
         "max_tokens": TOKENS, "ignore_eos": True,
     },
     "logprobs": {"temperature": 1.0, "seed": 3, "logprobs": 2, "max_tokens": TOKENS // 2, "ignore_eos": True},
-    "several, some ended": {
-        "temperature": 1.0, "seed": 4, "n": 3, "stop": ["the", "qu"], "max_tokens": TOKENS, "min_tokens": 60,
-        "ignore_eos": True,
+    SEVERAL: {  # and a stop that is found when the service runs
+        "temperature": 1.0, "seed": 4, "n": 3, "max_tokens": TOKENS, "min_tokens": 60, "ignore_eos": True,
     },
 }  # fmt: skip
 
@@ -112,13 +114,22 @@ READERS: list[tuple[Callable[[Served, str, Answer], Answer], str]] = [
 
 @pytest.fixture(scope="module")
 def unbroken(pair: Served) -> list[Answer]:
+    stop = early_stop(pair, f"Once {SEVERAL}", **SAMPLING[SEVERAL])
+    SAMPLING[SEVERAL]["stop"] = [stop]
     with ThreadPoolExecutor(len(READERS)) as threads:
         answers = list(threads.map(lambda which: which[0](pair, which[1], Answer()), READERS))
     assert all(len(told.ends) == 1 for answer in answers for told in answer.choices.values())
     assert all(len(answer.usages) == 1 for answer in answers)
-    several = next(answer for answer, (_, name) in zip(answers, READERS, strict=True) if "several" in name)
-    assert len({len(told.text) for told in several.choices.values()}) > 1, "they end at different times"
+    over_grpc, over_http = several(answers)
+    grpc_ends = {told.ends[0] for told in over_grpc.choices.values()}
+    assert grpc_ends == {(pb.FINISH_REASON_STOP, stop), (pb.FINISH_REASON_LENGTH, "")}, "they end at different times"
+    assert {told.ends[0] for told in over_http.choices.values()} == {"stop", "length"}
     return answers
+
+
+def several(answers: list[Answer]) -> list[Answer]:
+    """Those of which one choice ends early, over each protocol."""
+    return [answer for answer, (_, name) in zip(answers, READERS, strict=True) if name == SEVERAL]
 
 
 @pytest.fixture(autouse=True)
@@ -161,7 +172,10 @@ def told(service: Served, words: str) -> int:
 
 @contextmanager
 def readers(service: Served) -> Iterator[list[Any]]:
-    """All streams of the table at once, some of them begun: on busy cores those end before the last begins."""
+    """All streams of the table at once, some of them begun: on busy cores those end before the last begins.
+
+    Of one a choice has ended already, and others go on.
+    """
     answers = [Answer() for _ in READERS]
     with ThreadPoolExecutor(len(READERS)) as threads:
         futures = [
@@ -169,6 +183,7 @@ def readers(service: Served) -> Iterator[list[Any]]:
             for (reader, name), answer in zip(READERS, answers, strict=True)
         ]
         wait_for(lambda: sum(bool(answer.choices) for answer in answers) > len(answers) // 2, "streams")
+        wait_for(lambda: any(told.ends for one in several(answers) for told in [*one.choices.values()]), "an early end")
         yield futures
 
 
