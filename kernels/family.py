@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from .precision import triton_has
+from .precision import installed_triton
 
 __all__ = ["FAMILIES", "Family", "family_of"]
 
@@ -20,28 +20,30 @@ __all__ = ["FAMILIES", "Family", "family_of"]
 class Family:
     """members: the first gives it its name.
 
-    apart  kernels that are others for a member, by name, "*" for any part
-    until  the Triton from which on a member is none
+    apart   kernels that are others for a member, by name, "*" for any part
+    triton  the release by which it is one; None: any
     """
 
     members: tuple[tuple[int, int], ...]
     apart: Mapping[tuple[int, int], tuple[str, ...]] = field(default_factory=dict)
-    until: Mapping[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
+    triton: tuple[int, int] | None = None
 
     def has(self, kernel: str, capability: tuple[int, int]) -> bool:
-        if capability not in self.members or (capability in self.until and triton_has(self.until[capability])):
+        if capability not in self.members or self.triton not in (None, installed_triton()):
             return False
         return not any(fnmatchcase(kernel, other) for other in self.apart.get(capability, ()))
 
 
-# By Triton 3.7.1, of all variants that two members launch. 10.3 alone has an instruction for maxima of three, and 12.0
-# multiplies matrices as 8.0 does. From 3.8 on LLVM packs no operations of 8.0 into vectors.
+# Of all variants that two members launch. By 3.7.1, the images', which the whole matrix is compiled by, 10.3 alone
+# has an instruction for maxima of three, and 12.0 multiplies matrices as 8.0 does. By 3.9.0 there are more differences.
 _MAXIMA = ("sample_survey", "sample_weigh", "sample_draw", "sample_tally_*", "attention_decode_reduce")
 _PRODUCTS = ("w4a16_gemm", "w8a8_tensor", "fp8", "attention_prefill")
 FAMILIES = (
-    Family(((6, 0), (6, 1), (7, 0), (7, 5)), {(7, 5): ("attention_decode_heads",)}),
-    Family(((8, 6), (8, 9), (8, 0)), until={(8, 0): (3, 8)}),
-    Family(((10, 0), (10, 3), (12, 0)), {(10, 3): _MAXIMA, (12, 0): (*_MAXIMA, *_PRODUCTS)}),
+    Family(((6, 0), (6, 1), (7, 0), (7, 5)), {(7, 5): ("attention_decode_heads",)}, (3, 7)),
+    Family(((8, 0), (8, 6), (8, 9)), triton=(3, 7)),
+    Family(((10, 0), (10, 3), (12, 0)), {(10, 3): _MAXIMA, (12, 0): (*_MAXIMA, *_PRODUCTS)}, (3, 7)),
+    Family(((6, 0), (6, 1), (7, 0))),
+    Family(((8, 6), (8, 9))),
 )
 
 

@@ -12,7 +12,7 @@ from .capability import Capability, capability_of
 from .device_table import DEVICES
 from .devices import Arithmetic, Device
 
-__all__ = ["GEMM_ROWS", "GEMV_ROWS", "PrecisionPolicy", "Unit", "policy_of", "triton_has"]
+__all__ = ["GEMM_ROWS", "GEMV_ROWS", "PrecisionPolicy", "Unit", "installed_triton", "policy_of", "triton_has"]
 
 TCGEN05_INT8 = (3, 8)  # Triton before that makes mma.sync of int8 on 10.0
 
@@ -197,12 +197,13 @@ def _int8(chip: Capability, device: Device) -> tuple[Unit | None, str]:
 
 def triton_has(version: tuple[int, int]) -> bool:
     """Whether the Triton that is installed is of that version or later; where there is none, the newest is meant."""
-    installed = _installed_triton()
+    installed = installed_triton()
     return installed is None or installed >= version
 
 
 @cache
-def _installed_triton() -> tuple[int, int] | None:
+def installed_triton() -> tuple[int, int] | None:
+    """Major and minor; None where there is none."""
     try:
         major, minor, *_ = metadata.version("triton").split(".")
     except metadata.PackageNotFoundError:

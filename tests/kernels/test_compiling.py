@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 
-from motley.kernels import compiling, precision
+from motley.kernels import compiling, family
 from motley.kernels.aot import Compiled
 from motley.kernels.capability import CAPABILITIES
 from motley.kernels.compiling import Failed, Job
@@ -94,30 +94,35 @@ def test_where_the_source_lay_makes_no_other_ptx() -> None:
 
 
 def test_families_have_known_members_and_name_known_kernels() -> None:
-    members = [each for family in FAMILIES for each in family.members]
-    assert len(set(members)) == len(members)
-    assert set(members) <= set(CAPABILITIES)
-    assert {family_of("k", each) for each in CAPABILITIES if each not in members} == set(CAPABILITIES) - set(members)
     kernels = {name for each in CAPABILITIES for name in launched(each)}
-    for family in FAMILIES:
-        first, *others = family.members
-        assert first not in family.apart
-        assert family.apart.keys() <= set(others)
-        alike = [each for each in family.members if each not in family.until]
-        assert {family_of("k", each) for each in alike} == {first}
-        for capability, apart in family.apart.items():
-            for pattern in apart:
-                assert any(fnmatchcase(name, pattern) for name in kernels), pattern
-                assert family_of(pattern, capability) == capability
+    for release in (None, (3, 7)):
+        members = [each for known in FAMILIES if known.triton == release for each in known.members]
+        assert len(set(members)) == len(members)
+        assert set(members) <= set(CAPABILITIES)
+    for each in FAMILIES:
+        first, *others = each.members
+        assert first not in each.apart
+        assert each.apart.keys() <= set(others)
+        for pattern in (pattern for apart in each.apart.values() for pattern in apart):
+            assert any(fnmatchcase(name, pattern) for name in kernels), pattern
 
 
-@pytest.mark.parametrize(("installed", "named"), [((3, 7), (8, 6)), ((3, 8), (8, 0)), (None, (8, 0))])
-def test_a_triton_that_tells_members_apart_has_them_in_no_family(
-    monkeypatch: pytest.MonkeyPatch, installed: tuple[int, int] | None, named: tuple[int, int]
+@pytest.mark.parametrize(
+    ("installed", "named"),
+    [
+        ((3, 7), {(7, 0): (6, 0), (7, 5): (6, 0), (8, 6): (8, 0), (8, 9): (8, 0), (9, 0): (9, 0), (12, 0): (10, 0)}),
+        ((3, 9), {(7, 0): (6, 0), (7, 5): (7, 5), (8, 0): (8, 0), (8, 6): (8, 6), (8, 9): (8, 6), (12, 0): (12, 0)}),
+    ],
+)
+def test_a_family_is_of_the_triton_that_it_was_found_by(
+    monkeypatch: pytest.MonkeyPatch,
+    installed: tuple[int, int],
+    named: dict[tuple[int, int], tuple[int, int]],
 ) -> None:
-    monkeypatch.setattr(precision, "_installed_triton", lambda: installed)
-    assert family_of("w4a16_gemv", (8, 0)) == named
-    assert family_of("w4a16_gemv", (8, 9)) == (8, 6)
+    monkeypatch.setattr(family, "installed_triton", lambda: installed)
+    assert {each: family_of("w4a16_gemv", each) for each in named} == named
+    assert family_of("attention_decode_heads", (7, 5)) == (7, 5)
+    assert family_of("sample_tally_3", (10, 3)) == (10, 3)
 
 
 @cache
