@@ -97,10 +97,12 @@ class Load:
         """This client's own use of its core in the window, and how late its event loop is."""
         await self._until(self._workload.warmup_s)
         spent, began, lags = _cpu_s(), self._now(), Histogram()
+        lags.add(max(0.0, began - self._workload.warmup_s))  # the only one where it stood still for all of the window
         while (now := self._now()) < self._workload.end_s:
             await asyncio.sleep(_LAG_PERIOD_S)
             lags.add(max(0.0, self._now() - now - _LAG_PERIOD_S))
-        self._outcome.busy = (_cpu_s() - spent) / (self._now() - began)
+        took_s = self._now() - began
+        self._outcome.busy = (_cpu_s() - spent) / took_s if took_s else 0.0
         self._outcome.lag_s = lags.quantile(0.99)
 
 

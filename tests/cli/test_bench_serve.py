@@ -145,13 +145,13 @@ async def put(workload: Workload, sender: ScriptedSender) -> Outcome:
 
 async def test_a_closed_loop_keeps_so_many_under_way() -> None:
     sender = ScriptedSender(messages=4, gap_s=0.01)
-    outcome = await put(Workload(concurrency=3, warmup_s=0.0, duration_s=0.5), sender)
+    outcome = await put(Workload(concurrency=3, warmup_s=0.0, duration_s=1.0), sender)
     assert outcome.samples
     assert all(sample.code == OK and sample.messages == 4 and sample.tokens == 8 for sample in outcome.samples)
     for sample in outcome.samples:
         others = [other for other in outcome.samples if other.sent_s <= sample.sent_s < other.end_s]
         assert len(others) <= 3
-    inside = [sample for sample in outcome.samples if sample.end_s < 0.5]
+    inside = [sample for sample in outcome.samples if sample.end_s < 1.0]
     assert outcome.messages >= 4 * len(inside)
     assert outcome.tokens == pytest.approx(2 * outcome.messages)
     assert outcome.messages == outcome.by_second.total()
@@ -179,7 +179,7 @@ async def test_open_loop_latencies_count_from_when_a_request_was_due() -> None:
 async def test_failures_are_counted_by_code_and_are_no_latencies() -> None:
     codes = {0: "RESOURCE_EXHAUSTED", 1: "503"}
     sender = ScriptedSender(gap_s=0.01, fails=codes.get)
-    workload = Workload(concurrency=2, warmup_s=0.0, duration_s=0.3)
+    workload = Workload(concurrency=2, warmup_s=0.0, duration_s=1.0)
     outcome = await put(workload, sender)
     found = built(workload, outcome)
     assert found["errors"] == {"RESOURCE_EXHAUSTED": 1, "503": 1}
@@ -189,7 +189,7 @@ async def test_failures_are_counted_by_code_and_are_no_latencies() -> None:
 
 async def test_what_does_not_end_is_cancelled_and_said() -> None:
     sender = ScriptedSender(messages=1, gap_s=60.0)
-    workload = Workload(concurrency=2, warmup_s=0.0, duration_s=0.1, drain_s=0.05)
+    workload = Workload(concurrency=2, warmup_s=0.0, duration_s=1.0, drain_s=0.05)
     outcome = await put(workload, sender)
     assert [sample.code for sample in outcome.samples] == [UNFINISHED] * 2
     assert sender.cancelled == 2
@@ -197,7 +197,7 @@ async def test_what_does_not_end_is_cancelled_and_said() -> None:
 
 
 async def test_answers_in_one_piece_have_no_ttft() -> None:
-    workload = Workload(concurrency=2, streaming=False, warmup_s=0.0, duration_s=0.2)
+    workload = Workload(concurrency=2, streaming=False, warmup_s=0.0, duration_s=1.0)
     found = built(workload, await put(workload, ScriptedSender(gap_s=0.005)))
     assert {row["metric"] for row in found["rows"]} == {"requests", "goodput", "output", "e2e", "failed"}
 

@@ -85,6 +85,20 @@ def test_native_grouped_within_bound(shape, build, dtype):
 
 
 @needs_native
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 7, 8, 13])
+@pytest.mark.parametrize("group", [16, 48, 128, 256])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_the_largest_values_do_not_overflow(bits, group, rows):
+    """Every code and every x at its bound, of both signs: what adds up in 16 bits somewhere must have room."""
+    ones = torch.ones(80, 2, dtype=torch.uint8)
+    codes = torch.full((80, 2 * group), 2**bits - 1, dtype=torch.uint8)
+    weight = GroupedWeight(codes, ones.float(), 0 * ones, bits=bits, group_size=group)
+    x = torch.full((rows, 2 * group), 127.0)
+    x[1::2] = -127.0
+    assert torch.equal(as_stored(weight, setting(torch.float32))(x), reference.linear(x, weight))
+
+
+@needs_native
 def test_nibbles_and_bytes_agree_to_the_bit():
     weight = grouped(permuted=True, bias=True)
     x = torch.randn(5, 512)

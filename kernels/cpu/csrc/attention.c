@@ -33,61 +33,77 @@ typedef struct {
     int64_t *position;        // [rows]
 } task_memory;
 
-// scores of `rows` rows with 64 keys; missing blocks repeat the first and are masked later.
-INLINE void score_rows(const float *q, float *scores, const void *const *keys, int64_t dim, enum dtype type,
-                       const int rows) {
-    f32x16 sum[4][STEP_BLOCKS];
+// Vectors of 16 at once for which `rows` rows leave registers: there are 32 of 16 lanes, or 16 of 8.
+#define VECTORS_OF(rows) (REGISTER == 16 || (rows) == 1 ? 4 : (rows) == 2 ? 2 : 1)
+
+// scores of `rows` rows with the keys of `width` blocks from `block` on.
+INLINE void score_blocks(const float *q, float *scores, const void *const *keys, int64_t dim, enum dtype type,
+                         const int rows, const int block, const int width) {
+    f32v sum[4][STEP_BLOCKS * PARTS];
 #pragma GCC unroll 16
     for (int i = 0; i < rows; i++)
 #pragma GCC unroll 16
-        for (int b = 0; b < STEP_BLOCKS; b++) sum[i][b] = splat(0.0f);
+        for (int c = 0; c < width * PARTS; c++) sum[i][c] = splat_part(0.0f);
     for (int64_t d = 0; d < dim; d++) {
-        f32x16 k[STEP_BLOCKS];
+        f32v k[STEP_BLOCKS * PARTS];
 #pragma GCC unroll 16
-        for (int b = 0; b < STEP_BLOCKS; b++) k[b] = load(keys[b], d * BLOCK, type);
+        for (int c = 0; c < width * PARTS; c++)
+            k[c] = load_part(keys[block + c / PARTS], d * BLOCK + c % PARTS * REGISTER, type);
 #pragma GCC unroll 16
         for (int i = 0; i < rows; i++) {
-            f32x16 x = splat(q[i * dim + d]);
+            f32v x = splat_part(q[i * dim + d]);
 #pragma GCC unroll 16
-            for (int b = 0; b < STEP_BLOCKS; b++) sum[i][b] = fma16(x, k[b], sum[i][b]);
+            for (int c = 0; c < width * PARTS; c++) sum[i][c] = fma_part(x, k[c], sum[i][c]);
         }
     }
 #pragma GCC unroll 16
     for (int i = 0; i < rows; i++)
 #pragma GCC unroll 16
-        for (int b = 0; b < STEP_BLOCKS; b++) store_f32(scores + i * STEP_KEYS + b * BLOCK, sum[i][b]);
+        for (int c = 0; c < width * PARTS; c++)
+            store_f32_part(scores + i * STEP_KEYS + block * BLOCK + c * REGISTER, sum[i][c]);
+}
+
+// With 64 keys; missing blocks repeat the first and are masked later.
+INLINE void score_rows(const float *q, float *scores, const void *const *keys, int64_t dim, enum dtype type,
+                       const int rows) {
+#pragma GCC unroll 4
+    for (int block = 0; block < STEP_BLOCKS; block += VECTORS_OF(rows))
+        score_blocks(q, scores, keys, dim, type, rows, block, VECTORS_OF(rows));
 }
 
 // acc += scores @ V over `count` keys, for `rows` rows and `width` vectors of the head from `d` on.
 INLINE void add_values(float *acc, const float *scores, const void *const *values, int count, int64_t d,
                        int64_t dim, enum dtype type, const int rows, const int width) {
-    f32x16 sum[4][4];
+    f32v sum[4][4 * PARTS];
 #pragma GCC unroll 16
     for (int i = 0; i < rows; i++)
 #pragma GCC unroll 16
-        for (int c = 0; c < width; c++) sum[i][c] = load_f32(acc + i * dim + d + c * LANES);
+        for (int c = 0; c < width * PARTS; c++) sum[i][c] = load_f32_part(acc + i * dim + d + c * REGISTER);
     for (int t = 0; t < count; t++) {
-        f32x16 v[4];
+        f32v v[4 * PARTS];
 #pragma GCC unroll 16
-        for (int c = 0; c < width; c++) v[c] = load(values[t / BLOCK], t % BLOCK * dim + d + c * LANES, type);
+        for (int c = 0; c < width * PARTS; c++)
+            v[c] = load_part(values[t / BLOCK], t % BLOCK * dim + d + c * REGISTER, type);
 #pragma GCC unroll 16
         for (int i = 0; i < rows; i++) {
-            f32x16 p = splat(scores[i * STEP_KEYS + t]);
+            f32v p = splat_part(scores[i * STEP_KEYS + t]);
 #pragma GCC unroll 16
-            for (int c = 0; c < width; c++) sum[i][c] = fma16(p, v[c], sum[i][c]);
+            for (int c = 0; c < width * PARTS; c++) sum[i][c] = fma_part(p, v[c], sum[i][c]);
         }
     }
 #pragma GCC unroll 16
     for (int i = 0; i < rows; i++)
 #pragma GCC unroll 16
-        for (int c = 0; c < width; c++) store_f32(acc + i * dim + d + c * LANES, sum[i][c]);
+        for (int c = 0; c < width * PARTS; c++) store_f32_part(acc + i * dim + d + c * REGISTER, sum[i][c]);
 }
 
 INLINE void add_values_wide(float *acc, const float *scores, const void *const *values, int count, int64_t dim,
                             enum dtype type, const int rows) {
+    const int width = VECTORS_OF(rows);
     int64_t d = 0;
-    for (; d + 64 <= dim; d += 64) add_values(acc, scores, values, count, d, dim, type, rows, 4);
-    for (; d < dim; d += 16) add_values(acc, scores, values, count, d, dim, type, rows, 1);
+    for (; d + width * LANES <= dim; d += width * LANES)
+        add_values(acc, scores, values, count, d, dim, type, rows, width);
+    for (; d < dim; d += LANES) add_values(acc, scores, values, count, d, dim, type, rows, 1);
 }
 
 INLINE f32x16 scales_of(const void *codes, int64_t dim) {

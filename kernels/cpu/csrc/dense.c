@@ -7,6 +7,9 @@
 
 #define MAX_ROWS 8
 #define MAX_BLOCKS 2
+// What leaves registers for its sums: there are 32 of 16 lanes, or 16 of 8.
+#define MANY_ROWS (REGISTER == 16 ? 8 : 6)
+#define MANY_BLOCKS (REGISTER == 16 ? 2 : 1)
 
 typedef struct {
     const void *weights;
@@ -14,20 +17,20 @@ typedef struct {
     int64_t outputs, inputs, type, y_type;
 } dense_weights;
 
-// sum[lane] += w[lane] * x for fp32; for bf16 w and x are pairs and both products are added.
-INLINE f32x16 add_product(f32x16 sum, const void *w, int64_t vector, uint32_t x, enum dtype type) {
+// sum[lane] += w[lane] * x for fp32; for bf16 w and x are pairs and both products are added. `at`: in words.
+INLINE f32v add_product(f32v sum, const void *w, int64_t at, uint32_t x, enum dtype type) {
     float first; uint32_t bits = type == F32 ? x : x << 16;
     memcpy(&first, &bits, 4);
-    if (type == F32) return fma16(splat(first), load_f32((const float *)w + vector * LANES), sum);
+    if (type == F32) return fma_part(splat_part(first), load_f32_part((const float *)w + at), sum);
 #if defined(__AVX512BF16__)
-    __m512i pairs = _mm512_loadu_si512((const uint32_t *)w + vector * LANES);
-    return (f32x16)_mm512_dpbf16_ps((__m512)sum, (__m512bh)pairs, (__m512bh)_mm512_set1_epi32(x));
+    __m512i pairs = _mm512_loadu_si512((const uint32_t *)w + at);
+    return (f32v)_mm512_dpbf16_ps((__m512)sum, (__m512bh)pairs, (__m512bh)_mm512_set1_epi32(x));
 #else
-    u32x16 pairs; memcpy(&pairs, (const uint32_t *)w + vector * LANES, 64);
+    u32v pairs; memcpy(&pairs, (const uint32_t *)w + at, sizeof pairs);
     float second; bits = x & 0xffff0000u;
     memcpy(&second, &bits, 4);
-    sum = fma16(splat(first), (f32x16)(pairs << 16), sum);
-    return fma16(splat(second), (f32x16)(pairs & 0xffff0000u), sum);
+    sum = fma_part(splat_part(first), (f32v)(pairs << 16), sum);
+    return fma_part(splat_part(second), (f32v)(pairs & 0xffff0000u), sum);
 #endif
 }
 
@@ -36,43 +39,52 @@ INLINE void tile(const dense_weights *w, const void *x, void *y, int64_t row, in
     const int64_t inputs = w->inputs, size = type == F32 ? 4 : 2, steps = type == F32 ? inputs : (inputs + 1) / 2;
     const int64_t whole = type == F32 ? inputs : inputs / 2;
     const char *from = (const char *)x + row * inputs * size;
-    f32x16 sum[MAX_ROWS][MAX_BLOCKS];
+    f32v sum[MAX_ROWS][MAX_BLOCKS * PARTS];
 #pragma GCC unroll 16
     for (int i = 0; i < rows; i++)
 #pragma GCC unroll 16
-        for (int j = 0; j < blocks; j++) sum[i][j] = splat(0.0f);
-    for (int64_t k = 0; k < whole; k++) {
+        for (int j = 0; j < blocks * PARTS; j++) sum[i][j] = splat_part(0.0f);
+    for (int64_t k = 0; k < steps; k++) {
 #pragma GCC unroll 16
         for (int i = 0; i < rows; i++) {
-            uint32_t bits; memcpy(&bits, from + i * inputs * size + k * 4, 4);
+            uint32_t bits;
+            if (k < whole) memcpy(&bits, from + i * inputs * size + k * 4, 4);
+            else {  // the last input of an odd number of bf16
+                uint16_t last; memcpy(&last, from + ((i + 1) * inputs - 1) * size, 2);
+                bits = last;
+            }
 #pragma GCC unroll 16
-            for (int j = 0; j < blocks; j++)
-                sum[i][j] = add_product(sum[i][j], w->weights, (block + j) * steps + k, bits, type);
+            for (int j = 0; j < blocks * PARTS; j++) {
+                const int64_t at = ((block + j / PARTS) * steps + k) * LANES + j % PARTS * REGISTER;
+                sum[i][j] = add_product(sum[i][j], w->weights, at, bits, type);
+            }
         }
     }
-    if (whole < steps)  // the last input of an odd number of bf16
-#pragma GCC unroll 16
-        for (int i = 0; i < rows; i++) {
-            uint16_t last; memcpy(&last, from + ((i + 1) * inputs - 1) * size, 2);
-#pragma GCC unroll 16
-            for (int j = 0; j < blocks; j++)
-                sum[i][j] = add_product(sum[i][j], w->weights, (block + j) * steps + whole, last, type);
-        }
 #pragma GCC unroll 16
     for (int j = 0; j < blocks; j++) {
         int64_t first = (block + j) * LANES;
         int count = MIN(w->outputs - first, LANES);
         f32x16 bias = w->bias ? load_tail(w->bias, first, F32, count) : splat(0.0f);
 #pragma GCC unroll 16
-        for (int i = 0; i < rows; i++)
-            store_tail(y, (row + i) * w->outputs + first, w->y_type, sum[i][j] + bias, count);
+        for (int i = 0; i < rows; i++) {
+            f32x16 total; memcpy(&total, &sum[i][j * PARTS], 64);
+            store_tail(y, (row + i) * w->outputs + first, w->y_type, total + bias, count);
+        }
     }
+}
+
+INLINE void tiles(const dense_weights *w, const void *x, void *y, int64_t row, int64_t block, enum dtype type,
+                  const int rows, const int blocks) {
+#pragma GCC unroll 2
+    for (int j = 0; j < blocks; j += MANY_BLOCKS)
+        tile(w, x, y, row, block + j, type, rows, MIN(MANY_BLOCKS, blocks - j));
 }
 
 INLINE void panel(const dense_weights *w, const void *x, void *y, int64_t row, int64_t end, int64_t block,
                   enum dtype type, const int blocks) {
-    for (; row + 8 <= end; row += 8) tile(w, x, y, row, block, type, 8, blocks);
-    for (; row + 4 <= end; row += 4) tile(w, x, y, row, block, type, 4, blocks);
+    for (; row + MANY_ROWS <= end; row += MANY_ROWS) tiles(w, x, y, row, block, type, MANY_ROWS, blocks);
+    for (; row + 4 <= end; row += 4) tiles(w, x, y, row, block, type, 4, blocks);
+    for (; row + 2 <= end; row += 2) tile(w, x, y, row, block, type, 2, blocks);
     for (; row < end; row++) tile(w, x, y, row, block, type, 1, blocks);
 }
 

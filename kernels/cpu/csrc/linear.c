@@ -29,27 +29,84 @@ typedef struct {
     int32_t *sums;   // [rows][groups]: of the values, to take the zero points off
 } quantized;
 
-// acc[lane] += sum over j of w[lane][j] * x[j], w unsigned and x signed bytes, exact.
-INLINE i32x16 dot4(i32x16 acc, u8x64 w, int32_t x, int bits) {
-#if defined(__AVX512VNNI__)
-    (void)bits;
-    return (i32x16)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, _mm512_set1_epi32(x));
-#elif defined(__AVX2__)
-    // maddubs saturates at 16 bits: nibbles cannot reach it, so bytes are taken as two nibbles
-    union { u8x64 v; __m256i h[2]; } all = {w};
-    union { i32x16 v; __m256i h[2]; } sum = {acc};
-    const __m256i four = _mm256_set1_epi32(x), ones = _mm256_set1_epi16(1), mask = _mm256_set1_epi8(15);
-    for (int i = 0; i < 2; i++) {
-        __m256i pairs = _mm256_maddubs_epi16(_mm256_and_si256(all.h[i], mask), four);
-        sum.h[i] = _mm256_add_epi32(sum.h[i], _mm256_madd_epi16(pairs, ones));
-        if (bits == 4) continue;
-        __m256i upper = _mm256_and_si256(_mm256_srli_epi16(all.h[i], 4), mask);
-        pairs = _mm256_madd_epi16(_mm256_maddubs_epi16(upper, four), ones);
-        sum.h[i] = _mm256_add_epi32(sum.h[i], _mm256_slli_epi32(pairs, 4));
+INLINE int32_t four_bytes(const int8_t *p) { int32_t v; memcpy(&v, p, 4); return v; }
+
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+
+// maddubs adds two products in 16 bits: those of nibbles fit, eight times over (8 * 2 * 15 * 127 = 30,480). So bytes
+// are taken as two nibbles, and what 32 inputs give is widened at once.
+#define NARROW 32
+#define ROWS_OF(bits) ((bits) == 4 ? 8 : 4)  // that leave registers for their sums
+
+// Eight outputs of one group, from `lane` of the strip on, for `rows` rows: totals of exact integers.
+INLINE void total_group(__m256i total[], const uint8_t *codes, const int8_t *values, int64_t inputs, int64_t group,
+                        const int rows, const int bits) {
+    const int step = bits == 4 ? 8 : 4, planes = bits == 4 ? 1 : 2;
+    const __m256i mask = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1), sixteens = _mm256_set1_epi16(16);
+    for (int64_t begin = 0; begin < group; begin += NARROW) {
+        __m256i sum[MAX_ROWS][2];
+#pragma GCC unroll 16
+        for (int i = 0; i < rows; i++) sum[i][0] = sum[i][1] = _mm256_setzero_si256();
+        const int64_t end = MIN(begin + NARROW, group);
+        for (int64_t k = begin; k < end; k += step, codes += STRIP * 4) {
+            __m256i both = _mm256_loadu_si256((const __m256i *)codes);
+            __m256i low = _mm256_and_si256(both, mask), high = _mm256_and_si256(_mm256_srli_epi16(both, 4), mask);
+#pragma GCC unroll 16
+            for (int i = 0; i < rows; i++) {
+                const int8_t *four = values + i * inputs + k;
+                __m256i first = _mm256_set1_epi32(four_bytes(four));
+                __m256i second = bits == 4 ? _mm256_set1_epi32(four_bytes(four + 4)) : first;
+                sum[i][0] = _mm256_add_epi16(sum[i][0], _mm256_maddubs_epi16(low, first));
+                sum[i][planes - 1] = _mm256_add_epi16(sum[i][planes - 1], _mm256_maddubs_epi16(high, second));
+            }
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < rows; i++) {
+            total[i] = _mm256_add_epi32(total[i], _mm256_madd_epi16(sum[i][0], ones));
+            if (planes == 2) total[i] = _mm256_add_epi32(total[i], _mm256_madd_epi16(sum[i][1], sixteens));
+        }
     }
-    return sum.v;
+}
+
+// One group of a strip for `rows` rows.
+INLINE void add_group(f32x16 out[][VECTORS], const uint8_t *at, const quantized *x, int64_t row, int64_t g,
+                      const weights *w, const int rows, const int bits) {
+    const int64_t inputs = w->inputs, group = w->group, groups = inputs / group;
+    const int8_t *values = x->values + row * inputs + g * group;
+    for (int j = 0; j < VECTORS; j++) {
+        union { i32x16 v; __m256i h[2]; } zeros;
+        zeros.h[0] = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(at + STRIP * 4 + j * LANES)));
+        zeros.h[1] = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(at + STRIP * 4 + j * LANES + 8)));
+        __m256i total[2][MAX_ROWS];
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; half++) {
+#pragma GCC unroll 16
+            for (int i = 0; i < rows; i++)
+                total[half][i] = _mm256_mullo_epi32(zeros.h[half],
+                                                    _mm256_set1_epi32(-x->sums[(row + i) * groups + g]));
+            const uint8_t *codes = at + STRIP * 5 + j * 64 + half * 32;
+#pragma GCC unroll 16
+            for (int i = 0; i < rows; i += ROWS_OF(bits))
+                total_group(total[half] + i, codes, values + i * inputs, inputs, group, MIN(ROWS_OF(bits), rows - i),
+                            bits);
+        }
+        f32x16 scale = load_f32((const float *)at + j * LANES);
+#pragma GCC unroll 16
+        for (int i = 0; i < rows; i++) {
+            union { i32x16 v; __m256i h[2]; } whole = {.h = {total[0][i], total[1][i]}};
+            out[i][j] = fma16(__builtin_convertvector(whole.v, f32x16), scale * x->scales[(row + i) * groups + g],
+                              out[i][j]);
+        }
+    }
+}
+
 #else
-    (void)bits;
+
+// acc[lane] += sum over j of w[lane][j] * x[j], w unsigned and x signed bytes, exact.
+INLINE i32x16 dot4(i32x16 acc, u8x64 w, int32_t x) {
+#if defined(__AVX512VNNI__)
+    return (i32x16)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, _mm512_set1_epi32(x));
+#else
     int8_t four[4]; memcpy(four, &x, 4);
     for (int lane = 0; lane < 16; lane++)
         for (int j = 0; j < 4; j++) acc[lane] += (int32_t)w[4 * lane + j] * four[j];
@@ -57,11 +114,9 @@ INLINE i32x16 dot4(i32x16 acc, u8x64 w, int32_t x, int bits) {
 #endif
 }
 
-INLINE int32_t four_bytes(const int8_t *p) { int32_t v; memcpy(&v, p, 4); return v; }
-
-// One group of a strip for `rows` rows: `width` vectors from `first` on.
-INLINE void add_group(f32x16 out[][VECTORS], const uint8_t *at, const quantized *x, int64_t row, int64_t g,
-                      const weights *w, const int first, const int rows, const int width, const int bits) {
+// `width` vectors from `first` on.
+INLINE void add_vectors(f32x16 out[][VECTORS], const uint8_t *at, const quantized *x, int64_t row, int64_t g,
+                        const weights *w, const int first, const int rows, const int width, const int bits) {
     const int64_t inputs = w->inputs, group = w->group, groups = inputs / group;
     const int step = bits == 4 ? 8 : 4;  // inputs in 64 bytes of one vector
     const int8_t *values = x->values + row * inputs + g * group;
@@ -86,10 +141,10 @@ INLINE void add_group(f32x16 out[][VECTORS], const uint8_t *at, const quantized 
         for (int i = 0; i < rows; i++) {
             const int8_t *four = values + i * inputs + k;
 #pragma GCC unroll 16
-            for (int j = 0; j < width; j++) acc[i][j] = dot4(acc[i][j], low[j], four_bytes(four), bits);
+            for (int j = 0; j < width; j++) acc[i][j] = dot4(acc[i][j], low[j], four_bytes(four));
             if (bits == 8) continue;
 #pragma GCC unroll 16
-            for (int j = 0; j < width; j++) acc[i][j] = dot4(acc[i][j], high[j], four_bytes(four + 4), bits);
+            for (int j = 0; j < width; j++) acc[i][j] = dot4(acc[i][j], high[j], four_bytes(four + 4));
         }
     }
 #pragma GCC unroll 16
@@ -102,7 +157,19 @@ INLINE void add_group(f32x16 out[][VECTORS], const uint8_t *at, const quantized 
     }
 }
 
-// A strip for `rows` rows from `row` on. Few rows leave registers for all its vectors at once, many for two.
+// One group of a strip for `rows` rows. Few rows leave registers for all its vectors at once, many for two.
+INLINE void add_group(f32x16 out[][VECTORS], const uint8_t *at, const quantized *x, int64_t row, int64_t g,
+                      const weights *w, const int rows, const int bits) {
+    if (rows <= 4) add_vectors(out, at, x, row, g, w, 0, rows, 4, bits);
+    else {
+        add_vectors(out, at, x, row, g, w, 0, rows, 2, bits);
+        add_vectors(out, at, x, row, g, w, 2, rows, 2, bits);
+    }
+}
+
+#endif
+
+// A strip for `rows` rows from `row` on.
 INLINE void tile(const weights *w, const quantized *x, void *y, enum dtype type, int64_t row, int64_t strip,
                  const int rows, const int bits) {
     const int64_t groups = w->inputs / w->group, bytes = STRIP * 5 + w->group * STRIP * bits / 8;
@@ -112,12 +179,7 @@ INLINE void tile(const weights *w, const quantized *x, void *y, enum dtype type,
     for (int i = 0; i < rows; i++)
 #pragma GCC unroll 16
         for (int j = 0; j < VECTORS; j++) out[i][j] = splat(0.0f);
-    for (int64_t g = 0; g < groups; g++, at += bytes)
-        if (rows <= 4) add_group(out, at, x, row, g, w, 0, rows, 4, bits);
-        else {
-            add_group(out, at, x, row, g, w, 0, rows, 2, bits);
-            add_group(out, at, x, row, g, w, 2, rows, 2, bits);
-        }
+    for (int64_t g = 0; g < groups; g++, at += bytes) add_group(out, at, x, row, g, w, rows, bits);
 #pragma GCC unroll 16
     for (int j = 0; j < VECTORS; j++) {
         int64_t output = strip * STRIP + j * LANES;

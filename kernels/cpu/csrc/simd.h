@@ -1,5 +1,8 @@
 // Sixteen lanes, whatever the machine has: GCC and clang split or fuse them. Every helper works lane by lane
 // in a fixed order, so that a row's result never depends on its neighbours.
+//
+// What is wider than a register is kept in memory by GCC, though, and sums that are added to in a loop must not be:
+// those are of type f32v, one register, of which PARTS are the sixteen lanes.
 #pragma once
 #include <stdint.h>
 #include <string.h>
@@ -8,6 +11,14 @@
 #endif
 
 #define LANES 16
+#if defined(__AVX512F__)
+#define REGISTER 16  // lanes of one
+#elif defined(__AVX2__) && defined(__FMA__)
+#define REGISTER 8
+#else
+#define REGISTER 4
+#endif
+#define PARTS (LANES / REGISTER)
 #define INLINE static inline __attribute__((always_inline))
 #define MIN(a, b) ((a) < (b) ? (a) : (b))
 
@@ -18,6 +29,12 @@ typedef uint16_t u16x16 __attribute__((vector_size(32)));
 typedef int8_t i8x16 __attribute__((vector_size(16)));
 typedef uint8_t u8x16 __attribute__((vector_size(16)));
 typedef uint8_t u8x64 __attribute__((vector_size(64)));
+
+typedef float f32v __attribute__((vector_size(REGISTER * 4)));
+typedef int32_t i32v __attribute__((vector_size(REGISTER * 4)));
+typedef uint32_t u32v __attribute__((vector_size(REGISTER * 4)));
+typedef uint16_t u16v __attribute__((vector_size(REGISTER * 2)));
+typedef int8_t i8v __attribute__((vector_size(REGISTER)));
 
 enum dtype { F32 = 0, BF16 = 1, I8 = 2 };  // I8: codes of a KV cache, read alone
 
@@ -50,6 +67,31 @@ INLINE f32x16 load(const void *p, int64_t i, enum dtype type) {
     if (type == I8) return load_i8((const int8_t *)p + i);
     u16x16 half; memcpy(&half, (const uint16_t *)p + i, 32);
     return (f32x16)(__builtin_convertvector(half, u32x16) << 16);
+}
+
+INLINE f32v splat_part(float x) { return x - (f32v){0}; }
+
+INLINE f32v load_f32_part(const float *p) { f32v v; memcpy(&v, p, sizeof v); return v; }
+INLINE void store_f32_part(float *p, f32v v) { memcpy(p, &v, sizeof v); }
+
+// As many numbers as a register has, at element `i` of a tensor of any type.
+INLINE f32v load_part(const void *p, int64_t i, enum dtype type) {
+    if (type == F32) return load_f32_part((const float *)p + i);
+#if REGISTER == 16
+    return load(p, i, type);
+#elif REGISTER == 8
+    if (type == I8)
+        return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)((const int8_t *)p + i))));
+    __m128i half = _mm_loadu_si128((const __m128i *)((const uint16_t *)p + i));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+#else
+    if (type == I8) {
+        i8v code; memcpy(&code, (const int8_t *)p + i, sizeof code);
+        return __builtin_convertvector(__builtin_convertvector(code, i32v), f32v);
+    }
+    u16v half; memcpy(&half, (const uint16_t *)p + i, sizeof half);
+    return (f32v)(__builtin_convertvector(half, u32v) << 16);
+#endif
 }
 
 // Round to nearest, ties to even; NaN stays NaN.
@@ -88,6 +130,16 @@ INLINE f32x16 fma16(f32x16 a, f32x16 b, f32x16 c) {
     z.h[0] = _mm256_fmadd_ps(x.h[0], y.h[0], z.h[0]);
     z.h[1] = _mm256_fmadd_ps(x.h[1], y.h[1], z.h[1]);
     return z.v;
+#else
+    return a * b + c;
+#endif
+}
+
+INLINE f32v fma_part(f32v a, f32v b, f32v c) {
+#if REGISTER == 16
+    return (f32v)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif REGISTER == 8
+    return _mm256_fmadd_ps(a, b, c);
 #else
     return a * b + c;
 #endif
