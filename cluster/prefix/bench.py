@@ -26,7 +26,7 @@ __all__ = ["PARTS", "Plan", "quick", "run"]
 Progress = Callable[[str], None]
 Rows = list[dict[str, Any]]
 PARTS = ("values", "ttft", "trace", "faults", "simulated")
-PACKAGES = ("motley", "redis", "hiredis", "cryptography", "torch")
+PACKAGES = ("motley", "redis", "hiredis", "valkey-glide-sync", "cryptography", "torch")
 SECRET = b"of this measurement".ljust(32, b".")
 
 SIMULATED = Fleet()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import os
 import shutil
@@ -19,6 +18,7 @@ from ...replicas.errors import MotleyError
 from ...replicas.prefix.record import Geometry, Seal
 from ...replicas.prefix.store import Wanted
 from .bench_blocks import BlocksReader
+from .bench_clients import CLIENTS, getters
 from .redis_store import RedisStore
 from .server import OwnRedis
 from .source import RedisSource
@@ -49,11 +49,9 @@ def of_size(
             for name, side in sides.items():
                 samples[name].append(side())
     workload = {"value_mib": mib(geometry), "connections": connections}
-    compared = [
-        ("get", _parser(), "redis-py"), ("get", "redis-benchmark", "benchmark get"), ("get", "memcpy", "memcpy"),
-        ("read_open_verify", f"{_parser()}, not opened", "redis-py"), ("read_open_verify", "memcpy", "memcpy"),
-    ]  # fmt: skip
-    compared += [("read_into_blocks", f"{_parser()}, not opened", "redis-py"), ("read_into_blocks", "memcpy", "memcpy")]
+    compared = [("get", peer, peer) for peer in (*CLIENTS, "memcpy")] + [("get", "redis-benchmark", "benchmark get")]
+    for metric in ("read_open_verify", "read_into_blocks"):
+        compared += [(metric, f"{name}, not opened", name) for name in CLIENTS] + [(metric, "memcpy", "memcpy")]
     if connections == 1:  # a store has one thread that writes
         compared.append(("set", "redis-benchmark", "benchmark set"))
     for metric, peer, name in compared:
@@ -85,20 +83,19 @@ def _sides(
     def into_blocks(at: int) -> None:
         readers[at].read(size * count)
 
-    import redis
+    def theirs(name: str, client: Callable[[bytes], object]) -> Callable[[], float]:
+        def peer(at: int) -> None:
+            for key in keys:
+                assert client(store.name_of(key)), name
 
-    client = redis.Redis(unix_socket_path=str(own.socket))
-
-    def peer(at: int) -> None:
-        for key in keys:
-            assert client.get(store.name_of(key))
+        return lambda: _rate(total, lambda: _together(peer, connections))
 
     memcpy = _memcpy(size, count * connections)
     sides = {
         "get": lambda: _rate(total, lambda: _together(get, connections)),
         "read_open_verify": lambda: _rate(total, lambda: _together(read, connections)),
         "read_into_blocks": lambda: _rate(total, lambda: _together(into_blocks, connections)),
-        "redis-py": lambda: _rate(total, lambda: _together(peer, connections)),
+        **{name: theirs(name, client) for name, client in getters(own.socket).items()},
         "memcpy": lambda: _rate(total, memcpy),
         "set": lambda: _rate(size * count, lambda: _write(store, [(key, values[key]) for key in keys])),
     }
@@ -161,10 +158,6 @@ def _redis_benchmark(command: list[str], size: int) -> float:
     lines = [line.split(",") for line in ended.stdout.splitlines()]
     (rate,) = (line[1] for line in lines if line[0].strip('"') in ("GET", "SET"))
     return float(rate.strip('"')) * size / 1e9
-
-
-def _parser() -> str:
-    return "redis-py with hiredis" if importlib.util.find_spec("hiredis") else "redis-py, its own parser"
 
 
 def _rate(nbytes: int, action: Callable[[], None]) -> float:

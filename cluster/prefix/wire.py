@@ -2,7 +2,7 @@
 
 redis-py's own timeouts count for one call of `recv`, so that a trickle of bytes never ends; and its parsers hand out
 copies. Here the rest of the time is set before every call, and a value goes from the socket into the buffer that its
-reader gets. `motley bench prefix` measures it beside redis-py's best parser.
+reader gets. `motley bench prefix` measures it beside redis-py with either parser and beside valkey-glide.
 """
 
 from __future__ import annotations

@@ -25,10 +25,10 @@ def prefix(
 ) -> None:
     """What prefixes shared through a Redis of this machine cost, and what they save.
 
-    Values to and from it, beside redis-py, redis-benchmark and a memcpy; the time to the first token of a replica that
-    computes a prefix, has it, or finds it in Redis; tenants with a prompt each, on two replicas with Redis and without;
-    a replica under load whose Redis is killed, stopped, emptied, full, late, locked or cut off. It starts a
-    redis-server of its own. What is said of GPUs is simulated, at the rate measured here.
+    Values to and from it, beside redis-py, valkey-glide, redis-benchmark and a memcpy; the time to the first token of a
+    replica that computes a prefix, has it, or finds it in Redis; tenants with a prompt each, on two replicas with Redis
+    and without; a replica under load whose Redis is killed, stopped, emptied, full, late, locked or cut off. It starts
+    a redis-server of its own. What is said of GPUs is simulated, at the rate measured here.
 
     \b
     Examples:

@@ -1,0 +1,41 @@
+"""Part of `motley bench prefix`: the clients of Redis that Python programs use, each as fast as it comes."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+
+__all__ = ["CLIENTS", "getters"]
+
+Get = Callable[[bytes], object]
+
+PLAIN, HIREDIS, GLIDE = "redis-py, its own parser", "redis-py with hiredis", "valkey-glide"
+CLIENTS = (PLAIN, HIREDIS, GLIDE)
+
+
+def getters(path: Path) -> dict[str, Get]:
+    """Of those of CLIENTS that are installed: the value of a name, from the Redis at this socket."""
+    made = {PLAIN: _redis_py(path, hiredis=False)}
+    if importlib.util.find_spec("hiredis"):
+        made[HIREDIS] = _redis_py(path, hiredis=True)
+    if importlib.util.find_spec("glide_sync"):
+        made[GLIDE] = _glide(path)
+    return made
+
+
+def _redis_py(path: Path, *, hiredis: bool) -> Get:
+    from redis import ConnectionPool, Redis, UnixDomainSocketConnection
+    from redis._parsers import _HiredisParser, _RESP2Parser  # it offers the choice of them
+
+    parser = _HiredisParser if hiredis else _RESP2Parser
+    pool = ConnectionPool(connection_class=UnixDomainSocketConnection, path=str(path), parser_class=parser, protocol=2)
+    return Redis(connection_pool=pool).get
+
+
+def _glide(path: Path) -> Get:
+    from glide_sync import GlideClient, GlideClientConfiguration, NodeAddress
+
+    address = NodeAddress(unix_socket_path=str(path))
+    client: Get = GlideClient.create(GlideClientConfiguration([address], request_timeout=60_000)).get
+    return client
