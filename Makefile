@@ -20,7 +20,7 @@ TORCH = $(call ENTRY,print(*[d for d in project['dependencies'] if d.startswith(
 PROTOS = $(call ENTRY,print(*project['optional-dependencies']['protos']))
 
 .DEFAULT_GOAL := help
-.PHONY: help serve install test lint types imports unit unit-system unit-rest unit-kernels kernels gencode graph reference schema protos clean
+.PHONY: help serve install test lint types imports unit unit-system unit-replicas unit-rest unit-kernels kernels gencode graph reference schema protos clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -48,19 +48,22 @@ imports: $(VENV)/.dev  ## which package may import which
 
 unit: $(VENV)/.dev  ## pytest; ARGS="-k text" runs a part
 ifeq ($(ARGS),)
-	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target unit-system unit-rest unit-kernels
+	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target unit-system unit-replicas unit-rest unit-kernels
 else
 	$(BIN)/pytest $(ARGS)
 endif
 
-# Side by side, for the system tests wait for other processes most of their time, and come first when they do not; each
-# to its end, whatever fails.
+# Two side by side, for the system tests wait for other processes most of their time, and come first when they do not;
+# in parts, for the longest decides when all has ended; each to its end, whatever fails.
 # Torch's threads of one would spin while the other computes.
 unit-system: $(VENV)/.dev
 	$(BIN)/pytest tests/system
 
+unit-replicas: $(VENV)/.dev
+	OMP_NUM_THREADS=1 nice -n 5 $(BIN)/pytest tests/replicas
+
 unit-rest: $(VENV)/.dev
-	OMP_NUM_THREADS=1 nice -n 5 $(BIN)/pytest --ignore=tests/system --ignore=tests/kernels
+	OMP_NUM_THREADS=1 nice -n 5 $(BIN)/pytest --ignore=tests/system --ignore=tests/replicas --ignore=tests/kernels
 
 unit-kernels: $(VENV)/.dev
 	OMP_NUM_THREADS=1 nice -n 5 $(BIN)/pytest tests/kernels
