@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,12 +19,14 @@ from motley.replicas.build import BuiltEngine
 from motley.replicas.engine import EngineCore
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.limits import Limits
+from motley.replicas.plan import ItemResult, PlanItem
 from motley.replicas.protocol import FinishReason, ModelInfo, ReplicaProfile, Request, SamplingParams, StreamMessage
 from motley.replicas.scheduler import Scheduler
 from motley.replicas.worker import Worker
 
 BLOCKS, VOCAB, CONTEXT = 64, 50, 512
 MOST = 2**18
+STEP_S = 0.002  # a model takes its time: without, all is computed before a busy machine has let the event loop run once
 
 
 class Bench:
@@ -50,7 +53,15 @@ class Bench:
 @pytest.fixture(params=[FakeRunner, AheadRunner])
 async def bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bench]:
     """Of the other kind of runner, a step is on its way when the engine hears that a reader is behind."""
-    bench = Bench(request.param(BLOCKS, VOCAB))
+    runner = request.param(BLOCKS, VOCAB)
+    compute = runner._run_item
+
+    def in_its_time(item: PlanItem) -> ItemResult:
+        time.sleep(STEP_S)
+        return compute(item)
+
+    runner._run_item = in_its_time
+    bench = Bench(runner)
     monkeypatch.setattr(module, "build_engine", lambda *_, **__: bench.built())
     monkeypatch.setattr(mailbox, "MOST_BYTES", MOST)
     await bench.worker.start()
