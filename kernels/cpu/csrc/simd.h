@@ -44,54 +44,38 @@ INLINE i32x16 splat_i32(int32_t x) { return x - (i32x16){0}; }
 INLINE f32x16 load_f32(const float *p) { f32x16 v; memcpy(&v, p, 64); return v; }
 INLINE void store_f32(float *p, f32x16 v) { memcpy(p, &v, 64); }
 
-// GCC 12 widens bytes lane by lane: it must be told.
-INLINE f32x16 load_i8(const int8_t *p) {
-    i32x16 wide;
-#if defined(__AVX512F__)
-    wide = (i32x16)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p));
-#elif defined(__AVX2__)
-    union { i32x16 v; __m256i h[2]; } halves;
-    halves.h[0] = _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p));
-    halves.h[1] = _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(p + 8)));
-    wide = halves.v;
-#else
-    i8x16 code; memcpy(&code, p, 16);
-    wide = __builtin_convertvector(code, i32x16);
-#endif
-    return __builtin_convertvector(wide, f32x16);
-}
-
-// Sixteen numbers at element `i` of a tensor of any type.
-INLINE f32x16 load(const void *p, int64_t i, enum dtype type) {
-    if (type == F32) return load_f32((const float *)p + i);
-    if (type == I8) return load_i8((const int8_t *)p + i);
-    u16x16 half; memcpy(&half, (const uint16_t *)p + i, 32);
-    return (f32x16)(__builtin_convertvector(half, u32x16) << 16);
-}
-
 INLINE f32v splat_part(float x) { return x - (f32v){0}; }
 
 INLINE f32v load_f32_part(const float *p) { f32v v; memcpy(&v, p, sizeof v); return v; }
 INLINE void store_f32_part(float *p, f32v v) { memcpy(p, &v, sizeof v); }
 
-// As many numbers as a register has, at element `i` of a tensor of any type.
+// As many numbers as a register has, at element `i` of a tensor of any type. GCC 12 widens bytes lane by lane: it must
+// be told.
 INLINE f32v load_part(const void *p, int64_t i, enum dtype type) {
     if (type == F32) return load_f32_part((const float *)p + i);
-#if REGISTER == 16
-    return load(p, i, type);
-#elif REGISTER == 8
-    if (type == I8)
-        return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)((const int8_t *)p + i))));
-    __m128i half = _mm_loadu_si128((const __m128i *)((const uint16_t *)p + i));
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
-#else
     if (type == I8) {
-        i8v code; memcpy(&code, (const int8_t *)p + i, sizeof code);
-        return __builtin_convertvector(__builtin_convertvector(code, i32v), f32v);
+        const int8_t *codes = (const int8_t *)p + i;
+#if REGISTER == 16
+        return (f32v)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)codes)));
+#elif REGISTER == 8
+        return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)codes)));
+#else
+        i8v narrow; memcpy(&narrow, codes, sizeof narrow);
+        return __builtin_convertvector(__builtin_convertvector(narrow, i32v), f32v);
+#endif
     }
     u16v half; memcpy(&half, (const uint16_t *)p + i, sizeof half);
     return (f32v)(__builtin_convertvector(half, u32v) << 16);
-#endif
+}
+
+typedef union { f32x16 v; f32v part[PARTS]; } parts;
+
+// Sixteen numbers of it.
+INLINE f32x16 load(const void *p, int64_t i, enum dtype type) {
+    parts x;
+#pragma GCC unroll 4
+    for (int k = 0; k < PARTS; k++) x.part[k] = load_part(p, i + k * REGISTER, type);
+    return x.v;
 }
 
 // Round to nearest, ties to even; NaN stays NaN.
@@ -122,19 +106,6 @@ INLINE void store_tail(void *p, int64_t i, enum dtype type, f32x16 v, int count)
 }
 
 // a * b + c, rounded once where the machine can.
-INLINE f32x16 fma16(f32x16 a, f32x16 b, f32x16 c) {
-#if defined(__AVX512F__)
-    return (f32x16)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-#elif defined(__FMA__)
-    union { f32x16 v; __m256 h[2]; } x = {a}, y = {b}, z = {c};
-    z.h[0] = _mm256_fmadd_ps(x.h[0], y.h[0], z.h[0]);
-    z.h[1] = _mm256_fmadd_ps(x.h[1], y.h[1], z.h[1]);
-    return z.v;
-#else
-    return a * b + c;
-#endif
-}
-
 INLINE f32v fma_part(f32v a, f32v b, f32v c) {
 #if REGISTER == 16
     return (f32v)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
@@ -143,6 +114,13 @@ INLINE f32v fma_part(f32v a, f32v b, f32v c) {
 #else
     return a * b + c;
 #endif
+}
+
+INLINE f32x16 fma16(f32x16 a, f32x16 b, f32x16 c) {
+    parts x = {a}, y = {b}, z = {c};
+#pragma GCC unroll 4
+    for (int k = 0; k < PARTS; k++) z.part[k] = fma_part(x.part[k], y.part[k], z.part[k]);
+    return z.v;
 }
 
 INLINE f32x16 pick(i32x16 mask, f32x16 yes, f32x16 no) {
