@@ -176,6 +176,14 @@ async def test_open_loop_latencies_count_from_when_a_request_was_due() -> None:
     assert "late" in found["why"]
 
 
+async def test_a_client_that_stood_still_for_the_whole_window_says_how_long() -> None:
+    workload = Workload(concurrency=1, warmup_s=1.0, duration_s=2.0)
+    outcome = await Load(workload, ScriptedSender(), jobs(workload, ALPHABET), time.monotonic() - 10).run(1)
+    assert not outcome.samples
+    assert outcome.lag_s >= 8
+    assert report.client(workload, outcome)["limited"]
+
+
 async def test_failures_are_counted_by_code_and_are_no_latencies() -> None:
     codes = {0: "RESOURCE_EXHAUSTED", 1: "503"}
     sender = ScriptedSender(gap_s=0.01, fails=codes.get)

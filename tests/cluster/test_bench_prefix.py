@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from motley.cluster.prefix import bench, bench_faults
+from motley.cluster.prefix import bench
 from motley.cluster.prefix.bench_fault_kinds import KINDS
 from motley.cluster.prefix.bench_faults import Faults, _Answer, _Found, _rows, faults
 from motley.cluster.prefix.bench_replicas import break_even
@@ -103,7 +103,6 @@ def test_a_part_is_measured_alone() -> None:
 def test_no_request_fails_whatever_redis_does_and_it_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     # Little KV, dear to compute: even on a busy machine it pays to read it.
     monkeypatch.setitem(SHAPES, "wide", Shape(768, 3_072, 2, 12, 2, 4_096))
-    monkeypatch.setattr(bench_faults, "WARM_ROUNDS", 200)
     plan = Faults(shape="wide", prefix_tokens=256, rounds=1)
     rows = faults(plan, b"a secret of the tests alone, 32 bytes", lambda line: None)
     assert {each["workload"]["redis"] for each in rows} == set(KINDS)
