@@ -36,64 +36,73 @@ INLINE int32_t four_bytes(const int8_t *p) { int32_t v; memcpy(&v, p, 4); return
 // maddubs adds two products in 16 bits: those of nibbles fit, eight times over (8 * 2 * 15 * 127 = 30,480). So bytes
 // are taken as two nibbles, and what 32 inputs give is widened at once.
 #define NARROW 32
-#define ROWS_OF(bits) ((bits) == 4 ? 8 : 4)  // that leave registers for their sums
+#define HALVES (2 * VECTORS)  // registers of a strip, eight outputs each
+#define SUMS 8                // that leave registers for the rest
+#define ROWS_OF(bits) ((bits) == 4 ? SUMS : SUMS / 2)
 
-// Eight outputs of one group, from `lane` of the strip on, for `rows` rows: totals of exact integers.
-INLINE void total_group(__m256i total[], const uint8_t *codes, const int8_t *values, int64_t inputs, int64_t group,
-                        const int rows, const int bits) {
+// `halves` times eight outputs of one group for `rows` rows: exact integers are added to the totals.
+INLINE void total_group(__m256i total[][MAX_ROWS], const uint8_t *codes, const int8_t *values, int64_t inputs,
+                        int64_t group, const int rows, const int halves, const int bits) {
     const int step = bits == 4 ? 8 : 4, planes = bits == 4 ? 1 : 2;
     const __m256i mask = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1), sixteens = _mm256_set1_epi16(16);
     for (int64_t begin = 0; begin < group; begin += NARROW) {
-        __m256i sum[MAX_ROWS][2];
+        __m256i sum[HALVES][MAX_ROWS][2];
 #pragma GCC unroll 16
-        for (int i = 0; i < rows; i++) sum[i][0] = sum[i][1] = _mm256_setzero_si256();
+        for (int h = 0; h < halves; h++)
+#pragma GCC unroll 16
+            for (int i = 0; i < rows; i++) sum[h][i][0] = sum[h][i][1] = _mm256_setzero_si256();
         const int64_t end = MIN(begin + NARROW, group);
         for (int64_t k = begin; k < end; k += step, codes += STRIP * 4) {
-            __m256i both = _mm256_loadu_si256((const __m256i *)codes);
-            __m256i low = _mm256_and_si256(both, mask), high = _mm256_and_si256(_mm256_srli_epi16(both, 4), mask);
 #pragma GCC unroll 16
-            for (int i = 0; i < rows; i++) {
-                const int8_t *four = values + i * inputs + k;
-                __m256i first = _mm256_set1_epi32(four_bytes(four));
-                __m256i second = bits == 4 ? _mm256_set1_epi32(four_bytes(four + 4)) : first;
-                sum[i][0] = _mm256_add_epi16(sum[i][0], _mm256_maddubs_epi16(low, first));
-                sum[i][planes - 1] = _mm256_add_epi16(sum[i][planes - 1], _mm256_maddubs_epi16(high, second));
+            for (int h = 0; h < halves; h++) {
+                __m256i both = _mm256_loadu_si256((const __m256i *)(codes + h * 32));
+                __m256i low = _mm256_and_si256(both, mask), high = _mm256_and_si256(_mm256_srli_epi16(both, 4), mask);
+#pragma GCC unroll 16
+                for (int i = 0; i < rows; i++) {
+                    const int8_t *four = values + i * inputs + k;
+                    __m256i first = _mm256_set1_epi32(four_bytes(four)), *sums = sum[h][i];
+                    __m256i second = bits == 4 ? _mm256_set1_epi32(four_bytes(four + 4)) : first;
+                    sums[0] = _mm256_add_epi16(sums[0], _mm256_maddubs_epi16(low, first));
+                    sums[planes - 1] = _mm256_add_epi16(sums[planes - 1], _mm256_maddubs_epi16(high, second));
+                }
             }
         }
 #pragma GCC unroll 16
-        for (int i = 0; i < rows; i++) {
-            total[i] = _mm256_add_epi32(total[i], _mm256_madd_epi16(sum[i][0], ones));
-            if (planes == 2) total[i] = _mm256_add_epi32(total[i], _mm256_madd_epi16(sum[i][1], sixteens));
-        }
+        for (int h = 0; h < halves; h++)
+#pragma GCC unroll 16
+            for (int i = 0; i < rows; i++) {
+                total[h][i] = _mm256_add_epi32(total[h][i], _mm256_madd_epi16(sum[h][i][0], ones));
+                if (planes == 1) continue;
+                total[h][i] = _mm256_add_epi32(total[h][i], _mm256_madd_epi16(sum[h][i][1], sixteens));
+            }
     }
 }
 
-// One group of a strip for `rows` rows.
+// One group of a strip for `rows` rows. As many outputs at once as leave registers: codes that lie one after the other
+// come from memory sooner than those of every fourth line.
 INLINE void add_group(f32x16 out[][VECTORS], const uint8_t *at, const quantized *x, int64_t row, int64_t g,
                       const weights *w, const int rows, const int bits) {
     const int64_t inputs = w->inputs, group = w->group, groups = inputs / group;
     const int8_t *values = x->values + row * inputs + g * group;
-    for (int j = 0; j < VECTORS; j++) {
-        union { i32x16 v; __m256i h[2]; } zeros;
-        zeros.h[0] = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(at + STRIP * 4 + j * LANES)));
-        zeros.h[1] = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(at + STRIP * 4 + j * LANES + 8)));
-        __m256i total[2][MAX_ROWS];
+    const int at_once = MIN(ROWS_OF(bits), rows), halves = ROWS_OF(bits) / at_once;
+    __m256i total[HALVES][MAX_ROWS];
+    for (int h = 0; h < HALVES; h++) {
+        __m256i zeros = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(at + STRIP * 4 + h * 8)));
+#pragma GCC unroll 16
+        for (int i = 0; i < rows; i++)
+            total[h][i] = _mm256_mullo_epi32(zeros, _mm256_set1_epi32(-x->sums[(row + i) * groups + g]));
+    }
 #pragma GCC unroll 2
-        for (int half = 0; half < 2; half++) {
-#pragma GCC unroll 16
-            for (int i = 0; i < rows; i++)
-                total[half][i] = _mm256_mullo_epi32(zeros.h[half],
-                                                    _mm256_set1_epi32(-x->sums[(row + i) * groups + g]));
-            const uint8_t *codes = at + STRIP * 5 + j * 64 + half * 32;
-#pragma GCC unroll 16
-            for (int i = 0; i < rows; i += ROWS_OF(bits))
-                total_group(total[half] + i, codes, values + i * inputs, inputs, group, MIN(ROWS_OF(bits), rows - i),
-                            bits);
+    for (int i = 0; i < rows; i += at_once)
+        for (int h = 0; h < HALVES; h += halves) {
+            __m256i (*rest)[MAX_ROWS] = (__m256i (*)[MAX_ROWS])&total[h][i];
+            total_group(rest, at + STRIP * 5 + h * 32, values + i * inputs, inputs, group, at_once, halves, bits);
         }
+    for (int j = 0; j < VECTORS; j++) {
         f32x16 scale = load_f32((const float *)at + j * LANES);
 #pragma GCC unroll 16
         for (int i = 0; i < rows; i++) {
-            union { i32x16 v; __m256i h[2]; } whole = {.h = {total[0][i], total[1][i]}};
+            union { i32x16 v; __m256i h[2]; } whole = {.h = {total[2 * j][i], total[2 * j + 1][i]}};
             out[i][j] = fma16(__builtin_convertvector(whole.v, f32x16), scale * x->scales[(row + i) * groups + g],
                               out[i][j]);
         }
