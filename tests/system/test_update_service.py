@@ -9,6 +9,8 @@ import threading
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,8 @@ from motley.cli.fleet_calls import Calls, reached
 from motley.client import Client
 from motley.cluster.protos import control_pb2 as pb
 
-STREAMS, TOKENS = 6, 4_000
+STREAMS = 6
+ENDLESS = 60_000  # of the 65,536 that a context has
 
 
 @pytest.fixture(scope="module")
@@ -49,15 +52,54 @@ def motley(service: Served, *arguments: str) -> tuple[int, str, str]:
     return ended.returncode, ended.stdout, ended.stderr
 
 
-def text(service: Served, number: int, tokens: int, begun: threading.Event | None = None) -> list[int]:
-    ids: list[int] = []
+@dataclass
+class Stream:
+    """One that ends when its reader has enough: how long what happens meanwhile takes is not known."""
+
+    number: int
+    ids: list[int] = field(default_factory=list)
+    weights: list[str] = field(default_factory=list)  # of which it says that it is, in turn
+    enough: threading.Event = field(default_factory=threading.Event)
+
+    def read(self, service: Served) -> None:
+        with Client(service.grpc, retries=0) as client:
+            prompt = f"Once {self.number}"
+            for chunk in client.stream(prompt, max_tokens=ENDLESS, ignore_eos=True, temperature=0.0):
+                self.weights += [chunk.weights.contents] if chunk.HasField("weights") else []
+                for choice in chunk.choices:
+                    self.ids += choice.token_ids
+                if self.enough.is_set():
+                    return
+
+
+@contextmanager
+def streaming(service: Served) -> Iterator[list[Stream]]:
+    """So many have begun; they are read until this is left, and live until then."""
+    streams = [Stream(number) for number in range(STREAMS)]
+    with ThreadPoolExecutor(STREAMS) as threads:
+        futures = [threads.submit(one.read, service) for one in streams]
+        try:
+            go_on(streams, 1)
+            yield streams
+            assert not any(future.done() for future in futures)
+        finally:
+            for one in streams:
+                one.enough.set()
+        for future in futures:
+            future.result(60)
+
+
+def go_on(streams: list[Stream], more: int) -> None:
+    """Wait until each has so many more tokens."""
+    before = [len(one.ids) for one in streams]
+    done = lambda: all(len(one.ids) >= then + more for one, then in zip(streams, before, strict=True))  # noqa: E731
+    wait_for(done, f"{more} more tokens of each")
+
+
+def text(service: Served, number: int, tokens: int) -> list[int]:
     with Client(service.grpc, retries=0) as client:
-        for chunk in client.stream(f"Once {number}", max_tokens=tokens, ignore_eos=True, temperature=0.0):
-            for choice in chunk.choices:
-                ids += choice.token_ids
-            if begun is not None and ids:
-                begun.set()
-    return ids
+        [choice] = client.complete(f"Once {number}", max_tokens=tokens, ignore_eos=True, temperature=0.0).choices
+    return list(choice.token_ids)
 
 
 def expected(folder: Path, number: int, tokens: int) -> list[int]:
@@ -93,21 +135,16 @@ def test_weights_change_under_streams(fleet: Served, checkpoint: Path, roots: Pa
     frozen = written(roots / "frozen.safetensors", {name: old[name] for name in old if "embed_tokens" in name})
     elsewhere = written(tmp_path / "elsewhere.safetensors", new)
     assert "-" not in fingerprint(fleet)
-    begun = [threading.Event() for _ in range(STREAMS)]
-    contact = reached(fleet.endpoints["admin"], "", None)
-    with ThreadPoolExecutor(STREAMS) as threads, Calls(contact, None, 120.0) as plane:
-        futures = [threads.submit(text, fleet, number, TOKENS, begun[number]) for number in range(STREAMS)]
-        assert all(each.wait(60) for each in begun)
+    with Calls(reached(fleet.endpoints["admin"], "", None), None, 120.0) as plane, streaming(fleet) as streams:
         for wrong, code in ((frozen, grpc.StatusCode.INVALID_ARGUMENT), (elsewhere, grpc.StatusCode.PERMISSION_DENIED)):
             with pytest.raises(grpc.RpcError) as refused:
                 plane.UpdateWeights(pb.UpdateWeightsRequest(path=str(wrong)))
             assert refused.value.code() == code, refused.value.details()
         made = plane.UpdateWeights(pb.UpdateWeightsRequest(path=str(file), expected_version=0))
         assert [(one.weights_version, one.error) for one in made.replicas] == [(1, "")] * 2
-        assert not any(future.done() for future in futures), "they live: make them longer"
-        answers = [future.result(180) for future in futures]
-    assert answers[0] == expected(checkpoint, 0, TOKENS)
-    assert [len(answer) for answer in answers] == [TOKENS] * STREAMS
+        go_on(streams, 200)
+    for one in streams:
+        assert one.ids == expected(checkpoint, one.number, len(one.ids))
     with ThreadPoolExecutor(STREAMS) as threads:
         for found, right in zip(
             threads.map(lambda number: text(fleet, number, 32), range(STREAMS)),
@@ -130,39 +167,28 @@ def test_weights_change_under_streams(fleet: Served, checkpoint: Path, roots: Pa
         assert len({tuple(one) for one in threads.map(lambda _: text(fleet, 0, 32), range(STREAMS))}) == 1
 
 
-def told(service: Served, number: int, begun: threading.Event) -> tuple[int, list[str]]:
-    """How many tokens an answer has, and of which weights it says that it is."""
-    tokens, weights = 0, []
-    with Client(service.grpc, retries=0) as client:
-        for chunk in client.stream(f"Once {number}", max_tokens=TOKENS, ignore_eos=True, temperature=0.0):
-            weights += [chunk.weights.contents] if chunk.HasField("weights") else []
-            tokens += sum(len(choice.token_ids) for choice in chunk.choices)
-            if tokens:
-                begun.set()
-    return tokens, weights
-
-
 def test_a_stream_that_moves_after_an_update_says_so(fleet: Served, checkpoint: Path, roots: Path) -> None:
     """Its replica goes, and nobody has the weights that it began with any more; streams of others are of one model."""
     new = {name: tensor.flip(0) for name, tensor in tensors_of(checkpoint).items() if ".mlp." in name}
     file = written(roots / "flipped.safetensors", new)
-    begun = [threading.Event() for _ in range(STREAMS)]
     with (
-        ThreadPoolExecutor(STREAMS) as threads,
         Calls(reached(fleet.endpoints["admin"], "", None), None, 120.0) as plane,
         Client(fleet.grpc) as client,
+        streaming(fleet) as streams,
     ):
         [old] = client.complete("Once", max_tokens=2).weights
-        futures = [threads.submit(told, fleet, number, begun[number]) for number in range(STREAMS)]
-        assert all(each.wait(60) for each in begun)
         made = plane.UpdateWeights(pb.UpdateWeightsRequest(path=str(file)))
         assert not any(one.error for one in made.replicas)
-        [pool] = plane.GetFleet(pb.GetFleetRequest()).pools
-        busiest = max(pool.replicas, key=lambda one: one.running)
-        plane.DrainReplica(pb.DrainReplicaRequest(replica_id=busiest.replica_id, timeout_s=0.1))
-        assert not any(future.done() for future in futures), "they live: make them longer"
-        answers = [future.result(180) for future in futures]
-    assert [tokens for tokens, _ in answers] == [TOKENS] * STREAMS
-    moved = [weights for _, weights in answers if len(weights) > 1]
+
+        def running() -> dict[str, int]:
+            [pool] = plane.GetFleet(pb.GetFleetRequest()).pools
+            return {one.replica_id: one.running for one in pool.replicas}
+
+        wait_for(lambda: sum(running().values()) >= STREAMS, "loads that have them")
+        busy = running()
+        plane.DrainReplica(pb.DrainReplicaRequest(replica_id=max(busy, key=busy.__getitem__), timeout_s=0.1))
+        wait_for(lambda: any(len(one.weights) > 1 for one in streams), "a stream to move")
+        go_on(streams, 100)
+    moved = [one.weights for one in streams if len(one.weights) > 1]
     assert moved == [[old.contents, made.contents]] * len(moved) != []
-    assert [weights for _, weights in answers if len(weights) == 1] == [[old.contents]] * (STREAMS - len(moved))
+    assert [one.weights for one in streams if len(one.weights) == 1] == [[old.contents]] * (STREAMS - len(moved))
