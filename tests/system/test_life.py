@@ -113,7 +113,7 @@ def test_it_greets_drains_and_leaves_nothing(service: Served, checkpoint: Path, 
             with Client(service.grpc) as client:
                 assert [model.name for model in client.models()] == ["tiny"]
         children = second.descendants()
-        length = 4000
+        length = 6000
         with Client(second.grpc, retries=0) as client, ThreadPoolExecutor() as threads:
             stream = client.stream("abc", max_tokens=length, ignore_eos=True)
             next(stream)
@@ -127,8 +127,8 @@ def test_it_greets_drains_and_leaves_nothing(service: Served, checkpoint: Path, 
             chunks = threads.submit(list, stream)
             check_refusals(second)
             assert not chunks.done(), "what runs went on meanwhile"
-            assert chunks.result(60)[-1].usage.completion_tokens == length, "a running stream ends as it would have"
-            streamed, whole = (answer.result(60) for answer in over_http)
+            assert chunks.result(120)[-1].usage.completion_tokens == length, "a running stream ends as it would have"
+            streamed, whole = (answer.result(120) for answer in over_http)
             assert (streamed.status, streamed.events()[-1]) == (200, "[DONE]")
             assert sum(len(event["choices"]) for event in streamed.events()[:-1]) > 1
             assert streamed.events()[-2]["choices"][0]["finish_reason"] == "length"
