@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 from ...replicas.prefix.store import Buffer, Found, StoreStats, Wanted
 from .breaker import CircuitBreaker
 from .connections import Connections, reason_of, redis_connector
+from .reading import Asking, Judge, Reading
 from .source import RedisSource, check_url
-from .stamps import STAMP_BYTES, Epochs, Names, Stamp
+from .stamps import Epochs, Names
 from .tally import Tally
-from .wire import END_BYTES, Refused, Wire, command
+from .wire import Wire
 from .writer import Writer
 
 __all__ = ["RedisStore"]
@@ -42,7 +43,7 @@ class RedisStore:
         if not wanted or not self._admitted(deadline):
             self._tally.missed(len(wanted))
             return [None] * len(wanted)
-        reading = _Reading(self._names, self._epochs, self._tally, wanted, room)
+        reading = Reading(self._judge(), self._tally, wanted, room)
         self._call(lambda wire: reading.run(wire, deadline), lambda: bool(reading.found), began, deadline)
         found = reading.found
         nbytes = sum(one.num_bytes for one in wanted[: len(found)])
@@ -53,20 +54,18 @@ class RedisStore:
     def away(self) -> bool:
         return self._closed or self._breaker.due_s() is not None
 
-    def known(self, keys: Sequence[bytes], deadline: float) -> int | None:
+    def known(self, wanted: Sequence[Wanted], owner: str, deadline: float) -> int | None:
+        """By stamps and lengths. And it learns the owner's epochs, new ones where Redis has lost them.
+
+        Whatever is put after that is of these: it is not dropped for those that were known before, and of what is
+        forgotten from here on nothing is written.
+        """
         began = time.monotonic()
-        if not keys or not self._admitted(deadline):
+        if not wanted or not self._admitted(deadline):
             return None
-        count: int | None = None
-
-        def ask(wire: Wire) -> None:
-            nonlocal count
-            wire.send([b"".join(command(b"EXISTS", self._names.value(key)) for key in keys)], deadline)
-            there = [wire.reply(deadline) == 1 for _ in keys]
-            count = (*there, False).index(False)
-
-        self._call(ask, lambda: False, began, deadline)
-        return count
+        asking = Asking(self._judge(), wanted, self._names.owner(owner))
+        self._call(lambda wire: asking.run(wire, self.source.epoch_ms, deadline), lambda: False, began, deadline)
+        return asking.count
 
     def name_of(self, key: bytes) -> bytes:
         """Where that value is in Redis."""
@@ -90,6 +89,9 @@ class RedisStore:
         self._writer.close()
         self._connections.close()
 
+    def _judge(self) -> Judge:
+        return Judge(self._names, self._epochs, self._tally)
+
     def _admitted(self, deadline: float) -> bool:
         return not self._closed and time.monotonic() < deadline and self._breaker.admit()
 
@@ -107,103 +109,3 @@ class RedisStore:
             if wire is None:
                 self._tally.error("busy" if self._connections.alive else "connection")
             (self._breaker.undecided if wire is None else self._breaker.succeeded)()
-
-
-class _Reading:
-    """One call of `get`: values in their order, and on their heels the epochs by which they are believed."""
-
-    def __init__(
-        self, names: Names, epochs: Epochs, tally: Tally, wanted: Sequence[Wanted], room: memoryview | None
-    ) -> None:
-        self._room = room
-        self._names, self._epochs, self._tally, self._wanted = names, epochs, tally, wanted
-        self._values: list[Found] = []
-        self._stamp: Stamp | None = None  # of the first value, and so of all
-        self._believed = False
-
-    @property
-    def found(self) -> list[Found]:
-        return self._values if self._believed else []
-
-    def run(self, wire: Wire, deadline: float) -> None:
-        """One value is asked for at a time.
-
-        While Redis has two replies of a megabyte for one client it hands out both at a fourth of the rate: 0.4 GB/s for
-        1.9, measured in turns. And little is on its way when the time is over.
-        """
-        for number, wanted in enumerate(self._wanted):
-            wire.send([self._commands(wanted)], deadline)
-            if not self._take(wire, wanted, deadline) or (number == 0 and not self._judged(wire, deadline)):
-                return
-
-    def _commands(self, wanted: Wanted) -> bytes:
-        """GETRANGE, since its answer has a bound: GET of a value that is not ours could be 512 MB."""
-        name = self._names.value(wanted.key)
-        if wanted.ranges is None:
-            return command(b"GETRANGE", name, 0, STAMP_BYTES + wanted.size)  # both ends included: one byte more
-        return b"".join(
-            (
-                command(b"STRLEN", name),
-                command(b"GETRANGE", name, 0, STAMP_BYTES - 1),
-                *(
-                    command(b"GETRANGE", name, STAMP_BYTES + start, STAMP_BYTES + end - 1)
-                    for start, end in wanted.ranges
-                ),
-            )
-        )
-
-    def _take(self, wire: Wire, wanted: Wanted, deadline: float) -> bool:
-        """Whether the value was there, and ours."""
-        if wanted.ranges is None:
-            said, parts = None, [self._value(wire, STAMP_BYTES + wanted.size + 1, deadline)]
-        else:
-            said = wire.reply(deadline)
-            lengths = (STAMP_BYTES, *(end - start for start, end in wanted.ranges))
-            parts = [self._value(wire, most, deadline) for most in lengths]
-        refused = next((one for one in (said, *parts) if isinstance(one, Refused)), None)
-        if refused is not None:
-            return self._miss(refused.lower())
-        data = [part for part in parts if not isinstance(part, Refused)]
-        if wanted.ranges is None:
-            said = len(data[0])
-            data = [data[0][:STAMP_BYTES], data[0][STAMP_BYTES:]]
-        if said == 0:
-            return False
-        if said != STAMP_BYTES + wanted.size or sum(map(len, data)) != STAMP_BYTES + wanted.num_bytes:
-            return self._miss("size")  # or another one was written meanwhile
-        return self._keep(Stamp.of(data[0]), tuple(data[1:]))
-
-    def _value(self, wire: Wire, most: int, deadline: float) -> memoryview | Refused:
-        """In what is left of the room, if that is enough."""
-        need = most + END_BYTES
-        if self._room is None or len(self._room) < need:
-            return wire.value(most, deadline)
-        place, self._room = self._room[:need], self._room[need:]
-        return wire.value(most, deadline, place)
-
-    def _keep(self, stamp: Stamp | None, found: Found) -> bool:
-        if stamp is None:
-            return self._miss("foreign")
-        if self._stamp not in (None, stamp) or self._epochs.forgets(stamp.owner):
-            return False
-        self._stamp = stamp
-        self._values.append(found)
-        return True
-
-    def _judged(self, wire: Wire, deadline: float) -> bool:
-        """Whether it is of the epochs of now, and what follows is to be believed."""
-        stamp = self._stamp
-        assert stamp is not None
-        wire.send([command(b"MGET", self._names.every, self._names.epoch(stamp.owner))], deadline)
-        now = wire.replies(deadline)
-        if any(isinstance(reply, Refused) for reply in now):
-            return self._miss(str(now[0]).lower())
-        every, own = (reply if isinstance(reply, bytes) else b"" for reply in now)
-        if every and own:
-            self._epochs.learn(Stamp(stamp.owner, every, own))
-        self._believed = (every, own) == (stamp.every, stamp.own) and not self._epochs.forgets(stamp.owner)
-        return self._believed
-
-    def _miss(self, reason: str) -> bool:
-        self._tally.error(reason)
-        return False

@@ -36,6 +36,11 @@ class RedisSource:
     queue_bytes: int = QUEUE_BYTES
     connections: int = CONNECTIONS
 
+    @property
+    def epoch_ms(self) -> int:
+        """How long an epoch is kept since something was last written in it: longer than all values of it."""
+        return round(2000 * self.ttl_s)
+
 
 def check_store(store: str) -> None:
     """Raises ConfigurationError for what is neither a word nor a URL."""

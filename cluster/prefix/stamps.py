@@ -87,7 +87,10 @@ class Epochs:
         return self._known.get(tag)
 
     def learn(self, stamp: Stamp) -> None:
+        """Those of now. Not while they are being forgotten: they are the old ones until Redis knows."""
         with self._lock:
+            if self.forgets(stamp.owner):
+                return
             self._known[stamp.owner] = stamp
             self._known.move_to_end(stamp.owner)
             if len(self._known) > _REMEMBERED:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from ...replicas.prefix.store import Buffer
 from .breaker import CircuitBreaker
 from .connections import Connections, reason_of
+from .reading import made
 from .source import RedisSource
 from .stamps import STAMP_BYTES, Epochs, Names, Stamp, new_epoch
 from .tally import Tally
@@ -157,9 +158,8 @@ class Writer:
     def _write(self, wire: Wire, item: _Item, deadline: float) -> str | None:
         """None, or why it was not written."""
         names, tag = self._names, item.tag
-        spent, keep_ms = names.spent(tag), round(2000 * self._source.ttl_s)  # epochs outlive all values of theirs
-        made = [command(b"SET", name, new_epoch(), b"PX", keep_ms, b"NX") for name in (names.every, names.epoch(tag))]
-        wire.send([*made, command(b"MGET", names.every, names.epoch(tag), spent)], deadline)
+        spent, keep_ms = names.spent(tag), self._source.epoch_ms
+        wire.send([*made(names, tag, keep_ms), command(b"MGET", names.every, names.epoch(tag), spent)], deadline)
         replies = [wire.reply(deadline), wire.reply(deadline), *wire.replies(deadline)]
         if self._refused(replies):
             return "refused"
@@ -207,7 +207,7 @@ class Writer:
                     raise ConnectionError("none is free")
                 for tag in self._epochs.to_forget():
                     name = self._names.every if tag is None else self._names.epoch(tag)
-                    wire.send([command(b"SET", name, new_epoch(), b"PX", round(2000 * self._source.ttl_s))], deadline)
+                    wire.send([command(b"SET", name, new_epoch(), b"PX", self._source.epoch_ms)], deadline)
                     if self._refused([wire.reply(deadline)]):
                         done = False
                         break

@@ -102,7 +102,8 @@ class Clerk(Generic[R]):
         elif isinstance(errand, Release):
             errand.mark.wait()
         elif isinstance(errand, Ask):
-            errand.known = self._store.known(errand.keys, self._clock() + READ_S)
+            wanted = [self._seal.geometry.wanted(key, self._heads) for key in errand.keys]
+            errand.known = self._store.known(wanted, errand.owner, self._clock() + READ_S)
         elif isinstance(errand, Forget):
             self._store.forget(errand.owner)
 

@@ -63,9 +63,13 @@ class Release:
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Ask:
-    """How many of the leading keys have a value; None: that could not be told."""
+    """How many of the leading keys have a value that can be read; None: that could not be told.
+
+    owner  of what is stored then
+    """
 
     keys: tuple[bytes, ...]
+    owner: str
     known: int | None = None
 
 

@@ -56,9 +56,11 @@ class HostStore:
     def away(self) -> bool:
         return False
 
-    def known(self, keys: Sequence[bytes], deadline: float) -> int:
+    def known(self, wanted: Sequence[Wanted], owner: str, deadline: float) -> int:
         with self._lock:
-            return next((i for i, key in enumerate(keys) if key not in self._values), len(keys))
+            values = [self._values.get(one.key) for one in wanted]
+        there = [value is not None and len(value.data) == one.size for one, value in zip(wanted, values, strict=True)]
+        return (*there, False).index(False)
 
     def put(self, key: bytes, parts: Sequence[Buffer], owner: str) -> bool:
         began = self._clock()

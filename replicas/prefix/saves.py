@@ -58,7 +58,7 @@ class Saves:
         if sequence.outdated:
             return
         if (new := self._new(values)) and len(self._asked) < _MOST_ASKED:
-            ask = Ask(keys=tuple(value.key for value in new))
+            ask = Ask(keys=tuple(value.key for value in new), owner=sequence.request.tenant)
             self._asked[ask] = _Wish(sequence, new)
             self._keys.update(ask.keys)
             self._link.courier.send(ask)

@@ -110,8 +110,13 @@ class PrefixStore(Protocol):
         """It has failed of late: until it is well again every value is a miss, and nothing is stored. At once told."""
         ...
 
-    def known(self, keys: Sequence[bytes], deadline: float) -> int | None:
-        """How many leading keys have a value, at a guess: it may be gone by the time it is read. None: nobody said."""
+    def known(self, wanted: Sequence[Wanted], owner: str, deadline: float) -> int | None:
+        """How many leading values `get` would give, by all that can be told without reading them. None: nobody said.
+
+        At a guess: one may be gone by the time it is read, and what is in it only its reader sees.
+
+        owner  who puts those that are missing, if anybody does
+        """
         ...
 
     def put(self, key: bytes, parts: Sequence[Buffer], owner: str) -> bool:

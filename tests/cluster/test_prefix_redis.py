@@ -7,12 +7,12 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from certificates import Certificates
 from redis_over_tls import tls_before
+from redis_stores import SECRET, SIZE, known, read, storing, value, write
 from served import wait_for
 
 from motley.cluster.failures import ConfigurationError
@@ -28,19 +28,8 @@ from motley.replicas.prefix.store import Breaker, Wanted
 
 pytestmark = pytest.mark.skipif(find_redis()[0] is None, reason="no redis-server")
 
-SECRET = b"s" * 32
-SIZE = 200_000
 READ_S = 0.05  # the deadline that engines give
 SLACK_S = 2.0  # what a machine may be late by; the faults would last longer, or for ever
-
-
-@contextmanager
-def storing(url: str, **settings: object) -> Iterator[RedisStore]:
-    store = RedisStore(RedisSource(url=url, secret=SECRET, **settings))  # type: ignore[arg-type]
-    try:
-        yield store
-    finally:
-        store.close()
 
 
 @pytest.fixture
@@ -48,22 +37,6 @@ def store(redis: RedisProcess) -> Iterator[RedisStore]:
     with storing(redis.url) as store:
         wait_for(lambda: store._connections.alive, "a connection")
         yield store
-
-
-def value(key: bytes) -> bytes:
-    return (key * (SIZE // len(key) + 1))[:SIZE]
-
-
-def read(store: RedisStore, *keys: bytes, seconds: float = 5.0) -> list[bytes | None]:
-    found = store.get([Wanted(key, SIZE) for key in keys], time.monotonic() + seconds)
-    return [None if parts is None else bytes(parts[0]) for parts in found]
-
-
-def write(store: RedisStore, *keys: bytes, owner: str = "ann") -> None:
-    """And wait until it is there."""
-    before = store.stats().stored
-    assert all(store.put(key, [value(key)[:7], value(key)[7:]], owner) for key in keys)
-    wait_for(lambda: store.stats().stored == before + len(keys), "a write")
 
 
 def test_flushed_is_written(store: RedisStore) -> None:
@@ -111,9 +84,9 @@ def test_what_one_replica_writes_another_reads(redis: RedisProcess, store: Redis
     with storing(redis.url) as other:
         wait_for(lambda: other._connections.alive, "a connection")
         assert read(other, b"a", b"b", b"x", b"c") == [value(b"a"), value(b"b"), None, None]
-        deadline = time.monotonic() + 5
-        assert other.known([b"a", b"b", b"x", b"c"], deadline) == 2
-        ((head, heads),) = other.get([Wanted(b"c", SIZE, ((0, 64), (1000, 1500)))], deadline)  # type: ignore[misc]
+        assert known(other, b"a", b"b", b"x", b"c") == 2
+        ranges = Wanted(b"c", SIZE, ((0, 64), (1000, 1500)))
+        ((head, heads),) = other.get([ranges], time.monotonic() + 5)  # type: ignore[misc]
         assert (bytes(head), bytes(heads)) == (value(b"c")[:64], value(b"c")[1000:1500])
         stats = other.stats()
         assert (stats.hits, stats.misses, stats.bytes_read) == (3, 2, 2 * SIZE + 564)
@@ -244,14 +217,14 @@ def test_redis_killed_and_restarted_empty(tmp_path: Path) -> None:
         assert not store.away
         wait_for(lambda: in_time(store, b"a") == [None] and store.stats().breaker is Breaker.OPEN, "the breaker")
         assert store.away
-        assert store.known([b"a"], time.monotonic() + 5) is None, "nobody can tell"
+        assert known(store, b"a") is None, "nobody can tell"
         assert not store.put(b"b", [value(b"b")], "ann")
         assert store.stats().dropped == {"breaker_open": 1}
         server.start()
         recovers(store)
         assert not store.away
         assert read(store, b"a") == [None]
-        assert store.known([b"a"], time.monotonic() + 5) == 0
+        assert known(store, b"a") == 0
     server.kill()
 
 

@@ -280,9 +280,9 @@ def test_the_hosts_store_keeps_what_was_used_last(steps: list[tuple[str, int, in
             for one in keys[:leading]:
                 held[one] = held.pop(one)
         elif what == "known":
-            assert store.known([bytes([i]) for i in range(number + 1)], 1e18) == next(
-                (i for i in range(number + 1) if bytes([i]) not in held), number + 1
-            )
+            keys = [bytes([i]) for i in range(number + 1)]
+            leading = next((i for i in range(number + 1) if keys[i] not in held), number + 1)
+            assert store.known([Wanted(one, held.get(one, 7)) for one in keys], "", 1e18) == leading
         else:
             store.forget(owner)
             held = {one: size for one, size in held.items() if str(one[0] % 2) != owner}
@@ -296,9 +296,10 @@ def test_the_hosts_store_refuses_and_counts() -> None:
     assert store.put(b"k", [bytes(50)], "")
     assert store.get([Wanted(b"k", 51)], 1e18) == [None]
     assert store.get([Wanted(b"k", 50)], 0.0) == [None], "too late"
+    assert [store.known([Wanted(b"k", size)], "", 1e18) for size in (50, 51)] == [1, 0]
     store.close()
     assert not store.put(b"k", [b"x"], "")
-    assert store.known([b"k"], 1e18) == 0
+    assert store.known([Wanted(b"k", 50)], "", 1e18) == 0
     stats = store.stats()
     assert (stats.hits, stats.misses, dict(stats.errors)) == (0, 2, {"size": 1})
     assert dict(stats.dropped) == {"too_large": 1, "closed": 1}

@@ -141,12 +141,12 @@ class BadStore(HostStore):
     def away(self) -> bool:
         return self.gone
 
-    def known(self, keys: Sequence[bytes], deadline: float) -> int | None:
+    def known(self, wanted: Sequence[Wanted], owner: str, deadline: float) -> int | None:
         if self.gone:
             return None
         if self.fault() == "raise":
             raise ConnectionError("told to")
-        return super().known(keys, deadline)
+        return super().known(wanted, owner, deadline)
 
     def put(self, key: bytes, parts: Sequence[Buffer], owner: str) -> bool:
         fault = self.fault()

@@ -1,0 +1,152 @@
+"""What Redis holds and nobody may read is as good as gone: nobody counts on it, and who misses it writes it anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from redis_engines import VALUE, SharingEngine, patient, prompt
+from redis_stores import SECRET, known, read, storing, value, write
+from redis_values import RawValues
+from served import wait_for
+
+from motley.cluster.prefix.bench_redis import RedisProcess
+from motley.cluster.prefix.redis_store import RedisStore
+from motley.cluster.prefix.server import find_redis
+from motley.cluster.prefix.stamps import STAMP_BYTES, Names
+
+pytestmark = pytest.mark.skipif(find_redis()[0] is None, reason="no redis-server")
+
+NAMES = Names(SECRET)
+ANN = NAMES.epoch(NAMES.owner("ann"))
+TOKENS, KEPT = 300, 2 * VALUE
+
+
+@pytest.fixture
+def stores(redis: RedisProcess) -> Iterator[list[RedisStore]]:
+    """Of two replicas."""
+    redis.ask("FLUSHALL")
+    with storing(redis.url) as one, storing(redis.url) as other:
+        wait_for(lambda: one._connections.alive and other._connections.alive, "connections")
+        yield [one, other]
+
+
+@pytest.fixture
+def raw(redis: RedisProcess) -> Iterator[RawValues]:
+    values = RawValues(redis)
+    yield values
+    values.close()
+
+
+Loss = Callable[[RawValues, bytes], None]
+
+LOSSES: dict[str, Loss] = {
+    "magic": lambda raw, name: raw.flip(name, 3),
+    "owner": lambda raw, name: raw.flip(name, 20),
+    "epoch of all": lambda raw, name: raw.flip(name, 40),
+    "epoch of the owner": lambda raw, name: raw.flip(name, 60),
+    "cut in its stamp": lambda raw, name: raw.cut(name, STAMP_BYTES - 1),
+    "cut in its record": lambda raw, name: raw.cut(name, STAMP_BYTES + 100),
+    "another type": lambda raw, name: (raw.client.delete(name), raw.client.lpush(name, "x")),  # type: ignore[dict-item]
+    "lost": lambda raw, name: raw.client.delete(name),
+    "Redis lost the owner's epoch": lambda raw, name: raw.client.delete(ANN),
+    "Redis lost the epoch of all": lambda raw, name: raw.client.delete(NAMES.every),
+    "Redis lost everything": lambda raw, name: raw.client.flushall(),
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_what_would_not_be_read_is_not_known(stores: list[RedisStore], raw: RawValues, loss: str) -> None:
+    one, other = stores
+    write(one, b"a", b"b", b"c")
+    assert known(other, b"a", b"b", b"c") == 3
+    LOSSES[loss](raw, NAMES.value(b"b"))
+    for store in stores:
+        readable = [found is not None for found in read(store, b"a", b"b", b"c")]
+        assert known(store, b"a", b"b", b"c") == readable.index(False)
+    wanted = [key for key in (b"a", b"b", b"c") if read(one, key) == [None]]
+    for store in stores:  # each has known the epochs of before
+        assert known(store, *wanted) == 0
+    write(one, *wanted)
+    write(other, *wanted)
+    assert not one.stats().dropped
+    assert read(other, b"a", b"b", b"c") == [value(b"a"), value(b"b"), value(b"c")]
+
+
+@pytest.mark.parametrize("owner", ["ann", None])
+def test_what_is_forgotten_is_not_known(stores: list[RedisStore], owner: str | None) -> None:
+    one, other = stores
+    write(one, b"a")
+    assert known(other, b"a") == 1
+    one.forget(owner)
+    wait_for(lambda: known(other, b"a") == 0 == known(one, b"a"), "Redis to know")
+    write(other, b"a")
+    assert [known(store, b"a") for store in stores] == [1, 1]
+
+
+def test_nothing_is_known_of_who_is_being_forgotten(stores: list[RedisStore]) -> None:
+    one, _ = stores
+    write(one, b"a")
+    one._epochs.forget(NAMES.owner("ann"))  # and nobody tells Redis
+    assert known(one, b"a") == 0
+    assert one._epochs.known(NAMES.owner("ann")) is None, "what Redis has is of before"
+
+
+def test_what_was_forgotten_stays_so_whoever_makes_new_epochs(stores: list[RedisStore], raw: RawValues) -> None:
+    one, other = stores
+    write(one, b"old")
+    one.forget("ann")
+    wait_for(lambda: not one._epochs.to_forget(), "Redis to know")
+    for lost in (ANN, NAMES.every):
+        raw.client.delete(lost)
+        for store in stores:
+            assert known(store, b"old") == 0
+            assert read(store, b"old") == [None]
+        write(other, b"new")
+        assert read(one, b"old") == [None]
+        assert read(one, b"new") == [value(b"new")]
+
+
+def test_what_is_forgotten_after_the_asking_is_not_written(stores: list[RedisStore]) -> None:
+    one, other = stores
+    assert known(other, b"late") == 0  # and then it computes
+    one.forget("ann")
+    wait_for(lambda: not one._epochs.to_forget(), "Redis to know")
+    other.put(b"late", [value(b"late")], "ann")
+    wait_for(lambda: other.stats().dropped, "a value that was dropped")
+    assert other.stats().dropped == {"forgotten": 1}
+    assert read(one, b"late") == [None]
+
+
+@pytest.fixture(scope="module")
+def engines(redis: RedisProcess) -> Iterator[list[SharingEngine]]:
+    redis.ask("FLUSHALL")
+    engines = [SharingEngine(redis) for _ in range(2)]
+    yield engines
+    for engine in engines:
+        engine.close()
+
+
+def told(engine: SharingEngine) -> list[int]:
+    return [stored.tokens for stored in engine.stored if stored is not None]
+
+
+@pytest.mark.parametrize("loss", [*LOSSES, "forgotten", "forgotten of all"])
+def test_the_next_who_misses_it_writes_it_anew(
+    engines: list[SharingEngine], raw: RawValues, loss: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patient(monkeypatch)
+    raw.client.flushall()
+    one, other = engines
+    asked = prompt(3 + 2 * [*LOSSES, "forgotten", "forgotten of all"].index(loss), TOKENS)
+    assert [one.ask(asked) for _ in range(3)] == [0, 0, KEPT]
+    assert [other.ask(asked), other.ask(asked)] == [KEPT, KEPT]
+    if loss in LOSSES:
+        for name in raw.names():
+            LOSSES[loss](raw, name)
+    else:
+        one.forget("ann" if loss == "forgotten" else None)
+    assert other.ask(asked) == 0
+    assert told(other)[0] == 0, "until it is written"
+    assert one.ask(asked) == KEPT
+    assert told(one)[0] == KEPT

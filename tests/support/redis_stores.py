@@ -1,0 +1,45 @@
+"""A prefix store over a redis-server of the tests, and what is put there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from served import wait_for
+
+from motley.cluster.prefix.redis_store import RedisStore
+from motley.cluster.prefix.source import RedisSource
+from motley.replicas.prefix.store import Wanted
+
+SECRET = b"s" * 32
+SIZE = 200_000
+
+
+@contextmanager
+def storing(url: str, **settings: object) -> Iterator[RedisStore]:
+    store = RedisStore(RedisSource(url=url, secret=SECRET, **settings))  # type: ignore[arg-type]
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def value(key: bytes) -> bytes:
+    return (key * (SIZE // len(key) + 1))[:SIZE]
+
+
+def read(store: RedisStore, *keys: bytes, seconds: float = 5.0) -> list[bytes | None]:
+    found = store.get([Wanted(key, SIZE) for key in keys], time.monotonic() + seconds)
+    return [None if parts is None else bytes(parts[0]) for parts in found]
+
+
+def write(store: RedisStore, *keys: bytes, owner: str = "ann") -> None:
+    """And wait until it is there."""
+    before = store.stats().stored
+    assert all(store.put(key, [value(key)[:7], value(key)[7:]], owner) for key in keys)
+    wait_for(lambda: store.stats().stored == before + len(keys), "a write")
+
+
+def known(store: RedisStore, *keys: bytes, owner: str = "ann") -> int | None:
+    return store.known([Wanted(key, SIZE) for key in keys], owner, time.monotonic() + 5)
