@@ -77,12 +77,14 @@ class Asking:
 
 
 class Reading:
-    """One call of `get`: values in their order, and on their heels the epochs by which they are believed."""
+    """One call of `get`: values in their order, and on their heels their owners' epochs, by which they are believed.
+
+    Tenants of one cache group write one prefix together: each value is believed by the epochs of who wrote it.
+    """
 
     def __init__(self, judge: Judge, tally: Tally, wanted: Sequence[Wanted], room: memoryview | None) -> None:
         self._room = room
         self._judge, self._tally, self._wanted = judge, tally, wanted
-        self._stamp: Stamp | None = None  # of the first value, and so of all
         self.found: list[Found] = []
 
     def run(self, wire: Wire, deadline: float) -> None:
@@ -135,9 +137,6 @@ class Reading:
         stamp = Stamp.of(data[0])
         if stamp is None:
             return self._miss("foreign")
-        if self._stamp not in (None, stamp):
-            return None
-        self._stamp = stamp
         self._judge.ask(wire, [stamp], deadline)
         return tuple(data[1:]) if self._judge.believes(stamp) else None
 
