@@ -71,9 +71,10 @@ class Asking:
             self.count = (*believed, False).index(False)
 
     def _stamp(self, wanted: Wanted, size: Reply, data: Reply) -> Stamp | None:
-        if size != STAMP_BYTES + wanted.size or not isinstance(data, bytes) or isinstance(data, Refused):
+        if size != STAMP_BYTES + wanted.size or not isinstance(data, bytes):
             return None
-        return Stamp.of(data)
+        stamp = self._judge.names.stamp_of(wanted.key, data)
+        return stamp if isinstance(stamp, Stamp) else None
 
 
 class Reading:
@@ -134,9 +135,9 @@ class Reading:
             return None
         if said != STAMP_BYTES + wanted.size or sum(map(len, data)) != STAMP_BYTES + wanted.num_bytes:
             return self._miss("size")  # or another one was written meanwhile
-        stamp = Stamp.of(data[0])
-        if stamp is None:
-            return self._miss("foreign")
+        stamp = self._judge.names.stamp_of(wanted.key, data[0])
+        if not isinstance(stamp, Stamp):
+            return self._miss(stamp)
         self._judge.ask(wire, [stamp], deadline)
         return tuple(data[1:]) if self._judge.believes(stamp) else None
 

@@ -4,6 +4,9 @@ Before each value in Redis stands a stamp: whose it is, and the epochs in which 
 all. A reader asks for the epochs of now in the same breath, and believes no value of another one. To forget is to set a
 new epoch, in one command. Epochs are random, never counted: where Redis has lost one, every value of it is forgotten,
 and none comes back. What nobody can read any more goes by its TTL, or as the least recently used.
+
+A stamp holds for one key, and only who has the fleet's secret can make it: no fault of a memory, and nobody in Redis,
+turns a value into one of another owner, key or epoch.
 """
 
 from __future__ import annotations
@@ -18,9 +21,10 @@ from ...replicas.prefix.store import Buffer
 
 __all__ = ["STAMP_BYTES", "Epochs", "Names", "Stamp"]
 
-_MAGIC = b"motley prefix v1"
+_MAGIC = b"motley prefix v2"
 _PART = 16
-STAMP_BYTES = 4 * _PART
+STAMP_BYTES = 5 * _PART  # magic, owner, epochs of all and of the owner, and a check of them and of the value's key
+FOREIGN, ALTERED = "foreign", "stamp"  # what is wrong with one: it is none of ours; it was changed, or moved
 _REMEMBERED = 4096  # owners
 
 
@@ -31,18 +35,6 @@ class Stamp:
     owner: bytes
     every: bytes
     own: bytes
-
-    def packed(self) -> bytes:
-        return _MAGIC + self.owner + self.every + self.own
-
-    @classmethod
-    def of(cls, data: Buffer) -> Stamp | None:
-        """None: it is none of ours."""
-        data = bytes(data)
-        if len(data) != STAMP_BYTES or not data.startswith(_MAGIC):
-            return None
-        owner, every, own = (data[i : i + _PART] for i in range(_PART, STAMP_BYTES, _PART))
-        return cls(owner, every, own)
 
 
 def new_epoch() -> bytes:
@@ -70,6 +62,19 @@ class Names:
     def spent(self, tag: bytes) -> bytes:
         """Bytes that it has written lately."""
         return self.space + b"spent:" + tag.hex().encode()
+
+    def stamped(self, key: bytes, stamp: Stamp) -> bytes:
+        """What stands before the value at that key."""
+        said = stamp.owner + stamp.every + stamp.own
+        return _MAGIC + said + self._tag(b"stamp " + said + key)
+
+    def stamp_of(self, key: bytes, data: Buffer) -> Stamp | str:
+        """Of the value at that key; or in a word what is wrong with it."""
+        data = bytes(data)
+        if len(data) != STAMP_BYTES or not data.startswith(_MAGIC):
+            return FOREIGN
+        stamp = Stamp(*(data[i : i + _PART] for i in range(_PART, 4 * _PART, _PART)))
+        return stamp if hmac.compare_digest(self.stamped(key, stamp), data) else ALTERED
 
     def _tag(self, text: bytes) -> bytes:
         return hmac.digest(self._secret, text, "sha256")[:_PART]

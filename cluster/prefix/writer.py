@@ -179,7 +179,7 @@ class Writer:
     def _store(self, wire: Wire, item: _Item, stamp: Stamp, keep_ms: int, deadline: float) -> str | None:
         names, ttl_ms = self._names, 1000 * self._source.ttl_s
         name, stamped = names.value(item.key), STAMP_BYTES + item.nbytes
-        head = b"*5\r\n$3\r\nSET\r\n$%d\r\n%s\r\n$%d\r\n" % (len(name), name, stamped) + stamp.packed()
+        head = b"*5\r\n$3\r\nSET\r\n$%d\r\n%s\r\n$%d\r\n" % (len(name), name, stamped) + names.stamped(item.key, stamp)
         lasting = b"%d" % (ttl_ms * random.uniform(1 - _JITTER, 1 + _JITTER))
         after = [command(b"PEXPIRE", names.every, keep_ms), command(b"PEXPIRE", names.epoch(stamp.owner), keep_ms)]
         if self._source.tenant_bytes is not None:

@@ -45,6 +45,7 @@ LOSSES: dict[str, Loss] = {
     "owner": lambda raw, name: raw.flip(name, 20),
     "epoch of all": lambda raw, name: raw.flip(name, 40),
     "epoch of the owner": lambda raw, name: raw.flip(name, 60),
+    "check": lambda raw, name: raw.flip(name, 70),
     "cut in its stamp": lambda raw, name: raw.cut(name, STAMP_BYTES - 1),
     "cut in its record": lambda raw, name: raw.cut(name, STAMP_BYTES + 100),
     "another type": lambda raw, name: (raw.client.delete(name), raw.client.lpush(name, "x")),  # type: ignore[dict-item]
@@ -55,6 +56,34 @@ LOSSES: dict[str, Loss] = {
 }
 
 
+def damage_of(loss: str) -> str:
+    """As it is counted."""
+    return {"magic": "foreign", "another type": "wrongtype"}.get(loss, "size" if "cut" in loss else "stamp")
+
+
+def test_whatever_bit_of_a_stamp_changes_is_counted(stores: list[RedisStore], raw: RawValues) -> None:
+    one, _ = stores
+    write(one, b"a")
+    for count, at in enumerate(range(STAMP_BYTES), 1):
+        raw.flip(NAMES.value(b"a"), at)
+        assert read(one, b"a") == [None]
+        assert sum(one.stats().errors.values()) == count
+        raw.flip(NAMES.value(b"a"), at)
+    assert one.stats().errors == {"foreign": 16, "stamp": STAMP_BYTES - 16}
+    assert read(one, b"a") == [value(b"a")]
+
+
+def test_a_stamp_is_of_its_place_alone(stores: list[RedisStore], raw: RawValues) -> None:
+    one, _ = stores
+    write(one, b"a", b"b")
+    values = raw.all()
+    first, second = (NAMES.value(key) for key in (b"a", b"b"))
+    raw.put({first: values[second], second: values[first]})
+    assert [read(one, key) for key in (b"a", b"b")] == [[None], [None]]
+    assert one.stats().errors == {"stamp": 2}
+    assert known(one, b"a") == 0
+
+
 @pytest.mark.parametrize("loss", LOSSES)
 def test_what_would_not_be_read_is_not_known(stores: list[RedisStore], raw: RawValues, loss: str) -> None:
     one, other = stores
@@ -62,8 +91,11 @@ def test_what_would_not_be_read_is_not_known(stores: list[RedisStore], raw: RawV
     assert known(other, b"a", b"b", b"c") == 3
     LOSSES[loss](raw, NAMES.value(b"b"))
     for store in stores:
+        before = store.stats().errors
         readable = [found is not None for found in read(store, b"a", b"b", b"c")]
         assert known(store, b"a", b"b", b"c") == readable.index(False)
+        damaged = "lost" not in loss  # else it is a miss like any other
+        assert store.stats().errors == ({**before, damage_of(loss): 1} if damaged else before)
     wanted = [key for key in (b"a", b"b", b"c") if read(one, key) == [None]]
     for store in stores:  # each has known the epochs of before
         assert known(store, *wanted) == 0
