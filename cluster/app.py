@@ -21,7 +21,7 @@ from .edge.hook import keep_inside
 from .entrance import Entrance
 from .every_ingress import INGRESS
 from .fleet.selector import actor_options
-from .fleet.spec import FleetSpec, PoolSpec, engine_config, model_of
+from .fleet.spec import FleetSpec, PoolSpec, engine_config, model_of, wire_of
 from .fleet.store import APPLICATION, read_deployed
 from .ingress import Ingress
 from .metrics import PoolReplica
@@ -144,6 +144,7 @@ def version_of(spec: FleetSpec, pool: PoolSpec) -> str:
         spec.model_dump(mode="json", include={"model", "served_model_name"}) | {"prefix_cache": prefixes},
         spec.service.reader_timeout_s,
         pool.model_dump(mode="json", exclude=set(PoolSpec.LIVE)),
+        wire_of(spec, pool),  # which follows from other pools too
     )
 
 

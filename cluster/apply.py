@@ -27,7 +27,7 @@ from .join import check_nodes, joined
 from .named import named
 from .objectives import routing_of
 from .options import ServeOptions
-from .prefix.shared import limit_own, settle, tell_unreached
+from .prefix.shared import limit_own, settle, tell_unreached, tell_wire
 from .settings import node_settings
 
 
@@ -65,6 +65,7 @@ def _deploy_first(options: ServeOptions) -> None:
     print(f"deploying {', '.join(pool.name for pool in spec.pools)}", flush=True)
     prefixes = settle(spec)
     tell_unreached(spec, prefixes)
+    tell_wire(spec, prefixes)
     head.deploy(Deployed(fleet=spec, own_key=own_key, prefixes=prefixes), entrance)
     _control(options)
     head.wait_loaded(lambda: None)
@@ -130,6 +131,7 @@ async def _deploy(
     before = deployed.prefixes
     prefixes = settle(wanted) if before is None else settle(wanted, before.own, before.secret)
     tell_unreached(wanted, prefixes)
+    tell_wire(wanted, prefixes)
     await use_pools(kept)
     known = rolled(deployed.fleet, wanted, KvStore(APPLICATION).kept() or State(), await asyncio.to_thread(_versions))
     fleet = with_models(wanted, {name: one.model for name, one in known.items()})

@@ -38,7 +38,7 @@ from .named import named
 from .options import ServeOptions
 from .parsers.styles import check_names
 from .prefix.server import OwnRedis
-from .prefix.shared import Shared, own_redis, settle
+from .prefix.shared import Shared, own_redis, settle, tell_wire
 from .processes import become_subreaper, end_descendants
 from .settings import check_environment, ray_settings
 
@@ -145,6 +145,7 @@ def _run(
         inside = choose_inside(options, edge)
         redis = own_redis(fleet_of(options), folder.parent, null=options.null_engine or make_worker is not None)
         prefixes = settle(fleet_of(options), "" if redis is None else redis.url)
+        tell_wire(fleet_of(options), prefixes)
         proxy = proxy_name(haproxy=edge is not None)
         endpoints = _start(options, inside, folder, make_worker, bar, began, proxy, prefixes)
         if options.greet:

@@ -45,7 +45,8 @@ class EngineConfig:
     prefix_cache_bytes    of that memory
     prefix_buffer_bytes   of the host, for KV on its way to and from a store. None: 256 MiB, 1 GiB for a GPU; at most an
                           eighth of what is free
-    prefix_wire           how a store has numbers of KV, rounded where that is less than they are. None: as they are
+    prefix_wire           how a store has numbers of KV, rounded where that is less than they are. None: as they are.
+                          Engines that are to share between numerics classes must agree on it
     prefix_after          how often a prefix must be asked for before it is stored
     prefix_any_numerics   take KV that other numerics classes have computed: what follows may then differ in its last
                           digits, and so in its tokens, from what this engine says without a store

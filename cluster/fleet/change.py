@@ -9,7 +9,7 @@ from typing import Any, Literal
 from ..prefix.source import shown
 from .file import FleetFile
 from .lines import At, dotted
-from .spec import FleetSpec, PoolSpec
+from .spec import FleetSpec, PoolSpec, settled_wire
 
 __all__ = ["Change", "changes", "check_fixed", "targets_after"]
 
@@ -83,6 +83,10 @@ def _of_pool(old: PoolSpec, new: PoolSpec) -> Iterator[Change]:
 
 
 def _of_fleet(running: FleetSpec, wanted: FleetSpec) -> Iterator[Change]:
+    before, after = (settled_wire(spec)[0] for spec in (running, wanted))
+    if running.prefix_cache.wire == wanted.prefix_cache.wire and before != after:
+        told = f"prefix_cache.wire, by its pools: {_shown(before)} -> {_shown(after)}"
+        yield Change("restarted", None, f"{told}; all replicas are replaced but those with KV in int8")
     old, new = _plain(running), _plain(wanted)
     for name in FleetSpec.FIXED | {"pools"}:
         del old[name], new[name]

@@ -18,13 +18,14 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError
 
-from ...replicas.engine_config import EngineConfig
+from ...replicas.engine_config import EngineConfig, PrefixWire
 from ...replicas.errors import InvalidRequest
 from ...replicas.shown import first_double
 from ...replicas.sizes import parse_size
 from ..failures import ConfigurationError
-from ..prefix.source import EMBEDDED, MEMORY, check_store
+from ..prefix.source import EMBEDDED, MEMORY, OFF, check_store
 from .capability import PATTERN, capabilities_of
+from .common import common_dtype
 
 __all__ = [
     "PATTERNS",
@@ -390,12 +391,23 @@ class PrefixCacheSpec(Spec):
     """That a tenant may write to Redis within ttl_s."""
     secret: FilePath | None = None
     """File with 32 bytes or more that services have in common to share prefixes; by default each is for itself."""
-    wire: Literal["int8", "float16", "bfloat16"] | None = None
-    """How numbers of KV are stored, rounded where that is less than they are; by default as they are."""
+    wire: Literal["auto", "int8", "float16", "bfloat16"] = "auto"
+    """How the whole fleet's numbers of KV are stored, rounded where that is less than they are. auto: as they are; with
+    any_numerics bfloat16 where each pool is of a CPU or of compute capability 8.0 or above, float16 where one may be
+    below. KV in int8 is stored so."""
     after: int = Field(2, ge=1)
     """How often a prefix must be asked for before it is stored."""
     any_numerics: bool = False
-    """Take what pools of other numerics have computed: last digits may differ then, and so tokens."""
+    """Pools share what they compute whatever their numerics and GPUs: last digits may differ then, and so tokens."""
+
+    @property
+    def used(self) -> bool:
+        return self.reuse and self.store != OFF
+
+    @property
+    def shared(self) -> bool:
+        """Replicas read what others have computed."""
+        return self.used and self.store != MEMORY
 
     @property
     def live(self) -> frozenset[str]:
@@ -498,7 +510,14 @@ class FleetSpec(Spec):
             raise refused(f"{double!r} is the name of another pool already", "pools", last, "name")
         if all(pool.replicas.start == 0 for pool in self.pools):
             raise refused("0 is not accepted of every pool; expected one to start with", "pools", 0, "replicas")
+        wire = self.prefix_cache.wire
         for number, pool in enumerate(self.pools):
+            if self.prefix_cache.used and _keeps_int8(pool) and wire in ("float16", "bfloat16"):
+                raise refused(
+                    f"'int8' is not accepted; prefix_cache.wire is {wire}, and KV in int8 is stored so: "
+                    "expected auto or int8 there",
+                    *("pools", number, "engine", "kv_dtype"),
+                )
             try:
                 engine_config(self, pool)
             except InvalidRequest as error:
@@ -523,12 +542,31 @@ def engine_config(spec: FleetSpec, pool: PoolSpec) -> EngineConfig:
         reuse_prefixes=spec.prefix_cache.reuse,
         prefix_cache="memory" if spec.prefix_cache.store == MEMORY else "off",
         prefix_cache_bytes=spec.prefix_cache.memory,
-        prefix_wire=spec.prefix_cache.wire,
+        prefix_wire=wire_of(spec, pool),
         prefix_after=spec.prefix_cache.after,
         prefix_any_numerics=spec.prefix_cache.any_numerics,
         reader_timeout_s=spec.service.reader_timeout_s,
         **given,
     )
+
+
+def settled_wire(spec: FleetSpec) -> tuple[PrefixWire | None, str]:
+    """How all of the fleet have KV in records, and why. None: each replica as it has KV itself."""
+    cache = spec.prefix_cache
+    if cache.wire != "auto":
+        return cache.wire, "as configured"
+    if not cache.any_numerics or not cache.shared:
+        return None, "no pool reads what another numerics class has computed"
+    return common_dtype(pool for pool in spec.pools if pool.simulate is None and not _keeps_int8(pool))
+
+
+def wire_of(spec: FleetSpec, pool: PoolSpec) -> PrefixWire | None:
+    """As its engines are told. What is in int8 stays so: such pools share with each other, or by `wire: int8`."""
+    return None if spec.prefix_cache.wire == "auto" and _keeps_int8(pool) else settled_wire(spec)[0]
+
+
+def _keeps_int8(pool: PoolSpec) -> bool:
+    return pool.engine.kv_dtype == "int8"
 
 
 def model_of(spec: FleetSpec, pool: PoolSpec) -> str:

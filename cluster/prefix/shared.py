@@ -13,11 +13,11 @@ from pathlib import Path
 
 from ...replicas.prefix.access import SECRET_BYTES, PrefixAccess
 from ..failures import ConfigurationError
-from ..fleet.spec import FleetSpec, PrefixCacheSpec
+from ..fleet.spec import FleetSpec, PrefixCacheSpec, settled_wire
 from .server import OwnRedis, find_redis, set_memory
 from .source import EMBEDDED, MEMORY, OFF, RedisSource
 
-__all__ = ["Shared", "access_of", "limit_own", "own_redis", "read_secret", "settle", "tell_unreached"]
+__all__ = ["Shared", "access_of", "limit_own", "own_redis", "read_secret", "settle", "tell_unreached", "tell_wire"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +78,14 @@ def tell_unreached(spec: FleetSpec, shared: Shared) -> None:
     """
     if spec.prefix_cache.store == EMBEDDED and spec.prefix_cache.reuse and not shared.own:
         _tell("off: what runs has no redis-server of its own; name one that its nodes reach by prefix_cache.store")
+
+
+def tell_wire(spec: FleetSpec, shared: Shared) -> None:
+    """A line of the dtype that pools of unlike numerics share KV in, where that was chosen for them, and why."""
+    cache = spec.prefix_cache
+    wire, why = settled_wire(spec)
+    if wire is not None and cache.wire == "auto" and access_of(cache, shared) is not None:
+        _tell(f"pools share KV in {wire}: {why}")
 
 
 def access_of(cache: PrefixCacheSpec, shared: Shared | None) -> Callable[[], PrefixAccess] | None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from .errands import HIT, MISS, SLOW, Ask, Errand, Fetch, Forget, Release, Save
+from .errands import HIT, MISS, RANGE, SLOW, Ask, Errand, Fetch, Forget, Release, Save
 from .prospects import READ_S, patience_s
 from .record import Seal
 from .store import Buffer, PrefixStore
@@ -44,7 +44,9 @@ class HostRecords(Protocol[R]):
         """False: what is in the blocks is not to be stored."""
         ...
 
-    def unpack(self, payloads: R, blocks: Sequence[int]) -> None: ...
+    def unpack(self, payloads: R, blocks: Sequence[int]) -> bool:
+        """False: a number is too large for the blocks, and nothing of what is in them is to be believed."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,8 @@ class Clerk(Generic[R]):
                     return flaw
                 if fetch.cancelled:
                     return SLOW
-                self._host.unpack(room, fetch.blocks[fetch.count])
+                if not self._host.unpack(room, fetch.blocks[fetch.count]):
+                    return RANGE
                 fetch.count += 1
         return HIT
 
@@ -136,6 +139,8 @@ class Clerk(Generic[R]):
             header = self._seal.header()
             parts: list[Buffer] = [header, self._seal.seal(save.key, header, room.buffers, self._heads.start)]
             save.saved = self._store.put(save.key, parts, save.owner)
+        else:
+            save.unfit = True
 
 
 class StoreCourier(Generic[R]):

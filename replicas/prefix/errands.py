@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["HIT", "MISS", "SLOW", "Ask", "Courier", "Errand", "Fetch", "Forget", "Release", "Save"]
+__all__ = ["HIT", "MISS", "RANGE", "SLOW", "Ask", "Courier", "Errand", "Fetch", "Forget", "Release", "Save"]
 
 HIT, MISS, SLOW = "hit", "miss", "timeout"  # how a fetch ends, beside the flaws of records
+RANGE = "range"  # so does one whose record has a number too large for this replica's KV
 
 
 class Mark(Protocol):
@@ -44,13 +45,17 @@ class Fetch:
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Save:
-    """One value, from blocks of the host, once the copies up to `mark` have been made."""
+    """One value, from blocks of the host, once the copies up to `mark` have been made.
+
+    unfit  it was not written, as a number is not finite in the record's dtype
+    """
 
     key: bytes
     blocks: tuple[int, ...]
     owner: str
     mark: Mark | None = None
     saved: bool = False
+    unfit: bool = False
 
 
 @dataclass(eq=False, slots=True, kw_only=True)

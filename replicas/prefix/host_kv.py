@@ -39,9 +39,7 @@ class Payloads:
         return [self.numbers] if self.scales is None else [self.numbers, self.scales]
 
     def finite(self) -> bool:
-        measured = self.parts[-1]
-        mask = _EXPONENT[measured.dtype]
-        return not any(bool(((_bits(head) & mask) == mask).any()) for head in measured)
+        return all(map(_finite, self.parts[-1]))
 
 
 class HostKv:
@@ -68,11 +66,17 @@ class HostKv:
                 _move(ours, theirs) if self._alike else _round(ours[0], theirs)
         return payloads.finite()
 
-    def unpack(self, payloads: Payloads, blocks: Sequence[int]) -> None:
-        """Into the leading blocks of a record."""
+    def unpack(self, payloads: Payloads, blocks: Sequence[int]) -> bool:
+        """Into the leading blocks of a record; False where a number is too large for the blocks' dtype."""
         for i, block in enumerate(blocks):
             for ours, theirs in self._pairs(block, payloads, i):
-                _move(theirs, ours) if self._alike else _widen(theirs, ours[0])
+                if self._alike:
+                    _move(theirs, ours)
+                    continue
+                _widen(theirs, ours[0])
+                if not _finite(ours[0]):
+                    return False
+        return True
 
     def _pairs(self, block: int, payloads: Payloads, i: int) -> Iterator[tuple[list[torch.Tensor], list[torch.Tensor]]]:
         """Of keys, then of values: the host's block and its place in the record, numbers [KH, layers, 16, D] and, of
@@ -101,6 +105,11 @@ def _round(source: torch.Tensor, rooms: list[torch.Tensor]) -> None:
 
 def _widen(sources: list[torch.Tensor], room: torch.Tensor) -> None:
     room.copy_(sources[0] if len(sources) == 1 else sources[0] * sources[1][..., None])
+
+
+def _finite(numbers: torch.Tensor) -> bool:
+    mask = _EXPONENT[numbers.dtype]
+    return not ((_bits(numbers) & mask) == mask).any()
 
 
 def _bits(numbers: torch.Tensor) -> Any:

@@ -33,7 +33,9 @@ def identity(model: str, geometry: Geometry, kv_dtype: str, numerics: str | None
     """What may share KV, as 32 bytes.
 
     model     digest of the configuration, rope and all, and of every weight's content
-    kv_dtype  of the KV that records are made of
+    geometry  of records: their dtype too
+    kv_dtype  of the KV that records are made of; between classes whatever is rounded to the record's counts, and this
+              is the record's
     numerics  the class; None: KV of other classes counts as well. It differs then in its last digits from what this
               replica would have computed, and so may the tokens that follow
     """

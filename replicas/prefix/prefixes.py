@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from ..blocks import BlockPool
 from ..protocol import BLOCK_TOKENS, Stored
 from ..sequence import Sequence
-from .errands import Ask, Fetch, Forget, Release, Save
+from .errands import RANGE, Ask, Fetch, Forget, Release, Save
 from .fetches import Fetches
 from .known import Known
 from .link import Link, no_link
@@ -34,6 +35,7 @@ class Prefixes:
         self._link = link = no_link() if link is None else link
         self.pool = link.pool
         self.prospects: Prospects | None = None
+        self._unfit = 0  # values that were not written, as a number was beyond the record's range
         self._known = Known(clock)
         self._saves = Saves(link, self._known)
         self._fetches = Fetches(link, self._saves, self._known, clock)
@@ -138,6 +140,8 @@ class Prefixes:
 
     def told(self, store: StoreStats) -> PrefixStats:
         """Safe from any thread. store: what the store says of itself."""
+        if self._unfit:
+            store = replace(store, dropped={**store.dropped, RANGE: self._unfit})
         return PrefixStats(
             queried_tokens=self.queried_tokens,
             hit_tokens=self.hit_tokens,
@@ -168,6 +172,7 @@ class Prefixes:
                 self._fetches.back(errand, self.prospects)
             elif isinstance(errand, Save):
                 self._saves.ended(errand)
+                self._unfit += errand.unfit
             elif isinstance(errand, Ask):
                 self._saves.answered(errand)
             elif isinstance(errand, Release):

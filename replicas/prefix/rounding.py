@@ -45,9 +45,8 @@ def divergence(
     swapper.swap(StepPlan((), swap_out=pairs))
     swapper.mark().wait()
     room = host.room()
-    if not host.pack(lent, room):
-        return float("inf")  # a number is too large for the record's dtype
-    host.unpack(room, lent)
+    if not host.pack(lent, room) or not host.unpack(room, lent):
+        return float("inf")  # a number is too large for the record's dtype, or the record's for KV
     swapper.swap(StepPlan((), swap_in=pairs))
     swapper.mark().wait()
     rounded = runner.logits(probe).log_softmax(-1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -69,10 +70,9 @@ def prefixes_of(
     except ImportError as error:
         message = "prefix_cache: needs the package cryptography, which is not installed"
         raise InvalidRequest(message, param="prefix_cache") from error
-    numerics = None if config.prefix_any_numerics else ops.arithmetic
     keys = StoreKeys(access.secret, identity_of(config, loaded, ops))
     host = HostKv(swapper.slabs(), ops.kv_vectors, geometry)
-    rounded = ""
+    rounded = f" in {geometry.dtype}"
     if geometry.dtype != _kv_dtype(config, ops):
         nats = _rounding(geometry, loaded, runner, swapper, host)
         rounded = f", rounded to {geometry.dtype}: {nats:.1e} nats a token"
@@ -85,15 +85,18 @@ def prefixes_of(
         value_bytes=geometry.size,
         after=config.prefix_after,
     )
-    of = "any numerics class: last digits may differ from those computed here" if numerics is None else numerics
+    any_class = "any numerics class: last digits may differ from those computed here"
+    of = any_class if config.prefix_any_numerics else ops.arithmetic
     size = f"values of {geometry.tokens} tokens, {geometry.size / 2**20:.2f} MiB{rounded}"
     return Prefixes(link), f"{size}; of {of}; {lent} blocks on the host for what comes and goes"
 
 
 def identity_of(config: EngineConfig, loaded: LoadedModel, ops: Ops) -> bytes:
     """What may share KV with this engine: see `keys.identity`. Raises InvalidRequest as `geometry_of` does."""
-    numerics = None if config.prefix_any_numerics else ops.arithmetic
-    return identity(loaded.fingerprint, geometry_of(config, loaded, ops), _kv_dtype(config, ops), numerics)
+    geometry = geometry_of(config, loaded, ops)
+    if config.prefix_any_numerics:
+        return identity(loaded.fingerprint, geometry, geometry.dtype, None)
+    return identity(loaded.fingerprint, geometry, _kv_dtype(config, ops), ops.arithmetic)
 
 
 def _kv_dtype(config: EngineConfig, ops: Ops) -> str:
@@ -111,6 +114,9 @@ def _rounding(geometry: Geometry, loaded: LoadedModel, runner: Logits, swapper: 
     with BlockPool(blocks).open(()) as allocation:
         allocation.grow(len(tokens))
         nats = divergence(runner, swapper, host, lent, allocation, tokens)
+    if nats == math.inf:
+        message = f"prefix_wire: {geometry.dtype} has no room for this model's KV; expected another, or none"
+        raise InvalidRequest(message, param="prefix_wire")
     if nats > BOUND_NATS:
         message = (
             f"prefix_wire: {geometry.dtype} changes this model's tokens by {nats:.1e} nats each, over {BOUND_NATS:g}"

@@ -59,6 +59,7 @@ class StoreStats:
     stored             values that were written
     errors             reason -> calls that failed, reads and writes: "timeout", "connection", "size", ...
     dropped            reason -> values that were not written: "queue_full", "breaker_open", "quota", ...
+                       "range" is told by the engine: a number was not finite in the record's dtype
     bytes_read, bytes_written
     reads, read_s      calls of `get` that asked for something, and the seconds they took together
     writes, write_s    likewise of writes

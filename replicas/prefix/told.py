@@ -18,7 +18,8 @@ class PrefixStats:
 
     queried_tokens, hit_tokens  asked of the store, and come from it in time
     outcomes                    how fetches ended -> how many: "hit" (all came), "miss", "timeout", "error", or why a
-                                value was not opened: "size", "magic", "version", "geometry", "seal"
+                                value was not opened: "size", "magic", "version", "geometry", "seal"; "range": it was,
+                                and has a number too large for this replica's KV
     saved                       values given to the store
     bytes_per_s                 of fetches lately, opened and all; None: nothing was measured yet
     value_tokens, value_bytes   of each value

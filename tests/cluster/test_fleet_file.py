@@ -97,6 +97,13 @@ def test_the_schema_is_as_generated() -> None:
         ("listen: {http_port: 99999}\n", "4:21", "99999 is not accepted; expected at most 65535"),
         ("security: {api_keys: 3}\n", "4:22", "security.api_keys: 3 is not accepted"),
         ("tenants: {1: {}}\n", "4:11", "tenants.1: 1 is not accepted; expected text"),
+        ("prefix_cache: {wire: float64}\n", "4:22", "'float64' is not accepted; expected 'auto', 'int8', 'float16' or"),
+        ("prefix_cache: {any_numerics: 1}\n", "4:30", "1 is not accepted; expected true or false"),
+        (
+            "    engine: {kv_dtype: int8}\nprefix_cache: {wire: float16}\n",
+            "4:24",
+            "pools[0].engine.kv_dtype: 'int8' is not accepted; prefix_cache.wire is float16, and KV in int8 is stored",
+        ),
         ("slo: [\n", "5:1", "it is no YAML"),
         ("slo: &a [*a]\n", "4:6", "it is no YAML: an alias stands for what it is within"),
     ],

@@ -43,10 +43,11 @@ class CellRecords:
         payloads.numbers[:] = torch.tensor(cells, dtype=torch.float32)[:, None]
         return -1 not in cells
 
-    def unpack(self, payloads: Payloads, blocks: Sequence[int]) -> None:
+    def unpack(self, payloads: Payloads, blocks: Sequence[int]) -> bool:
         cells = [int(cell) for cell in payloads.numbers[0, 0, 0, :, 0].tolist()]
         for i, block in enumerate(blocks):
             self._kept[block] = cells[i * BLOCK_TOKENS : (i + 1) * BLOCK_TOKENS]
+        return True
 
 
 class TurnCourier:
