@@ -14,6 +14,7 @@ from ...replicas.prefix.keys import with_tokens
 from ...replicas.prefix.record import Geometry
 from ...replicas.protocol import BLOCK_TOKENS
 from .bench_faults import Faults, faults
+from .bench_numerics import Numerics, numerics
 from .bench_replicas import QUESTION, Replicas, first_tokens
 from .bench_routed import Fleet, routed
 from .bench_simulated import simulated
@@ -25,13 +26,14 @@ __all__ = ["PARTS", "Plan", "quick", "run"]
 
 Progress = Callable[[str], None]
 Rows = list[dict[str, Any]]
-PARTS = ("values", "ttft", "trace", "faults", "simulated")
+PARTS = ("values", "ttft", "trace", "faults", "numerics", "simulated")
 PACKAGES = ("motley", "redis", "hiredis", "valkey-glide-sync", "cryptography", "torch")
 SECRET = b"of this measurement".ljust(32, b".")
 
 SIMULATED = Fleet()
 FULL = Trace(shape="qwen2-0.5b", turns=3)
 FAULTS = Faults(shape="qwen2-0.5b")
+NUMERICS = Numerics()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +46,7 @@ class Plan:
     prefixes, asked      tokens of prefixes whose time to the first token is measured; how often each way
     trace                of tenants
     faults               of Redis, under load
+    numerics             of KV that other dtypes have computed and stored
     fleet                that is simulated
     """
 
@@ -57,6 +60,7 @@ class Plan:
     asked: int = 3
     trace: Trace = FULL
     faults: Faults = FAULTS
+    numerics: Numerics = NUMERICS
     fleet: Fleet = SIMULATED
 
     def __post_init__(self) -> None:
@@ -73,7 +77,7 @@ def quick(parts: Sequence[str] = PARTS) -> Plan:
         parts=parts, tokens=(32,), connections=(1,), moved=64 << 20, repeats=3, shape="quick",
         prefixes=(256, 512, 1024), asked=2, trace=small,
         faults=Faults(shape="quick", kinds=("restarted empty",), rounds=2),
-        fleet=Fleet(seconds=20.0, seeds=2),
+        numerics=Numerics(prefix=128, texts=2), fleet=Fleet(seconds=20.0, seeds=2),
     )  # fmt: skip
 
 
@@ -95,6 +99,8 @@ def run(plan: Plan, say: Progress) -> dict[str, Any]:
             own.stop()
     if "faults" in plan.parts:
         rows += faults(plan.faults, SECRET, say)
+    if "numerics" in plan.parts:
+        rows += numerics(plan.numerics, say)
     if "simulated" in plan.parts:
         say("a fleet in virtual time")
         rows += _simulated(plan, rows)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -10,9 +12,9 @@ from ..blocks import Allocation
 from ..gpu.swapper import Swapper
 from ..plan import PlanItem, StepPlan
 from ..protocol import BLOCK_TOKENS
-from .host_kv import HostKv
+from .host_kv import HostKv, Payloads
 
-__all__ = ["BOUND_NATS", "PROBED", "Logits", "divergence"]
+__all__ = ["BOUND_NATS", "PROBED", "Logits", "Trial", "divergence"]
 
 BOUND_NATS = 0.002  # per token: what the choice of a CPU's kernels may cost, too (test_quality)
 PROBED = 2 * BLOCK_TOKENS  # tokens whose distributions are compared
@@ -24,30 +26,69 @@ class Logits(Protocol):
     def logits(self, plan: StepPlan) -> torch.Tensor: ...
 
 
-@torch.inference_mode()
-def divergence(
-    runner: Logits, swapper: Swapper, host: HostKv, lent: list[int], allocation: Allocation, tokens: tuple[int, ...]
-) -> float:
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """An engine at rest, whose KV of a prefix is made a record, and is replaced by what a record has.
+
+    host        makes records of as many tokens as `lent` has blocks for
+    lent        blocks of the host, as many as hold the prefix
+    allocation  blocks of the device, for the prefix and what follows it
+    """
+
+    runner: Logits
+    swapper: Swapper
+    host: HostKv
+    lent: Sequence[int]
+    allocation: Allocation
+
+    @property
+    def known(self) -> int:
+        """Tokens of the prefix."""
+        return len(self.lent) * BLOCK_TOKENS
+
+    @torch.inference_mode()
+    def compute(self, tokens: Sequence[int]) -> None:
+        """KV of the prefix."""
+        blocks = tuple(self.allocation.blocks[: len(self.lent)])
+        self.runner.logits(StepPlan((PlanItem(sequence_id=-1, start=0, token_ids=tuple(tokens), blocks=blocks),)))
+
+    @torch.inference_mode()
+    def logits(self, tokens: Sequence[int]) -> torch.Tensor:
+        """Of what follows the prefix, with the KV of now."""
+        item = PlanItem(sequence_id=-1, start=self.known, token_ids=tuple(tokens), blocks=tuple(self.allocation.blocks))
+        return self.runner.logits(StepPlan((item,)))
+
+    def record(self) -> Payloads | None:
+        """Of the prefix's KV; None: a number is too large for the record's dtype."""
+        self.swapper.swap(StepPlan((), swap_out=self._pairs))
+        self.swapper.mark().wait()
+        room = self.host.room()
+        return room if self.host.pack(self.lent, room) else None
+
+    def restore(self, record: Payloads) -> bool:
+        """The prefix's KV from it; False: a number is too large for KV."""
+        if not self.host.unpack(record, self.lent):
+            return False
+        self.swapper.swap(StepPlan((), swap_in=self._pairs))
+        self.swapper.mark().wait()
+        return True
+
+    @property
+    def _pairs(self) -> tuple[tuple[int, int], ...]:
+        return tuple(zip(self.allocation.blocks, self.lent, strict=False))
+
+
+def divergence(trial: Trial, tokens: Sequence[int]) -> float:
     """KL divergence in nats of the next token's distribution, on average over the last PROBED of `tokens`.
 
-    From what it is with KV as computed, when all KV before them comes from records. On an engine at rest.
-
-    lent        blocks of the host, as many as hold the tokens before
-    allocation  blocks of the device, for all of `tokens`
+    From what it is with KV as computed, when all KV before them comes from a record. Infinite where that has no room
+    for a number.
     """
-    known = len(lent) * BLOCK_TOKENS
-    assert len(tokens) == known + PROBED
-    blocks = tuple(allocation.blocks)
-    pairs = tuple(zip(blocks, lent, strict=False))
-    probe = StepPlan((PlanItem(sequence_id=-1, start=known, token_ids=tokens[known:], blocks=blocks),))
-    runner.logits(StepPlan((PlanItem(sequence_id=-1, start=0, token_ids=tokens[:known], blocks=blocks[: len(lent)]),)))
-    computed = runner.logits(probe).log_softmax(-1)
-    swapper.swap(StepPlan((), swap_out=pairs))
-    swapper.mark().wait()
-    room = host.room()
-    if not host.pack(lent, room) or not host.unpack(room, lent):
-        return float("inf")  # a number is too large for the record's dtype, or the record's for KV
-    swapper.swap(StepPlan((), swap_in=pairs))
-    swapper.mark().wait()
-    rounded = runner.logits(probe).log_softmax(-1)
+    assert len(tokens) == trial.known + PROBED
+    trial.compute(tokens[: trial.known])
+    computed = trial.logits(tokens[trial.known :]).log_softmax(-1)
+    record = trial.record()
+    if record is None or not trial.restore(record):
+        return float("inf")
+    rounded = trial.logits(tokens[trial.known :]).log_softmax(-1)
     return float((computed.exp() * (computed - rounded)).sum(-1).mean())

@@ -23,7 +23,7 @@ from .keys import StoreKeys, identity, with_tokens
 from .link import Link
 from .prefixes import Prefixes
 from .record import Geometry, Seal
-from .rounding import BOUND_NATS, PROBED, Logits, divergence
+from .rounding import BOUND_NATS, PROBED, Logits, Trial, divergence
 
 __all__ = ["geometry_of", "identity_of", "lent_blocks", "prefixes_of"]
 
@@ -113,7 +113,7 @@ def _rounding(geometry: Geometry, loaded: LoadedModel, runner: Logits, swapper: 
         raise InvalidRequest(f"prefix_wire: what it costs is measured with {len(tokens)} tokens", param="prefix_wire")
     with BlockPool(blocks).open(()) as allocation:
         allocation.grow(len(tokens))
-        nats = divergence(runner, swapper, host, lent, allocation, tokens)
+        nats = divergence(Trial(runner, swapper, host, lent, allocation), tokens)
     if nats == math.inf:
         message = f"prefix_wire: {geometry.dtype} has no room for this model's KV; expected another, or none"
         raise InvalidRequest(message, param="prefix_wire")

@@ -9,6 +9,7 @@ import pytest
 from motley.cluster.prefix import bench
 from motley.cluster.prefix.bench_fault_kinds import KINDS
 from motley.cluster.prefix.bench_faults import Faults, _Answer, _Found, _rows, faults
+from motley.cluster.prefix.bench_numerics import WAYS, Numerics
 from motley.cluster.prefix.bench_replicas import break_even
 from motley.cluster.prefix.bench_routed import NONE, SEEN, UNSEEN, Fleet, routed
 from motley.cluster.prefix.bench_simulated import GPUS, simulated
@@ -69,7 +70,7 @@ def test_all_of_it_in_small() -> None:
     plan = bench.Plan(
         tokens=(32,), connections=(1,), moved=2**23, repeats=1, shape="tiny", prefixes=(128, 256), asked=1, trace=small,
         faults=Faults(shape="tiny", kinds=("restarted empty",), prefix_tokens=512, rounds=1),
-        fleet=Fleet(seconds=2.0, warm_up_s=1.0, seeds=1),
+        numerics=Numerics(ways=WAYS[:2], prefix=64, texts=1), fleet=Fleet(seconds=2.0, warm_up_s=1.0, seeds=1),
     )  # fmt: skip
     said: list[str] = []
     report = bench.run(plan, said.append)
@@ -77,7 +78,7 @@ def test_all_of_it_in_small() -> None:
     measured = {"get", "read_open_verify", "read_into_blocks", "set", "ttft_redis_hit", "ttft_local_hit"}
     assert found >= {
         (metric, "measured")
-        for metric in (*measured, "shared_prefixes", "replaced_replicas", "no_reuse", "fault_recovery")
+        for metric in (*measured, "shared_prefixes", "replaced_replicas", "no_reuse", "fault_recovery", "numerics_kl")
     }
     assert found >= {(metric, "simulated") for metric in ("ttft_redis_hit", "routed_goodput", "routed_ttft")}
     local = [each["workload"] for each in report["rows"] if each["metric"] == "ttft_local_hit"]

@@ -15,6 +15,7 @@ from driven import drive
 from fake_prefixes import SECRET, BadStore, TurnCourier
 from late_device import LateDevice, LateOps
 from letters import Clock
+from safetensors.torch import load_file, save_file
 from tiny_checkpoints import build_checkpoint
 
 from motley.replicas.blocks import BlockPool, blocks_for
@@ -55,7 +56,9 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     return load_model(build_checkpoint(tmp_path_factory.mktemp("model"), "llama", num_hidden_layers=2), LateOps())
 
 
-def make(loaded: LoadedModel, kind: str, store: HostStore | None, *, blocks: int = 40, seed: int = 0) -> EngineCore:
+def make(
+    loaded: LoadedModel, kind: str, store: HostStore | None, *, blocks: int = 40, seed: int = 0, wire: str = "float32"
+) -> EngineCore:
     """With a store, errands come back in their own time, and copies are made as late or as early as they may."""
     ops, config = LateOps(), loaded.config
     kv = ops.allocate_kv(config.num_layers, blocks + 1, config.num_kv_heads, config.head_dim)
@@ -74,7 +77,7 @@ def make(loaded: LoadedModel, kind: str, store: HostStore | None, *, blocks: int
         )  # fmt: skip
     prefixes = None
     if store is not None:
-        geometry = Geometry("float32", config.num_layers, config.num_kv_heads, config.head_dim, 32)
+        geometry = Geometry(wire, config.num_layers, config.num_kv_heads, config.head_dim, 32)
         rng = random.Random(seed)
         clerk = Clerk(store, Seal(SECRET, geometry), HostKv(swapper.slabs(), ops.kv_vectors, geometry), clock=Clock())
         link = Link(
@@ -360,3 +363,32 @@ def test_rounding_that_costs_too_much_is_refused(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(InvalidRequest, match="prefix_wire: int8 changes this model's tokens by") as e:
         build_engine(demo_path(), EngineConfig(prefix_cache="memory", prefix_wire="int8", **SETTINGS))
     assert e.value.param == "prefix_wire"
+
+
+def test_kv_beyond_the_records_range_is_computed_and_not_stored(tmp_path: Any) -> None:
+    """Values of one layer that float16 has no room for: the answer is right, nothing is written, and that is told."""
+    folder = build_checkpoint(tmp_path / "loud", "llama", num_hidden_layers=2)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.1.self_attn.v_proj.weight"] *= 1e8
+    tensors["model.layers.1.self_attn.o_proj.weight"] *= 1e-8
+    save_file(tensors, folder / "model.safetensors")
+    loud = load_model(folder, LateOps())
+    expected = run(make(loud, "cpu", None, blocks=64))
+    store = HostStore(2**22, Clock())
+    core = make(loud, "cpu", store, wire="float16")
+    assert run(core) == expected
+    settle(core)
+    told = core.scheduler.prefixes.told(store.stats())
+    assert (told.saved, told.store.stored, told.store.values) == (0, 0, 0)
+    assert told.store.dropped["range"] > 0
+    quiet = make(loud, "cpu", store, wire="bfloat16")
+    run(quiet)
+    settle(quiet)
+    assert store.stats().stored > 0
+    assert "range" not in quiet.scheduler.prefixes.told(store.stats()).store.dropped
+
+
+def test_a_wire_without_room_for_the_models_kv_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_kv.HostKv, "pack", lambda *given: False)
+    with pytest.raises(InvalidRequest, match="prefix_wire: float16 has no room for this model's KV; expected another"):
+        build_engine(demo_path(), EngineConfig(prefix_cache="memory", prefix_wire="float16", **SETTINGS))

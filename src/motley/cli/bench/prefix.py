@@ -17,7 +17,7 @@ def prefix(
     quick: Annotated[bool, typer.Option("--quick", help="A smaller model, one size of values, less of it.")] = False,
     part: Annotated[
         list[str] | None,
-        typer.Option(help="values, ttft, trace, faults or simulated; may be repeated; default: all."),
+        typer.Option(help="values, ttft, trace, faults, numerics or simulated; may be repeated; default: all."),
     ] = None,
     out: options.BenchOut = None,
     as_json: options.Json = False,
@@ -27,8 +27,9 @@ def prefix(
 
     Values to and from it, beside redis-py, valkey-glide, redis-benchmark and a memcpy; the time to the first token of a
     replica that computes a prefix, has it, or finds it in Redis; tenants with a prompt each, on two replicas with Redis
-    and without; a replica under load whose Redis is killed, stopped, emptied, full, late, locked or cut off. It starts
-    a redis-server of its own. What is said of GPUs is simulated, at the rate measured here.
+    and without; a replica under load whose Redis is killed, stopped, emptied, full, late, locked or cut off; what a
+    model says with KV that was computed or stored in another dtype. It starts a redis-server of its own. What is said
+    of GPUs is simulated, at the rate measured here.
 
     \b
     Examples:

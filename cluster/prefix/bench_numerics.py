@@ -1,0 +1,142 @@
+"""Part of `motley bench prefix`: what becomes of a model's answers when its KV was computed in other numerics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from ...replicas.bench.report import row
+from ...replicas.blocks import BlockPool, blocks_for
+from ...replicas.build import BuiltEngine, assemble, operators
+from ...replicas.checkpoint import inspect_checkpoint
+from ...replicas.cores import usable_cores
+from ...replicas.demo import demo_path
+from ...replicas.engine_config import EngineConfig
+from ...replicas.model import load_model
+from ...replicas.prefix.host_kv import HostKv
+from ...replicas.prefix.record import Geometry
+from ...replicas.prefix.rounding import Trial
+from ...replicas.protocol import BLOCK_TOKENS
+from ...replicas.runner import ModelRunner
+from ...replicas.tokenizer import Tokenizer
+
+__all__ = ["WAYS", "Numerics", "Told", "numerics", "told_of"]
+
+# KV computed in, records in, KV read in. fp32 stands for fp16, which CPUs do not compute in: KV that came through
+# float16 is the same in both. The first is the control.
+WAYS = (
+    ("bfloat16", "bfloat16", "bfloat16"),
+    ("bfloat16", "float16", "bfloat16"),
+    ("bfloat16", "float16", "float32"),
+    ("float32", "float16", "bfloat16"),
+    ("float32", "float16", "float32"),
+    ("bfloat16", "bfloat16", "float32"),
+    ("float32", "bfloat16", "bfloat16"),
+    ("float32", "bfloat16", "float32"),
+    ("bfloat16", "int8", "bfloat16"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Numerics:
+    """prefix, probed: tokens whose KV comes from a record, and that follow them; texts: so many, of held-out text."""
+
+    ways: Sequence[tuple[str, str, str]] = WAYS
+    prefix: int = 512
+    probed: int = 64
+    texts: int = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Beside what the reader says with KV of its own, of the tokens after the prefix.
+
+    nats    KL divergence of the next token's distribution, on average
+    logit   largest difference of a logit
+    others  share of tokens of which another one is the likeliest
+    """
+
+    nats: float
+    logit: float
+    others: float
+
+
+class _Side:
+    """An engine of the demo model in one dtype, on this machine's CPU."""
+
+    def __init__(self, dtype: str, plan: Numerics) -> None:
+        config = EngineConfig(dtype=dtype, threads=usable_cores(), prefix_cache="memory", kv_memory_bytes=2**24)
+        self.ops, why = operators(config, inspect_checkpoint(demo_path()).config.dtype)
+        loaded = load_model(demo_path(), self.ops)
+        self.shape, self._plan = loaded.config, plan
+        self._built: BuiltEngine = assemble(loaded, config, self.ops, name="demo", why=why)
+
+    def close(self) -> None:
+        self._built.close()
+
+    @contextmanager
+    def trial(self, wire: str) -> Iterator[Trial]:
+        runner, plan = self._built.runner, self._plan
+        assert isinstance(runner, ModelRunner)
+        assert runner.swapper is not None
+        shape = self.shape
+        geometry = Geometry(wire, shape.num_layers, shape.num_kv_heads, shape.head_dim, plan.prefix)
+        host = HostKv(runner.swapper.slabs(), self.ops.kv_vectors, geometry)
+        blocks = blocks_for(plan.prefix + plan.probed)
+        with BlockPool(blocks).open(()) as allocation:
+            allocation.grow(plan.prefix + plan.probed)
+            yield Trial(runner, runner.swapper, host, range(plan.prefix // BLOCK_TOKENS), allocation)
+
+
+def numerics(plan: Numerics, say: Callable[[str], None]) -> list[dict[str, Any]]:
+    rows = []
+    for (computed, wire, read), each in told_of(plan, say):
+        workload = {
+            "computed_in": computed, "records_in": wire, "read_in": read, "prefix_tokens": plan.prefix,
+            "tokens": plan.probed * len(each),
+        }  # fmt: skip
+        rows += [
+            row("numerics_kl", workload, "nats a token", [one.nats for one in each]),
+            row("numerics_logit", workload, "largest difference", [max(one.logit for one in each)]),
+            row("numerics_other_token", workload, "share", [math.fsum(one.others for one in each) / len(each)]),
+        ]
+    return rows
+
+
+def told_of(plan: Numerics, say: Callable[[str], None]) -> Iterator[tuple[tuple[str, str, str], list[Told]]]:
+    """Of each way what each text says."""
+    whole = plan.prefix + plan.probed
+    text = (demo_path() / "heldout.txt").read_text(encoding="utf-8")
+    ids = Tokenizer.load(demo_path()).encode(text)
+    texts = [ids[i * whole : (i + 1) * whole] for i in range(plan.texts)]
+    sides = {dtype: _Side(dtype, plan) for dtype in sorted({dtype for way in plan.ways for dtype in way[::2]})}
+    try:
+        for way in plan.ways:
+            computed, wire, read = way
+            say(f"KV computed in {computed}, stored in {wire}, read in {read}")
+            with sides[computed].trial(wire) as writer, sides[read].trial(wire) as reader:
+                yield way, [_told(writer, reader, tokens) for tokens in texts]
+    finally:
+        for side in sides.values():
+            side.close()
+
+
+def _told(writer: Trial, reader: Trial, tokens: Sequence[int]) -> Told:
+    prefix, rest = tokens[: writer.known], tokens[writer.known :]
+    writer.compute(prefix)
+    record = writer.record()
+    assert record is not None, "the demo's KV is in any dtype's range"
+    reader.compute(prefix)
+    own = reader.logits(rest)
+    restored = reader.restore(record)
+    assert restored, "the demo's KV is in any dtype's range"
+    given = reader.logits(rest)
+    logs, others = own.log_softmax(-1), given.log_softmax(-1)
+    return Told(
+        nats=float((logs.exp() * (logs - others)).sum(-1).mean()),
+        logit=float((own - given).abs().max()),
+        others=float((own.argmax(-1) != given.argmax(-1)).float().mean()),
+    )
