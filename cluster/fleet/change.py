@@ -83,9 +83,9 @@ def _of_pool(old: PoolSpec, new: PoolSpec) -> Iterator[Change]:
 
 
 def _of_fleet(running: FleetSpec, wanted: FleetSpec) -> Iterator[Change]:
-    before, after = (settled_wire(spec)[0] for spec in (running, wanted))
-    if running.prefix_cache.wire == wanted.prefix_cache.wire and before != after:
-        told = f"prefix_cache.wire, by its pools: {_shown(before)} -> {_shown(after)}"
+    was, comes = (settled_wire(spec)[0] for spec in (running, wanted))
+    if running.prefix_cache.wire == wanted.prefix_cache.wire and was != comes:
+        told = f"prefix_cache.wire, by its pools: {_shown(was)} -> {_shown(comes)}"
         yield Change("restarted", None, f"{told}; all replicas are replaced but those with KV in int8")
     old, new = _plain(running), _plain(wanted)
     for name in FleetSpec.FIXED | {"pools"}:

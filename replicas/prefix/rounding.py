@@ -58,6 +58,7 @@ class Trial:
         item = PlanItem(sequence_id=-1, start=self.known, token_ids=tuple(tokens), blocks=tuple(self.allocation.blocks))
         return self.runner.logits(StepPlan((item,)))
 
+    @torch.inference_mode()
     def record(self) -> Payloads | None:
         """Of the prefix's KV; None: a number is too large for the record's dtype."""
         self.swapper.swap(StepPlan((), swap_out=self._pairs))
@@ -65,6 +66,7 @@ class Trial:
         room = self.host.room()
         return room if self.host.pack(self.lent, room) else None
 
+    @torch.inference_mode()
     def restore(self, record: Payloads) -> bool:
         """The prefix's KV from it; False: a number is too large for KV."""
         if not self.host.unpack(record, self.lent):
@@ -78,6 +80,7 @@ class Trial:
         return tuple(zip(self.allocation.blocks, self.lent, strict=False))
 
 
+@torch.inference_mode()
 def divergence(trial: Trial, tokens: Sequence[int]) -> float:
     """KL divergence in nats of the next token's distribution, on average over the last PROBED of `tokens`.
 
