@@ -6,7 +6,7 @@ import hashlib
 import logging
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,7 @@ from .plan import PlanItem, StepPlan
 from .prefix.access import PrefixAccess, memory_access
 from .prefix.prefixes import Prefixes
 from .prefix.prospects import Prospects
-from .prefix.setup import identity_of, lent_blocks, prefixes_of
+from .prefix.setup import geometry_of, identity_of, lent_blocks, prefixes_of
 from .prefix.told import PrefixStats
 from .protocol import ModelInfo, ReplicaProfile, Request
 from .rates import Rates, measured
@@ -41,8 +41,10 @@ from .sampling_params import SamplingParams
 from .scheduler import Scheduler
 from .shards.costs import chosen_layers
 from .shards.group import Group, config_of_process, is_divided
+from .shards.host import DividedKv
 from .shards.lead import Lead, Line
 from .shards.runner import StagedRunner
+from .shards.swapper import shared_swapper
 from .swap import Swap
 from .swapping import measure, swapper_of
 from .tiers.speed import measured as measured_tier
@@ -235,18 +237,18 @@ def assemble(
         tier.expected = measured_tier(loaded.decoder)
     if access is None and config.prefix_cache == "memory":
         access = memory_access(config.prefix_cache_bytes)
-    shares = access is not None and group is None
+    shares = access is not None
     stages = None if group is None else group.stages
     num_blocks, kv_why = sizing.num_blocks(config, loaded, ops, shares=shares, stages=stages)
     max_model_len, len_why = sizing.max_model_len(config, loaded, num_blocks)
     if accelerator is None and ops.device.type == "cuda":
         accelerator = Cuda(ops.device)
-    runner, lent, swap_why = _runner(loaded, ops, accelerator, config, num_blocks, max_model_len, shares)
+    runner, lent, swap_why = _runner(loaded, ops, accelerator, config, num_blocks, max_model_len, shares, group)
     if group is not None:
         assert isinstance(runner, ModelRunner), "ranks and stages are of a CPU"
-        group.allocate(num_blocks)
+        group.allocate(num_blocks, lent, ops)
         if len(group.stages) > 1:
-            runner = StagedRunner(Line(loaded.decoder, group), runner.kv, runner.device)
+            runner = StagedRunner(Line(loaded.decoder, group), runner.kv, runner.device, runner.swapper)
         else:
             runner.models[0] = Lead(loaded.decoder, group)
     choices = {"dtype": why, "kv_blocks": kv_why, "preemption": swap_why, "max_model_len": len_why, **ops.choices}
@@ -256,7 +258,7 @@ def assemble(
         choices["weights"] = f"{tier.plan}; {tier.expected}"
     prefixes = None
     if access is not None:
-        prefixes, choices["prefix_store"] = _prefixes(access, config, loaded, ops, runner, lent)
+        prefixes, choices["prefix_store"] = _prefixes(access, config, loaded, ops, runner, lent, group)
     if tokenizer is None:
         choices["tokenizer"] = "none in the folder: token ids only, no text and no chat"
         log.warning("tokenizer: %s", choices["tokenizer"])
@@ -303,20 +305,25 @@ def _runner(
     num_blocks: int,
     max_model_len: int,
     lends: bool,
+    group: Group | None,
 ) -> tuple[ModelRunner | GpuRunner, int, str]:
     """With blocks of the host, how many of them are lent to prefixes, and why it has so many for itself."""
     most = config.max_running * blocks_for(max_model_len)
     if accelerator is None:
         kv = ops.allocate_kv(*sizing.kv_geometry(loaded, num_blocks))
-        lent = lent_blocks(config, loaded, ops, kv) if lends else 0
-        swapper, why = swapper_of(config, ops, kv, AtOnce(), most, lent)
+        block_bytes = _block_bytes(ops, kv) if group is None else group.block_bytes(ops)
+        lent = lent_blocks(config, loaded, ops, block_bytes) if lends else 0
+        if group is None:
+            swapper, why = swapper_of(config, ops, kv, AtOnce(), most, lent)
+        else:
+            swapper, why = shared_swapper(group, ops, kv, lent)
         return ModelRunner(loaded.decoder, kv, ops.device, swapper), lent, why
     from .gpu.runner import GpuRunner  # imports Triton, which an engine on a CPU does without
 
     assert isinstance(ops, DeviceOps), "an accelerator's operators choose tokens"
     loaded.decoder.rotary.reserve(max_model_len)  # graphs hold its address
     kv = ops.allocate_kv(*sizing.kv_geometry(loaded, num_blocks + 1))  # the last is for the padding of graphs
-    lent = lent_blocks(config, loaded, ops, kv) if lends else 0
+    lent = lent_blocks(config, loaded, ops, _block_bytes(ops, kv)) if lends else 0
     swapper, why = swapper_of(config, ops, kv, accelerator, most, lent)
     runner = GpuRunner(
         loaded.decoder,
@@ -335,6 +342,10 @@ def _runner(
     return runner, lent, why
 
 
+def _block_bytes(ops: Ops, kv: Sequence[torch.Tensor]) -> int:
+    return sum(part[0].nbytes for cache in kv for part in ops.kv_parts(cache))
+
+
 def _prefixes(
     access: PrefixAccess,
     config: EngineConfig,
@@ -342,15 +353,17 @@ def _prefixes(
     ops: Ops,
     runner: ModelRunner | GpuRunner,
     lent: int,
+    group: Group | None,
 ) -> tuple[Prefixes | None, str]:
     """And why they are as they are, or why there are none."""
     if not config.reuse_prefixes:
         return None, "none: reuse_prefixes is off"
-    if is_divided(config):
-        return None, "none: KV of several processes stays where it is so far"
-    if runner.swapper is None:
+    swapper, host = runner.swapper, None
+    if swapper is None:
         return None, "none: there is no memory of the host for what comes and goes"
-    return prefixes_of(access, config, loaded, ops, runner, runner.swapper, lent)
+    if group is not None:
+        host = DividedKv(group.shares, swapper, group.hosts, ops, geometry_of(config, loaded, ops))
+    return prefixes_of(access, config, loaded, ops, runner, swapper, lent, host)
 
 
 def operators(config: EngineConfig, stored: torch.dtype) -> tuple[Ops, str]:

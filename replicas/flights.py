@@ -52,11 +52,13 @@ class Flights:
         assert self._swapping or not scheduler.swap.pool.total, "this runner copies nothing"
 
     def swap(self, plan: StepPlan) -> None:
-        """What cannot be copied is computed again."""
+        """What cannot be copied is computed again. Raises EngineLost."""
         assert self._swapping is not None
         try:
             self._swapping.swap(plan)
             self._scheduler.prefixes.copied()
+        except EngineLost:
+            raise
         except Exception:
             log.exception("%d KV blocks were not copied", len(plan.swap_out) + len(plan.swap_in))
             self._scheduler.not_copied()

@@ -74,6 +74,10 @@ class Swapper:
         """Of the end of all copies that were asked for until now."""
         return self._pending[-1][1] if self._pending else self._copier.copy(_nothing)
 
+    def forget(self) -> None:
+        """All copies that were asked for have been made."""
+        self._pending = []
+
     def slabs(self) -> Iterator[list[torch.Tensor]]:
         """The host's blocks in their order, some after the other: views of them [blocks, ...], alike with `parts`."""
         ends = list(itertools.accumulate(part[0].nbytes for part in self._parts))
@@ -96,8 +100,8 @@ class Swapper:
         self._copier.mark().wait()
         began = time.perf_counter()
         self.swap(plan)
-        self._pending[-1][1].wait()
-        self._pending = []
+        self.mark().wait()
+        self.forget()
         return time.perf_counter() - began
 
     def _submit(self, work: partial[None], chunk: Sequence[Pair], after: Mark | None) -> None:

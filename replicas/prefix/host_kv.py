@@ -14,7 +14,7 @@ import torch
 from ..protocol import BLOCK_TOKENS
 from .record import Geometry
 
-__all__ = ["HostKv", "Payloads"]
+__all__ = ["HostKv", "Payloads", "Portion"]
 
 Vectors = Callable[[Sequence[torch.Tensor]], tuple[torch.Tensor, ...]]
 
@@ -22,7 +22,21 @@ _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32}  # by bytes of a number
 _EXPONENT = {torch.float16: 0x7C00, torch.bfloat16: 0x7F80, torch.float32: 0x7F800000}  # all ones: not finite
 
 
-class Payloads:
+class Portion:
+    """Some heads and layers of the payloads of one record. parts: each [heads, layers, 2, tokens, ...]"""
+
+    def __init__(self, parts: list[torch.Tensor]) -> None:
+        self.parts = parts
+
+    def finite(self) -> bool:
+        return all(map(_finite, self.parts[-1]))
+
+    def portion(self, heads: slice, layers: slice) -> Portion:
+        """The same memory."""
+        return Portion([part[heads, layers] for part in self.parts])
+
+
+class Payloads(Portion):
     """Room for the payloads of one record, all heads that are here: one buffer for each."""
 
     def __init__(self, geometry: Geometry, heads: int) -> None:
@@ -32,14 +46,7 @@ class Payloads:
         self.numbers = numbers.view(getattr(torch, geometry.dtype)).view(*shape, geometry.head_dim)
         self.scales = scales.view(torch.float32).view(shape) if scales.numel() else None
         self.buffers = [memoryview(row.numpy()) for row in whole]
-
-    @property
-    def parts(self) -> list[torch.Tensor]:
-        """Each [heads, layers, 2, tokens, ...]."""
-        return [self.numbers] if self.scales is None else [self.numbers, self.scales]
-
-    def finite(self) -> bool:
-        return all(map(_finite, self.parts[-1]))
+        super().__init__([self.numbers] if self.scales is None else [self.numbers, self.scales])
 
 
 class HostKv:
@@ -59,14 +66,14 @@ class HostKv:
     def room(self) -> Payloads:
         return Payloads(self._geometry, self.heads)
 
-    def pack(self, blocks: Sequence[int], payloads: Payloads) -> bool:
+    def pack(self, blocks: Sequence[int], payloads: Portion) -> bool:
         """From all blocks of a record; False where a number is not finite, or not in the record's dtype."""
         for i, block in enumerate(blocks):
             for ours, theirs in self._pairs(block, payloads, i):
                 _move(ours, theirs) if self._alike else _round(ours[0], theirs)
         return payloads.finite()
 
-    def unpack(self, payloads: Payloads, blocks: Sequence[int]) -> bool:
+    def unpack(self, payloads: Portion, blocks: Sequence[int]) -> bool:
         """Into the leading blocks of a record; False where a number is too large for the blocks' dtype."""
         for i, block in enumerate(blocks):
             for ours, theirs in self._pairs(block, payloads, i):
@@ -78,7 +85,7 @@ class HostKv:
                     return False
         return True
 
-    def _pairs(self, block: int, payloads: Payloads, i: int) -> Iterator[tuple[list[torch.Tensor], list[torch.Tensor]]]:
+    def _pairs(self, block: int, payloads: Portion, i: int) -> Iterator[tuple[list[torch.Tensor], list[torch.Tensor]]]:
         """Of keys, then of values: the host's block and its place in the record, numbers [KH, layers, 16, D] and, of
         int8, scales [KH, layers, 16].
         """

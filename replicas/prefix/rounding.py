@@ -12,7 +12,8 @@ from ..blocks import Allocation
 from ..gpu.swapper import Swapper
 from ..plan import PlanItem, StepPlan
 from ..protocol import BLOCK_TOKENS
-from .host_kv import HostKv, Payloads
+from .courier import HostRecords
+from .host_kv import Payloads
 
 __all__ = ["BOUND_NATS", "PROBED", "Logits", "Trial", "divergence"]
 
@@ -37,7 +38,7 @@ class Trial:
 
     runner: Logits
     swapper: Swapper
-    host: HostKv
+    host: HostRecords[Payloads]
     lent: Sequence[int]
     allocation: Allocation
 

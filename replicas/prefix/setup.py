@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-
-import torch
 
 from ...kernels.ops import Ops
 from ..blocks import BlockPool, blocks_for
@@ -17,8 +14,8 @@ from ..memory import free_memory, prefix_budget
 from ..model import LoadedModel
 from ..protocol import BLOCK_TOKENS
 from .access import PrefixAccess
-from .courier import Clerk, StoreCourier
-from .host_kv import HostKv
+from .courier import Clerk, HostRecords, StoreCourier
+from .host_kv import HostKv, Payloads
 from .keys import StoreKeys, identity, with_tokens
 from .link import Link
 from .prefixes import Prefixes
@@ -38,9 +35,11 @@ def geometry_of(config: EngineConfig, loaded: LoadedModel, ops: Ops) -> Geometry
     return with_tokens(Geometry(dtype, model.num_layers, model.num_kv_heads, model.head_dim, BLOCK_TOKENS))
 
 
-def lent_blocks(config: EngineConfig, loaded: LoadedModel, ops: Ops, kv: Sequence[torch.Tensor]) -> int:
-    """Blocks of the host for what comes and goes. Raises InvalidRequest for less than two values, one each way."""
-    block_bytes = sum(part[0].nbytes for cache in kv for part in ops.kv_parts(cache))
+def lent_blocks(config: EngineConfig, loaded: LoadedModel, ops: Ops, block_bytes: int) -> int:
+    """Blocks of the host for what comes and goes. Raises InvalidRequest for less than two values, one each way.
+
+    block_bytes  of one, in all processes of the model together
+    """
     value_blocks = geometry_of(config, loaded, ops).tokens // BLOCK_TOKENS
     least = 2 * value_blocks * block_bytes
     nbytes = prefix_budget(config.prefix_buffer_bytes, free_memory(), least, on_gpu=ops.device.type != "cpu")
@@ -59,8 +58,11 @@ def prefixes_of(
     runner: Logits,
     swapper: Swapper,
     lent: int,
+    host: HostRecords[Payloads] | None = None,
 ) -> tuple[Prefixes, str]:
     """And what they are, in words. The last `lent` of the swapper's blocks are theirs. Nothing is in KV yet.
+
+    host  those blocks, where other processes have parts of them; None: the swapper has all
 
     Raises InvalidRequest where `cryptography` is not installed, or rounding costs too much.
     """
@@ -71,7 +73,7 @@ def prefixes_of(
         message = "prefix_cache: needs the package cryptography, which is not installed"
         raise InvalidRequest(message, param="prefix_cache") from error
     keys = StoreKeys(access.secret, identity_of(config, loaded, ops))
-    host = HostKv(swapper.slabs(), ops.kv_vectors, geometry)
+    host = HostKv(swapper.slabs(), ops.kv_vectors, geometry) if host is None else host
     rounded = f" in {geometry.dtype}"
     if geometry.dtype != _kv_dtype(config, ops):
         nats = _rounding(geometry, loaded, runner, swapper, host)
@@ -103,7 +105,9 @@ def _kv_dtype(config: EngineConfig, ops: Ops) -> str:
     return config.kv_dtype or str(ops.dtype).removeprefix("torch.")
 
 
-def _rounding(geometry: Geometry, loaded: LoadedModel, runner: Logits, swapper: Swapper, host: HostKv) -> float:
+def _rounding(
+    geometry: Geometry, loaded: LoadedModel, runner: Logits, swapper: Swapper, host: HostRecords[Payloads]
+) -> float:
     """What it costs, measured. Raises InvalidRequest for too much."""
     known = geometry.tokens // BLOCK_TOKENS
     lent = list(range(swapper.num_blocks - known, swapper.num_blocks))

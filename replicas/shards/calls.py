@@ -10,8 +10,9 @@ import torch
 
 from ...kernels.batch import StepBatch
 from ..decoder import Decoder, Stream
+from ..plan import StepPlan
 
-__all__ = ["Found", "make", "message", "stream_message", "stream_of"]
+__all__ = ["Found", "copies_message", "copies_of", "make", "message", "stream_message", "stream_of"]
 
 _TENSORS = tuple(field.name for field in fields(StepBatch) if field.type in (torch.Tensor, "torch.Tensor"))
 _OTHERS = tuple(field.name for field in fields(StepBatch) if field.name not in _TENSORS)
@@ -56,3 +57,13 @@ def stream_message(stream: Stream) -> Message:
 
 def stream_of(message: Message) -> Stream:
     return message[1]["x"], message[1]["residual"]
+
+
+def copies_message(number: int, plan: StepPlan) -> Message:
+    """What the plan copies between KV and the host."""
+    return {"copies": number, "out": plan.swap_out, "in": plan.swap_in}, {}
+
+
+def copies_of(fields: dict[str, Any]) -> StepPlan:
+    out, into = (tuple((block, host) for block, host in fields[name]) for name in ("out", "in"))
+    return StepPlan((), out, into)

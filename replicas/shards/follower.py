@@ -4,7 +4,8 @@ Messages come by stdin and answers go by stdout, both as pipe.py has them: first
 there are, each answered when it is done; then calls of the decoder. Nobody asks a rank of the first stage for results.
 A later stage takes what the one before it gave by a pipe of its own, and the last answers the process that started it;
 each says that it lives when it is asked, also while it computes. Ranks of one stage hear between calls of other weights
-to be prepared, which is answered, or forgotten.
+to be prepared, which is answered, or forgotten. All hear between calls of KV to be copied to or from the host, and say
+when that is done.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,8 +26,10 @@ from ...kernels.cpu.exchange import SharedExchange
 from ..checkpoint import inspect_checkpoint
 from ..decoder import Decoder
 from ..engine_config import EngineConfig
+from ..gpu.swapper import Swapper
 from ..logs import log_to_stderr
 from . import calls
+from .host import SharedHost
 from .pipe import Inbox, Pipe
 from .ranks import Ranks
 from .split import split
@@ -36,6 +39,8 @@ from .versions import Versions
 log = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1  # of prctl(2)
+
+Copy = Callable[[dict[str, Any]], None]
 
 
 def serve(pipe: Pipe) -> None:
@@ -74,20 +79,37 @@ def _compute(pipe: Pipe, start: dict[str, Any], exchange: SharedExchange | None)
     torch.set_num_threads(ops.torch_threads)
     pipe.send({"digests": [digest.hex() for digest in loaded.digests]})
     local = loaded.decoder.local
-    blocks = pipe.receive()[0]["blocks"]
-    kv = ops.allocate_kv(local.num_layers, blocks, local.num_kv_heads, local.head_dim)
-    pipe.send({"blocks": blocks})
+    room, _ = pipe.receive()
+    kv = ops.allocate_kv(local.num_layers, room["blocks"], local.num_kv_heads, local.head_dim)
+    copy = _copier(pipe, [part for cache in kv for part in ops.kv_parts(cache)], start["host"], room["host_blocks"])
+    pipe.send(room)
     if stage.count > 1:
-        _stage(pipe, start, loaded.decoder, kv)
+        _stage(pipe, start, loaded.decoder, kv, copy)
     assert ranks is not None, "a stage alone has ranks"
-    _rank(pipe, Versions(loaded, ranks), kv)
+    _rank(pipe, Versions(loaded, ranks), kv, copy)
 
 
-def _rank(pipe: Pipe, versions: Versions, kv: list[torch.Tensor]) -> NoReturn:
+def _copier(pipe: Pipe, parts: Sequence[torch.Tensor], file: int, host_blocks: int) -> Copy:
+    """Makes copies between KV and the host, and tells. file: of the host's blocks; it is closed."""
+    swapper = Swapper(parts, SharedHost(file), host_blocks) if host_blocks else None
+    os.close(file)
+
+    def copy(fields: dict[str, Any]) -> None:
+        assert swapper is not None, "there are blocks of the host"
+        swapper.swap(calls.copies_of(fields))
+        swapper.forget()
+        pipe.send({"copied": fields["copies"]})
+
+    return copy
+
+
+def _rank(pipe: Pipe, versions: Versions, kv: list[torch.Tensor], copy: Copy) -> NoReturn:
     """Calls in their order, each with the weights that it names."""
     while True:
         fields, tensors = pipe.receive()
-        if "prepare" in fields:  # beside the steps
+        if "copies" in fields:
+            copy(fields)
+        elif "prepare" in fields:  # beside the steps
             threading.Thread(target=_prepare, args=(pipe, versions, fields), name="weights", daemon=True).start()
         elif "forget" in fields:
             versions.forget(fields["forget"])
@@ -95,7 +117,7 @@ def _rank(pipe: Pipe, versions: Versions, kv: list[torch.Tensor]) -> NoReturn:
             calls.make(versions.decoder(fields["weights"]), kv, fields, tensors)
 
 
-def _stage(pipe: Pipe, start: dict[str, Any], decoder: Decoder, kv: list[torch.Tensor]) -> NoReturn:
+def _stage(pipe: Pipe, start: dict[str, Any], decoder: Decoder, kv: list[torch.Tensor], copy: Copy) -> NoReturn:
     """Calls in their order, each with what the stage before has made of it."""
 
     def lives(fields: dict[str, Any]) -> bool:
@@ -109,6 +131,9 @@ def _stage(pipe: Pipe, start: dict[str, Any], decoder: Decoder, kv: list[torch.T
     orders = Inbox(pipe, "calls", lives)
     while True:
         fields, tensors = orders.receive()
+        if "copies" in fields:
+            copy(fields)
+            continue
         whole = before is None or "hidden" in tensors  # what comes from the first process alone
         stream = None if whole or before is None else calls.stream_of(before.receive())
         hand_on(calls.make(decoder, kv, fields, tensors, stream))

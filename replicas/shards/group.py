@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,16 @@ import torch
 from ...kernels.batch import StepBatch
 from ...kernels.cpu.build import library
 from ...kernels.cpu.exchange import SharedExchange, open_memory
+from ...kernels.ops import Ops
 from ..checkpoint import Checkpoint
 from ..cores import usable_cores
 from ..decoder import Stream
 from ..engine_config import EngineConfig
 from ..errors import CheckpointError, EngineFault, EngineLost, InvalidRequest
+from ..plan import StepPlan
 from . import calls
+from .copies import Copies
+from .host import SharedHost, shares_of
 from .pipe import Inbox, Pipe
 from .ranks import Ranks
 from .split import split
@@ -53,9 +58,9 @@ def config_of_process(config: EngineConfig) -> EngineConfig:
         raise InvalidRequest(f"{param}: {what} are of a CPU so far, and not of GPUs", param=param)
     if ranks and library()[0] is None:
         raise InvalidRequest(f"{param}: {what} need the C kernels: {library()[1]}", param=param)
-    if config.swap_memory_bytes or config.prefix_cache != "off":
-        name = "swap_memory_bytes" if config.swap_memory_bytes else "prefix_cache"
-        raise InvalidRequest(f"{name}: KV of several {what} stays where it is so far", param=name)
+    if config.swap_memory_bytes:
+        message = f"swap_memory_bytes: KV of several {what} is not kept on the host so far: it is computed again"
+        raise InvalidRequest(message, param="swap_memory_bytes")
     processes = config.tensor_parallel * config.pipeline_parallel
     return replace(config, threads=max(1, (config.threads or usable_cores()) // processes), swap_memory_bytes=0)
 
@@ -65,6 +70,9 @@ class Group:
 
     ranks   of the first stage; None: layers are not divided
     stages  all of them, in order
+    shares  what each process has of a block of KV, stage by stage
+    hosts   after `allocate`: of each of the other processes its part of the host's blocks, where there are any
+    copies  between KV and the host, that the others make
 
     Raises InvalidRequest where the model cannot be divided so.
     """
@@ -74,10 +82,14 @@ class Group:
         self.stages = stages_of(checkpoint.config.num_layers, layers)
         parts = [split(checkpoint.config, checkpoint.format, rank, size) for rank in range(size)] if size > 1 else []
         self.why = why
+        self.shares = shares_of(checkpoint.config, self.stages, parts)
+        self.hosts: list[SharedHost] = []
+        self.copies = Copies(len(self.shares) - 1)
+        self._head_dim = checkpoint.config.head_dim
+        self._host_files: list[int] = []  # of the other processes, until `allocate`
         self.ranks: Ranks | None = None
         self._exchange: SharedExchange | None = None
         self._after: int | None = None  # where the first stage writes for the next
-        self._inboxes: list[Inbox] = []
         self._followers: list[_Follower] = []
         self._closed = False
         start: dict[str, Any] = {"folder": str(checkpoint.folder), "size": size}
@@ -98,12 +110,15 @@ class Group:
                             self._after = writes
                             continue
                         _opened(given, writes)
+                        self._host_files.append(os.memfd_create("motley-host-kv"))
                         ends = {"memory": memories[stage.index], "before": before[rank], "after": writes}
+                        ends["host"] = self._host_files[-1]
                         who = {"stage": stage.index, "rank": rank, "name": _name(self.stages, stage.index, size, rank)}
                         self._followers.append(_Follower(start | ends | who, self._ended))
                     before = [reads for reads, _ in links]
         except BaseException:
             self.lose()
+            self._close_files()
             raise
         self._handing_on = Pipe(writes=self._after)
 
@@ -112,14 +127,26 @@ class Group:
         every = [follower.receive()["digests"] for follower in self._followers]
         return [[bytes.fromhex(digest) for digest in digests] for digests in every]
 
-    def allocate(self, blocks: int) -> None:
-        """Room for KV in every other process, which takes calls from then on. Raises EngineFault."""
+    def block_bytes(self, ops: Ops) -> int:
+        """Of KV of a block, in all processes together."""
+        return sum(self._block_bytes(ops))
+
+    def allocate(self, blocks: int, host_blocks: int, ops: Ops) -> None:
+        """Room for KV in every other process, which takes calls from then on. Raises EngineFault.
+
+        host_blocks  of the host's memory, for what comes and goes
+        """
+        for file, nbytes in zip(self._host_files, self._block_bytes(ops)[1:], strict=True):
+            if host_blocks:
+                os.ftruncate(file, host_blocks * nbytes)
+                self.hosts.append(SharedHost(file))
+        self._close_files()
         for follower in self._followers:
-            follower.pipe.send({"blocks": blocks})
+            follower.pipe.send({"blocks": blocks, "host_blocks": host_blocks})
         for follower in self._followers:
             follower.receive()
-        if len(self.stages) > 1:
-            self._inboxes = [follower.inbox(self._ended) for follower in self._followers]
+        for number, follower in enumerate(self._followers):
+            follower.listen(partial(self.copies.made, number), self._ended)
 
     def call(self, method: str, argument: StepBatch | torch.Tensor, version: int = 0) -> None:
         """They begin, with weights of that version. Raises EngineLost."""
@@ -128,6 +155,13 @@ class Group:
     def call_last(self, method: str, argument: torch.Tensor) -> None:
         """The last stage begins, whose answer is one more of `answer`. Raises EngineLost."""
         self._send(self._followers[-self._followers[0].size :], method, argument)
+
+    def copy(self, plan: StepPlan) -> None:
+        """They copy what the plan says between KV and the host, after what they were told before. Raises EngineLost."""
+        self.copies.asked += 1
+        message = calls.copies_message(self.copies.asked, plan)
+        for follower in self._followers:
+            follower.pipe.send(*message)
 
     def hand_on(self, stream: Stream) -> None:
         """To the second stage, what the first has made of the last call. Raises EngineLost."""
@@ -138,7 +172,8 @@ class Group:
 
         Raises EngineLost when a process has ended, or does not say within ANSWER_S that it lives.
         """
-        answers = self._inboxes[-self._followers[0].size]
+        answers = self._followers[-self._followers[0].size].inbox
+        assert answers is not None
         while True:
             try:
                 return answers.receive(ASK_AFTER_S)[1]["found"]
@@ -179,6 +214,7 @@ class Group:
             self._ended()
             for follower in self._followers:
                 follower.close()
+            self._close_files()
             if self._after is not None:
                 os.close(self._after)
 
@@ -193,21 +229,34 @@ class Group:
         """One of them has: nobody waits for it any longer. From any thread."""
         if self._exchange is not None:
             self._exchange.abort()
-        for inbox in self._inboxes:
-            inbox.close()
+        self.copies.lose()
+        for follower in self._followers:
+            if follower.inbox is not None:
+                follower.inbox.close()
+
+    def _block_bytes(self, ops: Ops) -> list[int]:
+        return [sum(part.nbytes for part in share.block(ops, self._head_dim)) for share in self.shares]
+
+    def _close_files(self) -> None:
+        while self._host_files:
+            os.close(self._host_files.pop())
 
 
 class _Follower:
-    """start: what it is told first. ended: called when its process has."""
+    """start: what it is told first. ended: called when its process has.
+
+    inbox  what it says, once it is listened to
+    """
 
     def __init__(self, start: dict[str, Any], ended: Callable[[], None]) -> None:
+        self.inbox: Inbox | None = None
         self.size: int = start["size"]
         self._name, self._closing = start["name"], False
         self._asked: float | None = None  # monotonic: since when it has not said that it lives
         self._process: subprocess.Popen[bytes]
         started = threading.Event()
         # The thread that starts it lives as long as it does: Linux takes a thread's end for the parent's.
-        passed = [each for name in ("memory", "before", "after") if (each := start[name]) is not None]
+        passed = [each for name in ("memory", "before", "after", "host") if (each := start[name]) is not None]
         threading.Thread(target=self._run, args=(passed, ended, started), name=self._name, daemon=True).start()
         started.wait()
         if not hasattr(self, "_process"):
@@ -218,22 +267,28 @@ class _Follower:
         self.pipe.send(start | {"parent": os.getpid()})
 
     def receive(self) -> dict[str, Any]:
+        """Raises EngineFault."""
         try:
-            return self.pipe.receive()[0]
+            return (self.pipe if self.inbox is None else self.inbox).receive()[0]
         except EOFError as error:
+            if self.inbox is not None:  # which another one's end closes as well
+                raise EngineFault("a process of the model has ended; its log says why") from error
             status = self._process.wait()
             raise EngineFault(f"{self._name} ended with status {status}; its log says why") from error
 
-    def inbox(self, ended: Callable[[], None]) -> Inbox:
-        """What it says from now on, but for that it lives."""
+    def listen(self, copied: Callable[[int], None], ended: Callable[[], None]) -> None:
+        """To what it says from now on. What it has copied, and that it lives, is no answer to anything."""
 
         def heed(fields: dict[str, Any]) -> bool:
-            if "ping" not in fields:
+            if "copied" in fields:
+                copied(fields["copied"])
+            elif "ping" in fields:
+                self._asked = None
+            else:
                 return False
-            self._asked = None
             return True
 
-        return Inbox(self.pipe, f"{self._name}: answers", heed, ended)
+        self.inbox = Inbox(self.pipe, f"{self._name}: answers", heed, ended)
 
     def ask(self) -> None:
         """Whether it lives. Raises EngineLost if it was asked long ago and has not said so."""

@@ -6,7 +6,7 @@ The loader is asked, with a rank's and a stage's part of tensors that have shape
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -15,8 +15,8 @@ from ..blocks import blocks_for
 from ..checkpoint import Checkpoint
 from ..decoder import Decoder
 from ..errors import InvalidRequest
-from ..fit import Asked, Place, outlined, parts_of
-from ..memory import KvBudget, Parts, cpu_kv_budget, kv_budget, reserve_bytes
+from ..fit import Asked, Place, outlined, parts_of, value_blocks
+from ..memory import KvBudget, Parts, cpu_kv_budget, kv_budget, prefix_budget, reserve_bytes
 from ..protocol import BLOCK_TOKENS
 from .costs import best_layers, core
 from .partition import StageDevice
@@ -78,12 +78,15 @@ def divided(checkpoint: Checkpoint, places: Sequence[Place], asked: Asked, divis
     """Nothing is loaded; of the checkpoint no tensor is read. places: of each stage, all of one CPU or GPUs all."""
     assert len(places) == division.stages
     assert len({place.device is None for place in places}) == 1
+    asked = replace(asked, shares=asked.shares and places[0].device is None)  # GPUs share nothing so far
     try:
         layers, why = _layers(checkpoint, places, asked, division)
         processes = _processes(checkpoint, places, asked, division.ranks, layers)
     except (ValueError, InvalidRequest) as error:
         return Divided(places, division, refused=str(error))
     blocks, missing = _room(processes)
+    if asked.shares:
+        processes = _with_buffers(checkpoint, processes)
     return Divided(
         places,
         division,
@@ -163,6 +166,14 @@ def _room(processes: Sequence[Process]) -> tuple[int, int]:
     budgets = [_budget(each.place, each.parts) for each in processes]
     blocks = min(budget.blocks(each.parts.kv_block) for budget, each in zip(budgets, processes, strict=True))
     return blocks, max(budget.missing for budget in budgets)
+
+
+def _with_buffers(checkpoint: Checkpoint, processes: Sequence[Process]) -> list[Process]:
+    """Each with its part of what KV lies in on its way to and from a store."""
+    place, block = processes[0].place, sum(len(each.ranks) * each.parts.kv_block for each in processes)
+    least = 2 * value_blocks(checkpoint.config, place.ops()) * block
+    lent = prefix_budget(None, place.free, least, on_gpu=False) // block
+    return [replace(each, parts=replace(each.parts, buffers=lent * each.parts.kv_block)) for each in processes]
 
 
 def _budget(place: Place, parts: Parts) -> KvBudget:

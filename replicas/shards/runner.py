@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from ..gpu.swapper import Swapper
 from ..plan import StepPlan, StepResult
 from ..runner import ModelRunner, pools, prepare
 from .lead import Line
@@ -19,8 +20,10 @@ class StagedRunner(ModelRunner):
     No plan may have UNKNOWN: tokens are chosen here, when the last stage has answered.
     """
 
-    def __init__(self, line: Line, kv: list[torch.Tensor], device: torch.device) -> None:
-        super().__init__(line, kv, device)
+    def __init__(
+        self, line: Line, kv: list[torch.Tensor], device: torch.device, swapper: Swapper | None = None
+    ) -> None:
+        super().__init__(line, kv, device, swapper)
         self.depth = line.num_stages
         self._line = line
 
@@ -30,6 +33,8 @@ class StagedRunner(ModelRunner):
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Callable[[], StepResult]:
         """See `Pipelined`. The first stage has computed the step when this returns."""
+        if self.swapper is not None:
+            self.swapper.order(plan)
         batch = prepare(plan, self._move)
         answer = self._line.begin("hidden" if pools(plan) else "forward", batch, self.kv)
         return lambda: self._result(plan, batch, self._line, answer())

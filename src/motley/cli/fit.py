@@ -149,7 +149,7 @@ def _divided(
 
     if is_divided(settings):
         fit_divided.refuse_swap(settings.swap_memory_bytes)
-    asked = replace(asked, swap_memory_bytes=0, shares=False)
+    asked = replace(asked, swap_memory_bytes=0)
     division = Division(settings.tensor_parallel, len(groups[0]), settings.pipeline_layers)
     found = [divided(checkpoint, places, asked, division) for places in groups]
     scaling = fit_divided.scaling_of(checkpoint, groups, asked, division, kinds)

@@ -160,7 +160,10 @@ def lines(asked: Asked, found: Sequence[Divided], scaling: dict[str, Any]) -> It
 
 def _memory(found: Sequence[Divided]) -> Iterator[str]:
     """GPUs of one capability hold the same, but where their stages have other layers."""
-    heads = ("each holds", "layers", "weights", "metadata", "KV/1000 tokens", "activations", "graphs", "context")
+    heads = (
+        "each holds", "layers", "weights", "metadata", "KV/1000 tokens", "activations", "graphs", "context",
+        "for prefixes",
+    )  # fmt: skip
     rows: dict[tuple[str, ...], None] = {}
     for each in found:
         for process in each.processes:
@@ -170,7 +173,7 @@ def _memory(found: Sequence[Divided]) -> Iterator[str]:
             sizes = (parts.weights, parts.metadata, parts.kv_tokens(1000), parts.activations, parts.graphs)
             first, last = process.stage.layers
             who = _who(process, each.division)
-            rows[f"{where}{who}", f"{first}-{last - 1}", *map(size, (*sizes, parts.context))] = None
+            rows[f"{where}{who}", f"{first}-{last - 1}", *map(size, (*sizes, parts.context, parts.buffers))] = None
     yield from table(heads, list(rows))
 
 

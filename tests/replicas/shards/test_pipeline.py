@@ -225,7 +225,6 @@ def test_stages_end_with_the_process_that_started_them(stopped: bool, tmp_path: 
     [
         ({"device": "cuda"}, "pipeline_parallel"),
         ({"swap_memory_bytes": 1 << 20}, "swap_memory_bytes"),
-        ({"prefix_cache": "memory"}, "prefix_cache"),
         ({"stages": 4}, "pipeline_parallel"),
         ({"stages": 0}, "pipeline_parallel"),
         ({"pipeline_layers": (1, 1)}, "pipeline_layers"),

@@ -1,0 +1,102 @@
+"""KV blocks of the host's memory of a divided model, on their way to and from a prefix store.
+
+Each process copies between its KV and its own part of such a block, in the order of steps. These parts are memory that
+it shares with the first process, which alone reads, opens, seals and writes records: what it finds is all ranks', or
+none's, under one deadline, and nobody else has the fleet's secret or a connection.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from ...kernels.ops import Ops
+from ..config import ModelConfig
+from ..gpu.accelerator import AtOnce
+from ..gpu.swapper import Swapper
+from ..prefix.host_kv import HostKv, Payloads, Portion
+from ..prefix.record import Geometry
+from ..quantization.base import Span
+from .split import Split
+from .stages import Stage
+
+__all__ = ["DividedKv", "Share", "SharedHost", "shares_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a process has of a block. layers, heads: of the model; keeps: its heads are written to a store from here.
+
+    Where there are more ranks than KV heads some have the same one, and the first of them keeps it.
+    """
+
+    layers: Span
+    heads: Span
+    keeps: bool
+
+    @property
+    def num_layers(self) -> int:
+        return self.layers[1] - self.layers[0]
+
+    def block(self, ops: Ops, head_dim: int) -> list[torch.Tensor]:
+        """Of KV like the process's own one block, as views [1, ...] of its parts."""
+        kv = ops.allocate_kv(self.num_layers, 1, self.heads[1] - self.heads[0], head_dim)
+        return [part for cache in kv for part in ops.kv_parts(cache)]
+
+    def of(self, payloads: Payloads) -> Portion:
+        return payloads.portion(slice(*self.heads), slice(*self.layers))
+
+
+def shares_of(config: ModelConfig, stages: Sequence[Stage], parts: Sequence[Split]) -> list[Share]:
+    """Stage by stage, of each its ranks in order. parts: of the ranks; none where there is one of each stage."""
+    heads = [part.kv_heads for part in parts] or [(0, config.num_kv_heads)]
+    kept = [own not in heads[:rank] for rank, own in enumerate(heads)]
+    return [Share(stage.layers, *each) for stage in stages for each in zip(heads, kept, strict=True)]
+
+
+class SharedHost(AtOnce):
+    """Implements `Copier`; staging is of a file in memory, all of it at most. It may be closed afterwards."""
+
+    def __init__(self, descriptor: int) -> None:
+        size = os.fstat(descriptor).st_size
+        self._memory = torch.frombuffer(mmap.mmap(descriptor, size), dtype=torch.uint8)
+        self._taken = 0
+
+    def staging(self, size: int) -> torch.Tensor:
+        """What follows on that before."""
+        first, self._taken = self._taken, self._taken + size
+        assert self._taken <= len(self._memory)
+        return self._memory[first : self._taken]
+
+
+class DividedKv:
+    """Implements `HostRecords`: blocks of the host of all processes together.
+
+    shares  of each process; own: of the first; others: of those after it, the memory
+    """
+
+    def __init__(
+        self, shares: Sequence[Share], own: Swapper, others: Sequence[SharedHost], ops: Ops, geometry: Geometry
+    ) -> None:
+        self._geometry = geometry
+        swappers = [own]
+        for share, host in zip(shares[1:], others, strict=True):
+            # Of KV it has one block, which tells how blocks of that process lie on the host.
+            swappers.append(Swapper(share.block(ops, geometry.head_dim), host, own.num_blocks))
+        self._places = [
+            (share, HostKv(swapper.slabs(), ops.kv_vectors, replace(geometry, layers=share.num_layers)))
+            for share, swapper in zip(shares, swappers, strict=True)
+        ]
+
+    def room(self) -> Payloads:
+        return Payloads(self._geometry, self._geometry.heads)
+
+    def pack(self, blocks: Sequence[int], payloads: Payloads) -> bool:
+        return all(kv.pack(blocks, share.of(payloads)) for share, kv in self._places if share.keeps)
+
+    def unpack(self, payloads: Payloads, blocks: Sequence[int]) -> bool:
+        return all(kv.unpack(share.of(payloads), blocks) for share, kv in self._places)

@@ -1,0 +1,215 @@
+"""Prefixes of models that are divided among real processes: whoever wrote them, whoever reads them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_prefixes import SECRET, BadStore
+from served import alive, children, command_line, wait_for
+from tiny_checkpoints import build_checkpoint
+
+from motley import Engine, SamplingParams
+from motley.kernels.cpu.build import library
+from motley.replicas.errors import EngineLost
+from motley.replicas.prefix import courier, fetches, prospects
+from motley.replicas.prefix.access import PrefixAccess
+from motley.replicas.prefix.prospects import Prospects
+from motley.replicas.prefix.store import Found, Wanted
+
+COMPILED = pytest.mark.skipif(library()[0] is None, reason="no C compiler")
+GREEDY = SamplingParams(temperature=0.0, max_tokens=16, seed=0, logprobs=0)
+SYSTEM = [(7 * i) % 101 + 3 for i in range(150)]
+HEADS_OF_ONE = {"num_key_value_heads": 1}
+DIVISIONS: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {  # and heads of layers of the largest process
+    "two ranks": ({"tensor_parallel": 2}, {}, 3),
+    "two ranks of one KV head": ({"tensor_parallel": 2}, HEADS_OF_ONE, 3),
+    "two stages": ({"pipeline_parallel": 2}, {}, 4),
+    "two stages of two ranks": ({"pipeline_parallel": 2, "tensor_parallel": 2}, {}, 2),
+}
+BLOCK_BYTES = 2 * 16 * 16 * 4  # of a head of a layer
+
+
+class LastingStore(BadStore):
+    """Of several engines: none of them closes it. While it `hangs`, whoever reads waits; `asked`: somebody does."""
+
+    def __init__(self) -> None:
+        super().__init__(time.monotonic)
+        self.goes_on, self.asked = threading.Event(), threading.Event()
+        self.goes_on.set()
+
+    def get(self, wanted: Sequence[Wanted], deadline: float, room: memoryview | None = None) -> Sequence[Found | None]:
+        self.asked.set()
+        self.goes_on.wait()
+        return super().get(wanted, deadline, room)
+
+    def close(self) -> None:
+        return None
+
+
+@pytest.fixture
+def store() -> Iterator[LastingStore]:
+    store = LastingStore()
+    yield store
+    store.goes_on.set()
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy the machine is: what is asked for is waited for."""
+    for module in (prospects, courier):
+        monkeypatch.setattr(module, "READ_S", 60.0)
+    monkeypatch.setattr(fetches, "_GRACE_S", 60.0)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    yield
+    assert followers() == []
+
+
+def followers() -> list[int]:
+    return [pid for pid in children(os.getpid()) if "shards.follower" in command_line(pid) and alive([pid])]
+
+
+def engine(folder: Path, store: BadStore | None, **settings: Any) -> Engine:
+    """To which fetching always seems faster; what it has computed once, it stores."""
+    access = None if store is None else PrefixAccess(store, SECRET)
+    given = {"kv_memory_bytes": 1 << 20, "threads": 2, "prefix_buffer_bytes": 1 << 22, "prefix_after": 1}
+    made = Engine(folder, dtype="float32", access=access, **given | settings)
+    if store is not None:
+        made._built.core.scheduler.prefixes.prospects = Prospects(token_s=1.0, block_s=1e-9)
+    return made
+
+
+def finish(made: Engine) -> None:
+    """Everything that is to be stored, is; and no block of the host is kept."""
+    core = made._built.core
+
+    def done() -> bool:
+        core.step()
+        pool = core.scheduler.prefixes.pool
+        return not core.scheduler.prefixes.waits and pool.available == pool.total
+
+    wait_for(done, "all that is to be stored")
+
+
+def forget(made: Engine) -> None:
+    """What the engine has in its own KV."""
+    made._built.core.scheduler.pool.forget_prefixes()
+
+
+def said(made: Engine, prompts: list[list[int]]) -> tuple[list[list[int]], list[float]]:
+    outputs = made.generate(prompts, GREEDY)
+    logprobs = [entry.logprob for output in outputs for entry in output.logprobs or ()]
+    return [output.token_ids for output in outputs], logprobs
+
+
+def cached(made: Engine, prompt: list[int]) -> int | None:
+    return made.generate([prompt], SamplingParams(temperature=0.0, max_tokens=1, seed=0))[0].cached_tokens
+
+
+@pytest.mark.parametrize(
+    "name", [name if name == "two stages" else pytest.param(name, marks=COMPILED) for name in DIVISIONS]
+)
+def test_what_one_process_wrote_several_read_and_the_reverse(
+    name: str, patient: None, store: LastingStore, tmp_path: Path
+) -> None:
+    """Tokens are those without a store, log-probabilities too, as far as sums in another order go.
+
+    Then many at once, with hardly any room for KV: prefixes come and go while others compute.
+    """
+    division, options, heads = DIVISIONS[name]
+    folder = build_checkpoint(tmp_path / "model", "llama", num_hidden_layers=3, **options)
+    first, second = [*SYSTEM, 1, 2, 3], [*SYSTEM[::-1], 4, 5]
+    crowd = [[*SYSTEM[: 40 * part], *range(part, 60 + part)] for part in (1, 2, 3)] + [first, second]
+    with engine(folder, None) as alone:
+        expected = [said(alone, [prompt]) for prompt in (first, second)]
+        expected_crowd = said(alone, crowd)[0]
+    with (
+        engine(folder, store) as whole,
+        engine(folder, store, kv_memory_bytes=16 * heads * BLOCK_BYTES, max_running=4, **division) as divided,
+    ):
+        assert divided._built.core.scheduler.pool.total == 16
+        shared = [made._built.profile.shares for made in (whole, divided)]
+        assert shared[0] == shared[1] != ""
+        keeps = [share.keeps for share in divided._built.group.shares]  # type: ignore[union-attr]
+        assert keeps == ([True, False] if options else [True] * len(keeps))
+        for writer, reader, prompt, (tokens, logprobs) in (
+            (whole, divided, first, expected[0]),
+            (divided, whole, second, expected[1]),
+        ):
+            assert said(writer, [prompt])[0] == tokens
+            finish(writer)
+            before = store.stats().hits
+            found = said(reader, [prompt])
+            assert store.stats().hits == before + 1
+            assert found[0] == tokens
+            assert found[1] == pytest.approx(logprobs, abs=1e-4)
+            forget(reader)
+            assert cached(reader, prompt) == 128
+        for _ in range(2):
+            forget(divided)
+            assert said(divided, crowd)[0] == expected_crowd
+            finish(divided)
+
+
+@COMPILED
+def test_whatever_a_store_does_ranks_answer(store: LastingStore, tmp_path: Path) -> None:
+    """It loses, changes and cuts values, raises, and hangs: nobody is failed, and nobody waits for it."""
+    folder = build_checkpoint(tmp_path / "model", "llama", num_hidden_layers=3)
+    prompt = [*SYSTEM, 1, 2, 3]
+    with engine(folder, None) as alone:
+        expected = said(alone, [prompt])[0]
+    with engine(folder, store, tensor_parallel=2) as made:
+        for fault in ("none", "flip", "cut", "zeros", "empty", "miss", "raise", "few"):
+            store.fault = lambda fault=fault: fault  # type: ignore[misc]
+            forget(made)
+            assert said(made, [prompt])[0] == expected, fault
+        store.fault = lambda: "none"
+        store.asked.clear()
+        store.goes_on.clear()
+        forget(made)
+        assert said(made, [prompt])[0] == expected
+        assert store.asked.is_set()
+        assert not store.goes_on.is_set(), "the answer did not wait for it"
+        store.goes_on.set()
+        finish(made)
+
+
+@COMPILED
+def test_a_rank_that_dies_while_a_prefix_is_fetched_ends_the_engine(
+    patient: None, store: LastingStore, tmp_path: Path
+) -> None:
+    """Whoever waits for the prefix is told, when it has come."""
+    folder = build_checkpoint(tmp_path / "model", "llama", num_hidden_layers=3)
+    prompt, raised = [*SYSTEM, 1, 2, 3], []
+    with engine(folder, store) as writer:
+        said(writer, [prompt])
+        finish(writer)
+
+    def ask(made: Engine) -> None:
+        try:
+            made.generate([prompt], GREEDY)
+        except EngineLost as error:
+            raised.append(error)
+
+    store.goes_on.clear()
+    store.asked.clear()
+    with engine(folder, store, tensor_parallel=2) as made:
+        thread = threading.Thread(target=ask, args=(made,), daemon=True)
+        thread.start()
+        assert store.asked.wait(60)
+        [rank] = followers()
+        os.kill(rank, signal.SIGKILL)
+        wait_for(lambda: not alive([rank]), "its end")
+        store.goes_on.set()
+        thread.join(60)
+        assert not thread.is_alive()
+        assert len(raised) == 1
