@@ -59,7 +59,7 @@ def config_of_process(config: EngineConfig) -> EngineConfig:
     if ranks and library()[0] is None:
         raise InvalidRequest(f"{param}: {what} need the C kernels: {library()[1]}", param=param)
     if config.swap_memory_bytes:
-        message = f"swap_memory_bytes: KV of several {what} is not kept on the host so far: it is computed again"
+        message = f"swap_memory_bytes: preempted KV of several {what} is computed again so far"
         raise InvalidRequest(message, param="swap_memory_bytes")
     processes = config.tensor_parallel * config.pipeline_parallel
     return replace(config, threads=max(1, (config.threads or usable_cores()) // processes), swap_memory_bytes=0)

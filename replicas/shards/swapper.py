@@ -21,7 +21,7 @@ def shared_swapper(
     group: Group, ops: Ops, kv: Sequence[torch.Tensor], num_blocks: int
 ) -> tuple[SharedSwapper | None, str]:
     """For so many blocks of the host, all of them a prefix store's; and why preempted sequences have none."""
-    why = "by computing again: KV of several processes is not kept on the host so far"
+    why = "by computing again: that of several processes is not kept on the host so far"
     parts = [part for cache in kv for part in ops.kv_parts(cache)]
     return SharedSwapper(parts, num_blocks, group) if num_blocks else None, why
 

@@ -117,6 +117,10 @@ def test_a_divided_model_is_told_process_by_process(
         assert who == [(0, [0], [0, 2]), (0, [1], [0, 2]), (1, [0], [2, 6]), (1, [1], [2, 6])]
         first, second = row["processes"][0]["parts"], row["processes"][2]["parts"]
         assert second["kv_block"] == 2 * first["kv_block"]
+    lent = [each["parts"]["buffers"] for each in cpu["processes"]]
+    assert lent[0] == lent[1] == lent[2] // 2
+    assert 2**28 - 2**20 < sum(lent) <= 2**28, "what prefixes come and go through, of the replica"
+    assert {each["parts"]["buffers"] for each in t4["processes"]} == {0}
     scaling = found["scaling"]
     assert scaling["source"] == "model"
     assert [each["link"] for each in scaling["links"]] == ["pcie3"]
@@ -164,7 +168,7 @@ def test_the_scaling_model_says_that_it_is_one(capsys: pytest.CaptureFixture[str
     ("arguments", "expected", "code"),
     [
         (["demo", "--link", "usb"], "--link usb: expected nvlink, pcie, ethernet or all", 2),
-        ([*DIVIDED, "--swap-memory", "1GiB"], "swap_memory_bytes: KV of a divided model stays where it is", 2),
+        ([*DIVIDED, "--swap-memory", "1GiB"], "swap_memory_bytes: preempted KV of a divided model is computed again", 2),
         (["demo", "--pipeline-parallel", "2", "--pipeline-layers", "1,2,3"], "pipeline_layers", 2),
         (["demo", "--stages", "p40,t4", "--pipeline-parallel", "3"], "it is 2 stages, and says their devices", 2),
         (["demo", "--stages", "p40,t4", "--device", "8.9"], "without --device", 2),

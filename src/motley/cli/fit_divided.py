@@ -41,7 +41,7 @@ def refuse_swap(swap_memory_bytes: int | None) -> None:
     from ..replicas.errors import InvalidRequest
 
     if swap_memory_bytes:
-        message = "swap_memory_bytes: KV of a divided model stays where it is so far"
+        message = "swap_memory_bytes: preempted KV of a divided model is computed again so far"
         raise InvalidRequest(message, param="swap_memory_bytes")
 
 
