@@ -9,12 +9,19 @@ from .stamps import STAMP_BYTES, Epochs, Names, Stamp, new_epoch
 from .tally import Tally
 from .wire import END_BYTES, Refused, Reply, Wire, command
 
-__all__ = ["Asking", "Judge", "Reading", "made"]
+__all__ = ["CLAIM_S", "Asking", "Claiming", "Judge", "Reading", "given_back", "made"]
+
+CLAIM_S = 5.0  # longer than a value waits in the queue and is written; one of a replica that has died ends then
 
 
 def made(names: Names, tag: bytes, keep_ms: int) -> list[bytes]:
     """Commands, with a reply each: where Redis has no epoch of all, or none of that owner, it gets a new one."""
     return [command(b"SET", name, new_epoch(), b"PX", keep_ms, b"NX") for name in (names.every, names.epoch(tag))]
+
+
+def given_back(names: Names, key: bytes) -> bytes:
+    """The command that ends a claim, whosever it is by now: a value too many is written, at worst."""
+    return command(b"PEXPIRE", names.claim(key), 0)
 
 
 class Judge:
@@ -46,6 +53,18 @@ class Judge:
         for tag in tags:
             self.heard(tag, wire.replies(deadline))
 
+    def looked(self, wanted: Wanted) -> bytes:
+        """Commands, with two replies, for what `stamp` makes of them."""
+        name = self.names.value(wanted.key)
+        return command(b"STRLEN", name) + command(b"GETRANGE", name, 0, STAMP_BYTES - 1)
+
+    def stamp(self, wanted: Wanted, size: Reply, data: Reply) -> Stamp | None:
+        """None: there is no such value, or it cannot be read."""
+        if size != STAMP_BYTES + wanted.size or not isinstance(data, bytes):
+            return None
+        stamp = self.names.stamp_of(wanted.key, data)
+        return stamp if isinstance(stamp, Stamp) else None
+
     def believes(self, stamp: Stamp) -> bool:
         return self._now.get(stamp.owner) == stamp and not self._epochs.forgets(stamp.owner)
 
@@ -59,10 +78,9 @@ class Asking:
 
     def run(self, wire: Wire, keep_ms: int, deadline: float) -> None:
         judge, names = self._judge, self._judge.names
-        values = [names.value(one.key) for one in self._wanted]
-        stamps = [command(b"STRLEN", name) + command(b"GETRANGE", name, 0, STAMP_BYTES - 1) for name in values]
+        stamps = [judge.looked(one) for one in self._wanted]
         wire.send([b"".join((*stamps, *made(names, self._tag, keep_ms), judge.asked(self._tag)))], deadline)
-        found = [self._stamp(one, wire.reply(deadline), wire.reply(deadline)) for one in self._wanted]
+        found = [judge.stamp(one, wire.reply(deadline), wire.reply(deadline)) for one in self._wanted]
         wire.reply(deadline)
         wire.reply(deadline)
         if judge.heard(self._tag, wire.replies(deadline)):
@@ -70,11 +88,31 @@ class Asking:
             believed = [stamp is not None and judge.believes(stamp) for stamp in found]
             self.count = (*believed, False).index(False)
 
-    def _stamp(self, wanted: Wanted, size: Reply, data: Reply) -> Stamp | None:
-        if size != STAMP_BYTES + wanted.size or not isinstance(data, bytes):
-            return None
-        stamp = self._judge.names.stamp_of(wanted.key, data)
-        return stamp if isinstance(stamp, Stamp) else None
+
+class Claiming:
+    """One call of `claim`. won: whether the caller is to write the value; True as long as nobody said."""
+
+    def __init__(self, judge: Judge, tally: Tally, wanted: Wanted, anew: bool) -> None:
+        self._judge, self._tally, self._wanted, self._anew = judge, tally, wanted, anew
+        self.won = True
+
+    def run(self, wire: Wire, deadline: float) -> None:
+        """First it claims and then it looks: who gives a claim back has written before."""
+        judge, names, key = self._judge, self._judge.names, self._wanted.key
+        claim = command(b"SET", names.claim(key), b"", b"PX", round(1000 * CLAIM_S), b"NX")
+        wire.send([claim + judge.looked(self._wanted)], deadline)
+        claimed = wire.reply(deadline)
+        stamp = judge.stamp(self._wanted, wire.reply(deadline), wire.reply(deadline))
+        if isinstance(claimed, Refused):
+            self._tally.error(claimed.lower())
+        elif claimed is None:
+            self.won = False
+        elif stamp is not None and not self._anew:
+            judge.ask(wire, [stamp], deadline)
+            if judge.believes(stamp):
+                self.won = False
+                wire.send([given_back(names, key)], deadline)
+                wire.reply(deadline)
 
 
 class Reading:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from ...replicas.prefix.store import Buffer, Found, StoreStats, Wanted
 from .breaker import CircuitBreaker
 from .connections import Connections, reason_of, redis_connector
-from .reading import Asking, Judge, Reading
+from .reading import Asking, Claiming, Judge, Reading
 from .source import RedisSource, check_url
 from .stamps import Epochs, Names
 from .tally import Tally
@@ -66,6 +66,16 @@ class RedisStore:
         asking = Asking(self._judge(), wanted, self._names.owner(owner))
         self._call(lambda wire: asking.run(wire, self.source.epoch_ms, deadline), lambda: False, began, deadline)
         return asking.count
+
+    def claim(self, wanted: Wanted, deadline: float, *, anew: bool = False) -> bool:
+        began = time.monotonic()
+        if not self._admitted(deadline):
+            return True
+        claiming = Claiming(self._judge(), self._tally, wanted, anew)
+        self._call(lambda wire: claiming.run(wire, deadline), lambda: False, began, deadline)
+        if not claiming.won:
+            self._tally.drop("elsewhere")
+        return claiming.won
 
     def name_of(self, key: bytes) -> bytes:
         """Where that value is in Redis."""

@@ -56,6 +56,10 @@ class Names:
     def value(self, key: bytes) -> bytes:
         return self.space + b"kv:" + key.hex().encode()
 
+    def claim(self, key: bytes) -> bytes:
+        """There while a replica makes and writes that value."""
+        return self.space + b"claim:" + key.hex().encode()
+
     def epoch(self, tag: bytes) -> bytes:
         return self.space + b"epoch:" + tag.hex().encode()
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ...replicas.prefix.store import Buffer
 from .breaker import CircuitBreaker
 from .connections import Connections, reason_of
-from .reading import made
+from .reading import given_back, made
 from .source import RedisSource
 from .stamps import STAMP_BYTES, Epochs, Names, Stamp, new_epoch
 from .tally import Tally
@@ -144,6 +144,9 @@ class Writer:
                 if wire is None:
                     raise ConnectionError("none is free")
                 reason = self._write(wire, item, began + WRITE_S)
+                if reason is not None:
+                    wire.send([given_back(self._names, item.key)], began + WRITE_S)
+                    wire.reply(began + WRITE_S)
         except Exception as error:  # noqa: BLE001  whatever it was: a value less
             self._breaker.failed()
             self._tally.error(reason_of(error))
@@ -185,6 +188,7 @@ class Writer:
         if self._source.tenant_bytes is not None:
             spent = names.spent(stamp.owner)
             after += [command(b"SET", spent, 0, b"PX", round(ttl_ms), b"NX"), command(b"INCRBY", spent, item.nbytes)]
+        after.append(given_back(names, item.key))
         tail = b"\r\n$2\r\nPX\r\n$%d\r\n%s\r\n" % (len(lasting), lasting)
         wire.send([head, *item.parts, tail + b"".join(after)], deadline)
         return "refused" if self._refused([wire.reply(deadline) for _ in range(1 + len(after))]) else None

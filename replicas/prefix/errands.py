@@ -47,12 +47,14 @@ class Fetch:
 class Save:
     """One value, from blocks of the host, once the copies up to `mark` have been made.
 
+    anew  what the store has of it is of no use
     unfit  it was not written, as a number is not finite in the record's dtype
     """
 
     key: bytes
     blocks: tuple[int, ...]
     owner: str
+    anew: bool = False
     mark: Mark | None = None
     saved: bool = False
     unfit: bool = False

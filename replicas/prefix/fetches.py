@@ -171,7 +171,7 @@ class Fetches:
             self._saves.offer(sequence, parked.values[: parked.worth if fetch.outcome == HIT else parked.seen])
         elif fetch.outcome in set(Flaw):  # what is there is of no use to anybody
             bad = parked.begin + count
-            self._saves.wish(sequence, parked.values[bad : max(bad + 1, parked.worth)])
+            self._saves.wish(sequence, parked.values[bad : max(bad + 1, parked.worth)], anew=parked.values[bad].key)
 
     def let_go(self) -> None:
         """Of those whose store keeps no deadline, and of those whom another one's fetch is of no use to any more."""

@@ -62,6 +62,11 @@ class HostStore:
         there = [value is not None and len(value.data) == one.size for one, value in zip(wanted, values, strict=True)]
         return (*there, False).index(False)
 
+    def claim(self, wanted: Wanted, deadline: float, *, anew: bool = False) -> bool:
+        with self._lock:
+            value = self._values.get(wanted.key)
+        return anew or value is None or len(value.data) != wanted.size
+
     def put(self, key: bytes, parts: Sequence[Buffer], owner: str) -> bool:
         began = self._clock()
         data = b"".join(parts)

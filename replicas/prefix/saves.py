@@ -27,8 +27,11 @@ _MOST_ASKED = 64
 
 @dataclass(frozen=True, slots=True)
 class _Wish:
+    """anew: a key whose value in the store is of no use."""
+
     sequence: Sequence
     values: deque[Value]
+    anew: bytes | None = None
 
     @property
     def owner(self) -> str:
@@ -63,12 +66,12 @@ class Saves:
             self._keys.update(ask.keys)
             self._link.courier.send(ask)
 
-    def wish(self, sequence: Sequence, values: tuple[Value, ...]) -> None:
-        """Store all of them."""
+    def wish(self, sequence: Sequence, values: tuple[Value, ...], anew: bytes | None = None) -> None:
+        """Store all of them. anew: the key of one that the store has, and that is of no use."""
         if sequence.outdated:
             return
         if (new := self._new(values)) and len(self._wishes) < _MOST_WISHES:
-            self._wishes.append(_Wish(sequence, new))
+            self._wishes.append(_Wish(sequence, new, anew))
             self._keys.update(value.key for value in new)
 
     def answered(self, ask: Ask) -> None:
@@ -116,7 +119,8 @@ class Saves:
                 return
             kept = host.take(len(blocks))
             self._out += len(kept)
-            save = Save(key=wish.values.popleft().key, blocks=tuple(kept), owner=wish.owner)
+            key = wish.values.popleft().key
+            save = Save(key=key, blocks=tuple(kept), owner=wish.owner, anew=key == wish.anew)
             self._leaving.append((save, tuple(zip(blocks, kept, strict=True))))
 
     def copies(self) -> tuple[Pair, ...]:

@@ -58,8 +58,9 @@ class StoreStats:
     hits, misses       values that `get` was asked for. What failed is a miss, and what nobody asked the server for too
     stored             values that were written
     errors             reason -> calls that failed, reads and writes: "timeout", "connection", "size", ...
-    dropped            reason -> values that were not written: "queue_full", "breaker_open", "quota", ...
-                       "range" is told by the engine: a number was not finite in the record's dtype
+    dropped            reason -> values that were not written: "queue_full", "breaker_open", "quota", ...; "elsewhere":
+                       another replica has written them, or does; "range" is told by the engine: a number was not
+                       finite in the record's dtype
     bytes_read, bytes_written
     reads, read_s      calls of `get` that asked for something, and the seconds they took together
     writes, write_s    likewise of writes
@@ -117,6 +118,14 @@ class PrefixStore(Protocol):
         At a guess: one may be gone by the time it is read, and what is in it only its reader sees.
 
         owner  who puts those that are missing, if anybody does
+        """
+        ...
+
+    def claim(self, wanted: Wanted, deadline: float, *, anew: bool = False) -> bool:
+        """Whether to `put` that value, asked before it is made: False: it is there, or another replica is at it.
+
+        anew  it is there and of no use. True as well where nobody said: to write twice harms nobody. Who has claimed
+              a value and does not put it keeps others from it for a few seconds.
         """
         ...
 

@@ -149,6 +149,11 @@ class BadStore(HostStore):
             raise ConnectionError("told to")
         return super().known(wanted, owner, deadline)
 
+    def claim(self, wanted: Wanted, deadline: float, *, anew: bool = False) -> bool:
+        if self.fault() == "raise":
+            raise ConnectionError("told to")
+        return self.gone or super().claim(wanted, deadline, anew=anew)
+
     def put(self, key: bytes, parts: Sequence[Buffer], owner: str) -> bool:
         fault = self.fault()
         if fault == "raise":
