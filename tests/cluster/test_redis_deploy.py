@@ -115,13 +115,14 @@ def test_prefixes_are_stored_and_read_there(deployed: Deployed) -> None:
         store = store_of(deployed.url(host))
         try:
             wait_for(lambda store=store: store._connections.alive, "a connection")
-            assert store.put(host.encode(), [VALUE], "ann")
-            store.flush(time.monotonic() + 20)
-            deadline = time.monotonic() + 20
-            [found] = store.get([Wanted(host.encode(), len(VALUE))], deadline)
+            wanted, deadline = Wanted(host.encode(), len(VALUE)), time.monotonic() + 20
+            assert store.claim(wanted, deadline)
+            assert store.put(wanted.key, [VALUE], "ann")
+            store.flush(deadline)
+            [found] = store.get([wanted], deadline)
             assert found is not None
             assert bytes(found[0]) == VALUE
-            assert store.known([host.encode()], deadline) == 1
+            assert store.known([wanted], "ann", deadline) == 1
             store.forget("ann")
             wait_for(lambda store=store: not store._epochs.to_forget(), "Redis to know")
             assert not store.stats().errors
