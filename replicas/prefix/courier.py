@@ -135,15 +135,14 @@ class Clerk(Generic[R]):
     def _save(self, save: Save, room: R) -> None:
         assert save.mark is not None, "the copies were asked for"
         save.mark.wait()
-        wanted = self._seal.geometry.wanted(save.key, self._heads)
-        if not self._store.claim(wanted, self._clock() + READ_S, anew=save.anew):
+        if not self._host.pack(save.blocks, room):
+            save.unfit = True
             return
-        if self._host.pack(save.blocks, room):
+        wanted = self._seal.geometry.wanted(save.key, self._heads)
+        if self._store.claim(wanted, self._clock() + READ_S, anew=save.anew):
             header = self._seal.header()
             parts: list[Buffer] = [header, self._seal.seal(save.key, header, room.buffers, self._heads.start)]
             save.saved = self._store.put(save.key, parts, save.owner)
-        else:
-            save.unfit = True
 
 
 class StoreCourier(Generic[R]):

@@ -100,7 +100,7 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
 
 def store_of(url: str) -> RedisStore:
     """As a replica is given it by `prefix_cache.store`."""
-    cache = {"store": url}
+    cache = {"store": url, "tenant_memory": "1MiB"}
     spec = FleetSpec.model_validate({"model": "demo", "pools": [{"name": "a"}], "prefix_cache": cache})
     make = access_of(spec.prefix_cache, Shared(secret=b"s" * 32))
     assert make is not None
@@ -122,6 +122,9 @@ def test_prefixes_are_stored_and_read_there(deployed: Deployed) -> None:
             [found] = store.get([wanted], deadline)
             assert found is not None
             assert bytes(found[0]) == VALUE
+            [parts] = store.get([Wanted(wanted.key, len(VALUE), ((0, 7), (9, 20)))], deadline)
+            assert parts is not None
+            assert [bytes(part) for part in parts] == [VALUE[:7], VALUE[9:20]]
             assert store.known([wanted], "ann", deadline) == 1
             store.forget("ann")
             wait_for(lambda store=store: not store._epochs.to_forget(), "Redis to know")
