@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from letters import Clock
 from prefix_bench import KEPT, RUNNERS, Bench, cached, ids, prompt, request
 
+from motley.replicas.errors import EngineLost
 from motley.replicas.plan import StepPlan
 from motley.replicas.prefix.errands import Fetch, Release, Save
 from motley.replicas.protocol import StreamMessage
@@ -161,6 +162,20 @@ def test_copies_that_fail_are_computed_again(caplog: pytest.LogCaptureFixture) -
     assert ids(messages) == ids(Bench().run([request(prompt(1, 100))])[0])
     assert "were not copied" in caplog.text
     bench.runner.swap = swap  # type: ignore[method-assign]
+
+
+def test_copies_that_fail_as_the_engine_is_lost_end_it() -> None:
+    """Of a divided model some may have copied, and others not: nothing can be computed again."""
+    store = BadStore(Clock())
+    Bench(store).run([request(prompt(1, 100))])
+    bench = Bench(store)
+
+    def lost(plan: StepPlan) -> None:
+        raise EngineLost("told to")
+
+    bench.runner.swap = lost  # type: ignore[method-assign]
+    with pytest.raises(EngineLost):
+        bench.run([request(prompt(1, 100))])
 
 
 def test_errands_name_their_blocks_once() -> None:

@@ -168,7 +168,8 @@ def test_a_stage_computes_a_step_while_the_one_before_it_computes_the_next(
         line, [second] = made._built.runner.model, followers()
         assert isinstance(line, Line)
         assert made._built.group is not None
-        [inbox] = made._built.group._inboxes
+        [inbox] = [follower.inbox for follower in made._built.group._followers]
+        assert inbox is not None
         through, on_their_way = Decoder.through, []
 
         def computes(decoder: Decoder, *step: Any) -> Stream:
