@@ -168,11 +168,7 @@ def test_the_scaling_model_says_that_it_is_one(capsys: pytest.CaptureFixture[str
     ("arguments", "expected", "code"),
     [
         (["demo", "--link", "usb"], "--link usb: expected nvlink, pcie, ethernet or all", 2),
-        (
-            [*DIVIDED, "--swap-memory", "1GiB"],
-            "swap_memory_bytes: preempted KV of a divided model is computed again",
-            2,
-        ),
+        ([*DIVIDED, "--swap-memory", "1GiB"], "swap_memory_bytes: preempted KV of a divided model", 2),
         (["demo", "--pipeline-parallel", "2", "--pipeline-layers", "1,2,3"], "pipeline_layers", 2),
         (["demo", "--stages", "p40,t4", "--pipeline-parallel", "3"], "it is 2 stages, and says their devices", 2),
         (["demo", "--stages", "p40,t4", "--device", "8.9"], "without --device", 2),
