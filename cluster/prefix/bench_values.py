@@ -9,7 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -39,11 +39,13 @@ def mib(geometry: Geometry) -> float:
 def of_size(
     own: OwnRedis, secret: bytes, tokens: int, connections: int, moved: int, repeats: int
 ) -> Iterator[dict[str, Any]]:
-    """Values of so many tokens; moved: bytes of one sample."""
+    """Values of so many tokens; moved: bytes of one sample. A store has one thread that writes: one store a connection."""
     geometry = Geometry("bfloat16", LAYERS, HEADS, HEAD_DIM, tokens)
-    with _storing(own.url, secret, connections) as store:
+    with ExitStack() as stack:
+        each = [connections, *[1] * (connections - 1)]  # the first reads over all of them
+        stores = [stack.enter_context(_storing(own.url, secret, many)) for many in each]
         count = max(4, moved // geometry.size // connections)
-        sides = _sides(own, secret, store, geometry, connections, count)
+        sides = _sides(own, secret, stores, geometry, count)
         samples: dict[str, list[float]] = {name: [] for name in sides}
         for _ in range(repeats):
             for name, side in sides.items():
@@ -52,16 +54,16 @@ def of_size(
     compared = [("get", peer, peer) for peer in (*CLIENTS, "memcpy")] + [("get", "redis-benchmark", "benchmark get")]
     for metric in ("read_open_verify", "read_into_blocks"):
         compared += [(metric, f"{name}, not opened", name) for name in CLIENTS] + [(metric, "memcpy", "memcpy")]
-    if connections == 1:  # a store has one thread that writes
-        compared.append(("set", "redis-benchmark", "benchmark set"))
+    compared.append(("set", "redis-benchmark", "benchmark set"))
     for metric, peer, name in compared:
         yield row(metric, workload, "GB/s", samples[metric], peer=peer, peer_samples=samples.get(name))
 
 
 def _sides(
-    own: OwnRedis, secret: bytes, store: RedisStore, geometry: Geometry, connections: int, count: int
+    own: OwnRedis, secret: bytes, stores: Sequence[RedisStore], geometry: Geometry, count: int
 ) -> dict[str, Callable[[], float]]:
-    """name -> moves `count` values over each connection: at how many GB/s."""
+    """name -> moves `count` values over each of so many connections: at how many GB/s. The first store reads."""
+    store, connections = stores[0], len(stores)
     seal, size, total = Seal(secret, geometry), geometry.size, geometry.size * count * connections
     values = {key: _record(seal, key) for key in (b"%d of %d" % (n, geometry.tokens) for n in range(KEYS))}
     _write(store, list(values.items()))
@@ -83,6 +85,9 @@ def _sides(
     def into_blocks(at: int) -> None:
         readers[at].read(size * count)
 
+    def write(at: int) -> None:
+        _write(stores[at], [(key, values[key]) for key in keys])
+
     def theirs(name: str, client: Callable[[bytes], object]) -> Callable[[], float]:
         def peer(at: int) -> None:
             for key in keys:
@@ -97,7 +102,7 @@ def _sides(
         "read_into_blocks": lambda: _rate(total, lambda: _together(into_blocks, connections)),
         **{name: theirs(name, client) for name, client in getters(own.socket).items()},
         "memcpy": lambda: _rate(total, memcpy),
-        "set": lambda: _rate(size * count, lambda: _write(store, [(key, values[key]) for key in keys])),
+        "set": lambda: _rate(total, lambda: _together(write, connections)),
     }
     benchmark = shutil.which("redis-benchmark")
     for name in ("set", "get") if benchmark is not None else ():  # what is set first is read afterwards
