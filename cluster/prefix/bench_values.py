@@ -39,7 +39,7 @@ def mib(geometry: Geometry) -> float:
 def of_size(
     own: OwnRedis, secret: bytes, tokens: int, connections: int, moved: int, repeats: int
 ) -> Iterator[dict[str, Any]]:
-    """Values of so many tokens; moved: bytes of one sample. A store has one writer: there is one a connection."""
+    """Values of so many tokens; moved: bytes of one sample. Each connection has a store, which has one writer."""
     geometry = Geometry("bfloat16", LAYERS, HEADS, HEAD_DIM, tokens)
     with ExitStack() as stack:
         each = [connections, *[1] * (connections - 1)]  # the first reads over all of them
