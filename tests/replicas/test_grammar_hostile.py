@@ -56,7 +56,7 @@ HEAVY = {
     "nested choices": GrammarSpec.json_schema(_nested(9)),
     "definitions that triple": GrammarSpec.json_schema(_tripling(15)),
     "many optional properties": GrammarSpec.json_schema(
-        {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(1500)}}
+        {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(300)}}
     ),
 }
 
@@ -140,7 +140,7 @@ async def test_what_takes_longer_than_the_first_try_is_compiled_at_the_second(
 
     monkeypatch.setattr(grammar_queue, "FIRST_CPU_S", 1e-3)  # the timer's own grain is a few times as much
     monkeypatch.setattr(GrammarProcess, "compile", noted)
-    properties = {f"again{i}": {"type": "integer"} for i in range(1500)}
+    properties = {f"again{i}": {"type": "integer"} for i in range(300)}
     slow = GrammarSpec.json_schema({"type": "object", "properties": properties})
     assert await _outcome(worker, slow) is None
     assert tries == [False, True]
