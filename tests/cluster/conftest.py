@@ -13,9 +13,12 @@ import pytest
 from echo_worker import EchoWorker
 from grpc_servers import serving
 from local_ingress import make_ingress
+from redis_stores import storing
+from served import wait_for
 from service_checkpoint import write_tokenizer
 
 from motley.cluster.prefix.bench_redis import RedisProcess
+from motley.cluster.prefix.redis_store import RedisStore
 from motley.cluster.protos import inference_pb2_grpc
 
 
@@ -63,3 +66,12 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisProcess]:
     server.start()
     yield server
     server.kill()
+
+
+@pytest.fixture
+def stores(redis: RedisProcess) -> Iterator[list[RedisStore]]:
+    """Of two replicas, over a Redis with nothing in it."""
+    redis.ask("FLUSHALL")
+    with storing(redis.url) as one, storing(redis.url) as other:
+        wait_for(lambda: one._connections.alive and other._connections.alive, "connections")
+        yield [one, other]

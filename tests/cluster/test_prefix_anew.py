@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from redis_engines import VALUE, SharingEngine, patient, prompt
-from redis_stores import SECRET, known, read, storing, value, write
+from redis_stores import SECRET, known, read, value, write
 from redis_values import RawValues
 from served import wait_for
 
@@ -20,15 +20,6 @@ pytestmark = pytest.mark.skipif(find_redis()[0] is None, reason="no redis-server
 NAMES = Names(SECRET)
 ANN = NAMES.epoch(NAMES.owner("ann"))
 TOKENS, KEPT = 300, 2 * VALUE
-
-
-@pytest.fixture
-def stores(redis: RedisProcess) -> Iterator[list[RedisStore]]:
-    """Of two replicas."""
-    redis.ask("FLUSHALL")
-    with storing(redis.url) as one, storing(redis.url) as other:
-        wait_for(lambda: one._connections.alive and other._connections.alive, "connections")
-        yield [one, other]
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,15 +32,6 @@ ACL = Path(__file__).parents[2] / "deploy/redis/users.acl"
 def lasting(monkeypatch: pytest.MonkeyPatch) -> None:
     """No claim ends by itself, however slow the machine is."""
     monkeypatch.setattr(reading, "CLAIM_S", 600.0)
-
-
-@pytest.fixture
-def stores(redis: RedisProcess) -> Iterator[list[RedisStore]]:
-    """Of two replicas."""
-    redis.ask("FLUSHALL")
-    with storing(redis.url) as one, storing(redis.url) as other:
-        wait_for(lambda: one._connections.alive and other._connections.alive, "connections")
-        yield [one, other]
 
 
 def claims(store: RedisStore, key: bytes, *, anew: bool = False) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from served import wait_for
+from store_patience import be_patient
 from tiny_checkpoints import build_checkpoint
 
 from motley import Engine, SamplingParams
@@ -17,7 +18,6 @@ from motley.cluster.prefix.redis_store import RedisStore
 from motley.cluster.prefix.server import find_redis
 from motley.cluster.prefix.source import RedisSource
 from motley.kernels.cpu.build import library
-from motley.replicas.prefix import courier, fetches, prospects
 from motley.replicas.prefix.access import PrefixAccess
 from motley.replicas.prefix.prospects import Prospects
 
@@ -68,9 +68,7 @@ def engines(redis: RedisProcess, tmp_path_factory: pytest.TempPathFactory) -> It
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """However busy the machine is: what is asked for is waited for."""
-    for module in (prospects, courier):
-        monkeypatch.setattr(module, "READ_S", 60.0)
-    monkeypatch.setattr(fetches, "_GRACE_S", 60.0)
+    be_patient(monkeypatch)
 
 
 def written(made: Engine) -> None:

@@ -16,6 +16,7 @@ from fake_prefixes import SECRET, BadStore, TurnCourier
 from late_device import LateDevice, LateOps
 from letters import Clock
 from safetensors.torch import load_file, save_file
+from store_patience import be_patient
 from tiny_checkpoints import build_checkpoint
 
 from motley.replicas.blocks import BlockPool, blocks_for
@@ -31,7 +32,7 @@ from motley.replicas.host_pool import LentPool
 from motley.replicas.limits import Limits
 from motley.replicas.model import LoadedModel, load_model
 from motley.replicas.offline import Engine
-from motley.replicas.prefix import courier, fetches, host_kv, prospects, rounding
+from motley.replicas.prefix import host_kv, rounding
 from motley.replicas.prefix.access import PrefixAccess, memory_access
 from motley.replicas.prefix.courier import Clerk
 from motley.replicas.prefix.host_kv import HostKv
@@ -167,9 +168,7 @@ SETTINGS: dict[str, Any] = {"threads": 1, "kv_memory_bytes": 2**24, "max_running
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """However busy the machine is: what is asked for is waited for."""
-    for module in (prospects, courier):
-        monkeypatch.setattr(module, "READ_S", 60.0)
-    monkeypatch.setattr(fetches, "_GRACE_S", 60.0)
+    be_patient(monkeypatch)
 
 
 def eager(engine: Engine) -> Engine:

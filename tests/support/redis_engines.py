@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from redis_stores import SECRET
 from served import wait_for
+from store_patience import be_patient
 
 from motley.cluster.prefix.bench_redis import RedisProcess
 from motley.cluster.prefix.redis_store import RedisStore
@@ -15,7 +16,6 @@ from motley.cluster.prefix.stamps import Names
 from motley.replicas.build import BuiltEngine, build_engine
 from motley.replicas.demo import demo_path
 from motley.replicas.engine_config import EngineConfig
-from motley.replicas.prefix import courier, fetches, prospects
 from motley.replicas.prefix.access import PrefixAccess
 from motley.replicas.prefix.prospects import Prospects
 from motley.replicas.prefix.told import PrefixStats
@@ -31,9 +31,7 @@ def prompt(number: int, tokens: int = 600) -> tuple[int, ...]:
 
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is asked for is waited for."""
-    for module in (prospects, courier):
-        monkeypatch.setattr(module, "READ_S", 60.0)
-    monkeypatch.setattr(fetches, "_GRACE_S", 60.0)
+    be_patient(monkeypatch)
 
 
 class SharingEngine:

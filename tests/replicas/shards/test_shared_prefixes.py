@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from fake_prefixes import SECRET, BadStore
 from served import alive, children, command_line, wait_for
+from store_patience import be_patient
 from tiny_checkpoints import build_checkpoint
 
 from motley import Engine, SamplingParams
 from motley.kernels.cpu.build import library
 from motley.replicas.errors import EngineLost
-from motley.replicas.prefix import courier, fetches, prospects
 from motley.replicas.prefix.access import PrefixAccess
 from motley.replicas.prefix.prospects import Prospects
 from motley.replicas.prefix.store import Found, Wanted
@@ -63,9 +63,7 @@ def store() -> Iterator[LastingStore]:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """However busy the machine is: what is asked for is waited for."""
-    for module in (prospects, courier):
-        monkeypatch.setattr(module, "READ_S", 60.0)
-    monkeypatch.setattr(fetches, "_GRACE_S", 60.0)
+    be_patient(monkeypatch)
 
 
 @pytest.fixture(autouse=True)
