@@ -48,7 +48,8 @@ imports: $(VENV)/.dev  ## which package may import which
 
 unit: $(VENV)/.dev  ## pytest; ARGS="-k text" runs a part
 ifeq ($(ARGS),)
-	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target unit-system unit-replicas unit-rest unit-kernels
+	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target $(PARTS:%=unit-%) || \
+	  $(BIN)/python tests/support/alone.py $(PARTS:%=$(UNIT)/%)
 else
 	$(BIN)/pytest $(ARGS)
 endif
@@ -56,17 +57,18 @@ endif
 # Two side by side, for the system tests wait for other processes most of their time, and come first when they do not;
 # in parts, for the longest decides when all has ended; each to its end, whatever fails.
 # Torch's threads of one would spin while the other computes.
-unit-system: $(VENV)/.dev
-	$(BIN)/pytest tests/system
+PARTS := system replicas rest kernels
+UNIT := .pytest_cache
+unit-system: WHAT := tests/system
+unit-replicas: WHAT := tests/replicas
+unit-rest: WHAT := --ignore=tests/system --ignore=tests/replicas --ignore=tests/kernels
+unit-kernels: WHAT := tests/kernels
+unit-replicas unit-rest unit-kernels: export OMP_NUM_THREADS := 1
+unit-replicas unit-rest unit-kernels: NICE := nice -n 5
 
-unit-replicas: $(VENV)/.dev
-	OMP_NUM_THREADS=1 nice -n 5 $(BIN)/pytest tests/replicas
-
-unit-rest: $(VENV)/.dev
-	OMP_NUM_THREADS=1 nice -n 5 $(BIN)/pytest --ignore=tests/system --ignore=tests/replicas --ignore=tests/kernels
-
-unit-kernels: $(VENV)/.dev
-	OMP_NUM_THREADS=1 nice -n 5 $(BIN)/pytest tests/kernels
+$(PARTS:%=unit-%): unit-%: $(VENV)/.dev
+	@rm -rf $(UNIT)/$* && mkdir -p $(UNIT)/$*
+	$(NICE) $(BIN)/pytest -o cache_dir=$(UNIT)/$* $(WHAT); status=$$?; echo $$status > $(UNIT)/$*/status; exit $$status
 
 kernels: $(VENV)/.dev $(IMAGE_TRITONS:%=$(VENV)/.triton-%)  ## all that is launched, compiled for every capability; with no GPU
 	@cp kernels/README.md $(VENV)/kernels.md

@@ -31,12 +31,13 @@ class Reader:
 
     That is `timeout_s`. A write that waits uses it up; a second comes back for every LEAST_BYTES_S bytes that are
     taken, and for every second in which there is nothing to write. So one that reads nothing is given up after
-    `timeout_s`, one that drips later, and one that keeps up never. `clock` is in seconds.
+    `timeout_s`, one that drips later, and one that keeps up never, however late the event loop is to see that a write
+    is done. `clock` is in seconds.
 
     stalled  it has been given up
     """
 
-    __slots__ = ("_clock", "_give_up", "_left_s", "_since", "_timeout_s", "_writing", "call", "stalled")
+    __slots__ = ("_clock", "_give_up", "_late_s", "_left_s", "_since", "_timeout_s", "_writing", "call", "stalled")
 
     def __init__(self, give_up: Callable[[], object], timeout_s: float, clock: Callable[[], float]) -> None:
         self.call = access_log.current().id
@@ -46,6 +47,7 @@ class Reader:
         self._clock = clock
         self._since = clock()  # when the write began, or the wait for something to write
         self._writing = False
+        self._late_s = 0.0  # the event loop, of late
 
     def writing(self) -> None:
         now = self._clock()
@@ -55,7 +57,7 @@ class Reader:
     def written(self, num_bytes: Callable[[], int]) -> None:
         """The write is done with; of so many bytes."""
         now = self._clock()
-        self._left_s -= now - self._since
+        self._left_s -= max(0.0, now - self._since - self._late_s)
         if self._left_s < _BEHIND * self._timeout_s:
             self._earn(num_bytes() / LEAST_BYTES_S)
         self._since, self._writing = now, False
@@ -63,6 +65,14 @@ class Reader:
     @property
     def too_slow(self) -> bool:
         return self._writing and self._clock() - self._since > self._left_s
+
+    def excuse(self, late_s: float) -> None:
+        """The event loop came so much too late to see what was taken: no fault of the reader's."""
+        self._late_s = late_s
+        if self._writing:
+            self._since = min(self._clock(), self._since + late_s)
+        else:
+            self._earn(late_s)
 
     def give_up(self) -> None:
         self.stalled = True
@@ -124,11 +134,15 @@ class Readers:
             await (closing[0] if closing else items.aclose())
 
     def _arm(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(self._timeout_s / 10, self._look)
+        loop = asyncio.get_running_loop()
+        due = loop.time() + self._timeout_s / 10
+        self._timer = loop.call_at(due, self._look, due)
 
-    def _look(self) -> None:
+    def _look(self, due: float) -> None:
         self._timer = None
+        late_s = asyncio.get_running_loop().time() - due
         for reader in self._readers:
+            reader.excuse(late_s)
             if reader.too_slow and not reader.stalled:
                 reader.give_up()
         if self._readers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
@@ -167,6 +168,39 @@ def test_who_drips_is_left_and_who_keeps_up_never() -> None:
     assert 40 < nearly < 80
     assert reading(LEAST_BYTES_S * 1.1, most_s=1e5) is None
     assert reading(LEAST_BYTES_S / 2, most_s=1e5, pause_s=1.0) is None, "it has taken all there was, again and again"
+
+
+def test_a_loop_that_is_late_is_not_the_readers_fault() -> None:
+    """It sees no write done before it runs again; who reads nothing gains no more than that."""
+    clock = Clock()
+    reader = Reader(lambda: None, 30.0, clock)
+    for _ in range(1000):
+        reader.writing()
+        clock.now += 3.1
+        reader.excuse(3.0)  # once a write that goes on, once one that was seen done before
+        assert not reader.too_slow
+        reader.written(lambda: 100)
+        reader.writing()
+        clock.now += 3.1
+        reader.written(lambda: 100)
+        reader.excuse(3.0)
+    reader.writing()
+    began = clock.now
+    while not reader.too_slow and clock.now < began + 1000:
+        clock.now += 3.0
+        reader.excuse(0.5)
+    assert 30.0 <= clock.now - began <= 45.0
+
+
+async def test_a_loop_that_stood_still_gives_nobody_up() -> None:
+    left = asyncio.Event()
+    with Readers(timeout_s=0.3).reader(left.set) as reader:
+        for _ in range(5):
+            reader.writing()
+            time.sleep(0.5)  # noqa: ASYNC251  the loop stands still, and the write is done meanwhile
+            await asyncio.sleep(0)  # what is due is looked over first
+            reader.written(lambda: 100)
+        assert not left.is_set()
 
 
 async def test_one_that_drips_over_http(ingress: Any, worker: FloodingWorker, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ from served import Served, alive, served, wait_for
 from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import inference_pb2_grpc
 
-READER_TIMEOUT_S = 2
+READER_TIMEOUT_S = 5  # the neighbour's client shares its interpreter with whoever presses, and reads late itself
 RUNNING, WAITING = 8, 16
 RESETS = 10_000
 CUTS = 400  # of connections over HTTP

@@ -1,0 +1,67 @@
+"""tests/support/alone.py lets pass what passes alone, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import alone
+import pytest
+
+TESTS = """
+from pathlib import Path
+
+def test_first_time():
+    seen = Path(__file__).with_name("seen")
+    was_there = seen.exists()
+    seen.touch()
+    assert was_there
+
+def test_always():
+    assert False
+"""
+
+
+def part(folder: Path, status: str, failed: list[str]) -> str:
+    cache = folder / "v/cache"
+    cache.mkdir(parents=True)
+    (folder / "status").write_text(status + "\n")
+    (cache / "lastfailed").write_text(json.dumps(dict.fromkeys(failed, True)))
+    return str(folder)
+
+
+def tried(*parts: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, alone.__file__, *parts], capture_output=True, text=True, check=False)
+
+
+def test_what_passes_alone_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "test_it.py"
+    file.write_text(TESTS)
+    first = part(tmp_path / "a", "0", [f"{file}::test_always"])  # of a run before it
+    second = part(tmp_path / "b", "1", [f"{file}::test_first_time"])
+    assert tried(first, second).returncode == 1
+    ended = tried(first, second)
+    assert ended.returncode == 0, ended.stdout
+    assert f"passed alone:\n  {file}::test_first_time" in ended.stdout
+
+
+def test_what_fails_alone_too_is_a_failure(tmp_path: Path) -> None:
+    file = tmp_path / "test_it.py"
+    file.write_text(TESTS)
+    assert tried(part(tmp_path / "a", "1", [f"{file}::test_always"])).returncode == 1
+
+
+@pytest.mark.parametrize("status", ["2", "5", "137", "139"])
+def test_a_part_that_did_not_come_to_its_end_is_a_failure(tmp_path: Path, status: str) -> None:
+    assert alone.main([part(tmp_path / "a", status, ["one"])]) == 1
+
+
+def test_more_than_chance_is_a_failure(tmp_path: Path) -> None:
+    assert alone.main([part(tmp_path / "a", "1", [str(n) for n in range(alone.MOST + 1)])]) == 1
+
+
+def test_nothing_told_is_a_failure(tmp_path: Path) -> None:
+    assert alone.main([str(tmp_path / "missing")]) == 1
+    assert alone.main([part(tmp_path / "a", "0", [])]) == 1
