@@ -197,7 +197,7 @@ async def test_a_loop_that_stood_still_gives_nobody_up() -> None:
     with Readers(timeout_s=0.3).reader(left.set) as reader:
         for _ in range(5):
             reader.writing()
-            time.sleep(0.5)  # noqa: ASYNC251  the loop stands still, and the write is done meanwhile
+            time.sleep(0.5)  # the loop stands still, and the write is done meanwhile
             await asyncio.sleep(0)  # what is due is looked over first
             reader.written(lambda: 100)
         assert not left.is_set()

@@ -1,4 +1,4 @@
-"""Tries what failed beside other work once more, alone: `python alone.py CACHE_DIR ...`, one for each part of the suite.
+"""Tries what failed beside other work once more, alone: `python alone.py CACHE_DIR ...`, one for each part of it all.
 
 The parts run two at a time on two cores, and many tests look at what happens by a clock: now and then one of thousands
 meets a machine that stood still. Whatever fails again alone is a failure, and so are a crash, an error of collection
