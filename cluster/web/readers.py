@@ -69,10 +69,9 @@ class Reader:
     def excuse(self, late_s: float) -> None:
         """The event loop came so much too late to see what was taken: no fault of the reader's."""
         self._late_s = late_s
+        self._earn(late_s)  # of a write before this, whose end was seen late
         if self._writing:
             self._since = min(self._clock(), self._since + late_s)
-        else:
-            self._earn(late_s)
 
     def give_up(self) -> None:
         self.stalled = True
