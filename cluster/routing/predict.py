@@ -247,7 +247,10 @@ class Directory:
             strain = ttft + max(0.0, output - 1) * tpot
         else:
             most_ttft_s, most_tpot_s = slo.ttft_s * self._ttft_margin, slo.tpot_s * self._tpot_margin
-            strain = np.maximum(ttft / np.array(most_ttft_s), tpot / np.array(most_tpot_s))
+            slow = tpot / np.array(most_tpot_s)
+            # Short of its objective, the time per token counts less than what is in line: it stays as it is when
+            # predictions err, while a long line becomes longer. Where it is kept, and not, is the same.
+            strain = np.maximum(ttft / np.array(most_ttft_s), np.where(slow < _ONE, slow * slow, slow))
         return strain
 
     def has_room(self, now: float, tokens: int, ahead: int = 0) -> bool:
