@@ -71,6 +71,11 @@ def unsupported_field(name: str, instead: str = "leave it out", value: Any = Non
     return InvalidRequest(f"{what} is not supported; {instead}", param=name, code="unsupported_parameter")
 
 
+def internal_error() -> EngineFault:
+    """What a bug is to the client: its trace is for the log alone."""
+    return EngineFault("the request failed inside the service", code="internal_error")
+
+
 def from_pool(error: Exception) -> MotleyError:
     """What a failure of a call to a replica is to the client. Keeps internals out of the message."""
     cause = error.cause if isinstance(error, RayTaskError) else error

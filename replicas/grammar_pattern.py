@@ -7,6 +7,7 @@ leaves out of sets that have others, but not where the pattern asks for it alone
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from enum import Enum
 
@@ -27,6 +28,7 @@ FORMAT_PATTERNS = {
 _PIECE = re.compile(r"\\x[0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\u\{[0-9a-fA-F]+\}|\\.|.", re.DOTALL)
 _CONTROLS = {"n", "r", "t", "f", "v", "b", "0", "a", "e"}
 _CLASSES = {r"\s", r"\S", r"\d", r"\D", r"\w", r"\W"}
+MAX_SHOWN = 20  # characters of a piece in a message: its digits may be many
 _SURROGATES = range(0xD800, 0xE000)
 
 
@@ -51,7 +53,7 @@ def json_pattern(pattern: str) -> str:
         within = pieces[max(index - 1, 0) : index + 2]
         ends_range = place is _Place.SET and "-" in within and piece != "-"
         if _must_escape(piece) and not ends_range and place is not _Place.NEGATED:
-            raise ValueError(f"a pattern of {piece} is not supported: JSON would have to escape it")
+            raise ValueError(f"a pattern of {piece[:MAX_SHOWN]} is not supported: JSON would have to escape it")
         said.append(_said(pieces, index, place))
     return "".join(said)
 
@@ -87,8 +89,8 @@ def _check_piece(pieces: list[str], index: int, place: _Place) -> None:
         raise ValueError(r"the word boundary \b is not supported")
     if piece == "[" and after == ["^", "]"] and place is _Place.OUTSIDE:
         raise ValueError("the set [^] is not supported")  # the library lets it be a quotation mark
-    if piece in (r"\c", r"\x") or _code(piece) in _SURROGATES:
-        raise ValueError(f"{piece} is not supported: it is no character")
+    if piece in (r"\c", r"\x") or (code := _code(piece)) in _SURROGATES or code > sys.maxunicode:
+        raise ValueError(f"{piece[:MAX_SHOWN]} is not supported: it is no character")
     ranged = after[:1] == ["-"] and after[1:] not in ([], ["]"]) and not _is_literal(pieces, index + 1)
     if place is _Place.SET and ranged:
         _check_range(piece, after[1])
@@ -103,7 +105,9 @@ def _check_range(first: str, last: str) -> None:
     """The library leaves out what must be escaped where there is more."""
     low, high = _code(first), _code(last)
     if high < 0x20 or (low == high and _must_escape(first)):
-        raise ValueError(f"a pattern of {first}-{last} is not supported: JSON would have to escape it")
+        raise ValueError(
+            f"a pattern of {first[:MAX_SHOWN]}-{last[:MAX_SHOWN]} is not supported: JSON would have to escape it"
+        )
 
 
 def _code(piece: str) -> int:

@@ -59,6 +59,7 @@ _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "m
 FORMATS = frozenset((
     "date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uri-reference", "uuid",
 ))  # fmt: skip
+_CALLED = {dict: "an object", list: "a list", str: "a string"}
 _POINTER = re.compile(r"#(/[^/]*)*")
 _FORMATS = {name: json_pattern(pattern) for name, pattern in FORMAT_PATTERNS.items()}
 
@@ -90,6 +91,8 @@ def check_schema(schema: Any, field: str) -> Any:
         return _reworded(schema, "#")
     except _Refused as refused:
         raise InvalidRequest(f"{field}: {refused.why}", param=field, code=refused.code) from None
+    except RecursionError:  # in showing a value
+        raise InvalidRequest(f"{field}: nested too deeply", param=field, code="grammar_too_complex") from None
 
 
 def _reworded(node: Any, path: str) -> Any:
@@ -155,7 +158,7 @@ def _check_node(node: dict[str, Any], path: str) -> None:
         if len(narrowing) > 1:
             beside = next(keyword for keyword in narrowing if keyword != whole)
             raise _Refused(f"{path}: {beside!r} beside {whole!r} is not supported")
-        if whole != "$ref" and not node[whole]:
+        if whole != "$ref" and not _typed(node, whole, list, [], path):
             raise _Refused(f"{path}: {whole!r} is empty")
         if whole == "allOf" and len(node["allOf"]) > 1:
             raise _Refused(f"{path}: 'allOf' of more than one schema is not supported")
@@ -201,7 +204,7 @@ def _check_strings(node: dict[str, Any], path: str) -> None:
     given = [keyword for keyword in ("pattern", "format") if keyword in node]
     if len(given) > 1 or (given and ("minLength" in node or "maxLength" in node)):
         raise _Refused(f"{path}: of pattern, format and the lengths only one can be kept to")
-    if "format" in node and node["format"] not in FORMATS:
+    if "format" in node and _typed(node, "format", str, "", path) not in FORMATS:
         raise _Refused(f"{path}: format {str(node['format'])[:40]!r} is none of {', '.join(sorted(FORMATS))}")
     _typed(node, "pattern", str, "", path)
 
@@ -256,7 +259,8 @@ def _check_required(node: dict[str, Any], path: str) -> None:
     required = _typed(node, "required", list, [], path)
     if not all(isinstance(name, str) for name in required):
         raise _Refused(f"{path}/required: expected a list of strings")
-    unknown = [name for name in required if name not in node.get("properties", {})]
+    properties = _typed(node, "properties", dict, {}, path)
+    unknown = [name for name in required if name not in properties]
     if unknown:
         raise _Refused(f"{path}/required: {unknown[0][:60]!r} is not among the properties")
 
@@ -319,5 +323,5 @@ def _is_type(value: Any, name: str) -> bool:
 def _typed(node: dict[str, Any], keyword: str, kind: type[Any], default: Any, path: str) -> Any:
     value = node.get(keyword, default)
     if not isinstance(value, kind):
-        raise _Refused(f"{path}/{keyword}: expected {'an object' if kind is dict else f'a {kind.__name__}'}")
+        raise _Refused(f"{path}/{keyword}: expected {_CALLED[kind]}")
     return value

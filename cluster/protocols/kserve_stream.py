@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterable
 from contextlib import aclosing
@@ -10,12 +11,14 @@ from dataclasses import replace
 
 from ...replicas.errors import MotleyError, Unavailable
 from ..caller import Caller
+from ..errors import internal_error
 from ..happening import first_of
 from ..protos import kserve_pb2 as pb
 from ..streams import fan_in, next_of
 from . import kserve_wire as wire
 from .kserve import KServeProtocol, failed
 
+log = logging.getLogger(__name__)
 MAX_AT_ONCE = 128  # requests of one call; more wait unread
 IDLE_CHECK_S = 1.0  # how often a call whose client sends nothing looks whether all is answered, once the service stops
 
@@ -26,8 +29,8 @@ Responses = AsyncGenerator[pb.ModelStreamInferResponse, None]
 class StreamInfer:
     """`responses` ends when the client has no more requests and all are answered.
 
-    What is wrong with a request is a response. Raises what taking one raises, as InvalidRequest for bytes that do
-    not parse, and Unavailable when the service stops and nothing is left to answer.
+    What is wrong with a request, or with the service at it, is a response. Raises what taking one raises, as
+    InvalidRequest for bytes that do not parse, and Unavailable when the service stops and nothing is left to answer.
     """
 
     def __init__(self, protocol: KServeProtocol, caller: Caller) -> None:
@@ -74,6 +77,9 @@ class StreamInfer:
                     yield wire.stream_response(response, raw=infer.raw)
         except MotleyError as error:
             yield wire.stream_response(failed(request.id, error), raw=True)
+        except Exception:  # a bug, met by one request, is not to end those beside it
+            log.exception("a request of ModelStreamInfer failed inside the service")
+            yield wire.stream_response(failed(request.id, internal_error()), raw=True)
         finally:
             self._open -= 1
 

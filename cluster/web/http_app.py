@@ -9,10 +9,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...replicas.errors import EngineFault, InvalidRequest, MotleyError, NotFound
+from ...replicas.errors import InvalidRequest, MotleyError, NotFound
 from ...replicas.shown import MAX_CHARS
 from ..auth.guard import Guard
-from ..errors import http_error
+from ..errors import http_error, internal_error
 from .cors import Cors
 from .http import Route, error_response
 from .http_guard import REQUEST_ID, HttpGuard, check_media
@@ -93,5 +93,4 @@ def _http_error(request: Request, error: Exception) -> Response:
 
 def _bug(request: Request, error: Exception) -> Response:
     """Its trace is in the log; the client learns no more than that."""
-    error = EngineFault("the request failed inside the service", code="internal_error")
-    return error_response(error, request.scope["path"])
+    return error_response(internal_error(), request.scope["path"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
@@ -22,9 +23,11 @@ from ..access_log import CallRecord, clean_id
 from ..auth.guard import Headers
 from ..caller import MAX_CLIENT_ID, Caller
 from ..edge.edge import PEER_HEADER, TIMEOUT_HEADER
+from ..errors import internal_error
 from .retry_after import add_metadata
 from .unparsed import read
 
+log = logging.getLogger(__name__)
 REQUEST_ID = "x-request-id"
 MAX_DETAILS = 500  # characters, each of up to 12 bytes on the wire: more than 8 KiB of metadata loses the whole status
 _UNITS_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
@@ -91,7 +94,10 @@ def _named(method: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callabl
 
 @contextmanager
 def _admitted(ingress: Any, method: Callable[..., Any], context: Any) -> Iterator[Caller]:
-    """Who calls, once that is settled: nothing of the request is looked at before. The access log gets a line."""
+    """Who calls, once that is settled: nothing of the request is looked at before. The access log gets a line.
+
+    Raises MotleyErrors alone: what else goes wrong within is a bug, and its trace is in the log.
+    """
     metadata = [(name, value) for name, value in context.invocation_metadata() if isinstance(value, str)]
     given = next((value for name, value in metadata if name == REQUEST_ID), "")
     record = access_log.begin(CallRecord("grpc", method.__name__, clean_id(given, MAX_CLIENT_ID)))
@@ -113,6 +119,11 @@ def _admitted(ingress: Any, method: Callable[..., Any], context: Any) -> Iterato
     except (asyncio.CancelledError, GeneratorExit):
         status = "CANCELLED"
         raise
+    except Exception as error:
+        log.exception("%s failed inside the service", method.__name__)
+        bug = internal_error()
+        status = bug.grpc_code
+        raise bug from error
     finally:
         record.ended(status)
 

@@ -199,6 +199,33 @@ async def test_an_error_is_a_response_and_the_stream_goes_on(kserve: Any) -> Non
     assert typed(answers["good"].infer_response)["text_output"] == [b"abcab"]
 
 
+async def test_a_bug_ends_the_request_that_meets_it_alone(
+    kserve: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    real = kserve_stream.wire.infer_request
+
+    def broken(request: pb.ModelInferRequest) -> Any:
+        return real(request) if request.id != "bad" else 1 / 0
+
+    monkeypatch.setattr(kserve_stream.wire, "infer_request", broken)
+    call = kserve.ModelStreamInfer()
+    await call.write(infer(text_input(), streaming(), parameters={"max_tokens": 100}, id="long"))
+    assert (await call.read()).infer_response.id == "long"
+    for name in ("bad", "short"):
+        await call.write(infer(id=name))
+    await call.done_writing()
+    answers = []
+    while (answer := await call.read()) is not grpc.aio.EOF:
+        answers.append(answer)
+    errors = {answer.infer_response.id: answer.error_message for answer in answers if answer.error_message}
+    assert errors == {"bad": "[request id: bad] the request failed inside the service"}
+    [bad] = [answer.infer_response for answer in answers if answer.infer_response.id == "bad"]
+    assert bad.parameters["code"].string_param == "internal_error"
+    finished = {answer.infer_response.id for answer in answers if answer.infer_response.parameters[FINAL].bool_param}
+    assert finished == {"long", "bad", "short"}
+    assert "ZeroDivisionError" in caplog.text
+
+
 async def test_requests_of_a_stream_are_answered_side_by_side(kserve: Any, worker: EchoWorker) -> None:
     """The second is answered while the first one, which is long, goes on."""
     call = kserve.ModelStreamInfer()

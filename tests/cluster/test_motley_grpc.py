@@ -36,6 +36,17 @@ async def test_complete(stub: Any) -> None:
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (3, 5)
 
 
+@pytest.mark.parametrize("method", ["Complete", "CompleteStream"])
+async def test_a_bug_is_an_internal_error(
+    stub: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, method: str
+) -> None:
+    """Which says no more; its trace is in the log."""
+    monkeypatch.setattr("motley.cluster.web.rpc.read", lambda request: 1 / 0)
+    said = await refused(getattr(stub, method)(ask()), grpc.StatusCode.INTERNAL)
+    assert said == "the request failed inside the service"
+    assert "ZeroDivisionError" in caplog.text
+
+
 async def test_stream_has_the_beginning_first_and_usage_last(stub: Any) -> None:
     chunks = await finished(stub.CompleteStream(ask(sampling=pb.SamplingParams(max_tokens=4, n=2))))
     first, last = chunks[0], chunks[-1]

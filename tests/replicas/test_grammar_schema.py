@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from motley.replicas import grammar_schema
 from motley.replicas.errors import InvalidRequest
 from motley.replicas.grammar_schema import MAX_PATTERNS, check_schema
 from motley.replicas.tools import MAX_CHARS, MAX_VALUES, check_tools
 
+KEYWORDS = sorted(grammar_schema._KEYWORDS | grammar_schema._ANNOTATIONS | {"x-own", "not"})
+WORDS = ("string", "object", "array", "date", "#", "#/properties", "#/$defs/a", "", r"\u{110000}", "[^]", "a")
+ANYTHING: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.sampled_from(WORDS),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(KEYWORDS) | st.sampled_from(WORDS), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
 FIELD = "response_format.json_schema.schema"
 
 
@@ -75,6 +88,48 @@ def test_patterns_have_a_limit_together() -> None:
     with pytest.raises(InvalidRequest, match="patterns of at most") as caught:
         check_schema({"anyOf": [half, half, {"type": "string", "pattern": "a"}]}, FIELD)
     assert (caught.value.param, caught.value.code) == (FIELD, "grammar_too_complex")
+
+
+@given(schema=ANYTHING)
+@settings(max_examples=500, deadline=None, derandomize=True)
+def test_what_is_no_schema_is_refused_and_breaks_nothing(schema: Any) -> None:
+    with suppress(InvalidRequest):
+        check_schema(schema, FIELD)
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({"type": "string", "format": []}, "#/format: expected a string"),
+        ({"type": "string", "format": {}}, "#/format: expected a string"),
+        ({"allOf": True}, "#/allOf: expected a list"),
+        ({"items": {"oneOf": 7}}, "#/items/oneOf: expected a list"),
+        ({"properties": 5, "required": ["a"]}, "#/properties: expected an object"),
+        ({"type": "string", "pattern": r"\u{80000000}"}, r"#/pattern: \u{80000000} is not supported"),
+        ({"type": "string", "pattern": r"\u{110000}"}, r"#/pattern: \u{110000} is not supported"),
+        ({"type": "string", "pattern": r"[a-\u{110000}]"}, r"#/pattern: \u{110000} is not supported"),
+    ],
+)
+def test_a_keyword_of_another_type_is_refused_by_name(schema: Any, said: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        check_schema(schema, FIELD)
+    assert caught.value.message.startswith(f"{FIELD}: {said}")
+    assert (caught.value.param, caught.value.code) == (FIELD, "invalid_grammar")
+
+
+@pytest.mark.parametrize("pattern", [r"\u{" + "0" * 9999 + "1}", r"[\u{" + "f" * 9999 + "}]"])
+def test_a_long_piece_of_a_pattern_is_not_quoted_whole(pattern: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        check_schema({"type": "string", "pattern": pattern}, FIELD)
+    assert len(caught.value.message) < 300
+
+
+def test_a_value_that_is_too_deep_to_show_is_refused() -> None:
+    value: Any = 0
+    for _ in range(20_000):
+        value = [value]
+    with pytest.raises(InvalidRequest, match="nested too deeply"):
+        check_schema({"type": "string", "const": value}, FIELD)
 
 
 def test_a_place_that_is_told_is_short() -> None:

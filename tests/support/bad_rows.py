@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import itertools
+import json
 import math
 import select
 import socket
@@ -259,7 +260,29 @@ FIELDS = [
         | on(NO_SAMPLING, NOT_SAMPLED) | NOT_A_FIELD),
 ]  # fmt: skip
 
-ROWS = [*SAMPLING, *PROMPTS, *FIELDS]
+
+def schema(given: Any) -> Row:
+    """What it says is no schema, or asks for what none can be kept to."""
+    text = json.dumps(given)
+    but = on(NO_SAMPLING, NOT_SAMPLED) | on(EMBEDDINGS, invalid("json_schema", UNKNOWN))
+    question = Question(sampling={"json_schema": text})
+    return Row(f"the schema {text[:60]}", question, invalid("json_schema", "invalid_grammar"), but)
+
+
+NO_SCHEMA: list[Any] = [{}, [], 7, True, None, "x"]
+SCHEMAS = [
+    schema([]),
+    schema({"not": {}}),
+    schema({"$ref": "#"}),
+    schema({"$ref": "#/$defs/none"}),
+    *(schema({"type": "string", "format": value}) for value in NO_SCHEMA),
+    *(schema({keyword: value}) for keyword in ("allOf", "anyOf", "oneOf", "$ref", "enum") for value in NO_SCHEMA),
+    *(schema({"type": "array", "prefixItems": value}) for value in NO_SCHEMA if value != []),
+    *(schema({"type": "object", "properties": value, "required": ["a"]}) for value in NO_SCHEMA),
+    *(schema({"type": "string", "pattern": f"\\u{{{code:x}}}"}) for code in (0, 0xD800, 0x110000, 2**31, 2**400)),
+]
+
+ROWS = [*SAMPLING, *PROMPTS, *FIELDS, *SCHEMAS]
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from google.protobuf.message import Message
 
 from motley.cluster.protos import inference_pb2, kserve_pb2, vllm_engine_pb2
 from motley.replicas.errors import MotleyError
+from motley.replicas.grammar_spec import GrammarSpec
 from motley.replicas.offline import Engine
 
 Fields = Mapping[str, Any]
@@ -61,7 +62,7 @@ class Question:
 
     prompt    text, ids, ABSENT, or bytes: a text that is not UTF-8
     messages  of a chat, in place of the prompt
-    sampling  by SamplingParams' names
+    sampling  by SamplingParams' names; for `grammar`, `json_schema` as a text
     fields    of the request itself: model, timeout_s, priority, or such as there are not
     both      give ids as well as the text, or messages as well as the prompt
     id        the client's own
@@ -193,7 +194,18 @@ class Http(Protocol):
         return tuple(texts[index] for index in sorted(texts))
 
 
+_SCHEMA = {"structured_outputs.json": "json_schema"}
+
+
+def _openai(sampling: Fields) -> dict[str, Any]:
+    """With a schema in vLLM's words."""
+    given = dict(sampling)
+    return given | ({"structured_outputs": {"json": given.pop("json_schema")}} if "json_schema" in given else {})
+
+
 class Completions(Http):
+    own = called(_SCHEMA)
+
     def __init__(self, port: int, *, stream: bool) -> None:
         super().__init__(port, "/v1/completions")
         self.name = "completions stream" if stream else "completions"
@@ -204,11 +216,11 @@ class Completions(Http):
         if question.messages is not None:
             raise Unsayable("a prompt is no list of messages")
         more = {"messages": [{"role": "user", "content": PROMPT}]} if question.both else {}
-        return {**prompt, **more, **self._stream, **question.short, **question.fields}
+        return {**prompt, **more, **self._stream, **_openai(question.short), **question.fields}
 
 
 class Chat(Http):
-    own = called({"messages": "prompt", "top_logprobs": "logprobs"})
+    own = called({"messages": "prompt", "top_logprobs": "logprobs", **_SCHEMA})
 
     def __init__(self, port: int, *, stream: bool) -> None:
         super().__init__(port, "/v1/chat/completions")
@@ -216,7 +228,7 @@ class Chat(Http):
         self._stream = {"stream": True} if stream else {}
 
     def write(self, question: Question) -> Any:
-        sampling = dict(question.short)
+        sampling = _openai(question.short)
         if "logprobs" in sampling:  # which is a switch there
             sampling |= {"logprobs": True, "top_logprobs": sampling["logprobs"]}
         if isinstance(question.prompt, bytes):
@@ -354,7 +366,7 @@ class Grpc(Protocol):
 
 class MotleyComplete(Grpc):
     service, method, reply, streams = "motley.v1.Inference", "Complete", inference_pb2.Completion, False
-    own = called({f"field {UNKNOWN_FIELD}": "unknown"})
+    own = called({f"field {UNKNOWN_FIELD}": "unknown", "sampling.grammar.json_schema": "json_schema"})
     request: type[Message] = inference_pb2.CompleteRequest
 
     def __init__(self, channel: grpc.Channel, *, stream: bool) -> None:
@@ -367,7 +379,10 @@ class MotleyComplete(Grpc):
         if question.both:
             raise Unsayable("a oneof holds one of them")
         message, unknown = _filled(self.request, {"request_id": question.id} if question.id else {}, question.fields)
-        _fill(message.sampling, question.short)
+        sampling = dict(question.short)
+        if "json_schema" in sampling:
+            _fill(message.sampling.grammar, {"json_schema": sampling.pop("json_schema")})
+        _fill(message.sampling, sampling)
         return self._prompted(message, question) + unknown
 
     def _prompted(self, message: Any, question: Question) -> bytes:
@@ -545,7 +560,10 @@ class Python(Protocol):
         try:
             if self._method == "embed":
                 return Outcome("ok", said=tuple(map(tuple, engine.embed([request.prompt]).tolist())))
-            sampling = engine.sampling(**request.short)
+            given = dict(request.short)
+            if "json_schema" in given:
+                given["grammar"] = GrammarSpec.json_schema(given.pop("json_schema"), field="json_schema")
+            sampling = engine.sampling(**given)
             if self._method == "generate":
                 return Outcome(
                     "ok", said=tuple(one.text for one in engine.generate([request.prompt], sampling)[0].outputs)
