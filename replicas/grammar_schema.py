@@ -8,18 +8,17 @@ the schema's order, an object has no properties beside those named unless `addit
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from typing import Any
 
 from .errors import InvalidRequest
 from .grammar_pattern import FORMAT_PATTERNS, json_pattern
+from .grammar_references import BadReference, Place, References, TooManySteps
 
 MAX_DEPTH = 32
 MAX_NODES = 4096
 MAX_PATTERNS = 65_536  # characters of all patterns together
-MAX_STEPS = 32_768  # along the pointers of all references together
 MAX_COUNT = 10_000  # of items, properties or characters that a bound may ask for
 MAX_SHOWN = 60  # characters of each name in a place that is told
 
@@ -60,7 +59,6 @@ FORMATS = frozenset((
     "date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uri-reference", "uuid",
 ))  # fmt: skip
 _CALLED = {dict: "an object", list: "a list", str: "a string"}
-_POINTER = re.compile(r"#(/[^/]*)*")
 _FORMATS = {name: json_pattern(pattern) for name, pattern in FORMAT_PATTERNS.items()}
 
 
@@ -77,43 +75,113 @@ def check_schema(schema: Any, field: str) -> Any:
 
     Raises InvalidRequest naming `field`, the place in the schema and the keyword that cannot be kept to.
     """
-    references, patterns = _References(schema), 0
+    schemas: dict[Place, Any] = {}
+    patterns = 0
     try:
-        for count, (node, path, depth) in enumerate(_nodes(schema, "#", 0)):
-            if count >= MAX_NODES or depth > MAX_DEPTH:
+        for node, place, depth in _nodes(schema, (), 0):
+            if len(schemas) >= MAX_NODES or depth > MAX_DEPTH:
                 raise _Refused(f"at most {MAX_NODES} schemas, {MAX_DEPTH} deep, are accepted", "grammar_too_complex")
-            _check_node(node, path)
+            schemas[place] = node
+            if isinstance(node, bool):
+                continue
+            _check_node(node, _shown(place))
             patterns += len(node.get("pattern", ""))
             if patterns > MAX_PATTERNS:
                 raise _Refused(f"patterns of at most {MAX_PATTERNS} characters are accepted", "grammar_too_complex")
-            if "$ref" in node:
-                references.check(node["$ref"], path)
-        return _reworded(schema, "#")
+        return _Words(schemas, _checked_references(schemas)).document()
     except _Refused as refused:
         raise InvalidRequest(f"{field}: {refused.why}", param=field, code=refused.code) from None
     except RecursionError:  # in showing a value
         raise InvalidRequest(f"{field}: nested too deeply", param=field, code="grammar_too_complex") from None
 
 
-def _reworded(node: Any, path: str) -> Any:
-    """Every schema anew, and what is none as it is: that may be large."""
-    if isinstance(node, bool):
-        return node
-    own = dict(node)
+def _checked_references(schemas: Mapping[Place, Any]) -> References:
+    references = References(schemas)
+    for place, node in schemas.items():
+        if isinstance(node, dict) and "$ref" in node:
+            try:
+                references.check(node["$ref"])
+            except BadReference as error:
+                code = "grammar_too_complex" if isinstance(error, TooManySteps) else "invalid_grammar"
+                raise _Refused(f"{_shown(place)}/$ref: {error}", code) from None
+    return references
+
+
+def _nodes(node: Any, place: Place, depth: int) -> Iterator[tuple[Any, Place, int]]:
+    """Every schema, outer ones first: a caller may stop before it gets too deep."""
+    if not isinstance(node, dict | bool):
+        raise _Refused(f"{_shown(place)}: a schema is an object or a boolean, not {type(node).__name__}")
+    yield node, place, depth
+    if isinstance(node, dict):
+        for more, inner in _inner(node, place):
+            yield from _nodes(inner, (*place, *more), depth + 1)
+
+
+def _inner(node: dict[str, Any], place: Place) -> Iterator[tuple[Place, Any]]:
+    """The schemas that one holds, and where in it."""
+    path = _shown(place)
     for keyword in _BY_NAME:
-        if keyword in own:
-            own[keyword] = {
-                name: _reworded(inner, f"{path}/{keyword}/{name[:MAX_SHOWN]}") for name, inner in own[keyword].items()
-            }
+        for name, inner in _typed(node, keyword, dict, {}, path).items():
+            yield (keyword, name), inner
     for keyword in _LISTED:
-        if keyword in own:
-            own[keyword] = [_reworded(inner, f"{path}/{keyword}/{index}") for index, inner in enumerate(own[keyword])]
+        for index, inner in enumerate(_typed(node, keyword, list, [], path)):
+            yield (keyword, str(index)), inner
     for keyword in _SINGLE:
-        if keyword in own:
-            own[keyword] = _reworded(own[keyword], f"{path}/{keyword}")
-    if {"enum", "const"}.isdisjoint(own):  # beside them a pattern is refused
-        _reword(own, path)
-    return own
+        if keyword in node:
+            yield (keyword,), node[keyword]
+
+
+def _shown(place: Place) -> str:
+    return "/".join(("#", *(part[:MAX_SHOWN] for part in place)))
+
+
+class _Words:
+    """A checked document as the library (xgrammar 0.2.8) is to have it.
+
+    Nothing is handed on that was not looked at: of each schema the keywords alone, and references lead to definitions
+    under names of our own, as the library reads of a pointer neither numbers nor escapes nor empty names.
+    """
+
+    def __init__(self, schemas: Mapping[Place, Any], references: References) -> None:
+        self._schemas = schemas
+        self._references = references
+        self._said: dict[Place, Any] = {}  # each schema is said once, and may stand at its place and as a definition
+        self._names: dict[Place, str] = {}  # of definitions
+        self._named: list[Place] = []
+
+    def document(self) -> Any:
+        root = self._schema(())
+        definitions = {self._names[place]: self._schema(place) for place in self._named}  # each may name more
+        return {**root, "$defs": definitions} if definitions else root
+
+    def _schema(self, place: Place) -> Any:
+        if place not in self._said:
+            node = self._schemas[place]
+            self._said[place] = node if isinstance(node, bool) else self._keywords(node, place)
+        return self._said[place]
+
+    def _keywords(self, node: dict[str, Any], place: Place) -> dict[str, Any]:
+        own = {keyword: value for keyword, value in node.items() if keyword in _KEYWORDS}
+        for keyword in own:
+            if keyword in _BY_NAME:
+                own[keyword] = {name: self._schema((*place, keyword, name)) for name in own[keyword]}
+            elif keyword in _LISTED:
+                own[keyword] = [self._schema((*place, keyword, str(index))) for index in range(len(own[keyword]))]
+            elif keyword in _SINGLE:
+                own[keyword] = self._schema((*place, keyword))
+        if "$ref" in own:
+            own["$ref"] = self._reference(self._references.place(own["$ref"]))
+        if {"enum", "const"}.isdisjoint(own):  # beside them a pattern is refused
+            _reword(own, _shown(place))
+        return own
+
+    def _reference(self, place: Place) -> str:
+        if not place:
+            return "#"
+        if place not in self._names:
+            self._names[place] = str(len(self._named))
+            self._named.append(place)
+        return f"#/$defs/{self._names[place]}"
 
 
 def _reword(node: dict[str, Any], path: str) -> None:
@@ -124,24 +192,6 @@ def _reword(node: dict[str, Any], path: str) -> None:
             node["pattern"] = json_pattern(node["pattern"])
         except ValueError as error:
             raise _Refused(f"{path}/pattern: {error}") from None
-
-
-def _nodes(node: Any, path: str, depth: int) -> Iterator[tuple[dict[str, Any], str, int]]:
-    """Every schema that is an object, outer ones first: a caller may stop before it gets too deep."""
-    if isinstance(node, bool):
-        return
-    if not isinstance(node, dict):
-        raise _Refused(f"{path}: a schema is an object or a boolean, not {type(node).__name__}")
-    yield node, path, depth
-    for keyword in _BY_NAME:
-        for name, inner in _typed(node, keyword, dict, {}, path).items():
-            yield from _nodes(inner, f"{path}/{keyword}/{name[:MAX_SHOWN]}", depth + 1)
-    for keyword in _LISTED:
-        for index, inner in enumerate(_typed(node, keyword, list, [], path)):
-            yield from _nodes(inner, f"{path}/{keyword}/{index}", depth + 1)
-    for keyword in _SINGLE:
-        if keyword in node:
-            yield from _nodes(node[keyword], f"{path}/{keyword}", depth + 1)
 
 
 def _check_node(node: dict[str, Any], path: str) -> None:
@@ -263,44 +313,6 @@ def _check_required(node: dict[str, Any], path: str) -> None:
     unknown = [name for name in required if name not in properties]
     if unknown:
         raise _Refused(f"{path}/required: {unknown[0][:60]!r} is not among the properties")
-
-
-class _References:
-    """Those of one document: each points to a schema within it, and chains of them end.
-
-    Of chains that share links every link is followed once.
-    """
-
-    def __init__(self, root: Any) -> None:
-        self._root = root
-        self._ends: set[str] = set()  # targets that are known to lead to one
-        self._steps = 0
-
-    def check(self, target: Any, path: str) -> None:
-        seen: set[str] = set()
-        while not isinstance(target, str) or target not in self._ends:
-            if not isinstance(target, str) or not _POINTER.fullmatch(target):
-                raise _Refused(f"{path}/$ref: {str(target)[:60]!r} is not supported; expected '#' or '#/…'")
-            if target in seen:
-                raise _Refused(f"{path}/$ref: {target[:60]!r} leads back to itself")
-            seen.add(target)
-            node = self._node(target, path)
-            if not isinstance(node, dict) or "$ref" not in node:
-                break
-            target = node["$ref"]
-        self._ends |= seen
-
-    def _node(self, target: str, path: str) -> Any:
-        node = self._root
-        for part in target.split("/")[1:]:
-            self._steps += 1
-            if self._steps > MAX_STEPS:
-                raise _Refused(f"{path}/$ref: following all of them takes too long", "grammar_too_complex")
-            part = part.replace("~1", "/").replace("~0", "~")
-            if not isinstance(node, dict) or part not in node:
-                raise _Refused(f"{path}/$ref: there is no {target[:60]!r}")
-            node = node[part]
-        return node
 
 
 def _type_names(node: dict[str, Any], path: str) -> list[str]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
+from typing import Any
 
 import numpy as np
 import pytest
 import xgrammar
 
 from motley.replicas.grammar_child import Matching, Vocabulary, _compile
-from motley.replicas.grammar_spec import GrammarKind
+from motley.replicas.grammar_spec import GrammarKind, GrammarSpec
 from motley.replicas.grammar_wire import From
 
 END = 256
@@ -41,6 +42,36 @@ def test_only_bytes_of_characters_follow(vocabulary: Vocabulary, pattern: str) -
         rest = b"\x80" * (1 if lead < 0xE0 else 2 if lead < 0xF0 else 3)
         good = {second for second in range(0x80, 0xC0) if is_text(bytes([lead, second]) + rest[1:])}
         assert following(matching, b'"' + bytes([lead]), next(sequences)) == good, hex(lead)
+
+
+def takes(vocabulary: Vocabulary, spec: GrammarSpec, text: str) -> bool:
+    """Whether it may be the whole text."""
+    matching = Matching(_compile(vocabulary, spec.kind, spec.source), vocabulary)
+    answer, mask = matching.take(0, list(text.encode()), new=True)
+    return answer is From.DONE or (answer is From.MASK and bool(mask[END // 8] >> END % 8 & 1))
+
+
+INTEGERS = {"type": "array", "items": {"type": "integer"}}
+REFERENCES: dict[str, tuple[dict[str, Any], str, str]] = {
+    "an empty name": ({"$defs": {"": {"type": "integer"}}, "$ref": "#/$defs/"}, "1", '"x"'),
+    "an escaped slash": ({"$defs": {"a/b": {"type": "integer"}}, "$ref": "#/$defs/a~1b"}, "1", '"x"'),
+    "an escaped space": ({"$defs": {"a b": {"type": "integer"}}, "$ref": "#/$defs/a%20b"}, "1", '"x"'),
+    "one of a list": ({"$defs": {"o": {"anyOf": [{"type": "null"}, INTEGERS]}}, "$ref": "#/$defs/o/anyOf/1"},
+                      "[1]", "null"),
+    "a reworded place": ({"type": "object", "properties": {"a": {"type": "string", "format": "date"},
+                          "b": {"$ref": "#/properties/a"}}, "required": ["a", "b"]},
+                         '{"a":"2023-04-30","b":"2023-04-30"}', '{"a":"2023-04-30","b":"2023-04-31"}'),
+    "a circle": ({"$defs": {"~/": {"type": "array", "items": {"$ref": "#/$defs/~0~1"}}}, "$ref": "#/$defs/~0~1"},
+                 "[[],[[]]]", "[1]"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_references_lead_where_they_say(vocabulary: Vocabulary, name: str) -> None:
+    schema, good, bad = REFERENCES[name]
+    spec = GrammarSpec.json_schema(schema)
+    assert takes(vocabulary, spec, good)
+    assert not takes(vocabulary, spec, bad)
 
 
 def is_text(given: bytes) -> bool:

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from motley.replicas import grammar_schema
+from motley.replicas import grammar_references, grammar_schema
 from motley.replicas.errors import InvalidRequest
+from motley.replicas.grammar_references import Place, References
 from motley.replicas.grammar_schema import MAX_PATTERNS, check_schema
 from motley.replicas.tools import MAX_CHARS, MAX_VALUES, check_tools
 
@@ -27,37 +28,44 @@ ANYTHING: st.SearchStrategy[Any] = st.recursive(
 FIELD = "response_format.json_schema.schema"
 
 
-class Counted(dict[str, Any]):
-    """Definitions that count how often one is looked up."""
+class Counted(dict[Place, Any]):
+    """Schemas that count how often one is looked up."""
 
     looked_up = 0
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, place: Place) -> Any:
         self.looked_up += 1
-        return super().__getitem__(name)
+        return super().__getitem__(place)
 
 
 def chain(links: int, refs: int) -> dict[str, Any]:
     """So many references to the first of a chain of definitions."""
-    defs = Counted({f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(links)})
-    defs[f"d{links}"] = {"type": "string"}
-    return {"$defs": defs, "anyOf": [{"$ref": "#/$defs/d0"}] * refs}
+    defs: dict[str, Any] = {f"{i}": {"$ref": f"#/$defs/{i + 1}"} for i in range(links)}
+    return {"$defs": defs | {f"{links}": {"type": "string"}}, "anyOf": [{"$ref": "#/$defs/0"}] * refs}
+
+
+def counted(schema: dict[str, Any]) -> Counted:
+    return Counted({("$defs", name): inner for name, inner in schema["$defs"].items()})
 
 
 @pytest.mark.parametrize(("links", "refs"), [(1, 1), (300, 1), (300, 300), (1000, 1200)])
 def test_each_link_of_a_chain_is_followed_once(links: int, refs: int) -> None:
     schema = chain(links, refs)
     assert check_schema(schema, FIELD) == schema
-    assert schema["$defs"].looked_up == links + 1
+    schemas = counted(schema)
+    references = References(schemas)
+    for _ in range(refs):
+        references.check("#/$defs/0")
+    assert schemas.looked_up == links + 1
 
 
 def test_a_chain_that_joins_a_known_one_ends_there() -> None:
-    schema = chain(100, 1)
-    schema["$defs"]["other"] = {"$ref": "#/$defs/d50"}
-    schema["items"] = {"$ref": "#/$defs/other"}
-    del schema["anyOf"]
-    check_schema(schema, FIELD)
-    assert schema["$defs"].looked_up == 101
+    schemas = counted(chain(100, 1))
+    schemas["$defs", "other"] = {"$ref": "#/$defs/50"}
+    references = References(schemas)
+    references.check("#/$defs/0")
+    references.check("#/$defs/other")
+    assert schemas.looked_up == 102
 
 
 @pytest.mark.parametrize("start", ["#/$defs/a", "#/$defs/b", "#/$defs/c"])
@@ -68,11 +76,88 @@ def test_a_circle_is_found_wherever_it_is_entered(start: str) -> None:
 
 
 def test_steps_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammar_schema, "MAX_STEPS", 20)
+    monkeypatch.setattr(grammar_references, "MAX_STEPS", 20)
     check_schema(chain(9, 30), FIELD)
     with pytest.raises(InvalidRequest, match="takes too long") as caught:
         check_schema(chain(10, 1), FIELD)
     assert (caught.value.param, caught.value.code) == (FIELD, "grammar_too_complex")
+
+
+INTEGER = {"type": "integer"}
+PLACES: dict[str, tuple[dict[str, Any], str]] = {
+    "a name with a space, escaped": ({"$defs": {"a b": INTEGER}}, "#/$defs/a%20b"),
+    "a name with a space": ({"$defs": {"a b": INTEGER}}, "#/$defs/a b"),
+    "a name with a slash": ({"$defs": {"a/b": INTEGER}}, "#/$defs/a~1b"),
+    "a name with a tilde": ({"$defs": {"~1": INTEGER}}, "#/$defs/~01"),
+    "a name with a tilde, escaped twice": ({"$defs": {"~": INTEGER}}, "#/$defs/%7E0"),
+    "a name of other letters": ({"definitions": {"größe": INTEGER}}, "#/definitions/gr%C3%B6%C3%9Fe"),
+    "a name with a percent sign": ({"$defs": {"50%": INTEGER}}, "#/$defs/50%25"),
+    "no name": ({"$defs": {"": INTEGER}}, "#/$defs/"),
+    "a property": ({"$defs": {"o": {"properties": {"a": INTEGER}}}}, "#/$defs/o/properties/a"),
+    "one of a list": ({"$defs": {"l": {"anyOf": [{"type": "null"}, INTEGER]}}}, "#/$defs/l/anyOf/1"),
+    "additional properties": ({"$defs": {"o": {"additionalProperties": INTEGER}}}, "#/$defs/o/additionalProperties"),
+    "inner definitions": ({"$defs": {"o": {"$defs": {"o": INTEGER}, "type": "null"}}}, "#/$defs/o/$defs/o"),
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_a_reference_is_a_json_pointer(name: str) -> None:
+    """And becomes one that the library reads too."""
+    given, target = PLACES[name]
+    assert check_schema({**given, "$ref": target}, FIELD) == {"$ref": "#/$defs/0", "$defs": {"0": INTEGER}}
+
+
+def test_a_property_may_be_that_of_another() -> None:
+    either = {"anyOf": [{"type": "string"}, {"type": "null"}]}
+    schema = {"type": "object", "properties": {"a": either, "b": {"$ref": "#/properties/a/anyOf/0"}}}
+    said = check_schema(schema, FIELD)
+    assert said["properties"] == {"a": either, "b": {"$ref": "#/$defs/0"}}
+    assert said["$defs"] == {"0": {"type": "string"}}
+
+
+NO_SCHEMAS = {"type": "array", "minItems": 1, "items": INTEGER, "x-own": INTEGER, "default": INTEGER, "title": "t"}
+NO_SCHEMAS |= {"example": INTEGER, "examples": [INTEGER], "discriminator": INTEGER, "$comment": "c"}
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        *(f"#/{name}" for name in NO_SCHEMAS if name != "items"),
+        "#/examples/0",
+        "#/",
+        "#/prefixItems/0",
+        "#/$defs",
+        "#/items/",
+    ],
+)
+def test_a_reference_leads_to_a_schema_that_is_checked(target: str) -> None:
+    """What stands elsewhere is none, or nobody has looked whether it can be kept to."""
+    with pytest.raises(InvalidRequest) as caught:
+        check_schema({**NO_SCHEMAS, "$defs": {"a": {"$ref": target}}}, FIELD)
+    assert caught.value.message == f"{FIELD}: #/$defs/a/$ref: no schema stands at {target!r}"
+
+
+@pytest.mark.parametrize("target", ["other.json", "other.json#/a", "#a", "/$defs/a", "", 7, None, "#/%FF"])
+def test_a_reference_that_is_no_pointer_is_refused(target: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"#/\$ref: "):
+        check_schema({"$ref": target, "$defs": {"a": {}}}, FIELD)
+
+
+def test_what_the_library_does_not_read_is_not_handed_on() -> None:
+    noise = dict.fromkeys(("title", "description", "$comment", "x-own", "default", "example", "deprecated"), "x")
+    schema = {"type": "array", "items": {"type": "integer", **noise}, **noise, "$defs": {"unused": INTEGER}}
+    assert check_schema(schema, FIELD) == {"type": "array", "items": INTEGER}
+
+
+def test_places_within_places_are_said_once_each() -> None:
+    """Whoever refers to every schema of a deep one asks for all of them again, and gets the same ones."""
+    deep: dict[str, Any] = INTEGER
+    for _ in range(30):
+        deep = {"type": "array", "items": deep}
+    refs = [{"$ref": "#/$defs/a" + "/items" * depth} for depth in range(31)]
+    said = check_schema({"$defs": {"a": deep}, "anyOf": refs}, FIELD)["$defs"]
+    for depth in range(30):
+        assert said[f"{depth}"]["items"] is said[f"{depth + 1}"]
 
 
 def test_each_value_is_held_to_each_type_once(monkeypatch: pytest.MonkeyPatch) -> None:

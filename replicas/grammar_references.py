@@ -1,0 +1,67 @@
+"""Where the references of a JSON Schema lead: always to a schema of the same document, one that is checked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import unquote
+
+Place = tuple[str, ...]  # a JSON pointer's parts: names, and numbers within lists
+
+MAX_STEPS = 32_768  # parts of all different references together
+MAX_SHOWN = 60
+_FRAGMENT = re.compile(r"#(/[^/]*)*")
+
+
+class BadReference(Exception):
+    """Why, without the place of the reference."""
+
+
+class TooManySteps(BadReference):
+    """To follow all of them takes too long."""
+
+
+class References:
+    """Those of one document. Each target is read once, and of chains that share links every link is followed once."""
+
+    def __init__(self, schemas: Mapping[Place, Any]) -> None:
+        """schemas: every schema of the document by its place, () being the whole."""
+        self._schemas = schemas
+        self._places: dict[str, Place] = {}
+        self._ends: set[Place] = set()  # schemas that are known to lead to one that is no reference
+        self._steps = 0
+
+    def place(self, target: Any) -> Place:
+        """Where `target` points to. Raises BadReference unless a schema stands there."""
+        if not isinstance(target, str) or not _FRAGMENT.fullmatch(target):
+            raise BadReference(f"{str(target)[:MAX_SHOWN]!r} is not supported; expected '#' or '#/…'")
+        if target not in self._places:
+            self._places[target] = self._read(target)
+        return self._places[target]
+
+    def check(self, target: Any) -> None:
+        """Raises BadReference unless `target`, if it is a reference itself, leads on to a schema that is none."""
+        place, seen = self.place(target), set[Place]()
+        while place not in self._ends:
+            if place in seen:
+                raise BadReference(f"{target[:MAX_SHOWN]!r} leads back to itself")
+            seen.add(place)
+            schema = self._schemas[place]
+            if not isinstance(schema, dict) or "$ref" not in schema:
+                break
+            place = self.place(schema["$ref"])
+        self._ends |= seen
+
+    def _read(self, target: str) -> Place:
+        try:
+            parts = unquote(target[1:], errors="strict").split("/")[1:]
+        except UnicodeDecodeError:
+            raise BadReference(f"{target[:MAX_SHOWN]!r} is not UTF-8") from None
+        self._steps += len(parts)
+        if self._steps > MAX_STEPS:
+            raise TooManySteps("following all of them takes too long")
+        place = tuple(part.replace("~1", "/").replace("~0", "~") for part in parts)
+        if place not in self._schemas:
+            raise BadReference(f"no schema stands at {target[:MAX_SHOWN]!r}")
+        return place
