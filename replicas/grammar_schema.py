@@ -51,6 +51,7 @@ _OF_TYPE = {
     "null": (),
 }
 _KEYWORDS = frozenset(("type", *_WHOLE, *(keyword for group in _OF_TYPE.values() for keyword in group)))
+_MARK = "x-which"  # means nothing to the library, but that a schema with another number is another schema
 _IMPLIED = ("object", "array")  # types that their keywords alone imply
 _BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 _DECIMALS = 6  # of a number within bounds, as the library writes it
@@ -148,6 +149,7 @@ class _Words:
         self._said: dict[Place, Any] = {}  # each schema is said once, and may stand at its place and as a definition
         self._names: dict[Place, str] = {}  # of definitions
         self._named: list[Place] = []
+        self._marks = 0
 
     def document(self) -> Any:
         root = self._schema(())
@@ -173,6 +175,9 @@ class _Words:
             own["$ref"] = self._reference(self._references.place(own["$ref"]))
         if {"enum", "const"}.isdisjoint(own):  # beside them a pattern is refused
             _reword(own, _shown(place))
+        if _may_be_mistaken(own):
+            self._marks += 1
+            own[_MARK] = self._marks
         return own
 
     def _reference(self, place: Place) -> str:
@@ -182,6 +187,31 @@ class _Words:
             self._names[place] = str(len(self._named))
             self._named.append(place)
         return f"#/$defs/{self._names[place]}"
+
+
+def _may_be_mistaken(node: dict[str, Any]) -> bool:
+    """Whether the library may take the schema for another one, and make one rule of both.
+
+    It tells schemas apart by their text without annotations, their names sorted and not escaped. So it leaves out
+    properties that are called as annotations are too, and those within a constant, and loses the properties' order.
+    """
+    names = list(node.get("properties", ()))
+    if names != sorted(names) or any(map(_is_lost, names)):
+        return True
+    values = [node.get("const"), node.get("enum")]
+    while values:
+        value = values.pop()
+        if isinstance(value, dict):
+            if any(map(_is_lost, value)):
+                return True
+            values += value.values()
+        elif isinstance(value, list):
+            values += value
+    return False
+
+
+def _is_lost(name: str) -> bool:
+    return name in _ANNOTATIONS or '"' in name
 
 
 def _reword(node: dict[str, Any], path: str) -> None:

@@ -44,11 +44,52 @@ def test_only_bytes_of_characters_follow(vocabulary: Vocabulary, pattern: str) -
         assert following(matching, b'"' + bytes([lead]), next(sequences)) == good, hex(lead)
 
 
+def written(value: Any) -> str:
+    """As the library writes what an `enum` holds."""
+    return json.dumps(value, separators=(",", ":"))
+
+
 def takes(vocabulary: Vocabulary, spec: GrammarSpec, text: str) -> bool:
     """Whether it may be the whole text."""
     matching = Matching(_compile(vocabulary, spec.kind, spec.source), vocabulary)
     answer, mask = matching.take(0, list(text.encode()), new=True)
     return answer is From.DONE or (answer is From.MASK and bool(mask[END // 8] >> END % 8 & 1))
+
+
+def titled(name: str, kind: str) -> dict[str, Any]:
+    return {"type": "object", "properties": {name: {"type": kind}}, "required": [name], "additionalProperties": False}
+
+
+def both(a: Any, b: Any) -> GrammarSpec:
+    properties = {"a": a, "b": b}
+    return GrammarSpec.json_schema({"type": "object", "properties": properties, "required": ["a", "b"]})
+
+
+@pytest.mark.parametrize("name", ["name", "title", "description", "default", "examples", "$comment", "readOnly"])
+def test_properties_called_as_annotations_are_told_apart(vocabulary: Vocabulary, name: str) -> None:
+    kinds = both(titled(name, "string"), titled(name, "integer"))
+    assert takes(vocabulary, kinds, written({"a": {name: "x"}, "b": {name: 1}}))
+    assert not takes(vocabulary, kinds, written({"a": {name: "x"}, "b": {name: "x"}}))
+    inner = both({"items": titled(name, "string")}, {"items": titled(name, "integer")})
+    assert takes(vocabulary, inner, written({"a": [{name: "x"}], "b": [{name: 1}]}))
+    constants = both({"const": {name: 1}}, {"const": {name: 2}})
+    assert takes(vocabulary, constants, written({"a": {name: 1}, "b": {name: 2}}))
+    assert not takes(vocabulary, constants, written({"a": {name: 1}, "b": {name: 1}}))
+    listed = both({"enum": [[{name: 1}], 3]}, {"enum": [[{name: 2}], 3]})
+    assert takes(vocabulary, listed, written({"a": [{name: 1}], "b": [{name: 2}]}))
+    assert not takes(vocabulary, listed, written({"a": 3, "b": [{name: 1}]}))
+
+
+def test_names_that_look_like_more_are_told_apart(vocabulary: Vocabulary) -> None:
+    constants = both({"const": {'x":1,"y': 2}}, {"const": {"x": 1, "y": 2}})
+    assert takes(vocabulary, constants, written({"a": {'x":1,"y': 2}, "b": {"x": 1, "y": 2}}))
+
+
+def test_each_schema_has_its_own_order(vocabulary: Vocabulary) -> None:
+    kinds: list[dict[str, Any]] = [{name: {"type": "null"} for name in names} for names in ("xy", "yx", "xy")]
+    spec = both({"properties": kinds[0], "required": ["x", "y"]}, {"properties": kinds[1], "required": ["x", "y"]})
+    assert takes(vocabulary, spec, written({"a": dict.fromkeys("xy"), "b": dict.fromkeys("yx")}))
+    assert not takes(vocabulary, spec, written({"a": dict.fromkeys("xy"), "b": dict.fromkeys("xy")}))
 
 
 INTEGERS = {"type": "array", "items": {"type": "integer"}}
@@ -61,6 +102,7 @@ REFERENCES: dict[str, tuple[dict[str, Any], str, str]] = {
     "a reworded place": ({"type": "object", "properties": {"a": {"type": "string", "format": "date"},
                           "b": {"$ref": "#/properties/a"}}, "required": ["a", "b"]},
                          '{"a":"2023-04-30","b":"2023-04-30"}', '{"a":"2023-04-30","b":"2023-04-31"}'),
+    "the whole": ({"type": "object", "properties": {"title": {"$ref": "#"}}}, '{"title":{"title":{}}}', '{"title":1}'),
     "a circle": ({"$defs": {"~/": {"type": "array", "items": {"$ref": "#/$defs/~0~1"}}}, "$ref": "#/$defs/~0~1"},
                  "[[],[[]]]", "[1]"),
 }  # fmt: skip

@@ -17,7 +17,9 @@ from motley.replicas.protocol import FinishReason
 from motley.replicas.sampling_params import SamplingParams
 
 CONTEXT = 2048
-NAMES = st.text(string.ascii_letters + 'é_ "\\', min_size=1, max_size=6)
+# Those of annotations too: the grammar library drops them from what it takes for a schema.
+ANNOTATIONS = ("title", "description", "default", "examples", "deprecated", "readOnly", "$comment", "$schema")
+NAMES = st.text(string.ascii_letters + 'é_ "\\', min_size=1, max_size=6) | st.sampled_from(ANNOTATIONS)
 VALUES = st.none() | st.booleans() | st.integers(-99, 10**6) | NAMES
 
 
