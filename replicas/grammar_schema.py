@@ -171,6 +171,8 @@ class _Words:
                 own[keyword] = [self._schema((*place, keyword, str(index))) for index in range(len(own[keyword]))]
             elif keyword in _SINGLE:
                 own[keyword] = self._schema((*place, keyword))
+        if "type" not in own and own.keys().isdisjoint(_WHOLE):
+            own |= [("type", name) for name in _IMPLIED if not own.keys().isdisjoint(_OF_TYPE[name])]
         if "$ref" in own:
             own["$ref"] = self._reference(self._references.place(own["$ref"]))
         if {"enum", "const"}.isdisjoint(own):  # beside them a pattern is refused

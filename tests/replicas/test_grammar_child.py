@@ -116,6 +116,24 @@ def test_references_lead_where_they_say(vocabulary: Vocabulary, name: str) -> No
     assert not takes(vocabulary, spec, bad)
 
 
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"maxItems": 1}, "[]", ['"x"', "1", "{}", "[1,1]"]),
+        ({"minItems": 1, "maxItems": 2, "items": {}}, "[1]", ['"x"', "{}", "[]", "[1,1,1]"]),
+        ({"maxProperties": 1}, "{}", ['"x"', "1", "[]", '{"a":1,"b":1}']),
+        ({"minProperties": 1, "additionalProperties": {}}, '{"a":1}', ['"x"', "[]", "{}"]),
+        ({"required": []}, "{}", ['"x"', "[]"]),
+    ],
+)
+def test_a_keyword_that_implies_a_type_makes_it_so(
+    vocabulary: Vocabulary, schema: dict[str, Any], good: str, bad: list[str]
+) -> None:
+    spec = GrammarSpec.json_schema(schema)
+    assert takes(vocabulary, spec, good)
+    assert [text for text in bad if takes(vocabulary, spec, text)] == []
+
+
 def is_text(given: bytes) -> bool:
     try:
         given.decode()
