@@ -280,6 +280,8 @@ def _check_types(node: dict[str, Any], narrowing: list[str], path: str) -> None:
     if "number" in names:
         _check_bounds(node, path)
     _check_required(node, path)
+    _check_least(node, path, "minProperties", "properties", "additionalProperties")
+    _check_least(node, path, "minItems", "prefixItems", "items")
 
 
 def _check_strings(node: dict[str, Any], path: str) -> None:
@@ -345,6 +347,12 @@ def _check_required(node: dict[str, Any], path: str) -> None:
     unknown = [name for name in required if name not in properties]
     if unknown:
         raise _Refused(f"{path}/required: {unknown[0][:60]!r} is not among the properties")
+
+
+def _check_least(node: dict[str, Any], path: str, least: str, named: str, others: str) -> None:
+    """As many as are asked for must be let in: beside those named there are none unless the schema says so."""
+    if node.get(least, 0) > len(node.get(named, ())) and node.get(others, False) is False:
+        raise _Refused(f"{path}/{least}: {node[least]} is more than {named!r} has, and {others!r} lets in no others")
 
 
 def _type_names(node: dict[str, Any], path: str) -> list[str]:

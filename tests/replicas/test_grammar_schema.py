@@ -217,6 +217,24 @@ def test_a_value_that_is_too_deep_to_show_is_refused() -> None:
         check_schema({"type": "string", "const": value}, FIELD)
 
 
+@pytest.mark.parametrize(
+    ("schema", "least"),
+    [
+        ({"minProperties": 1}, "minProperties"),
+        ({"type": ["object", "null"], "properties": {"a": {}}, "minProperties": 2}, "minProperties"),
+        ({"minProperties": 1, "additionalProperties": False}, "minProperties"),
+        ({"minItems": 1}, "minItems"),
+        ({"prefixItems": [{}], "minItems": 2, "items": False}, "minItems"),
+    ],
+)
+def test_more_than_is_let_in_is_refused(schema: Any, least: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"#/{least}: {schema[least]} is more than") as caught:
+        check_schema(schema, FIELD)
+    assert (caught.value.param, caught.value.code) == (FIELD, "invalid_grammar")
+    check_schema({**schema, least: schema[least] - 1}, FIELD)
+    check_schema({**schema, "additionalProperties" if least == "minProperties" else "items": True}, FIELD)
+
+
 def test_a_place_that_is_told_is_short() -> None:
     with pytest.raises(InvalidRequest) as caught:
         check_schema({"properties": {"long" * 5000: {"not": {}}}}, FIELD)
