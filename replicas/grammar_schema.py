@@ -2,7 +2,11 @@
 
 The vocabulary is that of draft 2020-12. What is accepted is kept to exactly or more strictly: properties come in
 the schema's order, an object has no properties beside those named unless `additionalProperties` says so, a
-`pattern` covers the whole string, and a keyword that implies a type makes it so.
+`pattern` covers the whole string, and a keyword that implies a type makes it so. References lead to schemas of the
+same document, and a schema is found only where draft 2020-12 has one.
+
+One thing is not kept to, as the library cannot: where `additionalProperties` lets in other names, one of them may come
+twice, which counts twice, or be one of the properties in escapes.
 """
 
 from __future__ import annotations

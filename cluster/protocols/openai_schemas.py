@@ -168,12 +168,13 @@ _SOME = _one_of_type(
 )
 TOOL_CHOICE: Schema = {"anyOf": [{"enum": list(MODES)}, _SOME, _NAMED]}
 
+_NOT_KEPT = "that names which additionalProperties lets in may come twice, or be those of properties in escapes"
 _JSON_SCHEMA = object_of(
     {
         "name": told(NAME, "for the client's own use; changes nothing"),
         "description": told(TEXT, "changes nothing: what the text is for is said in the messages"),
         "schema": told(OBJECT, "a JSON schema; keywords that cannot be kept to are refused"),
-        "strict": told(BOOLEAN, "either value: the schema is always kept to"),
+        "strict": told(BOOLEAN, f"either value: the schema is always kept to, but {_NOT_KEPT}"),
     },
     ["name", "schema"],
 )

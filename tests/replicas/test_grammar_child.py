@@ -92,6 +92,18 @@ def test_each_schema_has_its_own_order(vocabulary: Vocabulary) -> None:
     assert not takes(vocabulary, spec, written({"a": dict.fromkeys("xy"), "b": dict.fromkeys("xy")}))
 
 
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({"properties": {"ab": {"type": "integer"}}, "additionalProperties": True}, '{"\\u0061b":"x"}'),
+        ({"additionalProperties": {"type": "integer"}, "minProperties": 2}, '{"c":3,"c":3}'),
+    ],
+)
+def test_what_is_not_kept_to_is_what_the_readme_says(vocabulary: Vocabulary, schema: dict[str, Any], text: str) -> None:
+    """Once the library keeps to this, the README, the docs and grammar_schema.py are to say no more of it."""
+    assert takes(vocabulary, GrammarSpec.json_schema(schema), text)
+
+
 INTEGERS = {"type": "array", "items": {"type": "integer"}}
 REFERENCES: dict[str, tuple[dict[str, Any], str, str]] = {
     "an empty name": ({"$defs": {"": {"type": "integer"}}, "$ref": "#/$defs/"}, "1", '"x"'),
