@@ -63,7 +63,7 @@ _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "m
 FORMATS = frozenset((
     "date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uri-reference", "uuid",
 ))  # fmt: skip
-_CALLED = {dict: "an object", list: "a list", str: "a string"}
+_CALLED: dict[type[Any], str] = {dict: "an object", list: "a list", str: "a string"}
 _FORMATS = {name: json_pattern(pattern) for name, pattern in FORMAT_PATTERNS.items()}
 
 
