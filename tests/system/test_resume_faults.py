@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 import openai
@@ -25,7 +26,8 @@ from motley.client import Client
 from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import vllm_engine_pb2, vllm_engine_pb2_grpc
 
-LATE = 8  # that come when a replica has stopped
+ROUNDS = 6  # the victim carries half of what is left at least, so that four are enough unless some end too soon
+LATE = 4  # of each kind, that come when a replica has stopped
 STREAMS = 16  # more than one replica runs at a time
 SEVERAL = "several, some ended"
 TOKENS = 2000  # long enough to be cut in the middle
@@ -57,16 +59,25 @@ class Told:
 
 @dataclass
 class Answer:
+    """request_id: by which the ingress's log names it."""
+
     choices: dict[int, Told] = field(default_factory=dict)
     usages: list[int] = field(default_factory=list)
+    request_id: str = field(default="", compare=False)
 
     def of(self, index: int) -> Told:
         return self.choices.setdefault(index, Told())
+
+    @property
+    def ended(self) -> int:
+        """How many of its choices have."""
+        return sum(bool(told.ends) for told in [*self.choices.values()])
 
 
 def over_grpc(service: Served, name: str, answer: Answer) -> Answer:
     with Client(service.grpc, retries=0) as client:  # that it goes on is the service's doing
         for chunk in client.stream(f"Once {name}", **SAMPLING[name]):
+            answer.request_id = answer.request_id or chunk.started.request_id
             for choice in chunk.choices:
                 told = answer.of(choice.index)
                 told.text += choice.text
@@ -89,6 +100,7 @@ def over_http(service: Served, name: str, answer: Answer) -> Answer:
     for chunk in openai_client(service.http).completions.create(
         model="tiny", prompt=f"Once {name}", **known, **options
     ):
+        answer.request_id = openai_id(chunk)
         for choice in chunk.choices:
             told = answer.of(choice.index)
             told.text += choice.text
@@ -101,35 +113,33 @@ def over_http(service: Served, name: str, answer: Answer) -> Answer:
     return answer
 
 
+def openai_id(answer: Any) -> str:
+    """As the service calls it inside."""
+    return str(answer.id).removeprefix("cmpl-")
+
+
 @cache
 def openai_client(base: str) -> openai.OpenAI:
     """One for all: making one takes so long that streams which began first would end before the last begins."""
     return openai.OpenAI(base_url=f"{base}/v1", api_key="none", max_retries=0)
 
 
-READERS: list[tuple[Callable[[Served, str, Answer], Answer], str]] = [
-    (reader, name) for name in SAMPLING for reader in (over_grpc, over_http)
-]
+Stream = tuple[Callable[[Served, str, Answer], Answer], str]
+TABLE: list[Stream] = [(reader, name) for name in SAMPLING for reader in (over_grpc, over_http)]
 
 
 @pytest.fixture(scope="module")
-def unbroken(pair: Served) -> list[Answer]:
+def unbroken(pair: Served) -> dict[Stream, Answer]:
     stop = early_stop(pair, f"Once {SEVERAL}", **SAMPLING[SEVERAL])
     SAMPLING[SEVERAL]["stop"] = [stop]
-    with ThreadPoolExecutor(len(READERS)) as threads:
-        answers = list(threads.map(lambda which: which[0](pair, which[1], Answer()), READERS))
-    assert all(len(told.ends) == 1 for answer in answers for told in answer.choices.values())
-    assert all(len(answer.usages) == 1 for answer in answers)
-    over_grpc, over_http = several(answers)
-    grpc_ends = {told.ends[0] for told in over_grpc.choices.values()}
+    with ThreadPoolExecutor(len(TABLE)) as threads:
+        answers = dict(zip(TABLE, threads.map(lambda one: one[0](pair, one[1], Answer()), TABLE), strict=True))
+    assert all(len(told.ends) == 1 for answer in answers.values() for told in answer.choices.values())
+    assert all(len(answer.usages) == 1 for answer in answers.values())
+    grpc_ends = {told.ends[0] for told in answers[over_grpc, SEVERAL].choices.values()}
     assert grpc_ends == {(pb.FINISH_REASON_STOP, stop), (pb.FINISH_REASON_LENGTH, "")}, "they end at different times"
-    assert {told.ends[0] for told in over_http.choices.values()} == {"stop", "length"}
+    assert {told.ends[0] for told in answers[over_http, SEVERAL].choices.values()} == {"stop", "length"}
     return answers
-
-
-def several(answers: list[Answer]) -> list[Answer]:
-    """Those of which one choice ends early, over each protocol."""
-    return [answer for answer, (_, name) in zip(answers, READERS, strict=True) if name == SEVERAL]
 
 
 @pytest.fixture(autouse=True)
@@ -138,53 +148,104 @@ def both(pair: Served) -> None:
     wait_for(lambda: states(pair) == ["RUNNING"] * 2 and len(carried(pair)) == 2, "two replicas", 240)
 
 
-def pool(service: Served) -> list[int]:
-    """Process ids of the replicas with an engine, in the order of their names, which `carried` has as well."""
-    replicas = sorted(of_pool(service), key=lambda replica: str(replica["replica_id"]))
-    return [int(replica["pid"]) for replica in replicas]
+class Replica(NamedTuple):
+    """With an engine. name: Serve's, as the ingress's log has it too."""
+
+    name: str
+    pid: int
 
 
-def busiest(service: Served) -> int:
-    """The process that carries most sequences, as soon as there are some."""
+def pool(service: Served) -> list[Replica]:
+    """In the order of their names, which `carried` has as well."""
+    return sorted(Replica(str(replica["replica_id"]), int(replica["pid"])) for replica in of_pool(service))
+
+
+def busiest(service: Served, replicas: list[Replica]) -> Replica:
+    """The one that carries most sequences, as soon as there are some."""
     loads = wait_for(lambda: any(found := carried(service)) and found, "sequences that run")
-    return pool(service)[loads.index(max(loads))]
+    return replicas[loads.index(max(loads))]
+
+
+class Move(NamedTuple):
+    """A request that went on elsewhere, after so many tokens, for that replica was lost."""
+
+    request_id: str
+    num_tokens: int
+    replica: str
+
+
+_MOVE = re.compile(r"request (\w+) goes on elsewhere after (\d+) tokens: .* \((\w+)\)$", re.MULTILINE)
+
+
+def moves(service: Served) -> list[Move]:
+    """All so far, says the ingress's log."""
+    logs = Path(service.endpoints["folder"], "session_latest", "logs").glob("worker-*.err")
+    return [Move(name, int(tokens), lost) for log in logs for name, tokens, lost in _MOVE.findall(log.read_text())]
 
 
 def resumed(service: Served) -> int:
-    """How many times a stream has gone on on another replica, says the ingress's log."""
-    return moved(service) - retried(service)
+    """How many times a stream has gone on on another replica."""
+    return sum(move.num_tokens > 0 for move in moves(service))
 
 
-def retried(service: Served) -> int:
-    """How many times a request had to go elsewhere before anything of its answer had come."""
-    return told(service, "goes on elsewhere after 0 tokens")
+def lost_with(service: Served, victim: Replica, *, begun: bool) -> set[str]:
+    """Requests that were there and went on elsewhere: with some of the answer, or before anything of it had come."""
+    return {one.request_id for one in moves(service) if one.replica == victim.name and (one.num_tokens > 0) == begun}
 
 
-def moved(service: Served) -> int:
-    """Both."""
-    return told(service, "goes on elsewhere after")
+@dataclass
+class Running:
+    """Streams of the table, in the middle of what they say."""
 
+    answers: dict[Stream, Answer]
+    futures: dict[Stream, Future[Answer]]
 
-def told(service: Served, words: str) -> int:
-    logs = Path(service.endpoints["folder"], "session_latest", "logs").glob("worker-*.err")
-    return sum(log.read_text().count(words) for log in logs)
+    @property
+    def ready(self) -> bool:
+        """All have begun, and one choice has ended where there are several; or one stream has: no use in waiting."""
+        begun = all(one.ended if name == SEVERAL else one.choices for (_, name), one in self.answers.items())
+        return begun or any(future.done() for future in self.futures.values())
+
+    def of_use(self) -> set[Stream]:
+        """Those that prove something if they are struck now: of several choices one has ended, and another goes on."""
+        return {
+            (reader, name)
+            for (reader, name), answer in self.answers.items()
+            if name != SEVERAL or 0 < answer.ended < SAMPLING[name]["n"]
+        }
+
+    def check(self, unbroken: dict[Stream, Answer]) -> None:
+        for (reader, name), future in self.futures.items():
+            assert future.result(300) == unbroken[reader, name], f"{name} {reader.__name__}"
 
 
 @contextmanager
-def readers(service: Served) -> Iterator[list[Any]]:
-    """All streams of the table at once, some of them begun: on busy cores those end before the last begins.
+def running(service: Served, streams: list[Stream]) -> Iterator[Running]:
+    """These at once."""
+    answers = {stream: Answer() for stream in streams}
+    with ThreadPoolExecutor(len(streams)) as threads:
+        futures = {
+            (reader, name): threads.submit(reader, service, name, answer) for (reader, name), answer in answers.items()
+        }
+        found = Running(answers, futures)
+        wait_for(lambda: found.ready, "streams")
+        yield found
 
-    Of one a choice has ended already, and others go on.
+
+def strike(
+    service: Served, streams: list[Stream], unbroken: dict[Stream, Answer], lose: Callable[[Replica], None]
+) -> tuple[Replica, set[Stream]]:
+    """Lose the replica that carries most of these streams, which nobody notices: which it was, and what went on.
+
+    Those among them that were on it, had begun and not ended, and of several choices one had.
     """
-    answers = [Answer() for _ in READERS]
-    with ThreadPoolExecutor(len(READERS)) as threads:
-        futures = [
-            threads.submit(reader, service, name, answer)
-            for (reader, name), answer in zip(READERS, answers, strict=True)
-        ]
-        wait_for(lambda: sum(bool(answer.choices) for answer in answers) > len(answers) // 2, "streams")
-        wait_for(lambda: any(told.ends for one in several(answers) for told in [*one.choices.values()]), "an early end")
-        yield futures
+    replicas = pool(service)
+    with running(service, streams) as found:
+        victim, of_use = busiest(service, replicas), found.of_use()
+        lose(victim)
+        found.check(unbroken)
+    moved = lost_with(service, victim, begun=True)
+    return victim, {stream for stream in of_use if found.answers[stream].request_id in moved}
 
 
 def carried(service: Served) -> list[int]:
@@ -194,58 +255,56 @@ def carried(service: Served) -> list[int]:
     return [load.num_running_reqs for load in answer.loads]
 
 
-def check(service: Served, futures: list[Any], unbroken: list[Answer]) -> None:
-    for future, whole, (reader, name) in zip(futures, unbroken, READERS, strict=True):
-        assert future.result(300) == whole, f"{name} {reader.__name__}"
-
-
 def check_baseline(service: Served, count: int = 2) -> None:
     """As many replicas as before, and nothing is left on them."""
     wait_for(lambda: states(service) == ["RUNNING"] * count, "a replica in the place of the lost one", 90)
+    wait_for(lambda: len(carried(service)) == count, "the ingress to hear of it")
     service.wait_idle()
 
 
-def test_a_replica_is_killed(pair: Served, unbroken: list[Answer]) -> None:
-    before = resumed(pair)
-    for _ in range(4):  # until one went on elsewhere: they may all have ended a moment before
-        with readers(pair) as futures:
-            victim = busiest(pair)
-            os.kill(victim, signal.SIGKILL)
-            check(pair, futures, unbroken)
+def test_a_replica_is_killed(pair: Served, unbroken: dict[Stream, Answer]) -> None:
+    """Under every stream of the table: those that were elsewhere once more, until none is left."""
+    left = TABLE
+    for _ in range(ROUNDS):
+        _, moved = strike(pair, left, unbroken, lambda victim: os.kill(victim.pid, signal.SIGKILL))
         check_baseline(pair)
-        if resumed(pair) > before:
+        left = [stream for stream in left if stream not in moved]
+        if not left:
             break
-    assert resumed(pair) > before
+    assert not left, "were never cut"
 
 
-def test_a_replica_hangs(pair: Served, unbroken: list[Answer]) -> None:
-    """Under streams that have begun, and before the first token of others: nobody has heard of its hanging yet."""
-    short = {**SAMPLING["greedy"], "max_tokens": 20}
-    alone = short_answers(pair, short)
-    before, unseen = resumed(pair), retried(pair)
-    for _ in range(4):
-        with readers(pair) as futures, ThreadPoolExecutor(LATE) as threads:
-            victim = busiest(pair)
-            os.kill(victim, signal.SIGSTOP)
-            late = [threads.submit(short_answers, pair, short) for _ in range(LATE)]
-            assert [one.result(120) for one in late] == [alone] * LATE
-            check(pair, futures, unbroken)
-        wait_for(lambda pid=victim: not alive([pid]), "the hung replica to be removed", 90)
+def test_a_replica_hangs(pair: Served, unbroken: dict[Stream, Answer]) -> None:
+    """Under every stream of the table, and before the first token of others: nobody has heard of its hanging yet.
+
+    Once Serve puts another in its place; after that it goes on when its streams have left it.
+    """
+    alone = {ask: ask(pair, "Late").text for ask in ASKS}
+    left, unseen = TABLE, set[Ask]()
+
+    def hang(victim: Replica) -> None:
+        os.kill(victim.pid, signal.SIGSTOP)
+        with ThreadPoolExecutor(len(ASKS) * LATE) as threads:
+            late = [(ask, threads.submit(ask, pair, "Late")) for _ in range(LATE) for ask in ASKS]
+        lost = lost_with(pair, victim, begun=False)
+        for ask, future in late:
+            said = future.result(120)
+            assert said.text == alone[ask], ask.__name__
+            if said.request_id in lost:
+                unseen.add(ask)
+
+    for number in range(ROUNDS):
+        victim, moved = strike(pair, left or TABLE, unbroken, hang)
+        if number:
+            os.kill(victim.pid, signal.SIGCONT)
+        else:
+            wait_for(lambda pid=victim.pid: not alive([pid]), "the hung replica to be removed", 90)
         check_baseline(pair)
-        if resumed(pair) > before and retried(pair) > unseen:
+        left = [stream for stream in left if stream not in moved]
+        if not left and unseen == {*ASKS}:
             break
-    assert resumed(pair) > before
-    assert retried(pair) > unseen
-
-
-def short_answers(service: Served, sampling: dict[str, Any]) -> tuple[str, str]:
-    """Over gRPC and HTTP, each in one piece."""
-    with Client(service.grpc, retries=0) as client:
-        over_grpc = client.complete("Late", **sampling).choices[0].text
-    known = {key: value for key, value in sampling.items() if key in OPENAI_FIELDS}
-    extra = {key: value for key, value in sampling.items() if key not in OPENAI_FIELDS}
-    answer = openai_client(service.http).completions.create(model="tiny", prompt="Late", **known, extra_body=extra)
-    return over_grpc, answer.choices[0].text
+    assert not left, "were never cut"
+    assert unseen == {*ASKS}, "nothing had come of them, and they went elsewhere"
 
 
 def test_replicas_are_taken_away_and_added(pair: Served) -> None:
@@ -310,44 +369,54 @@ def dashboard(service: Served, path: str, body: dict[str, int] | None = None) ->
 
 def test_a_replica_is_killed_before_the_first_token(pair: Served) -> None:
     """Nobody has seen anything yet: it is tried again, streamed or not, over both protocols; no client retries."""
-    prompts = ["y" * number + "x" * 12_000 for number in range(4)]
-    for _ in range(4):  # until it struck prompts that were being computed
-        before = moved(pair)
-        with ThreadPoolExecutor(4) as threads:
-            futures = [threads.submit(ask, pair, one) for ask, one in zip(ASKS, prompts, strict=True)]
+    left = {*ASKS}
+    for number in range(ROUNDS):
+        asked = [(ask, f"{number}{twin}{ask.__name__}" + "x" * 12_000) for ask in ASKS for twin in "ab"]
+        replicas = pool(pair)
+        with ThreadPoolExecutor(len(asked)) as threads:
+            futures = [threads.submit(ask, pair, prompt) for ask, prompt in asked]
             wait_for(lambda: pair.load()["queued_prefill_tokens"] > 0, "prompts to be computed")
-            os.kill(busiest(pair), signal.SIGKILL)
+            victim = busiest(pair, replicas)
+            os.kill(victim.pid, signal.SIGKILL)
             answers = [future.result(300) for future in futures]
         check_baseline(pair)
-        assert answers == [ask(pair, one) for ask, one in zip(ASKS, prompts, strict=True)]
-        if moved(pair) > before:
+        assert [answer.text for answer in answers] == [ask(pair, prompt).text for ask, prompt in asked]
+        lost = lost_with(pair, victim, begun=False)
+        left -= {ask for (ask, _), answer in zip(asked, answers, strict=True) if answer.request_id in lost}
+        if not left:
             break
-        prompts = [f"z{one}" for one in prompts]  # no prefix of these is known
-    assert moved(pair) > before
+    assert not left, "were never cut"
+
+
+class Said(NamedTuple):
+    request_id: str
+    text: str
 
 
 FEW = {"temperature": 0.0, "max_tokens": 8}
 
 
-def grpc_whole(service: Served, prompt: str) -> str:
+def grpc_whole(service: Served, prompt: str) -> Said:
     with Client(service.grpc, retries=0) as client:
-        return client.complete(prompt, **FEW).choices[0].text
+        answer = client.complete(prompt, **FEW)
+    return Said(answer.started.request_id, answer.choices[0].text)
 
 
-def grpc_streamed(service: Served, prompt: str) -> str:
+def grpc_streamed(service: Served, prompt: str) -> Said:
     with Client(service.grpc, retries=0) as client:
-        return "".join(choice.text for chunk in client.stream(prompt, **FEW) for choice in chunk.choices)
+        first, *chunks = client.stream(prompt, **FEW)
+    return Said(first.started.request_id, "".join(choice.text for chunk in chunks for choice in chunk.choices))
 
 
-def http_whole(service: Served, prompt: str) -> str:
-    with openai.OpenAI(base_url=f"{service.http}/v1", api_key="none", max_retries=0) as client:
-        return client.completions.create(model="tiny", prompt=prompt, **FEW).choices[0].text
+def http_whole(service: Served, prompt: str) -> Said:
+    answer = openai_client(service.http).completions.create(model="tiny", prompt=prompt, **FEW)
+    return Said(openai_id(answer), answer.choices[0].text)
 
 
-def http_streamed(service: Served, prompt: str) -> str:
-    with openai.OpenAI(base_url=f"{service.http}/v1", api_key="none", max_retries=0) as client:
-        chunks = client.completions.create(model="tiny", prompt=prompt, stream=True, **FEW)
-        return "".join(choice.text for chunk in chunks for choice in chunk.choices)
+def http_streamed(service: Served, prompt: str) -> Said:
+    chunks = [*openai_client(service.http).completions.create(model="tiny", prompt=prompt, stream=True, **FEW)]
+    return Said(openai_id(chunks[0]), "".join(choice.text for chunk in chunks for choice in chunk.choices))
 
 
-ASKS = (grpc_whole, grpc_streamed, http_whole, http_streamed)
+Ask = Callable[[Served, str], Said]
+ASKS: tuple[Ask, ...] = (grpc_whole, grpc_streamed, http_whole, http_streamed)

@@ -24,6 +24,7 @@ from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import inference_pb2_grpc
 
 TOKENS = 2000
+ROUNDS = 4  # one is enough, unless some have ended too soon
 SEVERAL = 2
 SAMPLING: list[dict[str, Any]] = [
     {"temperature": 0.0},
@@ -34,13 +35,17 @@ SAMPLING: list[dict[str, Any]] = [
 
 
 class Heard:
-    """What a client hears of its choices, and of all together."""
+    """What a client hears of its choices, and of all together.
+
+    cut  each time it asked again: choices that had ended, tokens so far
+    """
 
     def __init__(self) -> None:
         self.choices: dict[int, list[Any]] = {}
         self.seeds: list[int] = []
         self.usages: list[int] = []
-        self.cut: list[tuple[int, int]] = []  # each time it was asked for again: choices that had ended, tokens so far
+        self.asked = False
+        self.cut: list[tuple[int, int]] = []
 
     @property
     def ended(self) -> int:
@@ -50,13 +55,15 @@ class Heard:
         """A stub's method that notes what it is asked to continue."""
 
         def ask(request: pb.CompleteRequest, **options: Any) -> Any:
-            if num_tokens := sum(len(ids.ids) for ids in request.output_ids):
-                self.cut.append((self.ended, num_tokens))
+            if self.asked:
+                self.cut.append((self.ended, sum(len(ids.ids) for ids in request.output_ids)))
+            self.asked = True
             return method(request, **options)
 
         return ask
 
     def add(self, chunk: Any) -> None:
+        """A chunk, or an answer in one piece."""
         if chunk.HasField("started"):
             self.seeds.append(chunk.started.seed)
         if chunk.HasField("usage"):
@@ -76,29 +83,36 @@ def options(number: int) -> dict[str, Any]:
     return {"max_tokens": TOKENS, "ignore_eos": True, **SAMPLING[number]}
 
 
-def blocking(service: Served, number: int, heard: Heard | None = None, **more: Any) -> Heard:
-    heard = heard or Heard()
+def blocking(service: Served, number: int, heard: Heard, **more: Any) -> None:
     with Client(service.grpc) as client:
         client.stub.CompleteStream = heard.asking(client.stub.CompleteStream)
         for chunk in client.stream(f"Once {number}", **(options(number) | more)):
             heard.add(chunk)
-    return heard
 
 
-def asynchronous(service: Served, number: int) -> Heard:
-    async def read() -> Heard:
-        heard = Heard()
+def asynchronous(service: Served, number: int, heard: Heard, **more: Any) -> None:
+    async def read() -> None:
         async with AsyncClient(service.grpc) as client:
-            async for chunk in client.stream(f"Once {number}", **options(number)):
+            client.stub.CompleteStream = heard.asking(client.stub.CompleteStream)
+            async for chunk in client.stream(f"Once {number}", **(options(number) | more)):
                 heard.add(chunk)
-        return heard
 
-    return asyncio.run(read())
+    asyncio.run(read())
 
 
-def whole(service: Served, number: int) -> list[int]:
+def whole(service: Served, number: int, heard: Heard, **more: Any) -> None:
     with Client(service.grpc) as client:
-        return list(client.complete(f"Once {number}", **options(number)).choices[0].token_ids)
+        client.stub.Complete = heard.asking(client.stub.Complete)
+        heard.add(client.complete(f"Once {number}", **(options(number) | more)))
+
+
+Call = tuple[Callable[..., None], int]
+CALLS: list[Call] = [
+    (whole, 0),
+    *((blocking, number) for number in range(len(SAMPLING))),
+    (asynchronous, 1),
+    (asynchronous, SEVERAL),
+]
 
 
 def over_http(service: Served, begun: threading.Event) -> int:
@@ -112,38 +126,72 @@ def over_http(service: Served, begun: threading.Event) -> int:
     return count
 
 
-def strike_the_ingress(service: Served, how: signal.Signals, begun: threading.Event, several: Heard) -> None:
-    """While some choices of `several` have ended; streams that have not begun are covered as well."""
-    assert begun.wait(60), "a stream that cannot be resumed"
-    wait_for(lambda: several.ended, "a choice that ends early")
-    [pid] = [pid for pid in service.replicas() if ":ingress" in command_line(pid)]
-    os.kill(pid, how)
+def lose(service: Served, calls: dict[Call, Heard], how: signal.Signals, stop: str) -> None:
+    """The ingress, in the middle of all that these are to hear; they hear the rest of it."""
+    begun = threading.Event()
+
+    def ready() -> bool:
+        """Each has begun, and one choice has ended where there are several; or one has heard all: no use in waiting."""
+        streams = {call: heard for call, heard in calls.items() if call[0] is not whole}
+        begun = all(one.ended if number == SEVERAL else one.choices for (_, number), one in streams.items())
+        return begun or any(future.done() for future in futures)
+
+    with ThreadPoolExecutor(len(calls) + 1) as threads:
+        foreign = threads.submit(over_http, service, begun)
+        assert begun.wait(60), "a stream that cannot be resumed"
+        futures = []
+        for (call, number), heard in calls.items():
+            future = threads.submit(call, service, number, heard, **stops(number, stop))
+            futures.append(future)
+            if call is whole:  # of which nothing is heard before its end
+                wait_for(lambda one=future: service.load()["running"] == 2 or one.done(), "it to be computed")
+        wait_for(ready, "streams")
+        [pid] = [pid for pid in service.replicas() if ":ingress" in command_line(pid)]
+        os.kill(pid, how)
+        for future in futures:
+            future.result(120)
+    with pytest.raises(openai.APIConnectionError):  # cannot be resumed, but must not look as if it had ended well
+        foreign.result()
+    service.wait_idle()
+
+
+def stops(number: int, stop: str) -> dict[str, Any]:
+    return {"stop": [stop]} if number == SEVERAL else {}
+
+
+def was_cut(call: Call, heard: Heard) -> bool:
+    """In the middle of a stream; of several choices one had ended then, and others had not."""
+    begun = [ended for ended, num_tokens in heard.cut if num_tokens or call[0] is whole]
+    return any(call[1] != SEVERAL or 0 < ended < 3 for ended in begun)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_the_door_is_lost(pair: Served, how: signal.Signals) -> None:
     """Killed, it is heard of at once; when it hangs, as soon as Serve has ended it."""
-    numbers, begun = range(len(SAMPLING)), threading.Event()
-    stops = {SEVERAL: {"stop": [early_stop(pair, f"Once {SEVERAL}", **options(SEVERAL))]}}
-    heards = [Heard() for _ in numbers]
-    with ThreadPoolExecutor(len(SAMPLING) + 3) as threads:
-        streams = [threads.submit(blocking, pair, n, heards[n], **stops.get(n, {})) for n in numbers]
-        concurrent = threads.submit(asynchronous, pair, 1)
-        answer = threads.submit(whole, pair, 0)
-        foreign = threads.submit(over_http, pair, begun)
-        strike_the_ingress(pair, how, begun, heards[SEVERAL])
-        broken = [future.result(120) for future in streams]
-    for number, heard in zip(numbers, broken, strict=True):
-        assert len(heard.seeds) == len(heard.usages) == 1
-        assert heard.same(blocking(pair, number, seed=heard.seeds[0], **stops.get(number, {}))), SAMPLING[number]
-    assert any(0 < ended < 3 for ended, _ in heards[SEVERAL].cut), "one had ended, and others went on elsewhere"
-    ends = {reason for _, _, _, [(reason, _)] in heards[SEVERAL].choices.values()}
-    assert ends == {pb.FINISH_REASON_STOP, pb.FINISH_REASON_LENGTH}
-    assert concurrent.result().same(broken[1])
-    assert answer.result() == broken[0].choices[0][1], "what was not streamed is asked for again"
-    with pytest.raises(openai.APIConnectionError):  # cannot be resumed, but must not look as if it had ended well
-        foreign.result()
-    pair.wait_idle()
+    stop = early_stop(pair, f"Once {SEVERAL}", **options(SEVERAL))
+    left = CALLS
+    for _ in range(ROUNDS):
+        heards = {call: Heard() for call in left}
+        lose(pair, heards, how, stop)
+        check(pair, heards, stop)
+        left = [call for call in left if not was_cut(call, heards[call])]
+        if not left:
+            break
+    assert not left, "were never cut"
+
+
+def check(service: Served, heards: dict[Call, Heard], stop: str) -> None:
+    """They have heard what they would have, and each end once."""
+    assert all(len(heard.seeds) == len(heard.usages) == 1 for heard in heards.values())
+    unbroken = {(number, heard.seeds[0]): Heard() for (_, number), heard in heards.items()}
+    with ThreadPoolExecutor(len(unbroken)) as threads:
+        for (number, seed), heard in unbroken.items():
+            threads.submit(blocking, service, number, heard, seed=seed, **stops(number, stop))
+    for (call, number), heard in heards.items():
+        assert heard.same(unbroken[number, heard.seeds[0]]), f"{call.__name__} {SAMPLING[number]}"
+        if number == SEVERAL:
+            ends = {reason for _, _, _, [(reason, _)] in heard.choices.values()}
+            assert ends == {pb.FINISH_REASON_STOP, pb.FINISH_REASON_LENGTH}
 
 
 def test_at_last_streams_that_outlast_the_drain_are_told_so(pair: Served) -> None:
