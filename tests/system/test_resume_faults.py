@@ -10,9 +10,10 @@ import threading
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,12 +23,12 @@ import pytest
 from early_stop import early_stop
 from served import Served, alive, wait_for
 
-from motley.client import Client
+from motley.client import Client, complete_request
 from motley.cluster.protos import inference_pb2 as pb
-from motley.cluster.protos import vllm_engine_pb2, vllm_engine_pb2_grpc
+from motley.cluster.protos import inference_pb2_grpc, vllm_engine_pb2, vllm_engine_pb2_grpc
 
-ROUNDS = 6  # the victim carries half of what is left at least, so that four are enough unless some end too soon
-LATE = 4  # of each kind, that come when a replica has stopped
+FULL = 8  # sequences that a replica of the pair runs at a time
+ROUNDS = 6  # two are enough for the table, unless some end too soon
 STREAMS = 16  # more than one replica runs at a time
 SEVERAL = "several, some ended"
 TOKENS = 2000  # long enough to be cut in the middle
@@ -160,10 +161,17 @@ def pool(service: Served) -> list[Replica]:
     return sorted(Replica(str(replica["replica_id"]), int(replica["pid"])) for replica in of_pool(service))
 
 
-def busiest(service: Served, replicas: list[Replica]) -> Replica:
-    """The one that carries most sequences, as soon as there are some."""
-    loads = wait_for(lambda: any(found := carried(service)) and found, "sequences that run")
-    return replicas[loads.index(max(loads))]
+@contextmanager
+def crowded(service: Served) -> Iterator[Replica]:
+    """One of the two is full while this lasts, so that what comes goes to the other: that one."""
+    replicas = pool(service)
+    with grpc.insecure_channel(service.grpc) as channel:
+        call = inference_pb2_grpc.InferenceStub(channel).Complete.future(complete_request("Full", LONG | {"n": FULL}))
+        try:
+            loads = wait_for(lambda: max(found := carried(service)) == FULL and found, "one to be full")
+            yield replicas[loads.index(min(loads))]
+        finally:
+            call.cancel()
 
 
 class Move(NamedTuple):
@@ -193,59 +201,40 @@ def lost_with(service: Served, victim: Replica, *, begun: bool) -> set[str]:
     return {one.request_id for one in moves(service) if one.replica == victim.name and (one.num_tokens > 0) == begun}
 
 
-@dataclass
-class Running:
-    """Streams of the table, in the middle of what they say."""
-
-    answers: dict[Stream, Answer]
-    futures: dict[Stream, Future[Answer]]
-
-    @property
-    def ready(self) -> bool:
-        """All have begun, and one choice has ended where there are several; or one stream has: no use in waiting."""
-        begun = all(one.ended if name == SEVERAL else one.choices for (_, name), one in self.answers.items())
-        return begun or any(future.done() for future in self.futures.values())
-
-    def of_use(self) -> set[Stream]:
-        """Those that prove something if they are struck now: of several choices one has ended, and another goes on."""
-        return {
-            (reader, name)
-            for (reader, name), answer in self.answers.items()
-            if name != SEVERAL or 0 < answer.ended < SAMPLING[name]["n"]
-        }
-
-    def check(self, unbroken: dict[Stream, Answer]) -> None:
-        for (reader, name), future in self.futures.items():
-            assert future.result(300) == unbroken[reader, name], f"{name} {reader.__name__}"
+def fitting(left: list[Stream]) -> list[Stream]:
+    """The first of them, as many as a replica runs at a time."""
+    sequences = accumulate(SAMPLING[name].get("n", 1) for _, name in left)
+    return [stream for stream, total in zip(left, sequences, strict=True) if total <= FULL]
 
 
-@contextmanager
-def running(service: Served, streams: list[Stream]) -> Iterator[Running]:
-    """These at once."""
-    answers = {stream: Answer() for stream in streams}
-    with ThreadPoolExecutor(len(streams)) as threads:
-        futures = {
-            (reader, name): threads.submit(reader, service, name, answer) for (reader, name), answer in answers.items()
-        }
-        found = Running(answers, futures)
-        wait_for(lambda: found.ready, "streams")
-        yield found
-
-
-def strike(
-    service: Served, streams: list[Stream], unbroken: dict[Stream, Answer], lose: Callable[[Replica], None]
+def struck(
+    service: Served, streams: list[Stream], unbroken: dict[Stream, Answer], how: signal.Signals
 ) -> tuple[Replica, set[Stream]]:
-    """Lose the replica that carries most of these streams, which nobody notices: which it was, and what went on.
+    """A replica is lost in the middle of these, which nobody notices: which it was, and those that it was lost under.
 
-    Those among them that were on it, had begun and not ended, and of several choices one had.
+    They had begun there and went on elsewhere, and of several choices one had ended, and others had not.
     """
-    replicas = pool(service)
-    with running(service, streams) as found:
-        victim, of_use = busiest(service, replicas), found.of_use()
-        lose(victim)
-        found.check(unbroken)
-    moved = lost_with(service, victim, begun=True)
-    return victim, {stream for stream in of_use if found.answers[stream].request_id in moved}
+    answers = {stream: Answer() for stream in streams}
+
+    def ready() -> bool:
+        """Otherwise some are over already: no use in waiting."""
+        begun = all(one.ended if name == SEVERAL else one.choices for (_, name), one in answers.items())
+        return begun or any(future.done() for future in futures.values())
+
+    with ThreadPoolExecutor(len(streams)) as threads:
+        with crowded(service) as victim:
+            futures = {
+                (reader, name): threads.submit(reader, service, name, answer)
+                for (reader, name), answer in answers.items()
+            }
+            wait_for(ready, "streams")
+            partly = {stream for stream, one in answers.items() if 0 < one.ended < len(one.choices)}
+            os.kill(victim.pid, how)
+        for (reader, name), future in futures.items():
+            assert future.result(300) == unbroken[reader, name], f"{name} {reader.__name__}"
+    lost = lost_with(service, victim, begun=True)
+    went_on = {stream for stream, answer in answers.items() if answer.request_id in lost}
+    return victim, {stream for stream in went_on if stream[1] != SEVERAL or stream in partly}
 
 
 def carried(service: Served) -> list[int]:
@@ -263,48 +252,56 @@ def check_baseline(service: Served, count: int = 2) -> None:
 
 
 def test_a_replica_is_killed(pair: Served, unbroken: dict[Stream, Answer]) -> None:
-    """Under every stream of the table: those that were elsewhere once more, until none is left."""
+    """Under every stream of the table."""
     left = TABLE
     for _ in range(ROUNDS):
-        _, moved = strike(pair, left, unbroken, lambda victim: os.kill(victim.pid, signal.SIGKILL))
+        _, moved = struck(pair, fitting(left), unbroken, signal.SIGKILL)
         check_baseline(pair)
         left = [stream for stream in left if stream not in moved]
         if not left:
             break
-    assert not left, "were never cut"
+    assert not left, "they were never on a replica that was killed"
 
 
 def test_a_replica_hangs(pair: Served, unbroken: dict[Stream, Answer]) -> None:
-    """Under every stream of the table, and before the first token of others: nobody has heard of its hanging yet.
-
-    Once Serve puts another in its place; after that it goes on when its streams have left it.
-    """
-    alone = {ask: ask(pair, "Late").text for ask in ASKS}
-    left, unseen = TABLE, set[Ask]()
-
-    def hang(victim: Replica) -> None:
-        os.kill(victim.pid, signal.SIGSTOP)
-        with ThreadPoolExecutor(len(ASKS) * LATE) as threads:
-            late = [(ask, threads.submit(ask, pair, "Late")) for _ in range(LATE) for ask in ASKS]
-        lost = lost_with(pair, victim, begun=False)
-        for ask, future in late:
-            said = future.result(120)
-            assert said.text == alone[ask], ask.__name__
-            if said.request_id in lost:
-                unseen.add(ask)
-
+    """Under every stream of the table. Serve puts another in its place, unless it goes on before that."""
+    left = TABLE
     for number in range(ROUNDS):
-        victim, moved = strike(pair, left or TABLE, unbroken, hang)
+        victim, moved = struck(pair, fitting(left), unbroken, signal.SIGSTOP)
         if number:
-            os.kill(victim.pid, signal.SIGCONT)
+            go_on(victim)
         else:
             wait_for(lambda pid=victim.pid: not alive([pid]), "the hung replica to be removed", 90)
         check_baseline(pair)
         left = [stream for stream in left if stream not in moved]
-        if not left and unseen == {*ASKS}:
+        if not left:
             break
-    assert not left, "were never cut"
-    assert unseen == {*ASKS}, "nothing had come of them, and they went elsewhere"
+    assert not left, "they were never on a replica that hung"
+
+
+def go_on(hung: Replica) -> None:
+    with suppress(ProcessLookupError):  # Serve has seen it
+        os.kill(hung.pid, signal.SIGCONT)
+
+
+def test_a_replica_hangs_before_the_first_token(pair: Served) -> None:
+    """Nobody has heard of its hanging when they come."""
+    left = alone = {ask: ask(pair, "Late").text for ask in ASKS}
+    for _ in range(ROUNDS):
+        with ThreadPoolExecutor(len(ASKS)) as threads:
+            with crowded(pair) as victim:
+                os.kill(victim.pid, signal.SIGSTOP)
+                futures = {ask: threads.submit(ask, pair, "Late") for ask in left}
+                wait_for(lambda lost=victim: lost_with(pair, lost, begun=False), "its hanging to be seen")
+            late = {ask: future.result(120) for ask, future in futures.items()}
+        go_on(victim)
+        check_baseline(pair)
+        assert {ask: said.text for ask, said in late.items()} == {ask: alone[ask] for ask in late}
+        lost = lost_with(pair, victim, begun=False)
+        left = {ask: text for ask, text in left.items() if late[ask].request_id not in lost}
+        if not left:
+            break
+    assert not left, "they were never on a replica that hung"
 
 
 def test_replicas_are_taken_away_and_added(pair: Served) -> None:
@@ -369,23 +366,30 @@ def dashboard(service: Served, path: str, body: dict[str, int] | None = None) ->
 
 def test_a_replica_is_killed_before_the_first_token(pair: Served) -> None:
     """Nobody has seen anything yet: it is tried again, streamed or not, over both protocols; no client retries."""
-    left = {*ASKS}
-    for number in range(ROUNDS):
-        asked = [(ask, f"{number}{twin}{ask.__name__}" + "x" * 12_000) for ask in ASKS for twin in "ab"]
-        replicas = pool(pair)
-        with ThreadPoolExecutor(len(asked)) as threads:
-            futures = [threads.submit(ask, pair, prompt) for ask, prompt in asked]
-            wait_for(lambda: pair.load()["queued_prefill_tokens"] > 0, "prompts to be computed")
-            victim = busiest(pair, replicas)
-            os.kill(victim.pid, signal.SIGKILL)
-            answers = [future.result(300) for future in futures]
+    left = {ask: ask.__name__ + "x" * 12_000 for ask in ASKS}
+    for _ in range(ROUNDS):
+        with ThreadPoolExecutor(len(ASKS)) as threads:
+            with crowded(pair) as victim:
+                futures = {ask: threads.submit(ask, pair, prompt) for ask, prompt in left.items()}
+                wait_for(lambda some=futures: computing(pair, some), "prompts to be computed")
+                os.kill(victim.pid, signal.SIGKILL)
+            answers = {ask: future.result(300) for ask, future in futures.items()}
         check_baseline(pair)
-        assert [answer.text for answer in answers] == [ask(pair, prompt).text for ask, prompt in asked]
+        assert {ask: said.text for ask, said in answers.items()} == {
+            ask: ask(pair, prompt).text for ask, prompt in left.items()
+        }
         lost = lost_with(pair, victim, begun=False)
-        left -= {ask for (ask, _), answer in zip(asked, answers, strict=True) if answer.request_id in lost}
+        left = {ask: f"z{prompt}" for ask, prompt in left.items() if answers[ask].request_id not in lost}  # unknown yet
         if not left:
             break
-    assert not left, "were never cut"
+    assert not left, "they were never on a replica that was killed"
+
+
+def computing(service: Served, futures: dict[Ask, Future[Said]]) -> bool:
+    """All have come where they are computed, or some are over already: no use in waiting."""
+    load = service.load()
+    there = load["running"] + load["waiting"] == FULL + len(futures) and load["queued_prefill_tokens"] > 0
+    return there or any(future.done() for future in futures.values())
 
 
 class Said(NamedTuple):
