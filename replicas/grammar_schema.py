@@ -12,7 +12,7 @@ twice, which counts twice, or be one of the properties in escapes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sized
 from fractions import Fraction
 from typing import Any
 
@@ -284,8 +284,8 @@ def _check_types(node: dict[str, Any], narrowing: list[str], path: str) -> None:
     if "number" in names:
         _check_bounds(node, path)
     _check_required(node, path)
-    _check_least(node, path, "minProperties", "properties", "additionalProperties")
-    _check_least(node, path, "minItems", "prefixItems", "items")
+    _check_least(node, path, "minProperties", _typed(node, "properties", dict, {}, path), "additionalProperties")
+    _check_least(node, path, "minItems", _typed(node, "prefixItems", list, [], path), "items")
 
 
 def _check_strings(node: dict[str, Any], path: str) -> None:
@@ -353,10 +353,12 @@ def _check_required(node: dict[str, Any], path: str) -> None:
         raise _Refused(f"{path}/required: {unknown[0][:60]!r} is not among the properties")
 
 
-def _check_least(node: dict[str, Any], path: str, least: str, named: str, others: str) -> None:
+def _check_least(node: dict[str, Any], path: str, least: str, named: Sized, others: str) -> None:
     """As many as are asked for must be let in: beside those named there are none unless the schema says so."""
-    if node.get(least, 0) > len(node.get(named, ())) and node.get(others, False) is False:
-        raise _Refused(f"{path}/{least}: {node[least]} is more than {named!r} has, and {others!r} lets in no others")
+    if node.get(least, 0) > len(named) and node.get(others, False) is False:
+        raise _Refused(
+            f"{path}/{least}: {node[least]} is more than the {len(named)} there are; {others!r} lets in others"
+        )
 
 
 def _type_names(node: dict[str, Any], path: str) -> list[str]:

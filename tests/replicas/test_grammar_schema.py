@@ -17,11 +17,20 @@ from motley.replicas.tools import MAX_CHARS, MAX_VALUES, check_tools
 
 KEYWORDS = sorted(grammar_schema._KEYWORDS | grammar_schema._ANNOTATIONS | {"x-own", "not"})
 WORDS = ("string", "object", "array", "date", "#", "#/properties", "#/$defs/a", "", r"\u{110000}", "[^]", "a")
+
+
+def _of_type(name: str, inner: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    """A schema with keywords of its type, whatever they are given."""
+    keywords = st.sampled_from((*grammar_schema._OF_TYPE[name], "title"))
+    return st.dictionaries(keywords, inner, max_size=3).map(lambda given: {"type": name, **given})
+
+
 ANYTHING: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.sampled_from(WORDS),
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(st.sampled_from(KEYWORDS) | st.sampled_from(WORDS), inner, max_size=4)
+        | st.sampled_from(sorted(grammar_schema._OF_TYPE)).flatmap(lambda name: _of_type(name, inner))
     ),
     max_leaves=12,
 )
