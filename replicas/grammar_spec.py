@@ -11,6 +11,7 @@ from typing import Any
 
 from .errors import InvalidRequest
 from .grammar_schema import check_schema
+from .grammar_tag import check_tag
 from .json_text import parse
 
 MAX_SOURCE_BYTES = 64 * 2**10
@@ -35,10 +36,10 @@ class GrammarKind(enum.StrEnum):
 class GrammarSpec:
     """A grammar that the whole output of a choice follows. Compares and hashes by what it says, not by `field`.
 
-    source   the schema, expression or grammar; at most 64 KiB of UTF-8. A schema is kept without spaces and in the
-             words of the grammar library, up to 320 KiB
+    source   the schema, expression or grammar; at most 64 KiB of UTF-8. A schema, alone or in a structural tag, is kept
+             without spaces and in the words of the grammar library, up to 320 KiB
     field    what the client calls it: errors name it
-    most     bytes that `source` may have, where it is not as a client wrote it
+    checked  it is in the library's words already, as no client writes it
 
     Raises InvalidRequest naming `field`, code `invalid_grammar` or `grammar_too_complex`.
     """
@@ -46,25 +47,23 @@ class GrammarSpec:
     kind: GrammarKind
     source: str = ""
     field: str = field(default="grammar", compare=False)
-    most: InitVar[int] = MAX_SOURCE_BYTES
+    checked: InitVar[bool] = False
 
-    def __post_init__(self, most: int) -> None:
+    def __post_init__(self, checked: bool) -> None:
         if not isinstance(self.kind, GrammarKind):
             raise self.invalid(f"kind {str(self.kind)[:40]!r} is none of {', '.join(GrammarKind)}")
         if not isinstance(self.source, str):
             raise self.invalid(f"expected text, not {type(self.source).__name__}")
-        self._check_size(most)
+        self._check_size(MAX_WRITTEN_BYTES if checked else MAX_SOURCE_BYTES)
         if self.kind is GrammarKind.JSON_OBJECT:
             if self.source:
                 raise self.invalid("json_object takes no source")
         elif not self.source:
             raise self.invalid("it is empty")
-        if self.kind is GrammarKind.JSON_SCHEMA:
-            schema = check_schema(_parse(self), self.field)
-            object.__setattr__(self, "source", _dump(schema, self.field, MAX_WRITTEN_BYTES))
-            self._check_size(MAX_WRITTEN_BYTES, " with its formats and patterns written out")
-        elif self.kind is GrammarKind.STRUCTURAL_TAG and not isinstance(_parse(self), dict):
-            raise self.invalid("expected a JSON object")
+        if self.kind is GrammarKind.JSON_SCHEMA and not checked:
+            self._keep(check_schema(_parse(self), self.field))
+        elif self.kind is GrammarKind.STRUCTURAL_TAG and not checked:
+            self._keep(check_tag(_parse(self), self.field))
 
     @classmethod
     def json_object(cls, *, field: str = "grammar") -> GrammarSpec:
@@ -90,8 +89,7 @@ class GrammarSpec:
     @classmethod
     def of_parts(cls, tag: Mapping[str, Any], *, field: str = "grammar") -> GrammarSpec:
         """A structural tag of schemas and grammars, each of which has been accepted by itself."""
-        source = _dump(tag, field, MAX_WRITTEN_BYTES)
-        return cls(GrammarKind.STRUCTURAL_TAG, source, field, MAX_WRITTEN_BYTES)
+        return cls(GrammarKind.STRUCTURAL_TAG, _dump(tag, field, MAX_WRITTEN_BYTES), field, checked=True)
 
     @classmethod
     def choice(cls, texts: Sequence[str], *, field: str = "grammar") -> GrammarSpec:
@@ -116,6 +114,10 @@ class GrammarSpec:
 
     def too_complex(self, why: str) -> InvalidRequest:
         return InvalidRequest(f"{self.field}: {why}", param=self.field, code="grammar_too_complex")
+
+    def _keep(self, words: Any) -> None:
+        object.__setattr__(self, "source", _dump(words, self.field, MAX_WRITTEN_BYTES))
+        self._check_size(MAX_WRITTEN_BYTES, " with its formats and patterns written out")
 
     def _check_size(self, most: int, when: str = "") -> None:
         try:

@@ -66,7 +66,5 @@ def _format(asked: GrammarSpec) -> Format:
         case GrammarKind.EBNF:
             return {"type": "grammar", "grammar": asked.source}
         case GrammarKind.STRUCTURAL_TAG:
-            inner = json.loads(asked.source).get("format")
-    if not isinstance(inner, dict):
-        raise unsupported_field(asked.field, "this model needs room to think or to call: describe it as one `format`")
-    return inner
+            inner: Format = json.loads(asked.source)["format"]
+            return inner

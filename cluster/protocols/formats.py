@@ -70,8 +70,9 @@ def _written(name: str, make: Callable[..., GrammarSpec]) -> Callable[[dict[str,
 
 
 def _structural_tag(wanted: dict[str, Any]) -> GrammarSpec:
-    if "format" in wanted and not isinstance(wanted["format"], dict):
-        raise wrong_type("response_format.format", wanted["format"], "an object")
+    refuse_others(wanted, ("type", "format"), path="response_format.")
+    if not take(wanted, "format", dict, {}, path="response_format."):
+        raise missing("response_format.format")
     return GrammarSpec.structural_tag(wanted, field="response_format")
 
 

@@ -180,6 +180,7 @@ _JSON_SCHEMA = object_of(
 )
 JSON_SCHEMA_FIELDS = tuple(_JSON_SCHEMA["properties"])
 _FORMAT = "text: free text; json_object: any JSON object; the others: what the field of that name says"
+_TAG = "text with constrained parts, as xgrammar describes it; schemas within are kept to as those that stand alone"
 RESPONSE_FORMAT: Schema = {
     "anyOf": [
         _one_of_type("text", _FORMAT),
@@ -187,14 +188,7 @@ RESPONSE_FORMAT: Schema = {
         _one_of_type("json_schema", _FORMAT, json_schema=told(_JSON_SCHEMA, "what the JSON text must follow")),
         _one_of_type("regex", _FORMAT, regex=told(SOME_TEXT, "the whole text matches")),
         _one_of_type("grammar", _FORMAT, grammar=told(SOME_TEXT, "GBNF, its rule `root` being the whole text")),
-        {
-            "type": "object",
-            "required": ["type"],
-            "properties": {
-                "type": {"const": "structural_tag", "description": _FORMAT},
-                "format": told(OBJECT, "text with constrained parts, as xgrammar describes it"),
-            },
-        },
+        _one_of_type("structural_tag", _FORMAT, format=told(OBJECT, _TAG)),
     ]
 }
 

@@ -126,6 +126,10 @@ WORDS: dict[str, tuple[dict[str, Any], str]] = {
     "regex": ({"response_format": {"type": "regex", "regex": "x{3}"}}, "xxx"),
     "grammar": ({"response_format": {"type": "grammar", "grammar": 'root ::= "ok"'}}, "ok"),
     "text": ({"response_format": {"type": "text"}}, "(?s).*"),
+    "structural tag": (
+        {"response_format": {"type": "structural_tag", "format": {"type": "const_string", "value": "so"}}},
+        "so",
+    ),
 }
 
 
@@ -170,6 +174,10 @@ def _schema(**schema: Any) -> dict[str, Any]:
     return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
 
 
+def _tagged(inner: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"response_format": {"type": "structural_tag", "format": inner, **more}}
+
+
 SCHEMA = "response_format.json_schema.schema"
 BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     "no type": ({"response_format": {}}, "response_format.type", "invalid_value"),
@@ -197,6 +205,17 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     "bounds in the wrong order": (_schema(type="integer", minimum=4, maximum=3), SCHEMA, "invalid_grammar"),
     "escape in a pattern": (_schema(type="string", pattern='^"$'), SCHEMA, "invalid_grammar"),
     "a billion items": (_schema(type="array", minItems=10**9), SCHEMA, "grammar_too_complex"),
+    "a format that is no text": (_schema(type="string", format=[]), SCHEMA, "invalid_grammar"),
+    "a reference to no schema": (_schema(**{"$ref": "#/x-own", "x-own": {}}), SCHEMA, "invalid_grammar"),
+    "no structural tag": ({"response_format": {"type": "structural_tag"}}, "response_format.format", "missing_field"),
+    "an unknown field of a tag": (
+        _tagged({"type": "any_text"}, structures=[]), "response_format.structures", "unknown_parameter",
+    ),
+    "an unknown field in a tag": (_tagged({"type": "any_text", "x": 1}), "response_format", "invalid_grammar"),
+    "an unknown keyword in a tag": (
+        _tagged({"type": "json_schema", "json_schema": {"type": "array", "uniqueItems": True}}),
+        "response_format", "invalid_grammar",
+    ),
     "lookahead": ({"structured_outputs": {"regex": "(?=a)b"}}, "structured_outputs.regex", "invalid_grammar"),
     "bad regex": ({"structured_outputs": {"regex": "(a"}}, "structured_outputs.regex", "invalid_grammar"),
     "empty regex": ({"structured_outputs": {"regex": ""}}, "structured_outputs.regex", "invalid_grammar"),

@@ -95,7 +95,7 @@ def test_recursive_schema(engine: Engine) -> None:
         (GrammarSpec.ebnf("root = 'a'"), "EBNF"),
         (GrammarSpec.ebnf('start ::= "a"'), "root"),
         (GrammarSpec.ebnf("root ::= root"), "no text"),
-        (GrammarSpec.structural_tag({"type": "structural_tag", "format": {"type": "what"}}), ""),
+        (GrammarSpec.structural_tag({"format": {"type": "or", "elements": []}}), "element"),
         (GrammarSpec.json_schema({"type": "integer", "minimum": 10**30}), "grammar: Integer exceeds"),
         (GrammarSpec.json_schema({"type": "string", "pattern": "^(?=a)b$"}), "Lookahead"),
         (GrammarSpec.json_schema({"oneOf": [{"type": "integer"}, {"type": "number"}]}), "oneOf"),
