@@ -84,7 +84,8 @@ def _literal(name: str, value: str) -> bytes:
 class Http2:
     """One HTTP/2 connection that opens gRPC calls and leaves them as it likes.
 
-    `window`: bytes that each of its streams may be sent before it says more, which it never does; default: 65,535.
+    `window`: bytes that each of its streams may be sent before it says more, as it does of all that it reads; default:
+    65,535.
     """
 
     def __init__(self, port: int, window: int | None = None) -> None:
@@ -135,18 +136,19 @@ class Http2:
             kind, flags = self._rest[3], self._rest[4]
             stream, payload = int.from_bytes(self._rest[5:9], "big"), self._rest[9 : 9 + length]
             self._rest = self._rest[9 + length :]
-            self._keep(kind, flags, payload)
+            self._keep(kind, flags, stream, payload)
             if kind in (HEADERS, DATA):
                 self.payloads[kind, stream] = self.payloads.get((kind, stream), b"") + payload
             frames.append((kind, stream))
         return frames
 
-    def _keep(self, kind: int, flags: int, payload: bytes) -> None:
+    def _keep(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
         if kind == SETTINGS and not flags & ACK:
             self.connection.sendall(frame(SETTINGS, ACK, 0))
         elif kind == PING and not flags & ACK:
             self.connection.sendall(frame(PING, ACK, 0, payload))
         elif kind == DATA and payload:
-            self.connection.sendall(frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", len(payload))))
+            more = struct.pack(">I", len(payload))
+            self.connection.sendall(frame(WINDOW_UPDATE, 0, 0, more) + frame(WINDOW_UPDATE, 0, stream, more))
         elif kind == GOAWAY:
             self.goaway = payload
