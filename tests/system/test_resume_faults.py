@@ -31,6 +31,7 @@ FULL = 8  # sequences that a replica of the pair runs at a time
 ROUNDS = 6  # two are enough for the table, unless some end too soon
 STREAMS = 16  # more than one replica runs at a time
 SEVERAL = "several, some ended"
+LONG_PROMPT = 40_000  # that takes seconds
 TOKENS = 2000  # long enough to be cut in the middle
 SAMPLING: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0, "max_tokens": TOKENS, "ignore_eos": True},
@@ -146,7 +147,7 @@ def unbroken(pair: Served) -> dict[Stream, Answer]:
 @pytest.fixture(autouse=True)
 def both(pair: Served) -> None:
     """Serve may call one ready while the other still starts: what is killed must be what carries streams."""
-    wait_for(lambda: states(pair) == ["RUNNING"] * 2 and len(carried(pair)) == 2, "two replicas", 240)
+    wait_for(lambda: states(pair) == ["RUNNING"] * 2 and known(pair) == 2, "two replicas", 240)
 
 
 class Replica(NamedTuple):
@@ -162,16 +163,23 @@ def pool(service: Served) -> list[Replica]:
 
 
 @contextmanager
+def under_way(service: Served, prompt: str, **options: Any) -> Iterator[None]:
+    """A request that nobody looks at, until this is left."""
+    with grpc.insecure_channel(service.grpc) as channel:
+        call = inference_pb2_grpc.InferenceStub(channel).Complete.future(complete_request(prompt, options))
+        try:
+            yield
+        finally:
+            call.cancel()
+
+
+@contextmanager
 def crowded(service: Served) -> Iterator[Replica]:
     """One of the two is full while this lasts, so that what comes goes to the other: that one."""
     replicas = pool(service)
-    with grpc.insecure_channel(service.grpc) as channel:
-        call = inference_pb2_grpc.InferenceStub(channel).Complete.future(complete_request("Full", LONG | {"n": FULL}))
-        try:
-            loads = wait_for(lambda: max(found := carried(service)) == FULL and found, "one to be full")
-            yield replicas[loads.index(min(loads))]
-        finally:
-            call.cancel()
+    with under_way(service, "Full", **LONG, n=FULL):
+        loads = wait_for(lambda: max(found := carried(service)) == FULL and found, "one to be full")
+        yield replicas[loads.index(min(loads))]
 
 
 class Move(NamedTuple):
@@ -244,10 +252,24 @@ def carried(service: Served) -> list[int]:
     return [load.num_running_reqs for load in answer.loads]
 
 
-def check_baseline(service: Served, count: int = 2) -> None:
+def known(service: Served) -> int:
+    """How many replicas the ingress has; none while it asks one that is lost."""
+    try:
+        return len(carried(service))
+    except grpc.RpcError:
+        return 0
+
+
+def check_baseline(service: Served, count: int = 2, gone: Replica | None = None) -> None:
     """As many replicas as before, and nothing is left on them."""
-    wait_for(lambda: states(service) == ["RUNNING"] * count, "a replica in the place of the lost one", 90)
-    wait_for(lambda: len(carried(service)) == count, "the ingress to hear of it")
+
+    def replaced() -> bool:
+        found = of_pool(service)
+        old = [replica for replica in found if gone is not None and replica["replica_id"] == gone.name]
+        return [replica["state"] for replica in found] == ["RUNNING"] * count and not old
+
+    wait_for(replaced, "a replica in the place of the lost one", 90)
+    wait_for(lambda: known(service) == count, "the ingress to hear of it")
     service.wait_idle()
 
 
@@ -255,8 +277,8 @@ def test_a_replica_is_killed(pair: Served, unbroken: dict[Stream, Answer]) -> No
     """Under every stream of the table."""
     left = TABLE
     for _ in range(ROUNDS):
-        _, moved = struck(pair, fitting(left), unbroken, signal.SIGKILL)
-        check_baseline(pair)
+        victim, moved = struck(pair, fitting(left), unbroken, signal.SIGKILL)
+        check_baseline(pair, gone=victim)
         left = [stream for stream in left if stream not in moved]
         if not left:
             break
@@ -366,30 +388,31 @@ def dashboard(service: Served, path: str, body: dict[str, int] | None = None) ->
 
 def test_a_replica_is_killed_before_the_first_token(pair: Served) -> None:
     """Nobody has seen anything yet: it is tried again, streamed or not, over both protocols; no client retries."""
-    left = {ask: ask.__name__ + "x" * 12_000 for ask in ASKS}
-    for _ in range(ROUNDS):
+    left = {ask: f"{ask.__name__} " + "x" * 1000 for ask in ASKS}
+    for number in range(ROUNDS):
         with ThreadPoolExecutor(len(ASKS)) as threads:
-            with crowded(pair) as victim:
+            with crowded(pair) as victim, under_way(pair, str(number) * LONG_PROMPT, **FEW):  # they wait behind it
+                wait_for(lambda: pair.load()["queued_prefill_tokens"] > 0, "a prompt to be computed")
                 futures = {ask: threads.submit(ask, pair, prompt) for ask, prompt in left.items()}
-                wait_for(lambda some=futures: computing(pair, some), "prompts to be computed")
+                wait_for(lambda some=futures: there(pair, some), "prompts to be computed")
                 os.kill(victim.pid, signal.SIGKILL)
             answers = {ask: future.result(300) for ask, future in futures.items()}
-        check_baseline(pair)
+        check_baseline(pair, gone=victim)
         assert {ask: said.text for ask, said in answers.items()} == {
             ask: ask(pair, prompt).text for ask, prompt in left.items()
         }
         lost = lost_with(pair, victim, begun=False)
-        left = {ask: f"z{prompt}" for ask, prompt in left.items() if answers[ask].request_id not in lost}  # unknown yet
+        left = {ask: prompt for ask, prompt in left.items() if answers[ask].request_id not in lost}
         if not left:
             break
     assert not left, "they were never on a replica that was killed"
 
 
-def computing(service: Served, futures: dict[Ask, Future[Said]]) -> bool:
+def there(service: Served, futures: dict[Ask, Future[Said]]) -> bool:
     """All have come where they are computed, or some are over already: no use in waiting."""
     load = service.load()
-    there = load["running"] + load["waiting"] == FULL + len(futures) and load["queued_prefill_tokens"] > 0
-    return there or any(future.done() for future in futures.values())
+    come = load["running"] + load["waiting"] == FULL + 1 + len(futures)
+    return come or any(future.done() for future in futures.values())
 
 
 class Said(NamedTuple):
