@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 FP8_BLOCK = 128  # rows and columns that share a scale
+SCALES = "fp16"  # what GPTQ and AWQ checkpoints have, whatever activations are in; kernels take any
 
 
 @dataclass(frozen=True, slots=True)

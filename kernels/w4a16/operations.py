@@ -22,7 +22,7 @@ from ..precision import PrecisionPolicy
 from ..roofline import Linear, predict, roofline
 from ..tuning import fastest
 from ..variant import Config
-from ..weights import GroupedWeight
+from ..weights import SCALES, GroupedWeight
 from . import dequantize, gemm, gemv
 from .packed import GROUP_SIZES, PackedInt4, pack, unpack
 
@@ -74,18 +74,17 @@ class W4A16:
         return tuple(Shape.of(m=m, n=n, k=k, group=GROUP) for n, k in sorted(sizes) for m in self._numbers(policy))
 
     def samples(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
-        """The fewest tokens and the most, and what checkpoints have: a bias, scales of any type, and smaller groups
-        with every number of tokens that has a kernel of its own.
+        """The fewest tokens and the most, and what checkpoints have: a bias, smaller groups with every number of tokens
+        that has a kernel of its own, and scales of other types, each with the most tokens.
         """
         few, *_, many = self._numbers(policy)
         first, last = (Shape.of(m=m, n=4096, k=4096, group=GROUP) for m in (few, many))
-        kernels, other = self._kernels(policy), _other_half(policy)
-        smaller = (
-            _checkpoint(m, group, "fp32" if (m, group) == (kernels[-1], GROUP_SIZES[0]) else other)
-            for group in GROUP_SIZES[:-1]
-            for m in kernels
-        )
-        return (first, *smaller, *self._seldom(policy), last)
+        kernels = self._kernels(policy)
+        smaller = (_checkpoint(m, group) for group in GROUP_SIZES[:-1] for m in kernels)
+        most = (kernels or (many,))[-1]
+        rare = ((GROUP_SIZES[0], "fp32"), (GROUP_SIZES[1], "bf16"))
+        others = (_checkpoint(most, group, scales) for group, scales in rare)
+        return (first, *smaller, *others, *self._seldom(policy), last)
 
     def _kernels(self, policy: PrecisionPolicy) -> tuple[int, ...]:
         """Numbers of tokens, one for each kernel that smaller groups may be launched with, untuned."""
@@ -117,7 +116,7 @@ class W4A16:
         codes = torch.randint(0, 16, (n, k), generator=generator, device=device, dtype=torch.uint8)
         zeros = torch.randint(6, 10, (n, k // group), generator=generator, device=device, dtype=torch.uint8)
         scales = torch.rand((n, k // group), generator=generator, device=device).add_(0.5).mul_(0.01)
-        scales = scales.to(TORCH[shape.get("scales", policy.storage)])
+        scales = scales.to(TORCH[_scales(shape)])
         bias = torch.randn(n, generator=generator, device=device).to(dtype) if shape.get("bias", "") else None
         weight = pack(GroupedWeight(codes, scales, zeros, 4, group, bias=bias))
         x = torch.randn((m, k), generator=generator, device=device, dtype=torch.float32).to(dtype)
@@ -138,7 +137,7 @@ class W4A16:
         def int4pack() -> torch.Tensor:
             """torch's own, from 8.0: w = (code - 8) * scale + offset; of two columns the first is the high nibble."""
             if not torchs:
-                pairs = torch.stack((scales, (8 - zeros.to(dtype)) * scales), -1).to(dtype).transpose(0, 1).contiguous()
+                pairs = torch.stack((scales.float(), (8.0 - zeros) * scales), -1).to(dtype).transpose(0, 1).contiguous()
                 torchs[:] = torch.ops.aten._convert_weight_to_int4pack(codes[:, ::2] << 4 | codes[:, 1::2], 8), pairs
             y: torch.Tensor = torch.ops.aten._weight_int4pack_mm(x, torchs[0], group, torchs[1])
             return y
@@ -159,11 +158,11 @@ class _Gemv(W4A16):
     def _seldom(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
         """The numbers of tokens that are tuned for as their neighbours, where this kernel is what they get."""
         numbers = () if policy.capability.bf16 else (3, 5, 6, 7, 9, 11, 13)
-        return tuple(_checkpoint(m, GROUP, _other_half(policy)) for m in numbers)
+        return tuple(_checkpoint(m, GROUP) for m in numbers)
 
     def _kernels(self, policy: PrecisionPolicy) -> tuple[int, ...]:
         """From 8.0 it takes what it was measured for alone, which is groups of 128."""
-        return super()._kernels(policy) if policy.capability.bf16 else tuple(range(1, gemv.MAX_TOKENS + 1))
+        return () if policy.capability.bf16 else tuple(range(1, gemv.MAX_TOKENS + 1))
 
     def configs(self, policy: PrecisionPolicy, shape: Shape) -> tuple[Config, ...]:
         """A block of 4 warps has 512 words in hand; REPEAT lots of rows share what was read of x."""
@@ -195,7 +194,7 @@ class _Gemm(W4A16):
 
     def _seldom(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
         """The bias is added by the kernel itself, as here in tables of all capabilities, or with the parts of K."""
-        return (_checkpoint(32, GROUP, _other_half(policy), n=37_888, k=3584),)
+        return (_checkpoint(32, GROUP, "bf16", n=37_888, k=3584),)
 
     def configs(self, policy: PrecisionPolicy, shape: Shape) -> tuple[Config, ...]:
         """Deep pipelines and several parts of K: what is waited for is memory."""
@@ -220,18 +219,18 @@ class _Dequantize(W4A16):
         return tuple(Config.of(4, 1, ROWS=rows) for rows in (32, 64, 16))
 
     def launches(self, policy: PrecisionPolicy, shape: Shape, config: Config) -> tuple[Launch, ...]:
-        scales = _types(policy, shape)["scales"]
-        variant = dequantize.dequantize_variant(policy.compute, shape["group"], config, scales=scales)
+        variant = dequantize.dequantize_variant(policy.compute, shape["group"], config, scales=_scales(shape))
         return (Launch(variant, dequantize.dequantize_grid(shape["n"], shape["k"], config)),)
 
 
-def _checkpoint(m: int, group: int, scales: str, n: int = 4096, k: int = 4096) -> Shape:
+def _checkpoint(m: int, group: int, scales: str = SCALES, n: int = 4096, k: int = 4096) -> Shape:
     """With a bias, and scales of the type that the checkpoint has."""
     return Shape.of(m=m, n=n, k=k, group=group, bias="yes", scales=scales)
 
 
-def _other_half(policy: PrecisionPolicy) -> str:
-    return "fp16" if policy.storage == "bf16" else "bf16"
+def _scales(shape: Shape) -> str:
+    """In Triton's word; where the shape says nothing, of the type that nearly all checkpoints have."""
+    return str(shape.get("scales", SCALES))
 
 
 class _Types(TypedDict):
@@ -241,7 +240,7 @@ class _Types(TypedDict):
 
 def _types(policy: PrecisionPolicy, shape: Shape) -> _Types:
     """Of scales and of the bias, in Triton's words."""
-    return {"scales": shape.get("scales", policy.storage), "bias": policy.storage if shape.get("bias", "") else None}
+    return {"scales": _scales(shape), "bias": policy.storage if shape.get("bias", "") else None}
 
 
 def _in_half(policy: PrecisionPolicy) -> bool:

@@ -23,6 +23,7 @@ from ..operation import Launch, Problem, Shape
 from ..precision import PrecisionPolicy
 from ..roofline import Linear
 from ..variant import Config, Variant
+from ..weights import SCALES
 from .dp4a import small_to_float
 from .packed import PanelsInt8, pack_panels
 from .problem import checked_rows, matmul_error, random_inputs
@@ -117,6 +118,7 @@ class Dequantize:
             Shape.of(**sizes, group=0, zeros="no"),
             Shape.of(**sizes, group=128, zeros="yes"),
             Shape.of(**sizes, group=128, zeros="yes", scales="bf16", bias="yes"),
+            Shape.of(**sizes, group=32, zeros="yes", bias="yes"),
             Shape.of(**sizes, group=32, zeros="yes", scales="fp32", bias="yes"),
             Shape.of(**{**sizes, "k": 4112}, group=0, zeros="yes"),
         )
@@ -131,7 +133,7 @@ class Dequantize:
         return tuple(Config.of(words // 2, 1, WORDS=words) for words in (8, 16, 4, 32) if words <= most)
 
     def launches(self, policy: PrecisionPolicy, shape: Shape, config: Config) -> tuple[Launch, ...]:
-        scales = shape.get("scales", policy.storage)
+        scales = shape.get("scales", SCALES)
         variant = dequantize_variant(
             policy.storage, shape["group"], config, scales=scales, zeros=shape["zeros"] == "yes"
         )  # fmt: skip

@@ -24,7 +24,7 @@ from ..precision import PrecisionPolicy
 from ..roofline import Elementwise, Linear, Op, roofline
 from ..tuning import fastest
 from ..variant import Config
-from ..weights import GroupedWeight
+from ..weights import SCALES, GroupedWeight
 from . import dp4a, dp4a_gemv, tensor_cores
 from .dequantize import DEQUANTIZE, Dequantize
 from .packed import PanelsInt8, pack_panels, pack_rows
@@ -104,20 +104,17 @@ class W8A8:
         return tuple(Shape.of(m=m, n=n, k=k, group=g, zeros=z) for g, z in _TUNED for n, k in sizes for m in ROWS)
 
     def samples(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
-        """Scales of rows and of groups, and what checkpoints have: a bias, scales of any type, and other groups and
-        zero points with every number of rows that has a kernel of its own.
+        """Scales of rows and of groups, and what checkpoints have: a bias, other groups and zero points with every
+        number of rows that has a kernel of its own, and scales of other types with many rows.
         """
-        other = "bf16" if policy.storage == "fp16" else "fp16"
         often = tuple(_sample(m, group, zeros) for group, zeros in _TUNED for m in (1, 8, 16, 64, 2048))
         kernels = (*range(1, 9), 16, 32, 2048) if _by_dp4a(policy) else (16, 32, 64, 2048)
-        types = {(32, "yes"): "fp32"}
-        seldom = (
-            _sample(m, group, zeros, bias="yes", scales=types.get((group, zeros), other))
-            for group, zeros in _UNTUNED
-            for m in kernels
-        )
+        seldom = tuple(_sample(m, group, zeros, bias="yes") for group, zeros in _UNTUNED for m in kernels)
+        most = (dp4a_gemv.MAX_ROWS, kernels[-1]) if _by_dp4a(policy) else kernels[-1:]
+        types = zip(_UNTUNED, ("bf16", "fp32"), strict=True)
+        seldom += tuple(_sample(m, *kind, bias="yes", scales=scales) for kind, scales in types for m in most)
         if _by_dp4a(policy):  # the numbers of rows that are tuned for as their neighbours
-            own = tuple(_sample(m, 128, "yes", bias="yes", scales=other) for m in (3, 5, 6, 7))
+            own = tuple(_sample(m, 128, "yes", bias="yes") for m in (3, 5, 6, 7))
         else:  # a K that ends within a step
             ending = (_sample(m, 0, zeros, k=4112, bias="yes") for zeros in ("no", "yes") for m in (16, 2048))
             wide = (  # so many rows of the weight that K is in one part
@@ -138,7 +135,7 @@ class W8A8:
 
     def launches(self, policy: PrecisionPolicy, shape: Shape, config: Config) -> tuple[Launch, ...]:
         half, zeros, m, n = policy.storage, shape["zeros"] == "yes", shape["m"], shape["n"]
-        scales, bias = shape.get("scales", half), half if shape.get("bias", "") else None
+        scales, bias = shape.get("scales", SCALES), half if shape.get("bias", "") else None
         if not _by_dp4a(policy):
             made = tensor_cores.variants(
                 half, shape["k"], config, fp8=False, scales=scales, group=shape["group"], zeros=zeros, bias=bias

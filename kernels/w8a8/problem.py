@@ -7,7 +7,7 @@ import torch
 from ..dtypes import TORCH, UNIT, rounding, smallest
 from ..operation import Shape
 from ..precision import PrecisionPolicy
-from ..weights import GroupedWeight
+from ..weights import SCALES, GroupedWeight
 from .quantize_rows import QuantizedRows
 
 __all__ = ["checked_rows", "matmul_error", "product_error", "random_inputs"]
@@ -29,7 +29,7 @@ def random_inputs(
     if shape["zeros"] == "yes":
         zeros = zeros + torch.randint(-8, 8, zeros.shape, generator=generator, device=device).to(torch.uint8)
     scales = (torch.rand(zeros.shape, generator=generator, device=device) + 0.5) / (74 * k**0.5)
-    scales = scales.to(TORCH[shape.get("scales", policy.storage)])
+    scales = scales.to(TORCH[shape.get("scales", SCALES)])
     bias = torch.randn(n, generator=generator, device=device).to(dtype) if shape.get("bias", "") else None
     x = torch.randn((m, k), generator=generator, device=device).to(dtype)
     return x, GroupedWeight(codes, scales, zeros, 8, group, bias=bias)

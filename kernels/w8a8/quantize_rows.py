@@ -206,17 +206,20 @@ class QuantizeRows:
         return policy.reasons[self.kind] if unit is None else ""
 
     def shapes(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
-        widths = sorted({k for model in MODELS for _, k in model.linears.values()})
-        return tuple(Shape.of(m=m, k=k) for k in widths for m in (1, 8, 64, 2048))
+        return tuple(Shape.of(m=m, k=k) for k in _widths() for m in (1, 8, 64, 2048))
 
     def samples(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
-        """Few columns, the most of one pass, and two passes; the sums that products with that unit ask for."""
+        """Few columns, the most of one pass, and two passes; the sums that products with that unit ask for, those of
+        usual groups with every BLOCK that the models' layers have.
+        """
         plain = tuple(Shape.of(m=8, k=k) for k in (896, 25_600, 53_248))
         if self.kind == "fp8" or policy.int8 is None:
             return plain
         groups = (0,) if policy.int8.arithmetic == "dp4a" else (0, *SUMMED)
         sums = (Shape.of(m=8, k=25_600, sums=group) for group in groups)
-        return (*plain[:2], *sums, Shape.of(m=8, k=53_248, sums=groups[-1]), plain[2])
+        blocks = {rows_config(k)["BLOCK"]: k for k in _widths()} if groups[-1] else {}
+        usual = (Shape.of(m=m, k=k, sums=groups[-1]) for k in blocks.values() for m in (8, 2048))
+        return (*plain[:2], *sums, *usual, Shape.of(m=8, k=53_248, sums=groups[-1]), plain[2])
 
     def small(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
         small = (Shape.of(m=3, k=896),)
@@ -255,6 +258,11 @@ class QuantizeRows:
             work=self.work(policy, shape),
             peers={"torch": by_torch},
         )
+
+
+def _widths() -> tuple[int, ...]:
+    """Columns of the models' linear layers."""
+    return tuple(sorted({k for model in MODELS for _, k in model.linears.values()}))
 
 
 def summing(shape: Shape) -> tuple[bool, int]:
