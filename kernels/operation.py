@@ -64,10 +64,10 @@ class Shape:
 
     @property
     def plain(self) -> Shape:
-        """Without what no config depends on: bias "yes", the type of a weight's scales where it is no usual one, and the
-        columns of each of the sums that zero points want.
+        """Without what no config depends on: bias "yes", the type of a weight's scales or of a history where it is
+        another, and the columns of each of the sums that zero points want.
         """
-        return Shape(tuple(field for field in self.fields if field[0] not in ("bias", "scales", "sums")))
+        return Shape(tuple(field for field in self.fields if field[0] not in ("bias", "scales", "history", "sums")))
 
     @property
     def rounded(self) -> Shape:

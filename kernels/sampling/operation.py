@@ -17,6 +17,7 @@ from .sample import Cut, PenaltyRows, SamplingRows, penalised, penalty_variant, 
 
 __all__ = ["OPERATIONS", "SAMPLE", "logprob_error", "random_rows"]
 
+_ROWS = (1, 8, 64)
 _FILTERS = {"none": (False, False), "all": (True, True)}  # with all of them, penalties too: all there is
 
 
@@ -66,17 +67,20 @@ def by_torch(logits: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Sample(Pointwise):
+    """Shape: r rows of v logits, `filters`; `history` of penalties "int32", as contexts above 32,768 tokens have it."""
+
     name: str = "sample"
 
     def shapes(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
         vocabularies = dict.fromkeys(model.vocabulary for model in MODELS)
         return tuple(
-            Shape.of(filters=filters, r=rows, v=size) for size in vocabularies for filters in _FILTERS
-            for rows in (1, 8, 64)
+            Shape.of(filters=filters, r=rows, v=size) for size in vocabularies for filters in _FILTERS for rows in _ROWS
         )  # fmt: skip
 
     def samples(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
-        return tuple(Shape.of(filters=filters, r=1, v=152_064) for filters in _FILTERS)
+        """With a long context's history every config that penalties have for any number of rows."""
+        long = (Shape.of(filters="all", history="int32", r=rows, v=152_064) for rows in _ROWS)
+        return (*(Shape.of(filters=filters, r=1, v=152_064) for filters in _FILTERS), *long)
 
     def small(self, policy: PrecisionPolicy) -> tuple[Shape, ...]:
         return tuple(Shape.of(filters=filters, r=3, v=3000) for filters in _FILTERS)
@@ -93,7 +97,7 @@ class Sample(Pointwise):
         launches = (*(Launch(variant, grid, moved=again) for variant in chunked), Launch(draw, (rows,)))
         if not (top_k and top_p):
             return launches
-        return (Launch(penalty_variant(size, config, torch.int16), grid, moved=again), *launches)
+        return (Launch(penalty_variant(size, config, _history(shape)), grid, moved=again), *launches)
 
     def work(self, policy: PrecisionPolicy, shape: Shape) -> Op:
         """Logits read once, as the roofline counts; the kernels read them once a launch, and the survey twice."""
@@ -107,7 +111,7 @@ class Sample(Pointwise):
         logits = 3 * torch.randn(count, size, generator=source, device=device)
         rows = random_rows(count, device, seed, filtered=top_k)
         penalties = no_penalties(count, device)
-        history = torch.zeros(count, size, dtype=torch.int16, device=device)
+        history = torch.zeros(count, size, dtype=_history(shape), device=device)
 
         def run(config: Config) -> tuple[torch.Tensor, torch.Tensor]:
             adjusted = penalised(logits, history, penalties, config) if top_k and top_p else logits
@@ -124,6 +128,10 @@ class Sample(Pointwise):
             self.work(policy, shape),
             {"torch": lambda: by_torch(logits)},
         )
+
+
+def _history(shape: Shape) -> torch.dtype:
+    return torch.int32 if shape.get("history", "") == "int32" else torch.int16
 
 
 SAMPLE = Sample()

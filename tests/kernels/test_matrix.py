@@ -14,10 +14,12 @@ from motley.kernels.attention.common import HEAD_DIMS
 from motley.kernels.capability import CAPABILITIES
 from motley.kernels.gpu.configs import Configs
 from motley.kernels.matrix import Row, Spent, markdown, picks
+from motley.kernels.model_shapes import MODELS
 from motley.kernels.operation import Launch, Shape, rounded
 from motley.kernels.precision import PrecisionPolicy, policy_of
 from motley.kernels.registry import OPERATIONS, operation
 from motley.kernels.rig import Rig, stand_in
+from motley.kernels.sampling.sample import penalty_variant
 from motley.kernels.w4a16.operations import kernel_for as int4_kernel
 from motley.kernels.w4a16.packed import GROUP_SIZES as INT4_GROUPS
 from motley.kernels.w4a16.packed import pack as pack_int4
@@ -25,6 +27,7 @@ from motley.kernels.w8a8.int8 import kernel_for as int8_kernel
 from motley.kernels.w8a8.packed import GROUP_SIZES as INT8_GROUPS
 from motley.kernels.w8a8.packed import pack_rows
 from motley.kernels.weights import GroupedWeight
+from motley.replicas.memory import history_dtype
 
 POLICIES = [policy_of(*version) for version in CAPABILITIES]
 LINEAR = ("w4a16_gemv", "w4a16_gemm", "w4a16_dequantize", "w8a8", "w8a8_dequantize")
@@ -159,6 +162,20 @@ def test_attention_has_every_head_dim_with_windows_and_without(name: str, policy
     }
     assert found >= {(dim, windowed, policy.storage) for dim in HEAD_DIMS for windowed in (True, False)}
     assert found >= {(dim, dim in (96, 256), "int8") for dim in HEAD_DIMS} | {(128, True, "int8")}
+
+
+@pytest.mark.parametrize("version", CAPABILITIES, ids="{0[0]}.{0[1]}".format)
+def test_penalties_are_compiled_for_the_history_of_any_length_of_context(version: tuple[int, int]) -> None:
+    """As the models' vocabularies and any number of rows launch them: with int32 as with int16."""
+    penalties = [
+        launch.variant for _, launch in compiled("sample", version) if launch.variant.name == "sample_penalise"
+    ]
+    dtypes = {history_dtype(length) for length in (32_768, 32_769, 40_960)}
+    assert dtypes == {torch.int16, torch.int32}
+    configs = Configs(stand_in(version))
+    for size, rows, dtype in product({model.vocabulary for model in MODELS}, (1, 2, 4, 8, 16, 32, 64, 128), dtypes):
+        config = configs.of("sample", filters="all", r=rows, v=size)
+        assert penalty_variant(size, config, dtype) in penalties, (size, rows, dtype)
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: str(policy.capability))
