@@ -15,23 +15,25 @@ __all__ = ["adding_grid", "adding_variant"]
 _CONFIG = Config.of(4, 1, BLOCK=1024)
 
 
-@triton.jit(do_not_specialize=("M",))
-def _add_parts(parts, bias, out, M, N, BIAS: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
-    """out [M, N] = the sum of parts fp32 [SPLITS, M, N], in order, plus bias [N]."""
+@triton.jit(do_not_specialize=("M", "BIASED"))
+def _add_parts(parts, bias, out, M, N, BIASED, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
+    """out [M, N] = the sum of parts fp32 [SPLITS, M, N], in order, plus bias [N]. BIASED: N, or 0 without a bias."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     size = M.to(tl.int64) * N
     total = tl.zeros((BLOCK,), tl.float32)
     for part in tl.static_range(SPLITS):
         total += tl.load(parts + part * size + at, at < size, 0.0)
-    if BIAS:
-        total += tl.load(bias + at % N, at < size, 0.0).to(tl.float32)
+    column = at % N
+    total += tl.load(bias + column, (at < size) & (column < BIASED), 0.0).to(tl.float32)
     tl.store(out + at, total.to(out.dtype.element_ty), at < size)
 
 
 def adding_variant(name: str, dtype: str, splits: int, *, bias: str | None) -> Variant:
-    """`dtype`, `bias`: of the result and of the bias, in Triton's words."""
-    types = {"parts": "*fp32", "bias": f"*{bias or dtype}", "out": f"*{dtype}", "M": "i32", "N": "i32"}
-    constants = {"BIAS": bias is not None, "SPLITS": splits}
+    """`dtype`, `bias`: of the result and of the bias, in Triton's words; without one it is the same."""
+    types = {
+        "parts": "*fp32", "bias": f"*{bias or dtype}", "out": f"*{dtype}", "M": "i32", "N": "i32", "BIASED": "i32"
+    }  # fmt: skip
+    constants = {"SPLITS": splits}
     aligned = ("parts", "bias", "out", "N")
     return Variant(name, _add_parts, tuple(types.items()), tuple(constants.items()), _CONFIG, aligned)
 

@@ -62,15 +62,16 @@ def _code(packed, nibble: tl.constexpr, offset, PTX: tl.constexpr):
     )
 
 
-@triton.jit(do_not_specialize=("M",))
+@triton.jit(do_not_specialize=("M", "BIASED"))
 def _gemm(
-    x, words, scales, zeros, bias, out, M, N, K,
-    GROUP: tl.constexpr, BIAS: tl.constexpr, PTX: tl.constexpr, PARTED: tl.constexpr,
+    x, words, scales, zeros, bias, out, M, N, K, BIASED,
+    GROUP: tl.constexpr, PTX: tl.constexpr, PARTED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Each program: BLOCK_N rows of the weight, BLOCK_M of x, and one of the parts of K that the grid has.
 
     PARTED: several; `out` is fp32 [parts, M, N], and the bias is added by whoever adds those up.
+    BIASED: N, or 0 where there is no bias.
     """
     NIBBLES: tl.constexpr = 8 * GROUP // 128  # of a word, in one group
     GROUPS: tl.constexpr = 128 // GROUP  # of a tile
@@ -98,8 +99,8 @@ def _gemm(
             total += dots * scale[:, None]
     if PARTED:
         out += part.to(tl.int64) * M * N
-    elif BIAS:
-        total += tl.load(bias + rows, rows < N, 0.0).to(tl.float32)[:, None]
+    else:
+        total += tl.load(bias + rows, rows < BIASED, 0.0).to(tl.float32)[:, None]
     at_out = out + tokens[None, :].to(tl.int64) * N + rows[:, None]
     tl.store(at_out, total.to(out.dtype.element_ty), (tokens < M)[None, :] & (rows < N)[:, None])
 
@@ -107,7 +108,8 @@ def _gemm(
 def gemm_variants(
     dtype: str, group_size: int, config: Config, *, scales: str, bias: str | None, ptx: bool
 ) -> tuple[Variant, ...]:
-    """One, or with SPLITS above 1 a second that adds up. `dtype`, `scales`, `bias` in Triton's words.
+    """One, or with SPLITS above 1 a second that adds up. `dtype`, `scales`, `bias` in Triton's words; without a bias
+    it is the same.
 
     config  BLOCK_N rows of the weight, BLOCK_M of x, SPLITS of K
     ptx     with inline PTX; without for the interpreter, which has none
@@ -115,10 +117,10 @@ def gemm_variants(
     split = config["SPLITS"] > 1
     types = {
         "x": f"*{dtype}", "words": "*i32", "scales": f"*{scales}", "zeros": "*i8", "bias": f"*{bias or dtype}",
-        "out": "*fp32" if split else f"*{dtype}", "M": "i32", "N": "i32", "K": "i32",
+        "out": "*fp32" if split else f"*{dtype}", "M": "i32", "N": "i32", "K": "i32", "BIASED": "i32",
     }  # fmt: skip
     pointers = tuple(name for name, kind in types.items() if kind.startswith("*"))
-    constants: dict[str, Constant] = {"GROUP": group_size, "BIAS": bias is not None and not split, "PARTED": split}
+    constants: dict[str, Constant] = {"GROUP": group_size, "PARTED": split}
     constants["PTX"] = PTX[dtype] if ptx else None
     own, aligned = config.without("SPLITS"), (*pointers, "N", "K")
     product = Variant("w4a16_gemm", _gemm, tuple(types.items()), tuple(constants.items()), own, aligned)
@@ -142,12 +144,12 @@ def gemm(x: torch.Tensor, weight: PackedInt4, config: Config) -> torch.Tensor:
     )  # fmt: skip
     grids = gemm_grids(num_tokens, num_rows, config)
     out = torch.empty((num_tokens, num_rows), dtype=x.dtype, device=x.device)
-    given = x if bias is None else bias
+    given, biased = (x, 0) if bias is None else (bias, num_rows)
     arguments = (x, weight.words, weight.scales, weight.zeros, given)
     if len(variants) == 1:
-        variants[0].launch(grids[0], *arguments, out, num_tokens, num_rows, num_columns)
+        variants[0].launch(grids[0], *arguments, out, num_tokens, num_rows, num_columns, biased)
         return out
     parts = torch.empty((config["SPLITS"], num_tokens, num_rows), dtype=torch.float32, device=x.device)
-    variants[0].launch(grids[0], *arguments, parts, num_tokens, num_rows, num_columns)
-    variants[1].launch(grids[1], parts, given, out, num_tokens, num_rows)
+    variants[0].launch(grids[0], *arguments, parts, num_tokens, num_rows, num_columns, biased)
+    variants[1].launch(grids[1], parts, given, out, num_tokens, num_rows, biased)
     return out

@@ -50,16 +50,16 @@ def _code_in_half(packed, nibble: tl.constexpr, zero):
     return above.to(tl.int16).to(tl.float16, bitcast=True) - power.to(tl.float16)
 
 
-@triton.jit(do_not_specialize=("N", "T"))
+@triton.jit(do_not_specialize=("N", "T", "BIASED"))
 def _gemv(
-    x, words, scales, zeros, bias, out, T, N, K,
-    M: tl.constexpr, GROUP: tl.constexpr, BIAS: tl.constexpr, HALF: tl.constexpr,
+    x, words, scales, zeros, bias, out, T, N, K, BIASED,
+    M: tl.constexpr, GROUP: tl.constexpr, HALF: tl.constexpr,
     ROWS: tl.constexpr, REPEAT: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
     """Each program: REPEAT times ROWS rows of the weight, and M of the T rows of x.
 
     SPAN words of a row at a time, in fours that one thread loads: tensors are [ROWS, SPAN // 4, 4] and [ROWS,
-    SPAN // 4], so that nothing changes hands between threads before the end.
+    SPAN // 4], so that nothing changes hands between threads before the end. BIASED: N, or 0 without a bias.
     """
     NIBBLES: tl.constexpr = 8 * GROUP // 128  # of a word, in one group
     GROUPS: tl.constexpr = 128 // GROUP  # of a tile
@@ -110,10 +110,10 @@ def _gemv(
     rows = tl.program_id(0) * (ROWS * REPEAT) + tl.arange(0, ROWS)
     for repeat in tl.static_range(REPEAT):
         this = rows + repeat * ROWS
+        added = tl.load(bias + this, this < BIASED, 0.0).to(tl.float32)
         for m in tl.static_range(M):
             result = tl.sum(sums[repeat * M + m], axis=1)
-            if BIAS:
-                result += tl.load(bias + this, this < N, 0.0).to(tl.float32)
+            result += added
             at_out = out + (token + m).to(tl.int64) * N + this
             tl.store(at_out, result.to(out.dtype.element_ty), (this < N) & (token + m + 0 * this < T))
 
@@ -121,7 +121,8 @@ def _gemv(
 def gemv_variant(
     dtype: str, num_tokens: int, group_size: int, config: Config, *, scales: str, bias: str | None, half: bool = False
 ) -> Variant:
-    """`dtype`, `scales`, `bias`: of x and the result, of the scales, of the bias, in Triton's words.
+    """`dtype`, `scales`, `bias`: of x and the result, of the scales, of the bias, in Triton's words; without a bias it
+    is the same.
 
     num_tokens  that a program takes, up to MAX_TOKENS; weights are read once for each such lot
     half        multiplies in fp16; dtype is fp16 then
@@ -129,9 +130,9 @@ def gemv_variant(
     """
     types = {
         "x": f"*{dtype}", "words": "*i32", "scales": f"*{scales}", "zeros": "*i8",
-        "bias": f"*{bias or dtype}", "out": f"*{dtype}", "T": "i32", "N": "i32", "K": "i32",
+        "bias": f"*{bias or dtype}", "out": f"*{dtype}", "T": "i32", "N": "i32", "K": "i32", "BIASED": "i32",
     }  # fmt: skip
-    constants = {"M": num_tokens, "GROUP": group_size, "BIAS": bias is not None, "HALF": half, "SPAN": _span(config)}
+    constants = {"M": num_tokens, "GROUP": group_size, "HALF": half, "SPAN": _span(config)}
     pointers = tuple(name for name, kind in types.items() if kind.startswith("*"))
     return Variant("w4a16_gemv", _gemv, tuple(types.items()), tuple(constants.items()), config, (*pointers, "K"))
 
@@ -160,6 +161,7 @@ def gemv(x: torch.Tensor, weight: PackedInt4, config: Config, *, half: bool = Fa
         type_name(x), tokens_at_once(num_tokens), weight.group_size, config,
         scales=type_name(weight.scales), bias=None if bias is None else type_name(bias), half=half,
     )  # fmt: skip
-    arguments = (x, weight.words, weight.scales, weight.zeros, x if bias is None else bias, out)
-    variant.launch(gemv_grid(num_tokens, num_rows, config), *arguments, num_tokens, num_rows, num_columns)
+    given, biased = (x, 0) if bias is None else (bias, num_rows)
+    arguments = (x, weight.words, weight.scales, weight.zeros, given, out)
+    variant.launch(gemv_grid(num_tokens, num_rows, config), *arguments, num_tokens, num_rows, num_columns, biased)
     return out

@@ -131,16 +131,17 @@ def _dots(
     return sums
 
 
-@triton.jit(do_not_specialize=("M",))
+@triton.jit(do_not_specialize=("M", "BIASED"))
 def _gemm(
-    x, x_scales, sums, w, w_scales, zeros, bias, out, M, PADDED_M, N, PADDED_N, K,
-    GROUP: tl.constexpr, ZEROS: tl.constexpr, BIAS: tl.constexpr, PANEL: tl.constexpr, TOGETHER: tl.constexpr,
+    x, x_scales, sums, w, w_scales, zeros, bias, out, M, PADDED_M, N, PADDED_N, K, BIASED,
+    GROUP: tl.constexpr, ZEROS: tl.constexpr, PANEL: tl.constexpr, TOGETHER: tl.constexpr,
     PTX: tl.constexpr, WARPS: tl.constexpr, WARPS_N: tl.constexpr, TILE_M: tl.constexpr, TILE_N: tl.constexpr,
     UNROLL: tl.constexpr,
 ):  # fmt: skip
     """Each program: a block of y; a warp has 4 x 8 threads, side by side WARPS_N of them.
 
     Scales, zeros and sums are as wide as the panels: [K / GROUP, PADDED_N] or [.., PADDED_M].
+    BIASED: N, or 0 where there is no bias.
     """
     THREADS: tl.constexpr = 32 * WARPS
     STRIDE_M: tl.constexpr = 4 * 4 * (WARPS // WARPS_N)  # rows of all threads, four each
@@ -192,8 +193,7 @@ def _gemm(
             for j in tl.static_range(4):
                 found = found + (totals[i * TILE_N + 4 * block + j] * scale,)
             value = beside(found[0], found[1], found[2], found[3])
-            if BIAS:
-                value += tl.load(bias + at, at < N, 0.0).to(tl.float32)
+            value += tl.load(bias + at, at < BIASED, 0.0).to(tl.float32)
             inside_out = (row < M)[:, None] & (at < N)
             tl.store(out + row.to(tl.int64)[:, None] * N + at, value.to(out.dtype.element_ty), inside_out)
 
@@ -243,10 +243,9 @@ def gemm_variant(
         "x": "*i32", "x_scales": "*fp32", "sums": "*i32", "w": "*i32", "w_scales": f"*{scales}", "zeros": "*i8",
         "bias": f"*{bias or dtype}", "out": f"*{dtype}",
         "M": "i32", "PADDED_M": "i32", "N": "i32", "PADDED_N": "i32", "K": "i32",
+        "BIASED": "i32",
     }  # fmt: skip
-    constants = {
-        "GROUP": group, "ZEROS": zeros, "BIAS": bias is not None, "TOGETHER": 8, "PTX": PTX if ptx else None
-    }  # fmt: skip
+    constants = {"GROUP": group, "ZEROS": zeros, "TOGETHER": 8, "PTX": PTX if ptx else None}
     return dp4a_variant("w8a8_dp4a", _gemm, types, constants, config)
 
 
@@ -275,5 +274,6 @@ def gemm(x: QuantizedPanels, weight: PanelsInt8, dtype: torch.dtype, config: Con
         weight.words, weight.scales, zeros,
         out if weight.bias is None else weight.bias, out,
         num_tokens, PANEL * x.words.shape[0], weight.num_rows, weight.scales.shape[1], 4 * weight.words.shape[1],
+        0 if weight.bias is None else weight.num_rows,
     )  # fmt: skip
     return out

@@ -26,16 +26,16 @@ __all__ = ["MAX_ROWS", "gemv", "gemv_grid", "gemv_variant"]
 MAX_ROWS = 8  # of x
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("BIASED",))
 def _gemv(
-    x, x_scales, sums, w, w_scales, zeros, bias, out, N, PADDED_N, K,
-    M: tl.constexpr, GROUP: tl.constexpr, ZEROS: tl.constexpr, BIAS: tl.constexpr, PANEL: tl.constexpr,
+    x, x_scales, sums, w, w_scales, zeros, bias, out, N, PADDED_N, K, BIASED,
+    M: tl.constexpr, GROUP: tl.constexpr, ZEROS: tl.constexpr, PANEL: tl.constexpr,
     PTX: tl.constexpr, WARPS: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Each program: BLOCK_N rows of the weight, four a thread, and all of K, 16 columns a thread and step.
 
     x is int8 [M, K] as words; a thread's 16 columns are of one group. Their sum, for the zero points of a group, is
-    one more column of the product, of ones; of whole rows, `sums` has it.
+    one more column of the product, of ones; of whole rows, `sums` has it. BIASED: N, or 0 without a bias.
     """
     ONES: tl.constexpr = 1 if ZEROS and GROUP > 0 else 0
     THREADS: tl.constexpr = 32 * WARPS
@@ -79,6 +79,7 @@ def _gemv(
                 more = more + (totals[4 * m + j] + small_to_float(dot) * scales[j] if GROUP > 0 else dot,)
         totals = more
     at = tl.program_id(0) * BLOCK_N + tl.arange(0, LANES_N)[:, None] * 4 + column
+    added = tl.load(bias + at, at < BIASED, 0.0).to(tl.float32)
     for m in tl.static_range(M):
         of_threads = beside(totals[4 * m], totals[4 * m + 1], totals[4 * m + 2], totals[4 * m + 3])
         value = tl.sum(tl.reshape(of_threads, (LANES_K, LANES_N, 4)), 0)
@@ -87,8 +88,7 @@ def _gemv(
                 value -= tl.load(zeros + at).to(tl.int32) * tl.load(sums + m)
             value = value.to(tl.float32) * tl.load(w_scales + at).to(tl.float32)
         value *= tl.load(x_scales + m)
-        if BIAS:
-            value += tl.load(bias + at, at < N, 0.0).to(tl.float32)
+        value += added
         tl.store(out + m * N + at, value.to(out.dtype.element_ty), at < N)
 
 
@@ -107,10 +107,9 @@ def gemv_variant(
     types = {
         "x": "*i32", "x_scales": "*fp32", "sums": "*i32", "w": "*i32", "w_scales": f"*{scales}", "zeros": "*i8",
         "bias": f"*{bias or dtype}", "out": f"*{dtype}", "N": "i32", "PADDED_N": "i32", "K": "i32",
+        "BIASED": "i32",
     }  # fmt: skip
-    constants = {
-        "M": num_tokens, "GROUP": group, "ZEROS": zeros, "BIAS": bias is not None, "PTX": PTX if ptx else None
-    }  # fmt: skip
+    constants = {"M": num_tokens, "GROUP": group, "ZEROS": zeros, "PTX": PTX if ptx else None}
     return dp4a_variant("w8a8_gemv", _gemv, types, constants, config)
 
 
@@ -132,5 +131,6 @@ def gemv(x: QuantizedRows, weight: PanelsInt8, dtype: torch.dtype, config: Confi
         gemv_grid(weight.num_rows, config), x.codes.view(torch.int32), x.scales, sums,
         weight.words, weight.scales, x.codes if weight.zeros is None else weight.zeros,
         out if weight.bias is None else weight.bias, out, weight.num_rows, weight.scales.shape[1], x.codes.shape[1],
+        0 if weight.bias is None else weight.num_rows,
     )  # fmt: skip
     return out

@@ -56,16 +56,16 @@ class Rows8:
     bias: torch.Tensor | None = None
 
 
-@triton.jit(do_not_specialize=("M",))
+@triton.jit(do_not_specialize=("M", "BIASED"))
 def _multiply(
-    x, x_scales, sums, w, w_scales, zeros, bias, out, M, N, K,
-    GROUP: tl.constexpr, SHARE: tl.constexpr, ZEROS: tl.constexpr, BIAS: tl.constexpr, FP8: tl.constexpr,
+    x, x_scales, sums, w, w_scales, zeros, bias, out, M, N, K, BIASED,
+    GROUP: tl.constexpr, SHARE: tl.constexpr, ZEROS: tl.constexpr, FP8: tl.constexpr,
     EVEN: tl.constexpr, TOGETHER: tl.constexpr, SWAP: tl.constexpr, PARTED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Each program: a block of y, over one of the parts of K that the grid has.
 
-    PARTED: there are several; `out` is fp32 [parts, M, N].
+    PARTED: there are several; `out` is fp32 [parts, M, N]. BIASED: N, or 0 without a bias.
     m and n are columns and rows of indices, or, with SWAP, rows and columns.
     """
     blocks_m = tl.cdiv(M, BLOCK_M)
@@ -130,8 +130,8 @@ def _multiply(
     total *= tl.load(x_scales + of_m)
     if PARTED:
         out += part.to(tl.int64) * M * N
-    elif BIAS:
-        total += tl.load(bias + of_n).to(tl.float32)
+    else:
+        total += tl.load(bias + n, n < BIASED, 0.0).to(tl.float32)
     tl.store(out + m.to(tl.int64) * N + n, total.to(out.dtype.element_ty), (m < M) & (n < N))
 
 
@@ -147,7 +147,8 @@ def variants(
     zeros: bool = False,
     bias: str | None = None,
 ) -> tuple[Variant, ...]:
-    """The product, and, where K is split, the sum of its parts. `dtype` of y, of scales and bias, in Triton's words.
+    """The product, and, where K is split, the sum of its parts. `dtype` of y, of scales and bias, in Triton's words;
+    without a bias they are the same.
 
     config  BLOCK_M rows of x, BLOCK_N of w, BLOCK_K columns (a group, where there are groups), SWAP, SPLIT
     """
@@ -156,9 +157,10 @@ def variants(
     types = {
         "x": code, "x_scales": "*fp32", "sums": "*i32", "w": code, "w_scales": f"*{scales}", "zeros": "*i8",
         "bias": f"*{bias or dtype}", "out": "*fp32" if split else f"*{dtype}", "M": "i32", "N": "i32", "K": "i32",
+        "BIASED": "i32",
     }  # fmt: skip
     constants = {
-        "GROUP": group, "SHARE": share, "ZEROS": zeros, "BIAS": bias is not None and not split, "FP8": fp8,
+        "GROUP": group, "SHARE": share, "ZEROS": zeros, "FP8": fp8,
         "EVEN": num_columns % config["BLOCK_K"] == 0, "TOGETHER": TOGETHER, "PARTED": split,
     }  # fmt: skip
     aligned = (*(name for name, kind in types.items() if kind.startswith("*")), "N", "K")
@@ -195,12 +197,13 @@ def multiply(x: QuantizedRows, weight: Rows8, dtype: torch.dtype, config: Config
     parts = torch.empty((config["SPLIT"], *out.shape), dtype=torch.float32, device=device) if len(made) > 1 else out
     sums = x.scales.view(torch.int32) if x.sums is None else x.sums
     zeros = weight.codes.view(torch.int8) if weight.zeros is None else weight.zeros
+    given, biased = (out, 0) if bias is None else (bias, num_rows)
     made[0].launch(
-        blocks[0], x.codes, x.scales, sums, weight.codes, weight.scales, zeros, out if bias is None else bias, parts,
-        num_tokens, num_rows, num_columns,
+        blocks[0], x.codes, x.scales, sums, weight.codes, weight.scales, zeros, given, parts,
+        num_tokens, num_rows, num_columns, biased,
     )  # fmt: skip
     if len(made) > 1:
-        made[1].launch(blocks[1], parts, out if bias is None else bias, out, num_tokens, num_rows)
+        made[1].launch(blocks[1], parts, given, out, num_tokens, num_rows, biased)
     return out
 
 

@@ -64,8 +64,8 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Chec
 
 
 def kernel(variant: Variant) -> Kernel:
-    """Types and constants together, but a bias; inline PTX aside, which a tensor of no device does without."""
-    constants = {name: value for name, value in variant.all_constants.items() if name not in ("PTX", "BIAS")}
+    """Types and constants together; inline PTX aside, which a launch on a tensor of no device does without."""
+    constants = {name: value for name, value in variant.all_constants.items() if name != "PTX"}
     config = variant.config.num_warps, variant.config.num_stages
     return variant.name, variant.types, tuple(sorted(constants.items())), config, variant.aligned
 
