@@ -9,6 +9,7 @@ from typing import Literal
 __all__ = [
     "CAPABILITIES",
     "TORCH_BUILDS",
+    "TORCH_RELEASES",
     "Capability",
     "Instruction",
     "Int8Unit",
@@ -20,6 +21,7 @@ Instruction = Literal["fma.rn.f32", "mma.sync", "wgmma", "tcgen05"]
 Int8Unit = Literal["none", "dp4a", "tensor"]
 
 _KIB = 1024
+Release = tuple[int, int]  # of torch
 
 
 class UnsupportedCapability(ValueError):
@@ -96,13 +98,19 @@ class Capability:
         return {**guide, **_SOURCES, **_SOURCES_OF.get(self.version, {}), "torch_builds": _MATRIX}
 
 
-# The list of cu130 was read out of torch 2.13 as well. cu126 is the last with 6.x and 7.0, and
-# goes with 2.15. It has no 9.0 here: the matrix lists it, the build script since 2.11 says it is left out. cu128 is
-# there for torch up to 2.11.
+# The list of cu130 was read out of torch 2.13 as well. cu126 is the last with 6.x and 7.0. It has no 9.0 here: the
+# matrix lists it, the build script since 2.11 says it is left out.
 TORCH_BUILDS: Mapping[str, tuple[tuple[int, int], ...]] = {
     "cu126": ((5, 0), (6, 0), (7, 0), (7, 5), (8, 0), (8, 6)),
     "cu128": ((7, 5), (8, 0), (8, 6), (9, 0), (10, 0), (12, 0)),
     "cu130": ((7, 5), (8, 0), (8, 6), (9, 0), (10, 0), (12, 0)),
+}
+
+# From the first that has such a build to before the first that has it no more.
+TORCH_RELEASES: Mapping[str, tuple[Release, Release | None]] = {
+    "cu126": ((2, 6), (2, 15)),
+    "cu128": ((2, 7), (2, 12)),
+    "cu130": ((2, 9), None),
 }
 
 

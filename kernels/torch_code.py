@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from collections.abc import Sequence
 from importlib import metadata
 
-from .capability import capability_of
+from .capability import TORCH_RELEASES, Release, capability_of
 
-__all__ = ["has_code", "wheel_for"]
+__all__ = ["cards", "has_code", "wheel_for"]
 
 _INDEX = "https://download.pytorch.org/whl"
 
@@ -37,10 +38,38 @@ def has_code(capability: tuple[int, int], archs: Sequence[str]) -> bool:
 def wheel_for(capability: tuple[int, int]) -> str:
     """How to install one; by the full version of the torch that is installed: by name alone pip would keep that.
 
-    Raises UnsupportedCapability below 6.0.
+    Of a release that has none for the card, those that have. Raises UnsupportedCapability below 6.0.
     """
     builds = capability_of(*capability)[0].torch_builds
     if not builds:
         return "no build of torch has it any more"
-    release = metadata.version("torch").partition("+")[0]
-    return f"pip install torch=={release}+{builds[-1]} --index-url {_INDEX}/{builds[-1]}"
+    version = metadata.version("torch").partition("+")[0]
+    major, minor = map(int, version.split(".")[:2])
+    there = [build for build in builds if _has((major, minor), build)]
+    if there:
+        return f"pip install torch=={version}+{there[-1]} --index-url {_INDEX}/{there[-1]}"
+    first, end = TORCH_RELEASES[builds[-1]]
+    wanted = f">={_told(first)}" + (f",<{_told(end)}" if end else "")
+    return f"pip install 'torch{wanted}' --index-url {_INDEX}/{builds[-1]}"
+
+
+def _has(release: Release, build: str) -> bool:
+    first, end = TORCH_RELEASES[build]
+    return first <= release and (end is None or release < end)
+
+
+def _told(release: Release) -> str:
+    return "{}.{}".format(*release)
+
+
+def cards() -> tuple[tuple[str, tuple[int, int]], ...]:
+    """Name and capability of each that the driver knows, as nvidia-smi says it, each kind once: where torch is a build
+    for CPUs it sees none. None where that is not to be had.
+    """
+    command = ["nvidia-smi", "--query-gpu=name,compute_cap", "--format=csv,noheader"]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    found = re.findall(r"^(.+), *(\d+)\.(\d+) *$", said, re.MULTILINE)
+    return tuple(dict.fromkeys((name, (int(major), int(minor))) for name, major, minor in found))

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from importlib import metadata
+from pathlib import Path
 
 import pytest
+import torch
 
 from motley.cli.app import run
-from motley.cli.gpu_facts import of_name, of_properties
+from motley.cli.gpu_facts import of_gpus, of_name, of_properties
 from motley.kernels.capability import CAPABILITIES, TORCH_BUILDS
 from motley.kernels.registry import OPERATIONS
+from motley.kernels.torch_code import wheel_for
 
 GIB = 2**30
 CU126 = [f"sm_{major}{minor}" for major, minor in TORCH_BUILDS["cu126"]]
@@ -36,14 +38,35 @@ def test_a_card_that_torch_has_no_code_for_is_told_before_loading() -> None:
     facts = {fact.name: fact for fact in of_properties("cuda:0", P40, CU130)}
     assert facts["torch"].status == "missing"
     assert "no kernel image" in facts["torch"].value
-    release = metadata.version("torch").partition("+")[0]
-    index = "https://download.pytorch.org/whl"
-    assert facts["torch"].remedy == f"pip install torch=={release}+cu126 --index-url {index}/cu126"
+    assert facts["torch"].remedy == wheel_for((6, 1))
     facts = {fact.name: fact for fact in of_properties("cuda:0", H100, CU126)}
-    assert facts["torch"].status == "missing"
-    assert facts["torch"].remedy == f"pip install torch=={release}+cu130 --index-url {index}/cu130", "cu128 has ended"
+    assert (facts["torch"].status, facts["torch"].remedy) == ("missing", wheel_for((9, 0)))
     fitting = {fact.name: fact for fact in of_properties("cuda:0", P40, ["sm_50", "sm_60"])}
     assert fitting["torch"].status == "ok"
+
+
+def test_a_card_that_a_build_for_cpus_does_not_see_is_told_with_a_wheel_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the driver's own tool: a card once of each kind, one that is too old, and none where there is no driver."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert [fact.name for fact in of_gpus()] == ["cuda"]
+    tool = tmp_path / "nvidia-smi"
+    said = "NVIDIA GeForce RTX 5090, 12.0\nTesla P40, 6.1\nTesla P40, 6.1\nGeForce GTX 980, 5.2\n"
+    tool.write_text(f'#!/bin/sh\nwhile read line; do echo "$line"; done <<END\n{said}END\n')
+    tool.chmod(0o755)
+    none, *found = of_gpus()
+    assert (none.value, none.status) == ("none; this torch is a CPU build", "note")
+    assert [fact.value.partition(",")[0] for fact in found[:2]] == ["NVIDIA GeForce RTX 5090", "Tesla P40"]
+    assert [(fact.status, fact.remedy) for fact in found[:2]] == [
+        ("missing", wheel_for((12, 0))), ("missing", wheel_for((6, 1))),
+    ]  # fmt: skip
+    [old] = found[2:]
+    assert (old.status, "5.2" in old.value) == ("note", True)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert [fact.name for fact in of_gpus()] == ["cuda"], "such a build has seen that there is none"
 
 
 def test_precision_and_every_operator_with_its_reason() -> None:

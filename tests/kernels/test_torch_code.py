@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from motley.kernels import rig
+from motley.kernels import rig, torch_code
+from motley.kernels.capability import TORCH_BUILDS, TORCH_RELEASES
 from motley.kernels.torch_code import has_code, wheel_for
 
 
@@ -30,6 +31,29 @@ from motley.kernels.torch_code import has_code, wheel_for
 )
 def test_whether_torch_has_code_for_a_capability(capability: tuple[int, int], archs: list[str], fits: bool) -> None:
     assert has_code(capability, archs) is fits
+
+
+@pytest.mark.parametrize(
+    ("installed", "capability", "build"),
+    [
+        ("2.8.0", (12, 0), "cu128"), ("2.8.0+cpu", (9, 0), "cu128"), ("2.8.0", (6, 1), "cu126"),
+        ("2.9.1+cu128", (12, 0), "cu130"), ("2.11.0", (7, 5), "cu130"), ("2.13.0", (12, 0), "cu130"),
+        ("2.14.0", (7, 0), "cu126"), ("2.13.0a0+git1234", (8, 6), "cu130"),
+    ],
+)  # fmt: skip
+def test_the_wheel_is_one_that_the_release_has(
+    installed: str, capability: tuple[int, int], build: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """cu130 begins with 2.9, and cu128 ends with 2.11."""
+    monkeypatch.setattr(torch_code.metadata, "version", lambda name: installed)
+    index = f"--index-url https://download.pytorch.org/whl/{build}"
+    assert wheel_for(capability) == f"pip install torch=={installed.partition('+')[0]}+{build} {index}"
+
+
+def test_of_a_release_that_has_no_wheel_for_the_card_others_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_code.metadata, "version", lambda name: "2.15.0")
+    assert wheel_for((7, 0)) == "pip install 'torch>=2.6,<2.15' --index-url https://download.pytorch.org/whl/cu126"
+    assert TORCH_RELEASES.keys() == TORCH_BUILDS.keys()
 
 
 def test_a_device_that_torch_has_no_code_for_is_refused_before_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,17 +21,31 @@ _CHOICES = ("storage", "compute", "accumulate", "prefill", "decode", "int8", "fp
 
 
 def of_gpus() -> Iterator[Fact]:
-    """Of every GPU that torch finds; else of what torch was built for."""
+    """Of every GPU that torch finds; else of what torch was built for, and those that a build for CPUs cannot see."""
     import torch
 
     if not torch.cuda.is_available():
         built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "a CPU build"
         yield Fact("Devices", "cuda", f"none; this torch is {built}", "note")
+        if not torch.version.cuda:
+            yield from _unseen()
         return
     archs = torch.cuda.get_arch_list()
     for index in range(torch.cuda.device_count()):
         properties: DeviceProperties = torch.cuda.get_device_properties(index)
         yield from of_properties(f"cuda:{index}", properties, archs)
+
+
+def _unseen() -> Iterator[Fact]:
+    from ..kernels.capability import UnsupportedCapability
+    from ..kernels.torch_code import cards, wheel_for
+
+    for name, capability in cards():
+        value = "{}, compute capability {}.{}, which a CPU build of torch does not use".format(name, *capability)
+        try:
+            yield Fact("Devices", "gpu", value, "missing", wheel_for(capability))
+        except UnsupportedCapability as error:
+            yield Fact("Devices", "gpu", f"{name}: {error}", "note")
 
 
 def of_properties(name: str, properties: DeviceProperties, archs: Sequence[str]) -> Iterator[Fact]:
