@@ -57,6 +57,7 @@ _HGX = "NVIDIA HGX B200 and B300 datasheet, an eighth of its 8 GPUs"
 _TORCH = "torch.cuda.get_device_properties on the device"
 _QUOTED = "uncertain: as third parties quote it, not seen in a document of NVIDIA's"
 _ADA_UNSEEN = f"uncertain: {_ADA_PAPER}, from memory; the datasheet's rates agree with it"
+_SERVER_UNSEEN = f"uncertain: {_sheet('RTX PRO 6000 Blackwell Server Edition')}, from memory"
 _HALF_OF_SPARSE = ", half of what it gives with sparsity"
 _B300_INT8 = "uncertain: HGX B300 datasheet, 2 to 3 POP/s of 8 GPUs with sparsity; third parties quote 0.15 dense"
 
@@ -135,8 +136,11 @@ DEVICES: tuple[Device, ...] = (
     _device("NVIDIA GeForce RTX 5090", (12, 0),
             _cite(_RTX_PAPER, sms=170, mhz=2407, gib=32, gbps=1792, l2_kib=98304, fp32=104.8, tensor_fp16_16=419),
             half_rate=True),
-    _device("NVIDIA RTX PRO 6000 Blackwell Workstation Edition | NVIDIA RTX PRO 6000 Blackwell Server Edition", (12, 0),
+    _device("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", (12, 0),
             _cite(_sheet("RTX PRO 6000 Blackwell"), gib=96, gbps=1792, fp32=125),
             _cite(_TORCH, sms=188, l2_kib=131072), _cite(_QUOTED, mhz=2617)),
+    _device("NVIDIA RTX PRO 6000 Blackwell Server Edition", (12, 0),
+            _cite(_sheet("RTX PRO 6000 Blackwell"), gib=96), _cite(_SERVER_UNSEEN, gbps=1597, fp32=120),
+            _cite(_TORCH, sms=188, l2_kib=131072), _cite(_SERVER_UNSEEN + ": its fp32 over its lanes", mhz=2493)),
 )
 # fmt: on

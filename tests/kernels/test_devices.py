@@ -9,6 +9,7 @@ from motley.kernels.device_table import DEVICES
 from motley.kernels.devices import computed_rate
 
 GIB = 2**30
+EDITIONS = ("Workstation", "Server")
 NAMES = [name for device in DEVICES for name in device.names]
 
 
@@ -115,7 +116,7 @@ def test_found_by_shape():
         ("NVIDIA H100 80GB HBM3", (9, 0), 132, 81089),
         ("NVIDIA H200", (9, 0), 132, 143156),
         ("NVIDIA B200", (10, 0), 148, 182631),
-        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", (12, 0), 188, 97250),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", (12, 0), 188, 97250),
     ],
 )
 def test_what_torch_says_of_memory_is_near_enough(name, version, sms, mebibytes):
@@ -128,6 +129,13 @@ def test_what_torch_says_of_memory_is_near_enough(name, version, sms, mebibytes)
 
 def test_of_one_shape_the_slower():
     assert find("some GA102", (8, 6), 84, 48 * GIB).device.name == "NVIDIA A40"  # not the A6000
+    editions = [find(f"NVIDIA RTX PRO 6000 Blackwell {each} Edition", (12, 0), 188, 96 * GIB) for each in EDITIONS]
+    workstation, server = (found.device for found in editions)
+    assert [found.by for found in editions] == ["name", "name"]
+    assert server.bandwidth < 0.9 * workstation.bandwidth
+    assert all(server.rates[kind] < rate for kind, rate in workstation.rates.items())
+    assert server.source("bandwidth").startswith("uncertain")
+    assert find("some GB202", (12, 0), 188, 96 * GIB).device is server
 
 
 def test_a_stand_in_promises_no_more_than_any_of_its_capability():
