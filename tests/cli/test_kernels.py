@@ -57,6 +57,18 @@ def test_compiling_fails_that_takes_more_than_its_budget(tmp_path: Path, monkeyp
     assert re.search(r", 0 at fault, 0 compiled anew and \d+ from the cache in", compiled(*few, "600").stdout)
 
 
+def test_compile_says_of_each_kernel_what_it_spills_and_how_long_it_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In text, as in JSON; of one that was not compiled anew that it was not."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    used = r"  \d+ registers, 0 B spilled, \d+ of \d+ B shared, \d+% occupancy, "
+    for took in (r"\d+\.\d s", "from the cache"):
+        *kernels, _ = compiled("compile", "--cc", "90", "--quick", "--op", "silu_mul").stdout.splitlines()
+        assert kernels
+        assert all(re.search(used + took, line) for line in kernels), kernels
+
+
 def test_static_tables_say_so(tmp_path: Path) -> None:
     compiled("tune", "--static", "--cc", "7.5", "--op", "w4a16_dequantize", "--out", str(tmp_path))
     table = tuning.Table.from_json(json.loads((tmp_path / "sm75" / "w4a16_dequantize.json").read_text()))

@@ -129,8 +129,9 @@ def _triton() -> dict[str, str]:
 def _line(row: Row) -> str:
     config = " ".join(f"{name}={value}" for name, value in row.config.items())
     mix = " ".join(f"{name}:{count}" for name, count in (row.mix or {}).items())
-    used = f"{row.registers} registers, {row.shared} of {row.shared_limit} B shared, {row.occupancy:.0%} occupancy"
-    state = f"FAULT {row.fault}" if row.fault else used
+    used = f"{row.registers} registers, {row.spilled} B spilled, {row.shared} of {row.shared_limit} B shared"
+    took = "from the cache" if row.cached else f"{row.seconds:.1f} s"
+    state = f"FAULT {row.fault}" if row.fault else f"{used}, {row.occupancy:.0%} occupancy, {took}"
     return f"{row.capability[0]}.{row.capability[1]}  {row.kernel}  {row.shape}  [{config}]  {state}  {mix}"
 
 
