@@ -64,7 +64,7 @@ def _told(release: Release) -> str:
 
 def cards() -> tuple[tuple[str, tuple[int, int]], ...]:
     """Name and capability of each that the driver knows, as nvidia-smi says it, each kind once: where torch is a build
-    for CPUs it sees none. None where that is not to be had.
+    for CPUs it sees none. Empty where that is not to be had.
     """
     command = ["nvidia-smi", "--query-gpu=name,compute_cap", "--format=csv,noheader"]
     try:
