@@ -71,8 +71,9 @@ def _written(name: str, make: Callable[..., GrammarSpec]) -> Callable[[dict[str,
 
 def _structural_tag(wanted: dict[str, Any]) -> GrammarSpec:
     refuse_others(wanted, ("type", "format"), path="response_format.")
-    if not take(wanted, "format", dict, {}, path="response_format."):
+    if wanted.get("format") is None:
         raise missing("response_format.format")
+    take(wanted, "format", dict, {}, path="response_format.")
     return GrammarSpec.structural_tag(wanted, field="response_format")
 
 

@@ -65,7 +65,6 @@ RULES: dict[str, dict[str, str]] = {
         "the model's chat template has no place": "the template is the model's",
         "reasoning_effort: .*this model thinks or does not": "the template is the model's",
         "required calls leave no room for it": "two fields and their values",
-        "this model needs room to think or to call": "two fields and their values",
     },
     "unknown_parameter": {"chat_template_kwargs: the model's template has no argument": "the template is the model's"},
     "chat_template_refused": {"": "the template is the model's"},

@@ -208,6 +208,7 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     "a format that is no text": (_schema(type="string", format=[]), SCHEMA, "invalid_grammar"),
     "a reference to no schema": (_schema(**{"$ref": "#/x-own", "x-own": {}}), SCHEMA, "invalid_grammar"),
     "no structural tag": ({"response_format": {"type": "structural_tag"}}, "response_format.format", "missing_field"),
+    "an empty structural tag": (_tagged({}), "response_format", "invalid_grammar"),
     "an unknown field of a tag": (
         _tagged({"type": "any_text"}, structures=[]), "response_format.structures", "unknown_parameter",
     ),
