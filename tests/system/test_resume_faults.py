@@ -31,7 +31,7 @@ FULL = 8  # sequences that a replica of the pair runs at a time
 ROUNDS = 6  # two are enough for the table, unless some end too soon
 STREAMS = 16  # more than one replica runs at a time
 SEVERAL = "several, some ended"
-LONG_PROMPT = 40_000  # that takes seconds
+LONG_PROMPT = 24_000  # so that it is still computed when others have come
 TOKENS = 2000  # long enough to be cut in the middle
 SAMPLING: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0, "max_tokens": TOKENS, "ignore_eos": True},
@@ -178,8 +178,8 @@ def crowded(service: Served) -> Iterator[Replica]:
     """One of the two is full while this lasts, so that what comes goes to the other: that one."""
     replicas = pool(service)
     with under_way(service, "Full", **LONG, n=FULL):
-        loads = wait_for(lambda: max(found := carried(service)) == FULL and found, "one to be full")
-        yield replicas[loads.index(min(loads))]
+        running = wait_for(lambda: max(found := carried(service)) == FULL and found, "one to be full")
+        yield replicas[running.index(min(running))]
 
 
 class Move(NamedTuple):
@@ -247,9 +247,13 @@ def struck(
 
 def carried(service: Served) -> list[int]:
     """How many sequences run on each replica that the ingress knows."""
+    return [load.num_running_reqs for load in loads(service)]
+
+
+def loads(service: Served) -> list[vllm_engine_pb2.SchedulerLoad]:
     with grpc.insecure_channel(service.grpc) as channel:
         answer = vllm_engine_pb2_grpc.VllmEngineStub(channel).GetLoads(vllm_engine_pb2.GetLoadsRequest(), timeout=10)
-    return [load.num_running_reqs for load in answer.loads]
+    return [*answer.loads]
 
 
 def known(service: Served) -> int:
@@ -388,31 +392,39 @@ def dashboard(service: Served, path: str, body: dict[str, int] | None = None) ->
 
 def test_a_replica_is_killed_before_the_first_token(pair: Served) -> None:
     """Nobody has seen anything yet: it is tried again, streamed or not, over both protocols; no client retries."""
-    left = {ask: f"{ask.__name__} " + "x" * 1000 for ask in ASKS}
+    left = [*ASKS]
     for number in range(ROUNDS):
-        with ThreadPoolExecutor(len(ASKS)) as threads:
-            with crowded(pair) as victim, under_way(pair, str(number) * LONG_PROMPT, **FEW):  # they wait behind it
+        replicas = pool(pair)
+        first, *others = left  # that is computed, and others wait: behind it, or where all is taken
+        prompts = {first: str(number) * LONG_PROMPT} | {ask: f"{number} {ask.__name__}" for ask in others}
+        with ThreadPoolExecutor(len(left)) as threads:
+            with crowded(pair) as roomy:
+                futures = {first: threads.submit(first, pair, prompts[first])}
                 wait_for(lambda: pair.load()["queued_prefill_tokens"] > 0, "a prompt to be computed")
-                futures = {ask: threads.submit(ask, pair, prompt) for ask, prompt in left.items()}
-                wait_for(lambda some=futures: there(pair, some), "prompts to be computed")
+                futures |= {ask: threads.submit(ask, pair, prompts[ask]) for ask in others}
+                full = [FULL * (replica != roomy) for replica in replicas]
+                wait_for(lambda some=futures, full=full: have_come(some, theirs(pair, full)), "all to come")
+                here = theirs(pair, full)
+                victim = replicas[here.index(max(here))]
                 os.kill(victim.pid, signal.SIGKILL)
             answers = {ask: future.result(300) for ask, future in futures.items()}
         check_baseline(pair, gone=victim)
-        assert {ask: said.text for ask, said in answers.items()} == {
-            ask: ask(pair, prompt).text for ask, prompt in left.items()
-        }
+        assert {ask: said.text for ask, said in answers.items()} == {ask: ask(pair, prompts[ask]).text for ask in left}
         lost = lost_with(pair, victim, begun=False)
-        left = {ask: prompt for ask, prompt in left.items() if answers[ask].request_id not in lost}
+        left = [ask for ask in left if answers[ask].request_id not in lost]
         if not left:
             break
     assert not left, "they were never on a replica that was killed"
 
 
-def there(service: Served, futures: dict[Ask, Future[Said]]) -> bool:
-    """All have come where they are computed, or some are over already: no use in waiting."""
-    load = service.load()
-    come = load["running"] + load["waiting"] == FULL + 1 + len(futures)
-    return come or any(future.done() for future in futures.values())
+def theirs(service: Served, full: list[int]) -> list[int]:
+    """How many sequences each replica has, that run or wait, beside those that make it full."""
+    return [load.num_total_reqs - of for load, of in zip(loads(service), full, strict=True)]
+
+
+def have_come(futures: dict[Ask, Future[Said]], theirs: list[int]) -> bool:
+    """Or some are over already: no use in waiting."""
+    return sum(theirs) == len(futures) or any(future.done() for future in futures.values())
 
 
 class Said(NamedTuple):
