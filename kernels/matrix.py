@@ -119,7 +119,7 @@ class Spent:
     def told(self, rows: Sequence[Row], budget: float | None) -> str:
         """With how many kernels were compiled: a time with none of them says nothing of a cold one."""
         warm = sum(row.cached for row in rows)
-        allowed = "" if budget is None else f", of {budget:.0f} s"
+        allowed = "" if budget is None else f", of {budget:g} s"
         return (
             f"{len(rows) - warm} compiled anew and {warm} from the cache in {self.seconds:.0f} s, "
             f"{self.of_two_cores:.0f} s of two cores{allowed}"

@@ -9,6 +9,7 @@ os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is first imported, by w
 
 import pytest
 import torch
+from alone import note_failures
 from hypothesis import HealthCheck, settings
 
 from motley.kernels.interpreter import quicken
@@ -43,6 +44,7 @@ def report(pytestconfig: pytest.Config) -> Callable[[str], None]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    note_failures(terminalreporter, config)
     if lines := config.stash.get(MEASURED, []):
         terminalreporter.section("reported")
         for line in lines:

@@ -25,10 +25,10 @@ def test_always():
 
 
 def part(folder: Path, status: str, failed: list[str]) -> str:
-    cache = folder / "v/cache"
-    cache.mkdir(parents=True)
+    noted = folder / "v" / alone.NOTED
+    noted.parent.mkdir(parents=True)
     (folder / "status").write_text(status + "\n")
-    (cache / "lastfailed").write_text(json.dumps(dict.fromkeys(failed, True)))
+    noted.write_text(json.dumps(failed))
     return str(folder)
 
 
@@ -62,6 +62,37 @@ def test_more_than_chance_is_a_failure(tmp_path: Path) -> None:
     assert alone.main([part(tmp_path / "a", "1", [str(n) for n in range(alone.MOST + 1)])]) == 1
 
 
+def test_what_failed_is_noted_be_it_a_subtest(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(
+        "from alone import note_failures\n"
+        "def pytest_terminal_summary(terminalreporter, config): note_failures(terminalreporter, config)\n"
+    )
+    (tmp_path / "test_it.py").write_text(
+        "import pytest\n"
+        "@pytest.fixture\n"
+        "def broken(): raise OSError\n"
+        "def test_within(subtests):\n"
+        "    with subtests.test('one'): assert False\n"
+        "def test_error(broken): pass\n"
+        "def test_fails(): assert False\n"
+        "def test_passes(): pass\n"
+    )
+    cache = tmp_path / "cache"
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-o",
+        f"cache_dir={cache}",
+        "-o",
+        f"pythonpath={Path(alone.__file__).parent}",
+    ]
+    ended = subprocess.run([*command, str(tmp_path)], cwd=tmp_path, capture_output=True, text=True, check=False)
+    (cache / "status").write_text(str(ended.returncode))
+    assert {test.rpartition("::")[2] for test in alone.failed(cache)} == {"test_within", "test_error", "test_fails"}
+
+
 def test_nothing_told_is_a_failure(tmp_path: Path) -> None:
     assert alone.main([str(tmp_path / "missing")]) == 1
     assert alone.main([part(tmp_path / "a", "0", [])]) == 1
+    assert alone.main([part(tmp_path / "b", "1", []), part(tmp_path / "c", "1", ["one"])]) == 1

@@ -12,8 +12,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 MOST = 3
+NOTED = "motley/failed"  # in pytest's cache; what it notes itself lacks subtests
 PASSED, FAILED = "0", "1"  # pytest's exit statuses of a part that came to its end
+
+
+def note_failures(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Leaves in pytest's cache what has failed: an entry for each report that it counts, a test's or a subtest's."""
+    if config.cache is not None and hasattr(config.cache, "set"):
+        reports = [report for kind in ("failed", "error") for report in terminalreporter.stats.get(kind, ())]
+        config.cache.set(NOTED, [report.nodeid for report in reports])
 
 
 def failed(cache_dir: Path) -> list[str]:
@@ -23,7 +33,9 @@ def failed(cache_dir: Path) -> list[str]:
         return []
     if status != FAILED:
         raise RuntimeError(f"{cache_dir.name}: pytest ended with {status}")
-    return list(json.loads((cache_dir / "v/cache/lastfailed").read_text()))
+    if not (noted := json.loads((cache_dir / "v" / NOTED).read_text())):
+        raise RuntimeError(f"{cache_dir.name}: pytest does not say what failed")
+    return list(dict.fromkeys(noted))
 
 
 def main(cache_dirs: list[str]) -> int:

@@ -40,7 +40,7 @@ def compile_(
     ] = None,
     budget: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", help="Of two cores; fail if the compilers took more.", min=1.0),
+        typer.Option(metavar="SECONDS", help="Of two cores; fail if the compilers took more.", min=0.01),
     ] = None,
     summary: Annotated[bool, typer.Option("--summary", help="Print only what is at fault, and how many.")] = False,
     as_json: options.Json = False,
@@ -86,7 +86,7 @@ def compile_(
         matrix.write(table, rows)
     if spent.over(budget):
         message = (
-            f"over its budget: compiling took {spent.of_two_cores:.0f} s of two cores, and may take {budget:.0f} s"
+            f"over its budget: compiling took {spent.of_two_cores:.0f} s of two cores, and may take {budget:g} s"
         )
         typer.echo(message, err=True)
     if faults or spent.over(budget):
