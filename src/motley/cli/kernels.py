@@ -85,9 +85,7 @@ def compile_(
     if table is not None:
         matrix.write(table, rows)
     if spent.over(budget):
-        message = (
-            f"over its budget: compiling took {spent.of_two_cores:.0f} s of two cores, and may take {budget:g} s"
-        )
+        message = f"over its budget: compiling took {spent.of_two_cores:.0f} s of two cores, and may take {budget:g} s"
         typer.echo(message, err=True)
     if faults or spent.over(budget):
         raise typer.Exit(1)
