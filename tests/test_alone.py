@@ -32,11 +32,21 @@ def part(folder: Path, status: str, failed: list[str]) -> str:
     return str(folder)
 
 
+def hooked(folder: Path) -> None:
+    """As the suite's own conftest.py has it."""
+    (folder / "conftest.py").write_text(
+        "from alone import note_failures\n"
+        "def pytest_terminal_summary(terminalreporter, config): note_failures(terminalreporter, config)\n"
+    )
+    (folder / "pytest.ini").write_text(f"[pytest]\npythonpath = {Path(alone.__file__).parent}\n")
+
+
 def tried(*parts: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, alone.__file__, *parts], capture_output=True, text=True, check=False)
 
 
 def test_what_passes_alone_is_named(tmp_path: Path) -> None:
+    hooked(tmp_path)
     file = tmp_path / "test_it.py"
     file.write_text(TESTS)
     first = part(tmp_path / "a", "0", [f"{file}::test_always"])  # of a run before it
@@ -63,10 +73,7 @@ def test_more_than_chance_is_a_failure(tmp_path: Path) -> None:
 
 
 def test_what_failed_is_noted_be_it_a_subtest(tmp_path: Path) -> None:
-    (tmp_path / "conftest.py").write_text(
-        "from alone import note_failures\n"
-        "def pytest_terminal_summary(terminalreporter, config): note_failures(terminalreporter, config)\n"
-    )
+    hooked(tmp_path)
     (tmp_path / "test_it.py").write_text(
         "import pytest\n"
         "@pytest.fixture\n"
@@ -78,15 +85,7 @@ def test_what_failed_is_noted_be_it_a_subtest(tmp_path: Path) -> None:
         "def test_passes(): pass\n"
     )
     cache = tmp_path / "cache"
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-o",
-        f"cache_dir={cache}",
-        "-o",
-        f"pythonpath={Path(alone.__file__).parent}",
-    ]
+    command = [sys.executable, "-m", "pytest", "-o", f"cache_dir={cache}"]
     ended = subprocess.run([*command, str(tmp_path)], cwd=tmp_path, capture_output=True, text=True, check=False)
     (cache / "status").write_text(str(ended.returncode))
     assert {test.rpartition("::")[2] for test in alone.failed(cache)} == {"test_within", "test_error", "test_fails"}

@@ -21,9 +21,9 @@ PASSED, FAILED = "0", "1"  # pytest's exit statuses of a part that came to its e
 
 def note_failures(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Leaves in pytest's cache what has failed: an entry for each report that it counts, a test's or a subtest's."""
-    if config.cache is not None and hasattr(config.cache, "set"):
+    if (cache := getattr(config, "cache", None)) is not None:
         reports = [report for kind in ("failed", "error") for report in terminalreporter.stats.get(kind, ())]
-        config.cache.set(NOTED, [report.nodeid for report in reports])
+        cache.set(NOTED, [report.nodeid for report in reports])
 
 
 def failed(cache_dir: Path) -> list[str]:
