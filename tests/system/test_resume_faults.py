@@ -381,10 +381,14 @@ def test_a_replica_is_killed_before_the_first_token(pair: Served) -> None:
         with ThreadPoolExecutor(len(left)) as threads:
             with crowded(pair) as roomy:
                 futures = {first: threads.submit(first, pair, prompts[first])}
-                wait_for(lambda: pair.load()["queued_prefill_tokens"] > 0, "a prompt to be computed")
+                wait_for(
+                    lambda some=futures: pair.load()["queued_prefill_tokens"] or over(some), "a prompt to be computed"
+                )
                 futures |= {ask: threads.submit(ask, pair, prompts[ask]) for ask in others}
                 full = [FULL * (replica != roomy) for replica in replicas]
-                wait_for(lambda some=futures, full=full: have_come(some, theirs(pair, full)), "all to come")
+                wait_for(
+                    lambda some=futures, full=full: sum(theirs(pair, full)) == len(some) or over(some), "all to come"
+                )
                 here = theirs(pair, full)
                 victim = replicas[here.index(max(here))]
                 os.kill(victim.pid, signal.SIGKILL)
@@ -403,9 +407,9 @@ def theirs(service: Served, full: list[int]) -> list[int]:
     return [load.num_total_reqs - of for load, of in zip(loads(service), full, strict=True)]
 
 
-def have_come(futures: dict[Ask, Future[Said]], theirs: list[int]) -> bool:
-    """Or some are over already: no use in waiting."""
-    return sum(theirs) == len(futures) or any(future.done() for future in futures.values())
+def over(futures: dict[Ask, Future[Said]]) -> bool:
+    """Some are, already: no use in waiting."""
+    return any(future.done() for future in futures.values())
 
 
 def test_a_replica_hangs_before_the_first_token(pair: Served) -> None:
@@ -416,7 +420,7 @@ def test_a_replica_hangs_before_the_first_token(pair: Served) -> None:
             with crowded(pair) as victim:
                 os.kill(victim.pid, signal.SIGSTOP)
                 futures = {ask: threads.submit(ask, pair, "Late") for ask in left}
-                wait_for(lambda lost=victim: lost_with(pair, lost, begun=False), "its hanging to be seen")
+                wait_for(lambda lost=victim, some=futures: lost_with(pair, lost, begun=False) or over(some), "a move")
             late = {ask: future.result(120) for ask, future in futures.items()}
         go_on(victim)
         check_baseline(pair)
