@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
+from ..kernels.precision import GEMM_ROWS
 from .sampling_params import SamplingParams
 
 __all__ = [
@@ -40,7 +41,8 @@ __all__ = [
 
 NULL = "null"  # device, numerics, family and so on of an engine that computes nothing
 RATE_WINDOW_S = 10.0  # what a replica makes is told as an average over so long
-BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # for which a profile tells the time of a decode step
+# For which a profile tells the time of a decode step: on both sides of where kernels for few rows end, too.
+BATCHES = (1, 2, 4, 8, 16, 32, GEMM_ROWS, GEMM_ROWS + 1, 128, 256)
 BLOCK_TOKENS = 16  # tokens per KV block: part of the protocol, since block hashes are shared
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ..kernels.precision import GEMM_ROWS
 from .protocol import BATCHES, BLOCK_TOKENS, Request
 from .sampling_params import SamplingParams
 
@@ -18,7 +19,8 @@ __all__ = ["Rates", "alone", "extrapolated", "measured"]
 
 BUDGET_S = 1.0  # what is expected to take longer than is left of it is not measured
 _STEPS = 8
-_KNOTS = BATCHES[::2]  # batches that are measured; those between are interpolated
+_KNOTS = (1, 4, 16, GEMM_ROWS, GEMM_ROWS + 1, 256)  # batches that are measured; those between are interpolated
+_PROMPTS = 3  # of as many tokens as a batch that is never run has sequences: rows of both are computed alike
 _SIBLINGS = 8  # sequences that the price of context is measured with
 _CONTEXT = 2048  # tokens of each, at most
 _LEAST_CONTEXT = 64  # below it the price is lost in the noise
@@ -45,11 +47,12 @@ def measured(core: EngineCore) -> Rates:
     left, least = BUDGET_S, 0.0
     most = min(core.scheduler.max_running, core.scheduler.pool.total)
     for batch in _KNOTS:
-        expected_s = (_STEPS + 1) * extrapolated(known, rate, (batch,))[0]
-        if batch > most or expected_s > left:
+        steps = _STEPS + 1 if batch <= most else _PROMPTS
+        if steps * extrapolated(known, rate, (batch,))[0] > left or batch > max(most, _prompt_tokens(core)):
             break
-        known[batch] = least = max(least, _step_s(core, batch))  # what is less is noise
-        left -= (_STEPS + 1) * known[batch]
+        seconds = _step_s(core, batch) if batch <= most else _prompt_s(core, batch, 4 + _PROMPTS * len(known))
+        known[batch] = least = max(least, seconds)  # what is less is noise
+        left -= steps * known[batch]
     return Rates(rate, extrapolated(known, rate), _context_s(core, known, rate, left))
 
 
@@ -61,8 +64,8 @@ def extrapolated(known: dict[int, float], prefill_rate: float, at: Sequence[int]
     """
     batches = sorted(known)
     slope = 1 / prefill_rate
-    if len(batches) > 1:
-        low, high = batches[-2:]
+    high = batches[-1]
+    if low := max((each for each in batches if 2 * each <= high), default=0):  # nearer ones may tell of a jump
         slope = max(slope, (known[high] - known[low]) / (high - low))
     found = []
     for batch in at:
@@ -94,6 +97,16 @@ def _step_s(core: EngineCore, batch: int) -> float:
         core.add(-1 - number, Request("warm-up", _prompt(core, 2, number), params, cache_salt=_SALT))
     full = [seconds for seconds, decodes in _steps(core) if decodes == batch]
     return statistics.median(full[1:] or full)
+
+
+def _prompt_s(core: EngineCore, tokens: int, number: int) -> float:
+    """Of a prompt of so many tokens, alone; the first one's number, and others after it: none has another's prefix."""
+    params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, seed=0)
+    seconds = []
+    for other in range(number, number + _PROMPTS):
+        core.add(-1, Request("warm-up", _prompt(core, tokens, other), params, cache_salt=_SALT))
+        seconds.append(_steps(core)[0][0])
+    return statistics.median(seconds)
 
 
 def _context_s(core: EngineCore, known: dict[int, float], rate: float, left_s: float) -> float:

@@ -22,6 +22,7 @@ _CORRECTED = 0.05  # how much of a correction one observation is
 _GROWN = 0.01  # how much of the growth that all replicas have in common,
 _MOST_GROWN = 2.0  # and the most of it
 _MOST_OFF = 5.0  # corrections stay within this factor
+_PROMPTS = 30.0  # whose mean length is kept
 _PACE_S = 3.0  # over which the rate of prompts' tokens is taken
 _SILENT_S = 1.0  # a replica that has not been heard for longer does what it did less and less
 _RANKS = 8  # replicas that are tried for one request
@@ -38,12 +39,15 @@ _ENDS = np.asarray(BATCHES[1:], dtype=float)  # of the pieces that a step's time
 # Operands that are arrays: numpy takes longer to convert a number of Python's than to add it to sixteen others.
 _ZERO, _ONE, _HALF, _LITTLE, _SILENT, _PACE = map(np.array, (0.0, 1.0, 0.5, 1e-3, _SILENT_S, _PACE_S))
 
+_ALL = slice(None)
+
 # Columns of a directory, and what they hold of a replica that has just come.
 _COLUMNS = {
     "_prefill": 1.0, "_context_s": 0.0, "_chunk": 1.0, "_least_chunk": 0.1, "_full_s": 1.0, "_max_running": 1.0,
     "_kv_tokens": 1.0, "_longest": math.inf, "_numerics": 0.0, "_of": 0.0, "_queued": 0.0, "_sequences": 0.0,
     "_kv_used": 0.0, "_mean_context": 0.0, "_contexts_s": 0.0, "_computed": 0.0, "_prefill_rate": 0.0, "_carried": 0.0,
-    "_sent_tokens": 0.0, "_sent": 0.0, "_ttft_off": 1.0, "_tpot_off": 1.0, "_fetch_s": 0.0, "_barred": math.inf,
+    "_sent_tokens": 0.0, "_sent": 0.0, "_prompt": 500.0, "_prompts": 2.0, "_ttft_off": 1.0, "_tpot_off": 1.0,
+    "_fetch_s": 0.0, "_barred": math.inf,
 }  # fmt: skip
 
 
@@ -75,6 +79,8 @@ class Directory:
     _carried: Floats
     _sent_tokens: Floats
     _sent: Floats
+    _prompt: Floats  # tokens of the mean one of late, sent from here: slow cards get the short ones,
+    _prompts: Floats  # and of how many that is the mean
     # and corrections: observed over predicted.
     _ttft_off: Floats
     _tpot_off: Floats
@@ -91,10 +97,9 @@ class Directory:
         for name in _COLUMNS:
             setattr(self, name, np.zeros(0))
         self._grow(len(speeds))
-        self._output_tokens, self._prompt_tokens = 150.0, 500.0  # of those of late
+        self._output_tokens = 150.0  # of those of late
         self._growth = 1.0  # of the time per token while answers come, for whatever joins them meanwhile
         self._sent_s, self._gap_s = -math.inf, 1.0  # when the last request was sent, and the time between two
-        self._latest_tpot = np.zeros(0)  # of the latest prediction, without corrections
         self._least_longest = math.inf
         self._ttft_margin = self._tpot_margin = _MARGIN
         for speed in speeds:
@@ -188,7 +193,8 @@ class Directory:
         context_s = self._contexts_s
         # A step with as much of a prompt as fits: its chunk, and the decodes that take of the budget and read contexts.
         full_s = self._full_s + context_s * running
-        rate = np.maximum(self._chunk - running, self._least_chunk) / full_s
+        room = np.maximum(self._chunk - running, self._least_chunk)
+        rate = room / full_s
         silent_s = np.array(now) - self._of
         queued = np.maximum(np.maximum(self._queued - silent_s * rate, _ZERO) + self._sent_tokens, _ZERO)
         # Who is silent has little to do.
@@ -198,18 +204,20 @@ class Directory:
         prefill_rate = prefill_rate + (self._sent_tokens + new) / _PACE
         more = sequences + _ONE
         one_more = np.minimum(more, self._max_running)
-        tpot = self._paced(one_more, prefill_rate, full_s, context_s)
+        rest = new % room
+        tpot, rest_s = self._paced(_ALL, one_more, rest, prefill_rate, full_s, context_s)
         # The step that runs is half over; beyond what may run, or has room, it waits for others to end: one of n in
         # every (answer / n) steps.
-        steps = np.minimum(sequences, _HALF)
+        steps = _ZERO
         over, kv = more - one_more, self._kv_used + self._sent_tokens + np.array(float(ask.prompt_tokens))
         if np.count_nonzero(over) or np.count_nonzero(kv > self._kv_tokens):
             kv = np.maximum(kv - self._kv_tokens, _ZERO) / self._kv_tokens
-            steps += (over / self._max_running + kv) * self._output_tokens
-        # What is fetched comes while what is queued is computed.
-        begins = queued if fetch_s is None else np.maximum(queued, fetch_s * rate)
-        ttft = (begins + new) / rate + steps * tpot
-        self._latest_tpot = tpot
+            steps = (over / self._max_running + kv) * self._output_tokens
+        # Prompts in line are computed, and what is fetched comes, while others end.
+        line_s = np.maximum(queued / rate, steps * tpot)
+        if fetch_s is not None:
+            line_s = np.maximum(line_s, fetch_s)
+        ttft = line_s + (new - rest) / rate + rest_s + np.minimum(sequences, _HALF) * tpot
         # Whole predictions are corrected: a part of them would run away where another part decides.
         ttft, tpot = ttft * self._ttft_off, tpot * (self._tpot_off * np.array(self._growth))
         return ttft, tpot
@@ -264,7 +272,8 @@ class Directory:
         return bool((room & (self._kv_used + self._sent_tokens + tokens <= self._kv_tokens)).any())
 
     def sent(self, now: float, replica: int, tokens: int, sequences: int = 1) -> None:
-        self._prompt_tokens += (tokens / sequences - self._prompt_tokens) / 200
+        self._prompts[replica] = count = min(self._prompts[replica] + sequences, _PROMPTS)
+        self._prompt[replica] += (tokens - sequences * self._prompt[replica]) / count
         self._gap_s += (min(now - self._sent_s, 1.0) - self._gap_s) / 50
         self._sent_s = now
         self._note(now, replica, tokens, sequences)
@@ -312,11 +321,11 @@ class Directory:
             self._ttft_margin = _followed(self._ttft_margin, self._weight, missed=observed > self.slo.ttft_s)
 
     def saw_tpot(self, replica: int, predicted: Predicted, observed: float, output_tokens: int) -> None:
+        """To be told before `done`: who has ended is of the company that it had."""
         if observed > 0:
             # Its company at the end was another than at first: what is off without that is the replica itself.
             then = predicted.tpot_s / predicted.tpot_off
-            latest = float(self._latest_tpot[replica]) if replica < len(self._latest_tpot) else then
-            self._correct(self._tpot_off, replica, 2 * observed / (then + latest))
+            self._correct(self._tpot_off, replica, 2 * observed / (then + self._pace_s(replica)))
             grown = observed / (then * float(self._tpot_off[replica]))
             self._growth = _towards(self._growth, grown, _GROWN * self._weight, _MOST_GROWN)
         if self.slo is not None:
@@ -342,34 +351,48 @@ class Directory:
         """
         column[replica] = _towards(float(column[replica]), right, _CORRECTED, _MOST_OFF)
 
-    def _paced(self, running: Floats, prefill_rate: Floats, full_s: Floats, context_s: Floats) -> Floats:
+    def _pace_s(self, replica: int) -> float:
+        """Of its mean step with whom it has now and a prompt like those that come, without corrections."""
+        of = slice(replica, replica + 1)
+        running = np.clip(self._sequences[of] + self._sent[of], _ONE, self._max_running[of])
+        context_s = self._contexts_s[of]
+        rate = self._prefill_rate[of] + (self._sent_tokens[of] + self._prompt[of]) / _PACE
+        return float(self._paced(of, running, _ZERO, rate, self._full_s[of] + context_s * running, context_s)[0][0])
+
+    def _paced(
+        self, of: slice, running: Floats, rest: Floats, prefill_rate: Floats, full_s: Floats, context_s: Floats
+    ) -> tuple[Floats, Floats]:
         """Seconds of the mean step: decodes alone, or tokens of prompts beside them, of which so many come in a second.
 
-        Few prompts: some steps have one, with the tokens that prompts have, and the others none. Many: each step has
-        what came while the one before it ran. Steps longer than that would be are full.
+        And of a step with `rest` tokens of a prompt: where kernels for many rows begin, few take as long as many.
+
+        A step has prompts in it if any came while the one before it ran, or were left over: more often the more of what
+        it could compute comes. Of more than one at a time each token after the first one's takes as long as in a full
+        step. The share of such steps is the one at which it stays.
         """
-        left = self._chunk - running
-        tokens = np.minimum(np.array(self._prompt_tokens), np.maximum(left, _ONE))
-        rows = np.empty((2, len(running)))
+        left = self._chunk[of] - running
+        tokens = np.minimum(self._prompt[of], np.maximum(left, _ONE))
+        rows = np.empty((3, len(running)))
         rows[0] = running
         np.add(running, tokens, out=rows[1])
-        alone_s, with_s = self._step_s(rows) + context_s * running
-        few = alone_s / np.maximum(_ONE - prefill_rate / tokens * (with_s - alone_s), _LITTLE)
-        paced = few
-        is_few = few * prefill_rate < tokens
-        if np.count_nonzero(is_few) < len(running):
-            token_s = np.maximum(full_s - with_s, _ZERO) / np.maximum(left - tokens, _ONE)
-            many = (with_s - token_s * tokens) / np.maximum(_ONE - token_s * prefill_rate, _LITTLE)
-            paced = np.where(is_few, few, np.maximum(many, with_s))
+        np.add(running - _ONE, rest, out=rows[2])  # it decodes later
+        alone_s, with_s, rest_s = steps_s = self._step_s(of, rows) + context_s * running
+        token_s = np.maximum(full_s - with_s, _ZERO) / np.maximum(left - tokens, _ONE)
+        none_alone, none_with = np.exp(steps_s[:2] * (prefill_rate / -tokens))
+        used = np.minimum(prefill_rate * full_s / np.maximum(left, _ONE), _ONE)
+        none_with *= _ONE - used * used
+        share = (_ONE - none_alone) / (_ONE - none_alone + none_with)
+        paced = alone_s + share * (with_s - alone_s - token_s * tokens)
+        paced /= np.maximum(_ONE - token_s * prefill_rate, _LITTLE)
         seconds: Floats = np.minimum(paced, np.maximum(full_s, alone_s))
-        return seconds
+        return seconds, np.where(rest > 0, rest_s, _ZERO)
 
-    def _step_s(self, rows: Floats) -> Floats:
+    def _step_s(self, of: slice, rows: Floats) -> Floats:
         """[any, replicas] of a step with so many tokens, contexts apart: as decodes were measured; beyond, as prompts.
 
         rows: no less than one.
         """
-        starts, rises = self._steps.take(_ENDS.searchsorted(rows) + self._first_pieces, axis=1)
+        starts, rises = self._steps.take(_ENDS.searchsorted(rows) + self._first_pieces[of], axis=1)
         seconds: Floats = starts + rises * rows
         return seconds
 

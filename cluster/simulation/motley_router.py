@@ -72,12 +72,12 @@ class MotleyRouter:
         self._directory.saw_ttft(replica, self._predicted[id(job)], now - job.sent_s)
 
     def done(self, now: float, job: Job, replica: int) -> None:
-        self._directory.done(now, replica)
         predicted = self._predicted.pop(id(job))
         assert job.first_s is not None
         if job.output_tokens > 1:
             observed = (now - job.first_s) / (job.output_tokens - 1)
             self._directory.saw_tpot(replica, predicted, observed, job.output_tokens)
+        self._directory.done(now, replica)
 
     def set_usable(self, replica: int, *, usable: bool) -> None:
         """It drains, or is another that has begun with nothing in its cache."""

@@ -119,10 +119,10 @@ def test_predictions_follow_what_is_observed():
 
 def test_corrections_do_not_swing_while_many_requests_are_on_their_way():
     directory = a_directory(1.0)
-    right = 1.4 * float(directory.predict(0.0, Ask(2000))[1][0])
+    right = 1.4 * float(directory.predict(0.0, Ask(500))[1][0])
     on_their_way = deque()
     for _ in range(3000):
-        on_their_way.append(directory.ranked(0.0, Ask(2000), late=True)[0])
+        on_their_way.append(directory.ranked(0.0, Ask(500), late=True)[0])
         if len(on_their_way) > 400:
             directory.saw_tpot(0, on_their_way.popleft(), right, 100)
         assert 0.99 <= directory.off(0)[1] <= 1.41
@@ -155,6 +155,92 @@ def test_misses_count_by_the_time_that_they_came_in():
             directory.saw_ttft(0, Predicted(0, 3.5, 0.05, 1.0), 3.5)  # as predicted, and too late
         longest[rate] = max(n for n in range(100, 40_000, 100) if directory.ranked(100.0, Ask(n)))
     assert longest[2000] == pytest.approx(longest[20], rel=0.05)
+
+
+def a_jump(chunk=512):
+    """As where kernels for few rows end: 65 rows take six times as long as 64, and hardly less than a full step."""
+    decode_s = tuple(0.03 if batch <= 64 else 0.18 for batch in BATCHES)
+    return Speed(
+        prefill_tokens_per_s=chunk / 0.2, decode_s=decode_s, context_s=0.0, chunk=chunk, max_running=256,
+        kv_tokens=200_000,
+    )  # fmt: skip
+
+
+def test_a_short_prompt_takes_a_step_and_a_long_one_whole_steps_and_a_rest():
+    directory = Directory([a_jump()], SLO, random.Random(0))
+
+    def ttft_s(tokens):
+        return float(directory.predict(0.0, Ask(tokens))[0][0])
+
+    assert ttft_s(20) == pytest.approx(0.03)
+    assert ttft_s(100) == pytest.approx(0.18), "not a fifth of a full step"
+    assert ttft_s(512) == pytest.approx(0.2)
+    assert ttft_s(3 * 512) == pytest.approx(0.6)
+    assert ttft_s(3 * 512 + 100) == pytest.approx(0.78)
+
+
+def test_company_beyond_the_jump_is_not_between_what_was_measured_on_both_sides():
+    directory = Directory([a_jump()], None, random.Random(0))
+    paces = {}
+    for running in (62, 63, 64, 66):
+        directory.heard(0, a_load(running=running), 0.0)
+        paces[running] = float(directory.predict(0.0, Ask(1))[1][0])
+    assert paces[63] == pytest.approx(paces[62], rel=0.05)
+    assert paces[64] > 4 * paces[63]
+    assert paces[66] == pytest.approx(paces[64], rel=0.05)
+
+
+@pytest.mark.parametrize("tokens", [50, 100, 400])
+@pytest.mark.parametrize("per_s", [0.5, 3.0, 8.0])
+def test_the_pace_is_that_of_steps_among_which_prompts_fall_as_they_come(tokens, per_s):
+    """Against such steps one by one. Short prompts cost a step what long ones do: how many there are is what counts."""
+    directory = Directory([a_jump()], None, random.Random(0))
+    for _ in range(200):
+        directory.sent(-100.0, 0, tokens)
+        directory.begun(-100.0, 0, tokens)
+    computed, now = 0, 0.0
+    for second in range(30):  # heard of for long enough that the rate is what it is
+        computed, now = computed + tokens * per_s, float(second)
+        directory.heard(0, ReplicaLoad(20, 0, 0, 12_000, 12_500, prompt_tokens=round(computed)), now)
+    predicted = float(directory.predict(now, Ask(1))[1][0])
+
+    rng, clock, steps, waiting = random.Random(1), 0.0, 0, 0
+    next_s = rng.expovariate(per_s)
+    while clock < 4000:
+        while next_s < clock:
+            waiting, next_s = waiting + tokens, next_s + rng.expovariate(per_s)
+        taken = min(waiting, 512 - 21)
+        rows, waiting = 21 + taken, waiting - taken
+        clock += 0.03 if rows <= 64 else 0.18 + (0.2 - 0.18) * max(0, rows - 256) / 256
+        steps += 1
+    assert predicted == pytest.approx(clock / steps, rel=0.06)
+
+
+def test_each_replica_has_prompts_of_its_own_length():
+    """Slow cards get the short ones: with the fleet's mean they would seem to have few steps with any."""
+    directory = Directory([a_jump(), a_jump()], None, random.Random(0))
+    computed = 0
+    for second in range(30):
+        for replica, tokens in ((0, 80), (1, 800)):
+            for _ in range(800 // tokens):
+                directory.sent(float(second), replica, tokens)
+                directory.begun(float(second), replica, tokens)
+        computed += 800
+        for replica in (0, 1):
+            directory.heard(replica, ReplicaLoad(20, 0, 0, 12_000, 12_500, prompt_tokens=computed), second + 0.5)
+    _, tpot = directory.predict(29.5, Ask(1))
+    assert tpot[0] > 1.5 * tpot[1]
+
+
+def test_prompts_in_line_are_computed_while_it_waits_for_a_place():
+    """A replica that is full has both, and they do not add up."""
+    directory = Directory([a_speed()], None, random.Random(0))
+    ttft = {}
+    for queued, waiting in ((0, 0), (12_000, 0), (0, 32), (12_000, 32)):
+        directory.heard(0, a_load(running=64, waiting=waiting, queued=queued), 0.0)
+        ttft[queued, waiting] = float(directory.predict(0.0, Ask(100))[0][0])
+    assert ttft[0, 0] < ttft[0, 32]
+    assert ttft[12_000, 32] == pytest.approx(max(ttft[12_000, 0], ttft[0, 32]), rel=0.05)
 
 
 class TestPrefixes:

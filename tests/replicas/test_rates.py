@@ -119,6 +119,40 @@ def test_the_smallest_engines_can_be_measured(settings: dict[str, Any]) -> None:
     core.scheduler.pool.check(idle=True)
 
 
+class Jumping(Compiled):
+    """Beyond 64 rows a step takes ten times as long: other kernels begin there."""
+
+    def run(self, plan: StepPlan) -> StepResult:
+        rows = sum(len(item.token_ids) for item in plan.items)
+        self._known.add(rows)
+        self.now += STEP_S * (10 if rows > 64 else 1)
+        return FakeRunner.run(self, plan)
+
+
+@pytest.mark.parametrize("most", [16, 64, 128])
+def test_where_kernels_for_few_rows_end_is_measured_by_prompts_if_no_batch_is_so_large(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = Jumping(4000)
+    core = EngineCore(
+        runner, Scheduler(BlockPool(4000), max_batch_tokens=256, max_running=most), Limits(100, 1024, ()), None
+    )
+    monkeypatch.setattr(rates, "time", runner)
+    found = dict(zip(BATCHES, rates.measured(core).decode_s, strict=True))
+    assert not core.busy
+    assert found[64] == pytest.approx(STEP_S)
+    assert (found[65], found[128]) == pytest.approx((10 * STEP_S, 10 * STEP_S))
+    core.scheduler.pool.forget_prefixes()
+    core.scheduler.pool.check(idle=True)
+
+
+def test_a_jump_between_neighbours_is_no_slope_of_what_lies_beyond() -> None:
+    found = dict(zip(BATCHES, rates.extrapolated({1: 0.01, 64: 0.02, 65: 0.1}, 1e6), strict=True))
+    assert found[64] == 0.02
+    assert found[65] == 0.1
+    assert found[256] < 0.4, "as steep as from 1 to 65, not as from 64 to 65"
+
+
 seconds = st.floats(1e-5, 10.0)
 
 
