@@ -35,6 +35,7 @@ _EACH = "P40+T4+V100-PCIE-16GB+A10+L4+RTX 4090+A100-SXM4-80GB+H100 80GB HBM3"
 # Smaller fleets of the same classes, on which the limits of a large one are tuned: they are of each replica.
 _SMALLER = {"classes": _EACH, "thousand": _EACH}
 INGRESSES = 2
+AFTER_S = 15.0  # requests come for so long after those that are counted, which would have an ever emptier fleet else
 _SLO = Slo(ttft_s=3.0, tpot_s=0.1)
 
 
@@ -56,8 +57,9 @@ class Size:
 
 SIZES = {
     "equal": Size(seeds=(*SEEDS, 13, 14, 15, 16)),  # of few alike replicas one seed says little
-    "classes": Size(loads=(0.7, 0.9, 1.1), seeds=SEEDS[:1], seconds=(8.0, 8.0), warm_up_s=16.0),
-    "thousand": Size(loads=(0.9,), seeds=SEEDS[:1], seconds=(6.0, 6.0), warm_up_s=14.0),
+    # A fast card has three hundred sequences, and they take 40 s to come.
+    "classes": Size(loads=(0.7, 0.9, 1.1), seeds=SEEDS[:1], seconds=(8.0, 8.0), warm_up_s=40.0),
+    "thousand": Size(loads=(0.9,), seeds=SEEDS[:1], seconds=(4.0, 4.0), warm_up_s=40.0),
 }
 
 
@@ -79,6 +81,9 @@ class Plan:
         return replace(size, loads=self.loads or size.loads, requests=self.requests or size.requests)
 
 
+Tuned = dict[tuple[str, str, Size], dict[str, Cap | None]]  # by fleet and reuse: the best limit of each baseline
+
+
 @dataclass(frozen=True, slots=True)
 class _Run:
     """One router under one trace."""
@@ -94,8 +99,9 @@ class _Run:
     warm_up_s: float
     seed: int
 
-    def traffic(self) -> list[Arrival]:
-        return list(arrivals(self.rate, self.seconds, self.seed, reuse=REUSE[self.reuse]))
+    def traffic(self, after_s: float = 0.0) -> list[Arrival]:
+        """Until `seconds`, of which all but the warm-up counts, and for so long after it."""
+        return list(arrivals(self.rate, self.seconds + after_s, self.seed, reuse=REUSE[self.reuse]))
 
     def replicas(self) -> list[SimulatedReplica]:
         """The same truth for all that are compared, and another for each seed."""
@@ -109,10 +115,11 @@ def run(plan: Plan, progress: Progress = lambda _: None) -> dict[str, Any]:
     before = machine()
     rows: list[dict[str, Any]] = []
     processes = plan.processes or usable_cores()
+    tuned: Tuned = {}  # fleets of the same classes have the same
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         for name in plan.fleets:
             for reuse in plan.reuse:
-                rows += _compare(plan, name, reuse, pool, progress)
+                rows += _compare(plan, name, reuse, pool, tuned, progress)
     progress("how long a decision takes")
     rows += decisions()
     return {
@@ -121,7 +128,7 @@ def run(plan: Plan, progress: Progress = lambda _: None) -> dict[str, Any]:
         "versions": versions("motley", "numpy", "scipy"),
         "settings": {
             "model": plan.model, "tuning_seed": TUNING, "tuned_at": list(TUNED_AT), "ingresses": INGRESSES,
-            "ttft_s": plan.slo.ttft_s, "tpot_s": plan.slo.tpot_s,
+            "after_s": AFTER_S, "ttft_s": plan.slo.ttft_s, "tpot_s": plan.slo.tpot_s,
         },
         "rows": rows,
     }  # fmt: skip
@@ -141,10 +148,12 @@ def _place(line: dict[str, Any]) -> tuple[str, ...]:
     return (line["metric"], str(workload.get("fleet")), str(workload.get("reuse")))
 
 
-def _compare(plan: Plan, name: str, reuse: str, pool: ProcessPoolExecutor, progress: Progress) -> list[dict[str, Any]]:
+def _compare(
+    plan: Plan, name: str, reuse: str, pool: ProcessPoolExecutor, tuned: Tuned, progress: Progress
+) -> list[dict[str, Any]]:
     size = plan.size_of(name)
     base = _Run(MOTLEY, None, name, plan.model, reuse, plan.slo, 1.0, 1.0, size.warm_up_s, TUNING)
-    cap_of = _tuned(plan, base, pool, progress)
+    cap_of = _tuned(plan, base, pool, tuned, progress)
     routers = [MOTLEY, TOLD, *((WITHOUT,) if reuse != "low" else ()), *BASELINES]
     cells: dict[tuple[float, str], list[tuple[_Run, Future[Measured]]]] = {}
     for seed in size.seeds:
@@ -166,13 +175,18 @@ def _compare(plan: Plan, name: str, reuse: str, pool: ProcessPoolExecutor, progr
     return rows
 
 
-def _tuned(plan: Plan, base: _Run, pool: ProcessPoolExecutor, progress: Progress) -> dict[str, Cap | None]:
+def _tuned(
+    plan: Plan, base: _Run, pool: ProcessPoolExecutor, tuned: Tuned, progress: Progress
+) -> dict[str, Cap | None]:
     """For each baseline, with which limit of requests per replica it does best."""
     smaller = _SMALLER.get(base.fleet)
     size = replace(plan.size_of(base.fleet), requests=600)
     if smaller:
         size = replace(size, seconds=(20.0, 60.0))
     base = replace(base, fleet=smaller or base.fleet)
+    kind_of = (base.fleet, base.reuse, replace(size, loads=TUNED_AT, seeds=()))
+    if kind_of in tuned:
+        return tuned[kind_of]
     most = _capacity(base)
     trials = {
         (router, cap): [
@@ -185,6 +199,7 @@ def _tuned(plan: Plan, base: _Run, pool: ProcessPoolExecutor, progress: Progress
         progress(f"{base.fleet}, {base.reuse} reuse: tuning {router}")
         good = {cap: sum(future.result().goodput for future in trials[router, cap]) for cap in kind.CAPS}
         best[router] = max(good, key=lambda cap: good[cap])
+    tuned[kind_of] = best
     return best
 
 
@@ -207,13 +222,13 @@ def _bound(one: _Run) -> float:
 
 
 def _measure(one: _Run) -> Measured:
-    replicas = one.replicas()
+    replicas, traffic = one.replicas(), one.traffic(AFTER_S)
     if one.router == TOLD:  # what each truly is, what it carries right now, and all requests through one ingress
         told = [replace(each, known=each.true) for each in replicas]
-        outcome = simulate(replicas, one.traffic(), [_router(one, told, 0)], one.seed, heard_s=0.0)
+        outcome = simulate(replicas, traffic, [_router(one, told, 0)], one.seed, heard_s=0.0, until_s=one.seconds)
     else:
         routers = [_router(one, replicas, number) for number in range(INGRESSES)]
-        outcome = simulate(replicas, one.traffic(), routers, one.seed)
+        outcome = simulate(replicas, traffic, routers, one.seed, until_s=one.seconds)
     return measured(outcome, one.slo, one.warm_up_s, one.seconds)
 
 

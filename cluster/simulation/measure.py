@@ -36,7 +36,7 @@ class Measured:
 
 
 def measured(outcome: Outcome, slo: Slo, since_s: float, until_s: float) -> Measured:
-    """Every request that was taken has ended by then: the simulation goes on until it has."""
+    """Every request that came between them and was taken has ended: the simulation goes on until it has."""
     counted = [
         (job, taken is not None)
         for job, taken in zip(outcome.jobs, outcome.replicas, strict=True)

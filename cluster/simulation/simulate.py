@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -72,13 +73,15 @@ def simulate(
     seed: int,
     *,
     heard_s: float = HEARD_S,
+    until_s: float = math.inf,
     make: Make | None = None,
 ) -> Outcome:
     """Until the last request has ended. Each comes to one of the routers, at random.
 
-    make  replicas of another kind than `virtual` makes
+    until_s  until the last of those that came before has ended: what comes later is there to be in their way
+    make     replicas of another kind than `virtual` makes
     """
-    return Simulation(fleet, traffic, routers, seed, heard_s=heard_s, make=make).run()
+    return Simulation(fleet, traffic, routers, seed, heard_s=heard_s, until_s=until_s, make=make).run()
 
 
 def virtual(replica: SimulatedReplica) -> VirtualReplica:
@@ -97,14 +100,16 @@ class Simulation:
         seed: int,
         *,
         heard_s: float = HEARD_S,
+        until_s: float = math.inf,
         make: Make | None = None,
     ) -> None:
-        self._heard_s = heard_s
+        self._heard_s, self._until_s = heard_s, until_s
         self._rng = random.Random(f"simulation {seed}")
         self._replicas = list(map(make or virtual, fleet))
         self._traffic = iter(traffic)
         self._routers = routers
         self._router_of: dict[int, tuple[Router, int]] = {}  # by id of the job
+        self._awaited = 0  # of these, sent before `until_s`
         self._events: list[tuple[float, int, int, object]] = []
         self._order = itertools.count()
         self._outcome = Outcome()
@@ -143,8 +148,8 @@ class Simulation:
 
     @property
     def _live(self) -> bool:
-        """There is more to come than replicas' words of their load."""
-        return self._more or bool(self._router_of)
+        """There is more to come than replicas' words of their load, and what nobody waits for."""
+        return self._more or self._awaited > 0
 
     def _publish(self, now: float, number: int) -> None:
         self._push(now + self._heard_s, _HEARD, _Word(number, self._replicas[number].load(), now))
@@ -155,7 +160,7 @@ class Simulation:
 
     def _next_arrival(self) -> None:
         arrival = next(self._traffic, None)
-        self._more = arrival is not None
+        self._more = arrival is not None and arrival.at_s < self._until_s
         if arrival is not None:
             self._push(arrival.at_s, _ARRIVAL, arrival)
 
@@ -177,6 +182,7 @@ class Simulation:
                 continue
             router.sent(now, job, number)
             self._router_of[id(job)] = router, number
+            self._awaited += now < self._until_s
             if replica.idle:
                 self._begin(now, number)
             else:
@@ -207,6 +213,7 @@ class Simulation:
                 router.done(now, job, number)
                 self._ended(job)
                 del self._router_of[id(job)]
+                self._awaited -= job.sent_s < self._until_s
         self._begin(now, number)
 
     def _ended(self, job: Job) -> None:

@@ -39,6 +39,21 @@ def test_everything_that_was_taken_ends_once(name):
             assert (job.first_s == job.done_s) == (arrival.output_tokens == 1)
 
 
+def test_what_comes_after_those_that_are_counted_is_in_their_way_and_not_waited_for():
+    replicas, traffic, alone = a_run(MOTLEY, seconds=10.0)
+    more = list(arrivals(6.0, 30.0, 3, reuse=LOW_REUSE))
+    assert more[: len(traffic)] == traffic
+    routers = [MotleyRouter(replicas, SLO, s) for s in (0, 1)]
+    outcome = simulate(replicas, more, routers, 5, until_s=10.0)
+    counted = [job for job in outcome.jobs if job.sent_s < 10.0]
+    taken = [job for job, replica in zip(outcome.jobs, outcome.replicas, strict=True) if replica is not None]
+    assert len(counted) == len(traffic)
+    assert all(job.done_s is not None for job in taken if job.sent_s < 10.0)
+    assert any(job.done_s is None for job in taken), "the last ones are not waited for"
+    both = [(job.done_s, then.done_s) for job, then in zip(counted, alone.jobs, strict=True) if job.done_s]
+    assert sum(now for now, _ in both) > sum(then for _, then in both if then), "they are in the way"
+
+
 def test_the_same_seeds_give_the_same_run():
     times = [[(job.first_s, job.done_s) for job in a_run(MOTLEY)[2].jobs] for _ in range(2)]
     assert times[0] == times[1]
