@@ -3,40 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 
 from ...replicas.protocol import ReplicaProfile
 from ..fleet.status import Demand, FleetStatus, ReplicaStatus
 from ..routing.live import speed_of as routed
 from ..routing.predict import Speed
+from ..scaling.arrivals import Arrivals, Rates
 from ..scaling.state import Observed, PoolState
 from .fleet import PoolLook
 from .state import State
 
 
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """Per second, between two looks."""
-
-    requests: float = 0.0
-    prompt_tokens: float = 0.0
-    output_tokens: float = 0.0
-    cached_tokens: float = 0.0  # of the prompts', found in caches
-
-
-def rates(before: tuple[float, Demand] | None, now: float, demand: Demand, cached_tokens: int = 0) -> Rates:
-    """Who has begun anew counts from 0: then what was counted is what came. `cached_tokens`: found since `before`."""
+def arrived(before: tuple[float, Demand] | None, now: float, demand: Demand, cached_tokens: int = 0) -> Arrivals:
+    """Since `before`, as are `cached_tokens`. Who has begun anew counts from 0: then what was counted is what came."""
     if before is None or now <= before[0]:
-        return Rates()
+        return Arrivals()
     then, old = before
     if any(getattr(demand, one.name) < getattr(old, one.name) for one in fields(Demand) if one.name != "held"):
         old = Demand()
-    seconds = now - then
-    return Rates(
-        (demand.requests - old.requests) / seconds,
-        (demand.prompt_tokens - old.prompt_tokens) / seconds,
-        (demand.output_tokens - old.output_tokens) / seconds,
-        cached_tokens / seconds,
+    return Arrivals(
+        demand.requests - old.requests,
+        demand.prompt_tokens - old.prompt_tokens,
+        demand.output_tokens - old.output_tokens,
+        cached_tokens,
+        now - then,
     )
 
 

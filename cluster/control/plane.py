@@ -18,13 +18,13 @@ from ...replicas.errors import MotleyError, NotFound
 from ...replicas.shown import shown
 from ...replicas.updates.file import WeightFile
 from ..failures import Conflict
-from ..fleet.status import Demand, FleetStatus, PrefixStatus, ReplicaStatus, WeightStatus
+from ..fleet.status import FleetStatus, PrefixStatus, ReplicaStatus, WeightStatus
 from ..happening import Happening, happen, happening
-from ..routing.predict import Speed
-from ..scaling.state import Policy
+from ..scaling.arrivals import Rates
 from . import decide
+from .asking import Asking
 from .fleet import Fleet, PoolLook, ReplicaLook
-from .observe import Rates, cached, caches, observed, rates, replicas_of, speeds
+from .observe import replicas_of
 from .policies import policy_of
 from .state import Event, PolicyPlan, State, WeightUpdate
 
@@ -32,7 +32,6 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 0.5  # between two looks at the fleet
 CATCH_UP_S = 5.0  # between two attempts to bring replicas the weights that they have missed
-POLICY_S = 5.0  # between two questions to the policy
 IDLE_S = 0.3  # a load that was told so long after the mark has all that was on its way
 Clock = Callable[[], float]
 
@@ -54,7 +53,6 @@ class Plane:
         self.state = state
         self.looked: Mapping[str, PoolLook] = {}
         self.status: FleetStatus | None = None
-        self.rates = Rates()
         self.pending: dict[str, str] = {}
         self.cold_start_s: dict[str, float] = {}
         self.changed: Happening = happening()
@@ -67,13 +65,13 @@ class Plane:
         self._caught_up = -CATCH_UP_S
         self._catching: asyncio.Future[None] | None = None
         self._starting: dict[str, float] = {}  # replica -> when it was first seen
-        self._counted: tuple[float, Demand] | None = None
-        self._caches: dict[str, int] = {}  # what each replica had found in its cache, likewise
-        self._speeds: dict[str, Speed] = {}  # of pools, also of those that have no replica by now
-        self._policy: Policy | None = None
-        self._made_of = PolicyPlan()  # `fixed`, of which nothing is made
-        self._asked = -POLICY_S
+        self._asking = Asking()
         self._marked: dict[str, float] = {}  # replica -> when, since this process began
+
+    @property
+    def rates(self) -> Rates:
+        """Of what is asked of the fleet, between the last two looks."""
+        return self._asking.rates
 
     async def run(self) -> None:
         """For ever. A step that fails is told, and tried again."""
@@ -189,9 +187,7 @@ class Plane:
         look, status = await self._fleet.look(), await self._fleet.status()
         now = self._clock()
         if status is not None:
-            self.rates = rates(self._counted, now, status.demand, cached(self._caches, status))
-            self._counted, self._caches = (now, status.demand), caches(status)
-            self._speeds |= speeds(status)
+            self._asking.saw(now, status)
         self._time_starts(look, now)
         await self._let_go(look, status)
         await self._drain(look, status, now)
@@ -297,13 +293,7 @@ class Plane:
                 await self._fleet.set_target(pool, replicas)
 
     async def _ask_policy(self, look: Mapping[str, PoolLook], status: FleetStatus | None, now: float) -> None:
-        if self.state.policy != self._made_of:
-            self._policy, self._made_of = policy_of(self.state.policy), self.state.policy
-        if self._policy is None or now - self._asked < POLICY_S:
-            return
-        self._asked = now
-        seen = observed(now, self.state, look, status, self.rates, self.cold_start_s, self._speeds)
-        for target in self._policy.decide(seen):
+        for target in self._asking.ask(now, self.state, look, status, self.cold_start_s):
             plan = decide.pool_named(self.state, target.pool)
             replicas = min(max(target.replicas, plan.minimum), plan.maximum)
             by, reason = f"policy {self.state.policy.name}", target.reason[: decide.MAX_REASON]

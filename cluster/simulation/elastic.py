@@ -11,6 +11,7 @@ from itertools import pairwise
 from ...kernels.model_shapes import ModelShape
 from ...replicas.simulated.virtual import Job
 from ..routing.predict import Slo
+from ..scaling.arrivals import ASK_S, Arrivals
 from ..scaling.state import Observed, Policy, PoolState, Target
 from .fleet import fleet
 from .motley_router import MotleyRouter, speed_of
@@ -19,7 +20,6 @@ from .traffic import Arrival
 
 __all__ = ["Scaled", "SimulatedPool", "simulate_scaled"]
 
-LOOK_S = 5.0  # between two looks of the policy
 RELEASE_S = 0.5  # between two tries for requests that are held
 
 
@@ -80,7 +80,7 @@ class _Elastic(Simulation):
         self._targets = [pool.initial for pool in pools]
         self._seen = [bool(pool.initial) for pool in pools]  # whether one has ever been ready: its speed is known
         self._held: deque[tuple[int, Job]] = deque()
-        self._came = [0, 0, 0]  # requests, tokens of prompts, tokens of answers since the last look
+        self._came = Arrivals()  # since the last look
         self._scaled = Scaled(self._outcome)
 
     def scaled(self) -> Scaled:
@@ -105,8 +105,7 @@ class _Elastic(Simulation):
         self._push(0.0, CALL, self._look)
 
     def _arrive(self, now: float, arrival: Arrival) -> None:
-        self._came[0] += 1
-        self._came[1] += arrival.prompt_tokens
+        self._came += Arrivals(requests=1, prompt_tokens=arrival.prompt_tokens)
         if _Place.READY in self._places:
             super()._arrive(now, arrival)
             return
@@ -120,7 +119,7 @@ class _Elastic(Simulation):
             super()._publish(now, number)
 
     def _ended(self, job: Job) -> None:
-        self._came[2] += job.output_tokens
+        self._came += Arrivals(output_tokens=job.output_tokens)
 
     def _end_step(self, now: float, number: int) -> None:
         super()._end_step(now, number)
@@ -129,14 +128,16 @@ class _Elastic(Simulation):
 
     def _look(self, now: float) -> None:
         states = tuple(self._state(at) for at in range(len(self._pools)))
-        requests, prompts, outputs = (count / LOOK_S for count in self._came)
-        self._came = [0, 0, 0]
+        rates, self._came = (self._came + Arrivals(seconds=ASK_S)).rates, Arrivals()
+        seen = Observed(
+            now, states, rates.requests, rates.prompt_tokens, rates.output_tokens, len(self._held), rates.cached_tokens
+        )
         by_name = {state.name: at for at, state in enumerate(states)}
-        for target in self._policy.decide(Observed(now, states, requests, prompts, outputs, len(self._held))):
+        for target in self._policy.decide(seen):
             self._scaled.decisions.append((now, target))
             self._scale(now, by_name[target.pool], target.replicas)
         self._scaled.ready.append((now, tuple(state.ready for state in states)))
-        self._push(now + LOOK_S, CALL, self._look)
+        self._push(now + ASK_S, CALL, self._look)
 
     def _state(self, at: int) -> PoolState:
         pool, numbers = self._pools[at], self._numbers[at]

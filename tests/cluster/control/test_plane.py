@@ -11,7 +11,6 @@ from fake_fleet import PROFILE, Bench
 from motley.cluster.control.fleet import Planned, PoolLook
 from motley.cluster.control.state import PolicyPlan, PoolPlan
 from motley.cluster.fleet.status import Demand, FleetStatus, Gathered, ReplicaStatus
-from motley.cluster.scaling.state import Observed, Target
 from motley.replicas.errors import NotFound, Unavailable
 from motley.replicas.protocol import ReplicaLoad
 
@@ -228,46 +227,6 @@ async def test_what_is_deployed_later_is_taken_over_once() -> None:
     await bench.steps()
     assert list(bench.plane.state.pools) == ["more"]
     assert len(bench.fleet.replicas("more")) == 2
-
-
-class OneMore:
-    """A policy that wants one more each time, beyond all bounds."""
-
-    def __init__(self) -> None:
-        self.seen: list[Observed] = []
-
-    def decide(self, observed: Observed) -> tuple[Target, ...]:
-        self.seen.append(observed)
-        return tuple(Target(pool.name, pool.target + 1, f"{pool.ready} serve") for pool in observed.pools)
-
-
-async def test_a_policy_is_asked_now_and_then_and_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = OneMore()
-    monkeypatch.setattr("motley.cluster.control.plane.policy_of", lambda plan: policy if plan.name == "more" else None)
-    bench = Bench(1, maximum=3)
-    await bench.steps()
-    await bench.plane.set_policy(PolicyPlan("more"), [], by="test", reason="")
-    await bench.steps(50)
-    assert bench.plane.state.pools["cpu"].target == 3
-    assert 4 <= len(policy.seen) <= 6, "every POLICY_S"
-    told = [event for event in bench.plane.state.events if event.kind == "scaled"]
-    assert [(one.by, one.after, one.reason) for one in told] == [
-        ("policy more", 2, "1 serve"), ("policy more", 3, "2 serve")
-    ]  # fmt: skip
-    assert policy.seen[0].pools[0].speed is not None
-
-
-async def test_a_pool_that_is_gone_is_as_fast_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = OneMore()
-    monkeypatch.setattr("motley.cluster.control.plane.policy_of", lambda plan: policy if plan.name == "more" else None)
-    bench = Bench(1)
-    await bench.steps()
-    await bench.scale(0)
-    await bench.steps()
-    await bench.plane.set_policy(PolicyPlan("more"), [], by="test", reason="")
-    await bench.steps(1)
-    [seen] = policy.seen[0].pools
-    assert (seen.ready, seen.speed is not None) == (0, True)
 
 
 def status(ingress: str, demand: Demand, *replicas: ReplicaStatus) -> FleetStatus:

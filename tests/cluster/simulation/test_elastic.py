@@ -90,3 +90,26 @@ def test_a_replica_that_goes_ends_what_it_has_begun():
     )  # `a_run` checks that all that was taken has ended
     assert sum(taken is not None for taken in scaled.outcome.replicas) > 500
     assert len(scaled.decisions) > 150
+
+
+class Counting:
+    """Wants nothing, and adds up what it sees."""
+
+    slo = SLO
+
+    def __init__(self):
+        self.seen = []
+
+    def decide(self, observed):
+        self.seen.append(observed)
+        return ()
+
+
+def test_a_policy_sees_all_that_comes():
+    policy = Counting()
+    scaled = a_run(policy, initial=2, minimum=1, seconds=120.0)
+    jobs = [job for job in scaled.outcome.jobs if job.sent_s <= policy.seen[-1].now]
+    assert sum(5.0 * each.requests_per_s for each in policy.seen) == pytest.approx(len(jobs))
+    assert sum(5.0 * each.prompt_tokens_per_s for each in policy.seen) == pytest.approx(
+        sum(job.prompt_tokens for job in jobs)
+    )

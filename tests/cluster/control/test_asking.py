@@ -1,0 +1,144 @@
+"""Policies of a live fleet: asked now and then, told of all that has come since, and kept within bounds."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from fake_fleet import Bench
+
+from motley.cluster.control.state import PolicyPlan
+from motley.cluster.scaling.state import Observed, Target
+
+
+def taken(monkeypatch: pytest.MonkeyPatch, name: str, policy: object) -> None:
+    """For the policy of that name."""
+    for module in ("plane", "asking"):
+        monkeypatch.setattr(
+            f"motley.cluster.control.{module}.policy_of", lambda plan: policy if plan.name == name else None
+        )
+
+
+class OneMore:
+    """A policy that wants one more each time, beyond all bounds."""
+
+    def __init__(self) -> None:
+        self.seen: list[Observed] = []
+
+    def decide(self, observed: Observed) -> tuple[Target, ...]:
+        self.seen.append(observed)
+        return tuple(Target(pool.name, pool.target + 1, f"{pool.ready} serve") for pool in observed.pools)
+
+
+async def test_a_policy_is_asked_now_and_then_and_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = OneMore()
+    taken(monkeypatch, "more", policy)
+    bench = Bench(1, maximum=3)
+    await bench.steps()
+    await bench.plane.set_policy(PolicyPlan("more"), [], by="test", reason="")
+    await bench.steps(50)
+    assert bench.plane.state.pools["cpu"].target == 3
+    assert 4 <= len(policy.seen) <= 6, "every ASK_S"
+    told = [event for event in bench.plane.state.events if event.kind == "scaled"]
+    assert [(one.by, one.after, one.reason) for one in told] == [
+        ("policy more", 2, "1 serve"), ("policy more", 3, "2 serve")
+    ]  # fmt: skip
+    assert policy.seen[0].pools[0].speed is not None
+
+
+async def test_a_pool_that_is_gone_is_as_fast_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = OneMore()
+    taken(monkeypatch, "more", policy)
+    bench = Bench(1)
+    await bench.steps()
+    await bench.scale(0)
+    await bench.steps()
+    await bench.plane.set_policy(PolicyPlan("more"), [], by="test", reason="")
+    await bench.steps(10)
+    [seen] = policy.seen[0].pools
+    assert (seen.ready, seen.speed is not None) == (0, True)
+
+
+class Counting:
+    """A policy that wants nothing, and knows what came."""
+
+    def __init__(self) -> None:
+        self.seen: list[Observed] = []
+
+    def decide(self, observed: Observed) -> tuple[Target, ...]:
+        self.seen.append(observed)
+        return ()
+
+
+def comes(bench: Bench, requests: int) -> None:
+    """So many, of 100 and 10 tokens each, since the last look."""
+    demand = bench.fleet.demand
+    bench.fleet.demand = replace(
+        demand,
+        requests=demand.requests + requests,
+        prompt_tokens=demand.prompt_tokens + 100 * requests,
+        output_tokens=demand.output_tokens + 10 * requests,
+    )
+
+
+@pytest.fixture
+def counting(monkeypatch: pytest.MonkeyPatch) -> Counting:
+    policy = Counting()
+    taken(monkeypatch, "counting", policy)
+    return policy
+
+
+async def policed() -> Bench:
+    bench = Bench(1)
+    await bench.plane.set_policy(PolicyPlan("counting"), [], by="test", reason="")
+    await bench.steps(1)  # from here on it is counted
+    return bench
+
+
+async def test_every_request_is_seen_and_none_twice(counting: Counting) -> None:
+    bench, rng = await policed(), random.Random(3)
+    came = 0
+    for _ in range(1000):
+        now = sum(rng.random() < 0.01 for _ in range(100))  # 2/s
+        comes(bench, now)
+        came += now
+        await bench.steps(1)
+    seen = [(one.requests_per_s, one.prompt_tokens_per_s, one.output_tokens_per_s) for one in counting.seen]
+    assert len(seen) == 100
+    for number, tokens in enumerate((1, 100, 10)):
+        assert sum(5.0 * each[number] for each in seen) == pytest.approx(came * tokens)
+
+
+async def test_a_request_every_five_seconds_is_no_idleness() -> None:
+    bench = Bench(1)
+    await bench.plane.set_policy(PolicyPlan("slo", 3.0, 0.5, {"idle_s": 60.0}), [], by="test", reason="")
+    for look in range(400):
+        comes(bench, look % 10 == 5)
+        await bench.steps(1)
+    assert bench.plane.state.pools["cpu"].target == 1
+    await bench.steps(200)
+    assert bench.plane.state.pools["cpu"].target == 0
+    assert bench.plane.state.events[-1].kind == "settled"
+    assert "no request for 60 s" in [event.reason for event in bench.plane.state.events]
+
+
+async def test_while_no_ingress_tells_nobody_is_asked_and_what_came_is_told_after_it(counting: Counting) -> None:
+    bench = await policed()
+    bench.fleet.telling = False
+    comes(bench, 60)
+    await bench.steps(40)
+    assert not counting.seen, "silence is no idleness"
+    bench.fleet.telling = True
+    await bench.steps(1)
+    [seen] = counting.seen
+    assert seen.requests_per_s == pytest.approx(60 / 20.5)
+
+
+async def test_a_policy_that_is_new_sees_the_last_seconds_alone(counting: Counting) -> None:
+    bench = Bench(1)
+    comes(bench, 1000)
+    await bench.steps(100)
+    await bench.plane.set_policy(PolicyPlan("counting"), [], by="test", reason="")
+    await bench.steps(10)
+    assert [one.requests_per_s for one in counting.seen] == [0.0]
