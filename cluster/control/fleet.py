@@ -11,7 +11,7 @@ from ...replicas.updates.file import WeightFile
 from ..fleet.status import FleetStatus, PrefixStatus, WeightStatus
 from .state import PolicyPlan, PoolPlan
 
-__all__ = ["Fleet", "Planned", "PoolLook", "ReplicaLook"]
+__all__ = ["Fleet", "Planned", "PoolLook", "ReplicaLook", "pool_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,13 @@ class PoolLook:
     @property
     def starting(self) -> int:
         return sum(one.state == "starting" for one in self.replicas)
+
+
+def pool_of(look: Mapping[str, PoolLook], replica_id: str) -> str | None:
+    """Of a replica that serves; None: there is none of that name."""
+    return next(
+        (name for name, pool in look.items() if any(one.replica_id == replica_id for one in pool.running)), None
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What scaling policies see, made of what Serve and the ingress tell. Pure."""
+"""What Serve and the ingress tell, put together: for scaling policies, and for who is to go. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..routing.live import speed_of as routed
 from ..routing.predict import Speed
 from ..scaling.arrivals import Arrivals, Rates
 from ..scaling.state import Observed, PoolState
-from .fleet import PoolLook
+from .fleet import PoolLook, ReplicaLook
 from .state import State
 
 
@@ -57,6 +57,18 @@ def replicas_of(status: FleetStatus | None) -> dict[str, list[ReplicaStatus]]:
     for one in () if status is None else status.replicas:
         found.setdefault(one.pool, []).append(one)
     return found
+
+
+def in_order(look: PoolLook, known: Sequence[ReplicaStatus]) -> list[str]:
+    """Those that serve, as they should go: marked already, or with the least to do, or the newest."""
+    status = {one.replica_id: one for one in known}
+
+    def rank(one: ReplicaLook) -> tuple[bool, int, float]:
+        told = status.get(one.replica_id)
+        work = 0 if told is None else told.load.running + told.load.waiting
+        return (told is None or told.state != "draining", work, -one.started)
+
+    return [one.replica_id for one in sorted(look.running, key=rank)]
 
 
 def cached(before: Mapping[str, int], status: FleetStatus) -> int:

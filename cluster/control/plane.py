@@ -14,18 +14,20 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
-from ...replicas.errors import MotleyError, NotFound
+from ...replicas.errors import InvalidRequest, MotleyError, NotFound
 from ...replicas.shown import shown
 from ...replicas.updates.file import WeightFile
 from ..failures import Conflict
-from ..fleet.status import FleetStatus, PrefixStatus, ReplicaStatus, WeightStatus
+from ..fleet.status import FleetStatus, PrefixStatus, WeightStatus
 from ..happening import Happening, happen, happening
 from ..scaling.arrivals import Rates
+from ..scaling.state import Target
 from . import decide
 from .asking import Asking
-from .fleet import Fleet, PoolLook, ReplicaLook
-from .observe import replicas_of
+from .fleet import Fleet, PoolLook, pool_of
+from .observe import in_order, replicas_of
 from .policies import policy_of
+from .starts import Starts
 from .state import Event, PolicyPlan, State, WeightUpdate
 
 log = logging.getLogger(__name__)
@@ -33,6 +35,7 @@ log = logging.getLogger(__name__)
 LOOK_S = 0.5  # between two looks at the fleet
 CATCH_UP_S = 5.0  # between two attempts to bring replicas the weights that they have missed
 IDLE_S = 0.3  # a load that was told so long after the mark has all that was on its way
+BY_POLICY = "policy "  # and its name: who has decided
 Clock = Callable[[], float]
 
 
@@ -45,8 +48,9 @@ class Store(Protocol):
 class Plane:
     """Decisions come from gRPC and from the policy; `step` does the rest, over and over.
 
-    looked  what Serve said last, and status what the ingress did; None: not yet
-    changed happens, and is replaced, whenever there is something new to see
+    looked         what Serve said last, and status what the ingress did; None: not yet
+    policy_failed  why the policy decides nothing, or not for all pools; empty: it does
+    changed        happens, and is replaced, whenever there is something new to see
     """
 
     def __init__(self, fleet: Fleet, store: Store, state: State, clock: Clock = time.time) -> None:
@@ -54,7 +58,7 @@ class Plane:
         self.looked: Mapping[str, PoolLook] = {}
         self.status: FleetStatus | None = None
         self.pending: dict[str, str] = {}
-        self.cold_start_s: dict[str, float] = {}
+        self.policy_failed = ""
         self.changed: Happening = happening()
         self.looked_at = 0.0  # by the clock, when it last went well
         self._fleet = fleet
@@ -64,14 +68,19 @@ class Plane:
         self._updates = asyncio.Lock()  # one of weights at a time
         self._caught_up = -CATCH_UP_S
         self._catching: asyncio.Future[None] | None = None
-        self._starting: dict[str, float] = {}  # replica -> when it was first seen
         self._asking = Asking()
+        self._starts = Starts()
         self._marked: dict[str, float] = {}  # replica -> when, since this process began
 
     @property
     def rates(self) -> Rates:
         """Of what is asked of the fleet, between the last two looks."""
         return self._asking.rates
+
+    @property
+    def cold_start_s(self) -> Mapping[str, float]:
+        """Of pools that have been seen to start."""
+        return self._starts.cold_start_s
 
     async def run(self) -> None:
         """For ever. A step that fails is told, and tried again."""
@@ -99,7 +108,7 @@ class Plane:
 
     async def drain(self, replica_id: str, **how: Any) -> Event | None:
         look = await self._fleet.look()
-        pool = _pool_of(look, replica_id)
+        pool = pool_of(look, replica_id)
         if pool is None or pool not in self.state.pools:
             raise NotFound(
                 f"replica_id: there is no {shown(replica_id)} that serves", param="replica_id", code="replica_not_found"
@@ -171,7 +180,7 @@ class Plane:
             self.state = new
         told = [event for event in new.events if event.sequence > old.sequence]
         for event in told:
-            log.info("%s", _line(event))
+            log.info("%s", event.line)
         self._tell()
         return told
 
@@ -188,7 +197,7 @@ class Plane:
         now = self._clock()
         if status is not None:
             self._asking.saw(now, status)
-        self._time_starts(look, now)
+        self._starts.saw(now, look)
         await self._let_go(look, status)
         await self._drain(look, status, now)
         await self._roll(look)
@@ -211,7 +220,7 @@ class Plane:
     async def _let_go(self, look: Mapping[str, PoolLook], status: FleetStatus | None) -> None:
         """Where fewer are wanted, mark those that go. What cannot be marked, Serve takes away as it likes."""
         for pool in self.state.pools.keys() & look.keys() - self.state.rolls.keys():
-            running = _in_order(look[pool], replicas_of(status).get(pool, []))
+            running = in_order(look[pool], replicas_of(status).get(pool, []))
             marked = [name for name in decide.leaving(self.state, pool, running) if await self._mark(name)]
             until = self._clock() + decide.DRAIN_S
             await self._change(partial(decide.go, pool=pool, gone=marked, num_running=len(running), until=until))
@@ -294,10 +303,20 @@ class Plane:
 
     async def _ask_policy(self, look: Mapping[str, PoolLook], status: FleetStatus | None, now: float) -> None:
         for target in self._asking.ask(now, self.state, look, status, self.cold_start_s):
-            plan = decide.pool_named(self.state, target.pool)
-            replicas = min(max(target.replicas, plan.minimum), plan.maximum)
-            by, reason = f"policy {self.state.policy.name}", target.reason[: decide.MAX_REASON]
-            await self.scale(target.pool, replicas, by=by, reason=reason, allow_zero=True)
+            try:
+                await self._follow(target)
+            except (InvalidRequest, NotFound) as error:  # what it wants of the other pools is done all the same
+                self._asking.failed = f"{target.pool}: {error.message}"
+        if self._asking.failed != self.policy_failed:
+            await self._change(partial(_policy_failed, reason=self._asking.failed))
+            self.policy_failed = self._asking.failed
+            self._tell()
+
+    async def _follow(self, target: Target) -> None:
+        plan = decide.pool_named(self.state, target.pool)
+        replicas = min(max(target.replicas, plan.minimum), plan.maximum)
+        by, reason = f"{BY_POLICY}{self.state.policy.name}", target.reason[: decide.MAX_REASON]
+        await self.scale(target.pool, replicas, by=by, reason=reason, allow_zero=True)
 
     async def _tell_progress(self, look: Mapping[str, PoolLook]) -> None:
         for pool in sorted(self.state.pools.keys() & look.keys()):
@@ -311,17 +330,6 @@ class Plane:
                 if why != self.pending.get(pool):
                     self.pending[pool] = why
                     await self._change(partial(_pending, pool=pool, reason=why))
-
-    def _time_starts(self, look: Mapping[str, PoolLook], now: float) -> None:
-        """How long the last replica of each pool took, from when it was first seen."""
-        there = {one.replica_id for pool in look.values() for one in pool.replicas}
-        for pool, seen in look.items():
-            for one in seen.replicas:
-                if one.state == "starting":
-                    self._starting.setdefault(one.replica_id, now)
-                elif one.state == "running" and one.replica_id in self._starting:
-                    self.cold_start_s[pool] = now - self._starting.pop(one.replica_id)
-        self._starting = {name: since for name, since in self._starting.items() if name in there}
 
 
 # What is kept of it
@@ -378,28 +386,11 @@ def _pending(state: State, now: float, pool: str, reason: str) -> State:
     return replace(state, settled=settled).told(now, "pending", pool=pool, reason=reason)
 
 
-# What is seen
-
-
-def _pool_of(look: Mapping[str, PoolLook], replica_id: str) -> str | None:
-    return next(
-        (name for name, pool in look.items() if any(one.replica_id == replica_id for one in pool.running)), None
-    )
-
-
-def _in_order(look: PoolLook, known: list[ReplicaStatus]) -> list[str]:
-    """Those that serve, as they should go: marked already, or with the least to do, or the newest."""
-    status = {one.replica_id: one for one in known}
-
-    def rank(one: ReplicaLook) -> tuple[bool, int, float]:
-        told = status.get(one.replica_id)
-        work = 0 if told is None else told.load.running + told.load.waiting
-        return (told is None or told.state != "draining", work, -one.started)
-
-    return [one.replica_id for one in sorted(look.running, key=rank)]
-
-
-def _line(event: Event) -> str:
-    """For the log."""
-    what = f"{event.before} -> {event.after}" if event.kind == "scaled" else event.replica_id
-    return " ".join(filter(None, (event.kind, event.pool, what, f"({event.by})" if event.by else "", event.reason)))
+def _policy_failed(state: State, now: float, reason: str) -> State:
+    """Told once, until it has decided something, or is another."""
+    its = (one for one in reversed(state.events) if one.kind == "policy" or one.by.startswith(BY_POLICY))
+    last = next(its, None)
+    if not reason or (last is not None and last.kind == "policy_failed"):
+        return state
+    by = f"{BY_POLICY}{state.policy.name}"
+    return state.told(now, "policy_failed", by=by, reason=reason[: decide.MAX_REASON])

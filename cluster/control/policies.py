@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...replicas.errors import InvalidRequest
+from ..fleet.spec import MAX_OBJECTIVE_S
 from ..routing.predict import Slo
 from ..scaling.state import Policy
 from .state import FIXED, PolicyPlan
@@ -11,9 +12,9 @@ from .state import FIXED, PolicyPlan
 def policy_of(plan: PolicyPlan) -> Policy | None:
     """None: operators decide. Raises InvalidRequest for a name, an objective or a setting that is none."""
     for name, seconds in (("ttft_s", plan.ttft_s), ("tpot_s", plan.tpot_s)):
-        if not 0 < seconds <= 3600:
+        if not 0 < seconds <= MAX_OBJECTIVE_S:
             raise InvalidRequest(
-                f"{name}: {seconds:g} is not accepted; expected seconds above 0, up to 3600",
+                f"{name}: {seconds:g} is not accepted; expected seconds above 0, up to {MAX_OBJECTIVE_S:g}",
                 param=name,
                 code="invalid_value",
             )

@@ -118,6 +118,13 @@ class Event:
     by: str = ""
     reason: str = ""
 
+    @property
+    def line(self) -> str:
+        """For the log."""
+        what = f"{self.before} -> {self.after}" if self.kind == "scaled" else self.replica_id
+        by = f"({self.by})" if self.by else ""
+        return " ".join(filter(None, (self.kind, self.pool, what, by, self.reason)))
+
 
 @dataclass(frozen=True, slots=True)
 class State:

@@ -26,6 +26,7 @@ def fleet(plane: Plane, *, events: bool) -> pb.Fleet:
     return pb.Fleet(
         generation=state.generation,
         policy=state.policy.name,
+        policy_failed=plane.policy_failed,
         pools=[_pool(plane, name) for name in sorted(state.pools)],
         demand=demand(plane),
         events=[event(one) for one in state.events] if events else (),

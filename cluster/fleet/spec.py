@@ -46,6 +46,7 @@ __all__ = [
 ]
 
 MAX_REPLICAS = 10_000
+MAX_OBJECTIVE_S = 3600.0  # more is none
 NAME = r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"
 DEVICE = r"^(cpu|cuda(:\d{1,2})?)$"
 CAPABILITY = f"^{PATTERN}$"
@@ -97,6 +98,7 @@ Port = Annotated[int, Field(ge=1, le=65535)]
 Seconds = Annotated[float, Field(ge=0, le=7 * 24 * 3600, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Objective = Annotated[float, Field(ge=0.001, le=1000 * MAX_OBJECTIVE_S, allow_inf_nan=False)]  # in milliseconds
 LabelName = Annotated[str, Field(pattern=LABEL_NAME)]
 LabelValue = Annotated[str, Field(pattern=LABEL_VALUE)]
 Capability = Annotated[
@@ -349,9 +351,9 @@ class PoolSpec(Spec):
 class SloSpec(Spec):
     """What a request is to keep."""
 
-    ttft_ms: Positive
+    ttft_ms: Objective
     """To the first token, in milliseconds."""
-    tpot_ms: Positive
+    tpot_ms: Objective
     """Per token after it, in milliseconds."""
     shed: bool = False
     """Refuse what is predicted to miss them, rather than serve it late."""

@@ -84,6 +84,8 @@ class _EventKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enum
     """the new ones did not start; those before serve on"""
     EVENT_KIND_UPDATED: _EventKind.ValueType  # 10
     """replicas have other weights: versions before and after"""
+    EVENT_KIND_POLICY_FAILED: _EventKind.ValueType  # 11
+    """it decides nothing, or not for all pools, until it is told otherwise"""
 
 class EventKind(_EventKind, metaclass=_EventKindEnumTypeWrapper): ...
 
@@ -109,6 +111,8 @@ EVENT_KIND_ROLL_FAILED: EventKind.ValueType  # 9
 """the new ones did not start; those before serve on"""
 EVENT_KIND_UPDATED: EventKind.ValueType  # 10
 """replicas have other weights: versions before and after"""
+EVENT_KIND_POLICY_FAILED: EventKind.ValueType  # 11
+"""it decides nothing, or not for all pools, until it is told otherwise"""
 Global___EventKind: typing_extensions.TypeAlias = EventKind
 
 @typing.final
@@ -356,10 +360,13 @@ class Fleet(google.protobuf.message.Message):
     POOLS_FIELD_NUMBER: builtins.int
     DEMAND_FIELD_NUMBER: builtins.int
     EVENTS_FIELD_NUMBER: builtins.int
+    POLICY_FAILED_FIELD_NUMBER: builtins.int
     generation: builtins.int
     """counts decisions"""
     policy: builtins.str
     """who decides how many replicas there are"""
+    policy_failed: builtins.str
+    """why the policy decides nothing, or not for all pools; empty: it does"""
     @property
     def pools(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Pool]:
         """by name"""
@@ -380,9 +387,10 @@ class Fleet(google.protobuf.message.Message):
         pools: collections.abc.Iterable[Global___Pool] | None = ...,
         demand: Global___Demand | None = ...,
         events: collections.abc.Iterable[Global___Event] | None = ...,
+        policy_failed: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["demand", b"demand"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["demand", b"demand", "events", b"events", "generation", b"generation", "policy", b"policy", "pools", b"pools"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["demand", b"demand", "events", b"events", "generation", b"generation", "policy", b"policy", "policy_failed", b"policy_failed", "pools", b"pools"]) -> None: ...
 
 Global___Fleet: typing_extensions.TypeAlias = Fleet
 

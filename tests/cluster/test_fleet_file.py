@@ -10,6 +10,9 @@ from pathlib import Path
 import jsonschema
 import pytest
 import yaml
+from hypothesis import example, given
+from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from motley.cluster.control.planned import planned
 from motley.cluster.control.policies import policy_of
@@ -88,7 +91,9 @@ def test_the_schema_is_as_generated() -> None:
         ("    labels: {spot: true}\n", "4:20", "pools[0].labels.spot: True is not accepted; expected text"),
         ("    labels: {'a b': c}\n", "4:14", "expected the name of a label"),
         ("    labels: {a: in(b}\n", "4:17", "expected a label's value such as T4, in(T4, L4) or !T4"),
-        ("slo: {ttft_ms: -1, tpot_ms: 1}\n", "4:16", "slo.ttft_ms: -1 is not accepted; expected more than 0"),
+        ("slo: {ttft_ms: -1, tpot_ms: 1}\n", "4:16", "slo.ttft_ms: -1 is not accepted; expected at least 0.001"),
+        ("slo: {ttft_ms: 1.0e+9, tpot_ms: 1}\n", "4:16", "1000000000.0 is not accepted; expected at most 3600000"),
+        ("slo: {ttft_ms: 1, tpot_ms: 3600001}\n", "4:28", "slo.tpot_ms: 3600001 is not accepted; expected at most"),
         ("slo: {ttft_ms: .nan, tpot_ms: 3}\n", "4:16", "slo.ttft_ms: nan is not accepted; expected a finite number"),
         ("slo: {ttft_ms: 1}\n", "4:6", "slo.tpot_ms: it is missing"),
         ("scaling: {policy: auto}\n", "4:19", "'auto' is not accepted; expected 'fixed', 'queue' or 'slo'"),
@@ -223,6 +228,18 @@ def test_policies_have_the_settings_that_a_fleet_file_says_of_them() -> None:
         )
         assert dict(said.policy.settings) == dict.fromkeys(numbers, 7.0)
         policy_of(said.policy)  # raises where it cannot be made
+
+
+@given(st.floats(), st.sampled_from(["fixed", "queue", "slo"]))
+@example(3.6e6, "fixed")
+@example(1e-322, "slo")
+def test_of_objectives_that_a_file_may_say_a_policy_is_made(milliseconds: float, policy: str) -> None:
+    said = yaml.safe_load(HEAD) | {"slo": {"ttft_ms": milliseconds, "tpot_ms": milliseconds}}
+    try:
+        spec = FleetSpec.model_validate(said | {"scaling": {"policy": policy}})
+    except ValidationError:
+        return
+    policy_of(planned(spec).policy)  # raises where it cannot be made
 
 
 def test_a_pool_may_have_its_weights_in_tiers() -> None:

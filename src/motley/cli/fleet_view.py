@@ -24,6 +24,7 @@ _WHAT = {
     "rolling": "{pool}: its replicas are being replaced",
     "rolled": "{pool}: its replicas have been replaced",
     "roll_failed": "{pool}: the new replicas did not start, those before serve on",
+    "policy_failed": "the policy does not decide",
     "updated": "{pool}: weights of version {after}",
 }
 
@@ -70,13 +71,17 @@ def show_metrics(found: pb.Metrics) -> None:
 
 def _whole(fleet: pb.Fleet, events: Iterable[pb.Event]) -> Group:
     return Group(
-        Text(f"generation {fleet.generation}, policy {fleet.policy}{_demand(fleet)}\n"),
+        Text(f"generation {fleet.generation}, policy {fleet.policy}{_fails(fleet)}{_demand(fleet)}\n"),
         _pools(fleet),
         Text(),
         _replicas(fleet),
         Text(),
         *(Text(_line(event)) for event in list(events)[-LAST_EVENTS:]),
     )
+
+
+def _fails(fleet: pb.Fleet) -> str:
+    return f", which fails: {fleet.policy_failed}" if fleet.policy_failed else ""
 
 
 def _demand(fleet: pb.Fleet) -> str:

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 from fake_fleet import Bench
 
-from motley.cluster.control.state import PolicyPlan
+from motley.cluster.control.fleet import Planned
+from motley.cluster.control.state import PolicyPlan, PoolPlan
 from motley.cluster.scaling.state import Observed, Target
 
 
@@ -142,3 +143,65 @@ async def test_a_policy_that_is_new_sees_the_last_seconds_alone(counting: Counti
     await bench.plane.set_policy(PolicyPlan("counting"), [], by="test", reason="")
     await bench.steps(10)
     assert [one.requests_per_s for one in counting.seen] == [0.0]
+
+
+class Faulty:
+    """A policy that fails, and knows what it wants after that."""
+
+    def __init__(self) -> None:
+        self.failing = True
+        self.wanted: tuple[Target, ...] = ()
+
+    def decide(self, observed: Observed) -> tuple[Target, ...]:
+        if self.failing:
+            raise ZeroDivisionError("no\nspeed")
+        return self.wanted
+
+
+async def test_a_policy_that_fails_is_told_and_the_fleet_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = Faulty()
+    taken(monkeypatch, "faulty", policy)
+    bench = Bench(1)
+    await bench.plane.set_policy(PolicyPlan("faulty"), [], by="test", reason="")
+    await bench.steps(40)
+    assert bench.plane.looked_at == bench.clock.now - 0.5, "what is seen is of now"
+    assert bench.plane.policy_failed == "ZeroDivisionError: no speed"
+    await bench.scale(2, reason="by hand")
+    await bench.steps()
+    assert len(bench.fleet.replicas("cpu")) == 2, "operators decide all the same"
+    bench.again()
+    await bench.steps(40)
+    assert bench.kinds.count("policy_failed") == 1, "told once, by whichever process"
+    [told] = [event for event in bench.plane.state.events if event.kind == "policy_failed"]
+    assert (told.by, told.reason) == ("policy faulty", "ZeroDivisionError: no speed")
+    policy.failing, policy.wanted = False, (Target("cpu", 3, "more"),)
+    await bench.steps(20)
+    assert bench.plane.policy_failed == ""
+    assert bench.plane.state.pools["cpu"].target == 3
+    policy.failing = True
+    await bench.steps(20)
+    assert bench.kinds.count("policy_failed") == 2, "again, after it has decided something"
+
+
+async def test_what_a_policy_may_not_want_of_one_pool_the_others_do_not_feel(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = Faulty()
+    policy.failing, policy.wanted = False, (Target("gone", 2, "why"), Target("cpu", 3, "more"))
+    taken(monkeypatch, "faulty", policy)
+    bench = Bench(1)
+    await bench.plane.set_policy(PolicyPlan("faulty"), [], by="test", reason="")
+    await bench.steps(20)
+    assert bench.plane.state.pools["cpu"].target == 3
+    assert bench.plane.policy_failed == "gone: pool: there is no 'gone'; there are: cpu"
+    assert bench.kinds.count("policy_failed") == 1
+
+
+async def test_a_plan_of_which_no_policy_can_be_made_leaves_the_fleet_as_it_is() -> None:
+    bench = Bench(2)
+    bench.fleet.plan = Planned("a", {"cpu": PoolPlan(2, 0, 8)}, PolicyPlan("slo", ttft_s=1e6))
+    await bench.steps(20)
+    assert bench.plane.looked_at == bench.clock.now - 0.5
+    assert "ttft_s: 1e+06 is not accepted" in bench.plane.policy_failed
+    assert len(bench.fleet.replicas("cpu")) == 2
+    await bench.plane.set_policy(PolicyPlan("slo"), [], by="test", reason="")
+    await bench.steps(1)
+    assert bench.plane.policy_failed == ""

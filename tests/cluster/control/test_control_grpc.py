@@ -17,9 +17,12 @@ from google.rpc.status_pb2 import Status
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from motley.cli import fleet_view
 from motley.cluster.auth.keys import KeyRing, StoredKey, hash_key, new_key
 from motley.cluster.control import control_rpcs, keda_rpcs
+from motley.cluster.control.fleet import Planned
 from motley.cluster.control.server import SERVICES, AdminDoor, start_server
+from motley.cluster.control.state import PolicyPlan, PoolPlan
 from motley.cluster.edge.ports import settled_block
 from motley.cluster.fleet.status import Demand
 from motley.cluster.protos import control_pb2 as pb
@@ -131,6 +134,17 @@ async def test_the_fleet_as_it_is(plane: Plane) -> None:
     assert [event.kind for event in fleet.events] == [pb.EVENT_KIND_SETTLED]
     metrics = await plane.call("GetMetrics", pb.GetMetricsRequest())
     assert (metrics.pools[0].running, metrics.requests_per_s) == (3, pytest.approx(7 / 0.5))
+
+
+async def test_a_policy_that_fails_is_told(plane: Plane, capsys: pytest.CaptureFixture[str]) -> None:
+    plane.bench.fleet.plan = Planned("a", {"cpu": PoolPlan(1, 0, 8)}, PolicyPlan("slo", ttft_s=1e6))
+    await plane.bench.steps(2)
+    told = await plane.call("GetFleet", pb.GetFleetRequest())
+    assert told.policy_failed.startswith("ttft_s: 1e+06 is not accepted")
+    [event] = [event for event in told.events if event.kind == pb.EVENT_KIND_POLICY_FAILED]
+    assert (event.by, event.reason) == ("policy slo", told.policy_failed)
+    fleet_view.show(told)
+    assert "policy slo, which fails: ttft_s: 1e+06 is not accepted" in " ".join(capsys.readouterr().out.split())
 
 
 async def test_weights_that_are_updated(plane: Plane) -> None:
