@@ -4,7 +4,7 @@ nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ...replicas.errors import InvalidRequest, NotFound, Unavailable
@@ -17,6 +17,7 @@ MAX_REASON = 200  # characters
 MAX_REPLICAS = 10_000  # that a pool's bounds may allow
 DRAIN_S = 600.0
 MAX_DRAIN_S = 24 * 3600.0
+DEPLOYER = "motley serve"  # who has decided what a fleet's file or flags say
 
 
 def check_generation(state: State, expected: int | None) -> None:
@@ -210,10 +211,11 @@ def updated(state: State, now: float, pool: str, update: WeightUpdate, *, by: st
     return after.told(now, "updated", pool=pool, before=before, after=before + 1, by=by, reason=why)
 
 
-def deployed(state: State, deployment: str, pools: Mapping[str, PoolPlan], policy: PolicyPlan) -> State:
+def deployed(state: State, now: float, deployment: str, pools: Mapping[str, PoolPlan], policy: PolicyPlan) -> State:
     """The pools of what has just been deployed. Those that are known keep their targets, within the new bounds.
 
-    They keep the model that they were rolled to as well, unless it is another one now that the file says.
+    They keep the model that they were rolled to as well, unless it is another one now that the file says. A decision as
+    any other, unless all of it was so already.
     """
     if deployment == state.deployment:
         return state
@@ -229,7 +231,39 @@ def deployed(state: State, deployment: str, pools: Mapping[str, PoolPlan], polic
     }
     drains = {name: one for name, one in state.drains.items() if one.pool in plans}
     rolls = {name: one for name, one in state.rolls.items() if name in plans}
-    return replace(state, deployment=deployment, pools=plans, policy=policy, drains=drains, rolls=rolls)
+    settled = state.settled.intersection(plans)
+    after = replace(
+        state, deployment=deployment, pools=plans, policy=policy, drains=drains, rolls=rolls, settled=settled
+    )
+    what = "; ".join(_differences(state, after))
+    if not what:
+        return after
+    after = replace(after, generation=state.generation + 1)
+    for name, (old, _) in sorted(known.items()):
+        if plans[name].target != old.target:
+            after = _note_scaled(after, now, name, old.target, by=DEPLOYER, reason="its new bounds")
+    return after.told(now, "deployed", by=DEPLOYER, reason=what if len(what) <= MAX_REASON else f"{what[:197]}...")
+
+
+def _differences(old: State, new: State) -> Iterator[str]:
+    """In words."""
+    if new.policy != old.policy:
+        yield f"policy {new.policy.name}"
+    for name, plan in sorted(new.pools.items()):
+        was = old.pools.get(name)
+        bounds = f"{name} from {plan.minimum} to {plan.maximum}"
+        if was is None:
+            yield f"{bounds}, new"
+            continue
+        if (plan.minimum, plan.maximum) != (was.minimum, was.maximum):
+            yield bounds
+        if plan.said != was.said:
+            yield f"{name} of {plan.said or 'the model of the fleet'}"
+        if plan.cost_per_hour != was.cost_per_hour:
+            yield f"{name} at {plan.cost_per_hour:g} an hour"
+        if plan.cold_start_s != was.cold_start_s:
+            yield f"{name} starts in {plan.cold_start_s:g} s"
+    yield from (f"no {name}" for name in sorted(old.pools.keys() - new.pools.keys()))
 
 
 def leaving(state: State, pool: str, running: Sequence[str]) -> Sequence[str]:

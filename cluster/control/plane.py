@@ -36,6 +36,7 @@ LOOK_S = 0.5  # between two looks at the fleet
 CATCH_UP_S = 5.0  # between two attempts to bring replicas the weights that they have missed
 IDLE_S = 0.3  # a load that was told so long after the mark has all that was on its way
 BY_POLICY = "policy "  # and its name: who has decided
+ANOTHER = ("policy", "deployed")  # events of another policy, perhaps
 Clock = Callable[[], float]
 
 
@@ -215,7 +216,7 @@ class Plane:
         planned = await self._fleet.planned()
         if planned is not None and planned.name != self.state.deployment:
             name, pools, policy = planned.name, planned.pools, planned.policy
-            await self._change(lambda state, now: decide.deployed(state, name, pools, policy))
+            await self._change(partial(decide.deployed, deployment=name, pools=pools, policy=policy))
 
     async def _let_go(self, look: Mapping[str, PoolLook], status: FleetStatus | None) -> None:
         """Where fewer are wanted, mark those that go. What cannot be marked, Serve takes away as it likes."""
@@ -388,7 +389,7 @@ def _pending(state: State, now: float, pool: str, reason: str) -> State:
 
 def _policy_failed(state: State, now: float, reason: str) -> State:
     """Told once, until it has decided something, or is another."""
-    its = (one for one in reversed(state.events) if one.kind == "policy" or one.by.startswith(BY_POLICY))
+    its = (one for one in reversed(state.events) if one.kind in ANOTHER or one.by.startswith(BY_POLICY))
     last = next(its, None)
     if not reason or (last is not None and last.kind == "policy_failed"):
         return state

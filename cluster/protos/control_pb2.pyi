@@ -86,6 +86,8 @@ class _EventKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enum
     """replicas have other weights: versions before and after"""
     EVENT_KIND_POLICY_FAILED: _EventKind.ValueType  # 11
     """it decides nothing, or not for all pools, until it is told otherwise"""
+    EVENT_KIND_DEPLOYED: _EventKind.ValueType  # 12
+    """what was deployed says other bounds, prices or pools, or another policy"""
 
 class EventKind(_EventKind, metaclass=_EventKindEnumTypeWrapper): ...
 
@@ -113,6 +115,8 @@ EVENT_KIND_UPDATED: EventKind.ValueType  # 10
 """replicas have other weights: versions before and after"""
 EVENT_KIND_POLICY_FAILED: EventKind.ValueType  # 11
 """it decides nothing, or not for all pools, until it is told otherwise"""
+EVENT_KIND_DEPLOYED: EventKind.ValueType  # 12
+"""what was deployed says other bounds, prices or pools, or another policy"""
 Global___EventKind: typing_extensions.TypeAlias = EventKind
 
 @typing.final

@@ -106,7 +106,7 @@ def test_a_file_that_says_another_model_ends_a_roll() -> None:
     state = State(deployment="first", pools={"a": PoolPlan(1, model="rolled", said="one")})
     assert rolled(fleet("one"), fleet("two"), state, {"a": "v"}) == {}
     said = {name: planned(fleet(name)) for name in ("one", "two")}
-    kept, over = (deployed(state, plan.name, plan.pools, plan.policy).pools["a"].model for plan in said.values())
+    kept, over = (deployed(state, 0.0, plan.name, plan.pools, plan.policy).pools["a"].model for plan in said.values())
     assert (kept, over) == ("rolled", "")
     under_way = State(pools={"a": PoolPlan(1)}, rolls={"a": Roll("v", "coming")})
     assert rolled(fleet("one"), fleet("one"), under_way, {"a": "v"})["a"] == Rolled("v", "coming")

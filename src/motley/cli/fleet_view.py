@@ -24,6 +24,7 @@ _WHAT = {
     "rolling": "{pool}: its replicas are being replaced",
     "rolled": "{pool}: its replicas have been replaced",
     "roll_failed": "{pool}: the new replicas did not start, those before serve on",
+    "deployed": "other pools, bounds or policy were deployed",
     "policy_failed": "the policy does not decide",
     "updated": "{pool}: weights of version {after}",
 }

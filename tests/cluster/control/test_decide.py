@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ HOW: dict[str, Any] = {"by": "test", "reason": "why"}
 POOLS = {"cpu": PoolPlan(2, 1, 4), "gpu": PoolPlan(0, 0, 2)}
 
 plans = st.builds(
-    lambda numbers, cost, model: PoolPlan(numbers[1], numbers[0], numbers[2], cost, model),
+    lambda numbers, cost, model: PoolPlan(numbers[1], numbers[0], numbers[2], cost, model=model),
     st.lists(st.integers(0, 50), min_size=3, max_size=3).map(sorted),
     st.floats(0, 100),
     st.text(max_size=8),
@@ -135,13 +136,50 @@ def test_as_many_go_as_are_too_many(target: int, removing: list[bool], more: int
 
 
 def test_a_new_deployment_keeps_targets_and_a_new_process_keeps_bounds() -> None:
-    state = decide.deployed(State(), "first", POOLS, PolicyPlan())
+    state = decide.deployed(State(), 0.0, "first", POOLS, PolicyPlan())
     state = decide.scale(state, 0.0, "cpu", 4, **HOW)
     state = decide.set_policy(state, 0.0, None, [("cpu", 0, 6)], **HOW)
-    assert decide.deployed(state, "first", POOLS, PolicyPlan("queue")) == state
-    again = decide.deployed(state, "second", {"cpu": PoolPlan(1, 1, 3)}, PolicyPlan("queue"))
+    assert decide.deployed(state, 0.0, "first", POOLS, PolicyPlan("queue")) == state
+    again = decide.deployed(state, 0.0, "second", {"cpu": PoolPlan(1, 1, 3)}, PolicyPlan("queue"))
     assert again.pools == {"cpu": PoolPlan(3, 1, 3)}
     assert again.policy.name == "queue"
+
+
+def test_a_deployment_is_a_decision_with_number_author_and_reason() -> None:
+    first = decide.deployed(State(), 5.0, "first", POOLS, PolicyPlan())
+    assert first.events == (
+        Event(1, 5.0, "deployed", generation=1, by="motley serve", reason="cpu from 1 to 4, new; gpu from 0 to 2, new"),
+    )
+    first = replace(first, settled=frozenset(POOLS))
+    pools = {"cpu": PoolPlan(1, 0, 1, 0.5), "tpu": PoolPlan(1, cold_start_s=9)}
+    second = decide.deployed(first, 6.0, "second", pools, PolicyPlan("slo"))
+    assert second.generation == 2
+    assert [(one.kind, one.pool, one.before, one.after, one.by) for one in second.events[1:]] == [
+        ("scaled", "cpu", 2, 1, "motley serve"), ("deployed", "", 0, 0, "motley serve")
+    ]  # fmt: skip
+    assert second.events[-1].reason == "policy slo; cpu from 0 to 1; cpu at 0.5 an hour; tpu from 0 to 1, new; no gpu"
+    assert second.settled == frozenset()
+    with pytest.raises(Conflict, match="it is 2 by now, not 1"):
+        decide.scale(second, 7.0, "cpu", 0, generation=1, **HOW)
+    same = decide.deployed(second, 7.0, "third", {**pools, "cpu": PoolPlan(0, 0, 1, 0.5)}, PolicyPlan("slo"))
+    assert same == replace(second, deployment="third"), "nothing of it is new"
+    other = {name: replace(plan, said="int4", cold_start_s=7.0) for name, plan in pools.items()}
+    assert decide.deployed(second, 7.0, "third", other, PolicyPlan("slo")).events[-1].reason == (
+        "cpu of int4; cpu starts in 7 s; tpu of int4; tpu starts in 7 s"
+    )
+    many = decide.deployed(State(), 0.0, "many", {f"pool-{at}": PoolPlan(1) for at in range(99)}, PolicyPlan())
+    assert len(many.events[-1].reason) == decide.MAX_REASON
+
+
+@given(states, states, st.sampled_from(["fixed", "slo"]))
+def test_whatever_a_deployment_changes_is_one_generation(state: State, other: State, policy: str) -> None:
+    after = decide.deployed(state, 0.0, "another", other.pools, PolicyPlan(policy))
+    said = [(name, one.minimum, one.maximum, one.target, one.cost_per_hour) for name, one in after.pools.items()]
+    was = [(name, one.minimum, one.maximum, one.target, one.cost_per_hour) for name, one in state.pools.items()]
+    changed = sorted(said) != sorted(was) or after.policy != state.policy
+    assert after.generation == state.generation + changed
+    assert (after.sequence > state.sequence) is changed
+    assert all(one.by and one.reason for one in after.events[len(state.events) :])
 
 
 def test_events_are_kept_up_to_a_number() -> None:

@@ -223,6 +223,7 @@ async def test_what_is_deployed_later_is_taken_over_once() -> None:
     bench.again()
     await bench.steps()
     assert bench.plane.state.pools["cpu"].maximum == 8, "the same deployment says nothing new"
+    assert bench.kinds.count("deployed") == 1
     bench.fleet.plan = Planned("b", {"more": PoolPlan(1, 0, 4)}, PolicyPlan())
     await bench.steps()
     assert list(bench.plane.state.pools) == ["more"]
