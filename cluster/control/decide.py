@@ -29,7 +29,9 @@ def check_generation(state: State, expected: int | None) -> None:
         )
 
 
-def check_reason(reason: str) -> None:
+def check_reason(reason: str, *, needed: bool = True) -> None:
+    if needed and not reason.strip():
+        raise InvalidRequest("reason: it is missing; say why, in a few words", param="reason", code="invalid_value")
     if len(reason) > MAX_REASON or not reason.isprintable():
         raise InvalidRequest(
             f"reason: expected up to {MAX_REASON} printable characters, not {shown(reason)}",
@@ -176,7 +178,7 @@ def roll(
 def check_update(state: State, pool: str, expected: int | None, reason: str) -> PoolPlan:
     """Whether the pool's weights may be changed now: its plan."""
     plan = pool_named(state, pool)
-    check_reason(reason)
+    check_reason(reason, needed=False)  # its event says the path
     if pool in state.rolls:
         raise Conflict(f"pool {pool!r} is being rolled; try again when that is done", param="pool", code="rolling")
     if expected is not None and expected != len(plan.weights):

@@ -465,7 +465,7 @@ class ScalePoolRequest(google.protobuf.message.Message):
     generation: builtins.int
     """ABORTED unless it is the fleet's; default: any"""
     reason: builtins.str
-    """told in the event, up to 200 characters"""
+    """why: told in the event, 1 to 200 characters"""
     allow_zero: builtins.bool
     """true: there may be none left; else FAILED_PRECONDITION"""
     def __init__(
@@ -539,7 +539,7 @@ class SetScalingPolicyRequest(google.protobuf.message.Message):
     generation: builtins.int
     """ABORTED unless it is the fleet's; default: any"""
     reason: builtins.str
-    """told in the event, up to 200 characters"""
+    """why: told in the event, 1 to 200 characters"""
     ttft_s: builtins.float
     """objective of the policy: seconds to the first token; default: 2"""
     tpot_s: builtins.float
@@ -593,7 +593,7 @@ class DrainReplicaRequest(google.protobuf.message.Message):
     generation: builtins.int
     """ABORTED unless it is the fleet's; default: any"""
     reason: builtins.str
-    """told in the event, up to 200 characters"""
+    """why: told in the event, 1 to 200 characters"""
     allow_zero: builtins.bool
     """as of ScalePool"""
     def __init__(
@@ -630,7 +630,7 @@ class RollModelRequest(google.protobuf.message.Message):
     generation: builtins.int
     """ABORTED unless it is the fleet's; default: any"""
     reason: builtins.str
-    """told in the event, up to 200 characters"""
+    """why: told in the event, 1 to 200 characters"""
     def __init__(
         self,
         *,

@@ -229,4 +229,4 @@ class Bench:
             await self.plane._catching
 
     async def scale(self, replicas: int, **how: object) -> None:
-        await self.plane.scale("cpu", replicas, **{"by": "test", "reason": "", "allow_zero": True, **how})
+        await self.plane.scale("cpu", replicas, **{"by": "test", "reason": "why", "allow_zero": True, **how})

@@ -69,7 +69,7 @@ async def why(pool: str, replicas: int) -> list[str]:
     """What the control plane tells of a pool that is to have more replicas than find a place."""
     plane = Plane(ServeFleet(APPLICATION, lambda models: None), Forgetful(), State())
     await plane.step()
-    await plane.scale(pool, replicas, by="test", reason="")
+    await plane.scale(pool, replicas, by="test", reason="why")
     deadline = time.monotonic() + START_S
     while not plane.pending.get(pool, "").startswith("no "):
         assert time.monotonic() < deadline, plane.state.events

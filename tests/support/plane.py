@@ -45,7 +45,7 @@ class Plane:
         return made
 
     def policy(self, name: str, **settings: float) -> None:
-        self.call("SetScalingPolicy", pb.SetScalingPolicyRequest(policy=name, settings=settings))
+        self.call("SetScalingPolicy", pb.SetScalingPolicyRequest(policy=name, settings=settings, reason=name))
 
     def watch(self, after: int) -> Any:
         return self._stub.WatchFleet(pb.WatchFleetRequest(after=after), metadata=self.metadata, timeout=60)

@@ -112,7 +112,7 @@ def test_killed_drained_and_scaled_under_load(fleet: Served, plane: Plane) -> No
         assert made.generation == start.generation + 1
         old = kill_the_actor(fleet)  # Serve may have been told, or not
         [drained] = plane.pool_of("p40").replicas
-        plane.call("DrainReplica", pb.DrainReplicaRequest(replica_id=drained.replica_id, timeout_s=20))
+        plane.call("DrainReplica", pb.DrainReplicaRequest(replica_id=drained.replica_id, timeout_s=20, reason="why"))
         plane.wait(3, "a10")
         assert plane.fleet.generation == made.generation + 1, "the drain's"
         with pytest.raises(grpc.RpcError) as caught:
@@ -164,7 +164,7 @@ def test_one_that_is_drained_is_replaced_and_one_that_is_removed_is_not(fleet: S
         wait_for(lambda: first not in there(), "its end", 120)
         plane.wait(2, "a10")
         assert second in there()
-        plane.call("DrainReplica", pb.DrainReplicaRequest(replica_id=second, remove=True, timeout_s=5))
+        plane.call("DrainReplica", pb.DrainReplicaRequest(replica_id=second, remove=True, timeout_s=5, reason="why"))
         plane.wait(1, "a10")
         assert second not in there()
         assert plane.pool_of("a10").target == 1
@@ -174,11 +174,11 @@ def test_a_roll_under_load_and_a_bad_one(fleet: Served, plane: Plane, tmp_path: 
     plane.wait(1, "a10")
     [before] = [one.replica_id for one in plane.pool_of("a10").replicas]
     with load(fleet, CLIENTS):
-        plane.call("RollModel", pb.RollModelRequest(pool="a10"))
+        plane.call("RollModel", pb.RollModelRequest(pool="a10", reason="why"))
         wait_for(lambda: before not in {one.replica_id for one in plane.pool_of("a10").replicas}, "its end", 120)
         plane.wait(1, "a10")
         with pytest.raises(grpc.RpcError) as caught:
-            plane.call("RollModel", pb.RollModelRequest(pool="a10", model=str(tmp_path)))
+            plane.call("RollModel", pb.RollModelRequest(pool="a10", model=str(tmp_path), reason="why"))
         assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
     assert plane.fleet.events[-1].kind in (pb.EVENT_KIND_ROLLED, pb.EVENT_KIND_SETTLED)
 

@@ -108,10 +108,10 @@ def test_one_tenant_floods_and_the_other_is_served(service: Served, plane: Plane
 
 
 def test_a_drained_replica_gets_nothing_from_either(service: Served, plane: Plane) -> None:
-    plane.call("ScalePool", pb.ScalePoolRequest(pool="t4", replicas=2))
+    plane.call("ScalePool", pb.ScalePoolRequest(pool="t4", replicas=2, reason="why"))
     wait_for(lambda: plane.pool_of("t4").ready == 2, "another replica")
     drained, left = (one.replica_id for one in plane.pool_of("t4").replicas)
-    plane.call("DrainReplica", pb.DrainReplicaRequest(replica_id=drained, remove=True))
+    plane.call("DrainReplica", pb.DrainReplicaRequest(replica_id=drained, remove=True, reason="why"))
     with ThreadPoolExecutor(8) as threads:
         asked = [threads.submit(ask, service, BOB, f"{number}", []) for number in range(16)]
         assert [one.result(120) for one in asked] == [40] * 16

@@ -186,7 +186,9 @@ def test_a_stream_that_moves_after_an_update_says_so(fleet: Served, checkpoint: 
 
         wait_for(lambda: sum(running().values()) >= STREAMS, "loads that have them")
         busy = running()
-        plane.DrainReplica(pb.DrainReplicaRequest(replica_id=max(busy, key=busy.__getitem__), timeout_s=0.1))
+        plane.DrainReplica(
+            pb.DrainReplicaRequest(replica_id=max(busy, key=busy.__getitem__), timeout_s=0.1, reason="why")
+        )
         wait_for(lambda: any(len(one.weights) > 1 for one in streams), "a stream to move")
         go_on(streams, 100)
     moved = [one.weights for one in streams if len(one.weights) > 1]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .fleet_words import int64, read_bounds, read_setting, why
 from .options import Json
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ AdminKey = Annotated[
 ]
 Ca = Annotated[Path | None, typer.Option(metavar="PEM", help="The control plane has a certificate of this authority.")]
 Generation = Annotated[int | None, typer.Option(help="Only if the fleet's is still this one, as status shows it.")]
-Reason = Annotated[str, typer.Option(help="Kept with the decision.")]
+Reason = Annotated[str | None, typer.Option(help="Kept with the decision; default: the command, and who has given it.")]
 Zero = Annotated[bool, typer.Option("--allow-zero", help="There may be no replica left.")]
 Wait = Annotated[bool, typer.Option("--wait", help="Until it is done.")]
 
@@ -117,7 +118,7 @@ def watch(address: Address = None, admin_key: AdminKey = None, ca: Ca = None, as
 def scale(
     pool: Annotated[str, typer.Argument(help="A pool's name, as status shows it.")],
     replicas: Annotated[int, typer.Argument(help="That it is to have.")],
-    reason: Reason = "",
+    reason: Reason = None,
     generation: Generation = None,
     allow_zero: Zero = False,
     wait: Wait = False,
@@ -138,7 +139,11 @@ def scale(
     with _plane(address, admin_key, ca) as plane:
         made = plane.ScalePool(
             pb.ScalePoolRequest(
-                pool=pool, replicas=_int64(replicas), generation=generation, reason=reason, allow_zero=allow_zero
+                pool=pool,
+                replicas=int64(replicas),
+                generation=generation,
+                reason=why(reason, "scale"),
+                allow_zero=allow_zero,
             )
         )
         _told(made, as_json)
@@ -157,7 +162,7 @@ def policy(
     setting: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=NUMBER", help="A setting of the policy; repeatable.")
     ] = None,
-    reason: Reason = "",
+    reason: Reason = None,
     generation: Generation = None,
     address: Address = None,
     admin_key: AdminKey = None,
@@ -184,15 +189,15 @@ def policy(
             for pool, (least, most) in found.items():
                 typer.echo(f"{pool:<24}{least} to {most}")
             return None
-        given = [_bounds(one) for one in bounds or ()]
+        given = [read_bounds(one) for one in bounds or ()]
         request = pb.SetScalingPolicyRequest(
             policy=name,
             bounds=given,
             generation=generation,
-            reason=reason,
+            reason=why(reason, "policy"),
             ttft_s=ttft_s,
             tpot_s=tpot_s,
-            settings=dict(_setting(one) for one in setting or ()),
+            settings=dict(read_setting(one) for one in setting or ()),
         )
         return _told(plane.SetScalingPolicy(request), as_json)
 
@@ -204,7 +209,7 @@ def drain(
     timeout_s: Annotated[
         float | None, typer.Option(help="Seconds until what it still has moves to others; default: 600.")
     ] = None,
-    reason: Reason = "",
+    reason: Reason = None,
     generation: Generation = None,
     allow_zero: Zero = False,
     wait: Wait = False,
@@ -228,7 +233,7 @@ def drain(
             remove=remove,
             timeout_s=timeout_s,
             generation=generation,
-            reason=reason,
+            reason=why(reason, "drain"),
             allow_zero=allow_zero,
         )
         made = plane.DrainReplica(request)
@@ -241,7 +246,7 @@ def drain(
 def roll(
     pool: Annotated[str, typer.Argument(help="A pool's name, as status shows it.")],
     model: Annotated[str, typer.Argument(help="Another checkpoint with the same tokenizer; default: the same.")] = "",
-    reason: Reason = "",
+    reason: Reason = None,
     generation: Generation = None,
     wait: Wait = False,
     address: Address = None,
@@ -259,7 +264,9 @@ def roll(
     from ..cluster.protos import control_pb2 as pb
 
     with _plane(address, admin_key, ca) as plane:
-        made = plane.RollModel(pb.RollModelRequest(pool=pool, model=model, generation=generation, reason=reason))
+        made = plane.RollModel(
+            pb.RollModelRequest(pool=pool, model=model, generation=generation, reason=why(reason, "roll"))
+        )
         _told(made, as_json)
         if wait:
             _wait(plane, made, "rolled", "roll_failed", pool=pool)
@@ -273,7 +280,7 @@ def update(
         int | None, typer.Option(help="Only if the pool's weights are still of this version, as status shows it.")
     ] = None,
     pool: Annotated[str, typer.Option(help="A pool's name; default: the only one.")] = "",
-    reason: Reason = "",
+    reason: Reason = None,
     address: Address = None,
     admin_key: AdminKey = None,
     ca: Ca = None,
@@ -289,7 +296,7 @@ def update(
     from ..cluster.protos import control_pb2 as pb
 
     request = pb.UpdateWeightsRequest(
-        path=str(file.absolute()), delta=delta, expected_version=expect_version, pool=pool, reason=reason
+        path=str(file.absolute()), delta=delta, expected_version=expect_version, pool=pool, reason=why(reason, "update")
     )
     with _plane(address, admin_key, ca, UPDATE_S) as plane:
         made = plane.UpdateWeights(request)
@@ -355,31 +362,6 @@ def _key(path: Path | None) -> str:
         return path.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise typer.BadParameter(f"--admin-key {path} cannot be read: {error}") from error
-
-
-def _bounds(text: str) -> pb.Bounds:
-    from ..cluster.protos import control_pb2 as pb
-
-    pool, _, range_ = text.partition("=")
-    least, _, most = range_.partition(":")
-    try:
-        return pb.Bounds(pool=pool, minimum=_int64(int(least)), maximum=_int64(int(most)))
-    except ValueError as error:
-        raise typer.BadParameter(f"--bounds {text}: expected POOL=MIN:MAX, such as cpu=1:4") from error
-
-
-def _setting(text: str) -> tuple[str, float]:
-    name, _, number = text.partition("=")
-    try:
-        return name, float(number)
-    except ValueError as error:
-        raise typer.BadParameter(f"--set {text}: expected NAME=NUMBER") from error
-
-
-def _int64(number: int) -> int:
-    if not -(2**63) <= number < 2**63:
-        raise typer.BadParameter(f"{number} is out of all bounds")
-    return number
 
 
 def _told(made: pb.Decision, as_json: bool) -> None:

@@ -37,7 +37,7 @@ async def test_a_policy_is_asked_now_and_then_and_kept_within_bounds(monkeypatch
     taken(monkeypatch, "more", policy)
     bench = Bench(1, maximum=3)
     await bench.steps()
-    await bench.plane.set_policy(PolicyPlan("more"), [], by="test", reason="")
+    await bench.plane.set_policy(PolicyPlan("more"), [], by="test", reason="why")
     await bench.steps(50)
     assert bench.plane.state.pools["cpu"].target == 3
     assert 4 <= len(policy.seen) <= 6, "every ASK_S"
@@ -55,7 +55,7 @@ async def test_a_pool_that_is_gone_is_as_fast_as_it_was(monkeypatch: pytest.Monk
     await bench.steps()
     await bench.scale(0)
     await bench.steps()
-    await bench.plane.set_policy(PolicyPlan("more"), [], by="test", reason="")
+    await bench.plane.set_policy(PolicyPlan("more"), [], by="test", reason="why")
     await bench.steps(10)
     [seen] = policy.seen[0].pools
     assert (seen.ready, seen.speed is not None) == (0, True)
@@ -92,7 +92,7 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> Counting:
 
 async def policed() -> Bench:
     bench = Bench(1)
-    await bench.plane.set_policy(PolicyPlan("counting"), [], by="test", reason="")
+    await bench.plane.set_policy(PolicyPlan("counting"), [], by="test", reason="why")
     await bench.steps(1)  # from here on it is counted
     return bench
 
@@ -113,7 +113,7 @@ async def test_every_request_is_seen_and_none_twice(counting: Counting) -> None:
 
 async def test_a_request_every_five_seconds_is_no_idleness() -> None:
     bench = Bench(1)
-    await bench.plane.set_policy(PolicyPlan("slo", 3.0, 0.5, {"idle_s": 60.0}), [], by="test", reason="")
+    await bench.plane.set_policy(PolicyPlan("slo", 3.0, 0.5, {"idle_s": 60.0}), [], by="test", reason="why")
     for look in range(400):
         comes(bench, look % 10 == 5)
         await bench.steps(1)
@@ -140,7 +140,7 @@ async def test_a_policy_that_is_new_sees_the_last_seconds_alone(counting: Counti
     bench = Bench(1)
     comes(bench, 1000)
     await bench.steps(100)
-    await bench.plane.set_policy(PolicyPlan("counting"), [], by="test", reason="")
+    await bench.plane.set_policy(PolicyPlan("counting"), [], by="test", reason="why")
     await bench.steps(10)
     assert [one.requests_per_s for one in counting.seen] == [0.0]
 
@@ -162,7 +162,7 @@ async def test_a_policy_that_fails_is_told_and_the_fleet_is_seen(monkeypatch: py
     policy = Faulty()
     taken(monkeypatch, "faulty", policy)
     bench = Bench(1)
-    await bench.plane.set_policy(PolicyPlan("faulty"), [], by="test", reason="")
+    await bench.plane.set_policy(PolicyPlan("faulty"), [], by="test", reason="why")
     await bench.steps(40)
     assert bench.plane.looked_at == bench.clock.now - 0.5, "what is seen is of now"
     assert bench.plane.policy_failed == "ZeroDivisionError: no speed"
@@ -188,7 +188,7 @@ async def test_what_a_policy_may_not_want_of_one_pool_the_others_do_not_feel(mon
     policy.failing, policy.wanted = False, (Target("gone", 2, "why"), Target("cpu", 3, "more"))
     taken(monkeypatch, "faulty", policy)
     bench = Bench(1)
-    await bench.plane.set_policy(PolicyPlan("faulty"), [], by="test", reason="")
+    await bench.plane.set_policy(PolicyPlan("faulty"), [], by="test", reason="why")
     await bench.steps(20)
     assert bench.plane.state.pools["cpu"].target == 3
     assert bench.plane.policy_failed == "gone: pool: there is no 'gone'; there are: cpu"
@@ -202,6 +202,6 @@ async def test_a_plan_of_which_no_policy_can_be_made_leaves_the_fleet_as_it_is()
     assert bench.plane.looked_at == bench.clock.now - 0.5
     assert "ttft_s: 1e+06 is not accepted" in bench.plane.policy_failed
     assert len(bench.fleet.replicas("cpu")) == 2
-    await bench.plane.set_policy(PolicyPlan("slo"), [], by="test", reason="")
+    await bench.plane.set_policy(PolicyPlan("slo"), [], by="test", reason="why")
     await bench.steps(1)
     assert bench.plane.policy_failed == ""

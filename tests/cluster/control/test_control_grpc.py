@@ -1,16 +1,13 @@
-"""The control plane's gRPC: who may call, what is refused and with which status, what a watcher sees, and KEDA."""
+"""The control plane's gRPC: who may call, what is refused and with which status, and what a watcher sees."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-from fake_fleet import Bench
+from admin_door import ADMIN, AS_ADMIN, TENANT, Plane, refused
 from google.protobuf.descriptor import ServiceDescriptor
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
@@ -18,56 +15,15 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from motley.cli import fleet_view
-from motley.cluster.auth.keys import KeyRing, StoredKey, hash_key, new_key
-from motley.cluster.control import control_rpcs, keda_rpcs
+from motley.cluster.control import control_rpcs
 from motley.cluster.control.fleet import Planned
-from motley.cluster.control.server import SERVICES, AdminDoor, start_server
+from motley.cluster.control.server import SERVICES
 from motley.cluster.control.state import PolicyPlan, PoolPlan
-from motley.cluster.edge.ports import settled_block
 from motley.cluster.fleet.status import Demand
 from motley.cluster.protos import control_pb2 as pb
-from motley.cluster.protos import control_pb2_grpc
-from motley.cluster.protos import externalscaler_pb2 as keda_pb
-from motley.cluster.protos import externalscaler_pb2_grpc as keda_grpc
 from motley.replicas.prefix.popular import PopularPrefix
 from motley.replicas.prefix.store import Breaker, StoreStats
 from motley.replicas.prefix.told import PrefixStats
-
-ADMIN, TENANT = new_key(), new_key()
-KEYS = KeyRing([StoredKey("ops", hash_key(ADMIN), admin=True), StoredKey("alice", hash_key(TENANT))])
-AS_ADMIN = (("authorization", f"Bearer {ADMIN}"),)
-PROTO = Path(keda_pb.__file__).with_name("externalscaler.proto")
-
-
-@dataclass
-class Plane:
-    bench: Bench
-    channel: grpc.aio.Channel
-    target: str
-
-    def __post_init__(self) -> None:
-        self.stub: Any = control_pb2_grpc.ControlPlaneStub(self.channel)
-        self.keda: Any = keda_grpc.ExternalScalerStub(self.channel)
-
-    async def call(self, name: str, request: Any, metadata: Any = AS_ADMIN) -> Any:
-        return await getattr(self.stub, name)(request, metadata=metadata, timeout=20)
-
-
-@pytest.fixture
-async def plane() -> AsyncIterator[Plane]:
-    bench = Bench(1)
-    await bench.steps()
-    port = settled_block(1)
-    server = await start_server(bench.plane, KEYS, AdminDoor("127.0.0.1", port))
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        yield Plane(bench, channel, f"127.0.0.1:{port}")
-    await server.stop(None)
-
-
-async def refused(call: Any) -> tuple[grpc.StatusCode, str]:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call
-    return caught.value.code(), caught.value.details() or ""
 
 
 @pytest.mark.parametrize("service", SERVICES, ids=lambda service: service.full_name)
@@ -173,32 +129,56 @@ async def test_a_decision_and_who_made_it(plane: Plane) -> None:
     code, words = await refused(plane.call("ScalePool", request))
     assert code == grpc.StatusCode.ABORTED
     assert "it is 1 by now, not 0" in words
-    again = await plane.call("ScalePool", pb.ScalePoolRequest(pool="cpu", replicas=3))
+    again = await plane.call("ScalePool", pb.ScalePoolRequest(pool="cpu", replicas=3, reason="why"))
     assert (again.generation, again.HasField("event")) == (1, False), "it was so already"
 
 
 @pytest.mark.parametrize(
     ("name", "request_", "code", "words"),
     [
-        ("ScalePool", pb.ScalePoolRequest(pool="cpu", replicas=-1), "INVALID_ARGUMENT", "from 0 to 8"),
-        ("ScalePool", pb.ScalePoolRequest(pool="cpu", replicas=2**31), "INVALID_ARGUMENT", "from 0 to 8"),
-        ("ScalePool", pb.ScalePoolRequest(pool="gpu", replicas=1), "NOT_FOUND", "there are: cpu"),
-        ("ScalePool", pb.ScalePoolRequest(pool="cpu"), "FAILED_PRECONDITION", "allow_zero"),
-        ("ScalePool", pb.ScalePoolRequest(pool="cpu", replicas=2, generation=9), "ABORTED", "it is 0 by now"),
+        ("ScalePool", pb.ScalePoolRequest(pool="cpu", replicas=-1, reason="why"), "INVALID_ARGUMENT", "from 0 to 8"),
+        ("ScalePool", pb.ScalePoolRequest(pool="cpu", replicas=2**31, reason="why"), "INVALID_ARGUMENT", "from 0 to 8"),
+        ("ScalePool", pb.ScalePoolRequest(pool="gpu", replicas=1, reason="why"), "NOT_FOUND", "there are: cpu"),
+        ("ScalePool", pb.ScalePoolRequest(pool="cpu", reason="why"), "FAILED_PRECONDITION", "allow_zero"),
+        (
+            "ScalePool",
+            pb.ScalePoolRequest(pool="cpu", replicas=2, generation=9, reason="why"),
+            "ABORTED",
+            "it is 0 by now",
+        ),
         ("ScalePool", pb.ScalePoolRequest(pool="cpu", replicas=2, reason="\n"), "INVALID_ARGUMENT", "reason"),
         ("ScalePool", pb.ScalePoolRequest(pool="cpu", replicas=2, reason="é" * 40_000), "RESOURCE_EXHAUSTED", ""),
-        ("DrainReplica", pb.DrainReplicaRequest(replica_id="r9"), "NOT_FOUND", "r9"),
-        ("DrainReplica", pb.DrainReplicaRequest(replica_id="r1", remove=True), "FAILED_PRECONDITION", "allow_zero"),
-        ("DrainReplica", pb.DrainReplicaRequest(replica_id="r1", timeout_s=-1), "INVALID_ARGUMENT", "timeout_s"),
-        ("RollModel", pb.RollModelRequest(pool="gpu"), "NOT_FOUND", "there are: cpu"),
-        ("SetScalingPolicy", pb.SetScalingPolicyRequest(ttft_s=1), "INVALID_ARGUMENT", "policy"),
-        ("SetScalingPolicy", pb.SetScalingPolicyRequest(policy="fixed", tpot_s=0), "INVALID_ARGUMENT", "tpot_s"),
+        ("DrainReplica", pb.DrainReplicaRequest(replica_id="r9", reason="why"), "NOT_FOUND", "r9"),
+        (
+            "DrainReplica",
+            pb.DrainReplicaRequest(replica_id="r1", remove=True, reason="why"),
+            "FAILED_PRECONDITION",
+            "allow_zero",
+        ),
+        (
+            "DrainReplica",
+            pb.DrainReplicaRequest(replica_id="r1", timeout_s=-1, reason="why"),
+            "INVALID_ARGUMENT",
+            "timeout_s",
+        ),
+        ("RollModel", pb.RollModelRequest(pool="gpu", reason="why"), "NOT_FOUND", "there are: cpu"),
+        ("SetScalingPolicy", pb.SetScalingPolicyRequest(ttft_s=1, reason="why"), "INVALID_ARGUMENT", "policy"),
         (
             "SetScalingPolicy",
-            pb.SetScalingPolicyRequest(bounds=[pb.Bounds(pool="cpu", minimum=2, maximum=1)]),
+            pb.SetScalingPolicyRequest(policy="fixed", tpot_s=0, reason="why"),
+            "INVALID_ARGUMENT",
+            "tpot_s",
+        ),
+        (
+            "SetScalingPolicy",
+            pb.SetScalingPolicyRequest(bounds=[pb.Bounds(pool="cpu", minimum=2, maximum=1)], reason="why"),
             "INVALID_ARGUMENT",
             "bounds",
         ),
+        ("ScalePool", pb.ScalePoolRequest(pool="cpu", replicas=2), "INVALID_ARGUMENT", "reason: it is missing"),
+        ("DrainReplica", pb.DrainReplicaRequest(replica_id="r1"), "INVALID_ARGUMENT", "reason: it is missing"),
+        ("RollModel", pb.RollModelRequest(pool="cpu", reason=" "), "INVALID_ARGUMENT", "reason: it is missing"),
+        ("SetScalingPolicy", pb.SetScalingPolicyRequest(policy="queue"), "INVALID_ARGUMENT", "reason: it is missing"),
         ("GetMetrics", pb.GetMetricsRequest(pool="gpu"), "NOT_FOUND", "there are: cpu"),
     ],
 )
@@ -222,7 +202,7 @@ async def test_bytes_that_are_no_request(plane: Plane, data: bytes) -> None:
 async def test_what_may_be_tried_again_says_when(plane: Plane) -> None:
     plane.bench.store.full = True
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await plane.call("ScalePool", pb.ScalePoolRequest(pool="cpu", replicas=2))
+        await plane.call("ScalePool", pb.ScalePoolRequest(pool="cpu", replicas=2, reason="why"))
     assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
     status = Status.FromString(dict(caught.value.trailing_metadata() or ())["grpc-status-details-bin"])  # type: ignore[arg-type]
     info = RetryInfo()
@@ -304,91 +284,3 @@ async def test_health_and_reflection(plane: Plane) -> None:
     [told] = [reply async for reply in stub.ServerReflectionInfo(iter(asked), metadata=AS_ADMIN)]
     names = {service.name for service in told.list_services_response.service}
     assert names == {service.full_name for service in SERVICES}
-
-
-def ref(**metadata: str) -> keda_pb.ScaledObjectRef:
-    return keda_pb.ScaledObjectRef(name="workers", namespace="default", scalerMetadata={"key": ADMIN, **metadata})
-
-
-async def test_keda_with_the_key_in_its_metadata(plane: Plane) -> None:
-    plane.bench.fleet.demand = Demand(held=3)
-    await plane.bench.scale(2)
-    await plane.bench.steps()
-    for metric, target, value in (("replicas", "1", 2.0), ("queue", "2.5", 3.0), ("tokens", "4096", 0.0)):
-        given = ref(pool="cpu", metric=metric, target=target, scalerAddress="motley:9190")
-        [spec] = (await plane.keda.GetMetricSpec(given)).metricSpecs
-        assert (spec.metricName, spec.targetSizeFloat) == (f"motley-cpu-{metric}", float(target))
-        assert spec.targetSize >= spec.targetSizeFloat
-        request = keda_pb.GetMetricsRequest(scaledObjectRef=given, metricName=spec.metricName)
-        [found] = (await plane.keda.GetMetrics(request)).metricValues
-        assert (found.metricName, found.metricValueFloat, found.metricValue) == (spec.metricName, value, value)
-        assert (await plane.keda.IsActive(given)).result == (value > 0)
-
-
-async def test_keda_is_told_when_it_changes(plane: Plane) -> None:
-    stream = plane.keda.StreamIsActive(ref(pool="cpu"), timeout=60)
-    assert (await stream.read()).result is True
-    await plane.bench.scale(0)
-    assert (await asyncio.wait_for(stream.read(), 20)).result is False
-    await plane.bench.scale(1)
-    assert (await asyncio.wait_for(stream.read(), 20)).result is True
-    stream.cancel()
-
-
-@pytest.mark.parametrize(
-    ("metadata", "code", "words"),
-    [
-        ({"pool": "cpu", "key": "mk-wrong"}, "UNAUTHENTICATED", "an API key is required"),
-        ({"pool": "cpu", "key": TENANT}, "PERMISSION_DENIED", "admin"),
-        ({}, "NOT_FOUND", "there are: cpu"),
-        ({"pool": "cpu", "metric": "temperature"}, "INVALID_ARGUMENT", "replicas, queue, tokens"),
-        ({"pool": "cpu", "target": "0"}, "INVALID_ARGUMENT", "target"),
-        ({"pool": "cpu", "target": "nan"}, "INVALID_ARGUMENT", "target"),
-        ({"pool": "cpu", "target": "ten"}, "INVALID_ARGUMENT", "target"),
-    ],
-)
-async def test_triggers_that_are_refused(plane: Plane, metadata: dict[str, str], code: str, words: str) -> None:
-    for call in (
-        plane.keda.IsActive(ref(**metadata)),
-        plane.keda.GetMetricSpec(ref(**metadata)),
-        plane.keda.GetMetrics(keda_pb.GetMetricsRequest(scaledObjectRef=ref(**metadata))),
-        plane.keda.StreamIsActive(ref(**metadata)).read(),
-    ):
-        found = await refused(call)
-        assert (found[0].name, words in found[1]) == (code, True)
-
-
-def test_keda_finds_the_interface_that_it_publishes() -> None:
-    """Full names, field names, numbers and types, as KEDA's own clients have them."""
-    package = keda_pb.DESCRIPTOR.package
-    assert package == "externalscaler"
-    [service] = keda_pb.DESCRIPTOR.services_by_name.values()
-    assert {rpc.name: (rpc.input_type.name, rpc.output_type.name, rpc.server_streaming) for rpc in service.methods} == {
-        "IsActive": ("ScaledObjectRef", "IsActiveResponse", False),
-        "StreamIsActive": ("ScaledObjectRef", "IsActiveResponse", True),
-        "GetMetricSpec": ("ScaledObjectRef", "GetMetricSpecResponse", False),
-        "GetMetrics": ("GetMetricsRequest", "GetMetricsResponse", False),
-    }
-    numbers = {
-        name: {field.name: field.number for field in message.fields}
-        for name, message in keda_pb.DESCRIPTOR.message_types_by_name.items()
-    }
-    assert numbers == {
-        "ScaledObjectRef": {"name": 1, "namespace": 2, "scalerMetadata": 3},
-        "IsActiveResponse": {"result": 1},
-        "GetMetricSpecResponse": {"metricSpecs": 1},
-        "MetricSpec": {"metricName": 1, "targetSize": 2, "targetSizeFloat": 3},
-        "GetMetricsRequest": {"scaledObjectRef": 1, "metricName": 2},
-        "GetMetricsResponse": {"metricValues": 1},
-        "MetricValue": {"metricName": 1, "metricValue": 2, "metricValueFloat": 3},
-    }
-    assert keda_pb.MetricValue(metricValueFloat=0.1).SerializeToString() == b"\x19\x9a\x99\x99\x99\x99\x99\xb9?"
-
-
-async def test_streams_of_keda_are_counted(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keda_rpcs, "MAX_STREAMS", 1)
-    first = plane.keda.StreamIsActive(ref(pool="cpu"))
-    await first.read()
-    code, _ = await refused(plane.keda.StreamIsActive(ref(pool="cpu")).read())
-    assert code == grpc.StatusCode.RESOURCE_EXHAUSTED
-    first.cancel()

@@ -75,6 +75,7 @@ def test_a_target_is_within_bounds_and_each_decision_is_one_generation(
         ("cpu", 3, {"generation": 6}, Conflict, "it is 7 by now, not 6"),
         ("cpu", 3, {"reason": "x" * 201}, InvalidRequest, "reason"),
         ("cpu", 3, {"reason": "a\nb"}, InvalidRequest, "reason"),
+        ("cpu", 3, {"reason": ""}, InvalidRequest, "reason: it is missing"),
     ],
 )
 def test_refusals(pool: str, replicas: int, more: dict[str, Any], error: type[MotleyError], words: str) -> None:

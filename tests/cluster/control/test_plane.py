@@ -49,7 +49,7 @@ async def test_a_drain_has_an_end() -> None:
     await bench.steps()
     first, second = bench.fleet.replicas("cpu")
     bench.fleet.work = {first: 1}
-    await bench.plane.drain(first, remove=False, by="test", reason="", timeout_s=10.0)
+    await bench.plane.drain(first, remove=False, by="test", reason="why", timeout_s=10.0)
     await bench.steps(10)
     assert first in bench.fleet.replicas("cpu")
     await bench.steps(16)
@@ -63,11 +63,11 @@ async def test_the_one_that_is_removed_is_the_one_that_was_named() -> None:
     bench = Bench(4)
     await bench.steps()
     names = bench.fleet.replicas("cpu")
-    await bench.plane.drain(names[1], remove=True, by="test", reason="")
+    await bench.plane.drain(names[1], remove=True, by="test", reason="why")
     await bench.steps()
     assert bench.fleet.replicas("cpu") == [names[0], names[2], names[3]]
     with pytest.raises(NotFound, match="that serves"):
-        await bench.plane.drain(names[1], remove=True, by="test", reason="")
+        await bench.plane.drain(names[1], remove=True, by="test", reason="why")
 
 
 async def test_more_are_wanted_before_those_have_gone() -> None:
@@ -100,7 +100,7 @@ async def test_a_mark_that_was_forgotten_is_made_again() -> None:
     await bench.steps()
     first, _ = bench.fleet.replicas("cpu")
     bench.fleet.work = {first: 1}
-    await bench.plane.drain(first, remove=False, by="test", reason="")
+    await bench.plane.drain(first, remove=False, by="test", reason="why")
     await bench.steps(2)
     bench.fleet.marked.clear()  # another ingress
     await bench.steps(2)
@@ -130,7 +130,7 @@ async def test_ended_at_any_moment_it_goes_on_and_nothing_is_done_twice(seed: in
 
     await bench.scale(3)
     await troubled(12)
-    await bench.plane.roll("cpu", "", "v1", by="test", reason="")
+    await bench.plane.roll("cpu", "", "v1", by="test", reason="why")
     await troubled(25)
     await bench.scale(1)
     await troubled(25)
@@ -185,7 +185,7 @@ async def test_a_roll_replaces_all_with_the_targets_of_now() -> None:
     await bench.scale(3)
     await bench.steps()
     before = set(bench.fleet.replicas("cpu"))
-    await bench.plane.roll("cpu", "other", "v1", by="test", reason="")
+    await bench.plane.roll("cpu", "other", "v1", by="test", reason="why")
     await bench.steps(16)
     assert len(bench.fleet.replicas("cpu")) == 3
     assert not before & set(bench.fleet.replicas("cpu"))
@@ -200,7 +200,7 @@ async def test_a_bad_roll_is_taken_back() -> None:
     await bench.steps()
     before = bench.fleet.replicas("cpu")
     bench.fleet.bad_versions = {"v1"}
-    await bench.plane.roll("cpu", "other", "v1", by="test", reason="")
+    await bench.plane.roll("cpu", "other", "v1", by="test", reason="why")
     await bench.steps(16)
     assert bench.fleet.replicas("cpu") == before
     assert bench.fleet.pools["cpu"].version == "v0"
@@ -219,7 +219,7 @@ async def test_what_is_deployed_later_is_taken_over_once() -> None:
     bench.fleet.pools["more"] = PoolLook(2, version="v0")
     await bench.steps()
     assert (len(bench.fleet.replicas("cpu")), len(bench.fleet.replicas("more"))) == (2, 2), "a target stays, in bounds"
-    await bench.plane.set_policy(None, [("cpu", 0, 8)], by="test", reason="")
+    await bench.plane.set_policy(None, [("cpu", 0, 8)], by="test", reason="why")
     bench.again()
     await bench.steps()
     assert bench.plane.state.pools["cpu"].maximum == 8, "the same deployment says nothing new"

@@ -70,7 +70,7 @@ async def test_what_nobody_takes_is_not_kept() -> None:
         await update(bench, "/secret/one")
     with pytest.raises(NotFound):
         await update(bench, "/w/one", pool="gpu")
-    await bench.plane.roll("cpu", "", "v1", by="test", reason="")
+    await bench.plane.roll("cpu", "", "v1", by="test", reason="why")
     with pytest.raises(Conflict, match="rolled"):
         await update(bench, "/w/one")
     assert bench.plane.state.files("cpu") == ()
@@ -87,17 +87,17 @@ async def test_a_roll_to_the_same_model_keeps_them_and_to_another_does_not() -> 
     bench = Bench(1)
     await bench.steps()
     await update(bench, "/w/one")
-    await bench.plane.roll("cpu", "", "v1", by="test", reason="")
+    await bench.plane.roll("cpu", "", "v1", by="test", reason="why")
     assert bench.plane.state.files("cpu") == (ONE,)
     await bench.steps(12)
     assert bench.plane.state.files("cpu") == (ONE,)
     bench.fleet.bad_versions = {"v2"}
-    await bench.plane.roll("cpu", "other", "v2", by="test", reason="")
+    await bench.plane.roll("cpu", "other", "v2", by="test", reason="why")
     assert bench.plane.state.files("cpu") == (), "replicas of the other model begin with its own"
     await bench.steps(12)
     assert bench.kinds.count("roll_failed") == 1
     assert bench.plane.state.files("cpu") == (ONE,), "it failed: those before serve on"
-    await bench.plane.roll("cpu", "other", "v3", by="test", reason="")
+    await bench.plane.roll("cpu", "other", "v3", by="test", reason="why")
     await bench.steps(12)
     assert bench.kinds.count("rolled") == 2
     assert bench.plane.state.files("cpu") == ()

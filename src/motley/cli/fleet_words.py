@@ -1,0 +1,49 @@
+"""What is said to `motley fleet`, as the control plane takes it."""
+
+from __future__ import annotations
+
+import getpass
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from ..cluster.protos import control_pb2 as pb
+
+__all__ = ["int64", "read_bounds", "read_setting", "why"]
+
+
+def why(reason: str | None, command: str) -> str:
+    """Of a decision for which none was given: how it was made, and by whom."""
+    if reason is not None:
+        return reason
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError, ImportError):  # by the version of Python, of a user whom the system does not know
+        user = "somebody"
+    return f"motley fleet {command} by {''.join(filter(str.isprintable, user))[:64]}"
+
+
+def read_bounds(text: str) -> pb.Bounds:
+    from ..cluster.protos import control_pb2 as pb
+
+    pool, _, range_ = text.partition("=")
+    least, _, most = range_.partition(":")
+    try:
+        return pb.Bounds(pool=pool, minimum=int64(int(least)), maximum=int64(int(most)))
+    except ValueError as error:
+        raise typer.BadParameter(f"--bounds {text}: expected POOL=MIN:MAX, such as cpu=1:4") from error
+
+
+def read_setting(text: str) -> tuple[str, float]:
+    name, _, number = text.partition("=")
+    try:
+        return name, float(number)
+    except ValueError as error:
+        raise typer.BadParameter(f"--set {text}: expected NAME=NUMBER") from error
+
+
+def int64(number: int) -> int:
+    if not -(2**63) <= number < 2**63:
+        raise typer.BadParameter(f"{number} is out of all bounds")
+    return number

@@ -1,0 +1,101 @@
+"""KEDA's external scaler, on the control plane's port."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import pytest
+from admin_door import ADMIN, TENANT, Plane, refused
+
+from motley.cluster.control import keda_rpcs
+from motley.cluster.fleet.status import Demand
+from motley.cluster.protos import externalscaler_pb2 as keda_pb
+
+
+def ref(**metadata: str) -> keda_pb.ScaledObjectRef:
+    return keda_pb.ScaledObjectRef(name="workers", namespace="default", scalerMetadata={"key": ADMIN, **metadata})
+
+
+async def test_keda_with_the_key_in_its_metadata(plane: Plane) -> None:
+    plane.bench.fleet.demand = Demand(held=3)
+    await plane.bench.scale(2)
+    await plane.bench.steps()
+    for metric, target, value in (("replicas", "1", 2.0), ("queue", "2.5", 3.0), ("tokens", "4096", 0.0)):
+        given = ref(pool="cpu", metric=metric, target=target, scalerAddress="motley:9190")
+        [spec] = (await plane.keda.GetMetricSpec(given)).metricSpecs
+        assert (spec.metricName, spec.targetSizeFloat) == (f"motley-cpu-{metric}", float(target))
+        assert spec.targetSize >= spec.targetSizeFloat
+        request = keda_pb.GetMetricsRequest(scaledObjectRef=given, metricName=spec.metricName)
+        [found] = (await plane.keda.GetMetrics(request)).metricValues
+        assert (found.metricName, found.metricValueFloat, found.metricValue) == (spec.metricName, value, value)
+        assert (await plane.keda.IsActive(given)).result == (value > 0)
+
+
+async def test_keda_is_told_when_it_changes(plane: Plane) -> None:
+    stream = plane.keda.StreamIsActive(ref(pool="cpu"), timeout=60)
+    assert (await stream.read()).result is True
+    await plane.bench.scale(0)
+    assert (await asyncio.wait_for(stream.read(), 20)).result is False
+    await plane.bench.scale(1)
+    assert (await asyncio.wait_for(stream.read(), 20)).result is True
+    stream.cancel()
+
+
+@pytest.mark.parametrize(
+    ("metadata", "code", "words"),
+    [
+        ({"pool": "cpu", "key": "mk-wrong"}, "UNAUTHENTICATED", "an API key is required"),
+        ({"pool": "cpu", "key": TENANT}, "PERMISSION_DENIED", "admin"),
+        ({}, "NOT_FOUND", "there are: cpu"),
+        ({"pool": "cpu", "metric": "temperature"}, "INVALID_ARGUMENT", "replicas, queue, tokens"),
+        ({"pool": "cpu", "target": "0"}, "INVALID_ARGUMENT", "target"),
+        ({"pool": "cpu", "target": "nan"}, "INVALID_ARGUMENT", "target"),
+        ({"pool": "cpu", "target": "ten"}, "INVALID_ARGUMENT", "target"),
+    ],
+)
+async def test_triggers_that_are_refused(plane: Plane, metadata: dict[str, str], code: str, words: str) -> None:
+    for call in (
+        plane.keda.IsActive(ref(**metadata)),
+        plane.keda.GetMetricSpec(ref(**metadata)),
+        plane.keda.GetMetrics(keda_pb.GetMetricsRequest(scaledObjectRef=ref(**metadata))),
+        plane.keda.StreamIsActive(ref(**metadata)).read(),
+    ):
+        found = await refused(call)
+        assert (found[0].name, words in found[1]) == (code, True)
+
+
+def test_keda_finds_the_interface_that_it_publishes() -> None:
+    """Full names, field names, numbers and types, as KEDA's own clients have them."""
+    package = keda_pb.DESCRIPTOR.package
+    assert package == "externalscaler"
+    [service] = keda_pb.DESCRIPTOR.services_by_name.values()
+    assert {rpc.name: (rpc.input_type.name, rpc.output_type.name, rpc.server_streaming) for rpc in service.methods} == {
+        "IsActive": ("ScaledObjectRef", "IsActiveResponse", False),
+        "StreamIsActive": ("ScaledObjectRef", "IsActiveResponse", True),
+        "GetMetricSpec": ("ScaledObjectRef", "GetMetricSpecResponse", False),
+        "GetMetrics": ("GetMetricsRequest", "GetMetricsResponse", False),
+    }
+    numbers = {
+        name: {field.name: field.number for field in message.fields}
+        for name, message in keda_pb.DESCRIPTOR.message_types_by_name.items()
+    }
+    assert numbers == {
+        "ScaledObjectRef": {"name": 1, "namespace": 2, "scalerMetadata": 3},
+        "IsActiveResponse": {"result": 1},
+        "GetMetricSpecResponse": {"metricSpecs": 1},
+        "MetricSpec": {"metricName": 1, "targetSize": 2, "targetSizeFloat": 3},
+        "GetMetricsRequest": {"scaledObjectRef": 1, "metricName": 2},
+        "GetMetricsResponse": {"metricValues": 1},
+        "MetricValue": {"metricName": 1, "metricValue": 2, "metricValueFloat": 3},
+    }
+    assert keda_pb.MetricValue(metricValueFloat=0.1).SerializeToString() == b"\x19\x9a\x99\x99\x99\x99\x99\xb9?"
+
+
+async def test_streams_of_keda_are_counted(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keda_rpcs, "MAX_STREAMS", 1)
+    first = plane.keda.StreamIsActive(ref(pool="cpu"))
+    await first.read()
+    code, _ = await refused(plane.keda.StreamIsActive(ref(pool="cpu")).read())
+    assert code == grpc.StatusCode.RESOURCE_EXHAUSTED
+    first.cancel()
