@@ -74,7 +74,7 @@ class ControlRpcs:
             remove=request.remove,
             by=_by(caller),
             reason=request.reason,
-            timeout_s=request.timeout_s if request.HasField("timeout_s") else decide.DRAIN_S,
+            timeout_s=request.timeout_s if request.HasField("timeout_s") else None,
             generation=_generation(request),
             allow_zero=request.allow_zero,
         )

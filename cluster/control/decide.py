@@ -120,25 +120,34 @@ def drain(
     remove: bool,
     by: str,
     reason: str,
-    timeout_s: float = DRAIN_S,
+    timeout_s: float | None = None,
     generation: int | None = None,
     allow_zero: bool = False,
 ) -> State:
-    """One replica on its way out; the same state if it is already. `pool`: whose it is."""
+    """One replica on its way out. `pool`: whose it is.
+
+    Of one that is already, what is asked for beyond that: that nothing takes its place, or another time from now. One
+    that was to be removed stays so. The same state if there is nothing beyond.
+    """
     check_generation(state, generation)
     check_reason(reason)
-    if not 0 <= timeout_s <= MAX_DRAIN_S:
+    if timeout_s is not None and not 0 <= timeout_s <= MAX_DRAIN_S:
         raise InvalidRequest(
             f"timeout_s: {timeout_s} is not accepted; expected seconds from 0 to {MAX_DRAIN_S:g}",
             param="timeout_s",
             code="invalid_value",
         )
-    if replica_id in state.drains:
-        return state
     plan = pool_named(state, pool)
-    drains = {**state.drains, replica_id: Drain(pool, remove, now + timeout_s)}
-    if not remove:
-        after = replace(state, drains=drains, generation=state.generation + 1)
+    old = state.drains.get(replica_id)
+    new = old or Drain(pool, False, now + DRAIN_S)
+    if timeout_s is not None:
+        new = replace(new, until=now + timeout_s)
+    removed = remove and not new.remove
+    new = replace(new, remove=remove or new.remove)
+    if new == old:
+        return state
+    if not removed:
+        after = replace(state, generation=state.generation + 1)
     else:
         if plan.target - 1 < plan.minimum:
             raise InvalidRequest(
@@ -148,7 +157,7 @@ def drain(
             )
         _check_zero(state, pool, plan.target - 1, allow_zero)
         after = _wanted(state, now, pool, plan.target - 1, by=by, reason=reason)
-        after = replace(after, drains=drains)
+    after = replace(after, drains={**state.drains, replica_id: new})
     return after.told(now, "draining", pool=pool, replica_id=replica_id, by=by, reason=reason)
 
 

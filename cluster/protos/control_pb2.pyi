@@ -576,6 +576,8 @@ Global___SetScalingPolicyRequest: typing_extensions.TypeAlias = SetScalingPolicy
 
 @typing.final
 class DrainReplicaRequest(google.protobuf.message.Message):
+    """Of a replica that drains already: what is asked for beyond that, if anything is."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REPLICA_ID_FIELD_NUMBER: builtins.int
@@ -587,9 +589,9 @@ class DrainReplicaRequest(google.protobuf.message.Message):
     replica_id: builtins.str
     """as GetFleet tells it"""
     remove: builtins.bool
-    """true: nothing takes its place, and one fewer is wanted"""
+    """true: nothing takes its place, and one fewer is wanted; it stays so"""
     timeout_s: builtins.float
-    """seconds until what it still has moves to others; default: 600"""
+    """seconds until what it still has moves to others; default: 600, or as it was"""
     generation: builtins.int
     """ABORTED unless it is the fleet's; default: any"""
     reason: builtins.str

@@ -218,7 +218,7 @@ def drain(
     ca: Ca = None,
     as_json: Json = False,
 ) -> None:
-    """Let a replica take nothing new, and replace it when it has nothing left.
+    """Let a replica take nothing new, and replace it when it has nothing left. Again: with --remove, or another time.
 
     \b
     Examples:

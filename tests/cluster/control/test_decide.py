@@ -117,6 +117,25 @@ def test_a_drain_that_removes_takes_one_away_once() -> None:
             decide.drain(state, 5.0, "r1", "cpu", remove=False, timeout_s=seconds, **HOW)
 
 
+def test_what_a_drain_is_asked_for_later_counts_too() -> None:
+    state = decide.drain(State(POOLS), 5.0, "r1", "cpu", remove=False, timeout_s=60.0, **HOW)
+    assert decide.drain(state, 6.0, "r1", "cpu", remove=False, **HOW) == state
+    sooner = decide.drain(state, 6.0, "r1", "cpu", remove=False, timeout_s=1.0, **HOW)
+    assert (sooner.drains["r1"], sooner.generation) == (Drain("cpu", False, 7.0), 2)
+    assert sooner.events[-1].kind == "draining"
+    removed = decide.drain(state, 6.0, "r1", "cpu", remove=True, **HOW)
+    assert removed.drains["r1"] == Drain("cpu", True, 65.0), "its time is as it was"
+    assert (removed.pools["cpu"].target, removed.leaving("cpu"), removed.generation) == (1, 1, 2)
+    assert [event.kind for event in removed.events] == ["draining", "scaled", "draining"]
+    assert decide.drain(removed, 7.0, "r1", "cpu", remove=False, **HOW) == removed
+    both = decide.drain(state, 6.0, "r1", "cpu", remove=True, timeout_s=1.0, **HOW)
+    assert both.drains["r1"] == Drain("cpu", True, 7.0)
+    with pytest.raises(InvalidRequest, match="at least 1"):
+        decide.drain(replace(state, pools={"cpu": PoolPlan(1, 1, 4)}), 6.0, "r1", "cpu", remove=True, **HOW)
+    with pytest.raises(NotConfirmed, match="allow_zero"):
+        decide.drain(replace(state, pools={"cpu": PoolPlan(1, 0, 4)}), 6.0, "r1", "cpu", remove=True, **HOW)
+
+
 def test_a_pool_is_rolled_once_at_a_time() -> None:
     after = decide.roll(State(POOLS), 0.0, "cpu", "", "v1", **HOW)
     with pytest.raises(Conflict, match="already"):

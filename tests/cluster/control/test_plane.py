@@ -70,6 +70,24 @@ async def test_the_one_that_is_removed_is_the_one_that_was_named() -> None:
         await bench.plane.drain(names[1], remove=True, by="test", reason="why")
 
 
+async def test_one_that_drains_is_removed_or_given_less_time_later() -> None:
+    bench = Bench(3)
+    await bench.steps()
+    first, second, third = bench.fleet.replicas("cpu")
+    bench.fleet.work = {first: 1, second: 1}
+    for name in (first, second):
+        await bench.plane.drain(name, remove=False, by="test", reason="its fan")
+    await bench.steps()
+    await bench.plane.drain(first, remove=True, by="test", reason="its fan for good", timeout_s=1.0)
+    await bench.steps()
+    assert bench.fleet.replicas("cpu") == [second, third]
+    assert bench.fleet.pools["cpu"].target == bench.plane.state.pools["cpu"].target == 2
+    bench.fleet.work = {}
+    await bench.steps()
+    assert len(bench.fleet.replicas("cpu")) == 2
+    assert second not in bench.fleet.replicas("cpu"), "it is replaced"
+
+
 async def test_more_are_wanted_before_those_have_gone() -> None:
     bench = Bench(2)
     await bench.steps()
