@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ..replicas.errors import MotleyError
+from ..replicas.errors import CheckpointError, MotleyError
 from ..replicas.hub import resolve_model
 from ..replicas.loading import read_loading
 from ..replicas.replica import null_worker
@@ -28,7 +28,7 @@ from .edge.inside import Inside
 from .edge.ports import bracketed, check_port
 from .failures import ConfigurationError
 from .fleet.file import DEMO
-from .fleet.flags import fleet_of
+from .fleet.flags import fleet_of, in_file
 from .fleet.running import find_running, note_running
 from .fleet.spec import FleetSpec, engine_config, model_of
 from .fleet.store import Deployed
@@ -74,6 +74,9 @@ def run_serve(options: ServeOptions, make_worker: Any = None, bar: Bar = lambda 
             edge = _choose_edge(options)
             settings = _apply_settings(folder, edge)
             _run(options, edge, folder, settings, make_worker, bar)
+    except ConfigurationError as error:
+        print(f"motley serve: {in_file(error, options.fleet).message}", file=sys.stderr, flush=True)
+        return 1
     except MotleyError as error:
         print(f"motley serve: {error.message}", file=sys.stderr, flush=True)
         return 1
@@ -90,11 +93,24 @@ def check(options: ServeOptions) -> None:
     _check_simulated(options)
     spec = fleet_of(options)
     settle(spec)  # reads the secret
-    for model in sorted({model_of(spec, pool) for pool in spec.pools} - {DEMO}):
-        # A wrong path and a bad checkpoint are told at once, and a download shows its progress.
-        check_in_process(resolve_model(model))
+    _check_models(options, spec)
     check_names(options.tool_parser, options.reasoning_parser)
     check_environment(os.environ)
+
+
+def _check_models(options: ServeOptions, spec: FleetSpec) -> None:
+    """A wrong path and a bad checkpoint are told at once, and a download shows its progress. Each once."""
+    places: dict[str, tuple[str | int, ...]] = {}
+    for number, pool in enumerate(spec.pools):
+        own = pool.quantization.model is not None
+        places.setdefault(model_of(spec, pool), ("pools", number, "quantization", "model") if own else ("model",))
+    for model in sorted(places.keys() - {DEMO}):
+        try:
+            check_in_process(resolve_model(model))
+        except CheckpointError as error:
+            if options.fleet is None:
+                raise
+            raise options.fleet.lines.error(places[model], error.message) from None
 
 
 def _check_ports(options: ServeOptions) -> None:

@@ -41,7 +41,8 @@ def choose_tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> T
             raise _bad("--client-ca", "give --tls-cert and --tls-key too")
         return None
     if cert is None or key is None:
-        raise _bad("--tls-cert" if cert is None else "--tls-key", "is missing: a certificate and its key go together")
+        given, missing = (f"--tls-key {key}", "--tls-cert") if cert is None else (f"--tls-cert {cert}", "--tls-key")
+        raise _bad(given, f"a certificate and its key go together; give {missing} too")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     _try(f"--tls-cert {cert}", lambda: context.load_verify_locations(cert))
     _try(f"--tls-key {key}", lambda: context.load_cert_chain(cert, key, password=_no_password))

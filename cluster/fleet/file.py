@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import types
 import typing
 from collections.abc import Iterable
@@ -20,6 +21,7 @@ from .spec import PATTERNS, FleetSpec
 __all__ = ["DEMO", "FleetFile", "load_fleet", "told"]
 
 DEMO = "demo"
+_SHOULD = re.compile(r"^[A-Z]\w+ should (be|have) ")  # how pydantic begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,9 @@ def _expected(error: Any) -> str:
         return PATTERNS[context["pattern"]]
     if kind in ("model_type", "dict_type"):
         return "entries, each `name: value`"
-    words = str(error["msg"]).removeprefix("Input should be ").removeprefix("Input should have ")
+    if kind == "too_short":
+        return f"a list of at least {context['min_length']}"
+    words = _SHOULD.sub("", str(error["msg"]))
     for long, short in (
         ("greater than or equal to", "at least"), ("less than or equal to", "at most"), ("greater than", "more than"),
         ("a valid string", "text"), ("a valid integer", "an integer"), ("a valid number", "a number"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -16,7 +17,7 @@ from .file import DEMO, FleetFile, told
 from .lines import dotted
 from .spec import ENGINE_NAMES, EngineSpec, FleetSpec
 
-__all__ = ["fleet_of", "with_fleet"]
+__all__ = ["fleet_of", "in_file", "with_fleet"]
 
 CPU, GPU = "cpu", "gpu"  # names of the one pool
 _OF_SECURITY = (
@@ -33,6 +34,8 @@ _PLACES: dict[str, tuple[str, ...]] = {
     **{name: ("service", name) for name in (*_OF_SERVICE, "reader_timeout_s")},
     **{name: ("prefix_cache", field) for name, field in _OF_PREFIXES.items()},
 }
+
+_FLAG = re.compile(r"--([a-z][a-z-]*)")
 
 
 def fleet_of(options: ServeOptions) -> FleetSpec:
@@ -111,6 +114,23 @@ def with_fleet(options: ServeOptions, file: FleetFile, given: Mapping[str, Any])
         **{name: getattr(service, name) for name in _OF_SERVICE},
         **{name: getattr(spec.prefix_cache, field) for name, field in _OF_PREFIXES.items()},
     )
+
+
+def in_file(error: ConfigurationError, file: FleetFile | None) -> ConfigurationError:
+    """What is wrong with a flag, where it is a fleet file that has said so: by its line, and by the file's names."""
+    begins = _FLAG.match(error.message)
+    names = ((error.param or "").lstrip("-").replace("-", "_"), _named(begins[1]) if begins else "")
+    at = next((_PLACES[name] for name in names if file is not None and file.says(*_PLACES.get(name, ("",)))), None)
+    if file is None or at is None:
+        return error
+    said = _FLAG.sub(lambda found: dotted(_PLACES.get(_named(found[1]), (found[0],))), error.message)
+    return file.lines.error(at, said.removeprefix(dotted(at)).lstrip(": "))
+
+
+def _named(flag: str) -> str:
+    """As ServeOptions has it."""
+    name = flag.replace("-", "_")
+    return next((many for many, one in _LISTS.items() if one == name), name)
 
 
 def _overlaid(spec: FleetSpec, file: FleetFile, name: str, value: Any) -> FleetSpec:

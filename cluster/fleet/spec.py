@@ -20,7 +20,7 @@ from pydantic_core import CoreSchema, PydanticCustomError
 
 from ...replicas.engine_config import EngineConfig, PrefixWire
 from ...replicas.errors import InvalidRequest
-from ...replicas.shown import first_double
+from ...replicas.shown import first_double, shown
 from ...replicas.sizes import parse_size
 from ..failures import ConfigurationError
 from ..prefix.source import EMBEDDED, MEMORY, OFF, check_store
@@ -130,8 +130,10 @@ class ReplicaRange(Spec):
     def _complete(cls, value: Any) -> Any:
         if isinstance(value, int) and not isinstance(value, bool):
             return {"min": value, "max": value, "start": value}
-        if not isinstance(value, dict):
+        if isinstance(value, ReplicaRange):
             return value
+        if not isinstance(value, dict):
+            raise refused(f"{shown(value)} is not accepted; expected a whole number, or entries such as min: 1, max: 4")
         low = value.get("min", 1)
         start = value.get("start", max(1, low) if isinstance(low, int) else 1)
         high = max(low, start, 1) if isinstance(low, int) and isinstance(start, int) else 1

@@ -66,6 +66,8 @@ def test_the_schema_is_as_generated() -> None:
         ("  - name: ingress\n", "4:11", "it is the name of another part of the service"),
         ("    replicas: 0\n", "4:15", "pools[0].replicas.max: 0 is not accepted; expected at least 1"),
         ("    replicas: yes\n", "4:15", "pools[0].replicas: True is not accepted"),
+        ("    replicas: 1.5\n", "4:15", "pools[0].replicas: 1.5 is not accepted; expected a whole number, or entries"),
+        ("    quantization: {model: ''}\n", "4:27", "'' is not accepted; expected at least 1 character"),
         ("    replicas: {min: 2, max: 1}\n", "4:29", "pools[0].replicas.max: 1 is not accepted; expected at least min"),
         ("    replicas: {min: 2, start: 1}\n", "4:31", "pools[0].replicas.start: 1 is not accepted; expected min to"),
         ("    replicas: {min: 0, start: 0}\n", "4:15", "expected one to start with"),
@@ -124,6 +126,11 @@ def test_what_is_wrong_is_told_with_its_line(tmp_path: Path, more: str, place: s
 def test_what_is_no_fleet_at_all(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigurationError, match=r"fleet\.yaml:\d+:\d+: "):
         load(tmp_path, text)
+
+
+def test_of_no_pools_it_is_told_how_many(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r":2:8: pools: \[\] is not accepted; expected a list of at least 1$"):
+        load(tmp_path, "model: demo\npools: []\n")
 
 
 def test_the_first_of_several_is_told_and_how_many_there_are(tmp_path: Path) -> None:

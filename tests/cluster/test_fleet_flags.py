@@ -118,3 +118,54 @@ def test_every_flag_of_the_service_is_known_to_fleet_files() -> None:
     }  # fmt: skip
     flags = {_NAMES.get(name, name) for name in command.serve.__annotations__} - {"return", "context"}
     assert flags == of_pools | set(_PLACES) | (_OF_THE_COMMAND & flags)
+
+
+POOLS = "model: demo\npools:\n  - name: a\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("model: ./nosuch\npools:\n  - name: a\n", "1:8: model: ./nosuch: there is no such folder, and it is no Hugg"),
+        (
+            "model: demo\npools:\n  - name: a\n    quantization: {model: ./missing}\n",
+            "4:27: pools[0].quantization.model: ./missing: there is no such folder",
+        ),
+        (
+            POOLS + "security: {tls_cert: cert.pem}\n",
+            "4:22: security.tls_cert: HERE/cert.pem: a certificate and its key go together; give security.tls_key too",
+        ),
+        (
+            POOLS + "security:\n  tls_key: key.pem\n",
+            "5:12: security.tls_key: HERE/key.pem: a certificate and its key go together; give security.tls_cert too",
+        ),
+        (
+            POOLS + "security: {tls_cert: cert.pem, tls_key: key.pem}\n",
+            "4:22: security.tls_cert: HERE/cert.pem: no such file or directory",
+        ),
+        (POOLS + "security: {client_ca: ca.pem}\n", "4:23: security.client_ca: give security.tls_cert and"),
+        (POOLS + "security: {tls_terminated_upstream: true}\n", "4:37: security.tls_terminated_upstream: means that"),
+        (POOLS + "security: {api_keys: keys.yaml}\n", "4:22: security.api_keys: HERE/keys.yaml: "),
+        (POOLS + "listen: {host: 0.0.0.0}\n", "4:16: listen.host: 0.0.0.0 would let other machines in, and there"),
+        (POOLS + "security: {cors_origins: [x]}\n", "4:26: security.cors_origins: x: expected one such as https://"),
+        (POOLS + "service: {tool_parser: x}\n", "4:24: service.tool_parser: x: expected one of auto"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_what_a_file_says_is_told_with_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str, told: str
+) -> None:
+    """Also what is seen only when a service is about to start."""
+    monkeypatch.setattr("motley.cluster.serve._take_signals", lambda: None)
+    file = tmp_path / "fleet.yaml"
+    file.write_text(text)
+    assert run(["serve", str(file)]) == 1
+    found = capsys.readouterr().err.replace(f"{file}:", "").replace(str(tmp_path), "HERE")
+    assert found.startswith(f"motley serve: {told}")
+
+
+def test_a_flag_is_told_as_a_flag_beside_a_file_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fleet: str
+) -> None:
+    monkeypatch.setattr("motley.cluster.serve._take_signals", lambda: None)
+    assert run(["serve", fleet, "--tls-cert", "/nowhere.pem"]) == 1
+    assert capsys.readouterr().err.startswith("motley serve: --tls-cert /nowhere.pem: a certificate and its key go")
