@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ...replicas.errors import InvalidRequest, Overloaded, Unavailable
@@ -19,7 +21,7 @@ from .guard import AdminGuard
 from .plane import Plane
 
 KEY = "key"  # of the metadata
-MAX_STREAMS = 256
+MAX_STREAMS = 512  # two for each ScaledObject
 
 
 def _replicas(one: control_pb2.PoolMetrics, held: int) -> float:
@@ -91,9 +93,13 @@ class KedaRpcs:
     async def GetMetricSpec(
         self, request: externalscaler_pb2.ScaledObjectRef, caller: Caller
     ) -> pb.GetMetricSpecResponse:
-        asked = self._trigger(request, caller)
-        spec = pb.MetricSpec(metricName=asked.name, targetSize=math.ceil(asked.target), targetSizeFloat=asked.target)
-        return pb.GetMetricSpecResponse(metricSpecs=[spec])
+        return _spec(self._trigger(request, caller))
+
+    @stream
+    def StreamMetricSpec(
+        self, request: externalscaler_pb2.ScaledObjectRef, caller: Caller
+    ) -> AsyncGenerator[pb.GetMetricSpecResponse, None]:
+        return self._specs(request, caller)
 
     @unary(pb.GetMetricsResponse)
     async def GetMetrics(self, request: externalscaler_pb2.GetMetricsRequest, caller: Caller) -> pb.GetMetricsResponse:
@@ -129,11 +135,8 @@ class KedaRpcs:
         self, request: externalscaler_pb2.ScaledObjectRef, caller: Caller
     ) -> AsyncGenerator[pb.IsActiveResponse, None]:
         asked = self._trigger(request, caller)
-        if self._streams >= MAX_STREAMS:
-            raise Overloaded(f"at most {MAX_STREAMS} watches at a time", code="too_many_watches")
-        self._streams += 1
         last = None
-        try:
+        with self._counted():
             while True:
                 changed = self._plane.changed
                 active = self._active(asked)
@@ -141,8 +144,29 @@ class KedaRpcs:
                     yield active
                 last = active
                 await first_of(changed)
+
+    async def _specs(
+        self, request: externalscaler_pb2.ScaledObjectRef, caller: Caller
+    ) -> AsyncGenerator[pb.GetMetricSpecResponse, None]:
+        asked = self._trigger(request, caller)
+        with self._counted():
+            yield _spec(asked)
+            await asyncio.get_running_loop().create_future()  # nothing else comes
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        if self._streams >= MAX_STREAMS:
+            raise Overloaded(f"at most {MAX_STREAMS} watches at a time", code="too_many_watches")
+        self._streams += 1
+        try:
+            yield
         finally:
             self._streams -= 1
+
+
+def _spec(asked: Trigger) -> pb.GetMetricSpecResponse:
+    spec = pb.MetricSpec(metricName=asked.name, targetSize=math.ceil(asked.target), targetSizeFloat=asked.target)
+    return pb.GetMetricSpecResponse(metricSpecs=[spec])
 
 
 def _bad(name: str, value: str, expected: str) -> InvalidRequest:

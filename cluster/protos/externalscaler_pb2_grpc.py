@@ -54,6 +54,11 @@ class ExternalScalerStub(object):
                 request_serializer=motley_dot_cluster_dot_protos_dot_externalscaler__pb2.GetMetricsRequest.SerializeToString,
                 response_deserializer=motley_dot_cluster_dot_protos_dot_externalscaler__pb2.GetMetricsResponse.FromString,
                 _registered_method=True)
+        self.StreamMetricSpec = channel.unary_stream(
+                '/externalscaler.ExternalScaler/StreamMetricSpec',
+                request_serializer=motley_dot_cluster_dot_protos_dot_externalscaler__pb2.ScaledObjectRef.SerializeToString,
+                response_deserializer=motley_dot_cluster_dot_protos_dot_externalscaler__pb2.GetMetricSpecResponse.FromString,
+                _registered_method=True)
 
 
 class ExternalScalerServicer(object):
@@ -87,6 +92,13 @@ class ExternalScalerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def StreamMetricSpec(self, request, context):
+        """As GetMetricSpec tells it, once: while the trigger's metadata stay, so does it. The stream ends with its reader.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ExternalScalerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -109,6 +121,11 @@ def add_ExternalScalerServicer_to_server(servicer, server):
                     servicer.GetMetrics,
                     request_deserializer=motley_dot_cluster_dot_protos_dot_externalscaler__pb2.GetMetricsRequest.FromString,
                     response_serializer=motley_dot_cluster_dot_protos_dot_externalscaler__pb2.GetMetricsResponse.SerializeToString,
+            ),
+            'StreamMetricSpec': grpc.unary_stream_rpc_method_handler(
+                    servicer.StreamMetricSpec,
+                    request_deserializer=motley_dot_cluster_dot_protos_dot_externalscaler__pb2.ScaledObjectRef.FromString,
+                    response_serializer=motley_dot_cluster_dot_protos_dot_externalscaler__pb2.GetMetricSpecResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -219,6 +236,33 @@ class ExternalScaler(object):
             '/externalscaler.ExternalScaler/GetMetrics',
             motley_dot_cluster_dot_protos_dot_externalscaler__pb2.GetMetricsRequest.SerializeToString,
             motley_dot_cluster_dot_protos_dot_externalscaler__pb2.GetMetricsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StreamMetricSpec(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/externalscaler.ExternalScaler/StreamMetricSpec',
+            motley_dot_cluster_dot_protos_dot_externalscaler__pb2.ScaledObjectRef.SerializeToString,
+            motley_dot_cluster_dot_protos_dot_externalscaler__pb2.GetMetricSpecResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -92,7 +92,23 @@ _ExternalScalerGetMetricsType = typing_extensions.TypeVar(
     ],
 )
 
-class ExternalScalerStub(typing.Generic[_ExternalScalerIsActiveType, _ExternalScalerStreamIsActiveType, _ExternalScalerGetMetricSpecType, _ExternalScalerGetMetricsType]):
+_ExternalScalerStreamMetricSpecType = typing_extensions.TypeVar(
+    '_ExternalScalerStreamMetricSpecType',
+    grpc.UnaryStreamMultiCallable[
+        motley.cluster.protos.externalscaler_pb2.ScaledObjectRef,
+        motley.cluster.protos.externalscaler_pb2.GetMetricSpecResponse,
+    ],
+    grpc.aio.UnaryStreamMultiCallable[
+        motley.cluster.protos.externalscaler_pb2.ScaledObjectRef,
+        motley.cluster.protos.externalscaler_pb2.GetMetricSpecResponse,
+    ],
+    default=grpc.UnaryStreamMultiCallable[
+        motley.cluster.protos.externalscaler_pb2.ScaledObjectRef,
+        motley.cluster.protos.externalscaler_pb2.GetMetricSpecResponse,
+    ],
+)
+
+class ExternalScalerStub(typing.Generic[_ExternalScalerIsActiveType, _ExternalScalerStreamIsActiveType, _ExternalScalerGetMetricSpecType, _ExternalScalerGetMetricsType, _ExternalScalerStreamMetricSpecType]):
     @typing.overload
     def __init__(self: ExternalScalerStub[
         grpc.UnaryUnaryMultiCallable[
@@ -110,6 +126,10 @@ class ExternalScalerStub(typing.Generic[_ExternalScalerIsActiveType, _ExternalSc
         grpc.UnaryUnaryMultiCallable[
             motley.cluster.protos.externalscaler_pb2.GetMetricsRequest,
             motley.cluster.protos.externalscaler_pb2.GetMetricsResponse,
+        ],
+        grpc.UnaryStreamMultiCallable[
+            motley.cluster.protos.externalscaler_pb2.ScaledObjectRef,
+            motley.cluster.protos.externalscaler_pb2.GetMetricSpecResponse,
         ],
     ], channel: grpc.Channel) -> None: ...
 
@@ -131,6 +151,10 @@ class ExternalScalerStub(typing.Generic[_ExternalScalerIsActiveType, _ExternalSc
             motley.cluster.protos.externalscaler_pb2.GetMetricsRequest,
             motley.cluster.protos.externalscaler_pb2.GetMetricsResponse,
         ],
+        grpc.aio.UnaryStreamMultiCallable[
+            motley.cluster.protos.externalscaler_pb2.ScaledObjectRef,
+            motley.cluster.protos.externalscaler_pb2.GetMetricSpecResponse,
+        ],
     ], channel: grpc.aio.Channel) -> None: ...
 
     IsActive: _ExternalScalerIsActiveType
@@ -144,6 +168,9 @@ class ExternalScalerStub(typing.Generic[_ExternalScalerIsActiveType, _ExternalSc
 
     GetMetrics: _ExternalScalerGetMetricsType
     """How much of it there is."""
+
+    StreamMetricSpec: _ExternalScalerStreamMetricSpecType
+    """As GetMetricSpec tells it, once: while the trigger's metadata stay, so does it. The stream ends with its reader."""
 
 ExternalScalerAsyncStub: typing_extensions.TypeAlias = ExternalScalerStub[
     grpc.aio.UnaryUnaryMultiCallable[
@@ -161,6 +188,10 @@ ExternalScalerAsyncStub: typing_extensions.TypeAlias = ExternalScalerStub[
     grpc.aio.UnaryUnaryMultiCallable[
         motley.cluster.protos.externalscaler_pb2.GetMetricsRequest,
         motley.cluster.protos.externalscaler_pb2.GetMetricsResponse,
+    ],
+    grpc.aio.UnaryStreamMultiCallable[
+        motley.cluster.protos.externalscaler_pb2.ScaledObjectRef,
+        motley.cluster.protos.externalscaler_pb2.GetMetricSpecResponse,
     ],
 ]
 
@@ -196,5 +227,13 @@ class ExternalScalerServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[motley.cluster.protos.externalscaler_pb2.GetMetricsResponse, collections.abc.Awaitable[motley.cluster.protos.externalscaler_pb2.GetMetricsResponse]]:
         """How much of it there is."""
+
+    @abc.abstractmethod
+    def StreamMetricSpec(
+        self,
+        request: motley.cluster.protos.externalscaler_pb2.ScaledObjectRef,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[motley.cluster.protos.externalscaler_pb2.GetMetricSpecResponse], collections.abc.AsyncIterator[motley.cluster.protos.externalscaler_pb2.GetMetricSpecResponse]]:
+        """As GetMetricSpec tells it, once: while the trigger's metadata stay, so does it. The stream ends with its reader."""
 
 def add_ExternalScalerServicer_to_server(servicer: ExternalScalerServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -7,6 +7,7 @@ import asyncio
 import grpc
 import pytest
 from admin_door import ADMIN, TENANT, Plane, refused
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 
 from motley.cluster.control import keda_rpcs
 from motley.cluster.fleet.status import Demand
@@ -42,6 +43,16 @@ async def test_keda_is_told_when_it_changes(plane: Plane) -> None:
     stream.cancel()
 
 
+async def test_keda_is_told_once_what_is_meant_for_each_pod(plane: Plane) -> None:
+    given = ref(pool="cpu", metric="queue", target="2.5")
+    stream = plane.keda.StreamMetricSpec(given, timeout=60)
+    assert await stream.read() == await plane.keda.GetMetricSpec(given)
+    await plane.bench.scale(3)
+    await plane.bench.steps()
+    assert not stream.done(), "it stays open, and nothing else comes"
+    stream.cancel()
+
+
 @pytest.mark.parametrize(
     ("metadata", "code", "words"),
     [
@@ -60,6 +71,7 @@ async def test_triggers_that_are_refused(plane: Plane, metadata: dict[str, str],
         plane.keda.GetMetricSpec(ref(**metadata)),
         plane.keda.GetMetrics(keda_pb.GetMetricsRequest(scaledObjectRef=ref(**metadata))),
         plane.keda.StreamIsActive(ref(**metadata)).read(),
+        plane.keda.StreamMetricSpec(ref(**metadata)).read(),
     ):
         found = await refused(call)
         assert (found[0].name, words in found[1]) == (code, True)
@@ -75,19 +87,36 @@ def test_keda_finds_the_interface_that_it_publishes() -> None:
         "StreamIsActive": ("ScaledObjectRef", "IsActiveResponse", True),
         "GetMetricSpec": ("ScaledObjectRef", "GetMetricSpecResponse", False),
         "GetMetrics": ("GetMetricsRequest", "GetMetricsResponse", False),
+        "StreamMetricSpec": ("ScaledObjectRef", "GetMetricSpecResponse", True),
     }
-    numbers = {
-        name: {field.name: field.number for field in message.fields}
-        for name, message in keda_pb.DESCRIPTOR.message_types_by_name.items()
+    file = FileDescriptorProto.FromString(keda_pb.DESCRIPTOR.serialized_pb)
+    kinds = FieldDescriptorProto
+    text, whole, real = kinds.TYPE_STRING, kinds.TYPE_INT64, kinds.TYPE_DOUBLE
+    one, many = kinds.LABEL_OPTIONAL, kinds.LABEL_REPEATED
+    found = {
+        message.name: {field.name: (field.number, field.type, field.label) for field in message.field}
+        for message in file.message_type
     }
-    assert numbers == {
-        "ScaledObjectRef": {"name": 1, "namespace": 2, "scalerMetadata": 3},
-        "IsActiveResponse": {"result": 1},
-        "GetMetricSpecResponse": {"metricSpecs": 1},
-        "MetricSpec": {"metricName": 1, "targetSize": 2, "targetSizeFloat": 3},
-        "GetMetricsRequest": {"scaledObjectRef": 1, "metricName": 2},
-        "GetMetricsResponse": {"metricValues": 1},
-        "MetricValue": {"metricName": 1, "metricValue": 2, "metricValueFloat": 3},
+    assert found == {
+        "ScaledObjectRef": {
+            "name": (1, text, one),
+            "namespace": (2, text, one),
+            "scalerMetadata": (3, kinds.TYPE_MESSAGE, many),
+        },
+        "IsActiveResponse": {"result": (1, kinds.TYPE_BOOL, one)},
+        "GetMetricSpecResponse": {"metricSpecs": (1, kinds.TYPE_MESSAGE, many)},
+        "MetricSpec": {
+            "metricName": (1, text, one),
+            "targetSize": (2, whole, one),
+            "targetSizeFloat": (3, real, one),
+        },
+        "GetMetricsRequest": {"scaledObjectRef": (1, kinds.TYPE_MESSAGE, one), "metricName": (2, text, one)},
+        "GetMetricsResponse": {"metricValues": (1, kinds.TYPE_MESSAGE, many)},
+        "MetricValue": {
+            "metricName": (1, text, one),
+            "metricValue": (2, whole, one),
+            "metricValueFloat": (3, real, one),
+        },
     }
     assert keda_pb.MetricValue(metricValueFloat=0.1).SerializeToString() == b"\x19\x9a\x99\x99\x99\x99\x99\xb9?"
 
