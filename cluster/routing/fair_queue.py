@@ -91,8 +91,10 @@ class FairQueue(Generic[T]):
         return entry
 
     def remove(self, entry: Entry[T]) -> None:
-        """It waits no longer, and has had nothing."""
-        waiting = self._waiting[entry.tenant]
+        """It waits no longer, and has had nothing. Nothing is done for one that waits no longer already."""
+        waiting = self._waiting.get(entry.tenant, [])
+        if entry not in waiting:
+            return
         waiting.remove(entry)
         self.tokens -= entry.tokens
         if not waiting:

@@ -102,8 +102,7 @@ class Waiting:
         try:
             await turn.came
         finally:
-            if not turn.came.done() or turn.came.cancelled():
-                self._queue.remove(entry)
+            self._queue.remove(entry)
 
     def replace(self, routing: Routing) -> None:
         self._routing = routing
@@ -125,6 +124,9 @@ class Waiting:
                     if (error := self._over(entry.item, now)) is not None:
                         self._end(entry, error)
                 while (head := self._queue.head()) is not None and self._is_next(head.item, _now()):
+                    if head.item.came.done():  # its client has left in this very turn of the loop
+                        self._queue.remove(head)
+                        continue
                     self._queue.pop().item.came.set_result(None)
                     await asyncio.sleep(0)  # it is placed, and counted where it went, before the next one is looked at
                 try:
