@@ -191,6 +191,10 @@ class Asking:
             return any_pool
         if placement.only is not None:
             return self.live.pool_of(placement.only) or any_pool
+        if placement.unfit:  # others may come of a pool that has none of those
+            unfit = {self.live.pool_of(name) for name in placement.unfit}
+            if fit := [name for name in self._pools.handles if name not in unfit]:
+                return fit[0]
         doubtful = {*placement.avoid, *self._suspects}
         sound = (member.pool for name, member in members.items() if name not in doubtful)
         return next(sound, None) or next((member.pool for member in members.values()), any_pool)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from ...replicas.protocol import ReplicaLoad, ReplicaProfile, Request, Stored
 from ..fleet.status import ReplicaStatus
 from .chain import PIECE_TOKENS, Chain
+from .contexts import Contexts, least, whole
 from .predict import Ask, Directory, Predicted, Slo, Speed
 from .prefixes import PrefixView
 from .stored import StoredView
@@ -21,6 +22,7 @@ __all__ = ["Live", "Member", "Order"]
 STREAM_AGE_S = 0.02  # how old a load is at most that came with a stream's message,
 STATS_AGE_S = 0.3  # and about how old one that came through Serve's controller
 OFTEN_S = 0.02  # more often one replica's load is not taken from its messages: there may be thousands a second
+USUAL_TOKENS = 256  # of an answer that may go on until a context is full: it moves on if it fills a shorter one
 PROVEN = 8  # first tokens that a replica's predictions have been held against
 Order = Callable[[Directory, list[Predicted]], list[Predicted]]
 _GUESS = Speed(1000.0, (0.05,) * 9, 0.0, 512, 64, 1 << 17)  # of a replica that has measured nothing
@@ -63,6 +65,7 @@ class Live:
         self.clock = clock
         self.prefixes = PrefixView()
         self.stored = StoredView()
+        self.contexts = Contexts()
         self._names = names
         self._unproven: dict[str, set[str]] = {}  # replicas, by pool
         self._by_row: dict[int, str] = {}
@@ -75,6 +78,7 @@ class Live:
         numerics = self._classes.setdefault(profile.numerics, len(self._classes))
         speed = self._speed(profile)
         row = self.directory.add(speed, longest=profile.model.max_model_len, numerics=numerics)
+        self.contexts.come(row, profile.model.max_model_len)
         self.prefixes.come(row, profile.kv_tokens // PIECE_TOKENS)
         store = self.stored.come(profile.shares) if profile.shares else None
         if store is not None:
@@ -117,6 +121,7 @@ class Live:
         member = self.members.pop(replica, None)
         if member is not None:
             del self._by_row[member.row]
+            self.contexts.leave(member.row)
             self._unproven[member.pool].discard(replica)
             self.prefixes.clear(member.row)
             if member.store is not None:
@@ -148,8 +153,15 @@ class Live:
             self.prefixes.clear(member.row)  # of other weights: they are not found there any more
         member.load, member.heard = load, max(of, member.heard)
         self.directory.heard(member.row, load, member.heard)
-        self.directory.set_usable(member.row, usable=not load.draining)
+        self._set_usable(member, usable=not load.draining)
         self.changed.set()
+
+    def _set_usable(self, member: Member, *, usable: bool) -> None:
+        self.directory.set_usable(member.row, usable=usable)
+        if usable:
+            self.contexts.come(member.row, member.profile.model.max_model_len)
+        else:
+            self.contexts.leave(member.row)
 
     def observed(self, member: Member) -> None:
         """A prediction has been held against what came. Those of the pool that have nothing of their own take it on.
@@ -179,6 +191,16 @@ class Live:
     def pool_of(self, replica: str) -> str | None:
         member = self.members.get(replica)
         return None if member is None else member.pool
+
+    def too_short(self, tokens: int) -> frozenset[str]:
+        """Replicas whose contexts do not hold so many."""
+        return frozenset(self._by_row[row] for row in self.contexts.shorter(tokens))
+
+    def has_longer(self, replica: str | None, tokens: int = 0) -> bool:
+        """Whether another has a longer context than that one, and one that holds so many tokens."""
+        member = None if replica is None else self.members.get(replica)
+        length = 0 if member is None else member.profile.model.max_model_len
+        return self.contexts.longest > length and self.contexts.longest >= tokens
 
     def visit(
         self,
@@ -212,15 +234,29 @@ class Live:
     def _ask(self, requests: Sequence[Request], chain: Chain, last: Collection[str] = (), numerics: str = "") -> Ask:
         """`chain`: of the longest."""
         longest = chain.request
+        begun = max(map(least, requests))
         return Ask(
             sum(len(each.prompt_ids) + sum(map(len, each.output_ids)) for each in requests),
             self._cached(chain),
             self.stored.tokens(chain),
-            context=len(longest.prompt_ids) + (longest.pooling is None),
-            last=[self.members[name].row for name in last],
+            context=begun,
+            last=[*(self.members[name].row for name in last), *self._cut_short(requests, begun)],
             numerics=self._classes.get(numerics) if numerics else None,
             output_tokens=1 if longest.pooling is not None else longest.sampling.max_tokens,
         )
+
+    def _cut_short(self, requests: Sequence[Request], begun: int) -> list[int]:
+        """Replicas that would end one of them before it has what it may come to. They come after all others.
+
+        What may go on until the longest context is full seldom does: it is as good on any that holds an answer of
+        usual length.
+        """
+        longest = self.contexts.longest
+        if self.contexts.least == longest:
+            return []
+        wanted = max(map(whole, requests))
+        rows = self.contexts.shorter(wanted if wanted < longest else min(begun + USUAL_TOKENS, longest))
+        return [*rows, *rows]  # even after those that are last for another reason
 
     def _of_others(self, weights: str) -> list[int]:
         """Replicas that have other weights, as they were last heard to have."""
@@ -236,10 +272,7 @@ class Live:
             return True
         if self.slo is None:
             return False
-        context = tokens + (request.pooling is None)
-        chain = Chain(request)
-        ask = Ask(tokens, self._cached(chain), self.stored.tokens(chain), context=context)
-        return bool(self.directory.ranked(now, ask))
+        return bool(self.directory.ranked(now, self._ask([request], Chain(request))))
 
     def is_crowded_out(self, request: Request) -> bool:
         """Whether other ingresses have most of the fleet, and a replica would begin the request after another one.

@@ -69,6 +69,7 @@ class Placement:
     numerics   the class that began the answer: replicas of others come after; empty: any
     weights    digest of those that the answer was made with so far: likewise, and before numerics
     only       the one replica it is meant for
+    unfit      replicas whose contexts are too short: they do not come at all
     weight     how many requests go there together
     visit      by whose order replicas come where nothing above decides, and which is told where it goes; None: by what
                this ingress has on each
@@ -87,6 +88,7 @@ class Placement:
     numerics: str = ""
     weights: str = ""
     only: str | None = None
+    unfit: frozenset[str] = frozenset()
     weight: int = 1
     visit: Visit | None = None
     pool: str = ""
@@ -159,6 +161,8 @@ class Placement:
     def _allows(self, candidate: Candidate) -> bool:
         if self.only is not None:
             return candidate.id == self.only
+        if candidate.id in self.unfit:
+            return False
         return not (self.strict and (candidate.id in self.avoid or candidate.id in self.suspects))
 
     def _rank(self, candidate: Candidate) -> tuple[bool, bool, bool, bool, int, int, int]:

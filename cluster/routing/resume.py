@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from ...replicas.errors import (
     DeadlineExceeded,
     EngineFault,
+    InvalidRequest,
     MotleyError,
     Overloaded,
     ReaderStalled,
@@ -46,6 +47,10 @@ class ResumePolicy:
     max_backoff_s: float = 1.0
 
 
+class Cut(InvalidRequest):
+    """The replica's context is full before the answer has all of its tokens, and another's is longer."""
+
+
 class Progress:
     """What the reader of one request has seen of it.
 
@@ -63,6 +68,7 @@ class Progress:
         self.begun = False
         self.late = False
         self.weights: WeightsTold | None = None
+        self._cut = False
         self._others: WeightsTold | None = None  # that what comes next was computed with, if they are others
 
     @property
@@ -75,12 +81,16 @@ class Progress:
 
     def rest(self, deadline_s: float | None) -> Request:
         """The request for what is still to come. A choice that has finished ends again at once, uncomputed."""
+        self._cut = False
         output_ids = tuple(map(tuple, self._ids)) if any(self._ids) else ()
         return replace(self._request, output_ids=output_ids, deadline_s=deadline_s)
 
-    def take(self, message: StreamMessage) -> StreamMessage | None:
-        """The message as the reader is to see it; None if there is nothing new in it."""
-        deltas = tuple([delta for delta in message.deltas if self._is_new(delta)])
+    def take(self, message: StreamMessage, *, longer: bool = False) -> StreamMessage | None:
+        """The message as the reader is to see it; None if there is nothing new in it.
+
+        longer  another replica has a longer context: what ends because this one's is full goes on there
+        """
+        deltas = tuple([delta for delta in message.deltas if self._is_new(delta, longer)])
         for delta in deltas:
             self._ids[delta.index] += delta.token_ids
             self._finished[delta.index] = delta.finish_reason is not None
@@ -111,8 +121,22 @@ class Progress:
         still_open = [index for index, finished in enumerate(self._finished) if not finished]
         return StreamMessage(tuple(Delta(index, finish_reason=reason) for index in still_open))
 
-    def _is_new(self, delta: Delta) -> bool:
-        return not self._finished[delta.index] and delta.finish_reason not in _NOT_FINAL
+    def broke_off(self, what: str) -> MotleyError:
+        """Why it is not complete when the replica has sent all of it."""
+        if self._cut:
+            return Cut("prompt: the replica's context is full", param="prompt", code="context_length_exceeded")
+        return Unavailable(f"the replica's {what} broke off", code="replica_lost")
+
+    def _is_new(self, delta: Delta, longer: bool) -> bool:
+        if self._finished[delta.index] or delta.finish_reason in _NOT_FINAL:
+            return False
+        if longer and delta.finish_reason is FinishReason.LENGTH:
+            # Text that was held back comes with the end, and would come from the next replica, too: all of it goes.
+            made = len(self._ids[delta.index]) + len(delta.token_ids)
+            if made < (self._request.sampling.max_tokens or math.inf):
+                self._cut = True
+                return False
+        return True
 
 
 def _same(weights: WeightsTold | None, others: WeightsTold | None) -> bool:
@@ -126,6 +150,13 @@ def too_late() -> DeadlineExceeded:
     return DeadlineExceeded("the deadline passed before the answer was complete")
 
 
+def is_too_short(error: MotleyError) -> bool:
+    """The request fits the service, and not the context of that replica."""
+    if not isinstance(error, InvalidRequest):
+        return False
+    return error.code == "context_length_exceeded" or error.param in ("output_ids", "min_tokens")
+
+
 def is_loss(error: MotleyError) -> bool:
     """The replica is gone or does not answer, as opposed to one that refuses."""
     return error.code in ("replica_lost", "replica_stalled")
@@ -135,6 +166,7 @@ class Retry:
     """Decides after each failed attempt of one request whether there is another, and where it may go.
 
     avoid   replicas that it has failed on since it last moved
+    unfit   replicas whose contexts are too short for it
     strict  only one that it has not failed on is of use
     """
 
@@ -146,16 +178,30 @@ class Retry:
         self._refusal: MotleyError | None = None
         self._faulted = False
         self.avoid: frozenset[str] = frozenset()
+        self.unfit: frozenset[str] = frozenset()
 
     @property
     def strict(self) -> bool:
         return self._refusal is not None
 
-    def after(self, error: MotleyError, replica: str | None, *, num_tokens: int = 0, begun: bool = False) -> float:
+    def after(
+        self,
+        error: MotleyError,
+        replica: str | None,
+        *,
+        num_tokens: int = 0,
+        begun: bool = False,
+        longer: bool = False,
+    ) -> float:
         """Seconds to wait before the next attempt. Raises what the client is to be told if there is none.
 
-        `num_tokens`: of the output so far; `begun`: the reader has had something.
+        num_tokens  of the output so far
+        begun       the reader has had something
+        longer      there is a replica with a longer context
         """
+        if longer and replica is not None and is_too_short(error):
+            self.unfit |= {replica}
+            return 0.0
         if num_tokens > self._tokens:
             self._tokens, self._failures, self._losses = num_tokens, 0, 0
             self._stuck_since, self.avoid = None, frozenset()
@@ -225,5 +271,7 @@ class Journey:
         numerics = self.placement.found or self.placement.numerics if self.placement is not None else ""
         made_with = self.progress.weights
         weights = "" if made_with is None else made_with.contents
-        self.placement = Placement(suspects, self.retry.avoid, self.retry.strict, numerics, weights)
+        self.placement = Placement(
+            suspects, self.retry.avoid, self.retry.strict, numerics, weights, unfit=self.retry.unfit
+        )
         return self.placement

@@ -10,16 +10,17 @@ from contextlib import aclosing
 from typing import Any
 
 from ...replicas.errors import MotleyError, Overloaded, Unavailable
-from ...replicas.protocol import Request, StreamMessage
+from ...replicas.protocol import FinishReason, Request, StreamMessage
 from .. import access_log
 from ..errors import from_pool
 from ..fleet.status import FleetStatus
 from .asking import Asking, in_fresh_context
 from .bundles import Bundles
+from .contexts import least
 from .leave import leave
 from .placement import Placement
 from .pulse import Attempt, Elsewhere
-from .resume import Journey, Progress, ResumePolicy, Retry, too_late
+from .resume import Cut, Journey, Progress, ResumePolicy, Retry, is_too_short, too_late
 from .roster import ROSTER, Roster
 from .tally import Tally
 from .trunks import FAILURES, Line, Trunks
@@ -145,13 +146,13 @@ class Router(Asking):
                     async for message in messages:
                         self._pulse.moved(attempt)
                         visit.message(message)
-                        new = progress.take(message)
+                        new = progress.take(message, longer=self._may_go_on(message, placement))
                         if new is not None:
                             with visit.reader():
                                 yield new
                             self._raise_if_ended()
                 if not progress.done:
-                    raise Unavailable("the replica's stream broke off", code="replica_lost")
+                    raise progress.broke_off("stream")
             except FAILURES as error:
                 if not progress.done:
                     raise from_pool(error) from error
@@ -173,11 +174,16 @@ class Router(Asking):
         finally:
             self._num_short -= 1
         self._raise_if_ended()
-        new = journey.progress.take(message)
+        new = journey.progress.take(message, longer=self._may_go_on(message, journey.placement))
         if new is not None:
             yield new
         if not journey.progress.done:
-            raise Unavailable("the replica's answer broke off", code="replica_lost")
+            raise journey.progress.broke_off("answer")
+
+    def _may_go_on(self, message: StreamMessage, placement: Placement | None) -> bool:
+        """Whether what ends there because the context is full may go on where it is longer."""
+        ends = any(delta.finish_reason is FinishReason.LENGTH for delta in message.deltas)
+        return ends and placement is not None and self.live.has_longer(placement.replica)
 
     async def _messages(
         self, attempt: Attempt, line: Line, own: AsyncIterator[Any], progress: Progress
@@ -208,7 +214,8 @@ class Router(Asking):
     def _rank(self, placement: Placement, requests: list[Request]) -> None:
         """The best replicas of all pools, and the pool of the best."""
         doubtful = {*placement.avoid, *self._suspects}
-        never = doubtful if placement.strict else ()
+        placement.unfit |= self.live.too_short(max(map(least, requests)))
+        never = doubtful | placement.unfit if placement.strict else placement.unfit
         visit = self.live.visit(
             requests, last=doubtful, never=never, numerics=placement.numerics, weights=placement.weights
         )
@@ -230,8 +237,13 @@ class Router(Asking):
             self._leave_pool(journey)
             return None
         progress = journey.progress
+        longer = is_too_short(error) and self.live.has_longer(replica, least(progress.rest(None)))
+        if isinstance(error, Cut) and not longer:
+            return None  # there was: then it ends where it is
         try:
-            wait_s = journey.retry.after(error, replica, num_tokens=progress.num_tokens, begun=progress.begun)
+            wait_s = journey.retry.after(
+                error, replica, num_tokens=progress.num_tokens, begun=progress.begun, longer=longer
+            )
         except MotleyError as final:
             return await self._again(journey, final)
         self.num_resumed += progress.begun

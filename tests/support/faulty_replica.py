@@ -60,7 +60,12 @@ class Stepwise(FakeRunner):
 
 
 async def start_worker(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, *, turn: int = 0, max_waiting_tokens: int = 262_144
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    turn: int = 0,
+    max_waiting_tokens: int = 262_144,
+    context: int = CONTEXT,
 ) -> Worker:
     """The real worker, engine, scheduler, sampler and text; the next token is a hash of all before it.
 
@@ -71,8 +76,8 @@ async def start_worker(
 
     def build(*_: object, **__: object) -> BuiltEngine:
         scheduler = Scheduler(BlockPool(BLOCKS), max_batch_tokens=64, max_running=8)
-        core = EngineCore(runner, scheduler, Limits(tokenizer.vocab_size, CONTEXT, ()), tokenizer)
-        info = ModelInfo("fake", "fake", tokenizer.vocab_size, CONTEXT, (), "float32", "none")
+        core = EngineCore(runner, scheduler, Limits(tokenizer.vocab_size, context, ()), tokenizer)
+        info = ModelInfo("fake", "fake", tokenizer.vocab_size, context, (), "float32", "none")
         profile = ReplicaProfile("", info, "cpu", "", None, "exact", "", 0.0, 0.0, BLOCKS, 64)
         return BuiltEngine(core, runner, None, profile, {}, {})  # type: ignore[arg-type]
 
