@@ -37,7 +37,8 @@ LEAST_S = 0.002  # the way to a replica and back: with less left, no answer coul
 class Door:
     """Validates against the model, tokenizes in an executor, fixes seed, request id and cache salt.
 
-    groups  of tenants that share prefixes, by tenant
+    groups   of tenants that share prefixes, by tenant
+    context  tokens that the longest context of the fleet holds now; None, or 0 of it: as `info` says
     """
 
     def __init__(
@@ -47,14 +48,24 @@ class Door:
         defaults: Mapping[str, Any],
         salt: bytes,
         groups: Mapping[str, str] | None = None,
+        context: Callable[[], int] | None = None,
     ) -> None:
-        self.info = info
+        self._info = info
+        self._context = context
         self.tokenizer = tokenizer
         self.started = int(time.time())
         self._defaults = defaults
         self.groups = groups or {}
         self._salt = salt
         self._at_work = 0  # calls in the executor or before it
+
+    @property
+    def info(self) -> ModelInfo:
+        """With the context of now: pools come and go."""
+        context = self._context() if self._context is not None else 0
+        if context and context != self._info.max_model_len:
+            self._info = replace(self._info, max_model_len=context)
+        return self._info
 
     def most(self, prompts: int = 4) -> Most:
         """What a body may hold: enough for so many prompts that fill the context, token by token."""

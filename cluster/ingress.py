@@ -78,7 +78,10 @@ class Ingress(MotleyRpcs, KServeRpcs, VllmRpcs, HealthRpcs, ReflectionRpcs):
         self.router = Router(pools, self.entrance.resume, routing)
         profile, tokenizer = await asyncio.gather(self.router.profile(), asyncio.to_thread(_tokenizer, model))
         defaults = _defaults(model, profile)
-        self.door = Door(profile.model, tokenizer, defaults, self.entrance.salt, routing.groups)
+        live = self.router.live
+        self.door = Door(
+            profile.model, tokenizer, defaults, self.entrance.salt, routing.groups, lambda: live.longest_context
+        )
         plain, with_tools = (
             None if template is None else template.source
             for template in (tokenizer.chat_template, tokenizer.tool_template)

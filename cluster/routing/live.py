@@ -70,6 +70,7 @@ class Live:
         self._unproven: dict[str, set[str]] = {}  # replicas, by pool
         self._by_row: dict[int, str] = {}
         self._classes: dict[str, int] = {}  # numerics
+        self._lengths: dict[str, int] = {}  # longest contexts, by pool
         self._fastest: dict[tuple[str, ...], Speed] = {}  # that any replica of a pool has measured, by device
 
     def joined(self, profile: ReplicaProfile) -> None:
@@ -86,6 +87,7 @@ class Live:
         self.members[profile.replica_id] = Member(row, self._names[profile.pool], profile, store, heard=self.clock())
         self._by_row[row] = profile.replica_id
         self._unproven.setdefault(self._names[profile.pool], set()).add(profile.replica_id)
+        self._measure(self._names[profile.pool])
         self.had_any = True
         self.changed.set()
 
@@ -116,6 +118,8 @@ class Live:
         self._names = names
         for name in [name for name, member in self.members.items() if member.profile.pool not in names]:
             self.left(name)
+        for pool in [pool for pool in self._lengths if pool not in names.values()]:
+            del self._lengths[pool]
 
     def left(self, replica: str) -> None:
         member = self.members.pop(replica, None)
@@ -127,6 +131,17 @@ class Live:
             if member.store is not None:
                 self.stored.leave(member.profile.shares)
             self.directory.remove(member.row)
+            self._measure(member.pool)
+
+    @property
+    def longest_context(self) -> int:
+        """Tokens that the longest context of all pools holds. A pool without replicas counts as it last was."""
+        return max(self._lengths.values(), default=0)
+
+    def _measure(self, pool: str) -> None:
+        there = [each.profile.model.max_model_len for each in self.members.values() if each.pool == pool]
+        if there:
+            self._lengths[pool] = max(there)
 
     def reported(self, replica: str, load: ReplicaLoad) -> None:
         """Through Serve's controller."""

@@ -7,11 +7,14 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
+import asgi
 import pytest
 from faulty_replica import CONTEXT, Fault, FaultyReplica, idle, start_worker, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from local_ingress import make_ingress
 from local_pool import LocalPool
+from running import Running
 from tokenizers import pre_tokenizers
 
 from motley.cluster.routing.contexts import Contexts, least, whole
@@ -243,3 +246,42 @@ async def test_what_a_shorter_one_refuses_that_nobody_has_heard_of_goes_on_where
     assert len(long.requests) == 2
     with pytest.raises(InvalidRequest, match="prompt"):  # of which no other would take more
         await anext(router.stream(replace(asked, prompt_ids=PROMPT * 20)))
+
+
+async def test_the_service_takes_what_the_longest_context_of_its_pools_holds(
+    folder: Path, workers: list[Worker]
+) -> None:
+    """A pool comes, goes out of replicas, is replaced by a shorter one, and is taken away, while it serves."""
+    short, long = workers
+    ingress = await make_ingress(folder, Running(short))
+    app, router = ingress.__serve_build_asgi_app__(), ingress.router
+    [cpu] = router._pools.handles.values()
+    other = await make_ingress(folder, Running(long))
+    [big] = other.router._pools.handles.values()
+    big.replicas = {"big-0": next(iter(big.replicas.values()))}
+
+    async def context() -> int:
+        [model] = (await asgi.request(app, "GET", "/v1/models")).json()["data"]
+        described = (await asgi.request(app, "GET", "/v2/models/fake/config")).json()
+        assert str(model["max_model_len"]) in str(described)
+        return int(model["max_model_len"])
+
+    async def ask(prompt: int) -> int:
+        body = {"prompt": [5] * prompt, "max_tokens": 4, "temperature": 0}
+        return int((await asgi.request(app, "POST", "/v1/completions", body)).status)
+
+    assert await context() == SHORT
+    assert (await ask(20), await ask(100)) == (200, 400)
+    router.replace_pools({"cpu": cpu, "big": big})
+    router.live.joined(replace(short.profile(), replica_id="r0", pool="cpu"))
+    router.live.joined(replace(long.profile(), replica_id="big-0", pool="big"))
+    assert await context() == CONTEXT
+    assert (await ask(20), await ask(100), await ask(CONTEXT)) == (200, 200, 400)
+    router.live.left("big-0")
+    assert await context() == CONTEXT, "a pool without replicas may have some again"
+    info = replace(long.profile().model, max_model_len=128)
+    router.live.joined(replace(long.profile(), model=info, replica_id="big-1", pool="big"))
+    assert await context() == 128
+    router.replace_pools({"cpu": cpu})
+    assert await context() == SHORT
+    assert await ask(100) == 400
