@@ -27,14 +27,20 @@ def whole(request: Request) -> float:
 
 
 class Contexts:
-    """Of replicas that may be chosen, by their rows of the directory."""
+    """Of replicas that may be chosen, by their rows of the directory.
+
+    version  another as soon as there are others
+    """
 
     def __init__(self) -> None:
         self._lengths: dict[int, int] = {}  # by row
         self._rows: dict[int, set[int]] = {}  # by length, none without any
-        self.least = self.longest = 0
+        self.least = self.longest = self.version = 0
 
     def come(self, row: int, length: int) -> None:
+        """Nothing is done for one that is there."""
+        if row in self._lengths:
+            return
         self._lengths[row] = length
         self._rows.setdefault(length, set()).add(row)
         self._measure()
@@ -56,4 +62,5 @@ class Contexts:
         return [row for length, rows in self._rows.items() if length < than for row in rows]
 
     def _measure(self) -> None:
+        self.version += 1
         self.least, self.longest = min(self._rows, default=0), max(self._rows, default=0)

@@ -11,6 +11,7 @@ import itertools
 from bisect import insort
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
 
 __all__ = ["Entry", "FairQueue"]
@@ -76,10 +77,26 @@ class FairQueue(Generic[T]):
             return None
         return self._waiting[min(self._starts, key=self._starts.__getitem__)][0]
 
+    def in_turn(self) -> Iterator[Entry[T]]:
+        """All, in the order of their turns if nobody else came. Nobody may come or leave meanwhile."""
+        starts = [(start, at, tenant, 0) for at, (tenant, start) in enumerate(self._starts.items())]
+        heapify(starts)
+        while starts:
+            start, at, tenant, number = heappop(starts)
+            waiting = self._waiting[tenant]
+            yield waiting[number]
+            if number + 1 < len(waiting):
+                heappush(starts, (start + waiting[number].cost / self._weight(tenant), at, tenant, number + 1))
+
     def pop(self) -> Entry[T]:
         """The head, which has its turn now."""
         entry = self.head()
         assert entry is not None, "somebody waits"
+        self.take(entry)
+        return entry
+
+    def take(self, entry: Entry[T]) -> None:
+        """It has its turn now, before others: of its tenant's share, whose next one starts later."""
         start = self._starts[entry.tenant]
         self._now = max(self._now, start)
         self._ends[entry.tenant] = start + entry.cost / self._weight(entry.tenant)
@@ -88,7 +105,6 @@ class FairQueue(Generic[T]):
             self._starts[entry.tenant] = self._ends[entry.tenant]
         if not self._waiting:
             self._ends = {tenant: end for tenant, end in self._ends.items() if end > self._now}
-        return entry
 
     def remove(self, entry: Entry[T]) -> None:
         """It waits no longer, and has had nothing. Nothing is done for one that waits no longer already."""

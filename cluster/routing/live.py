@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -12,6 +13,7 @@ from ...replicas.protocol import ReplicaLoad, ReplicaProfile, Request, Stored
 from ..fleet.status import ReplicaStatus
 from .chain import PIECE_TOKENS, Chain
 from .contexts import Contexts, least, whole
+from .hope import Hope, Idle
 from .predict import Ask, Directory, Predicted, Slo, Speed
 from .prefixes import PrefixView
 from .stored import StoredView
@@ -23,6 +25,7 @@ STREAM_AGE_S = 0.02  # how old a load is at most that came with a stream's messa
 STATS_AGE_S = 0.3  # and about how old one that came through Serve's controller
 OFTEN_S = 0.02  # more often one replica's load is not taken from its messages: there may be thousands a second
 USUAL_TOKENS = 256  # of an answer that may go on until a context is full: it moves on if it fills a shorter one
+HOPE_S = 1.0  # how old what replicas would do if they were empty may be
 PROVEN = 8  # first tokens that a replica's predictions have been held against
 Order = Callable[[Directory, list[Predicted]], list[Predicted]]
 _GUESS = Speed(1000.0, (0.05,) * 9, 0.0, 512, 64, 1 << 17)  # of a replica that has measured nothing
@@ -66,6 +69,7 @@ class Live:
         self.prefixes = PrefixView()
         self.stored = StoredView()
         self.contexts = Contexts()
+        self._hope, self._hope_of = Hope(()), (-math.inf, -1)
         self._names = names
         self._unproven: dict[str, set[str]] = {}  # replicas, by pool
         self._by_row: dict[int, str] = {}
@@ -208,7 +212,9 @@ class Live:
         return None if member is None else member.pool
 
     def too_short(self, tokens: int) -> frozenset[str]:
-        """Replicas whose contexts do not hold so many."""
+        """Replicas whose contexts do not hold so many; none where no pool has a longer one: then any may say so."""
+        if tokens > self.longest_context:
+            return frozenset()
         return frozenset(self._by_row[row] for row in self.contexts.shorter(tokens))
 
     def has_longer(self, replica: str | None, tokens: int = 0) -> bool:
@@ -280,14 +286,53 @@ class Live:
     def _cached(self, chain: Chain) -> dict[int, int]:
         return {row: depth * PIECE_TOKENS for row, depth in self.prefixes.depths(chain).items()}
 
-    def has_room(self, request: Request, *, late: bool) -> bool:
-        """Whether a replica would keep the objectives, or, where there are none or if `late`, begin it at once."""
+    def has_room(self, request: Request, *, late: bool, waited_s: float = 0.0) -> bool:
+        """Whether a replica would keep the objectives, or, where there are none or if `late`, begin it at once.
+
+        waited_s  for so long the request has waited: of the time to its first token
+        """
         now, tokens = self.clock(), len(request.prompt_ids)
         if (late or self.slo is None) and self.directory.has_room(now, tokens):
             return True
         if self.slo is None:
             return False
-        return bool(self.directory.ranked(now, self._ask([request], Chain(request))))
+        ranked = self.directory.ranked(now, self._ask([request], Chain(request)))
+        return any(each.ttft_s + waited_s <= self.slo.ttft_s for each in ranked)
+
+    def fits(self, request: Request) -> bool:
+        """Whether there is a replica whose context holds it, or never was one: then any may say so."""
+        return not self.contexts.longest < least(request) <= self.longest_context
+
+    def least_s(self, request: Request) -> float:
+        """Seconds to its first token at least, were the best replica empty; infinite: none would keep the objectives.
+
+        Of those whose context holds it; 0 without objectives.
+        """
+        if self.slo is None:
+            return 0.0
+        return self._hopes().least_s(self._ask([request], Chain(request)), self.slo)
+
+    def is_hopeless(self, request: Request, waited_s: float) -> bool:
+        """Of one that has no room now: whether it never will have, since those that would do are empty already."""
+        if self.slo is None:
+            return False
+        rows = self._hopes().rows(self._ask([request], Chain(request)), self.slo, self.slo.ttft_s - waited_s)
+        return not any(self.directory.carried(row) > 0 for row in rows)
+
+    def _hopes(self) -> Hope:
+        now, version = self.clock(), self.contexts.version
+        if version != self._hope_of[1] or now - self._hope_of[0] > HOPE_S:
+            self._hope_of = now, version
+            self._hope = Hope(self._idle(member) for member in self.members.values() if not member.load.draining)
+        return self._hope
+
+    def _idle(self, member: Member) -> Idle:
+        speed = speed_of(member.profile)
+        if speed is not _GUESS:
+            speed = _faster(speed, self._fastest.get((member.pool, *_device(member.profile)), speed))
+        ttft_off, tpot_off = self.directory.off(member.row)
+        context = member.profile.model.max_model_len
+        return Idle(member.row, speed.prefill_tokens_per_s / ttft_off, speed.decode_s[0] * tpot_off, context)
 
     def is_crowded_out(self, request: Request) -> bool:
         """Whether other ingresses have most of the fleet, and a replica would begin the request after another one.

@@ -7,9 +7,11 @@ import contextvars
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 
 from ...replicas.errors import DeadlineExceeded, MotleyError, Overloaded, Unavailable
 from ...replicas.protocol import Request
+from .contexts import whole
 from .fair_queue import Entry, FairQueue
 from .live import Live, Order
 from .predict import Slo
@@ -18,6 +20,9 @@ __all__ = ["Routing", "Waiting"]
 
 LOOK_S = 0.05  # between two looks at who has waited too long, if nothing else happens
 KNOCK_S = 0.25  # that one has waited by then, room that is left at once would have been heard of
+SEEN, LOOKED = 64, 8  # of those that wait, next first: how many may pass others, and of how many it is predicted
+SCAN_S = 0.01  # so often
+PATIENCE = 0.5  # of the time in which one can still be answered as it should: so long others may pass it
 AFTER_REFUSAL_S = 0.1  # a fleet that has refused what it should have had room for is left alone for so long
 
 
@@ -48,10 +53,25 @@ class Routing:
 
 @dataclass(slots=True, eq=False)
 class _Turn:
+    """
+    since    when it began to wait for room; infinite: there is no replica for it
+    wanted   tokens that it may come to
+    least_s  see `Live.least_s`; fleet: of which replicas
+    """
+
     request: Request
     came: asyncio.Future[None]
     arrived: float
     deadline: float
+    since: float
+    wanted: float
+    least_s: float = 0.0
+    fleet: int = -1
+
+    def asks_less(self, other: _Turn) -> bool:
+        """Whether it has room wherever the other one has."""
+        tokens, of_other = len(self.request.prompt_ids), len(other.request.prompt_ids)
+        return tokens <= of_other and self.wanted <= other.wanted and self.since >= other.since
 
 
 class Waiting:
@@ -64,7 +84,7 @@ class Waiting:
         self._queue: FairQueue[_Turn] = FairQueue(routing.weights, routing.max_waiting, routing.max_waiting_tokens)
         self._pump: asyncio.Task[None] | None = None
         self._closed_until = 0.0
-        self._present_since = 0.0  # replicas
+        self._scan_at = 0.0
 
     @property
     def held(self) -> int:
@@ -84,10 +104,12 @@ class Waiting:
         now = _now()
         if again:
             self._closed_until = now + AFTER_REFUSAL_S
-        elif not len(self._queue) and self._may_go(request, now):
+        elif not len(self._queue) and self._may_go(request, now, now - arrived):
             return
-        self._shed(request, now)
-        turn = _Turn(request, asyncio.get_running_loop().create_future(), arrived, deadline)
+        came = asyncio.get_running_loop().create_future()
+        turn = _Turn(request, came, arrived, deadline, arrived, whole(request))
+        if self._sheds and not self._is_absent(request) and self._is_vain(turn, now):
+            raise _unmet()
         entry, left = self._queue.push(
             turn, request.tenant, len(request.prompt_ids), priority=request.priority, again=again
         )
@@ -123,11 +145,9 @@ class Waiting:
                 for entry in list(self._queue):
                     if (error := self._over(entry.item, now)) is not None:
                         self._end(entry, error)
-                while (head := self._queue.head()) is not None and self._is_next(head.item, _now()):
-                    if head.item.came.done():  # its client has left in this very turn of the loop
-                        self._queue.remove(head)
-                        continue
-                    self._queue.pop().item.came.set_result(None)
+                while (entry := self._next(_now())) is not None:
+                    self._queue.take(entry)
+                    entry.item.came.set_result(None)
                     await asyncio.sleep(0)  # it is placed, and counted where it went, before the next one is looked at
                 try:
                     async with asyncio.timeout(LOOK_S):
@@ -137,44 +157,93 @@ class Waiting:
         finally:
             self._pump = None
 
+    def _next(self, now: float) -> Entry[_Turn] | None:
+        """Who goes now: the first in turn that may. Those that have no hope any more leave the line."""
+        refused: list[_Turn] = []
+        hopeless: list[Entry[_Turn]] = []
+        chosen = None
+        for entry in islice(self._queue.in_turn(), SEEN):
+            turn = entry.item
+            if turn.came.done() or math.isinf(turn.since):  # its client has left just now, or it has no replica
+                continue
+            if not any(each.asks_less(turn) for each in refused):
+                if refused and (now < self._scan_at or len(refused) == LOOKED):
+                    break
+                if self._is_next(turn, now):
+                    chosen = entry
+                    break
+                if self._is_hopeless(turn, now):
+                    hopeless.append(entry)
+                    continue
+                refused.append(turn)
+            if not self._may_be_passed(turn, now):
+                break
+        if chosen is None and now >= self._scan_at:
+            self._scan_at = now + SCAN_S
+        for entry in hopeless:
+            self._end(entry, _unmet())
+        return chosen
+
     def _is_next(self, turn: _Turn, now: float) -> bool:
-        if self._may_go(turn.request, now):
+        if self._may_go(turn.request, now, now - turn.since):
             return True
         patient = self._live.members and not self._routing.shed and now >= self._closed_until
         return bool(patient and now - turn.arrived > KNOCK_S and self._live.is_crowded_out(turn.request))
 
-    def _may_go(self, request: Request, now: float) -> bool:
+    def _may_be_passed(self, turn: _Turn, now: float) -> bool:
+        """By others that have room, for a time: then there is to be room for it at last."""
+        slo = self._routing.slo
+        return self._sheds and slo is not None and now - turn.since < PATIENCE * (slo.ttft_s - turn.least_s)
+
+    def _may_go(self, request: Request, now: float, waited_s: float) -> bool:
         live = self._live
-        if not live.members:
-            self._present_since = math.inf
-            return not self._several() and not live.had_any  # of one pool Serve knows when its first replica comes
-        if math.isinf(self._present_since):
-            self._present_since = now
-        if not self.queues:
+        if self._is_absent(request):
+            return False
+        if not self.queues or not live.members:
             return True
-        return now >= self._closed_until and live.has_room(request, late=not self._routing.shed)
+        late = not self._sheds
+        return now >= self._closed_until and live.has_room(request, late=late, waited_s=0.0 if late else waited_s)
+
+    def _is_absent(self, request: Request) -> bool:
+        """Whether there is no replica for it. Of one pool Serve knows when its first comes."""
+        live = self._live
+        return not live.fits(request) if live.members else live.had_any or self._several()
 
     def _over(self, turn: _Turn, now: float) -> MotleyError | None:
         """Why it waits no longer."""
         routing = self._routing
         if now >= turn.deadline:
             return DeadlineExceeded("the deadline passed before any replica had room")
-        if not self._live.members:
+        if self._is_absent(turn.request):
+            turn.since = math.inf
             if now - turn.arrived > routing.hold_s:
                 return Unavailable("there is no replica, and none has come; try again shortly", code="no_replica")
             return None
-        waited_s = now - max(turn.arrived, self._present_since)
-        longest_s = routing.max_wait_s
-        if routing.shed and routing.slo is not None:
-            longest_s = min(longest_s, routing.slo.ttft_s)
-        return self._full() if waited_s > longest_s else None
+        if math.isinf(turn.since):
+            turn.since = now
+        if self._sheds and self._is_late(turn, now):
+            return _unmet()
+        return self._full() if now - turn.since > routing.max_wait_s else None
 
-    def _shed(self, request: Request, now: float) -> None:
-        """Raise Overloaded for what waiting does not help."""
-        if self._routing.shed and self._live.members and self.queues and now >= self._closed_until:
-            alone = self._live.has_room(request, late=True) and not self._live.has_room(request, late=False)
-            if alone and not len(self._queue):
-                raise Overloaded("no replica is predicted to answer in time", code="queue_full", retry_after_s=1)
+    @property
+    def _sheds(self) -> bool:
+        return self._routing.shed and self._routing.slo is not None and self.queues
+
+    def _is_vain(self, turn: _Turn, now: float) -> bool:
+        """Whether there is no use in waiting at all. What others that wait leave of the fleet is seen later."""
+        return self._is_late(turn, now) or (not len(self._queue) and self._is_hopeless(turn, now))
+
+    def _is_late(self, turn: _Turn, now: float) -> bool:
+        """Whether no replica would answer it in time even if it were empty."""
+        assert self._routing.slo is not None
+        left_s, fleet = self._routing.slo.ttft_s - (now - turn.since), self._live.contexts.version
+        if turn.fleet != fleet or turn.least_s > left_s:  # they may have been seen to be faster
+            turn.least_s, turn.fleet = self._live.least_s(turn.request), fleet
+        return turn.least_s > left_s
+
+    def _is_hopeless(self, turn: _Turn, now: float) -> bool:
+        """Whether those that could answer it in time are empty, and would not."""
+        return self._sheds and now >= self._closed_until and self._live.is_hopeless(turn.request, now - turn.since)
 
     def _full(self) -> Overloaded:
         return Overloaded(
@@ -191,6 +260,10 @@ class Waiting:
 def _refuse(turn: _Turn, error: MotleyError) -> None:
     if not turn.came.done():
         turn.came.set_exception(error)
+
+
+def _unmet() -> Overloaded:
+    return Overloaded("no replica is predicted to answer in time", code="queue_full", retry_after_s=1)
 
 
 def _now() -> float:

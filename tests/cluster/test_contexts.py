@@ -244,7 +244,7 @@ async def test_what_a_shorter_one_refuses_that_nobody_has_heard_of_goes_on_where
             router.live.prefixes.clear(router.live.members["p-1"].row)
     assert len(made) == 60
     assert len(long.requests) == 2
-    with pytest.raises(InvalidRequest, match="prompt"):  # of which no other would take more
+    with pytest.raises(InvalidRequest, match="prompt"):  # which no pool ever had room for
         await anext(router.stream(replace(asked, prompt_ids=PROMPT * 20)))
 
 

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from typing import Any
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from motley.cluster.routing.fair_queue import FairQueue
-from motley.cluster.routing.waiting import Routing, Waiting
-from motley.replicas.errors import Unavailable
-from motley.replicas.protocol import Request, SamplingParams
+from motley.cluster.routing.live import Live
+from motley.cluster.routing.predict import Slo
+from motley.cluster.routing.waiting import PATIENCE, SCAN_S, Routing, Waiting
+from motley.replicas.errors import Overloaded, Unavailable
+from motley.replicas.protocol import BATCHES, ModelInfo, ReplicaLoad, ReplicaProfile, Request, SamplingParams
 
 
 class Fleet:
@@ -20,7 +26,10 @@ class Fleet:
         self.changed = asyncio.Event()
         self.room = False
 
-    def has_room(self, request: Request, *, late: bool) -> bool:
+    def fits(self, request: Request) -> bool:
+        return True
+
+    def has_room(self, request: Request, *, late: bool, waited_s: float) -> bool:
         return self.room
 
     def is_crowded_out(self, request: Request) -> bool:
@@ -92,3 +101,143 @@ def test_what_has_left_a_queue_leaves_it_once() -> None:
     queue.pop()
     queue.remove(entry)
     assert (len(queue), queue.tokens) == (0, 0)
+
+
+SLO = Slo(3.0, 0.1)
+
+
+class Device:
+    """One replica of the directory, which carries what the test says."""
+
+    def __init__(self, live: Live, name: str, prefill: float, longest: int = 8192, pool: str = "p") -> None:
+        info = ModelInfo("m", "f", 1000, longest, (1,), "float32", "none")
+        self.live, self.name, self.steps, self.running = live, name, 0, 8
+        profile = ReplicaProfile(
+            name, info, "simulated", name, None, "exact", "", prefill, 0.01, 10_000, 512,
+            decode_s=(0.01,) * len(BATCHES), max_running=self.running, pool=pool,
+        )  # fmt: skip
+        live.joined(profile)
+        self.carries(0)
+
+    def carries(self, sequences: int, queued: int = 0) -> None:
+        self.steps += 1
+        running = min(sequences, self.running)
+        self.live.reported(
+            self.name,
+            ReplicaLoad(
+                running, sequences - running, queued, kv_blocks_free=10_000, kv_blocks_total=10_000, steps=self.steps
+            ),
+        )
+
+    def full(self) -> None:
+        self.carries(20 * self.running, 50_000)
+
+
+def shedding() -> tuple[Live, Waiting]:
+    live = Live({"p": "p"}, SLO, random.Random(0))
+    return live, a_line(live, slo=SLO, shed=True)
+
+
+async def ended(*tasks: asyncio.Task[None]) -> list[type]:
+    async with asyncio.timeout(10):
+        return [type(each) for each in await asyncio.gather(*tasks, return_exceptions=True)]
+
+
+async def test_what_no_replica_could_meet_is_shed_at_once_and_is_in_nobodys_way() -> None:
+    live, line = shedding()
+    device = Device(live, "only", 1000.0)
+    device.full()
+    first = ask(line, request(tokens=100))
+    await held(line, 1)
+    began = asyncio.get_running_loop().time()
+    assert await ended(ask(line, request(tokens=4000, tenant="another"))) == [Overloaded]
+    assert asyncio.get_running_loop().time() - began < SLO.ttft_s / 2
+    others = [ask(line, request(tokens=100)) for _ in range(5)]
+    await held(line, 6)
+    device.carries(0)
+    assert await ended(first, *others) == [type(None)] * 6
+
+
+async def test_what_can_no_longer_be_met_is_shed_though_somebody_is_before_it() -> None:
+    """It could be when it came, and not after its wait; the head of the line still can."""
+    live, line = shedding()
+    device = Device(live, "only", 1000.0)
+    device.full()
+    now = asyncio.get_running_loop().time()
+    short = ask(line, request(tokens=10))
+    long = asyncio.create_task(line.turn(request(tokens=2800), now - 0.1, now + 60))
+    await held(line, 2)
+    assert await ended(long) == [Overloaded]
+    assert not short.done()
+    assert line.held == 1
+    short.cancel()
+
+
+async def test_a_replica_that_comes_gives_hope_and_one_that_goes_takes_it() -> None:
+    live, line = shedding()
+    slow, fast = Device(live, "slow", 1000.0), Device(live, "fast", 4000.0)
+    slow.full()
+    fast.full()
+    asked = ask(line, request(tokens=4000))
+    await held(line, 1)
+    live.left("fast")
+    assert await ended(asked) == [Overloaded]
+    fast = Device(live, "fast", 4000.0)
+    fast.full()
+    asked = ask(line, request(tokens=4000))
+    await held(line, 1)
+    fast.carries(0)
+    assert await ended(asked) == [type(None)]
+
+
+async def test_who_has_room_passes_who_has_not_and_not_for_ever() -> None:
+    """Two replicas: the slow one is empty, and only the fast one, which is full, could meet the first in line."""
+    live, line = shedding()
+    slow, fast = Device(live, "slow", 500.0), Device(live, "fast", 4000.0)
+    fast.full()
+    large = ask(line, request(tokens=4000))
+    await held(line, 1)
+    assert await ended(*(ask(line, request(tokens=50)) for _ in range(3))) == [type(None)] * 3
+    turn = next(iter(line._queue)).item
+    turn.since -= PATIENCE * (SLO.ttft_s - turn.least_s)  # as if it had waited for so long
+    small = ask(line, request(tokens=50))
+    await held(line, 2)
+    await asyncio.sleep(3 * SCAN_S)
+    assert not small.done(), "now it is to have its turn at last"
+    fast.carries(0)
+    assert await ended(large, small) == [type(None)] * 2
+    assert slow.steps == 1
+
+
+async def test_who_waits_for_a_longer_context_is_in_nobodys_way() -> None:
+    live = Live({"p": "p", "q": "q"}, None, random.Random(0))
+    line = a_line(live)
+    Device(live, "long", 1000.0)
+    live.left("long")  # its pool may have another
+    Device(live, "short", 1000.0, longest=64, pool="q")
+    large = ask(line, request(tokens=100))
+    await held(line, 1)
+    assert await ended(ask(line, request(tokens=10))) == [type(None)]
+    assert not large.done()
+    device = Device(live, "long", 1000.0)
+    assert await ended(large) == [type(None)]
+    device.full()
+
+
+@settings(derandomize=True, max_examples=100, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 50), st.integers(-2, 2)), min_size=1, max_size=20),
+    st.integers(0, 10),
+)
+def test_the_order_of_a_queue_is_that_in_which_it_would_be_emptied(
+    entries: list[tuple[str, int, int]], taken: int
+) -> None:
+    queue: FairQueue[int] = FairQueue({"a": 2.0}, 100, 10**6)
+    for number, (tenant, tokens, priority) in enumerate(entries):
+        queue.push(number, tenant, tokens, priority=priority)
+    for _ in range(min(taken, len(queue) - 1)):
+        passed = list(queue.in_turn())
+        queue.take(passed[len(passed) // 2])  # others go before their turn
+        assert len(queue) == len(passed) - 1
+    order = [entry.item for entry in queue.in_turn()]
+    assert order == [queue.pop().item for _ in range(len(queue))]
