@@ -166,8 +166,8 @@ class Live:
 
     def _hear(self, replica: str, load: ReplicaLoad, of: float) -> None:
         member = self.members.get(replica)
-        if member is None or load.steps < member.load.steps:
-            return  # it is older than what has been heard
+        if member is None or _is_older(load, member.load):
+            return
         if load.weights_version != member.load.weights_version:
             self.prefixes.clear(member.row)  # of other weights: they are not found there any more
         member.load, member.heard = load, max(of, member.heard)
@@ -367,6 +367,13 @@ class Live:
             )
             for name, member in sorted(self.members.items())
         )
+
+
+def _is_older(load: ReplicaLoad, than: ReplicaLoad) -> bool:
+    """Of one replica. Its steps and the versions of its weights only grow, and one that drains does so to its end."""
+    return (
+        load.steps < than.steps or load.weights_version < than.weights_version or (than.draining and not load.draining)
+    )
 
 
 def _device(profile: ReplicaProfile) -> tuple[str, str, str]:

@@ -274,6 +274,26 @@ async def test_what_another_ingress_has_drained_is_heard_of() -> None:
     assert fleet.sent == {"slow-0": 1}
 
 
+def test_an_older_word_of_an_idle_replica_takes_nothing_back() -> None:
+    """It was on its way through Serve's controller: as many steps, and all else as it was before."""
+    live = Live({"p": "p"}, None, random.Random(0))
+    live.joined(replace(a_profile(), replica_id="r", pool="p"))
+    asked = request(prompt=PIECE_TOKENS + 1)
+    idle = ReplicaLoad(kv_blocks_free=4000, kv_blocks_total=4000, steps=7)
+    live.reported("r", idle)
+    live.reported("r", replace(idle, weights_version=1, weights_contents="new"))
+    live.prefixes.add(live.members["r"].row, Chain(asked)[:])
+    live.reported("r", idle)
+    assert live.members["r"].load.weights_contents == "new"
+    assert live.prefixes.depths(Chain(asked)), "of the new weights"
+    live.drains("r", replace(idle, weights_version=1, weights_contents="new", draining=True))
+    assert not live.visit([asked]).order
+    live.reported("r", replace(idle, weights_version=1, weights_contents="new"))
+    live.heard("r", idle, live.clock())
+    assert not live.visit([asked]).order
+    assert [each.state for each in live.status(())] == ["draining"]
+
+
 async def test_what_one_is_seen_to_do_is_thought_of_its_equals() -> None:
     """Else the first to be tried, which does better than its profile says, would have nearly all of them."""
     fleet = Fleet(one=[Stand(), Stand()], two=[Stand(), Stand()])
