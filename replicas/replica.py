@@ -105,13 +105,16 @@ class Replica:
     async def update_weights(self, file: WeightFile, version: int, placement: None = None) -> WeightsTold:
         """Serve with that version of the weights, which the file makes of the one before: what there is then.
 
-        Raises MotleyError where that is not to be; then all is as it was. Who has the version already, has it.
+        Raises MotleyError where that is not to be; then all is as it was. Who has the version already, has it, if it
+        is of the same contents.
         """
-        if self._worker.weights.version != version:
-            try:
+        try:
+            if self._worker.weights.version == version:
+                await self._worker.check_weights(file)
+            else:
                 await self._worker.update_weights(file, version - 1)
-            except CheckpointError as error:  # the file is its asker's
-                raise InvalidRequest(f"path: {error.message}", param="path", code=error.code) from error
+        except CheckpointError as error:  # the file is its asker's
+            raise InvalidRequest(f"path: {error.message}", param="path", code=error.code) from error
         return self._worker.weights
 
     async def prefix_stats(self, placement: None = None) -> PrefixStats | None:

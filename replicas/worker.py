@@ -29,6 +29,7 @@ from .prefix.access import PrefixAccess
 from .prefix.told import PrefixStats
 from .protocol import KvEvents, ReplicaLoad, ReplicaProfile, Request, StreamMessage, WeightsTold
 from .updates.file import WeightFile
+from .updates.live import LiveWeights
 
 TICK_S = 0.25  # how often streams are looked over
 WATCH_S = 1.0  # between two messages to those who watch KV blocks
@@ -67,6 +68,7 @@ class Worker:
         self._keys = itertools.count()
         self._draining = False
         self._updating: asyncio.Future[int] | None = None
+        self._update_of: tuple[WeightFile, int | None] | None = None  # what that is made of
         self._watchers: set[KvWatcher] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -139,23 +141,28 @@ class Worker:
 
         They are built beside the old ones, and taken up between two steps. Requests that have begun end on what they
         began with. Whatever it raises, nothing has changed: InvalidRequest and CheckpointError say what is wrong with
-        the file, Unavailable that it is not the time for it.
+        the file, Unavailable that it is not the time for it. Asked for again while it is under way, it is done once.
 
         expected  the version that the file is for; None: any
         """
         self._check_started()
-        if self._updating is not None and not self._updating.done():
+        if self._updating is None or self._updating.done():
+            # Whoever asked may go away in the middle of it: it comes to its end all the same.
+            self._updating, self._update_of = asyncio.ensure_future(self._update(file, expected)), (file, expected)
+        elif self._update_of != (file, expected):
             raise Unavailable("other weights are being prepared", code="weights_in_use")
-        # Whoever asked may go away in the middle of it: it comes to its end all the same.
-        self._updating = asyncio.ensure_future(self._update(file, expected))
         return await asyncio.shield(self._updating)
+
+    async def check_weights(self, file: WeightFile) -> None:
+        """Raise InvalidRequest unless the newest weights are what that file has made of those before."""
+        self._check_started()
+        assert self._engine is not None
+        await asyncio.to_thread(_weights_of(self._engine).check_made_of, file)
 
     async def _update(self, file: WeightFile, expected: int | None) -> int:
         thread = self._check_started()
         assert self._engine is not None
-        engine, weights = self._engine, self._engine.weights
-        if weights is None:
-            raise InvalidRequest("path: this engine has no weights", param="path")
+        engine, weights = self._engine, _weights_of(self._engine)
         engine.core.check_weights_free()
         prepared = await asyncio.to_thread(weights.prepare, file, expected)
         try:
@@ -351,6 +358,12 @@ class Worker:
                 deltas, load, cached, logprobs, embedding, stored, weights, contents
             )  # not _replace: faster
             mailbox.put(with_load, now, done=done, error=error)
+
+
+def _weights_of(engine: BuiltEngine) -> LiveWeights:
+    if engine.weights is None:
+        raise InvalidRequest("path: this engine has no weights", param="path")
+    return engine.weights
 
 
 def _admission(config: EngineConfig, prefill_tokens_per_s: float = 0.0) -> Admission:

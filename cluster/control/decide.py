@@ -11,13 +11,14 @@ from ...replicas.errors import InvalidRequest, NotFound, Unavailable
 from ...replicas.shown import shown
 from ..failures import Conflict, NotConfirmed
 from ..fleet.status import WeightStatus
-from .state import Drain, PolicyPlan, PoolPlan, Roll, State, WeightUpdate
+from .state import Drain, PolicyPlan, PoolPlan, Roll, State, Update, WeightUpdate
 
 MAX_REASON = 200  # characters
 MAX_REPLICAS = 10_000  # that a pool's bounds may allow
 DRAIN_S = 600.0
 MAX_DRAIN_S = 24 * 3600.0
 DEPLOYER = "motley serve"  # who has decided what a fleet's file or flags say
+_HAS_NOT = ("weights_in_use", "no_room")  # who says so has not taken other weights; of any other failure it isn't known
 
 
 def check_generation(state: State, expected: int | None) -> None:
@@ -178,6 +179,8 @@ def roll(
     check_reason(reason)
     if pool in state.rolls:
         raise Conflict(f"pool {pool!r} is being rolled already", param="pool", code="rolling")
+    if pool in state.updates:
+        raise Conflict(f"pool {pool!r} is taking up other weights; try again when it has", code="weights_in_use")
     rolls = {**state.rolls, pool: Roll(version, model or plan.model)}
     after = replace(state, rolls=rolls, generation=state.generation + 1)
     why = ": ".join(filter(None, (model, reason)))
@@ -199,27 +202,49 @@ def check_update(state: State, pool: str, expected: int | None, reason: str) -> 
     return plan
 
 
-def contents_of(told: Sequence[WeightStatus]) -> str:
-    """What the replicas' weights are by now, wherever they have changed. Raises what the first says if none has."""
+def begin_update(state: State, now: float, pool: str, one: Update, expected: int | None) -> State:
+    """To be kept before any replica is asked, so that whatever ends meanwhile, it is known what they may have."""
+    check_update(state, pool, expected, one.reason)
+    if state.updates:
+        raise Conflict("other weights are being taken up; try again when that is done", code="weights_in_use")
+    return replace(state, updates={pool: one})
+
+
+def contents_of(told: Sequence[WeightStatus]) -> str | None:
+    """What the replicas' weights are by now, wherever they have changed; None: of none that is known, and some may.
+
+    Raises what the first says if none has changed, for sure.
+    """
     found = sorted({one.told.contents for one in told if one.told is not None})
     if not told:
         raise Unavailable("no replica of the pool serves: there is nobody to take the weights", code="no_replica")
-    if not found:
-        assert told[0].error is not None
-        raise told[0].error
     if len(found) > 1:
         raise Conflict(f"replicas have different weights by now: {', '.join(found)}; roll the pool", code="rolling")
-    return found[0]
+    if found:
+        return found[0]
+    errors = [one.error for one in told if one.error is not None]
+    if all(isinstance(error, InvalidRequest) or error.code in _HAS_NOT for error in errors):
+        raise errors[0]
+    return None
 
 
-def updated(state: State, now: float, pool: str, update: WeightUpdate, *, by: str, reason: str) -> State:
-    """The pool's replicas have other weights, and those to come begin with them."""
+def updated(state: State, now: float, pool: str, one: Update, contents: str) -> State:
+    """The pool's replicas have those weights, and those to come begin with them."""
+    if state.updates.get(pool) != one:
+        return state
     plan = pool_named(state, pool)
     before = len(plan.weights)
-    pools = {**state.pools, pool: replace(plan, weights=(*plan.weights, update))}
-    after = replace(state, pools=pools, generation=state.generation + 1)
-    why = ": ".join(filter(None, (update.path, reason)))
-    return after.told(now, "updated", pool=pool, before=before, after=before + 1, by=by, reason=why)
+    pools = {**state.pools, pool: replace(plan, weights=(*plan.weights, WeightUpdate(one.path, one.delta, contents)))}
+    after = replace(given_back(state, now, pool, one), pools=pools, generation=state.generation + 1)
+    why = ": ".join(filter(None, (one.path, one.reason)))
+    return after.told(now, "updated", pool=pool, before=before, after=before + 1, by=one.by, reason=why)
+
+
+def given_back(state: State, now: float, pool: str, one: Update) -> State:
+    """No replica has those weights: the next to come get their version."""
+    return replace(
+        state, updates={name: other for name, other in state.updates.items() if (name, other) != (pool, one)}
+    )
 
 
 def deployed(state: State, now: float, deployment: str, pools: Mapping[str, PoolPlan], policy: PolicyPlan) -> State:
@@ -243,8 +268,18 @@ def deployed(state: State, now: float, deployment: str, pools: Mapping[str, Pool
     drains = {name: one for name, one in state.drains.items() if one.pool in plans}
     rolls = {name: one for name, one in state.rolls.items() if name in plans}
     settled = state.settled.intersection(plans)
+    updates = {
+        name: one for name, one in state.updates.items() if name in plans and known[name][0].said == plans[name].said
+    }
     after = replace(
-        state, deployment=deployment, pools=plans, policy=policy, drains=drains, rolls=rolls, settled=settled
+        state,
+        deployment=deployment,
+        pools=plans,
+        policy=policy,
+        drains=drains,
+        rolls=rolls,
+        settled=settled,
+        updates=updates,
     )
     what = "; ".join(_differences(state, after))
     if not what:

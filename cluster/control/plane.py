@@ -16,8 +16,6 @@ from typing import Any, Protocol
 
 from ...replicas.errors import InvalidRequest, MotleyError, NotFound
 from ...replicas.shown import shown
-from ...replicas.updates.file import WeightFile
-from ..failures import Conflict
 from ..fleet.status import FleetStatus, PrefixStatus, WeightStatus
 from ..happening import Happening, happen, happening
 from ..scaling.arrivals import Rates
@@ -28,12 +26,12 @@ from .fleet import Fleet, PoolLook, pool_of
 from .observe import in_order, replicas_of
 from .policies import policy_of
 from .starts import Starts
-from .state import Event, PolicyPlan, State, WeightUpdate
+from .state import Event, PolicyPlan, State
+from .updating import Updating
 
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.5  # between two looks at the fleet
-CATCH_UP_S = 5.0  # between two attempts to bring replicas the weights that they have missed
 IDLE_S = 0.3  # a load that was told so long after the mark has all that was on its way
 BY_POLICY = "policy "  # and its name: who has decided
 ANOTHER = ("policy", "deployed")  # events of another policy, perhaps
@@ -66,9 +64,7 @@ class Plane:
         self._store = store
         self._clock = clock
         self._lock = asyncio.Lock()
-        self._updates = asyncio.Lock()  # one of weights at a time
-        self._caught_up = -CATCH_UP_S
-        self._catching: asyncio.Future[None] | None = None
+        self.updating = Updating(fleet, self)
         self._asking = Asking()
         self._starts = Starts()
         self._marked: dict[str, float] = {}  # replica -> when, since this process began
@@ -127,51 +123,16 @@ class Plane:
     ) -> tuple[str, Sequence[WeightStatus]]:
         """Of which pool, and what became of each of its replicas. Raises MotleyError if none has other weights now.
 
-        What was done is kept when it is known what it gives: replicas that start later must have the same.
+        Once it is kept that they are wanted, it goes on whatever becomes of the caller: see updating.py.
         """
-        if not pool and len(self.state.pools) == 1:
-            [pool] = self.state.pools
-        plan = decide.check_update(self.state, pool, expected, reason)
-        file = WeightFile(await self._fleet.check_weights(path), delta)
-        if self._updates.locked():
-            raise Conflict("other weights are being taken up; try again when that is done", code="weights_in_use")
-        async with self._updates:
-            plan = decide.check_update(self.state, pool, expected, reason)
-            told = await self._fleet.update_weights(pool, file, len(plan.weights) + 1)
-            contents = decide.contents_of(told)
-            update = WeightUpdate(str(file.path), delta, contents)
-            await self._change(partial(decide.updated, pool=pool, update=update, by=by, reason=reason))
-        return pool, told
-
-    async def _catch_up(self, status: FleetStatus | None, now: float) -> None:
-        """Replicas that have older weights than their pool's take what they have missed; beside the looks."""
-        if self._updates.locked() or now - self._caught_up < CATCH_UP_S:
-            return
-        for pool, replicas in replicas_of(status).items():
-            oldest = min((one.load.weights_version for one in replicas), default=0)
-            if oldest < len(self.state.files(pool)):
-                self._caught_up = now
-                self._catching = asyncio.ensure_future(self._bring(pool, oldest))
-                return
-
-    async def _bring(self, pool: str, oldest: int) -> None:
-        async with self._updates:
-            for version, file in enumerate(self.state.files(pool)[oldest:], oldest + 1):
-                try:
-                    told = await self._fleet.update_weights(pool, file, version)
-                except MotleyError as error:
-                    log.warning("weights of pool %s: %s", pool, error.message)
-                    return
-                for one in told:
-                    if one.error is not None and getattr(one.error, "code", "") != "version_mismatch":
-                        log.warning("weights of replica %s: %s", one.replica_id, one.error.message)
+        return await self.updating.update(path, delta=delta, pool=pool, expected=expected, by=by, reason=reason)
 
     async def _decide(self, decision: Callable[..., State]) -> Event | None:
         """The last of what is told of it."""
-        told = await self._change(decision)
+        told = await self.change(decision)
         return told[-1] if told else None
 
-    async def _change(self, change: Callable[[State, float], State]) -> list[Event]:
+    async def change(self, change: Callable[[State, float], State]) -> list[Event]:
         """Keep what `change` makes of the state, and then take it for true. What was told of it."""
         async with self._lock:
             old, new = self.state, change(self.state, self._clock())
@@ -204,7 +165,7 @@ class Plane:
         await self._roll(look)
         await self._set_targets(look)
         await self._ask_policy(look, status, now)
-        await self._catch_up(status, now)
+        self.updating.step(status, now)
         await self._tell_progress(look)
         self.looked_at = now
         if (look, status) != (self.looked, self.status):
@@ -216,7 +177,7 @@ class Plane:
         planned = await self._fleet.planned()
         if planned is not None and planned.name != self.state.deployment:
             name, pools, policy = planned.name, planned.pools, planned.policy
-            await self._change(partial(decide.deployed, deployment=name, pools=pools, policy=policy))
+            await self.change(partial(decide.deployed, deployment=name, pools=pools, policy=policy))
 
     async def _let_go(self, look: Mapping[str, PoolLook], status: FleetStatus | None) -> None:
         """Where fewer are wanted, mark those that go. What cannot be marked, Serve takes away as it likes."""
@@ -224,7 +185,7 @@ class Plane:
             running = in_order(look[pool], replicas_of(status).get(pool, []))
             marked = [name for name in decide.leaving(self.state, pool, running) if await self._mark(name)]
             until = self._clock() + decide.DRAIN_S
-            await self._change(partial(decide.go, pool=pool, gone=marked, num_running=len(running), until=until))
+            await self.change(partial(decide.go, pool=pool, gone=marked, num_running=len(running), until=until))
 
     async def _drain(self, look: Mapping[str, PoolLook], status: FleetStatus | None, now: float) -> None:
         """Mark; when nothing is left of its work, end; when Serve has noticed, done."""
@@ -234,7 +195,7 @@ class Plane:
                 await self._forget(replica_id, "" if one.ended else "it was gone already")
             elif not one.ended and (now >= one.until or await self._is_idle(replica_id, status, now)):
                 await self._fleet.end(replica_id)
-                await self._change(partial(_ended, replica_id=replica_id))
+                await self.change(partial(_ended, replica_id=replica_id))
 
     async def prefixes(self) -> Sequence[PrefixStatus]:
         """What replicas find of prefixes. Raises Unavailable."""
@@ -264,7 +225,7 @@ class Plane:
 
     async def _forget(self, replica_id: str, reason: str) -> None:
         self._marked.pop(replica_id, None)
-        await self._change(partial(_drained, replica_id=replica_id, reason=reason))
+        await self.change(partial(_drained, replica_id=replica_id, reason=reason))
 
     async def _roll(self, look: Mapping[str, PoolLook]) -> None:
         """Deploy once, by its version; what does not start is taken back; done when there are only replicas of it."""
@@ -278,15 +239,15 @@ class Plane:
             if seen.version != wanted:
                 versions[pool] = wanted
             elif one.failed:
-                await self._change(partial(_rolled, pool=pool))
+                await self.change(partial(_rolled, pool=pool))
             elif seen.state == "failed":
-                await self._change(partial(_roll_noted, pool=pool, failed=seen.message or "its replicas do not start"))
+                await self.change(partial(_roll_noted, pool=pool, failed=seen.message or "its replicas do not start"))
             elif seen.state == "healthy":
-                await self._change(partial(_rolled, pool=pool))
+                await self.change(partial(_rolled, pool=pool))
             if not one.failed:
                 models[pool] = one.model
             if not one.before:
-                await self._change(partial(_roll_noted, pool=pool, before=seen.version))
+                await self.change(partial(_roll_noted, pool=pool, before=seen.version))
         if versions:
             given = {name: model for name, model in models.items() if model}
             await self._fleet.redeploy(self._targets(look), versions, given)
@@ -309,7 +270,7 @@ class Plane:
             except (InvalidRequest, NotFound) as error:  # what it wants of the other pools is done all the same
                 self._asking.failed = f"{target.pool}: {error.message}"
         if self._asking.failed != self.policy_failed:
-            await self._change(partial(_policy_failed, reason=self._asking.failed))
+            await self.change(partial(_policy_failed, reason=self._asking.failed))
             self.policy_failed = self._asking.failed
             self._tell()
 
@@ -325,12 +286,12 @@ class Plane:
             serving = [one for one in look[pool].running if one.replica_id not in self.state.drains]
             if len(serving) == plan.target and not self.state.leaving(pool) and not look[pool].starting:
                 self.pending.pop(pool, None)
-                await self._change(partial(_settled, pool=pool))
+                await self.change(partial(_settled, pool=pool))
             elif len(serving) < plan.target:
                 why = await self._fleet.pending(pool)
                 if why != self.pending.get(pool):
                     self.pending[pool] = why
-                    await self._change(partial(_pending, pool=pool, reason=why))
+                    await self.change(partial(_pending, pool=pool, reason=why))
 
 
 # What is kept of it

@@ -19,6 +19,7 @@ __all__ = [
     "PoolPlan",
     "Roll",
     "State",
+    "Update",
     "WeightUpdate",
     "dump",
     "load",
@@ -104,6 +105,23 @@ class Roll:
 
 
 @dataclass(frozen=True, slots=True)
+class Update:
+    """Weights that a pool's replicas are taking up, if they can: kept before any of them is asked.
+
+    path, delta  see `WeightFile`; by, reason: who wants it, and why
+    """
+
+    path: str
+    delta: bool
+    by: str = ""
+    reason: str = ""
+
+    @property
+    def file(self) -> WeightFile:
+        return WeightFile(Path(self.path), self.delta)
+
+
+@dataclass(frozen=True, slots=True)
 class Event:
     """What happened. `kind`: the name of an EventKind, in lower case. `time`: Unix seconds."""
 
@@ -141,6 +159,7 @@ class State:
     deployment: str = ""
     drains: Mapping[str, Drain] = field(default_factory=dict)  # by replica
     rolls: Mapping[str, Roll] = field(default_factory=dict)  # by pool
+    updates: Mapping[str, Update] = field(default_factory=dict)  # likewise
     events: tuple[Event, ...] = ()
     settled: frozenset[str] = frozenset()
 
@@ -179,6 +198,7 @@ def load(data: bytes) -> State:
         policy=PolicyPlan(**kept.pop("policy")),
         drains={name: Drain(**one) for name, one in kept.pop("drains").items()},
         rolls={name: Roll(**one) for name, one in kept.pop("rolls").items()},
+        updates={name: Update(**one) for name, one in kept.pop("updates", {}).items()},
         events=tuple(Event(**one) for one in kept.pop("events")),
         settled=frozenset(kept.pop("settled")),
         **kept,

@@ -71,6 +71,7 @@ MEANINGS: Mapping[str, str] = {
     "unsupported_media": "the body is not plain JSON",
     "unsupported_parameter": "the field, or this value of it, is not supported",
     "version_mismatch": "the weights are of another version than was expected: look again, and decide anew",
+    "weights_differ": "that version of the weights has other contents than the file gives: roll the pool",
     "weights_in_use": "requests end on older weights still, or others are being taken up: try again shortly",
     "weights_root": "the file is in no folder that weights may come from, as `security.weights_roots` has them",
     "zero_not_confirmed": "no replica would be left, and that was not asked for in so many words",

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ..checkpoint import Checkpoint
+from ..contents import together
 from ..errors import CheckpointError, InvalidRequest, Unavailable
 from ..layout import decoder_layout
 from ..model import LoadedModel, updated_model
@@ -25,7 +26,7 @@ from ..shards.ranks import Ranks
 from .file import WeightFile
 from .own_folder import give_up, own_folder
 from .replay import needed
-from .staging import stage
+from .staging import digest_of_file, stage
 
 __all__ = ["LiveWeights", "Others", "Prepared"]
 
@@ -46,11 +47,16 @@ class Others(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A version that is whole and that nothing uses yet. names: of the tensors that have changed."""
+    """A version that is whole and that nothing uses yet.
+
+    names    of the tensors that have changed
+    made_of  digest of the file that has changed them
+    """
 
     version: int
     loaded: LoadedModel
     names: tuple[str, ...]
+    made_of: bytes
 
 
 class LiveWeights:
@@ -70,12 +76,23 @@ class LiveWeights:
         self._frozen, self._ranks, self._others = frozen, ranks, others
         self._folder: Path | None = None
         self._contents = {0: loaded.fingerprint}
+        self._made_of = b""  # of the newest
         self._skipped = 0  # updates that were not taken up, since later ones replace all of them
 
     def told(self, version: int | None = None) -> WeightsTold:
         """Of a version that there is, or was lately; None: the newest. From any thread."""
         version = self.version if version is None else version
         return WeightsTold(version + self._skipped, self._contents.get(version, ""))
+
+    def check_made_of(self, file: WeightFile) -> None:
+        """Raise InvalidRequest unless the newest version is what that file has made of the one before."""
+        now = self.told()
+        same = now.contents == file.contents if file.contents else digest_of_file(file) == self._made_of
+        if not same:
+            message = (
+                f"path: weights of version {now.version} have other contents than {file.path.name} gives: roll the pool"
+            )
+            raise InvalidRequest(message, param="path", code="weights_differ")
 
     def replay(self, files: Sequence[WeightFile]) -> Iterator[Prepared]:
         """Of all updates since the checkpoint those that it takes, each to be taken up before the next is asked for.
@@ -116,6 +133,7 @@ class LiveWeights:
         if expected is not None and expected != (now := self.told().version):
             message = f"expected_version: {expected} is not accepted; the weights are of version {now}"
             raise InvalidRequest(message, param="expected_version", code="version_mismatch")
+        made_of = digest_of_file(file) if file.delta else b""
         version, copy = self.version + 1, self._place(self.version + 1)
         staged = stage(file, checkpoint, self._frozen, copy)
         try:
@@ -127,7 +145,9 @@ class LiveWeights:
         except BaseException:
             copy.unlink(missing_ok=True)
             raise
-        return Prepared(version, loaded, tuple(sorted(staged)))
+        # Of whole tensors the copy has what the file has, and it is known by now what that is.
+        made_of = made_of or together(staged, {name: loaded.contents[name] for name in staged})
+        return Prepared(version, loaded, tuple(sorted(staged)), made_of)
 
     def adopt(self, prepared: Prepared) -> None:
         """It is what is used now. Files that nothing is read from any more are removed."""
@@ -136,7 +156,7 @@ class LiveWeights:
         assert prepared.loaded.checkpoint is not None
         before = {path for path, _ in self.loaded.checkpoint.tensors.values()}
         now = {path for path, _ in prepared.loaded.checkpoint.tensors.values()}
-        self.version, self.loaded = prepared.version, prepared.loaded
+        self.version, self.loaded, self._made_of = prepared.version, prepared.loaded, prepared.made_of
         self._contents = {**self._contents, self.version: self.loaded.fingerprint}
         self._contents.pop(self.version - _KEPT, None)
         for path in before - now:

@@ -17,6 +17,7 @@ import torch
 
 from ..checkpoint import Checkpoint, Tensors
 from ..config import ModelConfig
+from ..contents import digest_of
 from ..errors import CheckpointError, InvalidRequest
 from ..folder import open_file
 from ..layout import (
@@ -35,7 +36,7 @@ from ..safetensors_file import BITS, PREFIX_BYTES, TensorInfo, header_bytes, rea
 from ..weights import Weights
 from .file import WeightFile
 
-__all__ = ["quantized_layers", "stage"]
+__all__ = ["digest_of_file", "quantized_layers", "stage"]
 
 _PIECE_BYTES = 4 << 20
 _ALIGNED = 8
@@ -48,6 +49,19 @@ def quantized_layers(config: ModelConfig, format: Format) -> Iterator[frozenset[
         names = frozenset(of.tensors(spec)) - {f"{spec.name}.bias"}
         if len(names) > 1:
             yield names
+
+
+def digest_of_file(file: WeightFile) -> bytes:
+    """Of its names, types, shapes and contents; of deltas another one than of the same tensors whole.
+
+    Raises InvalidRequest and CheckpointError.
+    """
+    header = read_header(file.path)
+    try:
+        found = digest_of({name: (file.path, info) for name, info in header.items()}, header)
+    except OSError as error:
+        raise InvalidRequest(f"path: {file.path.name} cannot be read: {error.strerror}", param="path") from error
+    return b"delta" * file.delta + found
 
 
 def stage(file: WeightFile, checkpoint: Checkpoint, frozen: Sequence[str], into: Path) -> Tensors:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +27,10 @@ class FakeFleet:
     room      replicas that find a place
     calls     what was asked of it, in order
     work      sequences that a replica has
-    weights   versions that replicas have, and who of them stays as it is
+    weights   versions that replicas have; contents: of what
+    taken     how often one has taken any
+    stubborn  who of them stays as it is; silent: who changes, and does not say so
+    go_on     until it happens nobody takes weights, who are asked for them; asked: they are
     telling   whether there is an ingress
     plan      what was deployed last
     """
@@ -41,6 +45,11 @@ class FakeFleet:
         self.demand = Demand()
         self.marked: set[str] = set()
         self.weights: dict[str, int] = {}
+        self.contents: dict[str, str] = {}
+        self.taken = 0
+        self.silent: set[str] = set()
+        self.asked, self.go_on = asyncio.Event(), asyncio.Event()
+        self.go_on.set()
         self.stubborn: set[str] = set()
         self.bad_versions: set[str] = set()
         self._born = 0
@@ -142,16 +151,23 @@ class FakeFleet:
     async def update_weights(self, pool: str, file: WeightFile, version: int) -> tuple[WeightStatus, ...]:
         """Of a file with "bad" in its name nothing is taken; replicas in `stubborn` take nothing at all."""
         self.calls.append(("update", pool, str(file.path), file.delta, version))
-        found = []
-        for name in self.replicas(pool):
-            bad = "bad" in file.path.name or name in self.stubborn
-            if self.weights.get(name, 0) != version and (bad or self.weights.get(name, 0) != version - 1):
-                code = None if bad else "version_mismatch"
-                found.append(WeightStatus(name, error=InvalidRequest(f"{file.path.name} is bad", code=code)))
-                continue
-            self.weights[name] = version
-            found.append(WeightStatus(name, WeightsTold(version, f"digest of {file.path.name}")))
-        return tuple(found)
+        self.asked.set()
+        await self.go_on.wait()
+        return tuple(self._update(name, file, version) for name in self.replicas(pool))
+
+    def _update(self, name: str, file: WeightFile, version: int) -> WeightStatus:
+        has, contents = self.weights.get(name, 0), f"digest of {file.path.name}"
+        bad = "bad" in file.path.name or name in self.stubborn
+        if has == version and self.contents[name] != contents:
+            return WeightStatus(name, error=InvalidRequest(f"{name} has others", code="weights_differ"))
+        if has != version and (bad or has != version - 1):
+            code = None if bad else "version_mismatch"
+            return WeightStatus(name, error=InvalidRequest(f"{file.path.name} is bad", code=code))
+        self.taken += has != version
+        self.weights[name], self.contents[name] = version, contents
+        if name in self.silent:
+            return WeightStatus(name, error=Unavailable("it was lost", code="replica_lost"))
+        return WeightStatus(name, WeightsTold(version, contents))
 
     async def end(self, replica_id: str) -> None:
         self.calls.append(("end", replica_id))
@@ -225,8 +241,8 @@ class Bench:
         """Time enough passes for those with older weights to be asked."""
         self.clock.now += 10
         await self.steps(1)
-        if self.plane._catching is not None:
-            await self.plane._catching
+        if self.plane.updating.task is not None:
+            await self.plane.updating.task
 
     async def scale(self, replicas: int, **how: object) -> None:
         await self.plane.scale("cpu", replicas, **{"by": "test", "reason": "why", "allow_zero": True, **how})

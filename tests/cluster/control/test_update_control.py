@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from fake_fleet import Bench
 
+from motley.cluster.control import updating
 from motley.cluster.control.state import dump, load
 from motley.cluster.failures import Conflict, Forbidden
 from motley.cluster.weights import within
@@ -127,3 +130,111 @@ def test_paths_that_may_be_read(tmp_path: Path) -> None:
     for wrong in ("", "file", "/in\n/file", "/\0"):
         with pytest.raises(InvalidRequest, match="absolute"):
             within(wrong, [inside])
+
+
+async def begun(bench: Bench, path: str) -> asyncio.Task[None]:
+    """An update that replicas have been asked for, and have not taken up yet."""
+    bench.fleet.go_on.clear()
+    bench.fleet.asked.clear()
+    asking = asyncio.create_task(update(bench, path))
+    await asyncio.wait_for(bench.fleet.asked.wait(), 20)
+    return asking
+
+
+async def carried(bench: Bench) -> None:
+    """To its end, whatever that is."""
+    bench.fleet.go_on.set()
+    assert bench.plane.updating.task is not None
+    await asyncio.wait([bench.plane.updating.task])
+
+
+async def test_it_is_kept_before_a_replica_is_asked_and_goes_on_without_the_caller() -> None:
+    bench = Bench(2)
+    await bench.steps()
+    asking = await begun(bench, "/w/one")
+    assert bench.store.kept().updates["cpu"].file == replace(ONE, contents="")
+    asking.cancel()
+    await asyncio.wait([asking])
+    assert asking.cancelled()
+    with pytest.raises(Conflict, match="being taken up") as refused:
+        await update(bench, "/w/two", expected=0)
+    assert refused.value.code == "weights_in_use"
+    with pytest.raises(Conflict, match="taking up"):
+        await bench.plane.roll("cpu", "", "v1", by="test", reason="")
+    await carried(bench)
+    assert versions(bench) == [1, 1]
+    assert (bench.store.kept().files("cpu"), bench.store.kept().updates) == ((ONE,), {})
+    await update(bench, "/w/two", delta=True, expected=1)
+    assert bench.plane.state.files("cpu") == (ONE, TWO)
+
+
+@pytest.mark.parametrize("when", ["before the replicas have it", "when they have it"])
+async def test_a_plane_that_is_ended_in_the_middle_goes_on_with_it_once(when: str) -> None:
+    bench = Bench(2)
+    await bench.steps()
+    asking = await begun(bench, "/w/one")
+    if when == "when they have it":
+        bench.store.full = True  # so that what became of it is not kept
+        bench.fleet.go_on.set()
+        async with asyncio.timeout(20):
+            while versions(bench) != [1, 1]:
+                await asyncio.sleep(0)
+    asking.cancel()
+    assert bench.plane.updating.task is not None
+    bench.plane.updating.task.cancel()
+    await asyncio.wait([asking, bench.plane.updating.task])
+    bench.store.full = False
+    bench.fleet.go_on.set()
+    bench.again()
+    assert bench.plane.state.files("cpu") == ()
+    await bench.steps(1)
+    await carried(bench)
+    await bench.steps()
+    assert (versions(bench), bench.fleet.taken) == ([1, 1], 2)
+    assert bench.kinds.count("updated") == 1
+    bench.again()
+    assert (bench.plane.state.files("cpu"), bench.plane.state.updates) == ((ONE,), {})
+
+
+async def test_what_failed_everywhere_is_given_back() -> None:
+    bench = Bench(2)
+    await bench.steps()
+    with pytest.raises(InvalidRequest, match="bad"):
+        await update(bench, "/w/bad", expected=0)
+    assert (bench.store.kept().updates, bench.store.kept().files("cpu")) == ({}, ())
+    await update(bench, "/w/one", expected=0)
+    assert bench.plane.state.files("cpu") == (ONE,)
+
+
+async def test_replicas_are_asked_until_it_is_known_what_they_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One answer was lost on its way, and the fleet does not answer for a while."""
+    monkeypatch.setattr(updating, "AGAIN_S", 0.001)
+    bench = Bench(1)
+    await bench.steps()
+    bench.fleet.silent = set(bench.fleet.replicas("cpu"))
+    asking = asyncio.create_task(update(bench, "/w/one"))
+    async with asyncio.timeout(20):
+        while len(bench.fleet.calls) < 3:
+            await asyncio.sleep(0.001)
+    assert not asking.done()
+    bench.fleet.silent = set()
+    await asking
+    assert (versions(bench), bench.fleet.taken, bench.plane.state.files("cpu")) == ([1], 1, (ONE,))
+
+
+async def test_a_number_with_other_contents_is_no_success() -> None:
+    bench = Bench(1)
+    await bench.steps()
+    await update(bench, "/w/one")
+    bench.fleet.contents = dict.fromkeys(bench.fleet.contents, "digest of another")
+    [name] = bench.fleet.replicas("cpu")
+    bench.fleet.weights[name] = 2
+    with pytest.raises(InvalidRequest, match="has others"):
+        await update(bench, "/w/two", expected=1)
+    assert bench.plane.state.files("cpu") == (ONE,)
+
+
+async def test_what_was_kept_before_there_were_such_is_read() -> None:
+    kept = json.loads(dump(Bench(1).plane.state))
+    del kept["updates"]
+    assert load(json.dumps(kept).encode()).updates == {}

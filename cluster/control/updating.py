@@ -1,0 +1,149 @@
+"""Weights that pools' replicas are to take up while they serve.
+
+That an update is wanted is kept before any replica is asked. From then on a task of the plane's own carries it to its
+end, whoever has asked for it and does not wait any more; and a plane whose process is a new one goes on with it. Each
+replica may be asked again: it tells by the contents whether it has that version already.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+from ...replicas.errors import MotleyError
+from ..failures import Conflict
+from ..fleet.status import FleetStatus, WeightStatus
+from . import decide
+from .fleet import Fleet, PoolLook
+from .observe import replicas_of
+from .state import Event, State, Update
+
+log = logging.getLogger(__name__)
+
+CATCH_UP_S = 5.0  # between two attempts to bring replicas the weights that they have missed
+AGAIN_S = 1.0  # until replicas are asked again of which it isn't known what they have
+
+
+class Kept(Protocol):
+    """What the plane has of it: see `Plane`."""
+
+    state: State
+    looked: Mapping[str, PoolLook]
+
+    async def change(self, change: Callable[[State, float], State]) -> list[Event]: ...
+
+
+class Updating:
+    """One update at a time, of whichever pool. task: that is under way, or was the last."""
+
+    def __init__(self, fleet: Fleet, plane: Kept) -> None:
+        self.task: asyncio.Future[Any] | None = None
+        self._fleet, self._plane = fleet, plane
+        self._began = -CATCH_UP_S  # by the plane's clock, when what is missing was last looked for and found
+
+    async def update(
+        self, path: str, *, delta: bool, pool: str, expected: int | None, by: str, reason: str
+    ) -> tuple[str, Sequence[WeightStatus]]:
+        """See `Plane.update_weights`. Cancelling it cancels the waiting alone."""
+        state = self._plane.state
+        if not pool and len(state.pools) == 1:
+            [pool] = state.pools
+        decide.check_update(state, pool, expected, reason)
+        found = await self._fleet.check_weights(path)
+        if not self._serves(pool):
+            decide.contents_of(())  # raises
+        if self._busy:
+            raise Conflict("other weights are being taken up; try again when that is done", code="weights_in_use")
+        one = Update(str(found), delta, by, reason)
+        return pool, await asyncio.shield(self._start(self._begin(pool, one, expected)))
+
+    def step(self, status: FleetStatus | None, now: float) -> None:
+        """Go on with what was begun by a process before this one; else let replicas take what they have missed.
+
+        Beside the looks.
+        """
+        if self._busy or now - self._began < CATCH_UP_S:
+            return
+        for pool, one in self._plane.state.updates.items():
+            self._began = now
+            self._start(self._carry(pool, one))
+            return
+        for pool, replicas in replicas_of(status).items():
+            oldest = min((one.load.weights_version for one in replicas), default=0)
+            if oldest < len(self._plane.state.files(pool)):
+                self._began = now
+                self._start(self._bring(pool, oldest))
+                return
+
+    @property
+    def _busy(self) -> bool:
+        return self.task is not None and not self.task.done()
+
+    def _start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Future[Any]:
+        self.task = asyncio.ensure_future(work)
+        self.task.add_done_callback(_told)
+        return self.task
+
+    async def _begin(self, pool: str, one: Update, expected: int | None) -> Sequence[WeightStatus]:
+        await self._plane.change(partial(decide.begin_update, pool=pool, one=one, expected=expected))
+        return await self._carry(pool, one)
+
+    async def _carry(self, pool: str, one: Update) -> Sequence[WeightStatus]:
+        """Until it is known, and kept, that a replica has it, or that none has: then it raises why."""
+        while self._plane.state.updates.get(pool) == one:
+            told = await self._asked(pool, one)
+            try:
+                contents = decide.contents_of(told) if told is not None else None
+            except MotleyError:
+                if await self._is_kept(partial(decide.given_back, pool=pool, one=one)):
+                    raise
+            else:
+                if contents and await self._is_kept(partial(decide.updated, pool=pool, one=one, contents=contents)):
+                    assert told is not None
+                    return told
+            await asyncio.sleep(AGAIN_S)
+        raise Conflict(f"pool {pool!r} has another model by now", param="pool", code="rolling")
+
+    async def _asked(self, pool: str, one: Update) -> Sequence[WeightStatus] | None:
+        """What became of each replica; None: nobody says, or the ingress does not know them yet."""
+        version = len(self._plane.state.pools[pool].weights) + 1
+        try:
+            told = await self._fleet.update_weights(pool, one.file, version)
+        except MotleyError as error:
+            log.warning("weights of pool %s: %s", pool, error.message)
+            return None
+        return told or (None if self._serves(pool) else ())
+
+    async def _is_kept(self, change: Callable[[State, float], State]) -> bool:
+        try:
+            await self._plane.change(change)
+        except MotleyError as error:
+            log.warning("what became of an update of weights: %s", error.message)
+            return False
+        return True
+
+    async def _bring(self, pool: str, oldest: int) -> None:
+        for version, file in enumerate(self._plane.state.files(pool)[oldest:], oldest + 1):
+            try:
+                told = await self._fleet.update_weights(pool, file, version)
+            except MotleyError as error:
+                log.warning("weights of pool %s: %s", pool, error.message)
+                return
+            for one in told:
+                if one.error is not None and one.error.code != "version_mismatch":
+                    log.warning("weights of replica %s: %s", one.replica_id, one.error.message)
+
+    def _serves(self, pool: str) -> bool:
+        """Whether it has a replica, as far as is known."""
+        return pool not in self._plane.looked or bool(self._plane.looked[pool].running)
+
+
+def _told(task: asyncio.Future[Any]) -> None:
+    """Whoever has asked may not wait for it any more."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.warning(
+            "an update of weights has failed: %s", error, exc_info=None if isinstance(error, MotleyError) else error
+        )
