@@ -24,7 +24,7 @@ from ..protocol import WeightsTold
 from ..safetensors_file import read_header
 from ..shards.ranks import Ranks
 from .file import WeightFile
-from .own_folder import give_up, own_folder
+from .own_folder import give_up, is_there, own_folder
 from .replay import needed
 from .staging import digest_of_file, stage
 
@@ -74,7 +74,7 @@ class LiveWeights:
         self.version = 0
         self.loaded = loaded
         self._frozen, self._ranks, self._others = frozen, ranks, others
-        self._folder: Path | None = None
+        self._folders: list[Path] = []  # of copies; the last is for those to come
         self._contents = {0: loaded.fingerprint}
         self._made_of = b""  # of the newest
         self._skipped = 0  # updates that were not taken up, since later ones replace all of them
@@ -172,8 +172,8 @@ class LiveWeights:
             self._others.forget(prepared.version)
 
     def close(self) -> None:
-        if self._folder is not None:
-            give_up(self._folder)
+        while self._folders:
+            give_up(self._folders.pop())
 
     def _updated(self, version: int, checkpoint: Checkpoint, changed: Collection[str]) -> LoadedModel:
         try:
@@ -191,15 +191,15 @@ class LiveWeights:
         raise CheckpointError("is not what it was: other replicas have other weights by it", file=file.path.name)
 
     def _place(self, version: int) -> Path:
-        """Where the version's file is to be: in a folder that goes when this does."""
+        """Where the version's file is to be: in a folder that goes when this does; in another if it has gone before."""
         try:
-            if self._folder is None:
-                self._folder = own_folder()
+            if not self._folders or not is_there(self._folders[-1]):
+                self._folders.append(own_folder())
         except OSError as error:
             raise Unavailable(f"there is no room for a copy of the file: {error}", code="no_room") from error
-        return self._folder / f"{version}.safetensors"
+        return self._folders[-1] / f"{version}.safetensors"
 
     def _remove(self, path: Path) -> None:
         """Only what was copied here: never a file of the checkpoint."""
-        if path.parent == self._folder:
+        if path.parent in self._folders:
             path.unlink(missing_ok=True)

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-__all__ = ["give_up", "own_folder"]
+__all__ = ["give_up", "is_there", "own_folder"]
 
 _PREFIX, _LOCK = "motley-weights-", "lock"
 _held: dict[Path, int] = {}  # descriptors of locks: they are let go of with the process
@@ -17,17 +17,33 @@ _held: dict[Path, int] = {}  # descriptors of locks: they are let go of with the
 def own_folder() -> Path:
     """Raises OSError."""
     _sweep(Path(tempfile.gettempdir()))
-    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
-    lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    _held[folder] = lock
-    return folder
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if _is_at(lock, folder / _LOCK):
+            _held[folder] = lock
+            return folder
+        os.close(lock)  # another process took the lock before this one did, and the folder for one that was left
+
+
+def is_there(folder: Path) -> bool:
+    """Whether it is what was made here still: others clear temporary folders too."""
+    return folder in _held and _is_at(_held[folder], folder / _LOCK)
 
 
 def give_up(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     if (lock := _held.pop(folder, None)) is not None:
         os.close(lock)
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Whether that file has that name."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _sweep(place: Path) -> None:

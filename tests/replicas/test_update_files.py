@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -25,7 +27,7 @@ from motley.replicas.errors import CheckpointError, InvalidRequest, MotleyError
 from motley.replicas.model import LoadedModel, load_model
 from motley.replicas.updates.file import WeightFile
 from motley.replicas.updates.live import LiveWeights
-from motley.replicas.updates.own_folder import give_up, own_folder
+from motley.replicas.updates.own_folder import give_up, is_there, own_folder
 from motley.replicas.weights_cache import WeightsCache
 
 PROMPT = [7, 3, 200, 41, 41, 90, 5, 250]
@@ -128,10 +130,10 @@ def test_updates_follow_each_other_and_the_files_may_go(tmp_path: Path) -> None:
         file.unlink()
         expected = changed(expected, new, tmp_path / f"changed{number}")
         check_alike(live.loaded, expected)
-    assert live._folder is not None
-    assert {path.name for path in live._folder.glob("*.safetensors")} == {"3.safetensors"}
+    [own] = live._folders
+    assert {path.name for path in own.glob("*.safetensors")} == {"3.safetensors"}
     live.close()
-    assert not live._folder.exists()
+    assert not own.exists()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -182,7 +184,7 @@ def test_a_wrong_file_changes_nothing(what: str, tmp_path: Path) -> None:
     with pytest.raises(MotleyError, match=message):
         live.prepare(WeightFile(file))
     assert (live.version, live.loaded) == (0, before)
-    assert live._folder is None or not list(live._folder.glob("*.safetensors"))
+    assert not [path for folder in live._folders for path in folder.glob("*.safetensors")]
     live.close()
 
 
@@ -266,3 +268,44 @@ def test_what_a_process_that_was_killed_has_left_is_removed(tmp_path: Path, monk
     for folder in (living, other):
         give_up(folder)
     assert not list(tmp_path.glob("motley-weights-*"))
+
+
+def test_a_folder_that_another_process_removes_while_it_is_made_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lock was there, and nobody held it yet: it looked like what one that was killed has left."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    flock, removed = fcntl.flock, []
+
+    def late(descriptor: int, operation: int) -> None:
+        if not removed:
+            [found] = tmp_path.iterdir()
+            removed.append(found)
+            shutil.rmtree(found)
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    folder = own_folder()
+    assert removed != [folder]
+    assert is_there(folder)
+    give_up(folder)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("gone", ["all of it", "its lock"])
+def test_when_the_folder_has_gone_updates_go_on(gone: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    folder, other = (PAIRS["dense"](tmp_path / part, seed) for seed, part in enumerate(("one", "two")))
+    live = LiveWeights(loaded(folder))
+    for version, part in enumerate(("mlp", "q_proj"), 1):
+        new = of_another(folder, other, lambda name, part=part: part in name)  # type: ignore[misc]
+        live.adopt(live.prepare(WeightFile(written(tmp_path / f"{version}.safetensors", new))))
+        folder = changed(folder, new, tmp_path / f"changed{version}")
+        [own] = (one for one in temporary.iterdir() if is_there(one))
+        shutil.rmtree(own) if gone == "all of it" else (own / "lock").unlink()
+    assert live.version == 2
+    assert live.loaded.fingerprint == loaded(folder).fingerprint
+    live.close()
+    assert not list(temporary.iterdir())
