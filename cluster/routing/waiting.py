@@ -145,9 +145,9 @@ class Waiting:
                 for entry in list(self._queue):
                     if (error := self._over(entry.item, now)) is not None:
                         self._end(entry, error)
-                while (entry := self._next(_now())) is not None:
-                    self._queue.take(entry)
-                    entry.item.came.set_result(None)
+                while (chosen := self._next(_now())) is not None:
+                    self._queue.take(chosen)
+                    chosen.item.came.set_result(None)
                     await asyncio.sleep(0)  # it is placed, and counted where it went, before the next one is looked at
                 try:
                     async with asyncio.timeout(LOOK_S):

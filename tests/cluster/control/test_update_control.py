@@ -160,7 +160,7 @@ async def test_it_is_kept_before_a_replica_is_asked_and_goes_on_without_the_call
         await update(bench, "/w/two", expected=0)
     assert refused.value.code == "weights_in_use"
     with pytest.raises(Conflict, match="taking up"):
-        await bench.plane.roll("cpu", "", "v1", by="test", reason="")
+        await bench.plane.roll("cpu", "", "v1", by="test", reason="another")
     await carried(bench)
     assert versions(bench) == [1, 1]
     assert (bench.store.kept().files("cpu"), bench.store.kept().updates) == ((ONE,), {})
