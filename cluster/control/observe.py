@@ -7,8 +7,8 @@ from dataclasses import fields, replace
 
 from ...replicas.protocol import ReplicaProfile
 from ..fleet.status import Demand, FleetStatus, ReplicaStatus
-from ..routing.live import speed_of as routed
 from ..routing.predict import Speed
+from ..routing.speeds import speed_of as routed
 from ..scaling.arrivals import Arrivals, Rates
 from ..scaling.state import Observed, PoolState
 from .fleet import PoolLook, ReplicaLook

@@ -14,8 +14,10 @@ from ..fleet.status import ReplicaStatus
 from .chain import PIECE_TOKENS, Chain
 from .contexts import Contexts, least, whole
 from .hope import Hope, Idle
+from .look import Look
 from .predict import Ask, Directory, Predicted, Slo, Speed
 from .prefixes import PrefixView
+from .speeds import Speeds
 from .stored import StoredView
 from .visit import Visit
 
@@ -28,7 +30,6 @@ USUAL_TOKENS = 256  # of an answer that may go on until a context is full: it mo
 HOPE_S = 1.0  # how old what replicas would do if they were empty may be
 PROVEN = 8  # first tokens that a replica's predictions have been held against
 Order = Callable[[Directory, list[Predicted]], list[Predicted]]
-_GUESS = Speed(1000.0, (0.05,) * 9, 0.0, 512, 64, 1 << 17)  # of a replica that has measured nothing
 
 
 @dataclass(slots=True)
@@ -75,7 +76,8 @@ class Live:
         self._by_row: dict[int, str] = {}
         self._classes: dict[str, int] = {}  # numerics
         self._lengths: dict[str, int] = {}  # longest contexts, by pool
-        self._fastest: dict[tuple[str, ...], Speed] = {}  # that any replica of a pool has measured, by device
+        self._speeds = Speeds()
+        self._look: Look | None = None  # the latest
 
     def joined(self, profile: ReplicaProfile) -> None:
         if profile.pool not in self._names or profile.replica_id in self.members:
@@ -92,30 +94,20 @@ class Live:
         self._by_row[row] = profile.replica_id
         self._unproven.setdefault(self._names[profile.pool], set()).add(profile.replica_id)
         self._measure(self._names[profile.pool])
+        self.stirred()
         self.had_any = True
         self.changed.set()
 
     def _speed(self, profile: ReplicaProfile) -> Speed:
-        """As fast as the fastest that has come of a pool's replicas on alike devices, which all are held to be.
-
-        A replica that measured itself while others started looks slow: nothing would be sent there that could correct
-        it. Whoever is held to be too fast is soon corrected.
-        """
-        alike = (self._names[profile.pool], *_device(profile))
-        own = speed_of(profile)
-        if own is _GUESS:
-            return own
-        known = self._fastest.get(alike, own)
-        fastest = _faster(own, known)
-        if _faster(known, own) != known:
+        """Of one that comes; others like it may be held to be faster for it."""
+        if self._speeds.come(self._names[profile.pool], profile):
             for member in self.members.values():
-                if (member.pool, *_device(member.profile)) == alike:
-                    self.directory.set_speed(member.row, _faster(speed_of(member.profile), fastest))
-        self._fastest[alike] = fastest
-        return fastest
+                self.directory.set_speed(member.row, self._speeds.of(member.pool, member.profile))
+        return self._speeds.of(self._names[profile.pool], profile)
 
     def replace_slo(self, slo: Slo | None) -> None:
         self.slo = self.directory.slo = slo
+        self.stirred()
 
     def rename(self, names: dict[str, str]) -> None:
         """Other pools from now on; replicas of those that are not among them are forgotten."""
@@ -136,6 +128,7 @@ class Live:
                 self.stored.leave(member.profile.shares)
             self.directory.remove(member.row)
             self._measure(member.pool)
+            self.stirred()
 
     @property
     def longest_context(self) -> int:
@@ -173,6 +166,7 @@ class Live:
         member.load, member.heard = load, max(of, member.heard)
         self.directory.heard(member.row, load, member.heard)
         self._set_usable(member, usable=not load.draining)
+        self.stirred()
         self.changed.set()
 
     def _set_usable(self, member: Member, *, usable: bool) -> None:
@@ -188,6 +182,7 @@ class Live:
         Else whoever is tried first, and does better than its profile says, would be tried ever after.
         """
         member.observed += 1
+        self.stirred()
         unproven = self._unproven.get(member.pool)
         if not unproven:
             return
@@ -200,6 +195,7 @@ class Live:
         for member in self.members.values():
             self.prefixes.clear(member.row)
         self.stored.clear()
+        self.stirred()
 
     def told(self, member: Member, chain: Chain, stored: Stored) -> None:
         """What the replica knows of that prompt in its store of prefixes."""
@@ -239,11 +235,16 @@ class Live:
         numerics  the class, and
         weights   the digest of those, that were there at the beginning: others come after; empty: it is the beginning
         """
-        chain = Chain(max(requests, key=lambda each: len(each.prompt_ids)))
-        ask = self._ask(requests, chain, [name for name in {*last, *never} if name in self.members], numerics)
-        if weights:
-            ask = replace(ask, others=self._of_others(weights))
-        ranked = self.directory.ranked(self.clock(), ask, late=True)
+        behind = [name for name in {*last, *never} if name in self.members]
+        if len(requests) == 1 and not (behind or numerics or weights):
+            ranked, look = self._ranked(requests[0]), self._seen(requests[0])
+            chain, ask = look.chain, look.ask
+        else:
+            chain = Chain(max(requests, key=lambda each: len(each.prompt_ids)))
+            ask = self._ask(requests, chain, behind, numerics)
+            if weights:
+                ask = replace(ask, others=self._of_others(weights))
+            ranked = self.directory.ranked(self.clock(), ask, late=True)
         if self.order is not None:
             ranked = self.order(self.directory, ranked)
         order: dict[str, Predicted] = {self._by_row[each.replica]: each for each in ranked}
@@ -251,6 +252,23 @@ class Live:
             order.pop(name, None)
         sequences = sum(each.sampling.n for each in requests)
         return Visit(self, order, ask, sequences, chain)
+
+    def stirred(self) -> None:
+        """What is known of replicas is another now."""
+        self._look = None
+
+    def _seen(self, request: Request) -> Look:
+        now, look = self.clock(), self._look
+        if look is None or not look.is_of(request, now):
+            chain = Chain(request)
+            look = self._look = Look(request, now, chain, self._ask([request], chain))
+        return look
+
+    def _ranked(self, request: Request) -> list[Predicted]:
+        look = self._seen(request)
+        if look.ranked is None:
+            look.ranked = self.directory.ranked(look.at, look.ask, late=True)
+        return look.ranked
 
     def _ask(self, requests: Sequence[Request], chain: Chain, last: Collection[str] = (), numerics: str = "") -> Ask:
         """`chain`: of the longest."""
@@ -291,13 +309,12 @@ class Live:
 
         waited_s  for so long the request has waited: of the time to its first token
         """
-        now, tokens = self.clock(), len(request.prompt_ids)
-        if (late or self.slo is None) and self.directory.has_room(now, tokens):
+        slo = self.slo
+        if (late or slo is None) and self.directory.has_room(self.clock(), len(request.prompt_ids)):
             return True
-        if self.slo is None:
+        if slo is None:
             return False
-        ranked = self.directory.ranked(now, self._ask([request], Chain(request)))
-        return any(each.ttft_s + waited_s <= self.slo.ttft_s for each in ranked)
+        return any(each.strain <= 1 and each.ttft_s + waited_s <= slo.ttft_s for each in self._ranked(request))
 
     def fits(self, request: Request) -> bool:
         """Whether there is a replica whose context holds it, or never was one: then any may say so."""
@@ -310,13 +327,13 @@ class Live:
         """
         if self.slo is None:
             return 0.0
-        return self._hopes().least_s(self._ask([request], Chain(request)), self.slo)
+        return self._hopes().least_s(self._seen(request).ask, self.slo)
 
     def is_hopeless(self, request: Request, waited_s: float) -> bool:
         """Of one that has no room now: whether it never will have, since those that would do are empty already."""
         if self.slo is None:
             return False
-        rows = self._hopes().rows(self._ask([request], Chain(request)), self.slo, self.slo.ttft_s - waited_s)
+        rows = self._hopes().rows(self._seen(request).ask, self.slo, self.slo.ttft_s - waited_s)
         return not any(self.directory.carried(row) > 0 for row in rows)
 
     def _hopes(self) -> Hope:
@@ -327,9 +344,7 @@ class Live:
         return self._hope
 
     def _idle(self, member: Member) -> Idle:
-        speed = speed_of(member.profile)
-        if speed is not _GUESS:
-            speed = _faster(speed, self._fastest.get((member.pool, *_device(member.profile)), speed))
+        speed = self._speeds.of(member.pool, member.profile)
         ttft_off, tpot_off = self.directory.off(member.row)
         context = member.profile.model.max_model_len
         return Idle(member.row, speed.prefill_tokens_per_s / ttft_off, speed.decode_s[0] * tpot_off, context)
@@ -347,8 +362,7 @@ class Live:
 
         What comes by the deadline is of use, if it is not all.
         """
-        ask = self._ask([request], Chain(request))
-        ranked = self.directory.ranked(self.clock(), ask, late=True)
+        ranked = self._ranked(request)
         if not ranked or any(self.members[self._by_row[each.replica]].observed < PROVEN for each in ranked):
             return None
         return min(each.ttft_s for each in ranked)
@@ -373,32 +387,4 @@ def _is_older(load: ReplicaLoad, than: ReplicaLoad) -> bool:
     """Of one replica. Its steps and the versions of its weights only grow, and one that drains does so to its end."""
     return (
         load.steps < than.steps or load.weights_version < than.weights_version or (than.draining and not load.draining)
-    )
-
-
-def _device(profile: ReplicaProfile) -> tuple[str, str, str]:
-    return profile.device, profile.device_name, profile.fingerprint
-
-
-def _faster(own: Speed, other: Speed) -> Speed:
-    """With its own limits, and the better of both in everything else."""
-    return replace(
-        own,
-        prefill_tokens_per_s=max(own.prefill_tokens_per_s, other.prefill_tokens_per_s),
-        decode_s=tuple(map(min, own.decode_s, other.decode_s)),
-        context_s=min(own.context_s, other.context_s),
-    )
-
-
-def speed_of(profile: ReplicaProfile) -> Speed:
-    """What a profile says; of one without rates, a guess that all such replicas share."""
-    if not profile.decode_s or profile.prefill_tokens_per_s <= 0:
-        return _GUESS
-    return Speed(
-        profile.prefill_tokens_per_s,
-        profile.decode_s,
-        profile.context_s,
-        profile.max_batch_tokens,
-        max(1, profile.max_running),
-        max(1, profile.kv_tokens),
     )

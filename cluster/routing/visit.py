@@ -54,6 +54,7 @@ class Visit:
         if self._member is not None:
             self._tokens = live.directory.computes(self._member.row, self._ask)
             live.directory.sent(self._sent_s, self._member.row, self._tokens, self._sequences)
+            live.stirred()
             asyncio.get_running_loop().call_soon(self._remember, self._member)
 
     def message(self, message: StreamMessage) -> None:
@@ -136,6 +137,7 @@ class Visit:
             live.directory.unsent(live.clock(), member.row, self._tokens, self._sequences)
             cached = (self._ask.cached or {}).get(member.row, 0)
             live.prefixes.correct(member.row, self._chain[:], cached // PIECE_TOKENS)
+        live.stirred()
         live.changed.set()
 
     def _remember(self, member: Member) -> None:

@@ -1,4 +1,4 @@
-"""How long the live router takes to choose a replica: measured here, where all else of the bench is simulated."""
+"""How long the live router takes to decide on a request: measured here, where all else of the bench is simulated."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from ...replicas.bench.report import row
 from ...replicas.protocol import ModelInfo, ReplicaLoad, ReplicaProfile, Request
 from ...replicas.sampling_params import SamplingParams
 from ...replicas.simulated.reckoned import reckoned
-from ..routing.live import Live
+from ..routing.contexts import least
+from ..routing.live import PROVEN, Live
 from ..routing.predict import Slo
+from ..routing.waiting import Routing, Waiting
 from .fleet import fleet, model_named
 
 __all__ = ["decisions"]
@@ -22,10 +24,15 @@ REPLICAS = (16, 1000)
 PROMPTS = (500, 5000)  # tokens
 _TURNS, _WARM_UP = 500, 100
 _POOL = "pool"
+_SLO = Slo(3.0, 0.1)
+_DEADLINE_S = 60.0
 
 
 def decisions() -> Iterator[dict[str, Any]]:
     """From a request to the order of its replicas, in microseconds of a core, whoever else is on the machine.
+
+    All that an ingress asks of its directory for a request that has a deadline and objectives which it is shed for:
+    whether any replica can meet the deadline, whether one keeps the objectives, and which is best.
 
     Every other prompt begins, for half of its length, as one that a replica has had: so far its hashes are computed.
     """
@@ -42,20 +49,27 @@ def decisions() -> Iterator[dict[str, Any]]:
 
 
 async def _decide(replicas: int, tokens: int) -> list[float]:
-    live = Live({_POOL: _POOL}, Slo(3.0, 0.1), random.Random(0))
+    live = Live({_POOL: _POOL}, _SLO, random.Random(0))
+    waiting = Waiting(live, Routing(slo=_SLO, shed=True, max_wait_s=10.0), lambda: True)
     rng = random.Random(1)
     for profile in _profiles(replicas):
         live.joined(profile)
         live.reported(profile.replica_id, ReplicaLoad(rng.randrange(32), 0, rng.randrange(1000), 9000, 10_000, steps=1))
+    for member in live.members.values():
+        member.observed = PROVEN  # else no deadline is refused
     known = [rng.randrange(32_000) for _ in range(tokens // 2)]
     _to(live, _request(rng, known, tokens))
     await asyncio.sleep(0)  # it is remembered where it went
     samples = []
     for turn in range(_TURNS):
         request = _request(rng, known if turn % 2 else [], tokens)
+        now = asyncio.get_running_loop().time()
         began = time.thread_time()
-        live.visit([request])
+        soonest_s = live.soonest(request)
+        await waiting.turn(request, now, now + _DEADLINE_S)
+        live.visit([request], never=live.too_short(least(request)))
         samples.append((time.thread_time() - began) * 1e6)
+        assert soonest_s is not None
     return samples[_WARM_UP:]
 
 
@@ -67,7 +81,7 @@ def _to(live: Live, request: Request) -> None:
 
 def _request(rng: random.Random, begins: list[int], tokens: int) -> Request:
     prompt = (*begins, *(rng.randrange(32_000) for _ in range(tokens - len(begins))))
-    return Request("", prompt, SamplingParams(max_tokens=128, seed=0))
+    return Request("", prompt, SamplingParams(max_tokens=128, seed=0), deadline_s=_DEADLINE_S)
 
 
 def _profiles(count: int) -> Iterator[ReplicaProfile]:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from local_pool import LocalPool
 from ray.exceptions import ActorDiedError
 
-from motley.cluster.routing import pulse, waiting
+from motley.cluster.routing import look, pulse, waiting
 from motley.cluster.routing.chain import MOST_PIECES, PIECE_TOKENS, Chain
 from motley.cluster.routing.live import PROVEN, Live
 from motley.cluster.routing.predict import Slo
@@ -538,3 +538,32 @@ async def test_what_is_told_is_for_ever_consistent_with_what_was_sent() -> None:
         fleet.router.live._hear(member.profile.replica_id, ReplicaLoad(steps=10**9), fleet.router.live.clock())
     assert not directory._sent.any()
     assert not directory._sent_tokens.any()
+
+
+async def test_one_prediction_answers_all_that_is_asked_of_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a deadline, and objectives that it is shed for, it is asked three times; what is heard meanwhile counts."""
+    monkeypatch.setattr(look, "SAME_S", 60.0)  # however busy the machine is
+    slo = Slo(3.0, 0.1)
+    fleet = Fleet(Routing(slo=slo, shed=True, max_wait_s=5.0), one=[Stand(), Stand()], two=[Stand(a_profile(0.5))])
+    live, made = fleet.router.live, list[Any]()
+    predict = live.directory.predict
+    monkeypatch.setattr(live.directory, "predict", lambda now, ask: made.append(ask) or predict(now, ask))
+    for member in live.members.values():
+        member.observed = PROVEN
+    await read(fleet.router, request(deadline_s=30.0))
+    assert len(made) == 1
+    asked = request(deadline_s=30.0)
+    first = live.visit([asked]).best
+    assert first is not None
+    live.reported(first, ReplicaLoad(60, 0, 9000, 4000, 4000, steps=10**6))
+    again = live.visit([replace(asked, deadline_s=29.0)])
+    assert again.best != first
+    again.to(again.best or "")
+    assert live.has_room(asked, late=False)
+    assert len(made) == 4, "it was sent somewhere meanwhile"
+    for other in (replace(asked, cache_salt=b"another's"), replace(asked, output_ids=((1,),)), request()):
+        made.clear()
+        live.soonest(other)
+        live.has_room(other, late=False)
+        live.visit([other])
+        assert len(made) == 1

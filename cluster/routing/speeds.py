@@ -1,0 +1,64 @@
+"""How fast replicas are held to be beforehand: what they have measured, and what others like them have. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...replicas.protocol import ReplicaProfile
+from .terms import Speed
+
+__all__ = ["Speeds", "speed_of"]
+
+_GUESS = Speed(1000.0, (0.05,) * 9, 0.0, 512, 64, 1 << 17)  # of a replica that has measured nothing
+
+
+class Speeds:
+    """A replica is as fast as the fastest that has come of a pool's replicas on alike devices.
+
+    One that measured itself while others started looks slow: nothing would be sent there that could correct it.
+    Whoever is held to be too fast is soon corrected.
+    """
+
+    def __init__(self) -> None:
+        self._fastest: dict[tuple[str, ...], Speed] = {}  # that any replica of a pool has measured, by device
+
+    def come(self, pool: str, profile: ReplicaProfile) -> bool:
+        """Whether others like it are held to be faster from now on."""
+        own = speed_of(profile)
+        if own is _GUESS:
+            return False
+        known = self._fastest.get(alike := _alike(pool, profile), own)
+        self._fastest[alike] = _faster(own, known)
+        return _faster(known, own) != known
+
+    def of(self, pool: str, profile: ReplicaProfile) -> Speed:
+        own = speed_of(profile)
+        return own if own is _GUESS else _faster(own, self._fastest.get(_alike(pool, profile), own))
+
+
+def speed_of(profile: ReplicaProfile) -> Speed:
+    """What a profile says; of one without rates, a guess that all such replicas share."""
+    if not profile.decode_s or profile.prefill_tokens_per_s <= 0:
+        return _GUESS
+    return Speed(
+        profile.prefill_tokens_per_s,
+        profile.decode_s,
+        profile.context_s,
+        profile.max_batch_tokens,
+        max(1, profile.max_running),
+        max(1, profile.kv_tokens),
+    )
+
+
+def _alike(pool: str, profile: ReplicaProfile) -> tuple[str, ...]:
+    return pool, profile.device, profile.device_name, profile.fingerprint
+
+
+def _faster(own: Speed, other: Speed) -> Speed:
+    """With its own limits, and the better of both in everything else."""
+    return replace(
+        own,
+        prefill_tokens_per_s=max(own.prefill_tokens_per_s, other.prefill_tokens_per_s),
+        decode_s=tuple(map(min, own.decode_s, other.decode_s)),
+        context_s=min(own.context_s, other.context_s),
+    )
