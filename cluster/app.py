@@ -169,5 +169,6 @@ def _make_worker(
     given = (model_of(spec, pool), engine_config(spec, pool), spec.served_model_name)
     if pool.simulate is not None:
         hidden = (pool.hidden.share, pool.hidden.seed)
-        return partial(simulated_worker, *given, pool.simulate, pool.simulate_model, *hidden)
+        attained = None if pool.attained is None else pool.attained.model_dump()
+        return partial(simulated_worker, *given, pool.simulate, pool.simulate_model, *hidden, attained)
     return partial(engine_worker, *given, loading, access, updates_of(APPLICATION, pool.name))

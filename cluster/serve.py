@@ -233,7 +233,9 @@ def _tell_unreal(options: ServeOptions, spec: FleetSpec) -> None:
         print(f"null engine: {nothing}", flush=True)
     for pool in spec.pools:
         if pool.simulate is not None:
-            print(f"{pool.simulate}, simulated: {nothing}", flush=True)
+            measured = "" if pool.attained is None else pool.attained.measured
+            as_measured = f" as measured ({measured})" if measured else ""
+            print(f"{pool.simulate}, simulated{as_measured}: {nothing}", flush=True)
 
 
 def _null(options: ServeOptions, spec: FleetSpec) -> Callable[[], Any] | None:

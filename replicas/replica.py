@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import asdict
 from pathlib import Path
@@ -174,9 +174,21 @@ def null_worker(model: str, config: EngineConfig, name: str | None = None, step_
 
 
 def simulated_worker(
-    model: str, config: EngineConfig, name: str | None, gpu: str, shape: str | None, hidden: float, seed: int | None
+    model: str,
+    config: EngineConfig,
+    name: str | None,
+    gpu: str,
+    shape: str | None,
+    hidden: float,
+    seed: int | None,
+    attained: Mapping[str, Any] | None = None,
 ) -> Any:
-    """A worker that takes the time of a named GPU and computes nothing: `motley serve --simulate`."""
+    """A worker that takes the time of a named GPU and computes nothing: `motley serve --simulate`.
+
+    attained: the fields of `simulated.device.Attained`; None: assumed
+    """
+    from .simulated.device import ASSUMED, Attained
     from .simulated.worker import SimulatedWorker
 
-    return SimulatedWorker(model, config, gpu, shape, name=name, hidden=hidden, seed=seed)
+    reaches = ASSUMED if attained is None else Attained(**attained)
+    return SimulatedWorker(model, config, gpu, shape, name=name, hidden=hidden, seed=seed, attained=reaches)

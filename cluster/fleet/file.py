@@ -7,7 +7,7 @@ import re
 import types
 import typing
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 from ...replicas.errors import InvalidRequest
 from ...replicas.shown import shown
 from .lines import At, Lines, read_yaml
-from .spec import PATTERNS, FleetSpec
+from .spec import PATTERNS, AttainedSpec, FleetSpec
 
 __all__ = ["DEMO", "FleetFile", "load_fleet", "told"]
 
@@ -44,7 +44,7 @@ def load_fleet(path: Path) -> FleetFile:
     except ValidationError as error:
         raise _first(error, lines) from None
     _check_simulated(spec, lines)
-    return FleetFile(_at_home(spec, path.absolute().parent), lines, said)
+    return FleetFile(_at_home(_fitted(spec, lines), path.absolute().parent), lines, said)
 
 
 def _at_home(spec: FleetSpec, folder: Path) -> FleetSpec:
@@ -74,6 +74,24 @@ def _check_simulated(spec: FleetSpec, lines: Lines) -> None:
                     find(value)
             except InvalidRequest as error:
                 raise lines.error(("pools", number, name), error.message.partition(": ")[2]) from None
+
+
+def _fitted(spec: FleetSpec, lines: Lines) -> FleetSpec:
+    """With what simulated GPUs attain in place of the files that it is fitted to, which replicas may not have."""
+    if all(pool.measured is None for pool in spec.pools):
+        return spec
+    from ...replicas.simulated.measured import attained  # imports torch
+
+    pools = []
+    for number, pool in enumerate(spec.pools):
+        if pool.measured is not None and pool.simulate is not None:
+            try:
+                found = AttainedSpec(**asdict(attained(pool.measured, pool.simulate, pool.simulate_model)))
+            except InvalidRequest as error:
+                raise lines.error(("pools", number, "measured"), error.message.partition(": ")[2]) from None
+            pool = pool.model_copy(update={"measured": None, "attained": found})
+        pools.append(pool)
+    return spec.model_copy(update={"pools": pools})
 
 
 def _first(error: ValidationError, lines: Lines) -> Exception:

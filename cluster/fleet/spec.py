@@ -29,6 +29,7 @@ from .common import common_dtype
 
 __all__ = [
     "PATTERNS",
+    "AttainedSpec",
     "EngineSpec",
     "FleetSpec",
     "HiddenSpec",
@@ -163,6 +164,19 @@ class HiddenSpec(Spec):
     """The same every time, and for each replica; by default every replica is off by chance."""
 
 
+class AttainedSpec(Spec):
+    """Shares of the roofline that a simulated GPU's kernels reach."""
+
+    bandwidth: float = Field(0.65, gt=0, le=2)
+    """Of the memory's."""
+    arithmetic: float = Field(0.5, gt=0, le=2)
+    """Of what multiplies at most."""
+    step_s: float = Field(0.0005, gt=0, le=10)
+    """Seconds that a step costs beside them."""
+    measured: str = Field("", max_length=1024)
+    """The file that they are fitted to, where they are."""
+
+
 class QuantizationSpec(Spec):
     """Of one pool, where it differs from the model's own."""
 
@@ -286,6 +300,11 @@ class PoolSpec(Spec):
     """A GPU's name: compute nothing, and take the time that the roofline says it would."""
     simulate_model: Text | None = None
     """Whose time: qwen2.5-7b, llama-3-8b, ...; by default the model's own."""
+    measured: FilePath | None = None
+    """What that GPU has measured, which the simulated one takes: a JSON file of `motley bench gpu` (streams.json) or
+    `bench engine`, or of prefill_tokens_per_s, decode_s and context_s as a replica's profile has them."""
+    attained: AttainedSpec | None = None
+    """What its kernels reach; by default fitted to `measured`, or assumed."""
     hidden: HiddenSpec = HiddenSpec.model_validate({})
     """Of a simulated GPU."""
     tensor_parallel: int = Field(1, ge=1)
@@ -330,6 +349,11 @@ class PoolSpec(Spec):
             raise refused(f"{self.name!r} is not accepted; it is the name of another part of the service", "name")
         if self.simulate is None and self.simulate_model is not None:
             raise refused("of what `simulate` names a GPU for", "simulate_model")
+        for name in ("measured", "attained"):
+            if self.simulate is None and getattr(self, name) is not None:
+                raise refused("of what `simulate` names a GPU for", name)
+        if self.measured is not None and self.attained is not None:
+            raise refused("attained is fitted to `measured`: one or the other", "attained")
         if self.simulate is None and self.hidden != HiddenSpec.model_validate({}):
             raise refused("of what `simulate` names a GPU for", "hidden")
         if self.simulate is not None and self.where != "cpu":

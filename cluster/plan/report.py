@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from html import escape
 from typing import Any
 
 from ...replicas.simulated.device import device_named
 from .search import Asked, Tried, said
 
-__all__ = ["report", "svg"]
+__all__ = ["rates_of", "report", "svg"]
 
 _WIDE, _HIGH, _LEFT, _TOP = 640, 300, 60, 50
 
@@ -30,7 +31,10 @@ def report(asked: Asked, chosen: Tried | None, tried: Sequence[Tried], *, prices
             "model": asked.model.name, "ttft_s": slo.ttft_s, "tpot_s": slo.tpot_s, "share": asked.share,
             "seed": asked.seed, "prices": prices,
             "gpus": [
-                {"gpu": offer.gpu, "device": device_named(offer.gpu).name, "price_per_hour": offer.price}
+                {
+                    "gpu": offer.gpu, "device": device_named(offer.gpu).name, "price_per_hour": offer.price,
+                    "attained": asdict(offer.attained),
+                }
                 for offer in asked.offers
             ],
         },
@@ -43,6 +47,15 @@ def report(asked: Asked, chosen: Tried | None, tried: Sequence[Tried], *, prices
             for each in tried
         ],
     }  # fmt: skip
+
+
+def rates_of(found: Mapping[str, Any]) -> str:
+    """Of a report: whose rates the simulated GPUs have."""
+    measured = [each["gpu"] for each in found["settings"]["gpus"] if each["attained"]["measured"]]
+    if not measured:
+        return "rates: assumed"
+    others = ", others assumed" if len(measured) < len(found["settings"]["gpus"]) else ""
+    return f"rates: {', '.join(measured)} as measured{others}"
 
 
 def svg(found: Mapping[str, Any]) -> str:
@@ -60,7 +73,7 @@ def svg(found: Mapping[str, Any]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_LEFT + _WIDE + 160}" height="{_TOP + _HIGH + 60}" '
         'font-family="sans-serif" font-size="11"><rect width="100%" height="100%" fill="white"/>',
         f'<text x="{_LEFT}" y="22" font-size="14">Requests in time over cost per hour (simulated, virtual time; '
-        f"prices: {escape(found['settings']['prices'])})</text>",
+        f"{escape(rates_of(found))}; prices: {escape(found['settings']['prices'])})</text>",
     ]
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
         parts.append(

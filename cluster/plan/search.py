@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from ...kernels.model_shapes import ModelShape
 from ...replicas.errors import InvalidRequest
+from ...replicas.simulated.device import ASSUMED, Attained
 from ..routing.predict import Slo
 from ..scaling.capacity import Load, carried
 from ..scaling.mix import Class, cheapest
-from ..simulation.fleet import fleet
+from ..simulation.fleet import SimulatedReplica, fleet
 from ..simulation.measure import Measured, measured
 from ..simulation.motley_router import MotleyRouter, speed_of
 from ..simulation.simulate import simulate
@@ -28,10 +29,11 @@ Mix = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A GPU and what it costs per hour, in whatever currency."""
+    """A GPU and what it costs per hour, in whatever currency. attained: what its kernels reach there."""
 
     gpu: str
     price: float
+    attained: Attained = field(default=ASSUMED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +74,7 @@ def _shares(asked: Asked) -> list[float]:
     every, seconds = asked.trace.arrivals, asked.trace.seconds
     prompts, outputs = sum(each.prompt_tokens for each in every), sum(each.output_tokens for each in every)
     load = Load(asked.trace.rate, prompts / seconds, outputs / seconds)
-    speeds = [speed_of(fleet(offer.gpu, asked.model, 0, hidden=0.0)[0]) for offer in asked.offers]
+    speeds = [speed_of(_replicas(asked, [int(each is offer) for each in asked.offers])[0]) for offer in asked.offers]
     return [carried(speed, asked.slo, load) for speed in speeds]
 
 
@@ -166,12 +168,21 @@ class _Search:
 
 
 def _simulated(asked: Asked, mix: Mix, cost: float) -> Tried:
-    text = "+".join(f"{count}*{offer.gpu}" for offer, count in zip(asked.offers, mix, strict=True) if count)
-    replicas = fleet(text, asked.model, asked.seed, hidden=0.0)
+    replicas = _replicas(asked, mix)
     router = MotleyRouter(replicas, asked.slo, asked.seed)
     outcome = simulate(replicas, asked.trace.arrivals, [router], asked.seed)
     found = measured(outcome, asked.slo, 0.0, asked.trace.seconds)
     return Tried(mix, cost, found.goodput / found.offered, found)
+
+
+def _replicas(asked: Asked, mix: Sequence[int]) -> list[SimulatedReplica]:
+    """With what each kind attains, as measured where it was. The engine's limits are those of the table's GPU."""
+    found = []
+    for offer, count in zip(asked.offers, mix, strict=True):
+        for each in fleet(f"{count}*{offer.gpu}", asked.model, asked.seed, hidden=0.0) if count else ():
+            known = replace(each.known, attained=offer.attained)
+            found.append(replace(each, name=f"{offer.gpu} {len(found)}", known=known, true=known))
+    return found
 
 
 def said(offers: Sequence[Offer], mix: Mix) -> str:

@@ -24,14 +24,22 @@ _MAX_MEMO = 1 << 15
 
 @dataclass(frozen=True, slots=True)
 class Attained:
-    """Shares of the roofline that kernels reach, and what a step costs beside them. Assumed, not measured.
+    """Shares of the roofline that kernels reach, and what a step costs beside them. Assumed, if not measured.
 
-    step_s  launches, and the host between two steps
+    step_s    launches, and the host between two steps
+    measured  the file that they are fitted to; empty: they are not
     """
 
     bandwidth: float = 0.65
     arithmetic: float = 0.5
     step_s: float = 0.5e-3
+    measured: str = ""
+
+    def __str__(self) -> str:
+        """For whoever shows what is simulated."""
+        if self.measured:
+            return f"as measured ({self.measured})"
+        return "as assumed" if self == ASSUMED else "with shares that were given"
 
 
 ASSUMED = Attained()

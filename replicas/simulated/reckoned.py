@@ -6,9 +6,9 @@ from ..protocol import BATCHES
 from ..rates import Rates
 from .device import SimulatedDevice
 
-__all__ = ["reckoned"]
+__all__ = ["LONG", "reckoned"]
 
-_LONG = 1 << 16  # tokens of context
+LONG = 1 << 16  # tokens of context
 
 
 def reckoned(device: SimulatedDevice, max_batch_tokens: int) -> Rates:
@@ -16,5 +16,5 @@ def reckoned(device: SimulatedDevice, max_batch_tokens: int) -> Rates:
     return Rates(
         prefill_tokens_per_s=max_batch_tokens / device.step_s(0, 0, [(max_batch_tokens, 512)]),
         decode_s=tuple(device.step_s(batch, batch) for batch in BATCHES),
-        context_s=(device.step_s(1, _LONG) - device.step_s(1, 1)) / (_LONG - 1),
+        context_s=(device.step_s(1, LONG) - device.step_s(1, 1)) / (LONG - 1),
     )

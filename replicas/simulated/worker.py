@@ -17,7 +17,7 @@ from ..fit import outlined, table
 from ..null_engine import StandIn, build_hollow_engine
 from ..predict import linear_of, linear_shapes
 from ..worker import Worker
-from .device import HIDDEN, SimulatedDevice, Weights, device_named, model_named
+from .device import ASSUMED, HIDDEN, INT4, Attained, SimulatedDevice, Weights, device_named, model_named
 from .reckoned import reckoned
 from .runner import RooflineRunner
 
@@ -51,11 +51,14 @@ def stand_in(device: SimulatedDevice, rng: random.Random, hidden: float = HIDDEN
     """The device, off what everybody knows of it by up to `hidden`."""
     true = device.hidden(rng, hidden)
     name = f"{device.device.name}, simulated with {device.model.name} in {device.weights}"
+    takes = "the time of the roofline"
+    if device.attained != ASSUMED:
+        name, takes = f"{name}, {device.attained}", f"the time of the roofline, {device.attained}"
 
     def runner(said: Sequence[int]) -> RooflineRunner:
         return RooflineRunner(true, said)
 
-    choices = {"engine": f"{name}: computes nothing, takes the time of the roofline; what it says means nothing"}
+    choices = {"engine": f"{name}: computes nothing, takes {takes}; what it says means nothing"}
     capability = str(device.device.capability)
     return StandIn(SIMULATED, name, choices, runner, device.num_blocks, capability, partial(reckoned, device))
 
@@ -63,9 +66,10 @@ def stand_in(device: SimulatedDevice, rng: random.Random, hidden: float = HIDDEN
 class SimulatedWorker(Worker):
     """The real worker, engine, scheduler and KV accounting. Its profile's rates are the roofline's, not those it has.
 
-    gpu     by the name that torch gives it, or by what sets it apart ("P40")
-    shape   name of the model whose time it takes; None: that of the checkpoint, whose tokens it says anyway
-    hidden  how far it may be off what its profile says; seed: by how much it is; None: by chance
+    gpu       by the name that torch gives it, or by what sets it apart ("P40")
+    shape     name of the model whose time it takes; None: that of the checkpoint, whose tokens it says anyway
+    hidden    how far it may be off what its profile says; seed: by how much it is; None: by chance
+    attained  what its profile says that kernels reach there
     """
 
     def __init__(
@@ -78,20 +82,23 @@ class SimulatedWorker(Worker):
         name: str | None = None,
         hidden: float = HIDDEN,
         seed: int | None = None,
+        attained: Attained = ASSUMED,
     ) -> None:
         super().__init__(model, config, name=name)
         self._gpu = gpu
         self._shape = shape
         self._hidden = hidden
         self._seed = seed
+        self._attained = attained
 
     def _build(self) -> BuiltEngine:
         checkpoint = inspect_checkpoint(resolve_model(self._model))
         name, gpu = self._name or checkpoint.folder.name, device_named(self._gpu)
         if self._shape is None:
-            device = SimulatedDevice(gpu, shape_of(checkpoint, name), weights_of(checkpoint, gpu))
+            shape, weights = shape_of(checkpoint, name), weights_of(checkpoint, gpu)
         else:
-            device = SimulatedDevice(gpu, model_named(self._shape))
+            shape, weights = model_named(self._shape), INT4
+        device = SimulatedDevice(gpu, shape, weights, attained=self._attained)
         log.warning("simulated: nothing is computed")
         stand = stand_in(device, random.Random(self._seed), self._hidden)
         return build_hollow_engine(self._model, self._config, stand, name=self._name)

@@ -14,6 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from motley.cluster import app
 from motley.cluster.control.planned import planned
 from motley.cluster.control.policies import policy_of
 from motley.cluster.failures import ConfigurationError
@@ -23,6 +24,8 @@ from motley.cluster.fleet.selector import actor_options
 from motley.cluster.fleet.spec import ENGINE_NAMES, EngineSpec, FleetSpec, ReplicaRange, ScalingSpec, engine_config
 from motley.cluster.scaling.policies import POLICIES
 from motley.replicas.engine_config import EngineConfig
+from motley.replicas.protocol import BATCHES
+from motley.replicas.simulated.device import Attained
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 EXAMPLES = sorted((DEPLOY / "examples").glob("*.yaml"))
@@ -78,6 +81,12 @@ def test_the_schema_is_as_generated() -> None:
         ("    simulate: Voodoo 2\n", "4:15", "pools[0].simulate: 'Voodoo 2' is not in the table; expected one of Te"),
         ("    simulate: P40\n    simulate_model: gpt\n", "5:21", "'gpt' is not known; expected one of qwen"),
         ("    simulate_model: qwen2.5-7b\n", "4:21", "of what `simulate` names a GPU for"),
+        ("    measured: t4.json\n", "4:15", "of what `simulate` names a GPU for"),
+        ("    attained: {}\n", "4:15", "of what `simulate` names a GPU for"),
+        ("    simulate: T4\n    measured: a\n    attained: {}\n", "6:15", "one or the other"),
+        ("    simulate: T4\n    attained: {bandwidth: 0}\n", "5:27", "0 is not accepted; expected more than 0"),
+        ("    simulate: T4\n    measured: none.json\n", "5:15", "none.json: No such file"),
+        ("    simulate: T4\n    measured: fleet.yaml\n", "5:15", "fleet.yaml:1: not valid JSON"),
         ("    hidden: {share: 0.1}\n", "4:13", "of what `simulate` names a GPU for"),
         ("    simulate: P40\n    accelerator: P40\n", "5:18", "a simulated GPU is computed on a CPU"),
         ("    tensor_parallel: 2\n    device: cuda\n", "4:22", "of GPUs, and of simulated ones, ranks are not built"),
@@ -120,6 +129,28 @@ def test_what_is_wrong_is_told_with_its_line(tmp_path: Path, more: str, place: s
         load(tmp_path, HEAD + more)
     assert caught.value.message.startswith(f"{tmp_path / 'fleet.yaml'}:{place}: "), caught.value.message
     assert told in caught.value.message
+
+
+def test_what_a_gpu_has_measured_is_read_once_and_kept(tmp_path: Path) -> None:
+    """Replicas may be where the file is not; that it is measured, and by which file, stays with the figures."""
+    rates = {"prefill_tokens_per_s": 900.0, "decode_s": [0.03 + 1e-4 * batch for batch in BATCHES], "context_s": 4e-7}
+    (tmp_path / "t4.json").write_text(json.dumps(rates))
+    pool = "    simulate: T4\n    simulate_model: qwen2.5-7b\n"
+    spec = load(tmp_path, HEAD + pool + "    measured: t4.json\n")
+    [found] = spec.pools
+    assert found.measured is None
+    assert found.attained is not None
+    assert found.attained.measured == "t4.json"
+    assert FleetSpec.model_validate_json(spec.model_dump_json()) == spec
+    (tmp_path / "t4.json").unlink()
+    make = app._make_worker(spec, found, None, None)
+    assert make()._attained == Attained(**found.attained.model_dump())
+    (tmp_path / "t4.json").write_text(json.dumps(rates | {"prefill_tokens_per_s": 500.0}))
+    [again] = load(tmp_path, HEAD + pool + "    measured: t4.json\n").pools
+    assert again != found, "another content is a change of the fleet"
+    (tmp_path / "t4.json").write_text(json.dumps(rates | {"device_name": "Tesla P40"}))
+    with pytest.raises(ConfigurationError, match=r"fleet\.yaml:6:15: .*measured on Tesla P40; expected Tesla T4"):
+        load(tmp_path, HEAD + pool + "    measured: t4.json\n")
 
 
 @pytest.mark.parametrize("text", ["", "demo", "- a", "model: demo", "model: demo\npools: []", "model: demo\npools: x"])

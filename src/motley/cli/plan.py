@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,6 +31,10 @@ def plan(
     gpus: Annotated[
         str | None, typer.Option(metavar="GPU=PRICE,…", help="What may be rented, and its price per hour.")
     ] = None,
+    measured: Annotated[
+        str | None,
+        typer.Option(metavar="GPU=FILE,…", help="JSON files of `motley bench gpu` or `bench engine`, or of profiles."),
+    ] = None,
     share: Annotated[float, typer.Option(help="Of the requests that are to be in time.", min=0.01, max=1.0)] = 0.95,
     rate: Annotated[
         float | None, typer.Option(help="Requests/s on average: the trace's times are stretched.", min=1e-6)
@@ -47,21 +52,24 @@ def plan(
     """Tell which GPUs to rent for a load: the cheapest mix that serves a trace in time.
 
     Everything is simulated: the engine's scheduler and Motley's router in virtual time, on GPUs that take the time
-    that the roofline says. Prices are yours to give; without --gpus made-up examples stand in. `synthetic` is a mix of
-    chats, documents and writing at --rate (default: 5); with `synthetic-reuse` most prompts share a beginning.
+    that the roofline says, at shares of it that are assumed, or fitted to the files of --measured. Prices are yours to
+    give; without --gpus made-up examples stand in. `synthetic` is a mix of chats, documents and writing at --rate
+    (default: 5); with `synthetic-reuse` most prompts share a beginning.
 
     \b
     Examples:
       motley plan --trace trace.jsonl --slo ttft=2,tpot=0.08 --gpus "A10=0.75,H100=3.5"
       motley plan --trace AzureLLMInferenceTrace_conv.csv --rate 20 --requests 5000 --out plan.json
       motley plan --trace synthetic --rate 12 --gpus T4=0.35,A10=0.75 --json
+      motley plan --gpus T4=0.35,A10=0.75 --measured T4=t4/streams.json
     """
     from ..cluster.plan import report as reports
     from ..cluster.plan.search import Asked, search
     from ..replicas.simulated.device import model_named
 
     asked = Asked(
-        trace=_trace(trace, rate, requests, seed), offers=_offers(gpus or EXAMPLES), model=model_named(model),
+        trace=_trace(trace, rate, requests, seed), offers=_measured(_offers(gpus or EXAMPLES), measured, model),
+        model=model_named(model),
         slo=_slo(slo), share=share, tries=tries, seed=seed,
     )  # fmt: skip
     with doing("reckoning") as say:
@@ -113,12 +121,36 @@ def _offers(text: str) -> list[Offer]:
     return list(offers.values())
 
 
+def _measured(offers: list[Offer], text: str | None, model: str) -> list[Offer]:
+    """With what each attains by its file. Raises InvalidRequest for a file that is none, or of another GPU."""
+    from ..replicas.simulated.device import device_named
+    from ..replicas.simulated.measured import attained
+
+    files: dict[str, Path] = {}  # by the name in the table
+    for part in text.split(",") if text else ():
+        gpu, equals, file = part.strip().partition("=")
+        if not (gpu and equals and file):
+            raise typer.BadParameter(f"--measured {part.strip()!r}: expected GPU=FILE, such as T4=t4/streams.json")
+        if (name := device_named(gpu).name) in files:
+            raise typer.BadParameter(f"--measured {gpu}: {name} is there twice")
+        files[name] = Path(file)
+    names = [device_named(offer.gpu).name for offer in offers]
+    if unknown := sorted(set(files) - set(names)):
+        raise typer.BadParameter(f"--measured {unknown[0]}: it is none of --gpus")
+    return [
+        replace(offer, attained=attained(files[name], offer.gpu, model)) if name in files else offer
+        for name, offer in zip(names, offers, strict=True)
+    ]
+
+
 def _show(report: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from ..cluster.plan.report import rates_of
+
     trace, settings = report["trace"], report["settings"]
-    table = Table(title="simulated, in virtual time", title_justify="left")
+    table = Table(title=f"simulated, in virtual time ({rates_of(report)})", title_justify="left")
     for column in ("mix", "cost/h", "in time", "good/s", "refused/s", "TTFT p50", "p99 s", "TPOT p50", "p99 ms"):
         table.add_column(column, justify="left" if column == "mix" else "right")
     for row in report["rows"]:

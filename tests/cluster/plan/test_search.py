@@ -16,6 +16,7 @@ from motley.cluster.simulation.measure import measured
 from motley.cluster.simulation.motley_router import MotleyRouter
 from motley.cluster.simulation.simulate import simulate
 from motley.replicas.errors import InvalidRequest
+from motley.replicas.protocol import BATCHES
 
 MODEL = model_named("qwen2.5-7b")
 OFFERS = (Offer("T4", 0.4), Offer("A10", 0.75))  # prices are only made up
@@ -102,12 +103,34 @@ def test_the_command_reads_a_trace_and_names_the_gpus(tmp_path, capsys):
     assert (tmp_path / "plan.svg").read_text().startswith("<svg")
 
 
+def test_gpus_are_as_measured_where_they_were(tmp_path, capsys):
+    """Of one that was found to be slow more are taken, and all that is shown says which was measured."""
+    trace = ["--trace", "synthetic", "--requests", "60", "--rate", "4", "--tries", "8", "--gpus", "A10=0.5,T4=90"]
+    rates = {"prefill_tokens_per_s": 600.0, "decode_s": [0.05 + 6e-4 * batch for batch in BATCHES], "context_s": 4e-7}
+    (tmp_path / "a10.json").write_text(json.dumps(rates))
+    costs = []
+    for more, said, file in (
+        ([], "rates: assumed", ""),
+        (["--measured", f"A10={tmp_path / 'a10.json'}"], "rates: A10 as measured, others assumed", "a10.json"),
+    ):
+        out = tmp_path / "plan.json"
+        assert run(["plan", *trace, *more, "--out", str(out)]) == 0
+        report = json.loads(out.read_text())
+        assert said in " ".join(capsys.readouterr().out.split())
+        assert said in out.with_suffix(".svg").read_text()
+        assert [each["attained"]["measured"] for each in report["settings"]["gpus"]] == [file, ""]
+        costs.append(min(row["cost_per_hour"] for row in report["rows"] if row["chosen"]))
+    assert costs[0] < costs[1]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["--slo", "ttft=3"], "--slo ttft=3"), (["--slo", "ttft=3,tpot=0"], "above 0 seconds"),
         (["--gpus", "A10"], "expected GPU=PRICE"), (["--gpus", "K80=1"], "'K80' is not in the table"),
         (["--gpus", "T4=1,Tesla T4=2"], "there twice"), (["--trace", "/nowhere"], "No such file"),
+        (["--measured", "T4"], "expected GPU=FILE"), (["--measured", "P40=x.json"], "none of --gpus"),
+        (["--measured", "T4=/nowhere/x.json"], "/nowhere/x.json: No such file"),
         (["--model", "gpt-5"], "'gpt-5' is not known"),
     ],
 )  # fmt: skip
