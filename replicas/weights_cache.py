@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-VERSION = 1
+VERSION = 2
 WRITER = "weights cache"  # name of the thread that writes
 LEAST_BYTES = 64 << 20  # a model that is smaller is repacked in no time
 MOST_BYTES = 64 << 30  # of all files; those that were not used for longest go first
@@ -216,7 +216,7 @@ def _own(path: str, flags: int) -> int:
 
 
 def _sum(signature: list[list[Any]], contents: str) -> str:
-    return _digest(json.dumps([signature, contents]))
+    return _digest(json.dumps([VERSION, signature, contents]))
 
 
 def _digest(text: str) -> str:

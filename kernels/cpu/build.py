@@ -1,6 +1,6 @@
 """Builds the C kernels in csrc/ with the machine's own compiler, once, and loads them.
 
-The library is cached under a name that hashes the sources, the flags and the CPU: another machine that shares
+A library is cached under a name that hashes the sources, the flags and the CPU: another machine that shares
 the folder builds its own.
 """
 
@@ -19,6 +19,7 @@ from pathlib import Path
 SOURCES = Path(__file__).parent / "csrc"
 # No contraction and no fast math: the order of roundings is what makes a row's result its own.
 FLAGS = ("-std=gnu11", "-O3", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-Wno-psabi", "-shared", "-fPIC")
+ALONE = ("sha256",)  # of a library of its own: an engine on a GPU wants no other, and waits for no compiler
 _TIMEOUT_S = 600  # seconds of work, but many times that where a machine is crowded; without it all is slow
 
 
@@ -27,16 +28,19 @@ class Unbuildable(Exception):
 
 
 @functools.cache
-def library() -> tuple[ctypes.CDLL | None, str]:
-    """The loaded kernels, or None; and in words where they came from or why there are none."""
+def library(name: str = "motley") -> tuple[ctypes.CDLL | None, str]:
+    """The loaded kernels, or None; and in words where they came from or why there are none.
+
+    name  "motley", or one of ALONE
+    """
     try:
-        path = _built()
+        path = _built(name)
         return ctypes.CDLL(str(path)), f"C kernels built for this CPU ({path.name})"
     except (Unbuildable, OSError, subprocess.SubprocessError) as error:
         return None, f"no C kernels: {error}"
 
 
-def _built() -> Path:
+def _built(name: str) -> Path:
     if platform.system() != "Linux":
         raise Unbuildable(f"{platform.system()} is not supported")
     compiler = shutil.which("gcc") or shutil.which("cc")
@@ -44,15 +48,21 @@ def _built() -> Path:
         raise Unbuildable("no C compiler (gcc or cc) on PATH")
     arch = "-march=native" if platform.machine() in ("x86_64", "AMD64") else "-mcpu=native"
     command = [compiler, *FLAGS, arch]
-    path = _cache_folder() / f"motley-{_digest(command)}.so"
+    path = _cache_folder() / f"{name}-{_digest(command, name)}.so"
     if not path.exists():
-        _compile(command, path)
+        _compile([*command, *(str(source) for source in _sources(name) if source.suffix == ".c")], path)
     return path
 
 
-def _digest(command: list[str]) -> str:
+def _sources(name: str) -> list[Path]:
+    """With the headers."""
+    found = sorted(SOURCES.iterdir())
+    return [path for path in found if (path.stem == name if name in ALONE else path.stem not in ALONE)]
+
+
+def _digest(command: list[str], name: str) -> str:
     digest = hashlib.sha256("\0".join([*command, platform.machine(), _cpu_flags()]).encode())
-    for source in sorted(SOURCES.iterdir()):
+    for source in _sources(name):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
     return digest.hexdigest()[:16]
 
@@ -78,12 +88,11 @@ def _cache_folder() -> Path:
 
 def _compile(command: list[str], path: Path) -> None:
     """Build beside `path` and rename: a process that builds at the same time sees all of it or nothing."""
-    sources = [str(source) for source in sorted(SOURCES.glob("*.c"))]
     handle, temporary = tempfile.mkstemp(suffix=".so", dir=path.parent)
     os.close(handle)
     try:
         done = subprocess.run(
-            [*command, *sources, "-o", temporary, "-lm"], capture_output=True, text=True, timeout=_TIMEOUT_S
+            [*command, "-o", temporary, "-lm"], capture_output=True, text=True, timeout=_TIMEOUT_S
         )
         if done.returncode:
             raise Unbuildable(f"{command[0]} failed: {done.stderr.strip()[:400]}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 
@@ -71,3 +72,12 @@ def test_a_file_that_has_become_shorter_is_named(tmp_path: Path) -> None:
     os.truncate(path, path.stat().st_size - 1)
     with pytest.raises(CheckpointError, match=r"0\.safetensors · \w+: is shorter than its header says"):
         digest_of(tensors, tensors)
+
+
+def test_a_tree_of_leaves_as_hashlib_finds_it(tmp_path: Path) -> None:
+    data = torch.arange(100_000, dtype=torch.float32)
+    tensors = saved(tmp_path / "one", {"big": data})
+    whole = data.numpy().tobytes()
+    leaves = [hashlib.sha256(whole[at : at + (64 << 10)]).digest() for at in range(0, len(whole), 64 << 10)]
+    [found] = piece_digests(tensors, tensors)
+    assert found == hashlib.sha256(b"".join(leaves)).digest()
