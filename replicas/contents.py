@@ -24,7 +24,10 @@ from .cores import usable_cores
 from .errors import CheckpointError
 from .safetensors_file import PREFIX_BYTES, TensorInfo, header_bytes
 
-__all__ = ["PIECE_BYTES", "combined", "digest_of", "each_digest", "of_piece", "piece_digests", "together"]
+__all__ = [
+    "Piece", "Tensors", "combined", "digest_of", "each_digest", "of_piece", "of_tensor", "piece_digests", "pieces_of",
+    "read_piece", "start_of", "together",
+]  # fmt: skip
 
 PIECE_BYTES = 4 << 20  # a thread's at a time
 LEAF_BYTES = 64 << 10
@@ -34,7 +37,7 @@ Tensors = Mapping[str, tuple[Path, TensorInfo]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
+class Piece:
     """Bytes [begin, end) of the data of a file."""
 
     name: str
@@ -64,19 +67,19 @@ def piece_digests(
     threads: int | None = None,
 ) -> list[bytes]:
     """SHA-256 of every `size`-th piece from number `rank` on, in order; they are read as they lie in the files."""
-    pieces = list(_pieces(tensors, sorted(names)))[rank::size]
-    starts = {path: _start(path) for path in {piece.path for piece in pieces}}
+    pieces = list(pieces_of(tensors, sorted(names)))[rank::size]
+    starts = {path: start_of(path) for path in {piece.path for piece in pieces}}
     threads = threads or usable_cores()
     # Mapped, so that they are given back: what an allocator frees stays the process's.
     buffers: SimpleQueue[mmap.mmap] = SimpleQueue()
     for _ in range(threads):
         buffers.put(mmap.mmap(-1, PIECE_BYTES))
 
-    def digest(piece: _Piece) -> bytes:
+    def digest(piece: Piece) -> bytes:
         buffer = buffers.get()
         try:
             with memoryview(buffer)[: piece.end - piece.begin] as part:
-                _read(piece, starts[piece.path] + piece.begin, part)
+                read_piece(piece, starts[piece.path] + piece.begin, part)
                 return of_piece(part)
         finally:
             buffers.put(buffer)
@@ -112,9 +115,14 @@ def each_digest(tensors: Tensors, names: Iterable[str], by_rank: Sequence[Sequen
     """Of each tensor's bytes, from what each rank has found."""
     wanted = sorted(names)
     parts: dict[str, list[bytes]] = {name: [] for name in wanted}
-    for number, piece in enumerate(_pieces(tensors, wanted)):
+    for number, piece in enumerate(pieces_of(tensors, wanted)):
         parts[piece.name].append(by_rank[number % len(by_rank)][number // len(by_rank)])
-    return {name: hashlib.sha256(b"".join(found)).digest() for name, found in parts.items()}
+    return {name: of_tensor(found) for name, found in parts.items()}
+
+
+def of_tensor(pieces: Iterable[bytes]) -> bytes:
+    """The digest of a tensor's bytes, from those of its pieces, in order."""
+    return hashlib.sha256(b"".join(pieces)).digest()
 
 
 def together(tensors: Tensors, digests: Mapping[str, bytes]) -> bytes:
@@ -127,20 +135,22 @@ def together(tensors: Tensors, digests: Mapping[str, bytes]) -> bytes:
     return total.digest()
 
 
-def _pieces(tensors: Tensors, names: Sequence[str]) -> Iterator[_Piece]:
+def pieces_of(tensors: Tensors, names: Iterable[str]) -> Iterator[Piece]:
+    """Of each tensor, in order."""
     for name in names:
         path, info = tensors[name]
         for begin in range(info.begin, info.end, PIECE_BYTES):
-            yield _Piece(name, path, begin, min(begin + PIECE_BYTES, info.end))
+            yield Piece(name, path, begin, min(begin + PIECE_BYTES, info.end))
 
 
-def _start(path: Path) -> int:
+def start_of(path: Path) -> int:
     """Where the data of a file begins."""
     with path.open("rb") as file:
         return PREFIX_BYTES + header_bytes(file.read(PREFIX_BYTES), path.stat().st_size, path.name)
 
 
-def _read(piece: _Piece, at: int, into: memoryview) -> None:
+def read_piece(piece: Piece, at: int, into: memoryview) -> None:
+    """From there in the file. Raises CheckpointError where it ends before, OSError."""
     with piece.path.open("rb", buffering=0) as file:
         done = 0
         while done < len(into):

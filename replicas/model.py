@@ -25,7 +25,6 @@ from .layout import (
     HEAD,
     TOLERATED,
     check_tied_head,
-    check_values,
     decoder_layout,
     head_is_tied,
     problem_of,
@@ -96,7 +95,7 @@ def load_model(
     outline   of the model, on operators of its own: tells of one that was never read whether that can be
 
     Raises InvalidRequest where that cannot be, and CheckpointError naming file and tensor: for all that headers can
-    tell before a value is read, for the values themselves before anything is allocated, or of a part when it is taken.
+    tell before a value is read, for the values themselves as they are read.
     """
     checkpoint = inspect_checkpoint(path)
     stage = stage or whole(checkpoint.config)
@@ -110,53 +109,82 @@ def load_model(
     elif cache is not None and checkpoint.nbytes < cache.least_bytes:
         cache = None
     began = time.perf_counter()
-    contents, known = _contents(checkpoint, cache, progress)
-    fingerprint = _fingerprint(checkpoint, contents)
-    decoder, how = None, "repacked"
-    if cache is not None and isinstance(ops, Repacking) and ops.layout is not None:
-        key = "\n".join((str(VERSION), fingerprint, ops.layout, _sources()))
-        if weights_memory is not None:
-            decoder, found = tiered_decoder(checkpoint, ops, cache, key, weights_memory)
-            how = "as they were repacked before" if found else "repacked to disk"
-        elif (kept := cache.find(key)) is not None:
-            decoder, how = _restored(checkpoint, ops, kept), "as they were repacked before"
-        else:
-            noting = Noting(ops)
-            decoder = _repacked(checkpoint, ops, noting)
-            if noting.complete:
-                cache.keep(key, _noted(noting, ops))
-    if decoder is None:
-        decoder = _repacked(checkpoint, ops, EMPTY)
+    loaded, how = _load_whole(checkpoint, ops, progress, cache, weights_memory)
     if progress is not None:
         progress(checkpoint.nbytes, checkpoint.nbytes)
     took = time.perf_counter() - began
-    read = "known to be unchanged" if known else "read"
     rate = checkpoint.nbytes / took / 1e9
-    log.info("weights: %.2f GB %s and %s in %.2f s: %.2f GB/s", checkpoint.nbytes / 1e9, read, how, took, rate)
-    return _loaded(decoder, checkpoint, contents)
+    log.info("weights: %.2f GB %s in %.2f s: %.2f GB/s", checkpoint.nbytes / 1e9, how, took, rate)
+    return loaded
 
 
-def _contents(
-    checkpoint: Checkpoint, cache: WeightsCache | None, progress: Progress | None
-) -> tuple[Mapping[str, bytes], bool]:
-    """The digest of each of a checkpoint's tensors, and whether they were known without reading them.
-
-    Whoever goes on to read them finds them in the page cache. Raises CheckpointError for files that are not what a
-    list of checksums beside them says.
-    """
+def _load_whole(
+    checkpoint: Checkpoint, ops: Ops, progress: Progress | None, cache: WeightsCache | None, weights_memory: int | None
+) -> tuple[LoadedModel, str]:
+    """And in words where it came from."""
     files = _files(checkpoint)
-    names = sorted(name for name in checkpoint.tensors if not _tolerated(name))
     before = [] if cache is None else signature_of(files)
-    known = None if cache is None else cache.contents(files)
-    if known is not None and len(known) == _DIGEST_BYTES * len(names):
-        parts = (known[at : at + _DIGEST_BYTES] for at in range(0, len(known), _DIGEST_BYTES))
-        return dict(zip(names, parts, strict=True)), True
-    check_manifests(checkpoint.folder, [path for path, _ in checkpoint.tensors.values()])
-    pieces = piece_digests(checkpoint.tensors, names, progress=progress)
-    contents = each_digest(checkpoint.tensors, names, [pieces])
-    if cache is not None:
-        cache.remember(before, files, b"".join(contents[name] for name in names))
-    return contents, False
+    contents = _known(checkpoint, cache)
+    read = "read" if contents is None else "known to be unchanged"
+    if contents is None:
+        check_manifests(checkpoint.folder, [path for path, _ in checkpoint.tensors.values()])
+    repacking = ops if isinstance(ops, Repacking) and ops.layout is not None and cache is not None else None
+    kind = "" if repacking is None else _kind(checkpoint, repacking)
+    if cache is not None and contents is None and (weights_memory is not None or cache.has(kind)):
+        contents = _digested(checkpoint, progress)  # which says whether what is kept is of these weights
+        cache.remember(before, files, _in_a_row(contents))
+    if cache is not None and repacking is not None and contents is not None:
+        key = _key(kind, checkpoint, contents)
+        if weights_memory is not None:
+            decoder, found = tiered_decoder(checkpoint, ops, cache, key, weights_memory)
+            how = "as they were repacked before" if found else "repacked to disk"
+            return _loaded(decoder, checkpoint, contents), f"{read} and {how}"
+        if (kept := cache.find(key)) is not None:
+            return _loaded(_restored(checkpoint, ops, kept), checkpoint, contents), f"{read} and as repacked before"
+    noting = None if repacking is None else Noting(repacking)
+    decoder, found_contents = _repacked(checkpoint, ops, noting or EMPTY, progress, digests=contents is None)
+    if contents is None:
+        contents = found_contents
+        if cache is not None:
+            cache.remember(before, files, _in_a_row(contents))
+    if cache is not None and noting is not None and noting.complete:
+        cache.keep(_key(kind, checkpoint, contents), _noted(noting, ops))
+    return _loaded(decoder, checkpoint, contents), f"{read} and repacked"
+
+
+def _known(checkpoint: Checkpoint, cache: WeightsCache | None) -> Mapping[str, bytes] | None:
+    """The digest of each of a checkpoint's tensors, where no file has changed since they were found."""
+    names = _named(checkpoint)
+    found = None if cache is None else cache.contents(_files(checkpoint))
+    if found is None or len(found) != _DIGEST_BYTES * len(names):
+        return None
+    parts = (found[at : at + _DIGEST_BYTES] for at in range(0, len(found), _DIGEST_BYTES))
+    return dict(zip(names, parts, strict=True))
+
+
+def _digested(checkpoint: Checkpoint, progress: Progress | None) -> Mapping[str, bytes]:
+    """Likewise, of files that are read for it: whoever goes on to read them finds them in the page cache."""
+    names = _named(checkpoint)
+    return each_digest(checkpoint.tensors, names, [piece_digests(checkpoint.tensors, names, progress=progress)])
+
+
+def _named(checkpoint: Checkpoint) -> list[str]:
+    return sorted(name for name in checkpoint.tensors if not _tolerated(name))
+
+
+def _in_a_row(contents: Mapping[str, bytes]) -> bytes:
+    return b"".join(contents[name] for name in sorted(contents))
+
+
+def _kind(checkpoint: Checkpoint, ops: Repacking) -> str:
+    """What weights of one kind have in common, whatever their values."""
+    shapes = sorted((name, info.dtype, info.shape) for name, (_, info) in checkpoint.tensors.items())
+    described = f"{VERSION}\n{checkpoint.config}\n{checkpoint.format}\n{shapes}\n{ops.layout}\n{_sources()}"
+    return hashlib.sha256(described.encode()).hexdigest()
+
+
+def _key(kind: str, checkpoint: Checkpoint, contents: Mapping[str, bytes]) -> str:
+    return f"{kind}\n{_fingerprint(checkpoint, contents)}"
 
 
 def _files(checkpoint: Checkpoint) -> list[Path]:
@@ -164,14 +192,20 @@ def _files(checkpoint: Checkpoint) -> list[Path]:
     return [*{path for path, _ in checkpoint.tensors.values()}, *manifests(checkpoint.folder)]
 
 
-def _repacked(checkpoint: Checkpoint, ops: Ops, shelf: Shelf) -> Decoder:
-    weights = Weights(checkpoint.tensors, ops.device)
-    check_values(weights, decoder_layout(checkpoint.config, checkpoint.format))
+def _repacked(
+    checkpoint: Checkpoint, ops: Ops, shelf: Shelf, progress: Progress | None, *, digests: bool
+) -> tuple[Decoder, Mapping[str, bytes]]:
+    """All of it read, once; and the digest of each tensor, if they are wanted."""
+    layout = decoder_layout(checkpoint.config, checkpoint.format)
+    weights = Weights(
+        checkpoint.tensors, ops.device, progress, lambda name, tensor: problem_of(layout[name], tensor),
+        order=layout, digests=digests,
+    )  # fmt: skip
     if head_is_tied(checkpoint.config, checkpoint.format):
         check_tied_head(weights)
     decoder = Decoder(checkpoint.config, checkpoint.format, weights, ops, shelf=shelf)
     weights.finish(tolerated=_tolerated)
-    return decoder
+    return decoder, weights.contents
 
 
 def _restored(checkpoint: Checkpoint, ops: Ops, kept: Kept) -> Decoder:
@@ -209,7 +243,7 @@ def _load_part(
 
     if number == 0:
         check_manifests(checkpoint.folder, [path for path, _ in checkpoint.tensors.values()])
-    weights = Weights(checkpoint.tensors, ops.device, progress, problem)
+    weights = Weights(checkpoint.tensors, ops.device, progress, problem, order=own)
     weights.leave(layout.keys() - own.keys())
     if head_is_tied(checkpoint.config, checkpoint.format) and stage.is_last:
         check_tied_head(weights, *(() if ranks is None else (slice(*ranks.own.tokens),)))
@@ -277,8 +311,8 @@ def _sources() -> str:
     """Digest of the code that reads formats: with any change of it, what was kept before is made anew."""
     here = Path(__file__).parent
     others = ("decoder.py", "layers.py", "layout.py", "shelf.py", "weights.py", "kept_file.py", "contents.py")
-    tiers = ("tiers/tier.py", "tiers/write.py")
-    files = [*sorted((here / "quantization").glob("*.py")), *(here / name for name in (*others, *tiers))]
+    readers = ("reading.py", "tiers/tier.py", "tiers/write.py")
+    files = [*sorted((here / "quantization").glob("*.py")), *(here / name for name in (*others, *readers))]
     return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
 
 

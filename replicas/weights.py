@@ -1,7 +1,8 @@
-"""Reading tensors: memory-mapped, each once, with progress and with the proof that none was forgotten."""
+"""Taking tensors: each once, with progress and with the proof that none was forgotten."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,10 @@ from safetensors import SafetensorError, safe_open
 
 from .contents import Progress, digest_of, each_digest, piece_digests
 from .errors import CheckpointError
+from .reading import DTYPES, Reader
 from .safetensors_file import TensorInfo
 
 Problem = Callable[[str, torch.Tensor], str | None]  # of a tensor of that name, in words; None: none
-
-_DTYPES = {
-    "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F8_E4M3": torch.float8_e4m3fn,
-    "I32": torch.int32, "U32": torch.uint32,
-}  # fmt: skip
 
 
 class Weights:
@@ -28,6 +25,8 @@ class Weights:
     of all that was taken, whatever the order.
 
     problem  what is wrong with a tensor, or a part of one, that is taken; None: they are known to be sound
+    order    of names, in which they will be taken, more or less
+    digests  whether `contents` is wanted
     """
 
     def __init__(
@@ -36,8 +35,13 @@ class Weights:
         device: torch.device,
         progress: Progress | None = None,
         problem: Problem | None = None,
+        *,
+        order: Iterable[str] = (),
+        digests: bool = False,
     ) -> None:
         self.device = device
+        self._reader = Reader(tensors, order, digests=digests)
+        self._lock = threading.Lock()  # of progress
         self._problem = problem
         self._tensors = tensors
         self._files: dict[Path, Any] = {}
@@ -55,20 +59,40 @@ class Weights:
         return self._tensors[name][1].shape
 
     def take(self, name: str, *part: slice) -> torch.Tensor:
-        """The tensor as stored, on the device. On a CPU it is a view of the mapped file: copy what is kept.
+        """The tensor as stored, on the device, in memory of its own.
 
         part  of each of its first dimensions; nothing else of it is read. `Progress` counts the tensor as read
         """
-        assert name not in self._taken, f"{name} is taken twice"
-        assert name not in self._left, f"{name} is another stage's"
-        tensor = self.peek(name, *part)
+        tensor = self._taking(name, *part)
         if self._problem is not None and (problem := self._problem(name, tensor)) is not None:
             raise self.error(name, problem)
-        self._taken.add(name)
-        self._done_bytes += self._tensors[name][1].nbytes
-        if self._progress is not None:
-            self._progress(self._done_bytes, self._total_bytes)
         return tensor.to(self.device)
+
+    def _taking(self, name: str, *part: slice) -> torch.Tensor:
+        assert name not in self._taken, f"{name} is taken twice"
+        assert name not in self._left, f"{name} is another stage's"
+        tensor = self._read(name, *part)
+        self._taken.add(name)
+        with self._lock:
+            self._done_bytes += self._tensors[name][1].nbytes
+            if self._progress is not None:
+                self._progress(self._done_bytes, self._total_bytes)
+        return tensor
+
+    def _read(self, name: str, *part: slice) -> torch.Tensor:
+        info = self._tensors[name][1]
+        spans = [each.indices(size) for each, size in zip(part, info.shape, strict=False)]
+        partly = [span != (0, size, 1) for span, size in zip(spans, info.shape, strict=False)]
+        if info.dtype not in DTYPES or any(partly[1:]) or (any(partly) and spans[0][2] != 1):
+            return self.peek(name, *part)
+        try:
+            return self._reader.rows(name, *spans[0][:2]) if any(partly) else self._reader.whole(name)
+        except CheckpointError as error:
+            if error.tensor:
+                raise
+            raise self.error(name, f"cannot be read: {error.message}") from error
+        except OSError as error:
+            raise self.error(name, f"cannot be read: {error.strerror}") from error
 
     def leave(self, names: Iterable[str]) -> None:
         """Another pipeline stage takes these: they are accounted for, and of the contents."""
@@ -91,12 +115,15 @@ class Weights:
         return tensor
 
     def take_finite(self, name: str, dtype: torch.dtype, *part: slice) -> torch.Tensor:
-        """A copy in `dtype`. Raises CheckpointError where a value is not finite, or not in that dtype."""
-        tensor = self.take(name, *part).to(dtype, copy=True)
+        """In `dtype`. Raises CheckpointError where a value is not finite, or not in that dtype."""
+        stored = self._taking(name, *part)
+        tensor = stored.to(self.device).to(dtype)
         if not tensor.numel():
             return tensor
         low, high = torch.aminmax(tensor)
         if not bool(torch.isfinite(low) & torch.isfinite(high)):
+            if self._problem is not None and (problem := self._problem(name, stored)) is not None:
+                raise self.error(name, problem)
             hint = "; load with dtype bfloat16 or float32" if dtype == torch.float16 else ""
             raise self.error(name, f"has values that are not finite in {str(dtype).removeprefix('torch.')}{hint}")
         return tensor
@@ -111,6 +138,7 @@ class Weights:
     def finish(self, tolerated: Callable[[str], bool]) -> None:
         """Close the files. Raises CheckpointError if a tensor was left over that is not tolerated."""
         self._files.clear()
+        self._reader.close()
         for name in self._tensors:
             if name not in self._known and not tolerated(name):
                 raise self.error(name, "was not used by any part of the model")
@@ -118,6 +146,11 @@ class Weights:
     @property
     def _known(self) -> set[str]:
         return self._taken | self._left
+
+    @property
+    def contents(self) -> Mapping[str, bytes]:
+        """The digest of each tensor that was taken whole, found on the way."""
+        return self._reader.contents
 
     def digest(self) -> bytes:
         """Of the tensors taken or left, whole whatever was taken of them. Raises CheckpointError."""
@@ -140,7 +173,7 @@ class Outline(Weights):
 
     def peek(self, name: str, *part: slice) -> torch.Tensor:
         info = self._tensors[name][1]
-        return torch.empty(info.shape, dtype=_DTYPES[info.dtype], device="meta")[part]
+        return torch.empty(info.shape, dtype=DTYPES[info.dtype], device="meta")[part]
 
     def take_finite(self, name: str, dtype: torch.dtype, *part: slice) -> torch.Tensor:
         return self.take(name, *part).to(dtype)

@@ -1,8 +1,11 @@
 """Weights as they were repacked, kept from start to start: a folder of files that are checked before they are used.
 
-    known/KEY.json            what a checkpoint's files held, by their inode, size, mtime and ctime: as long as these
-                              are the same, nothing of the files need be read
-    weights/KEY.safetensors   by the contents of the checkpoint, the code and the processor that repacked it
+    known/KEY.json                 what a checkpoint's files held, by their inode, size, mtime and ctime: as long as
+                                   these are the same, nothing of the files need be read
+    weights/KIND-KEY.safetensors   by the contents of the checkpoint, the code and the processor that repacked it; its
+                                   kind is all of that but the contents
+
+A key is lines, the first of which is the kind.
 
 Whatever is wrong with it, the model is loaded from the checkpoint. All of it may be deleted at any time.
 """
@@ -93,6 +96,10 @@ class WeightsCache:
                 part.replace(path)
             finally:
                 part.unlink(missing_ok=True)
+
+    def has(self, kind: str) -> bool:
+        """Whether there is something of that kind, of whatever contents."""
+        return any((self.folder / "weights").glob(f"{_short(kind)}-*.safetensors"))
 
     def find(self, key: str) -> Kept | None:
         """What was kept for that key; anything that is wrong with it is said, and it is removed."""
@@ -202,7 +209,12 @@ def _known(folder: Path, signature: list[list[Any]]) -> Path:
 
 
 def _entry(folder: Path, key: str) -> Path:
-    return folder / "weights" / f"{_digest(key)}.safetensors"
+    kind = key.partition("\n")[0]
+    return folder / "weights" / f"{_short(kind)}-{_digest(key)}.safetensors"
+
+
+def _short(kind: str) -> str:
+    return _digest(kind)[:16]
 
 
 def _part(path: Path) -> Path:

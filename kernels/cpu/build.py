@@ -91,9 +91,7 @@ def _compile(command: list[str], path: Path) -> None:
     handle, temporary = tempfile.mkstemp(suffix=".so", dir=path.parent)
     os.close(handle)
     try:
-        done = subprocess.run(
-            [*command, "-o", temporary, "-lm"], capture_output=True, text=True, timeout=_TIMEOUT_S
-        )
+        done = subprocess.run([*command, "-o", temporary, "-lm"], capture_output=True, text=True, timeout=_TIMEOUT_S)
         if done.returncode:
             raise Unbuildable(f"{command[0]} failed: {done.stderr.strip()[:400]}")
         os.replace(temporary, path)

@@ -64,7 +64,9 @@ def interleave_dense(weight: Weight, dtype: torch.dtype) -> torch.Tensor:
     shape = (-(-num_outputs // LANES), -(-num_inputs // together), LANES, together)
     laid = torch.empty(shape, dtype=dtype, device=_device(weight))
     for rows in _blocks(num_outputs):
-        dense = dequantized(_rows(weight, rows)).to(dtype)
+        part = _rows(weight, rows)
+        whole = isinstance(part, DenseWeight) and part.weight.dtype == dtype
+        dense = part.weight if whole else dequantized(part).to(dtype)
         padded = F.pad(dense, (0, -num_inputs % together, 0, -len(dense) % LANES))
         pieces = padded.view(-1, LANES, shape[1], together).transpose(1, 2)
         laid[rows.start // LANES :][: len(pieces)] = pieces

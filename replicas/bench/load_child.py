@@ -76,12 +76,21 @@ def _read(checkpoint: Path, reader: str, threads: int) -> dict[str, Any]:
                 while file.readinto(buffer):
                     pass
     elif reader == "motley":
+        from concurrent.futures import ThreadPoolExecutor
+
         from ..checkpoint import inspect_checkpoint
-        from ..contents import digest_of
+        from ..reading import Reader
 
         began = time.perf_counter()
         tensors = inspect_checkpoint(checkpoint).tensors
-        digest_of(tensors, tensors, threads=threads)
+        order = sorted(tensors, key=lambda name: (tensors[name][0], tensors[name][1].begin))
+        weights = Reader(tensors, order, digests=True)
+
+        def touched(name: str) -> None:  # and left, as when it has been repacked
+            weights.whole(name)
+
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(touched, order))
     else:
         import torch
         from safetensors.torch import load_file

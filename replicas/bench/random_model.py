@@ -81,8 +81,7 @@ class _RandomWeights(Weights):
         super().__init__(_infos(decoder_layout(config, format)), device)
         self._random = torch.Generator(device=device).manual_seed(0)
 
-    def take(self, name: str, *part: slice) -> torch.Tensor:
-        self._taken.add(name)
+    def _read(self, name: str, *part: slice) -> torch.Tensor:
         return self._made(name)[part]
 
     def _made(self, name: str) -> torch.Tensor:

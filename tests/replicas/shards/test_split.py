@@ -143,14 +143,14 @@ def dense(weight: Weight) -> torch.Tensor:
 def test_a_rank_reads_its_part_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of linears divided in two, half of the bytes, in whichever format."""
     read: list[int] = []
-    peek = Weights.peek
+    whole_or_part = Weights._read
 
     def counting(self: Weights, name: str, *part: slice) -> torch.Tensor:
-        tensor = peek(self, name, *part)
+        tensor = whole_or_part(self, name, *part)
         read.append(tensor.nbytes)
         return tensor
 
-    monkeypatch.setattr(Weights, "peek", counting)
+    monkeypatch.setattr(Weights, "_read", counting)
     for name in ("gptq-int4", "awq", "fp8, rows"):
         folder = FORMATS[name](tmp_path / name)
         dim = inspect_checkpoint(folder).config.head_dim
