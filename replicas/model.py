@@ -30,6 +30,7 @@ from .layout import (
     problem_of,
     whole,
 )  # fmt: skip
+from .loading import Said
 from .manifest import check_manifests, manifests
 from .shards.ranks import Ranks
 from .shards.stages import Stage
@@ -97,7 +98,7 @@ def load_model(
     Raises InvalidRequest where that cannot be, and CheckpointError naming file and tensor: for all that headers can
     tell before a value is read, for the values themselves as they are read.
     """
-    checkpoint = inspect_checkpoint(path)
+    checkpoint, progress = inspect_checkpoint(path), Said(progress)
     stage = stage or whole(checkpoint.config)
     if _number(ranks, stage)[1] > 1:
         assert weights_memory is None, "of a model that is divided all is in memory"
@@ -110,8 +111,7 @@ def load_model(
         cache = None
     began = time.perf_counter()
     loaded, how = _load_whole(checkpoint, ops, progress, cache, weights_memory)
-    if progress is not None:
-        progress(checkpoint.nbytes, checkpoint.nbytes)
+    progress(checkpoint.nbytes, checkpoint.nbytes)
     took = time.perf_counter() - began
     rate = checkpoint.nbytes / took / 1e9
     log.info("weights: %.2f GB %s in %.2f s: %.2f GB/s", checkpoint.nbytes / 1e9, how, took, rate)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from motley.replicas.demo import demo_path
 from motley.replicas.errors import CheckpointError
-from motley.replicas.loading import LoadingFile, read_loading
+from motley.replicas.loading import LoadingFile, Said, read_loading
 from motley.replicas.offline import Engine
 from motley.replicas.servable import check_in_process
 
@@ -39,3 +40,18 @@ def test_progress_comes_through_a_file_for_each_process(tmp_path: Path) -> None:
     assert done == total > 4_000_000
     (tmp_path / "1.loading").write_text("[5, 10]")
     assert read_loading(tmp_path) == (done + 5, total + 10)
+
+
+def test_the_log_says_how_fast_it_is_loaded(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    now, heard = [0.0], []
+    said = Said(lambda *each: heard.append(each), lambda: now[0])
+    for at, done in ((1.0, 1), (2.0, 4), (3.0, 5), (4.0, 5), (5.0, 1), (7.0, 2), (9.0, 8)):
+        now[0] = at
+        said(done * 10**9, 8 * 10**9)
+    assert [record.getMessage() for record in caplog.records] == [
+        "weights: 4.00 of 8.00 GB, at 2.00 GB/s",
+        "weights: 5.00 of 8.00 GB, at 0.50 GB/s",
+        "weights: 2.00 of 8.00 GB, at 0.50 GB/s",  # digested before, and read from the start again
+    ]
+    assert len(heard) == 7
