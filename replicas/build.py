@@ -27,7 +27,7 @@ from .fit import outlined
 from .gpu.accelerator import Accelerator, AtOnce, Cuda
 from .grammars import Grammars
 from .limits import Limits
-from .model import LoadedModel, load_model
+from .model import LoadedModel, known_of, load_model
 from .plan import PlanItem, StepPlan
 from .prefix.access import PrefixAccess, memory_access
 from .prefix.prefixes import Prefixes
@@ -191,16 +191,17 @@ def build_engine(
     checkpoint = inspect_checkpoint(path)
     tokenizer = Tokenizer.load(path) if Tokenizer.is_in(path) else None
     ops, why = operators(config, checkpoint.config.dtype) if ops is None else (ops, "that of the operators given")
-    group = None
+    cache, known, group = open_cache(config.weights_cache), None, None
     if divided:
+        known = known_of(checkpoint, cache)
         chosen = chosen_layers(checkpoint, config, lambda: operators(config, checkpoint.config.dtype)[0])
-        group = Group(checkpoint, config, *chosen)
+        group = Group(checkpoint, config, *chosen, fingerprint=known.fingerprint)
     try:
         ranks, stage, others = (None,) * 3 if group is None else (group.ranks, group.stages[0], group.digests)
-        cache = None if divided else open_cache(config.weights_cache)
         memory = config.weights_memory_bytes
         loaded = load_model(
-            path, ops, progress=progress, ranks=ranks, stage=stage, others=others, cache=cache, weights_memory=memory,
+            path, ops, progress=progress, ranks=ranks, stage=stage, others=others, cache=cache, known=known,
+            weights_memory=memory,
             outline=lambda: outlined(
                 checkpoint.config, checkpoint.format, checkpoint.tensors, operators(config, checkpoint.config.dtype)[0]
             ),
@@ -246,7 +247,7 @@ def assemble(
     runner, lent, swap_why = _runner(loaded, ops, accelerator, config, num_blocks, max_model_len, shares, group)
     if group is not None:
         assert isinstance(runner, ModelRunner), "ranks and stages are of a CPU"
-        group.allocate(num_blocks, lent, ops)
+        group.allocate(num_blocks, lent, ops, loaded.fingerprint)
         if len(group.stages) > 1:
             runner = StagedRunner(Line(loaded.decoder, group), runner.kv, runner.device, runner.swapper)
         else:

@@ -21,6 +21,8 @@ from .weights import Weights
 
 P = TypeVar("P", "Joined", Linear, torch.Tensor)
 
+_NONE = [-1]  # stands for no order where one is kept
+
 
 @dataclass(frozen=True, slots=True)
 class Source:
@@ -81,11 +83,19 @@ class Source:
     def _summed(self, spec: LinearSpec, spans: Sequence[Span]) -> Joined:
         if self.ranks is None:
             return self._linear(spec)
-        weight = self.format.linear(self.weights, spec, self.ops.dtype)
-        order = None
-        if isinstance(weight, GroupedWeight) and weight.permutation is not None:
-            order, weight = weight.permutation, replace(weight, permutation=None)
-        return Summed([self.ops.linear(weight)], self.ranks, [last - first for first, last in spans], order)
+        orders: list[torch.Tensor] = []
+
+        def repacked() -> list[Linear]:
+            weight = self.format.linear(self.weights, spec, self.ops.dtype)
+            if isinstance(weight, GroupedWeight) and weight.permutation is not None:
+                orders.append(weight.permutation.int())
+                weight = replace(weight, permutation=None)
+            return [self.ops.linear(weight)]
+
+        parts = self.shelf.linears(spec.name, repacked)
+        order = self.shelf.tensor(f"{spec.name}.order", lambda: orders[0] if orders else torch.tensor(_NONE).int())
+        widths = [last - first for first, last in spans]
+        return Summed(parts, self.ranks, widths, None if order.tolist() == _NONE else order)
 
     def table(self, name: str, *part: slice) -> torch.Tensor:
         """A norm's weight [N], or that part of the embedding [V, H], in the dtype of the activations."""

@@ -1,6 +1,4 @@
-"""How far a model is loaded: a line in the log now and then, and from the process that loads it to the one that shows it
-a small file for each.
-"""
+"""How far a model is loaded: lines in the log, and from each process that loads to the one that shows it a file."""
 
 from __future__ import annotations
 

@@ -7,8 +7,10 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -41,7 +43,7 @@ from .tiers.tier import layer_of
 from .weights import Weights
 from .weights_cache import VERSION, WeightsCache, signature_of
 
-__all__ = ["Decoder", "LoadedModel", "load_model", "updated_model"]
+__all__ = ["Decoder", "Known", "LoadedModel", "known_of", "load_model", "updated_model"]
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +59,7 @@ class LoadedModel:
     digests       what this process has found of the fingerprint, if the model is divided
     checkpoint    that it was loaded from; None: it was made up
     contents      digest of each tensor, which the fingerprint is made of; a process that does not tell it has none
+    keep          of a part that was repacked: called with the fingerprint of the whole, it keeps it for the next start
     """
 
     decoder: Decoder
@@ -68,6 +71,28 @@ class LoadedModel:
     digests: Sequence[bytes] = ()
     checkpoint: Checkpoint | None = None
     contents: Mapping[str, bytes] = field(default_factory=dict)
+    keep: Callable[[str], None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of a checkpoint before the processes that have parts of it read any.
+
+    signature    of its files
+    contents     digest of each tensor, if they have not changed since they were found; only one process is told them
+    fingerprint  of the model then, which all are told; empty: nothing is known
+    """
+
+    signature: list[list[Any]] = field(default_factory=list)
+    contents: Mapping[str, bytes] | None = None
+    fingerprint: str = ""
+
+
+def known_of(checkpoint: Checkpoint, cache: WeightsCache | None) -> Known:
+    if cache is None or checkpoint.nbytes < cache.least_bytes:
+        return Known()
+    signature, contents = signature_of(_files(checkpoint)), _known(checkpoint, cache)
+    return Known(signature, contents, "" if contents is None else _fingerprint(checkpoint, contents))
 
 
 Others = Callable[[], Sequence[Sequence[bytes]]]  # waits for the other processes: their digests
@@ -84,6 +109,7 @@ def load_model(
     cache: WeightsCache | None = None,
     weights_memory: int | None = None,
     outline: Callable[[], Decoder] | None = None,
+    known: Known | None = None,
 ) -> LoadedModel:
     """Load a checked local folder through a device's operators.
 
@@ -91,7 +117,8 @@ def load_model(
     ranks     among which layers are divided: then this rank's part alone is read
     stage     whose layers alone are read; None: all
     others    of the process that is to tell the fingerprint
-    cache     of weights as they are repacked; of a model that is not divided, on devices that keep layers (a CPU)
+    cache     of weights as they are repacked, on devices that keep layers (a CPU): each process has a part of its own
+    known     of a model that is divided, before any process read of it
     weights_memory  bytes of weights; what is beyond stays in the cache's file until it computes. None: all is loaded
     outline   of the model, on operators of its own: tells of one that was never read whether that can be
 
@@ -102,7 +129,8 @@ def load_model(
     stage = stage or whole(checkpoint.config)
     if _number(ranks, stage)[1] > 1:
         assert weights_memory is None, "of a model that is divided all is in memory"
-        return _load_part(checkpoint, ops, progress, ranks, stage, others)
+        cache = cache if cache is not None and checkpoint.nbytes >= cache.least_bytes else None
+        return _load_part(checkpoint, ops, progress, ranks, stage, others, cache, known or Known())
     if weights_memory is not None:
         _, _, cache = able(ops, cache)
         if outline is not None and cache.contents(_files(checkpoint)) is None:
@@ -128,7 +156,7 @@ def _load_whole(
     read = "read" if contents is None else "known to be unchanged"
     if contents is None:
         check_manifests(checkpoint.folder, [path for path, _ in checkpoint.tensors.values()])
-    repacking = ops if isinstance(ops, Repacking) and ops.layout is not None and cache is not None else None
+    repacking = _repacking(ops, cache)
     kind = "" if repacking is None else _kind(checkpoint, repacking)
     if cache is not None and contents is None and (weights_memory is not None or cache.has(kind)):
         contents = _digested(checkpoint, progress)  # which says whether what is kept is of these weights
@@ -176,10 +204,15 @@ def _in_a_row(contents: Mapping[str, bytes]) -> bytes:
     return b"".join(contents[name] for name in sorted(contents))
 
 
-def _kind(checkpoint: Checkpoint, ops: Repacking) -> str:
-    """What weights of one kind have in common, whatever their values."""
+def _repacking(ops: Ops, cache: WeightsCache | None) -> Repacking | None:
+    """Operators whose layers can be kept, where there is a cache for them."""
+    return ops if cache is not None and isinstance(ops, Repacking) and ops.layout is not None else None
+
+
+def _kind(checkpoint: Checkpoint, ops: Repacking, part: str = "") -> str:
+    """What weights of one kind have in common, whatever their values. part: of a model that is divided."""
     shapes = sorted((name, info.dtype, info.shape) for name, (_, info) in checkpoint.tensors.items())
-    described = f"{VERSION}\n{checkpoint.config}\n{checkpoint.format}\n{shapes}\n{ops.layout}\n{_sources()}"
+    described = f"{VERSION}\n{checkpoint.config}\n{checkpoint.format}\n{shapes}\n{ops.layout}\n{_sources()}\n{part}"
     return hashlib.sha256(described.encode()).hexdigest()
 
 
@@ -208,12 +241,14 @@ def _repacked(
     return decoder, weights.contents
 
 
-def _restored(checkpoint: Checkpoint, ops: Ops, kept: Kept) -> Decoder:
+def _restored(
+    checkpoint: Checkpoint, ops: Ops, kept: Kept, ranks: Ranks | None = None, stage: Stage | None = None
+) -> Decoder:
     """Of weights that were checked before they were kept."""
     assert isinstance(ops, Repacking)
     ops.recall(kept.choices)
-    weights = Weights({}, ops.device)
-    return Decoder(checkpoint.config, checkpoint.format, weights, ops, shelf=Filled(ops, kept.tensors, kept.packed))
+    shelf = Filled(ops, kept.tensors, kept.packed)
+    return Decoder(checkpoint.config, checkpoint.format, Weights({}, ops.device), ops, ranks, stage, shelf)
 
 
 def _noted(noting: Noting, ops: Ops) -> Kept:
@@ -232,26 +267,64 @@ def _load_part(
     ranks: Ranks | None,
     stage: Stage,
     others: Others | None,
+    cache: WeightsCache | None,
+    known: Known,
 ) -> LoadedModel:
-    """A process's. It reads no more than that, and none alone knows the contents: nothing of it is kept."""
+    """A process's. It reads no more than that, and of what is not known none alone finds the contents."""
+    number, processes = _number(ranks, stage)
+    repacking = _repacking(ops, cache)
+    kind = "" if repacking is None else _kind(checkpoint, repacking, f"{ranks and ranks.own}\n{stage}")
+    keep: Callable[[str], None] | None = None
+    digests: Sequence[bytes] = ()
+    weights: Weights | None = None
+    kept = None
+    if cache is not None and repacking is not None and known.fingerprint:
+        kept = cache.find(f"{kind}\n{known.fingerprint}")
+    if kept is not None:
+        decoder = _restored(checkpoint, ops, kept, ranks, stage)
+        log.info("weights: this process's part as it was repacked before")
+    else:
+        if number == 0 and not known.fingerprint:
+            check_manifests(checkpoint.folder, [path for path, _ in checkpoint.tensors.values()])
+        noting = None if repacking is None else Noting(repacking)
+        weights = _part(checkpoint, ops.device, progress, ranks, stage)
+        decoder = Decoder(checkpoint.config, checkpoint.format, weights, ops, ranks, stage, noting or EMPTY)
+        weights.finish(tolerated=_tolerated)
+        digests = () if known.fingerprint else weights.piece_digests(number, processes)
+        if cache is not None and noting is not None and noting.complete:
+            keep = partial(_keep_part, cache, kind, _noted(noting, ops))
+    contents: Mapping[str, bytes] = {}
+    if others is not None:
+        theirs = others()
+        contents = known.contents or {}
+        if weights is not None and not contents:
+            contents = weights.each_digest([digests, *theirs])
+            if cache is not None:
+                cache.remember(known.signature, _files(checkpoint), _in_a_row(contents))
+    loaded = _loaded(decoder, checkpoint, contents, digests)
+    if keep is not None and loaded.fingerprint:
+        keep(loaded.fingerprint)
+        return loaded
+    return replace(loaded, keep=keep)
+
+
+def _part(
+    checkpoint: Checkpoint, device: torch.device, progress: Progress | None, ranks: Ranks | None, stage: Stage
+) -> Weights:
+    """What a process takes its part from."""
     layout = decoder_layout(checkpoint.config, checkpoint.format)
     own = decoder_layout(checkpoint.config, checkpoint.format, stage)
-    number, processes = _number(ranks, stage)
-
-    def problem(name: str, tensor: torch.Tensor) -> str | None:
-        return problem_of(layout[name], tensor)
-
-    if number == 0:
-        check_manifests(checkpoint.folder, [path for path, _ in checkpoint.tensors.values()])
-    weights = Weights(checkpoint.tensors, ops.device, progress, problem, order=own)
+    weights = Weights(
+        checkpoint.tensors, device, progress, lambda name, tensor: problem_of(layout[name], tensor), order=own
+    )
     weights.leave(layout.keys() - own.keys())
     if head_is_tied(checkpoint.config, checkpoint.format) and stage.is_last:
         check_tied_head(weights, *(() if ranks is None else (slice(*ranks.own.tokens),)))
-    decoder = Decoder(checkpoint.config, checkpoint.format, weights, ops, ranks, stage)
-    weights.finish(tolerated=_tolerated)
-    digests = weights.piece_digests(number, processes)
-    contents = {} if others is None else weights.each_digest([digests, *others()])
-    return _loaded(decoder, checkpoint, contents, digests)
+    return weights
+
+
+def _keep_part(cache: WeightsCache, kind: str, kept: Kept, fingerprint: str) -> None:
+    cache.keep(f"{kind}\n{fingerprint}", kept)
 
 
 def updated_model(

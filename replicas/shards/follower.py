@@ -17,6 +17,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -28,6 +29,7 @@ from ..decoder import Decoder
 from ..engine_config import EngineConfig
 from ..gpu.swapper import Swapper
 from ..logs import log_to_stderr
+from ..weights_cache import open_cache
 from . import calls
 from .host import SharedHost
 from .pipe import Inbox, Pipe
@@ -63,7 +65,7 @@ def serve(pipe: Pipe) -> None:
 
 def _compute(pipe: Pipe, start: dict[str, Any], exchange: SharedExchange | None) -> None:
     from ..build import operators
-    from ..model import load_model
+    from ..model import Known, load_model
 
     size, folder = start["size"], Path(start["folder"])
     config = EngineConfig(**start["config"])
@@ -75,7 +77,8 @@ def _compute(pipe: Pipe, start: dict[str, Any], exchange: SharedExchange | None)
         parts = [split(checkpoint.config, checkpoint.format, each, size) for each in range(size)]
         ranks = Ranks(parts, start["rank"], exchange)
     stage = stages_of(checkpoint.config.num_layers, start["layers"])[start["stage"]]
-    loaded = load_model(folder, ops, ranks=ranks, stage=stage)
+    known, cache = Known(fingerprint=start["fingerprint"]), open_cache(config.weights_cache)
+    loaded = load_model(folder, ops, ranks=ranks, stage=stage, cache=cache, known=known)
     torch.set_num_threads(ops.torch_threads)
     pipe.send({"digests": [digest.hex() for digest in loaded.digests]})
     local = loaded.decoder.local
@@ -83,6 +86,9 @@ def _compute(pipe: Pipe, start: dict[str, Any], exchange: SharedExchange | None)
     kv = ops.allocate_kv(local.num_layers, room["blocks"], local.num_kv_heads, local.head_dim)
     copy = _copier(pipe, [part for cache in kv for part in ops.kv_parts(cache)], start["host"], room["host_blocks"])
     pipe.send(room)
+    if loaded.keep is not None:
+        loaded.keep(room["fingerprint"])
+        loaded = replace(loaded, keep=None)  # which holds on to what it keeps
     if stage.count > 1:
         _stage(pipe, start, loaded.decoder, kv, copy)
     assert ranks is not None, "a stage alone has ranks"

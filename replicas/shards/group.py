@@ -66,7 +66,8 @@ def config_of_process(config: EngineConfig) -> EngineConfig:
 
 
 class Group:
-    """Starts the other processes, which load at once. `config`: of a process; layers: of each stage, and why so many.
+    """Starts the other processes, which load at once. `config`: of a process; layers: of each stage, and why so many;
+    fingerprint: of the model, if it is known before any of it is read.
 
     ranks   of the first stage; None: layers are not divided
     stages  all of them, in order
@@ -77,7 +78,9 @@ class Group:
     Raises InvalidRequest where the model cannot be divided so.
     """
 
-    def __init__(self, checkpoint: Checkpoint, config: EngineConfig, layers: Sequence[int], why: str) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, config: EngineConfig, layers: Sequence[int], why: str, *, fingerprint: str = ""
+    ) -> None:
         size = config.tensor_parallel
         self.stages = stages_of(checkpoint.config.num_layers, layers)
         parts = [split(checkpoint.config, checkpoint.format, rank, size) for rank in range(size)] if size > 1 else []
@@ -94,7 +97,7 @@ class Group:
         self._closed = False
         start: dict[str, Any] = {"folder": str(checkpoint.folder), "size": size}
         start["config"] = asdict(replace(config, pipeline_layers=None))
-        start["layers"] = list(layers)
+        start |= {"layers": list(layers), "fingerprint": fingerprint}
         try:
             with ExitStack() as given:  # what is given to others is closed here
                 memories = [_opened(given, open_memory(size)) if size > 1 else None for _ in self.stages]
@@ -131,10 +134,11 @@ class Group:
         """Of KV of a block, in all processes together."""
         return sum(self._block_bytes(ops))
 
-    def allocate(self, blocks: int, host_blocks: int, ops: Ops) -> None:
+    def allocate(self, blocks: int, host_blocks: int, ops: Ops, fingerprint: str) -> None:
         """Room for KV in every other process, which takes calls from then on. Raises EngineFault.
 
         host_blocks  of the host's memory, for what comes and goes
+        fingerprint  of the model: by it they keep what they have repacked
         """
         for file, nbytes in zip(self._host_files, self._block_bytes(ops)[1:], strict=True):
             if host_blocks:
@@ -142,7 +146,7 @@ class Group:
                 self.hosts.append(SharedHost(file))
         self._close_files()
         for follower in self._followers:
-            follower.pipe.send({"blocks": blocks, "host_blocks": host_blocks})
+            follower.pipe.send({"blocks": blocks, "host_blocks": host_blocks, "fingerprint": fingerprint})
         for follower in self._followers:
             follower.receive()
         for number, follower in enumerate(self._followers):
