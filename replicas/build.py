@@ -42,6 +42,7 @@ from .scheduler import Scheduler
 from .shards.costs import chosen_layers
 from .shards.group import Group, config_of_process, is_divided
 from .shards.host import DividedKv
+from .shards.launch import Launcher
 from .shards.lead import Lead, Line
 from .shards.runner import StagedRunner
 from .shards.swapper import shared_swapper
@@ -177,16 +178,18 @@ def build_engine(
     ops: Ops | None = None,
     accelerator: Accelerator | None = None,
     access: PrefixAccess | None = None,
+    launcher: Launcher | None = None,
 ) -> BuiltEngine:
     """Load `model` (a folder or a Hugging Face id) under `config`. Raises CheckpointError, InvalidRequest.
 
     ops          to compute with; None: those of the config's device
     access       to a store of prefixes; None: what the config says
     accelerator  what their device is given work by; None: that of a GPU, or nothing on a CPU
+    launcher     of the other processes of a divided model; None: they are subprocesses
     """
     path = resolve_model(model)
     divided = is_divided(config)
-    config = config_of_process(config) if divided else config
+    config = config_of_process(config, launcher) if divided else config
     torch.set_num_threads(config.threads or usable_cores())
     checkpoint = inspect_checkpoint(path)
     tokenizer = Tokenizer.load(path) if Tokenizer.is_in(path) else None
@@ -195,7 +198,8 @@ def build_engine(
     if divided:
         known = known_of(checkpoint, cache)
         chosen = chosen_layers(checkpoint, config, lambda: operators(config, checkpoint.config.dtype)[0])
-        group = Group(checkpoint, config, *chosen, fingerprint=known.fingerprint)
+        group = Group(checkpoint, config, *chosen, launcher, fingerprint=known.fingerprint)
+        progress = group.watched(progress)
     try:
         ranks, stage, others = (None,) * 3 if group is None else (group.ranks, group.stages[0], group.digests)
         memory = config.weights_memory_bytes

@@ -28,6 +28,7 @@ from .meter import Meter
 from .prefix.access import PrefixAccess
 from .prefix.told import PrefixStats
 from .protocol import KvEvents, ReplicaLoad, ReplicaProfile, Request, StreamMessage, WeightsTold
+from .shards.launch import Launcher
 from .updates.file import WeightFile
 from .updates.live import LiveWeights
 
@@ -41,6 +42,7 @@ class Worker:
     `model` is a folder or a Hugging Face id. Nothing is loaded before `start`.
     access: makes the way to a store of prefixes, where the engine is; None: what the config says.
     updates: of the weights, since the checkpoint, as they are when it starts: it begins with all of them.
+    launcher: makes what starts the other processes of a divided model, where the engine is; None: subprocesses.
     """
 
     def __init__(
@@ -52,8 +54,10 @@ class Worker:
         progress: Progress | None = None,
         access: Callable[[], PrefixAccess] | None = None,
         updates: Callable[[], Sequence[WeightFile]] | None = None,
+        launcher: Callable[[], Launcher] | None = None,
     ) -> None:
         self._updates = updates
+        self._launcher = launcher
         self._model = model
         self._progress = progress
         self._access = access
@@ -239,7 +243,10 @@ class Worker:
 
     def _build(self) -> BuiltEngine:
         access = None if self._access is None else self._access()
-        engine = build_engine(self._model, self._config, name=self._name, progress=self._progress, access=access)
+        launcher = None if self._launcher is None else self._launcher()
+        engine = build_engine(
+            self._model, self._config, name=self._name, progress=self._progress, access=access, launcher=launcher
+        )
         try:
             files = () if self._updates is None else self._updates()
             if files:

@@ -1,22 +1,19 @@
-"""A process that computes what the first one says: `python -m motley.replicas.shards.follower`, started by group.py.
+"""A process that computes what the first one says, begun by follower_process.py.
 
-Messages come by stdin and answers go by stdout, both as pipe.py has them: first what to load, then how many KV blocks
-there are, each answered when it is done; then calls of the decoder. Nobody asks a rank of the first stage for results.
-A later stage takes what the one before it gave by a pipe of its own, and the last answers the process that started it;
-each says that it lives when it is asked, also while it computes. Ranks of one stage hear between calls of other weights
-to be prepared, which is answered, or forgotten. All hear between calls of KV to be copied to or from the host, and say
-when that is done.
+Messages come and answers go by pipes, as pipe.py has them: first what to load, then how many KV blocks there are, each
+answered when it is done; then calls of the decoder. Nobody asks a rank of the first stage for results. A later stage
+takes what the one before it gave by a pipe of its own, and the last answers the process that started it; each says all
+the time that it lives and what it does (beats.py). Ranks of one stage hear between calls of other weights to be
+prepared, which is answered, or forgotten. All hear between calls of KV to be copied to or from the host, and say when
+that is done.
 """
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
-import signal
-import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -28,9 +25,9 @@ from ..checkpoint import inspect_checkpoint
 from ..decoder import Decoder
 from ..engine_config import EngineConfig
 from ..gpu.swapper import Swapper
-from ..logs import log_to_stderr
 from ..weights_cache import open_cache
 from . import calls
+from .beats import Beats
 from .host import SharedHost
 from .pipe import Inbox, Pipe
 from .ranks import Ranks
@@ -40,22 +37,22 @@ from .versions import Versions
 
 log = logging.getLogger(__name__)
 
-_PR_SET_PDEATHSIG = 1  # of prctl(2)
-
 Copy = Callable[[dict[str, Any]], None]
 
 
-def serve(pipe: Pipe) -> None:
-    """Until the other end is closed. Raises whatever a step does; the others hear of it at once."""
+def serve(pipe: Pipe, ends: Mapping[str, int], beats: Beats) -> None:
+    """Until the other end is closed. Raises whatever a step does; the others hear of it at once.
+
+    ends  descriptors by name: `memory` of the ranks' exchange, what comes from the stage `before` and goes to that
+          `after`, where there are any, and `host`, a file of the host's KV blocks
+    """
     start, _ = pipe.receive()
-    if os.getppid() != start["parent"]:
-        return  # it ended before this process had asked to end with it
     exchange = None
-    if start["memory"] is not None:
-        exchange = SharedExchange(start["memory"], start["rank"], start["size"])
-        os.close(start["memory"])
+    if "memory" in ends:
+        exchange = SharedExchange(ends["memory"], start["rank"], start["size"])
+        os.close(ends["memory"])
     try:
-        _compute(pipe, start, exchange)
+        _compute(pipe, start, ends, exchange, beats)
     except EOFError:
         log.info("%s ends with the process that started it", start["name"])
     finally:
@@ -63,7 +60,9 @@ def serve(pipe: Pipe) -> None:
             exchange.abort()
 
 
-def _compute(pipe: Pipe, start: dict[str, Any], exchange: SharedExchange | None) -> None:
+def _compute(
+    pipe: Pipe, start: dict[str, Any], ends: Mapping[str, int], exchange: SharedExchange | None, beats: Beats
+) -> None:
     from ..build import operators
     from ..model import Known, load_model
 
@@ -78,19 +77,23 @@ def _compute(pipe: Pipe, start: dict[str, Any], exchange: SharedExchange | None)
         ranks = Ranks(parts, start["rank"], exchange)
     stage = stages_of(checkpoint.config.num_layers, start["layers"])[start["stage"]]
     known, cache = Known(fingerprint=start["fingerprint"]), open_cache(config.weights_cache)
-    loaded = load_model(folder, ops, ranks=ranks, stage=stage, cache=cache, known=known)
+    beats.says("loads weights")
+    loaded = load_model(folder, ops, progress=beats.of_bytes, ranks=ranks, stage=stage, cache=cache, known=known)
+    beats.says("waits for the others to load")
     torch.set_num_threads(ops.torch_threads)
     pipe.send({"digests": [digest.hex() for digest in loaded.digests]})
     local = loaded.decoder.local
     room, _ = pipe.receive()
+    beats.says("makes room for KV")
     kv = ops.allocate_kv(local.num_layers, room["blocks"], local.num_kv_heads, local.head_dim)
-    copy = _copier(pipe, [part for cache in kv for part in ops.kv_parts(cache)], start["host"], room["host_blocks"])
+    copy = _copier(pipe, [part for cache in kv for part in ops.kv_parts(cache)], ends["host"], room["host_blocks"])
+    beats.says("serves")
     pipe.send(room)
     if loaded.keep is not None:
         loaded.keep(room["fingerprint"])
         loaded = replace(loaded, keep=None)  # which holds on to what it keeps
     if stage.count > 1:
-        _stage(pipe, start, loaded.decoder, kv, copy)
+        _stage(pipe, start, ends, loaded.decoder, kv, copy)
     assert ranks is not None, "a stage alone has ranks"
     _rank(pipe, Versions(loaded, ranks), kv, copy)
 
@@ -123,18 +126,13 @@ def _rank(pipe: Pipe, versions: Versions, kv: list[torch.Tensor], copy: Copy) ->
             calls.make(versions.decoder(fields["weights"]), kv, fields, tensors)
 
 
-def _stage(pipe: Pipe, start: dict[str, Any], decoder: Decoder, kv: list[torch.Tensor], copy: Copy) -> NoReturn:
+def _stage(
+    pipe: Pipe, start: dict[str, Any], ends: Mapping[str, int], decoder: Decoder, kv: list[torch.Tensor], copy: Copy
+) -> NoReturn:
     """Calls in their order, each with what the stage before has made of it."""
-
-    def lives(fields: dict[str, Any]) -> bool:
-        if "ping" not in fields:
-            return False
-        pipe.send(fields)
-        return True
-
-    before = None if start["before"] is None else Inbox(Pipe(reads=start["before"]), "stage before")
-    hand_on = _hand_on(pipe, start, decoder.stage)
-    orders = Inbox(pipe, "calls", lives)
+    before = Inbox(Pipe(reads=ends["before"]), "stage before") if "before" in ends else None
+    hand_on = _hand_on(pipe, start, ends, decoder.stage)
+    orders = Inbox(pipe, "calls")
     while True:
         fields, tensors = orders.receive()
         if "copies" in fields:
@@ -145,10 +143,10 @@ def _stage(pipe: Pipe, start: dict[str, Any], decoder: Decoder, kv: list[torch.T
         hand_on(calls.make(decoder, kv, fields, tensors, stream))
 
 
-def _hand_on(pipe: Pipe, start: dict[str, Any], stage: Stage) -> Callable[[Any], None]:
+def _hand_on(pipe: Pipe, start: dict[str, Any], ends: Mapping[str, int], stage: Stage) -> Callable[[Any], None]:
     """Where what is found goes: to the next stage; or, from one rank of the last, to the first process."""
     if not stage.is_last:
-        after = Pipe(writes=start["after"])
+        after = Pipe(writes=ends["after"])
         return lambda stream: after.send(*calls.stream_message(stream))
     if start["rank"]:
         return lambda found: None
@@ -163,17 +161,3 @@ def _prepare(pipe: Pipe, versions: Versions, fields: dict[str, Any]) -> None:
     except Exception as error:
         log.exception("weights of version %d could not be prepared", fields["prepare"])
         pipe.send({"failed": str(error)})
-
-
-def main() -> None:
-    # Commands and answers alone go by these: whatever else prints does so on stderr.
-    reads, writes = os.dup(sys.stdin.fileno()), os.dup(sys.stdout.fileno())
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # even when it is stopped, or computes
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for its parent, which ends it
-    log_to_stderr()
-    serve(Pipe(reads, writes))
-
-
-if __name__ == "__main__":
-    main()

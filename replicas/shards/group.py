@@ -5,10 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import queue
-import subprocess
-import sys
-import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -26,12 +22,15 @@ from ..checkpoint import Checkpoint
 from ..cores import usable_cores
 from ..decoder import Stream
 from ..engine_config import EngineConfig
-from ..errors import CheckpointError, EngineFault, EngineLost, InvalidRequest
+from ..errors import CheckpointError, EngineLost, InvalidRequest
 from ..plan import StepPlan
 from . import calls
+from .beats import BEAT_S, Patience, Watch
 from .copies import Copies
 from .host import SharedHost, shares_of
-from .pipe import Inbox, Pipe
+from .launch import Launcher, Subprocesses
+from .member import Member
+from .pipe import Pipe
 from .ranks import Ranks
 from .split import split
 from .stages import stages_of
@@ -40,9 +39,10 @@ __all__ = ["Group", "config_of_process", "is_divided"]
 
 log = logging.getLogger(__name__)
 
-END_S = 5.0
-ASK_AFTER_S = 1.0  # without an answer of the last stage: then all are asked whether they live,
-ANSWER_S = 5.0  # and have so long to say so, whatever they compute
+Progress = Callable[[int, int], None]  # done bytes, total bytes
+
+ANSWER_S = 5.0  # without a sign of life of a stage, while a step waits for the last
+SILENCE_S = 60.0  # at any other time: what imports libraries from a slow disk says nothing meanwhile
 
 
 def is_divided(config: EngineConfig) -> bool:
@@ -50,8 +50,11 @@ def is_divided(config: EngineConfig) -> bool:
     return config.tensor_parallel > 1 or config.pipeline_parallel > 1
 
 
-def config_of_process(config: EngineConfig) -> EngineConfig:
-    """With a process's share of the threads. Raises InvalidRequest for what ranks and stages cannot do."""
+def config_of_process(config: EngineConfig, launcher: Launcher | None = None) -> EngineConfig:
+    """Of the first, with its threads: a share, or what the launcher says.
+
+    Raises InvalidRequest for what ranks and stages cannot do.
+    """
     ranks = config.tensor_parallel > 1
     param, what = ("tensor_parallel", "ranks") if ranks else ("pipeline_parallel", "stages")
     if config.device != "cpu":
@@ -61,8 +64,11 @@ def config_of_process(config: EngineConfig) -> EngineConfig:
     if config.swap_memory_bytes:
         message = f"swap_memory_bytes: preempted KV of several {what} is computed again so far"
         raise InvalidRequest(message, param="swap_memory_bytes")
-    processes = config.tensor_parallel * config.pipeline_parallel
-    return replace(config, threads=max(1, (config.threads or usable_cores()) // processes), swap_memory_bytes=0)
+    threads = None if launcher is None else launcher.threads(0)
+    if threads is None:
+        processes = config.tensor_parallel * config.pipeline_parallel
+        threads = max(1, (config.threads or usable_cores()) // processes)
+    return replace(config, threads=threads, swap_memory_bytes=0)
 
 
 class Group:
@@ -75,12 +81,23 @@ class Group:
     hosts   after `allocate`: of each of the other processes its part of the host's blocks, where there are any
     copies  between KV and the host, that the others make
 
-    Raises InvalidRequest where the model cannot be divided so.
+    launcher  of the others; None: they are subprocesses of this one
+
+    Raises InvalidRequest where the model cannot be divided so. One that says nothing for SILENCE_S is lost, whatever it
+    and this process do, and so are all: whoever waits for them is told which it was, and what it said last.
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, config: EngineConfig, layers: Sequence[int], why: str, *, fingerprint: str = ""
+        self,
+        checkpoint: Checkpoint,
+        config: EngineConfig,
+        layers: Sequence[int],
+        why: str,
+        launcher: Launcher | None = None,
+        *,
+        fingerprint: str = "",
     ) -> None:
+        launcher = launcher or Subprocesses()
         size = config.tensor_parallel
         self.stages = stages_of(checkpoint.config.num_layers, layers)
         parts = [split(checkpoint.config, checkpoint.format, rank, size) for rank in range(size)] if size > 1 else []
@@ -93,10 +110,11 @@ class Group:
         self.ranks: Ranks | None = None
         self._exchange: SharedExchange | None = None
         self._after: int | None = None  # where the first stage writes for the next
-        self._followers: list[_Follower] = []
+        self._followers: list[Member] = []
+        self._lost: EngineLost | None = None  # by its silence
+        self._first: Member | None = None  # that has ended
         self._closed = False
         start: dict[str, Any] = {"folder": str(checkpoint.folder), "size": size}
-        start["config"] = asdict(replace(config, pipeline_layers=None))
         start |= {"layers": list(layers), "fingerprint": fingerprint}
         try:
             with ExitStack() as given:  # what is given to others is closed here
@@ -116,18 +134,47 @@ class Group:
                         self._host_files.append(os.memfd_create("motley-host-kv"))
                         ends = {"memory": memories[stage.index], "before": before[rank], "after": writes}
                         ends["host"] = self._host_files[-1]
+                        number = len(self._followers) + 1
+                        own = replace(config, pipeline_layers=None, threads=launcher.threads(number) or config.threads)
                         who = {"stage": stage.index, "rank": rank, "name": _name(self.stages, stage.index, size, rank)}
-                        self._followers.append(_Follower(start | ends | who, self._ended))
+                        member = Member(
+                            number,
+                            start | who | {"config": asdict(own)},
+                            {name: end for name, end in ends.items() if end is not None},
+                            launcher,
+                            self._ended,
+                            partial(self.copies.made, number - 1),
+                        )
+                        self._followers.append(member)
                     before = [reads for reads, _ in links]
         except BaseException:
             self.lose()
+            for follower in self._followers:
+                follower.close()
             self._close_files()
             raise
         self._handing_on = Pipe(writes=self._after)
+        self._size = size
+        self._watch = Watch(self._followers, SILENCE_S, self._silent)
+
+    def check(self) -> None:
+        """Raises EngineLost when one of them has been lost."""
+        if self._lost is not None or self._first is not None:
+            raise self._fault()
+
+    def watched(self, progress: Progress | None) -> Progress:
+        """While this process loads: it ends, too, when another is lost."""
+
+        def goes_on(done: int, total: int) -> None:
+            self.check()
+            if progress is not None:
+                progress(done, total)
+
+        return goes_on
 
     def digests(self) -> list[Sequence[bytes]]:
-        """Of the other processes' weights, when all have loaded. Raises EngineFault if one has not."""
-        every = [follower.receive()["digests"] for follower in self._followers]
+        """Of the other processes' weights, when all have loaded. Raises EngineLost if one has not."""
+        every = [answer["digests"] for answer in self._answers()]
         return [[bytes.fromhex(digest) for digest in digests] for digests in every]
 
     def block_bytes(self, ops: Ops) -> int:
@@ -135,7 +182,7 @@ class Group:
         return sum(self._block_bytes(ops))
 
     def allocate(self, blocks: int, host_blocks: int, ops: Ops, fingerprint: str) -> None:
-        """Room for KV in every other process, which takes calls from then on. Raises EngineFault.
+        """Room for KV in every other process, which takes calls from then on. Raises EngineLost.
 
         host_blocks  of the host's memory, for what comes and goes
         fingerprint  of the model: by it they keep what they have repacked
@@ -147,10 +194,7 @@ class Group:
         self._close_files()
         for follower in self._followers:
             follower.pipe.send({"blocks": blocks, "host_blocks": host_blocks, "fingerprint": fingerprint})
-        for follower in self._followers:
-            follower.receive()
-        for number, follower in enumerate(self._followers):
-            follower.listen(partial(self.copies.made, number), self._ended)
+        self._answers()
 
     def call(self, method: str, argument: StepBatch | torch.Tensor, version: int = 0) -> None:
         """They begin, with weights of that version. Raises EngineLost."""
@@ -158,7 +202,7 @@ class Group:
 
     def call_last(self, method: str, argument: torch.Tensor) -> None:
         """The last stage begins, whose answer is one more of `answer`. Raises EngineLost."""
-        self._send(self._followers[-self._followers[0].size :], method, argument)
+        self._send(self._followers[-self._size :], method, argument)
 
     def copy(self, plan: StepPlan) -> None:
         """They copy what the plan says between KV and the host, after what they were told before. Raises EngineLost."""
@@ -174,28 +218,27 @@ class Group:
     def answer(self) -> torch.Tensor:
         """Of the last stage, to the next of the calls that have none yet.
 
-        Raises EngineLost when a process has ended, or does not say within ANSWER_S that it lives.
+        Raises EngineLost when a process has ended, or says nothing for ANSWER_S while this one waits.
         """
-        answers = self._followers[-self._followers[0].size].inbox
-        assert answers is not None
+        last = self._followers[-self._size]
+        patience = Patience(self._followers, ANSWER_S)
         while True:
             try:
-                return answers.receive(ASK_AFTER_S)[1]["found"]
+                return last.inbox.receive(BEAT_S)[1]["found"]
             except queue.Empty:
-                for follower in self._followers:
-                    follower.ask()
+                patience.look()
             except EOFError:
-                raise EngineLost("a stage has ended") from None
+                raise self._fault() from None
 
     def prepare(self, version: int, file: Path) -> None:
         """Weights of that version on every other rank, beside those before it: all of them, or none.
 
-        Raises CheckpointError where a rank could not, EngineFault if one has gone.
+        Raises CheckpointError where a rank could not, EngineLost if one has gone.
         """
         assert len(self.stages) == 1, "stages keep the weights that they have"
         for follower in self._followers:
             follower.pipe.send({"prepare": version, "file": str(file)})
-        answers = [follower.receive() for follower in self._followers]
+        answers = self._answers()
         failed = next((answer["failed"] for answer in answers if "failed" in answer), None)
         if failed is not None:
             self.forget(version)
@@ -208,35 +251,58 @@ class Group:
 
     def lose(self) -> None:
         """No step comes to an end any more."""
-        self._ended()
+        self._give_up()
         for follower in self._followers:
             follower.kill()
 
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            self._ended()
+            self._watch.close()
+            self._give_up()
             for follower in self._followers:
                 follower.close()
             self._close_files()
             if self._after is not None:
-                os.close(self._after)
+                self._handing_on.close_writing()
 
     def _send(
-        self, followers: Sequence[_Follower], method: str, argument: StepBatch | torch.Tensor, version: int = 0
+        self, followers: Sequence[Member], method: str, argument: StepBatch | torch.Tensor, version: int = 0
     ) -> None:
         message = calls.message(method, argument, version)
         for follower in followers:
             follower.pipe.send(*message)
 
-    def _ended(self) -> None:
-        """One of them has: nobody waits for it any longer. From any thread."""
+    def _answers(self) -> list[dict[str, Any]]:
+        """One of each. Raises EngineLost."""
+        try:
+            return [follower.receive() for follower in self._followers]
+        except EOFError:
+            raise self._fault() from None
+
+    def _fault(self) -> EngineLost:
+        """Why nothing comes any more."""
+        if self._lost is not None:
+            return self._lost
+        return EngineLost("a process of the model has ended" if self._first is None else self._first.epitaph())
+
+    def _silent(self, error: EngineLost) -> None:
+        self._lost = error
+        log.error("%s", error)
+        self.lose()
+
+    def _ended(self, member: Member) -> None:
+        """From any thread."""
+        self._first = self._first or member
+        self._give_up()
+
+    def _give_up(self) -> None:
+        """One of them is lost: nobody waits for it any longer. From any thread."""
         if self._exchange is not None:
             self._exchange.abort()
         self.copies.lose()
         for follower in self._followers:
-            if follower.inbox is not None:
-                follower.inbox.close()
+            follower.inbox.close()
 
     def _block_bytes(self, ops: Ops) -> list[int]:
         return [sum(part.nbytes for part in share.block(ops, self._head_dim)) for share in self.shares]
@@ -244,94 +310,6 @@ class Group:
     def _close_files(self) -> None:
         while self._host_files:
             os.close(self._host_files.pop())
-
-
-class _Follower:
-    """start: what it is told first. ended: called when its process has.
-
-    inbox  what it says, once it is listened to
-    """
-
-    def __init__(self, start: dict[str, Any], ended: Callable[[], None]) -> None:
-        self.inbox: Inbox | None = None
-        self.size: int = start["size"]
-        self._name, self._closing = start["name"], False
-        self._asked: float | None = None  # monotonic: since when it has not said that it lives
-        self._process: subprocess.Popen[bytes]
-        started = threading.Event()
-        # The thread that starts it lives as long as it does: Linux takes a thread's end for the parent's.
-        passed = [each for name in ("memory", "before", "after", "host") if (each := start[name]) is not None]
-        threading.Thread(target=self._run, args=(passed, ended, started), name=self._name, daemon=True).start()
-        started.wait()
-        if not hasattr(self, "_process"):
-            raise EngineFault(f"{self._name} could not be started; the log says why")
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self.pipe = Pipe(self._process.stdout.fileno(), self._process.stdin.fileno())
-        self.pipe.send(start | {"parent": os.getpid()})
-
-    def receive(self) -> dict[str, Any]:
-        """Raises EngineFault."""
-        try:
-            return (self.pipe if self.inbox is None else self.inbox).receive()[0]
-        except EOFError as error:
-            if self.inbox is not None:  # which another one's end closes as well
-                raise EngineFault("a process of the model has ended; its log says why") from error
-            status = self._process.wait()
-            raise EngineFault(f"{self._name} ended with status {status}; its log says why") from error
-
-    def listen(self, copied: Callable[[int], None], ended: Callable[[], None]) -> None:
-        """To what it says from now on. What it has copied, and that it lives, is no answer to anything."""
-
-        def heed(fields: dict[str, Any]) -> bool:
-            if "copied" in fields:
-                copied(fields["copied"])
-            elif "ping" in fields:
-                self._asked = None
-            else:
-                return False
-            return True
-
-        self.inbox = Inbox(self.pipe, f"{self._name}: answers", heed, ended)
-
-    def ask(self) -> None:
-        """Whether it lives. Raises EngineLost if it was asked long ago and has not said so."""
-        asked, now = self._asked, time.monotonic()
-        if asked is None:
-            self._asked = now
-            self.pipe.send({"ping": now})
-        elif now - max(asked, self.pipe.heard) > ANSWER_S:  # a large answer may be on its way
-            raise EngineLost(f"{self._name} has said nothing for {ANSWER_S:g} s")
-
-    def close(self) -> None:
-        self._closing = True
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        try:
-            self._process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
-    def kill(self) -> None:
-        """One that has stopped ends in no other way."""
-        self._closing = True
-        self._process.kill()
-
-    def _run(self, passed: list[int], ended: Callable[[], None], started: threading.Event) -> None:
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "motley.replicas.shards.follower"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                pass_fds=passed,
-            )
-        finally:
-            started.set()
-        status = self._process.wait()
-        if not self._closing:
-            log.error("%s ended with status %d", self._name, status)
-        ended()
 
 
 def _name(stages: Sequence[Any], stage: int, size: int, rank: int) -> str:

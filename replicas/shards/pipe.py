@@ -13,26 +13,30 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from queue import SimpleQueue
-from typing import Any
-
-import torch
-from safetensors.torch import load, save
+from typing import TYPE_CHECKING, Any
 
 from ..errors import EngineLost
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["Inbox", "Message", "Pipe"]
 
 _LENGTHS = struct.Struct("<QI")
 SEND_S = 5.0
+END_S = 5.0
 
 Fields = dict[str, Any]
-Tensors = dict[str, torch.Tensor]
+Tensors = dict[str, "torch.Tensor"]
 Message = tuple[Fields, Tensors]
 
 
 class Pipe:
     """Two descriptors, one to read and one to write; None: that is not done. Any thread may write.
+
+    A process says that it lives by one before it imports torch, so nothing of it is imported here beforehand.
 
     heard  monotonic seconds: when anything was read last, be it part of a message
     """
@@ -47,12 +51,26 @@ class Pipe:
     def send(self, fields: Mapping[str, Any], tensors: Tensors | None = None) -> None:
         """Raises EngineLost if nothing more of it is taken for SEND_S: what has been taken is no use then."""
         text = json.dumps(fields).encode()
-        data = text + (save(tensors) if tensors else b"")
+        data = text + (_saved(tensors) if tensors else b"")
         with self._writing:
             self._write(memoryview(_LENGTHS.pack(len(data), len(text)) + data))
 
+    def close_writing(self) -> None:
+        """The other end hears nothing more."""
+        with self._writing:
+            if self._writes is not None:
+                os.close(self._writes)
+                self._writes = None
+
+    def close_reading(self) -> None:
+        """Nobody reads any more."""
+        assert self._reads is not None
+        os.close(self._reads)
+        self._reads = None
+
     def _write(self, left: memoryview) -> None:
-        assert self._writes is not None
+        if self._writes is None:
+            raise EngineLost("a rank is not written to any more")
         until = time.monotonic() + SEND_S
         while left:
             if not select.select([], [self._writes], [], max(0.0, until - time.monotonic()))[1]:
@@ -62,7 +80,7 @@ class Pipe:
                 until = time.monotonic() + SEND_S
             except BlockingIOError:
                 continue
-            except BrokenPipeError as error:
+            except (BrokenPipeError, ConnectionResetError) as error:
                 raise EngineLost("a rank has ended") from error
 
     def receive(self) -> Message:
@@ -70,14 +88,16 @@ class Pipe:
         size, text = _LENGTHS.unpack(self._read(_LENGTHS.size))
         data = self._read(size)
         fields: Fields = json.loads(data[:text])
-        return fields, load(data[text:]) if size > text else {}
+        return fields, _loaded(data[text:]) if size > text else {}
 
     def _read(self, count: int) -> bytes:
         assert self._reads is not None
         data = bytearray(count)
         done = 0
         while done < count:
-            read = os.readv(self._reads, [memoryview(data)[done:]])
+            read = 0
+            with suppress(ConnectionResetError):
+                read = os.readv(self._reads, [memoryview(data)[done:]])
             if not read:
                 raise EOFError
             done += read
@@ -103,7 +123,8 @@ class Inbox:
     ) -> None:
         self._pipe, self._heed, self._ended = pipe, heed, ended
         self._messages: SimpleQueue[Message | None] = SimpleQueue()
-        threading.Thread(target=self._read, name=name, daemon=True).start()
+        self._thread = threading.Thread(target=self._read, name=name, daemon=True)
+        self._thread.start()
 
     def receive(self, timeout_s: float | None = None) -> Message:
         """The next message. Raises EOFError when there will be none, queue.Empty when there was none in time."""
@@ -117,6 +138,12 @@ class Inbox:
         """Nothing comes any more, whatever the other end does."""
         self._messages.put(None)
 
+    def end(self) -> None:
+        """The other process has gone: nobody reads what nobody writes."""
+        self._thread.join(END_S)
+        if not self._thread.is_alive():  # otherwise somebody else has its end, and the descriptor is still read
+            self._pipe.close_reading()
+
     def _read(self) -> None:
         try:
             while True:
@@ -127,3 +154,15 @@ class Inbox:
             self._messages.put(None)
             if self._ended is not None:
                 self._ended()
+
+
+def _saved(tensors: Tensors) -> bytes:
+    from safetensors.torch import save
+
+    return save(tensors)
+
+
+def _loaded(data: bytes) -> Tensors:
+    from safetensors.torch import load
+
+    return load(data)

@@ -1,0 +1,100 @@
+"""Signs of life: each process says every BEAT_S that it lives and what it does; whoever hears no more loses it.
+
+How long a model takes to load nobody can tell beforehand, so nothing is limited but silence.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+from ..errors import EngineLost
+from .pipe import Pipe
+
+__all__ = ["BEAT_S", "Beats", "Heard", "Patience", "Watch"]
+
+BEAT_S = 1.0
+
+
+class Beats:
+    """Says so from its start on, by a thread of its own, until the other end is closed."""
+
+    def __init__(self, pipe: Pipe) -> None:
+        self._pipe, self._doing = pipe, "starts"
+        self._changed = threading.Event()
+        threading.Thread(target=self._beat, name="beats", daemon=True).start()
+
+    def says(self, doing: str) -> None:
+        """From now on, and at once."""
+        self._doing = doing
+        self._changed.set()
+
+    @contextmanager
+    def during(self, doing: str) -> Iterator[None]:
+        """Afterwards what it did before goes on."""
+        before = self._doing
+        self.says(doing)
+        yield
+        self.says(before)
+
+    def of_bytes(self, done: int, total: int) -> None:
+        """How far it has loaded."""
+        self._doing = f"loads weights, {done / 1e6:.0f} of {total / 1e6:.0f} MB"
+
+    def _beat(self) -> None:
+        try:
+            while True:
+                self._changed.clear()
+                self._pipe.send({"doing": self._doing})
+                self._changed.wait(BEAT_S)
+        except (EngineLost, OSError):
+            return  # whoever computes finds that out by itself
+
+
+class Heard(Protocol):
+    """A process as others hear of it. heard: monotonic seconds of the last sign of life; doing: what it said then."""
+
+    name: str
+    doing: str
+
+    @property
+    def heard(self) -> float: ...
+
+
+class Patience:
+    """For so many seconds of silence, in looks BEAT_S apart: whoever was held up itself charges it to nobody."""
+
+    def __init__(self, others: Sequence[Heard], limit_s: float) -> None:
+        self._others, self._limit_s = others, limit_s
+        self._last = [other.heard for other in others]
+        self._looks = [0] * len(others)
+
+    def look(self) -> None:
+        """After BEAT_S more. Raises EngineLost, naming one that has said nothing for so long, and what it did last."""
+        for number, other in enumerate(self._others):
+            heard = other.heard
+            self._looks[number] = self._looks[number] + 1 if heard == self._last[number] else 0
+            self._last[number] = heard
+            if self._looks[number] * BEAT_S >= self._limit_s:
+                raise EngineLost(f"{other.name} has said nothing for {self._limit_s:g} s; the last was: {other.doing}")
+
+
+class Watch:
+    """Looks all the time, by a thread of its own, until it is closed. lost: told once, by whom nothing is said."""
+
+    def __init__(self, others: Sequence[Heard], limit_s: float, lost: Callable[[EngineLost], None]) -> None:
+        self._patience, self._lost, self._closed = Patience(others, limit_s), lost, threading.Event()
+        threading.Thread(target=self._run, name="watch", daemon=True).start()
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def _run(self) -> None:
+        while not self._closed.wait(BEAT_S):
+            try:
+                self._patience.look()
+            except EngineLost as error:
+                self._lost(error)
+                return

@@ -1,0 +1,104 @@
+"""Another process of a model, as the first one has it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from ..errors import EngineLost
+from .launch import Launcher
+from .pipe import Inbox, Pipe
+
+__all__ = ["Member"]
+
+log = logging.getLogger(__name__)
+
+END_S = 5.0
+
+
+class Member:
+    """Starts process `number`, which loads at once.
+
+    start   what it is told first
+    ends    descriptors that it has besides its pipes, by name
+    ended   called when it has
+    copied  told which copies of KV it has made
+    heard   monotonic seconds of the last that was heard of it, and `doing` what it said of itself
+    inbox   what it says, but for that
+    """
+
+    def __init__(
+        self,
+        number: int,
+        start: Mapping[str, Any],
+        ends: Mapping[str, int],
+        launcher: Launcher,
+        ended: Callable[[Member], None],
+        copied: Callable[[int], None],
+    ) -> None:
+        self.name: str = start["name"]
+        self.doing = "nothing yet: it was being started"
+        self._copied, self._closing = copied, False
+        orders, answers = os.pipe(), os.pipe()
+        try:
+            theirs = {"reads": orders[0], "writes": answers[1]}
+            self._handle = launcher.launch(number, self.name, {**ends, **theirs})
+        except BaseException:
+            os.close(orders[1])
+            os.close(answers[0])
+            raise
+        finally:
+            os.close(orders[0])
+            os.close(answers[1])
+        self.pipe = Pipe(answers[0], orders[1])
+        self.inbox = Inbox(self.pipe, f"{self.name}: answers", self._heed, partial(ended, self))
+        threading.Thread(target=self._wait, args=(partial(ended, self),), name=f"{self.name}: end", daemon=True).start()
+        with suppress(EngineLost):  # it has ended already: whoever waits for it is told how
+            self.pipe.send(start)
+
+    @property
+    def heard(self) -> float:
+        return self.pipe.heard
+
+    def receive(self) -> dict[str, Any]:
+        """Raises EOFError when nothing comes any more."""
+        return self.inbox.receive()[0]
+
+    def epitaph(self) -> str:
+        """Once it has closed its pipe: how it ended, and what it did last."""
+        how = self._handle.wait(END_S) or "nothing that it says"
+        return f"{self.name} ended with {how}; its log says why; the last that it said: {self.doing}"
+
+    def kill(self) -> None:
+        """One that has stopped ends in no other way."""
+        self._closing = True
+        self._handle.kill()
+
+    def close(self) -> None:
+        self._closing = True
+        self.pipe.close_writing()
+        if self._handle.wait(END_S) is None:
+            self._handle.kill()
+            self._handle.wait(END_S)
+        self.inbox.end()
+
+    def _heed(self, fields: dict[str, Any]) -> bool:
+        """What it has copied, and that it lives, is no answer to anything."""
+        if "copied" in fields:
+            self._copied(fields["copied"])
+        elif "doing" in fields:
+            self.doing = fields["doing"]
+        else:
+            return False
+        return True
+
+    def _wait(self, ended: Callable[[], None]) -> None:
+        how = self._handle.wait()
+        if not self._closing:
+            log.error("%s ended with %s; the last that it said: %s", self.name, how, self.doing)
+        ended()
