@@ -28,6 +28,7 @@ from .gpu.accelerator import Accelerator, AtOnce, Cuda
 from .grammars import Grammars
 from .limits import Limits
 from .model import LoadedModel, known_of, load_model
+from .numerics_class import numerics_of
 from .plan import PlanItem, StepPlan
 from .prefix.access import PrefixAccess, memory_access
 from .prefix.prefixes import Prefixes
@@ -401,7 +402,7 @@ def _profile(
     num_blocks: int,
     choices: Mapping[str, str],
 ) -> ReplicaProfile:
-    numerics = ops.arithmetic
+    numerics = numerics_of(config, ops)
     fingerprint = _fingerprint(loaded, numerics, info.dtype)
     return ReplicaProfile(
         replica_id="",

@@ -12,6 +12,7 @@ from ..gpu.swapper import Swapper
 from ..host_pool import LentPool
 from ..memory import free_memory, prefix_budget
 from ..model import LoadedModel
+from ..numerics_class import numerics_of
 from ..protocol import BLOCK_TOKENS
 from .access import PrefixAccess
 from .courier import Clerk, HostRecords, StoreCourier
@@ -88,7 +89,7 @@ def prefixes_of(
         after=config.prefix_after,
     )
     any_class = "any numerics class: last digits may differ from those computed here"
-    of = any_class if config.prefix_any_numerics else ops.arithmetic
+    of = any_class if config.prefix_any_numerics else numerics_of(config, ops)
     size = f"values of {geometry.tokens} tokens, {geometry.size / 2**20:.2f} MiB{rounded}"
     return Prefixes(link), f"{size}; of {of}; {lent} blocks on the host for what comes and goes"
 
@@ -98,7 +99,7 @@ def identity_of(config: EngineConfig, loaded: LoadedModel, ops: Ops) -> bytes:
     geometry = geometry_of(config, loaded, ops)
     if config.prefix_any_numerics:
         return identity(loaded.fingerprint, geometry, geometry.dtype, None)
-    return identity(loaded.fingerprint, geometry, _kv_dtype(config, ops), ops.arithmetic)
+    return identity(loaded.fingerprint, geometry, _kv_dtype(config, ops), numerics_of(config, ops))
 
 
 def _kv_dtype(config: EngineConfig, ops: Ops) -> str:

@@ -41,7 +41,7 @@ class Engines:
 
 
 def engine(folder: Path, redis: RedisProcess | None, ranks: int = 1) -> Engine:
-    """To which fetching always seems faster; what it has computed once, it stores."""
+    """To which fetching always seems faster; what it has computed once, it stores, and takes from any class."""
     access = None
     if redis is not None:
         store = RedisStore(RedisSource(url=redis.url, secret=SECRET, connections=2))
@@ -49,7 +49,7 @@ def engine(folder: Path, redis: RedisProcess | None, ranks: int = 1) -> Engine:
         access = PrefixAccess(store, SECRET)
     made = Engine(
         folder, dtype="float32", kv_memory_bytes=1 << 20, threads=2, tensor_parallel=ranks, access=access,
-        prefix_buffer_bytes=1 << 22, prefix_after=1,
+        prefix_buffer_bytes=1 << 22, prefix_after=1, prefix_any_numerics=True,
     )  # fmt: skip
     if redis is not None:
         made._built.core.scheduler.prefixes.prospects = Prospects(token_s=1.0, block_s=1e-9)

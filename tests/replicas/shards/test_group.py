@@ -58,7 +58,7 @@ def nothing_is_left() -> Iterator[None]:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_it_says_what_the_whole_model_does(name: str, tmp_path: Path) -> None:
-    """Prompts in pieces, several choices, log-probabilities, embeddings; and it is the same model."""
+    """Prompts in pieces, several choices, log-probabilities, embeddings. Last digits differ: another class."""
     folder = FORMATS[name](tmp_path / "model")
     said = []
     for ranks in (1, 2):
@@ -72,12 +72,13 @@ def test_it_says_what_the_whole_model_does(name: str, tmp_path: Path) -> None:
                     [choice.token_ids for output in sampled for choice in output.outputs],
                     [[entry.logprob for entry in output.logprobs or ()] for output in outputs],
                     made.embed(PROMPTS[:2]).tolist(),
-                    made._built.profile.fingerprint,
+                    (made._built.profile.numerics, made._built.profile.fingerprint),
                 )
             )
     whole, divided = said
     assert divided[:2] == whole[:2]
-    assert divided[4] == whole[4]
+    assert divided[4][0] == f"{whole[4][0]}-2ranks"
+    assert divided[4][1] != whole[4][1]
     for found, expected in ((divided[2], whole[2]), (divided[3], whole[3])):
         for one, other in zip(found, expected, strict=True):
             assert one == pytest.approx(other, abs=1e-4)

@@ -72,7 +72,7 @@ def said_by(made: Engine) -> tuple[Any, ...]:
     return (
         [output.token_ids for output in outputs],
         [choice.token_ids for output in sampled for choice in output.outputs],
-        made._built.profile.fingerprint,
+        (made._built.profile.numerics, made._built.profile.fingerprint),
         [[entry.logprob for entry in output.logprobs or ()] for output in outputs],
         [[entry.logprob for entry in output.prompt_logprobs or () if entry] for output in outputs],
         made.embed(PROMPTS[:2]).tolist(),
@@ -89,9 +89,11 @@ def test_it_says_what_the_whole_model_does(name: str, ranks: int, tmp_path: Path
     with engine(folder, 2, pipeline_layers=(1, 3), tensor_parallel=ranks, **bounds) as made:
         assert len(followers()) == 2 * ranks - 1
         divided = said_by(made)
-    assert divided[:3] == whole[:3]
+    assert divided[:2] == whole[:2]
     if ranks == 1:
         assert divided[:4] == whole[:4]  # to the bit; embeddings sum pieces of prompts, cut as steps come
+    else:
+        assert divided[2][0] == f"{whole[2][0]}-2ranks"  # in its last digits it does not
     for found, expected in zip(divided[3:], whole[3:], strict=True):
         for one, other in zip(found, expected, strict=True):
             assert one == pytest.approx(other, abs=1e-4)

@@ -121,17 +121,24 @@ def test_what_one_process_wrote_several_read_and_the_reverse(
 ) -> None:
     """Tokens are those without a store, log-probabilities too, as far as sums in another order go.
 
+    Where there are ranks, because both are told to take KV whatever its numerics: by themselves they share nothing.
+
     Then many at once, with hardly any room for KV: prefixes come and go while others compute.
     """
     division, options, heads = DIVISIONS[name]
     folder = build_checkpoint(tmp_path / "model", "llama", num_hidden_layers=3, **options)
     first, second = [*SYSTEM, 1, 2, 3], [*SYSTEM[::-1], 4, 5]
     crowd = [[*SYSTEM[: 40 * part], *range(part, 60 + part)] for part in (1, 2, 3)] + [first, second]
+    ranks = "tensor_parallel" in division
+    if ranks:
+        with engine(folder, store) as whole, engine(folder, store, **division) as divided:
+            assert len({made._built.profile.shares for made in (whole, divided)}) == 2
+    division = {**division, "prefix_any_numerics": ranks}
     with engine(folder, None) as alone:
         expected = [said(alone, [prompt]) for prompt in (first, second)]
         expected_crowd = said(alone, crowd)[0]
     with (
-        engine(folder, store) as whole,
+        engine(folder, store, prefix_any_numerics=ranks) as whole,
         engine(folder, store, kv_memory_bytes=16 * heads * BLOCK_BYTES, max_running=4, **division) as divided,
     ):
         assert divided._built.core.scheduler.pool.total == 16
