@@ -20,7 +20,7 @@ from ..replicas.replica import engine_worker, simulated_worker
 from .edge.hook import keep_inside
 from .entrance import Entrance
 from .every_ingress import INGRESS
-from .fleet.selector import actor_options
+from .fleet.selector import placement_options
 from .fleet.spec import FleetSpec, PoolSpec, engine_config, model_of, wire_of
 from .fleet.store import APPLICATION, read_deployed
 from .ingress import Ingress
@@ -28,6 +28,7 @@ from .metrics import PoolReplica
 from .objectives import routing_of
 from .prefix.shared import Shared, access_of
 from .routing.request_router import PoolRouter
+from .shard_actors import Actors
 from .weights import updates_of
 
 MAX_ONGOING = 4096  # the replica's own admission is the limit, and the router's; Serve's default of 5 is not
@@ -121,9 +122,9 @@ def _pool(spec: FleetSpec, pool: PoolSpec, make_worker: Callable[[], Any], targe
         request_router_config=RequestRouterConfig(
             request_router_class=PoolRouter, request_routing_stats_period_s=LOAD_PERIOD_S
         ),
-        ray_actor_options=actor_options(pool),
         # New ones first, where there is room for both: a GPU seldom has it, and none of its memory is free.
         max_surge_percent=100 if pool.where == "cpu" else 0,
+        **placement_options(pool),
         **_SHARED,
     )
     _pin(deployment, version, target)
@@ -171,4 +172,8 @@ def _make_worker(
         hidden = (pool.hidden.share, pool.hidden.seed)
         attained = None if pool.attained is None else pool.attained.model_dump()
         return partial(simulated_worker, *given, pool.simulate, pool.simulate_model, *hidden, attained)
-    return partial(engine_worker, *given, loading, access, updates_of(APPLICATION, pool.name))
+    launcher = None
+    if pool.bundles is not None:
+        booked = [bundle.cpus for bundle in pool.bundles], [bundle.resources for bundle in pool.bundles]
+        launcher = partial(Actors, *booked, threads=pool.engine.threads is None)
+    return partial(engine_worker, *given, loading, access, updates_of(APPLICATION, pool.name), launcher)

@@ -61,7 +61,7 @@ _HAPROXY = "RAY_SERVE_HAPROXY_SOCKET_PATH"  # set by settings.py when there is o
 
 def start_ray(folder: Path, spec: FleetSpec) -> str:
     """Start a new cluster, never join one. Returns the dashboard's address. Raises ConfigurationError."""
-    most = sum(pool.replicas.max * pool.cpus for pool in spec.pools)
+    most = sum(pool.replicas.max * pool.booked_cpus for pool in spec.pools)
     try:
         context = ray.init(
             address="local",

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .engine_config import EngineConfig
     from .prefix.access import PrefixAccess
     from .prefix.told import PrefixStats
+    from .shards.launch import Launcher
     from .worker import Worker
 
 
@@ -153,17 +154,19 @@ def engine_worker(
     loading: Path | None = None,
     access: Callable[[], PrefixAccess] | None = None,
     updates: Callable[[], Sequence[WeightFile]] | None = None,
+    launcher: Callable[[], Launcher] | None = None,
 ) -> Any:
     """A worker with a real engine. Imports torch, so it is called in the replica and nowhere else.
 
     loading  folder to say in how far the model is loaded
     access   to a store of prefixes, made in the replica; None: what the config says
     updates  of the weights until now, asked in the replica
+    launcher of the other processes of a divided model, made in the replica; None: they are its subprocesses
     """
     from .worker import Worker
 
     progress = None if loading is None else LoadingFile(loading)
-    return Worker(model, config, name=name, progress=progress, access=access, updates=updates)
+    return Worker(model, config, name=name, progress=progress, access=access, updates=updates, launcher=launcher)
 
 
 def null_worker(model: str, config: EngineConfig, name: str | None = None, step_s: float = 0.0) -> Any:

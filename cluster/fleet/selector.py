@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Sequence
 from typing import Any
 
 from .capability import capabilities_of
-from .spec import PoolSpec
+from .spec import BundleSpec, PoolSpec
 
-__all__ = ["ACCELERATOR", "COMPUTE_CAPABILITY", "actor_options", "node_labels"]
+__all__ = ["ACCELERATOR", "COMPUTE_CAPABILITY", "node_labels", "placement_options"]
 
 ACCELERATOR = "ray.io/accelerator-type"  # Ray sets it: T4, A10, H100
 COMPUTE_CAPABILITY = "motley/compute-capability"  # whoever starts the node sets it: 7.5
@@ -17,8 +18,8 @@ COMPUTE_CAPABILITY = "motley/compute-capability"  # whoever starts the node sets
 DRIVER_S = 20.0  # a driver that has to wake its GPUs takes seconds
 
 
-def actor_options(pool: PoolSpec) -> dict[str, Any]:
-    """Of each replica of the pool, as `ray_actor_options`.
+def placement_options(pool: PoolSpec) -> dict[str, Any]:
+    """Of each replica of the pool, as options of its deployment.
 
     A GPU is Ray's to give, unless the pool names it by its number: then nobody else is to use it.
     """
@@ -27,12 +28,28 @@ def actor_options(pool: PoolSpec) -> dict[str, Any]:
         selector[ACCELERATOR] = pool.accelerator
     if pool.compute_capability is not None:
         selector[COMPUTE_CAPABILITY] = one_of(capabilities_of(pool.compute_capability))
-    return {
-        "num_cpus": pool.cpus,
+    if pool.bundles is not None:
+        return _of_bundles(pool.bundles, selector)
+    options = {
+        "num_cpus": pool.booked_cpus,
         **({"num_gpus": 1} if pool.where == "cuda" else {}),
         **({"resources": dict(pool.resources)} if pool.resources else {}),
         **({"label_selector": selector} if selector else {}),
     }
+    return {"ray_actor_options": options}
+
+
+def _of_bundles(bundles: Sequence[BundleSpec], selector: dict[str, str]) -> dict[str, Any]:
+    """The replica's actor is in the first, and takes all of it."""
+    first = bundles[0]
+    return {
+        "ray_actor_options": {
+            "num_cpus": first.cpus, **({"resources": dict(first.resources)} if first.resources else {}),
+        },
+        "placement_group_bundles": [{"CPU": bundle.cpus, **bundle.resources} for bundle in bundles],
+        "placement_group_strategy": "STRICT_PACK",
+        **({"placement_group_bundle_label_selector": [dict(selector) for _ in bundles]} if selector else {}),
+    }  # fmt: skip
 
 
 def one_of(values: list[str]) -> str:

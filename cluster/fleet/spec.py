@@ -30,6 +30,7 @@ from .common import common_dtype
 __all__ = [
     "PATTERNS",
     "AttainedSpec",
+    "BundleSpec",
     "EngineSpec",
     "FleetSpec",
     "HiddenSpec",
@@ -277,6 +278,15 @@ class ScalingSpec(Spec):
         return self
 
 
+class BundleSpec(Spec):
+    """What one process of a replica books."""
+
+    cpus: Positive = 1.0
+    """Of Ray's logical CPUs; it computes with as many threads, unless `threads` of the engine says how many."""
+    resources: dict[Text, Positive] = Field(default_factory=dict)
+    """Of Ray's own."""
+
+
 class PoolSpec(Spec):
     """Like replicas: where they run, and with which limits."""
 
@@ -294,8 +304,8 @@ class PoolSpec(Spec):
     """Nodes with these labels."""
     resources: dict[Text, Positive] = Field(default_factory=dict)
     """Of Ray's own, for each replica."""
-    cpus: NotNegative = 1.0
-    """Of Ray's logical CPUs, for each replica."""
+    cpus: NotNegative | None = None
+    """Of Ray's logical CPUs, for each replica; by default 1 for each of its processes."""
     simulate: Text | None = None
     """A GPU's name: compute nothing, and take the time that the roofline says it would."""
     simulate_model: Text | None = None
@@ -313,6 +323,12 @@ class PoolSpec(Spec):
     """Stages that hold some of the layers each, of a CPU so far: each of as many processes as share its layers."""
     pipeline_layers: list[Annotated[int, Field(ge=1)]] | None = None
     """How many layers each stage has; by default, so that the slowest takes the least."""
+    bundles: list[BundleSpec] | None = None
+    """Of each process of a divided replica, stage by stage and of each its ranks: a placement group of Ray's, where the
+    replica has the first and each other process is an actor in its own. By default they are its subprocesses, and it
+    books for all."""
+    strategy: Literal["STRICT_PACK", "PACK", "SPREAD", "STRICT_SPREAD"] | None = None
+    """How Ray places the bundles: STRICT_PACK, on one node. Several nodes are refused: that is not built yet."""
     quantization: QuantizationSpec = QuantizationSpec.model_validate({})
     engine: EngineSpec = EngineSpec.model_validate({})
     cost_per_hour: NotNegative = 0.0
@@ -327,6 +343,18 @@ class PoolSpec(Spec):
     def where(self) -> str:
         """Its device, said or not."""
         return self.device or ("cuda" if self.accelerator or self.compute_capability else "cpu")
+
+    @property
+    def processes(self) -> int:
+        """Of each replica."""
+        return self.tensor_parallel * self.pipeline_parallel
+
+    @property
+    def booked_cpus(self) -> float:
+        """Of Ray's, for each replica with all its processes."""
+        if self.bundles is not None:
+            return sum(bundle.cpus for bundle in self.bundles)
+        return float(self.processes) if self.cpus is None else self.cpus
 
     @model_validator(mode="after")
     def _check(self) -> PoolSpec:
@@ -345,6 +373,7 @@ class PoolSpec(Spec):
                 "stages",
                 "pipeline_layers",
             )
+        self._check_bundles()
         if self.name in RESERVED:
             raise refused(f"{self.name!r} is not accepted; it is the name of another part of the service", "name")
         if self.simulate is None and self.simulate_model is not None:
@@ -362,6 +391,27 @@ class PoolSpec(Spec):
         if self.where == "cpu" and (self.accelerator or self.compute_capability):
             raise refused("'cpu' is not accepted: the pool asks for a kind of GPU; expected cuda", "device")
         return self
+
+    def _check_bundles(self) -> None:
+        if self.bundles is None:
+            if self.strategy is not None:
+                raise refused("of `bundles`, and there are none", "strategy")
+            return
+        if self.processes == 1:
+            message = "of the processes of a divided replica: expected `tensor_parallel` or `pipeline_parallel` above 1"
+            raise refused(message, "bundles")
+        if len(self.bundles) != self.processes:
+            message = f"{len(self.bundles)} are not accepted; expected one for each of {self.processes} processes"
+            raise refused(message, "bundles")
+        for name, given in (("cpus", self.cpus is not None), ("resources", bool(self.resources))):
+            if given:
+                raise refused("of a replica without `bundles`, each of which has its own", name)
+        if self.strategy not in (None, "STRICT_PACK"):
+            raise refused(
+                f"{self.strategy!r} is not accepted; processes of a replica on several nodes are not built yet: "
+                "expected STRICT_PACK",
+                "strategy",
+            )
 
     @field_validator("compute_capability")
     @classmethod

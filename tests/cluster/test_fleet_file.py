@@ -13,6 +13,7 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from ray import serve
 
 from motley.cluster import app
 from motley.cluster.control.planned import planned
@@ -20,7 +21,7 @@ from motley.cluster.control.policies import policy_of
 from motley.cluster.failures import ConfigurationError
 from motley.cluster.fleet import schema
 from motley.cluster.fleet.file import load_fleet
-from motley.cluster.fleet.selector import actor_options
+from motley.cluster.fleet.selector import placement_options
 from motley.cluster.fleet.spec import ENGINE_NAMES, EngineSpec, FleetSpec, ReplicaRange, ScalingSpec, engine_config
 from motley.cluster.scaling.policies import POLICIES
 from motley.replicas.engine_config import EngineConfig
@@ -96,6 +97,17 @@ def test_the_schema_is_as_generated() -> None:
         ("    pipeline_parallel: 0\n", "4:24", "expected at least 1"),
         ("    pipeline_layers: [6, 18]\n", "4:22", "[6, 18] is not accepted; expected a number for each of 1 stages"),
         ("    pipeline_parallel: 2\n    pipeline_layers: [0, 9]\n", "5:23", "expected at least 1"),
+        ("    bundles: [{cpus: 1}]\n", "4:14", "expected `tensor_parallel` or `pipeline_parallel` above 1"),
+        ("    tensor_parallel: 2\n    bundles: [{cpus: 1}]\n", "5:14", "1 are not accepted; expected one for each"),
+        ("    tensor_parallel: 2\n    bundles: [{}, {cpus: 0}]\n", "5:26", "0 is not accepted; expected more than 0"),
+        ("    tensor_parallel: 2\n    bundles: [{cpus: 1}, {gpus: 1}]\n", "5:27", "bundles[1].gpus: there is no such"),
+        ("    tensor_parallel: 2\n    cpus: 2\n    bundles: [{}, {}]\n", "5:11", "of a replica without `bundles`"),
+        ("    strategy: STRICT_PACK\n", "4:15", "of `bundles`, and there are none"),
+        (
+            "    pipeline_parallel: 2\n    bundles: [{}, {}]\n    strategy: SPREAD\n",
+            "6:15",
+            "'SPREAD' is not accepted; processes of a replica on several nodes are not built yet: expected STRICT_PACK",
+        ),
         ("    compute_capability: 5.0\n", "4:25", "'5.0' is not accepted; there are kernels for 6.0, 6.1, 7.0"),
         ("    compute_capability: new\n", "4:25", "'new' is not accepted; expected one such as 7.5 or >=8.0"),
         ("    device: cpu\n    accelerator: T4\n", "4:13", "the pool asks for a kind of GPU; expected cuda"),
@@ -252,7 +264,37 @@ def test_a_pool_s_engine_has_every_setting_of_engines() -> None:
     ],
 )  # fmt: skip
 def test_what_ray_places_by(tmp_path: Path, said: str, options: dict[str, object]) -> None:
-    assert actor_options(load(tmp_path, f"model: demo\npools: [{said}]\n").pools[0]) == options
+    assert placement_options(load(tmp_path, f"model: demo\npools: [{said}]\n").pools[0]) == {
+        "ray_actor_options": options
+    }
+
+
+def test_what_ray_places_bundles_by(tmp_path: Path) -> None:
+    """The replica in the first, and all on one node."""
+    said = "{name: a, tensor_parallel: 2, labels: {rack: r3}, bundles: [{cpus: 2}, {cpus: 1.5, resources: {disk: 1}}]}"
+    pool = load(tmp_path, f"model: demo\npools: [{said}]\n").pools[0]
+    assert pool.booked_cpus == 3.5
+    assert placement_options(pool) == {
+        "ray_actor_options": {"num_cpus": 2.0},
+        "placement_group_bundles": [{"CPU": 2.0}, {"CPU": 1.5, "disk": 1.0}],
+        "placement_group_strategy": "STRICT_PACK",
+        "placement_group_bundle_label_selector": [{"rack": "r3"}, {"rack": "r3"}],
+    }
+    serve.deployment(type("Replica", (), {}), **placement_options(pool))  # which Serve takes
+
+
+@pytest.mark.parametrize(
+    ("said", "cpus"),
+    [
+        ("{name: a}", 1.0),
+        ("{name: a, tensor_parallel: 2, pipeline_parallel: 3}", 6.0),
+        ("{name: a, tensor_parallel: 2, cpus: 0.5}", 0.5),
+    ],
+)
+def test_a_replica_books_a_cpu_for_each_of_its_processes(tmp_path: Path, said: str, cpus: float) -> None:
+    pool = load(tmp_path, f"model: demo\npools: [{said}]\n").pools[0]
+    assert pool.booked_cpus == cpus
+    assert placement_options(pool)["ray_actor_options"] == {"num_cpus": cpus}
 
 
 def test_policies_have_the_settings_that_a_fleet_file_says_of_them() -> None:

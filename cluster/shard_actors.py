@@ -1,0 +1,171 @@
+"""The other processes of a divided model as actors, each in its bundle of the replica's own placement group.
+
+Descriptors reach an actor over a Unix socket, which has a name drawn for it and no file, and answers this user alone.
+So ranks share memory and stages have pipes as subprocesses do: the group is on one node.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import signal
+import socket
+import struct
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util import get_current_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from ..replicas.errors import EngineFault
+from ..replicas.shards.launch import Handle
+
+__all__ = ["Actors", "Shard"]
+
+log = logging.getLogger(__name__)
+
+_CREDENTIALS = struct.Struct("3i")  # of SO_PEERCRED: process, user, group
+_LOOK_S = 0.5  # between two looks at an actor that has not called yet
+_MOST_ENDS, _MOST_BYTES = 16, 4096
+
+
+class Shard:
+    """What runs in the actor's process."""
+
+    def compute(self, door: str, node: str, name: str) -> None:
+        """Take the descriptors that are given at the `door` on that node, and follow what comes by them to its end."""
+        from ..replicas.logs import log_to_stderr
+        from ..replicas.shards.follower_process import follow
+
+        log_to_stderr()
+        if (here := ray.get_runtime_context().get_node_id()) != node:
+            raise RuntimeError(f"{name} is on node {here}, and the replica on {node}: they are on one node so far")
+        with socket.socket(socket.AF_UNIX) as given:
+            given.connect(f"\0{door}")
+            _check_same_user(given)
+            names, descriptors, _, _ = socket.recv_fds(given, _MOST_BYTES, _MOST_ENDS)
+        follow(dict(zip(names.decode().split(), descriptors, strict=True)))
+
+
+class Actors:
+    """Implements `Launcher` in a replica that has such a placement group, with a bundle for each process.
+
+    cpus       of each bundle; the first is the replica's own
+    resources  likewise, of Ray's own
+    threads    whether each process computes with as many threads as its bundle has CPUs
+    """
+
+    def __init__(
+        self, cpus: Sequence[float], resources: Sequence[Mapping[str, float]], *, threads: bool = True
+    ) -> None:
+        self._cpus, self._resources, self._threads = cpus, resources, threads
+        self._group = get_current_placement_group()
+        self._node = ray.get_runtime_context().get_node_id()
+
+    def threads(self, number: int) -> int | None:
+        return max(1, int(self._cpus[number])) if self._threads else None
+
+    def launch(self, number: int, name: str, ends: Mapping[str, int]) -> Handle:
+        if self._group is None or self._group.bundle_count <= number:
+            raise EngineFault(f"{name} has no bundle: the replica is in no placement group of its processes")
+        options: dict[str, Any] = {
+            "num_cpus": self._cpus[number],
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, number),
+        }
+        if self._resources[number]:
+            options["resources"] = dict(self._resources[number])
+        return _Actor(ray.remote(Shard).options(**options).remote(), self._node, name, ends)
+
+
+class _Actor:
+    """Implements `Handle`."""
+
+    def __init__(self, actor: Any, node: str, name: str, ends: Mapping[str, int]) -> None:
+        self._actor = actor
+        self._how = ""
+        self._ended = threading.Event()
+        self._process: int | None = None  # a descriptor of it, once it has called: its number may be another's later
+        self._killed = False
+        self._naming = threading.Lock()
+        called = f"motley-shard-{secrets.token_hex(16)}"
+        door = socket.socket(socket.AF_UNIX)
+        door.bind(f"\0{called}")
+        door.listen(1)
+        given = {each: os.dup(end) for each, end in ends.items()}  # whoever launches closes its own
+        computed = actor.compute.remote(called, node, name)
+        threading.Thread(target=self._run, args=(computed, door, given), name=name, daemon=True).start()
+
+    def wait(self, timeout_s: float | None = None) -> str | None:
+        return self._how if self._ended.wait(timeout_s) else None
+
+    def kill(self) -> None:
+        """By its own node's means, which end one that has stopped as well; Ray's reach one that has not called yet."""
+        with self._naming:
+            self._killed = True
+            if self._process is not None:
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(self._process, signal.SIGKILL)
+        with suppress(RayError, ValueError):
+            ray.kill(self._actor)
+
+    def _run(self, computed: Any, door: socket.socket, given: Mapping[str, int]) -> None:
+        try:
+            try:
+                self._give(computed, door, given)
+            finally:
+                door.close()
+                for end in given.values():
+                    os.close(end)
+            ray.get(computed)
+            self._how = "nothing left to do"
+        except RayError as error:
+            self._how = _told(error)
+        except Exception as error:
+            log.exception("an actor was not given its part")
+            self._how = str(error)
+        finally:
+            self.kill()  # it is of no use for anything else
+            with self._naming:
+                if self._process is not None:
+                    os.close(self._process)
+                    self._process = None
+            self._ended.set()
+
+    def _give(self, computed: Any, door: socket.socket, given: Mapping[str, int]) -> None:
+        """When it calls. Raises RayError when it has ended before that."""
+        door.settimeout(_LOOK_S)
+        while True:
+            try:
+                caller, _ = door.accept()
+                break
+            except TimeoutError:
+                if ray.wait([computed], timeout=0)[0]:
+                    return
+        with caller:
+            pid = _check_same_user(caller)
+            with self._naming:
+                self._process = os.pidfd_open(pid)
+                if self._killed:
+                    signal.pidfd_send_signal(self._process, signal.SIGKILL)
+                    return
+            socket.send_fds(caller, [" ".join(given).encode()], list(given.values()))
+
+
+def _check_same_user(other: socket.socket) -> int:
+    """The process at the other end. Raises PermissionError where it is of another user."""
+    pid, user, _ = _CREDENTIALS.unpack(other.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    if user != os.geteuid():
+        raise PermissionError(f"a process of user {user} is no part of the model")
+    return int(pid)
+
+
+def _told(error: Exception) -> str:
+    """What its computing raised, or in Ray's words how its process ended, without what that may have come of."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = lines[-1].partition(" Some common causes")[0] if lines else "nothing is said of it"
+    return f"{type(error).__name__}: {said}"
