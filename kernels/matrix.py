@@ -5,17 +5,19 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from .capability import CAPABILITIES
 from .compiling import Failed, Job, compile_all
 from .occupancy import occupancy
-from .operation import Operation, Shape
+from .operation import Operation, Shape, main
 from .precision import policy_of
+from .stale import stale, tabled
 from .static import fault
-from .tuning import choose, tabled_devices
+from .tuning import choose, folder_of, tabled_devices
+from .variant import Variant
 
 __all__ = ["Row", "Spent", "markdown", "picks", "run", "write"]
 
@@ -60,6 +62,7 @@ def picks(operation: Operation, capability: tuple[int, int], *, quick: bool = Fa
 
     By every table that there is, of the capability and of single devices; with how each config was found. A sample of
     rows between two classes is compiled with each config that its class has for any shape, as it may be launched.
+    And every entry of a static table, so that all that tables say is compared.
 
     quick: of each kernel the first that a table has this very shape for, else the first: enough to see that another
     Triton compiles it, without spills and to the same instructions.
@@ -74,6 +77,8 @@ def picks(operation: Operation, capability: tuple[int, int], *, quick: bool = Fa
         for device in (None, *tabled_devices(policy.capability)):
             choice = choose(operation, policy, shape, device)
             found.setdefault(Job(operation.name, capability, shape, choice.config), choice.how)
+    for job in tabled(operation, policy):
+        found.setdefault(job, f"static: this shape in {folder_of(policy.capability)}")
     return _one_of_each(found) if quick else found
 
 
@@ -145,9 +150,9 @@ def run(
     rows: dict[Any, Row] = {}
     for job, results in compile_all(jobs, workers, done).items():
         policy = policy_of(*job.capability)
-        for launch, compiled in results:
+        keys = [_key(job, launch.variant) for launch, _ in results]
+        for key, (launch, compiled) in zip(keys, results, strict=True):
             variant = launch.variant
-            key = (job.op, job.capability, variant.function, variant.types, variant.constants, variant.config)
             if key in rows:
                 continue
             head = (job.op, variant.name, job.capability, job.shape.key, variant.config.to_json(), jobs[job])
@@ -160,7 +165,14 @@ def run(
                 compiled.registers, compiled.spilled, compiled.shared, policy.capability.shared_optin, compiled.threads,
                 room.fraction, compiled.seconds, _notable(compiled.mix()), compiled.mix(), compiled.cached,
             )  # fmt: skip
+        of_config = keys[main([launch for launch, _ in results])]
+        if (why := stale(job, results)) and not rows[of_config].fault:
+            rows[of_config] = replace(rows[of_config], fault=why)
     return list(rows.values()), Spent(time.perf_counter() - began, _cpu_seconds() - cpu)
+
+
+def _key(job: Job, variant: Variant) -> Any:
+    return job.op, job.capability, variant.function, variant.types, variant.constants, variant.config
 
 
 def _cpu_seconds() -> float:

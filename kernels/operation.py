@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -13,7 +13,7 @@ from .precision import PrecisionPolicy
 from .roofline import Op
 from .variant import Config, Variant
 
-__all__ = ["SHORTEST_CONTEXT", "Launch", "Operation", "Problem", "Shape", "padded", "rounded"]
+__all__ = ["SHORTEST_CONTEXT", "Launch", "Operation", "Problem", "Shape", "main", "padded", "rounded"]
 
 SHORTEST_CONTEXT = 256  # contexts below are as this one: a graph captured for it rounds no other way than a step alone
 # What a step brings, and not a model: rows of a layer, tokens, rows of logits, sequences, and tokens of each.
@@ -118,6 +118,7 @@ class Launch:
     moved        bytes that it reads or writes beyond the operator's own, such as partial sums
     share        of the instructions of the inner loop, so many at least must be `instruction`
     loops        that must each have it: the largest ones that have no loop in them
+    aside        it is not what the operator's config is chosen by, such as penalties before the sampler
     """
 
     variant: Variant
@@ -126,6 +127,12 @@ class Launch:
     moved: int = 0
     share: float = 0.0
     loops: int = 1
+    aside: bool = False
+
+
+def main(launches: Sequence[Launch]) -> int:
+    """Which of an operator's launches a config is chosen by."""
+    return next(index for index, launch in enumerate(launches) if not launch.aside)
 
 
 @dataclass(frozen=True, slots=True)

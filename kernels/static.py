@@ -13,14 +13,15 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from .aot import Compiled
+from .device_table import DEVICES
 from .devices import Device
 from .occupancy import occupancy
-from .operation import Launch, Operation, Shape
+from .operation import Launch, Operation, Shape, main
 from .precision import PrecisionPolicy
 from .roofline import Op, roofline
 from .variant import Config
 
-__all__ = ["LAUNCH_S", "Candidate", "fault", "issue_seconds", "predict"]
+__all__ = ["LAUNCH_S", "Candidate", "device_of", "facts", "fault", "issue_seconds", "predict"]
 
 LAUNCH_S = 2e-6  # from one kernel to the next in a CUDA graph: some 2 us on every card
 COVERING_WARPS = 16  # of an SM: what loads in flight need to hide memory, as a rule of thumb
@@ -35,6 +36,22 @@ class Candidate:
 
     config: Config
     launches: tuple[tuple[Launch, Compiled], ...]
+
+    @property
+    def main(self) -> tuple[Launch, Compiled]:
+        """What the config is chosen by."""
+        return self.launches[main([launch for launch, _ in self.launches])]
+
+
+def device_of(policy: PrecisionPolicy) -> Device:
+    """Whose roofline decides for a capability: its first device in the table."""
+    return next(device for device in DEVICES if device.capability is policy.capability)
+
+
+def facts(candidate: Candidate, seconds: float) -> dict[str, object]:
+    """As a static table has them. seconds: as `predict` gives them."""
+    _, compiled = candidate.main
+    return {"registers": compiled.registers, "shared": compiled.shared, "predicted_us": round(seconds * 1e6, 1)}
 
 
 def fault(policy: PrecisionPolicy, launch: Launch, compiled: Compiled) -> str:
@@ -69,7 +86,7 @@ def predict(device: Device, policy: PrecisionPolicy, operation: Operation, shape
     if any(fault(policy, launch, compiled) for launch, compiled in candidate.launches):
         return math.inf
     work = operation.work(policy, shape)
-    launch, compiled = candidate.launches[0]
+    launch, compiled = candidate.main
     least = max(roofline(device, work).seconds, issue_seconds(device, work, compiled))
     room = occupancy(policy.capability, compiled.threads, compiled.registers, compiled.shared)
     blocks = math.prod(launch.grid)

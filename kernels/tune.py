@@ -12,15 +12,14 @@ import torch
 
 from .aot import Compiled
 from .compiling import Job, compile_all
-from .device_table import DEVICES
 from .measure import copy_bandwidth
-from .operation import Operation, Shape
+from .operation import Operation, Shape, main
 from .precision import PrecisionPolicy, policy_of
 from .rig import Rig
 from .roofline import Elementwise
 from .search import Trial, lacking, search
 from .spills import offered
-from .static import Candidate, predict
+from .static import Candidate, device_of, facts, predict
 from .tuning import FOLDER, Entry, Table, folder_of, read_file, write
 from .variant import Config
 
@@ -64,7 +63,7 @@ def static(
                 of_shape.append(Candidate(job.config, kept))
         for capability in capabilities:
             policy = policy_of(*capability)
-            device = next(device for device in DEVICES if device.capability is policy.capability)
+            device = device_of(policy)
             entries = _few(
                 {
                     shape: [(predict(device, policy, operation, shape, candidate), candidate) for candidate in tried]
@@ -189,7 +188,8 @@ def _jobs(operation: Operation, capability: tuple[int, int], known: Mapping[Shap
             configs = tuple(config for config in configs if config in used) or configs
             most = MOVING_KERNELS if isinstance(operation.work(policy, shape), Elementwise) else STATIC_KERNELS
             each = [Job(operation.name, capability, shape, config) for config in configs]
-            kernels = [job.launches()[0].variant for job in each]
+            launches = [job.launches() for job in each]
+            kernels = [of_job[main(of_job)].variant for of_job in launches]
             first = set(list(dict.fromkeys(kernels))[:most])
             jobs += [job for job, kernel in zip(each, kernels, strict=True) if kernel in first]
     return jobs
@@ -211,7 +211,7 @@ def _few(tried: Mapping[Shape, Sequence[tuple[float, Candidate]]]) -> dict[Shape
         best = min(seconds for seconds, _ in predicted)
         for seconds, candidate in sorted(predicted, key=lambda each: each[0]):
             if seconds <= NEAR * best < math.inf:
-                kernel = candidate.launches[0][0].variant.config
+                kernel = candidate.main[0].variant.config
                 near.setdefault(shape, {}).setdefault(kernel, (seconds, candidate))
     entries: dict[Shape, Entry] = {}
     while near:
@@ -219,15 +219,8 @@ def _few(tried: Mapping[Shape, Sequence[tuple[float, Candidate]]]) -> dict[Shape
         kernel = max(serves, key=lambda each: serves[each])
         for shape in [shape for shape, options in near.items() if kernel in options]:
             seconds, candidate = near.pop(shape)[kernel]
-            entries[shape] = Entry(candidate.config, _facts(candidate, seconds))
+            entries[shape] = Entry(candidate.config, facts(candidate, seconds))
     return entries
-
-
-def _facts(candidate: Candidate, seconds: float) -> dict[str, object]:
-    [compiled, *_] = [compiled for _, compiled in candidate.launches]
-    return {
-        "registers": compiled.registers, "shared": compiled.shared, "predicted_us": round(seconds * 1e6, 1)
-    }  # fmt: skip
 
 
 @cache

@@ -97,7 +97,7 @@ class Sample(Pointwise):
         launches = (*(Launch(variant, grid, moved=again) for variant in chunked), Launch(draw, (rows,)))
         if not (top_k and top_p):
             return launches
-        return (Launch(penalty_variant(size, config, _history(shape)), grid, moved=again), *launches)
+        return (Launch(penalty_variant(size, config, _history(shape)), grid, moved=again, aside=True), *launches)
 
     def work(self, policy: PrecisionPolicy, shape: Shape) -> Op:
         """Logits read once, as the roofline counts; the kernels read them once a launch, and the survey twice."""

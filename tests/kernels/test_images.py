@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from motley.kernels import tuning
 from motley.kernels.capability import CAPABILITIES, TORCH_BUILDS, Capability
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,6 +41,16 @@ def test_the_matrix_is_compiled_by_the_tritons_of_the_images() -> None:
     assert all(
         f"triton=={version}" in said.stdout or f".triton-{version}" in said.stdout for version in versions.split()
     )
+
+
+TABLES = sorted(tuning.FOLDER.glob("*/*.json"))
+
+
+@pytest.mark.parametrize("path", TABLES, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_static_tables_are_by_a_triton_that_the_matrix_compares_them_with(path: Path) -> None:
+    table = tuning.read_file(path)
+    assert table is not None
+    assert table.source == "measured" or table.about["triton"] in {image["triton"] for image in IMAGES.values()}
 
 
 def test_torch_pins_that_triton() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from motley.kernels.precision import policy_of
 from motley.kernels.registry import operation
 from motley.kernels.roofline import Linear
 from motley.kernels.spills import offered
-from motley.kernels.static import Candidate, fault, issue_seconds, predict
+from motley.kernels.static import Candidate, facts, fault, issue_seconds, predict
 from motley.kernels.tune import _few
 from motley.kernels.tuning import FOLDER, Entry, Table, folder_of, read_file, write
 from motley.kernels.variant import Config, Variant
@@ -110,6 +111,33 @@ def test_only_what_tables_have_not_is_compiled_and_of_their_kernels(
     assert {key: found.entries[key] for key in kept} == kept, "what it had"
     assert found.entries.keys() == whole.entries.keys()
     assert told({"triton": "3.0"}).entries == whole.entries, "of another Triton: nothing stays"
+
+
+def test_a_sampler_is_chosen_by_itself_and_not_by_the_penalties_before_it() -> None:
+    """With all filters the first launch applies penalties: what its kernel needs says nothing of the sampler's."""
+    each, policy = operation("sample"), policy_of(6, 1)
+    shape = Shape.of(filters="all", r=8, v=152_064)
+    config = each.configs(policy, shape)[0]
+
+    def of(penalties: int, survey: int) -> Candidate:
+        registers = {"sample_penalise": penalties, "sample_survey": survey}
+        made = replace(loop_of("add.s32"), threads=32 * config.num_warps)
+        launches = each.launches(policy, shape, config)
+        assert {launch.variant.name for launch in launches} > set(registers)
+        return Candidate(
+            config,
+            tuple((launch, replace(made, registers=registers.get(launch.variant.name, 32))) for launch in launches),
+        )
+
+    light, heavy = of(128, 32), of(32, 64)
+    assert predict(P40, policy, each, shape, light) == predict(P40, policy, each, shape, of(32, 32))
+    assert predict(P40, policy, each, shape, heavy) != predict(P40, policy, each, shape, light)
+    assert (facts(light, 1e-6)["registers"], facts(heavy, 1e-6)["registers"]) == (32, 64)
+    kernels = {entry.config for entry in _few({shape: [(1.0, light)]}).values()}
+    assert kernels == {config}
+    surveys = {job.launches()[1].variant for job in tune._jobs(each, (6, 1), {}) if job.shape == shape}
+    assert {variant.name for variant in surveys} == {"sample_survey"}
+    assert len(surveys) == tune.MOVING_KERNELS
 
 
 def test_what_is_at_fault_is_not_chosen():
