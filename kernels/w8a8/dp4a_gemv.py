@@ -1,8 +1,9 @@
 """int8 products of up to 8 rows of activations by dp4a, below 8.0: bound by memory, over the panels of dp4a.py.
 
-A thread has four rows of the weight, side by side in a panel, and every n-th sixteen of their columns: 64 bytes of
-weights in four loads, and 16 of each row of x. What the threads of a block have summed of the same rows is added at
-the end. Groups are scaled in fp32, sixteen columns at a time; without groups all is added in int32.
+A thread has four rows of the weight, side by side in a panel, and every n-th span of their columns, 16 to 64: of 16
+columns 64 bytes of weights in four loads, and 16 of each row of x in one, for 16 dp4a a row. What the threads of a
+block have summed of the same rows is added at the end. Groups are scaled in fp32, once for all columns of a span that
+are of one; without groups all is added in int32.
 """
 
 # What is inside a kernel is Triton's language, of which type checkers know nothing.
@@ -17,67 +18,189 @@ import triton.language as tl
 
 from ..dtypes import type_name
 from ..variant import Config, Variant
-from .dp4a import PTX, beside, dp4a_variant, four, in_panels, products, small_to_float
+from .dp4a import PTX, beside, dp4a_variant, four, in_panels, products
 from .packed import PanelsInt8
+from .quantize_panels import PANEL
 from .quantize_rows import QuantizedRows
 
-__all__ = ["MAX_ROWS", "gemv", "gemv_grid", "gemv_variant"]
+__all__ = ["MAX_ROWS", "gemv", "gemv_grid", "gemv_variant", "span"]
 
 MAX_ROWS = 8  # of x
+# Four words, 16 columns further on for each: through the read-only cache, and written out, since Triton moves four
+# zeros before each load and computes an address for each.
+_LOAD = "ld.global.nc.v4.b32 {{{}, {}, {}, {}}}, [{}+{}];"
+_MOST_SIXTEENS = 4  # of a span
+LOAD = tl.constexpr(tuple(_LOAD.format("$0", "$1", "$2", "$3", "$4", 16 * i) for i in range(_MOST_SIXTEENS)))
+# Of a panel the words of 16 columns: four for each step, PANEL words apart.
+LOADS = tl.constexpr(
+    tuple(
+        "\n".join(
+            _LOAD.format(*(f"${4 * step + j}" for j in range(4)), "$16", 4 * PANEL * (4 * i + step))
+            for step in range(4)
+        )
+        for i in range(_MOST_SIXTEENS)
+    )
+)
+# Four zero points, a byte each, as int32.
+LOAD_BYTES = tl.constexpr("ld.global.nc.v4.s8 {$0, $1, $2, $3}, [$4];")
+MAGIC = tl.constexpr(0x4B400000)  # as `small_to_float`: of fp32 12,582,912, whose last bit counts ones
+MAGIC_FLOAT = tl.constexpr(12582912.0)
+
+
+@triton.jit
+def _first(pointers):
+    """Of [T, 4], four neighbours each, the first as a number."""
+    first, _, _, _ = four(pointers.to(tl.int64))
+    return first
+
+
+@triton.jit
+def _of_x(start, known, SIXTEEN: tl.constexpr, MASKED: tl.constexpr, PTX: tl.constexpr):
+    """Four words [T] each, SIXTEEN times 16 columns beyond pointers [T, 4]; zeros where MASKED and not `known` [T]."""
+    if MASKED:
+        words = four(tl.load(start + 4 * SIXTEEN, known[:, None], 0))
+    elif PTX is None:
+        words = four(tl.load(start + 4 * SIXTEEN))
+    else:
+        words = tl.inline_asm_elementwise(
+            LOAD[SIXTEEN], "=r,=r,=r,=r,l", [_first(start)], dtype=(tl.int32,) * 4, is_pure=True, pack=1
+        )
+    return words
+
+
+@triton.jit
+def _of_weight(start, known, SIXTEEN: tl.constexpr, PANEL: tl.constexpr, MASKED: tl.constexpr, PTX: tl.constexpr):
+    """As `_of_x` of four rows of a panel: 16 words, those of four columns after those of the four before."""
+    if MASKED or PTX is None:
+        words = ()
+        for step in tl.static_range(4):
+            at = start + (4 * SIXTEEN + step) * PANEL
+            words = words + four(tl.load(at, known[:, None], 0) if MASKED else tl.load(at))
+    else:
+        words = tl.inline_asm_elementwise(
+            LOADS[SIXTEEN], "=r,=r,=r,=r,=r,=r,=r,=r,=r,=r,=r,=r,=r,=r,=r,=r,l", [_first(start)],
+            dtype=(tl.int32,) * 16, is_pure=True, pack=1,
+        )  # fmt: skip
+    return words
+
+
+@triton.jit
+def _zeros(start, known, MASKED: tl.constexpr, PTX: tl.constexpr):
+    """Four zero points int32 [T] at pointers [T, 4], as `_of_x`."""
+    if MASKED:
+        found = four(tl.load(start, known[:, None], 0).to(tl.int32))
+    elif PTX is None:
+        found = four(tl.load(start).to(tl.int32))
+    else:
+        found = tl.inline_asm_elementwise(
+            LOAD_BYTES, "=r,=r,=r,=r,l", [_first(start)], dtype=(tl.int32,) * 4, is_pure=True, pack=1
+        )
+    return found
+
+
+@triton.jit
+def _more(
+    totals, x, w, w_scales, zeros, K, PADDED_N, end,
+    M: tl.constexpr, GROUP: tl.constexpr, ONES: tl.constexpr, PANEL: tl.constexpr, PTX: tl.constexpr,
+    SPAN: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """totals, and SPAN columns a thread: pointers [T, 4] to the first words of x's first row and of the weight.
+
+    end  how many words of a row there are from there, [T], if MASKED
+    """
+    THREADS: tl.constexpr = x.shape[0]
+    PART: tl.constexpr = SPAN if GROUP == 0 or GROUP > SPAN else GROUP  # columns of one group
+    for part in tl.static_range(SPAN // PART):
+        dots, of_x = (), ()
+        for m in tl.static_range(M):
+            for j in tl.static_range(4):
+                dots = dots + (tl.full((THREADS,), MAGIC, tl.int32) if GROUP > 0 else totals[4 * m + j],)
+            of_x = of_x + (tl.zeros((THREADS,), tl.int32),)
+        for sixteen in tl.static_range(part * PART // 16, (part + 1) * PART // 16):
+            known = 4 * sixteen < end if MASKED else None
+            columns = _of_weight(w, known, sixteen, PANEL, MASKED, PTX)
+            more, sums = (), ()
+            for m in tl.static_range(M):
+                rows = _of_x(x + m * (K // 4), known, sixteen, MASKED, PTX)
+                own, added = (dots[4 * m], dots[4 * m + 1], dots[4 * m + 2], dots[4 * m + 3]), (of_x[m],)
+                for step in tl.static_range(4):
+                    of_step = (columns[4 * step], columns[4 * step + 1], columns[4 * step + 2], columns[4 * step + 3])
+                    own = products((rows[step],), of_step, own, PTX, 1, 4)
+                    if ONES:
+                        added = products((rows[step],), (tl.full((THREADS,), -1, tl.int32),), added, PTX, 1, 1)
+                more, sums = more + own, sums + added
+            dots, of_x = more, sums
+        if GROUP > 0:
+            known = part * PART // 4 < end if MASKED else None
+            at = part * PADDED_N
+            scales = four(tl.load(w_scales + at, known[:, None], 0.0) if MASKED else tl.load(w_scales + at))
+            offsets = scales
+            if ONES:
+                offsets = _zeros(zeros + at, known, MASKED, PTX)
+            scaled = ()
+            for m in tl.static_range(M):
+                for j in tl.static_range(4):
+                    dot = dots[4 * m + j]
+                    if ONES:
+                        dot += offsets[j] * of_x[m]
+                    value = dot.to(tl.float32, bitcast=True) - MAGIC_FLOAT
+                    scaled = scaled + (totals[4 * m + j] + value * scales[j].to(tl.float32),)
+            dots = scaled
+        totals = dots
+    return totals
 
 
 @triton.jit(do_not_specialize=("BIASED",))
 def _gemv(
     x, x_scales, sums, w, w_scales, zeros, bias, out, N, PADDED_N, K, BIASED,
-    M: tl.constexpr, GROUP: tl.constexpr, ZEROS: tl.constexpr, PANEL: tl.constexpr,
+    M: tl.constexpr, GROUP: tl.constexpr, ZEROS: tl.constexpr, PANEL: tl.constexpr, SPAN: tl.constexpr,
     PTX: tl.constexpr, WARPS: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Each program: BLOCK_N rows of the weight, four a thread, and all of K, 16 columns a thread and step.
+    """Each program: BLOCK_N rows of the weight, four a thread, and all of K, SPAN columns a thread and step.
 
-    x is int8 [M, K] as words; a thread's 16 columns are of one group. Their sum, for the zero points of a group, is
-    one more column of the product, of ones; of whole rows, `sums` has it. BIASED: N, or 0 without a bias.
+    x is int8 [M, K] as words; a thread's columns of a step are of one group, or of whole ones. Less their sum, for the
+    zero points of a group, is one more column of the product, of ones below zero; of whole rows, `sums` has the sum.
+    BIASED: N, or 0 without a bias.
+
+    What K has beyond whole steps of all threads comes after the loop, so that nothing in it is masked: four words that
+    are take five instructions to load.
     """
     ONES: tl.constexpr = 1 if ZEROS and GROUP > 0 else 0
     THREADS: tl.constexpr = 32 * WARPS
     LANES_N: tl.constexpr = BLOCK_N // 4
     LANES_K: tl.constexpr = THREADS // LANES_N
+    STEP: tl.constexpr = LANES_K * SPAN // 4  # words of a row
+    tl.static_assert(GROUP == 0 or 4 * STEP % GROUP == 0)
     thread = tl.arange(0, THREADS)
     column = tl.arange(0, 4)[None, :]
-    at_k = thread // LANES_N * 4  # words
+    at_k = thread // LANES_N * (SPAN // 4)  # words
     n = thread % LANES_N * 4
     block_n = tl.program_id(0) * BLOCK_N
-    w += in_panels(block_n, n, K, PANEL)
-    n += block_n
-    totals, ones = (), ()
+    w += in_panels(block_n, n, K, PANEL) + at_k[:, None] * PANEL
+    x += tl.max_contiguous(tl.multiple_of(at_k[:, None] + column, (1, 4)), (1, 4))
+    at_n = at_k[:, None] * 4 // (GROUP if GROUP > 0 else 4 * STEP) * PADDED_N + block_n + n[:, None] + column
+    w_scales_at, zeros_at = w_scales + at_n, zeros + at_n
+    x_at, w_at = x, w
+    totals = ()
     for _ in tl.static_range(4 * M):
         totals = totals + (tl.zeros((THREADS,), tl.float32 if GROUP > 0 else tl.int32),)
-    if ONES:
-        ones = (tl.full((THREADS,), 0x01010101, tl.int32),)
-    for start in range(0, K // 4, 4 * LANES_K):
-        word = start + at_k
-        known = (word < K // 4)[:, None] & (column < 4)
-        columns = ()
-        for step in tl.static_range(4):
-            columns = columns + (four(tl.load(w + (word + step)[:, None] * PANEL, known, 0)) + ones,)
-        if GROUP > 0:
-            at_n = (word * 4 // GROUP)[:, None] * PADDED_N + n[:, None] + column
-            scales = four(tl.load(w_scales + at_n, known, 0.0).to(tl.float32))
-        if ONES:
-            offsets = four(tl.load(zeros + at_n, known, 0).to(tl.int32))
-        more = ()
-        for m in tl.static_range(M):
-            rows = four(tl.load(x + m * (K // 4) + word[:, None] + column, known, 0))
-            dots = ()
-            for j in tl.static_range(4 + ONES):
-                dots = dots + (totals[4 * m + j] if GROUP == 0 and j < 4 else tl.zeros((THREADS,), tl.int32),)
-            for step in tl.static_range(4):
-                dots = products((rows[step],), columns[step], dots, PTX, 1, 4 + ONES)
-            for j in tl.static_range(4):
-                dot = dots[j]
-                if ONES:
-                    dot -= offsets[j] * dots[-1]
-                more = more + (totals[4 * m + j] + small_to_float(dot) * scales[j] if GROUP > 0 else dot,)
-        totals = more
+    steps = K // 4 // STEP
+    groups = 4 * STEP // GROUP * PADDED_N if GROUP > 0 else 0
+    for _ in range(0, steps):
+        totals = _more(
+            totals, x_at, w_at, w_scales_at, zeros_at, K, PADDED_N, None, M, GROUP, ONES, PANEL, PTX, SPAN, False
+        )  # fmt: skip
+        x_at += STEP
+        w_at += STEP * PANEL
+        w_scales_at += groups
+        zeros_at += groups
+    end = K // 4 - steps * STEP - at_k
+    at_n += steps * groups
+    # From where they began, so that the loop has these addresses once
+    totals = _more(
+        totals, x + steps * STEP, w + steps * STEP * PANEL, w_scales + at_n, zeros + at_n, K, PADDED_N, end,
+        M, GROUP, ONES, PANEL, PTX, SPAN, True,
+    )  # fmt: skip
     at = tl.program_id(0) * BLOCK_N + tl.arange(0, LANES_N)[:, None] * 4 + column
     added = tl.load(bias + at, at < BIASED, 0.0).to(tl.float32)
     for m in tl.static_range(M):
@@ -109,8 +232,17 @@ def gemv_variant(
         "bias": f"*{bias or dtype}", "out": f"*{dtype}", "N": "i32", "PADDED_N": "i32", "K": "i32",
         "BIASED": "i32",
     }  # fmt: skip
-    constants = {"M": num_tokens, "GROUP": group, "ZEROS": zeros, "PTX": PTX if ptx else None}
+    constants = {
+        "M": num_tokens, "GROUP": group, "ZEROS": zeros, "SPAN": span(num_tokens, group), "PTX": PTX if ptx else None
+    }  # fmt: skip
     return dp4a_variant("w8a8_gemv", _gemv, types, constants, config)
+
+
+def span(num_tokens: int, group: int) -> int:
+    """Columns of a thread and step, in one group or, of small ones, two."""
+    if group == 0:
+        return 32 if num_tokens <= 2 else 16
+    return 64 if num_tokens <= 4 else 32
 
 
 def gemv_grid(num_rows: int, config: Config) -> tuple[int, ...]:

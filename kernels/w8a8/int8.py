@@ -40,6 +40,7 @@ ROWS = (1, 2, 4, 8, 16, 32, 64, 256, 2048)
 # Groups, and whether there are zero points: what is tuned for, and what else checkpoints have.
 _TUNED = ((0, "no"), (128, "yes"))
 _UNTUNED = ((0, "yes"), (32, "yes"))
+_LEAST_DP4A = 0.5  # of the instructions of the inner loop
 QUANTIZED = QuantizedRows | QuantizedPanels
 PACKED = Rows8 | PanelsInt8
 
@@ -145,12 +146,11 @@ class W8A8:
             variant = dp4a_gemv.gemv_variant(
                 half, m, config, scales=scales, group=shape["group"], zeros=zeros, bias=bias, ptx=True
             )
-            share = _least_dp4a(m, grouped=bool(shape["group"]))
-            return (Launch(variant, dp4a_gemv.gemv_grid(n, config), "dp4a.s32.s32", share=share),)
+            return (Launch(variant, dp4a_gemv.gemv_grid(n, config), "dp4a.s32.s32", share=_LEAST_DP4A),)
         variant = dp4a.gemm_variant(
             half, config, scales=scales, group=shape["group"], zeros=zeros, bias=bias, ptx=True
         )  # fmt: skip
-        return (Launch(variant, dp4a.gemm_grid(m, n, config), "dp4a.s32.s32", share=0.5),)
+        return (Launch(variant, dp4a.gemm_grid(m, n, config), "dp4a.s32.s32", share=_LEAST_DP4A),)
 
     def work(self, policy: PrecisionPolicy, shape: Shape) -> Op:
         return Linear(shape["m"], shape["n"], shape["k"], 8, shape["group"] or shape["k"], "int8")
@@ -173,12 +173,6 @@ class W8A8:
 
 
 PRODUCT = W8A8()
-
-
-def _least_dp4a(rows: int, *, grouped: bool) -> float:
-    """Of the GEMV's inner loop: of one or two rows the rest is loads and addresses, in groups scales at every step."""
-    by_rows = {1: 0.2, 2: 0.25} if grouped else {1: 0.3, 2: 0.4}
-    return by_rows.get(rows, 0.3 if grouped else 0.5)
 
 
 def kernel_for(policy: PrecisionPolicy, shape: Shape, device: Device) -> tuple[W8A8 | Dequantize, str]:

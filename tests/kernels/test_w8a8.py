@@ -27,7 +27,7 @@ from motley.kernels.registry import operation as named
 from motley.kernels.rig import stand_in
 from motley.kernels.tuning import Entry, Table, folder_of, write
 from motley.kernels.variant import Config, Variant
-from motley.kernels.w8a8 import dp4a
+from motley.kernels.w8a8 import dp4a, dp4a_gemv
 from motley.kernels.w8a8.dequantize import DEQUANTIZE, dequantize, matmul
 from motley.kernels.w8a8.dp4a_gemv import MAX_ROWS
 from motley.kernels.w8a8.int8 import PACKED, W8A8, kernel_for, linear, pack, product, quantize
@@ -109,6 +109,20 @@ def test_the_gemv_with_every_number_of_tokens(tokens: int) -> None:
     for warps, rows in ((1, 32), (4, 128)):
         found = linear(x, pack_panels(given), Config.of(warps, 1, BLOCK_N=rows))
         assert product_error(quantize_rows(x, "int8"), given, found) <= 1
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 8])
+@pytest.mark.parametrize(("group", "columns"), [(0, 528), (32, 608), (128, 640)])
+def test_the_gemv_with_whole_steps_of_all_threads_and_columns_beyond_them(
+    group: int, columns: int, tokens: int
+) -> None:
+    """The loop, and what comes after it: in the midst of a span, where groups or sixteens allow it."""
+    given, x = weight(37, columns, group or columns), torch.randn(tokens, columns).half()
+    config = Config.of(1, 1, BLOCK_N=32)
+    step = 4 * dp4a_gemv.span(tokens, group)  # four threads side by side
+    assert columns > step
+    assert columns % step or step == group
+    assert product_error(quantize_rows(x, "int8"), given, linear(x, pack_panels(given), config)) <= 1
 
 
 @pytest.mark.parametrize(
@@ -302,14 +316,13 @@ def _one_product(a, b, c, out):
     tl.store(out + at, sums[0])
 
 
-def test_every_dp4a_kernel_is_held_to_a_share_of_its_loop_and_to_half_where_it_computes_more_than_it_reads() -> None:
+def test_every_dp4a_kernel_is_held_to_half_of_its_loop() -> None:
     operation, policy = W8A8(), policy_of(6, 1)
-    half = ((2048, 0, 0.5), (2048, 128, 0.5), (16, 32, 0.5), (8, 0, 0.5), (4, 0, 0.5), (3, 0, 0.5))
-    for m, group, share in (*half, (2, 0, 0.4), (1, 0, 0.3), (8, 128, 0.3), (2, 32, 0.25), (1, 128, 0.2)):
+    for m, group in ((m, group) for m in (1, 2, 3, 4, 8, 16, 2048) for group in (0, 32, 128)):
         shape = Shape.of(m=m, n=4096, k=4096, group=group, zeros="yes")
         for config in operation.configs(policy, shape):
             [launch] = operation.launches(policy, shape, config)
-            assert (launch.instruction, launch.share) == ("dp4a.s32.s32", share), (m, group)
+            assert (launch.instruction, launch.share) == ("dp4a.s32.s32", 0.5), (m, group)
 
 
 def test_half_of_the_inner_loop_is_dp4a() -> None:
@@ -320,10 +333,13 @@ def test_half_of_the_inner_loop_is_dp4a() -> None:
     )
     found = [json.loads(line) for line in said.stdout.splitlines()]
     few = [kernel for kernel in found if kernel["m"] <= MAX_ROWS]
-    assert [kernel["m"] for kernel in few] == [4, 8]
+    assert [(kernel["m"], kernel["group"]) for kernel in few] == [(m, g) for m in (1, 2, 8) for g in (0, 32, 128)]
     for kernel in few:
         loop = Counter(kernel["loop"])
         assert loop["dp4a.s32.s32"] >= loop.total() / 2, kernel
+        sixteens = loop["dp4a.s32.s32"] // (16 * kernel["m"] + (4 * kernel["m"] if kernel["group"] else 0))
+        assert loop["ld.global.nc.v4.b32"] == (4 + kernel["m"]) * sixteens, "none of them masked"
+        assert not kernel["spilled"], kernel
         assert not kernel["spilled"], kernel
     many = [kernel for kernel in found if kernel not in few]
     assert len(many) == 7

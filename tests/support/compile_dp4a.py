@@ -26,5 +26,6 @@ if __name__ == "__main__":
         for group in (0, 32):
             print(json.dumps(told((6, 1), m, group)))
     print(json.dumps(told((7, 5), 256, 32)))
-    for m in (4, 8):
-        print(json.dumps(told((6, 1), m, 0)))
+    for m in (1, 2, 8):
+        for group in (0, 32, 128):
+            print(json.dumps(told((6, 1), m, group)))
