@@ -138,9 +138,9 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, config: Config) 
     with ROWS is for short rows, one with BLOCK for long ones; either is right for any.
     """
     num_columns = _known(x.shape[-1])
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if x.stride(-1) != 1 or x.dim() > 3:
         x = x.contiguous().view(-1, num_columns)
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     num_rows = out.numel() // num_columns
     if not num_rows:
         return out

@@ -30,8 +30,17 @@ def test_rms_norm(shape: tuple[int, ...], dtype: torch.dtype, config: Config) ->
     x, weight = (3 * torch.randn(shape)).to(dtype), torch.rand(shape[-1]).to(torch.float32)
     found = rms_norm(x, weight, 1e-6, config)
     assert found.dtype == dtype
-    assert found.shape[-1] == shape[-1]
-    assert norm_error(x.view(found.shape), weight, 1e-6, found) <= 1
+    assert found.shape == shape
+    assert norm_error(x, weight, 1e-6, found) <= 1
+
+
+@pytest.mark.parametrize("config", [LONG, SHORT], ids=["long", "short"])
+@pytest.mark.parametrize("turned", [(1, 0), (0, 2, 1), (2, 1, 0), (3, 0, 2, 1)], ids=str)
+def test_rows_that_are_not_whole_keep_their_shape(turned: tuple[int, ...], config: Config) -> None:
+    x = torch.randn((4, 6, 8, 10)[: len(turned)]).half().permute(turned)
+    found = rms_norm(x, torch.ones(x.shape[-1]).half(), 1e-6, config)
+    assert found.shape == x.shape
+    assert norm_error(x, torch.ones(x.shape[-1]).half(), 1e-6, found) <= 1
 
 
 @pytest.mark.parametrize("weight_dtype", DTYPES, ids=str)
