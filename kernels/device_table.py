@@ -1,4 +1,7 @@
-"""The table of devices. Each figure has its source: a datasheet, a whitepaper, or what torch says on the device."""
+"""The table of devices. Each figure has its source: a datasheet, a whitepaper, or what others quote.
+
+None of them was read off a device of ours.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,7 @@ _H100_PAPER = "NVIDIA H100 Tensor Core GPU Architecture whitepaper"
 _RTX_PAPER = "NVIDIA RTX Blackwell GPU Architecture whitepaper"
 _BRIEF = "NVIDIA Blackwell Architecture Technical Brief, HGX, per GPU"
 _HGX = "NVIDIA HGX B200 and B300 datasheet, an eighth of its 8 GPUs"
-_TORCH = "torch.cuda.get_device_properties on the device"
+_PRINTED = "uncertain: what torch.cuda.get_device_properties printed for others, as they quote it"
 _QUOTED = "uncertain: as third parties quote it, not seen in a document of NVIDIA's"
 _ADA_UNSEEN = f"uncertain: {_ADA_PAPER}, from memory; the datasheet's rates agree with it"
 _SERVER_UNSEEN = f"uncertain: {_sheet('RTX PRO 6000 Blackwell Server Edition')}, from memory"
@@ -119,7 +122,7 @@ DEVICES: tuple[Device, ...] = (
                   tensor_fp16=121, tensor_bf16=121, tensor_int8=242.5, tensor_fp8=242.5)),
     _device("NVIDIA L40S", (8, 9),
             _cite(_sheet("L40S"), gib=48, gbps=864, fp32=91.6, tensor_fp16=362.05, tensor_bf16=362.05,
-                  tensor_int8=733, tensor_fp8=733), _cite(_TORCH, sms=142), _cite(_QUOTED, mhz=2520, l2_kib=98304)),
+                  tensor_int8=733, tensor_fp8=733), _cite(_PRINTED, sms=142), _cite(_QUOTED, mhz=2520, l2_kib=98304)),
     _device("NVIDIA GeForce RTX 4090", (8, 9),
             _cite(_ADA_PAPER, sms=128, mhz=2520, gib=24, gbps=1008, l2_kib=73728, fp32=82.6, tensor_fp16=165.2,
                   tensor_fp16_16=330.3, tensor_bf16=165.2, tensor_int8=660.6, tensor_fp8=330.3), half_rate=True),
@@ -128,9 +131,9 @@ DEVICES: tuple[Device, ...] = (
                   tensor_int8=1513, tensor_fp8=1513), _cite(_H100_PAPER, sms=114, mhz=1755, tensor_mhz=1620)),
     _device("NVIDIA H100 80GB HBM3", (9, 0), _H100_SXM, _cite(_sheet("H100"), gib=80, gbps=3350, l2_kib=51200)),
     _device("NVIDIA H200", (9, 0), _H100_SXM,
-            _cite(_sheet("H200"), gib=141, gbps=4800), _cite(_TORCH, l2_kib=61440)),
+            _cite(_sheet("H200"), gib=141, gbps=4800), _cite(_PRINTED, l2_kib=61440)),
     _device("NVIDIA B200", (10, 0), _GB100,
-            _cite(_HGX, gib=180, gbps=7700), _cite(_BRIEF, tensor_int8=4500), _cite(_TORCH, sms=148, l2_kib=129024)),
+            _cite(_HGX, gib=180, gbps=7700), _cite(_BRIEF, tensor_int8=4500), _cite(_PRINTED, sms=148, l2_kib=129024)),
     _device("NVIDIA B300 SXM6 AC", (10, 3), _GB100,
             _cite(_HGX, gib=268, gbps=8000), _cite(_QUOTED, sms=148), _cite(_B300_INT8, tensor_int8=150)),
     _device("NVIDIA GeForce RTX 5090", (12, 0),
@@ -138,9 +141,9 @@ DEVICES: tuple[Device, ...] = (
             half_rate=True),
     _device("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", (12, 0),
             _cite(_sheet("RTX PRO 6000 Blackwell"), gib=96, gbps=1792, fp32=125),
-            _cite(_TORCH, sms=188, l2_kib=131072), _cite(_QUOTED, mhz=2617)),
+            _cite(_PRINTED, sms=188, l2_kib=131072), _cite(_QUOTED, mhz=2617)),
     _device("NVIDIA RTX PRO 6000 Blackwell Server Edition", (12, 0),
             _cite(_sheet("RTX PRO 6000 Blackwell"), gib=96), _cite(_SERVER_UNSEEN, gbps=1597, fp32=120),
-            _cite(_TORCH, sms=188, l2_kib=131072), _cite(_SERVER_UNSEEN + ": its fp32 over its lanes", mhz=2493)),
+            _cite(_PRINTED, sms=188, l2_kib=131072), _cite(_SERVER_UNSEEN + ": its fp32 over its lanes", mhz=2493)),
 )
 # fmt: on

@@ -32,6 +32,12 @@ class TestEach:
         with pytest.raises(KeyError):
             device.source("price")
 
+    def test_what_was_not_seen_in_a_document_of_nvidias_says_so(self, device):
+        """No device is at hand: what torch prints there comes from others, as do figures that they quote."""
+        papers = ("datasheet", "whitepaper", "Technical Brief")
+        for figure, source in device.sources.items():
+            assert source.startswith("uncertain") or any(paper in source for paper in papers), (figure, source)
+
     def test_what_nvidia_prints_is_what_the_units_give(self, device):
         """SMs x multiply-adds per SM x 2 x boost clock, within 2%."""
         for kind, published in device.published.items():
