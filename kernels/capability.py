@@ -106,7 +106,8 @@ TORCH_BUILDS: Mapping[str, tuple[tuple[int, int], ...]] = {
     "cu130": ((7, 5), (8, 0), (8, 6), (9, 0), (10, 0), (12, 0)),
 }
 
-# From the first that has such a build to before the first that has it no more.
+# From the first that has such a build to before the first that has it no more. cu126: PyTorch keeps it in 2.14, as
+# legacy, and means to drop it in 2.15 (its issues 190355 and 190385).
 TORCH_RELEASES: Mapping[str, tuple[Release, Release | None]] = {
     "cu126": ((2, 6), (2, 15)),
     "cu128": ((2, 7), (2, 12)),

@@ -11,7 +11,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from motley.kernels import tuning
-from motley.kernels.capability import CAPABILITIES, TORCH_BUILDS, Capability
+from motley.kernels.capability import CAPABILITIES, TORCH_BUILDS, TORCH_RELEASES, Capability
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -32,6 +32,18 @@ def test_an_image_has_what_this_project_takes(build: str) -> None:
     assert build in TORCH_BUILDS
     assert pins("torch").specifier.contains(IMAGES[build]["torch"])
     assert pins("triton").specifier.contains(IMAGES[build]["triton"])
+
+
+def test_whatever_torch_is_taken_has_a_build_for_every_capability() -> None:
+    """No release beyond the last with cu126, which alone has Pascal and Volta, and none before the first."""
+    first, end = TORCH_RELEASES["cu126"]
+    assert end is not None
+    taken = pins("torch").specifier
+    assert not taken.contains("{}.{}.0".format(*end))
+    assert not taken.contains(f"{end[0]}.{end[1] + 1}.0")
+    assert not taken.contains(f"{end[0] + 1}.0.0")
+    assert not taken.contains(f"{first[0]}.{first[1] - 1}.1")
+    assert all(taken.contains(image["torch"]) for image in IMAGES.values())
 
 
 def test_the_matrix_is_compiled_by_the_tritons_of_the_images() -> None:
