@@ -177,7 +177,7 @@ def _simulated(asked: Asked, mix: Mix, cost: float) -> Tried:
 
 def _replicas(asked: Asked, mix: Sequence[int]) -> list[SimulatedReplica]:
     """With what each kind attains, as measured where it was. The engine's limits are those of the table's GPU."""
-    found = []
+    found: list[SimulatedReplica] = []
     for offer, count in zip(asked.offers, mix, strict=True):
         for each in fleet(f"{count}*{offer.gpu}", asked.model, asked.seed, hidden=0.0) if count else ():
             known = replace(each.known, attained=offer.attained)

@@ -159,10 +159,12 @@ class Inbox:
 def _saved(tensors: Tensors) -> bytes:
     from safetensors.torch import save
 
-    return save(tensors)
+    data: bytes = save(tensors)
+    return data
 
 
 def _loaded(data: bytes) -> Tensors:
     from safetensors.torch import load
 
-    return load(data)
+    tensors: Tensors = load(data)
+    return tensors
