@@ -34,6 +34,7 @@ LEAF_BYTES = 64 << 10
 
 Progress = Callable[[int, int], None]  # (bytes read, bytes in all)
 Tensors = Mapping[str, tuple[Path, TensorInfo]]
+Mapped = Callable[[int, int], memoryview]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +48,22 @@ class Piece:
 
 
 def digest_of(
-    tensors: Tensors, names: Iterable[str], progress: Progress | None = None, *, threads: int | None = None
+    tensors: Tensors,
+    names: Iterable[str],
+    progress: Progress | None = None,
+    *,
+    threads: int | None = None,
+    mapped: Mapped | None = None,
 ) -> bytes:
     """Of those tensors. threads: None: one for each core; 1: the caller's alone.
+
+    mapped  gives bytes [begin, end) of the data of the only file there is, which is then not read
 
     Raises CheckpointError if a file has changed since its header was read.
     """
     wanted = sorted(names)
-    return combined(tensors, wanted, [piece_digests(tensors, wanted, progress=progress, threads=threads)])
+    found = piece_digests(tensors, wanted, progress=progress, threads=threads, mapped=mapped)
+    return combined(tensors, wanted, [found])
 
 
 def piece_digests(
@@ -65,17 +74,21 @@ def piece_digests(
     *,
     progress: Progress | None = None,
     threads: int | None = None,
+    mapped: Mapped | None = None,
 ) -> list[bytes]:
     """SHA-256 of every `size`-th piece from number `rank` on, in order; they are read as they lie in the files."""
     pieces = list(pieces_of(tensors, sorted(names)))[rank::size]
-    starts = {path: start_of(path) for path in {piece.path for piece in pieces}}
+    starts = {path: start_of(path) for path in {piece.path for piece in pieces}} if mapped is None else {}
     threads = threads or usable_cores()
     # Mapped, so that they are given back: what an allocator frees stays the process's.
     buffers: SimpleQueue[mmap.mmap] = SimpleQueue()
-    for _ in range(threads):
+    for _ in range(threads if mapped is None else 0):
         buffers.put(mmap.mmap(-1, PIECE_BYTES))
 
     def digest(piece: Piece) -> bytes:
+        if mapped is not None:
+            with mapped(piece.begin, piece.end) as part:
+                return of_piece(part)
         buffer = buffers.get()
         try:
             with memoryview(buffer)[: piece.end - piece.begin] as part:
@@ -96,7 +109,7 @@ def piece_digests(
             done += pieces[number].end - pieces[number].begin
             if progress is not None:
                 progress(done, total)
-    for _ in range(threads):
+    while not buffers.empty():
         buffers.get().close()
     return found
 

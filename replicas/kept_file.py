@@ -9,6 +9,7 @@ Tensors begin at multiples of 64 bytes, which kernels may count on; what lies be
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 import json
 import mmap
@@ -33,6 +34,7 @@ __all__ = [
 
 ALIGNMENT = 64
 _PAGE = 4096
+_AHEAD_BYTES = 64 << 20  # that the disk is asked for beyond what is digested
 _POPULATE_READ = 22  # MADV_POPULATE_READ
 _DIGEST_CHARS = 64
 PLAIN = "tensor/"  # what names of tensors that are no layer's begin with
@@ -135,10 +137,14 @@ class Index:
 
 
 def read_kept(descriptor: int, key: str) -> Kept:
-    """Mapped, and known to be what was written for that key: all of it is read. Raises KeptFileError, OSError."""
-    index = read_index(descriptor, key)
-    memory = mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY)  # pages that nobody writes to are shared
-    populate(memory)
+    """Mapped, and known to be what was written for that key: all of it is read, where it is mapped, and nowhere else.
+
+    Raises KeptFileError, OSError.
+    """
+    size = os.fstat(descriptor).st_size
+    memory = mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY) if size else None  # pages nobody writes to are shared
+    index = _read_index(descriptor, key, memory)
+    assert memory is not None, "an empty file has no header"
     tensors = {name: tensor_in(memory, index.start + info.begin, info) for name, info in index.tensors.items()}
     plain = {name.removeprefix(PLAIN): tensor for name, tensor in tensors.items() if name.startswith(PLAIN)}
     return Kept(plain, {name: index.packed(name, tensors.__getitem__) for name in index.tree}, index.choices)
@@ -146,6 +152,10 @@ def read_kept(descriptor: int, key: str) -> Kept:
 
 def read_index(descriptor: int, key: str) -> Index:
     """Of a file that is known to be what was written for that key: all of it is read. Raises KeptFileError, OSError."""
+    return _read_index(descriptor, key, None)
+
+
+def _read_index(descriptor: int, key: str, memory: mmap.mmap | None) -> Index:
     size = os.fstat(descriptor).st_size
     path = Path(f"/proc/self/fd/{descriptor}")  # of this very file, whatever has its name by now
     try:
@@ -157,12 +167,28 @@ def read_index(descriptor: int, key: str) -> Index:
             raise KeptFileError("its header is damaged")
         if metadata["key"] != key:
             raise KeptFileError("it was made for something else")
-        if digest_of({name: (path, info) for name, info in found.items()}, found).hex() != metadata["contents"]:
+        start = size - max(info.end for info in found.values())
+        mapped = None if memory is None else _Mapped(memory, descriptor, start).part
+        tensors = {name: (path, info) for name, info in found.items()}
+        if digest_of(tensors, found, mapped=mapped).hex() != metadata["contents"]:
             raise KeptFileError("its tensors are damaged")
     except CheckpointError as error:
         raise KeptFileError(str(error)) from error
-    start = size - max(info.end for info in found.values())
     return Index(start, found, json.loads(metadata["tree"]), json.loads(metadata["choices"]))
+
+
+class _Mapped:
+    """The data of a mapped file, whose pages come piece by piece, each before it is digested."""
+
+    def __init__(self, memory: mmap.mmap, descriptor: int, start: int) -> None:
+        self._memory, self._descriptor, self._start = memory, descriptor, start
+        os.posix_fadvise(descriptor, 0, _AHEAD_BYTES, os.POSIX_FADV_WILLNEED)
+
+    def part(self, begin: int, end: int) -> memoryview:
+        first, last = self._start + begin, self._start + end
+        os.posix_fadvise(self._descriptor, first + _AHEAD_BYTES, end - begin, os.POSIX_FADV_WILLNEED)
+        populate(self._memory, first // _PAGE * _PAGE, last)
+        return memoryview(self._memory)[first:last]
 
 
 def tensor_in(memory: mmap.mmap, offset: int, info: TensorInfo) -> torch.Tensor:
@@ -171,12 +197,20 @@ def tensor_in(memory: mmap.mmap, offset: int, info: TensorInfo) -> torch.Tensor:
     return torch.frombuffer(memory, dtype=dtype, count=info.nbytes // dtype.itemsize, offset=offset).view(info.shape)
 
 
-def populate(memory: mmap.mmap) -> None:
-    """Map its pages, all at once, since a fault for each takes longer. Where that is not known, faults do."""
+def populate(memory: mmap.mmap, begin: int = 0, end: int | None = None) -> None:
+    """Map pages, all at once, since a fault for each takes longer. Where that is not known, faults do.
+
+    begin  of a page
+    """
     whole = ctypes.c_char.from_buffer(memory)
-    madvise = ctypes.CDLL(None).madvise
-    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    madvise(ctypes.addressof(whole), len(memory), _POPULATE_READ)
+    _madvise()(ctypes.addressof(whole) + begin, (len(memory) if end is None else end) - begin, _POPULATE_READ)
+
+
+@functools.cache
+def _madvise() -> Callable[[int, int, int], int]:
+    found = ctypes.CDLL(None).madvise
+    found.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return found
 
 
 def _enter(entries: dict[str, Any], name: str, tensor: torch.Tensor, begin: int) -> int:

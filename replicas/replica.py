@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from .answers import Answered, Bundles
-from .collector import settle
+from .collector import paused, settle
 from .errors import CheckpointError, InvalidRequest
 from .loading import LoadingFile
 from .logs import log_to_stderr
@@ -34,8 +34,9 @@ class Replica:
         log_to_stderr()
         self._trunks: dict[str, Trunk] = {}  # by ingress
         self._bundles = Bundles()
-        self._worker = make_worker()
-        await self._worker.start()
+        with paused():
+            self._worker = make_worker()
+            await self._worker.start()
         settle()
 
     async def generate(

@@ -95,9 +95,21 @@ async def test_a_replica_settles_when_its_model_is_there(monkeypatch: pytest.Mon
 
     class Worker:
         async def start(self) -> None:
-            told.append("start")
+            told.append("start" if not gc.isenabled() else "start, and is walked")
 
     monkeypatch.setattr(replica, "settle", lambda: told.append("settle"))
     made = replica.Replica.__new__(replica.Replica)
     await made.__init__(Worker)  # type: ignore[misc,arg-type]  # as Serve does
     assert told == ["start", "settle"]
+    assert gc.isenabled()
+
+
+async def test_where_a_model_cannot_be_loaded_the_collector_goes_on() -> None:
+    class Worker:
+        async def start(self) -> None:
+            raise ValueError("no such model")
+
+    made = replica.Replica.__new__(replica.Replica)
+    with pytest.raises(ValueError, match="no such model"):
+        await made.__init__(Worker)  # type: ignore[misc,arg-type]
+    assert gc.isenabled()

@@ -104,6 +104,20 @@ def test_the_second_start_repacks_nothing_and_computes_the_same_bits(
     assert len(_entries(tmp_path)) == 1
 
 
+def test_the_second_start_digests_what_it_has_mapped_and_reads_nothing_else(
+    checkpoint: Path, tmp_path: Path, taken: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = _start(checkpoint, tmp_path)
+    taken.clear()
+
+    def read(*_: object) -> None:
+        raise AssertionError("it is read beside its pages")
+
+    monkeypatch.setattr(contents, "read_piece", read)
+    assert torch.equal(_logits(_start(checkpoint, tmp_path)), _logits(first))
+    assert not taken
+
+
 def test_other_settings_have_an_entry_of_their_own(checkpoint: Path, tmp_path: Path) -> None:
     for dtype in (*DTYPES, *DTYPES):
         _start(checkpoint, tmp_path, dtype)
