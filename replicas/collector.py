@@ -15,7 +15,7 @@ YOUNG = 50_000
 
 @contextmanager
 def paused() -> Iterator[None]:
-    """While a process imports and loads: what it makes stays, and walking all that again and again took a fifth of it."""
+    """While a process imports and loads: walking all of that again and again, for nothing, took a fifth of its time."""
     before = gc.isenabled()
     gc.disable()
     try:
