@@ -42,7 +42,7 @@ def room(nbytes: int) -> memoryview:
     Not in large pages: measured on a virtual machine, whose host has to find each of them, at four times the time.
     """
     if not hasattr(mmap, "MAP_ANONYMOUS") or nbytes < LEAST_BYTES:
-        return memoryview(torch.empty(nbytes, dtype=torch.uint8).numpy().data)
+        return torch.empty(nbytes, dtype=torch.uint8).numpy().data
     return memoryview(mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
 
