@@ -168,6 +168,7 @@ def _load_whole(
             how = "as they were repacked before" if found else "repacked to disk"
             return _loaded(decoder, checkpoint, contents), f"{read} and {how}"
         if (kept := cache.find(key)) is not None:
+            cache.hint(checkpoint.folder, key)
             return _loaded(_restored(checkpoint, ops, kept), checkpoint, contents), f"{read} and as repacked before"
     noting = None if repacking is None else Noting(repacking)
     decoder, found_contents = _repacked(checkpoint, ops, noting or EMPTY, progress, digests=contents is None)
@@ -176,7 +177,8 @@ def _load_whole(
         if cache is not None:
             cache.remember(before, files, _in_a_row(contents))
     if cache is not None and noting is not None and noting.complete:
-        cache.keep(_key(kind, checkpoint, contents), _noted(noting, ops))
+        cache.keep(key := _key(kind, checkpoint, contents), _noted(noting, ops))
+        cache.hint(checkpoint.folder, key)
     return _loaded(decoder, checkpoint, contents), f"{read} and repacked"
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from .answers import Answered, Bundles
 from .collector import paused, settle
+from .early import ask_early
 from .errors import CheckpointError, InvalidRequest
 from .loading import LoadingFile
 from .logs import log_to_stderr
@@ -164,6 +165,7 @@ def engine_worker(
     updates  of the weights until now, asked in the replica
     launcher of the other processes of a divided model, made in the replica; None: they are its subprocesses
     """
+    ask_early(model, config)
     from .worker import Worker
 
     progress = None if loading is None else LoadingFile(loading)

@@ -5,6 +5,8 @@
     weights/KIND-KEY.safetensors   by the contents of the checkpoint, the code and the processor that repacked it; its
                                    kind is all of that but the contents
 
+    hints/…                        which of these was used last for a folder: early.py asks the disk for it
+
 A key is lines, the first of which is the kind.
 
 Whatever is wrong with it, the model is loaded from the checkpoint. All of it may be deleted at any time.
@@ -25,8 +27,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
+from .early import cache_folder, hint_path
 from .kept_file import Index, Kept, KeptFileError, read_index, read_kept, write_kept
-from .private_folder import cache_home, is_private, private_folder
+from .private_folder import is_private, private_folder
 
 __all__ = ["WRITER", "WeightsCache", "open_cache"]
 
@@ -48,8 +51,7 @@ def open_cache(setting: str | None) -> WeightsCache | None:
     if setting == "off":
         return None
     try:
-        path = cache_home() / "motley" / "weights" if setting is None else Path(setting)
-        return WeightsCache(private_folder(path))
+        return WeightsCache(private_folder(cache_folder(setting)))
     except (OSError, RuntimeError) as error:
         log.warning("weights cache: not used: %s", error)
         return None
@@ -100,6 +102,17 @@ class WeightsCache:
     def has(self, kind: str) -> bool:
         """Whether there is something of that kind, of whatever contents."""
         return any((self.folder / "weights").glob(f"{_short(kind)}-*.safetensors"))
+
+    def hint(self, checkpoint: Path, key: str) -> None:
+        """That the next start from that folder is likely to want this entry."""
+        path, name = hint_path(self.folder, checkpoint), _entry(self.folder, key).name
+        with _forgiven("a hint is not kept"):
+            if path.is_file() and path.read_text() == name:
+                return
+            private_folder(path.parent)
+            part = _part(path)
+            part.write_text(name)
+            part.replace(path)
 
     def find(self, key: str) -> Kept | None:
         """What was kept for that key; anything that is wrong with it is said, and it is removed."""

@@ -30,17 +30,20 @@ def main(checkpoint: Path, cache: Path, threads: int, what: str, reader: str = "
 
 def _motley(checkpoint: Path, cache: Path, threads: int, what: str) -> dict[str, Any]:
     from ..collector import paused
+    from ..early import ask_early
+    from ..engine_config import EngineConfig
 
+    kept = str(cache) if what == "second start" else "off"
+    config = EngineConfig(threads=threads, weights_cache=kept)
     with paused():  # as in a replica
+        ask_early(checkpoint, config)
         from ..build import build_engine
-        from ..engine_config import EngineConfig
         from ..protocol import Request
         from ..sampling_params import SamplingParams
         from ..weights_cache import WRITER
 
         times = {"imported": time.monotonic()}
-        kept = str(cache) if what == "second start" else "off"
-        built = build_engine(checkpoint, EngineConfig(threads=threads, weights_cache=kept))
+        built = build_engine(checkpoint, config)
         times["loaded"] = time.monotonic()
     built.core.add(1, Request("bench", PROMPT, SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, seed=0)))
     while built.core.busy:

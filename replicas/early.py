@@ -1,0 +1,74 @@
+"""The disk's part of a start: what will be read is asked for before Python imports torch, which takes a second."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .private_folder import cache_home
+
+if TYPE_CHECKING:
+    from .engine_config import EngineConfig
+
+__all__ = ["ask_early", "cache_folder", "hint_path"]
+
+_STEP_BYTES = 8 << 20
+_MOST_BYTES = 8 << 30  # nor more than a quarter of what is free
+
+
+def cache_folder(setting: str | None) -> Path:
+    """Where repacked weights are kept. setting: a folder; None: the user's own. Raises RuntimeError."""
+    return cache_home() / "motley" / "weights" if setting is None else Path(setting)
+
+
+def hint_path(cache: Path, checkpoint: Path) -> Path:
+    """The name of what was used last of a cache for that checkpoint is in it: a hint, and nothing hangs on it."""
+    return cache / "hints" / hashlib.sha256(os.fsencode(checkpoint.resolve())).hexdigest()
+
+
+def ask_early(model: str | Path, config: EngineConfig) -> threading.Thread | None:
+    """In a thread, of a folder; None: it cannot be told what will be read, or that shall not be in the page cache."""
+    divided = config.tensor_parallel > 1 or config.pipeline_parallel > 1
+    if divided or config.weights_memory_bytes is not None or not hasattr(os, "posix_fadvise"):
+        return None
+    with suppress(OSError, RuntimeError, ValueError):
+        folder = Path(model)
+        if folder.is_dir():
+            paths = _wanted(folder, config)
+            thread = threading.Thread(target=_ask, args=(paths, _room()), name="reads early", daemon=True)
+            thread.start()
+            return thread
+    return None
+
+
+def _wanted(folder: Path, config: EngineConfig) -> list[Path]:
+    if config.device == "cpu" and config.weights_cache != "off":
+        cache = cache_folder(config.weights_cache)
+        with suppress(FileNotFoundError):
+            kept = cache / "weights" / Path(hint_path(cache, folder).read_text()).name
+            if kept.is_file():
+                return [kept]
+    return sorted(path for path in folder.glob("*.safetensors") if path.is_file())
+
+
+def _room() -> int:
+    with suppress(OSError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return min(_MOST_BYTES, int(line.split()[1]) * 1024 // 4)
+    return 0
+
+
+def _ask(paths: Iterable[Path], room: int) -> None:
+    with suppress(OSError):
+        for path in paths:
+            with path.open("rb", buffering=0) as file:
+                size = os.fstat(file.fileno()).st_size
+                for begin in range(0, min(size, room), _STEP_BYTES):
+                    os.posix_fadvise(file.fileno(), begin, _STEP_BYTES, os.POSIX_FADV_WILLNEED)
+            room -= min(size, room)
