@@ -1,4 +1,4 @@
-"""Whether a request could be answered in time at all: what each replica would do if it were empty. Pure, no Ray.
+"""Whether a request could be answered in time at all: what each replica would do if it were empty. No Ray.
 
 A bound, of what replicas have measured and been seen to do since: what it calls hopeless no patience helps.
 """
@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from .terms import Ask, Slo
+from .terms import Ask, Slo, Speed
 
-__all__ = ["Hope", "Idle"]
+if TYPE_CHECKING:
+    from .live import Live
 
+__all__ = ["Hope", "Hopes", "Idle", "idle"]
+
+OLD_S = 1.0  # how old it may be
 FASTER = 2.0  # than its own corrections say a replica may be for a time, by what all of them have in common
 
 
@@ -25,6 +29,11 @@ class Idle(NamedTuple):
     prefill: float
     tpot_s: float
     context: int
+
+
+def idle(row: int, speed: Speed, off: tuple[float, float], context: int) -> Idle:
+    """off: corrections of the time to the first token and of that per token."""
+    return Idle(row, speed.prefill_tokens_per_s / off[0], speed.decode_s[0] * off[1], context)
 
 
 class Hope:
@@ -54,3 +63,17 @@ class Hope:
                 tokens[self._at[row]] = min(tokens[self._at[row]], max(1.0, ask.prompt_tokens - cached))
         fits = (self._context >= ask.context) & (self._tpot <= FASTER * slo.tpot_s)
         return np.where(fits, tokens / self._prefill, math.inf)
+
+
+class Hopes:
+    """That of an ingress's replicas, as they are or were a moment ago."""
+
+    def __init__(self, live: Live) -> None:
+        self._live = live
+        self._hope, self._at, self._version = Hope(()), -math.inf, -1
+
+    def now(self) -> Hope:
+        now, version = self._live.clock(), self._live.contexts.version
+        if version != self._version or now - self._at > OLD_S:
+            self._hope, self._at, self._version = Hope(self._live.idle()), now, version
+        return self._hope

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import random
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from ...replicas.protocol import ReplicaLoad, ReplicaProfile, Request, Stored
 from ..fleet.status import ReplicaStatus
 from .chain import PIECE_TOKENS, Chain
 from .contexts import Contexts, least, whole
-from .hope import Hope, Idle
+from .hope import Hopes, Idle, idle
 from .look import Look
 from .predict import Ask, Directory, Predicted, Slo, Speed
 from .prefixes import PrefixView
@@ -27,7 +26,6 @@ STREAM_AGE_S = 0.02  # how old a load is at most that came with a stream's messa
 STATS_AGE_S = 0.3  # and about how old one that came through Serve's controller
 OFTEN_S = 0.02  # more often one replica's load is not taken from its messages: there may be thousands a second
 USUAL_TOKENS = 256  # of an answer that may go on until a context is full: it moves on if it fills a shorter one
-HOPE_S = 1.0  # how old what replicas would do if they were empty may be
 PROVEN = 8  # first tokens that a replica's predictions have been held against
 Order = Callable[[Directory, list[Predicted]], list[Predicted]]
 
@@ -70,7 +68,7 @@ class Live:
         self.prefixes = PrefixView()
         self.stored = StoredView()
         self.contexts = Contexts()
-        self._hope, self._hope_of = Hope(()), (-math.inf, -1)
+        self._hopes = Hopes(self)
         self._names = names
         self._unproven: dict[str, set[str]] = {}  # replicas, by pool
         self._by_row: dict[int, str] = {}
@@ -310,7 +308,7 @@ class Live:
         waited_s  for so long the request has waited: of the time to its first token
         """
         slo = self.slo
-        if (late or slo is None) and self.directory.has_room(self.clock(), len(request.prompt_ids)):
+        if (late or slo is None) and self._begins(request):
             return True
         if slo is None:
             return False
@@ -327,35 +325,39 @@ class Live:
         """
         if self.slo is None:
             return 0.0
-        return self._hopes().least_s(self._seen(request).ask, self.slo)
+        return self._hopes.now().least_s(self._seen(request).ask, self.slo)
 
     def is_hopeless(self, request: Request, waited_s: float) -> bool:
         """Of one that has no room now: whether it never will have, since those that would do are empty already."""
         if self.slo is None:
             return False
-        rows = self._hopes().rows(self._seen(request).ask, self.slo, self.slo.ttft_s - waited_s)
+        rows = self._hopes.now().rows(self._seen(request).ask, self.slo, self.slo.ttft_s - waited_s)
         return not any(self.directory.carried(row) > 0 for row in rows)
 
-    def _hopes(self) -> Hope:
-        now, version = self.clock(), self.contexts.version
-        if version != self._hope_of[1] or now - self._hope_of[0] > HOPE_S:
-            self._hope_of = now, version
-            self._hope = Hope(self._idle(member) for member in self.members.values() if not member.load.draining)
-        return self._hope
-
-    def _idle(self, member: Member) -> Idle:
-        speed = self._speeds.of(member.pool, member.profile)
-        ttft_off, tpot_off = self.directory.off(member.row)
-        context = member.profile.model.max_model_len
-        return Idle(member.row, speed.prefill_tokens_per_s / ttft_off, speed.decode_s[0] * tpot_off, context)
+    def idle(self) -> Iterator[Idle]:
+        """What those that may be chosen would do if they had nothing to do."""
+        for member in self.members.values():
+            if not member.load.draining:
+                speed = self._speeds.of(member.pool, member.profile)
+                yield idle(member.row, speed, self.directory.off(member.row), member.profile.model.max_model_len)
 
     def is_crowded_out(self, request: Request) -> bool:
         """Whether other ingresses have most of the fleet, and a replica would begin the request after another one.
 
         They hear sooner than this one of room that their own requests leave, and would have it ever after.
         """
-        directory = self.directory
-        return directory.own_share() < 0.5 and directory.has_room(self.clock(), len(request.prompt_ids), ahead=1)
+        return self.directory.own_share() < 0.5 and self._begins(request, ahead=1)
+
+    def _begins(self, request: Request, ahead: int = 0) -> bool:
+        """Whether a replica would begin it at once, of those whose contexts hold it."""
+        short = self.contexts.shorter(least(request))
+        for row in short:
+            self.directory.set_usable(row, usable=False)
+        try:
+            return self.directory.has_room(self.clock(), len(request.prompt_ids), ahead)
+        finally:
+            for row in short:  # all of them may be chosen, or they would not be there
+                self.directory.set_usable(row, usable=True)
 
     def soonest(self, request: Request) -> float | None:
         """Seconds to its first token at least, as predicted; None: no prediction has proved itself everywhere.

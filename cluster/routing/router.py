@@ -214,8 +214,8 @@ class Router(Asking):
     def _rank(self, placement: Placement, requests: list[Request]) -> None:
         """The best replicas of all pools, and the pool of the best."""
         doubtful = {*placement.avoid, *self._suspects}
-        placement.unfit |= self.live.too_short(max(map(least, requests)))
         never = doubtful | placement.unfit if placement.strict else placement.unfit
+        placement.unfit |= self.live.too_short(max(map(least, requests)))  # the ranking knows of those
         visit = self.live.visit(
             requests, last=doubtful, never=never, numerics=placement.numerics, weights=placement.weights
         )

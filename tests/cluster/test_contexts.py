@@ -109,6 +109,18 @@ def test_the_longest_that_may_be_chosen_counts() -> None:
     assert not live.visit([request(2000, 10)]).order
 
 
+def test_room_where_it_does_not_fit_is_none() -> None:
+    live = a_live(small=512, large=8192)
+    full = ReplicaLoad(running=64, waiting=9, kv_blocks_free=0, kv_blocks_total=4000, steps=2)
+    live.reported("large", full)
+    assert live.has_room(request(100, 10), late=True)
+    assert not live.has_room(request(1000, 10), late=True)
+    assert set(live.visit([request(100, 10)]).order) == {"small", "large"}, "and all is as it was"
+    live.reported("small", replace(full, waiting=0))
+    live.reported("large", replace(full, running=1, waiting=0, kv_blocks_free=3000, steps=3))
+    assert live.has_room(request(1000, 10), late=True)
+
+
 @settings(derandomize=True, max_examples=200, deadline=None)
 @given(st.integers(1, 40), st.integers(1, 60) | st.none(), st.integers(0, 40), st.integers(0, 8), st.integers(1, 60))
 def test_what_a_context_must_hold_is_what_a_replica_checks(
