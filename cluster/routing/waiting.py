@@ -242,8 +242,10 @@ class Waiting:
         return turn.least_s > left_s
 
     def _is_hopeless(self, turn: _Turn, now: float) -> bool:
-        """Whether those that could answer it in time are empty, and would not."""
-        return self._sheds and now >= self._closed_until and self._live.is_hopeless(turn.request, now - turn.since)
+        """Whether those that could answer it in time are empty, and would not. Where there are none, it is held."""
+        if not self._sheds or now < self._closed_until or self._is_absent(turn.request):
+            return False
+        return self._live.is_hopeless(turn.request, now - turn.since)
 
     def _full(self) -> Overloaded:
         return Overloaded(

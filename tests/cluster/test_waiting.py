@@ -190,6 +190,20 @@ async def test_a_replica_that_comes_gives_hope_and_one_that_goes_takes_it() -> N
     assert await ended(asked) == [type(None)]
 
 
+async def test_what_is_left_without_a_replica_is_held_rather_than_shed() -> None:
+    live, line = shedding()
+    Device(live, "only", 1000.0).full()
+    asked = ask(line, request(tokens=100))
+    await held(line, 1)
+    live.left("only")
+    assert line._next(asyncio.get_running_loop().time()) is None, "as the line may find it before it has looked around"
+    assert line.held == 1
+    await asyncio.sleep(3 * SCAN_S)
+    assert not asked.done()
+    Device(live, "only", 1000.0)
+    assert await ended(asked) == [type(None)]
+
+
 async def test_who_has_room_passes_who_has_not_and_not_for_ever() -> None:
     """Two replicas: the slow one is empty, and only the fast one, which is full, could meet the first in line."""
     live, line = shedding()
