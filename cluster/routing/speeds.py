@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...replicas.protocol import ReplicaProfile
+from ...replicas.protocol import BATCHES, ReplicaProfile
 from .terms import Speed
 
 __all__ = ["Speeds", "speed_of"]
 
-_GUESS = Speed(1000.0, (0.05,) * 9, 0.0, 512, 64, 1 << 17)  # of a replica that has measured nothing
+_GUESS = Speed(1000.0, (0.05,) * len(BATCHES), 0.0, 512, 64, 1 << 17)  # of a replica that has measured nothing
 
 
 class Speeds:
