@@ -20,6 +20,7 @@ from motley.replicas.simulated.reckoned import LONG, reckoned
 from motley.replicas.simulated.worker import SimulatedWorker
 
 SEVEN = model_named("qwen2.5-7b")
+MANY = len(BATCHES)
 TRUE = (Attained(0.8, 0.3, 2e-3), Attained(0.4, 0.7, 1e-4), Attained(0.95, 0.9, 5e-3))
 
 
