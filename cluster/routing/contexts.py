@@ -15,8 +15,10 @@ def least(request: Request) -> int:
     prompt = len(request.prompt_ids)
     if request.pooling is not None:
         return prompt
+    if not request.output_ids:
+        return prompt + max(1, request.sampling.min_tokens)
     most = request.sampling.max_tokens or math.inf
-    made = max((min(len(ids) + 1, most) for ids in request.output_ids), default=1)
+    made = max(min(len(ids) + 1, most) for ids in request.output_ids)
     return prompt + int(max(made, request.sampling.min_tokens))
 
 

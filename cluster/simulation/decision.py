@@ -60,9 +60,10 @@ async def _decide(replicas: int, tokens: int) -> list[float]:
     known = [rng.randrange(32_000) for _ in range(tokens // 2)]
     _to(live, _request(rng, known, tokens))
     await asyncio.sleep(0)  # it is remembered where it went
-    samples = []
+    samples, alive = [], list[Request]()
     for turn in range(_TURNS):
         request = _request(rng, known if turn % 2 else [], tokens)
+        alive = [*alive[-1:], request]  # a request is somewhere yet while the next one is decided on
         now = asyncio.get_running_loop().time()
         began = time.thread_time()
         soonest_s = live.soonest(request)
