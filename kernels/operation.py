@@ -17,6 +17,7 @@ __all__ = ["SHORTEST_CONTEXT", "Launch", "Operation", "Problem", "Shape", "main"
 
 SHORTEST_CONTEXT = 256  # contexts below are as this one: a graph captured for it rounds no other way than a step alone
 # What a step brings, and not a model: rows of a layer, tokens, rows of logits, sequences, and tokens of each.
+_IN_PASSING = frozenset({"bias", "scales", "history", "sums", "ragged"})
 _CHANGING = frozenset({"m", "t", "r", "batch", "context", "new"})
 
 
@@ -65,9 +66,9 @@ class Shape:
     @property
     def plain(self) -> Shape:
         """Without what no config depends on: bias "yes", the type of a weight's scales or of a history where it is
-        another, and the columns of each of the sums that zero points want.
+        another, the columns of each of the sums that zero points want, and whether sequences are ragged.
         """
-        return Shape(tuple(field for field in self.fields if field[0] not in ("bias", "scales", "history", "sums")))
+        return Shape(tuple(field for field in self.fields if field[0] not in _IN_PASSING))
 
     @property
     def rounded(self) -> Shape:

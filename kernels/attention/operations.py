@@ -26,15 +26,17 @@ CONTEXTS = (512, 2048, 8192, 32_768)
 BATCHES = (1, 8, 64)
 _MAX_KV = 8 * 2**30  # bytes
 _MAX_NEW = 2048  # tokens of a step
-_CHECKED_ROWS = 3  # of a sequence: all would take fp64 too long
 # (heads, kv_heads, head_dim, window) that none of MODELS has: phi-2, phi-3-mini, gemma-3-12b, from their config.json.
 _OTHERS = ((32, 32, 80, 0), (32, 32, 96, 2047), (16, 8, 256, 1024))
 # Of these and of MODELS, with windows those without, and the other way round; for KV in int8 as well.
 _SELDOM = ((14, 2, 64, 1024), (32, 32, 80, 1024), (32, 32, 96, 0), (16, 8, 256, 0), (28, 4, 128, 1024))
+# One for each head dim, to be checked with sequences of unequal lengths, down to one token: of its splits all others
+# are empty.
+_RAGGED = ((14, 2, 64, 0), (32, 32, 80, 0), (32, 32, 96, 0), (28, 4, 128, 0), (16, 8, 256, 0))
 
 
 class DecodeOperation:
-    """One new token in each of `batch` sequences of `context` tokens; window 0 is none."""
+    """One new token in each of `batch` sequences of `context` tokens, "ragged" of fewer and fewer; window 0 is none."""
 
     name = "attention_decode"
     exact = frozenset({"heads", "kv_heads", "dim"})
@@ -76,7 +78,7 @@ class DecodeOperation:
         )
 
     def problem(self, policy: PrecisionPolicy, shape: Shape, device: torch.device, seed: int = 0) -> Problem:
-        batch = _batch(policy, shape, [(shape["context"] - 1, 1)] * shape["batch"], device, seed)
+        batch = _batch(policy, shape, _spans(shape, 1), device, seed)
         lengths = batch.context_lens
 
         def run(config: Config) -> torch.Tensor:
@@ -85,12 +87,12 @@ class DecodeOperation:
             )
 
         return Problem(
-            run, _error(batch, wide=not _packed(policy)), self.work(policy, shape), {"torch.sdpa": peer(batch)}
-        )
+            run, _error(batch, seed, wide=not _packed(policy)), self.work(policy, shape), _peers(batch)
+        )  # fmt: skip
 
 
 class PrefillOperation:
-    """`new` tokens in each of `batch` sequences, at the end of `context` tokens; window 0 is none."""
+    """`new` tokens in each of `batch` sequences, at the end of `context` tokens; ragged and window as of decode."""
 
     name = "attention_prefill"
     exact = frozenset({"heads", "kv_heads", "dim"})
@@ -126,7 +128,7 @@ class PrefillOperation:
 
     def problem(self, policy: PrecisionPolicy, shape: Shape, device: torch.device, seed: int = 0) -> Problem:
         new = shape["new"]
-        batch = _batch(policy, shape, [(shape["context"] - new, new)] * shape["batch"], device, seed)
+        batch = _batch(policy, shape, _spans(shape, new), device, seed)
         starts, lengths = batch.query_starts, batch.context_lens
 
         def run(config: Config) -> torch.Tensor:
@@ -135,8 +137,8 @@ class PrefillOperation:
             )
 
         return Problem(
-            run, _error(batch, wide=not policy.pipelined), self.work(policy, shape), {"torch.sdpa": peer(batch)}
-        )
+            run, _error(batch, seed, wide=not policy.pipelined), self.work(policy, shape), _peers(batch)
+        )  # fmt: skip
 
 
 DECODE = DecodeOperation()
@@ -169,7 +171,11 @@ def _samples(policy: PrecisionPolicy) -> tuple[Shape, ...]:
     found = [s for s in _shapes(policy) if (s["heads"], s["kv_heads"], s["dim"]) in wanted]
     first, *often = (s for s in found if (s["batch"], s["context"]) == (8, 2048))
     seldom = product(_SELDOM, (policy.storage, "int8"))
-    return (first, *(_shape(8, 2048, *heads, kv) for heads, kv in seldom), *often)
+    ragged = product(_RAGGED, (policy.storage, "int8"))
+    return (
+        first, *(_shape(8, 2048, *heads, kv) for heads, kv in seldom), *often,
+        *(Shape.of(**dict(_shape(4, 2048, *heads, kv).fields), ragged="yes") for heads, kv in ragged),
+    )  # fmt: skip
 
 
 def _with_new(shape: Shape) -> Shape:
@@ -197,8 +203,23 @@ def _batch(
     return random_batch(_heads(policy, shape), spans, device, window=shape["window"] or None, seed=seed)
 
 
-def _error(batch: PagedBatch, *, wide: bool) -> Callable[[torch.Tensor], float]:
-    return lambda found: error(batch, found, wide=wide, num_rows=_CHECKED_ROWS)
+def _spans(shape: Shape, new: int) -> list[tuple[int, int]]:
+    """(tokens before, new ones) of each sequence: alike, or of a ragged shape fewer and fewer, of the last one."""
+    context, others = shape["context"], shape["batch"] - 1
+    if not shape.get("ragged", ""):
+        return [(context - new, new)] * (others + 1)
+    parts = [index / max(1, others) for index in range(others + 1)]
+    ends = [(context - int(part * (context - 1)), new - int(part * (new - 1))) for part in parts]
+    return [(length - min(length, count), min(length, count)) for length, count in ends]
+
+
+def _peers(batch: PagedBatch) -> dict[str, Callable[[], object]]:
+    """None of sequences that differ: torch would have them as long as the longest."""
+    return {"torch.sdpa": peer(batch)} if len(set(batch.spans)) == 1 else {}
+
+
+def _error(batch: PagedBatch, seed: int, *, wide: bool) -> Callable[[torch.Tensor], float]:
+    return lambda found: error(batch, found, wide=wide, seed=seed)
 
 
 def peer(batch: PagedBatch, dtype: torch.dtype | None = None) -> Callable[[], torch.Tensor]:

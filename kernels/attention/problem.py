@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,9 @@ from .common import Heads
 # How often the highest score of independent ones rises: ln(n) + 0.6 times on average, for n up to 32,768 not more
 # than 40 times but once in 10**11 (Chernoff's bound of a sum of Bernoulli(1 / i)).
 _RISES = 40
+_TILE = 16  # new tokens: the fewest that a program of a kernel has
+_MOST = 2**26  # of scores in fp64, of which a T4 makes 2**26 of 128 elements with all they bring in half a second
+_AT_ONCE = 2**24  # of them: a few tensors as large are held
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +59,13 @@ class PagedBatch:
         token = torch.arange(sum(self.spans[sequence]), device=self.q.device)
         return self.block_tables[sequence, token // BLOCK_TOKENS].long(), token % BLOCK_TOKENS
 
-    def keys_values(self, sequence: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """As stored, times their scales: fp64 [L, KH, D] each. Zeros for NaN, which nobody sees."""
+    def keys_values(self, sequence: int, kv_head: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """As stored, times their scales: fp64 [L, KH, D] each, KH 1 of one head. Zeros for NaN, which nobody sees."""
         block, offset = self.cells(sequence)
-        k, v = self.cache.data[:, block, :, offset].transpose(0, 1).double()
+        heads = slice(None) if kv_head is None else slice(kv_head, kv_head + 1)
+        k, v = self.cache.data[:, block, heads, offset].transpose(0, 1).double()
         if self.cache.scales is not None:
-            k_scales, v_scales = self.cache.scales[:, block, :, offset].transpose(0, 1).double()
+            k_scales, v_scales = self.cache.scales[:, block, heads, offset].transpose(0, 1).double()
             k, v = k * k_scales[..., None], v * v_scales[..., None]
         return k.nan_to_num(0.0), v.nan_to_num(0.0)
 
@@ -104,35 +108,60 @@ def expected(batch: PagedBatch, sequence: int, rows: torch.Tensor) -> torch.Tens
     return reference.attention(q, *batch.keys_values(sequence), before + rows, batch.scale, batch.window)
 
 
-def error(batch: PagedBatch, found: torch.Tensor, *, wide: bool, num_rows: int | None = None) -> float:
+def error(batch: PagedBatch, found: torch.Tensor, *, wide: bool, seed: int | None = None) -> float:
     """The worst difference of found [T, H, D] to fp64 over its bound: at most 1 for a kernel that only rounds.
 
-    wide      whether weights were multiplied in fp32
-    num_rows  so many new tokens of the first and of the last sequence; None: all
+    wide  whether weights were multiplied in fp32
+    seed  of every sequence some new tokens and KV heads, as `checked` has them; None: all
     """
-    sequences = range(len(batch.spans)) if num_rows is None else {0, len(batch.spans) - 1}
     worst = 0.0
-    for sequence in sequences:
-        new = batch.spans[sequence][1]
-        rows = torch.linspace(0, new - 1, new if num_rows is None else min(new, num_rows), device=batch.q.device)
-        rows = rows.round().long()
-        if len(rows) and sum(batch.spans[sequence]):
-            want = expected(batch, sequence, rows)
-            bound = _bound(batch, sequence, rows, want, wide, rounding(found))
-            ratio = (found[batch.starts[sequence] + rows].double() - want).abs() / bound
-            worst = max(worst, float(ratio.nan_to_num(torch.inf).max()))
+    for sequence, kv_head, rows in checked(batch, seed):
+        of_head = slice(kv_head * batch.heads.group, (kv_head + 1) * batch.heads.group)
+        want, bound = _expected_within(batch, sequence, kv_head, rows, wide, rounding(found))
+        given = found[batch.starts[sequence] + rows, of_head].double()
+        worst = max(worst, float(((given - want).abs() / bound).nan_to_num(torch.inf).max()))
     return worst
 
 
-def _bound(
+def checked(batch: PagedBatch, seed: int | None = None) -> Iterator[tuple[int, int, torch.Tensor]]:
+    """Sequences, KV heads and new tokens of them that are looked at: of every sequence that has any, all if None.
+
+    Else one of each 16 new tokens by chance, the last among them, so that none of a kernel's tiles is missed; and of
+    KV heads as many as _MOST allows, for each token and sequence others, so that other seeds have others.
+    """
+    heads, device = batch.heads, batch.q.device
+    chosen: dict[int, torch.Tensor] = {}
+    for sequence, (before, new) in enumerate(batch.spans):
+        if new and before + new:
+            rows = torch.arange(new) if seed is None else _one_of_each(new, 1009 * seed + sequence)
+            chosen[sequence] = rows.to(device)
+    pairs = sum(len(rows) * sum(batch.spans[sequence]) for sequence, rows in chosen.items())
+    each = heads.kv_heads if seed is None else max(1, min(heads.kv_heads, _MOST // (pairs * heads.group or 1)))
+    for sequence, rows in chosen.items():
+        first = torch.arange(len(rows), device=device) * each + sequence + (seed or 0)
+        part = max(1, _AT_ONCE // (heads.group * sum(batch.spans[sequence])))
+        for kv_head in range(heads.kv_heads):
+            of_head = rows[(kv_head - first) % heads.kv_heads < each]
+            yield from ((sequence, kv_head, some) for some in torch.split(of_head, part) if len(some))
+
+
+def _one_of_each(new: int, seed: int) -> torch.Tensor:
+    first = torch.arange(0, new, _TILE)
+    chance = torch.rand(len(first), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    rows = first + (chance * (new - first).clamp_max(_TILE)).long()
+    rows[-1] = new - 1
+    return rows
+
+
+def _expected_within(
     batch: PagedBatch,
     sequence: int,
+    kv_head: int,
     rows: torch.Tensor,
-    want: torch.Tensor,
     wide: bool,
     epsilon: float,  # of the last rounding
-) -> torch.Tensor:
-    """How far rounding alone may take each of `want` [R, H, D]. KV head by KV head.
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """fp64 [R, group, D] of the heads that share a KV head, and how far rounding alone may take each from it.
 
     With weights w that add up to 1, result o = sum w v, roundings of u = 2**-23 each (tensor cores cut off):
 
@@ -145,28 +174,26 @@ def _bound(
     """
     heads, unit = batch.heads, 2.0**-23
     before, _ = batch.spans[sequence]
-    k, v = batch.keys_values(sequence)
-    q = batch.q[batch.starts[sequence] + rows].double()
+    k, v = batch.keys_values(sequence, kv_head)
+    query = batch.q[batch.starts[sequence] + rows, kv_head * heads.group : (kv_head + 1) * heads.group].double()
+    want = reference.attention(query, k, v, before + rows, batch.scale, batch.window)
     seen = reference.visible(before + rows, len(k), batch.window)
     half = 0.0 if wide else rounding(batch.q)
-    bound = torch.empty_like(want)
-    for kv_head in range(heads.kv_heads):
-        group = slice(kv_head * heads.group, (kv_head + 1) * heads.group)
-        key, value, query = k[:, kv_head], v[:, kv_head].abs(), q[:, group]
-        scores = (torch.einsum("tgd,ld->tgl", query, key) * batch.scale).masked_fill(~seen[:, None], -torch.inf)
-        terms = torch.einsum("tgd,ld->tgl", query.abs(), key.abs()) * batch.scale
-        weights = scores.softmax(-1).nan_to_num(0.0)
-        highest = scores.amax(-1, keepdim=True).abs().nan_to_num(0.0, posinf=0.0)
-        relative = (heads.head_dim + 8) * terms + (3 * _RISES) * highest + 2 * (_RISES + 1)
-        relative = (relative * unit).expm1()
-        depth = (len(k) / 4 + 144) * unit
-        sums = torch.einsum("tgl,ld->tgd", weights * (relative + depth + half), value)
-        total = want[:, group].abs() * (weights * (relative + depth)).sum(-1, keepdim=True)
-        bound[:, group] = sums + total + epsilon * want[:, group].abs()
-        if half and heads.dtype == "fp16":
-            scales = batch.cache.scales
-            block, offset = batch.cells(sequence)
-            magnitude = value if scales is None else value / scales[1, block, kv_head, offset].double()[:, None]
-            lost = 2.0 ** (-25 - heads.shift(wide)) * weights.amax(-1, keepdim=True)
-            bound[:, group] += lost * torch.einsum("tl,ld->td", seen.double(), magnitude)[:, None]
-    return bound + 2.0**-25  # what a subnormal fp16 loses
+    key, value = k[:, 0], v[:, 0].abs()
+    scores = (torch.einsum("tgd,ld->tgl", query, key) * batch.scale).masked_fill(~seen[:, None], -torch.inf)
+    terms = torch.einsum("tgd,ld->tgl", query.abs(), key.abs()) * batch.scale
+    weights = scores.softmax(-1).nan_to_num(0.0)
+    highest = scores.amax(-1, keepdim=True).abs().nan_to_num(0.0, posinf=0.0)
+    relative = (heads.head_dim + 8) * terms + (3 * _RISES) * highest + 2 * (_RISES + 1)
+    relative = (relative * unit).expm1()
+    depth = (len(k) / 4 + 144) * unit
+    sums = torch.einsum("tgl,ld->tgd", weights * (relative + depth + half), value)
+    total = want.abs() * (weights * (relative + depth)).sum(-1, keepdim=True)
+    bound = sums + total + epsilon * want.abs()
+    if half and heads.dtype == "fp16":
+        scales = batch.cache.scales
+        block, offset = batch.cells(sequence)
+        magnitude = value if scales is None else value / scales[1, block, kv_head, offset].double()[:, None]
+        lost = 2.0 ** (-25 - heads.shift(wide)) * weights.amax(-1, keepdim=True)
+        bound += lost * torch.einsum("tl,ld->td", seen.double(), magnitude)[:, None]
+    return want, bound + 2.0**-25  # what a subnormal fp16 loses

@@ -7,13 +7,16 @@ from dataclasses import replace
 import pytest
 import torch
 
+from motley.kernels.attention import operations as attention
+from motley.kernels.attention import problem as attention_problem
 from motley.kernels.attention.common import Heads
 from motley.kernels.attention.decode import MAX_SPLITS
 from motley.kernels.attention.operations import DECODE, PREFILL, peer
-from motley.kernels.attention.problem import error, random_batch
+from motley.kernels.attention.problem import checked, error, expected, random_batch
 from motley.kernels.capability import CAPABILITIES
 from motley.kernels.operation import Operation, Shape
 from motley.kernels.precision import PrecisionPolicy, policy_of
+from motley.kernels.tuning import choose
 
 POLICIES = [policy_of(*version) for version in CAPABILITIES]
 OPERATIONS = [DECODE, PREFILL]
@@ -24,7 +27,7 @@ def small(operation: Operation, kv: str, window: int) -> Shape:
     return Shape.of(**sizes) if operation is DECODE else Shape.of(**sizes, new=30)
 
 
-def checked(policy: PrecisionPolicy, operation: Operation, shape: Shape) -> None:
+def right_and_little_else(policy: PrecisionPolicy, operation: Operation, shape: Shape) -> None:
     """A problem's run is within rounding of fp64, and little else is."""
     problem = operation.problem(policy, shape, torch.device("cpu"))
     found = problem.run(operation.configs(policy, shape)[0])
@@ -32,7 +35,7 @@ def checked(policy: PrecisionPolicy, operation: Operation, shape: Shape) -> None
     [of_torch] = problem.peers.values()
     assert of_torch().transpose(1, 2).reshape(found.shape).isfinite().all()
     wrong = found.clone()
-    wrong[0, 0, 5] += 0.01 if policy.storage == "fp16" else 0.1
+    wrong[-1, 0, 5] += 0.01 if policy.storage == "fp16" else 0.1
     assert problem.error(wrong) > 1
     assert problem.error(torch.full_like(found, torch.nan)) > 1
 
@@ -74,13 +77,89 @@ def test_samples_have_every_branch(operation, policy):
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
 def test_problems_agree_with_fp64(operation, version, kv, window):
     """8.0 here with fp16 as it has bf16."""
-    checked(replace(policy_of(*version), storage="fp16"), operation, small(operation, kv, window))
+    right_and_little_else(replace(policy_of(*version), storage="fp16"), operation, small(operation, kv, window))
+
+
+@pytest.mark.parametrize("version", [(6, 1), (8, 0)])
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
+def test_ragged_problems_agree_with_fp64_and_have_empty_splits(operation, version):
+    policy = replace(policy_of(*version), storage="fp16")
+    shape = Shape.of(**dict(small(operation, "fp16", 0).fields), ragged="yes")
+    shape = Shape.of(**{**dict(shape.fields), "batch": 4, "context": 300})
+    problem = operation.problem(policy, shape, torch.device("cpu"))
+    config = next(each for each in operation.configs(policy, shape) if dict(each.constants).get("SPLITS", 2) > 1)
+    found = problem.run(config)
+    assert problem.error(found) <= 1
+    assert not problem.peers
+    found[-1] = torch.nan  # of a sequence of one token, in one split of several
+    assert problem.error(found) > 1
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: str(policy.capability))
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
+def test_every_head_dim_is_checked_ragged_and_with_empty_splits(operation, policy):
+    """By the kernels that are launched there: being ragged changes no config."""
+    ragged = [shape for shape in operation.samples(policy) if shape.get("ragged", "")]
+    assert {(shape["dim"], shape["kv"]) for shape in ragged} == {
+        (dim, kv) for dim in (64, 80, 96, 128, 256) for kv in (policy.storage, "int8")
+    }
+    for shape in ragged:
+        spans = attention._spans(shape, shape.get("new", 1))
+        lengths = [before + new for before, new in spans]
+        assert len(set(lengths)) == len(lengths) == shape["batch"]
+        assert (max(lengths), min(lengths)) == (shape["context"], 1)
+        assert any(length % 16 for length in lengths)
+        assert all(before >= 0 and new > 0 for before, new in spans)
+        assert choose(operation, policy, shape).config == choose(operation, policy, shape.plain).config
+        if operation is DECODE:
+            assert operation.configs(policy, shape)[0]["SPLITS"] > 1, "the default, which is checked too"
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
+@pytest.mark.parametrize("seed", [0, 3])
+def test_no_sequence_and_no_tile_is_left_unchecked(operation, seed):
+    policy = policy_of(6, 1)
+    sizes = {"batch": 8, "context": 64, "heads": 4, "kv_heads": 2, "dim": 64, "kv": "fp16", "window": 0}
+    shape = Shape.of(**sizes) if operation is DECODE else Shape.of(**sizes, new=40)
+    problem = operation.problem(policy, shape, torch.device("cpu"), seed)
+    right = exact(policy, operation, shape, seed)
+    assert problem.error(right) <= 1
+    new = shape.get("new", 1)
+    for sequence in range(8):
+        for first in range(0, new, 16):
+            wrong = right.clone()
+            wrong[sequence * new + first : sequence * new + min(first + 16, new)] = torch.nan
+            assert problem.error(wrong) > 1, (sequence, first)
+
+
+def exact(policy: PrecisionPolicy, operation: Operation, shape: Shape, seed: int) -> torch.Tensor:
+    """What the operator's problem of that seed gives, in fp64 but for the last rounding."""
+    batch = attention._batch(policy, shape, attention._spans(shape, shape.get("new", 1)), torch.device("cpu"), seed)
+    rows = [expected(batch, sequence, torch.arange(new)) for sequence, (_, new) in enumerate(batch.spans)]
+    return torch.cat(rows).half()
+
+
+def test_what_is_checked_moves_with_the_seed_and_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where not all KV heads can be had, each token has some, and others with another seed; without a seed all."""
+    batch = random_batch(Heads("fp16", "fp16", 8, 4, 64), [(100, 40), (7, 1), (0, 33), (5, 0)])
+    everything = {(s, h, int(row)) for s, h, rows in checked(batch) for row in rows}
+    assert len(everything) == 4 * (40 + 1 + 33)
+    monkeypatch.setattr(attention_problem, "_MOST", 1)
+    found = [{(s, h, int(row)) for s, h, rows in checked(batch, seed) for row in rows} for seed in range(256)]
+    for each in found:
+        assert {s for s, _, _ in each} == {0, 1, 2}
+        assert len(each) == 3 + 1 + 3, "one head of each row"
+        assert {(s, row // 16) for s, _, row in each} == {(0, 0), (0, 1), (0, 2), (1, 0), (2, 0), (2, 1), (2, 2)}
+        assert {(0, 39), (1, 0), (2, 32)} <= {(s, row) for s, _, row in each}
+    assert len(set().union(*found)) > 0.8 * len(everything)
+    monkeypatch.setattr(attention_problem, "_MOST", 2**40)
+    assert len({(s, h) for s, h, _ in checked(batch, 0)}) == 12
 
 
 @pytest.mark.parametrize(("kv", "window"), [("bf16", 20), ("int8", 0)])
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
 def test_problems_in_bf16_agree_with_fp64(operation, kv, window, bf16_widened):
-    checked(policy_of(8, 0), operation, small(operation, kv, window))
+    right_and_little_else(policy_of(8, 0), operation, small(operation, kv, window))
 
 
 @pytest.mark.parametrize("kv", ["fp16", "i8"])
