@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +19,7 @@ from ..operation import Problem, Shape
 from ..roofline import DecodeAttention, Elementwise, Linear
 from ..weights import GroupedWeight
 from . import attention
-from .rounding import ROUNDING_BOUND
+from .checks import HALF, STEP, linear_error, worst
 
 __all__ = ["POINTWISE", "attention_problem", "linear_problem", "linear_weight", "pointwise_problem"]
 
@@ -35,13 +37,9 @@ def linear_weight(n: int, k: int, group: int, seed: int) -> GroupedWeight:
 
 
 def linear_problem(weight: GroupedWeight, linear: LinearOp, m: int, seed: int) -> tuple[Shape, Problem]:
-    """bf16 activations. error: root mean square beside fp32, over the bound that kernels are held to."""
+    """bf16 activations. error: of every element, as `checks.linear_error` bounds it."""
     (n, k), group = weight.shape, weight.group_size
     x = torch.randn((m, k), generator=torch.Generator().manual_seed(seed)).bfloat16()
-
-    def error(found: torch.Tensor) -> float:
-        exact = x.float() @ weight.dequantize().T
-        return float((found.float() - exact).square().mean().sqrt() / exact.square().mean().sqrt() / ROUNDING_BOUND)
 
     dense: list[torch.Tensor] = []
     packed: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -63,13 +61,18 @@ def linear_problem(weight: GroupedWeight, linear: LinearOp, m: int, seed: int) -
 
     peers = {"torch.matmul bf16": torch_matmul, "int4pack_mm": int4pack}
     shape = Shape.of(m=m, n=n, k=k, group=group, kernel=linear.kernel)
+    error = partial(linear_error, x, weight, linear.kernel)
     return shape, Problem(lambda config: linear(x), error, Linear(m, n, k, 4, group), peers)
 
 
 def attention_problem(
     ops: Ops, batch: int, context: int, heads: int, kv_heads: int, head_dim: int, seed: int
 ) -> tuple[Shape, Problem]:
-    """One new token in each of `batch` sequences. error: the largest difference beside fp32, over 2 units of bf16."""
+    """One new token in each of `batch` sequences.
+
+    error: of every element beside fp32. Weights that add up to 1 may be rounded to bf16, their sums and then the result
+    are; scores are sums in fp32, and what they are off by changes weights as much.
+    """
     generator = torch.Generator().manual_seed(seed)
     per_sequence = -(-context // BLOCK_TOKENS)
     [cache] = ops.allocate_kv(1, batch * per_sequence, kv_heads, head_dim)
@@ -89,9 +92,12 @@ def attention_problem(
         return F.scaled_dot_product_attention(q[:, :, None], k, v, scale=scale, enable_gqa=True)[:, :, 0]
 
     def error(found: torch.Tensor) -> float:
-        wide = (q.float()[:, :, None], k.float(), v.float())
-        exact = F.scaled_dot_product_attention(*wide, scale=scale, enable_gqa=True)[:, :, 0]
-        return float((found.float() - exact).abs().max() / (2 * 2.0**-8 * exact.abs().max()))
+        wide = q.float()[:, :, None], k.float()
+        exact, sizes = (
+            F.scaled_dot_product_attention(*wide, values, scale=scale, enable_gqa=True)[:, :, 0]
+            for values in (v.float(), v.float().abs())
+        )
+        return worst(found, exact, HALF * exact.abs() + 2 * HALF * sizes)
 
     shape = Shape.of(batch=batch, context=context, heads=heads, kv_heads=kv_heads, dim=head_dim)
     work = DecodeAttention(batch, context, heads, kv_heads, head_dim)
@@ -102,7 +108,8 @@ def attention_problem(
 def pointwise_problem(ops: Ops, name: str, tokens: int, model: ModelShape, seed: int) -> tuple[Shape, Problem]:
     """One of POINTWISE on bf16 activations of that model, x [tokens, ...].
 
-    error: the largest difference beside fp32, over 2 units of bf16 of the result, or of 1 where that is less
+    error: of every number that is written, in what is returned and in the cache, beside fp64: in fp32 sums of squares
+    may be off by a rounding for each term, exp and reciprocals by some, and the result is rounded once.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -112,21 +119,36 @@ def pointwise_problem(ops: Ops, name: str, tokens: int, model: ModelShape, seed:
     n, eps = model.intermediate if name == "silu_mul" else model.hidden, 1e-6
     shape, size = Shape.of(t=tokens, n=n), 2 * tokens * n
     x, weight = random(tokens, 2 * n if name == "silu_mul" else n), random(n)
-    run: Callable[[], torch.Tensor]
-    exact: Callable[[], torch.Tensor]
+    written: Callable[[Any], Written] = lambda found: [found]  # noqa: E731
     peer: Callable[[], object]
+    relative = HALF + STEP * (n + 64)
     if name == "silu_mul":
-        work, exact = Elementwise(3 * size), lambda: reference.silu_mul(x.float())
-        run, peer = lambda: ops.silu_mul(x), lambda: F.silu(x[:, :n]) * x[:, n:]
-    elif name == "rms_norm":
-        work, exact = Elementwise(2 * size), lambda: reference.rms_norm(x.float(), weight.float(), eps)
-        run, peer = lambda: ops.rms_norm(x, weight, eps), lambda: F.rms_norm(x, (n,), weight, eps)
-    elif name == "add_rms_norm":
-        residual = random(tokens, n)
-        work = Elementwise(4 * size)
-        exact = lambda: reference.rms_norm((x + residual).float(), weight.float(), eps)  # noqa: E731
-        run = lambda: ops.add_rms_norm(x, residual, weight, eps)[0]  # noqa: E731
-        peer = lambda: F.rms_norm(x + residual, (n,), weight, eps)  # noqa: E731
+        work, run = Elementwise(3 * size), lambda: ops.silu_mul(x)
+        peer = lambda: F.silu(x[:, :n]) * x[:, n:]  # noqa: E731
+
+        def exact() -> list[Expected]:
+            gate, up = x.double().chunk(2, -1)
+            value = F.silu(gate) * up
+            return [(value, (HALF + 64 * STEP) * value.abs())]
+
+    elif name in ("rms_norm", "add_rms_norm"):
+        residual = random(tokens, n) if name == "add_rms_norm" else torch.zeros_like(x)
+        total = (x.double() + residual.double()).bfloat16() if name == "add_rms_norm" else x
+
+        def exact() -> list[Expected]:
+            """Of the very sum that is written, as rounded: two ways to halve a bit are one."""
+            wide = total.double()
+            value = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.double()
+            normed = value, relative * value.abs()
+            return [normed] if name == "rms_norm" else [normed, (wide, STEP * wide.abs())]
+
+        if name == "rms_norm":
+            work, run = Elementwise(2 * size), lambda: ops.rms_norm(x, weight, eps)
+            peer = lambda: F.rms_norm(x, (n,), weight, eps)  # noqa: E731
+        else:
+            work, run = Elementwise(4 * size), lambda: ops.add_rms_norm(x, residual, weight, eps)
+            written = list
+            peer = lambda: F.rms_norm(x + residual, (n,), weight, eps)  # noqa: E731
     else:
         heads, kv_heads, dim = model.heads, model.kv_heads, model.head_dim
         shape = Shape.of(t=tokens, h=heads, kh=kv_heads, d=dim)
@@ -138,18 +160,38 @@ def pointwise_problem(ops: Ops, name: str, tokens: int, model: ModelShape, seed:
         [cache] = ops.allocate_kv(1, -(-tokens // BLOCK_TOKENS), kv_heads, dim)
         tables = torch.arange(-(-tokens // BLOCK_TOKENS), dtype=torch.int32)[None]
         step = _step(torch.arange(tokens), (0, tokens), (tokens,), tables)
-        exact = lambda: reference.rotary(q.float(), k.float(), cos, sin)[0]  # noqa: E731
         run = lambda: ops.rotary_write(q, k, v, cos, sin, cache, step)  # noqa: E731
+
+        def written(found: torch.Tensor) -> Written:
+            kept = ops.kv_vectors(ops.kv_parts(cache))[:2]  # [blocks, KH, 16, D]
+            return [found, *(each.transpose(1, 2).flatten(0, 1)[:tokens] for each in kept)]
+
+        def exact() -> list[Expected]:
+            turned = [_turned(each, cos, sin) for each in (q, k)]
+            return [*turned, (v, torch.full_like(v, STEP))]  # v as it is
 
         def peer() -> None:
             turned = reference.rotary(q, k, cos, sin)[1]
             attention.write(turned, v, cache, step)
 
-    def error(found: torch.Tensor) -> float:
-        expected = exact()
-        return float(((found.float() - expected).abs() / (2 * 2.0**-8 * expected.abs().clamp_min(1))).max())
+    def error(found: Any) -> float:
+        pairs = zip(written(found), exact(), strict=True)
+        return max(worst(each, expected, bound + 1e-30) for each, (expected, bound) in pairs)
 
     return shape, Problem(lambda config: run(), error, work, {"torch": peer})
+
+
+Expected = tuple[torch.Tensor, torch.Tensor]  # a tensor, and how far each number of it may be off
+Written = list[torch.Tensor]
+
+
+def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Expected:
+    """Two products and their sum in fp32, rounded once."""
+    first, second = x.double().chunk(2, -1)
+    cos, sin = cos[:, None].double(), sin[:, None].double()
+    value = torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+    terms = torch.cat(((first * cos).abs() + (second * sin).abs(), (second * cos).abs() + (first * sin).abs()), -1)
+    return value, HALF * value.abs() + 4 * STEP * terms
 
 
 def _step(

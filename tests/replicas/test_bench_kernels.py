@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from motley.kernels.bench import Measurement
 from motley.kernels.cpu import problems as cpu_problems
+from motley.kernels.cpu.operators import CpuOps
 from motley.kernels.device_table import DEVICES
 from motley.kernels.measure import Timing
 from motley.kernels.model_shapes import MODELS, ModelShape
@@ -187,16 +188,55 @@ def test_sdpa_gets_keys_and_values_in_its_own_layout(monkeypatch: pytest.MonkeyP
     assert problem.error(found.flip(0)) > 1
 
 
+@pytest.mark.parametrize("native", [True, False], ids=["c", "torch"])
 @pytest.mark.parametrize("name", cpu_problems.POINTWISE)
-def test_a_cpus_other_operators_are_right_beside_torch(name: str) -> None:
+def test_a_cpus_other_operators_are_right_in_all_that_they_write(name: str, native: bool) -> None:
+    """Keys and values in the cache too, and the sum that a norm is of."""
     model = ModelShape("tiny", 64, 96, 4, 2, 16, 1, 10)
-    ops = for_device("cpu", torch.bfloat16)
+    ops = for_device("cpu", torch.bfloat16) if native else CpuOps(torch.bfloat16, "exact", None, None, "none wanted")
     for tokens in (1, 19):
         shape, problem = cpu_problems.pointwise_problem(ops, name, tokens, model, 0)
         assert shape["t"] == tokens
         found = problem.run(Config())
         assert problem.error(found) <= 1
-        found.view(-1)[3] += 0.1
-        assert problem.error(found) > 1
-        theirs = problem.peers["torch"]()
-        assert name == "rotary_write" or problem.error(theirs) <= 2, "rounded once more"
+        for whole in found if isinstance(found, tuple) else (found,):
+            kept, numbers = whole.clone(), whole.view(-1)
+            numbers[3] += 0.1
+            assert problem.error(found) > 1
+            numbers[3] = torch.nan
+            assert problem.error(found) > 1
+            whole.copy_(kept)
+        problem.peers["torch"]()
+        assert problem.error(found) <= 1
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["keys", "values"])
+def test_what_rotary_write_leaves_in_the_cache_is_checked(which: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    ops = for_device("cpu", torch.bfloat16)
+    caches: list[torch.Tensor] = []
+    monkeypatch.setattr(ops, "allocate_kv", lambda *sizes: caches.extend(type(ops).allocate_kv(ops, *sizes)) or caches)
+    _, problem = cpu_problems.pointwise_problem(ops, "rotary_write", 19, ModelShape("t", 64, 96, 4, 2, 16, 1, 10), 0)
+    found = problem.run(Config())
+    assert problem.error(found) <= 1
+    kept = ops.kv_vectors(ops.kv_parts(caches[0]))[which]
+    kept[1, 1, 2] = 0  # the last token's second head
+    assert problem.error(found) > 1
+
+
+@pytest.mark.parametrize("group", [32, 128])
+@pytest.mark.parametrize("native", [True, False], ids=["c", "torch"])
+@pytest.mark.parametrize("m", [2, 19])
+def test_a_wrong_column_of_a_linear_layer_is_no_rounding(group: int, native: bool, m: int) -> None:
+    """One of many that is zero changes the root mean square of all by less than rounding does."""
+    weight = cpu_problems.linear_weight(512, 1024, group, 0)
+    ops = for_device("cpu", torch.bfloat16) if native else CpuOps(torch.bfloat16, "exact", None, None, "none wanted")
+    _, problem = cpu_problems.linear_problem(weight, ops.linear(weight), m, 0)
+    found = problem.run(Config())
+    assert 0.01 < problem.error(found) <= 1
+    for wrong in (0.0, torch.nan):
+        changed = found.clone()
+        changed[:, 77] = wrong
+        assert problem.error(changed) > 1
+    changed = found.clone()
+    changed[-1] = found[0]
+    assert problem.error(changed) > 1
