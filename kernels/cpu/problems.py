@@ -119,6 +119,7 @@ def pointwise_problem(ops: Ops, name: str, tokens: int, model: ModelShape, seed:
     n, eps = model.intermediate if name == "silu_mul" else model.hidden, 1e-6
     shape, size = Shape.of(t=tokens, n=n), 2 * tokens * n
     x, weight = random(tokens, 2 * n if name == "silu_mul" else n), random(n)
+    run: Callable[[], Any]
     written: Callable[[Any], Written] = lambda found: [found]  # noqa: E731
     peer: Callable[[], object]
     relative = HALF + STEP * (n + 64)

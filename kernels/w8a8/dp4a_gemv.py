@@ -7,7 +7,7 @@ are of one; without groups all is added in int32.
 """
 
 # What is inside a kernel is Triton's language, of which type checkers know nothing.
-# mypy: disable-error-code="untyped-decorator,no-untyped-def,assignment,misc,var-annotated"
+# mypy: disable-error-code="untyped-decorator,no-untyped-def,assignment,index,misc,var-annotated"
 # ruff: noqa: RUF005  tuples grow by addition there
 
 from __future__ import annotations
