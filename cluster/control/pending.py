@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["Need", "Node", "why"]
+__all__ = ["Need", "Node", "together", "why"]
 
 _TYPE = "accelerator_type:"  # as Ray calls the resource of which nodes with such a GPU have a little
 _NAMES = {"CPU": "CPU", "GPU": "GPU", "memory": "byte of memory"}
@@ -27,6 +28,16 @@ class Node:
     labels: Mapping[str, str]
     total: Mapping[str, float]
     free: Mapping[str, float]
+
+
+def together(needs: Sequence[Need]) -> Need:
+    """Of one node that is to have room for all of them."""
+    resources: Counter[str] = Counter()
+    labels: dict[str, str] = {}
+    for need in needs:
+        resources.update(need.resources)  # type: ignore[arg-type]  # it adds fractions as well
+        labels |= need.labels
+    return Need(dict(resources), labels)
 
 
 def why(needs: Sequence[Need], nodes: Sequence[Node], matches: Matches) -> str:

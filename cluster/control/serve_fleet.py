@@ -36,7 +36,7 @@ from ..fleet.status import FleetStatus, Gathered, PrefixStatus, WeightStatus
 from ..fleet.store import read_deployed
 from ..weights import within
 from .fleet import Planned, PoolLook, ReplicaLook
-from .pending import Need, Node, why
+from .pending import Need, Node, together, why
 from .planned import planned
 
 log = logging.getLogger(__name__)
@@ -247,12 +247,13 @@ def _replica(details: ReplicaDetails) -> ReplicaLook:
 
 
 def _needs(info: Any) -> list[Need]:
-    """Of a replica: of each of its bundles, or of its one actor."""
+    """Of a replica: of each of its bundles, of all where they are to be on one node, or of its one actor."""
     config = info.replica_config
     if bundles := json.loads(config.placement_group_bundles or b"null"):
         labels = json.loads(config.placement_group_bundle_label_selector or b"null") or [{}] * len(bundles)
         labels = labels if len(labels) == len(bundles) else [*labels, *[{}] * len(bundles)][: len(bundles)]
-        return [Need(bundle, label) for bundle, label in zip(bundles, labels, strict=True)]
+        needs = [Need(bundle, label) for bundle, label in zip(bundles, labels, strict=True)]
+        return [together(needs)] if config.placement_group_strategy == "STRICT_PACK" else needs
     options = json.loads(config.ray_actor_options or b"{}")
     resources = {"CPU": options.get("num_cpus") or 0.0, "GPU": options.get("num_gpus") or 0.0}
     resources |= {"memory": options.get("memory") or 0.0, **(options.get("resources") or {})}

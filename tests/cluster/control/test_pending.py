@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from ray.serve._private.deployment_scheduler import node_labels_match_selector
+from ray.serve.generated.serve_pb2 import ReplicaConfig
 
 from motley.cluster.control.pending import Need, Node, why
+from motley.cluster.control.serve_fleet import _needs
 
 T4 = {"ray.io/accelerator-type": "T4"}
 HEAD = Node({}, {"CPU": 2.0}, {"CPU": 0.0})
@@ -38,6 +41,22 @@ ROOM = Node({}, {"CPU": 8.0, "GPU": 1.0}, {"CPU": 0.5, "GPU": 1.0})
 def test_reasons(needs: list[Need], nodes: list[Node], words: str) -> None:
     found = why(needs, nodes, node_labels_match_selector)
     assert found == words or (words == "no node" and found.startswith(words))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "needs"),
+    [
+        ("STRICT_PACK", [Need({"CPU": 3.0, "disk": 1.0}, {"rack": "r3"})]),
+        ("SPREAD", [Need({"CPU": 1.0}, {"rack": "r3"}), Need({"CPU": 2.0, "disk": 1.0})]),
+    ],
+)
+def test_bundles_of_one_node_need_room_on_it_together(strategy: str, needs: list[Need]) -> None:
+    config = ReplicaConfig(
+        placement_group_bundles=b'[{"CPU": 1.0}, {"CPU": 2.0, "disk": 1.0}]',
+        placement_group_bundle_label_selector=b'[{"rack": "r3"}, {}]',
+        placement_group_strategy=strategy,
+    )
+    assert _needs(SimpleNamespace(replica_config=config)) == needs
 
 
 amounts = st.dictionaries(st.sampled_from(["CPU", "GPU", "disk"]), st.sampled_from([0.5, 1.0, 2.0]), max_size=3)
