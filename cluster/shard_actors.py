@@ -1,7 +1,8 @@
 """The other processes of a divided model as actors, each in its bundle of the replica's own placement group.
 
 Descriptors reach an actor over a Unix socket, which has a name drawn for it and no file, and answers this user alone.
-So ranks share memory and stages have pipes as subprocesses do: the group is on one node.
+So ranks share memory and stages have pipes as subprocesses do. A stage on another node has TCP connections in the place
+of its pipes (shard_tunnel.py), and no memory that it shares with anybody.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import struct
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import ray
@@ -24,6 +26,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ..replicas.errors import EngineFault
 from ..replicas.shards.launch import Handle
+from .shard_tunnel import Door, call, pump
 
 __all__ = ["Actors", "Shard"]
 
@@ -32,19 +35,35 @@ log = logging.getLogger(__name__)
 _CREDENTIALS = struct.Struct("3i")  # of SO_PEERCRED: process, user, group
 _LOOK_S = 0.5  # between two looks at an actor that has not called yet
 _MOST_ENDS, _MOST_BYTES = 16, 4096
+_READ, _WRITTEN = ("reads", "before"), ("writes", "after")  # by the process that has them; the others are memory
+
+
+@dataclass(frozen=True, slots=True)
+class Far:
+    """The way from another node. names: of what there is to call for."""
+
+    address: tuple[str, int]
+    secret: bytes = field(repr=False)
+    names: tuple[str, ...]
 
 
 class Shard:
     """What runs in the actor's process."""
 
-    def compute(self, door: str, node: str, name: str) -> None:
-        """Take the descriptors that are given at the `door` on that node, and follow what comes by them to its end."""
+    def compute(self, door: str, node: str, name: str, far: Far | None) -> None:
+        """Take the descriptors that are given at the `door` on that node, and follow what comes by them to its end.
+
+        far  how to come by them on any other node; None: there is none
+        """
         from ..replicas.logs import log_to_stderr
         from ..replicas.shards.follower_process import follow
 
         log_to_stderr()
         if (here := ray.get_runtime_context().get_node_id()) != node:
-            raise RuntimeError(f"{name} is on node {here}, and the replica on {node}: they are on one node so far")
+            if far is None:
+                raise RuntimeError(f"{name} is on node {here}, and the replica on {node}: it has to be on the same")
+            follow({each: call(far.address, each, far.secret) for each in far.names})
+            return
         with socket.socket(socket.AF_UNIX) as given:
             given.connect(f"\0{door}")
             _check_same_user(given)
@@ -58,12 +77,18 @@ class Actors:
     cpus       of each bundle; the first is the replica's own
     resources  likewise, of Ray's own
     threads    whether each process computes with as many threads as its bundle has CPUs
+    spread     whether a bundle may be on another node than the replica's
     """
 
     def __init__(
-        self, cpus: Sequence[float], resources: Sequence[Mapping[str, float]], *, threads: bool = True
+        self,
+        cpus: Sequence[float],
+        resources: Sequence[Mapping[str, float]],
+        *,
+        threads: bool = True,
+        spread: bool = False,
     ) -> None:
-        self._cpus, self._resources, self._threads = cpus, resources, threads
+        self._cpus, self._resources, self._threads, self._spread = cpus, resources, threads, spread
         self._group = get_current_placement_group()
         self._node = ray.get_runtime_context().get_node_id()
 
@@ -79,14 +104,16 @@ class Actors:
         }
         if self._resources[number]:
             options["resources"] = dict(self._resources[number])
-        return _Actor(ray.remote(Shard).options(**options).remote(), self._node, name, ends)
+        host = ray.util.get_node_ip_address() if self._spread else None
+        return _Actor(ray.remote(Shard).options(**options).remote(), self._node, name, ends, host)
 
 
 class _Actor:
-    """Implements `Handle`."""
+    """Implements `Handle`. host: where it is called from other nodes; None: it is on this one."""
 
-    def __init__(self, actor: Any, node: str, name: str, ends: Mapping[str, int]) -> None:
-        self._actor = actor
+    def __init__(self, actor: Any, node: str, name: str, ends: Mapping[str, int], host: str | None) -> None:
+        self._actor, self._name = actor, name
+        self.shares_memory = True
         self._how = ""
         self._ended = threading.Event()
         self._process: int | None = None  # a descriptor of it, once it has called: its number may be another's later
@@ -97,8 +124,11 @@ class _Actor:
         door.bind(f"\0{called}")
         door.listen(1)
         given = {each: os.dup(end) for each, end in ends.items()}  # whoever launches closes its own
-        computed = actor.compute.remote(called, node, name)
-        threading.Thread(target=self._run, args=(computed, door, given), name=name, daemon=True).start()
+        names = tuple(each for each in ends if each in (*_READ, *_WRITTEN))
+        far = None if host is None else Door(host, names)
+        way = None if far is None else Far(far.address, far.secret, names)
+        computed = actor.compute.remote(called, node, name, way)
+        threading.Thread(target=self._run, args=(computed, door, far, given), name=name, daemon=True).start()
 
     def wait(self, timeout_s: float | None = None) -> str | None:
         return self._how if self._ended.wait(timeout_s) else None
@@ -113,12 +143,14 @@ class _Actor:
         with suppress(RayError, ValueError):
             ray.kill(self._actor)
 
-    def _run(self, computed: Any, door: socket.socket, given: Mapping[str, int]) -> None:
+    def _run(self, computed: Any, door: socket.socket, far: Door | None, given: dict[str, int]) -> None:
         try:
             try:
-                self._give(computed, door, given)
+                self._give(computed, door, far, given)
             finally:
                 door.close()
+                if far is not None:
+                    far.close()
                 for end in given.values():
                     os.close(end)
             ray.get(computed)
@@ -136,16 +168,31 @@ class _Actor:
                     self._process = None
             self._ended.set()
 
-    def _give(self, computed: Any, door: socket.socket, given: Mapping[str, int]) -> None:
-        """When it calls. Raises RayError when it has ended before that."""
+    def _give(self, computed: Any, door: socket.socket, far: Door | None, given: dict[str, int]) -> None:
+        """When it calls, from here or from afar; not at all when it has ended before that."""
         door.settimeout(_LOOK_S)
-        while True:
-            try:
-                caller, _ = door.accept()
-                break
-            except TimeoutError:
-                if ray.wait([computed], timeout=0)[0]:
-                    return
+        while not ray.wait([computed], timeout=0)[0]:
+            if far is not None and (first := far.answer()) is not None:
+                self._connect(computed, far, first, given)
+                return
+            with suppress(TimeoutError, PermissionError):  # names of such sockets are for all to see
+                self._hand(door.accept()[0], given)
+                return
+
+    def _connect(self, computed: Any, far: Door, first: tuple[str, socket.socket], given: dict[str, int]) -> None:
+        """All of its pipes, as it calls for one after the other; what it is given is no longer in `given`."""
+        self.shares_memory = False
+        found: tuple[str, socket.socket] | None = first
+        while not ray.wait([computed], timeout=0)[0]:
+            if found is not None:
+                name, caller = found
+                near, afar = given.pop(name), caller.detach()
+                pump(f"{self._name}: {name}", *((near, afar) if name in _READ else (afar, near)))
+            if not any(name in given for name in (*_READ, *_WRITTEN)):
+                return
+            found = far.answer()
+
+    def _hand(self, caller: socket.socket, given: Mapping[str, int]) -> None:
         with caller:
             pid = _check_same_user(caller)
             with self._naming:

@@ -243,7 +243,7 @@ def assemble(
         tier.expected = measured_tier(loaded.decoder)
     if access is None and config.prefix_cache == "memory":
         access = memory_access(config.prefix_cache_bytes)
-    shares = access is not None
+    shares = access is not None and (group is None or group.shares_memory)
     stages = None if group is None else group.stages
     num_blocks, kv_why = sizing.num_blocks(config, loaded, ops, shares=shares, stages=stages)
     max_model_len, len_why = sizing.max_model_len(config, loaded, num_blocks)
@@ -365,6 +365,8 @@ def _prefixes(
     if not config.reuse_prefixes:
         return None, "none: reuse_prefixes is off"
     swapper, host = runner.swapper, None
+    if group is not None and not group.shares_memory:
+        return None, "none: the processes of the model are on several nodes"
     if swapper is None:
         return None, "none: there is no memory of the host for what comes and goes"
     if group is not None:

@@ -29,7 +29,7 @@ def placement_options(pool: PoolSpec) -> dict[str, Any]:
     if pool.compute_capability is not None:
         selector[COMPUTE_CAPABILITY] = one_of(capabilities_of(pool.compute_capability))
     if pool.bundles is not None:
-        return _of_bundles(pool.bundles, selector)
+        return _of_bundles(pool.bundles, pool.strategy or "STRICT_PACK", selector)
     options = {
         "num_cpus": pool.booked_cpus,
         **({"num_gpus": 1} if pool.where == "cuda" else {}),
@@ -39,16 +39,16 @@ def placement_options(pool: PoolSpec) -> dict[str, Any]:
     return {"ray_actor_options": options}
 
 
-def _of_bundles(bundles: Sequence[BundleSpec], selector: dict[str, str]) -> dict[str, Any]:
+def _of_bundles(bundles: Sequence[BundleSpec], strategy: str, selector: dict[str, str]) -> dict[str, Any]:
     """The replica's actor is in the first, and takes all of it."""
-    first = bundles[0]
+    first, selectors = bundles[0], [{**selector, **bundle.labels} for bundle in bundles]
     return {
         "ray_actor_options": {
             "num_cpus": first.cpus, **({"resources": dict(first.resources)} if first.resources else {}),
         },
         "placement_group_bundles": [{"CPU": bundle.cpus, **bundle.resources} for bundle in bundles],
-        "placement_group_strategy": "STRICT_PACK",
-        **({"placement_group_bundle_label_selector": [dict(selector) for _ in bundles]} if selector else {}),
+        "placement_group_strategy": strategy,
+        **({"placement_group_bundle_label_selector": selectors} if any(selectors) else {}),
     }  # fmt: skip
 
 

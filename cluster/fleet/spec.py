@@ -285,6 +285,8 @@ class BundleSpec(Spec):
     """Of Ray's logical CPUs; it computes with as many threads, unless `threads` of the engine says how many."""
     resources: dict[Text, Positive] = Field(default_factory=dict)
     """Of Ray's own."""
+    labels: dict[LabelName, LabelValue] = Field(default_factory=dict)
+    """A node with these labels, and the pool's."""
 
 
 class PoolSpec(Spec):
@@ -328,7 +330,8 @@ class PoolSpec(Spec):
     replica has the first and each other process is an actor in its own. By default they are its subprocesses, and it
     books for all."""
     strategy: Literal["STRICT_PACK", "PACK", "SPREAD", "STRICT_SPREAD"] | None = None
-    """How Ray places the bundles: STRICT_PACK, on one node. Several nodes are refused: that is not built yet."""
+    """How Ray places the bundles: by default STRICT_PACK, on one node. Others are for stages of one process each, which
+    are joined over TCP where they are on several nodes, and share no prefixes then."""
     quantization: QuantizationSpec = QuantizationSpec.model_validate({})
     engine: EngineSpec = EngineSpec.model_validate({})
     cost_per_hour: NotNegative = 0.0
@@ -348,6 +351,11 @@ class PoolSpec(Spec):
     def processes(self) -> int:
         """Of each replica."""
         return self.tensor_parallel * self.pipeline_parallel
+
+    @property
+    def spread(self) -> bool:
+        """Whether a replica may be on several nodes."""
+        return self.strategy not in (None, "STRICT_PACK")
 
     @property
     def booked_cpus(self) -> float:
@@ -406,10 +414,10 @@ class PoolSpec(Spec):
         for name, given in (("cpus", self.cpus is not None), ("resources", bool(self.resources))):
             if given:
                 raise refused("of a replica without `bundles`, each of which has its own", name)
-        if self.strategy not in (None, "STRICT_PACK"):
+        if self.spread and self.tensor_parallel > 1:
             raise refused(
-                f"{self.strategy!r} is not accepted; processes of a replica on several nodes are not built yet: "
-                "expected STRICT_PACK",
+                f"{self.strategy!r} is not accepted; ranks on several nodes are not built yet, only stages of one "
+                "process each: expected STRICT_PACK",
                 "strategy",
             )
 

@@ -48,6 +48,8 @@ def serve(pipe: Pipe, ends: Mapping[str, int], beats: Beats) -> None:
     """
     start, _ = pipe.receive()
     exchange = None
+    if start["size"] > 1 and "memory" not in ends:
+        raise RuntimeError(f"{start['name']} shares no memory with the other ranks: it has to be on their node")
     if "memory" in ends:
         exchange = SharedExchange(ends["memory"], start["rank"], start["size"])
         os.close(ends["memory"])
@@ -86,7 +88,7 @@ def _compute(
     room, _ = pipe.receive()
     beats.says("makes room for KV")
     kv = ops.allocate_kv(local.num_layers, room["blocks"], local.num_kv_heads, local.head_dim)
-    copy = _copier(pipe, [part for cache in kv for part in ops.kv_parts(cache)], ends["host"], room["host_blocks"])
+    copy = _copier(pipe, [part for cache in kv for part in ops.kv_parts(cache)], ends.get("host"), room["host_blocks"])
     beats.says("serves")
     pipe.send(room)
     if loaded.keep is not None:
@@ -98,10 +100,12 @@ def _compute(
     _rank(pipe, Versions(loaded, ranks), kv, copy)
 
 
-def _copier(pipe: Pipe, parts: Sequence[torch.Tensor], file: int, host_blocks: int) -> Copy:
-    """Makes copies between KV and the host, and tells. file: of the host's blocks; it is closed."""
-    swapper = Swapper(parts, SharedHost(file), host_blocks) if host_blocks else None
-    os.close(file)
+def _copier(pipe: Pipe, parts: Sequence[torch.Tensor], file: int | None, host_blocks: int) -> Copy:
+    """Makes copies between KV and the host, and tells. file: of the host's blocks, which is closed, if any."""
+    assert file is not None or not host_blocks, "there is memory to be shared"
+    swapper = Swapper(parts, SharedHost(file), host_blocks) if file is not None and host_blocks else None
+    if file is not None:
+        os.close(file)
 
     def copy(fields: dict[str, Any]) -> None:
         assert swapper is not None, "there are blocks of the host"

@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]  # done bytes, total bytes
 
 ANSWER_S = 5.0  # without a sign of life of a stage, while a step waits for the last
-SILENCE_S = 60.0  # at any other time: what imports libraries from a slow disk says nothing meanwhile
+SILENCE_S = 30.0  # at any other time: what imports libraries from a slow disk says nothing meanwhile
 
 
 def is_divided(config: EngineConfig) -> bool:
@@ -171,6 +171,11 @@ class Group:
                 progress(done, total)
 
         return goes_on
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether all are on one host. Known once they have loaded."""
+        return all(follower.shares_memory for follower in self._followers)
 
     def digests(self) -> list[Sequence[bytes]]:
         """Of the other processes' weights, when all have loaded. Raises EngineLost if one has not."""

@@ -16,7 +16,12 @@ __all__ = ["Handle", "Launcher", "Subprocesses"]
 
 
 class Handle(Protocol):
-    """A process that was started."""
+    """A process that was started.
+
+    shares_memory  whether it has all descriptors that it was given; False: pipes alone. Known once it has said anything
+    """
+
+    shares_memory: bool
 
     def wait(self, timeout_s: float | None = None) -> str | None:
         """How it ended; None: it has not, in that time. From any thread."""
@@ -50,6 +55,8 @@ class Subprocesses:
 
 
 class _Subprocess:
+    shares_memory = True
+
     def __init__(self, name: str, ends: Mapping[str, int]) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._ended = threading.Event()

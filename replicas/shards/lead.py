@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
 import torch
@@ -37,12 +38,13 @@ class Lead:
         return self._together("logits", hidden)
 
     def _together(self, method: str, argument: StepBatch | torch.Tensor, *kv: Sequence[torch.Tensor]) -> torch.Tensor:
+        began = time.monotonic()
         try:
             self._group.call(method, argument, self._version)
             found: torch.Tensor = getattr(self._decoder, method)(argument, *kv)
         except Exception as error:  # whatever it is: the others are in the middle of a step that never ends
             self._group.lose()
-            raise EngineLost(f"the model is not whole any more: {error}") from error
+            raise _lost(began, error) from error
         return found
 
 
@@ -74,24 +76,31 @@ class Line:
         return self._whole(call)
 
     def _whole(self, call: Callable[[], None]) -> Callable[[], torch.Tensor]:
+        began = time.monotonic()
         try:
             call()
         except Exception as error:  # whatever it is: the others are in the middle of a step that never ends
-            raise self._lost(error) from error
+            raise self._lost(began, error) from error
         number = self._called
         self._called += 1
         return lambda: self._answer(number)
 
     def _answer(self, number: int) -> torch.Tensor:
         """The last stage answers calls in their order, whoever asks first."""
+        began = time.monotonic()
         try:
             while number not in self._found:
                 self._found[self._answered] = self._group.answer()
                 self._answered += 1
         except Exception as error:
-            raise self._lost(error) from error
+            raise self._lost(began, error) from error
         return self._found.pop(number)
 
-    def _lost(self, error: Exception) -> EngineLost:
+    def _lost(self, began: float, error: Exception) -> EngineLost:
         self._group.lose()
-        return EngineLost(f"the model is not whole any more: {error}")
+        return _lost(began, error)
+
+
+def _lost(began: float, error: Exception) -> EngineLost:
+    """began: monotonic seconds, when it began to wait for others."""
+    return EngineLost(f"the model is not whole any more, found after {time.monotonic() - began:.1f} s: {error}")

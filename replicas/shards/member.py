@@ -65,6 +65,11 @@ class Member:
     def heard(self) -> float:
         return self.pipe.heard
 
+    @property
+    def shares_memory(self) -> bool:
+        """Known once it has loaded."""
+        return self._handle.shares_memory
+
     def receive(self) -> dict[str, Any]:
         """Raises EOFError when nothing comes any more."""
         return self.inbox.receive()[0]

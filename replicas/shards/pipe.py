@@ -80,7 +80,7 @@ class Pipe:
                 until = time.monotonic() + SEND_S
             except BlockingIOError:
                 continue
-            except (BrokenPipeError, ConnectionResetError) as error:
+            except (BrokenPipeError, ConnectionResetError, TimeoutError) as error:
                 raise EngineLost("a rank has ended") from error
 
     def receive(self) -> Message:
@@ -96,7 +96,7 @@ class Pipe:
         done = 0
         while done < count:
             read = 0
-            with suppress(ConnectionResetError):
+            with suppress(ConnectionResetError, TimeoutError):  # a connection in the place of a pipe
                 read = os.readv(self._reads, [memoryview(data)[done:]])
             if not read:
                 raise EOFError

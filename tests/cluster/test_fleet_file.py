@@ -104,9 +104,9 @@ def test_the_schema_is_as_generated() -> None:
         ("    tensor_parallel: 2\n    cpus: 2\n    bundles: [{}, {}]\n", "5:11", "of a replica without `bundles`"),
         ("    strategy: STRICT_PACK\n", "4:15", "of `bundles`, and there are none"),
         (
-            "    pipeline_parallel: 2\n    bundles: [{}, {}]\n    strategy: SPREAD\n",
+            "    tensor_parallel: 2\n    bundles: [{}, {}]\n    strategy: SPREAD\n",
             "6:15",
-            "'SPREAD' is not accepted; processes of a replica on several nodes are not built yet: expected STRICT_PACK",
+            "'SPREAD' is not accepted; ranks on several nodes are not built yet, only stages of one process each",
         ),
         ("    compute_capability: 5.0\n", "4:25", "'5.0' is not accepted; there are kernels for 6.0, 6.1, 7.0"),
         ("    compute_capability: new\n", "4:25", "'new' is not accepted; expected one such as 7.5 or >=8.0"),
@@ -281,6 +281,15 @@ def test_what_ray_places_bundles_by(tmp_path: Path) -> None:
         "placement_group_bundle_label_selector": [{"rack": "r3"}, {"rack": "r3"}],
     }
     serve.deployment(type("Replica", (), {}), **placement_options(pool))  # which Serve takes
+
+
+def test_stages_may_be_on_several_nodes(tmp_path: Path) -> None:
+    said = "{name: a, pipeline_parallel: 2, labels: {rack: r3}, bundles: [{}, {labels: {disk: ssd}}], strategy: SPREAD}"
+    pool = load(tmp_path, f"model: demo\npools: [{said}]\n").pools[0]
+    placed = placement_options(pool)
+    assert placed["placement_group_strategy"] == "SPREAD"
+    assert placed["placement_group_bundle_label_selector"] == [{"rack": "r3"}, {"rack": "r3", "disk": "ssd"}]
+    assert pool.spread
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,80 @@
+"""Processes of a model as actors in bundles of a placement group, on a real Ray: what they say, and how they end."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_checkpoints import build_checkpoint
+
+from motley import Engine
+from motley.kernels.cpu.build import library
+
+pytestmark = pytest.mark.skipif(library()[0] is None, reason="no C compiler")
+
+SUPPORT = Path(__file__).resolve().parents[1] / "support"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_checkpoint(tmp_path_factory.mktemp("actors") / "model", "llama", num_hidden_layers=4)
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> dict[str, dict[str, Any]]:
+    """By the name of a case."""
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="m") as temp:  # paths of sockets are short
+        child = [sys.executable, str(SUPPORT / "shard_actors_child.py"), str(folder)]
+        path = os.pathsep.join([str(SUPPORT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = {**os.environ, "PYTHONPATH": path, "RAY_TMPDIR": temp, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+        ended = subprocess.run(child, capture_output=True, text=True, timeout=900, env=environment, check=False)
+    assert ended.returncode == 0, ended.stderr
+    cases: dict[str, dict[str, Any]] = json.loads(ended.stdout.splitlines()[-1])
+    return cases
+
+
+def test_they_say_what_one_process_does(found: dict[str, dict[str, Any]], folder: Path) -> None:
+    """Stages to the bit, ranks but for the order of sums; wherever they are."""
+    with Engine(folder, dtype="float32", kv_memory_bytes=1 << 20) as whole:
+        expected = whole._built.logits((7, 3, 200, 41)).tolist()
+    assert found["stages on two nodes"]["said"] == expected
+    assert found["stages, one is stopped, the first killed"]["said"] == expected
+    for name in ("ranks", "stages of ranks, one is killed"):
+        for row, other in zip(found[name]["said"], expected, strict=True):
+            assert row == pytest.approx(other, abs=1e-4)
+
+
+def test_each_process_is_an_actor_in_a_bundle(found: dict[str, dict[str, Any]]) -> None:
+    """Those of one node share memory; stages on two do not, and share no prefixes either."""
+    assert [len(found[name]["others"]) for name in ("ranks", "stages of ranks, one is killed")] == [1, 3]
+    for name, case in found.items():
+        if "one host" in case:
+            assert case["one host"] is ("two nodes" not in name), name
+            assert ("several nodes" in case["prefixes"]) is ("two nodes" in name), case["prefixes"]
+
+
+def test_one_that_is_lost_ends_the_step(found: dict[str, dict[str, Any]]) -> None:
+    for name in (
+        "stages of ranks, one is killed",
+        "ranks, one is stopped",
+        "stages on two nodes, one is killed",
+        "stages on two nodes, one is stopped",
+    ):
+        assert "EngineLost: the model is not whole any more, found after " in found[name]["raised"], found[name]
+    assert "stage 1 has said nothing for 5 s" in found["stages on two nodes, one is stopped"]["raised"]
+
+
+def test_nothing_is_left_whatever_is_killed(found: dict[str, dict[str, Any]]) -> None:
+    assert {name: case["left"] for name, case in found.items()} == {name: [] for name in found}
+
+
+def test_ranks_on_two_nodes_are_told_that_they_cannot_be(found: dict[str, dict[str, Any]]) -> None:
+    raised = found["ranks on two nodes"]["raised"]
+    assert "rank 1 is on node" in raised
+    assert "it has to be on the same" in raised
