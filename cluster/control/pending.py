@@ -35,7 +35,7 @@ def together(needs: Sequence[Need]) -> Need:
     resources: Counter[str] = Counter()
     labels: dict[str, str] = {}
     for need in needs:
-        resources.update(need.resources)  # type: ignore[arg-type]  # it adds fractions as well
+        resources.update(need.resources)  # fractions too
         labels |= need.labels
     return Need(dict(resources), labels)
 

@@ -152,6 +152,8 @@ class Group:
             for follower in self._followers:
                 follower.close()
             self._close_files()
+            if self._after is not None:
+                os.close(self._after)
             raise
         self._handing_on = Pipe(writes=self._after)
         self._size = size

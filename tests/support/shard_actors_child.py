@@ -47,7 +47,6 @@ class Replica:
             "pid": os.getpid(),
             "one host": self._engine.group.shares_memory,
             "prefixes": self._engine.choices["prefix_store"],
-            "threads": self._engine.group._followers and os.environ.get("OMP_NUM_THREADS"),
         }
 
     def close(self) -> None:
