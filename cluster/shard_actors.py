@@ -113,7 +113,7 @@ class _Actor:
 
     def __init__(self, actor: Any, node: str, name: str, ends: Mapping[str, int], host: str | None) -> None:
         self._actor, self._name = actor, name
-        self.shares_memory = True
+        self.starting = self.shares_memory = True
         self._how = ""
         self._ended = threading.Event()
         self._process: int | None = None  # a descriptor of it, once it has called: its number may be another's later
@@ -181,7 +181,7 @@ class _Actor:
 
     def _connect(self, computed: Any, far: Door, first: tuple[str, socket.socket], given: dict[str, int]) -> None:
         """All of its pipes, as it calls for one after the other; what it is given is no longer in `given`."""
-        self.shares_memory = False
+        self.starting = self.shares_memory = False
         found: tuple[str, socket.socket] | None = first
         while not ray.wait([computed], timeout=0)[0]:
             if found is not None:
@@ -195,6 +195,7 @@ class _Actor:
     def _hand(self, caller: socket.socket, given: Mapping[str, int]) -> None:
         with caller:
             pid = _check_same_user(caller)
+            self.starting = False
             with self._naming:
                 self._process = os.pidfd_open(pid)
                 if self._killed:

@@ -13,9 +13,10 @@ from typing import Protocol
 from ..errors import EngineLost
 from .pipe import Pipe
 
-__all__ = ["BEAT_S", "Beats", "Heard", "Patience", "Watch"]
+__all__ = ["BEAT_S", "START_S", "Beats", "Heard", "Patience", "Watch"]
 
 BEAT_S = 1.0
+START_S = 300.0  # until a process begins at all, which may be another's to start
 
 
 class Beats:
@@ -54,31 +55,42 @@ class Beats:
 
 
 class Heard(Protocol):
-    """A process as others hear of it. heard: monotonic seconds of the last sign of life; doing: what it said then."""
+    """A process as others hear of it.
+
+    heard     monotonic seconds of the last sign of life; doing: what it said then
+    starting  it has not begun: nothing can be heard of it
+    """
 
     name: str
     doing: str
+
+    @property
+    def starting(self) -> bool: ...
 
     @property
     def heard(self) -> float: ...
 
 
 class Patience:
-    """For so many seconds of silence, in looks BEAT_S apart: whoever was held up itself charges it to nobody."""
+    """For so many seconds of silence, in looks BEAT_S apart: whoever was held up itself charges it to nobody.
+
+    Until a process begins, for START_S.
+    """
 
     def __init__(self, others: Sequence[Heard], limit_s: float) -> None:
         self._others, self._limit_s = others, limit_s
-        self._last = [other.heard for other in others]
+        self._last = [(other.heard, other.starting) for other in others]
         self._looks = [0] * len(others)
 
     def look(self) -> None:
         """After BEAT_S more. Raises EngineLost, naming one that has said nothing for so long, and what it did last."""
         for number, other in enumerate(self._others):
-            heard = other.heard
-            self._looks[number] = self._looks[number] + 1 if heard == self._last[number] else 0
-            self._last[number] = heard
-            if self._looks[number] * BEAT_S >= self._limit_s:
-                raise EngineLost(f"{other.name} has said nothing for {self._limit_s:g} s; the last was: {other.doing}")
+            now = other.heard, other.starting
+            self._looks[number] = self._looks[number] + 1 if now == self._last[number] else 0
+            self._last[number] = now
+            limit_s = START_S if other.starting else self._limit_s
+            if self._looks[number] * BEAT_S >= limit_s:
+                raise EngineLost(f"{other.name} has said nothing for {limit_s:g} s; the last was: {other.doing}")
 
 
 class Watch:

@@ -18,9 +18,11 @@ __all__ = ["Handle", "Launcher", "Subprocesses"]
 class Handle(Protocol):
     """A process that was started.
 
+    starting       it has yet to begin
     shares_memory  whether it has all descriptors that it was given; False: pipes alone. Known once it has said anything
     """
 
+    starting: bool
     shares_memory: bool
 
     def wait(self, timeout_s: float | None = None) -> str | None:
@@ -55,6 +57,7 @@ class Subprocesses:
 
 
 class _Subprocess:
+    starting = False
     shares_memory = True
 
     def __init__(self, name: str, ends: Mapping[str, int]) -> None:

@@ -66,6 +66,10 @@ class Member:
         return self.pipe.heard
 
     @property
+    def starting(self) -> bool:
+        return self._handle.starting
+
+    @property
     def shares_memory(self) -> bool:
         """Known once it has loaded."""
         return self._handle.shares_memory

@@ -19,7 +19,7 @@ from motley.replicas.build import BuiltEngine, build_engine
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import EngineLost
 from motley.replicas.shards import group
-from motley.replicas.shards.beats import Beats, Patience, Watch
+from motley.replicas.shards.beats import START_S, Beats, Patience, Watch
 from motley.replicas.shards.group import Group
 from motley.replicas.shards.launch import Handle, Subprocesses
 from motley.replicas.shards.pipe import Pipe
@@ -131,7 +131,7 @@ def test_the_first_does_not_load_to_its_end_when_another_has_ended(tmp_path: Pat
 
 class Other:
     def __init__(self, name: str) -> None:
-        self.name, self.doing, self.heard = name, "loads weights, 3 of 9 MB", 0.0
+        self.name, self.doing, self.heard, self.starting = name, "loads weights, 3 of 9 MB", 0.0, False
 
 
 def test_only_silence_counts_however_long_it_takes() -> None:
@@ -147,6 +147,26 @@ def test_only_silence_counts_however_long_it_takes() -> None:
         patience.look()
     other.heard = 102.0
     with pytest.raises(EngineLost, match="rank 1 has said nothing for 3 s; the last was: loads weights, 3 of 9 MB"):
+        patience.look()
+
+
+def test_what_has_yet_to_begin_is_silent_for_longer() -> None:
+    """And has all of the time that others have, when it has begun."""
+    actor = Other("rank 1")
+    actor.starting = True
+    patience = Patience([actor], 3.0)
+    for _ in range(int(START_S) - 1):
+        patience.look()
+    actor.starting = False
+    for _ in range(3):
+        patience.look()
+    with pytest.raises(EngineLost, match="for 3 s"):
+        patience.look()
+    actor.starting = True
+    patience = Patience([actor], 3.0)
+    for _ in range(int(START_S) - 1):
+        patience.look()
+    with pytest.raises(EngineLost, match="for 300 s"):
         patience.look()
 
 

@@ -31,7 +31,7 @@ class Noted:
 
     def __init__(self, number: int, start: Mapping[str, Any], *given: object) -> None:
         self.number, self.threads = number, start["config"]["threads"]
-        self.name, self.doing, self.heard = "", "", 0.0
+        self.name, self.doing, self.heard, self.starting = "", "", 0.0, False
         self.inbox = SimpleNamespace(close=lambda: None)
 
     def kill(self) -> None:
