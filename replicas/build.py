@@ -94,7 +94,9 @@ class BuiltEngine:
         loaded, version = prepared.loaded, prepared.version
         prefixes = self.core.scheduler.prefixes
         identity = self.identity(loaded) if self.identity is not None and prefixes.pool.total else None
-        self.core.adopt(version, loaded.decoder if self.group is None else Lead(loaded.decoder, self.group, version))
+        now = self.runner.model
+        renewed = now.renewed(loaded.decoder, version) if isinstance(now, (Lead, Line)) else loaded.decoder
+        self.core.adopt(version, renewed)
         if identity is not None:
             prefixes.identify(identity)
         self.weights.adopt(prepared)

@@ -332,21 +332,24 @@ def _keep_part(cache: WeightsCache, kind: str, kept: Kept, fingerprint: str) -> 
 def updated_model(
     before: LoadedModel, checkpoint: Checkpoint, changed: Collection[str], ranks: Ranks | None = None
 ) -> LoadedModel:
-    """The same model with other values of the tensors that have `changed`: what has none of them is shared.
+    """The same model, or a process's part of it, with other values of the tensors that have `changed`.
+
+    What has none of them is shared.
 
     checkpoint  whose layout is that of `before`, and whose values are known to be sound
 
     Raises CheckpointError naming file and tensor; nothing of `before` has changed then, nor otherwise.
     """
-    decoder = before.decoder
-    assert decoder.stage.count == 1, "stages keep the weights that they have"
+    decoder, stage = before.decoder, before.decoder.stage
+    own = frozenset(changed) & decoder_layout(checkpoint.config, checkpoint.format, stage).keys()
     weights = Weights(checkpoint.tensors, decoder.ops.device)
-    if head_is_tied(checkpoint.config, checkpoint.format) and not {EMBEDDING, f"{HEAD}.weight"}.isdisjoint(changed):
+    tied = stage.is_last and head_is_tied(checkpoint.config, checkpoint.format)
+    if tied and not {EMBEDDING, f"{HEAD}.weight"}.isdisjoint(own):
         check_tied_head(weights, *(() if ranks is None else (slice(*ranks.own.tokens),)))
     made = Decoder(
-        checkpoint.config, checkpoint.format, weights, decoder.ops, ranks, before=decoder, changed=frozenset(changed)
+        checkpoint.config, checkpoint.format, weights, decoder.ops, ranks, stage, before=decoder, changed=own
     )
-    weights.finish(tolerated=lambda name: name not in changed)
+    weights.finish(tolerated=lambda name: name not in own)
     if not before.contents:
         return _loaded(made, checkpoint, {}, ())
     tensors = checkpoint.tensors

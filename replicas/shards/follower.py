@@ -3,9 +3,8 @@
 Messages come and answers go by pipes, as pipe.py has them: first what to load, then how many KV blocks there are, each
 answered when it is done; then calls of the decoder. Nobody asks a rank of the first stage for results. A later stage
 takes what the one before it gave by a pipe of its own, and the last answers the process that started it; each says all
-the time that it lives and what it does (beats.py). Ranks of one stage hear between calls of other weights to be
-prepared, which is answered, or forgotten. All hear between calls of KV to be copied to or from the host, and say when
-that is done.
+the time that it lives and what it does (beats.py). All hear between calls of other weights to be prepared, which is
+answered, or forgotten; and of KV to be copied to or from the host, and say when that is done.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ import torch
 
 from ...kernels.cpu.exchange import SharedExchange
 from ..checkpoint import inspect_checkpoint
-from ..decoder import Decoder
 from ..engine_config import EngineConfig
 from ..gpu.swapper import Swapper
 from ..weights_cache import open_cache
@@ -38,6 +36,7 @@ from .versions import Versions
 log = logging.getLogger(__name__)
 
 Copy = Callable[[dict[str, Any]], None]
+Between = Callable[[dict[str, Any]], bool]  # of a message that is no call: does what it says; False: it is a call
 
 
 def serve(pipe: Pipe, ends: Mapping[str, int], beats: Beats) -> None:
@@ -94,10 +93,12 @@ def _compute(
     if loaded.keep is not None:
         loaded.keep(room["fingerprint"])
         loaded = replace(loaded, keep=None)  # which holds on to what it keeps
+    versions = Versions(loaded, ranks)
+    between = _between(pipe, versions, copy)
     if stage.count > 1:
-        _stage(pipe, start, ends, loaded.decoder, kv, copy)
+        _stage(pipe, start, ends, versions, stage, kv, between)
     assert ranks is not None, "a stage alone has ranks"
-    _rank(pipe, Versions(loaded, ranks), kv, copy)
+    _rank(pipe, versions, kv, between)
 
 
 def _copier(pipe: Pipe, parts: Sequence[torch.Tensor], file: int | None, host_blocks: int) -> Copy:
@@ -116,10 +117,8 @@ def _copier(pipe: Pipe, parts: Sequence[torch.Tensor], file: int | None, host_bl
     return copy
 
 
-def _rank(pipe: Pipe, versions: Versions, kv: list[torch.Tensor], copy: Copy) -> NoReturn:
-    """Calls in their order, each with the weights that it names."""
-    while True:
-        fields, tensors = pipe.receive()
+def _between(pipe: Pipe, versions: Versions, copy: Copy) -> Between:
+    def heed(fields: dict[str, Any]) -> bool:
         if "copies" in fields:
             copy(fields)
         elif "prepare" in fields:  # beside the steps
@@ -127,24 +126,35 @@ def _rank(pipe: Pipe, versions: Versions, kv: list[torch.Tensor], copy: Copy) ->
         elif "forget" in fields:
             versions.forget(fields["forget"])
         else:
+            return False
+        return True
+
+    return heed
+
+
+def _rank(pipe: Pipe, versions: Versions, kv: list[torch.Tensor], between: Between) -> NoReturn:
+    """Calls in their order, each with the weights that it names."""
+    while True:
+        fields, tensors = pipe.receive()
+        if not between(fields):
             calls.make(versions.decoder(fields["weights"]), kv, fields, tensors)
 
 
 def _stage(
-    pipe: Pipe, start: dict[str, Any], ends: Mapping[str, int], decoder: Decoder, kv: list[torch.Tensor], copy: Copy
-) -> NoReturn:
-    """Calls in their order, each with what the stage before has made of it."""
+    pipe: Pipe, start: dict[str, Any], ends: Mapping[str, int], versions: Versions, stage: Stage,
+    kv: list[torch.Tensor], between: Between,
+) -> NoReturn:  # fmt: skip
+    """Calls in their order, each with the weights that it names and with what the stage before has made of it."""
     before = Inbox(Pipe(reads=ends["before"]), "stage before") if "before" in ends else None
-    hand_on = _hand_on(pipe, start, ends, decoder.stage)
+    hand_on = _hand_on(pipe, start, ends, stage)
     orders = Inbox(pipe, "calls")
     while True:
         fields, tensors = orders.receive()
-        if "copies" in fields:
-            copy(fields)
+        if between(fields):
             continue
         whole = before is None or "hidden" in tensors  # what comes from the first process alone
         stream = None if whole or before is None else calls.stream_of(before.receive())
-        hand_on(calls.make(decoder, kv, fields, tensors, stream))
+        hand_on(calls.make(versions.decoder(fields["weights"]), kv, fields, tensors, stream))
 
 
 def _hand_on(pipe: Pipe, start: dict[str, Any], ends: Mapping[str, int], stage: Stage) -> Callable[[Any], None]:

@@ -207,9 +207,9 @@ class Group:
         """They begin, with weights of that version. Raises EngineLost."""
         self._send(self._followers, method, argument, version)
 
-    def call_last(self, method: str, argument: torch.Tensor) -> None:
+    def call_last(self, method: str, argument: torch.Tensor, version: int = 0) -> None:
         """The last stage begins, whose answer is one more of `answer`. Raises EngineLost."""
-        self._send(self._followers[-self._size :], method, argument)
+        self._send(self._followers[-self._size :], method, argument, version)
 
     def copy(self, plan: StepPlan) -> None:
         """They copy what the plan says between KV and the host, after what they were told before. Raises EngineLost."""
@@ -238,18 +238,20 @@ class Group:
                 raise self._fault() from None
 
     def prepare(self, version: int, file: Path) -> None:
-        """Weights of that version on every other rank, beside those before it: all of them, or none.
+        """Weights of that version in every other process, beside those before it: all of them, or none.
 
-        Raises CheckpointError where a rank could not, EngineLost if one has gone.
+        Raises CheckpointError where one could not, EngineLost if one has gone.
         """
-        assert len(self.stages) == 1, "stages keep the weights that they have"
         for follower in self._followers:
             follower.pipe.send({"prepare": version, "file": str(file)})
-        answers = self._answers()
-        failed = next((answer["failed"] for answer in answers if "failed" in answer), None)
+        try:
+            answers = [(follower.name, follower.prepared()) for follower in self._followers]
+        except EOFError:
+            raise self._fault() from None
+        failed = next(((who, answer["failed"]) for who, answer in answers if "failed" in answer), None)
         if failed is not None:
             self.forget(version)
-            raise CheckpointError(f"a rank could not take it: {failed}", file=file.name)
+            raise CheckpointError(f"{failed[0]} could not take it: {failed[1]}", file=file.name)
 
     def forget(self, version: int) -> None:
         """Weights of that version: no step is computed with them any more. Raises EngineLost."""
@@ -309,7 +311,7 @@ class Group:
             self._exchange.abort()
         self.copies.lose()
         for follower in self._followers:
-            follower.inbox.close()
+            follower.says_no_more()
 
     def _block_bytes(self, ops: Ops) -> list[int]:
         return [sum(part.nbytes for part in share.block(ops, self._head_dim)) for share in self.shares]

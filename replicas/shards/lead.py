@@ -24,6 +24,10 @@ class Lead:
     def __init__(self, decoder: Decoder, group: Group, version: int = 0) -> None:
         self._decoder, self._group, self._version = decoder, group, version
 
+    def renewed(self, decoder: Decoder, version: int) -> Lead:
+        """With other weights."""
+        return Lead(decoder, self._group, version)
+
     def forget(self) -> None:
         """Nothing is computed with it any more."""
         self._group.forget(self._version)
@@ -49,13 +53,24 @@ class Lead:
 
 
 class Line:
-    """Of pipeline stages: the first computes here, and the last answers. Raises EngineLost."""
+    """Of pipeline stages: the first computes here, and the last answers. Raises EngineLost.
 
-    def __init__(self, decoder: Decoder, group: Group) -> None:
-        self._decoder, self._group = decoder, group
+    version  of the weights that it has
+    answers  of the last stage, whatever weights calls name; None: nothing has been called yet
+    """
+
+    def __init__(self, decoder: Decoder, group: Group, version: int = 0, answers: Answers | None = None) -> None:
+        self._decoder, self._group, self._version = decoder, group, version
+        self._answers = Answers(group) if answers is None else answers
         self.num_stages = len(group.stages)
-        self._called = self._answered = 0
-        self._found: dict[int, torch.Tensor] = {}  # by the number of the call
+
+    def renewed(self, decoder: Decoder, version: int) -> Line:
+        """With other weights."""
+        return Line(decoder, self._group, version, self._answers)
+
+    def forget(self) -> None:
+        """Nothing is computed with it any more."""
+        self._group.forget(self._version)
 
     def forward(self, batch: StepBatch, kv: list[torch.Tensor]) -> torch.Tensor:
         return self.begin("forward", batch, kv)()
@@ -64,18 +79,28 @@ class Line:
         return self.begin("hidden", batch, kv)()
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self._whole(lambda: self._group.call_last("logits", hidden))()
+        return self._answers.to(lambda: self._group.call_last("logits", hidden, self._version))()
 
     def begin(self, method: str, batch: StepBatch, kv: list[torch.Tensor]) -> Callable[[], torch.Tensor]:
         """`forward` or `hidden`: the first stage has computed when this returns. What it gives waits for the last."""
 
         def call() -> None:
-            self._group.call(method, batch)
+            self._group.call(method, batch, self._version)
             self._group.hand_on(self._decoder.through(batch, kv))
 
-        return self._whole(call)
+        return self._answers.to(call)
 
-    def _whole(self, call: Callable[[], None]) -> Callable[[], torch.Tensor]:
+
+class Answers:
+    """Of the last stage, which answers calls in their order, whoever asks first. Raises EngineLost."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._called = self._answered = 0
+        self._found: dict[int, torch.Tensor] = {}  # by the number of the call
+
+    def to(self, call: Callable[[], None]) -> Callable[[], torch.Tensor]:
+        """Calls; what it returns waits for the answer."""
         began = time.monotonic()
         try:
             call()
@@ -86,7 +111,6 @@ class Line:
         return lambda: self._answer(number)
 
     def _answer(self, number: int) -> torch.Tensor:
-        """The last stage answers calls in their order, whoever asks first."""
         began = time.monotonic()
         try:
             while number not in self._found:

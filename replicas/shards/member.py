@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import queue
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -44,6 +45,7 @@ class Member:
         self.name: str = start["name"]
         self.doing = "nothing yet: it was being started"
         self._copied, self._closing = copied, False
+        self._prepared: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         orders, answers = os.pipe(), os.pipe()
         try:
             theirs = {"reads": orders[0], "writes": answers[1]}
@@ -78,6 +80,19 @@ class Member:
         """Raises EOFError when nothing comes any more."""
         return self.inbox.receive()[0]
 
+    def prepared(self) -> dict[str, Any]:
+        """What came of the weights that it was to prepare last. Raises EOFError when nothing comes any more."""
+        fields = self._prepared.get()
+        if fields is None:
+            self._prepared.put(None)  # for whoever asks again
+            raise EOFError
+        return fields
+
+    def says_no_more(self) -> None:
+        """Whatever it does: nobody waits for it."""
+        self.inbox.close()
+        self._prepared.put(None)
+
     def epitaph(self) -> str:
         """Once it has closed its pipe: how it ended, and what it did last."""
         how = self._handle.wait(END_S) or "nothing that it says"
@@ -97,11 +112,13 @@ class Member:
         self.inbox.end()
 
     def _heed(self, fields: dict[str, Any]) -> bool:
-        """What it has copied, and that it lives, is no answer to anything."""
+        """What it has copied or prepared, and that it lives, answers no call."""
         if "copied" in fields:
             self._copied(fields["copied"])
         elif "doing" in fields:
             self.doing = fields["doing"]
+        elif "prepared" in fields or "failed" in fields:
+            self._prepared.put(fields)
         else:
             return False
         return True

@@ -25,7 +25,6 @@ class StagedRunner(ModelRunner):
     ) -> None:
         super().__init__(line, kv, device, swapper)
         self.depth = line.num_stages
-        self._line = line
 
     def run(self, plan: StepPlan) -> StepResult:
         return self.launch(plan)()
@@ -36,5 +35,7 @@ class StagedRunner(ModelRunner):
         if self.swapper is not None:
             self.swapper.order(plan)
         batch = prepare(plan, self._move)
-        answer = self._line.begin("hidden" if pools(plan) else "forward", batch, self.kv)
-        return lambda: self._result(plan, batch, self._line, answer())
+        line = self.models[plan.weights]
+        assert isinstance(line, Line), "every version is of stages"
+        answer = line.begin("hidden" if pools(plan) else "forward", batch, self.kv)
+        return lambda: self._result(plan, batch, line, answer())

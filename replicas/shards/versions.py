@@ -1,4 +1,4 @@
-"""The weights that a rank has, by version: those that steps are computed with, and those that may be next."""
+"""The weights that a process has, by version: those that steps are computed with, and those that may be next."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Versions"]
 class Versions:
     """One thread prepares at a time, while another computes. `loaded` is version 0."""
 
-    def __init__(self, loaded: LoadedModel, ranks: Ranks) -> None:
+    def __init__(self, loaded: LoadedModel, ranks: Ranks | None) -> None:
         self._ranks = ranks
         self._loaded = {0: loaded}
 
@@ -24,7 +24,7 @@ class Versions:
         return self._loaded[version].decoder
 
     def prepare(self, version: int, file: Path) -> None:
-        """This rank's part of the version before it, with the tensors of a staged file. Raises CheckpointError."""
+        """This process's part of the version before it, with the tensors of a staged file. Raises CheckpointError."""
         before = self._loaded[version - 1]
         assert before.checkpoint is not None
         staged = {name: (file, info) for name, info in read_header(file).items()}
@@ -32,5 +32,5 @@ class Versions:
         self._loaded[version] = updated_model(before, checkpoint, staged.keys(), self._ranks)
 
     def forget(self, version: int) -> None:
-        """It need not be there: a rank that could not prepare it has none."""
+        """It need not be there: a process that could not prepare it has none."""
         self._loaded.pop(version, None)

@@ -36,7 +36,7 @@ _KEPT = 8  # versions whose digest is known: of older ones no message is on its 
 
 
 class Others(Protocol):
-    """The other ranks."""
+    """The other processes that have a part of the model."""
 
     def prepare(self, version: int, file: Path) -> None:
         """All of them have it, or none has, and it raises."""
@@ -118,13 +118,11 @@ class LiveWeights:
 
         expected  the version that the file is for, as told; None: any
 
-        Raises InvalidRequest, CheckpointError, and EngineFault where a rank does not answer.
+        Raises InvalidRequest, CheckpointError, and EngineFault where a process does not answer.
         """
         checkpoint = self.loaded.checkpoint
         if checkpoint is None or self.loaded.decoder.ops.device.type != "cpu":
             raise InvalidRequest("path: weights on a GPU stay as they are so far; roll the model", param="path")
-        if self.loaded.decoder.stage.count > 1:
-            raise InvalidRequest("path: weights of stages stay as they are so far; roll the model", param="path")
         if self.loaded.decoder.tier is not None:
             message = (
                 "path: weights that are read from disk (weights_memory_bytes) stay as they are so far; roll the model"

@@ -1,10 +1,11 @@
-"""New weights for a model that is divided among processes: all ranks take them, or none does."""
+"""New weights for a model that is divided among processes: all ranks and stages take them, or none does."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gptq_files import build_gptq
@@ -14,7 +15,7 @@ from tiny_checkpoints import build_checkpoint
 from motley.kernels.cpu.build import library
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import CheckpointError, EngineFault, MotleyError
-from motley.replicas.protocol import Request, SamplingParams
+from motley.replicas.protocol import Request, SamplingParams, StreamMessage
 from motley.replicas.shards import group
 from motley.replicas.updates import live
 from motley.replicas.updates.file import WeightFile
@@ -25,39 +26,51 @@ pytestmark = pytest.mark.skipif(library()[0] is None, reason="no C compiler")
 PROMPT = (7, 3, 200, 41, 41, 90, 5, 250)
 FORMATS: dict[str, Callable[[Path, int], Path]] = {
     "dense": lambda folder, seed: build_checkpoint(folder, "qwen2", seed=seed, tie_word_embeddings=True),
-    "gptq, desc_act": lambda folder, seed: build_gptq(folder, seed=seed, desc_act=True),
+    "gptq, desc_act": lambda folder, seed: build_gptq(folder, seed=seed, desc_act=True, num_hidden_layers=3),
 }
 
 
-async def started(folder: Path, ranks: int = 2) -> Worker:
-    worker = Worker(folder, EngineConfig(dtype="float32", kv_memory_bytes=1 << 20, tensor_parallel=ranks, threads=2))
+RANKS, STAGES = {"tensor_parallel": 2}, {"pipeline_parallel": 2, "pipeline_layers": (1, 2)}
+SHAPES: dict[str, dict[str, Any]] = {"ranks": RANKS, "stages": STAGES, "ranks of stages": RANKS | STAGES}
+
+
+async def started(folder: Path, shape: str) -> Worker:
+    worker = Worker(folder, EngineConfig(dtype="float32", kv_memory_bytes=1 << 20, threads=2, **SHAPES[shape]))
     await worker.start()
     return worker
 
 
-async def tokens(worker: Worker) -> list[int]:
-    request = Request("r", PROMPT, SamplingParams(max_tokens=8, temperature=0.0, seed=0, ignore_eos=True))
-    return [
-        token async for message in worker.generate(request) for delta in message.deltas for token in delta.token_ids
-    ]
+def said(messages: list[StreamMessage]) -> list[int]:
+    return [token for message in messages for delta in message.deltas for token in delta.token_ids]
 
 
+def stream(worker: Worker, number: int = 0, max_tokens: int = 8) -> AsyncIterator[StreamMessage]:
+    params = SamplingParams(max_tokens=max_tokens, temperature=0.0, seed=0, ignore_eos=True)
+    return worker.generate(Request(f"r{number}", (*PROMPT, number), params))
+
+
+async def tokens(worker: Worker, number: int = 0, max_tokens: int = 8) -> list[int]:
+    return said([message async for message in stream(worker, number, max_tokens)])
+
+
+@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", FORMATS)
-async def test_ranks_say_what_those_of_a_fresh_load_do(name: str, tmp_path: Path) -> None:
-    """While a stream runs over it; twice, since the second is read from what the first has left."""
+async def test_processes_say_what_those_of_a_fresh_load_do(name: str, shape: str, tmp_path: Path) -> None:
+    """While a stream runs over it; again, since the next is read from what the first has left: of either layer."""
     folder, other = (FORMATS[name](tmp_path / part, seed) for seed, part in enumerate(("one", "two")))
-    worker = await started(folder)
+    worker = await started(folder, shape)
     try:
-        for version, part in enumerate(("q_proj", "embed_tokens"), 1):
+        for version, part in enumerate(("q_proj", "embed_tokens", "layers.1."), 1):
             new = of_another(folder, other, lambda name, part=part: part in name)  # type: ignore[misc]
             file = WeightFile(written(tmp_path / f"{version}.safetensors", new))
             old = await tokens(worker)
             over = asyncio.create_task(tokens(worker))
             assert await worker.update_weights(file) == version
             found = await tokens(worker)
+            assert found != old
             assert await over in (old, found)
             folder = changed(folder, new, tmp_path / f"changed{version}")
-            fresh = await started(folder)
+            fresh = await started(folder, shape)
             assert found == await tokens(fresh)
             assert worker.profile().fingerprint == fresh.profile().fingerprint
             await fresh.close()
@@ -65,9 +78,38 @@ async def test_ranks_say_what_those_of_a_fresh_load_do(name: str, tmp_path: Path
         await worker.close()
 
 
-@pytest.mark.parametrize("where", ["another rank", "the first"])
-async def test_where_one_rank_cannot_all_stay_as_they_are(
-    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("shape", ["stages", "ranks of stages"])
+async def test_what_has_begun_ends_on_what_it_began_with(shape: str, tmp_path: Path) -> None:
+    """Several streams, so that steps of theirs are on their way from stage to stage when the weights change."""
+    folder, other = (FORMATS["dense"](tmp_path / part, seed) for seed, part in enumerate(("one", "two")))
+    new = of_another(folder, other, lambda name: "layers" in name)
+    worker = await started(folder, shape)
+    fresh = await started(changed(folder, new, tmp_path / "changed"), shape)
+    long, many = 200, range(4)
+    try:
+        expected = [await tokens(worker, number, long) for number in many]
+        streams = [stream(worker, number, long) for number in many]
+        begun = [[await anext(one)] for one in streams]
+        assert await worker.update_weights(WeightFile(written(tmp_path / "new.safetensors", new))) == 1
+        assert worker._engine is not None
+        assert worker._engine.core.scheduler.outdated, "they run still"
+        beside = [asyncio.create_task(tokens(worker, number, long)) for number in many]
+        for one, messages in zip(streams, begun, strict=True):
+            messages += [message async for message in one]
+        assert [said(messages) for messages in begun] == expected
+        assert await asyncio.gather(*beside) == [await tokens(fresh, number, long) for number in many]
+        assert await tokens(worker)
+        assert list(worker._engine.runner.models) == [1]  # type: ignore[union-attr]
+        worker._engine.core.scheduler.pool.check(idle=True)
+    finally:
+        await worker.close()
+        await fresh.close()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("where", ["another process", "the first"])
+async def test_where_one_process_cannot_all_stay_as_they_are(
+    where: str, shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, other = (FORMATS["dense"](tmp_path / part, seed) for seed, part in enumerate(("one", "two")))
     new = of_another(folder, other, lambda name: "mlp" in name)
@@ -77,7 +119,7 @@ async def test_where_one_rank_cannot_all_stay_as_they_are(
         raise CheckpointError("it does not fit")
 
     prepare = group.Group.prepare
-    worker = await started(folder)
+    worker = await started(folder, shape)
     try:
         old = await tokens(worker)
         with monkeypatch.context() as patched:
@@ -86,7 +128,7 @@ async def test_where_one_rank_cannot_all_stay_as_they_are(
             else:
                 gone = tmp_path / "gone.safetensors"
                 patched.setattr(group.Group, "prepare", lambda ranks, version, _: prepare(ranks, version, gone))
-            with pytest.raises(MotleyError, match="does not fit" if where == "the first" else "a rank could not"):
+            with pytest.raises(MotleyError, match="does not fit" if where == "the first" else "could not take it"):
                 await worker.update_weights(file)
         assert await tokens(worker) == old
         assert await worker.update_weights(file) == 1  # what they had of it does not stand in the way
@@ -95,10 +137,11 @@ async def test_where_one_rank_cannot_all_stay_as_they_are(
         await worker.close()
 
 
-async def test_a_rank_that_is_killed_while_it_prepares_ends_the_engine(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shape", ["ranks", "stages"])
+async def test_a_process_that_is_killed_while_it_prepares_ends_the_engine(shape: str, tmp_path: Path) -> None:
     folder = FORMATS["dense"](tmp_path / "one", 0)
     new = of_another(folder, folder, lambda name: "mlp" in name)
-    worker = await started(folder)
+    worker = await started(folder, shape)
     try:
         assert worker._engine is not None
         assert worker._engine.group is not None
