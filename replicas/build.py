@@ -19,6 +19,7 @@ from . import sizing
 from .blocks import BlockPool, blocks_for
 from .checkpoint import inspect_checkpoint, resolve_model
 from .cores import usable_cores
+from .decoder import Decoder
 from .engine import EngineCore
 from .engine_config import EngineConfig
 from .errors import InvalidRequest
@@ -128,8 +129,10 @@ class BuiltEngine:
             self.group.close()
         if self.weights is not None:
             self.weights.close()
-            if (tier := self.weights.loaded.decoder.tier) is not None:
-                tier.close()
+            older = self.runner.models.values() if isinstance(self.runner, ModelRunner) else ()
+            for model in (self.weights.loaded.decoder, *older):
+                if isinstance(model, Decoder) and model.tier is not None:
+                    model.tier.close()
 
     def warm_up(self) -> None:
         """Run every path once, so that readiness means speed, and measure the rates of the profile."""

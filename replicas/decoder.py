@@ -127,6 +127,11 @@ class Decoder:
     def nbytes(self) -> int:
         return self.held.nbytes
 
+    def forget(self) -> None:
+        """Nothing is computed with it any more."""
+        if self.tier is not None:
+            self.tier.stop()
+
     @torch.inference_mode()
     def forward(self, batch: StepBatch, kv: list[torch.Tensor], stream: Stream | None = None) -> torch.Tensor:
         """Logits fp32 [R, vocabulary] of `batch.logit_rows`; writes this step's keys and values.

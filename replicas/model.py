@@ -39,6 +39,7 @@ from .shards.stages import Stage
 from .shelf import EMPTY, Filled, Noting, Shelf
 from .tiers.budget import check_budget
 from .tiers.open import able, tiered_decoder
+from .tiers.renew import renewed_decoder
 from .tiers.tier import layer_of
 from .weights import Weights
 from .weights_cache import VERSION, WeightsCache, signature_of
@@ -342,14 +343,17 @@ def updated_model(
     """
     decoder, stage = before.decoder, before.decoder.stage
     own = frozenset(changed) & decoder_layout(checkpoint.config, checkpoint.format, stage).keys()
-    weights = Weights(checkpoint.tensors, decoder.ops.device)
-    tied = stage.is_last and head_is_tied(checkpoint.config, checkpoint.format)
-    if tied and not {EMBEDDING, f"{HEAD}.weight"}.isdisjoint(own):
-        check_tied_head(weights, *(() if ranks is None else (slice(*ranks.own.tokens),)))
-    made = Decoder(
-        checkpoint.config, checkpoint.format, weights, decoder.ops, ranks, stage, before=decoder, changed=own
-    )
-    weights.finish(tolerated=lambda name: name not in own)
+    if decoder.tier is not None:
+        made = renewed_decoder(decoder, checkpoint, own)
+    else:
+        weights = Weights(checkpoint.tensors, decoder.ops.device)
+        tied = stage.is_last and head_is_tied(checkpoint.config, checkpoint.format)
+        if tied and not {EMBEDDING, f"{HEAD}.weight"}.isdisjoint(own):
+            check_tied_head(weights, *(() if ranks is None else (slice(*ranks.own.tokens),)))
+        made = Decoder(
+            checkpoint.config, checkpoint.format, weights, decoder.ops, ranks, stage, before=decoder, changed=own
+        )
+        weights.finish(tolerated=lambda name: name not in own)
     if not before.contents:
         return _loaded(made, checkpoint, {}, ())
     tensors = checkpoint.tensors

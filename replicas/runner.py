@@ -102,8 +102,11 @@ class Model(Protocol):
 
 
 @runtime_checkable
-class Divided(Model, Protocol):
-    """A model of which other processes have parts. `forget`: nothing is computed with it any more."""
+class Holding(Model, Protocol):
+    """A model that has more than memory, such as files, or parts in other processes.
+
+    forget  nothing is computed with it any more
+    """
 
     def forget(self) -> None: ...
 
@@ -129,7 +132,7 @@ class ModelRunner:
 
     def forget(self, version: int) -> None:
         gone = self.models.pop(version)
-        if isinstance(gone, Divided):
+        if isinstance(gone, Holding):
             gone.forget()
 
     def swap(self, plan: StepPlan) -> None:

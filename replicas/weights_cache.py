@@ -20,12 +20,13 @@ import logging
 import os
 import secrets
 import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar, cast
 
 from .early import cache_folder, hint_path
 from .kept_file import Index, Kept, KeptFileError, read_index, read_kept, write_kept
@@ -178,6 +179,10 @@ class WeightsCache:
         finally:
             part.unlink(missing_ok=True)
         return True
+
+    def unnamed(self, nbytes: int) -> BinaryIO | None:
+        """A file on the same disk that goes with the last who has it open; None: there is no room. Raises OSError."""
+        return cast(BinaryIO, tempfile.TemporaryFile(dir=self.folder)) if _fits(self.folder, nbytes) else None
 
     def _write(self, key: str, kept: Kept) -> None:
         with _forgiven("repacked weights are not kept"):

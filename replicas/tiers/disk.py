@@ -18,7 +18,7 @@ _ONCE = 1 << 30  # bytes that one call is asked for: Linux gives no more than 2 
 
 
 class DirectFile:
-    """An open file. direct: whether the disk writes to our memory itself (O_DIRECT).
+    """An open file, until nothing refers to it. direct: whether the disk writes to our memory itself (O_DIRECT).
 
     Measured on a virtual disk at 1.4 to 2.0 GB/s, both ways alike: directly took 4% of a core, through the page cache
     and out of it again 30%.
@@ -31,6 +31,9 @@ class DirectFile:
         self.direct = opened is not None
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC) if opened is None else opened
         self._close = weakref.finalize(self, os.close, self._descriptor)
+
+    def fileno(self) -> int:
+        return self._descriptor
 
     def read(self, memory: memoryview, begin: int, end: int) -> int:
         """Bytes [begin, end) into `memory`, from where that begins within its page; which is told.

@@ -10,6 +10,7 @@ fails or is short ends the step.
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 
 from ...kernels.ops import Ops
 from ...kernels.packed import Repacking
@@ -22,10 +23,10 @@ from ..weights import Weights
 from ..weights_cache import WeightsCache
 from .ahead import BUFFERS
 from .plan import PARAM, planned, refused
-from .tier import DiskLayer, FromFile, Tier, sizes_in
+from .tier import DiskLayer, FromFile, Place, Tier, layer_of, sizes_in
 from .write import write_file
 
-__all__ = ["able", "tiered_decoder"]
+__all__ = ["able", "assembled", "tiered_decoder"]
 
 
 def able(ops: Ops, cache: WeightsCache | None) -> tuple[Repacking, str, WeightsCache]:
@@ -53,20 +54,32 @@ def tiered_decoder(
     try:
         plan = planned(sizes_in(index, checkpoint.config.num_layers), budget)
         repacking.recall(index.choices)
-        tier = Tier(descriptor, index, plan)
+        tier = Tier([Place(descriptor, index)], plan, budget, cache)
         try:
-            return _decoder(checkpoint, ops, repacking, tier, descriptor), found
+            decoder = assembled(checkpoint, ops, repacking, tier)
         except BaseException:
             tier.close()
             raise
+        return decoder, found
     finally:
         os.close(descriptor)
 
 
-def _decoder(checkpoint: Checkpoint, ops: Ops, repacking: Repacking, tier: Tier, descriptor: int) -> Decoder:
+def assembled(
+    checkpoint: Checkpoint,
+    ops: Ops,
+    repacking: Repacking,
+    tier: Tier,
+    before: Decoder | None = None,
+    changed: Collection[str] = frozenset(),
+) -> Decoder:
+    """Of the tier's files. before: has what is in memory of it, but for what has `changed`."""
     weights = Weights({}, ops.device)
-    shelves = [FromFile(repacking, tier, descriptor, buffer) for buffer in range(BUFFERS)]
-    decoder = Decoder(checkpoint.config, checkpoint.format, weights, ops, shelf=shelves[0])
+    shelves = [FromFile(repacking, tier, buffer) for buffer in range(BUFFERS)]
+    changed = {*changed, *(name for name in checkpoint.tensors if layer_of(name) in tier.plan.layers)}
+    decoder = Decoder(
+        checkpoint.config, checkpoint.format, weights, ops, shelf=shelves[0], before=before, changed=changed
+    )
     second = Source(weights, checkpoint.format, ops, shelf=shelves[1])
     for index in tier.plan.layers:
         assert tier.ahead is not None

@@ -1,10 +1,10 @@
-"""A kept file as the tiers of a running model: what stays is mapped, what does not is read into two buffers."""
+"""Kept files as the tiers of a running model: what stays is mapped, what does not is read into two buffers."""
 
 from __future__ import annotations
 
 import mmap
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
@@ -16,55 +16,81 @@ from ..kept_file import ALIGNMENT, DTYPES, PLAIN, Index, populate, tensor_in
 from ..layers import Layer, Rope
 from ..layout import EMBEDDING
 from ..safetensors_file import TensorInfo
+from ..weights_cache import WeightsCache
 from .ahead import BUFFERS, Ahead
 from .disk import DirectFile, Rows
 from .plan import PAGE, Expected, Sizes, Tiers
 
-__all__ = ["DiskLayer", "FromFile", "Tier", "layer_of", "sizes_in", "up"]
+__all__ = ["DiskLayer", "FromFile", "Place", "Tier", "extent_in", "layer_of", "sizes_in", "up"]
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 
+class Place:
+    """A file, and what it has."""
+
+    def __init__(self, descriptor: int, index: Index) -> None:
+        """descriptor: of the file; stays the caller's. Raises OSError."""
+        self.file, self.index = DirectFile(descriptor), index
+
+    def has(self, name: str) -> bool:
+        """A linear of that name, or another tensor."""
+        return name in self.index.tree or PLAIN + name in self.index.tensors
+
+
 class Tier:
-    """The file, its plan, and the buffers. expected: how fast it is, once that was measured."""
+    """The files, their plan, and the buffers. expected: how fast it is, once that was measured."""
 
     expected: Expected | None = None
 
-    def __init__(self, descriptor: int, index: Index, plan: Tiers) -> None:
-        """descriptor: of the file; stays the caller's. Raises OSError."""
-        self.plan, self.index = plan, index
-        self.file = DirectFile(descriptor)
-        self.extents = {layer: self._extent(layer) for layer in plan.layers}
+    def __init__(self, places: Sequence[Place], plan: Tiers, budget: int, cache: WeightsCache) -> None:
+        """Raises OSError.
+
+        places  what one of them has, stands for what those after it have by the same name; of a layer on disk all
+                linears are in one
+        budget  bytes in memory that the plan keeps to
+        cache   on whose disk all of them are
+        """
+        self.places, self.plan, self.budget, self.cache = places, plan, budget, cache
+        self.extents = {layer: extent_in(places, layer) for layer in plan.layers}
         count = BUFFERS if plan.layers else 0
         self.buffers = [mmap.mmap(-1, plan.buffer_bytes) for _ in range(count)]
         self._views = [memoryview(buffer) for buffer in self.buffers]
-        for begin, end in self.extents.values():
-            self.file.forget(begin, end)  # what the check of the file has left in the page cache
+        for place, begin, end in self.extents.values():
+            place.file.forget(begin, end)  # what the check of the file has left in the page cache
         self.ahead = Ahead(plan.layers, self.read) if plan.layers else None
 
-    def _extent(self, layer: int) -> tuple[int, int]:
-        begin, end = extent_of(self.index, layer)
-        return self.index.start + begin, self.index.start + end
+    def place_of(self, name: str) -> Place:
+        """Where a linear is, or another tensor. Raises StopIteration if nowhere."""
+        return next(place for place in self.places if place.has(name))
 
     def read(self, layer: int, buffer: int) -> None:
         """A layer from disk, as its kernels hold it. Raises EngineFault."""
-        self.file.read(self._views[buffer], *self.extents[layer])
+        place, begin, end = self.extents[layer]
+        place.file.read(self._views[buffer], begin, end)
 
     def rows(self) -> Rows:
         """The embedding."""
-        info = self.index.tensors[PLAIN + EMBEDDING]
-        return Rows(self.file, self.index.start + info.begin, info.shape, DTYPES[info.dtype])
+        place = self.place_of(EMBEDDING)
+        info = place.index.tensors[PLAIN + EMBEDDING]
+        return Rows(place.file, place.index.start + info.begin, info.shape, DTYPES[info.dtype])
 
     @property
     def held(self) -> Held:
         """The buffers."""
         return Held(sum(map(len, self.buffers)))
 
-    def close(self) -> None:
-        """It is not read any more."""
+    def stop(self) -> None:
+        """Nothing is computed with it any more; another one may have some of its files."""
         if self.ahead is not None:
             self.ahead.close()
-        self.file.close()
+            self.ahead = None
+
+    def close(self) -> None:
+        """Nobody reads its files any more."""
+        self.stop()
+        for place in self.places:
+            place.file.close()
 
 
 class FromFile:
@@ -72,44 +98,45 @@ class FromFile:
 
     in_order = False
 
-    def __init__(self, ops: Repacking, tier: Tier, descriptor: int, buffer: int = 0) -> None:
-        self._ops, self._tier, self._descriptor, self._buffer = ops, tier, descriptor, buffer
+    def __init__(self, ops: Repacking, tier: Tier, buffer: int = 0) -> None:
+        self._ops, self._tier, self._buffer = ops, tier, buffer
 
     def linears(self, name: str, make: Callable[[], list[Linear]], role: Role = "layer") -> list[Linear]:
-        index, extents = self._tier.index, self._tier.extents
-        layer = layer_of(name)
-        of = self._mapped(name) if layer not in extents else self._in_buffer(extents[layer][0])
-        return [self._ops.restored(packed, role) for packed in index.packed(name, of)]
+        place, layer = self._tier.place_of(name), layer_of(name)
+        of = self._in_buffer(layer) if layer in self._tier.extents else self._mapped(place, name)
+        return [self._ops.restored(packed, role) for packed in place.index.packed(name, of)]
 
     def tensor(self, name: str, make: Callable[[], torch.Tensor]) -> torch.Tensor:
-        info = self._tier.index.tensors[PLAIN + name]
+        place = self._tier.place_of(name)
+        info = place.index.tensors[PLAIN + name]
         if name == EMBEDDING and self._tier.plan.embedding:
             return torch.empty(0, info.shape[1], dtype=DTYPES[info.dtype])  # its rows stand for it
-        found = self._map([info])(info)
+        found = _map(place, [info])(info)
         return found if name == EMBEDDING else found.clone()  # of a norm a page would be mapped
 
-    def _mapped(self, name: str) -> Callable[[str], torch.Tensor]:
-        infos = [self._tier.index.tensors[each] for each in names_of(self._tier.index, name)]
-        find = self._map(infos)
-        return lambda each: find(self._tier.index.tensors[each])
+    def _mapped(self, place: Place, name: str) -> Callable[[str], torch.Tensor]:
+        infos = [place.index.tensors[each] for each in names_of(place.index, name)]
+        find = _map(place, infos)
+        return lambda each: find(place.index.tensors[each])
 
-    def _map(self, infos: list[TensorInfo]) -> Callable[[TensorInfo], torch.Tensor]:
-        """These alone: of the whole file Linux would see that it may never be in memory, and refuse."""
-        start = self._tier.index.start
-        begin, end = start + min(info.begin for info in infos), start + max(info.end for info in infos)
-        first = begin // PAGE * PAGE
-        memory = mmap.mmap(self._descriptor, end - first, access=mmap.ACCESS_COPY, offset=first)
-        populate(memory)
-        return lambda info: tensor_in(memory, start + info.begin - first, info)
-
-    def _in_buffer(self, begin: int) -> Callable[[str], torch.Tensor]:
-        tier, memory = self._tier, self._tier.buffers[self._buffer]
+    def _in_buffer(self, layer: int) -> Callable[[str], torch.Tensor]:
+        memory, (place, begin, _) = self._tier.buffers[self._buffer], self._tier.extents[layer]
 
         def found(name: str) -> torch.Tensor:
-            info = tier.index.tensors[name]
-            return tensor_in(memory, tier.index.start + info.begin - begin // PAGE * PAGE, info)
+            info = place.index.tensors[name]
+            return tensor_in(memory, place.index.start + info.begin - begin // PAGE * PAGE, info)
 
         return found
+
+
+def _map(place: Place, infos: list[TensorInfo]) -> Callable[[TensorInfo], torch.Tensor]:
+    """These alone: of the whole file Linux would see that it may never be in memory, and refuse."""
+    start = place.index.start
+    begin, end = start + min(info.begin for info in infos), start + max(info.end for info in infos)
+    first = begin // PAGE * PAGE
+    memory = mmap.mmap(place.file.fileno(), end - first, access=mmap.ACCESS_COPY, offset=first)
+    populate(memory)
+    return lambda info: tensor_in(memory, start + info.begin - first, info)
 
 
 class DiskLayer(Layer):
@@ -154,6 +181,13 @@ def extent_of(index: Index, layer: int) -> tuple[int, int]:
     names = [name for linear in index.tree if layer_of(linear) == layer for name in names_of(index, linear)]
     infos = [index.tensors[name] for name in names]
     return min(info.begin for info in infos), up(max(info.end for info in infos))
+
+
+def extent_in(places: Sequence[Place], layer: int) -> tuple[Place, int, int]:
+    """Where a layer's linears are that stand: in which file, and from where to where in it."""
+    place = next(each for each in places if any(layer_of(linear) == layer for linear in each.index.tree))
+    begin, end = extent_of(place.index, layer)
+    return place, place.index.start + begin, place.index.start + end
 
 
 def sizes_in(index: Index, num_layers: int) -> Sizes:

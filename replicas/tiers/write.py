@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, BinaryIO
 
@@ -23,7 +23,7 @@ from ..weights import Weights
 from ..weights_cache import MOST_BYTES, WeightsCache
 from .plan import PAGE, PARAM, refused
 
-__all__ = ["write_file"]
+__all__ = ["write_file", "write_parts"]
 
 _HEADER_BYTES = 1 << 10  # of each tensor of the checkpoint, more than any takes
 
@@ -36,7 +36,7 @@ def write_file(checkpoint: Checkpoint, ops: Ops, repacking: Repacking, cache: We
     """
     try:
         nbytes = checkpoint.nbytes
-        write = partial(_write, checkpoint, ops, repacking, key)
+        write = partial(write_parts, checkpoint, ops, repacking, key)
         written = cache.fill(key, nbytes, write, most=max(MOST_BYTES, nbytes))  # without it nothing can be served
     except (OSError, KeptFileError) as error:
         raise EngineFault(f"{PARAM}: the file of repacked weights cannot be written: {error}") from error
@@ -53,15 +53,31 @@ def _give_back() -> None:
         trim(0)
 
 
-def _write(checkpoint: Checkpoint, ops: Ops, repacking: Repacking, key: str, file: BinaryIO) -> None:
+def write_parts(
+    checkpoint: Checkpoint,
+    ops: Ops,
+    repacking: Repacking,
+    key: str,
+    file: BinaryIO,
+    before: Decoder | None = None,
+    changed: Collection[str] = frozenset(),
+) -> None:
+    """All of a model; or what is made of the tensors that have `changed`, where there is one `before`.
+
+    Raises what `write_file` does, but OSError and KeptFileError as they are.
+    """
     layout = decoder_layout(checkpoint.config, checkpoint.format)
     weights = Weights(checkpoint.tensors, ops.device, None, lambda name, tensor: problem_of(layout[name], tensor))
-    if head_is_tied(checkpoint.config, checkpoint.format):
+    if head_is_tied(checkpoint.config, checkpoint.format) and (before is None or EMBEDDING in changed):
         check_tied_head(weights)
     room = -(-(len(checkpoint.tensors) + 64) * _HEADER_BYTES // PAGE) * PAGE
     writing = _Writing(repacking, KeptWriter(file, room), weights)
-    Decoder(checkpoint.config, checkpoint.format, weights, ops, shelf=writing)
-    weights.finish(tolerated=lambda name: TOLERATED.fullmatch(name) is not None)
+    Decoder(checkpoint.config, checkpoint.format, weights, ops, shelf=writing, before=before, changed=changed)
+
+    def tolerated(name: str) -> bool:
+        return name not in changed if before is not None else TOLERATED.fullmatch(name) is not None
+
+    weights.finish(tolerated)
     choices = {what: why for what, why in ops.choices.items() if what.startswith(("layer, ", "head, "))}
     writing.finish(key, choices)
     os.fsync(file.fileno())  # what is not on disk yet stays in the page cache

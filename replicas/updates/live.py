@@ -123,11 +123,6 @@ class LiveWeights:
         checkpoint = self.loaded.checkpoint
         if checkpoint is None or self.loaded.decoder.ops.device.type != "cpu":
             raise InvalidRequest("path: weights on a GPU stay as they are so far; roll the model", param="path")
-        if self.loaded.decoder.tier is not None:
-            message = (
-                "path: weights that are read from disk (weights_memory_bytes) stay as they are so far; roll the model"
-            )
-            raise InvalidRequest(message, param="path")
         if expected is not None and expected != (now := self.told().version):
             message = f"expected_version: {expected} is not accepted; the weights are of version {now}"
             raise InvalidRequest(message, param="expected_version", code="version_mismatch")
@@ -166,6 +161,7 @@ class LiveWeights:
         assert prepared.loaded.checkpoint is not None
         for path in {prepared.loaded.checkpoint.tensors[name][0] for name in prepared.names}:
             self._remove(path)
+        prepared.loaded.decoder.forget()
         if self._others is not None:
             self._others.forget(prepared.version)
 
@@ -184,6 +180,7 @@ class LiveWeights:
     def _check_contents(self, file: WeightFile, loaded: LoadedModel, version: int) -> None:
         if file.contents in ("", loaded.fingerprint):
             return
+        loaded.decoder.forget()
         if self._others is not None:
             self._others.forget(version)
         raise CheckpointError("is not what it was: other replicas have other weights by it", file=file.path.name)

@@ -40,8 +40,6 @@ from motley.replicas.tiers.budget import check_budget, sizes_of
 from motley.replicas.tiers.disk import DirectFile, Rows
 from motley.replicas.tiers.plan import PAGE, Sizes, Tiers, in_pages, planned, step_s
 from motley.replicas.tiers.tier import DiskLayer, Tier
-from motley.replicas.updates.file import WeightFile
-from motley.replicas.updates.live import LiveWeights
 from motley.replicas.weights_cache import WeightsCache
 
 PROMPT = list(range(3, 40))
@@ -392,12 +390,6 @@ def test_without_c_kernels_it_is_refused(checkpoint: Path, tmp_path: Path) -> No
     found = inspect_checkpoint(checkpoint)
     with pytest.raises(InvalidRequest, match="cannot be kept on disk"):
         check_budget(outlined(found.config, found.format, found.tensors, ops), 10**6)
-
-
-def test_updates_are_refused(checkpoint: Path, tmp_path: Path) -> None:
-    live = LiveWeights(_tiered(checkpoint, tmp_path, 10**9))
-    with pytest.raises(InvalidRequest, match="weights_memory_bytes"):
-        live.prepare(WeightFile(tmp_path / "new.safetensors"))
 
 
 def test_fit_tells_what_stays(checkpoint: Path) -> None:

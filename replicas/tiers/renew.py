@@ -1,0 +1,96 @@
+"""Tiers of other weights: what has changed is written to a file of this process alone, beside those before.
+
+The file has no name, so that it goes with the last version that has anything of it. A layer on disk is written whole,
+since it is read at once; of what is in memory the changed parts are.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Collection
+from dataclasses import replace
+
+from ...kernels.packed import Repacking
+from ..checkpoint import Checkpoint
+from ..decoder import Decoder
+from ..errors import EngineFault, Unavailable
+from ..kept_file import PLAIN, KeptFileError, read_index
+from ..layout import layer_spec
+from .open import assembled
+from .plan import PARAM, Tiers, refused
+from .tier import Place, Tier, extent_in
+from .write import write_parts
+
+__all__ = ["renewed_decoder"]
+
+
+def renewed_decoder(decoder: Decoder, checkpoint: Checkpoint, changed: Collection[str]) -> Decoder:
+    """With the checkpoint's values of the tensors that have `changed`, and buffers of its own.
+
+    Whatever it raises, the one before is what it was: CheckpointError, Unavailable where the disk has no room,
+    InvalidRequest where the new weights cannot be on disk or take more memory than there is for them.
+    """
+    tier, ops = decoder.tier, decoder.ops
+    assert tier is not None
+    assert isinstance(ops, Repacking), "it was repacked before"
+    changed = _with_their_layers(tier, checkpoint, changed)
+    places = _used([_written(decoder, tier, checkpoint, changed), *tier.places])
+    renewed = Tier(places, _plan(tier, places), tier.budget, tier.cache)
+    try:
+        made = assembled(checkpoint, decoder.ops, ops, renewed, decoder, changed)
+    except BaseException:
+        renewed.stop()
+        raise
+    renewed.expected = tier.expected
+    return made
+
+
+def _with_their_layers(tier: Tier, checkpoint: Checkpoint, changed: Collection[str]) -> frozenset[str]:
+    """And what linears of a layer on disk are made of, where one of them has changed."""
+    found = set(changed)
+    for index in tier.plan.layers:
+        linears = layer_spec(checkpoint.config, index).linears
+        names = {name for linear in linears for name in checkpoint.format.tensors(linear)}
+        if not names.isdisjoint(changed):
+            found |= names & checkpoint.tensors.keys()
+    return frozenset(found)
+
+
+def _written(decoder: Decoder, tier: Tier, checkpoint: Checkpoint, changed: frozenset[str]) -> Place:
+    ops, key = decoder.ops, secrets.token_hex(16)
+    assert isinstance(ops, Repacking)
+    nbytes = sum(checkpoint.tensors[name][1].nbytes for name in changed)
+    try:
+        file = tier.cache.unnamed(nbytes)
+        if file is None:
+            raise Unavailable(f"the disk of the weights cache has no room for {nbytes >> 20} MiB", code="no_room")
+        with file:
+            write_parts(checkpoint, ops, ops, key, file, decoder, changed)
+            return Place(file.fileno(), read_index(file.fileno(), key))
+    except OSError as error:
+        raise Unavailable(f"weights cannot be written to disk: {error}", code="no_room") from error
+    except KeptFileError as error:
+        raise EngineFault(f"{PARAM}: the file of new weights is not what was written: {error}") from error
+
+
+def _plan(tier: Tier, places: list[Place]) -> Tiers:
+    """The same layers on disk, of whatever size they are now."""
+    layers = list(tier.plan.sizes.layers)
+    for layer in tier.plan.layers:
+        _, begin, end = extent_in(places, layer)
+        layers[layer] = end - begin
+    plan = replace(tier.plan, sizes=replace(tier.plan.sizes, layers=tuple(layers)))
+    if plan.memory_bytes > tier.budget:
+        raise refused(f"buffers for the new weights take it to {plan.memory_bytes} bytes, more than {tier.budget}")
+    return plan
+
+
+def _used(places: list[Place]) -> list[Place]:
+    """Those that have anything that no newer one has."""
+    names = {name for each in places for name in (*each.index.tree, *_others(each))}
+    newest = [next(each for each in places if each.has(name)) for name in names]
+    return [each for each in places if each in newest]
+
+
+def _others(place: Place) -> list[str]:
+    return [name.removeprefix(PLAIN) for name in place.index.tensors if name.startswith(PLAIN)]
