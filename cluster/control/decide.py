@@ -18,7 +18,7 @@ MAX_REPLICAS = 10_000  # that a pool's bounds may allow
 DRAIN_S = 600.0
 MAX_DRAIN_S = 24 * 3600.0
 DEPLOYER = "motley serve"  # who has decided what a fleet's file or flags say
-_HAS_NOT = ("weights_in_use", "no_room")  # who says so has not taken other weights; of any other failure it isn't known
+_HAS_NOT = ("weights_in_use", "no_room", "engine_busy")  # who says so has no other weights: of other failures who knows
 
 
 def check_generation(state: State, expected: int | None) -> None:

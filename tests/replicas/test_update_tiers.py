@@ -183,10 +183,9 @@ async def test_what_has_begun_ends_on_what_it_began_with(tmp_path: Path) -> None
     tier = tier_of(tiered(folder, tmp_path, 3))
     tier.close()
     settings = {"dtype": "float32", "kv_memory_bytes": 1 << 22, "threads": 1}
-    worker = Worker(
-        folder,
-        EngineConfig(**settings, weights_cache=str(tmp_path / "cache"), weights_memory_bytes=tier.budget),  # type: ignore[arg-type]
-    )
+    small = EngineConfig(**settings, weights_cache=str(tmp_path / "cache"), weights_memory_bytes=tier.budget)  # type: ignore[arg-type]
+    file = WeightFile(written(tmp_path / "new.safetensors", new))
+    worker, late = Worker(folder, small), Worker(folder, small, updates=lambda: [file])
     fresh = Worker(changed(folder, new, tmp_path / "changed"), EngineConfig(**settings))  # type: ignore[arg-type]
     await worker.start()
     await fresh.start()
@@ -199,7 +198,7 @@ async def test_what_has_begun_ends_on_what_it_began_with(tmp_path: Path) -> None
         old = said([message async for message in stream(worker, long)])
         begun = stream(worker, long)
         messages = [await anext(begun)]
-        assert await worker.update_weights(WeightFile(written(tmp_path / "new.safetensors", new))) == 1
+        assert await worker.update_weights(file) == 1
         beside = asyncio.create_task(_all(worker, long))
         messages += [message async for message in begun]
         assert said(messages) == old
@@ -207,8 +206,12 @@ async def test_what_has_begun_ends_on_what_it_began_with(tmp_path: Path) -> None
         assert await _all(worker, 8) == await _all(fresh, 8)
         assert first.ahead is None, "nobody reads for the version before"
         assert worker.profile().fingerprint == fresh.profile().fingerprint
+        await late.start()
+        assert await _all(late, 8) == await _all(fresh, 8)
+        assert late.weights == worker.weights
     finally:
         await worker.close()
+        await late.close()
         await fresh.close()
 
 
