@@ -384,7 +384,7 @@ class Directory:
         share = (_ONE - none_alone) / (_ONE - none_alone + none_with)
         paced = alone_s + share * (with_s - alone_s - token_s * tokens)
         paced /= np.maximum(_ONE - token_s * prefill_rate, _LITTLE)
-        seconds: Floats = np.minimum(paced, np.maximum(full_s, alone_s))
+        seconds: Floats = np.maximum(np.minimum(paced, full_s), alone_s)
         return seconds, np.where(rest > 0, rest_s, _ZERO)
 
     def _step_s(self, of: slice, rows: Floats) -> Floats:

@@ -2,6 +2,7 @@
 
 import random
 from collections import deque
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -214,6 +215,26 @@ def test_the_pace_is_that_of_steps_among_which_prompts_fall_as_they_come(tokens,
         clock += 0.03 if rows <= 64 else 0.18 + (0.2 - 0.18) * max(0, rows - 256) / 256
         steps += 1
     assert predicted == pytest.approx(clock / steps, rel=0.06)
+
+
+@settings(derandomize=True, max_examples=200, deadline=None)
+@given(
+    st.lists(st.floats(1e-4, 0.5), min_size=len(BATCHES), max_size=len(BATCHES)), st.floats(10, 1e5),
+    st.integers(64, 8192), loads, st.integers(1, 20_000), st.integers(0, 100_000),
+)  # fmt: skip
+def test_whatever_a_profile_says_no_step_is_faster_than_one_of_decodes_alone(
+    decode_s, prefill, chunk, load, prompt, computed
+):
+    speed = Speed(
+        prefill_tokens_per_s=prefill, decode_s=tuple(sorted(decode_s)), context_s=0.0, chunk=chunk, max_running=64,
+        kv_tokens=200_000,
+    )  # fmt: skip
+    directory = Directory([speed], SLO, random.Random(0))
+    directory.heard(0, ReplicaLoad(prompt_tokens=0, kv_blocks_free=9000, kv_blocks_total=10_000), 0.0)
+    directory.heard(0, replace(load, prompt_tokens=computed), 1.0)
+    ttft, tpot = directory.predict(1.0, Ask(prompt))
+    assert ttft[0] > 0
+    assert tpot[0] >= min(decode_s) * (1 - 1e-9)
 
 
 def test_each_replica_has_prompts_of_its_own_length():
