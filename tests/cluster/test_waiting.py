@@ -114,7 +114,7 @@ class Device:
         self.live, self.name, self.steps, self.running = live, name, 0, 8
         profile = ReplicaProfile(
             name, info, "simulated", name, None, "exact", "", prefill, 0.01, 10_000, 512,
-            decode_s=(0.01,) * len(BATCHES), max_running=self.running, pool=pool,
+            decode_s=tuple(0.01 + batch / prefill for batch in BATCHES), max_running=self.running, pool=pool,
         )  # fmt: skip
         live.joined(profile)
         self.carries(0)
