@@ -24,7 +24,7 @@ from motley.replicas.shards.group import ANSWER_S
 STREAMS, TOKENS = 8, 400
 SAMPLING = {"max_tokens": TOKENS, "ignore_eos": True, "temperature": 1.0}
 GAP_S = 10.0  # from the last token of a stream to its next, by another replica
-FOUND_S = max(TIMEOUT_S, ANSWER_S) + BEAT_S  # in which a replica says that it finds it
+FOUND_S = max(TIMEOUT_S, ANSWER_S) + 2 * BEAT_S  # in which a replica finds it, by looks that are a beat apart
 FOLLOWERS = ("shards.follower", "ray::Shard")  # subprocesses of the replica, or actors in its placement group
 
 
