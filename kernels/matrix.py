@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import resource
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from . import calibration
+from .calibration import REFERENCE_S, cpu_seconds
 from .capability import CAPABILITIES
 from .compiling import Failed, Job, compile_all
 from .occupancy import occupancy
@@ -108,23 +109,32 @@ def _one_of_each(found: Mapping[Job, str]) -> dict[Job, str]:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """By the clock, and of all cores together: compilers that had to wait for others took no longer for that."""
+    """By the clock, and of all cores together: compilers that had to wait for others took no longer for that.
+
+    pace  what `calibration.seconds` were in the same run
+    """
 
     seconds: float
     cpu_seconds: float
+    pace: float = REFERENCE_S
 
     @property
     def of_two_cores(self) -> float:
         """Seconds that two cores with nothing else to do need at least."""
         return self.cpu_seconds / 2
 
+    @property
+    def of_reference(self) -> float:
+        """The same on the machine that budgets are of: one half as fast may take twice as long."""
+        return self.of_two_cores * REFERENCE_S / self.pace
+
     def over(self, budget: float | None) -> bool:
-        return budget is not None and self.of_two_cores > budget
+        return budget is not None and self.of_reference > budget
 
     def told(self, rows: Sequence[Row], budget: float | None) -> str:
         """With how many kernels were compiled: a time with none of them says nothing of a cold one."""
         warm = sum(row.cached for row in rows)
-        allowed = "" if budget is None else f", of {budget:g} s"
+        allowed = "" if budget is None else f"; {self.of_reference:.0f} s at the pace of its budget, {budget:g} s"
         return (
             f"{len(rows) - warm} compiled anew and {warm} from the cache in {self.seconds:.0f} s, "
             f"{self.of_two_cores:.0f} s of two cores{allowed}"
@@ -138,9 +148,14 @@ def run(
     done: Callable[[int, int], None] = lambda count, total: None,
     *,
     quick: bool = False,
+    calibrated: bool = False,
 ) -> tuple[list[Row], Spent]:
-    """A row for each kernel that differs, and the time that all of it took."""
-    began, cpu = time.perf_counter(), _cpu_seconds()
+    """A row for each kernel that differs, and the time that all of it took.
+
+    calibrated  beside the time that this machine takes for a fixed kernel, now
+    """
+    pace = calibration.seconds() if calibrated else REFERENCE_S
+    began, cpu = time.perf_counter(), cpu_seconds()
     by_name = {operation.name: operation for operation in operations}
     capabilities = tuple(capabilities)
     jobs: dict[Job, str] = {}
@@ -168,17 +183,11 @@ def run(
         of_config = keys[main([launch for launch, _ in results])]
         if (why := stale(job, results)) and not rows[of_config].fault:
             rows[of_config] = replace(rows[of_config], fault=why)
-    return list(rows.values()), Spent(time.perf_counter() - began, _cpu_seconds() - cpu)
+    return list(rows.values()), Spent(time.perf_counter() - began, cpu_seconds() - cpu, pace)
 
 
 def _key(job: Job, variant: Variant) -> Any:
     return job.op, job.capability, variant.function, variant.types, variant.constants, variant.config
-
-
-def _cpu_seconds() -> float:
-    """Of this process, and of those that it has waited for."""
-    usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 def markdown(rows: Sequence[Row]) -> str:
