@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 
@@ -15,8 +16,9 @@ from .room import TooLarge, too_large
 from .tuning import choose
 from .variant import Config
 
-__all__ = ["Measurement", "lacking", "measure", "of_operation"]
+__all__ = ["Measurement", "TimeIsUp", "lacking", "made_in_time", "measure", "of_operation"]
 
+T = TypeVar("T")
 MOST_COPIES = 512  # of the inputs; where so many do not fill the cache, it is swept between two runs
 
 
@@ -49,8 +51,24 @@ class Measurement:
         return self.operations / self.timing.p50
 
 
-def of_operation(operation: Operation, rig: Rig, shape: Shape) -> Measurement:
-    """With the config that a launch would have, inputs rotated past the cache.
+class TimeIsUp(Exception):
+    """Before inputs were made."""
+
+
+def made_in_time(make: Callable[[int], T], copies: int, enough: Callable[[], bool]) -> list[T]:
+    """One of each seed. `enough` is asked before each but the first. Raises TimeIsUp when it says so."""
+    made = [make(0)]
+    for seed in range(1, copies):
+        if enough():
+            raise TimeIsUp
+        made.append(make(seed))
+    return made
+
+
+def of_operation(
+    operation: Operation, rig: Rig, shape: Shape, enough: Callable[[], bool] = lambda: False
+) -> Measurement:
+    """With the config that a launch would have, inputs rotated past the cache. enough: of `made_in_time`.
 
     Raises TooLarge for a shape that the device's memory has no room for.
     """
@@ -58,7 +76,8 @@ def of_operation(operation: Operation, rig: Rig, shape: Shape) -> Measurement:
         raise TooLarge(why)
     choice = choose(operation, rig.policy, shape, rig.about)
     turns = _turns(operation, rig, shape)
-    problems = [operation.problem(rig.policy, shape, rig.device, seed) for seed in range(turns.copies)]
+    make = partial(operation.problem, rig.policy, shape, rig.device)
+    problems = made_in_time(make, turns.copies, enough)
     rounds = 20 if rig.real else 1
     return measure(operation.name, shape, problems, choice.config, choice.how, rig.device, rounds, turns.sweep_bytes)
 

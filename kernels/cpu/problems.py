@@ -16,8 +16,8 @@ from ..contract import Linear as LinearOp
 from ..contract import Ops
 from ..model_shapes import ModelShape
 from ..operation import Problem, Shape
-from ..roofline import DecodeAttention, Elementwise, Linear
-from ..weights import GroupedWeight
+from ..roofline import DecodeAttention, Elementwise, Linear, Op, PrefillAttention
+from ..weights import DenseWeight, GroupedWeight, Weight
 from . import attention
 from .checks import HALF, STEP, linear_error, worst
 
@@ -27,27 +27,40 @@ __all__ = ["POINTWISE", "attention_problem", "linear_problem", "linear_weight", 
 POINTWISE = ("rms_norm", "add_rms_norm", "rotary_write", "silu_mul")
 
 
-def linear_weight(n: int, k: int, group: int, seed: int) -> GroupedWeight:
-    """Random int4 [N, K], as a GPTQ checkpoint has it."""
+def linear_weight(n: int, k: int, group: int, seed: int, kind: str = "int4") -> Weight:
+    """Random [N, K]: "int4" or "int8" as a GPTQ checkpoint has it, or "dense" in bf16."""
     generator = torch.Generator().manual_seed(seed)
-    codes = torch.randint(0, 16, (n, k), generator=generator, dtype=torch.uint8)
-    zeros = torch.randint(6, 10, (n, k // group), generator=generator, dtype=torch.uint8)
-    scales = torch.rand((n, k // group), generator=generator).add_(0.5).mul_(0.01).half()
-    return GroupedWeight(codes, scales, zeros, 4, group)
+    if kind == "dense":
+        return DenseWeight(torch.randn((n, k), generator=generator).mul_(0.03).bfloat16())
+    bits, middle = (4, 8) if kind == "int4" else (8, 128)
+    codes = torch.randint(0, 2**bits, (n, k), generator=generator, dtype=torch.uint8)
+    zeros = torch.randint(middle - 2, middle + 2, (n, k // group), generator=generator, dtype=torch.uint8)
+    scales = torch.rand((n, k // group), generator=generator).add_(0.5).mul_(0.16 / 2**bits).half()
+    return GroupedWeight(codes, scales, zeros, bits, group)
 
 
-def linear_problem(weight: GroupedWeight, linear: LinearOp, m: int, seed: int) -> tuple[Shape, Problem]:
+def linear_problem(weight: Weight, linear: LinearOp, m: int, seed: int) -> tuple[Shape, Problem]:
     """bf16 activations. error: of every element, as `checks.linear_error` bounds it."""
-    (n, k), group = weight.shape, weight.group_size
+    n, k = weight.shape
     x = torch.randn((m, k), generator=torch.Generator().manual_seed(seed)).bfloat16()
+    shape, error = Shape.of(m=m, n=n, k=k, kernel=linear.kernel), partial(linear_error, x, weight, linear.kernel)
 
     dense: list[torch.Tensor] = []
     packed: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def torch_matmul() -> torch.Tensor:
         if not dense:
-            dense.append(weight.dequantize(torch.bfloat16))
+            dense.append(weight.weight if isinstance(weight, DenseWeight) else weight.dequantize(torch.bfloat16))
         return x @ dense[0].T
+
+    if not isinstance(weight, GroupedWeight):
+        work = Linear(m, n, k, 16)
+        return shape, Problem(lambda config: linear(x), error, work, {"torch.matmul bf16": torch_matmul})
+    group = weight.group_size
+    shape = Shape.of(**dict(shape.fields), group=group)
+    if weight.bits == 8:
+        work = Linear(m, n, k, 8, group)
+        return shape, Problem(lambda config: linear(x), error, work, {"torch.matmul bf16": torch_matmul})
 
     def int4pack() -> torch.Tensor:
         if not packed:
@@ -60,15 +73,13 @@ def linear_problem(weight: GroupedWeight, linear: LinearOp, m: int, seed: int) -
         return y
 
     peers = {"torch.matmul bf16": torch_matmul, "int4pack_mm": int4pack}
-    shape = Shape.of(m=m, n=n, k=k, group=group, kernel=linear.kernel)
-    error = partial(linear_error, x, weight, linear.kernel)
     return shape, Problem(lambda config: linear(x), error, Linear(m, n, k, 4, group), peers)
 
 
 def attention_problem(
-    ops: Ops, batch: int, context: int, heads: int, kv_heads: int, head_dim: int, seed: int
+    ops: Ops, batch: int, context: int, heads: int, kv_heads: int, head_dim: int, seed: int, new: int = 1
 ) -> tuple[Shape, Problem]:
-    """One new token in each of `batch` sequences.
+    """The last token of `context` in each of `batch` sequences, or with `new` = `context` all of them: a prefill.
 
     error: of every element beside fp32. Weights that add up to 1 may be rounded to bf16, their sums and then the result
     are; scores are sums in fp32, and what they are off by changes weights as much.
@@ -84,25 +95,29 @@ def attention_problem(
         slots = tables[index, token // BLOCK_TOKENS].long() * BLOCK_TOKENS + token % BLOCK_TOKENS
         step = _step(slots, (0, context), (context,), tables[index : index + 1])
         ops.write_kv(k[index].transpose(0, 1), v[index].transpose(0, 1), cache, step)
-    q = torch.randn((batch, heads, head_dim), generator=generator).bfloat16()
-    step = _step(torch.zeros(batch, dtype=torch.int64), tuple(range(batch + 1)), (context,) * batch, tables)
+    if new not in (1, context):
+        raise ValueError(f"new: {new}; expected 1 or all {context} of the context")
+    q = torch.randn((batch * new, heads, head_dim), generator=generator).bfloat16()
+    starts = tuple(range(0, (batch + 1) * new, new))
+    step = _step(torch.zeros(batch * new, dtype=torch.int64), starts, (context,) * batch, tables)
     scale = head_dim**-0.5
 
-    def sdpa() -> torch.Tensor:
-        return F.scaled_dot_product_attention(q[:, :, None], k, v, scale=scale, enable_gqa=True)[:, :, 0]
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """torch's, of q as it is given: [batch * new, H, D]."""
+        rows = q.view(batch, new, heads, head_dim).transpose(1, 2)
+        found = F.scaled_dot_product_attention(rows, k, v, scale=scale, enable_gqa=True, is_causal=new > 1)
+        return found.transpose(1, 2).flatten(0, 1)
 
     def error(found: torch.Tensor) -> float:
-        wide = q.float()[:, :, None], k.float()
-        exact, sizes = (
-            F.scaled_dot_product_attention(*wide, values, scale=scale, enable_gqa=True)[:, :, 0]
-            for values in (v.float(), v.float().abs())
-        )
+        exact, sizes = (attend(q.float(), k.float(), values) for values in (v.float(), v.float().abs()))
         return worst(found, exact, HALF * exact.abs() + 2 * HALF * sizes)
 
     shape = Shape.of(batch=batch, context=context, heads=heads, kv_heads=kv_heads, dim=head_dim)
-    work = DecodeAttention(batch, context, heads, kv_heads, head_dim)
+    work: Op = DecodeAttention(batch, context, heads, kv_heads, head_dim)
+    if new > 1:
+        shape, work = Shape.of(**dict(shape.fields), new=new), PrefillAttention(batch, new, heads, kv_heads, head_dim)
     run = lambda config: ops.attention(q, cache, step, scale, None)  # noqa: E731
-    return shape, Problem(run, error, work, {"torch.sdpa": sdpa})
+    return shape, Problem(run, error, work, {"torch.sdpa": lambda: attend(q, k, v)})
 
 
 def pointwise_problem(ops: Ops, name: str, tokens: int, model: ModelShape, seed: int) -> tuple[Shape, Problem]:

@@ -8,14 +8,16 @@ from typing import Any
 
 import torch
 
-from ...kernels.bench import Measurement, measure, of_operation
+from ...kernels.bench import Measurement, TimeIsUp, made_in_time, measure, of_operation
+from ...kernels.contract import Ops
 from ...kernels.cpu import problems as cpu_problems
 from ...kernels.measure import Timing, copy_bandwidth
 from ...kernels.model_shapes import MODELS, ModelShape
-from ...kernels.operation import Operation, Shape
+from ...kernels.operation import Operation, Problem, Shape
 from ...kernels.ops import for_device
 from ...kernels.registry import OPERATIONS
 from ...kernels.rig import Rig, gpu
+from ...kernels.roofline import DecodeAttention
 from ...kernels.room import TooLarge
 from ...kernels.variant import Config
 from ...kernels.w4a16.operations import OPERATIONS as INT4
@@ -30,8 +32,15 @@ _MOST_CPU_COPIES = 512  # few rows are less than a cache even so, as they are in
 _ROWS = ("m", "t", "r")  # what an operator calls the tokens of a step, or the rows of logits
 # Numbers of rows that are an operator's, where not all are: of the logits of a step, and of those for many rows.
 _RANGES = {"sample": range(1, 257), "quantize_panels": range(9, 1 << 20), "w8a8_dequantize": range(256, 1 << 20)}
-_CONTEXTS = ((1, 2048), (8, 2048), (8, 512))  # batch, context
+_DECODED = 64  # tokens up to which they are of as many sequences, in attention; more are of one prompt
+_CONTEXT, _MOST_KV = (
+    2048,
+    8,
+)  # tokens, and sequences up to which a CPU's have as many; more have a quarter, for their KV
+_LINEAR = {"linear": "int4", "linear_int8": "int8", "linear_dense": "dense"}  # operators of a CPU -> kinds of weights
+_BYTES = {"int4": 0.5, "int8": 1.0, "dense": 2.0}  # of a weight
 
+Case = tuple[str, Callable[[], Measurement]]
 Progress = Callable[[str, int, int], None]
 
 
@@ -50,8 +59,9 @@ def run(
     What is wrong, or fails, is among "failed" and costs itself alone; what the device's memory has no room for is
     among "skipped", and is no fault.
 
-    tokens  rows of activations; None: `TOKENS`. Of attention on a GPU: the batches of decode, the new tokens of
-            prefill; None: those it is tuned for
+    tokens  rows of activations; None: `TOKENS`. Of attention up to 64 the batches of decode, more the new tokens of a
+            prefill
+    enough  is also asked before each copy of the inputs
 
     Raises ValueError for a model or an operator that is not known, or has nothing for these tokens.
     """
@@ -64,7 +74,10 @@ def run(
     bandwidth = copy_bandwidth(chosen, 2**30 if chosen.type == "cuda" else 2**28)
     shapes = [known[name] for name in models]
     on_gpu = chosen.type == "cuda"
-    cases = _on_gpu(gpu(chosen), shapes, tokens, ops) if on_gpu else _on_cpu(shapes, tokens or TOKENS, ops)
+    if on_gpu:
+        cases = _on_gpu(gpu(chosen), shapes, tokens, ops, enough)
+    else:
+        cases = _on_cpu(shapes, tokens or TOKENS, ops, enough)
     rows: list[dict[str, Any]] = []
     failed: list[dict[str, str]] = []
     skipped: list[dict[str, str]] = []
@@ -76,6 +89,9 @@ def run(
         progress(name, index, len(cases))
         try:
             rows += rows_of(name, case(), bandwidth)
+        except TimeIsUp:
+            reached = index - 1
+            break
         except TooLarge as why:
             skipped.append({"case": name, "skipped": str(why)})
         except Exception as error:  # noqa: BLE001  what Triton's compiler and CUDA raise has no common kind
@@ -89,31 +105,42 @@ def run(
     return found | {"rows": rows}
 
 
-Case = tuple[str, Callable[[], Measurement]]
-
-
-def _on_cpu(models: Sequence[ModelShape], tokens: Sequence[int], ops: Collection[str]) -> list[Case]:
+def _on_cpu(
+    models: Sequence[ModelShape],
+    tokens: Sequence[int],
+    ops: Collection[str],
+    enough: Callable[[], bool] = lambda: False,
+) -> list[Case]:
     """Few rows of all models before more of any: a run that is cut has decode of all."""
-    known = ("linear", "attention", *cpu_problems.POINTWISE)
+    known = (*_LINEAR, "attention", "attention_prefill", *cpu_problems.POINTWISE)
     wanted = ops or known
     if unknown := [name for name in wanted if name not in known]:
         raise ValueError(f"op {unknown[0]}: on a CPU there are {', '.join(known)}")
+    few, many = [m for m in tokens if m <= _DECODED], [m for m in tokens if m > _DECODED]
+    for name, numbers, what in (("attention", few, "up to"), ("attention_prefill", many, "more than")):
+        if name in ops and not numbers:
+            raise ValueError(f"tokens {list(tokens)}: {name} has {what} {_DECODED}")
     cases: list[tuple[int, Case]] = []
     for model in models:
-        if "linear" in wanted:
-            cases += [
-                (m, (f"{model.name} {layer} m={m}", _cpu_linear(n, k, m)))
-                for layer, (n, k) in model.linears.items()
-                for m in tokens
-            ]
-        if "attention" in wanted:
-            named = f"{model.name} attention"
-            cases += [
-                (batch, (f"{named} batch={batch} context={context}", _cpu_attention(model, batch, context)))
-                for batch, context in _CONTEXTS
-            ]
         cases += [
-            (m, (f"{model.name} {name} t={m}", _cpu_pointwise(model, name, m)))
+            (m, (f"{model.name} {layer} {kind} m={m}", _cpu_linear(n, k, m, name, enough)))
+            for name, kind in _LINEAR.items()
+            if name in wanted
+            for layer, (n, k) in model.linears.items()
+            for m in tokens
+        ]
+        attention = [("attention", batch, context, 1) for batch in few for context in _contexts(batch)]
+        attention += [("attention_prefill", 1, new, new) for new in many]
+        cases += [
+            (
+                batch * new,
+                (_named(model, name, batch, context, new), _cpu_attention(model, batch, context, new, enough)),
+            )
+            for name, batch, context, new in attention
+            if name in wanted
+        ]
+        cases += [
+            (m, (f"{model.name} {name} t={m}", _cpu_pointwise(model, name, m, enough)))
             for name in cpu_problems.POINTWISE
             if name in wanted
             for m in tokens
@@ -121,59 +148,90 @@ def _on_cpu(models: Sequence[ModelShape], tokens: Sequence[int], ops: Collection
     return [case for _, case in sorted(cases, key=lambda each: each[0])]
 
 
+def _contexts(batch: int) -> tuple[int, ...]:
+    """Of a decode on a CPU."""
+    short = _CONTEXT // 4
+    return (_CONTEXT,) if batch < _MOST_KV else (_CONTEXT, short) if batch == _MOST_KV else (short,)
+
+
+def _named(model: ModelShape, name: str, batch: int, context: int, new: int) -> str:
+    return f"{model.name} {name} " + (f"new={new}" if new > 1 else f"batch={batch} context={context}")
+
+
 def _copies(num_bytes: int) -> int:
     """Of inputs of that size, so many that each has left the cache before its turn comes again: twice that cache."""
     return min(_MOST_CPU_COPIES, max(2, -(-2 * _CPU_CACHE // num_bytes)))
 
 
-def _cpu_pointwise(model: ModelShape, name: str, tokens: int) -> Callable[[], Measurement]:
+Made = tuple[Shape, Problem]
+
+
+def _on_this_cpu(
+    name: str, make: Callable[[Ops, int], Made], num_bytes: int, enough: Callable[[], bool]
+) -> Measurement:
+    """make: from operators and a seed a problem that moves so many bytes."""
+    ops = for_device("cpu", torch.bfloat16)
+    made = made_in_time(lambda seed: make(ops, seed), _copies(num_bytes), enough)
+    problems = [problem for _, problem in made]
+    return measure(name, made[0][0], problems, Config(), "as the engine has it", torch.device("cpu"))
+
+
+def _cpu_pointwise(model: ModelShape, name: str, tokens: int, enough: Callable[[], bool]) -> Callable[[], Measurement]:
+    def make(ops: Ops, seed: int) -> Made:
+        return cpu_problems.pointwise_problem(ops, name, tokens, model, seed)
+
     def case() -> Measurement:
-        ops = for_device("cpu", torch.bfloat16)
-        shape, first = cpu_problems.pointwise_problem(ops, name, tokens, model, 0)
-        seeds = range(1, _copies(int(first.work.bytes)))
-        problems = [first, *(cpu_problems.pointwise_problem(ops, name, tokens, model, seed)[1] for seed in seeds)]
-        return measure(name, shape, problems, Config(), "as the engine has it", torch.device("cpu"))
+        _, first = make(for_device("cpu", torch.bfloat16), 0)
+        return _on_this_cpu(name, make, int(first.work.bytes), enough)
 
     return case
 
 
-def _cpu_linear(n: int, k: int, m: int) -> Callable[[], Measurement]:
-    def case() -> Measurement:
-        weights = [cpu_problems.linear_weight(n, k, 128, seed) for seed in range(_copies(n * k // 2))]
-        ops = for_device("cpu", torch.bfloat16)
-        made = [cpu_problems.linear_problem(each, ops.linear(each), m, seed) for seed, each in enumerate(weights)]
-        shape, first = made[0]
-        problems = [first, *(problem for _, problem in made[1:])]
-        return measure("linear", shape, problems, Config(), "as the engine has it", torch.device("cpu"))
+def _cpu_linear(n: int, k: int, m: int, name: str, enough: Callable[[], bool]) -> Callable[[], Measurement]:
+    def make(ops: Ops, seed: int) -> Made:
+        weight = cpu_problems.linear_weight(n, k, 128, seed, _LINEAR[name])
+        return cpu_problems.linear_problem(weight, ops.linear(weight), m, seed)
 
-    return case
+    return lambda: _on_this_cpu(name, make, int(n * k * _BYTES[_LINEAR[name]]), enough)
 
 
-def _cpu_attention(model: ModelShape, batch: int, context: int) -> Callable[[], Measurement]:
-    def case() -> Measurement:
-        ops = for_device("cpu", torch.bfloat16)
-        sizes = (model.heads, model.kv_heads, model.head_dim)
-        shape, first = cpu_problems.attention_problem(ops, batch, context, *sizes, 0)
-        seeds = range(1, _copies(int(first.work.bytes)))
-        problems = [first, *(cpu_problems.attention_problem(ops, batch, context, *sizes, seed)[1] for seed in seeds)]
-        return measure("attention", shape, problems, Config(), "as the engine has it", torch.device("cpu"))
+def _cpu_attention(
+    model: ModelShape, batch: int, context: int, new: int = 1, enough: Callable[[], bool] = lambda: False
+) -> Callable[[], Measurement]:
+    sizes = (model.heads, model.kv_heads, model.head_dim)
 
-    return case
+    def make(ops: Ops, seed: int) -> Made:
+        return cpu_problems.attention_problem(ops, batch, context, *sizes, seed, new)
+
+    num_bytes = int(DecodeAttention(batch, context, *sizes).bytes)
+    return lambda: _on_this_cpu("attention_prefill" if new > 1 else "attention", make, num_bytes, enough)
 
 
-def _on_gpu(rig: Rig, models: Sequence[ModelShape], tokens: Sequence[int] | None, ops: Collection[str]) -> list[Case]:
+def _on_gpu(
+    rig: Rig,
+    models: Sequence[ModelShape],
+    tokens: Sequence[int] | None,
+    ops: Collection[str],
+    enough: Callable[[], bool] = lambda: False,
+) -> list[Case]:
     return [
-        (name, partial(of_operation, operation, rig, shape))
-        for name, operation, shape in gpu_cases(rig, models, tokens, ops)
+        (name, partial(of_operation, operation, rig, shape, enough))
+        for name, operation, shape in gpu_cases(rig, models, tokens, ops, all_batches=True)
     ]
 
 
 def gpu_cases(
-    rig: Rig, models: Sequence[ModelShape], tokens: Sequence[int] | None, ops: Collection[str] = ()
+    rig: Rig,
+    models: Sequence[ModelShape],
+    tokens: Sequence[int] | None,
+    ops: Collection[str] = (),
+    *,
+    all_batches: bool = False,
 ) -> list[tuple[str, Operation, Shape]]:
     """int4 layers by the kernel that would be launched; the other operators at the sizes they are tuned for.
 
-    tokens  None: `TOKENS`, of every operator those that it is launched for; of attention what it is tuned for
+    tokens       None: `TOKENS`, of every operator those that it is launched for; of attention what it is tuned for
+    all_batches  of attention, too, `TOKENS` as batches and new tokens
 
     Raises ValueError for an operator that is not known, and for one that has no shape of these models and tokens.
     """
@@ -188,7 +246,9 @@ def gpu_cases(
                 cases.append((f"{model.name} {layer} m={m}", kernel, shape))
     for operation in OPERATIONS:
         if (operation.name in ops or (not ops and operation not in INT4)) and not operation.refusal(rig.policy):
-            shapes = _asked_for(operation, rig, models, tokens) if rig.real else operation.small(rig.policy)[:1]
+            shapes = (
+                _asked_for(operation, rig, models, tokens, all_batches) if rig.real else operation.small(rig.policy)[:1]
+            )
             if not shapes and operation.name in ops:
                 raise ValueError(f"tokens {tokens}: {operation.name} has no shape with as many of {_names(models)}")
             cases += [(f"{operation.name} {shape.key}", operation, shape) for shape in shapes]
@@ -196,7 +256,7 @@ def gpu_cases(
 
 
 def _asked_for(
-    operation: Operation, rig: Rig, models: Sequence[ModelShape], tokens: Sequence[int] | None
+    operation: Operation, rig: Rig, models: Sequence[ModelShape], tokens: Sequence[int] | None, all_batches: bool
 ) -> tuple[Shape, ...]:
     """Of the shapes it is tuned for those of these models; as many rows as are asked for, where rows are all it has.
 
@@ -211,9 +271,23 @@ def _asked_for(
         numbers = tokens or [m for m in TOKENS if m in launched]
         wanted = (Shape.of(**{**dict(shape.fields), rows: m}) for shape in of_models for m in numbers)
         return tuple(dict.fromkeys(wanted))
-    if tokens is None:
+    if tokens is None and not all_batches:
         return tuple(of_models)
-    return tuple(shape for shape in of_models if shape.get("new", shape["batch"]) in tokens)
+    found = [shape for shape in of_models if tokens is None or shape.get("new", shape["batch"]) in tokens]
+    return tuple(dict.fromkeys((*found, *_of_batches(operation, of_models, tokens or TOKENS, found))))
+
+
+def _of_batches(
+    operation: Operation, of_models: Sequence[Shape], tokens: Sequence[int], found: Sequence[Shape]
+) -> Iterator[Shape]:
+    """Of attention with batches or new tokens that it is not tuned for: such as those with the same context have it."""
+    prefill = operation.name == "attention_prefill"
+    size, known = "new" if prefill else "batch", {shape.get("new", shape["batch"]) for shape in found}
+    numbers = [m for m in tokens if m not in known and (m > _DECODED) is prefill]
+    for m in numbers:
+        for shape in of_models:
+            if shape["context"] == max(_CONTEXT, m if prefill else 0) and shape["batch"] == (1 if prefill else 8):
+                yield Shape.of(**{**dict(shape.fields), size: m})
 
 
 def _names(models: Sequence[ModelShape]) -> str:

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from motley.kernels.bench import Measurement
+from motley.kernels.bench import Measurement, TimeIsUp, made_in_time
 from motley.kernels.cpu import problems as cpu_problems
 from motley.kernels.cpu.operators import CpuOps
 from motley.kernels.device_table import DEVICES
@@ -87,14 +87,75 @@ def test_tokens_are_rows_of_every_operator_and_batches_of_attention() -> None:
         assert {shape["m"] for shape in found[name]} == {1, 3}, name
     assert {shape["t"] for shape in found["rms_norm"]} == {1, 3}
     assert {shape["r"] for shape in found["sample"]} == {1, 3}
-    assert {shape["batch"] for shape in found["attention_decode"]} == {1}
-    assert "attention_prefill" not in found, "none is tuned for as few new tokens"
+    assert {shape["batch"] for shape in found["attention_decode"]} == {1, 3}
+    assert "attention_prefill" not in found, "as few new tokens are a decode's"
     assert {shape["new"] for shape in shapes([LARGE], [2048])["attention_prefill"]} == {2048}
 
 
+def test_attention_is_measured_at_the_same_numbers_of_rows() -> None:
+    """Batches that it is not tuned for too, of every model; `bench gpu` keeps to what it tunes."""
+    found = shapes(MODELS, None, all_batches=True)
+    decode, prefill = found["attention_decode"], found["attention_prefill"]
+    assert {m for m in TOKENS if m <= 64} == {shape["batch"] for shape in decode}
+    assert {m for m in TOKENS if m > 64} <= {shape["new"] for shape in prefill}
+    for m in TOKENS:
+        of_rows = [s for s in decode if s["batch"] == m] if m <= 64 else [s for s in prefill if s["new"] == m]
+        assert {s["heads"] for s in of_rows} >= {model.heads for model in MODELS}, m
+        assert {s["kv"] for s in of_rows} == {"bf16", "int8"}
+    [only] = {
+        shape["batch"] for shape in shapes([LARGE], [16], ["attention_decode"], all_batches=True)["attention_decode"]
+    }
+    assert only == 16
+    assert set(decode) > set(shapes(MODELS, None)["attention_decode"])
+
+
 def test_what_was_named_and_has_no_such_shape_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"tokens \[3\]: attention_decode has no shape with as many of qwen3-32b"):
-        gpu_cases(RIG, [LARGE], [3], ["attention_decode"])
+    with pytest.raises(ValueError, match=r"tokens \[256\]: attention_decode has no shape with as many of qwen3-32b"):
+        gpu_cases(RIG, [LARGE], [256], ["attention_decode"])
+    with pytest.raises(ValueError, match=r"tokens \[256\]: attention has up to 64"):
+        bench._on_cpu([LARGE], [256], ["attention"])
+    with pytest.raises(ValueError, match=r"tokens \[1, 64\]: attention_prefill has more than 64"):
+        bench._on_cpu([LARGE], [1, 64], ["attention_prefill"])
+
+
+def test_a_cpus_attention_has_the_same_numbers_of_rows_as_a_gpus() -> None:
+    names = [name for name, _ in bench._on_cpu([SMALL], TOKENS, ["attention", "attention_prefill"])]
+    for m in TOKENS:
+        wanted = f"attention batch={m} context=" if m <= 64 else f"attention_prefill new={m}"
+        assert any(f"{SMALL.name} {wanted}" in name for name in names), m
+    [one] = bench._on_cpu([SMALL], [16], ["attention"])
+    assert one[0] == f"{SMALL.name} attention batch=16 context=512"
+    kinds = {name.split()[2] for name, _ in bench._on_cpu([SMALL], [1], list(bench._LINEAR))}
+    assert kinds == {"int4", "int8", "dense"}
+
+
+def test_preparing_a_case_ends_with_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some have 512 copies of their inputs: what it had no time for is left out, and no failure."""
+    made: list[int] = []
+
+    def problem(ops: object, name: str, tokens: int, model: ModelShape, seed: int) -> tuple[Shape, Problem]:
+        made.append(seed)
+        return Shape.of(), Problem(object, object, DecodeAttention(1, 1, 1, 1, 1))  # type: ignore[arg-type]
+
+    monkeypatch.setattr(cpu_problems, "pointwise_problem", problem)
+    monkeypatch.setattr(bench, "copy_bandwidth", lambda *_: 1e9)
+    cut = bench.run(
+        device="cpu", models=[SMALL.name], tokens=[1], ops=["silu_mul", "rms_norm"], enough=lambda: len(made) > 4
+    )
+    assert len(made) == 5
+    assert (cut["complete"], cut["failed"], cut["rows"]) == (False, [], [])
+    assert cut["left_out"] == [f"{SMALL.name} rms_norm t=1", f"{SMALL.name} silu_mul t=1"]
+
+
+def test_on_a_gpu_too_making_inputs_ends_with_the_time() -> None:
+    made: list[int] = []
+    with pytest.raises(TimeIsUp):
+        made_in_time(made.append, 512, lambda: len(made) == 3)
+    assert made == [0, 1, 2]
+    assert len(made_in_time(str, 4, lambda: False)) == 4
+    [(_, case), *_] = bench._on_gpu(RIG, [SMALL], [1], ["rms_norm"], enough := lambda: True)
+    assert isinstance(case, partial)
+    assert case.args[-1] is enough
 
 
 def test_a_run_that_was_cut_short_says_what_it_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,14 +212,14 @@ def test_on_a_cpu_few_rows_of_all_models_come_first() -> None:
 
 
 @pytest.mark.parametrize("model", [SMALL, LARGE], ids=lambda model: model.name)
-@pytest.mark.parametrize(("batch", "context"), bench._CONTEXTS)
+@pytest.mark.parametrize(("batch", "context"), [(1, 2048), (8, 2048), (8, 512), (64, 512)])
 def test_on_a_cpu_attention_is_rotated_past_the_cache(
     model: ModelShape, batch: int, context: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[float] = []
 
     def problem(ops: object, *sizes: int) -> tuple[Shape, Problem]:
-        work = DecodeAttention(*sizes[:-1])
+        work = DecodeAttention(*sizes[:-2])
         made.append(work.bytes)
         return Shape.of(), Problem(object, object, work)  # type: ignore[arg-type]
 
@@ -186,6 +247,20 @@ def test_sdpa_gets_keys_and_values_in_its_own_layout(monkeypatch: pytest.MonkeyP
     assert problem.error(found) <= 1
     assert problem.error(theirs) <= 1, "both are of the same keys and values"
     assert problem.error(found.flip(0)) > 1
+
+
+@pytest.mark.parametrize("native", [True, False], ids=["c", "torch"])
+@pytest.mark.parametrize(("batch", "context", "new"), [(3, 40, 1), (1, 40, 40)])
+def test_a_cpus_attention_is_checked_element_by_element(batch: int, context: int, new: int, native: bool) -> None:
+    ops = for_device("cpu", torch.bfloat16) if native else CpuOps(torch.bfloat16, "exact", None, None, "none wanted")
+    _, problem = cpu_problems.attention_problem(ops, batch, context, 4, 2, 32, 0, new)
+    found = problem.run(Config())
+    assert problem.error(found) <= 1
+    assert problem.error(problem.peers["torch.sdpa"]()) <= 1
+    for row in range(batch * new):
+        changed = found.clone()
+        changed[row, 1] = 0
+        assert problem.error(changed) > 1, row
 
 
 @pytest.mark.parametrize("native", [True, False], ids=["c", "torch"])
@@ -223,12 +298,12 @@ def test_what_rotary_write_leaves_in_the_cache_is_checked(which: int, monkeypatc
     assert problem.error(found) > 1
 
 
-@pytest.mark.parametrize("group", [32, 128])
+@pytest.mark.parametrize(("kind", "group"), [("int4", 32), ("int4", 128), ("int8", 128), ("dense", 128)])
 @pytest.mark.parametrize("native", [True, False], ids=["c", "torch"])
 @pytest.mark.parametrize("m", [2, 19])
-def test_a_wrong_column_of_a_linear_layer_is_no_rounding(group: int, native: bool, m: int) -> None:
+def test_a_wrong_column_of_a_linear_layer_is_no_rounding(kind: str, group: int, native: bool, m: int) -> None:
     """One of many that is zero changes the root mean square of all by less than rounding does."""
-    weight = cpu_problems.linear_weight(512, 1024, group, 0)
+    weight = cpu_problems.linear_weight(512, 1024, group, 0, kind)
     ops = for_device("cpu", torch.bfloat16) if native else CpuOps(torch.bfloat16, "exact", None, None, "none wanted")
     _, problem = cpu_problems.linear_problem(weight, ops.linear(weight), m, 0)
     found = problem.run(Config())

@@ -26,12 +26,14 @@ def kernels(
         list[int] | None,
         typer.Option(
             metavar="M",
-            help="Rows of activations, on a GPU also batches of attention; may be repeated; default: 1 to 2048.",
+            help="Rows of activations; of attention batches, above 64 new tokens; may be repeated; default: 1 to 2048.",
         ),
     ] = None,
     op: Annotated[list[str] | None, typer.Option(help="Operator; may be repeated; default: all.")] = None,
     threads: options.Threads = None,
-    seconds: Annotated[float | None, typer.Option(help="Stop after so long.", min=1.0)] = None,
+    seconds: Annotated[
+        float | None, typer.Option(help="Stop after so long: make no more inputs, and begin nothing.", min=1.0)
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="The smallest model, 1, 8 and 64 tokens.")] = False,
     out: options.BenchOut = None,
     as_json: options.Json = False,
