@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,9 +31,11 @@ class Noted:
     def __init__(self, number: int, start: Mapping[str, Any], *given: object) -> None:
         self.number, self.threads = number, start["config"]["threads"]
         self.name, self.doing, self.heard, self.starting = "", "", 0.0, False
-        self.inbox = SimpleNamespace(close=lambda: None)
 
     def kill(self) -> None:
+        return None
+
+    def says_no_more(self) -> None:
         return None
 
     def close(self) -> None:
