@@ -158,6 +158,8 @@ class EngineCore:
         self._held.discard(key)
         for sequence in job.live if job else ():
             self._forget(sequence)
+        if self._older:
+            self.let_go()  # no step may follow
 
     def hold(self, key: int, wanted: bool) -> None:
         """Compute nothing for a request, or go on. Unknown keys are ignored: it may just have ended."""

@@ -154,6 +154,20 @@ async def test_what_has_begun_ends_on_what_it_began_with(
     assert worker.profile().fingerprint == fresh.profile().fingerprint
 
 
+async def test_weights_of_what_is_cancelled_are_let_go_of_without_another_step(
+    worker: Worker, file: WeightFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    midway = Midway(worker, monkeypatch)
+    stream = worker.generate(request("left", max_tokens=LONG))
+    await anext(stream)
+    await midway.update(file, expected=0)
+    await stream.aclose()
+    async with asyncio.timeout(20):
+        while list(runner_of(worker).models) != [1]:
+            await asyncio.sleep(0.01)
+    assert await worker.update_weights(file, expected=1) == 2
+
+
 async def test_kv_of_other_weights_is_not_found(
     worker: Worker, fresh: Worker, file: WeightFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
