@@ -219,9 +219,9 @@ def test_one_whose_caller_does_not_wait_comes_to_its_end(
             with suppress(grpc.RpcError):
                 plane.UpdateWeights(pb.UpdateWeightsRequest(path=str(one)), timeout=deadline_s)
             made = wait_for(updated, "the next update")
-            assert [(one.weights_version, one.error) for one in made.replicas] == [
-                (made.weights_version, "") for _ in made.replicas
-            ]
+            assert made.weights_version in [one.weights_version for one in made.replicas]
+            # One that the test before has ended, or whose streams are not heard to end yet, takes it a little later.
+            wait_for(lambda: set(versions(fleet)) == {made.weights_version}, "the same weights everywhere", 60)
     after = changed(checkpoint, new, tmp_path / "changed")
     assert text(fleet, 0, 32) == expected(after, 0, 32)
     for replicas in ("1", "3"):
