@@ -55,8 +55,6 @@ class Way:
 WAYS = {
     "ranks": Way(2, 1),
     "stages": Way(1, 2),
-    "stages of ranks": Way(2, 2),
-    "ranks in bundles": Way(2, 1, bundles=True),
     "stages of ranks in bundles": Way(2, 2, bundles=True),
 }
 
