@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,10 @@ def versions(service: Served) -> list[int]:
     return [int(one.get("weights_version", 0)) for one in pool["replicas"]]
 
 
+def have_all(service: Served, version: int) -> bool:
+    return set(versions(service)) == {version}
+
+
 def test_weights_change_under_streams(fleet: Served, checkpoint: Path, roots: Path, tmp_path: Path) -> None:
     """No stream is lost, and each is wholly of one model; new ones are of the new weights, on every replica."""
     old = tensors_of(checkpoint)
@@ -221,7 +226,7 @@ def test_one_whose_caller_does_not_wait_comes_to_its_end(
             made = wait_for(updated, "the next update")
             assert made.weights_version in [one.weights_version for one in made.replicas]
             # One that the test before has ended, or whose streams are not heard to end yet, takes it a little later.
-            wait_for(lambda: set(versions(fleet)) == {made.weights_version}, "the same weights everywhere", 60)
+            wait_for(partial(have_all, fleet, made.weights_version), "the same weights everywhere", 60)
     after = changed(checkpoint, new, tmp_path / "changed")
     assert text(fleet, 0, 32) == expected(after, 0, 32)
     for replicas in ("1", "3"):
