@@ -95,7 +95,7 @@ class Source:
         parts = self.shelf.linears(spec.name, repacked)
         order = self.shelf.tensor(f"{spec.name}.order", lambda: orders[0] if orders else torch.tensor(_NONE).int())
         widths = [last - first for first, last in spans]
-        return Summed(parts, self.ranks, widths, None if order.tolist() == _NONE else order)
+        return Summed(parts, self.ranks, widths, None if len(order) == len(_NONE) else order)
 
     def table(self, name: str, *part: slice) -> torch.Tensor:
         """A norm's weight [N], or that part of the embedding [V, H], in the dtype of the activations."""
