@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -71,13 +70,16 @@ def test_however_many_and_however_unequal(sizes: Sequence[int], tmp_path: Path) 
 def read(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Names of the tensors of which anything was read."""
     names: set[str] = set()
-    for way in ("_read", "peek"):
 
-        def noting(self: Weights, name: str, *part: slice, reads: Any = getattr(Weights, way)) -> Any:
+    def noted(reads: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def noting(self: Weights, name: str, *part: slice) -> torch.Tensor:
             names.add(name)
             return reads(self, name, *part)
 
-        monkeypatch.setattr(Weights, way, noting)
+        return noting
+
+    for way in ("_read", "peek"):
+        monkeypatch.setattr(Weights, way, noted(getattr(Weights, way)))
     return names
 
 
