@@ -37,8 +37,8 @@ class Speeds:
 
 
 def speed_of(profile: ReplicaProfile) -> Speed:
-    """What a profile says; of one without rates, a guess that all such replicas share."""
-    if not profile.decode_s or profile.prefill_tokens_per_s <= 0:
+    """What a profile says; of one without rates, or with another release's, a guess that all such replicas share."""
+    if len(profile.decode_s) != len(BATCHES) or profile.prefill_tokens_per_s <= 0:
         return _GUESS
     return Speed(
         profile.prefill_tokens_per_s,

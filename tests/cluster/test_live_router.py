@@ -567,3 +567,11 @@ async def test_one_prediction_answers_all_that_is_asked_of_a_request(monkeypatch
         live.has_room(other, late=False)
         live.visit([other])
         assert len(made) == 1
+
+
+def test_a_profile_of_another_release_is_none() -> None:
+    """Times of other batches than are known here tell nothing; the replica serves all the same."""
+    live = Live({"pool": "pool"}, Slo(3.0, 0.1), random.Random(0))
+    live.joined(replace(a_profile(), replica_id="one", pool="pool", decode_s=(0.01, 0.02)))
+    request = Request("r", (1, 2, 3), SamplingParams(max_tokens=4, seed=0))
+    assert live.visit([request]).best == "one"
