@@ -75,7 +75,7 @@ def extrapolated(known: dict[int, float], prefill_rate: float, at: Sequence[int]
             continue
         below = max((each for each in batches if each <= batch), default=above)
         share = (batch - below) / (above - below) if above > below else 0.0
-        found.append(known[below] * (1 - share) + known[above] * share)
+        found.append(known[below] + share * (known[above] - known[below]))  # of two that are alike, the same
     return tuple(found)
 
 

@@ -146,6 +146,11 @@ def test_where_kernels_for_few_rows_end_is_measured_by_prompts_if_no_batch_is_so
     core.scheduler.pool.check(idle=True)
 
 
+def test_between_two_that_are_alike_it_is_the_same() -> None:
+    found = rates.extrapolated({1: 0.001, 4: 0.015088476000528319, 256: 0.015088476000528319}, 1e6)
+    assert len(set(found[2:])) == 1
+
+
 def test_a_jump_between_neighbours_is_no_slope_of_what_lies_beyond() -> None:
     found = dict(zip(BATCHES, rates.extrapolated({1: 0.01, 64: 0.02, 65: 0.1}, 1e6), strict=True))
     assert found[64] == 0.02
