@@ -235,7 +235,7 @@ def _repacked(
     layout = decoder_layout(checkpoint.config, checkpoint.format)
     weights = Weights(
         checkpoint.tensors, ops.device, progress, lambda name, tensor: problem_of(layout[name], tensor),
-        order=layout, digests=digests,
+        order=layout, digests=digests, whole=True,
     )  # fmt: skip
     if head_is_tied(checkpoint.config, checkpoint.format):
         check_tied_head(weights)

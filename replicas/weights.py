@@ -27,6 +27,7 @@ class Weights:
     problem  what is wrong with a tensor, or a part of one, that is taken; None: they are known to be sound
     order    of names, in which they will be taken, more or less
     digests  whether `contents` is wanted
+    whole    each of that order will be taken, and whole
     """
 
     def __init__(
@@ -38,9 +39,10 @@ class Weights:
         *,
         order: Iterable[str] = (),
         digests: bool = False,
+        whole: bool = False,
     ) -> None:
         self.device = device
-        self._reader = Reader(tensors, order, digests=digests)
+        self._reader = Reader(tensors, order, digests=digests, whole=whole)
         self._lock = threading.Lock()  # of progress
         self._problem = problem
         self._tensors = tensors

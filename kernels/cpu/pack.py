@@ -1,7 +1,12 @@
-"""Weights rearranged for the CPU kernels, and rounded to int8 where a kernel wants that."""
+"""Weights rearranged for the CPU kernels, and rounded to int8 where a kernel wants that.
+
+By csrc/pack.c where there is a compiler and what comes is dense, else by torch's operators, which do the same.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -11,7 +16,9 @@ import torch
 import torch.nn.functional as F
 
 from ..weights import FP8_BLOCK, DenseWeight, Fp8Weight, GroupedWeight, Weight, is_outline
+from .build import library
 
+TYPES = {torch.float32: 0, torch.bfloat16: 1}
 LANES = 16
 STRIP = 64
 STRIP_METADATA = STRIP * 5  # bytes of a group's scales, fp32, and zero points in a strip
@@ -55,6 +62,9 @@ def interleave_int8(weight: Weight, group: int) -> tuple[torch.Tensor, float]:
     """Weights rounded as by `round_to_int8`, in the layout of `interleave`, and the error; never whole in between."""
     num_outputs, num_inputs = weight.shape
     stream = _empty_stream(weight, num_outputs, num_inputs // group, group, 8)
+    if isinstance(weight, DenseWeight) and not stream.is_meta and (native := _native()) is not None:
+        blocks = [(weight.weight[rows], stream[rows.start // STRIP :]) for rows in _blocks(num_outputs)]
+        return stream, math.sqrt(sum(native.lay_int8(*block, group) for block in blocks) / num_outputs)
     return stream, _each_rounded(weight, group, lambda rows, block: _lay(stream, rows, block, 8))
 
 
@@ -63,6 +73,12 @@ def interleave_dense(weight: Weight, dtype: torch.dtype) -> torch.Tensor:
     (num_outputs, num_inputs), together = weight.shape, 1 if dtype == torch.float32 else 2
     shape = (-(-num_outputs // LANES), -(-num_inputs // together), LANES, together)
     laid = torch.empty(shape, dtype=dtype, device=_device(weight))
+    even = num_inputs % together == 0
+    if isinstance(weight, DenseWeight) and weight.weight.dtype == dtype and even and not laid.is_meta:
+        native = _native()
+        if native is not None:
+            native.lay_words(weight.weight, laid)
+            return laid
     for rows in _blocks(num_outputs):
         part = _rows(weight, rows)
         dense = _in_dtype(part, dtype)
@@ -72,6 +88,33 @@ def interleave_dense(weight: Weight, dtype: torch.dtype) -> torch.Tensor:
         pieces = padded.view(torch.int32).view(-1, LANES, shape[1]).transpose(1, 2)
         laid.view(torch.int32).view(shape[:3])[rows.start // LANES :][: len(pieces)] = pieces
     return laid
+
+
+class _Native:
+    """The same of dense weights: by one thread, which lets others run."""
+
+    def __init__(self, lib: ctypes.CDLL) -> None:
+        whole, at = ctypes.c_int64, ctypes.c_void_p
+        self._words, self._int8 = lib.motley_lay_words, lib.motley_lay_int8
+        self._words.argtypes, self._words.restype = (at, at, whole, whole), None
+        self._int8.argtypes, self._int8.restype = (at, at, whole, whole, whole, ctypes.c_int), ctypes.c_double
+
+    def lay_words(self, weight: torch.Tensor, laid: torch.Tensor) -> None:
+        weight = weight.contiguous()
+        rows, inputs = weight.shape
+        self._words(weight.data_ptr(), laid.data_ptr(), rows, inputs * weight.itemsize // 4)
+
+    def lay_int8(self, weight: torch.Tensor, stream: torch.Tensor, group: int) -> float:
+        """What rounding has changed, over a typical weight, squared and summed over outputs."""
+        weight = (weight if weight.dtype in TYPES else weight.float()).contiguous()
+        squares: float = self._int8(weight.data_ptr(), stream.data_ptr(), *weight.shape, group, TYPES[weight.dtype])
+        return squares
+
+
+@functools.cache
+def _native() -> _Native | None:
+    lib, _ = library()
+    return None if lib is None else _Native(lib)
 
 
 def _in_dtype(weight: Weight, dtype: torch.dtype) -> torch.Tensor:

@@ -10,6 +10,7 @@ import resource
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,13 +91,14 @@ def _read(checkpoint: Path, reader: str, threads: int) -> dict[str, Any]:
         began = time.perf_counter()
         tensors = inspect_checkpoint(checkpoint).tensors
         order = sorted(tensors, key=lambda name: (tensors[name][0], tensors[name][1].begin))
-        weights = Reader(tensors, order, digests=True)
+        weights = Reader(tensors, order, digests=True, whole=True)
 
-        def touched(name: str) -> None:  # and left, as when it has been repacked
-            weights.whole(name)
+        def touched(names: Sequence[str]) -> None:  # and left, as when they have been repacked
+            for name in names:
+                weights.whole(name)
 
         with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(touched, order))
+            list(pool.map(touched, weights.extents))
     else:
         import torch
         from safetensors.torch import load_file

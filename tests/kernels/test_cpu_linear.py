@@ -11,11 +11,12 @@ from motley.kernels import reference
 from motley.kernels.cpu import choice as cpu_choice
 from motley.kernels.cpu import linear_torch as cpu_linear_torch
 from motley.kernels.cpu import native as cpu_native
+from motley.kernels.cpu import pack
 from motley.kernels.cpu.choice import choose
 from motley.kernels.cpu.linear import NativeDense, as_stored, in_bytes
 from motley.kernels.cpu.linear_torch import TorchBoth, TorchDense, TorchInt4, TorchInt8
 from motley.kernels.cpu.operators import CpuOps
-from motley.kernels.cpu.pack import round_to_int8
+from motley.kernels.cpu.pack import interleave_dense, interleave_int8, round_to_int8
 from motley.kernels.cpu.rounding import ROUNDING_BOUND, rounding_error
 from motley.kernels.cpu.setting import INT8_ERROR, Setting
 from motley.kernels.held import Held
@@ -138,6 +139,20 @@ def test_head_is_held_in_int8_within_bound():
     assert linear.kernel == "c-int8"
     assert "c-int8" in why
     assert error(linear, dense(bias=True), torch.bfloat16) < 0.02
+
+
+@needs_native
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("rows", "inputs", "group"), [(1104, 96, 32), (16, 48, 16), (70, 512, 256)])
+def test_dense_weights_are_laid_as_torch_would(monkeypatch, dtype, rows, inputs, group):
+    weight = DenseWeight(torch.randn(rows, inputs).to(dtype))
+    weight.weight[3] = 0
+    native = interleave_int8(weight, group), interleave_dense(weight, dtype) if dtype != torch.float16 else None
+    monkeypatch.setattr(pack, "_native", lambda: None)
+    torchs = interleave_int8(weight, group), interleave_dense(weight, dtype) if dtype != torch.float16 else None
+    assert torch.equal(native[0][0], torchs[0][0])
+    assert native[0][1] == pytest.approx(torchs[0][1], rel=1e-5)
+    assert native[1] is None or torch.equal(native[1].view(torch.uint8), torchs[1].view(torch.uint8))
 
 
 @needs_onednn

@@ -80,11 +80,11 @@ def test_memory_that_a_tensor_has_left_is_the_next_ones(found: dict[str, tuple[P
 
 def test_a_first_start_reads_every_byte_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = build_checkpoint(tmp_path / "model", "qwen2")
-    read: dict[str, int] = {}
+    read: list[tuple[Path, int, int]] = []
     whole = reading.read_piece
 
     def noted(piece: contents.Piece, at: int, into: memoryview) -> None:
-        read[piece.name] = read.get(piece.name, 0) + len(into)
+        read.append((piece.path, piece.begin, piece.begin + len(into)))
         whole(piece, at, into)
 
     def again(*_: object, **__: object) -> None:
@@ -94,10 +94,41 @@ def test_a_first_start_reads_every_byte_once(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(model, "piece_digests", again)
     loaded = load_model(folder, exact_ops())
     assert loaded.checkpoint is not None
-    assert read == {name: info.nbytes for name, (_, info) in loaded.checkpoint.tensors.items()}
-    monkeypatch.undo()
     tensors = loaded.checkpoint.tensors
+    ends = sorted((path, info.begin, info.end) for path, info in tensors.values())
+    assert len(read) < len(ends) / 5, "what lies together is read together"
+    for path in {path for path, _, _ in ends}:
+        found = sorted((begin, end) for of, begin, end in read if of == path)
+        assert [begin for begin, _ in found[1:]] == [end for _, end in found[:-1]]
+        assert (found[0][0], found[-1][1]) == (0, max(end for of, _, end in ends if of == path))
+    monkeypatch.undo()
     assert loaded.contents == each_digest(tensors, tensors, [piece_digests(tensors, tensors)])
+
+
+def test_neighbours_of_a_layer_are_read_together_and_keep_nothing_but_themselves(tmp_path: Path) -> None:
+    path = tmp_path / "layers.safetensors"
+    layers = {
+        f"layers.{layer}.{name}": tensor + layer
+        for layer in range(2)
+        for name, tensor in (("a", LARGE), ("b", LARGE[:3]), ("c", torch.ones(5)))
+    }
+    save_file(layers, path)
+    tensors = {name: (path, info) for name, info in read_header(path).items()}
+    reader = Reader(tensors, sorted(tensors), digests=True, whole=True)
+    assert sorted(map(sorted, reader.extents)) == [[f"layers.{i}.{name}" for name in "abc"] for i in range(2)]
+    small = reader.whole("layers.0.c")
+    assert reader.contents.keys() == {"layers.0.a", "layers.0.b", "layers.0.c"}
+    large = reader.whole("layers.0.a")
+    address, part = large.data_ptr(), large[100:]
+    assert torch.equal(reader.whole("layers.0.b"), LARGE[:3])
+    del large
+    other = reader.whole("layers.1.a")
+    assert other.data_ptr() != address, "a part of it is in use"
+    assert torch.equal(part, LARGE[100:])
+    assert torch.equal(other, LARGE + 1)
+    assert torch.equal(reader.whole("layers.0.a"), LARGE), "what was given before is read again"
+    assert small.untyped_storage().nbytes() == small.nbytes
+    assert reader.contents == each_digest(tensors, sorted(reader.contents), [piece_digests(tensors, reader.contents)])
 
 
 def test_what_comes_next_is_asked_for_once_and_no_further(
