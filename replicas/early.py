@@ -15,7 +15,7 @@ from .private_folder import cache_home
 if TYPE_CHECKING:
     from .engine_config import EngineConfig
 
-__all__ = ["ask_early", "cache_folder", "hint_path"]
+__all__ = ["ask_early", "cache_folder", "hint_path", "kept_file"]
 
 _STEP_BYTES = 8 << 20
 _MOST_BYTES = 8 << 30  # nor more than a quarter of what is free
@@ -29,6 +29,18 @@ def cache_folder(setting: str | None) -> Path:
 def hint_path(cache: Path, checkpoint: Path) -> Path:
     """The name of what was used last of a cache for that checkpoint is in it: a hint, and nothing hangs on it."""
     return cache / "hints" / hashlib.sha256(os.fsencode(checkpoint.resolve())).hexdigest()
+
+
+def kept_file(checkpoint: Path, setting: str | None) -> Path | None:
+    """What a start is likely to find repacked, as it was last. setting: of the cache. Raises OSError, RuntimeError."""
+    if setting == "off":
+        return None
+    cache = cache_folder(setting)
+    with suppress(FileNotFoundError):
+        kept = cache / "weights" / Path(hint_path(cache, checkpoint).read_text()).name
+        if kept.is_file():
+            return kept
+    return None
 
 
 def ask_early(model: str | Path, config: EngineConfig) -> threading.Thread | None:
@@ -47,12 +59,9 @@ def ask_early(model: str | Path, config: EngineConfig) -> threading.Thread | Non
 
 
 def _wanted(folder: Path, config: EngineConfig) -> list[Path]:
-    if config.device == "cpu" and config.weights_cache != "off":
-        cache = cache_folder(config.weights_cache)
-        with suppress(FileNotFoundError):
-            kept = cache / "weights" / Path(hint_path(cache, folder).read_text()).name
-            if kept.is_file():
-                return [kept]
+    kept = kept_file(folder, config.weights_cache) if config.device == "cpu" else None
+    if kept is not None:
+        return [kept]
     return sorted(path for path in folder.glob("*.safetensors") if path.is_file())
 
 

@@ -166,6 +166,7 @@ def _load_whole(
         key = _key(kind, checkpoint, contents)
         if weights_memory is not None:
             decoder, found = tiered_decoder(checkpoint, ops, cache, key, weights_memory)
+            cache.hint(checkpoint.folder, key)
             how = "as they were repacked before" if found else "repacked to disk"
             return _loaded(decoder, checkpoint, contents), f"{read} and {how}"
         if (kept := cache.find(key)) is not None:

@@ -23,7 +23,7 @@ _SKIPPED = 2  # steps before those that count
 
 
 def main(folder: Path, threads: int, budget: int, tokens: int, what: str) -> None:
-    answer(_fit(folder / "model", threads, budget) if what == "fit" else _serve(folder, threads, budget, tokens))
+    answer(_fit(folder, threads, budget) if what == "fit" else _serve(folder, threads, budget, tokens))
 
 
 def _serve(folder: Path, threads: int, budget: int, tokens: int) -> dict[str, Any]:
@@ -66,24 +66,26 @@ def _serve(folder: Path, threads: int, budget: int, tokens: int) -> dict[str, An
     return found
 
 
-def _fit(checkpoint: Path, threads: int, budget: int) -> dict[str, Any]:
+def _fit(folder: Path, threads: int, budget: int) -> dict[str, Any]:
     import torch
 
     from ..build import operators
     from ..checkpoint import inspect_checkpoint
+    from ..early import kept_file
     from ..engine_config import EngineConfig
     from ..fit import Asked, cpu, fit
     from ..tiers.speed import reckoned
 
     torch.set_num_threads(threads)
-    config, inspected = EngineConfig(dtype="bfloat16"), inspect_checkpoint(checkpoint)
+    config, inspected = EngineConfig(dtype="bfloat16"), inspect_checkpoint(folder / "model")
 
     def ops() -> Any:
         return operators(config, inspected.config.dtype)[0]
 
     tiers = fit(inspected, cpu(ops), Asked(len(PROMPT), 1, weights_memory_bytes=budget)).tiers
     assert tiers is not None, "it was served with this budget"
-    return {"expected": reckoned(inspected, ops(), tiers).tokens_per_s}
+    kept = kept_file(folder / "model", str(folder / "cache"))
+    return {"expected": reckoned(inspected, ops(), tiers, kept).tokens_per_s}
 
 
 def _status(name: str) -> int:

@@ -2,7 +2,8 @@
 
 Reading and computing are each measured alone, in turn; that they overlap is what `step_s` adds. Means are taken and no
 medians, since a step has its share of what others on the machine take. An engine measures the very file and layers that
-it runs, `motley fit` the first layers of a checkpoint. The first round is not counted.
+it runs, `motley fit` the first layers of a checkpoint, and the file of repacked weights where there is one already: a
+disk's cache knows one file and not another. The first round is not counted.
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ from motley.replicas.bench.shapes import SHAPES, write_dense
 from motley.replicas.build import build_engine
 from motley.replicas.checkpoint import inspect_checkpoint
 from motley.replicas.demo import demo_path
+from motley.replicas.early import kept_file
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import EngineFault, InvalidRequest
 from motley.replicas.fit import Asked, cpu, fit, known, outlined
@@ -219,6 +220,16 @@ def test_an_entry_of_a_start_without_tiers_serves_and_so_does_one_of_a_start_wit
     monkeypatch.setattr(CpuOps, "linear", repacked)
     again = load_model(checkpoint, exact_ops(), cache=_cache(tmp_path))
     assert torch.equal(Session(again.decoder).feed(PROMPT), Session(plain.decoder).feed(PROMPT))
+
+
+def test_fit_is_told_of_the_file_that_a_start_reads(checkpoint: Path, tmp_path: Path) -> None:
+    cache = _cache(tmp_path)
+    assert kept_file(checkpoint, str(cache.folder)) is None
+    found = _tiered(checkpoint, tmp_path, _least(_sizes(checkpoint)))
+    kept = kept_file(checkpoint, str(cache.folder))
+    assert kept is not None
+    assert kept.samefile(f"/proc/self/fd/{_tier(found).places[0].file.fileno()}")
+    assert kept_file(checkpoint, "off") is None
 
 
 def test_what_is_held_is_what_stays_and_two_buffers(checkpoint: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -202,11 +203,15 @@ def _measured(found: Fit, settings: EngineConfig, checkpoint: Checkpoint) -> Fit
 
     from ..replicas.build import operators
     from ..replicas.cores import usable_cores
+    from ..replicas.early import kept_file
     from ..replicas.tiers.speed import reckoned
 
     torch.set_num_threads(usable_cores())
     ops, _ = operators(settings, checkpoint.config.dtype)
-    expected = reckoned(checkpoint, ops, found.tiers)
+    kept = None
+    with suppress(OSError, RuntimeError):  # nothing was kept where nothing can be
+        kept = kept_file(checkpoint.folder, settings.weights_cache)
+    expected = reckoned(checkpoint, ops, found.tiers, kept)
     return replace(found, expected=expected, tpot_s=expected.step_s)
 
 
