@@ -175,5 +175,6 @@ def _make_worker(
     launcher = None
     if pool.bundles is not None:
         booked = [bundle.cpus for bundle in pool.bundles], [bundle.resources for bundle in pool.bundles]
-        launcher = partial(Actors, *booked, threads=pool.engine.threads is None, spread=pool.spread)
+        own = {"threads": pool.engine.threads is None, "spread": pool.spread, "gpus": pool.where == "cuda"}
+        launcher = partial(Actors, *booked, **own)
     return partial(engine_worker, *given, loading, access, updates_of(APPLICATION, pool.name), launcher)

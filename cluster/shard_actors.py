@@ -78,6 +78,7 @@ class Actors:
     resources  likewise, of Ray's own
     threads    whether each process computes with as many threads as its bundle has CPUs
     spread     whether a bundle may be on another node than the replica's
+    gpus       whether each has a GPU, which is then the only one that its process sees
     """
 
     def __init__(
@@ -87,25 +88,33 @@ class Actors:
         *,
         threads: bool = True,
         spread: bool = False,
+        gpus: bool = False,
     ) -> None:
         self._cpus, self._resources, self._threads, self._spread = cpus, resources, threads, spread
+        self._gpus = gpus
         self._group = get_current_placement_group()
         self._node = ray.get_runtime_context().get_node_id()
 
     def threads(self, number: int) -> int | None:
         return max(1, int(self._cpus[number])) if self._threads else None
 
+    def device(self, number: int) -> str | None:
+        return "cuda" if self._gpus else None
+
+    def host(self) -> str | None:
+        return str(ray.util.get_node_ip_address()) if self._spread else None
+
     def launch(self, number: int, name: str, ends: Mapping[str, int]) -> Handle:
         if self._group is None or self._group.bundle_count <= number:
             raise EngineFault(f"{name} has no bundle: the replica is in no placement group of its processes")
         options: dict[str, Any] = {
             "num_cpus": self._cpus[number],
+            **({"num_gpus": 1} if self._gpus else {}),
             "scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, number),
         }
         if self._resources[number]:
             options["resources"] = dict(self._resources[number])
-        host = ray.util.get_node_ip_address() if self._spread else None
-        return _Actor(ray.remote(Shard).options(**options).remote(), self._node, name, ends, host)
+        return _Actor(ray.remote(Shard).options(**options).remote(), self._node, name, ends, self.host())
 
 
 class _Actor:

@@ -6,17 +6,16 @@ import hashlib
 import logging
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..kernels.contract import DeviceOps
 from ..kernels.ops import Ops, choose_dtype, for_device
 from . import sizing
-from .blocks import BlockPool, blocks_for
+from .blocks import BlockPool
 from .checkpoint import inspect_checkpoint, resolve_model
 from .cores import usable_cores
 from .decoder import Decoder
@@ -25,7 +24,7 @@ from .engine_config import EngineConfig
 from .errors import InvalidRequest
 from .families.registry import architecture_of
 from .fit import outlined
-from .gpu.accelerator import Accelerator, AtOnce, Cuda
+from .gpu.accelerator import Accelerator, accelerator_of
 from .grammars import Grammars
 from .limits import Limits
 from .model import LoadedModel, known_of, load_model
@@ -34,22 +33,22 @@ from .plan import PlanItem, StepPlan
 from .prefix.access import PrefixAccess, memory_access
 from .prefix.prefixes import Prefixes
 from .prefix.prospects import Prospects
-from .prefix.setup import geometry_of, identity_of, lent_blocks, prefixes_of
+from .prefix.setup import geometry_of, identity_of, prefixes_of
 from .prefix.told import PrefixStats
 from .protocol import ModelInfo, ReplicaProfile, Request
 from .rates import Rates, measured
 from .runner import ModelRunner, Warming
+from .runners import runner_of
 from .sampling_params import SamplingParams
 from .scheduler import Scheduler
 from .shards.costs import chosen_layers
-from .shards.group import Group, config_of_process, is_divided
+from .shards.group import Group
 from .shards.host import DividedKv
 from .shards.launch import Launcher
 from .shards.lead import Lead, Line
-from .shards.runner import StagedRunner
-from .shards.swapper import shared_swapper
+from .shards.own import config_of_process, is_divided
 from .swap import Swap
-from .swapping import measure, swapper_of
+from .swapping import measure
 from .tiers.speed import measured as measured_tier
 from .tokenizer import Tokenizer
 from .updates.live import LiveWeights, Prepared
@@ -57,6 +56,7 @@ from .weights_cache import open_cache
 
 if TYPE_CHECKING:
     from .gpu.runner import GpuRunner
+    from .shards.gpu_staged import GpuStagedRunner
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class BuiltEngine:
     """
 
     core: EngineCore
-    runner: ModelRunner | GpuRunner
+    runner: ModelRunner | GpuRunner | GpuStagedRunner
     tokenizer: Tokenizer | None
     profile: ReplicaProfile
     choices: Mapping[str, str]
@@ -195,16 +195,19 @@ def build_engine(
     """
     path = resolve_model(model)
     divided = is_divided(config)
-    config = config_of_process(config, launcher) if divided else config
+    config = config_of_process(config, launcher, given=ops is not None) if divided else config
     torch.set_num_threads(config.threads or usable_cores())
     checkpoint = inspect_checkpoint(path)
     tokenizer = Tokenizer.load(path) if Tokenizer.is_in(path) else None
     ops, why = operators(config, checkpoint.config.dtype) if ops is None else (ops, "that of the operators given")
+    if accelerator is None and ops.device.type == "cuda":
+        accelerator = accelerator_of(ops.device)
     cache, known, group = open_cache(config.weights_cache), None, None
     if divided:
         known = known_of(checkpoint, cache)
-        chosen = chosen_layers(checkpoint, config, lambda: operators(config, checkpoint.config.dtype)[0])
-        group = Group(checkpoint, config, *chosen, launcher, fingerprint=known.fingerprint)
+        chosen = chosen_layers(checkpoint, config, lambda: operators(config, checkpoint.config.dtype)[0], launcher)
+        device = None if accelerator is None else ops.device
+        group = Group(checkpoint, config, *chosen, launcher, fingerprint=known.fingerprint, device=device)
         progress = group.watched(progress)
     try:
         ranks, stage, others = (None,) * 3 if group is None else (group.ranks, group.stages[0], group.digests)
@@ -248,20 +251,16 @@ def assemble(
         tier.expected = measured_tier(loaded.decoder)
     if access is None and config.prefix_cache == "memory":
         access = memory_access(config.prefix_cache_bytes)
-    shares = access is not None and (group is None or group.shares_memory)
-    stages = None if group is None else group.stages
+    shares = access is not None and (group is None or group.lends)
+    # Processes on devices have room for themselves each, and say for how much.
+    stages = group.stages if group is not None and group.device is None else None
     num_blocks, kv_why = sizing.num_blocks(config, loaded, ops, shares=shares, stages=stages)
+    if group is not None:
+        num_blocks, kv_why = group.least(num_blocks, kv_why)
     max_model_len, len_why = sizing.max_model_len(config, loaded, num_blocks)
     if accelerator is None and ops.device.type == "cuda":
-        accelerator = Cuda(ops.device)
-    runner, lent, swap_why = _runner(loaded, ops, accelerator, config, num_blocks, max_model_len, shares, group)
-    if group is not None:
-        assert isinstance(runner, ModelRunner), "ranks and stages are of a CPU"
-        group.allocate(num_blocks, lent, ops, loaded.fingerprint)
-        if len(group.stages) > 1:
-            runner = StagedRunner(Line(loaded.decoder, group), runner.kv, runner.device, runner.swapper)
-        else:
-            runner.models[0] = Lead(loaded.decoder, group)
+        accelerator = accelerator_of(ops.device)
+    runner, lent, swap_why = runner_of(loaded, ops, accelerator, config, num_blocks, max_model_len, shares, group)
     choices = {"dtype": why, "kv_blocks": kv_why, "preemption": swap_why, "max_model_len": len_why, **ops.choices}
     if group is not None and len(group.stages) > 1:
         choices["stages"] = group.why
@@ -298,7 +297,8 @@ def assemble(
         quantization=loaded.quantization,
         architecture=architecture_of(loaded.config.family),
     )
-    profile = _profile(info, config, loaded, ops, num_blocks, choices)
+    arithmetic = ops.arithmetic if group is None else group.arithmetic(ops.arithmetic)
+    profile = _profile(info, config, loaded, arithmetic, num_blocks, choices)
     defaults = loaded.defaults.sampling()
     ranks = None if group is None else group.ranks
     return BuiltEngine(
@@ -308,61 +308,12 @@ def assemble(
     )  # fmt: skip
 
 
-def _runner(
-    loaded: LoadedModel,
-    ops: Ops,
-    accelerator: Accelerator | None,
-    config: EngineConfig,
-    num_blocks: int,
-    max_model_len: int,
-    lends: bool,
-    group: Group | None,
-) -> tuple[ModelRunner | GpuRunner, int, str]:
-    """With blocks of the host, how many of them are lent to prefixes, and why it has so many for itself."""
-    most = config.max_running * blocks_for(max_model_len)
-    if accelerator is None:
-        kv = ops.allocate_kv(*sizing.kv_geometry(loaded, num_blocks))
-        block_bytes = _block_bytes(ops, kv) if group is None else group.block_bytes(ops)
-        lent = lent_blocks(config, loaded, ops, block_bytes) if lends else 0
-        if group is None:
-            swapper, why = swapper_of(config, ops, kv, AtOnce(), most, lent)
-        else:
-            swapper, why = shared_swapper(group, ops, kv, lent)
-        return ModelRunner(loaded.decoder, kv, ops.device, swapper), lent, why
-    from .gpu.runner import GpuRunner  # imports Triton, which an engine on a CPU does without
-
-    assert isinstance(ops, DeviceOps), "an accelerator's operators choose tokens"
-    loaded.decoder.rotary.reserve(max_model_len)  # graphs hold its address
-    kv = ops.allocate_kv(*sizing.kv_geometry(loaded, num_blocks + 1))  # the last is for the padding of graphs
-    lent = lent_blocks(config, loaded, ops, _block_bytes(ops, kv)) if lends else 0
-    swapper, why = swapper_of(config, ops, kv, accelerator, most, lent)
-    runner = GpuRunner(
-        loaded.decoder,
-        kv,
-        ops,
-        accelerator,
-        max_running=config.max_running,
-        max_model_len=max_model_len,
-        longest_blocks=blocks_for(max_model_len),
-        padding_block=num_blocks,
-        vocab_size=loaded.config.vocab_size,
-        max_drafts=config.speculate_ngram,
-        graphs=config.graphs,
-        swapper=swapper,
-    )
-    return runner, lent, why
-
-
-def _block_bytes(ops: Ops, kv: Sequence[torch.Tensor]) -> int:
-    return sum(part[0].nbytes for cache in kv for part in ops.kv_parts(cache))
-
-
 def _prefixes(
     access: PrefixAccess,
     config: EngineConfig,
     loaded: LoadedModel,
     ops: Ops,
-    runner: ModelRunner | GpuRunner,
+    runner: ModelRunner | GpuRunner | GpuStagedRunner,
     lent: int,
     group: Group | None,
 ) -> tuple[Prefixes | None, str]:
@@ -370,8 +321,9 @@ def _prefixes(
     if not config.reuse_prefixes:
         return None, "none: reuse_prefixes is off"
     swapper, host = runner.swapper, None
-    if group is not None and not group.shares_memory:
-        return None, "none: the processes of the model are on several nodes"
+    if group is not None and not group.lends:
+        on_several = "are on several nodes" if group.device is None else "have it on GPUs, where it stays so far"
+        return None, f"none: the processes of the model {on_several}"
     if swapper is None:
         return None, "none: there is no memory of the host for what comes and goes"
     if group is not None:
@@ -405,11 +357,11 @@ def _profile(
     info: ModelInfo,
     config: EngineConfig,
     loaded: LoadedModel,
-    ops: Ops,
+    arithmetic: str,
     num_blocks: int,
     choices: Mapping[str, str],
 ) -> ReplicaProfile:
-    numerics = numerics_of(config, ops)
+    numerics = numerics_of(config, arithmetic)
     fingerprint = _fingerprint(loaded, numerics, info.dtype)
     return ReplicaProfile(
         replica_id="",

@@ -34,7 +34,8 @@ class EngineConfig:
     kv_memory_bytes       None: a share of free memory
     swap_memory_bytes     of the host, for KV of preempted sequences, where copying is faster than computing again; 0:
                           none. None: 4 GiB for a GPU, at most a quarter of what is free; none for a CPU
-    tensor_parallel       ranks that every layer is divided among, each a process with a share of the threads
+    tensor_parallel       ranks that every layer is divided among, each a process with a share of the threads, or with a
+                          GPU of its own: those after `device`, unless who starts them says otherwise
     pipeline_parallel     stages that have some of the layers each, likewise; with both, each stage has so many ranks
     pipeline_layers       how many layers each stage has. None: chosen
     speculate_ngram       tokens of a sequence that are tried in a step beyond its last, as they followed the same

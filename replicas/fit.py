@@ -365,7 +365,7 @@ def _elsewhere(place: Place, asked: Asked, budget: KvBudget) -> str:
     count = -(-(place.total + budget.missing) // place.total) if budget.missing else 2
     return (
         f"divided among {count} or more such devices it could fit: --pipeline-parallel {count} (or --tensor-parallel) "
-        "tells what each would hold, though no engine divides a model among GPUs so far; "
+        "tells what each would hold; "
         "on a CPU --weights-memory leaves what is too much on disk"
     )
 

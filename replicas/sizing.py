@@ -35,9 +35,11 @@ def num_blocks(
 ) -> tuple[int, str]:
     """KV blocks, and why so many. shares: prefixes, through a store. Raises InvalidRequest where not one fits.
 
-    stages  each has its layers' part of every block: what is configured is of a process, what is free all share
+    stages  of a CPU, each with its layers' part of every block: what is configured is of a process, what is free all
+            share. None: there is one, or each has a device of its own, and tells of that
     """
-    layers = [loaded.config.num_layers] if stages is None else [stage.layers[1] - stage.layers[0] for stage in stages]
+    own = loaded.decoder.local.num_layers
+    layers = [own] if stages is None else [stage.layers[1] - stage.layers[0] for stage in stages]
     counted = max(layers) if config.kv_memory_bytes is not None else sum(layers)
     _, *of_layer = kv_geometry(loaded, 1)
     block_bytes = sum(tensor.nbytes for tensor in ops.allocate_kv(counted, *of_layer))

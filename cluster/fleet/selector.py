@@ -29,24 +29,29 @@ def placement_options(pool: PoolSpec) -> dict[str, Any]:
     if pool.compute_capability is not None:
         selector[COMPUTE_CAPABILITY] = one_of(capabilities_of(pool.compute_capability))
     if pool.bundles is not None:
-        return _of_bundles(pool.bundles, pool.strategy or "STRICT_PACK", selector)
+        return _of_bundles(pool.bundles, pool.strategy or "STRICT_PACK", selector, gpus=pool.where == "cuda")
     options = {
         "num_cpus": pool.booked_cpus,
-        **({"num_gpus": 1} if pool.where == "cuda" else {}),
+        **({"num_gpus": pool.processes} if pool.where == "cuda" else {}),
         **({"resources": dict(pool.resources)} if pool.resources else {}),
         **({"label_selector": selector} if selector else {}),
     }
     return {"ray_actor_options": options}
 
 
-def _of_bundles(bundles: Sequence[BundleSpec], strategy: str, selector: dict[str, str]) -> dict[str, Any]:
-    """The replica's actor is in the first, and takes all of it."""
+def _of_bundles(
+    bundles: Sequence[BundleSpec], strategy: str, selector: dict[str, str], *, gpus: bool
+) -> dict[str, Any]:
+    """The replica's actor is in the first, and takes all of it. gpus: there is one in each."""
     first, selectors = bundles[0], [{**selector, **bundle.labels} for bundle in bundles]
+    gpu = {"GPU": 1} if gpus else {}
     return {
         "ray_actor_options": {
-            "num_cpus": first.cpus, **({"resources": dict(first.resources)} if first.resources else {}),
+            "num_cpus": first.cpus,
+            **({"num_gpus": 1} if gpus else {}),
+            **({"resources": dict(first.resources)} if first.resources else {}),
         },
-        "placement_group_bundles": [{"CPU": bundle.cpus, **bundle.resources} for bundle in bundles],
+        "placement_group_bundles": [{"CPU": bundle.cpus, **gpu, **bundle.resources} for bundle in bundles],
         "placement_group_strategy": strategy,
         **({"placement_group_bundle_label_selector": selectors} if any(selectors) else {}),
     }  # fmt: skip

@@ -296,8 +296,8 @@ class PoolSpec(Spec):
     """Of the pool, in metrics and commands."""
     replicas: ReplicaRange = Field(default_factory=lambda: ReplicaRange.model_validate({}))
     device: str | None = Field(None, pattern=DEVICE)
-    """cpu; cuda: one GPU for each replica, given by Ray; cuda:1: that one of its machine. By default cuda where an
-    accelerator or a compute capability is asked for, else cpu."""
+    """cpu; cuda: one GPU for each process of a replica, given by Ray; cuda:1: that one of its machine, and of a divided
+    replica those after it. By default cuda where an accelerator or a compute capability is asked for, else cpu."""
     accelerator: LabelValue | None = None
     """Nodes whose label ray.io/accelerator-type is this: T4, A10, in(A10, A10G)."""
     compute_capability: Capability | None = None
@@ -320,18 +320,18 @@ class PoolSpec(Spec):
     hidden: HiddenSpec = HiddenSpec.model_validate({})
     """Of a simulated GPU."""
     tensor_parallel: int = Field(1, ge=1)
-    """Processes that share each layer, of a CPU so far."""
+    """Processes that share each layer, each with a GPU of its own where the pool has GPUs."""
     pipeline_parallel: int = Field(1, ge=1)
-    """Stages that hold some of the layers each, of a CPU so far: each of as many processes as share its layers."""
+    """Stages that hold some of the layers each: each of as many processes as share its layers."""
     pipeline_layers: list[Annotated[int, Field(ge=1)]] | None = None
     """How many layers each stage has; by default, so that the slowest takes the least."""
     bundles: list[BundleSpec] | None = None
     """Of each process of a divided replica, stage by stage and of each its ranks: a placement group of Ray's, where the
-    replica has the first and each other process is an actor in its own. By default they are its subprocesses, and it
-    books for all."""
+    replica has the first and each other process is an actor in its own; of GPUs each has one. By default they are its
+    subprocesses, and it books for all."""
     strategy: Literal["STRICT_PACK", "PACK", "SPREAD", "STRICT_SPREAD"] | None = None
-    """How Ray places the bundles: by default STRICT_PACK, on one node. Others are for stages of one process each, which
-    are joined over TCP where they are on several nodes, and share no prefixes then."""
+    """How Ray places the bundles: by default STRICT_PACK, on one node. By others they may be on several, and are joined
+    over TCP then, which is not encrypted, and share no prefixes."""
     quantization: QuantizationSpec = QuantizationSpec.model_validate({})
     engine: EngineSpec = EngineSpec.model_validate({})
     cost_per_hour: NotNegative = 0.0
@@ -370,11 +370,8 @@ class PoolSpec(Spec):
             (self.tensor_parallel, "ranks", "tensor_parallel"),
             (self.pipeline_parallel, "stages", "pipeline_parallel"),
         ):
-            if number > 1 and (self.where != "cpu" or self.simulate is not None):
-                raise refused(
-                    f"{number} is not accepted; of GPUs, and of simulated ones, {what} are not built yet: expected 1",
-                    name,
-                )
+            if number > 1 and self.simulate is not None:
+                raise refused(f"{number} is not accepted; of simulated GPUs {what} are not built: expected 1", name)
         if self.pipeline_layers is not None and len(self.pipeline_layers) != self.pipeline_parallel:
             raise refused(
                 f"{self.pipeline_layers} is not accepted; expected a number for each of {self.pipeline_parallel} "
@@ -414,12 +411,8 @@ class PoolSpec(Spec):
         for name, given in (("cpus", self.cpus is not None), ("resources", bool(self.resources))):
             if given:
                 raise refused("of a replica without `bundles`, each of which has its own", name)
-        if self.spread and self.tensor_parallel > 1:
-            raise refused(
-                f"{self.strategy!r} is not accepted; ranks on several nodes are not built yet, only stages of one "
-                "process each: expected STRICT_PACK",
-                "strategy",
-            )
+        if self.where not in ("cpu", "cuda"):
+            raise refused(f"{self.where!r} is not accepted with `bundles`; expected cuda, of which Ray gives", "device")
 
     @field_validator("compute_capability")
     @classmethod

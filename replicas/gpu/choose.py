@@ -15,7 +15,7 @@ from ..protocol import TokenLogprob
 from ..runner import num_rows, vectors
 from ..sampler import sample
 from ..speculation import accepted
-from .accelerator import Accelerator, Mark
+from .accelerator import Accelerator, Mark, to_host
 from .alternatives import Alternatives, Told, of_targets
 from .biases import Biases
 from .decode import SAMPLING, Sampler, chosen, write_history, write_sampling
@@ -220,11 +220,3 @@ def tokens(turn: Turn, count: int) -> list[ItemResult]:
 
 def filters(spec: SampleSpec) -> bool:
     return not spec.params.greedy and (spec.params.top_k > 0 or spec.params.top_p < 1)
-
-
-def to_host(values: torch.Tensor) -> torch.Tensor:
-    """On its way when this returns, there when what was submitted before the next mark is done."""
-    if values.device.type == "cpu":
-        return values.clone()
-    target = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-    return target.copy_(values, non_blocking=True)

@@ -24,6 +24,7 @@ import torch
 
 from ...kernels.batch import StepBatch
 from ...kernels.sampling.sample import PenaltyRows, SamplingRows
+from ..errors import EngineLost
 from ..memory import MAX_GRAPHS
 from ..plan import UNKNOWN, PlanItem, SampleSpec
 from ..protocol import BLOCK_TOKENS
@@ -164,6 +165,8 @@ class DecodeGraphs:
         self._capturing = began = time.monotonic()
         try:
             self._replays[key] = self._capture(key)
+        except EngineLost:
+            raise
         except Exception as error:
             # Out of memory, above all; or a kernel that does not compile. Steps as they come compute the same, and if
             # they fail too, each request is told why: no graph is no reason to fail them.

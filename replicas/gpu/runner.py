@@ -12,9 +12,9 @@ from ..memory import MAX_GRAPHS, history_dtype
 from ..plan import UNKNOWN, SampleSpec, StepPlan, StepResult
 from ..runner import Model, prepare
 from ..speculation import accepted
-from .accelerator import Accelerator, Mark
+from .accelerator import Accelerator, Mark, to_host
 from .buckets import batch_sizes, bucket, context_sizes, graph_rows
-from .choose import Chooser, Later, filters, to_host, tokens
+from .choose import Chooser, Later, filters, tokens
 from .decode import DecodeGraphs, Key, Sampler
 from .packed import Turn
 from .state import DeviceState

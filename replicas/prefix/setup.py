@@ -89,7 +89,7 @@ def prefixes_of(
         after=config.prefix_after,
     )
     any_class = "any numerics class: last digits may differ from those computed here"
-    of = any_class if config.prefix_any_numerics else numerics_of(config, ops)
+    of = any_class if config.prefix_any_numerics else numerics_of(config, ops.arithmetic)
     size = f"values of {geometry.tokens} tokens, {geometry.size / 2**20:.2f} MiB{rounded}"
     return Prefixes(link), f"{size}; of {of}; {lent} blocks on the host for what comes and goes"
 
@@ -99,7 +99,7 @@ def identity_of(config: EngineConfig, loaded: LoadedModel, ops: Ops) -> bytes:
     geometry = geometry_of(config, loaded, ops)
     if config.prefix_any_numerics:
         return identity(loaded.fingerprint, geometry, geometry.dtype, None)
-    return identity(loaded.fingerprint, geometry, _kv_dtype(config, ops), numerics_of(config, ops))
+    return identity(loaded.fingerprint, geometry, _kv_dtype(config, ops), numerics_of(config, ops.arithmetic))
 
 
 def _kv_dtype(config: EngineConfig, ops: Ops) -> str:

@@ -1,10 +1,11 @@
 """A process that computes what the first one says, begun by follower_process.py.
 
-Messages come and answers go by pipes, as pipe.py has them: first what to load, then how many KV blocks there are, each
-answered when it is done; then calls of the decoder. Nobody asks a rank of the first stage for results. A later stage
-takes what the one before it gave by a pipe of its own, and the last answers the process that started it; each says all
-the time that it lives and what it does (beats.py). All hear between calls of other weights to be prepared, which is
-answered, or forgotten; and of KV to be copied to or from the host, and say when that is done.
+Messages come and answers go by pipes, as pipe.py has them, each question answered when it is done: first what to load,
+then to meet the other ranks, then how many KV blocks there are; then calls of the decoder. Nobody asks a rank of the
+first stage for results. A later stage takes what the one before it gave by a pipe of its own, and the last answers the
+process that started it; each says all the time that it lives and what it does (beats.py), and of what it ended. All
+hear between calls of other weights to be prepared, which is answered, or forgotten; and of KV to be copied to or from
+the host, and say when that is done. Ranks of one stage on GPUs are called as gpu_follower.py has it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,13 +22,21 @@ from typing import Any, NoReturn
 import torch
 
 from ...kernels.cpu.exchange import SharedExchange
+from ...kernels.ops import Ops
+from .. import sizing
 from ..checkpoint import inspect_checkpoint
 from ..engine_config import EngineConfig
+from ..errors import EngineLost
+from ..gpu.accelerator import Accelerator, accelerator_of
 from ..gpu.swapper import Swapper
 from ..weights_cache import open_cache
 from . import calls
 from .beats import Beats
+from .collective import CollectiveExchange
+from .gpu_follower import follow_calls
+from .gpu_stage import OnDevice
 from .host import SharedHost
+from .meeting import join, store_of
 from .pipe import Inbox, Pipe
 from .ranks import Ranks
 from .split import split
@@ -35,6 +45,7 @@ from .versions import Versions
 
 log = logging.getLogger(__name__)
 
+AnyExchange = SharedExchange | CollectiveExchange
 Copy = Callable[[dict[str, Any]], None]
 Between = Callable[[dict[str, Any]], bool]  # of a message that is no call: does what it says; False: it is a call
 
@@ -42,27 +53,33 @@ Between = Callable[[dict[str, Any]], bool]  # of a message that is no call: does
 def serve(pipe: Pipe, ends: Mapping[str, int], beats: Beats) -> None:
     """Until the other end is closed. Raises whatever a step does; the others hear of it at once.
 
-    ends  descriptors by name: `memory` of the ranks' exchange, what comes from the stage `before` and goes to that
-          `after`, where there are any, and `host`, a file of the host's KV blocks
+    ends  descriptors by name: `memory` of the ranks' exchange, or of where they are to meet (`meeting`), what comes
+          from the stage `before` and goes to that `after`, where there are any, and `host`, a file of the host's KV
     """
     start, _ = pipe.receive()
-    exchange = None
-    if start["size"] > 1 and "memory" not in ends:
-        raise RuntimeError(f"{start['name']} shares no memory with the other ranks: it has to be on their node")
-    if "memory" in ends:
+    exchange: AnyExchange | None = None
+    if start["meets"] is not None:
+        exchange = CollectiveExchange()
+    elif "memory" in ends:
         exchange = SharedExchange(ends["memory"], start["rank"], start["size"])
         os.close(ends["memory"])
+    elif start["size"] > 1:
+        raise RuntimeError(f"{start['name']} shares no memory with the other ranks: it has to be on their node")
     try:
         _compute(pipe, start, ends, exchange, beats)
     except EOFError:
         log.info("%s ends with the process that started it", start["name"])
+    except Exception as error:
+        with suppress(EngineLost, OSError):
+            pipe.send({"why": f"{type(error).__name__}: {error}"})
+        raise
     finally:
         if exchange is not None:
             exchange.abort()
 
 
 def _compute(
-    pipe: Pipe, start: dict[str, Any], ends: Mapping[str, int], exchange: SharedExchange | None, beats: Beats
+    pipe: Pipe, start: dict[str, Any], ends: Mapping[str, int], exchange: AnyExchange | None, beats: Beats
 ) -> None:
     from ..build import operators
     from ..model import Known, load_model
@@ -83,22 +100,41 @@ def _compute(
     beats.says("waits for the others to load")
     torch.set_num_threads(ops.torch_threads)
     pipe.send({"digests": [digest.hex() for digest in loaded.digests]})
+    pipe.receive()
+    if isinstance(exchange, CollectiveExchange):
+        with beats.during("meets the other ranks"):
+            _meet(exchange, start, ends, ops)
+    blocks = sizing.num_blocks(config, loaded, ops)[0] if start["on_device"] else None
+    pipe.send({"blocks": blocks, "arithmetic": ops.arithmetic})
     local = loaded.decoder.local
     room, _ = pipe.receive()
     beats.says("makes room for KV")
     kv = ops.allocate_kv(local.num_layers, room["blocks"], local.num_kv_heads, local.head_dim)
     copy = _copier(pipe, [part for cache in kv for part in ops.kv_parts(cache)], ends.get("host"), room["host_blocks"])
+    accelerator = accelerator_of(ops.device) if start["on_device"] else None
+    if accelerator is not None:
+        loaded.decoder.rotary.reserve(room["tokens"])  # graphs hold its address
     beats.says("serves")
     pipe.send(room)
     if loaded.keep is not None:
         loaded.keep(room["fingerprint"])
         loaded = replace(loaded, keep=None)  # which holds on to what it keeps
+    if accelerator is not None and stage.count == 1:
+        assert isinstance(exchange, CollectiveExchange), "ranks on GPUs meet"
+        follow_calls(pipe, loaded.decoder, kv, exchange, accelerator)
     versions = Versions(loaded, ranks)
     between = _between(pipe, versions, copy)
     if stage.count > 1:
-        _stage(pipe, start, ends, versions, stage, kv, between)
+        _stage(pipe, start, ends, versions, stage, kv, between, accelerator)
     assert ranks is not None, "a stage alone has ranks"
     _rank(pipe, versions, kv, between)
+
+
+def _meet(exchange: CollectiveExchange, start: dict[str, Any], ends: Mapping[str, int], ops: Ops) -> None:
+    address = start["meets"].get("address")
+    store = store_of(ends.get("meeting"), None if address is None else (address[0], address[1]))
+    host = None if address is None else address[0]
+    exchange.join(join(store, start["stage"], start["rank"], start["size"], ops.device, host))
 
 
 def _copier(pipe: Pipe, parts: Sequence[torch.Tensor], file: int | None, host_blocks: int) -> Copy:
@@ -142,11 +178,14 @@ def _rank(pipe: Pipe, versions: Versions, kv: list[torch.Tensor], between: Betwe
 
 def _stage(
     pipe: Pipe, start: dict[str, Any], ends: Mapping[str, int], versions: Versions, stage: Stage,
-    kv: list[torch.Tensor], between: Between,
+    kv: list[torch.Tensor], between: Between, accelerator: Accelerator | None,
 ) -> NoReturn:  # fmt: skip
     """Calls in their order, each with the weights that it names and with what the stage before has made of it."""
     before = Inbox(Pipe(reads=ends["before"]), "stage before") if "before" in ends else None
     hand_on = _hand_on(pipe, start, ends, stage)
+    make: Callable[..., calls.Found] = calls.make
+    if accelerator is not None:
+        make = OnDevice(accelerator, wanted=not (stage.is_last and start["rank"])).make
     orders = Inbox(pipe, "calls")
     while True:
         fields, tensors = orders.receive()
@@ -154,7 +193,7 @@ def _stage(
             continue
         whole = before is None or "hidden" in tensors  # what comes from the first process alone
         stream = None if whole or before is None else calls.stream_of(before.receive())
-        hand_on(calls.make(versions.decoder(fields["weights"]), kv, fields, tensors, stream))
+        hand_on(make(versions.decoder(fields["weights"]), kv, fields, tensors, stream))
 
 
 def _hand_on(pipe: Pipe, start: dict[str, Any], ends: Mapping[str, int], stage: Stage) -> Callable[[Any], None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -15,27 +16,28 @@ from typing import Any
 import torch
 
 from ...kernels.batch import StepBatch
-from ...kernels.cpu.build import library
-from ...kernels.cpu.exchange import SharedExchange, open_memory
+from ...kernels.cpu.exchange import RankLost, SharedExchange, open_memory
 from ...kernels.ops import Ops
 from ..checkpoint import Checkpoint
-from ..cores import usable_cores
 from ..decoder import Stream
 from ..engine_config import EngineConfig
-from ..errors import CheckpointError, EngineLost, InvalidRequest
+from ..errors import CheckpointError, EngineLost
 from ..plan import StepPlan
 from . import calls
 from .beats import BEAT_S, Patience, Watch
+from .collective import CollectiveExchange, Collectives
 from .copies import Copies
 from .host import SharedHost, shares_of
 from .launch import Launcher, Subprocesses
+from .meeting import Meeting, join, while_others_live
 from .member import Member
+from .own import device_of
 from .pipe import Pipe
 from .ranks import Ranks
 from .split import split
 from .stages import stages_of
 
-__all__ = ["Group", "config_of_process", "is_divided"]
+__all__ = ["Group"]
 
 log = logging.getLogger(__name__)
 
@@ -43,36 +45,11 @@ Progress = Callable[[int, int], None]  # done bytes, total bytes
 
 ANSWER_S = 5.0  # without a sign of life of a stage, while a step waits for the last
 SILENCE_S = 30.0  # at any other time: what imports libraries from a slow disk says nothing meanwhile
-
-
-def is_divided(config: EngineConfig) -> bool:
-    """Whether more than one process has a part of the model."""
-    return config.tensor_parallel > 1 or config.pipeline_parallel > 1
-
-
-def config_of_process(config: EngineConfig, launcher: Launcher | None = None) -> EngineConfig:
-    """Of the first, with its threads: a share, or what the launcher says.
-
-    Raises InvalidRequest for what ranks and stages cannot do.
-    """
-    ranks = config.tensor_parallel > 1
-    param, what = ("tensor_parallel", "ranks") if ranks else ("pipeline_parallel", "stages")
-    if config.device != "cpu":
-        raise InvalidRequest(f"{param}: {what} are of a CPU so far, and not of GPUs", param=param)
-    if ranks and library()[0] is None:
-        raise InvalidRequest(f"{param}: {what} need the C kernels: {library()[1]}", param=param)
-    if config.swap_memory_bytes:
-        message = f"swap_memory_bytes: preempted KV of several {what} is computed again so far"
-        raise InvalidRequest(message, param="swap_memory_bytes")
-    threads = None if launcher is None else launcher.threads(0)
-    if threads is None:
-        processes = config.tensor_parallel * config.pipeline_parallel
-        threads = max(1, (config.threads or usable_cores()) // processes)
-    return replace(config, threads=threads, swap_memory_bytes=0)
+_SAID_S = 1.0  # from an exchange that fails to the word of which process has ended, where one has
 
 
 class Group:
-    """Starts the other processes, which load at once. `config`: of a process; layers: of each stage, and why so many;
+    """Starts the other processes, which load at once. `config`: of the first; layers: of each stage, and why so many;
     fingerprint: of the model, if it is known before any of it is read.
 
     ranks   of the first stage; None: layers are not divided
@@ -80,8 +57,12 @@ class Group:
     shares  what each process has of a block of KV, stage by stage
     hosts   after `allocate`: of each of the other processes its part of the host's blocks, where there are any
     copies  between KV and the host, that the others make
+    rooms   after `digests`: of the other processes, the blocks of KV that each has room for; of CPUs, which share what
+            there is, none says
+    kinds   likewise, the arithmetic of each of their operators
 
     launcher  of the others; None: they are subprocesses of this one
+    device    that has this process's work, as each other one gives its own to one of its kind; None: of CPUs none has
 
     Raises InvalidRequest where the model cannot be divided so. One that says nothing for SILENCE_S is lost, whatever it
     and this process do, and so are all: whoever waits for them is told which it was, and what it said last.
@@ -96,31 +77,42 @@ class Group:
         launcher: Launcher | None = None,
         *,
         fingerprint: str = "",
+        device: torch.device | None = None,
     ) -> None:
         launcher = launcher or Subprocesses()
-        size = config.tensor_parallel
+        size, self.device = config.tensor_parallel, device
         self.stages = stages_of(checkpoint.config.num_layers, layers)
         parts = [split(checkpoint.config, checkpoint.format, rank, size) for rank in range(size)] if size > 1 else []
         self.why = why
         self.shares = shares_of(checkpoint.config, self.stages, parts)
         self.hosts: list[SharedHost] = []
         self.copies = Copies(len(self.shares) - 1)
+        self.rooms: list[int] = []
+        self.kinds: list[str] = []
         self._head_dim = checkpoint.config.head_dim
         self._host_files: list[int] = []  # of the other processes, until `allocate`
         self.ranks: Ranks | None = None
-        self._exchange: SharedExchange | None = None
+        self._exchange: SharedExchange | CollectiveExchange | None = None
         self._after: int | None = None  # where the first stage writes for the next
         self._followers: list[Member] = []
-        self._lost: EngineLost | None = None  # by its silence
+        self._lost: EngineLost | None = None  # by its silence, or by what was found of it first
         self._first: Member | None = None  # that has ended
+        self._gone = threading.Event()  # it is known which process is lost
         self._closed = False
-        start: dict[str, Any] = {"folder": str(checkpoint.folder), "size": size}
+        far = launcher.host()
+        self._meeting = Meeting(far) if size > 1 and (device is not None or far is not None) else None
+        start: dict[str, Any] = {"folder": str(checkpoint.folder), "size": size, "on_device": device is not None}
         start |= {"layers": list(layers), "fingerprint": fingerprint}
+        start["meets"] = None if self._meeting is None else {"address": self._meeting.address}
         try:
             with ExitStack() as given:  # what is given to others is closed here
-                memories = [_opened(given, open_memory(size)) if size > 1 else None for _ in self.stages]
-                if memories[0] is not None:
+                shared = size > 1 and self._meeting is None
+                memories = [_opened(given, open_memory(size)) if shared else None for _ in self.stages]
+                if self._meeting is not None:
+                    self._exchange = CollectiveExchange()
+                elif memories[0] is not None:
                     self._exchange = SharedExchange(memories[0], 0, size)
+                if self._exchange is not None:
                     self.ranks = Ranks(parts, 0, self._exchange)
                 before: list[int | None] = [None] * size
                 for stage in self.stages:
@@ -134,8 +126,14 @@ class Group:
                         self._host_files.append(os.memfd_create("motley-host-kv"))
                         ends = {"memory": memories[stage.index], "before": before[rank], "after": writes}
                         ends["host"] = self._host_files[-1]
+                        ends["meeting"] = None if self._meeting is None else self._meeting.descriptor
                         number = len(self._followers) + 1
-                        own = replace(config, pipeline_layers=None, threads=launcher.threads(number) or config.threads)
+                        own = replace(
+                            config,
+                            pipeline_layers=None,
+                            threads=launcher.threads(number) or config.threads,
+                            device=device_of(config, launcher, number),
+                        )
                         who = {"stage": stage.index, "rank": rank, "name": _name(self.stages, stage.index, size, rank)}
                         member = Member(
                             number,
@@ -152,6 +150,8 @@ class Group:
             for follower in self._followers:
                 follower.close()
             self._close_files()
+            if self._meeting is not None:
+                self._meeting.close()
             if self._after is not None:
                 os.close(self._after)
             raise
@@ -179,29 +179,67 @@ class Group:
         """Whether all are on one host. Known once they have loaded."""
         return all(follower.shares_memory for follower in self._followers)
 
+    @property
+    def lends(self) -> bool:
+        """Whether their KV can go to a store of prefixes, and come from there. Known once they have loaded."""
+        return self.device is None and self.shares_memory
+
+    def arithmetic(self, own: str) -> str:
+        """Of all processes, of which this one has its own; of stages that are not alike, with the layers of each."""
+        kinds, size = [own, *self.kinds], self._size
+        if self.device is None and isinstance(self._exchange, CollectiveExchange):
+            kinds = [f"{kind}-gloo" for kind in kinds]
+        if len(set(kinds)) == 1:
+            return kinds[0]
+        layers = [stage.layers[1] - stage.layers[0] for stage in self.stages]
+        of_stages = ["/".join(dict.fromkeys(kinds[first : first + size])) for first in range(0, len(kinds), size)]
+        return "+".join(f"{kind}x{count}" for kind, count in zip(of_stages, layers, strict=True))
+
     def digests(self) -> list[Sequence[bytes]]:
-        """Of the other processes' weights, when all have loaded. Raises EngineLost if one has not."""
+        """Of the other processes' weights, when all have loaded, and have met. Raises EngineLost if one has not."""
         every = [answer["digests"] for answer in self._answers()]
+        self.tell({"meets": True})
+        if self._meeting is not None:
+            assert isinstance(self._exchange, CollectiveExchange)
+            self._exchange.join(self._met(self._meeting))
+        answers = self._answers()
+        self.rooms = [answer["blocks"] for answer in answers if answer["blocks"] is not None]
+        self.kinds = [answer["arithmetic"] for answer in answers]
         return [[bytes.fromhex(digest) for digest in digests] for digests in every]
+
+    def least(self, blocks: int, why: str) -> tuple[int, str]:
+        """Blocks of KV that there are where this process has room for so many: every process has a part of each."""
+        least = min(self.rooms, default=blocks)
+        if blocks <= least:
+            return blocks, why
+        name = self._followers[self.rooms.index(least)].name
+        return least, f"{least} blocks: {name} has room for no more; here {why}"
 
     def block_bytes(self, ops: Ops) -> int:
         """Of KV of a block, in all processes together."""
         return sum(self._block_bytes(ops))
 
-    def allocate(self, blocks: int, host_blocks: int, ops: Ops, fingerprint: str) -> None:
+    def allocate(self, blocks: int, host_blocks: int, ops: Ops, fingerprint: str, tokens: int) -> None:
         """Room for KV in every other process, which takes calls from then on. Raises EngineLost.
 
         host_blocks  of the host's memory, for what comes and goes
         fingerprint  of the model: by it they keep what they have repacked
+        tokens       of the longest sequence
         """
-        for file, nbytes in zip(self._host_files, self._block_bytes(ops)[1:], strict=True):
-            if host_blocks:
+        if host_blocks:
+            for file, nbytes in zip(self._host_files, self._block_bytes(ops)[1:], strict=True):
                 os.ftruncate(file, host_blocks * nbytes)
                 self.hosts.append(SharedHost(file))
         self._close_files()
-        for follower in self._followers:
-            follower.pipe.send({"blocks": blocks, "host_blocks": host_blocks, "fingerprint": fingerprint})
+        padded = blocks + (self.device is not None)  # graphs have one for their padding
+        self.tell({"blocks": padded, "host_blocks": host_blocks, "fingerprint": fingerprint, "tokens": tokens})
         self._answers()
+
+    def tell(self, fields: dict[str, Any]) -> None:
+        """All of them. Raises EngineLost."""
+        self.check()
+        for follower in self._followers:
+            follower.pipe.send(fields)
 
     def call(self, method: str, argument: StepBatch | torch.Tensor, version: int = 0) -> None:
         """They begin, with weights of that version. Raises EngineLost."""
@@ -233,7 +271,7 @@ class Group:
             try:
                 return last.inbox.receive(BEAT_S)[1]["found"]
             except queue.Empty:
-                patience.look()
+                self._look(patience)
             except EOFError:
                 raise self._fault() from None
 
@@ -258,6 +296,15 @@ class Group:
         for follower in self._followers:
             follower.pipe.send({"forget": version})
 
+    def end(self, error: Exception) -> Exception:
+        """Of all, as no step comes to an end any more. What was at fault: a process that is lost, or else `error`."""
+        if self._lost is None and isinstance(error, RankLost | EngineLost):
+            self._gone.wait(_SAID_S)
+        fault = self._fault() if self._lost is not None or self._gone.is_set() else error
+        self._lost = self._lost or (fault if isinstance(fault, EngineLost) else EngineLost(str(fault)))
+        self.lose()
+        return fault
+
     def lose(self) -> None:
         """No step comes to an end any more."""
         self._give_up()
@@ -272,8 +319,19 @@ class Group:
             for follower in self._followers:
                 follower.close()
             self._close_files()
+            if self._meeting is not None:
+                self._meeting.close()
             if self._after is not None:
                 self._handing_on.close_writing()
+
+    def _met(self, meeting: Meeting) -> Collectives:
+        """The first stage's ranks. Raises EngineLost where one does not come."""
+        host = None if meeting.address is None else meeting.address[0]
+        device = self.device or torch.device("cpu")
+        try:
+            return while_others_live(partial(join, meeting.store, 0, 0, self._size, device, host), self.check, BEAT_S)
+        except (RuntimeError, OSError, ImportError) as error:
+            raise EngineLost(f"the ranks have not met: {self.end(RankLost(str(error)))}") from error
 
     def _send(
         self, followers: Sequence[Member], method: str, argument: StepBatch | torch.Tensor, version: int = 0
@@ -295,14 +353,23 @@ class Group:
             return self._lost
         return EngineLost("a process of the model has ended" if self._first is None else self._first.epitaph())
 
+    def _look(self, patience: Patience) -> None:
+        try:
+            patience.look()
+        except EngineLost as error:
+            self._lost = self._lost or error
+            raise
+
     def _silent(self, error: EngineLost) -> None:
-        self._lost = error
+        self._lost = self._lost or error
+        self._gone.set()
         log.error("%s", error)
         self.lose()
 
     def _ended(self, member: Member) -> None:
         """From any thread."""
         self._first = self._first or member
+        self._gone.set()
         self._give_up()
 
     def _give_up(self) -> None:

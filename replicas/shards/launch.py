@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from ..errors import EngineFault
@@ -41,31 +41,47 @@ class Launcher(Protocol):
         """That process `number` has for itself, from 0 on, which is the first; None: its share of the replica's."""
         ...
 
+    def device(self, number: int) -> str | None:
+        """That process `number` is to have, as it calls it. None: as configured, of GPUs one after the other."""
+        ...
+
+    def host(self) -> str | None:
+        """The address of this process, where others may be on other nodes; None: all are on this one."""
+        ...
+
     def launch(self, number: int, name: str, ends: Mapping[str, int]) -> Handle:
         """Process `number`, with copies of these descriptors, by their names. Raises EngineFault."""
         ...
 
 
 class Subprocesses:
-    """Implements `Launcher`: each ends with this process, however that ends."""
+    """Implements `Launcher`: each ends with this process, however that ends. run: what Python runs in it."""
+
+    run: Sequence[str] = ("-m", "motley.replicas.shards.follower_process")
 
     def threads(self, number: int) -> int | None:
         return None
 
+    def device(self, number: int) -> str | None:
+        return None
+
+    def host(self) -> str | None:
+        return None
+
     def launch(self, number: int, name: str, ends: Mapping[str, int]) -> Handle:
-        return _Subprocess(name, ends)
+        return _Subprocess(self.run, name, ends)
 
 
 class _Subprocess:
     starting = False
     shares_memory = True
 
-    def __init__(self, name: str, ends: Mapping[str, int]) -> None:
+    def __init__(self, run: Sequence[str], name: str, ends: Mapping[str, int]) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._ended = threading.Event()
         started = threading.Event()
         # The thread that starts it lives as long as it does: Linux takes a thread's end for the parent's.
-        threading.Thread(target=self._run, args=(ends, started), name=name, daemon=True).start()
+        threading.Thread(target=self._run, args=(run, ends, started), name=name, daemon=True).start()
         started.wait()
         if self._process is None:
             raise EngineFault(f"{name} could not be started; the log says why")
@@ -78,11 +94,11 @@ class _Subprocess:
         assert self._process is not None
         self._process.kill()
 
-    def _run(self, ends: Mapping[str, int], started: threading.Event) -> None:
+    def _run(self, run: Sequence[str], ends: Mapping[str, int], started: threading.Event) -> None:
         said = json.dumps({"parent": os.getpid(), "ends": dict(ends)})
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "motley.replicas.shards.follower_process", said],
+                [sys.executable, *run, said],
                 stdin=subprocess.DEVNULL,
                 stdout=sys.__stderr__,
                 pass_fds=list(ends.values()),

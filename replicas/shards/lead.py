@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ...kernels.batch import StepBatch
-from ..decoder import Decoder
+from ..decoder import Decoder, Stream
 from ..errors import EngineLost
 from .group import Group
 
@@ -47,8 +47,7 @@ class Lead:
             self._group.call(method, argument, self._version)
             found: torch.Tensor = getattr(self._decoder, method)(argument, *kv)
         except Exception as error:  # whatever it is: the others are in the middle of a step that never ends
-            self._group.lose()
-            raise _lost(began, error) from error
+            raise _lost(began, self._group.end(error)) from error
         return found
 
 
@@ -86,9 +85,13 @@ class Line:
 
         def call() -> None:
             self._group.call(method, batch, self._version)
-            self._group.hand_on(self._decoder.through(batch, kv))
+            self._group.hand_on(self._through(method, batch, kv))
 
         return self._answers.to(call)
+
+    def _through(self, method: str, batch: StepBatch, kv: list[torch.Tensor]) -> Stream:
+        """What the first stage hands on."""
+        return self._decoder.through(batch, kv)
 
 
 class Answers:
@@ -121,8 +124,7 @@ class Answers:
         return self._found.pop(number)
 
     def _lost(self, began: float, error: Exception) -> EngineLost:
-        self._group.lose()
-        return _lost(began, error)
+        return _lost(began, self._group.end(error))
 
 
 def _lost(began: float, error: Exception) -> EngineLost:

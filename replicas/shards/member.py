@@ -30,6 +30,7 @@ class Member:
     ended   called when it has
     copied  told which copies of KV it has made
     heard   monotonic seconds of the last that was heard of it, and `doing` what it said of itself
+    why     what it said of its end
     inbox   what it says, but for that
     """
 
@@ -44,6 +45,7 @@ class Member:
     ) -> None:
         self.name: str = start["name"]
         self.doing = "nothing yet: it was being started"
+        self.why = ""
         self._copied, self._closing = copied, False
         self._prepared: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         orders, answers = os.pipe(), os.pipe()
@@ -96,7 +98,9 @@ class Member:
     def epitaph(self) -> str:
         """Once it has closed its pipe: how it ended, and what it did last."""
         how = self._handle.wait(END_S) or "nothing that it says"
-        return f"{self.name} ended with {how}; its log says why; the last that it said: {self.doing}"
+        self.inbox.drain()
+        why = self.why or f"its log says why; the last that it said: {self.doing}"
+        return f"{self.name} ended with {how}; {why}"
 
     def kill(self) -> None:
         """One that has stopped ends in no other way."""
@@ -117,6 +121,8 @@ class Member:
             self._copied(fields["copied"])
         elif "doing" in fields:
             self.doing = fields["doing"]
+        elif "why" in fields:
+            self.why = fields["why"]
         elif "prepared" in fields or "failed" in fields:
             self._prepared.put(fields)
         else:

@@ -138,6 +138,10 @@ class Inbox:
         """Nothing comes any more, whatever the other end does."""
         self._messages.put(None)
 
+    def drain(self) -> None:
+        """Until all that a process said before it ended has been heard."""
+        self._thread.join(END_S)
+
     def end(self) -> None:
         """The other process has gone: nobody reads what nobody writes."""
         self._thread.join(END_S)

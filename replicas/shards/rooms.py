@@ -10,16 +10,14 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ...kernels.precision import policy_of
 from ..blocks import blocks_for
 from ..checkpoint import Checkpoint
 from ..decoder import Decoder
 from ..errors import InvalidRequest
 from ..fit import Asked, Place, outlined, parts_of, value_blocks
-from ..memory import KvBudget, Parts, cpu_kv_budget, kv_budget, prefix_budget, reserve_bytes
+from ..memory import KvBudget, Parts, cpu_kv_budget, kv_budget, prefix_budget
 from ..protocol import BLOCK_TOKENS
-from .costs import best_layers, core
-from .partition import StageDevice
+from .costs import best_layers, core, stage_devices
 from .ranks import Ranks
 from .split import Split, split
 from .stages import Stage, stages_of
@@ -111,24 +109,8 @@ def _layers(
         return (checkpoint.config.num_layers,), "there is one stage"
     if places[0].device is None:
         return best_layers(checkpoint, places[0].ops(), [core(place.free) for place in places], BLOCK_TOKENS)
-    by_place = {place.name: _layer_bytes(checkpoint, place) for place in places}
-    first = by_place[places[0].name]  # what layers cost is told of the first one's
-    devices = [_stage_device(place, division.ranks, first / by_place[place.name]) for place in places]
+    devices = stage_devices(checkpoint, places, division.ranks)
     return best_layers(checkpoint, places[0].ops(), devices, asked.context * asked.batch)
-
-
-def _layer_bytes(checkpoint: Checkpoint, place: Place) -> int:
-    """A card that computes in fp32 holds weights in it, and has twice as much to read."""
-    decoder = outlined(checkpoint.config, checkpoint.format, checkpoint.tensors, place.ops())
-    return decoder.layers[0].held.nbytes
-
-
-def _stage_device(place: Place, ranks: int, share: float) -> StageDevice:
-    """So many GPUs of a stage, as if they were one. share: a layer's bytes on the first stage's, over those here."""
-    assert place.device is not None
-    rate = place.device.rates[policy_of(*place.device.capability.version).prefill.arithmetic]
-    free = place.free - reserve_bytes(place.total)
-    return StageDevice(ranks * share * place.device.bandwidth, ranks * rate, ranks * share * free)
 
 
 def _processes(

@@ -90,10 +90,8 @@ def test_the_schema_is_as_generated() -> None:
         ("    simulate: T4\n    measured: fleet.yaml\n", "5:15", "fleet.yaml:1: not valid JSON"),
         ("    hidden: {share: 0.1}\n", "4:13", "of what `simulate` names a GPU for"),
         ("    simulate: P40\n    accelerator: P40\n", "5:18", "a simulated GPU is computed on a CPU"),
-        ("    tensor_parallel: 2\n    device: cuda\n", "4:22", "of GPUs, and of simulated ones, ranks are not built"),
-        ("    tensor_parallel: 2\n    simulate: P40\n", "4:22", "of GPUs, and of simulated ones, ranks are not built"),
+        ("    tensor_parallel: 2\n    simulate: P40\n", "4:22", "of simulated GPUs ranks are not built"),
         ("    tensor_parallel: 0\n", "4:22", "expected at least 1"),
-        ("    pipeline_parallel: 4\n    device: cuda\n", "4:24", "of GPUs, and of simulated ones, stages are not"),
         ("    pipeline_parallel: 0\n", "4:24", "expected at least 1"),
         ("    pipeline_layers: [6, 18]\n", "4:22", "[6, 18] is not accepted; expected a number for each of 1 stages"),
         ("    pipeline_parallel: 2\n    pipeline_layers: [0, 9]\n", "5:23", "expected at least 1"),
@@ -104,9 +102,9 @@ def test_the_schema_is_as_generated() -> None:
         ("    tensor_parallel: 2\n    cpus: 2\n    bundles: [{}, {}]\n", "5:11", "of a replica without `bundles`"),
         ("    strategy: STRICT_PACK\n", "4:15", "of `bundles`, and there are none"),
         (
-            "    tensor_parallel: 2\n    bundles: [{}, {}]\n    strategy: SPREAD\n",
-            "6:15",
-            "'SPREAD' is not accepted; ranks on several nodes are not built yet, only stages of one process each",
+            "    tensor_parallel: 2\n    device: cuda:1\n    bundles: [{}, {}]\n",
+            "5:13",
+            "'cuda:1' is not accepted with `bundles`; expected cuda",
         ),
         ("    compute_capability: 5.0\n", "4:25", "'5.0' is not accepted; there are kernels for 6.0, 6.1, 7.0"),
         ("    compute_capability: new\n", "4:25", "'new' is not accepted; expected one such as 7.5 or >=8.0"),
@@ -281,6 +279,17 @@ def test_what_ray_places_bundles_by(tmp_path: Path) -> None:
         "placement_group_bundle_label_selector": [{"rack": "r3"}, {"rack": "r3"}],
     }
     serve.deployment(type("Replica", (), {}), **placement_options(pool))  # which Serve takes
+
+
+def test_of_gpus_each_process_books_one(tmp_path: Path) -> None:
+    of = "name: a, device: cuda, tensor_parallel: 2, pipeline_parallel: 2"
+    pool = load(tmp_path, f"model: demo\npools: [{{{of}}}]\n").pools[0]
+    assert placement_options(pool) == {"ray_actor_options": {"num_cpus": 4.0, "num_gpus": 4}}
+    pool = load(tmp_path, f"model: demo\npools: [{{{of}, bundles: [{{}}, {{}}, {{}}, {{}}]}}]\n").pools[0]
+    placed = placement_options(pool)
+    assert placed["ray_actor_options"] == {"num_cpus": 1.0, "num_gpus": 1}
+    assert placed["placement_group_bundles"] == [{"CPU": 1.0, "GPU": 1}] * 4
+    serve.deployment(type("Replica", (), {}), **placed)  # which Serve takes
 
 
 def test_stages_may_be_on_several_nodes(tmp_path: Path) -> None:

@@ -45,13 +45,13 @@ def test_they_say_what_one_process_does(found: dict[str, dict[str, Any]], folder
         expected = whole._built.logits((7, 3, 200, 41)).tolist()
     assert found["stages on two nodes"]["said"] == expected
     assert found["stages, one is stopped, the first killed"]["said"] == expected
-    for name in ("ranks", "stages of ranks, one is killed"):
+    for name in ("ranks", "stages of ranks, one is killed", "ranks on two nodes over TCP"):
         for row, other in zip(found[name]["said"], expected, strict=True):
             assert row == pytest.approx(other, abs=1e-4)
 
 
 def test_each_process_is_an_actor_in_a_bundle(found: dict[str, dict[str, Any]]) -> None:
-    """Those of one node share memory; stages on two do not, and share no prefixes either."""
+    """Those of one node share memory; those on two do not, and share no prefixes either."""
     assert [len(found[name]["others"]) for name in ("ranks", "stages of ranks, one is killed")] == [1, 3]
     for name, case in found.items():
         if "one host" in case:
@@ -74,7 +74,7 @@ def test_nothing_is_left_whatever_is_killed(found: dict[str, dict[str, Any]]) ->
     assert {name: case["left"] for name, case in found.items()} == {name: [] for name in found}
 
 
-def test_ranks_on_two_nodes_are_told_that_they_cannot_be(found: dict[str, dict[str, Any]]) -> None:
+def test_ranks_that_no_way_leads_to_are_told_so(found: dict[str, dict[str, Any]]) -> None:
     raised = found["ranks on two nodes"]["raised"]
     assert "rank 1 is on node" in raised
     assert "it has to be on the same" in raised

@@ -13,8 +13,7 @@ from motley.kernels.device_table import DEVICES
 from motley.kernels.gpu.operators import GpuOps
 from motley.kernels.precision import policy_of
 from motley.kernels.rig import Rig
-from motley.replicas.gpu.accelerator import Cuda
-from motley.replicas.gpu.choose import to_host
+from motley.replicas.gpu.accelerator import Cuda, to_host
 from motley.replicas.gpu.moves import Staged
 from motley.replicas.gpu.packed import TURNS, Packed
 

@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from motley.kernels.cpu.exchange import RankLost, SharedExchange
 from motley.replicas.shards.collective import CollectiveExchange
+from motley.replicas.shards.meeting import join
 from motley.replicas.shards.ranks import Exchange
 
 
@@ -27,9 +28,7 @@ def made(seed: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 def through_gloo(store: str, rank: int, size: int) -> CollectiveExchange:
-    dist.init_process_group("gloo", store=dist.FileStore(store, size), rank=rank, world_size=size)
-    assert dist.group.WORLD is not None
-    return CollectiveExchange(dist.group.WORLD)
+    return CollectiveExchange(join(dist.FileStore(store, size), 0, rank, size, torch.device("cpu"), None))
 
 
 def check(exchange: Exchange, rank: int, size: int, count: int) -> None:
@@ -49,6 +48,9 @@ def check(exchange: Exchange, rank: int, size: int, count: int) -> None:
             widths = [rng.choice([0, 1, 7, 500]) for _ in range(size - 1)] + [3]
             parts = [made(number * size + each, (rows, width), dtype) for each, width in enumerate(widths)]
             assert torch.equal(exchange.gather(parts[rank], widths), torch.cat(parts, dim=1))
+        if isinstance(exchange, CollectiveExchange):
+            first = made(number, (rows,), dtype)
+            assert torch.equal(exchange.broadcast(first.clone() if rank == 0 else torch.zeros_like(first)), first)
 
 
 def main() -> None:

@@ -132,6 +132,7 @@ def main(folder: str) -> dict[str, Any]:
             "stages on two nodes, one is stopped": case(folder, STAGES, two, another_stopped, True),
             "stages on two nodes, the first is killed": case(folder, STAGES, two, killed, True),
             "ranks on two nodes": case(folder, RANKS, two, None, False),
+            "ranks on two nodes over TCP": case(folder, RANKS, two, None, True),
         }
     finally:
         ray.shutdown()

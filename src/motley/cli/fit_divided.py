@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 SCALING = "model"  # every figure of time: rooflines of the parts, and a table of links
 RANKS = (1, 2, 4, 8)
 NOTE = (
-    "model: the roofline of each rank, and the links' latency and bandwidth; nothing was measured. So far Motley "
-    "divides a model among processes of one CPU alone: of GPUs this says what it would be worth"
+    "model: the roofline of each rank, and the links' latency and bandwidth; nothing was measured, and on real GPUs "
+    "no divided model has run yet"
 )
 
 

@@ -44,7 +44,7 @@ TensorParallel = Annotated[
     int,
     typer.Option(
         metavar="N",
-        help="Divide the model among N processes, each with its share of the threads.",
+        help="Divide the model among N processes, each with its share of the threads, or with a GPU of its own.",
         min=1,
         rich_help_panel=ENGINE,
     ),

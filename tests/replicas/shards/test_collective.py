@@ -2,21 +2,55 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
 from exchange_ranks import go, ranks, said
+from served import children, command_line
+from tiny_checkpoints import build_checkpoint
 
 from motley.kernels.cpu.build import library
 from motley.replicas.bench import exchange
 from motley.replicas.bench.report import table
+from motley.replicas.build import build_engine
+from motley.replicas.engine_config import EngineConfig
+from motley.replicas.errors import EngineLost
+from motley.replicas.shards.launch import Subprocesses
 
 
 def test_gloo_does_what_shared_memory_does(tmp_path: Path) -> None:
-    with ranks(2, "gloo", "20", str(tmp_path / "store")) as children:
-        for child in children:
+    with ranks(2, "gloo", "20", str(tmp_path / "store")) as both:
+        for child in both:
             go(child)
-        assert [said(child) for child in children] == ["same"] * 2
+        assert [said(child) for child in both] == ["same"] * 2
+
+
+class Apart(Subprocesses):
+    """As if others were on other nodes: they are called, and share no memory."""
+
+    def host(self) -> str | None:
+        return "127.0.0.1"
+
+
+def test_ranks_that_share_no_memory_say_what_one_process_says(tmp_path: Path) -> None:
+    """With stages too, of which each has a group of its own; and of one that is killed the others are told at once."""
+    folder, tokens = build_checkpoint(tmp_path / "model"), (7, 3, 200, 41)
+    bounds = {"dtype": "float32", "threads": 1, "kv_memory_bytes": 1 << 20}
+    expected = build_engine(folder, EngineConfig(**bounds)).logits(tokens)  # type: ignore[arg-type]
+    config = EngineConfig(**bounds, tensor_parallel=2, pipeline_parallel=2)  # type: ignore[arg-type]
+    made = build_engine(folder, config, launcher=Apart())
+    try:
+        for row, other in zip(made.logits(tokens).tolist(), expected.tolist(), strict=True):
+            assert row == pytest.approx(other, abs=1e-4)
+        assert made.profile.numerics.endswith("-gloo-2ranks")
+        rank = next(pid for pid in children(os.getpid()) if "shards.follower" in command_line(pid))
+        os.kill(rank, signal.SIGKILL)
+        with pytest.raises(EngineLost, match=r"stage 0, rank 1 ended with status -9"):
+            made.logits(tokens)
+    finally:
+        made.close()
 
 
 @pytest.mark.skipif(library()[0] is None, reason="no C compiler")

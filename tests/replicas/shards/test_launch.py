@@ -14,8 +14,9 @@ from motley.replicas.checkpoint import inspect_checkpoint
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import EngineFault
 from motley.replicas.shards import group
-from motley.replicas.shards.group import Group, config_of_process
+from motley.replicas.shards.group import Group
 from motley.replicas.shards.launch import Handle, Subprocesses
+from motley.replicas.shards.own import config_of_process
 
 
 class Counted(Subprocesses):

@@ -1,0 +1,81 @@
+"""What ranks on GPUs are told of a step: by the pipe what the host knows, by the exchange what is on the device.
+
+A step that is planned ahead has tokens that the first rank's device alone knows, and a graph reads all of its numbers
+there: so they come from device to device, in one piece, and no host waits for any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from ...kernels.batch import StepBatch
+from ..decoder import Decoder
+from .collective import CollectiveExchange
+
+__all__ = ["called", "made", "send"]
+
+
+def called(method: str, argument: StepBatch | torch.Tensor) -> dict[str, Any]:
+    """The call of a decoder's method, with a step or with hidden states, as far as the host knows of it."""
+    if isinstance(argument, torch.Tensor):
+        return {"method": method, "hidden": list(argument.shape)}
+    return {
+        "method": method,
+        "query_starts": argument.query_starts,
+        "context_lens": argument.context_lens,
+        "num_decodes": argument.num_decodes,
+        "table": list(argument.block_tables.shape),
+        "rows": len(argument.logit_rows),
+        "lengths": argument.lengths is not None,
+    }
+
+
+def send(argument: StepBatch | torch.Tensor, exchange: CollectiveExchange) -> None:
+    """Work: the rest of it, to the other ranks."""
+    exchange.broadcast(argument.contiguous() if isinstance(argument, torch.Tensor) else _packed(argument))
+
+
+def made(
+    fields: Mapping[str, Any],
+    decoder: Decoder,
+    kv: list[torch.Tensor],
+    exchange: CollectiveExchange,
+) -> torch.Tensor:
+    """Work: the same call here, of which the first rank has said `fields`."""
+    method: Callable[..., torch.Tensor] = getattr(decoder, fields["method"])
+    device = decoder.ops.device
+    if "hidden" in fields:
+        hidden = torch.empty(fields["hidden"], dtype=decoder.ops.dtype, device=device)
+        return method(exchange.broadcast(hidden))
+    return method(_unpacked(fields, device, exchange), kv)
+
+
+def _packed(batch: StepBatch) -> torch.Tensor:
+    """int32 [...]: block tables, lengths if there are any, token ids, positions, slots, rows of logits."""
+    parts = [batch.block_tables.flatten(), *([] if batch.lengths is None else [batch.lengths])]
+    parts += [part.to(torch.int32) for part in (batch.token_ids, batch.positions, batch.slots, batch.logit_rows)]
+    return torch.cat(parts)
+
+
+def _unpacked(fields: Mapping[str, Any], device: torch.device, exchange: CollectiveExchange) -> StepBatch:
+    """Each part in memory of its own, which begins where kernels want it to."""
+    sequences, blocks = fields["table"]
+    tokens = fields["query_starts"][-1]
+    sizes = [sequences * blocks, sequences * fields["lengths"], tokens, tokens, tokens, fields["rows"]]
+    packed = exchange.broadcast(torch.empty(sum(sizes), dtype=torch.int32, device=device))
+    table, lengths, *others = torch.split(packed, sizes)
+    token_ids, positions, slots, rows = (part.long() for part in others)
+    return StepBatch(
+        token_ids=token_ids,
+        positions=positions,
+        slots=slots,
+        query_starts=tuple(fields["query_starts"]),
+        context_lens=tuple(fields["context_lens"]),
+        block_tables=table.view(sequences, blocks),
+        logit_rows=rows,
+        num_decodes=fields["num_decodes"],
+        lengths=lengths.clone() if fields["lengths"] else None,
+    )

@@ -1,0 +1,147 @@
+"""The first rank of a model that is divided among GPUs: its model and its accelerator, as the runner of one GPU wants
+them. Followers are in gpu_follower.py.
+
+All ranks make the same exchanges in the same order: each call, each capture of a graph, and each launch of one is told
+to the others just before it is made here. Tokens are chosen here alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ...kernels.batch import StepBatch
+from ..decoder import Decoder
+from ..errors import EngineLost
+from ..gpu.accelerator import Accelerator, Mark
+from . import device_calls
+from .collective import CollectiveExchange
+from .group import Group
+
+__all__ = ["GpuLead", "Guarded", "Together"]
+
+
+class GpuLead:
+    """The model of all ranks. Its calls are work of an accelerator. Raises EngineLost."""
+
+    def __init__(self, decoder: Decoder, group: Group) -> None:
+        assert group.ranks is not None
+        assert isinstance(group.ranks.exchange, CollectiveExchange)
+        self._decoder, self._group, self._exchange = decoder, group, group.ranks.exchange
+        self._capture: dict[str, Any] | None = None  # to be told with the next call
+        self._capturing = False
+
+    def forward(self, batch: StepBatch, kv: list[torch.Tensor]) -> torch.Tensor:
+        return self._together("forward", batch, kv)
+
+    def hidden(self, batch: StepBatch, kv: list[torch.Tensor]) -> torch.Tensor:
+        return self._together("hidden", batch, kv)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._together("logits", hidden)
+
+    @contextmanager
+    def capturing(self, capture: dict[str, Any]) -> Iterator[None]:
+        """The call that is made meanwhile, twice, is told once, as one to be captured."""
+        self._capture, self._capturing = capture, True
+        try:
+            yield
+        finally:
+            self._capture, self._capturing = None, False
+
+    def _together(self, method: str, argument: StepBatch | torch.Tensor, *kv: list[torch.Tensor]) -> torch.Tensor:
+        try:
+            if self._capture is not None or not self._capturing:
+                self._group.tell({**device_calls.called(method, argument), **(self._capture or {})})
+                self._capture = None
+            device_calls.send(argument, self._exchange)
+            found: torch.Tensor = getattr(self._decoder, method)(argument, *kv)
+        except Exception as error:  # whatever it is: the others are in the middle of a step that never ends
+            raise _lost(self._group, error) from error
+        return found
+
+
+class Guarded:
+    """An accelerator of the first process: whoever waits for work that others have a part in is told of their loss."""
+
+    def __init__(self, accelerator: Accelerator, group: Group) -> None:
+        self._accelerator, self._group = accelerator, group
+        self.device, self.apart = accelerator.device, accelerator.apart
+
+    def staging(self, size: int) -> torch.Tensor:
+        return self._accelerator.staging(size)
+
+    def trim(self) -> None:
+        self._accelerator.trim()
+
+    def moved(self, values: torch.Tensor) -> torch.Tensor:
+        return self._accelerator.moved(values)
+
+    def submit(self, work: Callable[[], None]) -> None:
+        self._accelerator.submit(work)
+
+    def mark(self) -> Mark:
+        return _Guarded(self._accelerator.mark(), self._group)
+
+    def copy(self, work: Callable[[], None], after: Mark | None = None) -> Mark:
+        raise NotImplementedError("KV of several GPUs stays there")
+
+    def follow(self, mark: Mark) -> None:
+        raise NotImplementedError("KV of several GPUs stays there")
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        raise NotImplementedError("stages are called, and captured are the calls of ranks alone")
+
+
+class Together(Guarded):
+    """What it captures every rank captures, and launches when it is launched here. One that cannot ends all."""
+
+    def __init__(self, accelerator: Accelerator, group: Group, lead: GpuLead) -> None:
+        super().__init__(accelerator, group)
+        self._lead = lead
+        self._numbers = itertools.count()
+        self._dropped: deque[int] = deque()
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        """`work` makes one call of the lead's."""
+        group, number = self._group, next(self._numbers)
+        dropped = [self._dropped.popleft() for _ in range(len(self._dropped))]
+        self.mark().wait()  # the calls on their way are told before
+        try:
+            with self._lead.capturing({"capture": number, "drop": dropped}):
+                replay = self._accelerator.capture(work)
+        except Exception as error:
+            raise _lost(group, error, "no graph could be captured, as the other ranks have it") from error
+        self.mark().wait()  # what was run of it ends when all ranks have run it: seldom is the time for that
+
+        def launch() -> None:
+            group.tell({"replay": number})
+            replay()
+
+        # Whoever lets go of it says nothing: the others hear of it with the next capture, which has made it necessary.
+        weakref.finalize(launch, self._dropped.append, number).atexit = False
+        return launch
+
+
+class _Guarded:
+    def __init__(self, mark: Mark, group: Group) -> None:
+        self._mark, self._group = mark, group
+
+    def wait(self) -> None:
+        """Raises EngineLost: of an exchange that was given up nonsense has come."""
+        try:
+            self._mark.wait()
+        except Exception as error:
+            raise _lost(self._group, error) from error
+        self._group.check()
+
+
+def _lost(group: Group, error: Exception, what: str = "the model is not whole any more") -> EngineLost:
+    fault = group.end(error)
+    return fault if isinstance(fault, EngineLost) else EngineLost(f"{what}: {fault}")

@@ -1,0 +1,232 @@
+"""A model divided among GPUs: real processes, of which each has the stand-in for one and gloo in NCCL's place."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from driven import drive
+from late_device import LateDevice, LateOps
+from late_exchange import LateExchange
+from late_follower import LateProcesses
+from served import alive, children, command_line
+from tiny_checkpoints import build_checkpoint
+
+from motley.replicas.build import BuiltEngine, build_engine
+from motley.replicas.checkpoint import inspect_checkpoint
+from motley.replicas.engine_config import EngineConfig
+from motley.replicas.errors import EngineLost, InvalidRequest
+from motley.replicas.protocol import Pooling, Request, SamplingParams
+from motley.replicas.shards import group
+from motley.replicas.shards.costs import chosen_layers
+from motley.replicas.shards.gpu_lead import Together
+from motley.replicas.shards.launch import Subprocesses
+from motley.replicas.shards.own import config_of_process, device_of
+
+RANKS: dict[str, Any] = {"tensor_parallel": 2}
+STAGES: dict[str, Any] = {"pipeline_parallel": 2, "pipeline_layers": (1, 3)}
+KV_BYTES = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def _processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(group, "CollectiveExchange", LateExchange)
+    yield
+    assert followers() == []
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_checkpoint(tmp_path_factory.mktemp("model"), "qwen2", num_hidden_layers=4, tie_word_embeddings=True)
+
+
+def built(folder: Path, what: str = "serves", **way: Any) -> BuiltEngine:
+    config = EngineConfig(
+        dtype="float32", threads=2, kv_memory_bytes=KV_BYTES, max_running=6, max_batch_tokens=64, **way
+    )
+    return build_engine(folder, config, ops=LateOps(), accelerator=LateDevice(), launcher=LateProcesses(what))
+
+
+def followers() -> list[int]:
+    return [pid for pid in children(os.getpid()) if "late_follower" in command_line(pid) and alive([pid])]
+
+
+def request(prompt: list[int], pooling: Pooling | None = None, **params: Any) -> Request:
+    params = {"temperature": 0.0, "max_tokens": 20, "seed": 5} | params
+    return Request("r", tuple(prompt), SamplingParams(**params), pooling=pooling)
+
+
+REQUESTS = [
+    request([7, 3, 200, 41], max_tokens=30),
+    request(list(range(60))),
+    request(list(range(100)), prompt_logprobs=2, max_tokens=4),
+    request([17, 33, 101], temperature=0.8, top_k=20, n=2),
+    request(list(range(30)), repetition_penalty=1.3, logprobs=2),
+    request(list(range(80)), Pooling.MEAN, max_tokens=1),
+]
+
+
+def said(made: BuiltEngine, requests: list[Request] = REQUESTS) -> tuple[list[Any], list[float]]:
+    """Tokens, and every number that is told beside them."""
+    tokens: list[Any] = []
+    numbers: list[float] = []
+    for messages in drive(made.core, requests, apart=2):
+        tokens.append([(delta.index, delta.token_ids) for each in messages for delta in each.deltas])
+        for message in messages:
+            numbers += message.embedding or ()
+            told = [entry for delta in message.deltas for entry in delta.logprobs or ()]
+            numbers += [value for entry in told for value in (entry.logprob, *(value for _, value in entry.top))]
+            numbers += [entry.logprob for entry in message.prompt_logprobs or () if entry is not None]
+    return tokens, numbers
+
+
+@pytest.mark.parametrize("way", [RANKS, STAGES, RANKS | STAGES], ids=["ranks", "stages", "stages of ranks"])
+def test_it_says_what_one_process_says(folder: Path, way: dict[str, Any]) -> None:
+    """Greedy, seeded, penalised, log-probabilities, embeddings; prompts in pieces, beside others that decode."""
+    whole = built(folder)
+    expected = said(whole)
+    made = built(folder, **way)
+    try:
+        for _ in range(2):
+            found = said(made)
+            assert found[0] == expected[0]
+            assert found[1] == pytest.approx(expected[1], abs=1e-4)
+    finally:
+        made.close()
+
+
+def test_graphs_are_all_ranks_and_steps_are_planned_ahead(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second time nothing is captured, and what is told of a step is the number of its graph."""
+    monkeypatch.setattr("motley.replicas.gpu.decode.MAX_GRAPHS", 3)
+    made = built(folder, **RANKS)
+    assert made.group is not None
+    told: list[dict[str, Any]] = []
+    tell = made.group.tell
+    monkeypatch.setattr(made.group, "tell", lambda fields: told.append(fields) or tell(fields))
+    try:
+        said(made)  # captures, and lets go of some
+        captures = [fields for fields in told if "capture" in fields]
+        assert [fields["capture"] for fields in captures] == list(range(len(captures)))
+        assert len(captures) > 3
+        assert {number for fields in captures for number in fields["drop"]} <= set(range(len(captures)))
+        assert any(fields["drop"] for fields in captures)
+        one = [request([1, 2, 3], max_tokens=30)]
+        drive(made.core, one)
+        told.clear()
+        made.core.add(0, one[0])
+        ahead = 0
+        while made.core.busy:
+            made.core.step()
+            ahead += made.core.launched
+        assert ahead >= 28
+        assert [set(fields) for fields in told[1:]] == [{"replay"}] * 29
+    finally:
+        made.close()
+
+
+def to_its_end(made: BuiltEngine) -> None:
+    while made.core.busy:
+        made.core.step()
+
+
+@pytest.mark.parametrize("way", [RANKS, STAGES], ids=["rank", "stage"])
+def test_a_process_that_is_killed_ends_the_engine(folder: Path, way: dict[str, Any]) -> None:
+    made = built(folder, **way)
+    try:
+        made.core.add(0, request([1, 2, 3], max_tokens=200))
+        for _ in range(10):
+            made.core.step()
+        [other] = followers()
+        os.kill(other, signal.SIGKILL)
+        for key in (1, 2):
+            made.core.add(key, request([4, 5]))
+            with pytest.raises(EngineLost, match=r"1 ended with status -9"):
+                to_its_end(made)
+    finally:
+        made.close()
+
+
+def test_a_rank_that_cannot_capture_ends_the_engine_and_says_so(folder: Path) -> None:
+    made = built(folder, "cannot_capture", **RANKS)
+    try:
+        with pytest.raises(EngineLost, match=r"rank 1 ended .* no graph could be captured, .* MemoryError: no room"):
+            said(made)
+    finally:
+        made.close()
+
+
+def test_where_the_first_rank_cannot_capture_the_engine_ends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = built(folder, **RANKS)
+    try:
+        accelerator = made.runner._accelerator  # type: ignore[union-attr]
+        assert isinstance(accelerator, Together)
+
+        def fails(_: object) -> None:
+            raise MemoryError("no room here")
+
+        monkeypatch.setattr(accelerator._accelerator, "capture", fails)
+        with pytest.raises(EngineLost, match=r"no graph could be captured, .* no room here"):
+            said(made)
+    finally:
+        made.close()
+
+
+def test_there_are_as_many_blocks_as_the_process_with_the_least_room_has(folder: Path) -> None:
+    made = built(folder, **STAGES)
+    try:
+        of_layer = sum(cache.nbytes for cache in LateOps().allocate_kv(1, 1, 2, 16))
+        assert made.profile.kv_blocks_total == KV_BYTES // (3 * of_layer)
+        assert "stage 1 has room for no more" in made.choices["kv_blocks"]
+    finally:
+        made.close()
+
+
+GIB = 2**30
+CARDS = {
+    "P40": SimpleNamespace(name="Tesla P40", major=6, minor=1, multi_processor_count=30, total_memory=24 * GIB),
+    "T4": SimpleNamespace(name="Tesla T4", major=7, minor=5, multi_processor_count=40, total_memory=15 * GIB),
+    "A100": SimpleNamespace(
+        name="NVIDIA A100-SXM4-40GB", major=8, minor=0, multi_processor_count=108, total_memory=40 * GIB
+    ),
+}
+
+
+class Booked(Subprocesses):
+    """Whose processes see one GPU each, as Ray's do."""
+
+    def device(self, number: int) -> str | None:
+        return "cuda"
+
+
+def test_layers_go_by_what_gpus_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = build_checkpoint(tmp_path, num_hidden_layers=12, vocab_size=64, hidden_size=256, intermediate_size=512)
+    checkpoint, here = inspect_checkpoint(folder), [CARDS["P40"], CARDS["T4"], CARDS["A100"], CARDS["A100"]]
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: here[device.index or 0])
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(here))
+    config = config_of_process(EngineConfig(device="cuda:1", pipeline_parallel=3))
+    assert [device_of(config, Subprocesses(), number) for number in range(3)] == ["cuda:1", "cuda:2", "cuda:3"]
+    slow, fast, other = chosen_layers(checkpoint, config, LateOps)[0]
+    assert slow < fast
+    assert abs(fast - other) <= 1
+    config = config_of_process(EngineConfig(device="cuda", pipeline_parallel=2, tensor_parallel=2))
+    first, second = chosen_layers(checkpoint, config, LateOps)[0]
+    assert first < second, "the first two are the weaker ones"
+    config = config_of_process(EngineConfig(device="cuda", pipeline_parallel=3), Booked())
+    layers, why = chosen_layers(checkpoint, config, LateOps, Booked())
+    assert layers == (4, 4, 4)
+    assert "as if all GPUs were like the first process's" in why
+
+
+def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    with pytest.raises(InvalidRequest, match=r"4 processes want a GPU each, cuda:0 to cuda:3, and torch can use 3"):
+        config_of_process(EngineConfig(device="cuda", tensor_parallel=2, pipeline_parallel=2))
+    assert config_of_process(EngineConfig(device="cuda", tensor_parallel=2, pipeline_parallel=2), Booked())
+    with pytest.raises(InvalidRequest, match="cuda:2 to cuda:3"):
+        config_of_process(EngineConfig(device="cuda:2", tensor_parallel=2))
