@@ -127,6 +127,15 @@ class Ops(Protocol):
 
 
 @runtime_checkable
+class Outlining(Protocol):
+    """Operators whose device keeps outlines from being made by them."""
+
+    def outlining(self) -> Ops:
+        """The same for outlines; what these choose is not told by the others."""
+        ...
+
+
+@runtime_checkable
 class DeviceOps(Ops, Protocol):
     """Of a device that chooses tokens itself."""
 

@@ -10,7 +10,7 @@ import torch
 
 from .contract import Linear, Role
 
-__all__ = ["Packed", "Repacking"]
+__all__ = ["Packed", "Repacking", "on_host"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +19,18 @@ class Packed:
 
     kernel   its name in the op table
     sizes    whole numbers that the kernel is told
-    tensors  contiguous, on the host
+    tensors  contiguous; on the host, or where they are restored from on the device
     """
 
     kernel: str
     sizes: Mapping[str, int]
     tensors: Mapping[str, torch.Tensor]
+
+
+def on_host(**tensors: torch.Tensor | None) -> dict[str, torch.Tensor]:
+    """Those that there are, as `Packed` has them; of an outline as they are."""
+    there = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    return {name: (tensor if tensor.is_meta else tensor.cpu()).contiguous() for name, tensor in there.items()}
 
 
 @runtime_checkable
@@ -33,7 +39,14 @@ class Repacking(Protocol):
 
     @property
     def layout(self) -> str | None:
-        """Equal where the same weight becomes the same bytes: code, processor, settings. None: none can be kept."""
+        """Equal where the same weight becomes the same bytes: code, processor or capability, settings.
+
+        None: none can be kept.
+        """
+        ...
+
+    def keeps(self, linear: Linear) -> bool:
+        """Whether it can be kept: then `packed` tells it."""
         ...
 
     def packed(self, linear: Linear) -> Packed | None:
@@ -41,7 +54,9 @@ class Repacking(Protocol):
         ...
 
     def restored(self, packed: Packed, role: Role) -> Linear:
-        """The same layer; it holds on to these tensors, which begin at multiples of 64 bytes."""
+        """The same layer. It holds on to these tensors, which begin at multiples of 64 bytes, where they are on the
+        operators' device, and to copies there of others.
+        """
         ...
 
     def recall(self, choices: Mapping[str, str]) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..kernels.contract import Outlining
 from ..kernels.ops import Ops, choose_dtype, for_device
 from . import sizing
 from .blocks import BlockPool
@@ -49,7 +50,7 @@ from .shards.lead import Lead, Line
 from .shards.own import config_of_process, is_divided
 from .swap import Swap
 from .swapping import measure
-from .tiers.speed import measured as measured_tier
+from .tiers.device_speed import expect
 from .tokenizer import Tokenizer
 from .updates.live import LiveWeights, Prepared
 from .weights_cache import open_cache
@@ -211,12 +212,13 @@ def build_engine(
         progress = group.watched(progress)
     try:
         ranks, stage, others = (None,) * 3 if group is None else (group.ranks, group.stages[0], group.digests)
-        memory = config.weights_memory_bytes
+        memory, host_memory = config.weights_memory_bytes, config.weights_host_memory_bytes
         loaded = load_model(
             path, ops, progress=progress, ranks=ranks, stage=stage, others=others, cache=cache, known=known,
-            weights_memory=memory,
+            weights_memory=memory, weights_host_memory=host_memory, copier=accelerator,
             outline=lambda: outlined(
-                checkpoint.config, checkpoint.format, checkpoint.tensors, operators(config, checkpoint.config.dtype)[0]
+                checkpoint.config, checkpoint.format, checkpoint.tensors,
+                ops.outlining() if isinstance(ops, Outlining) else operators(config, checkpoint.config.dtype)[0],
             ),
         )  # fmt: skip
         name = name or (path.name if Path(model).is_dir() else str(model))
@@ -247,8 +249,10 @@ def assemble(
     Raises InvalidRequest.
     """
     torch.set_num_threads(ops.torch_threads)
+    if accelerator is None and ops.device.type == "cuda":
+        accelerator = accelerator_of(ops.device)
     if (tier := loaded.decoder.tier) is not None:
-        tier.expected = measured_tier(loaded.decoder)
+        tier.expected = expect(loaded.decoder, accelerator)
     if access is None and config.prefix_cache == "memory":
         access = memory_access(config.prefix_cache_bytes)
     shares = access is not None and (group is None or group.lends)
@@ -258,8 +262,6 @@ def assemble(
     if group is not None:
         num_blocks, kv_why = group.least(num_blocks, kv_why)
     max_model_len, len_why = sizing.max_model_len(config, loaded, num_blocks)
-    if accelerator is None and ops.device.type == "cuda":
-        accelerator = accelerator_of(ops.device)
     runner, lent, swap_why = runner_of(loaded, ops, accelerator, config, num_blocks, max_model_len, shares, group)
     choices = {"dtype": why, "kv_blocks": kv_why, "preemption": swap_why, "max_model_len": len_why, **ops.choices}
     if group is not None and len(group.stages) > 1:

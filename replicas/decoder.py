@@ -13,7 +13,7 @@ from ..kernels.held import Held, size
 from ..kernels.ops import Linear, Ops
 from ..kernels.weights import DenseWeight
 from .config import ModelConfig
-from .layers import Layer, Part, Source
+from .layers import Layer, Part, Rope, Source
 from .layout import EMBEDDING, FINAL_NORM, HEAD, head_format, head_is_tied, head_spec, layer_spec, whole
 from .quantization.base import Format
 from .rope import RotaryTable
@@ -21,6 +21,7 @@ from .shards.ranks import Ranks
 from .shards.stages import Stage
 from .shelf import EMPTY, Shelf
 from .side_by_side import side_by_side
+from .tiers.device import DeviceTier
 from .tiers.disk import Rows
 from .tiers.tier import Tier
 from .weights import Outline, Weights
@@ -39,7 +40,7 @@ class Decoder:
     norm: torch.Tensor  # [hidden], of the last, like the head
     head: Linear
     layers: list[Layer]
-    tier: Tier | None = None  # of weights that are not all in memory
+    tier: Tier | DeviceTier | None = None  # of weights that are not all in memory, or not all on the device
 
     def __init__(
         self,
@@ -138,16 +139,21 @@ class Decoder:
 
         stream  what the stage before gave; None: the first stage begins with the tokens
         """
-        x, residual = self.through(batch, kv, stream)
+        return self.ended(batch, self.through(batch, kv, stream))
+
+    @torch.inference_mode()
+    def ended(self, batch: StepBatch, stream: Stream) -> torch.Tensor:
+        """What `forward` makes of what the last layer gave."""
+        x, residual = stream
         rows = batch.logit_rows
         if not rows.numel():  # a piece of a prompt that is not its last
             return x.new_empty(0, self.config.vocab_size, dtype=torch.float32)
-        return self.logits(self._normed(x[rows], residual[rows]))
+        return self.logits(self.normed(x[rows], residual[rows]))
 
     @torch.inference_mode()
     def hidden(self, batch: StepBatch, kv: list[torch.Tensor], stream: Stream | None = None) -> torch.Tensor:
         """The last hidden states [T, hidden], normalised: `logits` of any rows of it gives their logits."""
-        return self._normed(*self.through(batch, kv, stream))
+        return self.normed(*self.through(batch, kv, stream))
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -157,21 +163,26 @@ class Decoder:
         logits = self.head(hidden).float()
         return logits if self.ranks is None else self.ranks.logits(logits)
 
-    def _normed(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    def normed(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         return self.ops.add_rms_norm(x, residual, self.norm, self.config.rms_norm_eps)[0]
 
     @torch.inference_mode()
     def through(self, batch: StepBatch, kv: list[torch.Tensor], stream: Stream | None = None) -> Stream:
         """What the layers here make of what the stage before gave, or of the tokens; writes keys and values."""
         assert (stream is None) == self.stage.is_first, "the first stage alone begins with tokens"
-        rope = self.rotary.at(batch.positions, max(batch.context_lens))
-        x, residual = (self._embedded(batch.token_ids), None) if stream is None else stream
+        rope = self.rope(batch)
+        x, residual = (self.embedded(batch.token_ids), None) if stream is None else stream
         for layer, cache in zip(self.layers, kv, strict=True):
             x, residual = layer(x, residual, rope, cache, batch)
         assert residual is not None, "a decoder has at least one layer"
         return x, residual
 
-    def _embedded(self, ids: torch.Tensor) -> torch.Tensor:
+    def rope(self, batch: StepBatch) -> Rope:
+        """At the positions of the step."""
+        return self.rotary.at(batch.positions, max(batch.context_lens))
+
+    def embedded(self, ids: torch.Tensor) -> torch.Tensor:
+        """[T] -> [T, hidden]."""
         if self.ranks is None:
             return self.embedding[ids]
         assert isinstance(self.embedding, torch.Tensor), "of a model that is divided all is in memory"

@@ -59,7 +59,7 @@ def ask_early(model: str | Path, config: EngineConfig) -> threading.Thread | Non
 
 
 def _wanted(folder: Path, config: EngineConfig) -> list[Path]:
-    kept = kept_file(folder, config.weights_cache) if config.device == "cpu" else None
+    kept = kept_file(folder, config.weights_cache)
     if kept is not None:
         return [kept]
     return sorted(path for path in folder.glob("*.safetensors") if path.is_file())

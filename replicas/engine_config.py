@@ -53,10 +53,12 @@ class EngineConfig:
                           digits, and so in its tokens, from what this engine says without a store
     max_waiting_tokens    prompt tokens admitted and not yet started; above it requests are refused
     max_waiting           requests admitted and not yet started
-    weights_cache         folder of weights as a CPU's kernels hold them, so that the next start need not repack them;
-                          "off": none. None: motley/weights in the user's cache folder (XDG_CACHE_HOME)
-    weights_memory_bytes  of weights, on a CPU: layers beyond it stay in the file of the weights cache, and are read for
-                          every step, one ahead. None: all are in memory
+    weights_cache         folder of weights as kernels hold them, so that the next start need not repack them; "off":
+                          none. None: motley/weights in the user's cache folder (XDG_CACHE_HOME)
+    weights_memory_bytes  of weights, on the device: layers beyond it stay in the file of the weights cache, or of a GPU
+                          in the host's memory, and are read or copied for every step, one ahead. None: all are there
+    weights_host_memory_bytes  of the host, pinned, for layers that a GPU has no room for; what is beyond it is read
+                          from disk. None: what is free, less a quarter or 2 GiB
     threads               CPU threads; None: all cores this process may use
     watchdog_s            a step longer than this makes the replica unhealthy and ends its streams
     frozen_weights        names of tensors that no update of the weights may change, as patterns: model.embed_tokens.*
@@ -89,6 +91,7 @@ class EngineConfig:
     max_waiting: int = 512
     weights_cache: str | None = None
     weights_memory_bytes: int | None = None
+    weights_host_memory_bytes: int | None = None
     threads: int | None = None
     watchdog_s: float = 60.0
     reader_timeout_s: float = 30.0
@@ -105,7 +108,8 @@ class EngineConfig:
             _positive(name, getattr(self, name))
         for name in ("prefix_cache_bytes", "prefix_after", "tensor_parallel", "pipeline_parallel"):
             _positive(name, getattr(self, name))
-        for name in ("max_model_len", "kv_memory_bytes", "prefix_buffer_bytes", "weights_memory_bytes", "threads"):
+        sizes = ("kv_memory_bytes", "prefix_buffer_bytes", "weights_memory_bytes", "weights_host_memory_bytes")
+        for name in ("max_model_len", *sizes, "threads"):
             if getattr(self, name) is not None:
                 _positive(name, getattr(self, name))
         if self.pipeline_layers is not None:
@@ -123,19 +127,18 @@ class EngineConfig:
             raise _bad("weights_cache", self.weights_cache, "a folder or 'off'")
         if self.weights_memory_bytes is not None:
             self._check_tiers()
+        elif self.weights_host_memory_bytes is not None:
+            asked = self.weights_host_memory_bytes
+            raise _bad("weights_host_memory_bytes", asked, "null without weights_memory_bytes: all are on the device")
         if self.max_batch_tokens < self.max_running:
             # Every running sequence must be able to decode in every step.
             raise _bad("max_batch_tokens", self.max_batch_tokens, f"at least max_running ({self.max_running})")
 
     def _check_tiers(self) -> None:
-        """Layers on disk are of one process, on a CPU, and of a file that is kept."""
+        """Layers off the device are of one process, and of a file that is kept."""
         for name in ("tensor_parallel", "pipeline_parallel"):
             if getattr(self, name) > 1:
                 raise _bad(name, getattr(self, name), "1 with weights_memory_bytes: parts of a model stay in memory")
-        if self.device != "cpu":
-            raise _bad(
-                "weights_memory_bytes", self.weights_memory_bytes, "null on a GPU, where all weights stay so far"
-            )
         if self.weights_cache == "off":
             raise _bad("weights_cache", "off", "a folder with weights_memory_bytes: layers are read from its file")
 

@@ -13,7 +13,6 @@ import torch
 from ..kernels.device_table import DEVICES
 from ..kernels.devices import Device
 from ..kernels.dtypes import TORCH
-from ..kernels.held import Held
 from ..kernels.ops import KvDtype, Ops
 from ..kernels.precision import policy_of
 from ..kernels.rig import Rig, gpu
@@ -37,6 +36,7 @@ from .memory import (
     free_memory,
     graph_bytes,
     history_bytes,
+    host_weights_budget,
     kv_budget,
     prefix_budget,
     split_bytes,
@@ -52,8 +52,10 @@ from .quantization.gptq import GPTQ
 from .safetensors_file import TensorInfo
 from .shards.ranks import Ranks
 from .shards.stages import Stage
-from .tiers.budget import sizes_of
-from .tiers.plan import Expected, Tiers, planned, refused
+from .tiers.budget import Budgets
+from .tiers.placed import Placed, host_refused
+from .tiers.plan import Expected, Tiers
+from .tiers.reckon import expected_on, in_tiers, least_s, tiers_of
 from .weights import Outline
 
 __all__ = ["Asked", "Fit", "Place", "at_hand", "cpu", "fit", "known", "outlined", "parts_of", "table"]
@@ -68,7 +70,8 @@ class Asked:
     swap_memory_bytes  of the host; None: the engine's default
     max_drafts         of a sequence in a step
     shares             prefixes through a store, as a service does
-    weights_memory_bytes  of a CPU: what is beyond stays on disk
+    weights_memory_bytes       of the device: what is beyond stays on disk, or in the host's memory
+    weights_host_memory_bytes  of a GPU's host, for that; None: the engine's default
     """
 
     context: int
@@ -79,6 +82,7 @@ class Asked:
     max_drafts: int = 0
     shares: bool = False
     weights_memory_bytes: int | None = None
+    weights_host_memory_bytes: int | None = None
 
     @property
     def tokens(self) -> int:
@@ -128,8 +132,9 @@ class Fit:
     ttft_s      of a prompt of the context that was asked for; tpot_s of the batch at that context. Arithmetic, by the
                 roofline; None where it does not fit or no table tells
     choices     what was chosen for each kind of weight -> why
-    tiers       which weights would be on disk
-    expected    how fast that would be, for one sequence with a short context: for who measures it; `fit` does not
+    tiers       which weights would be on disk, or in the host's memory
+    expected    how fast that would be, for one sequence with a short context: of a GPU by a model, unless a disk is
+                read; what must be measured is for who measures it, and `fit` does not
     advice      what else would fit, where it does not
     """
 
@@ -142,7 +147,7 @@ class Fit:
     ttft_s: float | None = None
     tpot_s: float | None = None
     choices: Mapping[str, str] | None = None
-    tiers: Tiers | None = None
+    tiers: Tiers | Placed | None = None
     expected: Expected | None = None
     advice: str = ""
     refused: str = ""
@@ -186,41 +191,53 @@ def fit(checkpoint: Checkpoint, place: Place, asked: Asked) -> Fit:
         ops = place.ops()
         decoder = outlined(checkpoint.config, checkpoint.format, checkpoint.tensors, ops)
         parts = parts_of(decoder, asked)
-        tiers = None if asked.weights_memory_bytes is None else _tiers(decoder, asked.weights_memory_bytes)
+        tiers = None if asked.weights_memory_bytes is None else tiers_of(decoder, _budgets(place, asked))
     except (ValueError, InvalidRequest) as error:
         return Fit(place, None, refused=str(error))
     if tiers is not None:
-        parts = _in_tiers(parts, decoder, tiers)
+        parts = in_tiers(parts, decoder, tiers)
     budget = _budget(place, parts)
     blocks = budget.blocks(parts.kv_block)
     fits = not budget.missing and blocks >= asked.batch * blocks_for(asked.context)
+    times, expected = _times(place.device, decoder, tiers, asked) if fits else (None, None)
     return Fit(
         place,
-        _with_host(parts, place, ops, asked, checkpoint.config, blocks),
+        _with_host(parts, place, ops, asked, checkpoint.config, blocks, tiers),
         kv_tokens=blocks * BLOCK_TOKENS,
         context=min(blocks // asked.batch * BLOCK_TOKENS, checkpoint.config.max_model_len),
         batch=blocks // blocks_for(asked.context),
         fits=fits,
-        ttft_s=ttft_s(place.device, decoder, asked.context, asked.tokens) if fits and place.device else None,
-        tpot_s=tpot_s(place.device, decoder, asked.context, asked.batch) if fits and place.device else None,
+        ttft_s=times and times[0],
+        tpot_s=times and times[1],
         tiers=tiers,
+        expected=expected,
         choices={**ops.choices, **({} if place.device else _OF_VALUES)},
         advice="" if fits else _advice(checkpoint, decoder, place, asked, budget),
     )
 
 
-def _tiers(decoder: Decoder, budget: int) -> Tiers:
-    if decoder.ops.device.type != "cpu":
-        raise refused("weights of a GPU all stay there so far")
-    return planned(sizes_of(decoder), budget)
+def _budgets(place: Place, asked: Asked) -> Budgets:
+    """For weights: as configured; of a host that is not here, as if it had room. Raises InvalidRequest."""
+    device, host = asked.weights_memory_bytes, asked.weights_host_memory_bytes
+    assert device is not None
+    if place.device is not None:
+        return Budgets(device, host_weights_budget(host, free_memory() if place.at_hand else sys.maxsize)[0])
+    if host is not None:
+        raise host_refused("a CPU's memory is the host's: weights_memory_bytes is all there is")
+    return Budgets(device, None)
 
 
-def _in_tiers(parts: Parts, decoder: Decoder, tiers: Tiers) -> Parts:
-    """What stays, and the buffers, which are counted as weights."""
-    gone = [sum((joined.held for joined in decoder.layers[index].linears), Held(0)) for index in tiers.layers]
-    weights = sum(each.weights for each in gone) + tiers.embedding * decoder.embedding.nbytes - 2 * tiers.buffer_bytes
-    metadata = sum(each.metadata for each in gone)
-    return replace(parts, weights=parts.weights - weights, metadata=parts.metadata - metadata)
+def _times(
+    device: Device | None, decoder: Decoder, tiers: Tiers | Placed | None, asked: Asked
+) -> tuple[tuple[float, float] | None, Expected | None]:
+    """To the first token and per token; and what is expected of tiers. What no table tells is None."""
+    if device is None:
+        return None, None
+    if not isinstance(tiers, Placed) or not tiers.layers:
+        first_s = ttft_s(device, decoder, asked.context, asked.tokens)
+        return (first_s, tpot_s(device, decoder, asked.context, asked.batch)), None
+    times = least_s(device, decoder, tiers, asked.context, asked.batch, asked.tokens)
+    return times, None if tiers.on("disk") else expected_on(device, decoder, tiers)
 
 
 def outlined(
@@ -280,7 +297,9 @@ def parts_of(decoder: Decoder, asked: Asked) -> Parts:
         + on_gpu * (table_bytes(config, asked.running) + kv_block)  # one block more, for the padding of graphs
         + on_gpu * leads * asked.sampled * HISTOGRAM_BYTES
         + on_gpu * leads * (not asked.max_drafts) * history_bytes(config, asked.running),
-        graphs=on_gpu * graph_bytes(config, itemsize, asked.rows),
+        graphs=on_gpu
+        * (decoder.tier is None or not decoder.tier.plan.layers)
+        * graph_bytes(config, itemsize, asked.rows),
         context=on_gpu * CONTEXT_BYTES,
         staging=on_gpu * (asked.swap_memory_bytes != 0 or asked.shares) * STAGED_BLOCKS * kv_block,
     )
@@ -323,10 +342,19 @@ def _budget(place: Place, parts: Parts) -> KvBudget:
     return cpu_kv_budget(free) if place.device is None else kv_budget(free, place.total, parts)
 
 
-def _with_host(parts: Parts, place: Place, ops: Ops, asked: Asked, config: ModelConfig, blocks: int) -> Parts:
+def _with_host(
+    parts: Parts,
+    place: Place,
+    ops: Ops,
+    asked: Asked,
+    config: ModelConfig,
+    blocks: int,
+    tiers: Tiers | Placed | None,
+) -> Parts:
     """And what the engine takes of the host's memory; of a host that is not here, as if it had room."""
     on_gpu = place.device is not None
-    free = free_memory() if place.at_hand else sys.maxsize
+    weights = tiers.host_bytes if isinstance(tiers, Placed) else 0
+    free = max(0, free_memory() - weights) if place.at_hand else sys.maxsize
     nbytes, _ = swap_budget(asked.swap_memory_bytes, free, on_gpu=on_gpu)
     longest = min(blocks, blocks_for(config.max_model_len))
     kept, lent = min(nbytes // parts.kv_block, asked.rows * longest), 0
@@ -366,7 +394,7 @@ def _elsewhere(place: Place, asked: Asked, budget: KvBudget) -> str:
     return (
         f"divided among {count} or more such devices it could fit: --pipeline-parallel {count} (or --tensor-parallel) "
         "tells what each would hold; "
-        "on a CPU --weights-memory leaves what is too much on disk"
+        "with --weights-memory SIZE layers beyond it would come from the host's memory, or from disk, in every step"
     )
 
 

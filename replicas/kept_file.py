@@ -39,7 +39,8 @@ _POPULATE_READ = 22  # MADV_POPULATE_READ
 _DIGEST_CHARS = 64
 PLAIN = "tensor/"  # what names of tensors that are no layer's begin with
 _NAMES = {
-    torch.float32: "F32", torch.bfloat16: "BF16", torch.uint8: "U8", torch.int8: "I8", torch.int32: "I32",
+    torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float8_e4m3fn: "F8_E4M3",
+    torch.uint8: "U8", torch.int8: "I8", torch.int32: "I32", torch.int64: "I64",
 }  # fmt: skip
 DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 
@@ -83,7 +84,7 @@ class KeptWriter:
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
         """Raises OSError."""
-        data = tensor.contiguous().view(-1).view(torch.uint8).numpy().data
+        data = tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().data
         end = _enter(self._entries, name, tensor, self._end)
         self._file.write(data)
         self._file.write(bytes(end - self._end - tensor.nbytes))

@@ -11,9 +11,10 @@ import torch
 from ..kernels.batch import StepBatch
 from ..kernels.held import Held, size
 from ..kernels.ops import Linear, Ops
+from ..kernels.packed import Repacking
 from ..kernels.weights import GroupedWeight
 from .config import ModelConfig
-from .layout import HEAD, LayerSpec
+from .layout import EMBEDDING, HEAD, LayerSpec
 from .quantization.base import Format, LinearSpec, Span, fuse
 from .shards.ranks import Ranks
 from .shelf import EMPTY, Shelf
@@ -65,13 +66,24 @@ class Source:
         return Joined(self.shelf.linears("+".join(spec.name for spec in specs), repacked))
 
     def head(self, names: Collection[str], make: Callable[[], Linear]) -> Linear:
-        """The vocabulary projection, of these tensors."""
+        """The vocabulary projection, of these tensors. One that is the embedding itself is not kept beside it."""
 
         def made() -> Linear:
-            [found] = self.shelf.linears(HEAD, lambda: [make()], role="head")
-            return found
+            fresh: list[Linear] = []
+
+            def own() -> list[Linear]:
+                fresh.append(make())
+                return [] if EMBEDDING in names and self._is_embedding(fresh[0]) else fresh
+
+            found = self.shelf.linears(HEAD, own, role="head") or fresh
+            return found[0] if found else make()
 
         return self.part(names, made)
+
+    def _is_embedding(self, head: Linear) -> bool:
+        """And could be kept: else it is told by name that it cannot."""
+        shared = EMBEDDING in self.made and head.held.given > 0
+        return shared and isinstance(self.ops, Repacking) and self.ops.keeps(head)
 
     def _names(self, *specs: LinearSpec) -> set[str]:
         return {name for spec in specs for name in self.format.tensors(spec)}

@@ -17,7 +17,7 @@ from .rope import RotaryTable
 __all__ = [
     "CONTEXT_BYTES", "CPU_KV_SHARE", "HISTOGRAM_BYTES", "MAX_GRAPHS", "USABLE", "KvBudget", "Parts",
     "activation_bytes", "copied_rows", "cpu_kv_budget", "free_memory", "graph_bytes", "history_bytes",
-    "history_dtype", "kv_budget", "reserve_bytes", "split_bytes", "swap_budget", "table_bytes",
+    "history_dtype", "host_weights_budget", "kv_budget", "reserve_bytes", "split_bytes", "swap_budget", "table_bytes",
 ]  # fmt: skip
 
 # Of the memory that a datasheet prints: ECC and the driver take up to a twelfth (torch finds 14.75 GiB on a T4).
@@ -35,6 +35,8 @@ HISTOGRAM_BYTES = 8 * 1024 * 8  # that sampling on a device fills for each row, 
 _RESERVE_SHARE, _RESERVE_BYTES = 0.03, 256 << 20
 _PREFIX_BYTES = {False: 2**28, True: 2**30}  # of the host's memory for what comes and goes, by whether on a GPU
 _PREFIX_SHARE = 8  # one in so many bytes that are free, at most
+# Of what is free of the host, that weights of a GPU leave: pinned memory is nobody else's.
+_HOST_MARGIN_SHARE, _HOST_MARGIN_BYTES = 0.25, 2 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,14 @@ def swap_budget(asked: int | None, free: int, *, on_gpu: bool) -> tuple[int, str
         return 0, "a CPU's KV lies in the host's memory anyway"
     share = int(free * SWAP_SHARE)
     return (SWAP_BYTES, "the default") if share >= SWAP_BYTES else (share, f"{SWAP_SHARE:.0%} of its free memory")
+
+
+def host_weights_budget(asked: int | None, free: int) -> tuple[int, str]:
+    """Bytes of the host's memory for weights that a GPU has no room for, and why. `free`: of the host's."""
+    if asked is not None:
+        return asked, "as configured"
+    margin = max(int(free * _HOST_MARGIN_SHARE), _HOST_MARGIN_BYTES)
+    return max(0, free - margin), f"{_mib(free)} are free, less {_mib(margin)} for KV, files and others"
 
 
 def prefix_budget(asked: int | None, free: int, least: int, *, on_gpu: bool) -> int:

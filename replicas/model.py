@@ -20,7 +20,9 @@ from .checkpoint import Checkpoint, inspect_checkpoint
 from .config import ModelConfig
 from .contents import Progress, each_digest, piece_digests, together
 from .decoder import Decoder
+from .errors import InvalidRequest
 from .generation import GenerationDefaults
+from .gpu.accelerator import Copier
 from .kept_file import Kept
 from .layout import (
     EMBEDDING,
@@ -34,10 +36,13 @@ from .layout import (
 )  # fmt: skip
 from .loading import Said
 from .manifest import check_manifests, manifests
+from .memory import free_memory
 from .shards.ranks import Ranks
 from .shards.stages import Stage
 from .shelf import EMPTY, Filled, Noting, Shelf
-from .tiers.budget import check_budget
+from .tiers.budget import Budgets, budgets, check_budget
+from .tiers.device import DeviceTier
+from .tiers.onto import found_decoder, placed_decoder
 from .tiers.open import able, tiered_decoder
 from .tiers.renew import renewed_decoder
 from .tiers.tier import layer_of
@@ -109,6 +114,8 @@ def load_model(
     others: Others | None = None,
     cache: WeightsCache | None = None,
     weights_memory: int | None = None,
+    weights_host_memory: int | None = None,
+    copier: Copier | None = None,
     outline: Callable[[], Decoder] | None = None,
     known: Known | None = None,
 ) -> LoadedModel:
@@ -118,9 +125,12 @@ def load_model(
     ranks     among which layers are divided: then this rank's part alone is read
     stage     whose layers alone are read; None: all
     others    of the process that is to tell the fingerprint
-    cache     of weights as they are repacked, on devices that keep layers (a CPU): each process has a part of its own
+    cache     of weights as they are repacked, on devices that keep layers: each process has a part of its own
     known     of a model that is divided, before any process read of it
-    weights_memory  bytes of weights; what is beyond stays in the cache's file until it computes. None: all is loaded
+    weights_memory  bytes of weights on the device; what is beyond is off it until it computes. None: all is loaded
+    weights_host_memory  bytes of what is off a device with memory of its own; what is beyond stays in the cache's file,
+              as all of it does of a CPU. None: most of what is free
+    copier    of such a device
     outline   of the model, on operators of its own: tells of one that was never read whether that can be
 
     Raises InvalidRequest where that cannot be, and CheckpointError naming file and tensor: for all that headers can
@@ -132,14 +142,16 @@ def load_model(
         assert weights_memory is None, "of a model that is divided all is in memory"
         cache = cache if cache is not None and checkpoint.nbytes >= cache.least_bytes else None
         return _load_part(checkpoint, ops, progress, ranks, stage, others, cache, known or Known())
+    tiers = None
     if weights_memory is not None:
         _, _, cache = able(ops, cache)
+        tiers = budgets(weights_memory, weights_host_memory, copier)
         if outline is not None and cache.contents(_files(checkpoint)) is None:
-            check_budget(outline(), weights_memory)
+            check_budget(outline(), *tiers)
     elif cache is not None and checkpoint.nbytes < cache.least_bytes:
         cache = None
     began = time.perf_counter()
-    loaded, how = _load_whole(checkpoint, ops, progress, cache, weights_memory)
+    loaded, how = _load_whole(checkpoint, ops, progress, cache, tiers, copier)
     progress(checkpoint.nbytes, checkpoint.nbytes)
     took = time.perf_counter() - began
     rate = checkpoint.nbytes / took / 1e9
@@ -148,7 +160,12 @@ def load_model(
 
 
 def _load_whole(
-    checkpoint: Checkpoint, ops: Ops, progress: Progress | None, cache: WeightsCache | None, weights_memory: int | None
+    checkpoint: Checkpoint,
+    ops: Ops,
+    progress: Progress | None,
+    cache: WeightsCache | None,
+    tiers: Budgets | None,
+    copier: Copier | None,
 ) -> tuple[LoadedModel, str]:
     """And in words where it came from."""
     files = _files(checkpoint)
@@ -159,20 +176,24 @@ def _load_whole(
         check_manifests(checkpoint.folder, [path for path, _ in checkpoint.tensors.values()])
     repacking = _repacking(ops, cache)
     kind = "" if repacking is None else _kind(checkpoint, repacking)
-    if cache is not None and contents is None and (weights_memory is not None or cache.has(kind)):
+    if cache is not None and contents is None and (tiers is not None or cache.has(kind)):
         contents = _digested(checkpoint, progress)  # which says whether what is kept is of these weights
         cache.remember(before, files, _in_a_row(contents))
     if cache is not None and repacking is not None and contents is not None:
         key = _key(kind, checkpoint, contents)
-        if weights_memory is not None:
-            decoder, found = tiered_decoder(checkpoint, ops, cache, key, weights_memory)
+        if tiers is not None:
+            decoder, found = (
+                tiered_decoder(checkpoint, ops, cache, key, tiers.device)
+                if tiers.host is None or copier is None
+                else placed_decoder(checkpoint, ops, cache, key, tiers.device, tiers.host, copier)
+            )
             cache.hint(checkpoint.folder, key)
             how = "as they were repacked before" if found else "repacked to disk"
             return _loaded(decoder, checkpoint, contents), f"{read} and {how}"
-        if (kept := cache.find(key)) is not None:
+        if (restored := _found(checkpoint, ops, cache, key, copier)) is not None:
             cache.hint(checkpoint.folder, key)
-            return _loaded(_restored(checkpoint, ops, kept), checkpoint, contents), f"{read} and as repacked before"
-    noting = None if repacking is None else Noting(repacking)
+            return _loaded(restored, checkpoint, contents), f"{read} and as repacked before"
+    noting = None if repacking is None or not _has_room(checkpoint, ops) else Noting(repacking)
     decoder, found_contents = _repacked(checkpoint, ops, noting or EMPTY, progress, digests=contents is None)
     if contents is None:
         contents = found_contents
@@ -245,13 +266,29 @@ def _repacked(
     return decoder, weights.contents
 
 
+def _found(checkpoint: Checkpoint, ops: Ops, cache: WeightsCache, key: str, copier: Copier | None) -> Decoder | None:
+    """What was kept for that key, if anything is."""
+    if copier is not None and copier.apart:
+        return found_decoder(checkpoint, ops, cache, key, copier)
+    kept = cache.find(key)
+    return None if kept is None else _restored(checkpoint, ops, kept)
+
+
+def _has_room(checkpoint: Checkpoint, ops: Ops) -> bool:
+    """For a copy of what is on another device, until it has been written."""
+    if ops.device.type == "cpu" or 2 * checkpoint.nbytes <= free_memory():
+        return True
+    log.warning("weights cache: repacked weights are not kept: the host has no memory for a copy of them")
+    return False
+
+
 def _restored(
     checkpoint: Checkpoint, ops: Ops, kept: Kept, ranks: Ranks | None = None, stage: Stage | None = None
 ) -> Decoder:
     """Of weights that were checked before they were kept."""
     assert isinstance(ops, Repacking)
     ops.recall(kept.choices)
-    shelf = Filled(ops, kept.tensors, kept.packed)
+    shelf = Filled(ops, ops.device, kept.tensors, kept.packed)
     return Decoder(checkpoint.config, checkpoint.format, Weights({}, ops.device), ops, ranks, stage, shelf)
 
 
@@ -343,6 +380,8 @@ def updated_model(
     Raises CheckpointError naming file and tensor; nothing of `before` has changed then, nor otherwise.
     """
     decoder, stage = before.decoder, before.decoder.stage
+    if isinstance(decoder.tier, DeviceTier):
+        raise InvalidRequest("path: weights in tiers of a GPU stay as they are so far; roll the model", param="path")
     own = frozenset(changed) & decoder_layout(checkpoint.config, checkpoint.format, stage).keys()
     if decoder.tier is not None:
         made = renewed_decoder(decoder, checkpoint, own)

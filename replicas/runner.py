@@ -111,6 +111,19 @@ class Holding(Model, Protocol):
     def forget(self) -> None: ...
 
 
+@runtime_checkable
+class InParts(Protocol):
+    """A model that is submitted to a device in several pieces of work, with copies between them that they wait for.
+
+    submit  `batch` makes the step there, and `end` takes it with what computes the rest once all layers are done; both
+            are work
+    """
+
+    def submit(
+        self, batch: Callable[[], StepBatch], kv: list[torch.Tensor], end: Callable[[StepBatch, Model], None]
+    ) -> None: ...
+
+
 class ModelRunner:
     """A decoder and its KV cache on one device. Implements `Updating`, and `Swapping` with a `swapper`."""
 

@@ -21,6 +21,7 @@ from .shards.lead import Lead, Line
 from .shards.runner import StagedRunner
 from .shards.swapper import shared_swapper
 from .swapping import swapper_of
+from .tiers.parted import in_parts
 
 if TYPE_CHECKING:
     from .gpu.runner import GpuRunner
@@ -117,7 +118,7 @@ def _of_device(
         lent = lent_blocks(config, loaded, ops, _block_bytes(ops, kv)) if lends else 0
         swapper, why = swapper_of(config, ops, kv, accelerator, config.max_running * longest, lent)
     runner = GpuRunner(
-        model or loaded.decoder,
+        model or in_parts(loaded.decoder, accelerator),
         kv,
         ops,
         accelerator,

@@ -58,22 +58,27 @@ class Noting:
         return made
 
     def tensor(self, name: str, make: Callable[[], torch.Tensor]) -> torch.Tensor:
-        self.tensors[name] = make()
-        return self.tensors[name]
+        made = make()
+        self.tensors[name] = made.cpu()  # as it is, where that is the device
+        return made
 
 
 class Filled:
-    """Nothing is made: all of it is there. Raises KeyError for what is not."""
+    """Nothing is made: all of it is there, and comes to the device. Raises KeyError for what is not."""
 
     in_order = False
 
     def __init__(
-        self, ops: Repacking, tensors: Mapping[str, torch.Tensor], packed: Mapping[str, Sequence[Packed]]
+        self,
+        ops: Repacking,
+        device: torch.device,
+        tensors: Mapping[str, torch.Tensor],
+        packed: Mapping[str, Sequence[Packed]],
     ) -> None:
-        self._ops, self._tensors, self._packed = ops, tensors, packed
+        self._ops, self._device, self._tensors, self._packed = ops, device, tensors, packed
 
     def linears(self, name: str, make: Callable[[], list[Linear]], role: Role = "layer") -> list[Linear]:
         return [self._ops.restored(packed, role) for packed in self._packed[name]]
 
     def tensor(self, name: str, make: Callable[[], torch.Tensor]) -> torch.Tensor:
-        return self._tensors[name]
+        return self._tensors[name].to(self._device)

@@ -217,9 +217,11 @@ class EngineSpec(Spec):
     speculate_ngram: int | None = Field(None, ge=0)
     """Tokens tried in a step that followed the same tokens before; 0: none."""
     weights_cache: str | None = None
-    """Folder of weights as a CPU's kernels hold them, for the next start, or off; by default the user's own cache."""
+    """Folder of weights as kernels hold them, for the next start, or off; by default the user's own cache."""
     weights_memory: Size | None = None
-    """Memory for weights on a CPU; layers beyond it are read from disk in every step. By default all are in memory."""
+    """Memory of the device for weights; layers beyond come from disk, or a GPU's host. By default all stay there."""
+    weights_host_memory: Size | None = None
+    """Pinned memory of a GPU's host for such layers; the rest is read from disk. By default most of what is free."""
     threads: int | None = Field(None, ge=1)
     """CPU threads; by default all cores."""
     watchdog_s: Positive | None = None
@@ -233,6 +235,7 @@ ENGINE_NAMES = {  # in EngineConfig
     "swap_memory": "swap_memory_bytes",
     "prefix_buffer": "prefix_buffer_bytes",
     "weights_memory": "weights_memory_bytes",
+    "weights_host_memory": "weights_host_memory_bytes",
 }
 
 

@@ -76,6 +76,9 @@ class CpuOps:
         settings = f"{self.dtype}|{self.numerics}|{self._layer.weights}"
         return f"{settings}|{self._choices['cpu kernels']}|torch {torch.__version__}|{_sources()}"
 
+    def keeps(self, linear: Linear) -> bool:
+        return isinstance(linear, NativeGrouped | NativeDense)
+
     def packed(self, linear: Linear) -> Packed | None:
         return linear.packed if isinstance(linear, NativeGrouped | NativeDense) else None
 

@@ -7,6 +7,7 @@ import torch
 from ..dtypes import TORCH
 from ..held import Held, size
 from ..operation import rounded
+from ..packed import Packed, on_host
 from ..rig import Rig
 from ..w8a8 import fp8, int8
 from ..w8a8.dequantize import DEQUANTIZE, matmul
@@ -21,6 +22,8 @@ __all__ = ["DenseLinear", "Fp8Linear", "Int8Linear"]
 class DenseLinear:
     """y = x @ w.T + bias by torch, held and computed in what the policy computes in."""
 
+    LAYOUT = "dense"
+
     def __init__(self, weight: DenseWeight, rig: Rig, out: torch.dtype | None = None) -> None:
         """`out`: dtype of the result; None: that of x."""
         self._dtype = TORCH[rig.policy.compute]
@@ -30,6 +33,17 @@ class DenseLinear:
         self.kernel = f"torch.matmul {rig.policy.compute}"
         given = size(self._weight) if self._weight is weight.weight else 0
         self.held = Held(size(self._weight, self._bias), given=given)
+
+    @classmethod
+    def of(cls, packed: Packed, rig: Rig, out: torch.dtype | None = None) -> DenseLinear:
+        """One that was made before."""
+        made = cls(DenseWeight(packed.tensors["weight"], packed.tensors.get("bias")), rig, out)
+        made.held = Held(size(made._weight, made._bias))  # none of it is anything else
+        return made
+
+    @property
+    def packed(self) -> Packed:
+        return Packed(self.LAYOUT, {}, on_host(weight=self._weight, bias=self._bias))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         y = torch.nn.functional.linear(x.to(self._dtype), self._weight, self._bias)
@@ -42,17 +56,46 @@ class Int8Linear:
     Raises ValueError for what the capability or the kernels do not take.
     """
 
+    LAYOUT = "w8a8"
+
     def __init__(self, weight: GroupedWeight, rig: Rig, configs: Configs) -> None:
         if weight.shape[0] % 16:
             raise ValueError(f"int8 kernels are compiled for an N in sixteens, not {weight.shape[0]}")
-        self._configs = configs
-        self._permutation = None if weight.permutation is None else weight.permutation.to(rig.device)
-        self._weight = int8.pack(_on(weight, rig.device), rig.policy)
-        self._shape = weight.shape
+        permutation = None if weight.permutation is None else weight.permutation.to(rig.device)
+        self._hold(int8.pack(_on(weight, rig.device), rig.policy), permutation, configs)
+
+    @classmethod
+    def of(cls, packed: Packed, rig: Rig, configs: Configs) -> Int8Linear:
+        """One that was made before."""
+        made = cls.__new__(cls)
+        there = {name: tensor.to(rig.device) for name, tensor in packed.tensors.items()}
+        scales, zeros, bias, group = there["scales"], there.get("zeros"), there.get("bias"), packed.sizes["group"]
+        weight: int8.PACKED
+        if "words" in there:
+            weight = PanelsInt8(there["words"], scales, zeros, packed.sizes["outputs"], group, bias)
+        else:
+            weight = Rows8(there["codes"], scales, zeros, group, bias=bias)
+        made._hold(weight, there.get("order"), configs)
+        return made
+
+    def _hold(self, weight: int8.PACKED, permutation: torch.Tensor | None, configs: Configs) -> None:
+        self._weight, self._permutation, self._configs = weight, permutation, configs
         self.kernel = "w8a8"
-        codes = self._weight.codes if isinstance(self._weight, Rows8) else self._weight.words
-        metadata = size(self._weight.scales, self._weight.zeros, self._permutation)
-        self.held = Held(size(codes, self._weight.bias), metadata)
+        if isinstance(weight, Rows8):
+            codes, self._shape = weight.codes, (weight.codes.shape[0], weight.codes.shape[1])
+        else:
+            codes, self._shape = weight.words, (weight.num_rows, 4 * weight.words.shape[1])
+        metadata = size(weight.scales, weight.zeros, permutation)
+        self.held = Held(size(codes, weight.bias), metadata)
+
+    @property
+    def packed(self) -> Packed:
+        weight = self._weight
+        own = {"codes": weight.codes} if isinstance(weight, Rows8) else {"words": weight.words}
+        tensors = on_host(
+            **own, scales=weight.scales, zeros=weight.zeros, order=self._permutation, bias=weight.bias
+        )  # fmt: skip
+        return Packed(self.LAYOUT, {"outputs": self._shape[0], "group": weight.group}, tensors)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         num_rows, num_columns = self._shape
@@ -83,6 +126,7 @@ class Fp8Linear:
     Raises ValueError for what the capability or the kernels do not take.
     """
 
+    LAYOUT = "fp8"
     kernel = "fp8"
 
     def __init__(self, weight: Fp8Weight, rig: Rig, configs: Configs) -> None:
@@ -90,10 +134,27 @@ class Fp8Linear:
             raise ValueError(f"fp8: not on {rig.policy.capability}: {rig.policy.reasons['fp8']}")
         if weight.shape[0] % 16:
             raise ValueError(f"fp8 kernels are compiled for an N in sixteens, not {weight.shape[0]}")
-        self._configs, self._shape = configs, weight.shape
         bias = None if weight.bias is None else weight.bias.to(rig.device)
-        self._weight = fp8.pack(Fp8Weight(weight.codes.to(rig.device), weight.scales.to(rig.device), bias))
-        self.held = Held(size(self._weight.codes, bias), size(self._weight.scales))
+        self._hold(fp8.pack(Fp8Weight(weight.codes.to(rig.device), weight.scales.to(rig.device), bias)), configs)
+
+    @classmethod
+    def of(cls, packed: Packed, rig: Rig, configs: Configs) -> Fp8Linear:
+        """One that was made before."""
+        made, group, share = cls.__new__(cls), packed.sizes["group"], packed.sizes["share"]
+        there = {name: tensor.to(rig.device) for name, tensor in packed.tensors.items()}
+        made._hold(Rows8(there["codes"], there["scales"], None, group, share, there.get("bias")), configs)
+        return made
+
+    def _hold(self, weight: Rows8, configs: Configs) -> None:
+        self._weight, self._configs = weight, configs
+        self._shape = weight.codes.shape[0], weight.codes.shape[1]
+        self.held = Held(size(weight.codes, weight.bias), size(weight.scales))
+
+    @property
+    def packed(self) -> Packed:
+        weight = self._weight
+        sizes = {"group": weight.group, "share": weight.share}
+        return Packed(self.LAYOUT, sizes, on_host(codes=weight.codes, scales=weight.scales, bias=weight.bias))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         num_rows, num_columns = self._shape

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -17,6 +20,7 @@ from ..contract import KvDtype, Linear, Numerics, Role
 from ..dtypes import TORCH
 from ..kv_cache import KvCache
 from ..operation import SHORTEST_CONTEXT, rounded
+from ..packed import Packed
 from ..pointwise import activation, norm, rotary
 from ..rig import Rig
 from ..sampling.sample import PenaltyRows, SamplingRows, penalised, sample
@@ -27,6 +31,12 @@ from .configs import Configs
 from .linear import DenseLinear, Fp8Linear, Int8Linear
 
 __all__ = ["GpuOps"]
+
+_QUANTIZED: dict[str, type[Int4Linear | Int8Linear | Fp8Linear]] = {
+    Int4Linear.LAYOUT: Int4Linear, Int8Linear.LAYOUT: Int8Linear, Fp8Linear.LAYOUT: Fp8Linear,
+}  # fmt: skip
+_KINDS = {Int4Linear.LAYOUT: "int4", Int8Linear.LAYOUT: "int8", Fp8Linear.LAYOUT: "fp8", DenseLinear.LAYOUT: "dense"}
+_WRITTEN_OUT = "written out"  # what a choice begins with that no kernel of ours was made for
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +54,10 @@ class _OnDevice:
 
 
 class GpuOps:
-    """Implements `ops.DeviceOps` with Triton. KV in the dtype of activations, or in int8 with a scale per vector."""
+    """Implements `ops.DeviceOps` and `Repacking` with Triton.
+
+    KV in the dtype of activations, or in int8 with a scale per vector.
+    """
 
     numerics: Numerics = "fast"
     torch_threads = 1
@@ -81,14 +94,40 @@ class GpuOps:
             try:
                 made = self._quantized(weight)
             except ValueError as error:  # a shape or a capability that the kernels do not take
-                self._choices[f"{role}, {kind}"] = f"written out: {error}"
+                self._choices[f"{role}, {kind}"] = f"{_WRITTEN_OUT}: {error}"
             else:
                 self._choices.setdefault(f"{role}, {kind}", made.kernel)
                 return made
         dense = weight if isinstance(weight, DenseWeight) else _dense(weight)
-        plain = DenseLinear(dense, self._rig, torch.float32 if role == "head" else None)
+        plain = DenseLinear(dense, self._rig, _out(role))
         self._choices.setdefault(f"{role}, dense", plain.kernel)
         return plain
+
+    @property
+    def layout(self) -> str:
+        """Of tuned tables nothing is in it: which kernel and which config are looked up anew."""
+        policy = self._rig.policy
+        int8 = "none" if policy.int8 is None else policy.int8.arithmetic
+        units = f"{policy.storage}|{policy.compute}|int8 {int8}|fp8 {policy.fp8 is not None}"
+        return f"gpu {policy.capability}|{units}|torch {torch.__version__}|{_sources()}"
+
+    def keeps(self, linear: Linear) -> bool:
+        return isinstance(linear, Int4Linear | Int8Linear | Fp8Linear | DenseLinear)
+
+    def packed(self, linear: Linear) -> Packed | None:
+        return linear.packed if isinstance(linear, Int4Linear | Int8Linear | Fp8Linear | DenseLinear) else None
+
+    def restored(self, packed: Packed, role: Role) -> Linear:
+        made = self._restored(packed, role)
+        self._choices.setdefault(f"{role}, {_KINDS[packed.kernel]}", made.kernel)
+        return made
+
+    def recall(self, choices: Mapping[str, str]) -> None:
+        """What was written out, and why; kernels are chosen again."""
+        self._choices |= {what: why for what, why in choices.items() if why.startswith(_WRITTEN_OUT)}
+
+    def outlining(self) -> GpuOps:
+        return GpuOps(replace(self._rig, device=torch.device("meta")), self._kv_dtype)
 
     def allocate_kv(self, num_layers: int, num_blocks: int, num_kv_heads: int, head_dim: int) -> list[torch.Tensor]:
         if head_dim not in HEAD_DIMS:
@@ -200,6 +239,11 @@ class GpuOps:
             return Int4Linear([weight], self._rig, self._configs)
         return Int8Linear(weight, self._rig, self._configs)
 
+    def _restored(self, packed: Packed, role: Role) -> Linear:
+        if packed.kernel == DenseLinear.LAYOUT:
+            return DenseLinear.of(packed, self._rig, _out(role))
+        return _QUANTIZED[packed.kernel].of(packed, self._rig, self._configs)
+
     def _sizes(self, q: torch.Tensor, k: torch.Tensor) -> dict[str, int]:
         return {"d": k.shape[2], "h": q.shape[1], "kh": k.shape[1], "t": rounded(k.shape[0])}
 
@@ -223,6 +267,23 @@ class GpuOps:
     def _moved(self, values: torch.Tensor) -> torch.Tensor:
         """To the device without waiting for what it is at work on."""
         return values.pin_memory().to(self.device, non_blocking=True) if self._rig.real else values
+
+
+def _out(role: Role) -> torch.dtype | None:
+    """Of what a dense layer gives; None: that of its input."""
+    return torch.float32 if role == "head" else None
+
+
+@functools.cache
+def _sources() -> str:
+    """Digest of the code that repacks, and of the kernels that read it: with any change of it, what was kept before is
+    of another layout.
+    """
+    kernels = Path(__file__).parent.parent
+    files = [kernels / "packed.py", kernels / "weights.py"]
+    for folder in ("gpu", "w4a16", "w8a8"):
+        files += sorted((kernels / folder).glob("*.py"))
+    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
 
 
 def _in_sixteens(name: str, columns: int) -> int:

@@ -8,6 +8,7 @@ import torch
 
 from ..gpu.configs import Configs
 from ..operation import rounded
+from ..packed import Packed, on_host
 from ..rig import Rig
 from ..tuning import Choice
 from ..variant import Config
@@ -25,15 +26,37 @@ class Int4Linear:
     held    what it keeps
     """
 
+    LAYOUT = "w4a16"  # of what is kept: all three kernels read the same words
+
     def __init__(self, weights: Sequence[GroupedWeight], rig: Rig, configs: Configs) -> None:
         """Weights of one input are one layer: Q, K and V, or gate and up.
 
         Raises ValueError as `pack` and `fuse` do, and for rows that the kernels were not compiled for.
         """
-        self._weight = in_sixteens(_on(fuse([pack(weight) for weight in weights]), rig.device))
+        self._hold(_on(fuse([pack(weight) for weight in weights]), rig.device), rig, configs)
+
+    @classmethod
+    def of(cls, packed: Packed, rig: Rig, configs: Configs) -> Int4Linear:
+        """One that was made before."""
+        made, tensors = cls.__new__(cls), packed.tensors
+        words, scales, zeros = (tensors[name] for name in ("words", "scales", "zeros"))
+        others = tensors.get("order"), tensors.get("bias")
+        made._hold(_on(PackedInt4(words, scales, zeros, packed.sizes["group"], *others), rig.device), rig, configs)
+        return made
+
+    def _hold(self, weight: PackedInt4, rig: Rig, configs: Configs) -> None:
+        self._weight = in_sixteens(weight)
         self._rig, self._configs = rig, configs
         self.kernel = self.choice(1)[0].name
         self.held = self._weight.held
+
+    @property
+    def packed(self) -> Packed:
+        weight = self._weight
+        tensors = on_host(
+            words=weight.words, scales=weight.scales, zeros=weight.zeros, order=weight.permutation, bias=weight.bias
+        )  # fmt: skip
+        return Packed(self.LAYOUT, {"group": weight.group_size}, tensors)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         num_tokens = x.shape[0]

@@ -31,6 +31,7 @@ def _serve(folder: Path, threads: int, budget: int, tokens: int) -> dict[str, An
     from ..engine_config import EngineConfig
     from ..protocol import Request
     from ..sampling_params import SamplingParams
+    from ..tiers.tier import Tier
 
     config = EngineConfig(
         dtype="bfloat16", threads=threads, kv_memory_bytes=_KV_BYTES, max_batch_tokens=len(PROMPT), max_running=1,
@@ -56,7 +57,7 @@ def _serve(folder: Path, threads: int, budget: int, tokens: int) -> dict[str, An
         "weights": built.weights.loaded.weight_bytes if built.weights is not None else 0,
     }  # fmt: skip
     decoder = built.weights.loaded.decoder if built.weights is not None else None
-    if decoder is not None and (tier := decoder.tier) is not None and (expected := tier.expected) is not None:
+    if decoder is not None and isinstance(tier := decoder.tier, Tier) and (expected := tier.expected) is not None:
         found |= {
             "layers": len(tier.plan.on_disk), "on disk": len(tier.plan.layers), "read": tier.plan.read_bytes,
             "expected": expected.tokens_per_s, "GB/s": (expected.bytes_per_s or 0.0) / 1e9,
@@ -74,6 +75,7 @@ def _fit(folder: Path, threads: int, budget: int) -> dict[str, Any]:
     from ..early import kept_file
     from ..engine_config import EngineConfig
     from ..fit import Asked, cpu, fit
+    from ..tiers.plan import Tiers
     from ..tiers.speed import reckoned
 
     torch.set_num_threads(threads)
@@ -83,7 +85,7 @@ def _fit(folder: Path, threads: int, budget: int) -> dict[str, Any]:
         return operators(config, inspected.config.dtype)[0]
 
     tiers = fit(inspected, cpu(ops), Asked(len(PROMPT), 1, weights_memory_bytes=budget)).tiers
-    assert tiers is not None, "it was served with this budget"
+    assert isinstance(tiers, Tiers), "it was served with this budget"
     kept = kept_file(folder / "model", str(folder / "cache"))
     return {"expected": reckoned(inspected, ops(), tiers, kept).tokens_per_s}
 

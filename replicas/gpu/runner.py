@@ -8,9 +8,10 @@ from functools import partial
 
 import torch
 
+from ...kernels.batch import StepBatch
 from ..memory import MAX_GRAPHS, history_dtype
 from ..plan import UNKNOWN, SampleSpec, StepPlan, StepResult
-from ..runner import Model, prepare
+from ..runner import InParts, Model, prepare
 from ..speculation import accepted
 from .accelerator import Accelerator, Mark, to_host
 from .buckets import batch_sizes, bucket, context_sizes, graph_rows
@@ -31,14 +32,14 @@ class GpuRunner:
     where more decides (a grammar, the history of drafts), on the host, from its logits, when the result is asked for.
 
     max_drafts  that a sequence may have in a step
-    graphs      False: every step as it comes
+    graphs      False: every step as it comes, as it does with a model in parts
     """
 
     depth = 2  # one is planned while the one before it is computed
 
     def __init__(
         self,
-        model: Model,
+        model: Model | InParts,
         kv: list[torch.Tensor],
         sampler: Sampler,
         accelerator: Accelerator,
@@ -58,7 +59,11 @@ class GpuRunner:
         self._state = DeviceState(
             accelerator, max_running, longest_blocks, padding_block, vocab_size, history_dtype(max_model_len)
         )
-        self.graphs = DecodeGraphs(model, kv, sampler, self._state, accelerator) if graphs else None
+        self.graphs = (
+            None
+            if isinstance(model, InParts) or not graphs
+            else DecodeGraphs(model, kv, sampler, self._state, accelerator)
+        )
         self._most = graph_rows(max_running, max_drafts)
         self._batches, self._contexts = batch_sizes(self._most), context_sizes(max_model_len)
         rows = max_running * (1 + max_drafts)
@@ -114,7 +119,7 @@ class GpuRunner:
         penalised  requests are, unless they say otherwise: then such graphs do for all
         """
         if self.graphs is None:
-            return "none: every step as it comes"
+            return "none: every step as it comes" + ", as its layers do" * isinstance(self.model, InParts)
         penalised = penalised and self._chooser.penalties
         if penalised:
             self._state.keep_history()
@@ -152,11 +157,10 @@ class GpuRunner:
         """Logits fp32 [T, vocabulary] of every token of the plan, on the host."""
         found = Later()
 
-        def work() -> None:
-            batch = prepare(plan, self._accelerator.moved, all_rows=True)
-            found.put(to_host(self.model.forward(batch, self.kv)))
-
-        self._accelerator.submit(work)
+        self._submit(
+            lambda: prepare(plan, self._accelerator.moved, all_rows=True),
+            lambda batch, model: found.put(to_host(model.forward(batch, self.kv))),
+        )
         self._accelerator.mark().wait()
         return found.value
 
@@ -184,21 +188,31 @@ class GpuRunner:
         sampling = [i for i, item in enumerate(plan.items) if item.sample is not None]
         row_of = dict(zip(sampling, self._state.take([plan.items[i] for i in sampling]), strict=True))
         logits, hidden = Later(), Later()
-        self._accelerator.submit(partial(self._forward, plan, row_of, logits, hidden))
+        self._submit(partial(self._batch, plan, row_of), partial(self._forward, plan, logits, hidden))
         return self._chooser.choose(plan, row_of, logits, hidden)
 
-    def _forward(self, plan: StepPlan, row_of: dict[int, int], logits: Later, hidden: Later) -> None:
+    def _submit(self, batch: Callable[[], StepBatch], end: Callable[[StepBatch, Model], None]) -> None:
+        if isinstance(self.model, InParts):
+            self.model.submit(batch, self.kv, end)
+        else:
+            model = self.model
+            self._accelerator.submit(lambda: end(batch(), model))
+
+    def _batch(self, plan: StepPlan, row_of: dict[int, int]) -> StepBatch:
         batch = prepare(plan, self._accelerator.moved)
         ends = list(itertools.accumulate(len(item.token_ids) for item in plan.items))
         unknown = [i for i, item in enumerate(plan.items) if item.token_ids[-1] == UNKNOWN]
         if unknown:
             at = self._moved([ends[i] - 1 for i in unknown])
             batch.token_ids[at] = self._state.last[self._moved([row_of[i] for i in unknown])]
+        return batch
+
+    def _forward(self, plan: StepPlan, logits: Later, hidden: Later, batch: StepBatch, model: Model) -> None:
         if any(item.pooling for item in plan.items):
-            hidden.put(self.model.hidden(batch, self.kv))
-            logits.put(self.model.logits(hidden.value[batch.logit_rows]))
+            hidden.put(model.hidden(batch, self.kv))
+            logits.put(model.logits(hidden.value[batch.logit_rows]))
         else:
-            logits.put(self.model.forward(batch, self.kv))
+            logits.put(model.forward(batch, self.kv))
 
     def _moved(self, values: Sequence[int]) -> torch.Tensor:
         return self._accelerator.moved(torch.tensor(values, dtype=torch.int64))

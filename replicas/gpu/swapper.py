@@ -14,7 +14,7 @@ from .accelerator import Copier, Mark
 from .moves import Near, Staged
 
 STAGED_BLOCKS = 8  # of the device's memory, where blocks are put together: copies across want long pieces
-_SLAB_BYTES = 2**26  # pinned memory comes in powers of two, whatever is asked for
+SLAB_BYTES = 2**26  # pinned memory comes in powers of two, whatever is asked for
 _MEASURED_BLOCKS = 32
 
 Pair = tuple[int, int]  # a block of the device and one of the host
@@ -42,7 +42,7 @@ class Swapper:
         ends = list(itertools.accumulate(part[0].nbytes for part in self._parts))
         self.num_blocks, self.block_bytes, self.device_blocks = num_blocks, ends[-1], len(self._parts[0])
         self._copier = copier
-        self._per_slab = max(1, _SLAB_BYTES // self.block_bytes)
+        self._per_slab = max(1, SLAB_BYTES // self.block_bytes)
         self._slabs = [
             copier.staging(min(self._per_slab, num_blocks - start) * self.block_bytes).view(-1, self.block_bytes)
             for start in range(0, num_blocks, self._per_slab)
@@ -115,12 +115,13 @@ class Swapper:
 
 def pinned_bytes(num_blocks: int, block_bytes: int) -> int:
     """What so many blocks of the host take of its memory, pinned."""
-    per_slab = max(1, _SLAB_BYTES // block_bytes)
+    per_slab = max(1, SLAB_BYTES // block_bytes)
     slabs, rest = divmod(num_blocks, per_slab)
-    return slabs * _power_of_two(per_slab * block_bytes) + _power_of_two(rest * block_bytes)
+    return slabs * power_of_two(per_slab * block_bytes) + power_of_two(rest * block_bytes)
 
 
-def _power_of_two(nbytes: int) -> int:
+def power_of_two(nbytes: int) -> int:
+    """The next from that on: what so many bytes take, pinned at once. 0: none."""
     return 1 << (nbytes - 1).bit_length() if nbytes else 0
 
 

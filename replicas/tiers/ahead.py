@@ -51,6 +51,13 @@ class Ahead:
             raise
         return buffer
 
+    def has(self, layer: int) -> bool:
+        """Whether `take` would neither wait nor raise."""
+        if not self._on_way or self._on_way[0].layer != layer:
+            return False
+        done = self._on_way[0].done
+        return done.done() and done.exception() is None
+
     def give(self, buffer: int) -> None:
         """It has computed: the buffer is for the layer after the next."""
         self._free.append(buffer)

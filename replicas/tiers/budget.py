@@ -2,23 +2,53 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from ...kernels.contract import Linear
 from ...kernels.packed import Repacking
 from ..decoder import Decoder
-from .plan import Sizes, planned, refused
+from ..gpu.accelerator import Copier
+from ..memory import free_memory, host_weights_budget
+from .placed import host_refused, placed
+from .plan import Sizes, mib, planned, refused
 from .tier import up
 
-__all__ = ["check_budget", "sizes_of"]
+__all__ = ["Budgets", "budgets", "check_budget", "sizes_of"]
+
+log = logging.getLogger(__name__)
 
 
-def check_budget(decoder: Decoder, budget: int) -> None:
+class Budgets(NamedTuple):
+    """Bytes for weights. host: of its memory, where the device has one of its own; None: it has not."""
+
+    device: int
+    host: int | None
+
+
+def budgets(device: int, host: int | None, copier: Copier | None) -> Budgets:
+    """Of what is configured; host: None: most of what is free. Raises InvalidRequest."""
+    if copier is not None and copier.apart:
+        nbytes, why = host_weights_budget(host, free_memory())
+        log.info("weights: at most %s of the host's memory, pinned: %s", mib(nbytes), why)
+        return Budgets(device, nbytes)
+    if host is not None:
+        raise host_refused(f"{host!r} is not accepted; expected null on a CPU, whose memory is the host's")
+    return Budgets(device, None)
+
+
+def check_budget(decoder: Decoder, budget: int, host: int | None = None) -> None:
     """Raises InvalidRequest where the model cannot be in tiers, or is too large for that.
 
     decoder  an outline; weights whose values keep them from an integer kernel take more than it says
+    host     bytes of the host, where the other budget is of a device with memory of its own
     """
-    planned(sizes_of(decoder), budget)
+    sizes = sizes_of(decoder)
+    if host is None:
+        planned(sizes, budget)
+    else:
+        placed(sizes, budget, host)
 
 
 def sizes_of(decoder: Decoder) -> Sizes:
@@ -28,7 +58,10 @@ def sizes_of(decoder: Decoder) -> Sizes:
         attention = layer.attention
         found = (layer.input_norm, layer.post_attention_norm, attention.q_norm, attention.k_norm)
         vectors += [vector for vector in found if vector is not None]
-    head = _kept(decoder, "head", [decoder.head])
+    ops = decoder.ops
+    keeps = isinstance(ops, Repacking) and ops.keeps(decoder.head)
+    is_embedding = keeps and decoder.tied and decoder.head.held.given > 0
+    head = _kept(decoder, "head", [] if is_embedding else [decoder.head])
     layers = [
         sum(_kept(decoder, f"layer {number}", joined.parts) for joined in layer.linears)
         for number, layer in enumerate(decoder.layers)

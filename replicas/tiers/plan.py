@@ -12,11 +12,13 @@ from dataclasses import dataclass
 
 from ..errors import InvalidRequest
 
-__all__ = ["PAGE", "PARAM", "Expected", "Sizes", "Tiers", "in_pages", "planned", "refused", "step_s"]
+__all__ = [
+    "PAGE", "PARAM", "STEPS", "Expected", "Sizes", "Tiers", "in_pages", "mib", "planned", "refused", "spread", "step_s",
+]  # fmt: skip
 
 PAGE = 4096
 PARAM = "weights_memory_bytes"
-_STEPS = 4  # until they take as long as each other
+STEPS = 4  # until they take as long as each other
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,26 +70,38 @@ class Tiers:
         kept = self.sizes.nbytes - self.read_bytes - self.embedding * self.sizes.embedding
         return kept + 2 * self.buffer_bytes
 
+    @property
+    def told(self) -> dict[str, object]:
+        """For who reads JSON."""
+        return {
+            "layers": list(self.layers),
+            "embedding": self.embedding,
+            "memory_bytes": self.memory_bytes,
+            "read_bytes": self.read_bytes,
+        }
+
     def __str__(self) -> str:
         what = [f"{len(self.layers)} of {len(self.on_disk)} layers"] if self.layers else []
         what += ["the embedding's rows"] * self.embedding
         if not what:
-            return f"all in memory, {_mib(self.sizes.nbytes)}"
-        read = f", {_mib(self.read_bytes)} a step" if self.layers else ""
-        return f"{' and '.join(what)} on disk{read}; {_mib(self.memory_bytes)} of {_mib(self.sizes.nbytes)} in memory"
+            return f"all in memory, {mib(self.sizes.nbytes)}"
+        read = f", {mib(self.read_bytes)} a step" if self.layers else ""
+        return f"{' and '.join(what)} on disk{read}; {mib(self.memory_bytes)} of {mib(self.sizes.nbytes)} in memory"
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
     """Of one sequence with a short context.
 
-    bytes_per_s  that the disk reads at, measured, past the page cache; None: nothing is read
-    compute_s    that a step computes for, reading left aside
+    bytes_per_s   that the disk reads at, measured, past the page cache; None: nothing is read
+    compute_s     that a step computes for, reading and copying left aside
+    copies_per_s  bytes that are copied from the host to a GPU; None: nothing is
     """
 
     bytes_per_s: float | None
     compute_s: float
     step_s: float
+    copies_per_s: float | None = None
 
     @property
     def tokens_per_s(self) -> float:
@@ -95,11 +109,14 @@ class Expected:
 
     def __str__(self) -> str:
         rate = f"{self.tokens_per_s:.3g} tokens/s expected of one sequence"
-        if self.bytes_per_s is None:
+        beside = [
+            f"{what} at {per_s / 1e9:.2f} GB/s"
+            for what, per_s in (("copying", self.copies_per_s), ("reading", self.bytes_per_s))
+            if per_s is not None
+        ]
+        if not beside:
             return rate
-        return (
-            f"{rate}: {self.compute_s * 1e3:.3g} ms of computing, beside reading at {self.bytes_per_s / 1e9:.2f} GB/s"
-        )
+        return f"{rate}: {self.compute_s * 1e3:.3g} ms of computing, beside {' and '.join(beside)}"
 
 
 def planned(sizes: Sizes, budget: int) -> Tiers:
@@ -111,12 +128,12 @@ def planned(sizes: Sizes, budget: int) -> Tiers:
     if sizes.nbytes <= budget:
         return Tiers(sizes, (False,) * count, embedding=False)
     for gone in range(count + 1):
-        found = Tiers(sizes, _spread(gone, count), embedding=True)
+        found = Tiers(sizes, spread(gone, count), embedding=True)
         if found.memory_bytes <= budget:
             return found
     raise refused(
-        f"{_mib(budget)} are too few: head and norms take {_mib(sizes.fixed)}, and two buffers of a layer "
-        f"{_mib(2 * found.buffer_bytes)}; expected {found.memory_bytes} bytes at least"
+        f"{mib(budget)} are too few: head and norms take {mib(sizes.fixed)}, and two buffers of a layer "
+        f"{mib(2 * found.buffer_bytes)}; expected {found.memory_bytes} bytes at least"
     )
 
 
@@ -129,7 +146,7 @@ def step_s(tiers: Tiers, bytes_per_s: float, layers_s: Sequence[float], rest_s: 
     """
     now = read_until = 0.0
     free, began, visit = [0.0, 0.0], 0.0, 0
-    for _ in range(_STEPS):
+    for _ in range(STEPS):
         began = now
         for nbytes, there, seconds in zip(tiers.sizes.layers, tiers.on_disk, layers_s, strict=True):
             if there:
@@ -153,11 +170,11 @@ def in_pages(nbytes: int) -> int:
     return (-(-nbytes // PAGE) + 1) * PAGE
 
 
-def _spread(some: int, count: int) -> tuple[bool, ...]:
+def spread(some: int, count: int) -> tuple[bool, ...]:
     """So many of them, as far from each other as can be."""
     chosen = {(2 * each + 1) * count // (2 * some) for each in range(some)}
     return tuple(index in chosen for index in range(count))
 
 
-def _mib(nbytes: int) -> str:
+def mib(nbytes: int) -> str:
     return f"{nbytes / 2**20:.1f} MiB"

@@ -31,7 +31,7 @@ def renewed_decoder(decoder: Decoder, checkpoint: Checkpoint, changed: Collectio
     InvalidRequest where the new weights cannot be on disk or take more memory than there is for them.
     """
     tier, ops = decoder.tier, decoder.ops
-    assert tier is not None
+    assert isinstance(tier, Tier)
     assert isinstance(ops, Repacking), "it was repacked before"
     changed = _with_their_layers(tier, checkpoint, changed)
     places = _used([_written(decoder, tier, checkpoint, changed), *tier.places])

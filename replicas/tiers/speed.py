@@ -8,11 +8,12 @@ disk's cache knows one file and not another. The first round is not counted.
 
 from __future__ import annotations
 
+import functools
 import mmap
 import os
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
@@ -28,9 +29,9 @@ from ..layout import layer_spec
 from ..weights import Weights
 from .disk import DirectFile
 from .plan import Expected, Tiers, in_pages, step_s
-from .tier import DiskLayer
+from .tier import DiskLayer, Tier
 
-__all__ = ["measured", "reckoned"]
+__all__ = ["READ_BYTES", "disk_rate", "largest_file", "measured", "one_token", "reckoned"]
 
 READ_BYTES = 1 << 30  # that a measurement reads, but for two steps of a larger model
 _ROUNDS = 5
@@ -40,8 +41,8 @@ _LAYERS_BYTES = 128 << 20  # of layers that compute in turn: more than a process
 @torch.inference_mode()
 def measured(decoder: Decoder) -> Expected:
     """Of a decoder that is whole and that nobody uses: layers on disk are read, then computed. Raises EngineFault."""
-    tier, batch = decoder.tier, _batch()
-    assert tier is not None
+    tier, batch = decoder.tier, one_token()
+    assert isinstance(tier, Tier)
     [cache] = decoder.ops.allocate_kv(1, 1, decoder.local.num_kv_heads, decoder.config.head_dim)
     rope = decoder.rotary.at(batch.positions, 1)
     reads: list[float] = []
@@ -82,7 +83,7 @@ def reckoned(checkpoint: Checkpoint, ops: Ops, plan: Tiers, file: Path | None = 
     """
     weights = Weights(checkpoint.tensors, ops.device)
     source = Source(weights, checkpoint.format, ops)
-    config, batch = checkpoint.config, _batch()
+    config, batch = checkpoint.config, one_token()
     count = max(2, -(-_LAYERS_BYTES // max(1, max(plan.sizes.layers))))
     layers = [
         Layer(config, layer_spec(config, index), config.windows[index], source)
@@ -92,8 +93,7 @@ def reckoned(checkpoint: Checkpoint, ops: Ops, plan: Tiers, file: Path | None = 
     rope = (torch.ones(1, config.head_dim // 2), torch.zeros(1, config.head_dim // 2))
     times: list[float] = []
     reads: list[float] = []
-    path = file or max({path for path, _ in checkpoint.tensors.values()}, key=lambda path: path.stat().st_size)
-    with _Pieces(path, max(plan.sizes.layers)) as pieces:
+    with _Pieces(file or largest_file(checkpoint), max(plan.sizes.layers)) as pieces:
         for _ in range(_ROUNDS):
             x, residual = torch.ones(1, config.hidden_size, dtype=ops.dtype), None
             for layer in layers:
@@ -107,6 +107,25 @@ def reckoned(checkpoint: Checkpoint, ops: Ops, plan: Tiers, file: Path | None = 
     per_byte = statistics.fmean(times[len(layers) :]) / statistics.fmean(plan.sizes.layers[: len(layers)])
     rate = statistics.harmonic_mean(reads) if reads else None
     return _expected(plan, rate, [per_byte * nbytes for nbytes in plan.sizes.layers], per_byte * plan.sizes.fixed)
+
+
+@functools.cache
+def disk_rate(path: Path, nbytes: int) -> float:
+    """Bytes/s of a file, read so many at a time as an engine reads layers. Raises EngineFault."""
+    rates: list[float] = []
+    with _Pieces(path, nbytes) as pieces:
+        for _ in range(_ROUNDS):
+            began = time.perf_counter()
+            pieces.read()
+            rates.append(pieces.size / (time.perf_counter() - began))
+            if len(rates) > 1 and len(rates) * pieces.size > READ_BYTES:
+                break
+    return statistics.harmonic_mean(rates[1:])
+
+
+def largest_file(checkpoint: Checkpoint) -> Path:
+    """Of its own, to be read as if what is kept were on the same disk."""
+    return max({path for path, _ in checkpoint.tensors.values()}, key=lambda path: path.stat().st_size)
 
 
 class _Pieces:
@@ -142,7 +161,7 @@ def _expected(plan: Tiers, rate: float | None, layers_s: Sequence[float], rest_s
     return Expected(rate, sum(layers_s) + rest_s, step_s(plan, rate or float("inf"), layers_s, rest_s))
 
 
-def _batch() -> StepBatch:
-    """One token, the first of its sequence."""
-    zero, table = torch.zeros(1, dtype=torch.int64), torch.zeros(1, 1, dtype=torch.int32)
+def one_token(move: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.contiguous) -> StepBatch:
+    """The first of its sequence. move: brings tensors where they shall be."""
+    zero, table = move(torch.zeros(1, dtype=torch.int64)), move(torch.zeros(1, 1, dtype=torch.int32))
     return StepBatch(zero, zero, zero, (0, 1), (1,), table, zero, num_decodes=1)

@@ -21,7 +21,10 @@ from .ahead import BUFFERS, Ahead
 from .disk import DirectFile, Rows
 from .plan import PAGE, Expected, Sizes, Tiers
 
-__all__ = ["DiskLayer", "FromFile", "Place", "Tier", "extent_in", "layer_of", "sizes_in", "up"]
+__all__ = [
+    "DiskLayer", "FromFile", "Place", "Tier", "extent_in", "extent_of", "layer_of", "mapped", "names_of", "sizes_in",
+    "up",
+]  # fmt: skip
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
@@ -111,12 +114,12 @@ class FromFile:
         info = place.index.tensors[PLAIN + name]
         if name == EMBEDDING and self._tier.plan.embedding:
             return torch.empty(0, info.shape[1], dtype=DTYPES[info.dtype])  # its rows stand for it
-        found = _map(place, [info])(info)
+        found = mapped(place, [info])(info)
         return found if name == EMBEDDING else found.clone()  # of a norm a page would be mapped
 
     def _mapped(self, place: Place, name: str) -> Callable[[str], torch.Tensor]:
         infos = [place.index.tensors[each] for each in names_of(place.index, name)]
-        find = _map(place, infos)
+        find = mapped(place, infos)
         return lambda each: find(place.index.tensors[each])
 
     def _in_buffer(self, layer: int) -> Callable[[str], torch.Tensor]:
@@ -129,8 +132,8 @@ class FromFile:
         return found
 
 
-def _map(place: Place, infos: list[TensorInfo]) -> Callable[[TensorInfo], torch.Tensor]:
-    """These alone: of the whole file Linux would see that it may never be in memory, and refuse."""
+def mapped(place: Place, infos: list[TensorInfo]) -> Callable[[TensorInfo], torch.Tensor]:
+    """These alone, all at once: of the whole file Linux would see that it may never be in memory, and refuse."""
     start = place.index.start
     begin, end = start + min(info.begin for info in infos), start + max(info.end for info in infos)
     first = begin // PAGE * PAGE

@@ -112,7 +112,7 @@ class _Writing:
             return self._small[name]
         self._writer.add(PLAIN + name, make())
         self._weights.unmap()
-        return self._writer.mapped(PLAIN + name)  # a head may be made of it
+        return self._writer.mapped(PLAIN + name).to(self._weights.device)  # a head may be made of it, or be it
 
     def finish(self, key: str, choices: dict[str, str]) -> None:
         for name, tensor in self._small.items():

@@ -113,7 +113,7 @@ def test_every_flag_of_the_service_is_known_to_fleet_files() -> None:
         "replicas", "max_replicas", "null_engine", "null_step_ms", "simulate", "simulate_model", "device", "dtype",
         "numerics", "kv_dtype", "cpu_weights", "threads", "max_model_len", "kv_memory", "swap_memory",
         "tensor_parallel", "pipeline_parallel", "pipeline_layers", "speculate_ngram", "max_batch_tokens", "max_running",
-        "max_waiting", "max_waiting_tokens", "watchdog_s", "weights_cache", "weights_memory",
+        "max_waiting", "max_waiting_tokens", "watchdog_s", "weights_cache", "weights_memory", "weights_host_memory",
         "frozen_weights",
     }  # fmt: skip
     flags = {_NAMES.get(name, name) for name in command.serve.__annotations__} - {"return", "context"}

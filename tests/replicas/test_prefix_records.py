@@ -188,7 +188,7 @@ def test_payloads_are_alike_whatever_the_layout_on_the_device(
 ) -> None:
     """[layer, K/V, token, head dim] of each head, of a CPU's blocks and a GPU's; each reads what the other wrote."""
     if small_slabs:
-        monkeypatch.setattr("motley.replicas.gpu.swapper._SLAB_BYTES", 2**14)
+        monkeypatch.setattr("motley.replicas.gpu.swapper.SLAB_BYTES", 2**14)
     layers, heads, dim, blocks = 3, 2, 64, 6
     kv_dtype = "int8" if dtype == "int8" else None
     cpu = CpuOps(CPU.get(dtype, torch.float32), "exact", None, None, "tests", kv_dtype)

@@ -133,7 +133,7 @@ def test_whoever_goes_leaves_no_copy_behind_in_blocks_of_others(loaded: LoadedMo
 @pytest.mark.parametrize("kv_dtype", [None, "int8"])
 def test_all_of_a_block_comes_back_and_nothing_else_changes(kv_dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Codes and scales of int8, in every layer."""
-    monkeypatch.setattr(module, "_SLAB_BYTES", 2**16)
+    monkeypatch.setattr(module, "SLAB_BYTES", 2**16)
     ops = GpuOps(stand_in((8, 0)), kv_dtype)
     kv = ops.allocate_kv(3, 20, 2, 64)
     for cache in kv:
@@ -258,7 +258,7 @@ def test_what_was_pinned_in_vain_is_given_back(monkeypatch: pytest.MonkeyPatch) 
         def trim(self) -> None:
             alive.append(sum(one() is not None for one in pinned))
 
-    monkeypatch.setattr(module, "_SLAB_BYTES", 2**12)
+    monkeypatch.setattr(module, "SLAB_BYTES", 2**12)
     ops, config = LateOps(), EngineConfig(swap_memory_bytes=2**20)
     with pytest.raises(InvalidRequest, match="swap_memory_bytes: the host pins no more"):
         swapper_of(config, ops, ops.allocate_kv(2, 8, 2, 16), Short(), 60)

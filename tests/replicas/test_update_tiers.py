@@ -78,7 +78,7 @@ def tiered(folder: Path, tmp_path: Path, on_disk: int) -> LoadedModel:
 
 
 def tier_of(loaded: LoadedModel) -> Tier:
-    assert loaded.decoder.tier is not None
+    assert isinstance(loaded.decoder.tier, Tier)
     return loaded.decoder.tier
 
 

@@ -8,6 +8,7 @@ Python runs again, as with a CUDA graph.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -46,6 +47,7 @@ class LateDevice:
         self._queue: list[Callable[[], None]] = []
         self._done = 0
         self._at_work = False
+        self._lock = threading.RLock()  # whoever waits does the work: other threads may, of which a GPU has no need
 
     def staging(self, size: int) -> torch.Tensor:
         return torch.full((size,), _GARBAGE, dtype=torch.uint8)
@@ -58,14 +60,17 @@ class LateDevice:
         return values.clone()
 
     def submit(self, work: Callable[[], None]) -> None:
-        self._queue.append(work)
+        with self._lock:
+            self._queue.append(work)
 
     def mark(self) -> _Mark:
-        return _Mark(self, self._done + len(self._queue))
+        with self._lock:
+            return _Mark(self, self._done + len(self._queue))
 
     def copy(self, work: Callable[[], None], after: _Mark | None = None) -> _CopyMark:
-        self._copies.append((work, after))
-        mark = _CopyMark(self, self._copied + len(self._copies))
+        with self._lock:
+            self._copies.append((work, after))
+            mark = _CopyMark(self, self._copied + len(self._copies))
         if self._early:
             mark.wait()
         return mark
@@ -86,19 +91,21 @@ class LateDevice:
 
     @torch.inference_mode()
     def run(self, until: int) -> None:
-        while self._done < until:
-            work = self._queue.pop(0)
-            self._done += 1
-            self._do(work)
+        with self._lock:
+            while self._done < until:
+                work = self._queue.pop(0)
+                self._done += 1
+                self._do(work)
 
     @torch.inference_mode()
     def run_copies(self, until: int) -> None:
-        while self._copied < until:
-            work, after = self._copies.pop(0)
-            if after is not None:
-                self.run(after._at)
-            self._copied += 1
-            self._do(work)
+        with self._lock:
+            while self._copied < until:
+                work, after = self._copies.pop(0)
+                if after is not None:
+                    self.run(after._at)
+                self._copied += 1
+                self._do(work)
 
     def _do(self, work: Callable[[], None]) -> None:
         before, self._at_work = self._at_work, True

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 SOURCE = "arithmetic"  # every figure: of headers, of the table of devices, and of the roofline
 MEASURED = "measured in parts"  # but this
+MODEL = "by a model (the roofline, and the card's PCIe)"  # of a GPU, which no run has confirmed
 CONTEXT = 4096
 
 
@@ -46,6 +47,7 @@ def fit(
     swap_memory: options.SwapMemory = None,
     cpu_weights: options.CpuWeights = None,
     weights_memory: options.WeightsMemory = None,
+    weights_host_memory: options.WeightsHostMemory = None,
     speculate_ngram: options.SpeculateNgram = 0,
     tensor_parallel: options.TensorParallel = 1,
     pipeline_parallel: options.PipelineParallel = 1,
@@ -74,8 +76,9 @@ def fit(
     Of a model that is divided (--tensor-parallel, --pipeline-parallel) it tells what each process would hold, and a
     model, which no run has confirmed, tells the times on 1, 2, 4 and 8 ranks over links between GPUs.
 
-    With --weights-memory it says which layers of a CPU would be read from disk in every step. How fast that would be is
-    put together from two measurements: some layers are repacked and computed, and a file of the checkpoint is read.
+    With --weights-memory it says which layers would be read from disk in every step, or copied from a GPU's host
+    (--weights-host-memory). How fast that would be of a CPU is put together from two measurements: some layers are
+    repacked and computed, and a file of the checkpoint is read. Of a GPU a model says it, with the disk measured.
 
     \b
     Examples:
@@ -84,6 +87,7 @@ def fit(
       motley fit ./my-model --device "Tesla T4" --device 8.9
       motley fit ./my-model --kv-dtype int8 --swap-memory 16GiB
       motley fit ./my-model --device cpu --weights-memory 1GiB
+      motley fit ./my-model --device "Tesla T4" --weights-memory 10GiB --weights-host-memory 8GiB
       motley fit ./my-model --max-running 8 --speculate-ngram 8
       motley fit demo --device cpu --dtype float32 --json
       motley fit org/name --tensor-parallel 2 --pipeline-parallel 2 --pipeline-layers 6,18
@@ -102,6 +106,7 @@ def fit(
         swap_memory=swap_memory,
         cpu_weights=cpu_weights,
         weights_memory=weights_memory,
+        weights_host_memory=weights_host_memory,
         speculate_ngram=speculate_ngram,
         tensor_parallel=tensor_parallel,
         pipeline_parallel=pipeline_parallel,
@@ -109,8 +114,10 @@ def fit(
     )
     checkpoint = inspect_checkpoint(resolve_model(options.find_model(model)))
     bounds = max_batch_tokens, max_running, settings.swap_memory_bytes, settings.speculate_ngram
-    budget = settings.weights_memory_bytes
-    asked = Asked(_context(context, checkpoint), batch, *bounds, shares=True, weights_memory_bytes=budget)
+    asked = Asked(
+        _context(context, checkpoint), batch, *bounds, shares=True, weights_memory_bytes=settings.weights_memory_bytes,
+        weights_host_memory_bytes=settings.weights_host_memory_bytes,
+    )  # fmt: skip
     if stages is not None or link is not None or tensor_parallel * pipeline_parallel > 1:
         groups = [[place] * pipeline_parallel for place in ([] if stages else _places(device, settings, checkpoint))]
         groups += [fit_divided.stages_of(stages, settings.kv_dtype)] if stages else []
@@ -196,21 +203,30 @@ def _places(names: list[str] | None, settings: EngineConfig, checkpoint: Checkpo
 
 
 def _measured(found: Fit, settings: EngineConfig, checkpoint: Checkpoint) -> Fit:
-    """With how fast weights in tiers are expected to be, where there are any."""
-    if found.tiers is None:
+    """With how fast weights in tiers are expected to be, where there are any and a measurement is wanted for it."""
+    if found.tiers is None or found.expected is not None:
         return found
     import torch
 
     from ..replicas.build import operators
     from ..replicas.cores import usable_cores
     from ..replicas.early import kept_file
-    from ..replicas.tiers.speed import reckoned
+    from ..replicas.fit import outlined
+    from ..replicas.tiers.placed import Placed
+    from ..replicas.tiers.reckon import expected_on
+    from ..replicas.tiers.speed import disk_rate, largest_file, reckoned
 
-    torch.set_num_threads(usable_cores())
-    ops, _ = operators(settings, checkpoint.config.dtype)
     kept = None
     with suppress(OSError, RuntimeError):  # nothing was kept where nothing can be
         kept = kept_file(checkpoint.folder, settings.weights_cache)
+    if isinstance(found.tiers, Placed):
+        if not found.tiers.read_bytes or found.place.device is None:
+            return found
+        outline = outlined(checkpoint.config, checkpoint.format, checkpoint.tensors, found.place.ops())
+        rate = disk_rate(kept or largest_file(checkpoint), max(found.tiers.sizes.layers))
+        return replace(found, expected=expected_on(found.place.device, outline, found.tiers, rate))
+    torch.set_num_threads(usable_cores())
+    ops, _ = operators(settings, checkpoint.config.dtype)
     expected = reckoned(checkpoint, ops, found.tiers, kept)
     return replace(found, expected=expected, tpot_s=expected.step_s)
 
@@ -242,14 +258,9 @@ def _row(found: Fit) -> dict[str, Any]:
     told = {name: getattr(found, name) for name in found.__slots__ if name not in apart}
     tiers, expected = found.tiers, found.expected
     if tiers is not None:
-        told["tiers"] = {
-            "layers": list(tiers.layers),
-            "embedding": tiers.embedding,
-            "memory_bytes": tiers.memory_bytes,
-            "read_bytes": tiers.read_bytes,
-        }
+        told["tiers"] = tiers.told
     if expected is not None:
-        told["expected"] = {**asdict(expected), "tokens_per_s": expected.tokens_per_s, "source": MEASURED}
+        told["expected"] = {**asdict(expected), "tokens_per_s": expected.tokens_per_s, "source": _how(found)}
     return {
         "device": place.name,
         "capability": None if place.device is None else str(place.device.capability),
@@ -261,7 +272,7 @@ def _row(found: Fit) -> dict[str, Any]:
 
 
 def _lines(model: str, checkpoint: Checkpoint, asked: Asked, found: Sequence[Fit]) -> Iterator[str]:
-    yield from _title(model, checkpoint, measured=any(each.expected for each in found))
+    yield from _title(model, checkpoint, measured=any("measured" in _how(each) for each in found if each.expected))
     yield from _parts(found)
     yield ""
     yield from _rooms(asked, found)
@@ -336,7 +347,7 @@ def _notes(found: Sequence[Fit]) -> Iterator[str]:
         if each.tiers is not None:
             yield f"{each.place.name}: weights: {each.tiers}"
         if each.expected is not None:
-            yield f"{each.place.name}: {MEASURED}, of a short context: {each.expected}"
+            yield f"{each.place.name}: {_how(each)}, of a short context: {each.expected}"
     told: dict[str, list[str]] = {}
     for each in found:
         for what, why in (each.choices or {}).items():
@@ -345,6 +356,14 @@ def _notes(found: Sequence[Fit]) -> Iterator[str]:
                 kinds.append(kind)
     for reason, kinds in told.items():
         yield f"{', '.join(kinds)}: {reason}"
+
+
+def _how(found: Fit) -> str:
+    """How it is known what is expected."""
+    if found.place.device is None:
+        return MEASURED
+    disk = "" if found.expected is None or found.expected.bytes_per_s is None else ", the disk measured"
+    return MODEL + disk
 
 
 def _kind(found: Fit) -> str:

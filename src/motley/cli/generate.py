@@ -60,6 +60,7 @@ def generate(
     speculate_ngram: options.SpeculateNgram = 0,
     weights_cache: options.WeightsCache = None,
     weights_memory: options.WeightsMemory = None,
+    weights_host_memory: options.WeightsHostMemory = None,
     stats: Annotated[bool, typer.Option("--stats", help="Tell the speed afterwards, on stderr.")] = False,
     as_json: options.Json = False,
     config: ConfigFile = None,
@@ -102,6 +103,7 @@ def generate(
         speculate_ngram=speculate_ngram,
         weights_cache=weights_cache,
         weights_memory=weights_memory,
+        weights_host_memory=weights_host_memory,
     )
     path = _folder(model)
     inputs = _inputs(path, prompts, chat=chat, system=system)

@@ -76,7 +76,7 @@ WeightsCache = Annotated[
     str | None,
     typer.Option(
         metavar="DIR|off",
-        help="Weights as a CPU's kernels hold them, for the next start; default: in the user's cache folder.",
+        help="Weights as kernels hold them, for the next start; default: in the user's cache folder.",
         rich_help_panel=ENGINE,
     ),
 ]
@@ -84,7 +84,17 @@ WeightsMemory = Annotated[
     str | None,
     typer.Option(
         metavar="SIZE",
-        help="Memory for weights on a CPU; layers beyond it are read from disk in every step; default: all in memory.",
+        help="Memory of the device for weights; layers beyond it come from disk, or from a GPU's host, in every step; "
+        "default: all are there.",
+        rich_help_panel=ENGINE,
+    ),
+]
+WeightsHostMemory = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="Pinned memory of a GPU's host for layers beyond --weights-memory; the rest is read from disk; "
+        "default: most of what is free.",
         rich_help_panel=ENGINE,
     ),
 ]
@@ -103,6 +113,7 @@ def engine_config(
     kv_memory: str | None = None,
     swap_memory: str | None = None,
     weights_memory: str | None = None,
+    weights_host_memory: str | None = None,
     pipeline_layers: str | None = None,
     **settings: Any,
 ) -> EngineConfig:
@@ -116,6 +127,8 @@ def engine_config(
         given["swap_memory_bytes"] = 0 if swap_memory.strip() == "0" else parse_size(swap_memory, "--swap-memory")
     if weights_memory is not None:
         given["weights_memory_bytes"] = parse_size(weights_memory, "--weights-memory")
+    if weights_host_memory is not None:
+        given["weights_host_memory_bytes"] = parse_size(weights_host_memory, "--weights-host-memory")
     if pipeline_layers is not None:
         given["pipeline_layers"] = _numbers(pipeline_layers, "--pipeline-layers")
     return EngineConfig(**given)

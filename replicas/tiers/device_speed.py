@@ -1,0 +1,85 @@
+"""How fast a model in the tiers of a GPU is expected to decode: layers, reads and copies measured one by one.
+
+That they overlap is what `paced_s` adds. Computing is that of whole steps over buffers of zeros, shared by all layers
+alike: what is launched, and how long it takes, does not depend on values. The first round is not counted.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from ..decoder import Decoder
+from ..gpu.accelerator import Accelerator
+from .device import DeviceTier, FarLayer
+from .parted import Step
+from .placed import paced_s
+from .plan import Expected
+from .speed import READ_BYTES, measured, one_token
+
+__all__ = ["expect"]
+
+_ROUNDS = 3
+
+
+def expect(decoder: Decoder, accelerator: Accelerator | None) -> Expected:
+    """Of a decoder in tiers that is whole and that nobody uses. Raises EngineFault."""
+    tier = decoder.tier
+    if not isinstance(tier, DeviceTier):
+        return measured(decoder)
+    assert accelerator is not None, "there is a device"
+    layers = len(decoder.layers)
+    compute_s, rest_s = _computing(decoder, accelerator)
+    reads = _rate(tier, tier.plan.on("disk"), tier.read_alone)
+    copies = _rate(tier, tier.plan.layers, tier.copy_alone)
+    unbound = float("inf")
+    step_s = paced_s(tier.plan, copies or unbound, reads or unbound, [compute_s / layers] * layers, rest_s)
+    return Expected(reads, compute_s + rest_s, step_s, copies)
+
+
+def _computing(decoder: Decoder, accelerator: Accelerator) -> tuple[float, float]:
+    """Seconds of all layers of a step of one token, and of the rest of it."""
+    [cache] = decoder.ops.allocate_kv(1, 1, decoder.local.num_kv_heads, decoder.config.head_dim)
+    layers = [layer.twins[0] if isinstance(layer, FarLayer) else layer for layer in decoder.layers]
+    inner: list[float] = []
+    rest: list[float] = []
+    for _ in range(_ROUNDS):
+        step = Step(decoder, [cache] * len(layers))
+        before = _seconds(accelerator, partial(_begin, step, accelerator))
+        inner.append(_seconds(accelerator, partial(step.through, 0, layers)))
+        rest.append(before + _seconds(accelerator, partial(_end, step)))
+    return statistics.fmean(inner[1:]), statistics.fmean(rest[1:])
+
+
+def _begin(step: Step, accelerator: Accelerator) -> None:
+    step.begin(one_token(accelerator.moved))
+
+
+def _end(step: Step) -> None:
+    step.forward(step.batch, []).argmax()
+
+
+def _seconds(accelerator: Accelerator, work: Callable[[], None]) -> float:
+    began = time.perf_counter()
+    accelerator.submit(work)
+    accelerator.mark().wait()
+    return time.perf_counter() - began
+
+
+def _rate(tier: DeviceTier, layers: Sequence[int], move: Callable[[int], None]) -> float | None:
+    """Bytes/s of these layers, each alone; None: there are none."""
+    if not layers:
+        return None
+    rates: list[float] = []
+    moved = 0
+    for layer in (layers[0], *layers, *layers):
+        nbytes = tier.plan.sizes.layers[layer]
+        began = time.perf_counter()
+        move(layer)
+        rates.append(nbytes / (time.perf_counter() - began))
+        moved += nbytes
+        if moved > READ_BYTES and len(rates) > 1:
+            break
+    return statistics.harmonic_mean(rates[1:])

@@ -1,0 +1,102 @@
+"""A decoder whose layers come to the device and go, submitted in pieces: each after the copy of its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+
+from ...kernels.batch import StepBatch
+from ..decoder import Decoder, Stream
+from ..gpu.accelerator import Accelerator
+from ..layers import Layer, Rope
+from ..runner import Model
+from .device import DeviceTier, FarLayer
+
+__all__ = ["Parted", "Step", "in_parts"]
+
+
+class Parted:
+    """Implements `InParts`, and `forget` of `Holding`, of a decoder with a feed."""
+
+    def __init__(self, decoder: Decoder, accelerator: Accelerator) -> None:
+        self.decoder, self._accelerator = decoder, accelerator
+        self._runs = list(_runs(decoder.layers))
+
+    def submit(
+        self, batch: Callable[[], StepBatch], kv: list[torch.Tensor], end: Callable[[StepBatch, Model], None]
+    ) -> None:
+        """See `InParts`."""
+        tier = self.decoder.tier
+        assert isinstance(tier, DeviceTier)
+        assert tier.feed is not None
+        submit, step = self._accelerator.submit, Step(self.decoder, kv)
+        submit(lambda: step.begin(batch()))
+        for first, last in self._runs:
+            layer = self.decoder.layers[first]
+            if not isinstance(layer, FarLayer):
+                submit(partial(step.through, first, self.decoder.layers[first:last]))
+                continue
+            buffer = tier.feed.bring(layer.index)
+            try:
+                submit(partial(step.through, first, [layer.twins[buffer]]))
+            finally:
+                tier.feed.leave(buffer)
+        submit(lambda: end(step.batch, step))
+
+    def forget(self) -> None:
+        """Nothing is computed with it any more."""
+        self.decoder.forget()
+
+
+class Step:
+    """Implements `Model`, once the layers are done: what is left of the step."""
+
+    batch: StepBatch
+    rope: Rope
+    x: torch.Tensor
+    residual: torch.Tensor | None = None
+
+    def __init__(self, decoder: Decoder, kv: list[torch.Tensor]) -> None:
+        self._decoder, self._kv = decoder, kv
+
+    def begin(self, batch: StepBatch) -> None:
+        self.batch, self.rope, self.x = batch, self._decoder.rope(batch), self._decoder.embedded(batch.token_ids)
+
+    def through(self, first: int, layers: list[Layer]) -> None:
+        for layer, cache in zip(layers, self._kv[first:], strict=False):
+            self.x, self.residual = layer(self.x, self.residual, self.rope, cache, self.batch)
+
+    def forward(self, batch: StepBatch, kv: list[torch.Tensor]) -> torch.Tensor:
+        return self._decoder.ended(batch, self._stream)
+
+    def hidden(self, batch: StepBatch, kv: list[torch.Tensor]) -> torch.Tensor:
+        return self._decoder.normed(*self._stream)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._decoder.logits(hidden)
+
+    @property
+    def _stream(self) -> Stream:
+        assert self.residual is not None, "a decoder has at least one layer"
+        return self.x, self.residual
+
+
+def _runs(layers: list[Layer]) -> Iterator[tuple[int, int]]:
+    """[first, last) of layers that stay and follow each other; each of the others alone."""
+    first = 0
+    for index, layer in enumerate(layers):
+        if isinstance(layer, FarLayer):
+            if first < index:
+                yield first, index
+            yield index, index + 1
+            first = index + 1
+    if first < len(layers):
+        yield first, len(layers)
+
+
+def in_parts(decoder: Decoder, accelerator: Accelerator) -> Decoder | Parted:
+    """As that device is given it: whole, where all of its layers stay there."""
+    tier = decoder.tier
+    return Parted(decoder, accelerator) if isinstance(tier, DeviceTier) and tier.feed is not None else decoder

@@ -1,0 +1,180 @@
+"""Where each layer of a GPU's model lies, told from sizes alone: on the device, pinned on the host, or on disk.
+
+Head, norms and the embedding stay on the device (which tokens a step has, only the device may know), and so do two
+buffers: for the layer that computes, and for the one on its way. As few layers as will do come and go, and of these as
+few from disk: through two buffers on the host, pinned like all that is copied from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ..errors import InvalidRequest
+from ..gpu.swapper import pinned_bytes, power_of_two
+from .plan import PAGE, STEPS, Sizes, in_pages, mib, refused, spread
+
+__all__ = ["HOST_PARAM", "Placed", "Where", "host_refused", "paced_s", "placed"]
+
+Where = Literal["device", "host", "disk"]
+
+HOST_PARAM = "weights_host_memory_bytes"
+_APART = 512  # bytes between layers in a buffer of the device: more than any kernel asks of an address
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """where: of each layer's linears."""
+
+    sizes: Sizes
+    where: tuple[Where, ...]
+
+    def __post_init__(self) -> None:
+        assert len(self.where) == len(self.sizes.layers)
+
+    def on(self, place: Where) -> tuple[int, ...]:
+        """The layers that lie there."""
+        return tuple(index for index, there in enumerate(self.where) if there == place)
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Those that come and go."""
+        return tuple(index for index, there in enumerate(self.where) if there != "device")
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Of each of the two on the device."""
+        return max((-(-self.sizes.layers[index] // _APART) * _APART for index in self.layers), default=0)
+
+    @property
+    def device_bytes(self) -> int:
+        """What stays, and the buffers."""
+        return self.sizes.nbytes - self.copied_bytes + 2 * self.buffer_bytes
+
+    @property
+    def copied_bytes(self) -> int:
+        """To the device, in every step."""
+        return self._bytes(self.layers)
+
+    @property
+    def read_bytes(self) -> int:
+        """From disk, in every step."""
+        return self._bytes(self.on("disk"))
+
+    @property
+    def staging_bytes(self) -> int:
+        """Of each of the two buffers on the host, which begin with a page: at most one is lost to that."""
+        return max((in_pages(self.sizes.layers[index]) + PAGE for index in self.on("disk")), default=0)
+
+    @property
+    def host_bytes(self) -> int:
+        """Pinned: layers, and what others are read into."""
+        return pinned_bytes(self._bytes(self.on("host")), 1) + 2 * power_of_two(self.staging_bytes)
+
+    def __str__(self) -> str:
+        if not self.layers:
+            return f"all on the device, {mib(self.sizes.nbytes)}"
+        parts = [
+            f"{len(layers)} {how} ({', '.join(map(str, layers))})"
+            for how, layers in (("pinned on the host", self.on("host")), ("on disk", self.on("disk")))
+            if layers
+        ]
+        read = f", {mib(self.read_bytes)} of it from disk" if self.read_bytes else ""
+        return (
+            f"of {len(self.where)} layers {' and '.join(parts)}, {mib(self.copied_bytes)} copied a step{read}; "
+            f"{mib(self.device_bytes)} of {mib(self.sizes.nbytes)} on the device, the embedding with them, and "
+            f"{mib(self.host_bytes)} of the host's memory"
+        )
+
+    @property
+    def told(self) -> dict[str, object]:
+        """For who reads JSON."""
+        return {
+            "layers": list(self.layers),
+            "on_host": list(self.on("host")),
+            "on_disk": list(self.on("disk")),
+            "embedding": False,
+            "memory_bytes": self.device_bytes,
+            "host_bytes": self.host_bytes,
+            "copied_bytes": self.copied_bytes,
+            "read_bytes": self.read_bytes,
+        }
+
+    def _bytes(self, layers: Sequence[int]) -> int:
+        return sum(self.sizes.layers[index] for index in layers)
+
+
+def placed(sizes: Sizes, budget: int, host: int) -> Placed:
+    """As few layers off the device as its budget allows, evenly among the others; of these as few on disk as may be.
+
+    Raises InvalidRequest naming the budget that is too small, and what would do.
+    """
+    count = len(sizes.layers)
+    if sizes.nbytes <= budget:
+        stays: list[Where] = ["device"] * count
+        return Placed(sizes, tuple(stays))
+    for gone in range(1, count + 1):
+        away = spread(gone, count)
+        where: list[Where] = ["host" if each else "device" for each in away]
+        found = Placed(sizes, tuple(where))
+        if found.device_bytes <= budget:
+            return _on_disk(found, host)
+    raise refused(
+        f"{mib(budget)} are too few: embedding, head and norms take {mib(sizes.embedding + sizes.fixed)}, and two "
+        f"buffers of a layer {mib(2 * found.buffer_bytes)}; expected {found.device_bytes} bytes at least"
+    )
+
+
+def _on_disk(found: Placed, host: int) -> Placed:
+    """With as few of its layers there as the host's budget allows."""
+    if found.host_bytes <= host:
+        return found
+    layers = found.layers
+    least = found
+    for some in range(1, len(layers) + 1):
+        chosen = {layer for layer, there in zip(layers, spread(some, len(layers)), strict=True) if there}
+        where: list[Where] = ["disk" if index in chosen else there for index, there in enumerate(found.where)]
+        tried = Placed(found.sizes, tuple(where))
+        if tried.host_bytes <= host:
+            return tried
+        least = min(least, tried, key=lambda each: each.host_bytes)
+    raise host_refused(
+        f"{mib(host)} are too few for the {len(layers)} layers that the device has no room for: expected "
+        f"{least.host_bytes} bytes at least, with {len(least.on('disk'))} of them on disk, or {found.host_bytes} for "
+        "all"
+    )
+
+
+def paced_s(plan: Placed, copies_per_s: float, reads_per_s: float, layers_s: Sequence[float], rest_s: float) -> float:
+    """Seconds of a step, of many alike: whichever is slowest of disk, link and computing, and what does not overlap.
+
+    layers_s  that each layer computes for; rest_s: embedding, head and what else a step does once
+
+    A layer is copied as soon as one of the device's buffers is free, one copy after the other; one from disk once it
+    has been read, which begins as soon as one of the host's buffers is free.
+    """
+    now = copied = read = 0.0
+    free, staged, began, visit, turn = [0.0, 0.0], [0.0, 0.0], 0.0, 0, 0
+    for _ in range(STEPS):
+        began = now
+        for nbytes, there, seconds in zip(plan.sizes.layers, plan.where, layers_s, strict=True):
+            if there == "disk":
+                read = max(read, staged[turn % 2]) + nbytes / reads_per_s
+            if there != "device":
+                copied = max(copied, free[visit % 2], read if there == "disk" else 0.0) + nbytes / copies_per_s
+                now = max(now, copied)
+            now += seconds
+            if there == "disk":
+                staged[turn % 2] = copied
+                turn += 1
+            if there != "device":
+                free[visit % 2] = now
+                visit += 1
+        now += rest_s
+    return now - began
+
+
+def host_refused(why: str) -> InvalidRequest:
+    """Of the option by its name."""
+    return InvalidRequest(f"{HOST_PARAM}: {why}", param=HOST_PARAM)

@@ -1,0 +1,73 @@
+"""What a plan makes of a model that nobody has loaded: its memory, and on a GPU its time.
+
+Times are a model, which no run has confirmed: layers by the roofline, copies by the PCIe that the card has (kernels/
+links.py), put together by `paced_s`. A disk's rate is in no table: who wants it measures one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ...kernels.devices import Device
+from ...kernels.held import Held
+from ...kernels.links import links_of
+from ..decoder import Decoder
+from ..memory import Parts
+from ..predict import head_s, prefill_s, tpot_s
+from .budget import Budgets, sizes_of
+from .placed import Placed, paced_s, placed
+from .plan import Expected, Tiers, planned
+
+__all__ = ["copies_per_s", "expected_on", "in_tiers", "least_s", "tiers_of"]
+
+_UNBOUND = float("inf")
+
+
+def tiers_of(decoder: Decoder, budgets: Budgets) -> Tiers | Placed:
+    """Of an outline. Raises InvalidRequest."""
+    sizes = sizes_of(decoder)
+    return planned(sizes, budgets.device) if budgets.host is None else placed(sizes, budgets.device, budgets.host)
+
+
+def in_tiers(parts: Parts, decoder: Decoder, plan: Tiers | Placed) -> Parts:
+    """Of a device: what stays, and the buffers, which are counted as weights; no graphs where layers come and go."""
+    gone = [sum((joined.held for joined in decoder.layers[index].linears), Held(0)) for index in plan.layers]
+    embedding = decoder.embedding.nbytes if isinstance(plan, Tiers) and plan.embedding else 0
+    weights = sum(each.weights for each in gone) + embedding - 2 * plan.buffer_bytes
+    metadata = sum(each.metadata for each in gone)
+    graphs = 0 if plan.layers else parts.graphs
+    return replace(parts, weights=parts.weights - weights, metadata=parts.metadata - metadata, graphs=graphs)
+
+
+def copies_per_s(device: Device) -> float:
+    """Bytes/s from the host's memory, by the card's own PCIe."""
+    return links_of(device, ["pcie"])[-1].bandwidth
+
+
+def expected_on(device: Device, decoder: Decoder, plan: Placed, reads_per_s: float | None = None) -> Expected:
+    """Of one sequence with a short context. reads_per_s: of the disk; None: nothing is read."""
+    rest_s = head_s(device, decoder, 1)
+    compute_s = tpot_s(device, decoder, 1, 1)
+    layers_s = _each(decoder, compute_s - rest_s)
+    copies = copies_per_s(device) if plan.layers else None
+    step_s = paced_s(plan, copies or _UNBOUND, reads_per_s or _UNBOUND, layers_s, rest_s)
+    return Expected(reads_per_s, compute_s, step_s, copies)
+
+
+def least_s(
+    device: Device, decoder: Decoder, plan: Placed, context: int, batch: int, chunk: int
+) -> tuple[float, float]:
+    """To the first token of a prompt of that context, and per token of a batch: as long as a disk takes no time."""
+    rate, rest_s = copies_per_s(device), head_s(device, decoder, batch)
+    layers_s = _each(decoder, tpot_s(device, decoder, context, batch) - rest_s)
+    token_s = paced_s(plan, rate, _UNBOUND, layers_s, rest_s)
+    starts = range(0, context, chunk)
+    chunks = [prefill_s(device, decoder, min(chunk, context - start), start) for start in starts]
+    first_s = sum(paced_s(plan, rate, _UNBOUND, _each(decoder, seconds), 0.0) for seconds in chunks)
+    return first_s + head_s(device, decoder, 1), token_s
+
+
+def _each(decoder: Decoder, seconds: float) -> Sequence[float]:
+    """Of each layer, of which all are alike."""
+    return [seconds / len(decoder.layers)] * len(decoder.layers)

@@ -1,0 +1,311 @@
+"""Weights in tiers of a device with memory of its own: the same tokens, copies in the right order, and what is refused.
+
+On a device that does all as late as it may, or copies as early: of neither a layer may be overwritten before it has
+computed, nor computed before it is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gptq_files import build_gptq
+from hypothesis import given
+from hypothesis import strategies as st
+from late_device import LateDevice, LateOps
+from tiny_checkpoints import build_checkpoint
+
+from motley.kernels.contract import Linear, Role
+from motley.kernels.cpu.linear_torch import TorchDense
+from motley.kernels.gpu.operators import GpuOps
+from motley.kernels.held import Held
+from motley.kernels.packed import Packed, on_host
+from motley.kernels.rig import stand_in
+from motley.kernels.weights import DenseWeight, Weight
+from motley.replicas import weights_cache
+from motley.replicas.checkpoint import inspect_checkpoint
+from motley.replicas.engine_config import EngineConfig
+from motley.replicas.errors import EngineFault, InvalidRequest
+from motley.replicas.fit import Asked, fit, known, outlined
+from motley.replicas.gpu.swapper import pinned_bytes
+from motley.replicas.model import updated_model
+from motley.replicas.offline import Engine
+from motley.replicas.tiers import device_speed
+from motley.replicas.tiers.budget import sizes_of
+from motley.replicas.tiers.device import DeviceTier, FarLayer
+from motley.replicas.tiers.disk import DirectFile
+from motley.replicas.tiers.placed import Placed, paced_s, placed
+from motley.replicas.tiers.plan import Sizes
+
+PROMPTS = [list(range(3, 40)), [7, 8, 9], list(range(100, 120))]
+LAYERS = 6
+AMPLE = 2**40
+
+
+class Plain(TorchDense):
+    """A linear that can be kept as it is."""
+
+    @property
+    def packed(self) -> Packed:
+        return Packed(self.kernel, {}, on_host(weight=self._weight, bias=self._bias))
+
+
+class KeptOps(LateOps):
+    """Operators whose layers can be kept, as a GPU's."""
+
+    @property
+    def layout(self) -> str | None:
+        return "plain"
+
+    def outlining(self) -> KeptOps:
+        return KeptOps()
+
+    def linear(self, weight: Weight, role: Role = "layer") -> Linear:
+        return Plain(weight, self._head if role == "head" else self._layer)
+
+    def keeps(self, linear: Linear) -> bool:
+        return isinstance(linear, Plain)
+
+    def packed(self, linear: Linear) -> Packed | None:
+        return linear.packed if isinstance(linear, Plain) else None
+
+    def restored(self, packed: Packed, role: Role) -> Linear:
+        made = self.linear(DenseWeight(packed.tensors["weight"], packed.tensors.get("bias")), role)
+        made.held = Held(made.held.nbytes)
+        return made
+
+
+@pytest.fixture(autouse=True)
+def _times_are_fine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checkpoints of these tests were written this very moment."""
+    monkeypatch.setattr(weights_cache, "RACY_S", 0.0)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return build_checkpoint(tmp_path / "model", "qwen3", num_hidden_layers=LAYERS)
+
+
+def sizes_in(folder: Path) -> Sizes:
+    found = inspect_checkpoint(folder)
+    return sizes_of(outlined(found.config, found.format, found.tensors, KeptOps()))
+
+
+def budgets(folder: Path, kind: str) -> dict[str, int]:
+    """Settings of a plan with no layer that stays, or of "both" with one, and the others where `kind` says."""
+    sizes = sizes_in(folder)
+    every = Placed(sizes, ("disk",) * LAYERS)
+    device = every.device_bytes + max(sizes.layers) * (kind == "both")
+    two = pinned_bytes(2 * max(sizes.layers), 1)
+    host = {"host": AMPLE, "disk": every.host_bytes, "both": every.host_bytes + two}[kind]
+    return {"weights_memory_bytes": device, "weights_host_memory_bytes": host}
+
+
+@contextmanager
+def engine(folder: Path, device: LateDevice, **settings: Any) -> Iterator[Engine]:
+    cache = folder.parent / "cache"
+    cache.mkdir(mode=0o700, exist_ok=True)
+    given = {"dtype": "float32", "threads": 1, "kv_memory_bytes": 2**20, "graphs": False, "weights_cache": str(cache)}
+    with Engine(folder, ops=KeptOps(), accelerator=device, **{**given, **settings}) as made:
+        yield made
+
+
+def said(made: Engine) -> tuple[list[list[int]], torch.Tensor]:
+    """Tokens of several prompts at once, and logits of one."""
+    answers = made.generate(PROMPTS, made.sampling(temperature=0.0, max_tokens=8, seed=0, ignore_eos=True))
+    return [each.token_ids for each in answers], made._built.logits(tuple(PROMPTS[0]))
+
+
+def tier_of(made: Engine) -> DeviceTier:
+    assert made._built.weights is not None
+    tier = made._built.weights.loaded.decoder.tier
+    assert isinstance(tier, DeviceTier)
+    return tier
+
+
+SIZES = st.builds(
+    Sizes,
+    st.integers(1, 10**9),
+    st.integers(1, 10**9),
+    st.lists(st.integers(1, 10**8), min_size=1, max_size=60).map(tuple)
+    | st.integers(1, 60).map(lambda n: (10**7,) * n),
+)
+
+
+@given(SIZES, st.integers(1, 2 * 10**9), st.integers(1, 2 * 10**9))
+def test_both_budgets_are_kept_and_a_refusal_says_what_would_do(sizes: Sizes, budget: int, host: int) -> None:
+    try:
+        found = placed(sizes, budget, host)
+    except InvalidRequest as error:
+        refused = error
+    else:
+        refused = None
+    if refused is not None:
+        least = int(str(refused).split("expected ")[1].split()[0])
+        of_device = refused.param == "weights_memory_bytes"
+        assert least > (budget if of_device else host)
+        placed(sizes, *((least, AMPLE) if of_device else (budget, least)))
+        return
+    assert found.device_bytes <= budget
+    assert found.host_bytes <= host or not found.layers
+    assert bool(found.layers) == (sizes.nbytes > budget)
+    assert len(placed(sizes, budget + 10**8, host + 2**28).layers) <= len(found.layers)
+    if found.on("disk"):
+        assert placed(sizes, budget, AMPLE).host_bytes > host, "what could be pinned is"
+
+
+def test_a_step_takes_as_long_as_the_slowest_of_disk_link_and_computing() -> None:
+    sizes = Sizes(0, 0, (100,) * 4)
+    far, disk = (Placed(sizes, (where,) * 4) for where in ("host", "disk"))
+    assert paced_s(far, 100.0, 1.0, [0.1] * 4, 0.0) == pytest.approx(4.0)  # a second for each copy
+    assert paced_s(far, 1000.0, 1.0, [1.0] * 4, 0.5) == pytest.approx(4.5)
+    assert paced_s(disk, 1000.0, 50.0, [0.1] * 4, 0.0) == pytest.approx(8.0)
+    mixed = Placed(sizes, ("host", "device", "disk", "device"))
+    assert paced_s(mixed, 100.0, 1000.0, [0.5] * 4, 0.0) == pytest.approx(2.0)
+    assert paced_s(Placed(sizes, ("device",) * 4), 1.0, 1.0, [1.0] * 4, 0.5) == pytest.approx(4.5)
+
+
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("kind", ["host", "disk", "both"])
+def test_tokens_are_those_of_the_whole_model(checkpoint: Path, kind: str, early: bool) -> None:
+    with engine(checkpoint, LateDevice(), weights_cache="off") as whole:
+        expected = said(whole)
+    with engine(checkpoint, LateDevice(early=early), **budgets(checkpoint, kind)) as tiered:
+        plan = tier_of(tiered).plan
+        assert [bool(plan.on(place)) for place in ("host", "disk")] == [kind != "disk", kind != "host"]
+        assert len(plan.layers) == LAYERS - (kind == "both")
+        for _ in range(2):
+            found = said(tiered)
+            assert found[0] == expected[0]
+            assert torch.equal(found[1], expected[1])
+        choices = tiered._built.profile.choices
+        assert choices["weights"].startswith(f"of {LAYERS} layers {len(plan.on('host')) or len(plan.layers)} ")
+        assert tiered._built.runner.graphs is None
+
+
+class _Hasty(LateDevice):
+    """Copies nothing after what it should come after."""
+
+    def copy(self, work: Callable[[], None], after: Any = None) -> Any:
+        return super().copy(work)
+
+
+class _Heedless(LateDevice):
+    """Computes before what it should follow."""
+
+    def follow(self, mark: Any) -> None:
+        return None
+
+
+@pytest.mark.parametrize("device", [_Hasty(early=True), _Heedless()])
+def test_a_device_that_heeds_no_order_says_something_else(checkpoint: Path, device: LateDevice) -> None:
+    """What makes the test before this one worth something."""
+    with engine(checkpoint, LateDevice(), weights_cache="off") as whole:
+        expected = said(whole)[1]
+    with engine(checkpoint, device, **budgets(checkpoint, "host")) as tiered:
+        assert not torch.equal(said(tiered)[1], expected)
+
+
+def test_what_is_held_is_what_the_plan_says(checkpoint: Path) -> None:
+    with engine(checkpoint, LateDevice(), **budgets(checkpoint, "both")) as tiered:
+        loaded, plan = tiered._built.weights.loaded, tier_of(tiered).plan
+        assert sum(isinstance(layer, FarLayer) for layer in loaded.decoder.layers) == LAYERS - 1
+        assert loaded.weight_bytes == pytest.approx(plan.device_bytes, abs=64 * 60)
+        assert plan.sizes == sizes_in(checkpoint), "what headers tell is what the file has"
+        with pytest.raises(InvalidRequest, match="in tiers of a GPU stay as they are"):
+            updated_model(loaded, loaded.checkpoint, ["model.norm.weight"])
+
+
+def test_a_disk_that_fails_ends_the_requests_of_the_step_and_no_others(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with engine(checkpoint, LateDevice(), **budgets(checkpoint, "both")) as tiered:
+        expected = said(tiered)
+
+        def failing(*_: object) -> int:
+            raise EngineFault("weights on disk cannot be read: [Errno 5] Input/output error")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(DirectFile, "read", failing)
+            with pytest.raises(EngineFault, match="Input/output error"):
+                said(tiered)
+        found = said(tiered)
+        assert found[0] == expected[0]
+        assert torch.equal(found[1], expected[1])
+
+
+def test_too_little_of_either_memory_is_refused(checkpoint: Path) -> None:
+    """And what the host does not pin: what weights are copied through, or where they shall stay."""
+
+    class Short(LateDevice):
+        left = 0
+
+        def staging(self, size: int) -> torch.Tensor:
+            self.left -= 1
+            if self.left < 0:
+                raise RuntimeError("CUDA error: out of memory")
+            return super().staging(size)
+
+    good, least = budgets(checkpoint, "disk"), Placed(sizes_in(checkpoint), ("disk",) * LAYERS)
+    for wrong, message in (
+        ({"weights_memory_bytes": least.device_bytes - 1}, f"expected {least.device_bytes} bytes at least"),
+        ({"weights_host_memory_bytes": least.host_bytes - 1}, f"expected {least.host_bytes} bytes at least, with 6 of"),
+    ):
+        with pytest.raises(InvalidRequest, match=message), engine(checkpoint, LateDevice(), **{**good, **wrong}):
+            pass
+    device = Short()
+    with pytest.raises(EngineFault, match="host does not pin"), engine(checkpoint, device, **good):
+        pass
+    device.left = 3
+    refused = f"weights_host_memory_bytes: the host does not pin {least.host_bytes} bytes: CUDA error"
+    with pytest.raises(InvalidRequest, match=refused), engine(checkpoint, device, **good):
+        pass
+    with pytest.raises(InvalidRequest, match="null without weights_memory_bytes"):
+        EngineConfig(weights_host_memory_bytes=1)
+    with pytest.raises(InvalidRequest, match="a CPU, whose memory is the host's"):
+        Engine(checkpoint, threads=1, weights_cache=str(checkpoint.parent), **good)
+
+
+# The least that int4 tiles hold.
+SHAPE = {
+    "hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 64,
+}  # fmt: skip
+
+
+def test_an_engine_of_these_kernels_does_what_fit_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's kernels over one buffer and the other; the plan that is told of a card is the one that is made."""
+    monkeypatch.setattr(device_speed, "_ROUNDS", 2)
+    folder = build_gptq(tmp_path / "model", "qwen2", **SHAPE)
+    (tmp_path / "cache").mkdir(mode=0o700)
+    found, [place, *_] = inspect_checkpoint(folder), known("8.0")
+    sizes = fit(found, place, Asked(64, 1, weights_memory_bytes=AMPLE)).tiers.sizes
+    budgets = {
+        "weights_memory_bytes": Placed(sizes, ("host",) * 3).device_bytes,
+        "weights_host_memory_bytes": AMPLE,
+    }
+    told = fit(found, place, Asked(64, 1, **budgets))
+    settings: dict[str, Any] = {"dtype": "float16", "threads": 1, "kv_memory_bytes": 2**20, "graphs": False}
+    prompt = (3, 141, 59, 26, 5)
+    logits = []
+    for tiers in ({}, budgets):
+        made = Engine(
+            folder, ops=GpuOps(stand_in((8, 0))), accelerator=LateDevice(recorded=False), **settings,
+            weights_cache=str(tmp_path / "cache"), **tiers,
+        )  # fmt: skip
+        logits.append(made._built.logits(prompt))
+    assert torch.equal(*logits)
+    assert tier_of(made).plan == told.tiers
+    assert told.tiers.on("host") == (0, 1, 2)
+    copied = told.tiers.copied_bytes / told.expected.copies_per_s
+    assert max(copied, told.expected.compute_s) <= told.expected.step_s <= copied + told.expected.compute_s
+    assert told.parts.graphs == 0
+    assert told.parts.loaded <= budgets["weights_memory_bytes"]
+    least = Placed(sizes, ("disk",) * 3).host_bytes
+    slower = fit(found, place, Asked(64, 1, **{**budgets, "weights_host_memory_bytes": least}))
+    assert slower.tiers.on("disk") == (0, 1, 2)
+    assert slower.expected is None, "a disk is in no table"
