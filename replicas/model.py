@@ -193,7 +193,7 @@ def _load_whole(
         if (restored := _found(checkpoint, ops, cache, key, copier)) is not None:
             cache.hint(checkpoint.folder, key)
             return _loaded(restored, checkpoint, contents), f"{read} and as repacked before"
-    noting = None if repacking is None or not _has_room(checkpoint, ops) else Noting(repacking)
+    noting = Noting(repacking) if repacking is not None and _notes(checkpoint, ops, cache, kind) else None
     decoder, found_contents = _repacked(checkpoint, ops, noting or EMPTY, progress, digests=contents is None)
     if contents is None:
         contents = found_contents
@@ -202,6 +202,8 @@ def _load_whole(
     if cache is not None and noting is not None and noting.complete:
         cache.keep(key := _key(kind, checkpoint, contents), _noted(noting, ops))
         cache.hint(checkpoint.folder, key)
+    elif cache is not None:
+        cache.give_up()
     return _loaded(decoder, checkpoint, contents), f"{read} and repacked"
 
 
@@ -274,12 +276,14 @@ def _found(checkpoint: Checkpoint, ops: Ops, cache: WeightsCache, key: str, copi
     return None if kept is None else _restored(checkpoint, ops, kept)
 
 
-def _has_room(checkpoint: Checkpoint, ops: Ops) -> bool:
-    """For a copy of what is on another device, until it has been written."""
-    if ops.device.type == "cpu" or 2 * checkpoint.nbytes <= free_memory():
+def _notes(checkpoint: Checkpoint, ops: Ops, cache: WeightsCache | None, kind: str) -> bool:
+    """Whether what is made shall be kept: of another device in copies, of which one process of a host has one."""
+    if ops.device.type == "cpu" or cache is None:
         return True
-    log.warning("weights cache: repacked weights are not kept: the host has no memory for a copy of them")
-    return False
+    if 2 * checkpoint.nbytes > free_memory():
+        log.warning("weights cache: repacked weights are not kept: the host has no memory for a copy of them")
+        return False
+    return cache.claim(kind)
 
 
 def _restored(

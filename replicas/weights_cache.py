@@ -14,6 +14,7 @@ Whatever is wrong with it, the model is loaded from the checkpoint. All of it ma
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import logging
@@ -65,6 +66,7 @@ class WeightsCache:
         """least_bytes: what is smaller is not kept."""
         self.folder, self.least_bytes = folder, least_bytes
         self._writer: threading.Thread | None = None
+        self._claim: int | None = None  # descriptor of a locked file
 
     def contents(self, files: Iterable[Path]) -> bytes | None:
         """The digest of a checkpoint's tensors as it was found before, if none of its files has changed since."""
@@ -152,6 +154,25 @@ class WeightsCache:
         finally:
             os.close(descriptor)
 
+    def claim(self, kind: str) -> bool:
+        """To be the one process that keeps an entry of that kind, until it is there or `give_up`; or another is."""
+        with _forgiven("who keeps repacked weights is not known"):
+            folder = private_folder(self.folder / "weights")
+            descriptor = os.open(folder / f"{_short(kind)}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                os.close(descriptor)
+                return False
+            self._claim = descriptor
+        return self._claim is not None
+
+    def give_up(self) -> None:
+        """What was claimed, if anything was."""
+        if self._claim is not None:
+            os.close(self._claim)
+            self._claim = None
+
     def keep(self, key: str, kept: Kept) -> None:
         """Written in a thread; a process that ends waits for it. `kept` must not change."""
         self._writer = threading.Thread(target=self._write, args=(key, kept), name=WRITER)
@@ -189,6 +210,7 @@ class WeightsCache:
             nbytes = num_bytes(kept)
             if not self.fill(key, nbytes, lambda file: write_kept(file, key, kept)):
                 log.warning("weights cache: repacked weights are not kept: no room for %d MiB", nbytes >> 20)
+        self.give_up()
 
     def _make_room(self, folder: Path, nbytes: int, most: int) -> bool:
         """Whether there is room, once those that were not used for longest have gone."""

@@ -101,7 +101,7 @@ def test_the_kernels_compute_the_same_of_it_and_another_capability_has_an_entry_
     first, second = (start(folder, cache, INT4) for _ in range(2))
     logits = [Session(decoder, 32).feed([3, 141, 59, 26, 5]) for decoder in (first, second)]
     assert torch.equal(*logits)
-    start(folder, cache, (7, 5))
+    start(folder, cache, (8, 6))  # which has the same units
     assert len(list((cache.folder / "weights").iterdir())) == 2
 
 
@@ -115,3 +115,13 @@ def test_a_damaged_entry_is_made_anew(tmp_path: Path, cache: WeightsCache) -> No
     second = start(folder, cache, INT4)
     for (_, _, mine), (_, _, theirs) in zip(parts_of(first), parts_of(second), strict=True):
         assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+def test_one_process_of_a_host_has_a_copy_to_keep(cache: WeightsCache) -> None:
+    """Of memory that is another device's: the others would each have one, and there may be many."""
+    other = WeightsCache(cache.folder)
+    assert cache.claim("a kind")
+    assert not other.claim("a kind")
+    assert other.claim("another")
+    cache.give_up()
+    assert other.claim("a kind")
