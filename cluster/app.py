@@ -175,6 +175,6 @@ def _make_worker(
     launcher = None
     if pool.bundles is not None:
         booked = [bundle.cpus for bundle in pool.bundles], [bundle.resources for bundle in pool.bundles]
-        own = {"threads": pool.engine.threads is None, "spread": pool.spread, "gpus": pool.where == "cuda"}
-        launcher = partial(Actors, *booked, **own)
+        of_bundles, gpus = pool.engine.threads is None, pool.where == "cuda"
+        launcher = partial(Actors, *booked, threads=of_bundles, spread=pool.spread, gpus=gpus)
     return partial(engine_worker, *given, loading, access, updates_of(APPLICATION, pool.name), launcher)

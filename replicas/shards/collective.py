@@ -17,11 +17,16 @@ _LOOK = timedelta(seconds=0.5)  # gloo's waits know nothing of `abort`, which is
 
 
 class Collectives(Protocol):
-    """Of a process group of torch's, or of what is behind one."""
+    """Of a process group of torch's, or of what is behind one. Each gives work to be waited for."""
 
-    allreduce: Callable[[list[torch.Tensor], Any], Any]
-    allgather: Callable[[list[list[torch.Tensor]], list[torch.Tensor], Any], Any]
-    broadcast: Callable[[list[torch.Tensor], Any], Any]
+    @property
+    def allreduce(self) -> Callable[[list[torch.Tensor], Any], Any]: ...
+
+    @property
+    def allgather(self) -> Callable[[list[list[torch.Tensor]], list[torch.Tensor], Any], Any]: ...
+
+    @property
+    def broadcast(self) -> Callable[[list[torch.Tensor], Any], Any]: ...
 
     def abort(self) -> None: ...
 

@@ -15,8 +15,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch._C._distributed_c10d import ProcessGroupGloo
+from torch._C._distributed_c10d import FileStore, PrefixStore, ProcessGroupGloo, Store, TCPStore
 
 from .collective import Collectives
 
@@ -47,7 +46,7 @@ class Meeting:
             listening = socket.socket()
             listening.bind((host, 0))
             self.address = host, listening.getsockname()[1]
-            self.store = dist.TCPStore(
+            self.store = TCPStore(
                 *self.address,
                 is_master=True,
                 timeout=CPU_TIMEOUT,
@@ -61,20 +60,20 @@ class Meeting:
             self.descriptor = None
 
 
-def store_of(descriptor: int | None, address: Address | None) -> dist.Store:
+def store_of(descriptor: int | None, address: Address | None) -> Store:
     """Of a rank that comes; the descriptor is to stay open."""
     if address is not None:
-        return dist.TCPStore(*address, is_master=False, timeout=CPU_TIMEOUT)
+        return TCPStore(*address, is_master=False, timeout=CPU_TIMEOUT)
     assert descriptor is not None, "there is one way or the other"
-    return dist.FileStore(f"/proc/self/fd/{descriptor}", -1)
+    return FileStore(f"/proc/self/fd/{descriptor}", -1)
 
 
-def join(store: dist.Store, stage: int, rank: int, size: int, device: torch.device, host: str | None) -> Collectives:
+def join(store: Store, stage: int, rank: int, size: int, device: torch.device, host: str | None) -> Collectives:
     """The group of that stage's ranks, when all have come. Raises RuntimeError where one does not come in time.
 
     host  as of `Meeting`
     """
-    meeting = dist.PrefixStore(f"stage {stage}", store)
+    meeting = PrefixStore(f"stage {stage}", store)
     if device.type == "cuda":
         return _nccl(meeting, rank, size, device)
     gloo: Any = ProcessGroupGloo
@@ -85,7 +84,7 @@ def join(store: dist.Store, stage: int, rank: int, size: int, device: torch.devi
     return group
 
 
-def _nccl(meeting: dist.Store, rank: int, size: int, device: torch.device) -> Collectives:
+def _nccl(meeting: Store, rank: int, size: int, device: torch.device) -> Collectives:
     from torch._C._distributed_c10d import ProcessGroupNCCL  # only a CUDA build of torch has it
 
     # By default torch ends the process when a rank is lost, and with it whatever else is in it.

@@ -152,7 +152,7 @@ def _divided(
     kinds: Sequence[LinkKind],
     as_json: bool,
 ) -> None:
-    from ..replicas.shards.group import is_divided
+    from ..replicas.shards.own import is_divided
     from ..replicas.shards.rooms import Division, divided
 
     if is_divided(settings):
