@@ -331,7 +331,7 @@ def _load_part(
     else:
         if number == 0 and not known.fingerprint:
             check_manifests(checkpoint.folder, [path for path, _ in checkpoint.tensors.values()])
-        noting = None if repacking is None else Noting(repacking)
+        noting = Noting(repacking) if repacking is not None and _notes(checkpoint, ops, cache, kind) else None
         weights = _part(checkpoint, ops.device, progress, ranks, stage)
         decoder = Decoder(checkpoint.config, checkpoint.format, weights, ops, ranks, stage, noting or EMPTY)
         weights.finish(tolerated=_tolerated)
