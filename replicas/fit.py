@@ -297,9 +297,7 @@ def parts_of(decoder: Decoder, asked: Asked) -> Parts:
         + on_gpu * (table_bytes(config, asked.running) + kv_block)  # one block more, for the padding of graphs
         + on_gpu * leads * asked.sampled * HISTOGRAM_BYTES
         + on_gpu * leads * (not asked.max_drafts) * history_bytes(config, asked.running),
-        graphs=on_gpu
-        * (decoder.tier is None or not decoder.tier.plan.layers)
-        * graph_bytes(config, itemsize, asked.rows),
+        graphs=on_gpu * (decoder.tier is None) * graph_bytes(config, itemsize, asked.rows),
         context=on_gpu * CONTEXT_BYTES,
         staging=on_gpu * (asked.swap_memory_bytes != 0 or asked.shares) * STAGED_BLOCKS * kv_block,
     )

@@ -28,7 +28,7 @@ __all__ = ["DeviceTier", "FarLayer", "OnDevice"]
 class DeviceTier:
     """The file, its plan, the buffers of the device, and what is pinned of the host's memory.
 
-    feed      brings layers that come and go; None: all of them stay
+    feed      brings layers that come and go; None: all of them stay, or it was stopped
     expected  how fast it is, once that was measured
     """
 

@@ -6,6 +6,7 @@ pinned memory; what is pinned on the host stays so; what is read from disk in ev
 
 from __future__ import annotations
 
+import logging
 import os
 
 from ...kernels.ops import Ops
@@ -30,6 +31,8 @@ from .write import write_file
 
 __all__ = ["found_decoder", "placed_decoder"]
 
+log = logging.getLogger(__name__)
+
 
 def found_decoder(checkpoint: Checkpoint, ops: Ops, cache: WeightsCache, key: str, copier: Copier) -> Decoder | None:
     """All of it on the device, as it was kept; None: nothing is."""
@@ -39,19 +42,17 @@ def found_decoder(checkpoint: Checkpoint, ops: Ops, cache: WeightsCache, key: st
     descriptor, index = opened
     try:
         sizes = sizes_in(index, checkpoint.config.num_layers)
-        decoder = _assembled(checkpoint, ops, Place(descriptor, index), placed(sizes, sizes.nbytes, 0), copier)
+        return _assembled(checkpoint, ops, Place(descriptor, index), placed(sizes, sizes.nbytes, 0), copier)
     finally:
         os.close(descriptor)
-    assert isinstance(decoder.tier, DeviceTier)
-    decoder.tier.close()
-    decoder.tier = None
-    return decoder
 
 
 def placed_decoder(
     checkpoint: Checkpoint, ops: Ops, cache: WeightsCache, key: str, budget: int, host: int, copier: Copier
 ) -> tuple[Decoder, bool]:
-    """With so many bytes of the device and of the host for weights; and whether the file was there already.
+    """With so many bytes of the device and of the host for weights; without a tier where all of it has room there.
+
+    And whether the file was there already.
 
     Raises InvalidRequest, CheckpointError, EngineFault.
     """
@@ -66,6 +67,7 @@ def placed_decoder(
     descriptor, index = opened
     try:
         plan = placed(sizes_in(index, checkpoint.config.num_layers), budget, host)
+        log.info("weights: %s", plan)
         return _assembled(checkpoint, ops, Place(descriptor, index), plan, copier), found
     finally:
         os.close(descriptor)
@@ -94,7 +96,10 @@ def _assembled(checkpoint: Checkpoint, ops: Ops, place: Place, plan: Placed, cop
         raise
     del landing, shelves, second
     copier.trim()
-    decoder.tier = tier
+    if plan.layers:
+        decoder.tier = tier
+    else:
+        tier.close()
     return decoder
 
 

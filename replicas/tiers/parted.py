@@ -98,5 +98,4 @@ def _runs(layers: list[Layer]) -> Iterator[tuple[int, int]]:
 
 def in_parts(decoder: Decoder, accelerator: Accelerator) -> Decoder | Parted:
     """As that device is given it: whole, where all of its layers stay there."""
-    tier = decoder.tier
-    return Parted(decoder, accelerator) if isinstance(tier, DeviceTier) and tier.feed is not None else decoder
+    return Parted(decoder, accelerator) if isinstance(decoder.tier, DeviceTier) else decoder

@@ -218,6 +218,8 @@ def test_what_is_held_is_what_the_plan_says(checkpoint: Path) -> None:
         assert plan.sizes == sizes_in(checkpoint), "what headers tell is what the file has"
         with pytest.raises(InvalidRequest, match="in tiers of a GPU stay as they are"):
             updated_model(loaded, loaded.checkpoint, ["model.norm.weight"])
+    with engine(checkpoint, LateDevice(), weights_memory_bytes=AMPLE) as ample:
+        assert ample._built.weights.loaded.decoder.tier is None, "all of it has room, and it runs as ever"
 
 
 def test_a_disk_that_fails_ends_the_requests_of_the_step_and_no_others(
