@@ -31,6 +31,7 @@ from .memory import (
     KvBudget,
     Parts,
     activation_bytes,
+    available_memory,
     copied_rows,
     cpu_kv_budget,
     free_memory,
@@ -221,7 +222,7 @@ def _budgets(place: Place, asked: Asked) -> Budgets:
     device, host = asked.weights_memory_bytes, asked.weights_host_memory_bytes
     assert device is not None
     if place.device is not None:
-        return Budgets(device, host_weights_budget(host, free_memory() if place.at_hand else sys.maxsize)[0])
+        return Budgets(device, host_weights_budget(host, available_memory() if place.at_hand else sys.maxsize)[0])
     if host is not None:
         raise host_refused("a CPU's memory is the host's: weights_memory_bytes is all there is")
     return Budgets(device, None)
@@ -352,7 +353,7 @@ def _with_host(
     """And what the engine takes of the host's memory; of a host that is not here, as if it had room."""
     on_gpu = place.device is not None
     weights = tiers.host_bytes if isinstance(tiers, Placed) else 0
-    free = max(0, free_memory() - weights) if place.at_hand else sys.maxsize
+    free = max(0, min(free_memory(), available_memory() - weights)) if place.at_hand else sys.maxsize
     nbytes, _ = swap_budget(asked.swap_memory_bytes, free, on_gpu=on_gpu)
     longest = min(blocks, blocks_for(config.max_model_len))
     kept, lent = min(nbytes // parts.kv_block, asked.rows * longest), 0

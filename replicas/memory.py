@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,8 +17,9 @@ from .rope import RotaryTable
 
 __all__ = [
     "CONTEXT_BYTES", "CPU_KV_SHARE", "HISTOGRAM_BYTES", "MAX_GRAPHS", "USABLE", "KvBudget", "Parts",
-    "activation_bytes", "copied_rows", "cpu_kv_budget", "free_memory", "graph_bytes", "history_bytes",
-    "history_dtype", "host_weights_budget", "kv_budget", "reserve_bytes", "split_bytes", "swap_budget", "table_bytes",
+    "activation_bytes", "available_memory", "copied_rows", "cpu_kv_budget", "free_memory", "graph_bytes",
+    "history_bytes", "history_dtype", "host_weights_budget", "kv_budget", "reserve_bytes", "split_bytes", "swap_budget",
+    "table_bytes",
 ]  # fmt: skip
 
 # Of the memory that a datasheet prints: ECC and the driver take up to a twelfth (torch finds 14.75 GiB on a T4).
@@ -132,9 +134,24 @@ def prefix_budget(asked: int | None, free: int, least: int, *, on_gpu: bool) -> 
     return max(min(_PREFIX_BYTES[on_gpu], free // _PREFIX_SHARE), least)
 
 
-def free_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def free_memory(cgroup: Path = _CGROUP) -> int:
     """Of this machine, and of what its control group (v2) may take of it: a container sees the whole machine's."""
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return _of_group(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), cgroup)
+
+
+def available_memory(cgroup: Path = _CGROUP, meminfo: Path = Path("/proc/meminfo")) -> int:
+    """The same, and what the page cache has and gives back when it is wanted."""
+    with suppress(OSError):
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return _of_group(int(line.split()[1]) * 1024, cgroup)
+    return free_memory(cgroup)
+
+
+def _of_group(free: int, cgroup: Path) -> int:
     try:
         most, used = (cgroup / "memory.max").read_text().strip(), int((cgroup / "memory.current").read_text())
         stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())

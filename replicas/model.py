@@ -36,7 +36,7 @@ from .layout import (
 )  # fmt: skip
 from .loading import Said
 from .manifest import check_manifests, manifests
-from .memory import free_memory
+from .memory import available_memory
 from .shards.ranks import Ranks
 from .shards.stages import Stage
 from .shelf import EMPTY, Filled, Noting, Shelf
@@ -280,7 +280,7 @@ def _notes(checkpoint: Checkpoint, ops: Ops, cache: WeightsCache | None, kind: s
     """Whether what is made shall be kept: of another device in copies, of which one process of a host has one."""
     if ops.device.type == "cpu" or cache is None:
         return True
-    if 2 * checkpoint.nbytes > free_memory():
+    if 2 * checkpoint.nbytes > available_memory():
         log.warning("weights cache: repacked weights are not kept: the host has no memory for a copy of them")
         return False
     return cache.claim(kind)

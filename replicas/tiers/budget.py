@@ -10,7 +10,7 @@ from ...kernels.contract import Linear
 from ...kernels.packed import Repacking
 from ..decoder import Decoder
 from ..gpu.accelerator import Copier
-from ..memory import free_memory, host_weights_budget
+from ..memory import available_memory, host_weights_budget
 from .placed import host_refused, placed
 from .plan import Sizes, mib, planned, refused
 from .tier import up
@@ -30,7 +30,7 @@ class Budgets(NamedTuple):
 def budgets(device: int, host: int | None, copier: Copier | None) -> Budgets:
     """Of what is configured; host: None: most of what is free. Raises InvalidRequest."""
     if copier is not None and copier.apart:
-        nbytes, why = host_weights_budget(host, free_memory())
+        nbytes, why = host_weights_budget(host, available_memory())
         log.info("weights: at most %s of the host's memory, pinned: %s", mib(nbytes), why)
         return Budgets(device, nbytes)
     if host is not None:

@@ -14,6 +14,7 @@ from motley.replicas.families.registry import read_config
 from motley.replicas.json_file import Fields
 from motley.replicas.memory import (
     Parts,
+    available_memory,
     cpu_kv_budget,
     free_memory,
     history_bytes,
@@ -87,3 +88,7 @@ def test_a_container_has_what_its_control_group_has_left(tmp_path: Path) -> None
     assert free_memory(tmp_path) == (128 - 64 + 16) << 20
     (tmp_path / "memory.max").write_text(f"{32 << 20}\n")
     assert free_memory(tmp_path) == 0
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal:       64 kB\nMemAvailable:   32 kB\n")
+    assert available_memory(tmp_path, meminfo) == 0, "the group's bound is one here too"
+    assert available_memory(tmp_path / "none", meminfo) == 32 << 10
