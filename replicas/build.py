@@ -52,6 +52,7 @@ from .swap import Swap
 from .swapping import measure
 from .tiers.device_speed import expect
 from .tokenizer import Tokenizer
+from .updates.beside import Beside
 from .updates.live import LiveWeights, Prepared
 from .weights_cache import open_cache
 
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]  # done bytes, total bytes
+RENEWED_S = 2.0  # that an idle engine captures graphs for when it has other weights; what comes meanwhile waits
 GRAPHS_S = 60.0  # that readiness waits for graphs at most; how many those are, follows from what each is found to take
 
 
@@ -105,6 +107,9 @@ class BuiltEngine:
         fingerprint = _fingerprint(loaded, self.profile.numerics, self.profile.model.dtype)
         self.profile = replace(self.profile, fingerprint=fingerprint, shares=prefixes.shares)
         self.core.let_go()
+        if "graphs" in self.choices and not self.core.busy:  # it was warmed up before, and nobody waits
+            assert isinstance(self.runner, Warming)
+            self.runner.warm_up(RENEWED_S, penalised=SamplingParams(**self.defaults).penalised)
 
     def prefix_stats(self) -> PrefixStats | None:
         """Safe from any thread."""
@@ -303,9 +308,10 @@ def assemble(
     profile = _profile(info, config, loaded, arithmetic, num_blocks, choices)
     defaults = loaded.defaults.sampling()
     ranks = None if group is None else group.ranks
+    beside = None if accelerator is None else Beside(accelerator, sizing.step_bytes(config, loaded))
     return BuiltEngine(
         core, runner, tokenizer, profile, choices, defaults, access=access, group=group,
-        weights=LiveWeights(loaded, config.frozen_weights, ranks, group),
+        weights=LiveWeights(loaded, config.frozen_weights, ranks, group, beside),
         identity=lambda loaded: identity_of(config, loaded, ops),
     )  # fmt: skip
 

@@ -66,7 +66,7 @@ class Decoder:
         Raises CheckpointError naming file and tensor.
         """
         source = Source(weights, format, ops, ranks, shelf, {} if before is None else before.made, changed)
-        self.made: dict[str, Part] = source.made
+        self.made: dict[frozenset[str], Part] = source.made  # by the names of what each was made of
         self.config, self.ops, self.tied = config, ops, head_is_tied(config, format)
         self.ranks, self.stage = ranks, stage or whole(config)
         if self.stage.is_first:

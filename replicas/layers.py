@@ -31,7 +31,7 @@ class Source:
 
     ranks    among which the model is divided; None: it is whole
     shelf    what has been repacked before, or notes what is
-    before   parts of the same model with other values, by what they were made of
+    before   parts of the same model with other values, by the names of what they were made of
     changed  tensors that are not as they were then: a part that has none of them is taken from `before`
     made     the parts of this one
     """
@@ -41,14 +41,14 @@ class Source:
     ops: Ops
     ranks: Ranks | None = None
     shelf: Shelf = EMPTY
-    before: Mapping[str, Part] = field(default_factory=dict)
+    before: Mapping[frozenset[str], Part] = field(default_factory=dict)
     changed: Collection[str] = frozenset()
-    made: dict[str, Part] = field(default_factory=dict)
+    made: dict[frozenset[str], Part] = field(default_factory=dict)
 
     def part(self, names: Collection[str], make: Callable[[], P]) -> P:
         """What `make` makes of these tensors, and of no others, unless it is there already."""
-        key = min(names)
-        if key in self.before and not any(name in self.changed for name in names):
+        key = frozenset(names)
+        if key in self.before and key.isdisjoint(self.changed):
             self.made[key] = self.before[key]
         else:
             self.made[key] = make()
@@ -82,7 +82,7 @@ class Source:
 
     def _is_embedding(self, head: Linear) -> bool:
         """And could be kept: else it is told by name that it cannot."""
-        shared = EMBEDDING in self.made and head.held.given > 0
+        shared = frozenset({EMBEDDING}) in self.made and head.held.given > 0
         return shared and isinstance(self.ops, Repacking) and self.ops.keeps(head)
 
     def _names(self, *specs: LinearSpec) -> set[str]:

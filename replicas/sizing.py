@@ -11,12 +11,12 @@ from .blocks import blocks_for
 from .engine_config import EngineConfig
 from .errors import InvalidRequest
 from .fit import Asked, parts_of
-from .memory import KvBudget, cpu_kv_budget, free_memory, kv_budget
+from .memory import KvBudget, Parts, cpu_kv_budget, free_memory, kv_budget
 from .model import LoadedModel
 from .protocol import BLOCK_TOKENS
 from .shards.stages import Stage
 
-__all__ = ["kv_geometry", "max_model_len", "num_blocks"]
+__all__ = ["kv_geometry", "max_model_len", "num_blocks", "step_bytes"]
 
 
 def kv_geometry(loaded: LoadedModel, blocks: int) -> tuple[int, int, int, int]:
@@ -63,11 +63,19 @@ def num_blocks(
 def _kv_budget(config: EngineConfig, loaded: LoadedModel, ops: Ops, shares: bool) -> KvBudget:
     if ops.device.type == "cpu":
         return cpu_kv_budget(free_memory() // config.tensor_parallel)
-    bounds = config.max_batch_tokens, config.max_running, config.swap_memory_bytes, config.speculate_ngram
-    asked = Asked(BLOCK_TOKENS, 1, *bounds, shares=shares)
     torch.cuda.empty_cache()  # what loading took and gave back
     free, total = torch.cuda.mem_get_info(ops.device)
-    return kv_budget(free, total, parts_of(loaded.decoder, asked))
+    return kv_budget(free, total, _parts(config, loaded, shares))
+
+
+def step_bytes(config: EngineConfig, loaded: LoadedModel) -> int:
+    """What the largest step takes beside weights and KV."""
+    return _parts(config, loaded).activations
+
+
+def _parts(config: EngineConfig, loaded: LoadedModel, shares: bool = False) -> Parts:
+    bounds = config.max_batch_tokens, config.max_running, config.swap_memory_bytes, config.speculate_ngram
+    return parts_of(loaded.decoder, Asked(BLOCK_TOKENS, 1, *bounds, shares=shares))
 
 
 def max_model_len(config: EngineConfig, loaded: LoadedModel, blocks: int) -> tuple[int, str]:

@@ -164,6 +164,12 @@ class Worker:
         await asyncio.to_thread(_weights_of(self._engine).check_made_of, file)
 
     async def _update(self, file: WeightFile, expected: int | None) -> int:
+        try:
+            return await self._prepare_and_adopt(file, expected)
+        finally:
+            self._updating = None  # an error would keep what was made until then
+
+    async def _prepare_and_adopt(self, file: WeightFile, expected: int | None) -> int:
         thread = self._check_started()
         assert self._engine is not None
         engine, weights = self._engine, _weights_of(self._engine)

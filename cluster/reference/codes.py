@@ -40,7 +40,7 @@ MEANINGS: Mapping[str, str] = {
     "no_controller": "Ray Serve's controller does not answer the control plane",
     "no_ingress": "the ingress does not answer the control plane",
     "no_replica": "no replica can take the request now",
-    "no_room": "there is no room on the disk for a copy of the file",
+    "no_room": "there is no room for new weights: on the disk for a copy of the file, or on the device",
     "not_admin": "the control plane wants an admin's key, and this is a tenant's",
     "not_found": "there is no such path",
     "not_implemented": "the protocol has this call; this service does not",

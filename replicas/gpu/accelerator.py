@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeVar
+from weakref import WeakSet
 
 import torch
+
+T = TypeVar("T")
 
 
 class Mark(Protocol):
@@ -66,9 +70,20 @@ class Accelerator(Copier, Protocol):
         """
         ...
 
+    def aside(self, work: Callable[[], T]) -> tuple[T, Mark]:
+        """What `work` makes beside all that is submitted, in memory of its own, and the mark of when that is there.
+
+        From any thread. `work` may wait for the device; it reads nothing that what is submitted still writes.
+        """
+        ...
+
+    def room(self) -> int:
+        """Bytes of its memory that are free, once what is kept for nobody is given back. From any thread."""
+        ...
+
 
 class Cuda:
-    """A GPU of NVIDIA's, on its current stream; copies on one of their own.
+    """A GPU of NVIDIA's, on its current stream; copies on one of their own, and what is made aside on another.
 
     Whichever thread calls: each has a current device of its own.
     """
@@ -78,9 +93,12 @@ class Cuda:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._pool = torch.cuda.graph_pool_handle()
+        self._graphs: WeakSet[torch.cuda.CUDAGraph] = WeakSet()
         self._copies = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         # One for all captures: cuBLAS keeps a workspace for every stream that it was ever called on.
         self._captures = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._aside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._capturing = threading.Lock()  # nobody may give memory back meanwhile
 
     def staging(self, size: int) -> torch.Tensor:
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
@@ -118,8 +136,17 @@ class Cuda:
 
     @torch.inference_mode()
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        with torch.cuda.device(self.device):
+        with self._capturing, torch.cuda.device(self.device):
             return self._capture(work)
+
+    def aside(self, work: Callable[[], T]) -> tuple[T, Mark]:
+        with torch.cuda.device(self.device), torch.cuda.stream(self._aside):
+            return work(), _Event()
+
+    def room(self) -> int:
+        with self._capturing, torch.cuda.device(self.device):
+            torch.cuda.empty_cache()
+            return torch.cuda.mem_get_info(self.device)[0]
 
     def _capture(self, work: Callable[[], None]) -> Callable[[], None]:
         side = self._captures
@@ -127,10 +154,13 @@ class Cuda:
         with torch.cuda.stream(side):
             work()
         torch.cuda.current_stream(self.device).wait_stream(side)
+        if not self._graphs:  # torch may not have taken back yet what graphs had that have all gone: there it asserts
+            self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        # The event loop's thread may be at work on the device too: only this one's calls are recorded.
+        # Other threads may be at work on the device too: only this one's calls are recorded.
         with torch.cuda.graph(graph, pool=self._pool, stream=side, capture_error_mode="thread_local"):
             work()
+        self._graphs.add(graph)
         replay: Callable[[], None] = graph.replay
         return replay
 

@@ -66,6 +66,9 @@ _INPUTS = dict.fromkeys(("row", "kept", "position", "slot", "token"), torch.int6
 _OUTPUTS = {"token": torch.int64, "logprob": torch.float32}
 
 
+_Flags = tuple[bool, bool, bool]
+
+
 class Key(NamedTuple):
     """What a graph is for.
 
@@ -74,6 +77,7 @@ class Key(NamedTuple):
     filtered   whether a row may ask for top_k or top_p; None: nothing is sampled, logits are left where they are
     penalised  whether a row may ask for penalties
     biased     whether a row may move logits of single ids
+    weights    version of the model's, whose addresses it has
     """
 
     batch: int
@@ -81,17 +85,21 @@ class Key(NamedTuple):
     filtered: bool | None
     penalised: bool = False
     biased: bool = False
+    weights: int = 0
 
     @property
     def covers(self) -> tuple[Key, ...]:
         """Graphs that would do as well, with launches that find nothing to do."""
-        return () if self.filtered is None else tuple(Key(*self[:2], *more) for more in _wider(self[2:]))
+        if self.filtered is None:
+            return ()
+        flags = self.filtered, self.penalised, self.biased
+        return tuple(Key(self.batch, self.context, *more, self.weights) for more in _wider(flags))
 
 
 @functools.cache
-def _wider(flags: tuple[bool, ...]) -> tuple[tuple[bool, ...], ...]:
+def _wider(flags: _Flags) -> tuple[_Flags, ...]:
     """Flags that have these and others, the fewest first."""
-    every = itertools.product((False, True), repeat=len(flags))
+    every = itertools.product((False, True), (False, True), (False, True))
     wider = [each for each in every if each != flags and all(a <= b for a, b in zip(flags, each, strict=True))]
     return tuple(sorted(wider, key=sum))
 
@@ -99,13 +107,20 @@ def _wider(flags: tuple[bool, ...]) -> tuple[tuple[bool, ...], ...]:
 class DecodeGraphs:
     """Captured at warm-up or when first needed; of MAX_GRAPHS the one launched least recently makes room.
 
-    All graphs of a batch size read and write the same memory.
+    All graphs of a batch size read and write the same memory, whatever weights they are of.
+
+    models  by version of their weights, as the runner has them
     """
 
     def __init__(
-        self, model: Model, kv: list[torch.Tensor], sampler: Sampler, state: DeviceState, accelerator: Accelerator
+        self,
+        models: Mapping[int, Model],
+        kv: list[torch.Tensor],
+        sampler: Sampler,
+        state: DeviceState,
+        accelerator: Accelerator,
     ) -> None:
-        self._model, self._kv, self._sampler = model, kv, sampler
+        self._models, self._kv, self._sampler = models, kv, sampler
         self._state, self._accelerator = state, accelerator
         self._static: dict[int, Static] = {}
         self._replays: OrderedDict[Key, Callable[[], None]] = OrderedDict()
@@ -182,6 +197,14 @@ class DecodeGraphs:
             self._capturing = None
         return True
 
+    def forget(self, weights: int) -> None:
+        """Those of that version, of which none may be on its way. What could not be captured is tried again: there was
+        less memory while it was there.
+        """
+        for key in [key for key in self._replays if key.weights == weights]:
+            del self._replays[key]
+        self._refused.clear()
+
     def static(self, batch: int) -> Static:
         if batch not in self._static:
             self._static[batch] = Static(batch, self._accelerator)
@@ -229,7 +252,7 @@ class DecodeGraphs:
             num_decodes=key.batch,
             lengths=(positions + 1).to(torch.int32),
         )
-        logits = self._model.forward(batch, self._kv)
+        logits = self._models[key.weights].forward(batch, self._kv)
         if key.filtered is None:
             if static.logits is None:  # in the run that compiles: it is not of the memory that graphs share
                 static.logits = torch.empty_like(logits)

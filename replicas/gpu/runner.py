@@ -11,7 +11,7 @@ import torch
 from ...kernels.batch import StepBatch
 from ..memory import MAX_GRAPHS, history_dtype
 from ..plan import UNKNOWN, SampleSpec, StepPlan, StepResult
-from ..runner import InParts, Model, prepare
+from ..runner import Holding, InParts, Model, prepare
 from ..speculation import accepted
 from .accelerator import Accelerator, Mark, to_host
 from .buckets import batch_sizes, bucket, context_sizes, graph_rows
@@ -25,7 +25,7 @@ from .swapper import Swapper
 class GpuRunner:
     """A decoder and its KV cache on an accelerator.
 
-    Implements `Pipelined`, `Capturing` and `Warming`, and `Swapping` with a `swapper`.
+    Implements `Pipelined`, `Capturing`, `Warming` and `Updating`, and `Swapping` with a `swapper`.
 
     A step of decodes, with drafts or without, runs as a graph, any other as it comes. Tokens are chosen on the device
     where logits, penalties, a few biases, temperature and filters alone decide, alternatives to them found there too;
@@ -53,7 +53,8 @@ class GpuRunner:
         graphs: bool = True,
         swapper: Swapper | None = None,
     ) -> None:
-        self.model, self.kv, self.device = model, kv, accelerator.device
+        self.models = {0: model}  # by version of its weights
+        self.kv, self.device = kv, accelerator.device
         self.swapper = swapper
         self._accelerator = accelerator
         self._state = DeviceState(
@@ -62,12 +63,34 @@ class GpuRunner:
         self.graphs = (
             None
             if isinstance(model, InParts) or not graphs
-            else DecodeGraphs(model, kv, sampler, self._state, accelerator)
+            else DecodeGraphs(self.models, kv, sampler, self._state, accelerator)
         )
         self._most = graph_rows(max_running, max_drafts)
         self._batches, self._contexts = batch_sizes(self._most), context_sizes(max_model_len)
         rows = max_running * (1 + max_drafts)
         self._chooser = Chooser(accelerator, sampler, self._state, rows, penalties=max_drafts == 0)
+
+    @property
+    def model(self) -> Model:
+        """With the newest weights."""
+        return self.models[self._newest]
+
+    @property
+    def _newest(self) -> int:
+        return max(self.models)
+
+    def adopt(self, version: int, model: Model) -> None:
+        """See `Updating`. Its weights are there."""
+        self.models[version] = model
+
+    def forget(self, version: int) -> None:
+        """See `Updating`."""
+        self._accelerator.mark().wait()  # a step that has failed may be on its way still
+        if self.graphs is not None:
+            self.graphs.forget(version)
+        gone = self.models.pop(version)
+        if isinstance(gone, Holding):
+            gone.forget()
 
     def run(self, plan: StepPlan) -> StepResult:
         return self.launch(plan)()
@@ -98,9 +121,9 @@ class GpuRunner:
         batch = bucket(self._batches, num_tokens)
         context = bucket(self._contexts, max([item.start + len(item.token_ids) for item in plan.items]))
         if any(spec.params.logprobs or not self._chooser.takes(spec) for spec in specs):
-            return Key(batch, context, None)
+            return Key(batch, context, None, weights=plan.weights)
         penalised, biased = any(spec.params.penalised for spec in specs), any(spec.biased for spec in specs)
-        return Key(batch, context, any(map(filters, specs)), penalised, biased)
+        return Key(batch, context, any(map(filters, specs)), penalised, biased, plan.weights)
 
     def capture_s(self) -> float:
         """See `Capturing`."""
@@ -111,7 +134,7 @@ class GpuRunner:
         return 0.0 if self.graphs is None else self.graphs.longest_s()
 
     def warm_up(self, within_s: float, *, penalised: bool = False) -> str:
-        """See `Warming`: capture what decode will be met in, as far as graphs are kept.
+        """See `Warming`: capture what decode will be met in, as far as graphs are kept; of the newest weights.
 
         Few sequences and short contexts are the likeliest. A graph that filters does for rows that do not; a quarter
         of the graphs, or what is left of them, is for steps whose tokens are chosen apart.
@@ -125,8 +148,8 @@ class GpuRunner:
             self._state.keep_history()
         pairs = sorted(itertools.product(self._batches, self._contexts), key=lambda pair: (pair[0] * pair[1], pair))
         most = min(len(pairs), MAX_GRAPHS - MAX_GRAPHS // 4)
-        keys = [Key(*pair, True, penalised) for pair in pairs[:most]]
-        keys += [Key(*pair, None) for pair in pairs[: MAX_GRAPHS - most]]
+        keys = [Key(*pair, True, penalised, weights=self._newest) for pair in pairs[:most]]
+        keys += [Key(*pair, None, weights=self._newest) for pair in pairs[: MAX_GRAPHS - most]]
         began = self.capture_s()
         count, left = self.graphs.warm_up(keys, within_s)
         taken_s = self.capture_s() - began
@@ -149,8 +172,8 @@ class GpuRunner:
             return 0
         most, longest = bucket(self._batches, batch), bucket(self._contexts, last)
         between = [size for size in self._contexts if bucket(self._contexts, first) <= size < longest]
-        keys = [Key(size, longest, False) for size in self._batches if size <= most]
-        keys += [Key(most, context, False) for context in between]
+        keys = [Key(size, longest, False, weights=self._newest) for size in self._batches if size <= most]
+        keys += [Key(most, context, False, weights=self._newest) for context in between]
         return sum(map(self.graphs.has, keys))
 
     def logits(self, plan: StepPlan) -> torch.Tensor:
@@ -158,6 +181,7 @@ class GpuRunner:
         found = Later()
 
         self._submit(
+            plan.weights,
             lambda: prepare(plan, self._accelerator.moved, all_rows=True),
             lambda batch, model: found.put(to_host(model.forward(batch, self.kv))),
         )
@@ -188,14 +212,17 @@ class GpuRunner:
         sampling = [i for i, item in enumerate(plan.items) if item.sample is not None]
         row_of = dict(zip(sampling, self._state.take([plan.items[i] for i in sampling]), strict=True))
         logits, hidden = Later(), Later()
-        self._submit(partial(self._batch, plan, row_of), partial(self._forward, plan, logits, hidden))
+        self._submit(plan.weights, partial(self._batch, plan, row_of), partial(self._forward, plan, logits, hidden))
         return self._chooser.choose(plan, row_of, logits, hidden)
 
-    def _submit(self, batch: Callable[[], StepBatch], end: Callable[[StepBatch, Model], None]) -> None:
-        if isinstance(self.model, InParts):
-            self.model.submit(batch, self.kv, end)
+    def _submit(
+        self, weights: int, batch: Callable[[], StepBatch], end: Callable[[StepBatch, Model], None]
+    ) -> None:
+        """With weights of that version."""
+        model = self.models[weights]
+        if isinstance(model, InParts):
+            model.submit(batch, self.kv, end)
         else:
-            model = self.model
             self._accelerator.submit(lambda: end(batch(), model))
 
     def _batch(self, plan: StepPlan, row_of: dict[int, int]) -> StepBatch:

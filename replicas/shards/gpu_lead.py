@@ -12,7 +12,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -25,6 +25,8 @@ from .collective import CollectiveExchange
 from .group import Group
 
 __all__ = ["GpuLead", "Guarded", "Together"]
+
+T = TypeVar("T")
 
 
 class GpuLead:
@@ -97,6 +99,12 @@ class Guarded:
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         raise NotImplementedError("stages are called, and captured are the calls of ranks alone")
+
+    def aside(self, work: Callable[[], T]) -> tuple[T, Mark]:
+        raise NotImplementedError("weights of several GPUs stay as they are")
+
+    def room(self) -> int:
+        return self._accelerator.room()
 
 
 class Together(Guarded):

@@ -23,6 +23,7 @@ from ..model import LoadedModel, updated_model
 from ..protocol import WeightsTold
 from ..safetensors_file import read_header
 from ..shards.ranks import Ranks
+from .beside import Beside
 from .file import WeightFile
 from .own_folder import give_up, is_there, own_folder
 from .replay import needed
@@ -66,14 +67,22 @@ class LiveWeights:
 
     frozen  patterns of names that must not change
     ranks   among which the model is divided, and what the others are asked to do; None: it is whole
+    beside  how it is made on a device of its own; None: on a CPU
     """
 
     def __init__(
-        self, loaded: LoadedModel, frozen: Sequence[str] = (), ranks: Ranks | None = None, others: Others | None = None
+        self,
+        loaded: LoadedModel,
+        frozen: Sequence[str] = (),
+        ranks: Ranks | None = None,
+        others: Others | None = None,
+        beside: Beside | None = None,
     ) -> None:
         self.version = 0
         self.loaded = loaded
         self._frozen, self._ranks, self._others = frozen, ranks, others
+        self._updated_model = updated_model if beside is None else beside.updated_model
+        self._divided_on_gpus = not (beside is None or others is None)
         self._folders: list[Path] = []  # of copies; the last is for those to come
         self._contents = {0: loaded.fingerprint}
         self._made_of = b""  # of the newest
@@ -118,11 +127,15 @@ class LiveWeights:
 
         expected  the version that the file is for, as told; None: any
 
-        Raises InvalidRequest, CheckpointError, and EngineFault where a process does not answer.
+        Raises InvalidRequest, CheckpointError, Unavailable where there is no room for it, and EngineFault where a
+        process does not answer.
         """
         checkpoint = self.loaded.checkpoint
-        if checkpoint is None or self.loaded.decoder.ops.device.type != "cpu":
-            raise InvalidRequest("path: weights on a GPU stay as they are so far; roll the model", param="path")
+        if checkpoint is None:
+            raise InvalidRequest("path: this model is of no checkpoint; roll the model", param="path")
+        if self._divided_on_gpus:
+            message = "path: weights of ranks and stages on GPUs stay as they are so far; roll the model"
+            raise InvalidRequest(message, param="path")
         if expected is not None and expected != (now := self.told().version):
             message = f"expected_version: {expected} is not accepted; the weights are of version {now}"
             raise InvalidRequest(message, param="expected_version", code="version_mismatch")
@@ -171,7 +184,7 @@ class LiveWeights:
 
     def _updated(self, version: int, checkpoint: Checkpoint, changed: Collection[str]) -> LoadedModel:
         try:
-            return updated_model(self.loaded, checkpoint, changed, self._ranks)
+            return self._updated_model(self.loaded, checkpoint, changed, self._ranks)
         except BaseException:
             if self._others is not None:
                 self._others.forget(version)

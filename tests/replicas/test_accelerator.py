@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,14 +53,13 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, dict[str, Any]]]:
 
 def test_all_captures_are_on_one_stream_and_in_one_pool(cuda: list[tuple[Any, dict[str, Any]]]) -> None:
     """cuBLAS keeps a workspace, 32 MiB on Hopper, for each stream that it was called on, to be run or recorded; and
-    graphs with pools of their own would each keep what a step takes.
+    graphs with pools of their own would each keep what a step takes. When all have gone, so has their pool.
 
     What the event loop's thread does meanwhile is no part of them, and no reason to fail.
     """
     accelerator = Cuda(torch.device("cuda:0"))
     ran: list[int] = []
-    for number in range(3):
-        accelerator.capture(lambda number=number: ran.append(number))  # type: ignore[misc]
+    kept = [accelerator.capture(lambda number=number: ran.append(number)) for number in range(3)]  # type: ignore[misc]
     assert ran == [0, 0, 1, 1, 2, 2]
     assert len(cuda) == 6
     assert len({id(stream) for stream, _ in cuda}) == 1
@@ -67,6 +67,43 @@ def test_all_captures_are_on_one_stream_and_in_one_pool(cuda: list[tuple[Any, di
     assert [each["capture_error_mode"] for each in asked] == ["thread_local"] * 3
     assert asked[0]["pool"] is not None
     assert len({id(each["pool"]) for each in asked}) == 1
+    kept.clear()
+    accelerator.capture(lambda: None)
+    assert cuda[-1][1]["pool"] is not asked[0]["pool"]
+
+
+def test_what_is_made_aside_has_a_stream_of_its_own_and_no_memory_is_given_back_in_a_capture(
+    cuda: list[tuple[Any, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose end the mark is of. torch does not take it that the allocator's memory is given back in a capture."""
+    events: list[int] = []
+
+    class FakeEvent:
+        def record(self) -> None:
+            events.append(len(cuda))
+
+    given_back: list[int] = []
+    for name, fake in (
+        ("Event", FakeEvent), ("empty_cache", lambda: given_back.append(1)), ("mem_get_info", lambda _: (7, 9))
+    ):  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, fake)
+    accelerator = Cuda(torch.device("cuda:0"))
+    accelerator.copy(lambda: None)
+    made, _ = accelerator.aside(lambda: len(cuda))
+    assert (made, events) == (2, [1, 2])
+    asking = threading.Thread(target=accelerator.room)
+
+    def captured() -> None:
+        if not asking.ident:
+            asking.start()
+            asking.join(0.05)  # time for it to do what it must not
+        assert not given_back
+
+    accelerator.capture(captured)
+    asking.join()
+    assert given_back == [1]
+    assert accelerator.room() == 7
+    assert len({id(stream) for stream, _ in cuda}) == 3, "of copies, of what is made aside, of captures"
 
 
 @dataclass

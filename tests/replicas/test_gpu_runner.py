@@ -218,7 +218,7 @@ def test_a_row_that_is_not_finite_has_a_fault_and_no_alternatives(make: Make, mo
             logits: torch.Tensor = forward(batch, kv)
             return torch.where((batch.token_ids[batch.logit_rows] == 7)[:, None], torch.nan, logits)
 
-    monkeypatch.setattr(runner, "model", Broken())
+    monkeypatch.setitem(runner.models, 0, Broken())
     core.add(0, request([1, 2, 7], logprobs=3))
     core.add(1, request([1, 2, 3], logprobs=3, max_tokens=1))
     found: dict[int, Any] = {}
@@ -579,7 +579,7 @@ def test_rates_are_of_steps_that_have_landed(make: Make, monkeypatch: pytest.Mon
                 time.sleep(seconds)
             return forward(batch, kv)
 
-    monkeypatch.setattr(runner, "model", Slow())
+    monkeypatch.setitem(runner.models, 0, Slow())
     prefill_s, decode_s = rates.alone(core)
     assert prefill_s >= seconds
     assert decode_s < prefill_s

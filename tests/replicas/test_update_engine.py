@@ -245,6 +245,7 @@ async def test_a_wrong_file_disturbs_nobody(
     assert await cached(worker, request())
     assert worker.load().weights_version == 0
     assert list(runner_of(worker).models) == [0]
+    assert worker._updating is None, "an error keeps what was made until then"
 
 
 async def test_a_preempted_request_ends_on_what_it_began_with(

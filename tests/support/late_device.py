@@ -2,16 +2,18 @@
 
 What is submitted runs only when the host waits for it, so that whatever the host changes too early is seen too late.
 Copies run only when something that is submitted must follow them; or, by choice, as early as they may.
+What is made aside has garbage in it until its mark is waited for.
 A capture keeps the operators that torch dispatched, with their tensors and numbers as they were: replayed, no line of
 Python runs again, as with a CUDA graph.
 """
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -23,6 +25,8 @@ from motley.kernels.cpu.operators import CpuOps
 from motley.kernels.sampling import reference
 from motley.kernels.sampling.sample import PenaltyRows, SamplingRows
 
+T = TypeVar("T")
+
 _GARBAGE = 0xA5
 # On a GPU the host waits for these: for a number itself, or for how large the result is.
 _NEED_NUMBERS = {"item", "_local_scalar_dense", "nonzero", "_unique", "_unique2", "unique_dim", "masked_select"}
@@ -33,7 +37,10 @@ class LateDevice:
 
     early     copies are made as they are given; before steps on their way, unless they are to come after
     recorded  False: a replay runs Python again, as kernels need that Triton's interpreter computes
+    free      bytes, as it says
     """
+
+    free = 1 << 40
 
     def __init__(self, *, recorded: bool = True, early: bool = False) -> None:
         self._recorded = recorded
@@ -89,6 +96,14 @@ class LateDevice:
                 work()
         return recorder.replay
 
+    def aside(self, work: Callable[[], T]) -> tuple[T, _Aside]:
+        before = set(storages())
+        made = work()
+        return made, _Aside([each for address, each in storages().items() if address not in before])
+
+    def room(self) -> int:
+        return self.free
+
     @torch.inference_mode()
     def run(self, until: int) -> None:
         with self._lock:
@@ -133,6 +148,28 @@ class _CopyMark:
 
     def wait(self) -> None:
         self._device.run_copies(self._at)
+
+
+class _Aside:
+    """What was made comes into its memory when somebody waits for it."""
+
+    def __init__(self, memory: list[torch.Tensor]) -> None:
+        self._late = [(each, each.clone()) for each in memory]
+        for each in memory:
+            each.fill_(_GARBAGE)
+
+    def wait(self) -> None:
+        for there, made in self._late:
+            there.copy_(made)
+        self._late = []
+
+
+def storages() -> dict[int, torch.Tensor]:
+    """The memory of every tensor that there is, as bytes, by its address."""
+    tensors = [each for each in gc.get_objects() if type(each) is torch.Tensor]
+    here = [each.untyped_storage() for each in tensors if each.device.type == "cpu" and each.layout is torch.strided]
+    found = {each.data_ptr(): each for each in here if each.nbytes()}
+    return {address: torch.empty(0, dtype=torch.uint8).set_(each) for address, each in found.items()}
 
 
 class _Recorder(TorchDispatchMode):
