@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import cast
 
 import torch
 
@@ -53,7 +54,7 @@ class GpuRunner:
         graphs: bool = True,
         swapper: Swapper | None = None,
     ) -> None:
-        self.models = {0: model}  # by version of its weights
+        self.models: dict[int, Model | InParts] = {0: model}  # by version of its weights
         self.kv, self.device = kv, accelerator.device
         self.swapper = swapper
         self._accelerator = accelerator
@@ -63,7 +64,7 @@ class GpuRunner:
         self.graphs = (
             None
             if isinstance(model, InParts) or not graphs
-            else DecodeGraphs(self.models, kv, sampler, self._state, accelerator)
+            else DecodeGraphs(cast("dict[int, Model]", self.models), kv, sampler, self._state, accelerator)
         )
         self._most = graph_rows(max_running, max_drafts)
         self._batches, self._contexts = batch_sizes(self._most), context_sizes(max_model_len)
@@ -71,7 +72,7 @@ class GpuRunner:
         self._chooser = Chooser(accelerator, sampler, self._state, rows, penalties=max_drafts == 0)
 
     @property
-    def model(self) -> Model:
+    def model(self) -> Model | InParts:
         """With the newest weights."""
         return self.models[self._newest]
 
@@ -215,9 +216,7 @@ class GpuRunner:
         self._submit(plan.weights, partial(self._batch, plan, row_of), partial(self._forward, plan, logits, hidden))
         return self._chooser.choose(plan, row_of, logits, hidden)
 
-    def _submit(
-        self, weights: int, batch: Callable[[], StepBatch], end: Callable[[StepBatch, Model], None]
-    ) -> None:
+    def _submit(self, weights: int, batch: Callable[[], StepBatch], end: Callable[[StepBatch, Model], None]) -> None:
         """With weights of that version."""
         model = self.models[weights]
         if isinstance(model, InParts):
