@@ -26,18 +26,22 @@ def cache_folder(setting: str | None) -> Path:
     return cache_home() / "motley" / "weights" if setting is None else Path(setting)
 
 
-def hint_path(cache: Path, checkpoint: Path) -> Path:
-    """The name of what was used last of a cache for that checkpoint is in it: a hint, and nothing hangs on it."""
-    return cache / "hints" / hashlib.sha256(os.fsencode(checkpoint.resolve())).hexdigest()
+def hint_path(cache: Path, checkpoint: Path, device: str = "cpu") -> Path:
+    """The name of what was used last of a cache for that checkpoint is in it: a hint, and nothing hangs on it.
+
+    device  "cpu" or "cuda", whatever its number
+    """
+    name = hashlib.sha256(os.fsencode(checkpoint.resolve())).hexdigest()
+    return cache / "hints" / (name if device == "cpu" else f"{name}-{device}")
 
 
-def kept_file(checkpoint: Path, setting: str | None) -> Path | None:
+def kept_file(checkpoint: Path, setting: str | None, device: str = "cpu") -> Path | None:
     """What a start is likely to find repacked, as it was last. setting: of the cache. Raises OSError, RuntimeError."""
     if setting == "off":
         return None
     cache = cache_folder(setting)
     with suppress(FileNotFoundError):
-        kept = cache / "weights" / Path(hint_path(cache, checkpoint).read_text()).name
+        kept = cache / "weights" / Path(hint_path(cache, checkpoint, device).read_text()).name
         if kept.is_file():
             return kept
     return None
@@ -59,7 +63,7 @@ def ask_early(model: str | Path, config: EngineConfig) -> threading.Thread | Non
 
 
 def _wanted(folder: Path, config: EngineConfig) -> list[Path]:
-    kept = kept_file(folder, config.weights_cache)
+    kept = kept_file(folder, config.weights_cache, config.device.partition(":")[0])
     if kept is not None:
         return [kept]
     return sorted(path for path in folder.glob("*.safetensors") if path.is_file())

@@ -187,11 +187,11 @@ def _load_whole(
                 if tiers.host is None or copier is None
                 else placed_decoder(checkpoint, ops, cache, key, tiers.device, tiers.host, copier)
             )
-            cache.hint(checkpoint.folder, key)
+            cache.hint(checkpoint.folder, key, ops.device.type)
             how = "as they were repacked before" if found else "repacked to disk"
             return _loaded(decoder, checkpoint, contents), f"{read} and {how}"
         if (restored := _found(checkpoint, ops, cache, key, copier)) is not None:
-            cache.hint(checkpoint.folder, key)
+            cache.hint(checkpoint.folder, key, ops.device.type)
             return _loaded(restored, checkpoint, contents), f"{read} and as repacked before"
     noting = Noting(repacking) if repacking is not None and _notes(checkpoint, ops, cache, kind) else None
     decoder, found_contents = _repacked(checkpoint, ops, noting or EMPTY, progress, digests=contents is None)
@@ -201,7 +201,7 @@ def _load_whole(
             cache.remember(before, files, _in_a_row(contents))
     if cache is not None and noting is not None and noting.complete:
         cache.keep(key := _key(kind, checkpoint, contents), _noted(noting, ops))
-        cache.hint(checkpoint.folder, key)
+        cache.hint(checkpoint.folder, key, ops.device.type)
     elif cache is not None:
         cache.give_up()
     return _loaded(decoder, checkpoint, contents), f"{read} and repacked"

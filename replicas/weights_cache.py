@@ -106,9 +106,9 @@ class WeightsCache:
         """Whether there is something of that kind, of whatever contents."""
         return any((self.folder / "weights").glob(f"{_short(kind)}-*.safetensors"))
 
-    def hint(self, checkpoint: Path, key: str) -> None:
-        """That the next start from that folder is likely to want this entry."""
-        path, name = hint_path(self.folder, checkpoint), _entry(self.folder, key).name
+    def hint(self, checkpoint: Path, key: str, device: str = "cpu") -> None:
+        """That the next start from that folder is likely to want this entry, on such a device."""
+        path, name = hint_path(self.folder, checkpoint, device), _entry(self.folder, key).name
         with _forgiven("a hint is not kept"):
             if path.is_file() and path.read_text() == name:
                 return

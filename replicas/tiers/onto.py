@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 def found_decoder(checkpoint: Checkpoint, ops: Ops, cache: WeightsCache, key: str, copier: Copier) -> Decoder | None:
-    """All of it on the device, as it was kept; None: nothing is."""
+    """All of it on the device, as it was kept; None: nothing is, or it cannot be brought there so."""
     opened = cache.open(key)
     if opened is None:
         return None
@@ -43,6 +43,9 @@ def found_decoder(checkpoint: Checkpoint, ops: Ops, cache: WeightsCache, key: st
     try:
         sizes = sizes_in(index, checkpoint.config.num_layers)
         return _assembled(checkpoint, ops, Place(descriptor, index), placed(sizes, sizes.nbytes, 0), copier)
+    except (OSError, EngineFault) as error:
+        log.warning("weights cache: not used: %s", error)
+        return None
     finally:
         os.close(descriptor)
 

@@ -218,7 +218,8 @@ def _measured(found: Fit, settings: EngineConfig, checkpoint: Checkpoint) -> Fit
 
     kept = None
     with suppress(OSError, RuntimeError):  # nothing was kept where nothing can be
-        kept = kept_file(checkpoint.folder, settings.weights_cache)
+        device = "cpu" if found.place.device is None else "cuda"
+        kept = kept_file(checkpoint.folder, settings.weights_cache, device)
     if isinstance(found.tiers, Placed):
         if not found.tiers.read_bytes or found.place.device is None:
             return found
