@@ -58,7 +58,7 @@ class EngineConfig:
     weights_memory_bytes  of weights, on the device: layers beyond it stay in the file of the weights cache, or of a GPU
                           in the host's memory, and are read or copied for every step, one ahead. None: all are there
     weights_host_memory_bytes  of the host, pinned, for layers that a GPU has no room for; what is beyond it is read
-                          from disk. None: what is free, less a quarter or 2 GiB
+                          from disk. None: what is available, less a quarter or 2 GiB
     threads               CPU threads; None: all cores this process may use
     watchdog_s            a step longer than this makes the replica unhealthy and ends its streams
     frozen_weights        names of tensors that no update of the weights may change, as patterns: model.embed_tokens.*
