@@ -16,6 +16,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -162,12 +163,15 @@ def start_of(path: Path) -> int:
         return PREFIX_BYTES + header_bytes(file.read(PREFIX_BYTES), path.stat().st_size, path.name)
 
 
-def read_piece(piece: Piece, at: int, into: memoryview) -> None:
-    """From there in the file. Raises CheckpointError where it ends before, OSError."""
-    with piece.path.open("rb", buffering=0) as file:
-        done = 0
-        while done < len(into):
-            count = os.preadv(file.fileno(), [into[done:]], at + done)
-            if not count:
-                raise CheckpointError("is shorter than its header says", file=piece.path.name, tensor=piece.name)
-            done += count
+def read_piece(piece: Piece, at: int, into: memoryview, file: FileIO | None = None) -> None:
+    """From there in its file, which may be open already. Raises CheckpointError where it ends before, OSError."""
+    if file is None:
+        with piece.path.open("rb", buffering=0) as opened:
+            return read_piece(piece, at, into, opened)
+    done = 0
+    while done < len(into):
+        count = os.preadv(file.fileno(), [into[done:]], at + done)
+        if not count:
+            raise CheckpointError("is shorter than its header says", file=piece.path.name, tensor=piece.name)
+        done += count
+    return None

@@ -1,19 +1,17 @@
 """Tensors read from files straight into the memory that they are made of, and digested on the way, while caches have
-them: each byte is read once. While some are used, the disk brings the next; memory that one has left is the next one's,
-since pages that a process never had take longer to come than to be read (measured: 0.45 s for each GB, beside 0.05).
+them: each byte is read once. Memory that one has left is the next one's, since pages that a process never had take
+longer to come than to be read (measured: 0.45 s for each GB, beside 0.05).
 Tensors of a layer that lie together in a file are read together: a layer's quantization is some thirty small ones.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from itertools import accumulate, chain
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -29,7 +27,6 @@ DTYPES = {
     "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F8_E4M3": torch.float8_e4m3fn,
     "I32": torch.int32, "U32": torch.uint32,
 }  # fmt: skip
-AHEAD_BYTES = 128 << 20  # that the disk is asked for beyond what is read
 KEPT_BYTES = 256 << 20  # of memory that was left, at most
 EXTENT_BYTES = 64 << 20  # that are read together, at most
 RUN_BYTES = 4 << 20  # that are read at once: the processor's caches have them when they are digested
@@ -49,13 +46,11 @@ class Reader:
     def __init__(
         self, tensors: Tensors, order: Iterable[str] = (), *, digests: bool = False, whole: bool = False
     ) -> None:
-        order = [name for name in order if name in tensors]
         self._tensors, self._digests = tensors, digests
         self._found: dict[str, bytes] = {}
         self._starts: dict[Path, int] = {}
         self._rooms = _Rooms()
-        self._ahead = _Ahead(tensors, order)
-        self.extents = list(_extents(tensors, order)) if whole else []
+        self.extents = list(_extents(tensors, [name for name in order if name in tensors])) if whole else []
         self._extents = {name: extent for extent in map(_Extent, self.extents) for name in extent.names}
 
     @property
@@ -114,15 +109,17 @@ class Reader:
         def read(run: Sequence[Piece]) -> list[bytes]:
             begin, end = run[0].begin, run[-1].end
             with memoryview(memory)[begin - first : end - first] as into:
-                read_piece(Piece(run[0].name, run[0].path, begin, end), start + begin, into)
+                read_piece(Piece(run[0].name, run[0].path, begin, end), start + begin, into, file)
                 return [_digest(into[piece.begin - begin : piece.end - begin]) for piece in run if self._digests]
 
         threads = min(usable_cores(), len(runs))
-        if len(names) > 1 or len(runs) < _MANY or threads == 1:
-            found = [read(run) for run in runs]
-        else:
-            with ThreadPoolExecutor(threads) as pool:
-                found = list(pool.map(read, runs))
+        # Opened once: the system reads ahead of what comes in a row.
+        with self._tensors[names[0]][0].open("rb", buffering=0) as file:
+            if len(names) > 1 or len(runs) < _MANY or threads == 1:
+                found = [read(run) for run in runs]
+            else:
+                with ThreadPoolExecutor(threads) as pool:
+                    found = list(pool.map(read, runs))
         if self._digests:
             pieces: dict[str, list[bytes]] = {name: [] for name in names}
             for piece, digest in zip(chain.from_iterable(runs), chain.from_iterable(found), strict=True):
@@ -131,11 +128,10 @@ class Reader:
         return torch.frombuffer(memory, dtype=torch.uint8) if len(memory) else torch.empty(0, dtype=torch.uint8)
 
     def _begin(self, name: str) -> int:
-        """Where the data of its file begin; what comes after it is on its way by then."""
+        """Where the data of its file begin."""
         path = self._tensors[name][0]
         if path not in self._starts:
             self._starts[path] = start_of(path)
-        self._ahead.read(name, self._starts)
         return self._starts[path]
 
 
@@ -216,42 +212,6 @@ class _Rooms:
         with self._lock:
             if not self._closed and sum(map(len, self._free)) + len(memory) <= KEPT_BYTES:
                 self._free = [*self._free, memory]
-
-
-class _Ahead:
-    """Asks the disk for what is read next, in that order."""
-
-    def __init__(self, tensors: Tensors, order: Sequence[str]) -> None:
-        self._tensors, self._order = tensors, order
-        ends = list(accumulate(tensors[name][1].nbytes for name in order))
-        self._end_of = dict(zip(order, ends, strict=True))
-        self._asked = 0  # so many of them
-        self._lock = threading.Lock()
-
-    def read(self, name: str, starts: Mapping[Path, int]) -> None:
-        """It is read now. starts: of files that were opened; others are not looked into."""
-        end = self._end_of.get(name)
-        if end is None:
-            return
-        with self._lock:
-            before = self._end_of[self._order[self._asked - 1]] if self._asked else 0
-            if end > before + AHEAD_BYTES and self._asked:
-                return  # out of its turn
-            first = self._asked
-            while self._asked < len(self._order) and self._end_of[self._order[self._asked]] <= end + AHEAD_BYTES:
-                self._asked += 1
-            wanted = self._order[first : self._asked]
-        for each in wanted:
-            path, info = self._tensors[each]
-            if path in starts:
-                _ask(path, starts[path] + info.begin, info.nbytes)
-
-
-def _ask(path: Path, begin: int, nbytes: int) -> None:
-    if not hasattr(os, "posix_fadvise"):
-        return
-    with suppress(OSError), path.open("rb", buffering=0) as file:
-        os.posix_fadvise(file.fileno(), begin, nbytes, os.POSIX_FADV_WILLNEED)
 
 
 def _tensor(memory: memoryview, dtype: str, shape: Sequence[int]) -> torch.Tensor:

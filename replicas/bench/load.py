@@ -61,7 +61,7 @@ def run(
             FORMATS[format](SHAPES[shape], checkpoint)
             bench = _Bench(checkpoint, Path(name) / "cache", threads or usable_cores(), progress)
             for turn in range(turns):
-                bench.turn(f"{format}, turn {turn + 1} of {turns}")
+                bench.turn(f"{format}, turn {turn + 1} of {turns}", turn)
             rows += bench.rows({"model": shape, "format": format})
     after = {"load_average_1min_after": machine()["load_average_1min"]}
     return {
@@ -84,10 +84,11 @@ class _Bench:
         self._peers = ["transformers"] if checkpoint.name == "bf16" and find_spec("transformers") else []
         self._kept = False
 
-    def turn(self, said: str) -> None:
-        """Every side once cold and once warm."""
+    def turn(self, said: str, number: int) -> None:
+        """Every side once cold and once warm. Who reads first changes: a disk may give more after a rest."""
+        first = number % len(_READERS)
         for state in _STATES:
-            for reader in _READERS:
+            for reader in (*_READERS[first:], *_READERS[:first]):
                 self._progress(f"{said}: {reader} reads, {state}")
                 self._make(state)
                 answer = self._answer("read", reader)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -50,9 +51,9 @@ def test_rows_are_read_and_nothing_else(
     read = []
     whole = reading.read_piece
 
-    def noted(piece: contents.Piece, at: int, into: memoryview) -> None:
+    def noted(piece: contents.Piece, at: int, into: memoryview, *opened: Any) -> None:
         read.append(len(into))
-        whole(piece, at, into)
+        whole(piece, at, into, *opened)
 
     monkeypatch.setattr(reading, "read_piece", noted)
     reader = Reader(found)
@@ -83,9 +84,9 @@ def test_a_first_start_reads_every_byte_once(tmp_path: Path, monkeypatch: pytest
     read: list[tuple[Path, int, int]] = []
     whole = reading.read_piece
 
-    def noted(piece: contents.Piece, at: int, into: memoryview) -> None:
+    def noted(piece: contents.Piece, at: int, into: memoryview, *opened: Any) -> None:
         read.append((piece.path, piece.begin, piece.begin + len(into)))
-        whole(piece, at, into)
+        whole(piece, at, into, *opened)
 
     def again(*_: object, **__: object) -> None:
         raise AssertionError("it is read for its digest alone")
@@ -129,20 +130,3 @@ def test_neighbours_of_a_layer_are_read_together_and_keep_nothing_but_themselves
     assert torch.equal(reader.whole("layers.0.a"), LARGE), "what was given before is read again"
     assert small.untyped_storage().nbytes() == small.nbytes
     assert reader.contents == each_digest(tensors, sorted(reader.contents), [piece_digests(tensors, reader.contents)])
-
-
-def test_what_comes_next_is_asked_for_once_and_no_further(
-    found: dict[str, tuple[Path, TensorInfo]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[tuple[int, int]] = []
-    monkeypatch.setattr(reading, "_ask", lambda path, begin, nbytes: asked.append((begin, nbytes)))
-    monkeypatch.setattr(reading, "AHEAD_BYTES", LARGE.nbytes)
-    reader = Reader(found, ["small", "large", "as large"])
-    reader.whole("number")  # not of that order
-    assert asked == []
-    reader.whole("small")
-    assert [nbytes for _, nbytes in asked] == [TENSORS["small"].nbytes, LARGE.nbytes]
-    reader.whole("large")
-    assert [nbytes for _, nbytes in asked] == [TENSORS["small"].nbytes, LARGE.nbytes, LARGE.nbytes]
-    reader.whole("as large")
-    assert len(asked) == 3
