@@ -18,7 +18,7 @@ from .pipe import Inbox, Pipe
 
 __all__ = ["follow_calls"]
 
-_AHEAD = 4  # calls on their way: the first rank has no more, whose calls they are
+_AHEAD = 4  # calls that are not waited for: the first rank has two steps on their way, and waits for the others
 IDLE_S = 0.02  # without another call, after which it looks what has become of those before: a fault is told at once
 
 
