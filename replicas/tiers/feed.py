@@ -72,9 +72,14 @@ class Feed:
         if not self._on_way:
             self._next = layer
             self._send()
-        _, buffer, there = self._on_way.popleft()
+        _, buffer, there = self._on_way[0]
         self._copier.follow(there)
-        self._send_ready()
+        self._on_way.popleft()
+        try:
+            self._send_ready()
+        except BaseException:
+            self._free.append((buffer, None))  # nothing has come to read it
+            raise
         return buffer
 
     def leave(self, buffer: int) -> None:
@@ -105,6 +110,7 @@ class Feed:
             there = self._copier.copy(partial(fill, self._buffers[buffer], pieces), left)
         except BaseException:
             self._free.appendleft((buffer, left))
+            taken(self._copier.copy(_nothing))  # after whatever of it had begun
             raise
         taken(there)
         self._on_way.append(_OnItsWay(layer, buffer, there))
@@ -173,6 +179,10 @@ def fill(buffer: torch.Tensor, pieces: Sequence[torch.Tensor]) -> None:
     for piece in pieces:
         buffer[at : at + len(piece)].copy_(piece, non_blocking=True)
         at += len(piece)
+
+
+def _nothing() -> None:
+    return None
 
 
 def _unheard(mark: Mark) -> None:

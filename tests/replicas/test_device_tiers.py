@@ -240,6 +240,34 @@ def test_a_disk_that_fails_ends_the_requests_of_the_step_and_no_others(
         assert torch.equal(found[1], expected[1])
 
 
+class _Full(LateDevice):
+    """Has no memory for a piece of work, as a GPU says when it is submitted."""
+
+    until: int | None = None  # so many more are taken
+
+    def submit(self, work: Callable[[], None]) -> None:
+        if self.until is not None:
+            self.until -= 1
+            if self.until < 0:
+                raise RuntimeError("CUDA out of memory")
+        super().submit(work)
+
+
+@pytest.mark.parametrize("kind", ["host", "both"])
+def test_a_step_that_fails_midway_leaves_no_layer_where_another_is_wanted(checkpoint: Path, kind: str) -> None:
+    device = _Full(early=True)
+    with engine(checkpoint, device, **budgets(checkpoint, kind)) as tiered:
+        expected = said(tiered)
+        for until in range(2, 14, 3):
+            device.until = until
+            with pytest.raises(EngineFault, match="out of memory"):
+                said(tiered)
+            device.until = None
+            found = said(tiered)
+            assert found[0] == expected[0]
+            assert torch.equal(found[1], expected[1])
+
+
 def test_too_little_of_either_memory_is_refused(checkpoint: Path) -> None:
     """And what the host does not pin: what weights are copied through, or where they shall stay."""
 
