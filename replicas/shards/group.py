@@ -374,11 +374,11 @@ class Group:
 
     def _give_up(self) -> None:
         """One of them is lost: nobody waits for it any longer. From any thread."""
-        if self._exchange is not None:
-            self._exchange.abort()
         self.copies.lose()
         for follower in self._followers:
             follower.says_no_more()
+        if self._exchange is not None:
+            self._exchange.abort()  # the last: NCCL's waits for the device
 
     def _block_bytes(self, ops: Ops) -> list[int]:
         return [sum(part.nbytes for part in share.block(ops, self._head_dim)) for share in self.shares]

@@ -87,8 +87,9 @@ def join(store: Store, stage: int, rank: int, size: int, device: torch.device, h
 def _nccl(meeting: Store, rank: int, size: int, device: torch.device) -> Collectives:
     from torch._C._distributed_c10d import ProcessGroupNCCL  # only a CUDA build of torch has it
 
-    # By default torch ends the process when a rank is lost, and with it whatever else is in it.
+    # By default torch ends the process when a rank is lost or the device fails, and with it whatever else is in it.
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+    os.environ.setdefault("TORCH_NCCL_RETHROW_CUDA_ERRORS", "0")
     torch.cuda.set_device(device)
     options = ProcessGroupNCCL.Options()
     options._timeout = GPU_TIMEOUT
