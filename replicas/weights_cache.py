@@ -220,6 +220,8 @@ class WeightsCache:
                     part.unlink()
         found = sorted(folder.glob("*.safetensors"), key=lambda path: path.stat().st_mtime)
         total = sum(path.stat().st_size for path in found)
+        if nbytes > most or not _fits(folder, nbytes - total):
+            return False  # whatever went, and then nothing does
         while found and (total + nbytes > most or not _fits(folder, nbytes)):
             oldest = found.pop(0)
             total -= oldest.stat().st_size

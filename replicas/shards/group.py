@@ -307,9 +307,9 @@ class Group:
 
     def lose(self) -> None:
         """No step comes to an end any more."""
-        self._give_up()
         for follower in self._followers:
             follower.kill()
+        self._give_up()  # of NCCL it may wait for the device, which waits for them
 
     def close(self) -> None:
         if not self._closed:

@@ -37,7 +37,10 @@ _KEPT = 8  # versions whose digest is known: of older ones no message is on its 
 
 
 class Others(Protocol):
-    """The other processes that have a part of the model."""
+    """The other processes that have a part of the model. shares_memory: they are on this host."""
+
+    @property
+    def shares_memory(self) -> bool: ...
 
     def prepare(self, version: int, file: Path) -> None:
         """All of them have it, or none has, and it raises."""
@@ -81,7 +84,7 @@ class LiveWeights:
         self.version = 0
         self.loaded = loaded
         self._frozen, self._ranks, self._others = frozen, ranks, others
-        self._updated_model = updated_model if beside is None else beside.updated_model
+        self._beside = beside
         self._divided_on_gpus = not (beside is None or others is None)
         self._folders: list[Path] = []  # of copies; the last is for those to come
         self._contents = {0: loaded.fingerprint}
@@ -136,6 +139,9 @@ class LiveWeights:
         if self._divided_on_gpus:
             message = "path: weights of ranks and stages on GPUs stay as they are so far; roll the model"
             raise InvalidRequest(message, param="path")
+        if self._others is not None and not self._others.shares_memory:
+            message = "path: the model's processes are on several nodes, where its weights stay as they are so far; "
+            raise InvalidRequest(f"{message}roll the model", param="path")
         if expected is not None and expected != (now := self.told().version):
             message = f"expected_version: {expected} is not accepted; the weights are of version {now}"
             raise InvalidRequest(message, param="expected_version", code="version_mismatch")
@@ -184,7 +190,8 @@ class LiveWeights:
 
     def _updated(self, version: int, checkpoint: Checkpoint, changed: Collection[str]) -> LoadedModel:
         try:
-            return self._updated_model(self.loaded, checkpoint, changed, self._ranks)
+            make = updated_model if self._beside is None else self._beside.updated_model
+            return make(self.loaded, checkpoint, changed, self._ranks)
         except BaseException:
             if self._others is not None:
                 self._others.forget(version)

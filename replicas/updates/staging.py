@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Collection, Iterator, Sequence
 from fnmatch import fnmatchcase
+from io import FileIO
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,7 +19,7 @@ import torch
 from ..checkpoint import Checkpoint, Tensors
 from ..config import ModelConfig
 from ..contents import digest_of
-from ..errors import CheckpointError, InvalidRequest
+from ..errors import CheckpointError, InvalidRequest, Unavailable
 from ..folder import open_file
 from ..layout import (
     EMBEDDING,
@@ -70,7 +71,7 @@ def stage(file: WeightFile, checkpoint: Checkpoint, frozen: Sequence[str], into:
     frozen  patterns of names that must not change, as fnmatch has them
 
     Raises InvalidRequest for a file that is not readable as one, CheckpointError naming the tensor for whatever else
-    is wrong with it; then nothing is left of the copy.
+    is wrong with it, Unavailable where the copy has no room; then nothing is left of it.
     """
     found = read_header(file.path)
     _check(file, found, checkpoint, frozen)
@@ -133,22 +134,33 @@ def _copy(file: WeightFile, found: dict[str, TensorInfo], tensors: Tensors, into
     base = Weights(tensors, torch.device("cpu"))
     with open_file(file.path.parent, file.path.name) as (source, size), _created(into) as copy:
         start = PREFIX_BYTES + header_bytes(source.read(PREFIX_BYTES), size, file.path.name)
-        copy.write(_header(staged))
+        _write(copy, _header(staged))
         for name in staged:
             pieces = _pieces(source, start, name, found[name], file.path.name)
             if not file.delta:
-                copy.writelines(pieces)
+                for piece in pieces:
+                    _write(copy, piece)
                 continue
             delta = torch.frombuffer(bytearray().join(pieces), dtype=FLOATS[found[name].dtype])
             whole = base.peek(name)
             added = (whole.float() + delta.view(whole.shape).float()).to(whole.dtype)
-            copy.write(added.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+            _write(copy, added.contiguous().view(-1).view(torch.uint8).numpy().data)
     return {name: (into, info) for name, info in staged.items()}
 
 
-def _created(path: Path) -> BinaryIO:
+def _created(path: Path) -> FileIO:
     """Read by nobody else: weights may be worth something."""
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb", buffering=0)
+
+
+def _write(copy: FileIO, data: bytes | memoryview) -> None:
+    """All of it. Raises Unavailable where there is no room."""
+    left = memoryview(data)
+    while left:
+        try:
+            left = left[copy.write(left) :]
+        except OSError as error:
+            raise Unavailable(f"there is no room for a copy of the file: {error.strerror}", code="no_room") from error
 
 
 def _header(tensors: dict[str, TensorInfo]) -> bytes:

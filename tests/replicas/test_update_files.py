@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,9 @@ from steps import Session, exact_ops
 from tiny_checkpoints import build_checkpoint
 
 from motley.replicas import weights_cache
-from motley.replicas.errors import CheckpointError, InvalidRequest, MotleyError
+from motley.replicas.errors import CheckpointError, InvalidRequest, MotleyError, Unavailable
 from motley.replicas.model import LoadedModel, load_model
+from motley.replicas.updates import staging
 from motley.replicas.updates.file import WeightFile
 from motley.replicas.updates.live import LiveWeights
 from motley.replicas.updates.own_folder import give_up, is_there, own_folder
@@ -185,6 +187,39 @@ def test_a_wrong_file_changes_nothing(what: str, tmp_path: Path) -> None:
         live.prepare(WeightFile(file))
     assert (live.version, live.loaded) == (0, before)
     assert not [path for folder in live._folders for path in folder.glob("*.safetensors")]
+    live.close()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is full")
+def test_a_copy_that_has_no_room_is_no_fault_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = build_checkpoint(tmp_path / "one", "qwen2")
+    live = LiveWeights(loaded(folder))
+    file = WeightFile(written(tmp_path / "new.safetensors", tensors_of(folder)))
+    monkeypatch.setattr(staging, "_created", lambda path: FileIO(os.open("/dev/full", os.O_WRONLY), "wb"))
+    with pytest.raises(Unavailable, match="no room for a copy") as refused:
+        live.prepare(file)
+    assert refused.value.code == "no_room"
+    live.close()
+
+
+class Far:
+    """Processes of other nodes."""
+
+    shares_memory = False
+
+    def prepare(self, version: int, file: Path) -> None:
+        raise AssertionError("it cannot read the file")
+
+    def forget(self, version: int) -> None:
+        raise AssertionError("it has been told of none")
+
+
+def test_processes_of_other_nodes_are_told_of_nothing(tmp_path: Path) -> None:
+    folder = build_checkpoint(tmp_path / "one", "qwen2")
+    live = LiveWeights(loaded(folder), others=Far())
+    file = WeightFile(written(tmp_path / "new.safetensors", tensors_of(folder)))
+    with pytest.raises(InvalidRequest, match="on several nodes"):
+        live.prepare(file)
     live.close()
 
 

@@ -317,6 +317,19 @@ def test_a_disk_that_would_be_full_keeps_nothing(
     assert "no room" in caplog.text
 
 
+@pytest.mark.parametrize(("what", "value"), [("MOST_BYTES", 1), ("FREE_SHARE", 1.0)])
+def test_what_can_have_no_room_takes_nothing_away(
+    what: str, value: float, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _start(checkpoint, tmp_path)
+    before = _entries(tmp_path)
+    monkeypatch.setattr(weights_cache, what, value)
+    cache = open_cache(str(before[0].parent.parent))
+    assert cache is not None
+    assert not cache.fill("another\nkey", 2**20, lambda file: None)
+    assert _entries(tmp_path) == before != []
+
+
 def test_a_folder_of_others_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
