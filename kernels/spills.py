@@ -51,6 +51,7 @@ KNOWN = (
     Spill("w8a8", ((6, 1),), {"m": 8, "group": 128}, {"BLOCK_N": 32, "num_warps": 4}),
     Spill("w8a8", ((12, 0),), {"group": 128, "zeros": "yes"}, {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4}),
     Spill("attention_decode", ((6, 0),), {"dim": 80, "kv": "fp16"}, {"HEADS": 1, "UNROLL": 2, "SPLITS": 1}),
+    Spill("attention_decode", ((7, 0),), {"dim": 128, "kv": "fp16"}, {"HEADS": 2, "UNROLL": 2, "SPLITS": 1}),
     Spill("attention_prefill", ((7, 5),), {"dim": 80, "kv": "int8"}, {"ROWS": 32, "BLOCK": 32}),
     Spill("attention_prefill", ((7, 5),), {"dim": 96, "kv": "int8", "window": 0}, {"ROWS": 32, "BLOCK": 32}),
     Spill("attention_prefill", ((9, 0),), {"dim": 256, "kv": "int8", "window": 0}, {"ROWS": 128, "BLOCK": 32}),

@@ -48,6 +48,11 @@ def _masked(shape: Shape) -> bool:
     return bool(shape["window"]) or shape["dim"] != next_power_of_2(shape["dim"])
 
 
+def _uneven(shape: Shape) -> bool:
+    """Of numbers of heads that are no powers of two: rows and cells are reckoned by more than shifts."""
+    return any(number != next_power_of_2(number) for number in (shape["heads"], shape["kv_heads"]))
+
+
 def per_head_configs(shape: Shape) -> tuple[Config, ...]:
     """Eight elements of a tile for each thread. Up to 4 heads go first, or all that share their KV head, though with 7
     or 8 heads of 128 registers leave an SM 8 warps.
@@ -72,7 +77,7 @@ _PREFILL: dict[tuple[str, int, bool], tuple[tuple[int, int, int], ...]] = {
     ("7.x", 128, False): ((32, 32, 8), (32, 16, 8)),
     ("7.x", 256, False): ((32, 16, 8), (16, 16, 8)),
     ("mma.sync", 64, False): ((128, 64, 8), (64, 64, 4), (128, 32, 8), (64, 32, 4)),
-    ("mma.sync", 128, False): ((128, 64, 8), (64, 32, 4), (128, 32, 8), (64, 64, 8)),
+    ("mma.sync", 128, False): ((128, 32, 8), (64, 32, 4), (64, 64, 8), (128, 64, 8)),
     ("mma.sync", 256, False): ((64, 32, 8), (32, 32, 4)),
     ("mma.sync", 64, True): ((128, 32, 8), (64, 32, 4)),
     ("mma.sync", 128, True): ((64, 64, 8), (64, 32, 8)),
@@ -90,7 +95,7 @@ _PREFILL: dict[tuple[str, int, bool], tuple[tuple[int, int, int], ...]] = {
     ("tcgen05", 128, True): ((128, 64, 8), (64, 64, 4), (128, 32, 8)),
     ("tcgen05", 256, True): ((64, 32, 8), (64, 32, 4)),
 }  # fmt: skip
-_SPILL_UNDER_MASKS = {("mma.sync", 128, False, (128, 64, 8))}
+_SPILL_MASKED_OR_UNEVEN = {("mma.sync", 128, False, (128, 64, 8))}
 _SPILL_ON_8_6 = {
     ("mma.sync", 64, True, (64, 32, 4)),
     ("mma.sync", 128, False, (128, 64, 8)),
@@ -104,7 +109,9 @@ def prefill_configs(policy: PrecisionPolicy, shape: Shape) -> tuple[Config, ...]
     unit = f"{policy.capability.major}.x" if lanes else policy.attention_unit.instruction
     width = max(64, next_power_of_2(shape["dim"]))
     known = (unit, width, shape["kv"] == "int8" and not lanes)
-    spill = _SPILL_ON.get(policy.capability.version, set()) | (_SPILL_UNDER_MASKS if _masked(shape) else set())
+    spill = _SPILL_ON.get(policy.capability.version, set())
+    if _masked(shape) or _uneven(shape):
+        spill = spill | _SPILL_MASKED_OR_UNEVEN
     return tuple(
         Config.of(warps, 3 if policy.pipelined else 1, ROWS=rows, BLOCK=block, WIDE=lanes)
         for rows, block, warps in _PREFILL[known]

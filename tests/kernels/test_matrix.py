@@ -163,6 +163,17 @@ def test_attention_has_every_head_dim_with_windows_and_without(name: str, policy
     assert found >= {(dim, dim in (96, 256), "int8") for dim in HEAD_DIMS} | {(128, True, "int8")}
 
 
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: str(policy.capability))
+@pytest.mark.parametrize("name", ["attention_decode", "attention_prefill"])
+def test_attention_of_heads_that_no_table_has_is_compiled_with_the_default(name: str, policy: PrecisionPolicy) -> None:
+    """For numbers that are no powers of two as well: where they are, fewer registers were seen to do."""
+    found = picks(operation(name), policy.capability.version)
+    untabled = [job.shape for job, how in found.items() if how == "default: no table has such a shape"]
+    uneven = {shape["dim"] for shape in untabled if shape["kv_heads"] != rounded(shape["kv_heads"])}
+    assert uneven == set(HEAD_DIMS)
+    assert any(shape["heads"] == rounded(shape["heads"]) for shape in untabled)
+
+
 @pytest.mark.parametrize("version", CAPABILITIES, ids="{0[0]}.{0[1]}".format)
 def test_penalties_are_compiled_for_the_history_of_any_length_of_context(version: tuple[int, int]) -> None:
     """As the models' vocabularies and any number of rows launch them: with int32 as with int16."""
