@@ -10,6 +10,7 @@ $MOTLEY_TUNED names a further folder of such tables, which is looked in first: o
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -126,7 +127,8 @@ def choose(operation: Operation, policy: PrecisionPolicy, shape: Shape, device: 
     default, *others = offered(operation, policy, shape)
     fit = {default, *others}
     withheld = set(operation.configs(policy, shape)) - fit
-    nearest, choice = float("inf"), Choice(default, "default: no table has such a shape", "default")
+    nearest = math.inf
+    choice: Choice | None = None
     own = folder_of(policy.capability, device)
     for folder in folders(policy.capability, device):
         table = read(folder, operation.name)
@@ -147,7 +149,18 @@ def choose(operation: Operation, policy: PrecisionPolicy, shape: Shape, device: 
             if Path(folder).name not in (own, folder_of(policy.capability)):
                 where += f"; of {table.about.get('gpu', 'another GPU')}, which has as many SMs"
             nearest, choice = distance, Choice(table.entries[known].config, f"{table.source}: {where}", table.source)
+    if choice is None:
+        return Choice(default, f"default: {_why_none(operation, shape, folders(policy.capability, device))}", "default")
     return choice
+
+
+def _why_none(operation: Operation, shape: Shape, among: Iterable[str]) -> str:
+    """Of those tables no entry was taken."""
+    for folder in among:
+        table = read(folder, operation.name)
+        if table and any(shape.distance(other, operation.exact) < math.inf for other in table.entries):
+            return f"no config that {folder} has of such shapes is offered for this one"
+    return "no table has such a shape"
 
 
 def _nearest(operation: Operation, shape: Shape, others: Iterable[Shape]) -> Shape:

@@ -95,9 +95,9 @@ def test_of_other_shapes_only_what_is_offered_for_this_one_is_taken(folder: Path
     write(Table(norm.name, "static", {}, {near: Entry(narrow, {})}), folder / "sm61")
     assert choose(norm, P40, near).config == narrow
     assert choose(norm, P40, Shape.of(n=5120, t=1)).config == narrow
-    assert choose(norm, P40, long) == tuning.Choice(
-        norm.configs(P40, long)[0], "default: no table has such a shape", "default"
-    )
+    how = "default: no config that sm61 has of such shapes is offered for this one"
+    assert choose(norm, P40, long) == tuning.Choice(norm.configs(P40, long)[0], how, "default")
+    assert choose(norm, policy_of(7, 0), long).how == "default: no table has such a shape"
 
 
 def test_the_matrix_compiles_what_every_table_picks(folder: Path) -> None:
