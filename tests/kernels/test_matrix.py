@@ -214,12 +214,12 @@ def test_a_cold_time_is_told_from_a_warm_one() -> None:
 
 @pytest.mark.parametrize("slower", [0.5, 1.0, 3.0])
 def test_twice_the_time_is_over_the_budget_on_any_machine(slower: float) -> None:
-    """And what it takes today, and a quarter more, is not: neither on a slow machine nor on a fast one."""
+    """And the most that it takes today, and a sixth more, is not: neither on a slow machine nor on a fast one."""
     said = (Path(__file__).resolve().parents[2] / "Makefile").read_text()
     budgets = {name: float(value) for name, value in re.findall(r"^(MATRIX_S|NEWEST_S) := (\d+)$", said, re.MULTILINE)}
     assert sum(budgets.values()) < 600
-    for name, measured in (("MATRIX_S", 308), ("NEWEST_S", 28)):
-        for times, over in ((1.0, False), (1.25, False), (2.0, True)):
+    for name, measured in (("MATRIX_S", 441), ("NEWEST_S", 35)):
+        for times, over in ((1.0, False), (7 / 6, False), (2.0, True)):
             spent = Spent(0.0, 2 * measured * times * slower, pace=REFERENCE_S * slower)
             assert spent.over(budgets[name]) is over, (name, times)
 
