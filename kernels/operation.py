@@ -119,6 +119,7 @@ class Launch:
     moved        bytes that it reads or writes beyond the operator's own, such as partial sums
     share        of the instructions of the inner loop, so many at least must be `instruction`
     loops        that must each have it: the largest ones that have no loop in them
+    least        how many of it each of these has: more than one of several products alone would be
     aside        it is not what the operator's config is chosen by, such as penalties before the sampler
     """
 
@@ -128,6 +129,7 @@ class Launch:
     moved: int = 0
     share: float = 0.0
     loops: int = 1
+    least: int = 1
     aside: bool = False
 
 

@@ -75,6 +75,8 @@ def _product_fault(launch: Launch, compiled: Compiled) -> str:
     if len(loops) < launch.loops or not all(products):
         found = sum(map(bool, products))
         return f"no {launch.instruction} in {launch.loops - found} of {launch.loops} inner loops"
+    if min(products) < launch.least:
+        return f"{min(products)} of {launch.instruction} in an inner loop, of {launch.least} at least"
     share = min(count / loop.total() for count, loop in zip(products, loops, strict=True))
     if share < launch.share:
         return f"{launch.instruction} is {share:.0%} of the inner loop, of {launch.share:.0%} at least"

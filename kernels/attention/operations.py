@@ -65,7 +65,7 @@ class DecodeOperation:
         first, second = grids(policy.attention, heads, config, shape["batch"])
         if _packed(policy):
             variant = packed_variant(heads, config)
-            launch = Launch(variant, first, _instruction(policy, variant))
+            launch = Launch(variant, first, _instruction(policy, variant), least=_both_products(policy, variant))
         else:
             launch = Launch(per_head_variant(heads, config), first, policy.attention_unit.ptx)
         splits = config.number("SPLITS")
@@ -119,7 +119,8 @@ class PrefillOperation:
         heads = _heads(policy, shape)
         variant = prefill_variant(heads, config)
         blocks, loops = grid(heads, config, shape["batch"], shape["new"]), 1 if heads.windowed else 2
-        return (Launch(variant, blocks, _instruction(policy, variant), loops=loops),)
+        least = _both_products(policy, variant)
+        return (Launch(variant, blocks, _instruction(policy, variant), loops=loops, least=least),)
 
     def work(self, policy: PrecisionPolicy, shape: Shape) -> PrefillAttention:
         """With a window somewhat more than there is: the first of the new tokens see fewer old ones."""
@@ -200,9 +201,24 @@ def _kv_bytes(shape: Shape) -> int:
 
 
 def _instruction(policy: PrecisionPolicy, variant: Variant) -> str:
-    rows = variant.all_constants["ROWS"]
-    assert isinstance(rows, int)
-    return policy.attention_unit.of_rows(rows, policy.capability).ptx
+    return policy.attention_unit.of_rows(_number(variant, "ROWS"), policy.capability).ptx
+
+
+def _both_products(policy: PrecisionPolicy, variant: Variant) -> int:
+    """Instructions that a tile's scores and its weighted values take at least."""
+    rows, block, width = (_number(variant, name) for name in ("ROWS", "BLOCK", "WIDTH"))
+    instruction, multiply_adds = _instruction(policy, variant), 2 * rows * block * width
+    if instruction.startswith("fma."):
+        return multiply_adds // (32 * variant.config.num_warps)
+    if instruction.startswith("mma.sync."):
+        return multiply_adds // (16 * 8 * 16 * variant.config.num_warps)
+    return (width + block) // 16  # of all rows and columns, 16 of what is summed
+
+
+def _number(variant: Variant, name: str) -> int:
+    number = variant.all_constants[name]
+    assert isinstance(number, int)
+    return number
 
 
 def _batch(

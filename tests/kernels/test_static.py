@@ -78,6 +78,17 @@ def test_the_inner_loop_must_be_products(products: int, others: int, said: str) 
     assert bool(fault(policy_of(6, 1), launch, compiled)) == bool(said)
 
 
+def test_one_of_two_products_is_not_enough() -> None:
+    """Attention whose weights and values are multiplied on the lanes."""
+    each, policy = operation("attention_prefill"), policy_of(9, 0)
+    shape = next(shape for shape in each.samples(policy) if shape["dim"] == 128 and shape["window"])
+    config = Config.of(8, 3, ROWS=128, BLOCK=64, WIDE=False)
+    [launch] = each.launches(policy, shape, config)
+    scores, values = (f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.bf16.bf16" for n in (64, 128))
+    assert not fault(policy, launch, loop_of(*[scores] * (128 // 16), *[values] * (64 // 16)))
+    assert "of 12 at least" in fault(policy, launch, loop_of(*[scores] * (128 // 16), *["fma.rn.f32"] * 99))
+
+
 def test_only_what_tables_have_not_is_compiled_and_of_their_kernels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
