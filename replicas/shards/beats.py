@@ -72,12 +72,13 @@ class Heard(Protocol):
 
 
 class Patience:
-    """For so many seconds of silence, in looks BEAT_S apart: whoever was held up itself charges it to nobody.
+    """For so many seconds of silence, as each look is told. Looks are BEAT_S apart: whoever was held up itself charges
+    it to nobody.
 
     Until a process begins, for START_S.
     """
 
-    def __init__(self, others: Sequence[Heard], limit_s: float) -> None:
+    def __init__(self, others: Sequence[Heard], limit_s: Callable[[], float]) -> None:
         self._others, self._limit_s = others, limit_s
         self._last = [(other.heard, other.starting) for other in others]
         self._looks = [0] * len(others)
@@ -88,7 +89,7 @@ class Patience:
             now = other.heard, other.starting
             self._looks[number] = self._looks[number] + 1 if now == self._last[number] else 0
             self._last[number] = now
-            limit_s = START_S if other.starting else self._limit_s
+            limit_s = START_S if other.starting else self._limit_s()
             if self._looks[number] * BEAT_S >= limit_s:
                 raise EngineLost(f"{other.name} has said nothing for {limit_s:g} s; the last was: {other.doing}")
 
@@ -96,7 +97,9 @@ class Patience:
 class Watch:
     """Looks all the time, by a thread of its own, until it is closed. lost: told once, by whom nothing is said."""
 
-    def __init__(self, others: Sequence[Heard], limit_s: float, lost: Callable[[EngineLost], None]) -> None:
+    def __init__(
+        self, others: Sequence[Heard], limit_s: Callable[[], float], lost: Callable[[EngineLost], None]
+    ) -> None:
         self._patience, self._lost, self._closed = Patience(others, limit_s), lost, threading.Event()
         threading.Thread(target=self._run, name="watch", daemon=True).start()
 

@@ -144,7 +144,8 @@ class _Guarded:
     def wait(self) -> None:
         """Raises EngineLost: of an exchange that was given up nonsense has come."""
         try:
-            self._mark.wait()
+            with self._group.waited_for():
+                self._mark.wait()
         except Exception as error:
             raise _lost(self._group, error) from error
         self._group.check()

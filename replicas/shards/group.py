@@ -6,8 +6,8 @@ import logging
 import os
 import queue
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]  # done bytes, total bytes
 
-ANSWER_S = 5.0  # without a sign of life of a stage, while a step waits for the last
+ANSWER_S = 5.0  # without a sign of life, while a step waits for others
 SILENCE_S = 30.0  # at any other time: what imports libraries from a slow disk says nothing meanwhile
 _SAID_S = 1.0  # from an exchange that fails to the word of which process has ended, where one has
 
@@ -64,8 +64,9 @@ class Group:
     launcher  of the others; None: they are subprocesses of this one
     device    that has this process's work, as each other one gives its own to one of its kind; None: of CPUs none has
 
-    Raises InvalidRequest where the model cannot be divided so. One that says nothing for SILENCE_S is lost, whatever it
-    and this process do, and so are all: whoever waits for them is told which it was, and what it said last.
+    Raises InvalidRequest where the model cannot be divided so. One that says nothing for SILENCE_S, or ANSWER_S while
+    a step waits, is lost, whatever it and this process do, and so are all: whoever waits for them is told which it was,
+    and what it said last.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class Group:
         self._first: Member | None = None  # that has ended
         self._gone = threading.Event()  # it is known which process is lost
         self._closed = False
+        self._waiting = 0
         far = launcher.host()
         self._meeting = Meeting(far) if size > 1 and (device is not None or far is not None) else None
         start: dict[str, Any] = {"folder": str(checkpoint.folder), "size": size, "on_device": device is not None}
@@ -157,7 +159,7 @@ class Group:
             raise
         self._handing_on = Pipe(writes=self._after)
         self._size = size
-        self._watch = Watch(self._followers, SILENCE_S, self._silent)
+        self._watch = Watch(self._followers, lambda: ANSWER_S if self._waiting else SILENCE_S, self._silent)
 
     def check(self) -> None:
         """Raises EngineLost when one of them has been lost."""
@@ -266,7 +268,7 @@ class Group:
         Raises EngineLost when a process has ended, or says nothing for ANSWER_S while this one waits.
         """
         last = self._followers[-self._size]
-        patience = Patience(self._followers, ANSWER_S)
+        patience = Patience(self._followers, lambda: ANSWER_S)
         while True:
             try:
                 return last.inbox.receive(BEAT_S)[1]["found"]
@@ -304,6 +306,21 @@ class Group:
         self._lost = self._lost or (fault if isinstance(fault, EngineLost) else EngineLost(str(fault)))
         self.lose()
         return fault
+
+    @contextmanager
+    def waited_for(self) -> Iterator[None]:
+        """Meanwhile a step waits for them: one that says nothing is lost after ANSWER_S.
+
+        Where ranks share memory their exchange finds that out by itself.
+        """
+        if isinstance(self._exchange, SharedExchange):
+            yield
+            return
+        self._waiting += 1
+        try:
+            yield
+        finally:
+            self._waiting -= 1
 
     def lose(self) -> None:
         """No step comes to an end any more."""

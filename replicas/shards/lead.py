@@ -44,8 +44,9 @@ class Lead:
     def _together(self, method: str, argument: StepBatch | torch.Tensor, *kv: Sequence[torch.Tensor]) -> torch.Tensor:
         began = time.monotonic()
         try:
-            self._group.call(method, argument, self._version)
-            found: torch.Tensor = getattr(self._decoder, method)(argument, *kv)
+            with self._group.waited_for():
+                self._group.call(method, argument, self._version)
+                found: torch.Tensor = getattr(self._decoder, method)(argument, *kv)
         except Exception as error:  # whatever it is: the others are in the middle of a step that never ends
             raise _lost(began, self._group.end(error)) from error
         return found

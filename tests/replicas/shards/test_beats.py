@@ -18,6 +18,7 @@ from motley.kernels.cpu.build import library
 from motley.replicas.build import BuiltEngine, build_engine
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import EngineLost
+from motley.replicas.protocol import Request, SamplingParams
 from motley.replicas.shards import group
 from motley.replicas.shards.beats import START_S, Beats, Patience, Watch
 from motley.replicas.shards.group import Group
@@ -64,7 +65,7 @@ def built(folder: Path, **given: Any) -> BuiltEngine:
 
 def lose_patience(with_others: Group) -> None:
     """Now that none of them imports anything any more, which takes a busy machine how long it may."""
-    with_others._watch._patience._limit_s = 3.0
+    with_others._watch._patience._limit_s = lambda: 3.0
 
 
 @pytest.mark.parametrize(("way", "name"), WAYS)
@@ -93,6 +94,35 @@ def test_one_that_hangs_when_it_has_loaded_is_lost(
     monkeypatch.setattr(Group, "allocate", stopped)
     with pytest.raises(EngineLost, match=f"{name} has said nothing for 3 s; the last was: waits for the others"):
         built(build_checkpoint(tmp_path / "model"), **way)
+
+
+def to_its_end(engine: BuiltEngine) -> None:
+    while engine.core.busy:
+        engine.core.step()
+
+
+class Apart(Subprocesses):
+    """As on another node: ranks exchange over TCP."""
+
+    def host(self) -> str:
+        return "127.0.0.1"
+
+
+@COMPILED
+def test_a_rank_of_another_node_that_hangs_in_a_step_is_lost_sooner_than_at_other_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group, "ANSWER_S", 2.0)
+    engine = built(build_checkpoint(tmp_path / "model"), launcher=Apart(), tensor_parallel=2)
+    params = SamplingParams(max_tokens=100, temperature=0.0, ignore_eos=True, seed=0)
+    try:
+        engine.core.add(1, Request("r", (7, 3, 200), params))
+        engine.core.step()
+        os.kill(followers()[0], signal.SIGSTOP)
+        with pytest.raises(EngineLost, match="rank 1 has said nothing for 2 s"):
+            to_its_end(engine)
+    finally:
+        engine.close()
 
 
 @COMPILED
@@ -137,7 +167,7 @@ class Other:
 def test_only_silence_counts_however_long_it_takes() -> None:
     """In looks of whoever waits: one that was held up for an hour itself has looked once."""
     one, other = Other("rank 1"), Other("rank 2")
-    patience = Patience([one, other], 3.0)
+    patience = Patience([one, other], lambda: 3.0)
     for moment in range(100):
         one.heard = float(moment + 1)
         other.heard = float(moment // 2 + 1)
@@ -154,7 +184,7 @@ def test_what_has_yet_to_begin_is_silent_for_longer() -> None:
     """And has all of the time that others have, when it has begun."""
     actor = Other("rank 1")
     actor.starting = True
-    patience = Patience([actor], 3.0)
+    patience = Patience([actor], lambda: 3.0)
     for _ in range(int(START_S) - 1):
         patience.look()
     actor.starting = False
@@ -163,7 +193,7 @@ def test_what_has_yet_to_begin_is_silent_for_longer() -> None:
     with pytest.raises(EngineLost, match="for 3 s"):
         patience.look()
     actor.starting = True
-    patience = Patience([actor], 3.0)
+    patience = Patience([actor], lambda: 3.0)
     for _ in range(int(START_S) - 1):
         patience.look()
     with pytest.raises(EngineLost, match="for 300 s"):
@@ -178,7 +208,7 @@ def test_who_watches_tells_it_once() -> None:
         told.append(error)
         heard.set()
 
-    watch = Watch([Other("rank 1")], 1.0, lost)
+    watch = Watch([Other("rank 1")], lambda: 1.0, lost)
     assert heard.wait(60)
     watch.close()
     assert len(told) == 1

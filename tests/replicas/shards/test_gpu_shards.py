@@ -160,6 +160,22 @@ def test_a_process_that_is_killed_ends_the_engine(folder: Path, way: dict[str, A
         made.close()
 
 
+def test_a_rank_that_hangs_in_a_step_is_lost_sooner_than_at_other_times(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group, "ANSWER_S", 2.0)
+    made = built(folder, **RANKS)
+    try:
+        made.core.add(0, request([1, 2, 3], max_tokens=200))
+        for _ in range(10):
+            made.core.step()
+        os.kill(followers()[0], signal.SIGSTOP)
+        with pytest.raises(EngineLost, match="rank 1 has said nothing for 2 s"):
+            to_its_end(made)
+    finally:
+        made.close()
+
+
 def test_a_rank_that_cannot_capture_ends_the_engine_and_says_so(folder: Path) -> None:
     made = built(folder, "cannot_capture", **RANKS)
     try:
