@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -209,7 +210,8 @@ def test_what_an_exchange_leaves_that_was_given_up_is_not_believed() -> None:
         if lost:
             raise lost[0]
 
-    accelerator = Guarded(LateDevice(), SimpleNamespace(check=check))  # type: ignore[arg-type]
+    others = SimpleNamespace(check=check, waited_for=nullcontext)
+    accelerator = Guarded(LateDevice(), others)  # type: ignore[arg-type]
     accelerator.mark().wait()
     accelerator.submit(lambda: lost.append(EngineLost("rank 1 ended")))
     with pytest.raises(EngineLost, match="rank 1 ended"):
