@@ -4,6 +4,7 @@ to zero gigabytes before the first token takes seconds, of a virtual machine a s
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import errno
 import functools
@@ -52,12 +53,20 @@ def claim(tensors: Sequence[torch.Tensor]) -> threading.Thread:
     So the memory is this process's soon, as others see what is free. It stops with a tensor that has gone.
     """
     waiting = [weakref.ref(tensor) for tensor in tensors if tensor.nbytes >= LEAST_BYTES]
-    thread = threading.Thread(target=_populate, args=(waiting,), name="kv pages", daemon=True)
+    ending = threading.Event()
+    thread = threading.Thread(target=_populate, args=(waiting, ending), name="kv pages", daemon=True)
     thread.start()
+    atexit.register(_end, thread, ending)
     return thread
 
 
-def _populate(waiting: Sequence[weakref.ref[torch.Tensor]]) -> None:
+def _end(thread: threading.Thread, ending: threading.Event) -> None:
+    """Before the interpreter ends: a thread that lets go of a tensor while it does aborts the process."""
+    ending.set()
+    thread.join()
+
+
+def _populate(waiting: Sequence[weakref.ref[torch.Tensor]], ending: threading.Event) -> None:
     if hasattr(os, "SCHED_IDLE"):
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # of this thread alone
     for ref in waiting:
@@ -75,6 +84,8 @@ def _populate(waiting: Sequence[weakref.ref[torch.Tensor]]) -> None:
                 return
             done += PIECE_BYTES
             del tensor  # not while the next piece waits for an idle core
+            if ending.is_set():
+                return
 
 
 def _advise(address: int, nbytes: int) -> int:
