@@ -92,23 +92,19 @@ def _of_device(
     assert isinstance(ops, DeviceOps), "an accelerator's operators choose tokens"
     loaded.decoder.rotary.reserve(max_model_len)  # graphs hold its address
     kv = ops.allocate_kv(*sizing.kv_geometry(loaded, num_blocks + 1))  # the last is for the padding of graphs
-    longest, vocab_size = blocks_for(max_model_len), loaded.config.vocab_size
+    longest = blocks_for(max_model_len)
+    bounds = {
+        "max_running": config.max_running,
+        "max_model_len": max_model_len,
+        "longest_blocks": longest,
+        "padding_block": num_blocks,
+        "vocab_size": loaded.config.vocab_size,
+        "max_drafts": config.speculate_ngram,
+    }
     if group is not None and len(group.stages) > 1:
         accelerator = Guarded(accelerator, group)
         line = GpuLine(loaded.decoder, group, accelerator)
-        staged = GpuStagedRunner(
-            line,
-            kv,
-            ops,
-            accelerator,
-            max_running=config.max_running,
-            max_model_len=max_model_len,
-            longest_blocks=longest,
-            padding_block=num_blocks,
-            vocab_size=vocab_size,
-            max_drafts=config.speculate_ngram,
-        )
-        return staged, 0, _NOT_KEPT
+        return GpuStagedRunner(line, kv, ops, accelerator, **bounds), 0, _NOT_KEPT
     model: GpuLead | None = None
     lent, swapper, why = 0, None, _NOT_KEPT
     if group is not None:
@@ -122,12 +118,7 @@ def _of_device(
         kv,
         ops,
         accelerator,
-        max_running=config.max_running,
-        max_model_len=max_model_len,
-        longest_blocks=longest,
-        padding_block=num_blocks,
-        vocab_size=vocab_size,
-        max_drafts=config.speculate_ngram,
+        **bounds,
         graphs=config.graphs,
         swapper=swapper,
     )
