@@ -165,7 +165,9 @@ class _Bench:
     def _answer(self, *asked: str) -> dict[str, Any]:
         """Seconds from the process's start, as this one sees it."""
         began = _now()
-        with Child(CHILD, str(self._checkpoint), str(self._cache), str(self._threads), *asked, environment=_COMPILED) as child:
+        with Child(
+            CHILD, str(self._checkpoint), str(self._cache), str(self._threads), *asked, environment=_COMPILED
+        ) as child:
             answer = child.read(_LIMIT_S)
         for what in ("imported", "loaded", "first token"):
             if what in answer:
