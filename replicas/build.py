@@ -8,6 +8,7 @@ import platform
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +48,8 @@ from .shards.group import Group
 from .shards.host import DividedKv
 from .shards.launch import Launcher
 from .shards.lead import Lead, Line
-from .shards.own import config_of_process, is_divided
+from .shards.own import config_of_process, devices_of, is_divided
+from .shards.places import account_here
 from .swap import Swap
 from .swapping import measure
 from .tiers.device_speed import expect
@@ -200,31 +202,30 @@ def build_engine(
     launcher     of the other processes of a divided model; None: they are subprocesses
     """
     path = resolve_model(model)
-    divided = is_divided(config)
+    divided, devices = is_divided(config), devices_of(config, launcher)
     config = config_of_process(config, launcher, given=ops is not None) if divided else config
     torch.set_num_threads(config.threads or usable_cores())
     checkpoint = inspect_checkpoint(path)
     tokenizer = Tokenizer.load(path) if Tokenizer.is_in(path) else None
     ops, why = operators(config, checkpoint.config.dtype) if ops is None else (ops, "that of the operators given")
-    if accelerator is None and ops.device.type == "cuda":
-        accelerator = accelerator_of(ops.device)
+    accelerator = accelerator or accelerator_of(ops.device)
+    outline = partial(outline_operators, config, checkpoint.config.dtype, ops)
     cache, known, group = open_cache(config.weights_cache), None, None
     if divided:
         known = known_of(checkpoint, cache)
-        chosen = chosen_layers(checkpoint, config, lambda: operators(config, checkpoint.config.dtype)[0], launcher)
+        account = account_here(checkpoint, config, ops, outline, on_device=accelerator is not None)
         device = None if accelerator is None else ops.device
-        group = Group(checkpoint, config, *chosen, launcher, fingerprint=known.fingerprint, device=device)
+        group = Group(checkpoint, config, devices, account, launcher, fingerprint=known.fingerprint, device=device)
         progress = group.watched(progress)
     try:
+        if group is not None:
+            group.divide(*chosen_layers(checkpoint.config, config, group.accounts))
         ranks, stage, others = (None,) * 3 if group is None else (group.ranks, group.stages[0], group.digests)
         memory, host_memory = config.weights_memory_bytes, config.weights_host_memory_bytes
         loaded = load_model(
             path, ops, progress=progress, ranks=ranks, stage=stage, others=others, cache=cache, known=known,
             weights_memory=memory, weights_host_memory=host_memory, copier=accelerator,
-            outline=lambda: outlined(
-                checkpoint.config, checkpoint.format, checkpoint.tensors,
-                ops.outlining() if isinstance(ops, Outlining) else operators(config, checkpoint.config.dtype)[0],
-            ),
+            outline=lambda: outlined(checkpoint.config, checkpoint.format, checkpoint.tensors, outline()),
         )  # fmt: skip
         name = name or (path.name if Path(model).is_dir() else str(model))
         return assemble(
@@ -254,23 +255,22 @@ def assemble(
     Raises InvalidRequest.
     """
     torch.set_num_threads(ops.torch_threads)
-    if accelerator is None and ops.device.type == "cuda":
-        accelerator = accelerator_of(ops.device)
+    accelerator = accelerator or accelerator_of(ops.device)
     if (tier := loaded.decoder.tier) is not None:
         tier.expected = expect(loaded.decoder, accelerator)
     if access is None and config.prefix_cache == "memory":
         access = memory_access(config.prefix_cache_bytes)
     shares = access is not None and (group is None or group.lends)
-    # Processes on devices have room for themselves each, and say for how much.
-    stages = group.stages if group is not None and group.device is None else None
-    num_blocks, kv_why = sizing.num_blocks(config, loaded, ops, shares=shares, stages=stages)
+    kv_layers = None if group is None else group.kv_layers(0)
+    num_blocks, kv_why = sizing.num_blocks(config, loaded, ops, shares=shares, kv_layers=kv_layers)
     if group is not None:
         num_blocks, kv_why = group.least(num_blocks, kv_why)
     max_model_len, len_why = sizing.max_model_len(config, loaded, num_blocks)
     runner, lent, swap_why = runner_of(loaded, ops, accelerator, config, num_blocks, max_model_len, shares, group)
     choices = {"dtype": why, "kv_blocks": kv_why, "preemption": swap_why, "max_model_len": len_why, **ops.choices}
-    if group is not None and len(group.stages) > 1:
-        choices["stages"] = group.why
+    if group is not None:
+        staged = len(group.stages) > 1
+        choices["stages" if staged else "ranks"] = f"{group.why}; {group.places()}" if staged else group.places()
     if tier is not None:
         choices["weights"] = f"{tier.plan}; {tier.expected}"
     prefixes = None
@@ -353,6 +353,11 @@ def operators(config: EngineConfig, stored: torch.dtype) -> tuple[Ops, str]:
         return ops, why
     except ValueError as error:
         raise InvalidRequest(str(error), param=str(error).partition(":")[0]) from error
+
+
+def outline_operators(config: EngineConfig, stored: torch.dtype, ops: Ops) -> Ops:
+    """Those of the same device for an outline: what they choose is not told by `ops`."""
+    return ops.outlining() if isinstance(ops, Outlining) else operators(config, stored)[0]
 
 
 def _dtype(asked: str, device: torch.device, stored: torch.dtype) -> tuple[torch.dtype, str]:

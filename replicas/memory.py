@@ -18,8 +18,8 @@ from .rope import RotaryTable
 __all__ = [
     "CONTEXT_BYTES", "CPU_KV_SHARE", "HISTOGRAM_BYTES", "MAX_GRAPHS", "USABLE", "KvBudget", "Parts",
     "activation_bytes", "available_memory", "copied_rows", "cpu_kv_budget", "free_memory", "graph_bytes",
-    "history_bytes", "history_dtype", "host_weights_budget", "kv_budget", "reserve_bytes", "split_bytes", "swap_budget",
-    "table_bytes",
+    "history_bytes", "history_dtype", "host_weights_budget", "kv_budget", "memory_owner", "reserve_bytes", "split_bytes",
+    "swap_budget", "table_bytes",
 ]  # fmt: skip
 
 # Of the memory that a datasheet prints: ECC and the driver take up to a twelfth (torch finds 14.75 GiB on a T4).
@@ -149,6 +149,20 @@ def available_memory(cgroup: Path = _CGROUP, meminfo: Path = Path("/proc/meminfo
             if line.startswith("MemAvailable:"):
                 return _of_group(int(line.split()[1]) * 1024, cgroup)
     return free_memory(cgroup)
+
+
+def memory_owner(cgroup: Path = _CGROUP, boot: Path = Path("/proc/sys/kernel/random/boot_id")) -> str:
+    """Whose `free_memory` it is: processes share what is of one machine, and of one control group where that has less.
+
+    Of a machine that has no such name all are taken to be on one.
+    """
+    machine, group = "", ""
+    with suppress(OSError):
+        machine = boot.read_text().strip()
+    with suppress(OSError):
+        if (cgroup / "memory.max").read_text().strip() != "max":
+            group = f"/{cgroup.stat().st_ino}"
+    return machine + group
 
 
 def _of_group(free: int, cgroup: Path) -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from ..kernels.ops import Ops
@@ -14,7 +12,6 @@ from .fit import Asked, parts_of
 from .memory import KvBudget, Parts, cpu_kv_budget, free_memory, kv_budget
 from .model import LoadedModel
 from .protocol import BLOCK_TOKENS
-from .shards.stages import Stage
 
 __all__ = ["kv_geometry", "max_model_len", "num_blocks", "step_bytes"]
 
@@ -31,16 +28,15 @@ def num_blocks(
     ops: Ops,
     *,
     shares: bool = False,
-    stages: Sequence[Stage] | None = None,
+    kv_layers: int | None = None,
 ) -> tuple[int, str]:
     """KV blocks, and why so many. shares: prefixes, through a store. Raises InvalidRequest where not one fits.
 
-    stages  of a CPU, each with its layers' part of every block: what is configured is of a process, what is free all
-            share. None: there is one, or each has a device of its own, and tells of that
+    kv_layers  of all processes that have a part of this memory: what is configured is of a process, what is free all
+               share. None: it has it alone
     """
     own = loaded.decoder.local.num_layers
-    layers = [own] if stages is None else [stage.layers[1] - stage.layers[0] for stage in stages]
-    counted = max(layers) if config.kv_memory_bytes is not None else sum(layers)
+    counted = own if config.kv_memory_bytes is not None or kv_layers is None else kv_layers
     _, *of_layer = kv_geometry(loaded, 1)
     block_bytes = sum(tensor.nbytes for tensor in ops.allocate_kv(counted, *of_layer))
     longest = config.max_model_len or loaded.config.max_model_len
@@ -62,7 +58,7 @@ def num_blocks(
 
 def _kv_budget(config: EngineConfig, loaded: LoadedModel, ops: Ops, shares: bool) -> KvBudget:
     if ops.device.type == "cpu":
-        return cpu_kv_budget(free_memory() // config.tensor_parallel)
+        return cpu_kv_budget(free_memory())
     torch.cuda.empty_cache()  # what loading took and gave back
     free, total = torch.cuda.mem_get_info(ops.device)
     return kv_budget(free, total, _parts(config, loaded, shares))

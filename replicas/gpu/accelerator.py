@@ -209,9 +209,9 @@ class _Done:
         return None
 
 
-def accelerator_of(device: torch.device) -> Accelerator:
-    """Of a GPU."""
-    return Cuda(device)
+def accelerator_of(device: torch.device) -> Accelerator | None:
+    """Of a GPU; a CPU has none."""
+    return Cuda(device) if device.type == "cuda" else None
 
 
 def to_host(values: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,8 @@
 """A process that computes what the first one says, begun by follower_process.py.
 
-Messages come and answers go by pipes, as pipe.py has them, each question answered when it is done: first what to load,
-then to meet the other ranks, then how many KV blocks there are; then calls of the decoder. Nobody asks a rank of the
+Messages come and answers go by pipes, as pipe.py has them, each question answered when it is done: first which model,
+of which it answers what that costs on its own device (places.py); then which layers to load, then to meet the other
+ranks, then how many KV blocks there are; then calls of the decoder. Nobody asks a rank of the
 first stage for results. A later stage takes what the one before it gave by a pipe of its own, and the last answers the
 process that started it; each says all the time that it lives and what it does (beats.py), and of what it ended. All
 hear between calls of other weights to be prepared, which is answered, or forgotten; and of KV to be copied to or from
@@ -15,7 +16,8 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -26,7 +28,7 @@ from ...kernels.ops import Ops
 from .. import sizing
 from ..checkpoint import inspect_checkpoint
 from ..engine_config import EngineConfig
-from ..errors import EngineLost
+from ..errors import EngineLost, InvalidRequest
 from ..gpu.accelerator import Accelerator, accelerator_of
 from ..gpu.swapper import Swapper
 from ..weights_cache import open_cache
@@ -38,6 +40,7 @@ from .gpu_stage import OnDevice
 from .host import SharedHost
 from .meeting import join, store_of
 from .pipe import Inbox, Pipe
+from .places import account_here
 from .ranks import Ranks
 from .split import split
 from .stages import Stage, stages_of
@@ -71,7 +74,8 @@ def serve(pipe: Pipe, ends: Mapping[str, int], beats: Beats) -> None:
         log.info("%s ends with the process that started it", start["name"])
     except Exception as error:
         with suppress(EngineLost, OSError):
-            pipe.send({"why": f"{type(error).__name__}: {error}"})
+            refused = {"refused": error.message, "param": error.param} if isinstance(error, InvalidRequest) else {}
+            pipe.send({"why": f"{type(error).__name__}: {error}", **refused})
         raise
     finally:
         if exchange is not None:
@@ -81,7 +85,7 @@ def serve(pipe: Pipe, ends: Mapping[str, int], beats: Beats) -> None:
 def _compute(
     pipe: Pipe, start: dict[str, Any], ends: Mapping[str, int], exchange: AnyExchange | None, beats: Beats
 ) -> None:
-    from ..build import operators
+    from ..build import operators, outline_operators
     from ..model import Known, load_model
 
     size, folder = start["size"], Path(start["folder"])
@@ -89,29 +93,34 @@ def _compute(
     torch.set_num_threads(config.threads or 1)
     checkpoint = inspect_checkpoint(folder)
     ops, _ = operators(config, checkpoint.config.dtype)
+    accelerator = accelerator_of(ops.device)
+    outline = partial(outline_operators, config, checkpoint.config.dtype, ops)
+    account = account_here(checkpoint, config, ops, outline, on_device=accelerator is not None)
+    beats.says("waits to be told its layers")
+    pipe.send({"account": asdict(account)})
+    layers = pipe.receive()[0]["layers"]
     ranks = None
     if exchange is not None:
         parts = [split(checkpoint.config, checkpoint.format, each, size) for each in range(size)]
         ranks = Ranks(parts, start["rank"], exchange)
-    stage = stages_of(checkpoint.config.num_layers, start["layers"])[start["stage"]]
+    stage = stages_of(checkpoint.config.num_layers, layers)[start["stage"]]
     known, cache = Known(fingerprint=start["fingerprint"]), open_cache(config.weights_cache)
     beats.says("loads weights")
     loaded = load_model(folder, ops, progress=beats.of_bytes, ranks=ranks, stage=stage, cache=cache, known=known)
     beats.says("waits for the others to load")
     torch.set_num_threads(ops.torch_threads)
     pipe.send({"digests": [digest.hex() for digest in loaded.digests]})
-    pipe.receive()
+    kv_layers = pipe.receive()[0]["kv_layers"]
     if isinstance(exchange, CollectiveExchange):
         with beats.during("meets the other ranks"):
             _meet(exchange, start, ends, ops)
-    blocks = sizing.num_blocks(config, loaded, ops)[0] if start["on_device"] else None
+    blocks = sizing.num_blocks(config, loaded, ops, kv_layers=kv_layers)[0]
     pipe.send({"blocks": blocks, "arithmetic": ops.arithmetic})
     local = loaded.decoder.local
     room, _ = pipe.receive()
     beats.says("makes room for KV")
     kv = ops.allocate_kv(local.num_layers, room["blocks"], local.num_kv_heads, local.head_dim)
     copy = _copier(pipe, [part for cache in kv for part in ops.kv_parts(cache)], ends.get("host"), room["host_blocks"])
-    accelerator = accelerator_of(ops.device) if start["on_device"] else None
     if accelerator is not None:
         loaded.decoder.rotary.reserve(room["tokens"])  # graphs hold its address
     beats.says("serves")

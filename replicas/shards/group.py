@@ -27,15 +27,16 @@ from . import calls
 from .beats import BEAT_S, Patience, Watch
 from .collective import CollectiveExchange, Collectives
 from .copies import Copies
-from .host import SharedHost, shares_of
+from .costs import check_alike
+from .host import Share, SharedHost, shares_of
 from .launch import Launcher, Subprocesses
 from .meeting import Meeting, join, while_others_live
 from .member import Member
-from .own import device_of
 from .pipe import Pipe
+from .places import Account
 from .ranks import Ranks
 from .split import split
-from .stages import stages_of
+from .stages import Stage, check_stages, stages_of
 
 __all__ = ["Group"]
 
@@ -49,16 +50,15 @@ _SAID_S = 1.0  # from an exchange that fails to the word of which process has en
 
 
 class Group:
-    """Starts the other processes, which load at once. `config`: of the first; layers: of each stage, and why so many;
-    fingerprint: of the model, if it is known before any of it is read.
+    """Starts the other processes, which say what they are on, and load when layers are divided. `config`: of the first;
+    devices: of all; account: of this one; fingerprint: of the model, if it is known before any of it is read.
 
     ranks   of the first stage; None: layers are not divided
-    stages  all of them, in order
-    shares  what each process has of a block of KV, stage by stage
+    stages  after `divide`: all of them, in order
+    shares  likewise, what each process has of a block of KV, stage by stage
     hosts   after `allocate`: of each of the other processes its part of the host's blocks, where there are any
     copies  between KV and the host, that the others make
-    rooms   after `digests`: of the other processes, the blocks of KV that each has room for; of CPUs, which share what
-            there is, none says
+    rooms   after `digests`: of the other processes, the blocks of KV that each has room for
     kinds   likewise, the arithmetic of each of their operators
 
     launcher  of the others; None: they are subprocesses of this one
@@ -73,24 +73,27 @@ class Group:
         self,
         checkpoint: Checkpoint,
         config: EngineConfig,
-        layers: Sequence[int],
-        why: str,
+        devices: Sequence[str],
+        account: Account,
         launcher: Launcher | None = None,
         *,
         fingerprint: str = "",
         device: torch.device | None = None,
     ) -> None:
         launcher = launcher or Subprocesses()
-        size, self.device = config.tensor_parallel, device
-        self.stages = stages_of(checkpoint.config.num_layers, layers)
+        size, count, self.device = config.tensor_parallel, config.pipeline_parallel, device
+        check_stages(checkpoint.config.num_layers, count, config.pipeline_layers)
         parts = [split(checkpoint.config, checkpoint.format, rank, size) for rank in range(size)] if size > 1 else []
-        self.why = why
-        self.shares = shares_of(checkpoint.config, self.stages, parts)
+        self.stages: Sequence[Stage] = ()
+        self.shares: Sequence[Share] = ()
+        self.why = ""
         self.hosts: list[SharedHost] = []
-        self.copies = Copies(len(self.shares) - 1)
+        self.copies = Copies(size * count - 1)
         self.rooms: list[int] = []
         self.kinds: list[str] = []
-        self._head_dim = checkpoint.config.head_dim
+        self._config, self._parts = checkpoint.config, parts
+        self._size, self._count = size, count
+        self._accounts = [account]  # this process's, and when they have said theirs, of all
         self._host_files: list[int] = []  # of the other processes, until `allocate`
         self.ranks: Ranks | None = None
         self._exchange: SharedExchange | CollectiveExchange | None = None
@@ -104,12 +107,12 @@ class Group:
         far = launcher.host()
         self._meeting = Meeting(far) if size > 1 and (device is not None or far is not None) else None
         start: dict[str, Any] = {"folder": str(checkpoint.folder), "size": size, "on_device": device is not None}
-        start |= {"layers": list(layers), "fingerprint": fingerprint}
+        start |= {"fingerprint": fingerprint}
         start["meets"] = None if self._meeting is None else {"address": self._meeting.address}
         try:
             with ExitStack() as given:  # what is given to others is closed here
                 shared = size > 1 and self._meeting is None
-                memories = [_opened(given, open_memory(size)) if shared else None for _ in self.stages]
+                memories = [_opened(given, open_memory(size)) if shared else None for _ in range(count)]
                 if self._meeting is not None:
                     self._exchange = CollectiveExchange()
                 elif memories[0] is not None:
@@ -117,16 +120,16 @@ class Group:
                 if self._exchange is not None:
                     self.ranks = Ranks(parts, 0, self._exchange)
                 before: list[int | None] = [None] * size
-                for stage in self.stages:
-                    links = [(None, None) if stage.is_last else os.pipe() for _ in range(size)]
+                for stage in range(count):
+                    links = [(None, None) if stage == count - 1 else os.pipe() for _ in range(size)]
                     for rank, (reads, writes) in enumerate(links):
                         _opened(given, reads)
-                        if (stage.index, rank) == (0, 0):
+                        if (stage, rank) == (0, 0):
                             self._after = writes
                             continue
                         _opened(given, writes)
                         self._host_files.append(os.memfd_create("motley-host-kv"))
-                        ends = {"memory": memories[stage.index], "before": before[rank], "after": writes}
+                        ends = {"memory": memories[stage], "before": before[rank], "after": writes}
                         ends["host"] = self._host_files[-1]
                         ends["meeting"] = None if self._meeting is None else self._meeting.descriptor
                         number = len(self._followers) + 1
@@ -134,9 +137,9 @@ class Group:
                             config,
                             pipeline_layers=None,
                             threads=launcher.threads(number) or config.threads,
-                            device=device_of(config, launcher, number),
+                            device=devices[number],
                         )
-                        who = {"stage": stage.index, "rank": rank, "name": _name(self.stages, stage.index, size, rank)}
+                        who = {"stage": stage, "rank": rank, "name": _name(count, stage, size, rank)}
                         member = Member(
                             number,
                             start | who | {"config": asdict(own)},
@@ -158,8 +161,40 @@ class Group:
                 os.close(self._after)
             raise
         self._handing_on = Pipe(writes=self._after)
-        self._size = size
         self._watch = Watch(self._followers, lambda: ANSWER_S if self._waiting else SILENCE_S, self._silent)
+
+    def accounts(self) -> Sequence[Account]:
+        """Of all processes, stage by stage, when they have said theirs. Raises EngineLost, and InvalidRequest where ranks
+        of a stage are not alike.
+        """
+        if len(self._accounts) == 1:
+            self._accounts += [Account(**answer["account"]) for answer in self._answers()]
+            check_alike(self._accounts, self._size)
+        return self._accounts
+
+    def divide(self, layers: Sequence[int], why: str) -> None:
+        """They load from now on. layers: of each stage, and why so many. Raises EngineLost, InvalidRequest."""
+        self.stages, self.why = stages_of(self._config.num_layers, layers), why
+        self.shares = shares_of(self._config, self.stages, self._parts)
+        self.tell({"layers": list(layers)})
+
+    def places(self) -> str:
+        """What each process has, and on what. Raises EngineLost."""
+        told = []
+        for number, account in enumerate(self.accounts()):
+            stage, rank = divmod(number, self._size)
+            first, last = self.stages[stage].layers
+            layers = f"layers {first} to {last - 1}" if last - first > 1 else f"layer {first}"
+            told.append(f"{_name(self._count, stage, self._size, rank)}: {layers} on {account}")
+        return "; ".join(told)
+
+    def kv_layers(self, number: int) -> int:
+        """Layers of KV of all processes that have the same memory as that one. Raises EngineLost."""
+        accounts = self.accounts()
+        own = accounts[number]
+        beside = [each is own or not (own.on_device or each.on_device) and each.owner == own.owner for each in accounts]
+        sizes = [stage.layers[1] - stage.layers[0] for stage in self.stages for _ in range(self._size)]
+        return sum(size for size, same in zip(sizes, beside, strict=True) if same)
 
     def check(self) -> None:
         """Raises EngineLost when one of them has been lost."""
@@ -199,13 +234,15 @@ class Group:
 
     def digests(self) -> list[Sequence[bytes]]:
         """Of the other processes' weights, when all have loaded, and have met. Raises EngineLost if one has not."""
+        self.accounts()
         every = [answer["digests"] for answer in self._answers()]
-        self.tell({"meets": True})
+        for number, follower in enumerate(self._followers, 1):
+            follower.pipe.send({"kv_layers": self.kv_layers(number)})
         if self._meeting is not None:
             assert isinstance(self._exchange, CollectiveExchange)
             self._exchange.join(self._met(self._meeting))
         answers = self._answers()
-        self.rooms = [answer["blocks"] for answer in answers if answer["blocks"] is not None]
+        self.rooms = [answer["blocks"] for answer in answers]
         self.kinds = [answer["arithmetic"] for answer in answers]
         return [[bytes.fromhex(digest) for digest in digests] for digests in every]
 
@@ -358,11 +395,13 @@ class Group:
             follower.pipe.send(*message)
 
     def _answers(self) -> list[dict[str, Any]]:
-        """One of each. Raises EngineLost."""
+        """One of each. Raises EngineLost, and InvalidRequest where one has refused what it was to do."""
         try:
             return [follower.receive() for follower in self._followers]
         except EOFError:
-            raise self._fault() from None
+            fault = self._fault()  # by then all is heard that the first to end had to say
+            refused = None if self._first is None else self._first.refused
+            raise refused or fault from None
 
     def _fault(self) -> EngineLost:
         """Why nothing comes any more."""
@@ -398,15 +437,15 @@ class Group:
             self._exchange.abort()  # the last: NCCL's waits for the device
 
     def _block_bytes(self, ops: Ops) -> list[int]:
-        return [sum(part.nbytes for part in share.block(ops, self._head_dim)) for share in self.shares]
+        return [sum(part.nbytes for part in share.block(ops, self._config.head_dim)) for share in self.shares]
 
     def _close_files(self) -> None:
         while self._host_files:
             os.close(self._host_files.pop())
 
 
-def _name(stages: Sequence[Any], stage: int, size: int, rank: int) -> str:
-    if len(stages) == 1:
+def _name(count: int, stage: int, size: int, rank: int) -> str:
+    if count == 1:
         return f"rank {rank}"
     return f"stage {stage}" if size == 1 else f"stage {stage}, rank {rank}"
 

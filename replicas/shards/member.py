@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from ..errors import EngineLost
+from ..errors import EngineLost, InvalidRequest
 from .launch import Launcher
 from .pipe import Inbox, Pipe
 
@@ -30,7 +30,7 @@ class Member:
     ended   called when it has
     copied  told which copies of KV it has made
     heard   monotonic seconds of the last that was heard of it, and `doing` what it said of itself
-    why     what it said of its end
+    why     what it said of its end; refused: if that is what it cannot do
     inbox   what it says, but for that
     """
 
@@ -46,6 +46,7 @@ class Member:
         self.name: str = start["name"]
         self.doing = "nothing yet: it was being started"
         self.why = ""
+        self.refused: InvalidRequest | None = None
         self._copied, self._closing = copied, False
         self._prepared: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         orders, answers = os.pipe(), os.pipe()
@@ -123,6 +124,8 @@ class Member:
             self.doing = fields["doing"]
         elif "why" in fields:
             self.why = fields["why"]
+            if "refused" in fields:
+                self.refused = InvalidRequest(f"{fields['refused']} ({self.name})", param=fields["param"])
         elif "prepared" in fields or "failed" in fields:
             self._prepared.put(fields)
         else:

@@ -12,7 +12,7 @@ from ..engine_config import EngineConfig
 from ..errors import InvalidRequest
 from .launch import Launcher, Subprocesses
 
-__all__ = ["config_of_process", "device_of", "is_divided"]
+__all__ = ["config_of_process", "devices_of", "is_divided"]
 
 
 def is_divided(config: EngineConfig) -> bool:
@@ -47,15 +47,17 @@ def config_of_process(config: EngineConfig, launcher: Launcher | None = None, *,
     threads = launcher.threads(0)
     if threads is None:
         threads = max(1, (config.threads or usable_cores()) // processes)
-    return replace(config, device=device_of(config, launcher, 0), threads=threads, swap_memory_bytes=0)
+    return replace(config, device=devices_of(config, launcher)[0], threads=threads, swap_memory_bytes=0)
 
 
-def device_of(config: EngineConfig, launcher: Launcher, number: int) -> str:
-    """Of process `number`. config: of all, or of the first."""
-    given = launcher.device(number)
-    if given is not None or _kind(config.device) != "cuda" or not number:
-        return given or config.device
-    return f"cuda:{_index(config.device) + number}"
+def devices_of(config: EngineConfig, launcher: Launcher | None = None) -> list[str]:
+    """Of each process, stage by stage: what its launcher says, or as configured, of GPUs one after the other."""
+    launcher = launcher or Subprocesses()
+    first = _index(config.device) if _kind(config.device) == "cuda" else None
+    return [
+        launcher.device(number) or (f"cuda:{first + number}" if first is not None and number else config.device)
+        for number in range(config.tensor_parallel * config.pipeline_parallel)
+    ]
 
 
 def _kind(device: str) -> str:

@@ -10,7 +10,7 @@ from ..config import ModelConfig
 from ..errors import InvalidRequest
 from ..quantization.base import Span
 
-__all__ = ["Stage", "stages_of"]
+__all__ = ["Stage", "check_stages", "stages_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,17 @@ class Stage:
         """As its own layers are."""
         first, last = self.layers
         return replace(config, num_layers=last - first, windows=config.windows[first:last])
+
+
+def check_stages(num_layers: int, count: int, sizes: Sequence[int] | None) -> None:
+    """Raises InvalidRequest where so many layers cannot be divided so. sizes: of each stage; None: not known yet."""
+    if sizes is not None:
+        stages_of(num_layers, sizes)
+    if count > num_layers:
+        raise InvalidRequest(
+            f"pipeline_parallel: {count} stages are more than the {num_layers} layers of the model",
+            param="pipeline_parallel",
+        )
 
 
 def stages_of(num_layers: int, sizes: Sequence[int]) -> list[Stage]:

@@ -20,6 +20,7 @@ from motley.replicas.memory import (
     history_bytes,
     history_dtype,
     kv_budget,
+    memory_owner,
     reserve_bytes,
 )
 
@@ -92,3 +93,15 @@ def test_a_container_has_what_its_control_group_has_left(tmp_path: Path) -> None
     meminfo.write_text("MemTotal:       64 kB\nMemAvailable:   32 kB\n")
     assert available_memory(tmp_path, meminfo) == 0, "the group's bound is one here too"
     assert available_memory(tmp_path / "none", meminfo) == 32 << 10
+
+
+def test_a_memory_is_the_machine_s_unless_its_control_group_has_a_bound(tmp_path: Path) -> None:
+    boot, one, other = tmp_path / "boot_id", tmp_path / "one", tmp_path / "other"
+    boot.write_text("5f2a\n")
+    for group in (one, other):
+        group.mkdir()
+        (group / "memory.max").write_text("max\n")
+    assert memory_owner(one, boot) == memory_owner(other, boot) == memory_owner(tmp_path, boot) == "5f2a"
+    (one / "memory.max").write_text("1024\n")
+    assert memory_owner(one, boot) not in ("5f2a", memory_owner(other, boot))
+    assert memory_owner(one, boot).startswith("5f2a/")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,15 +27,17 @@ from motley.replicas.checkpoint import inspect_checkpoint
 from motley.replicas.decoder import Decoder
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import EngineLost, InvalidRequest
+from motley.replicas.fit import cpu, known
 from motley.replicas.plan import PlanItem, StepPlan
 from motley.replicas.protocol import Pooling, Request, SamplingParams
 from motley.replicas.runner import prepare
 from motley.replicas.shards import calls, group
-from motley.replicas.shards.costs import chosen_layers
+from motley.replicas.shards.costs import best_layers
 from motley.replicas.shards.gpu_lead import Guarded, Together
 from motley.replicas.shards.gpu_stage import OnDevice
 from motley.replicas.shards.launch import Subprocesses
-from motley.replicas.shards.own import config_of_process, device_of
+from motley.replicas.shards.own import config_of_process, devices_of
+from motley.replicas.shards.places import Account, account_of
 from motley.replicas.shards.stages import stages_of
 from motley.replicas.weights import Weights
 
@@ -53,11 +58,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_checkpoint(tmp_path_factory.mktemp("model"), "qwen2", num_hidden_layers=4, tie_word_embeddings=True)
 
 
-def built(folder: Path, what: str = "serves", **way: Any) -> BuiltEngine:
+def built(folder: Path, what: str = "serves", says: Sequence[dict[str, Any]] = (), **way: Any) -> BuiltEngine:
     config = EngineConfig(
         dtype="float32", threads=2, kv_memory_bytes=KV_BYTES, max_running=6, max_batch_tokens=64, **way
     )
-    return build_engine(folder, config, ops=LateOps(), accelerator=LateDevice(), launcher=LateProcesses(what))
+    return build_engine(folder, config, ops=LateOps(), accelerator=LateDevice(), launcher=LateProcesses(what, says))
 
 
 def followers() -> list[int]:
@@ -244,16 +249,6 @@ def test_what_comes_from_another_card_is_computed_in_the_dtype_of_this_one(folde
     assert torch.equal(*found)
 
 
-GIB = 2**30
-CARDS = {
-    "P40": SimpleNamespace(name="Tesla P40", major=6, minor=1, multi_processor_count=30, total_memory=24 * GIB),
-    "T4": SimpleNamespace(name="Tesla T4", major=7, minor=5, multi_processor_count=40, total_memory=15 * GIB),
-    "A100": SimpleNamespace(
-        name="NVIDIA A100-SXM4-40GB", major=8, minor=0, multi_processor_count=108, total_memory=40 * GIB
-    ),
-}
-
-
 class Booked(Subprocesses):
     """Whose processes see one GPU each, as Ray's do."""
 
@@ -261,23 +256,49 @@ class Booked(Subprocesses):
         return "cuda"
 
 
-def test_layers_go_by_what_gpus_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_are_one_after_the_other_unless_each_process_sees_its_own() -> None:
+    assert devices_of(EngineConfig(device="cuda:1", pipeline_parallel=3)) == ["cuda:1", "cuda:2", "cuda:3"]
+    assert devices_of(EngineConfig(device="cuda", pipeline_parallel=2), Booked()) == ["cuda", "cuda"]
+
+
+def test_layers_go_by_what_gpus_there_are(tmp_path: Path) -> None:
     folder = build_checkpoint(tmp_path, num_hidden_layers=12, vocab_size=64, hidden_size=256, intermediate_size=512)
-    checkpoint, here = inspect_checkpoint(folder), [CARDS["P40"], CARDS["T4"], CARDS["A100"], CARDS["A100"]]
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: here[device.index or 0])
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(here))
-    config = config_of_process(EngineConfig(device="cuda:1", pipeline_parallel=3))
-    assert [device_of(config, Subprocesses(), number) for number in range(3)] == ["cuda:1", "cuda:2", "cuda:3"]
-    slow, fast, other = chosen_layers(checkpoint, config, LateOps)[0]
+    checkpoint = inspect_checkpoint(folder)
+    p40, t4, a100 = (account_of(checkpoint, known(name)[0]) for name in ("Tesla P40", "Tesla T4", "NVIDIA A100-SXM4-40GB"))
+    slow, fast, other = best_layers(checkpoint.config, [t4, a100, a100], 1, 16)[0]
     assert slow < fast
     assert abs(fast - other) <= 1
-    config = config_of_process(EngineConfig(device="cuda", pipeline_parallel=2, tensor_parallel=2))
-    first, second = chosen_layers(checkpoint, config, LateOps)[0]
-    assert first < second, "the first two are the weaker ones"
-    config = config_of_process(EngineConfig(device="cuda", pipeline_parallel=3), Booked())
-    layers, why = chosen_layers(checkpoint, config, LateOps, Booked())
-    assert layers == (4, 4, 4)
-    assert "as if all GPUs were like the first process's" in why
+    first, second = best_layers(checkpoint.config, [a100, t4, a100, a100], 2, 16)[0]
+    assert first < second, "of two ranks each does as much as the weaker"
+    first, second = best_layers(checkpoint.config, [p40, t4], 1, 16)[0]
+    assert first < second, "a P40 reads a dense layer in fp32"
+    assert Account(**json.loads(json.dumps(asdict(t4)))) == t4
+    assert str(t4) == "Tesla T4 (7.5), 320 GB/s, 13.1 of 13.7 GiB free, in float16"
+
+
+def test_layers_go_by_what_each_process_says_of_the_card_that_it_alone_sees(tmp_path: Path) -> None:
+    """Of the second three times the first's bandwidth; of the third as much, and room for two layers."""
+    folder = build_checkpoint(tmp_path, "qwen2", num_hidden_layers=12, vocab_size=64)
+    own = account_of(inspect_checkpoint(folder), cpu(LateOps), threads=1)
+    fast: dict[str, Any] = {"name": "a card", "bandwidth": 3 * own.bandwidth, "compute": 3 * own.compute}
+    room = 2 * (own.layers[0] + own.kv_block) + own.head + 2**28  # which is kept in reserve
+    says = [fast, fast | {"name": "a small one", "total": room, "free": room}]
+    made = built(folder, says=says, pipeline_parallel=3, max_model_len=16)
+    try:
+        assert made.group is not None
+        assert [stage.layers for stage in made.group.stages] == [(0, 3), (3, 10), (10, 12)]
+        assert re.search("stage 1: layers 3 to 9 on a card, .*; stage 2: layers 10 to 11 on a small one", made.choices["stages"])
+        [[tokens]] = said(made, [request([7, 3, 5], max_tokens=4)])[:1]
+    finally:
+        made.close()
+    one = built(folder, max_model_len=16)
+    assert [[tokens]] == said(one, [request([7, 3, 5], max_tokens=4)])[:1]
+    one.close()
+
+
+def test_ranks_that_compute_in_other_dtypes_are_refused(folder: Path) -> None:
+    with pytest.raises(InvalidRequest, match=r"ranks of stage 0 are .* in float32; and .* in float16: what they add up"):
+        built(folder, says=[{"dtype": "float16"}], **RANKS)
 
 
 def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

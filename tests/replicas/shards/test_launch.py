@@ -8,15 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from steps import exact_ops
 from tiny_checkpoints import build_checkpoint
 
-from motley.replicas.checkpoint import inspect_checkpoint
+from motley.replicas.checkpoint import Checkpoint, inspect_checkpoint
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import EngineFault
+from motley.replicas.fit import cpu
 from motley.replicas.shards import group
 from motley.replicas.shards.group import Group
 from motley.replicas.shards.launch import Handle, Subprocesses
 from motley.replicas.shards.own import config_of_process
+from motley.replicas.shards.places import Account, account_of
 
 
 class Counted(Subprocesses):
@@ -43,13 +46,17 @@ class Noted:
         return None
 
 
+def of_cpu(checkpoint: Checkpoint) -> Account:
+    return account_of(checkpoint, cpu(exact_ops))
+
+
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: Subprocesses) -> list[tuple[int, int]]:
     """Of each process its number and its threads, the first one's among them."""
     monkeypatch.setattr(group, "Member", Noted)
     checkpoint = inspect_checkpoint(build_checkpoint(tmp_path / "model"))
     config = config_of_process(EngineConfig(pipeline_parallel=3, threads=6), launcher)
     assert config.threads is not None
-    found = Group(checkpoint, config, (1, 1, 1), "told", launcher)
+    found = Group(checkpoint, config, ["cpu"] * 3, of_cpu(checkpoint), launcher)
     try:
         others = [(each.number, each.threads) for each in found._followers]  # type: ignore[attr-defined]
         return [(0, config.threads), *others]
@@ -76,5 +83,5 @@ def test_where_one_cannot_be_started_nothing_is_left(tmp_path: Path) -> None:
     config = config_of_process(EngineConfig(dtype="float32", pipeline_parallel=3, threads=3))
     before = set(os.listdir("/proc/self/fd"))
     with pytest.raises(EngineFault, match="no place for it"):
-        Group(checkpoint, config, (1, 1, 1), "told", Refuses())
+        Group(checkpoint, config, ["cpu"] * 3, of_cpu(checkpoint), Refuses())
     assert set(os.listdir("/proc/self/fd")) <= before

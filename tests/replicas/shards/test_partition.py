@@ -5,17 +5,48 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
 from motley.replicas.errors import InvalidRequest
-from motley.replicas.shards.partition import Cost, StageDevice, partition, stage_seconds
+from motley.replicas.shards.partition import Cost, Seat, partition, stage_seconds
 
 NOTHING = Cost(0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Device:
+    """memory: bytes of its own; more: in how many times the bytes it holds what others do."""
+
+    bandwidth: float
+    compute: float
+    memory: float
+    more: int = 1
+
+    def cost(self, cost: Cost) -> Cost:
+        return Cost(cost.read_bytes * self.more, cost.operations, cost.held_bytes * self.more)
+
+
 costs = st.builds(Cost, st.integers(0, 50), st.integers(0, 50), st.integers(0, 20))
-devices = st.builds(StageDevice, st.integers(1, 9), st.integers(1, 9), st.integers(0, 90))
+devices = st.builds(Device, st.integers(1, 9), st.integers(1, 9), st.integers(0, 90), st.integers(1, 2))
+
+
+def seats(layers: Sequence[Cost], first: Cost, last: Cost, on: Sequence[Device]) -> list[Seat]:
+    """Each on its own memory, by its number."""
+    return [
+        Seat(
+            each.bandwidth, each.compute, [each.cost(layer) for layer in layers], each.cost(first), each.cost(last),
+            {str(number): 1.0},
+        )
+        for number, each in enumerate(on)
+    ]  # fmt: skip
+
+
+def divided(layers: Sequence[Cost], first: Cost, last: Cost, on: Sequence[Device]) -> tuple[int, ...]:
+    return partition(seats(layers, first, last, on), {str(number): each.memory for number, each in enumerate(on)})
 
 
 def ways(layers: int, stages: int) -> Iterator[tuple[int, ...]]:
@@ -23,75 +54,105 @@ def ways(layers: int, stages: int) -> Iterator[tuple[int, ...]]:
         yield tuple(end - begin for begin, end in itertools.pairwise((0, *cuts, layers)))
 
 
-def seconds(
-    sizes: Sequence[int], layers: Sequence[Cost], first: Cost, last: Cost, on: Sequence[StageDevice]
-) -> list[float]:
-    """Of each stage, counted one by one."""
-    left = list(layers)
-    found = []
-    for stage, (size, device) in enumerate(zip(sizes, on, strict=True)):
-        own = [left.pop(0) for _ in range(size)]
-        own += [first] if stage == 0 else []
-        own += [last] if stage == len(on) - 1 else []
-        found.append(stage_seconds(device, own))
-    assert not left
+def parts(sizes: Sequence[int], at: Sequence[Seat]) -> list[list[Cost]]:
+    """Of each stage, one by one."""
+    begun, found = 0, []
+    for stage, (size, seat) in enumerate(zip(sizes, at, strict=True)):
+        own = list(seat.layers[begun : begun + size])
+        own += [seat.first] if stage == 0 else []
+        own += [seat.last] if stage == len(at) - 1 else []
+        begun += size
+        found.append(own)
     return found
+
+
+def held(costs: Sequence[Cost]) -> float:
+    return sum(cost.held_bytes for cost in costs)
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(costs, min_size=1, max_size=7), costs, costs, st.lists(devices, min_size=1, max_size=4))
-def test_no_other_way_is_better(layers: list[Cost], first: Cost, last: Cost, on: list[StageDevice]) -> None:
+def test_no_other_way_is_better(layers: list[Cost], first: Cost, last: Cost, on: list[Device]) -> None:
     """Every way is tried; where none fits, that is said."""
-    by_way = {way: seconds(way, layers, first, last, on) for way in ways(len(layers), len(on))}
-    slowest = min((max(each) for each in by_way.values()), default=math.inf)
+    at = seats(layers, first, last, on)
+    by_way = {way: parts(way, at) for way in ways(len(layers), len(on))}
+    fitting = {
+        way: [stage_seconds(seat, own) for seat, own in zip(at, of_stages, strict=True)]
+        for way, of_stages in by_way.items()
+        if all(held(own) <= device.memory for own, device in zip(of_stages, on, strict=True))
+    }
+    slowest = min((max(each) for each in fitting.values()), default=math.inf)
     if slowest == math.inf:
         with pytest.raises(InvalidRequest) as refused:
-            partition(layers, first, last, on)
+            divided(layers, first, last, on)
         assert refused.value.param == "pipeline_parallel"
         return
-    found = partition(layers, first, last, on)
-    assert max(by_way[found]) == slowest
-    alike = min(sum(t * t for t in each) for each in by_way.values() if max(each) == slowest)
-    assert sum(t * t for t in by_way[found]) == pytest.approx(alike)
+    found = divided(layers, first, last, on)
+    assert max(fitting[found]) == slowest
+    alike = min(sum(t * t for t in each) for each in fitting.values() if max(each) == slowest)
+    assert sum(t * t for t in fitting[found]) == pytest.approx(alike)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(costs, min_size=3, max_size=7), st.lists(st.sampled_from("ab"), min_size=2, max_size=3), st.data())
+def test_what_shares_a_memory_takes_no_more_of_it_together(layers: list[Cost], on: list[str], data: st.DataObject) -> None:
+    """All of one memory: they fit if the model does."""
+    memory = {name: data.draw(st.integers(0, 120)) for name in on}
+    at = [Seat(1 + number, 9, layers, NOTHING, NOTHING, {name: 1.0}) for number, name in enumerate(on)]
+    try:
+        found = partition(at, memory)
+    except InvalidRequest:
+        assert len(memory) > 1 or held(layers) > sum(memory.values())
+        return
+    for name, nbytes in memory.items():
+        assert sum(held(own) for own, each in zip(parts(found, at), on, strict=True) if each == name) <= nbytes
+
+
+def test_ranks_of_one_host_have_its_memory_once_and_those_of_two_have_both() -> None:
+    """Each rank holds half of a stage."""
+    layers, rest = [Cost(1, 0, 1)] * 10, {"c": 1.0}
+    for draws, memory in (({"a": 1.0}, {"a": 4, "c": 99}), ({"a": 0.5, "b": 0.5}, {"a": 4, "b": 4, "c": 99})):
+        at = [Seat(9, 9, layers, NOTHING, NOTHING, draws), Seat(1, 9, layers, NOTHING, NOTHING, rest)]
+        assert partition(at, memory)[0] == sum(memory[name] for name in draws)
 
 
 def test_a_device_of_three_times_the_bandwidth_has_three_times_the_layers() -> None:
-    on = [StageDevice(1, 1e9, 1e9), StageDevice(3, 1e9, 1e9)]
-    assert partition([Cost(1, 0, 1)] * 24, NOTHING, NOTHING, on) == (6, 18)
+    on = [Device(1, 1e9, 1e9), Device(3, 1e9, 1e9)]
+    assert divided([Cost(1, 0, 1)] * 24, NOTHING, NOTHING, on) == (6, 18)
 
 
 def test_what_computes_slowly_has_fewer_where_computing_takes_the_time() -> None:
-    on = [StageDevice(100, 1, 1e9), StageDevice(100, 5, 1e9)]
-    assert partition([Cost(1, 10, 1)] * 12, NOTHING, NOTHING, on) == (2, 10)
+    on = [Device(100, 1, 1e9), Device(100, 5, 1e9)]
+    assert divided([Cost(1, 10, 1)] * 12, NOTHING, NOTHING, on) == (2, 10)
 
 
 def test_memory_bounds_what_bandwidth_would_have() -> None:
-    on = [StageDevice(1, 1e9, 100), StageDevice(9, 1e9, 4)]
-    assert partition([Cost(1, 0, 1)] * 10, NOTHING, NOTHING, on) == (6, 4)
-    assert partition([Cost(1, 0, 1)] * 10, NOTHING, Cost(0, 0, 2), on) == (8, 2)
+    on = [Device(1, 1e9, 100), Device(9, 1e9, 4)]
+    assert divided([Cost(1, 0, 1)] * 10, NOTHING, NOTHING, on) == (6, 4)
+    assert divided([Cost(1, 0, 1)] * 10, NOTHING, Cost(0, 0, 2), on) == (8, 2)
 
 
 def test_a_head_is_as_good_as_layers() -> None:
     """An embedding is held, and a step reads rows of it alone."""
-    on = [StageDevice(1, 1e9, 1e9)] * 2
-    assert partition([Cost(1, 0, 1)] * 10, Cost(0, 0, 4), Cost(4, 0, 4), on) == (7, 3)
-    assert partition([Cost(1, 0, 1)] * 10, Cost(0, 0, 4), Cost(40, 0, 4), on) == (9, 1)
+    on = [Device(1, 1e9, 1e9)] * 2
+    assert divided([Cost(1, 0, 1)] * 10, Cost(0, 0, 4), Cost(4, 0, 4), on) == (7, 3)
+    assert divided([Cost(1, 0, 1)] * 10, Cost(0, 0, 4), Cost(40, 0, 4), on) == (9, 1)
 
 
 def test_stages_before_a_heavy_head_are_alike() -> None:
-    on = [StageDevice(1, 1e9, 1e9)] * 3
-    assert partition([Cost(1, 0, 1)] * 9, NOTHING, Cost(20, 0, 1), on) == (4, 4, 1)
+    on = [Device(1, 1e9, 1e9)] * 3
+    assert divided([Cost(1, 0, 1)] * 9, NOTHING, Cost(20, 0, 1), on) == (4, 4, 1)
 
 
 @pytest.mark.parametrize(
     ("layers", "on", "said"),
     [
-        (2, [StageDevice(1, 1, 1e9)] * 3, "3 stages are more than the 2 layers"),
-        (4, [StageDevice(1, 1, 1)] * 2, "do not fit 2 stages"),
-        (4, [StageDevice(1, 1, 1e9), StageDevice(1, 1, 0)], "do not fit 2 stages"),
+        (2, [Device(1, 1, 1e9)] * 3, "3 stages are more than the 2 layers"),
+        (4, [Device(1, 1, 1)] * 2, "do not fit 2 stages"),
+        (4, [Device(1, 1, 1e9), Device(1, 1, 0)], "do not fit 2 stages"),
     ],
 )
-def test_what_is_impossible_is_refused_by_name(layers: int, on: list[StageDevice], said: str) -> None:
+def test_what_is_impossible_is_refused_by_name(layers: int, on: list[Device], said: str) -> None:
     with pytest.raises(InvalidRequest, match=said) as refused:
-        partition([Cost(1, 1, 1)] * layers, NOTHING, NOTHING, on)
+        divided([Cost(1, 1, 1)] * layers, NOTHING, NOTHING, on)
     assert refused.value.param == "pipeline_parallel"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +18,25 @@ import pytest
 from awq_files import build_awq
 from fp8_files import build_fp8
 from gptq_files import build_gptq
+from late_follower import LateProcesses
 from served import alive, children, command_line
 from steps import exact_ops
 from tiny_checkpoints import build_checkpoint
 
 from motley import Engine, SamplingParams
 from motley.kernels.cpu.build import library
+from motley.replicas import sizing
+from motley.replicas.build import build_engine
 from motley.replicas.checkpoint import inspect_checkpoint
 from motley.replicas.decoder import Decoder, Stream
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import EngineLost, InvalidRequest
+from motley.replicas.fit import cpu
 from motley.replicas.layers import MLP
-from motley.replicas.shards.costs import chosen_layers
+from motley.replicas.shards.costs import best_layers, chosen_layers
+from motley.replicas.shards.launch import Subprocesses
 from motley.replicas.shards.lead import Line
+from motley.replicas.shards.places import account_of
 
 PROMPTS = [[7, 3, 200, 41, 41, 90, 5, 250], [17, 33, 101], list(range(60))]
 FOUR = {"num_hidden_layers": 4}
@@ -48,7 +56,8 @@ def greedy(**given: Any) -> SamplingParams:
 
 
 def engine(folder: Path, stages: int = 2, **settings: Any) -> Engine:
-    return Engine(folder, dtype="float32", kv_memory_bytes=1 << 20, pipeline_parallel=stages, **settings)
+    settings = {"kv_memory_bytes": 1 << 20} | settings
+    return Engine(folder, dtype="float32", pipeline_parallel=stages, **settings)
 
 
 def followers(parent: int | None = None) -> list[int]:
@@ -108,11 +117,54 @@ def test_layers_are_chosen_by_what_stages_cost(tmp_path: Path) -> None:
         assert made._built.choices["stages"].startswith(
             "5, 1 layers: the slowest stage takes the least; the head is as"
         )
+        assert re.search(r"stage 0: layers 0 to 4 on cpu, \d+ threads of .*; stage 1: layer 5 on cpu", made._built.choices["stages"])
     checkpoint, config = inspect_checkpoint(folder), EngineConfig(pipeline_parallel=2, pipeline_layers=(2, 4))
-    assert chosen_layers(checkpoint, config, exact_ops) == ((2, 4), "2, 4 layers: as configured")
+    assert chosen_layers(checkpoint.config, config, lambda: []) == ((2, 4), "2, 4 layers: as configured")
     even = inspect_checkpoint(build_checkpoint(tmp_path / "even", num_hidden_layers=6, vocab_size=16))
-    config = EngineConfig(pipeline_parallel=2)
-    assert chosen_layers(even, config, exact_ops)[0] == (3, 3)
+    assert best_layers(even.config, [account_of(even, cpu(exact_ops))] * 2, 1, 16)[0] == (3, 3)
+
+
+class Unequal(Subprocesses):
+    """The second has three times the threads of the first."""
+
+    def threads(self, number: int) -> int | None:
+        return (1, 3)[number]
+
+
+def test_layers_go_by_the_threads_that_each_process_has(tmp_path: Path) -> None:
+    folder = build_checkpoint(tmp_path / "model", num_hidden_layers=12, vocab_size=16)
+    config = EngineConfig(dtype="float32", kv_memory_bytes=1 << 20, pipeline_parallel=2)
+    made = build_engine(folder, config, launcher=Unequal())
+    try:
+        assert made.group is not None
+        assert [stage.layers for stage in made.group.stages] == [(0, 3), (3, 12)]
+    finally:
+        made.close()
+
+
+def test_a_host_s_memory_is_counted_once_for_all_of_its_stages(tmp_path: Path) -> None:
+    """Of two hosts each has its own; and where one has two stages of three, these have less together."""
+    checkpoint = inspect_checkpoint(build_checkpoint(tmp_path / "model", num_hidden_layers=12, vocab_size=16))
+    whole = account_of(checkpoint, cpu(exact_ops))
+    needed = sum(whole.layers) + whole.embedding + whole.head + 12 * whole.kv_block
+    one, other = (replace(whole, free=int(0.6 * needed), owner=owner) for owner in ("one", "other"))
+    assert best_layers(checkpoint.config, [one, other], 1, 16)[0] == (6, 6)
+    with pytest.raises(InvalidRequest, match=r"do not fit 2 stages with 0\.00 GiB of cpu, 1 threads$"):
+        best_layers(checkpoint.config, [one, one], 1, 16)
+    first, second, third = best_layers(checkpoint.config, [one, one, replace(other, bandwidth=1e9)], 1, 16)[0]
+    assert (first + second, third) == (7, 5), "seven layers are what fits one of them, and the other is slow"
+
+
+def test_a_process_of_another_host_has_room_of_its_own_for_kv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here a quarter of what is free is for all four layers, or, where the others are elsewhere, for the first."""
+    folder, free = build_checkpoint(tmp_path / "model", **FOUR), 2**23
+    monkeypatch.setattr(sizing, "free_memory", lambda: free)
+    config = EngineConfig(dtype="float32", threads=2, pipeline_parallel=2, pipeline_layers=(1, 3))
+    of_layer = sum(cache.nbytes for cache in exact_ops().allocate_kv(1, 1, 2, 16))
+    for says, layers in (({}, 4), ({"owner": "elsewhere"}, 1)):
+        made = build_engine(folder, config, launcher=LateProcesses("on_cpu", [says]))
+        made.close()
+        assert made.profile.kv_blocks_total == free // 4 // (layers * of_layer)
 
 
 def test_three_stages(tmp_path: Path) -> None:
@@ -230,6 +282,7 @@ def test_stages_end_with_the_process_that_started_them(stopped: bool, tmp_path: 
         ({"swap_memory_bytes": 1 << 20}, "swap_memory_bytes"),
         ({"stages": 4}, "pipeline_parallel"),
         ({"stages": 0}, "pipeline_parallel"),
+        ({"pipeline_layers": (1, 2), "kv_memory_bytes": 4096}, "kv_memory_bytes"),  # which is a block of one layer
         ({"pipeline_layers": (1, 1)}, "pipeline_layers"),
         ({"pipeline_layers": (1, 1, 1)}, "pipeline_layers"),
         ({"pipeline_layers": (3, 0)}, "pipeline_layers"),

@@ -30,6 +30,7 @@ from motley.replicas.memory import HISTOGRAM_BYTES
 from motley.replicas.model import load_model
 from motley.replicas.protocol import BLOCK_TOKENS
 from motley.replicas.shards.costs import chosen_layers
+from motley.replicas.shards.places import account_of
 from motley.replicas.shards.ranks import Ranks
 from motley.replicas.shards.rooms import Divided, Division, Process, _Silent, divided
 from motley.replicas.shards.split import split
@@ -213,7 +214,10 @@ def test_layers_of_a_cpu_are_those_that_the_engine_chooses(tmp_path: Path) -> No
     checkpoint = inspect_checkpoint(folder)
     found = on(checkpoint, cpu(exact_ops), Division(1, 2))
     assert found.layers == (5, 1)
-    assert (found.layers, found.why) == chosen_layers(checkpoint, EngineConfig(pipeline_parallel=2), exact_ops)
+    accounts = [account_of(checkpoint, cpu(exact_ops))] * 2
+    assert (found.layers, found.why) == chosen_layers(
+        checkpoint.config, EngineConfig(pipeline_parallel=2), lambda: accounts
+    )
 
 
 @pytest.mark.parametrize(
