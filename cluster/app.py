@@ -123,7 +123,7 @@ def _pool(spec: FleetSpec, pool: PoolSpec, make_worker: Callable[[], Any], targe
             request_router_class=PoolRouter, request_routing_stats_period_s=LOAD_PERIOD_S
         ),
         # New ones first, where there is room for both: a GPU seldom has it, and none of its memory is free.
-        max_surge_percent=100 if pool.where == "cpu" else 0,
+        max_surge_percent=0 if any(pool.gpus) else 100,
         **placement_options(pool),
         **_SHARED,
     )
@@ -175,6 +175,6 @@ def _make_worker(
     launcher = None
     if pool.bundles is not None:
         booked = [bundle.cpus for bundle in pool.bundles], [bundle.resources for bundle in pool.bundles]
-        of_bundles, gpus = pool.engine.threads is None, pool.where == "cuda"
-        launcher = partial(Actors, *booked, threads=of_bundles, spread=pool.spread, gpus=gpus)
+        of_bundles = pool.engine.threads is None
+        launcher = partial(Actors, *booked, threads=of_bundles, spread=pool.spread, gpus=pool.gpus)
     return partial(engine_worker, *given, loading, access, updates_of(APPLICATION, pool.name), launcher)

@@ -78,7 +78,7 @@ class Actors:
     resources  likewise, of Ray's own
     threads    whether each process computes with as many threads as its bundle has CPUs
     spread     whether a bundle may be on another node than the replica's
-    gpus       whether each has a GPU, which is then the only one that its process sees
+    gpus       whether each has a GPU, which is then the only one that its process sees; none: none has
     """
 
     def __init__(
@@ -88,10 +88,10 @@ class Actors:
         *,
         threads: bool = True,
         spread: bool = False,
-        gpus: bool = False,
+        gpus: Sequence[bool] = (),
     ) -> None:
         self._cpus, self._resources, self._threads, self._spread = cpus, resources, threads, spread
-        self._gpus = gpus
+        self._gpus = gpus or [False] * len(cpus)
         self._group = get_current_placement_group()
         self._node = ray.get_runtime_context().get_node_id()
 
@@ -99,7 +99,7 @@ class Actors:
         return max(1, int(self._cpus[number])) if self._threads else None
 
     def device(self, number: int) -> str | None:
-        return "cuda" if self._gpus else None
+        return "cuda" if self._gpus[number] else "cpu"
 
     def host(self) -> str | None:
         return str(ray.util.get_node_ip_address()) if self._spread else None
@@ -109,7 +109,7 @@ class Actors:
             raise EngineFault(f"{name} has no bundle: the replica is in no placement group of its processes")
         options: dict[str, Any] = {
             "num_cpus": self._cpus[number],
-            **({"num_gpus": 1} if self._gpus else {}),
+            **({"num_gpus": 1} if self._gpus[number] else {}),
             "scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, number),
         }
         if self._resources[number]:

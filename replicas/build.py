@@ -43,7 +43,7 @@ from .runner import ModelRunner, Warming
 from .runners import runner_of
 from .sampling_params import SamplingParams
 from .scheduler import Scheduler
-from .shards.costs import chosen_layers
+from .shards.costs import chosen_layers, chooses_layers
 from .shards.group import Group
 from .shards.host import DividedKv
 from .shards.launch import Launcher
@@ -213,7 +213,9 @@ def build_engine(
     cache, known, group = open_cache(config.weights_cache), None, None
     if divided:
         known = known_of(checkpoint, cache)
-        account = account_here(checkpoint, config, ops, outline, on_device=accelerator is not None)
+        account = account_here(
+            checkpoint, config, ops, outline, on_device=accelerator is not None, chosen=chooses_layers(config)
+        )
         device = None if accelerator is None else ops.device
         group = Group(checkpoint, config, devices, account, launcher, fingerprint=known.fingerprint, device=device)
         progress = group.watched(progress)
@@ -330,7 +332,7 @@ def _prefixes(
         return None, "none: reuse_prefixes is off"
     swapper, host = runner.swapper, None
     if group is not None and not group.lends:
-        on_several = "are on several nodes" if group.device is None else "have it on GPUs, where it stays so far"
+        on_several = "have it on GPUs, where it stays so far" if group.on_gpus else "are on several nodes"
         return None, f"none: the processes of the model {on_several}"
     if swapper is None:
         return None, "none: there is no memory of the host for what comes and goes"

@@ -21,7 +21,7 @@ MAX_DRAFTS = 32
 class EngineConfig:
     """Settings of one engine.
 
-    device                "cpu" or "cuda[:i]"
+    device                "cpu" or "cuda[:i]"; or one of these for each of the stages, such as "cuda:0,cpu"
     graphs                on a GPU, decode as CUDA graphs
     dtype                 activations: "auto", "float32", "bfloat16", "float16"
     numerics              "exact": a batch, a chunk or a prefix hit never changes a token; "fast": kernels may
@@ -112,6 +112,8 @@ class EngineConfig:
         for name in ("max_model_len", *sizes, "threads"):
             if getattr(self, name) is not None:
                 _positive(name, getattr(self, name))
+        if self.device.count(",") not in (0, self.pipeline_parallel - 1):
+            raise _bad("device", self.device, f"a device, or one for each of {self.pipeline_parallel} stages")
         if self.pipeline_layers is not None:
             _layers(self.pipeline_layers, self.pipeline_parallel)
         if self.swap_memory_bytes is not None:

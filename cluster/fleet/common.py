@@ -37,7 +37,7 @@ def common_dtype(pools: Iterable[PoolSpec]) -> tuple[Half, str]:
     and a number beyond that is not stored; the other way mantissas are cut.
     """
     for pool in pools:
-        if pool.where == "cpu":
+        if not any(pool.gpus):
             continue
         least = _least(pool)
         if least is None:

@@ -23,36 +23,43 @@ def placement_options(pool: PoolSpec) -> dict[str, Any]:
 
     A GPU is Ray's to give, unless the pool names it by its number: then nobody else is to use it.
     """
-    selector = dict(pool.labels)
+    selector: dict[str, str] = {}
     if pool.accelerator is not None:
         selector[ACCELERATOR] = pool.accelerator
     if pool.compute_capability is not None:
         selector[COMPUTE_CAPABILITY] = one_of(capabilities_of(pool.compute_capability))
     if pool.bundles is not None:
-        return _of_bundles(pool.bundles, pool.strategy or "STRICT_PACK", selector, gpus=pool.where == "cuda")
+        return _of_bundles(pool, pool.bundles, selector)
+    selector = {**pool.labels, **selector}
+    given = 0 if ":" in pool.where else sum(pool.gpus)
     options = {
         "num_cpus": pool.booked_cpus,
-        **({"num_gpus": pool.processes} if pool.where == "cuda" else {}),
+        **({"num_gpus": given} if given else {}),
         **({"resources": dict(pool.resources)} if pool.resources else {}),
         **({"label_selector": selector} if selector else {}),
     }
     return {"ray_actor_options": options}
 
 
-def _of_bundles(
-    bundles: Sequence[BundleSpec], strategy: str, selector: dict[str, str], *, gpus: bool
-) -> dict[str, Any]:
-    """The replica's actor is in the first, and takes all of it. gpus: there is one in each."""
-    first, selectors = bundles[0], [{**selector, **bundle.labels} for bundle in bundles]
-    gpu = {"GPU": 1} if gpus else {}
+def _of_bundles(pool: PoolSpec, bundles: Sequence[BundleSpec], selector: dict[str, str]) -> dict[str, Any]:
+    """The replica's actor is in the first, and takes all of it. selector: of a node's GPU, for those that have one."""
+    first = bundles[0]
+    selectors = [
+        {**pool.labels, **(selector if gpu else {}), **bundle.labels}
+        for bundle, gpu in zip(bundles, pool.gpus, strict=True)
+    ]
+    booked = [
+        {"CPU": bundle.cpus, **({"GPU": 1} if gpu else {}), **bundle.resources}
+        for bundle, gpu in zip(bundles, pool.gpus, strict=True)
+    ]
     return {
         "ray_actor_options": {
             "num_cpus": first.cpus,
-            **({"num_gpus": 1} if gpus else {}),
+            **({"num_gpus": 1} if pool.gpus[0] else {}),
             **({"resources": dict(first.resources)} if first.resources else {}),
         },
-        "placement_group_bundles": [{"CPU": bundle.cpus, **gpu, **bundle.resources} for bundle in bundles],
-        "placement_group_strategy": strategy,
+        "placement_group_bundles": booked,
+        "placement_group_strategy": pool.strategy or "STRICT_PACK",
         **({"placement_group_bundle_label_selector": selectors} if any(selectors) else {}),
     }  # fmt: skip
 

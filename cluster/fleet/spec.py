@@ -50,14 +50,15 @@ __all__ = [
 MAX_REPLICAS = 10_000
 MAX_OBJECTIVE_S = 3600.0  # more is none
 NAME = r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"
-DEVICE = r"^(cpu|cuda(:\d{1,2})?)$"
+_DEVICE = r"(cpu|cuda(:\d{1,2})?)"
+DEVICE = f"^{_DEVICE}(,{_DEVICE})*$"
 CAPABILITY = f"^{PATTERN}$"
 LABEL_NAME = r"^[A-Za-z0-9]([A-Za-z0-9_./-]{0,250}[A-Za-z0-9])?$"
 _VALUE = r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
 LABEL_VALUE = rf"^!?({_VALUE}|in\({_VALUE}(, ?{_VALUE})*\))$"
 PATTERNS = {  # in words
     NAME: "lower-case letters, digits and hyphens, at most 40",
-    DEVICE: "cpu, cuda, or cuda:N",
+    DEVICE: "cpu, cuda, or cuda:N; or one for each stage, such as cuda,cpu",
     CAPABILITY: "one such as 7.5 or >=8.0",
     LABEL_NAME: "the name of a label",
     LABEL_VALUE: "a label's value such as T4, in(T4, L4) or !T4",
@@ -300,7 +301,8 @@ class PoolSpec(Spec):
     replicas: ReplicaRange = Field(default_factory=lambda: ReplicaRange.model_validate({}))
     device: str | None = Field(None, pattern=DEVICE)
     """cpu; cuda: one GPU for each process of a replica, given by Ray; cuda:1: that one of its machine, and of a divided
-    replica those after it. By default cuda where an accelerator or a compute capability is asked for, else cpu."""
+    replica those after it; cuda,cpu: of stages that are not alike, one for each. By default cuda where an accelerator or
+    a compute capability is asked for, else cpu."""
     accelerator: LabelValue | None = None
     """Nodes whose label ray.io/accelerator-type is this: T4, A10, in(A10, A10G)."""
     compute_capability: Capability | None = None
@@ -330,7 +332,7 @@ class PoolSpec(Spec):
     """How many layers each stage has; by default, so that the slowest takes the least."""
     bundles: list[BundleSpec] | None = None
     """Of each process of a divided replica, stage by stage and of each its ranks: a placement group of Ray's, where the
-    replica has the first and each other process is an actor in its own; of GPUs each has one. By default they are its
+    replica has the first and each other process is an actor in its own; on GPUs each has one. By default they are its
     subprocesses, and it books for all."""
     strategy: Literal["STRICT_PACK", "PACK", "SPREAD", "STRICT_SPREAD"] | None = None
     """How Ray places the bundles: by default STRICT_PACK, on one node. By others they may be on several, and are joined
@@ -354,6 +356,13 @@ class PoolSpec(Spec):
     def processes(self) -> int:
         """Of each replica."""
         return self.tensor_parallel * self.pipeline_parallel
+
+    @property
+    def gpus(self) -> list[bool]:
+        """Of each process of a replica, stage by stage, whether it has one."""
+        stages = self.where.split(",")
+        stages = stages if len(stages) > 1 else stages * self.pipeline_parallel
+        return [stage != "cpu" for stage in stages for _ in range(self.tensor_parallel)]
 
     @property
     def spread(self) -> bool:
@@ -381,6 +390,9 @@ class PoolSpec(Spec):
                 "stages",
                 "pipeline_layers",
             )
+        if self.where.count(",") not in (0, self.pipeline_parallel - 1):
+            message = f"{self.where!r} is not accepted; expected one, or one for each of {self.pipeline_parallel} stages"
+            raise refused(message, "device")
         self._check_bundles()
         if self.name in RESERVED:
             raise refused(f"{self.name!r} is not accepted; it is the name of another part of the service", "name")
@@ -396,7 +408,7 @@ class PoolSpec(Spec):
         if self.simulate is not None and self.where != "cpu":
             at = next(each for each in ("device", "accelerator", "compute_capability") if getattr(self, each))
             raise refused("a simulated GPU is computed on a CPU: one or the other", at)
-        if self.where == "cpu" and (self.accelerator or self.compute_capability):
+        if not any(self.gpus) and (self.accelerator or self.compute_capability):
             raise refused("'cpu' is not accepted: the pool asks for a kind of GPU; expected cuda", "device")
         return self
 
@@ -414,7 +426,7 @@ class PoolSpec(Spec):
         for name, given in (("cpus", self.cpus is not None), ("resources", bool(self.resources))):
             if given:
                 raise refused("of a replica without `bundles`, each of which has its own", name)
-        if self.where not in ("cpu", "cuda"):
+        if ":" in self.where:
             raise refused(f"{self.where!r} is not accepted with `bundles`; expected cuda, of which Ray gives", "device")
 
     @field_validator("compute_capability")

@@ -39,11 +39,14 @@ def make(
 ) -> Found:
     """The same call of the decoder here: what it gives, or of a stage that is not the last, what goes on to the next.
 
-    stream  what the stage before gave
+    stream  what the stage before gave, in whatever dtype that computes in
     """
     method: Callable[..., torch.Tensor] = getattr(decoder, fields["method"])
+    dtype = decoder.ops.dtype
     if "hidden" in tensors:
-        return method(tensors["hidden"])
+        return method(tensors["hidden"].to(dtype))
+    if stream is not None:
+        stream = stream[0].to(dtype), stream[1].to(dtype)
     said: dict[str, Any] = dict(tensors)
     said |= {name: tuple(value) if isinstance(value, list) else value for name, value in fields["batch"].items()}
     batch = StepBatch(**said)

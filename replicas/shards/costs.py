@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from ..blocks import blocks_for
 from ..config import ModelConfig
@@ -13,9 +14,14 @@ from ..protocol import BLOCK_TOKENS
 from .partition import Cost, Seat, partition, stage_seconds
 from .places import Account
 
-__all__ = ["best_layers", "check_alike", "chosen_layers"]
+__all__ = ["best_layers", "check_alike", "chooses_layers", "chosen_layers"]
 
 _CONTEXT = 1024  # tokens of KV that a step reads
+
+
+def chooses_layers(config: EngineConfig) -> bool:
+    """Whether layers go by what processes say of their devices."""
+    return config.pipeline_layers is None and config.pipeline_parallel > 1
 
 
 def chosen_layers(
@@ -39,6 +45,7 @@ def best_layers(
 
     Raises InvalidRequest.
     """
+    accounts = _evened(accounts)
     owners, memory = _memories(accounts)
     seats = [
         _seat(model, accounts[first : first + ranks], owners[first : first + ranks], tokens)
@@ -59,6 +66,20 @@ def check_alike(accounts: Sequence[Account], ranks: int) -> None:
                 "is of one dtype, on devices of one kind; expected such, or stages (pipeline_parallel)",
                 param="tensor_parallel",
             )
+
+
+def _evened(accounts: Sequence[Account]) -> list[Account]:
+    """CPUs of one host have what they measured together, by their threads: they did it at once, in each other's way.
+
+    So those that are alike have the same figure, and their layers are the same at every start.
+    """
+    def of_thread(owner: str) -> float:
+        own = [each for each in accounts if each.owner == owner and not each.on_device]
+        return sum(each.bandwidth for each in own) / sum(each.threads for each in own)
+
+    return [
+        each if each.on_device else replace(each, bandwidth=each.threads * of_thread(each.owner)) for each in accounts
+    ]
 
 
 def _memories(accounts: Sequence[Account]) -> tuple[list[str], dict[str, float]]:

@@ -2,11 +2,11 @@
 
 Messages come and answers go by pipes, as pipe.py has them, each question answered when it is done: first which model,
 of which it answers what that costs on its own device (places.py); then which layers to load, then to meet the other
-ranks, then how many KV blocks there are; then calls of the decoder. Nobody asks a rank of the
-first stage for results. A later stage takes what the one before it gave by a pipe of its own, and the last answers the
-process that started it; each says all the time that it lives and what it does (beats.py), and of what it ended. All
-hear between calls of other weights to be prepared, which is answered, or forgotten; and of KV to be copied to or from
-the host, and say when that is done. Ranks of one stage on GPUs are called as gpu_follower.py has it.
+ranks, then how many KV blocks there are; then calls of the decoder. Nobody asks a rank of the first stage for results.
+A later stage takes what the one before it gave by a pipe of its own, and the last answers the process that started it;
+each says all the time that it lives and what it does (beats.py), and of what it ended. All hear between calls of other
+weights to be prepared, which is answered, or forgotten; and of KV to be copied to or from the host, and say when that
+is done. Ranks of one stage on GPUs are called as gpu_follower.py has it.
 """
 
 from __future__ import annotations
@@ -95,7 +95,9 @@ def _compute(
     ops, _ = operators(config, checkpoint.config.dtype)
     accelerator = accelerator_of(ops.device)
     outline = partial(outline_operators, config, checkpoint.config.dtype, ops)
-    account = account_here(checkpoint, config, ops, outline, on_device=accelerator is not None)
+    account = account_here(
+        checkpoint, config, ops, outline, on_device=accelerator is not None, chosen=start["chosen"]
+    )
     beats.says("waits to be told its layers")
     pipe.send({"account": asdict(account)})
     layers = pipe.receive()[0]["layers"]

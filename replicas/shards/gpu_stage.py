@@ -1,7 +1,7 @@
 """A pipeline stage's calls where it computes on a GPU: what comes and what goes on is on the host.
 
-So stages may be on unlike cards, of one node or of several, and need no way to each other's memory; each has its own
-operators, in the dtype that its card computes in.
+So stages may be on unlike cards, or some of them on a CPU, of one node or of several, and need no way to each other's
+memory; each has its own operators, in the dtype that its device computes in.
 """
 
 from __future__ import annotations
@@ -32,12 +32,8 @@ class OnDevice:
         stream: Stream | None = None,
     ) -> calls.Found:
         """As `calls.make`. Returns when it is done."""
-        dtype = decoder.ops.dtype
         found: list[calls.Found] = []
-
-        def there(values: torch.Tensor) -> torch.Tensor:
-            moved = self._accelerator.moved(values)
-            return moved.to(dtype) if moved.is_floating_point() else moved
+        there = self._accelerator.moved
 
         def work() -> None:
             moved = {name: there(values) for name, values in tensors.items()}

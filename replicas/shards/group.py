@@ -27,7 +27,7 @@ from . import calls
 from .beats import BEAT_S, Patience, Watch
 from .collective import CollectiveExchange, Collectives
 from .copies import Copies
-from .costs import check_alike
+from .costs import check_alike, chooses_layers
 from .host import Share, SharedHost, shares_of
 from .launch import Launcher, Subprocesses
 from .meeting import Meeting, join, while_others_live
@@ -62,7 +62,7 @@ class Group:
     kinds   likewise, the arithmetic of each of their operators
 
     launcher  of the others; None: they are subprocesses of this one
-    device    that has this process's work, as each other one gives its own to one of its kind; None: of CPUs none has
+    device    that has this process's work; None: it is on a CPU
 
     Raises InvalidRequest where the model cannot be divided so. One that says nothing for SILENCE_S, or ANSWER_S while
     a step waits, is lost, whatever it and this process do, and so are all: whoever waits for them is told which it was,
@@ -105,9 +105,10 @@ class Group:
         self._closed = False
         self._waiting = 0
         far = launcher.host()
-        self._meeting = Meeting(far) if size > 1 and (device is not None or far is not None) else None
-        start: dict[str, Any] = {"folder": str(checkpoint.folder), "size": size, "on_device": device is not None}
-        start |= {"fingerprint": fingerprint}
+        on_gpus = device is not None or any(each != "cpu" for each in devices)
+        self._meeting = Meeting(far) if size > 1 and (on_gpus or far is not None) else None
+        start: dict[str, Any] = {"folder": str(checkpoint.folder), "size": size, "fingerprint": fingerprint}
+        start["chosen"] = chooses_layers(config)
         start["meets"] = None if self._meeting is None else {"address": self._meeting.address}
         try:
             with ExitStack() as given:  # what is given to others is closed here
@@ -217,15 +218,21 @@ class Group:
         return all(follower.shares_memory for follower in self._followers)
 
     @property
+    def on_gpus(self) -> bool:
+        """Whether any is on one. Known once they have loaded."""
+        return any(account.on_device for account in self._accounts)
+
+    @property
     def lends(self) -> bool:
         """Whether their KV can go to a store of prefixes, and come from there. Known once they have loaded."""
-        return self.device is None and self.shares_memory
+        return self.shares_memory and not self.on_gpus
 
     def arithmetic(self, own: str) -> str:
         """Of all processes, of which this one has its own; of stages that are not alike, with the layers of each."""
         kinds, size = [own, *self.kinds], self._size
-        if self.device is None and isinstance(self._exchange, CollectiveExchange):
-            kinds = [f"{kind}-gloo" for kind in kinds]
+        if isinstance(self._exchange, CollectiveExchange):
+            by_gloo = ["" if account.on_device else "-gloo" for account in self._accounts]
+            kinds = [f"{kind}{how}" for kind, how in zip(kinds, by_gloo, strict=True)]
         if len(set(kinds)) == 1:
             return kinds[0]
         layers = [stage.layers[1] - stage.layers[0] for stage in self.stages]

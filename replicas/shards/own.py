@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -30,34 +31,54 @@ def config_of_process(config: EngineConfig, launcher: Launcher | None = None, *,
     launcher = launcher or Subprocesses()
     ranks = config.tensor_parallel > 1
     param, what = ("tensor_parallel", "ranks") if ranks else ("pipeline_parallel", "stages")
-    processes = config.tensor_parallel * config.pipeline_parallel
-    if ranks and config.device == "cpu" and not given and launcher.host() is None and library()[0] is None:
+    devices = devices_of(config, launcher)
+    if ranks and set(devices) == {"cpu"} and not given and launcher.host() is None and library()[0] is None:
         raise InvalidRequest(f"{param}: {what} need the C kernels: {library()[1]}", param=param)
     if config.swap_memory_bytes:
         message = f"swap_memory_bytes: preempted KV of several {what} is computed again so far"
         raise InvalidRequest(message, param="swap_memory_bytes")
-    if _kind(config.device) == "cuda" and launcher.device(0) is None and not given:
-        first, here = _index(config.device), torch.cuda.device_count()
-        if first + processes > here:
-            raise InvalidRequest(
-                f"{param}: {processes} processes want a GPU each, cuda:{first} to cuda:{first + processes - 1}, and "
-                f"torch can use {here} here; motley doctor tells why",
-                param=param,
-            )
+    if not given:
+        _check_gpus([device for number, device in enumerate(devices) if launcher.device(number) is None], param)
     threads = launcher.threads(0)
     if threads is None:
-        threads = max(1, (config.threads or usable_cores()) // processes)
-    return replace(config, device=devices_of(config, launcher)[0], threads=threads, swap_memory_bytes=0)
+        computing = sum(_kind(device) != "cuda" for device in devices) or len(devices)
+        threads = max(1, (config.threads or usable_cores()) // computing)
+    return replace(config, device=devices[0], threads=threads, swap_memory_bytes=0)
 
 
 def devices_of(config: EngineConfig, launcher: Launcher | None = None) -> list[str]:
-    """Of each process, stage by stage: what its launcher says, or as configured, of GPUs one after the other."""
+    """Of each process, stage by stage: what its launcher says, or as configured, of GPUs one after the other.
+
+    One that is named by its number is counted on from; those after it need not be.
+    """
     launcher = launcher or Subprocesses()
-    first = _index(config.device) if _kind(config.device) == "cuda" else None
-    return [
-        launcher.device(number) or (f"cuda:{first + number}" if first is not None and number else config.device)
-        for number in range(config.tensor_parallel * config.pipeline_parallel)
-    ]
+    stages = config.device.split(",")
+    named = stages if len(stages) > 1 else [stages[0], *[_kind(stages[0])] * (config.pipeline_parallel - 1)]
+    found: list[str] = []
+    after = 0  # the number of the next GPU
+    for device in named:
+        if _kind(device) == "cuda":
+            first = int(device.partition(":")[2] or after)
+            after = first + config.tensor_parallel
+            found += [f"cuda:{number}" for number in range(first, after)]
+        else:
+            found += [device] * config.tensor_parallel
+    return [launcher.device(number) or device for number, device in enumerate(found)]
+
+
+def _check_gpus(devices: Sequence[str], param: str) -> None:
+    """Raises InvalidRequest for GPUs that are not here, or are to be had by two processes."""
+    gpus = sorted(int(device.partition(":")[2]) for device in devices if _kind(device) == "cuda")
+    if len(set(gpus)) < len(gpus):
+        raise InvalidRequest(
+            f"device: {','.join(devices)} is not accepted; expected a GPU of its own for each process", param="device"
+        )
+    if gpus and gpus[-1] >= (here := torch.cuda.device_count()):
+        raise InvalidRequest(
+            f"{param}: {len(gpus)} processes want a GPU each, cuda:{gpus[0]} to cuda:{gpus[-1]}, and "
+            f"torch can use {here} here; motley doctor tells why",
+            param=param,
+        )
 
 
 def _kind(device: str) -> str:
@@ -65,6 +86,3 @@ def _kind(device: str) -> str:
     kind, _, index = device.partition(":")
     return kind if not index or index.isdigit() else ""
 
-
-def _index(device: str) -> int:
-    return int(device.partition(":")[2] or 0)

@@ -6,9 +6,13 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
+import torch
+
+from ...kernels.measure import time_of
 from ...kernels.ops import Ops
 from ...kernels.precision import policy_of
 from ..checkpoint import Checkpoint
@@ -18,8 +22,12 @@ from ..memory import memory_owner, reserve_bytes
 
 __all__ = ["Account", "account_here", "account_of"]
 
-# Of a core, assumed: no table tells them, and what is measured at a start would divide layers otherwise every time.
-CORE_BANDWIDTH, CORE_COMPUTE = 1e10, 1e11
+# Of a thread of a CPU, assumed: no table tells them. Bandwidth is measured where layers go by it.
+_THREAD_BANDWIDTH, _THREAD_COMPUTE = 1e10, 1e11
+_READ_BYTES = 2**27  # more than a cache has
+_READ_S = 0.05
+
+Source = Literal["table", "measured", "assumed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +38,9 @@ class Account:
     on_device        it has memory of its own, and no other process has any of it
     capability       of a GPU
     dtype            of activations
-    bandwidth        bytes a second; compute: operations a second. By the table of GPUs; of a CPU assumed, by its threads
+    threads          that it computes with, on a CPU
+    bandwidth        bytes a second; source: where that is from. compute: operations a second, by the table of GPUs; of a
+                     CPU assumed, by its threads
     total, free      bytes of memory; free before anything is loaded
     owner            of that memory: who has the same one shares it
     layers           bytes of each of the model's, as it would be held here; embedding and head: likewise
@@ -41,7 +51,9 @@ class Account:
     on_device: bool
     capability: str | None
     dtype: str
+    threads: int
     bandwidth: float
+    source: Source
     compute: float
     total: int
     free: int
@@ -58,24 +70,27 @@ class Account:
 
     def __str__(self) -> str:
         kind = "" if self.capability is None else f" ({self.capability})"
-        assumed = " assumed" if self.capability is None else ""
         memory = f"{self.free / 2**30:.1f} of {self.total / 2**30:.1f} GiB free"
-        return f"{self.name}{kind}, {self.bandwidth / 1e9:.0f} GB/s{assumed}, {memory}, in {self.dtype}"
+        return f"{self.name}{kind}, {self.bandwidth / 1e9:.0f} GB/s ({self.source}), {memory}, in {self.dtype}"
 
 
 def account_here(
-    checkpoint: Checkpoint, config: EngineConfig, ops: Ops, outline: Callable[[], Ops], *, on_device: bool
+    checkpoint: Checkpoint, config: EngineConfig, ops: Ops, outline: Callable[[], Ops], *, on_device: bool, chosen: bool
 ) -> Account:
     """Of this process. outline: makes operators for an outline, of which `ops` keep their own choices apart.
 
     on_device  it has an accelerator
+    chosen     layers are, by what processes say: a CPU's bandwidth is measured
     """
-    gpu = ops.device.type == "cuda"
-    place = at_hand(ops.device, config.kv_dtype) if gpu else cpu(outline)
-    return account_of(
-        checkpoint, place, threads=config.threads or 1, host=socket.gethostname(), on_device=on_device,
+    if ops.device.type == "cuda":
+        place = at_hand(ops.device, config.kv_dtype)
+        return account_of(checkpoint, place, host=socket.gethostname())
+    account = account_of(
+        checkpoint, cpu(outline), threads=config.threads or 1, host=socket.gethostname(), on_device=on_device,
         owner="" if on_device else memory_owner(),
     )  # fmt: skip
+    measured = chosen and not on_device
+    return replace(account, bandwidth=_read_bandwidth(), source="measured") if measured else account
 
 
 def account_of(
@@ -101,8 +116,10 @@ def account_of(
         on_device=device is not None if on_device is None else on_device,
         capability=None if device is None else str(device.capability),
         dtype=str(ops.dtype).removeprefix("torch."),
-        bandwidth=threads * CORE_BANDWIDTH if device is None else device.bandwidth,
-        compute=threads * CORE_COMPUTE
+        threads=threads,
+        bandwidth=threads * _THREAD_BANDWIDTH if device is None else device.bandwidth,
+        source="assumed" if device is None else "table",
+        compute=threads * _THREAD_COMPUTE
         if device is None
         else device.rates[policy_of(*device.capability.version).prefill.arithmetic],
         total=place.total,
@@ -113,3 +130,9 @@ def account_of(
         head=decoder.head.held.nbytes,
         kv_block=cache.nbytes,
     )
+
+
+def _read_bandwidth() -> float:
+    """Bytes a second, by torch's threads, of memory that no cache holds."""
+    values = torch.ones(_READ_BYTES // 4)  # zeros would be one page many times
+    return _READ_BYTES / time_of([values.sum], values.device, budget_s=_READ_S).p50

@@ -12,7 +12,6 @@ import torch
 
 from ..blocks import blocks_for
 from ..checkpoint import Checkpoint
-from ..cores import usable_cores
 from ..decoder import Decoder
 from ..errors import InvalidRequest
 from ..fit import Asked, Place, outlined, parts_of, value_blocks
@@ -75,10 +74,10 @@ class Divided:
 
 
 def divided(checkpoint: Checkpoint, places: Sequence[Place], asked: Asked, division: Division) -> Divided:
-    """Nothing is loaded; of the checkpoint no tensor is read. places: of each stage; CPUs are one."""
+    """Nothing is loaded; of the checkpoint no tensor is read. places: of each stage, all of one CPU or GPUs all."""
     assert len(places) == division.stages
-    on_cpu = all(place.device is None for place in places)
-    asked = replace(asked, shares=asked.shares and on_cpu)  # GPUs share nothing so far
+    assert len({place.device is None for place in places}) == 1
+    asked = replace(asked, shares=asked.shares and places[0].device is None)  # GPUs share nothing so far
     try:
         layers, why = _layers(checkpoint, places, asked, division)
         processes = _processes(checkpoint, places, asked, division.ranks, layers)
@@ -109,11 +108,9 @@ def _layers(
         return division.layers, "as asked for"
     if division.stages == 1:
         return (checkpoint.config.num_layers,), "there is one stage"
-    on_cpu = all(place.device is None for place in places)
-    threads = max(1, usable_cores() // division.processes)
-    by_place = {place.name: account_of(checkpoint, place, threads=threads) for place in places}
+    by_place = {place.name: account_of(checkpoint, place) for place in places}
     accounts = [by_place[place.name] for place in places for _ in range(division.ranks)]
-    tokens = BLOCK_TOKENS if on_cpu else asked.context * asked.batch
+    tokens = BLOCK_TOKENS if places[0].device is None else asked.context * asked.batch
     return best_layers(checkpoint.config, accounts, division.ranks, tokens)
 
 
@@ -145,14 +142,13 @@ def _alike(parts: Sequence[Split]) -> list[tuple[int, ...]]:
 
 def _room(processes: Sequence[Process]) -> tuple[int, int]:
     """Blocks of KV, each of all processes together, and what is missing. Processes of a CPU share its memory."""
-    on_cpu = [each for each in processes if each.place.device is None]
-    budgets = [
-        (_budget(each.place, each.parts), each.parts.kv_block) for each in processes if each.place.device is not None
-    ]
-    if on_cpu:
-        budget = cpu_kv_budget(on_cpu[0].place.free - sum(len(each.ranks) * each.parts.loaded for each in on_cpu))
-        budgets.append((budget, sum(len(each.ranks) * each.parts.kv_block for each in on_cpu)))
-    return min(budget.blocks(block) for budget, block in budgets), max(budget.missing for budget, _ in budgets)
+    if processes[0].place.device is None:
+        counted = [(len(each.ranks), each.parts) for each in processes]
+        budget = cpu_kv_budget(processes[0].place.free - sum(count * parts.loaded for count, parts in counted))
+        return budget.blocks(sum(count * parts.kv_block for count, parts in counted)), budget.missing
+    budgets = [_budget(each.place, each.parts) for each in processes]
+    blocks = min(budget.blocks(each.parts.kv_block) for budget, each in zip(budgets, processes, strict=True))
+    return blocks, max(budget.missing for budget in budgets)
 
 
 def _with_buffers(checkpoint: Checkpoint, processes: Sequence[Process]) -> list[Process]:

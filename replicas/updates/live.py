@@ -37,10 +37,16 @@ _KEPT = 8  # versions whose digest is known: of older ones no message is on its 
 
 
 class Others(Protocol):
-    """The other processes that have a part of the model. shares_memory: they are on this host."""
+    """The other processes that have a part of the model. shares_memory: they are on this host.
+
+    on_gpus  some of them, or this one
+    """
 
     @property
     def shares_memory(self) -> bool: ...
+
+    @property
+    def on_gpus(self) -> bool: ...
 
     def prepare(self, version: int, file: Path) -> None:
         """All of them have it, or none has, and it raises."""
@@ -85,7 +91,6 @@ class LiveWeights:
         self.loaded = loaded
         self._frozen, self._ranks, self._others = frozen, ranks, others
         self._beside = beside
-        self._divided_on_gpus = not (beside is None or others is None)
         self._folders: list[Path] = []  # of copies; the last is for those to come
         self._contents = {0: loaded.fingerprint}
         self._made_of = b""  # of the newest
@@ -136,7 +141,7 @@ class LiveWeights:
         checkpoint = self.loaded.checkpoint
         if checkpoint is None:
             raise InvalidRequest("path: this model is of no checkpoint; roll the model", param="path")
-        if self._divided_on_gpus:
+        if self._others is not None and self._others.on_gpus:
             message = "path: weights of ranks and stages on GPUs stay as they are so far; roll the model"
             raise InvalidRequest(message, param="path")
         if self._others is not None and not self._others.shares_memory:

@@ -21,7 +21,7 @@ from motley.cluster.control.policies import policy_of
 from motley.cluster.failures import ConfigurationError
 from motley.cluster.fleet import schema
 from motley.cluster.fleet.file import load_fleet
-from motley.cluster.fleet.selector import placement_options
+from motley.cluster.fleet.selector import ACCELERATOR, placement_options
 from motley.cluster.fleet.spec import ENGINE_NAMES, EngineSpec, FleetSpec, ReplicaRange, ScalingSpec, engine_config
 from motley.cluster.scaling.policies import POLICIES
 from motley.replicas.engine_config import EngineConfig
@@ -106,6 +106,7 @@ def test_the_schema_is_as_generated() -> None:
             "5:13",
             "'cuda:1' is not accepted with `bundles`; expected cuda",
         ),
+        ("    device: cpu,cuda\n", "4:13", "'cpu,cuda' is not accepted; expected one, or one for each of 1 stages"),
         ("    compute_capability: 5.0\n", "4:25", "'5.0' is not accepted; there are kernels for 6.0, 6.1, 7.0"),
         ("    compute_capability: new\n", "4:25", "'new' is not accepted; expected one such as 7.5 or >=8.0"),
         ("    device: cpu\n    accelerator: T4\n", "4:13", "the pool asks for a kind of GPU; expected cuda"),
@@ -290,6 +291,19 @@ def test_of_gpus_each_process_books_one(tmp_path: Path) -> None:
     assert placed["ray_actor_options"] == {"num_cpus": 1.0, "num_gpus": 1}
     assert placed["placement_group_bundles"] == [{"CPU": 1.0, "GPU": 1}] * 4
     serve.deployment(type("Replica", (), {}), **placed)  # which Serve takes
+
+
+def test_stages_on_a_cpu_book_no_gpu(tmp_path: Path) -> None:
+    """Nor do they want a node that has one of that kind."""
+    of = "name: a, device: 'cuda,cpu', accelerator: T4, labels: {rack: r3}, pipeline_parallel: 2"
+    pool = load(tmp_path, f"model: demo\npools: [{{{of}}}]\n").pools[0]
+    assert placement_options(pool)["ray_actor_options"] == {
+        "num_cpus": 2.0, "num_gpus": 1, "label_selector": {"rack": "r3", ACCELERATOR: "T4"},
+    }  # fmt: skip
+    pool = load(tmp_path, f"model: demo\npools: [{{{of}, bundles: [{{}}, {{cpus: 4}}]}}]\n").pools[0]
+    placed = placement_options(pool)
+    assert placed["placement_group_bundles"] == [{"CPU": 1.0, "GPU": 1}, {"CPU": 4.0}]
+    assert placed["placement_group_bundle_label_selector"] == [{"rack": "r3", ACCELERATOR: "T4"}, {"rack": "r3"}]
 
 
 def test_stages_may_be_on_several_nodes(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -231,7 +232,7 @@ def test_nothing_that_is_forgotten_is_on_its_way(folders: tuple[Path, Path]) -> 
 
 def test_weights_of_ranks_on_gpus_stay_as_they_are(folders: tuple[Path, Path], file: WeightFile) -> None:
     """Nobody is asked to prepare anything."""
-    others: Any = object()
+    others: Any = SimpleNamespace(on_gpus=True)
     live = LiveWeights(load_model(folders[0], LateOps()), others=others, beside=Beside(LateDevice(), 0))
     with pytest.raises(InvalidRequest, match=r"ranks and stages on GPUs .* roll the model"):
         live.prepare(file)

@@ -25,14 +25,15 @@ from motley.replicas.shards.places import Account
 
 
 class LateProcesses(Subprocesses):
-    """Implements `Launcher`. what: of all of them; says: of each."""
+    """Implements `Launcher`. what, says: of each; what: or of all."""
 
-    def __init__(self, what: str = "serves", says: Sequence[Mapping[str, Any]] = ()) -> None:
+    def __init__(self, what: str | Sequence[str] = "serves", says: Sequence[Mapping[str, Any]] = ()) -> None:
         self._what, self._says = what, says
 
     def launch(self, number: int, name: str, ends: Mapping[str, int]) -> Handle:
         said = self._says[number - 1] if self._says else {}
-        self.run = (str(Path(__file__)), self._what, json.dumps(said))
+        what = self._what if isinstance(self._what, str) else self._what[number - 1]
+        self.run = (str(Path(__file__)), what, json.dumps(said))
         return super().launch(number, name, ends)
 
 

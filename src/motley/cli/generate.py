@@ -45,7 +45,7 @@ def generate(
     seed: Annotated[int | None, typer.Option(help="The same seed repeats the same text.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be repeated.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end of sequence.")] = False,
-    device: options.Device = "cpu",
+    device: options.Devices = "cpu",
     dtype: options.Dtype = "auto",
     numerics: options.Numerics = None,
     kv_dtype: options.KvDtype = None,

@@ -13,6 +13,12 @@ if TYPE_CHECKING:
 ENGINE = "Engine"  # heading in --help, where the version of typer shows one
 
 Device = Annotated[str, typer.Option(help="cpu, or cuda[:INDEX].", rich_help_panel=ENGINE)]
+Devices = Annotated[
+    str,
+    typer.Option(
+        "--device", help="cpu, or cuda[:INDEX]; or one for each stage, such as cuda,cpu.", rich_help_panel=ENGINE
+    ),
+]
 Dtype = Annotated[str, typer.Option(help="Activations: auto, float32, bfloat16 or float16.", rich_help_panel=ENGINE)]
 Numerics = Annotated[
     str | None,

@@ -125,7 +125,7 @@ def serve(
         typer.Option(metavar="auto|HOST:PORT", help="Deploy a fleet file on this Ray cluster, and end."),
     ] = None,
     ready_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Written as JSON when ready.")] = None,
-    device: options.Device = "cpu",
+    device: options.Devices = "cpu",
     dtype: options.Dtype = "auto",
     numerics: options.Numerics = None,
     kv_dtype: options.KvDtype = None,

@@ -8,7 +8,7 @@ import re
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +22,7 @@ from late_follower import LateProcesses
 from served import alive, children, command_line
 from tiny_checkpoints import build_checkpoint
 
-from motley.replicas.build import BuiltEngine, build_engine
+from motley.replicas.build import BuiltEngine, build_engine, operators
 from motley.replicas.checkpoint import inspect_checkpoint
 from motley.replicas.decoder import Decoder
 from motley.replicas.engine_config import EngineConfig
@@ -39,6 +39,7 @@ from motley.replicas.shards.launch import Subprocesses
 from motley.replicas.shards.own import config_of_process, devices_of
 from motley.replicas.shards.places import Account, account_of
 from motley.replicas.shards.stages import stages_of
+from motley.replicas.updates.file import WeightFile
 from motley.replicas.weights import Weights
 
 RANKS: dict[str, Any] = {"tensor_parallel": 2}
@@ -58,11 +59,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_checkpoint(tmp_path_factory.mktemp("model"), "qwen2", num_hidden_layers=4, tie_word_embeddings=True)
 
 
-def built(folder: Path, what: str = "serves", says: Sequence[dict[str, Any]] = (), **way: Any) -> BuiltEngine:
-    config = EngineConfig(
-        dtype="float32", threads=2, kv_memory_bytes=KV_BYTES, max_running=6, max_batch_tokens=64, **way
-    )
-    return build_engine(folder, config, ops=LateOps(), accelerator=LateDevice(), launcher=LateProcesses(what, says))
+def built(
+    folder: Path, what: str | Sequence[str] = "serves", says: Sequence[dict[str, Any]] = (), **way: Any
+) -> BuiltEngine:
+    """The first process on a GPU too, unless the devices of all are named."""
+    given = {"dtype": "float32", "threads": 2, "kv_memory_bytes": KV_BYTES, "max_running": 6, "max_batch_tokens": 64}
+    config, launcher = EngineConfig(**{**given, **way}), LateProcesses(what, says)
+    if "device" in way:
+        return build_engine(folder, config, launcher=launcher)
+    return build_engine(folder, config, ops=LateOps(), accelerator=LateDevice(), launcher=launcher)
 
 
 def followers() -> list[int]:
@@ -113,6 +118,64 @@ def test_it_says_what_one_process_says(folder: Path, whole: tuple[list[Any], lis
         assert found[1] == pytest.approx(whole[1], abs=1e-4)
     finally:
         made.close()
+
+
+MIXED: dict[str, tuple[Sequence[str], dict[str, Any]]] = {
+    "CPU, GPU": (["serves"], STAGES | {"device": "cpu,cuda"}),
+    "GPU, CPU": (["on_cpu"], STAGES),
+    "CPU, GPU, CPU": (["serves", "on_cpu"], {"device": "cpu,cuda,cpu", "pipeline_parallel": 3}),
+    "two CPUs, two GPUs": (["on_cpu", "serves", "serves"], RANKS | STAGES | {"device": "cpu,cuda"}),
+}
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_stages_may_be_on_gpus_and_on_cpus(
+    name: str, folder: Path, whole: tuple[list[Any], list[float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each with its own operators. KV of such a replica is lent to nobody, and its weights stay as they are."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    made = built(folder, MIXED[name][0], **MIXED[name][1])
+    try:
+        found = said(made)
+        assert found[0] == whole[0]
+        assert found[1] == pytest.approx(whole[1], abs=1e-4)
+        assert made.group is not None
+        assert made.group.on_gpus
+        assert not made.group.lends
+        kinds = made.profile.numerics.split("+")
+        assert len(kinds) == len(made.group.stages)
+        assert len(set(kinds)) > 1
+        assert made.weights is not None
+        with pytest.raises(InvalidRequest, match="ranks and stages on GPUs stay as they are"):
+            made.weights.prepare(WeightFile(folder / "model.safetensors"))
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize("first", ["cpu", "gpu"])
+def test_each_stage_computes_in_the_dtype_of_its_own_device(
+    first: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the bit as its own operators do here: of the CPU in bf16, of the stand-in in fp32."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    stages = {"pipeline_parallel": 2, "pipeline_layers": (2, 2), "dtype": "bfloat16"}
+    way = (["serves"], stages | {"device": "cpu,cuda"}) if first == "cpu" else (["on_cpu"], stages)
+    made = built(folder, way[0], **way[1])
+    try:
+        found = made.logits((1, 2, 3, 4, 5))
+    finally:
+        made.close()
+    checkpoint = inspect_checkpoint(folder)
+    both = [operators(EngineConfig(dtype="bfloat16"), checkpoint.config.dtype)[0], LateOps()]
+    stream: Any = None
+    plan = StepPlan((PlanItem(0, 0, (1, 2, 3, 4, 5), (0,)),))
+    batch = prepare(plan, lambda values: values, all_rows=True)
+    for stage, ops in zip(stages_of(4, (2, 2)), both if first == "cpu" else both[::-1], strict=True):
+        weights = Weights(checkpoint.tensors, ops.device)
+        decoder = Decoder(checkpoint.config, checkpoint.format, weights, ops, stage=stage)
+        method, tensors = calls.message("forward", batch)
+        stream = calls.make(decoder, ops.allocate_kv(2, 2, 2, 16), method, tensors, stream)
+    assert torch.equal(found, stream)
 
 
 def test_graphs_are_all_ranks_and_steps_are_planned_ahead(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,6 +322,8 @@ class Booked(Subprocesses):
 def test_gpus_are_one_after_the_other_unless_each_process_sees_its_own() -> None:
     assert devices_of(EngineConfig(device="cuda:1", pipeline_parallel=3)) == ["cuda:1", "cuda:2", "cuda:3"]
     assert devices_of(EngineConfig(device="cuda", pipeline_parallel=2), Booked()) == ["cuda", "cuda"]
+    of_each = EngineConfig(device="cuda,cpu,cuda:3,cuda", tensor_parallel=2, pipeline_parallel=4)
+    assert devices_of(of_each) == ["cuda:0", "cuda:1", "cpu", "cpu", "cuda:3", "cuda:4", "cuda:5", "cuda:6"]
 
 
 def test_layers_go_by_what_gpus_there_are(tmp_path: Path) -> None:
@@ -273,7 +338,7 @@ def test_layers_go_by_what_gpus_there_are(tmp_path: Path) -> None:
     first, second = best_layers(checkpoint.config, [p40, t4], 1, 16)[0]
     assert first < second, "a P40 reads a dense layer in fp32"
     assert Account(**json.loads(json.dumps(asdict(t4)))) == t4
-    assert str(t4) == "Tesla T4 (7.5), 320 GB/s, 13.1 of 13.7 GiB free, in float16"
+    assert str(t4) == "Tesla T4 (7.5), 320 GB/s (table), 13.1 of 13.7 GiB free, in float16"
 
 
 def test_layers_go_by_what_each_process_says_of_the_card_that_it_alone_sees(tmp_path: Path) -> None:
@@ -308,3 +373,13 @@ def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -
     assert config_of_process(EngineConfig(device="cuda", tensor_parallel=2, pipeline_parallel=2), Booked())
     with pytest.raises(InvalidRequest, match="cuda:2 to cuda:3"):
         config_of_process(EngineConfig(device="cuda:2", tensor_parallel=2))
+    with pytest.raises(InvalidRequest, match="a GPU of its own for each process"):
+        config_of_process(EngineConfig(device="cuda:1,cpu,cuda:1", pipeline_parallel=3))
+    with pytest.raises(InvalidRequest, match=r"'cpu,cuda' is not accepted; expected a device, or one for each of 3"):
+        EngineConfig(device="cpu,cuda", pipeline_parallel=3)
+
+
+def test_where_some_are_on_gpus_cpus_share_the_threads() -> None:
+    config = EngineConfig(device="cpu,cuda,cpu", pipeline_parallel=3, threads=6)
+    assert config_of_process(config, given=True).threads == 3
+    assert config_of_process(replace(config, device="cpu"), given=True).threads == 2
