@@ -12,6 +12,8 @@ from .stages import check_stages
 
 __all__ = ["Cost", "Seat", "partition", "stage_seconds"]
 
+_Way = tuple[tuple[float, ...], tuple[int, ...]]  # bytes of memories, ends of stages
+
 
 @dataclass(frozen=True, slots=True)
 class Cost:
@@ -54,10 +56,10 @@ def stage_seconds(seat: Seat, costs: Sequence[Cost]) -> float:
 def partition(seats: Sequence[Seat], memory: Mapping[str, float]) -> tuple[int, ...]:
     """Layers of each stage, at least one, so that the slowest takes as little as can be: a pipeline is as fast as that.
 
-    Of those that are equally good, the one whose stages are most alike: the least sum of squares of their seconds.
+    Of those that are equally good, the one whose stages are most alike: the least sum of squares of their seconds; or
+    where that takes more of a memory that several draw on than there is, one that does not.
 
-    memory  bytes of each, that seats draw on. Where several would take more of one than there is, each has a share by
-            its bandwidth
+    memory  bytes of each, that seats draw on
 
     Raises InvalidRequest where there are more stages than layers, or no way to divide them fits.
     """
@@ -66,7 +68,7 @@ def partition(seats: Sequence[Seat], memory: Mapping[str, float]) -> tuple[int, 
     parts = [_Parts(seat, index == 0, index == len(seats) - 1) for index, seat in enumerate(seats)]
     found = _least(layers, parts, [_room(seat, memory) for seat in seats])
     if found is not None and not _fits(parts, found, memory):
-        found = _least(layers, parts, [_room(seat, _share(seat, seats, memory)) for seat in seats])
+        found = _least_together(layers, parts, memory)
     if found is None:
         held = parts[0].held(0, layers) + (seats[0].last.held_bytes if len(seats) > 1 else 0)
         raise InvalidRequest(
@@ -119,14 +121,6 @@ def _room(seat: Seat, memory: Mapping[str, float]) -> float:
     return min(memory[name] / part for name, part in seat.draws.items())
 
 
-def _share(seat: Seat, seats: Sequence[Seat], memory: Mapping[str, float]) -> dict[str, float]:
-    """Of each memory that it draws on, by the bandwidth of all that do."""
-    return {
-        name: memory[name] * seat.bandwidth * part / sum(each.bandwidth * each.draws.get(name, 0.0) for each in seats)
-        for name, part in seat.draws.items()
-    }
-
-
 def _fits(parts: Sequence[_Parts], sizes: Sequence[int], memory: Mapping[str, float]) -> bool:
     """Together."""
     taken = dict.fromkeys(memory, 0.0)
@@ -134,6 +128,61 @@ def _fits(parts: Sequence[_Parts], sizes: Sequence[int], memory: Mapping[str, fl
         for name, part in each.draws.items():
             taken[name] += part * each.held(end - size, end)
     return all(taken[name] <= nbytes for name, nbytes in memory.items())
+
+
+def _least_together(layers: int, parts: Sequence[_Parts], memory: Mapping[str, float]) -> tuple[int, ...] | None:
+    """The slowest stage takes as little as can be where all fit together. None: they do not."""
+    spans = [(begin, end) for begin in range(layers) for end in range(begin + 1, layers + 1)]
+    times = sorted({each.seconds(*span) for each in parts for span in spans})
+    found, low, high = None, 0, len(times)
+    while low < high:  # times[:low] are too short; within times[high], if there is one, is `found`
+        middle = (low + high) // 2
+        way = _within(layers, parts, memory, times[middle])
+        if way is None:
+            low = middle + 1
+        else:
+            found, high = way, middle
+    return found
+
+
+def _within(
+    layers: int, parts: Sequence[_Parts], memory: Mapping[str, float], most_s: float
+) -> tuple[int, ...] | None:
+    """A way that fits, with no stage that takes longer, by dynamic programming. None: there is none."""
+    shared = [name for name in memory if sum(name in each.draws for each in parts) > 1]
+    # found[end]: of the stages so far, with the first `end` layers, what they take of each shared memory, and their
+    # ends. Of ways none takes less of each than another.
+    found: list[list[_Way]] = [[((0.0,) * len(shared), ())], *[[] for _ in range(layers)]]
+    for each in parts:
+        longer: list[list[_Way]] = [[] for _ in range(layers + 1)]
+        for begin, ways in enumerate(found):
+            for end in range(begin + 1, layers + 1 if ways else 0):
+                held = each.held(begin, end)
+                if each.seconds(begin, end) > most_s or any(
+                    part * held > memory[name] for name, part in each.draws.items()
+                ):
+                    break  # so do those with more layers
+                own = [each.draws.get(name, 0.0) * held for name in shared]
+                for taken, ends in ways:
+                    together = tuple(one + other for one, other in zip(taken, own, strict=True))
+                    if all(nbytes <= memory[name] for name, nbytes in zip(shared, together, strict=True)):
+                        _keep(longer[end], (together, (*ends, end)))
+        found = longer
+    if not found[layers]:
+        return None
+    ends = found[layers][0][1]
+    return tuple(end - begin for begin, end in zip((0, *ends), ends, strict=False))
+
+
+def _keep(ways: list[_Way], way: _Way) -> None:
+    """Unless another takes no more of anything; and then none that it takes no more than."""
+    if any(_no_more(other, way) for other in ways):
+        return
+    ways[:] = [*(other for other in ways if not _no_more(way, other)), way]
+
+
+def _no_more(way: _Way, than: _Way) -> bool:
+    return all(one <= other for one, other in zip(way[0], than[0], strict=True))
 
 
 def _best(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import hypothesis.strategies as st
 import pytest
@@ -93,19 +93,30 @@ def test_no_other_way_is_better(layers: list[Cost], first: Cost, last: Cost, on:
     assert sum(t * t for t in fitting[found]) == pytest.approx(alike)
 
 
-@settings(max_examples=200, deadline=None)
-@given(st.lists(costs, min_size=3, max_size=7), st.lists(st.sampled_from("ab"), min_size=2, max_size=3), st.data())
-def test_what_shares_a_memory_takes_no_more_of_it_together(layers: list[Cost], on: list[str], data: st.DataObject) -> None:
-    """All of one memory: they fit if the model does."""
-    memory = {name: data.draw(st.integers(0, 120)) for name in on}
-    at = [Seat(1 + number, 9, layers, NOTHING, NOTHING, {name: 1.0}) for number, name in enumerate(on)]
-    try:
-        found = partition(at, memory)
-    except InvalidRequest:
-        assert len(memory) > 1 or held(layers) > sum(memory.values())
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(costs, min_size=2, max_size=7), costs, costs, st.lists(devices, min_size=2, max_size=4), st.text("ab", min_size=4)
+)
+def test_no_other_way_is_better_where_memory_is_shared(
+    layers: list[Cost], first: Cost, last: Cost, on: list[Device], names: str
+) -> None:
+    """Likewise, of ways that fit together."""
+    memory: dict[str, float] = {}
+    for name, device in zip(names, on, strict=False):
+        memory[name] = max(memory.get(name, 0), 2 * device.memory)
+    at = [replace(seat, draws={name: 1.0}) for seat, name in zip(seats(layers, first, last, on), names, strict=False)]
+    slowest = {}
+    for way in ways(len(layers), len(on)):
+        taken = dict.fromkeys(memory, 0.0)
+        for name, own in zip(names, parts(way, at), strict=False):
+            taken[name] += held(own)
+        if all(taken[name] <= memory[name] for name in memory):
+            slowest[way] = max(stage_seconds(seat, own) for seat, own in zip(at, parts(way, at), strict=True))
+    if not slowest:
+        with pytest.raises(InvalidRequest):
+            partition(at, memory)
         return
-    for name, nbytes in memory.items():
-        assert sum(held(own) for own, each in zip(parts(found, at), on, strict=True) if each == name) <= nbytes
+    assert slowest[partition(at, memory)] == min(slowest.values())
 
 
 def test_ranks_of_one_host_have_its_memory_once_and_those_of_two_have_both() -> None:

@@ -117,7 +117,8 @@ def test_layers_are_chosen_by_what_stages_cost(tmp_path: Path) -> None:
         assert made._built.choices["stages"].startswith(
             "5, 1 layers: the slowest stage takes the least; the head is as"
         )
-        assert re.search(r"stage 0: layers 0 to 4 on cpu, \d+ threads of .*; stage 1: layer 5 on cpu", made._built.choices["stages"])
+        on = r"on cpu, \d+ threads of .*, \d+ GB/s \(measured\)"
+        assert re.search(rf"stage 0: layers 0 to 4 {on}.*; stage 1: layer 5 {on}", made._built.choices["stages"])
     checkpoint, config = inspect_checkpoint(folder), EngineConfig(pipeline_parallel=2, pipeline_layers=(2, 4))
     assert chosen_layers(checkpoint.config, config, lambda: []) == ((2, 4), "2, 4 layers: as configured")
     even = inspect_checkpoint(build_checkpoint(tmp_path / "even", num_hidden_layers=6, vocab_size=16))
@@ -140,6 +141,16 @@ def test_layers_go_by_the_threads_that_each_process_has(tmp_path: Path) -> None:
         assert [stage.layers for stage in made.group.stages] == [(0, 3), (3, 12)]
     finally:
         made.close()
+
+
+def test_hosts_are_told_apart_by_what_they_measured(tmp_path: Path) -> None:
+    """And processes of one by their threads, whatever each of them has measured beside the other."""
+    checkpoint = inspect_checkpoint(build_checkpoint(tmp_path / "model", num_hidden_layers=12, vocab_size=16))
+    one = account_of(checkpoint, cpu(exact_ops), threads=2, owner="one")
+    fast = replace(one, bandwidth=3 * one.bandwidth)
+    assert best_layers(checkpoint.config, [one, replace(fast, owner="other")], 1, 16)[0] == (3, 9)
+    assert best_layers(checkpoint.config, [one, fast], 1, 16)[0] == (6, 6)
+    assert best_layers(checkpoint.config, [fast, replace(one, threads=6)], 1, 16)[0] == (3, 9)
 
 
 def test_a_host_s_memory_is_counted_once_for_all_of_its_stages(tmp_path: Path) -> None:
