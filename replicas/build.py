@@ -43,7 +43,7 @@ from .runner import ModelRunner, Warming
 from .runners import runner_of
 from .sampling_params import SamplingParams
 from .scheduler import Scheduler
-from .shards.costs import chosen_layers, chooses_layers
+from .shards.costs import chooses_layers, chosen_layers
 from .shards.group import Group
 from .shards.host import DividedKv
 from .shards.launch import Launcher

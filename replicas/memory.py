@@ -18,8 +18,8 @@ from .rope import RotaryTable
 __all__ = [
     "CONTEXT_BYTES", "CPU_KV_SHARE", "HISTOGRAM_BYTES", "MAX_GRAPHS", "USABLE", "KvBudget", "Parts",
     "activation_bytes", "available_memory", "copied_rows", "cpu_kv_budget", "free_memory", "graph_bytes",
-    "history_bytes", "history_dtype", "host_weights_budget", "kv_budget", "memory_owner", "reserve_bytes", "split_bytes",
-    "swap_budget", "table_bytes",
+    "history_bytes", "history_dtype", "host_weights_budget", "kv_budget", "memory_owner", "reserve_bytes",
+    "split_bytes", "swap_budget", "table_bytes",
 ]  # fmt: skip
 
 # Of the memory that a datasheet prints: ECC and the driver take up to a twelfth (torch finds 14.75 GiB on a T4).

@@ -301,8 +301,8 @@ class PoolSpec(Spec):
     replicas: ReplicaRange = Field(default_factory=lambda: ReplicaRange.model_validate({}))
     device: str | None = Field(None, pattern=DEVICE)
     """cpu; cuda: one GPU for each process of a replica, given by Ray; cuda:1: that one of its machine, and of a divided
-    replica those after it; cuda,cpu: of stages that are not alike, one for each. By default cuda where an accelerator or
-    a compute capability is asked for, else cpu."""
+    replica those after it; cuda,cpu: of stages that are unlike, one for each. By default cuda where an accelerator or a
+    compute capability is asked for, else cpu."""
     accelerator: LabelValue | None = None
     """Nodes whose label ray.io/accelerator-type is this: T4, A10, in(A10, A10G)."""
     compute_capability: Capability | None = None
@@ -391,8 +391,8 @@ class PoolSpec(Spec):
                 "pipeline_layers",
             )
         if self.where.count(",") not in (0, self.pipeline_parallel - 1):
-            message = f"{self.where!r} is not accepted; expected one, or one for each of {self.pipeline_parallel} stages"
-            raise refused(message, "device")
+            expected = f"expected one, or one for each of {self.pipeline_parallel} stages"
+            raise refused(f"{self.where!r} is not accepted; {expected}", "device")
         self._check_bundles()
         if self.name in RESERVED:
             raise refused(f"{self.name!r} is not accepted; it is the name of another part of the service", "name")

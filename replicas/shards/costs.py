@@ -62,8 +62,8 @@ def check_alike(accounts: Sequence[Account], ranks: int) -> None:
         own = accounts[first : first + ranks]
         if len({(each.on_device, each.dtype) for each in own}) > 1:
             raise InvalidRequest(
-                f"tensor_parallel: ranks of stage {first // ranks} are {'; and '.join(map(str, own))}: what they add up "
-                "is of one dtype, on devices of one kind; expected such, or stages (pipeline_parallel)",
+                f"tensor_parallel: ranks of stage {first // ranks} are {'; and '.join(map(str, own))}: what they add "
+                "up is of one dtype, on devices of one kind; expected such, or stages (pipeline_parallel)",
                 param="tensor_parallel",
             )
 
@@ -73,6 +73,7 @@ def _evened(accounts: Sequence[Account]) -> list[Account]:
 
     So those that are alike have the same figure, and their layers are the same at every start.
     """
+
     def of_thread(owner: str) -> float:
         own = [each for each in accounts if each.owner == owner and not each.on_device]
         return sum(each.bandwidth for each in own) / sum(each.threads for each in own)

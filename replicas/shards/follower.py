@@ -95,9 +95,7 @@ def _compute(
     ops, _ = operators(config, checkpoint.config.dtype)
     accelerator = accelerator_of(ops.device)
     outline = partial(outline_operators, config, checkpoint.config.dtype, ops)
-    account = account_here(
-        checkpoint, config, ops, outline, on_device=accelerator is not None, chosen=start["chosen"]
-    )
+    account = account_here(checkpoint, config, ops, outline, on_device=accelerator is not None, chosen=start["chosen"])
     beats.says("waits to be told its layers")
     pipe.send({"account": asdict(account)})
     layers = pipe.receive()[0]["layers"]

@@ -165,8 +165,9 @@ class Group:
         self._watch = Watch(self._followers, lambda: ANSWER_S if self._waiting else SILENCE_S, self._silent)
 
     def accounts(self) -> Sequence[Account]:
-        """Of all processes, stage by stage, when they have said theirs. Raises EngineLost, and InvalidRequest where ranks
-        of a stage are not alike.
+        """Of all processes, stage by stage, when they have said theirs.
+
+        Raises EngineLost, and InvalidRequest where ranks of a stage are not alike.
         """
         if len(self._accounts) == 1:
             self._accounts += [Account(**answer["account"]) for answer in self._answers()]
@@ -193,7 +194,9 @@ class Group:
         """Layers of KV of all processes that have the same memory as that one. Raises EngineLost."""
         accounts = self.accounts()
         own = accounts[number]
-        beside = [each is own or not (own.on_device or each.on_device) and each.owner == own.owner for each in accounts]
+        beside = [
+            each is own or (not (own.on_device or each.on_device) and each.owner == own.owner) for each in accounts
+        ]
         sizes = [stage.layers[1] - stage.layers[0] for stage in self.stages for _ in range(self._size)]
         return sum(size for size, same in zip(sizes, beside, strict=True) if same)
 

@@ -85,4 +85,3 @@ def _kind(device: str) -> str:
     """Of one that can be counted from; of what is no device, nothing: whoever asks for its operators refuses it."""
     kind, _, index = device.partition(":")
     return kind if not index or index.isdigit() else ""
-

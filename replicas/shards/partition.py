@@ -85,7 +85,9 @@ class _Parts:
     def __init__(self, seat: Seat, is_first: bool, is_last: bool) -> None:
         self._seat = seat
         self._others = [seat.first] * is_first + [seat.last] * is_last
-        self._sums = [[0.0, *accumulate(getattr(cost, name) for cost in seat.layers)] for name in Cost.__slots__]
+        self._sums: list[list[float]] = [
+            [0.0, *accumulate(getattr(cost, name) for cost in seat.layers)] for name in Cost.__slots__
+        ]
         self.draws = seat.draws
 
     def seconds(self, begin: int, end: int) -> float:
@@ -145,9 +147,7 @@ def _least_together(layers: int, parts: Sequence[_Parts], memory: Mapping[str, f
     return found
 
 
-def _within(
-    layers: int, parts: Sequence[_Parts], memory: Mapping[str, float], most_s: float
-) -> tuple[int, ...] | None:
+def _within(layers: int, parts: Sequence[_Parts], memory: Mapping[str, float], most_s: float) -> tuple[int, ...] | None:
     """A way that fits, with no stage that takes longer, by dynamic programming. None: there is none."""
     shared = [name for name in memory if sum(name in each.draws for each in parts) > 1]
     # found[end]: of the stages so far, with the first `end` layers, what they take of each shared memory, and their

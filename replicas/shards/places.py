@@ -7,7 +7,6 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Literal
 
 import torch
@@ -39,8 +38,8 @@ class Account:
     capability       of a GPU
     dtype            of activations
     threads          that it computes with, on a CPU
-    bandwidth        bytes a second; source: where that is from. compute: operations a second, by the table of GPUs; of a
-                     CPU assumed, by its threads
+    bandwidth        bytes a second; source: where that is from
+    compute          operations a second, by the table of GPUs; of a CPU assumed, by its threads
     total, free      bytes of memory; free before anything is loaded
     owner            of that memory: who has the same one shares it
     layers           bytes of each of the model's, as it would be held here; embedding and head: likewise

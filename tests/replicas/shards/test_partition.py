@@ -95,7 +95,11 @@ def test_no_other_way_is_better(layers: list[Cost], first: Cost, last: Cost, on:
 
 @settings(max_examples=300, deadline=None)
 @given(
-    st.lists(costs, min_size=2, max_size=7), costs, costs, st.lists(devices, min_size=2, max_size=4), st.text("ab", min_size=4)
+    st.lists(costs, min_size=2, max_size=7),
+    costs,
+    costs,
+    st.lists(devices, min_size=2, max_size=4),
+    st.text("ab", min_size=4),
 )
 def test_no_other_way_is_better_where_memory_is_shared(
     layers: list[Cost], first: Cost, last: Cost, on: list[Device], names: str
