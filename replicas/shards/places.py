@@ -7,7 +7,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -43,7 +43,7 @@ class Account:
     total, free      bytes of memory; free before anything is loaded
     owner            of that memory: who has the same one shares it
     layers           bytes of each of the model's, as it would be held here; embedding and head: likewise
-    kv_block         bytes of a block of KV in a layer
+    kv_block         bytes of a block of KV in a layer. Of all of these nothing, where layers do not go by them
     """
 
     name: str
@@ -57,10 +57,10 @@ class Account:
     total: int
     free: int
     owner: str
-    layers: Sequence[int]
-    embedding: int
-    head: int
-    kv_block: int
+    layers: Sequence[int] = ()
+    embedding: int = 0
+    head: int = 0
+    kv_block: int = 0
 
     @property
     def usable(self) -> int:
@@ -79,13 +79,13 @@ def account_here(
     """Of this process. outline: makes operators for an outline, of which `ops` keep their own choices apart.
 
     on_device  it has an accelerator
-    chosen     layers are, by what processes say: a CPU's bandwidth is measured
+    chosen     layers are, by what processes say: what they cost is reckoned, and a CPU's bandwidth measured
     """
+    priced = checkpoint if chosen else None
     if ops.device.type == "cuda":
-        place = at_hand(ops.device, config.kv_dtype)
-        return account_of(checkpoint, place, host=socket.gethostname())
+        return account_of(priced, at_hand(ops.device, config.kv_dtype), host=socket.gethostname())
     account = account_of(
-        checkpoint, cpu(outline), threads=config.threads or 1, host=socket.gethostname(), on_device=on_device,
+        priced, cpu(outline), threads=config.threads or 1, host=socket.gethostname(), on_device=on_device,
         owner="" if on_device else memory_owner(),
     )  # fmt: skip
     measured = chosen and not on_device
@@ -93,7 +93,7 @@ def account_here(
 
 
 def account_of(
-    checkpoint: Checkpoint,
+    checkpoint: Checkpoint | None,
     place: Place,
     *,
     threads: int = 1,
@@ -103,13 +103,12 @@ def account_of(
 ) -> Account:
     """Of a process that is there. Raises ValueError for what the device cannot hold.
 
-    threads    of a CPU
-    on_device  None: if it is on a GPU
+    checkpoint  of the model; None: nobody asks what that costs there
+    threads     of a CPU
+    on_device   None: if it is on a GPU
     """
-    ops, config = place.ops(), checkpoint.config
-    decoder = outlined(config, checkpoint.format, checkpoint.tensors, ops)
-    [cache] = ops.allocate_kv(1, 1, config.num_kv_heads, config.head_dim)
-    device, name = place.device, place.name if place.device else f"{place.name}, {threads} threads"
+    ops, device = place.ops(), place.device
+    name = place.name if device else f"{place.name}, {threads} threads"
     return Account(
         name=f"{name} of {host}" if host else name,
         on_device=device is not None if on_device is None else on_device,
@@ -124,11 +123,21 @@ def account_of(
         total=place.total,
         free=place.free,
         owner=owner,
-        layers=[layer.held.nbytes for layer in decoder.layers],
-        embedding=decoder.embedding.nbytes,
-        head=decoder.head.held.nbytes,
-        kv_block=cache.nbytes,
+        **({} if checkpoint is None else _costs(checkpoint, ops)),
     )
+
+
+def _costs(checkpoint: Checkpoint, ops: Ops) -> dict[str, Any]:
+    """Of an `Account`, what the model takes."""
+    config = checkpoint.config
+    decoder = outlined(config, checkpoint.format, checkpoint.tensors, ops)
+    [cache] = ops.allocate_kv(1, 1, config.num_kv_heads, config.head_dim)
+    return {
+        "layers": [layer.held.nbytes for layer in decoder.layers],
+        "embedding": decoder.embedding.nbytes,
+        "head": decoder.head.held.nbytes,
+        "kv_block": cache.nbytes,
+    }
 
 
 def _read_bandwidth() -> float:
