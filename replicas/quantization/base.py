@@ -158,7 +158,7 @@ def _stacked_bias(weights: Sequence[Weight]) -> torch.Tensor | None:
 
 
 def _stacked(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Rows of all, one after the other. Of an outline by shapes alone, for which torch.cat would import its compiler."""
+    """Rows of all, one after the other. Of an outline by shapes: for torch.cat torch would import its compiler."""
     if parts[0].is_meta:
         return parts[0].new_empty(sum(len(part) for part in parts), *parts[0].shape[1:])
     return torch.cat([*parts])

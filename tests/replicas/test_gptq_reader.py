@@ -15,7 +15,7 @@ from steps import exact_ops, prompt_logits
 from tiny_checkpoints import rewrite_config
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from motley.kernels.weights import GroupedWeight
+from motley.kernels.weights import DenseWeight, GroupedWeight
 from motley.replicas.checkpoint import inspect_checkpoint
 from motley.replicas.errors import CheckpointError
 from motley.replicas.model import load_model
@@ -190,3 +190,13 @@ def test_fused_rows_equal_their_members():
 
 def test_default_flavour_is_version_1():
     assert GPTQ(bits=4, group_size=128).zero_offset == 1
+
+
+def test_rows_of_an_outline_are_stacked_by_shapes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes of a divided model make one when they start, and torch.cat on that device imports torch's compiler."""
+    monkeypatch.setattr(torch, "cat", None)
+    parts = [DenseWeight(torch.empty(rows, 4, device="meta"), torch.empty(rows, device="meta")) for rows in (2, 3)]
+    [whole] = fuse(parts)
+    assert isinstance(whole, DenseWeight)
+    assert whole.bias is not None
+    assert (whole.shape, whole.bias.shape) == ((5, 4), (5,))
