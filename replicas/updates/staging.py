@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Collection, Iterator, Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 from io import FileIO
 from pathlib import Path
 from typing import BinaryIO
@@ -25,15 +26,16 @@ from ..layout import (
     EMBEDDING,
     HEAD,
     check_tensor,
-    check_values,
     decoder_layout,
     head_format,
     head_is_tied,
     head_spec,
     layer_spec,
+    problem_of,
 )
-from ..quantization.base import FLOATS, Format
+from ..quantization.base import FLOATS, Format, TensorSpec
 from ..safetensors_file import BITS, PREFIX_BYTES, TensorInfo, header_bytes, read_header
+from ..side_by_side import side_by_side
 from ..weights import Weights
 from .file import WeightFile
 
@@ -79,7 +81,8 @@ def stage(file: WeightFile, checkpoint: Checkpoint, frozen: Sequence[str], into:
         staged = _copy(file, found, checkpoint.tensors, into)
         layout = decoder_layout(checkpoint.config, checkpoint.format)
         # Of the copy: nobody changes that any more.
-        check_values(Weights(staged, torch.device("cpu")), {name: layout[name] for name in staged})
+        copied = Weights(staged, torch.device("cpu"))
+        side_by_side([partial(_check_value, file, name, layout[name], copied) for name in staged])
     except OSError as error:
         into.unlink(missing_ok=True)
         raise CheckpointError(f"cannot be copied to {into.parent}: {error.strerror}", file=file.path.name) from error
@@ -108,6 +111,16 @@ def _check(file: WeightFile, found: dict[str, TensorInfo], checkpoint: Checkpoin
         raise CheckpointError(problem, file=of, tensor=EMBEDDING if EMBEDDING in found else copy)
     for names in quantized_layers(checkpoint.config, checkpoint.format):
         _check_quantized(file, found, names & checkpoint.tensors.keys())
+
+
+def _check_value(file: WeightFile, name: str, spec: TensorSpec, copied: Weights) -> None:
+    """Told of the user's file, not of the copy."""
+    tensor = copied.peek(name)
+    problem = problem_of(spec, tensor)
+    if problem is None and file.delta and not bool(torch.isfinite(tensor.float().abs().max().square())):
+        problem = "is too large with what is added: the square of a value is not finite in float32"
+    if problem is not None:
+        raise CheckpointError(problem, file=file.path.name, tensor=name)
 
 
 def _check_quantized(file: WeightFile, found: Collection[str], names: frozenset[str]) -> None:

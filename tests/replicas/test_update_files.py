@@ -232,11 +232,14 @@ def test_deltas_of_a_quantized_layer_are_refused(tmp_path: Path) -> None:
     live.close()
 
 
-def test_a_sum_that_overflows_is_refused(tmp_path: Path) -> None:
-    folder = build_checkpoint(tmp_path / "one", dtype="float16")
+@pytest.mark.parametrize(
+    ("dtype", "added", "problem"), [("float16", 1e5, "not finite"), ("bfloat16", 3e38, "too large")]
+)
+def test_a_sum_that_overflows_is_refused(dtype: str, added: float, problem: str, tmp_path: Path) -> None:
+    folder = build_checkpoint(tmp_path / "one", dtype=dtype)
     live = LiveWeights(loaded(folder))
-    most = {"model.norm.weight": torch.full((64,), 1e5)}
-    with pytest.raises(CheckpointError, match="not finite"):
+    most = {"model.norm.weight": torch.full((64,), added)}
+    with pytest.raises(CheckpointError, match=rf"new\.safetensors · model\.norm\.weight.*{problem}"):
         live.prepare(WeightFile(written(tmp_path / "new.safetensors", most), delta=True))
     live.close()
 
