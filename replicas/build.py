@@ -21,6 +21,7 @@ from .blocks import BlockPool
 from .checkpoint import inspect_checkpoint, resolve_model
 from .cores import usable_cores
 from .decoder import Decoder
+from .early import end_early
 from .engine import EngineCore
 from .engine_config import EngineConfig
 from .errors import InvalidRequest
@@ -238,6 +239,8 @@ def build_engine(
         if group is not None:
             group.close()
         raise
+    finally:
+        end_early()
 
 
 def assemble(

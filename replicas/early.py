@@ -10,12 +10,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..kernels.cpu import ahead
+from . import kept_early
+from .cores import usable_cores
 from .private_folder import cache_home
 
 if TYPE_CHECKING:
     from .engine_config import EngineConfig
 
-__all__ = ["ask_early", "cache_folder", "hint_path", "kept_file"]
+__all__ = ["ask_early", "cache_folder", "end_early", "hint_path", "kept_file"]
 
 _STEP_BYTES = 8 << 20
 _MOST_BYTES = 8 << 30  # nor more than a quarter of what is free
@@ -53,20 +56,26 @@ def ask_early(model: str | Path, config: EngineConfig) -> threading.Thread | Non
     if divided or config.weights_memory_bytes is not None or not hasattr(os, "posix_fadvise"):
         return None
     with suppress(OSError, RuntimeError, ValueError):
-        folder = Path(model)
+        folder, device = Path(model), config.device.partition(":")[0]
         if folder.is_dir():
-            paths = _wanted(folder, config)
+            kept = kept_file(folder, config.weights_cache, device)
+            found = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
+            if device == "cpu" and usable_cores() > 1:
+                if kept is None:
+                    ahead.begin(min(_room(), sum(path.stat().st_size for path in found)))
+                else:
+                    kept_early.begin(kept)
+            paths = found if kept is None else [kept]
             thread = threading.Thread(target=_ask, args=(paths, _room()), name="reads early", daemon=True)
             thread.start()
             return thread
     return None
 
 
-def _wanted(folder: Path, config: EngineConfig) -> list[Path]:
-    kept = kept_file(folder, config.weights_cache, config.device.partition(":")[0])
-    if kept is not None:
-        return [kept]
-    return sorted(path for path in folder.glob("*.safetensors") if path.is_file())
+def end_early() -> None:
+    """The model is loaded, or will not be: what was begun for it and not taken goes."""
+    ahead.end()
+    kept_early.end()
 
 
 def _room() -> int:

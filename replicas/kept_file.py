@@ -25,6 +25,7 @@ import torch
 from ..kernels.packed import Packed
 from .contents import digest_of
 from .errors import CheckpointError
+from .kept_early import taken
 from .safetensors_file import PREFIX_BYTES, TensorInfo, parse_header
 
 __all__ = [
@@ -142,13 +143,24 @@ def read_kept(descriptor: int, key: str) -> Kept:
 
     Raises KeptFileError, OSError.
     """
-    size = os.fstat(descriptor).st_size
-    memory = mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY) if size else None  # pages nobody writes to are shared
-    index = _read_index(descriptor, key, memory)
+    early = taken(descriptor)
+    if early is not None:
+        memory: mmap.mmap | None = early.memory
+    else:
+        size = os.fstat(descriptor).st_size
+        memory = (
+            mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY) if size else None
+        )  # pages nobody writes to are shared
+    index = _read_index(descriptor, key, memory, {} if early is None else early.found)
     assert memory is not None, "an empty file has no header"
     tensors = {name: tensor_in(memory, index.start + info.begin, info) for name, info in index.tensors.items()}
     plain = {name.removeprefix(PLAIN): tensor for name, tensor in tensors.items() if name.startswith(PLAIN)}
     return Kept(plain, {name: index.packed(name, tensors.__getitem__) for name in index.tree}, index.choices)
+
+
+def _mapped(descriptor: int) -> mmap.mmap | None:
+    """All of a file; pages that nobody writes to are shared. None: it is empty."""
+    return mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY) if os.fstat(descriptor).st_size else None
 
 
 def read_index(descriptor: int, key: str) -> Index:
@@ -156,7 +168,7 @@ def read_index(descriptor: int, key: str) -> Index:
     return _read_index(descriptor, key, None)
 
 
-def _read_index(descriptor: int, key: str, memory: mmap.mmap | None) -> Index:
+def _read_index(descriptor: int, key: str, memory: mmap.mmap | None, known: Mapping[int, bytes] | None = None) -> Index:
     size = os.fstat(descriptor).st_size
     path = Path(f"/proc/self/fd/{descriptor}")  # of this very file, whatever has its name by now
     try:
@@ -171,7 +183,7 @@ def _read_index(descriptor: int, key: str, memory: mmap.mmap | None) -> Index:
         start = size - max(info.end for info in found.values())
         mapped = None if memory is None else _Mapped(memory, descriptor, start).part
         tensors = {name: (path, info) for name, info in found.items()}
-        if digest_of(tensors, found, mapped=mapped).hex() != metadata["contents"]:
+        if digest_of(tensors, found, mapped=mapped, known=known).hex() != metadata["contents"]:
             raise KeptFileError("its tensors are damaged")
     except CheckpointError as error:
         raise KeptFileError(str(error)) from error

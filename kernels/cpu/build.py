@@ -19,7 +19,9 @@ from pathlib import Path
 SOURCES = Path(__file__).parent / "csrc"
 # No contraction and no fast math: the order of roundings is what makes a row's result its own.
 FLAGS = ("-std=gnu11", "-O3", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-Wno-psabi", "-shared", "-fPIC")
-ALONE = ("sha256",)  # of a library of its own: an engine on a GPU wants no other, and waits for no compiler
+# Of a library of its own: an engine on a GPU, or what runs before torch is there, wants no other, and waits for no
+# compiler.
+ALONE = ("sha256", "touch")
 _TIMEOUT_S = 600  # seconds of work, but many times that where a machine is crowded; without it all is slow
 
 

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from ..weights import FP8_BLOCK, DenseWeight, Fp8Weight, GroupedWeight, Weight, is_outline
+from . import pages
 from .build import library
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1}
@@ -72,7 +73,7 @@ def interleave_dense(weight: Weight, dtype: torch.dtype) -> torch.Tensor:
     """fp32 [blocks, K, 16] or bf16 [blocks, K / 2, 16, 2] as csrc/dense.c lays it out."""
     (num_outputs, num_inputs), together = weight.shape, 1 if dtype == torch.float32 else 2
     shape = (-(-num_outputs // LANES), -(-num_inputs // together), LANES, together)
-    laid = torch.empty(shape, dtype=dtype, device=_device(weight))
+    laid = _empty(weight, *shape, dtype=dtype)
     even = num_inputs % together == 0
     if isinstance(weight, DenseWeight) and weight.weight.dtype == dtype and even and not laid.is_meta:
         native = _native()
@@ -202,7 +203,11 @@ def _device(weight: Weight) -> str:
 
 def _empty_stream(weight: Weight, num_outputs: int, groups: int, group: int, bits: int) -> torch.Tensor:
     width = STRIP_METADATA + STRIP * group * bits // 8
-    return torch.empty(-(-num_outputs // STRIP), groups, width, dtype=torch.uint8, device=_device(weight))
+    return _empty(weight, -(-num_outputs // STRIP), groups, width, dtype=torch.uint8)
+
+
+def _empty(weight: Weight, *shape: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta") if is_outline(weight) else pages.empty(*shape, dtype=dtype)
 
 
 def _lay(stream: torch.Tensor, rows: slice, weight: GroupedWeight, bits: int) -> None:

@@ -19,11 +19,13 @@ from typing import Any
 
 import torch
 
-__all__ = ["claim", "room", "zeros"]
+from . import ahead
+from .ahead import LEAST_BYTES
+
+__all__ = ["LEAST_BYTES", "claim", "empty", "room", "zeros"]
 
 log = logging.getLogger(__name__)
 
-LEAST_BYTES = 1 << 20  # what is smaller is zeroed at once
 PIECE_BYTES = 4 << 20
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, since Linux 5.14
 
@@ -44,7 +46,17 @@ def room(nbytes: int) -> memoryview:
     """
     if not hasattr(mmap, "MAP_ANONYMOUS") or nbytes < LEAST_BYTES:
         return torch.empty(nbytes, dtype=torch.uint8).numpy().data
+    if (taken := ahead.take(nbytes)) is not None:
+        return taken
     return memoryview(mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+
+
+def empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    """As `torch.empty`, of many bytes from `room`."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    if nbytes < LEAST_BYTES:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(room(nbytes), dtype=dtype).view(shape)  # which keeps it
 
 
 def claim(tensors: Sequence[torch.Tensor]) -> threading.Thread:

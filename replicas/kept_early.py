@@ -1,0 +1,104 @@
+"""A file of repacked weights, mapped and digested while Python still imports torch, on a core that is idle until then.
+
+Whoever reads the file afterwards takes over the map, and digests what is left of it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+from .contents import of_piece, pieces_of
+from .errors import CheckpointError
+from .safetensors_file import parse_header
+
+__all__ = ["KeptEarly", "begin", "end", "taken"]
+
+_SWITCH_S = 0.0005  # a thread that goes from one call of C to the next waits so long for one that imports: else 5 ms
+
+
+class KeptEarly:
+    """memory: of the whole file, copied where it is written to. found: digests of pieces, by where their data begin."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError, ValueError for an empty one."""
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            self._signature = _signature(self._descriptor)
+            self.memory = mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_COPY)
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+        self.found: dict[int, bytes] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._digest, args=(path,), name="digests early", daemon=True)
+        self._thread.start()
+
+    def is_of(self, descriptor: int) -> bool:
+        """Whether this is that very file, and nobody has touched it since."""
+        return self._signature == _signature(descriptor) == _signature(self._descriptor)
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def close(self) -> None:
+        """The map goes with the last that refers to it."""
+        self.stop()
+        os.close(self._descriptor)
+
+    def _digest(self, path: Path) -> None:
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(_SWITCH_S)
+        try:
+            size = len(self.memory)
+            with open(self._descriptor, "rb", closefd=False) as file:
+                tensors, _ = parse_header(file, size, path.name)
+            start = size - max(info.end for info in tensors.values())
+            pieces = pieces_of({name: (path, info) for name, info in tensors.items()}, tensors)
+            for piece in sorted(pieces, key=lambda piece: piece.begin):
+                if self._stop.is_set():
+                    return
+                with memoryview(self.memory)[start + piece.begin : start + piece.end] as part:
+                    self.found[piece.begin] = of_piece(part)
+        except (CheckpointError, OSError, ValueError):
+            pass  # whoever wants the file meets it again, and says so
+        finally:
+            sys.setswitchinterval(interval)
+
+
+_now: KeptEarly | None = None
+
+
+def begin(path: Path) -> None:
+    """A start is likely to want that file."""
+    global _now
+    end()
+    with suppress(OSError, ValueError):
+        _now = KeptEarly(path)
+
+
+def taken(descriptor: int) -> KeptEarly | None:
+    """What was begun, if it is that file; it goes no further."""
+    early = _now
+    if early is None:
+        return None
+    early.stop()
+    return early if early.is_of(descriptor) else None
+
+
+def end() -> None:
+    """Nobody will want it any more."""
+    global _now
+    early, _now = _now, None
+    if early is not None:
+        early.close()
+
+
+def _signature(descriptor: int) -> tuple[int, ...]:
+    it = os.fstat(descriptor)
+    return it.st_dev, it.st_ino, it.st_size, it.st_mtime_ns, it.st_ctime_ns
