@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -49,6 +50,8 @@ class GroupedWeight:
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Reference: [N, K] in the order of the input features."""
+        if self.codes.is_meta:  # of an outline by shapes: see `signed`
+            return self.codes.to(dtype)
         scales = self.scales.float().repeat_interleave(self.group_size, dim=1)
         zeros = self.zeros.float().repeat_interleave(self.group_size, dim=1)
         dense = scales * (self.codes.float() - zeros)
@@ -83,6 +86,8 @@ class Fp8Weight:
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Reference: [N, K]; formed in fp32, or in fp64 if that is asked for, and rounded once."""
+        if self.codes.is_meta:  # of an outline by shapes: see `signed`
+            return self.codes.to(dtype)
         wide = torch.promote_types(dtype, torch.float32)
         scales = self.scales.to(wide)
         if self.in_blocks:
@@ -97,6 +102,22 @@ def blocks_of(num_rows: int, num_columns: int) -> tuple[int, int]:
 
 
 Weight = DenseWeight | GroupedWeight | Fp8Weight
+
+
+def signed(codes: torch.Tensor) -> torch.Tensor:
+    """uint8 less 128, in int8. Of an outline by shapes: for arithmetic on the meta device torch imports its compiler,
+    which takes a second.
+    """
+    return codes.view(torch.int8) if codes.is_meta else (codes.to(torch.int16) - 128).to(torch.int8)
+
+
+def stacked(parts: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
+    """torch.cat; of an outline likewise by shapes."""
+    if not parts[0].is_meta:
+        return torch.cat([*parts], dim)
+    shape = [*parts[0].shape]
+    shape[dim] = sum(part.shape[dim] for part in parts)
+    return parts[0].new_empty(shape)
 
 
 def is_outline(weight: Weight) -> bool:

@@ -181,6 +181,9 @@ class Outline(Weights):
         return self.take(name, *part).to(dtype)
 
 
-def told(condition: torch.Tensor, *, outlined: bool) -> bool:
-    """Whether it holds; of an outline, which has no values, what is said of one."""
-    return outlined if condition.is_meta else bool(condition)
+def told(values: torch.Tensor, condition: Callable[[torch.Tensor], torch.Tensor], *, outlined: bool) -> bool:
+    """Whether they meet it; of an outline, which has no values, what is said of one.
+
+    An outline is not asked: torch imports its compiler, for a second, for arithmetic on the meta device.
+    """
+    return outlined if values.is_meta else bool(condition(values))

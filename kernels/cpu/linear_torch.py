@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from ..held import Held, size
-from ..weights import DenseWeight, GroupedWeight, Weight
+from ..weights import DenseWeight, GroupedWeight, Weight, signed
 from .pack import dequantized, regroup, round_to_int8
 from .setting import Setting, require, require_int8
 
@@ -76,12 +76,12 @@ class TorchInt8:
         require(not _int8_refused(), _int8_refused())
         rounded, error = round_to_int8(weight, weight.shape[1])
         require_int8(error)
-        signed = (rounded.codes.short() - 128).to(torch.int8)
-        self._weight = signed if signed.is_meta else torch.ops.onednn.qlinear_prepack(signed, None)
+        codes = signed(rounded.codes)
+        self._weight = codes if codes.is_meta else torch.ops.onednn.qlinear_prepack(codes, None)
         self._scales = rounded.scales[:, 0].contiguous()
         self._zeros = torch.zeros_like(self._scales, dtype=torch.int64)
         self._bias = None if weight.bias is None else weight.bias.float()
-        self.held = Held(size(signed, self._bias), size(self._scales, self._zeros))
+        self.held = Held(size(codes, self._bias), size(self._scales, self._zeros))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         wide = x.float()
@@ -113,9 +113,11 @@ class TorchInt4:
         require(weight.shape[0] % 16 == 0, f"{weight.shape[0]} outputs are no multiple of 16")
         self._group, self._order, self._out = weight.group_size, weight.permutation, setting.out_dtype
         self._weight = torch.ops.aten._convert_weight_to_int4pack_for_cpu(weight.codes.int(), 1)
-        # w = (code - 8) * scale + offset
-        offset = (8 - weight.zeros.float()) * weight.scales.float()
-        pairs = torch.stack((weight.scales.float(), offset), dim=-1)
+        scales = weight.scales.float()
+        if scales.is_meta:  # of an outline by shapes: see `signed`
+            pairs = scales.new_empty(*scales.shape, 2)
+        else:  # w = (code - 8) * scale + offset
+            pairs = torch.stack((scales, (8 - weight.zeros.float()) * scales), dim=-1)
         self._scales = pairs.transpose(0, 1).contiguous().bfloat16()
         self._bias = None if weight.bias is None else weight.bias.to(setting.dtype)
         self.held = Held(size(self._weight, self._bias), size(self._scales, self._order))

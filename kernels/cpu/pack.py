@@ -54,6 +54,8 @@ def interleave(weight: GroupedWeight, bits: int) -> torch.Tensor:
     """uint8 [strips, groups, bytes] as csrc/linear.c lays it out: scales, zero points and codes of 64 outputs."""
     num_outputs, num_inputs = weight.shape
     stream = _empty_stream(weight, num_outputs, num_inputs // weight.group_size, weight.group_size, bits)
+    if stream.is_meta:  # for operators on it torch would import its compiler
+        return stream
     for rows in _blocks(num_outputs):
         _lay(stream, rows, _rows(weight, rows), bits)
     return stream
@@ -74,8 +76,10 @@ def interleave_dense(weight: Weight, dtype: torch.dtype) -> torch.Tensor:
     (num_outputs, num_inputs), together = weight.shape, 1 if dtype == torch.float32 else 2
     shape = (-(-num_outputs // LANES), -(-num_inputs // together), LANES, together)
     laid = _empty(weight, *shape, dtype=dtype)
+    if laid.is_meta:
+        return laid
     even = num_inputs % together == 0
-    if isinstance(weight, DenseWeight) and weight.weight.dtype == dtype and even and not laid.is_meta:
+    if isinstance(weight, DenseWeight) and weight.weight.dtype == dtype and even:
         native = _native()
         if native is not None:
             native.lay_words(weight.weight, laid)

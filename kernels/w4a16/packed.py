@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 
 from ..held import Held, size
-from ..weights import GroupedWeight
+from ..weights import GroupedWeight, stacked
 
 __all__ = ["GROUP_SIZES", "TILE", "WORDS", "PackedInt4", "fuse", "in_sixteens", "pack", "unpack"]
 
@@ -66,7 +66,7 @@ def pack(weight: GroupedWeight) -> PackedInt4:
         raise ValueError(f"group_size: {weight.group_size} is none of {GROUP_SIZES} nor a multiple of {TILE}")
     tiles = weight.codes.view(num_rows, num_columns // TILE, 8, WORDS)
     words = torch.zeros((num_rows, num_columns // TILE, WORDS), dtype=torch.int32, device=tiles.device)
-    for nibble in range(8):
+    for nibble in range(0 if words.is_meta else 8):  # of an outline by shapes: see `signed`
         words |= tiles[:, :, nibble].to(torch.int32) << (4 * nibble)
     scales = weight.scales.repeat_interleave(repeats, dim=1).T.contiguous()
     zeros = weight.zeros.to(torch.int8).repeat_interleave(repeats, dim=1).T.contiguous()
@@ -107,12 +107,12 @@ def fuse(weights: Sequence[PackedInt4]) -> PackedInt4:
         if (other.bias is None) != (first.bias is None):
             raise ValueError("of weights that are fused all have a bias, or none")
     return PackedInt4(
-        torch.cat([weight.words for weight in weights], dim=1),
-        torch.cat([weight.scales for weight in weights], dim=1),
-        torch.cat([weight.zeros for weight in weights], dim=1),
+        stacked([weight.words for weight in weights], dim=1),
+        stacked([weight.scales for weight in weights], dim=1),
+        stacked([weight.zeros for weight in weights], dim=1),
         first.group_size,
         first.permutation,
-        None if first.bias is None else torch.cat([weight.bias for weight in weights if weight.bias is not None]),
+        None if first.bias is None else stacked([weight.bias for weight in weights if weight.bias is not None]),
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..weights import GroupedWeight
+from ..weights import GroupedWeight, signed
 from .quantize_panels import PANEL
 from .tensor_cores import Rows8
 
@@ -76,7 +76,7 @@ def _signed(weight: GroupedWeight) -> tuple[torch.Tensor, torch.Tensor, torch.Te
         if not group:
             raise ValueError(f"group_size: {weight.group_size} is neither K nor a multiple of {GROUP_SIZES[0]}")
         repeats = weight.group_size // group
-    codes = (weight.codes.to(torch.int16) - 128).to(torch.int8)
-    zeros = (weight.zeros.to(torch.int16) - 128).to(torch.int8).repeat_interleave(repeats, dim=1).T.contiguous()
+    codes = signed(weight.codes)
+    zeros = signed(weight.zeros).repeat_interleave(repeats, dim=1).T.contiguous()
     scales = weight.scales.repeat_interleave(repeats, dim=1).T.contiguous()
     return codes, scales, zeros if zeros.is_meta or group or bool(zeros.any()) else None, group

@@ -84,7 +84,7 @@ class FP8:
             return Dense().linear(weights, linear, dtype)
         name = f"{linear.name}.{self._scales}"
         scales = self._take_scales(weights, linear, name).clone()
-        if told((scales.abs().amax() * LARGEST > torch.finfo(dtype).max), outlined=False):
+        if told(scales, lambda each: each.abs().amax() * LARGEST > torch.finfo(dtype).max, outlined=False):
             raise weights.error(name, f"has weights beyond {str(dtype).removeprefix('torch.')}")
         return Fp8Weight(
             codes=weights.take(f"{linear.name}.weight", linear.outputs(), linear.inputs()).clone(),

@@ -138,12 +138,14 @@ class GPTQ:
 
     def _zeros(self, packed: torch.Tensor) -> torch.Tensor:
         """True zero points, uint8 [G, N]."""
+        if packed.is_meta:  # of an outline by their shape
+            return unpack(packed, self.bits)
         if self.zeros_borrow and self.zero_offset:
             ones = sum(1 << shift for shift in range(0, 32, self.bits))
             return unpack((packed.view(torch.int32).long() + ones).to(torch.int32), self.bits)
         stored = unpack(packed, self.bits)
         # Some writers say "gptq" and store symmetric zero points as they are: 8 and not 7 of 4 bits.
-        if self.sym and told((stored == 2 ** (self.bits - 1)).all(), outlined=True):
+        if self.sym and bool((stored == 2 ** (self.bits - 1)).all()):
             return stored
         largest = (1 << self.bits) - 1
         return (stored + self.zero_offset).bitwise_and(largest)
@@ -155,7 +157,7 @@ def _permutation(weights: Weights, linear: LinearSpec, *, likely: bool) -> torch
     if name not in weights:
         return None
     groups = weights.take(name).long()
-    if told((groups[1:] >= groups[:-1]).all(), outlined=not likely):
+    if told(groups, lambda each: (each[1:] >= each[:-1]).all(), outlined=not likely):
         return None
     return torch.argsort(groups, stable=True)
 
@@ -175,6 +177,6 @@ def _bias(weights: Weights, linear: LinearSpec, dtype: torch.dtype) -> torch.Ten
     if name not in weights:
         return None
     bias = weights.take_finite(name, dtype, linear.outputs())
-    if not linear.bias and told((bias != 0).any(), outlined=False):
+    if not linear.bias and told(bias, lambda each: (each != 0).any(), outlined=False):
         raise weights.error(name, "is not zero, but config.json says that this layer has no bias")
     return bias if linear.adds_bias else None

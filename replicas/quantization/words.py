@@ -16,6 +16,8 @@ def unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
     octets = words.contiguous().view(torch.uint8)
     if bits == 8:
         return octets
+    if octets.is_meta:  # of an outline by shapes: for torch.stack torch would import its compiler
+        return octets.new_empty(len(octets), 2 * octets.shape[1])
     return torch.stack([octets & 15, octets >> 4], dim=-1).flatten(1)
 
 

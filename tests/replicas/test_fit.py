@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from awq_files import build_awq
+from fp8_files import build_fp8
 from gptq_files import build_gptq
 from hollow_checkpoints import INT4, LLAMA_7B, write_hollow
 from kept_tensors import kept, tensors_of
@@ -141,6 +143,22 @@ def test_weights_as_a_gpu_holds_them(
     assert found.held.nbytes == kept(found)
     told = outlined_on(folder, GpuOps(replace(rig, device=torch.device("meta"))))
     assert told.nbytes == pytest.approx(kept(found), rel=CLOSE)
+
+
+def test_no_outline_imports_the_compiler_of_torch(tmp_path: Path) -> None:
+    """Which takes a second, in each process of a divided model; the operators of the meta device in Python do."""
+    folders = [
+        build_checkpoint(tmp_path / "dense", "qwen2", **SHAPE),
+        build_gptq(tmp_path / "int4", "qwen2", bits=4, group_size=128, **SHAPE),
+        build_gptq(tmp_path / "order", "llama", bits=4, group_size=64, desc_act=True, **SHAPE),
+        build_gptq(tmp_path / "int8", "qwen3", bits=8, sym=False, **SHAPE),
+        build_awq(tmp_path / "of awq", "llama", **SHAPE)[0],
+        build_fp8(tmp_path / "blocks", "llama", scales="blocks", **SHAPE)[0],
+        build_fp8(tmp_path / "rows", "llama", scales="rows", **SHAPE)[0],
+    ]
+    code = [sys.executable, "-m", "outlines_child", *map(str, folders)]
+    done = subprocess.run(code, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_layers_that_differ_are_looked_at_one_by_one(tmp_path: Path) -> None:
