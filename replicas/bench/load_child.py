@@ -83,6 +83,9 @@ def _read(checkpoint: Path, reader: str, threads: int) -> dict[str, Any]:
                 while file.readinto(buffer):
                     pass
     elif reader == "motley":
+        from ...kernels.cpu import ahead
+
+        ahead.begin(size)  # while torch is imported, as in a start
         from concurrent.futures import ThreadPoolExecutor
 
         from ..checkpoint import inspect_checkpoint
