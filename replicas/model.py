@@ -37,6 +37,7 @@ from .layout import (
 from .loading import Said
 from .manifest import check_manifests, manifests
 from .memory import available_memory
+from .reading_rooms import Staging
 from .shards.ranks import Ranks
 from .shards.stages import Stage
 from .shelf import EMPTY, Filled, Noting, Shelf
@@ -141,7 +142,7 @@ def load_model(
     if _number(ranks, stage)[1] > 1:
         assert weights_memory is None, "of a model that is divided all is in memory"
         cache = cache if cache is not None and checkpoint.nbytes >= cache.least_bytes else None
-        return _load_part(checkpoint, ops, progress, ranks, stage, others, cache, known or Known())
+        return _load_part(checkpoint, ops, progress, ranks, stage, others, cache, known or Known(), copier)
     tiers = None
     if weights_memory is not None:
         _, _, cache = able(ops, cache)
@@ -194,7 +195,7 @@ def _load_whole(
             cache.hint(checkpoint.folder, key, ops.device.type)
             return _loaded(restored, checkpoint, contents), f"{read} and as repacked before"
     noting = Noting(repacking) if repacking is not None and _notes(checkpoint, ops, cache, kind) else None
-    decoder, found_contents = _repacked(checkpoint, ops, noting or EMPTY, progress, digests=contents is None)
+    decoder, found_contents = _repacked(checkpoint, ops, noting or EMPTY, progress, copier, digests=contents is None)
     if contents is None:
         contents = found_contents
         if cache is not None:
@@ -253,19 +254,30 @@ def _files(checkpoint: Checkpoint) -> list[Path]:
 
 
 def _repacked(
-    checkpoint: Checkpoint, ops: Ops, shelf: Shelf, progress: Progress | None, *, digests: bool
+    checkpoint: Checkpoint, ops: Ops, shelf: Shelf, progress: Progress | None, copier: Copier | None, *, digests: bool
 ) -> tuple[Decoder, Mapping[str, bytes]]:
     """All of it read, once; and the digest of each tensor, if they are wanted."""
     layout = decoder_layout(checkpoint.config, checkpoint.format)
     weights = Weights(
         checkpoint.tensors, ops.device, progress, lambda name, tensor: problem_of(layout[name], tensor),
-        order=layout, digests=digests, whole=True,
+        order=layout, digests=digests, whole=True, staging=_staging(copier),
     )  # fmt: skip
     if head_is_tied(checkpoint.config, checkpoint.format):
         check_tied_head(weights)
     decoder = Decoder(checkpoint.config, checkpoint.format, weights, ops, shelf=shelf)
-    weights.finish(tolerated=_tolerated)
+    _finish(weights, copier)
     return decoder, weights.contents
+
+
+def _staging(copier: Copier | None) -> Staging | None:
+    """Where weights are read to that go on to a device with memory of its own."""
+    return copier.staging if copier is not None and copier.apart else None
+
+
+def _finish(weights: Weights, copier: Copier | None) -> None:
+    weights.finish(tolerated=_tolerated)
+    if copier is not None:
+        copier.trim()  # of what they went through
 
 
 def _found(checkpoint: Checkpoint, ops: Ops, cache: WeightsCache, key: str, copier: Copier | None) -> Decoder | None:
@@ -314,6 +326,7 @@ def _load_part(
     others: Others | None,
     cache: WeightsCache | None,
     known: Known,
+    copier: Copier | None,
 ) -> LoadedModel:
     """A process's. It reads no more than that, and of what is not known none alone finds the contents."""
     number, processes = _number(ranks, stage)
@@ -332,9 +345,9 @@ def _load_part(
         if number == 0 and not known.fingerprint:
             check_manifests(checkpoint.folder, [path for path, _ in checkpoint.tensors.values()])
         noting = Noting(repacking) if repacking is not None and _notes(checkpoint, ops, cache, kind) else None
-        weights = _part(checkpoint, ops.device, progress, ranks, stage)
+        weights = _part(checkpoint, ops.device, progress, ranks, stage, _staging(copier))
         decoder = Decoder(checkpoint.config, checkpoint.format, weights, ops, ranks, stage, noting or EMPTY)
-        weights.finish(tolerated=_tolerated)
+        _finish(weights, copier)
         digests = () if known.fingerprint else weights.piece_digests(number, processes)
         if cache is not None and noting is not None and noting.complete:
             keep = partial(_keep_part, cache, kind, _noted(noting, ops))
@@ -354,14 +367,20 @@ def _load_part(
 
 
 def _part(
-    checkpoint: Checkpoint, device: torch.device, progress: Progress | None, ranks: Ranks | None, stage: Stage
+    checkpoint: Checkpoint,
+    device: torch.device,
+    progress: Progress | None,
+    ranks: Ranks | None,
+    stage: Stage,
+    staging: Staging | None,
 ) -> Weights:
     """What a process takes its part from."""
     layout = decoder_layout(checkpoint.config, checkpoint.format)
     own = decoder_layout(checkpoint.config, checkpoint.format, stage)
     weights = Weights(
-        checkpoint.tensors, device, progress, lambda name, tensor: problem_of(layout[name], tensor), order=own
-    )
+        checkpoint.tensors, device, progress, lambda name, tensor: problem_of(layout[name], tensor), order=own,
+        staging=staging,
+    )  # fmt: skip
     weights.leave(layout.keys() - own.keys())
     if head_is_tied(checkpoint.config, checkpoint.format) and stage.is_last:
         check_tied_head(weights, *(() if ranks is None else (slice(*ranks.own.tokens),)))
@@ -437,7 +456,7 @@ def _sources() -> str:
     """Digest of the code that reads formats: with any change of it, what was kept before is made anew."""
     here = Path(__file__).parent
     others = ("decoder.py", "layers.py", "layout.py", "shelf.py", "weights.py", "kept_file.py", "contents.py")
-    readers = ("reading.py", "tiers/tier.py", "tiers/write.py")
+    readers = ("reading.py", "reading_rooms.py", "tiers/tier.py", "tiers/write.py")
     files = [*sorted((here / "quantization").glob("*.py")), *(here / name for name in (*others, *readers))]
     return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import threading
-import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
@@ -16,9 +15,10 @@ from pathlib import Path
 
 import torch
 
-from ..kernels.cpu.pages import LEAST_BYTES, room
+from ..kernels.cpu.pages import LEAST_BYTES
 from .contents import Piece, Tensors, of_piece, of_tensor, pieces_of, read_piece, start_of
 from .cores import usable_cores
+from .reading_rooms import Pinned, Rooms, Staging
 from .safetensors_file import TensorInfo
 
 __all__ = ["DTYPES", "Reader"]
@@ -27,7 +27,6 @@ DTYPES = {
     "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F8_E4M3": torch.float8_e4m3fn,
     "I32": torch.int32, "U32": torch.uint32,
 }  # fmt: skip
-KEPT_BYTES = 256 << 20  # of memory that was left, at most
 EXTENT_BYTES = 64 << 20  # that are read together, at most
 RUN_BYTES = 4 << 20  # that are read at once: the processor's caches have them when they are digested
 _MANY = 16  # runs of a tensor, from which on several threads read it
@@ -40,16 +39,23 @@ class Reader:
     order    of names, in which they will be read, more or less
     digests  whether each tensor that is read whole is digested
     whole    all of that order will be read whole, so that those of an extent are read with the first of them
+    staging  makes memory of the host that a device reads by itself, through which tensors go there; None: they stay
     extents  names that are read together, as they lie in their files
     """
 
     def __init__(
-        self, tensors: Tensors, order: Iterable[str] = (), *, digests: bool = False, whole: bool = False
+        self,
+        tensors: Tensors,
+        order: Iterable[str] = (),
+        *,
+        digests: bool = False,
+        whole: bool = False,
+        staging: Staging | None = None,
     ) -> None:
         self._tensors, self._digests = tensors, digests
         self._found: dict[str, bytes] = {}
         self._starts: dict[Path, int] = {}
-        self._rooms = _Rooms()
+        self._rooms = Rooms() if staging is None else Pinned(staging)
         self.extents = list(_extents(tensors, [name for name in order if name in tensors])) if whole else []
         self._extents = {name: extent for extent in map(_Extent, self.extents) for name in extent.names}
 
@@ -182,36 +188,6 @@ def _runs(tensors: Tensors, names: Sequence[str]) -> Iterator[list[Piece]]:
         run.append(piece)
     if run:
         yield run
-
-
-class _Rooms:
-    """Memory that comes back when the last tensor over it has gone."""
-
-    def __init__(self) -> None:
-        self._free: list[memoryview] = []
-        self._closed = False
-        self._lock = threading.RLock()  # what comes back may do so while a thread of ours is in here
-
-    def take(self, nbytes: int) -> memoryview:
-        if nbytes < LEAST_BYTES:
-            return room(nbytes)
-        with self._lock:
-            fits = [each for each in self._free if nbytes <= len(each) <= nbytes + nbytes // 8]
-            memory = min(fits, key=len) if fits else room(nbytes)
-            self._free = [each for each in self._free if each is not memory]
-        view = memory[:nbytes]
-        weakref.finalize(view, self._back, memory).atexit = False
-        return view
-
-    def close(self) -> None:
-        with self._lock:
-            self._closed = True
-            self._free = []
-
-    def _back(self, memory: memoryview) -> None:
-        with self._lock:
-            if not self._closed and sum(map(len, self._free)) + len(memory) <= KEPT_BYTES:
-                self._free = [*self._free, memory]
 
 
 def _tensor(memory: memoryview, dtype: str, shape: Sequence[int]) -> torch.Tensor:

@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from .contents import Progress, digest_of, each_digest, piece_digests
 from .errors import CheckpointError
 from .reading import DTYPES, Reader
+from .reading_rooms import Staging
 from .safetensors_file import TensorInfo
 
 Problem = Callable[[str, torch.Tensor], str | None]  # of a tensor of that name, in words; None: none
@@ -28,6 +29,7 @@ class Weights:
     order    of names, in which they will be taken, more or less
     digests  whether `contents` is wanted
     whole    each of that order will be taken, and whole
+    staging  of a device with memory of its own: makes such of the host as it copies from by itself
     """
 
     def __init__(
@@ -40,9 +42,10 @@ class Weights:
         order: Iterable[str] = (),
         digests: bool = False,
         whole: bool = False,
+        staging: Staging | None = None,
     ) -> None:
         self.device = device
-        self._reader = Reader(tensors, order, digests=digests, whole=whole)
+        self._reader = Reader(tensors, order, digests=digests, whole=whole, staging=staging)
         self._lock = threading.Lock()  # of progress
         self._problem = problem
         self._tensors = tensors

@@ -106,7 +106,9 @@ def _compute(
     stage = stages_of(checkpoint.config.num_layers, layers)[start["stage"]]
     known, cache = Known(fingerprint=start["fingerprint"]), open_cache(config.weights_cache)
     beats.says("loads weights")
-    loaded = load_model(folder, ops, progress=beats.of_bytes, ranks=ranks, stage=stage, cache=cache, known=known)
+    loaded = load_model(
+        folder, ops, progress=beats.of_bytes, ranks=ranks, stage=stage, cache=cache, known=known, copier=accelerator
+    )
     beats.says("waits for the others to load")
     torch.set_num_threads(ops.torch_threads)
     pipe.send({"digests": [digest.hex() for digest in loaded.digests]})

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from late_device import LateDevice, LateOps
 from safetensors.torch import save_file
 from steps import exact_ops
 from tiny_checkpoints import build_checkpoint
 
-from motley.replicas import contents, model, reading
+from motley.replicas import contents, model, reading, reading_rooms
 from motley.replicas.contents import each_digest, piece_digests
 from motley.replicas.model import load_model
 from motley.replicas.reading import Reader
@@ -130,3 +132,83 @@ def test_neighbours_of_a_layer_are_read_together_and_keep_nothing_but_themselves
     assert torch.equal(reader.whole("layers.0.a"), LARGE), "what was given before is read again"
     assert small.untyped_storage().nbytes() == small.nbytes
     assert reader.contents == each_digest(tensors, sorted(reader.contents), [piece_digests(tensors, reader.contents)])
+
+
+class Pinning(LateDevice):
+    """At most so many times."""
+
+    def __init__(self, most: int = 99) -> None:
+        super().__init__()
+        self.given: list[torch.Tensor] = []
+        self.asked = self.trimmed = 0
+        self._most = most
+
+    def staging(self, size: int) -> torch.Tensor:
+        self.asked += 1
+        if len(self.given) == self._most:
+            raise RuntimeError("no more of it")
+        self.given.append(super().staging(size))
+        return self.given[-1]
+
+    def trim(self) -> None:
+        self.trimmed = self.asked
+
+    def has(self, tensor: torch.Tensor) -> bool:
+        return any(0 <= tensor.data_ptr() - each.data_ptr() < each.nbytes for each in self.given)
+
+
+def test_what_goes_to_a_device_is_read_into_memory_that_it_copies_from(
+    found: dict[str, tuple[Path, TensorInfo]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading_rooms, "_LEAST_PINNED", 3 << 20)
+    device = Pinning()
+    reader = Reader(found, found, digests=True, staging=device.staging)
+    large = reader.whole("large")
+    assert device.has(large)
+    assert torch.equal(large, LARGE)
+    other = reader.whole("as large")
+    assert device.has(other)
+    assert torch.equal(large, LARGE), "it is in use"
+    del large
+    part = reader.rows("as large", 100, 400)
+    assert device.has(part)
+    assert torch.equal(part, LARGE[100:400] + 1)
+    assert len(device.given) == 2, "of another size, where the first was"
+    assert torch.equal(reader.whole("small"), TENSORS["small"])
+    assert reader.contents == {
+        name: digest for name, digest in each_digest(found, found, [piece_digests(found, found)]).items()
+        if name in ("large", "as large", "small")
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("limit", ["the host's", "ours"])
+def test_beyond_what_can_be_pinned_it_is_read_as_anything_else(
+    limit: str,
+    found: dict[str, tuple[Path, TensorInfo]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(reading_rooms, "_LEAST_PINNED", 1 << 20)
+    if limit == "ours":
+        monkeypatch.setattr(reading_rooms, "PINNED_BYTES", 2 * LARGE.nbytes - 1)
+    device = Pinning(most=1)
+    reader = Reader(found, staging=device.staging)
+    with caplog.at_level(logging.WARNING):
+        kept = [reader.whole(name) for name in ("large", "as large", "large")]
+    assert [device.has(tensor) for tensor in kept] == [True, False, False]
+    assert [torch.equal(tensor, LARGE + plus) for tensor, plus in zip(kept, (0, 1, 0), strict=True)] == [True] * 3
+    if limit == "ours":
+        assert (device.asked, caplog.text) == (1, "")
+    else:
+        assert device.asked == 2, "it is asked once more, and then no more"
+        assert caplog.text.count("not pinned: no more of it") == 1
+
+
+def test_a_model_for_a_device_gives_back_what_it_went_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading_rooms, "LEAST_BYTES", 1)
+    folder = build_checkpoint(tmp_path / "model", "qwen2")
+    device = Pinning()
+    loaded = load_model(folder, LateOps(), copier=device)
+    assert device.given
+    assert device.trimmed == device.asked
+    assert loaded.fingerprint == load_model(folder, exact_ops()).fingerprint
