@@ -145,7 +145,7 @@ def _meet(exchange: CollectiveExchange, start: dict[str, Any], ends: Mapping[str
     address = start["meets"].get("address")
     store = store_of(ends.get("meeting"), None if address is None else (address[0], address[1]))
     host = None if address is None else address[0]
-    exchange.join(join(store, start["stage"], start["rank"], start["size"], ops.device, host))
+    exchange.join(join(store, start["meets"]["name"], start["stage"], start["rank"], start["size"], ops.device, host))
 
 
 def _copier(pipe: Pipe, parts: Sequence[torch.Tensor], file: int | None, host_blocks: int) -> Copy:

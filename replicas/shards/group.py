@@ -109,7 +109,14 @@ class Group:
         self._meeting = Meeting(far) if size > 1 and (on_gpus or far is not None) else None
         start: dict[str, Any] = {"folder": str(checkpoint.folder), "size": size, "fingerprint": fingerprint}
         start["chosen"] = chooses_layers(config)
-        start["meets"] = None if self._meeting is None else {"address": self._meeting.address}
+        start["meets"] = (
+            None
+            if self._meeting is None
+            else {
+                "address": self._meeting.address,
+                "name": self._meeting.name,
+            }
+        )
         try:
             with ExitStack() as given:  # what is given to others is closed here
                 shared = size > 1 and self._meeting is None
@@ -156,8 +163,6 @@ class Group:
             for follower in self._followers:
                 follower.close()
             self._close_files()
-            if self._meeting is not None:
-                self._meeting.close()
             if self._after is not None:
                 os.close(self._after)
             raise
@@ -383,8 +388,6 @@ class Group:
             for follower in self._followers:
                 follower.close()
             self._close_files()
-            if self._meeting is not None:
-                self._meeting.close()
             if self._after is not None:
                 self._handing_on.close_writing()
 
@@ -393,7 +396,9 @@ class Group:
         host = None if meeting.address is None else meeting.address[0]
         device = self.device or torch.device("cpu")
         try:
-            return while_others_live(partial(join, meeting.store, 0, 0, self._size, device, host), self.check, BEAT_S)
+            return while_others_live(
+                partial(join, meeting.store, meeting.name, 0, 0, self._size, device, host), self.check, BEAT_S
+            )
         except (RuntimeError, OSError, ImportError) as error:
             raise EngineLost(f"the ranks have not met: {self.end(RankLost(str(error)))}") from error
 

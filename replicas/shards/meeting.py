@@ -7,7 +7,9 @@ port of the first process's address, and for them as for what they exchange: on 
 
 from __future__ import annotations
 
+import functools
 import os
+import secrets
 import socket
 import threading
 from collections.abc import Callable
@@ -34,13 +36,15 @@ class Meeting:
 
     descriptor  of the file where they meet, that each is to have; or
     address     of the first process, that each is to call
+    name        of the meeting, among all that are held there
     """
 
     def __init__(self, host: str | None) -> None:
         self.descriptor: int | None = None
         self.address: Address | None = None
+        self.name = secrets.token_hex(8)
         if host is None:
-            self.descriptor = os.memfd_create("motley-meeting")
+            self.descriptor = _file()
             self.store = store_of(self.descriptor, None)
         else:
             listening = socket.socket()
@@ -54,26 +58,33 @@ class Meeting:
                 master_listen_fd=listening.detach(),  # the store listens there alone, and closes it
             )
 
-    def close(self) -> None:
-        if self.descriptor is not None:
-            os.close(self.descriptor)
-            self.descriptor = None
+
+@functools.cache
+def _file() -> int:
+    """One for all meetings of this process, never closed.
+
+    torch's store opens it anew by its number, to write to it, and last when nothing refers to the store any more:
+    whatever had that number by then would be read and written instead, a checkpoint for one.
+    """
+    return os.memfd_create("motley-meeting")
 
 
 def store_of(descriptor: int | None, address: Address | None) -> Store:
-    """Of a rank that comes; the descriptor is to stay open."""
+    """Of a rank that comes; the descriptor is to stay open while the process lives."""
     if address is not None:
         return TCPStore(*address, is_master=False, timeout=CPU_TIMEOUT)
     assert descriptor is not None, "there is one way or the other"
     return FileStore(f"/proc/self/fd/{descriptor}", -1)
 
 
-def join(store: Store, stage: int, rank: int, size: int, device: torch.device, host: str | None) -> Collectives:
+def join(
+    store: Store, name: str, stage: int, rank: int, size: int, device: torch.device, host: str | None
+) -> Collectives:
     """The group of that stage's ranks, when all have come. Raises RuntimeError where one does not come in time.
 
-    host  as of `Meeting`
+    name, host  as of `Meeting`
     """
-    meeting = PrefixStore(f"stage {stage}", store)
+    meeting = PrefixStore(f"{name}, stage {stage}", store)
     if device.type == "cuda":
         return _nccl(meeting, rank, size, device)
     gloo: Any = ProcessGroupGloo

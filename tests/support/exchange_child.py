@@ -28,7 +28,7 @@ def made(seed: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 def through_gloo(store: str, rank: int, size: int) -> CollectiveExchange:
-    return CollectiveExchange(join(dist.FileStore(store, size), 0, rank, size, torch.device("cpu"), None))
+    return CollectiveExchange(join(dist.FileStore(store, size), "test", 0, rank, size, torch.device("cpu"), None))
 
 
 def check(exchange: Exchange, rank: int, size: int, count: int) -> None:
