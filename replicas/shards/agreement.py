@@ -38,7 +38,7 @@ def described(checkpoint: Checkpoint) -> dict[str, str]:
     }
 
 
-def told(checkpoint: Checkpoint, known: Known, asked: str, fingerprint: str) -> dict[str, Any]:
+def told(checkpoint: Checkpoint, known: Known, asked: Mapping[str, Any]) -> dict[str, Any]:
     """By a process to the first, which has said the digest of its own description, and the fingerprint if it knows it.
 
     The description is told where it is another; contents are where they are known, and not by that fingerprint.
@@ -49,8 +49,8 @@ def told(checkpoint: Checkpoint, known: Known, asked: str, fingerprint: str) -> 
         "host": socket.gethostname(),
         "folder": str(checkpoint.folder),
         "files": files_here(files_of(checkpoint)),
-        "said": None if _digest(said) == asked else said,
-        "contents": "" if known.fingerprint and known.fingerprint == fingerprint else contents,
+        "said": None if _digest(said) == asked["model"] else said,
+        "contents": "" if known.fingerprint and known.fingerprint == asked["fingerprint"] else contents,
     }
 
 
@@ -73,13 +73,13 @@ class Agreement:
     """Of the first process with the others, `processes` in all. checkpoint, known: its own.
 
     near   all are on this host, and read the same files: what each is to find is known before it has said anything
-    asked  what the others are to say of theirs, if it is another
+    asked  told to the others, as `told` wants it
     """
 
     def __init__(self, checkpoint: Checkpoint, known: Known, processes: int, *, near: bool) -> None:
         self._checkpoint, self._said = checkpoint, described(checkpoint)
         self.near, self._processes = near, processes
-        self.asked = _digest(self._said)
+        self.asked = {"model": _digest(self._said), "fingerprint": known.fingerprint}
         where = f"{checkpoint.folder} on {socket.gethostname()}"
         self._all = [_Process(where, files_here(files_of(checkpoint)), known.contents)]
 

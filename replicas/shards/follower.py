@@ -107,7 +107,7 @@ def _compute(
     account = account_here(checkpoint, config, ops, outline, on_device=accelerator is not None, chosen=start["chosen"])
     cache = open_cache(config.weights_cache)
     known = known_of(checkpoint, cache)
-    model = agreement.told(checkpoint, known, start["model"], start["fingerprint"])
+    model = agreement.told(checkpoint, known, start)
     beats.says("waits to be told its layers")
     pipe.send({"account": asdict(account), "model": model, "temporary": temporary_here()})
     told, _ = pipe.receive()

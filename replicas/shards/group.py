@@ -113,8 +113,7 @@ class Group:
         self._agreement = Agreement(checkpoint, known or Known(), size * count, near=far is None)
         on_gpus = device is not None or any(each != "cpu" for each in devices)
         self._meeting = Meeting(far) if size > 1 and (on_gpus or far is not None) else None
-        start: dict[str, Any] = {"folder": str(checkpoint.folder), "size": size, "model": self._agreement.asked}
-        start["fingerprint"] = "" if known is None else known.fingerprint
+        start: dict[str, Any] = {"folder": str(checkpoint.folder), "size": size, **self._agreement.asked}
         start["chosen"] = chooses_layers(config)
         start["meets"] = None if self._meeting is None else {"address": self._meeting.address}
         try:
@@ -248,10 +247,7 @@ class Group:
         return arithmetic_of(kinds, self.stages, self._size)
 
     def digests(self) -> list[Sequence[bytes]]:
-        """Of this process's files, from the others that read them, when all have loaded, and have met.
-
-        Raises EngineLost if one has not.
-        """
+        """Of the same files, from others that read them, when all have loaded and met. Raises EngineLost."""
         self.accounts()
         self._found = [[bytes.fromhex(digest) for digest in answer["digests"]] for answer in self._answers()]
         for number, follower in enumerate(self._followers, 1):
