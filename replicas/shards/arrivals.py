@@ -39,8 +39,9 @@ class Arrivals:
 
     def sweep(self, settled: int, needed: Collection[Path]) -> None:
         """settled: number of the last delivery that whoever is to read has read; needed: what versions are made of."""
-        for number in [number for number, path in self._files.items() if number <= settled and path not in needed]:
-            self._drop(number)
+        for number, path in list(self._files.items()):  # to which a thread may add one meanwhile
+            if number <= settled and path not in needed:
+                self._drop(number)
 
     def close(self) -> None:
         while self._folders:
@@ -54,8 +55,8 @@ class Arrivals:
             coming = self._coming[number] = SimpleQueue()
             taken = (number, fields["size"], coming)
             threading.Thread(target=self._take, args=taken, name="new weights", daemon=True).start()
-        elif number in self._coming:  # not of one that could not be taken
-            self._coming[number].put(message)
+        elif (known := self._coming.get(number)) is not None:  # not of one that could not be taken
+            known.put(message)
         if "dropped" in fields:
             self._drop(number)
         return True
