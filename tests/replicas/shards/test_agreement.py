@@ -138,6 +138,17 @@ def test_what_one_host_knows_the_other_is_held_to(known: str, tmp_path: Path) ->
         other.load()
 
 
+def test_of_one_host_each_knows_its_share_before_others_have_said_anything(tmp_path: Path) -> None:
+    """And files that are others by the time that somebody looks are no model's."""
+    one = inspect_checkpoint(checkpoint(tmp_path / "one"))
+    agreement = Agreement(one, Known(), 3, near=True)
+    assert [agreement.share(number) for number in range(3)] == [(0, 3), (1, 3), (2, 3)]
+    agreement.hear([told(one, Known(), agreement.asked)])
+    os.utime(one.folder / "model.safetensors", (1, 1))
+    with pytest.raises(CheckpointError, match="its files have changed"):
+        agreement.hear([told(one, Known(), agreement.asked)])
+
+
 def test_hosts_that_know_different_weights_load_none(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path / "one")
     there = copied(folder, tmp_path / "two", tensors=of_other_values(folder, NORM))

@@ -34,6 +34,7 @@ from motley.replicas.updates.file import WeightFile
 from motley.replicas.worker import Worker
 
 SHAPES: dict[str, dict[str, Any]] = {
+    "ranks": {"tensor_parallel": 2},
     "stages": {"pipeline_parallel": 3, "pipeline_layers": (1, 1, 1)},
     "ranks of stages": {"tensor_parallel": 2, "pipeline_parallel": 2, "pipeline_layers": (1, 2)},
 }
@@ -54,7 +55,7 @@ async def tokens(worker: Worker, max_tokens: int = 8) -> list[int]:
 
 
 async def started(folder: Path, shape: str, there: Path | None, full: int = 0) -> Worker:
-    """The last two processes have temporary files of their own, where nothing of the first can be read."""
+    """The last two processes, or the other, have temporary files where nothing of the first can be read."""
     config = EngineConfig(dtype="float32", kv_memory_bytes=1 << 20, threads=2, **SHAPES[shape])
     others = config.tensor_parallel * config.pipeline_parallel - 1
     far = Host(temporary=None if there is None else str(there), full=full)
