@@ -29,8 +29,9 @@ from .families.registry import architecture_of
 from .fit import outlined
 from .gpu.accelerator import Accelerator, accelerator_of
 from .grammars import Grammars
+from .known import Known, known_of
 from .limits import Limits
-from .model import LoadedModel, known_of, load_model
+from .model import LoadedModel, load_model
 from .numerics_class import numerics_of
 from .plan import PlanItem, StepPlan
 from .prefix.access import PrefixAccess, memory_access
@@ -218,11 +219,12 @@ def build_engine(
             checkpoint, config, ops, outline, on_device=accelerator is not None, chosen=chooses_layers(config)
         )
         device = None if accelerator is None else ops.device
-        group = Group(checkpoint, config, devices, account, launcher, fingerprint=known.fingerprint, device=device)
+        group = Group(checkpoint, config, devices, account, launcher, known=known, device=device)
         progress = group.watched(progress)
     try:
         if group is not None:
             group.divide(*chosen_layers(checkpoint.config, config, group.accounts))
+            known = replace(known or Known(), share=group.share)
         ranks, stage, others = (None,) * 3 if group is None else (group.ranks, group.stages[0], group.digests)
         memory, host_memory = config.weights_memory_bytes, config.weights_host_memory_bytes
         loaded = load_model(
@@ -230,6 +232,8 @@ def build_engine(
             weights_memory=memory, weights_host_memory=host_memory, copier=accelerator,
             outline=lambda: outlined(checkpoint.config, checkpoint.format, checkpoint.tensors, outline()),
         )  # fmt: skip
+        if group is not None:
+            group.agree(loaded.contents)
         name = name or (path.name if Path(model).is_dir() else str(model))
         return assemble(
             loaded, config, ops, name=name, why=why, tokenizer=tokenizer, accelerator=accelerator, access=access,

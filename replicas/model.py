@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -18,16 +17,16 @@ from ..kernels.ops import Ops
 from ..kernels.packed import Repacking
 from .checkpoint import Checkpoint, inspect_checkpoint
 from .config import ModelConfig
-from .contents import Progress, each_digest, piece_digests, together
+from .contents import Progress, each_digest, piece_digests
 from .decoder import Decoder
 from .errors import InvalidRequest
 from .generation import GenerationDefaults
 from .gpu.accelerator import Copier
 from .kept_file import Kept
+from .known import Known, files_of, fingerprint_of, in_a_row, known_contents, names_of, tolerated
 from .layout import (
     EMBEDDING,
     HEAD,
-    TOLERATED,
     check_tied_head,
     decoder_layout,
     head_is_tied,
@@ -35,7 +34,7 @@ from .layout import (
     whole,
 )  # fmt: skip
 from .loading import Said
-from .manifest import check_manifests, manifests
+from .manifest import check_manifests
 from .memory import available_memory
 from .reading_rooms import Staging
 from .shards.ranks import Ranks
@@ -50,11 +49,9 @@ from .tiers.tier import layer_of
 from .weights import Weights
 from .weights_cache import VERSION, WeightsCache, signature_of
 
-__all__ = ["Decoder", "Known", "LoadedModel", "known_of", "load_model", "updated_model"]
+__all__ = ["Decoder", "LoadedModel", "load_model", "updated_model"]
 
 log = logging.getLogger(__name__)
-
-_DIGEST_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,28 +78,7 @@ class LoadedModel:
     keep: Callable[[str], None] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
-    """What is known of a checkpoint before the processes that have parts of it read any.
-
-    signature    of its files
-    contents     digest of each tensor, if they have not changed since they were found; only one process is told them
-    fingerprint  of the model then, which all are told; empty: nothing is known
-    """
-
-    signature: list[list[Any]] = field(default_factory=list)
-    contents: Mapping[str, bytes] | None = None
-    fingerprint: str = ""
-
-
-def known_of(checkpoint: Checkpoint, cache: WeightsCache | None) -> Known:
-    if cache is None or checkpoint.nbytes < cache.least_bytes:
-        return Known()
-    signature, contents = signature_of(_files(checkpoint)), _known(checkpoint, cache)
-    return Known(signature, contents, "" if contents is None else _fingerprint(checkpoint, contents))
-
-
-Others = Callable[[], Sequence[Sequence[bytes]]]  # waits for the other processes: their digests
+Others = Callable[[], Sequence[Sequence[bytes]]]  # waits for the other processes: digests of the same files
 
 
 def load_model(
@@ -147,7 +123,7 @@ def load_model(
     if weights_memory is not None:
         _, _, cache = able(ops, cache)
         tiers = budgets(weights_memory, weights_host_memory, copier)
-        if outline is not None and cache.contents(_files(checkpoint)) is None:
+        if outline is not None and cache.contents(files_of(checkpoint)) is None:
             check_budget(outline(), *tiers)
     elif cache is not None and checkpoint.nbytes < cache.least_bytes:
         cache = None
@@ -169,9 +145,9 @@ def _load_whole(
     copier: Copier | None,
 ) -> tuple[LoadedModel, str]:
     """And in words where it came from."""
-    files = _files(checkpoint)
+    files = files_of(checkpoint)
     before = [] if cache is None else signature_of(files)
-    contents = _known(checkpoint, cache)
+    contents = known_contents(checkpoint, cache)
     read = "read" if contents is None else "known to be unchanged"
     if contents is None:
         check_manifests(checkpoint.folder, [path for path, _ in checkpoint.tensors.values()])
@@ -179,7 +155,7 @@ def _load_whole(
     kind = "" if repacking is None else _kind(checkpoint, repacking)
     if cache is not None and contents is None and (tiers is not None or cache.has(kind)):
         contents = _digested(checkpoint, progress)  # which says whether what is kept is of these weights
-        cache.remember(before, files, _in_a_row(contents))
+        cache.remember(before, files, in_a_row(contents))
     if cache is not None and repacking is not None and contents is not None:
         key = _key(kind, checkpoint, contents)
         if tiers is not None:
@@ -199,7 +175,7 @@ def _load_whole(
     if contents is None:
         contents = found_contents
         if cache is not None:
-            cache.remember(before, files, _in_a_row(contents))
+            cache.remember(before, files, in_a_row(contents))
     if cache is not None and noting is not None and noting.complete:
         cache.keep(key := _key(kind, checkpoint, contents), _noted(noting, ops))
         cache.hint(checkpoint.folder, key, ops.device.type)
@@ -208,28 +184,10 @@ def _load_whole(
     return _loaded(decoder, checkpoint, contents), f"{read} and repacked"
 
 
-def _known(checkpoint: Checkpoint, cache: WeightsCache | None) -> Mapping[str, bytes] | None:
-    """The digest of each of a checkpoint's tensors, where no file has changed since they were found."""
-    names = _named(checkpoint)
-    found = None if cache is None else cache.contents(_files(checkpoint))
-    if found is None or len(found) != _DIGEST_BYTES * len(names):
-        return None
-    parts = (found[at : at + _DIGEST_BYTES] for at in range(0, len(found), _DIGEST_BYTES))
-    return dict(zip(names, parts, strict=True))
-
-
 def _digested(checkpoint: Checkpoint, progress: Progress | None) -> Mapping[str, bytes]:
     """Likewise, of files that are read for it: whoever goes on to read them finds them in the page cache."""
-    names = _named(checkpoint)
+    names = names_of(checkpoint)
     return each_digest(checkpoint.tensors, names, [piece_digests(checkpoint.tensors, names, progress=progress)])
-
-
-def _named(checkpoint: Checkpoint) -> list[str]:
-    return sorted(name for name in checkpoint.tensors if not _tolerated(name))
-
-
-def _in_a_row(contents: Mapping[str, bytes]) -> bytes:
-    return b"".join(contents[name] for name in sorted(contents))
 
 
 def _repacking(ops: Ops, cache: WeightsCache | None) -> Repacking | None:
@@ -245,12 +203,7 @@ def _kind(checkpoint: Checkpoint, ops: Repacking, part: str = "") -> str:
 
 
 def _key(kind: str, checkpoint: Checkpoint, contents: Mapping[str, bytes]) -> str:
-    return f"{kind}\n{_fingerprint(checkpoint, contents)}"
-
-
-def _files(checkpoint: Checkpoint) -> list[Path]:
-    """Whatever its contents depend on."""
-    return [*{path for path, _ in checkpoint.tensors.values()}, *manifests(checkpoint.folder)]
+    return f"{kind}\n{fingerprint_of(checkpoint, contents)}"
 
 
 def _repacked(
@@ -275,7 +228,7 @@ def _staging(copier: Copier | None) -> Staging | None:
 
 
 def _finish(weights: Weights, copier: Copier | None) -> None:
-    weights.finish(tolerated=_tolerated)
+    weights.finish(tolerated=tolerated)
     if copier is not None:
         copier.trim()  # of what they went through
 
@@ -328,13 +281,13 @@ def _load_part(
     known: Known,
     copier: Copier | None,
 ) -> LoadedModel:
-    """A process's. It reads no more than that, and of what is not known none alone finds the contents."""
-    number, processes = _number(ranks, stage)
+    """A process's. Digests of what is not known are found by all that read the same files, each a part."""
+    share = known.share or (None if known.fingerprint else _number(ranks, stage))
+    if share is not None and share[0] == 0:
+        check_manifests(checkpoint.folder, [path for path, _ in checkpoint.tensors.values()])
     repacking = _repacking(ops, cache)
     kind = "" if repacking is None else _kind(checkpoint, repacking, f"{ranks and ranks.own}\n{stage}")
     keep: Callable[[str], None] | None = None
-    digests: Sequence[bytes] = ()
-    weights: Weights | None = None
     kept = None
     if cache is not None and repacking is not None and known.fingerprint:
         kept = cache.find(f"{kind}\n{known.fingerprint}")
@@ -342,23 +295,22 @@ def _load_part(
         decoder = _restored(checkpoint, ops, kept, ranks, stage)
         log.info("weights: this process's part as it was repacked before")
     else:
-        if number == 0 and not known.fingerprint:
-            check_manifests(checkpoint.folder, [path for path, _ in checkpoint.tensors.values()])
         noting = Noting(repacking) if repacking is not None and _notes(checkpoint, ops, cache, kind) else None
         weights = _part(checkpoint, ops.device, progress, ranks, stage, _staging(copier))
         decoder = Decoder(checkpoint.config, checkpoint.format, weights, ops, ranks, stage, noting or EMPTY)
         _finish(weights, copier)
-        digests = () if known.fingerprint else weights.piece_digests(number, processes)
         if cache is not None and noting is not None and noting.complete:
             keep = partial(_keep_part, cache, kind, _noted(noting, ops))
+    names = names_of(checkpoint)
+    digests = () if share is None else piece_digests(checkpoint.tensors, names, *share)
     contents: Mapping[str, bytes] = {}
     if others is not None:
         theirs = others()
         contents = known.contents or {}
-        if weights is not None and not contents:
-            contents = weights.each_digest([digests, *theirs])
+        if not contents:
+            contents = each_digest(checkpoint.tensors, names, [digests, *theirs])
             if cache is not None:
-                cache.remember(known.signature, _files(checkpoint), _in_a_row(contents))
+                cache.remember(known.signature, files_of(checkpoint), in_a_row(contents))
     loaded = _loaded(decoder, checkpoint, contents, digests)
     if keep is not None and loaded.fingerprint:
         keep(loaded.fingerprint)
@@ -433,7 +385,7 @@ def _loaded(
         config=checkpoint.config,
         defaults=checkpoint.defaults,
         quantization=checkpoint.quantization,
-        fingerprint=_fingerprint(checkpoint, contents) if contents else "",
+        fingerprint=fingerprint_of(checkpoint, contents) if contents else "",
         weight_bytes=decoder.nbytes,
         digests=digests,
         checkpoint=checkpoint,
@@ -447,10 +399,6 @@ def _number(ranks: Ranks | None, stage: Stage) -> tuple[int, int]:
     return stage.index * size + rank, stage.count * size
 
 
-def _tolerated(name: str) -> bool:
-    return TOLERATED.fullmatch(name) is not None
-
-
 @functools.cache
 def _sources() -> str:
     """Digest of the code that reads formats: with any change of it, what was kept before is made anew."""
@@ -459,8 +407,3 @@ def _sources() -> str:
     readers = ("reading.py", "reading_rooms.py", "tiers/tier.py", "tiers/write.py")
     files = [*sorted((here / "quantization").glob("*.py")), *(here / name for name in (*others, *readers))]
     return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
-
-
-def _fingerprint(checkpoint: Checkpoint, contents: Mapping[str, bytes]) -> str:
-    described = f"{checkpoint.config}\n{checkpoint.format}\n".encode()
-    return hashlib.sha256(described + together(checkpoint.tensors, contents)).hexdigest()

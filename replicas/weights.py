@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 
-from .contents import Progress, digest_of, each_digest, piece_digests
+from .contents import Progress, digest_of
 from .errors import CheckpointError
 from .reading import DTYPES, Reader
 from .reading_rooms import Staging
@@ -160,14 +160,6 @@ class Weights:
     def digest(self) -> bytes:
         """Of the tensors taken or left, whole whatever was taken of them. Raises CheckpointError."""
         return digest_of(self._tensors, self._known)
-
-    def piece_digests(self, rank: int, size: int) -> list[bytes]:
-        """One rank's share of what that digest is made of: see contents.py. Raises CheckpointError."""
-        return piece_digests(self._tensors, self._known, rank, size)
-
-    def each_digest(self, by_rank: Sequence[Sequence[bytes]]) -> dict[str, bytes]:
-        """Of each tensor taken, from all ranks' shares: `contents.together` makes that digest of them."""
-        return each_digest(self._tensors, self._known, by_rank)
 
 
 class Outline(Weights):

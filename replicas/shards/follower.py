@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -28,20 +29,24 @@ from ...kernels.ops import Ops
 from .. import sizing
 from ..checkpoint import inspect_checkpoint
 from ..engine_config import EngineConfig
-from ..errors import EngineLost, InvalidRequest
+from ..errors import CheckpointError, EngineLost, InvalidRequest
 from ..gpu.accelerator import Accelerator, accelerator_of
 from ..gpu.swapper import Swapper
+from ..known import Known, known_of
 from ..weights_cache import open_cache
-from . import calls
+from . import agreement, calls
+from .arrivals import Arrivals
 from .beats import Beats
 from .collective import CollectiveExchange
 from .gpu_follower import follow_calls
 from .gpu_stage import OnDevice
 from .host import SharedHost
+from .hosts import temporary_here
 from .meeting import join, store_of
 from .pipe import Inbox, Pipe
 from .places import account_here
 from .ranks import Ranks
+from .refusals import told_error
 from .split import split
 from .stages import Stage, stages_of
 from .versions import Versions
@@ -68,25 +73,29 @@ def serve(pipe: Pipe, ends: Mapping[str, int], beats: Beats) -> None:
         os.close(ends["memory"])
     elif start["size"] > 1:
         raise RuntimeError(f"{start['name']} shares no memory with the other ranks: it has to be on their node")
+    arrivals = Arrivals(pipe)
     try:
-        _compute(pipe, start, ends, exchange, beats)
+        _compute(pipe, start, ends, exchange, beats, arrivals)
     except EOFError:
         log.info("%s ends with the process that started it", start["name"])
     except Exception as error:
         with suppress(EngineLost, OSError):
-            refused = {"refused": error.message, "param": error.param} if isinstance(error, InvalidRequest) else {}
-            pipe.send({"why": f"{type(error).__name__}: {error}", **refused})
+            refused = {"refused": told_error(error), "where": f"{start['folder']} on {socket.gethostname()}"}
+            is_refusal = isinstance(error, (CheckpointError, InvalidRequest))
+            pipe.send({"why": f"{type(error).__name__}: {error}", **(refused if is_refusal else {})})
         raise
     finally:
+        arrivals.close()
         if exchange is not None:
             exchange.abort()
 
 
 def _compute(
-    pipe: Pipe, start: dict[str, Any], ends: Mapping[str, int], exchange: AnyExchange | None, beats: Beats
-) -> None:
+    pipe: Pipe, start: dict[str, Any], ends: Mapping[str, int], exchange: AnyExchange | None, beats: Beats,
+    arrivals: Arrivals,
+) -> None:  # fmt: skip
     from ..build import operators, outline_operators
-    from ..model import Known, load_model
+    from ..model import load_model
 
     size, folder = start["size"], Path(start["folder"])
     config = EngineConfig(**start["config"])
@@ -96,18 +105,22 @@ def _compute(
     accelerator = accelerator_of(ops.device)
     outline = partial(outline_operators, config, checkpoint.config.dtype, ops)
     account = account_here(checkpoint, config, ops, outline, on_device=accelerator is not None, chosen=start["chosen"])
+    cache = open_cache(config.weights_cache)
+    known = known_of(checkpoint, cache)
+    model = agreement.told(checkpoint, known, start)
     beats.says("waits to be told its layers")
-    pipe.send({"account": asdict(account)})
-    layers = pipe.receive()[0]["layers"]
+    pipe.send({"account": asdict(account), "model": model, "temporary": temporary_here()})
+    told, _ = pipe.receive()
+    layers, share = told["layers"], told["share"] and tuple(told["share"])
     ranks = None
     if exchange is not None:
         parts = [split(checkpoint.config, checkpoint.format, each, size) for each in range(size)]
         ranks = Ranks(parts, start["rank"], exchange)
     stage = stages_of(checkpoint.config.num_layers, layers)[start["stage"]]
-    known, cache = Known(fingerprint=start["fingerprint"]), open_cache(config.weights_cache)
+    of_all = Known(fingerprint=start["fingerprint"] or ("" if share else known.fingerprint), share=share)
     beats.says("loads weights")
     loaded = load_model(
-        folder, ops, progress=beats.of_bytes, ranks=ranks, stage=stage, cache=cache, known=known, copier=accelerator
+        folder, ops, progress=beats.of_bytes, ranks=ranks, stage=stage, cache=cache, known=of_all, copier=accelerator
     )
     beats.says("waits for the others to load")
     torch.set_num_threads(ops.torch_threads)
@@ -120,6 +133,9 @@ def _compute(
     pipe.send({"blocks": blocks, "arithmetic": ops.arithmetic})
     local = loaded.decoder.local
     room, _ = pipe.receive()
+    if "remember" in room:
+        agreement.remember(cache, checkpoint, known, room["remember"])
+        room, _ = pipe.receive()
     beats.says("makes room for KV")
     kv = ops.allocate_kv(local.num_layers, room["blocks"], local.num_kv_heads, local.head_dim)
     copy = _copier(pipe, [part for cache in kv for part in ops.kv_parts(cache)], ends.get("host"), room["host_blocks"])
@@ -134,11 +150,12 @@ def _compute(
         assert isinstance(exchange, CollectiveExchange), "ranks on GPUs meet"
         follow_calls(pipe, loaded.decoder, kv, exchange, accelerator)
     versions = Versions(loaded, ranks)
-    between = _between(pipe, versions, copy)
+    between = _between(pipe, versions, copy, arrivals)
     if stage.count > 1:
         _stage(pipe, start, ends, versions, stage, kv, between, accelerator)
     assert ranks is not None, "a stage alone has ranks"
-    _rank(pipe, versions, kv, between)
+    # Where a file may come, somebody always reads: whoever sends would not wait for whoever computes.
+    _rank(pipe if start["meets"] is None else Inbox(pipe, "calls"), versions, kv, between)
 
 
 def _meet(exchange: CollectiveExchange, start: dict[str, Any], ends: Mapping[str, int], ops: Ops) -> None:
@@ -164,7 +181,7 @@ def _copier(pipe: Pipe, parts: Sequence[torch.Tensor], file: int | None, host_bl
     return copy
 
 
-def _between(pipe: Pipe, versions: Versions, copy: Copy) -> Between:
+def _between(pipe: Pipe, versions: Versions, copy: Copy, arrivals: Arrivals) -> Between:
     def heed(fields: dict[str, Any]) -> bool:
         if "copies" in fields:
             copy(fields)
@@ -172,6 +189,7 @@ def _between(pipe: Pipe, versions: Versions, copy: Copy) -> Between:
             threading.Thread(target=_prepare, args=(pipe, versions, fields), name="weights", daemon=True).start()
         elif "forget" in fields:
             versions.forget(fields["forget"])
+            arrivals.sweep(fields["settled"], versions.files())
         else:
             return False
         return True
@@ -179,10 +197,10 @@ def _between(pipe: Pipe, versions: Versions, copy: Copy) -> Between:
     return heed
 
 
-def _rank(pipe: Pipe, versions: Versions, kv: list[torch.Tensor], between: Between) -> NoReturn:
+def _rank(orders: Pipe | Inbox, versions: Versions, kv: list[torch.Tensor], between: Between) -> NoReturn:
     """Calls in their order, each with the weights that it names."""
     while True:
-        fields, tensors = pipe.receive()
+        fields, tensors = orders.receive()
         if not between(fields):
             calls.make(versions.decoder(fields["weights"]), kv, fields, tensors)
 
@@ -224,4 +242,4 @@ def _prepare(pipe: Pipe, versions: Versions, fields: dict[str, Any]) -> None:
         pipe.send({"prepared": fields["prepare"]})
     except Exception as error:
         log.exception("weights of version %d could not be prepared", fields["prepare"])
-        pipe.send({"failed": str(error)})
+        pipe.send({"failed": told_error(error)})

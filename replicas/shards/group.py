@@ -6,7 +6,7 @@ import logging
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from functools import partial
@@ -21,22 +21,26 @@ from ...kernels.ops import Ops
 from ..checkpoint import Checkpoint
 from ..decoder import Stream
 from ..engine_config import EngineConfig
-from ..errors import CheckpointError, EngineLost
+from ..errors import EngineLost, MotleyError
+from ..known import Known
 from ..plan import StepPlan
 from . import calls
+from .agreement import Agreement
 from .beats import BEAT_S, Patience, Watch
 from .collective import CollectiveExchange, Collectives
 from .copies import Copies
 from .costs import check_alike, chooses_layers
+from .deliveries import Updates
 from .host import Share, SharedHost, shares_of
 from .launch import Launcher, Subprocesses
 from .meeting import Meeting, join, while_others_live
 from .member import Member
 from .pipe import Pipe
-from .places import Account
+from .places import Account, layers_beside
 from .ranks import Ranks
 from .split import split
 from .stages import Stage, check_stages, stages_of
+from .telling import arithmetic_of, name_of, places_of
 
 __all__ = ["Group"]
 
@@ -51,7 +55,7 @@ _SAID_S = 1.0  # from an exchange that fails to the word of which process has en
 
 class Group:
     """Starts the other processes, which say what they are on, and load when layers are divided. `config`: of the first;
-    devices: of all; account: of this one; fingerprint: of the model, if it is known before any of it is read.
+    devices: of all; account: of this one; known: of its files, before any of them is read.
 
     ranks   of the first stage; None: layers are not divided
     stages  after `divide`: all of them, in order
@@ -77,7 +81,7 @@ class Group:
         account: Account,
         launcher: Launcher | None = None,
         *,
-        fingerprint: str = "",
+        known: Known | None = None,
         device: torch.device | None = None,
     ) -> None:
         launcher = launcher or Subprocesses()
@@ -94,6 +98,7 @@ class Group:
         self._config, self._parts = checkpoint.config, parts
         self._size, self._count = size, count
         self._accounts = [account]  # this process's, and when they have said theirs, of all
+        self._found: list[Sequence[bytes]] = []  # digests, of the other processes
         self._host_files: list[int] = []  # of the other processes, until `allocate`
         self.ranks: Ranks | None = None
         self._exchange: SharedExchange | CollectiveExchange | None = None
@@ -105,9 +110,10 @@ class Group:
         self._closed = False
         self._waiting = 0
         far = launcher.host()
+        self._agreement = Agreement(checkpoint, known or Known(), size * count, near=far is None)
         on_gpus = device is not None or any(each != "cpu" for each in devices)
         self._meeting = Meeting(far) if size > 1 and (on_gpus or far is not None) else None
-        start: dict[str, Any] = {"folder": str(checkpoint.folder), "size": size, "fingerprint": fingerprint}
+        start: dict[str, Any] = {"folder": str(checkpoint.folder), "size": size, **self._agreement.asked}
         start["chosen"] = chooses_layers(config)
         start["meets"] = (
             None
@@ -147,7 +153,7 @@ class Group:
                             threads=launcher.threads(number) or config.threads,
                             device=devices[number],
                         )
-                        who = {"stage": stage, "rank": rank, "name": _name(count, stage, size, rank)}
+                        who = {"stage": stage, "rank": rank, "name": name_of(count, stage, size, rank)}
                         member = Member(
                             number,
                             start | who | {"config": asdict(own)},
@@ -167,15 +173,19 @@ class Group:
                 os.close(self._after)
             raise
         self._handing_on = Pipe(writes=self._after)
+        self._updates = Updates(self._followers)
         self._watch = Watch(self._followers, lambda: ANSWER_S if self._waiting else SILENCE_S, self._silent)
 
     def accounts(self) -> Sequence[Account]:
         """Of all processes, stage by stage, when they have said theirs.
 
-        Raises EngineLost, and InvalidRequest where ranks of a stage are not alike.
+        Raises EngineLost, CheckpointError where one has another model, InvalidRequest where ranks are not alike.
         """
         if len(self._accounts) == 1:
-            self._accounts += [Account(**answer["account"]) for answer in self._answers()]
+            answers = self._answers()
+            self._agreement.hear([answer["model"] for answer in answers])
+            self._updates.temporaries = [answer["temporary"] for answer in answers]
+            self._accounts += [Account(**answer["account"]) for answer in answers]
             check_alike(self._accounts, self._size)
         return self._accounts
 
@@ -183,32 +193,30 @@ class Group:
         """They load from now on. layers: of each stage, and why so many. Raises EngineLost, InvalidRequest."""
         self.stages, self.why = stages_of(self._config.num_layers, layers), why
         self.shares = shares_of(self._config, self.stages, self._parts)
-        self.tell({"layers": list(layers)})
+        if not self._agreement.near:  # with whom each shares digests, is for them to tell
+            self.accounts()
+        self.check()
+        for number, follower in enumerate(self._followers, 1):
+            follower.pipe.send({"layers": list(layers), "share": self._agreement.share(number)})
+
+    @property
+    def share(self) -> tuple[int, int] | None:
+        """Of this process, see `Known`. Once layers are divided."""
+        return self._agreement.share(0)
 
     def places(self) -> str:
         """What each process has, and on what. Raises EngineLost."""
-        told = []
-        for number, account in enumerate(self.accounts()):
-            stage, rank = divmod(number, self._size)
-            first, last = self.stages[stage].layers
-            layers = f"layers {first} to {last - 1}" if last - first > 1 else f"layer {first}"
-            told.append(f"{_name(self._count, stage, self._size, rank)}: {layers} on {account}")
-        return "; ".join(told)
+        return places_of(self.accounts(), self.stages, self._size)
 
     def kv_layers(self, number: int) -> int:
         """Layers of KV of all processes that have the same memory as that one. Raises EngineLost."""
-        accounts = self.accounts()
-        own = accounts[number]
-        beside = [
-            each is own or (not (own.on_device or each.on_device) and each.owner == own.owner) for each in accounts
-        ]
         sizes = [stage.layers[1] - stage.layers[0] for stage in self.stages for _ in range(self._size)]
-        return sum(size for size, same in zip(sizes, beside, strict=True) if same)
+        return layers_beside(self.accounts(), sizes, number)
 
     def check(self) -> None:
-        """Raises EngineLost when one of them has been lost."""
+        """Raises EngineLost when one of them has been lost, or what it has refused."""
         if self._lost is not None or self._first is not None:
-            raise self._fault()
+            raise self._reason()
 
     def watched(self, progress: Progress | None) -> Progress:
         """While this process loads: it ends, too, when another is lost."""
@@ -237,20 +245,16 @@ class Group:
 
     def arithmetic(self, own: str) -> str:
         """Of all processes, of which this one has its own; of stages that are not alike, with the layers of each."""
-        kinds, size = [own, *self.kinds], self._size
+        kinds = [own, *self.kinds]
         if isinstance(self._exchange, CollectiveExchange):
             by_gloo = ["" if account.on_device else "-gloo" for account in self._accounts]
             kinds = [f"{kind}{how}" for kind, how in zip(kinds, by_gloo, strict=True)]
-        if len(set(kinds)) == 1:
-            return kinds[0]
-        layers = [stage.layers[1] - stage.layers[0] for stage in self.stages]
-        of_stages = ["/".join(dict.fromkeys(kinds[first : first + size])) for first in range(0, len(kinds), size)]
-        return "+".join(f"{kind}x{count}" for kind, count in zip(of_stages, layers, strict=True))
+        return arithmetic_of(kinds, self.stages, self._size)
 
     def digests(self) -> list[Sequence[bytes]]:
-        """Of the other processes' weights, when all have loaded, and have met. Raises EngineLost if one has not."""
+        """Of the same files, from others that read them, when all have loaded and met. Raises EngineLost."""
         self.accounts()
-        every = [answer["digests"] for answer in self._answers()]
+        self._found = [[bytes.fromhex(digest) for digest in answer["digests"]] for answer in self._answers()]
         for number, follower in enumerate(self._followers, 1):
             follower.pipe.send({"kv_layers": self.kv_layers(number)})
         if self._meeting is not None:
@@ -259,7 +263,12 @@ class Group:
         answers = self._answers()
         self.rooms = [answer["blocks"] for answer in answers]
         self.kinds = [answer["arithmetic"] for answer in answers]
-        return [[bytes.fromhex(digest) for digest in digests] for digests in every]
+        return self._agreement.own(self._found)
+
+    def agree(self, contents: Mapping[str, bytes]) -> None:
+        """contents: digests of all tensors of this process's files. Raises CheckpointError where a host has others."""
+        for number, row in self._agreement.check(contents, self._found).items():
+            self._followers[number - 1].pipe.send({"remember": row})
 
     def least(self, blocks: int, why: str) -> tuple[int, str]:
         """Blocks of KV that there are where this process has room for so many: every process has a part of each."""
@@ -290,7 +299,7 @@ class Group:
         self._answers()
 
     def tell(self, fields: dict[str, Any]) -> None:
-        """All of them. Raises EngineLost."""
+        """All of them. Raises as `check` does."""
         self.check()
         for follower in self._followers:
             follower.pipe.send(fields)
@@ -332,23 +341,16 @@ class Group:
     def prepare(self, version: int, file: Path) -> None:
         """Weights of that version in every other process, beside those before it: all of them, or none.
 
-        Raises CheckpointError where one could not, EngineLost if one has gone.
+        Raises what one has raised that could not, EngineLost if one has gone.
         """
-        for follower in self._followers:
-            follower.pipe.send({"prepare": version, "file": str(file)})
         try:
-            answers = [(follower.name, follower.prepared()) for follower in self._followers]
+            self._updates.prepare(version, file)
         except EOFError:
             raise self._fault() from None
-        failed = next(((who, answer["failed"]) for who, answer in answers if "failed" in answer), None)
-        if failed is not None:
-            self.forget(version)
-            raise CheckpointError(f"{failed[0]} could not take it: {failed[1]}", file=file.name)
 
     def forget(self, version: int) -> None:
         """Weights of that version: no step is computed with them any more. Raises EngineLost."""
-        for follower in self._followers:
-            follower.pipe.send({"forget": version})
+        self._updates.forget(version)
 
     def end(self, error: Exception) -> Exception:
         """Of all, as no step comes to an end any more. What was at fault: a process that is lost, or else `error`."""
@@ -410,13 +412,16 @@ class Group:
             follower.pipe.send(*message)
 
     def _answers(self) -> list[dict[str, Any]]:
-        """One of each. Raises EngineLost, and InvalidRequest where one has refused what it was to do."""
+        """One of each. Raises EngineLost, and InvalidRequest or CheckpointError where one has refused."""
         try:
             return [follower.receive() for follower in self._followers]
         except EOFError:
-            fault = self._fault()  # by then all is heard that the first to end had to say
-            refused = None if self._first is None else self._first.refused
-            raise refused or fault from None
+            raise self._reason() from None
+
+    def _reason(self) -> MotleyError:
+        fault = self._fault()  # by then all is heard that the first to end had to say
+        refused = None if self._first is None else self._first.refused
+        return refused or fault
 
     def _fault(self) -> EngineLost:
         """Why nothing comes any more."""
@@ -457,12 +462,6 @@ class Group:
     def _close_files(self) -> None:
         while self._host_files:
             os.close(self._host_files.pop())
-
-
-def _name(count: int, stage: int, size: int, rank: int) -> str:
-    if count == 1:
-        return f"rank {rank}"
-    return f"stage {stage}" if size == 1 else f"stage {stage}, rank {rank}"
 
 
 def _opened(given: ExitStack, descriptor: int | None) -> int | None:

@@ -11,9 +11,10 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from ..errors import EngineLost, InvalidRequest
+from ..errors import EngineLost, MotleyError
 from .launch import Launcher
 from .pipe import Inbox, Pipe
+from .refusals import raised_there
 
 __all__ = ["Member"]
 
@@ -30,7 +31,7 @@ class Member:
     ended   called when it has
     copied  told which copies of KV it has made
     heard   monotonic seconds of the last that was heard of it, and `doing` what it said of itself
-    why     what it said of its end; refused: if that is what it cannot do
+    why     what it said of its end; refused: if that is what it, or its checkpoint, cannot do
     inbox   what it says, but for that
     """
 
@@ -46,9 +47,10 @@ class Member:
         self.name: str = start["name"]
         self.doing = "nothing yet: it was being started"
         self.why = ""
-        self.refused: InvalidRequest | None = None
+        self.refused: MotleyError | None = None
         self._copied, self._closing = copied, False
         self._prepared: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._took: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         orders, answers = os.pipe(), os.pipe()
         try:
             theirs = {"reads": orders[0], "writes": answers[1]}
@@ -85,16 +87,17 @@ class Member:
 
     def prepared(self) -> dict[str, Any]:
         """What came of the weights that it was to prepare last. Raises EOFError when nothing comes any more."""
-        fields = self._prepared.get()
-        if fields is None:
-            self._prepared.put(None)  # for whoever asks again
-            raise EOFError
-        return fields
+        return _next(self._prepared)
+
+    def took(self) -> dict[str, Any]:
+        """The next that it says of a file that it is sent (deliveries.py). Raises EOFError likewise."""
+        return _next(self._took)
 
     def says_no_more(self) -> None:
         """Whatever it does: nobody waits for it."""
         self.inbox.close()
         self._prepared.put(None)
+        self._took.put(None)
 
     def epitaph(self) -> str:
         """Once it has closed its pipe: how it ended, and what it did last."""
@@ -125,7 +128,9 @@ class Member:
         elif "why" in fields:
             self.why = fields["why"]
             if "refused" in fields:
-                self.refused = InvalidRequest(f"{fields['refused']} ({self.name})", param=fields["param"])
+                self.refused = raised_there(fields["refused"], f"{self.name}, {fields['where']}")
+        elif "took" in fields:
+            self._took.put(fields)
         elif "prepared" in fields or "failed" in fields:
             self._prepared.put(fields)
         else:
@@ -137,3 +142,11 @@ class Member:
         if not self._closing:
             log.error("%s ended with %s; the last that it said: %s", self.name, how, self.doing)
         ended()
+
+
+def _next(of: queue.SimpleQueue[dict[str, Any] | None]) -> dict[str, Any]:
+    fields = of.get()
+    if fields is None:
+        of.put(None)  # for whoever asks again
+        raise EOFError
+    return fields

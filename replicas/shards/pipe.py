@@ -39,12 +39,14 @@ class Pipe:
     A process says that it lives by one before it imports torch, so nothing of it is imported here beforehand.
 
     heard  monotonic seconds: when anything was read last, be it part of a message
+    aside  is shown each message first, on the thread that reads; True: it has taken it, and nobody else receives it
     """
 
     def __init__(self, reads: int | None = None, writes: int | None = None) -> None:
         self._reads, self._writes = reads, writes
         self._writing = threading.Lock()  # steps, new weights and questions are asked for by several threads
         self.heard = 0.0
+        self.aside: Callable[[Message], bool] | None = None
         if writes is not None:
             os.set_blocking(writes, False)  # whoever has stopped must not hold up whoever writes
 
@@ -85,10 +87,12 @@ class Pipe:
 
     def receive(self) -> Message:
         """The next message. Raises EOFError when the other end is closed."""
-        size, text = _LENGTHS.unpack(self._read(_LENGTHS.size))
-        data = self._read(size)
-        fields: Fields = json.loads(data[:text])
-        return fields, _loaded(data[text:]) if size > text else {}
+        while True:
+            size, text = _LENGTHS.unpack(self._read(_LENGTHS.size))
+            data = self._read(size)
+            message: Message = json.loads(data[:text]), _loaded(data[text:]) if size > text else {}
+            if self.aside is None or not self.aside(message):
+                return message
 
     def _read(self, count: int) -> bytes:
         assert self._reads is not None

@@ -19,7 +19,7 @@ from ..engine_config import EngineConfig
 from ..fit import Place, at_hand, cpu, outlined
 from ..memory import memory_owner, reserve_bytes
 
-__all__ = ["Account", "account_here", "account_of"]
+__all__ = ["Account", "account_here", "account_of", "layers_beside"]
 
 # Of a thread of a CPU, assumed: no table tells them. Bandwidth is measured where layers go by it.
 _THREAD_BANDWIDTH, _THREAD_COMPUTE = 1e10, 1e11
@@ -124,6 +124,16 @@ def account_of(
         free=place.free,
         owner=owner,
         **({} if checkpoint is None else _costs(checkpoint, ops)),
+    )
+
+
+def layers_beside(accounts: Sequence[Account], layers: Sequence[int], number: int) -> int:
+    """Of all processes that have the same memory as that one. layers: of each."""
+    own = accounts[number]
+    return sum(
+        count
+        for each, count in zip(accounts, layers, strict=True)
+        if each is own or (not (own.on_device or each.on_device) and each.owner == own.owner)
     )
 
 

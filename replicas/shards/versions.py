@@ -31,6 +31,11 @@ class Versions:
         checkpoint = replace(before.checkpoint, tensors={**before.checkpoint.tensors, **staged})
         self._loaded[version] = updated_model(before, checkpoint, staged.keys(), self._ranks)
 
+    def files(self) -> set[Path]:
+        """That weights of any version are from."""
+        every = [loaded.checkpoint for loaded in list(self._loaded.values())]
+        return {path for each in every if each is not None for path, _ in each.tensors.values()}
+
     def forget(self, version: int) -> None:
         """It need not be there: a process that could not prepare it has none."""
         self._loaded.pop(version, None)

@@ -25,7 +25,7 @@ from ..safetensors_file import read_header
 from ..shards.ranks import Ranks
 from .beside import Beside
 from .file import WeightFile
-from .own_folder import give_up, is_there, own_folder
+from .own_folder import current_folder, give_up
 from .replay import needed
 from .staging import digest_of_file, stage
 
@@ -37,13 +37,7 @@ _KEPT = 8  # versions whose digest is known: of older ones no message is on its 
 
 
 class Others(Protocol):
-    """The other processes that have a part of the model. shares_memory: they are on this host.
-
-    on_gpus  some of them, or this one
-    """
-
-    @property
-    def shares_memory(self) -> bool: ...
+    """The other processes that have a part of the model. on_gpus: some of them, or this one."""
 
     @property
     def on_gpus(self) -> bool: ...
@@ -144,9 +138,6 @@ class LiveWeights:
         if self._others is not None and self._others.on_gpus:
             message = "path: weights of ranks and stages on GPUs stay as they are so far; roll the model"
             raise InvalidRequest(message, param="path")
-        if self._others is not None and not self._others.shares_memory:
-            message = "path: the model's processes are on several nodes, where its weights stay as they are so far; "
-            raise InvalidRequest(f"{message}roll the model", param="path")
         if expected is not None and expected != (now := self.told().version):
             message = f"expected_version: {expected} is not accepted; the weights are of version {now}"
             raise InvalidRequest(message, param="expected_version", code="version_mismatch")
@@ -213,11 +204,9 @@ class LiveWeights:
     def _place(self, version: int) -> Path:
         """Where the version's file is to be: in a folder that goes when this does; in another if it has gone before."""
         try:
-            if not self._folders or not is_there(self._folders[-1]):
-                self._folders.append(own_folder())
+            return current_folder(self._folders) / f"{version}.safetensors"
         except OSError as error:
             raise Unavailable(f"there is no room for a copy of the file: {error}", code="no_room") from error
-        return self._folders[-1] / f"{version}.safetensors"
 
     def _remove(self, path: Path) -> None:
         """Only what was copied here: never a file of the checkpoint."""

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-__all__ = ["give_up", "is_there", "own_folder"]
+__all__ = ["current_folder", "give_up", "is_there", "own_folder"]
 
 _PREFIX, _LOCK = "motley-weights-", "lock"
 _held: dict[Path, int] = {}  # descriptors of locks: they are let go of with the process
@@ -25,6 +25,13 @@ def own_folder() -> Path:
             _held[folder] = lock
             return folder
         os.close(lock)  # another process took the lock before this one did, and the folder for one that was left
+
+
+def current_folder(folders: list[Path]) -> Path:
+    """The last of these, which are this process's; one more where that has gone. Raises OSError."""
+    if not folders or not is_there(folders[-1]):
+        folders.append(own_folder())
+    return folders[-1]
 
 
 def is_there(folder: Path) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from new_weights import changed, of_another, written
+from safetensors.torch import load_file
 from tiny_checkpoints import build_checkpoint
 
 from motley import Engine
@@ -27,10 +30,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def found(folder: Path) -> dict[str, dict[str, Any]]:
+def other(folder: Path) -> Path:
+    return build_checkpoint(folder.parent / "other", "llama", num_hidden_layers=4, seed=1)
+
+
+@pytest.fixture(scope="module")
+def new(folder: Path, other: Path) -> Path:
+    """Weights of both stages."""
+    return written(folder.parent / "new.safetensors", of_another(folder, other, lambda name: "q_proj" in name))
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path, other: Path, new: Path) -> dict[str, dict[str, Any]]:
     """By the name of a case."""
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="m") as temp:  # paths of sockets are short
-        child = [sys.executable, str(SUPPORT / "shard_actors_child.py"), str(folder)]
+        child = [sys.executable, str(SUPPORT / "shard_actors_child.py"), str(folder), str(other), str(new)]
         path = os.pathsep.join([str(SUPPORT), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = {**os.environ, "PYTHONPATH": path, "RAY_TMPDIR": temp, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
         ended = subprocess.run(child, capture_output=True, text=True, timeout=900, env=environment, check=False)
@@ -48,6 +62,25 @@ def test_they_say_what_one_process_does(found: dict[str, dict[str, Any]], folder
     for name in ("ranks", "stages of ranks, one is killed", "ranks on two nodes over TCP"):
         for row, other in zip(found[name]["said"], expected, strict=True):
             assert row == pytest.approx(other, abs=1e-4)
+
+
+def test_those_of_another_node_take_new_weights(
+    found: dict[str, dict[str, Any]], folder: Path, new: Path, tmp_path: Path
+) -> None:
+    """Which each node has a copy of, as long as it is needed."""
+    with Engine(
+        changed(folder, load_file(new), tmp_path / "changed"), dtype="float32", kv_memory_bytes=1 << 20
+    ) as whole:
+        expected = whole._built.logits((7, 3, 200, 41)).tolist()
+    assert found["stages on two nodes"]["copies"] == 2
+    assert found["stages on two nodes"]["said anew"] == expected != found["stages on two nodes"]["said"]
+
+
+def test_where_a_node_has_another_model_none_serves(found: dict[str, dict[str, Any]], other: Path) -> None:
+    case = found["stages on two nodes that have two models"]
+    assert "said" not in case
+    assert "CheckpointError" in case["raised"]
+    assert f"{other} on {socket.gethostname()} · " in case["raised"]
 
 
 def test_each_process_is_an_actor_in_a_bundle(found: dict[str, dict[str, Any]]) -> None:

@@ -202,27 +202,6 @@ def test_a_copy_that_has_no_room_is_no_fault_of_the_file(tmp_path: Path, monkeyp
     live.close()
 
 
-class Far:
-    """Processes of other nodes."""
-
-    shares_memory = on_gpus = False
-
-    def prepare(self, version: int, file: Path) -> None:
-        raise AssertionError("it cannot read the file")
-
-    def forget(self, version: int) -> None:
-        raise AssertionError("it has been told of none")
-
-
-def test_processes_of_other_nodes_are_told_of_nothing(tmp_path: Path) -> None:
-    folder = build_checkpoint(tmp_path / "one", "qwen2")
-    live = LiveWeights(loaded(folder), others=Far())
-    file = WeightFile(written(tmp_path / "new.safetensors", tensors_of(folder)))
-    with pytest.raises(InvalidRequest, match="on several nodes"):
-        live.prepare(file)
-    live.close()
-
-
 def test_deltas_of_a_quantized_layer_are_refused(tmp_path: Path) -> None:
     folder = PAIRS["gptq"](tmp_path / "one", 0)
     live = LiveWeights(loaded(folder))

@@ -29,17 +29,30 @@ BOTH = RANKS | STAGES
 
 
 class Replica:
-    def __init__(self, folder: str, way: dict[str, int], spread: bool) -> None:
+    """other: a folder that the other processes have in the place of that one; None: they have the same."""
+
+    def __init__(self, folder: str, way: dict[str, int], spread: bool, other: str | None) -> None:
+        from motley.cluster import shard_actors
         from motley.cluster.shard_actors import Actors
         from motley.replicas.build import build_engine
         from motley.replicas.engine_config import EngineConfig
 
+        if other is not None:
+            shard_actors.Shard = elsewhere(other)  # type: ignore[misc]
         count = processes(way)
         config = EngineConfig(dtype="float32", kv_memory_bytes=1 << 20, prefix_cache="memory", **way)  # type: ignore[arg-type]
         self._engine = build_engine(folder, config, launcher=Actors([1.0] * count, [{}] * count, spread=spread))
 
     def said(self) -> list[list[float]]:
         return self._engine.logits((7, 3, 200, 41)).tolist()  # type: ignore[no-any-return]
+
+    def update(self, path: str) -> int:
+        """Files that the other node has of it."""
+        from motley.replicas.updates.file import WeightFile
+
+        assert self._engine.weights is not None
+        self._engine.adopt(self._engine.weights.prepare(WeightFile(Path(path))))
+        return copies()
 
     def told(self) -> dict[str, Any]:
         assert self._engine.group is not None
@@ -51,6 +64,30 @@ class Replica:
 
     def close(self) -> None:
         self._engine.close()
+
+
+def elsewhere(other: str) -> type:
+    """What runs in an actor, where the model's folder is another."""
+    from motley.cluster.shard_actors import Shard
+    from motley.replicas.shards import pipe
+
+    class ShardElsewhere(Shard):
+        def compute(self, *given: Any) -> None:
+            receive = pipe.Pipe.receive
+
+            def received(one: pipe.Pipe) -> pipe.Message:
+                fields, tensors = receive(one)
+                return {**fields, **({"folder": other} if "folder" in fields else {})}, tensors
+
+            pipe.Pipe.receive = received  # type: ignore[method-assign]
+            super().compute(*given)
+
+    return ShardElsewhere
+
+
+def copies() -> int:
+    """Files of new weights that are anywhere in the two nodes' temporary files."""
+    return len(list(Path(os.environ["RAY_TMPDIR"]).glob("node*/motley-weights-*/*.safetensors")))
 
 
 def processes(way: dict[str, int]) -> int:
@@ -80,16 +117,26 @@ def another_stopped(replica: int, others: list[int]) -> None:
 
 
 def case(
-    folder: str, way: dict[str, int], strategy: str, harm: Callable[[int, list[int]], None] | None, spread: bool
+    folder: str,
+    way: dict[str, int],
+    strategy: str,
+    harm: Callable[[int, list[int]], None] | None,
+    spread: bool,
+    *,
+    new: str | None = None,
+    other: str | None = None,
 ) -> dict[str, Any]:
+    """new: weights that it takes; other: see `Replica`."""
     group = placement_group([{"CPU": 1}] * processes(way), strategy=strategy, lifetime="detached")
     ray.get(group.ready(), timeout=60)
     placed = PlacementGroupSchedulingStrategy(group, 0, placement_group_capture_child_tasks=True)
-    replica = ray.remote(num_cpus=1)(Replica).options(scheduling_strategy=placed).remote(folder, way, spread)
+    replica = ray.remote(num_cpus=1)(Replica).options(scheduling_strategy=placed).remote(folder, way, spread, other)
     found: dict[str, Any] = {}
     try:
         found |= {**ray.get(replica.told.remote()), "said": ray.get(replica.said.remote())}
         others = found["others"] = shards()
+        if new is not None:
+            found |= {"copies": ray.get(replica.update.remote(new)), "said anew": ray.get(replica.said.remote())}
         if harm is not None:
             harm(found["pid"], others)
             began = time.monotonic()
@@ -104,19 +151,24 @@ def case(
     deadline = time.monotonic() + END_S
     while shards() and time.monotonic() < deadline:
         time.sleep(0.05)
-    found["left"] = shards()
-    for pid in found["left"]:
+    found["left"] = [*shards(), *range(copies())]
+    for pid in shards():
         os.kill(pid, signal.SIGKILL)
     ray.kill(replica)
     remove_placement_group(group)
     return found
 
 
-def main(folder: str) -> dict[str, Any]:
+def main(folder: str, other: str, new: str) -> dict[str, Any]:
+    """other: of another model; new: a file of weights. Each node has temporary files of its own."""
     small = {"num_cpus": 4, "object_store_memory": 2**27}
-    cluster = Cluster(initialize_head=True, head_node_args={**small, "include_dashboard": False})
+    temporary = [Path(os.environ["RAY_TMPDIR"]) / f"node{number}" for number in range(2)]
+    for each in temporary:
+        each.mkdir()
+    first, second = ({**small, "env_vars": {"TMPDIR": str(each)}} for each in temporary)
+    cluster = Cluster(initialize_head=True, head_node_args={**first, "include_dashboard": False})
     try:
-        cluster.add_node(**small)
+        cluster.add_node(**second)
         ray.init(address=cluster.address, logging_level=logging.ERROR, log_to_driver=False)
         pack, two = "STRICT_PACK", "STRICT_SPREAD"
         return {
@@ -127,7 +179,8 @@ def main(folder: str) -> dict[str, Any]:
             "stages, one is stopped, the first killed": case(
                 folder, STAGES, pack, killed_when_another_is_stopped, True
             ),
-            "stages on two nodes": case(folder, STAGES, two, None, True),
+            "stages on two nodes": case(folder, STAGES, two, None, True, new=new),
+            "stages on two nodes that have two models": case(folder, STAGES, two, None, True, other=other),
             "stages on two nodes, one is killed": case(folder, STAGES, two, another_killed, True),
             "stages on two nodes, one is stopped": case(folder, STAGES, two, another_stopped, True),
             "stages on two nodes, the first is killed": case(folder, STAGES, two, killed, True),
@@ -140,4 +193,4 @@ def main(folder: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(str(Path(sys.argv[1])))))
+    print(json.dumps(main(*sys.argv[1:4])))

@@ -22,7 +22,8 @@ from motley.kernels.cpu.operators import CpuOps
 from motley.replicas import weights_cache
 from motley.replicas.bench.shapes import SHAPES, write_dense
 from motley.replicas.checkpoint import inspect_checkpoint
-from motley.replicas.model import Known, LoadedModel, known_of, load_model
+from motley.replicas.known import Known, known_of
+from motley.replicas.model import LoadedModel, load_model
 from motley.replicas.shards.ranks import Ranks
 from motley.replicas.shards.split import split
 from motley.replicas.shards.stages import stages_of
@@ -118,7 +119,7 @@ def test_the_second_start_repacks_nothing_and_computes_the_same_bits(
     assert not first.known.fingerprint
     assert first.fingerprint == load_model(folder, exact_ops()).fingerprint
     taken.clear()
-    monkeypatch.setattr("motley.replicas.weights.piece_digests", None)
+    monkeypatch.setattr("motley.replicas.model.piece_digests", None)
     second = Divided(folder, cache, size, layers)
     assert not taken
     assert second.fingerprint == first.fingerprint

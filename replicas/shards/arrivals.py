@@ -1,0 +1,123 @@
+"""Files of new weights that come from the first process, which is on another host: see deliveries.py.
+
+They lie in a folder of this process alone (updates/own_folder.py), which other processes of the model on this host read
+too, until no version of weights is made of them any more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import socket
+import threading
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+from ..errors import CheckpointError, EngineLost, Unavailable
+from ..updates.own_folder import current_folder, give_up
+from .pipe import Message, Pipe
+from .refusals import told_error
+
+__all__ = ["Arrivals"]
+
+log = logging.getLogger(__name__)
+
+
+class Arrivals:
+    """Takes messages of files off a pipe, whoever reads it; a thread of its own writes each file."""
+
+    def __init__(self, pipe: Pipe) -> None:
+        self._pipe = pipe
+        self._coming: dict[int, SimpleQueue[Message]] = {}
+        self._files: dict[int, Path] = {}  # by the number of the delivery
+        self._folders: list[Path] = []  # the last is for those to come
+        pipe.aside = self._heed
+
+    def sweep(self, settled: int, needed: Collection[Path]) -> None:
+        """settled: number of the last delivery that whoever is to read has read; needed: what versions are made of."""
+        for number, path in list(self._files.items()):  # to which a thread may add one meanwhile
+            if number <= settled and path not in needed:
+                self._drop(number)
+
+    def close(self) -> None:
+        while self._folders:
+            give_up(self._folders.pop())
+
+    def _heed(self, message: Message) -> bool:
+        fields, _ = message
+        if (number := fields.get("delivery")) is None:
+            return False
+        if "size" in fields:
+            coming = self._coming[number] = SimpleQueue()
+            taken = (number, fields["size"], coming)
+            threading.Thread(target=self._take, args=taken, name="new weights", daemon=True).start()
+        elif (known := self._coming.get(number)) is not None:  # not of one that could not be taken
+            known.put(message)
+        if "dropped" in fields:
+            self._drop(number)
+        return True
+
+    def _take(self, number: int, size: int, coming: SimpleQueue[Message]) -> None:
+        """Says what has been written of it, and where it is in the end; or what was wrong."""
+        said: dict[str, Any] = {}
+        try:
+            path = self._place(number)
+            if self._written(number, path, size, coming):
+                said = {"path": str(path)}
+                log.info("new weights: %d bytes came, to %s", size, path)
+            else:
+                self._drop(number)
+        except Exception as error:
+            log.exception("new weights could not be taken")
+            self._drop(number)
+            said = {"failed": told_error(error), "where": socket.gethostname()}
+        finally:
+            del self._coming[number]
+        if said:
+            self._say(number, **said)
+
+    def _written(self, number: int, path: Path, size: int, coming: SimpleQueue[Message]) -> bool:
+        """Whether all of it has come: it may be dropped. Raises Unavailable, CheckpointError."""
+        try:
+            with open(path, "x+b", opener=_own) as file:
+                if size:
+                    os.posix_fallocate(file.fileno(), 0, size)
+                left = size
+                self._say(number)
+                while "sha256" not in (said := coming.get())[0]:
+                    if "dropped" in said[0]:
+                        return False
+                    left -= file.write(said[1]["piece"].numpy().data)
+                    self._say(number)
+                file.seek(0)
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise Unavailable(f"there is no room for a copy of the file: {error.strerror}", code="no_room") from error
+        if left or found != said[0]["sha256"]:
+            problem = f"what came has the SHA-256 {found}; what was sent, {said[0]['sha256']}"
+            raise CheckpointError(problem, file=path.name)
+        return True
+
+    def _place(self, number: int) -> Path:
+        try:
+            path = self._files[number] = current_folder(self._folders) / f"{number}.safetensors"
+        except OSError as error:
+            raise Unavailable(f"there is no room for a copy of the file: {error}", code="no_room") from error
+        return path
+
+    def _drop(self, number: int) -> None:
+        if (path := self._files.pop(number, None)) is not None:
+            path.unlink(missing_ok=True)
+
+    def _say(self, number: int, **what: Any) -> None:
+        with suppress(EngineLost):  # then nobody is left to be told
+            self._pipe.send({"took": number, **what})
+
+
+def _own(path: str, flags: int) -> int:
+    """Read by nobody else: weights may be worth something."""
+    return os.open(path, flags, 0o600)

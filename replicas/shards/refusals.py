@@ -1,0 +1,23 @@
+"""Errors that cross from process to process: of the kind that they are, and telling where they were raised."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import CheckpointError, InvalidRequest, MotleyError, Unavailable
+
+__all__ = ["raised_there", "told_error"]
+
+_KINDS: dict[str, type[MotleyError]] = {each.__name__: each for each in (CheckpointError, InvalidRequest, Unavailable)}
+
+
+def told_error(error: Exception) -> dict[str, Any]:
+    """As JSON has it. Of a kind that is not the user's to see: with its own name, as a checkpoint that is no use."""
+    if isinstance(error, MotleyError) and type(error).__name__ in _KINDS:
+        return {"kind": type(error).__name__, "message": error.message, "param": error.param, "code": error.code}
+    return {"kind": "CheckpointError", "message": f"{type(error).__name__}: {error}", "param": None, "code": None}
+
+
+def raised_there(told: Mapping[str, Any], where: str) -> MotleyError:
+    return _KINDS[told["kind"]](f"{told['message']} ({where})", param=told["param"], code=told["code"])

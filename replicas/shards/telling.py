@@ -1,0 +1,37 @@
+"""The processes of a model in words: what they are called, what they have, what they compute with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .places import Account
+from .stages import Stage
+
+__all__ = ["arithmetic_of", "name_of", "places_of"]
+
+
+def name_of(count: int, stage: int, size: int, rank: int) -> str:
+    """count, size: of stages, and of the ranks of each."""
+    if count == 1:
+        return f"rank {rank}"
+    return f"stage {stage}" if size == 1 else f"stage {stage}, rank {rank}"
+
+
+def places_of(accounts: Sequence[Account], stages: Sequence[Stage], size: int) -> str:
+    """What each process has, and on what."""
+    told = []
+    for number, account in enumerate(accounts):
+        stage, rank = divmod(number, size)
+        first, last = stages[stage].layers
+        layers = f"layers {first} to {last - 1}" if last - first > 1 else f"layer {first}"
+        told.append(f"{name_of(len(stages), stage, size, rank)}: {layers} on {account}")
+    return "; ".join(told)
+
+
+def arithmetic_of(kinds: Sequence[str], stages: Sequence[Stage], size: int) -> str:
+    """kinds: of each process's operators. Of stages that are not alike, with the layers of each."""
+    if len(set(kinds)) == 1:
+        return kinds[0]
+    layers = [stage.layers[1] - stage.layers[0] for stage in stages]
+    of_stages = ["/".join(dict.fromkeys(kinds[first : first + size])) for first in range(0, len(kinds), size)]
+    return "+".join(f"{kind}x{count}" for kind, count in zip(of_stages, layers, strict=True))
