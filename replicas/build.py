@@ -40,7 +40,7 @@ from .prefix.setup import geometry_of, identity_of, prefixes_of
 from .prefix.told import PrefixStats
 from .protocol import ModelInfo, ReplicaProfile, Request
 from .rates import Rates, measured
-from .runner import ModelRunner, Warming
+from .runner import ModelRunner, Renewing, Warming
 from .runners import runner_of
 from .sampling_params import SamplingParams
 from .scheduler import Scheduler
@@ -48,7 +48,6 @@ from .shards.costs import chooses_layers, chosen_layers
 from .shards.group import Group
 from .shards.host import DividedKv
 from .shards.launch import Launcher
-from .shards.lead import Lead, Line
 from .shards.own import config_of_process, devices_of, is_divided
 from .shards.places import account_here
 from .swap import Swap
@@ -102,7 +101,7 @@ class BuiltEngine:
         prefixes = self.core.scheduler.prefixes
         identity = self.identity(loaded) if self.identity is not None and prefixes.pool.total else None
         now = self.runner.model
-        renewed = now.renewed(loaded.decoder, version) if isinstance(now, (Lead, Line)) else loaded.decoder
+        renewed = now.renewed(loaded.decoder, version) if isinstance(now, Renewing) else loaded.decoder
         self.core.adopt(version, renewed)
         if identity is not None:
             prefixes.identify(identity)

@@ -28,9 +28,10 @@ from ...kernels.ops import Ops
 from .. import sizing
 from ..checkpoint import inspect_checkpoint
 from ..engine_config import EngineConfig
-from ..errors import EngineLost, InvalidRequest
+from ..errors import EngineLost, InvalidRequest, MotleyError
 from ..gpu.accelerator import Accelerator, accelerator_of
 from ..gpu.swapper import Swapper
+from ..updates.beside import Beside
 from ..weights_cache import open_cache
 from . import calls
 from .beats import Beats
@@ -128,11 +129,15 @@ def _compute(
     if loaded.keep is not None:
         loaded.keep(room["fingerprint"])
         loaded = replace(loaded, keep=None)  # which holds on to what it keeps
+    if accelerator is None:
+        versions = Versions(loaded, ranks)
+    else:
+        versions = Versions(loaded, ranks, Beside(accelerator, sizing.step_bytes(config, loaded)).updated_model)
+    del loaded  # or these weights would stay when they are forgotten
+    between = _between(pipe, versions, copy)
     if accelerator is not None and stage.count == 1:
         assert isinstance(exchange, CollectiveExchange), "ranks on GPUs meet"
-        follow_calls(pipe, loaded.decoder, kv, exchange, accelerator)
-    versions = Versions(loaded, ranks)
-    between = _between(pipe, versions, copy)
+        follow_calls(pipe, versions, kv, exchange, accelerator, between)
     if stage.count > 1:
         _stage(pipe, start, ends, versions, stage, kv, between, accelerator)
     assert ranks is not None, "a stage alone has ranks"
@@ -222,4 +227,4 @@ def _prepare(pipe: Pipe, versions: Versions, fields: dict[str, Any]) -> None:
         pipe.send({"prepared": fields["prepare"]})
     except Exception as error:
         log.exception("weights of version %d could not be prepared", fields["prepare"])
-        pipe.send({"failed": str(error)})
+        pipe.send({"failed": str(error), "code": error.code if isinstance(error, MotleyError) else None})

@@ -21,7 +21,7 @@ from ...kernels.ops import Ops
 from ..checkpoint import Checkpoint
 from ..decoder import Stream
 from ..engine_config import EngineConfig
-from ..errors import CheckpointError, EngineLost
+from ..errors import CheckpointError, EngineLost, Unavailable
 from ..plan import StepPlan
 from . import calls
 from .beats import BEAT_S, Patience, Watch
@@ -327,7 +327,7 @@ class Group:
     def prepare(self, version: int, file: Path) -> None:
         """Weights of that version in every other process, beside those before it: all of them, or none.
 
-        Raises CheckpointError where one could not, EngineLost if one has gone.
+        Raises CheckpointError where one could not, Unavailable where it has no room, EngineLost if one has gone.
         """
         for follower in self._followers:
             follower.pipe.send({"prepare": version, "file": str(file)})
@@ -335,10 +335,13 @@ class Group:
             answers = [(follower.name, follower.prepared()) for follower in self._followers]
         except EOFError:
             raise self._fault() from None
-        failed = next(((who, answer["failed"]) for who, answer in answers if "failed" in answer), None)
+        failed = next(((who, answer) for who, answer in answers if "failed" in answer), None)
         if failed is not None:
             self.forget(version)
-            raise CheckpointError(f"{failed[0]} could not take it: {failed[1]}", file=file.name)
+            who, answer = failed
+            if answer["code"] == "no_room":
+                raise Unavailable(f"{who}: {answer['failed']}", code="no_room")
+            raise CheckpointError(f"{who} could not take it: {answer['failed']}", file=file.name)
 
     def forget(self, version: int) -> None:
         """Weights of that version: no step is computed with them any more. Raises EngineLost."""

@@ -37,16 +37,10 @@ _KEPT = 8  # versions whose digest is known: of older ones no message is on its 
 
 
 class Others(Protocol):
-    """The other processes that have a part of the model. shares_memory: they are on this host.
-
-    on_gpus  some of them, or this one
-    """
+    """The other processes that have a part of the model. shares_memory: they are on this host."""
 
     @property
     def shares_memory(self) -> bool: ...
-
-    @property
-    def on_gpus(self) -> bool: ...
 
     def prepare(self, version: int, file: Path) -> None:
         """All of them have it, or none has, and it raises."""
@@ -141,9 +135,6 @@ class LiveWeights:
         checkpoint = self.loaded.checkpoint
         if checkpoint is None:
             raise InvalidRequest("path: this model is of no checkpoint; roll the model", param="path")
-        if self._others is not None and self._others.on_gpus:
-            message = "path: weights of ranks and stages on GPUs stay as they are so far; roll the model"
-            raise InvalidRequest(message, param="path")
         if self._others is not None and not self._others.shares_memory:
             message = "path: the model's processes are on several nodes, where its weights stay as they are so far; "
             raise InvalidRequest(f"{message}roll the model", param="path")

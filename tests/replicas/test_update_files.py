@@ -205,7 +205,7 @@ def test_a_copy_that_has_no_room_is_no_fault_of_the_file(tmp_path: Path, monkeyp
 class Far:
     """Processes of other nodes."""
 
-    shares_memory = on_gpus = False
+    shares_memory = False
 
     def prepare(self, version: int, file: Path) -> None:
         raise AssertionError("it cannot read the file")

@@ -230,14 +230,6 @@ def test_nothing_that_is_forgotten_is_on_its_way(folders: tuple[Path, Path]) -> 
     built.close()
 
 
-def test_weights_of_ranks_on_gpus_stay_as_they_are(folders: tuple[Path, Path], file: WeightFile) -> None:
-    """Nobody is asked to prepare anything."""
-    others: Any = SimpleNamespace(on_gpus=True)
-    live = LiveWeights(load_model(folders[0], LateOps()), others=others, beside=Beside(LateDevice(), 0))
-    with pytest.raises(InvalidRequest, match=r"ranks and stages on GPUs .* roll the model"):
-        live.prepare(file)
-
-
 SHAPE = {
     "hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 64,
