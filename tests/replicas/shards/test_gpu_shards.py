@@ -6,7 +6,7 @@ import json
 import os
 import re
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -39,6 +39,7 @@ from motley.replicas.shards.own import config_of_process, devices_of
 from motley.replicas.shards.places import Account, account_of
 from motley.replicas.shards.stages import stages_of
 from motley.replicas.weights import Weights
+
 
 @pytest.fixture(autouse=True)
 def _processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:

@@ -44,7 +44,11 @@ FORMATS: dict[str, Callable[[Path, int], Path]] = {
     "gptq": lambda folder, seed: build_gptq(folder, seed=seed, desc_act=True, **LAYERS),
 }
 PROMPT = tuple(range(3, 40))
-NEW = ("embed_tokens", "layers.1.", "layers.3.")  # of the first process, of the others, and of what ranks sum and gather
+NEW = (
+    "embed_tokens",
+    "layers.1.",
+    "layers.3.",
+)  # of the first process, of the others, and of what ranks sum and gather
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +59,7 @@ def _processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     assert followers() == []
 
 
-def request(tokens: int = 30, **given: Any) -> Request:
+def request(tokens: int = 16, **given: Any) -> Request:
     params = {"max_tokens": tokens, "temperature": 0.0, "seed": 7, "ignore_eos": True, **given}
     return Request("r", PROMPT, SamplingParams(**params))
 
@@ -107,16 +111,16 @@ class Beside:
         self._made.adopt(prepared)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(
+    ("name", "way"), [*(("dense", way) for way in WAYS), ("gptq", "ranks"), ("gptq", "two CPUs, two GPUs")]
+)
 def test_what_has_begun_ends_on_the_weights_that_it_began_with(name: str, way: str, tmp_path: Path) -> None:
     """Tokens and log-probabilities are those of engines of either checkpoint, to the bit; steps of both versions, and
     graphs where there are any, follow each other. Nothing of the old is left in any process: see late_follower.py.
     """
     what, given = WAYS[way]
     folder, file, after = folders(tmp_path, name)
-    (new, fingerprint), (old, _) = fresh(after, what, given), fresh(folder, what, given)
-    assert all(one != other for one, other in zip(old, new, strict=True))
+    new, fingerprint = fresh(after, what, given)
     made = built(folder, what, **given)
     assert made.weights is not None
     gone = weakref.ref(made.weights.loaded.decoder)
@@ -131,6 +135,8 @@ def test_what_has_begun_ends_on_the_weights_that_it_began_with(name: str, way: s
                 made.core.check_weights_free()
 
     try:
+        old = every(made)
+        assert all(one != other for one, other in zip(old, new, strict=True))
         found = drive(made.core, ASKED, apart=4, each=each)
         assert [said(messages) for messages in found] == [*old[:2], *new[2:]]
         assert every(made) == new
@@ -170,3 +176,143 @@ def test_steps_go_on_while_processes_prepare(way: str, tmp_path: Path) -> None:
                 expected.close()
     finally:
         made.close()
+
+
+@pytest.mark.parametrize("way", ["ranks", "stages", "GPU, CPU"])
+@pytest.mark.parametrize("where", ["reckoned in another", "in another", "reckoned in the first", "in the first"])
+def test_where_one_process_cannot_all_stay_as_they_are(
+    where: str, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is on its way goes on; who has no room is told by name, as of one GPU. Then all can."""
+    what, given = WAYS[way]
+    if where == "reckoned in another":
+        if what == ["on_cpu"]:
+            pytest.skip("a CPU reckons with nothing")
+        what = "has_no_room"
+    folder, file, after = folders(tmp_path, "dense")
+    device = LateDevice()
+    made = built(folder, what, device=device, **given)
+    assert made.weights is not None
+    live, loaded, prepare = made.weights, made.weights.loaded, group.Group.prepare
+    steps, failed = 0, list[MotleyError]()
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    def each() -> None:
+        nonlocal steps
+        steps += 1
+        if steps != 6:
+            return
+        with monkeypatch.context() as patch:
+            if where == "reckoned in the first":
+                patch.setattr(device, "free", 0)
+            elif where == "in the first":
+                patch.setattr(loaded.decoder.ops, "linear", fails)
+            elif where == "in another":
+                lost = tmp_path / "gone.safetensors"
+                patch.setattr(group.Group, "prepare", lambda ranks, version, _: prepare(ranks, version, lost))
+            with pytest.raises(MotleyError) as met:
+                live.prepare(file)
+        failed.append(met.value)
+
+    try:
+        old = every(made)
+        assert [said(messages) for messages in drive(made.core, ASKED, apart=4, each=each)] == old
+        [error] = failed
+        if where == "in another":
+            assert isinstance(error, CheckpointError)
+            assert "1 could not take it" in error.message
+        else:
+            assert isinstance(error, Unavailable)
+            assert error.code == "no_room"
+            assert error.message.startswith(("rank 1: ", "stage 1: ")) == (where == "reckoned in another")
+        assert (live.version, live.loaded, list(made.runner.models)) == (0, loaded, [0])
+        made.adopt(live.prepare(file, expected=0))
+        assert every(made) == fresh(after, WAYS[way][0], given)[0]
+    finally:
+        made.close()
+
+
+def test_replays_are_of_the_version_of_their_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the number of the graph; ranks let go of those of a version with it, and an idle engine has them again."""
+    monkeypatch.setattr(build, "RENEWED_S", 60.0)
+    monkeypatch.setattr("motley.replicas.gpu.decode.MAX_GRAPHS", 4)
+    folder, file, _ = folders(tmp_path, "dense")
+    made = built(folder, **RANKS)
+    assert made.group is not None
+    assert made.weights is not None
+    assert isinstance(made.runner, GpuRunner)
+    assert made.runner.graphs is not None
+    told: list[dict[str, Any]] = []
+    tell = made.group.tell
+    monkeypatch.setattr(made.group, "tell", lambda fields: told.append(fields) or tell(fields))
+    try:
+        made.rates = Rates(1000.0, (0.01,) * len(BATCHES), 0.0)
+        made.warm_up()
+        before = made.runner.graphs.captured
+        made.adopt(made.weights.prepare(file))
+        assert {key._replace(weights=1) for key in before} == set(made.runner.graphs.captured)
+        captures = {fields["capture"]: fields["weights"] for fields in told if "capture" in fields}
+        assert list(captures.values()) == [0] * len(before) + [1] * len(before)
+        drive(made.core, [request()])
+        replayed = {captures[fields["replay"]] for fields in told if "replay" in fields}
+        assert replayed == {1}
+    finally:
+        made.close()
+
+
+def test_a_process_that_is_lost_while_it_prepares_ends_the_engine(tmp_path: Path) -> None:
+    folder, file, _ = folders(tmp_path, "dense")
+    made = built(folder, **RANKS)
+    try:
+        assert made.group is not None
+        assert made.weights is not None
+        [follower] = made.group._followers
+        follower.kill()
+        with pytest.raises(EngineLost):
+            made.weights.prepare(file)
+        assert made.weights.version == 0
+    finally:
+        made.close()
+
+
+class Nothing:
+    """A model whose calls leave a number."""
+
+    def __init__(self, number: int, seen: list[int]) -> None:
+        self.ops = SimpleNamespace(dtype=torch.float32, device=torch.device("cpu"))
+        self._number, self._seen = number, seen
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        self._seen.append(self._number)
+        return hidden
+
+
+def test_a_rank_lets_go_of_graphs_with_their_weights() -> None:
+    """Not before what was launched of them is done. A number that has gone so is dropped by the first rank later."""
+    seen: list[int] = []
+    models = {number: Nothing(number, seen) for number in range(2)}
+    others = [weakref.ref(model) for model in models.values()]
+    versions: Any = SimpleNamespace(decoder=models.__getitem__)
+    exchange: Any = SimpleNamespace(broadcast=lambda x: x)
+    device = LateDevice(recorded=False)
+    rank = _Rank(versions, [], exchange, device)
+    call = {"method": "logits", "hidden": [1, 4]}
+    for number in range(2):
+        rank.heed({**call, "weights": number, "capture": 10 + number, "drop": []})
+    seen.clear()
+    for number in (10, 11, 10):
+        rank.heed({"replay": number})
+    rank.forget(0)
+    assert seen == [0, 1, 0]
+    del models[0]
+    assert [other() is None for other in others] == [True, False]
+    rank.heed({**call, "weights": 1, "capture": 12, "drop": [10]})
+    seen.clear()
+    for number in (11, 12):
+        rank.heed({"replay": number})
+    with pytest.raises(KeyError):
+        rank.heed({"replay": 10})
+    device.mark().wait()
+    assert seen == [1, 1]
