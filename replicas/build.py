@@ -53,6 +53,7 @@ from .shards.places import account_here
 from .swap import Swap
 from .swapping import measure
 from .tiers.device_speed import expect
+from .tiers.parted import Parted
 from .tokenizer import Tokenizer
 from .updates.beside import Beside
 from .updates.live import LiveWeights, Prepared
@@ -137,8 +138,8 @@ class BuiltEngine:
             self.group.close()
         if self.weights is not None:
             self.weights.close()
-            older = self.runner.models.values() if isinstance(self.runner, ModelRunner) else ()
-            for model in (self.weights.loaded.decoder, *older):
+            models = [model.decoder if isinstance(model, Parted) else model for model in self.runner.models.values()]
+            for model in (self.weights.loaded.decoder, *models):
                 if isinstance(model, Decoder) and model.tier is not None:
                     model.tier.close()
 

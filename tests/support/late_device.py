@@ -54,6 +54,7 @@ class LateDevice:
         self._queue: list[Callable[[], None]] = []
         self._done = 0
         self._at_work = False
+        self._making = threading.local()
         self._staged: set[int] = set()  # addresses of the host's memory, which is written at once
         self._lock = threading.RLock()  # whoever waits does the work: other threads may, of which a GPU has no need
 
@@ -75,6 +76,8 @@ class LateDevice:
 
     def mark(self) -> _Mark:
         with self._lock:
+            if getattr(self._making, "aside", False):  # in that order, in which all is done
+                return _Mark(self, 0)
             return _Mark(self, self._done + len(self._queue))
 
     def copy(self, work: Callable[[], None], after: _Mark | None = None) -> _CopyMark:
@@ -101,8 +104,12 @@ class LateDevice:
 
     def aside(self, work: Callable[[], T]) -> tuple[T, _Aside]:
         before = set(storages())
-        with _Made() as made_here:  # in this thread: another may be at work on steps meanwhile
-            made = work()
+        self._making.aside = True
+        try:
+            with _Made() as made_here:  # in this thread: another may be at work on steps meanwhile
+                made = work()
+        finally:
+            self._making.aside = False
         ours = made_here.addresses - self._staged - before
         return made, _Aside([each for address, each in storages().items() if address in ours])
 

@@ -28,15 +28,15 @@ def built(
     folder: Path,
     what: str | Sequence[str] = "serves",
     says: Sequence[dict[str, Any]] = (),
-    device: LateDevice | None = None,
+    stand_in: LateDevice | None = None,
     **way: Any,
 ) -> BuiltEngine:
-    """The first process on a GPU too, unless the devices of all are named."""
+    """The first process on a GPU too, that stand-in, unless the devices of all are named."""
     given = {"dtype": "float32", "threads": 2, "kv_memory_bytes": KV_BYTES, "max_running": 6, "max_batch_tokens": 64}
     config, launcher = EngineConfig(**{**given, **way}), LateProcesses(what, says)
     if config.device != "cpu":
         return build_engine(folder, config, launcher=launcher)
-    return build_engine(folder, config, ops=LateOps(), accelerator=device or LateDevice(), launcher=launcher)
+    return build_engine(folder, config, ops=LateOps(), accelerator=stand_in or LateDevice(), launcher=launcher)
 
 
 def followers() -> list[int]:

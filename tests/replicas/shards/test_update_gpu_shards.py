@@ -191,7 +191,7 @@ def test_where_one_process_cannot_all_stay_as_they_are(
         what = "has_no_room"
     folder, file, after = folders(tmp_path, "dense")
     device = LateDevice()
-    made = built(folder, what, device=device, **given)
+    made = built(folder, what, stand_in=device, **given)
     assert made.weights is not None
     live, loaded, prepare = made.weights, made.weights.loaded, group.Group.prepare
     steps, failed = 0, list[MotleyError]()
