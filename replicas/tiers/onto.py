@@ -92,14 +92,17 @@ def on_device(
     weights = Weights({}, ops.device)
     shelves = [OnDevice(ops, tier, landing, buffer) for buffer in range(BUFFERS)]
     changed = {*changed, *(name for name in checkpoint.tensors if layer_of(name) in tier.plan.layers)}
-    decoder = Decoder(
-        checkpoint.config, checkpoint.format, weights, ops, shelf=shelves[0], before=before, changed=changed
-    )
-    second = Source(weights, checkpoint.format, ops, shelf=shelves[1])
-    for index in tier.plan.layers:
-        spec, window = layer_spec(checkpoint.config, index), decoder.local.windows[index]
-        decoder.layers[index] = FarLayer(index, (decoder.layers[index], Layer(decoder.local, spec, window, second)))
-    landing.land()
+    try:
+        decoder = Decoder(
+            checkpoint.config, checkpoint.format, weights, ops, shelf=shelves[0], before=before, changed=changed
+        )
+        second = Source(weights, checkpoint.format, ops, shelf=shelves[1])
+        for index in tier.plan.layers:
+            spec, window = layer_spec(checkpoint.config, index), decoder.local.windows[index]
+            twin = Layer(decoder.local, spec, window, second)
+            decoder.layers[index] = FarLayer(index, (decoder.layers[index], twin))
+    finally:
+        landing.land()  # be it in vain: what is on its way wants its memory until then
     if tier.plan.layers:
         decoder.tier = tier
     return decoder
