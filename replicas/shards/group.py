@@ -21,7 +21,7 @@ from ...kernels.ops import Ops
 from ..checkpoint import Checkpoint
 from ..decoder import Stream
 from ..engine_config import EngineConfig
-from ..errors import CheckpointError, EngineLost, Unavailable
+from ..errors import EngineLost
 from ..plan import StepPlan
 from . import calls
 from .beats import BEAT_S, Patience, Watch
@@ -31,7 +31,7 @@ from .costs import check_alike, chooses_layers
 from .host import Share, SharedHost, shares_of
 from .launch import Launcher, Subprocesses
 from .meeting import Meeting, join, while_others_live
-from .member import Member
+from .member import Member, refusal
 from .pipe import Pipe
 from .places import Account
 from .ranks import Ranks
@@ -335,13 +335,10 @@ class Group:
             answers = [(follower.name, follower.prepared()) for follower in self._followers]
         except EOFError:
             raise self._fault() from None
-        failed = next(((who, answer) for who, answer in answers if "failed" in answer), None)
+        failed = next((refusal(who, answer, file.name) for who, answer in answers if "failed" in answer), None)
         if failed is not None:
             self.forget(version)
-            who, answer = failed
-            if answer["code"] == "no_room":
-                raise Unavailable(f"{who}: {answer['failed']}", code="no_room")
-            raise CheckpointError(f"{who} could not take it: {answer['failed']}", file=file.name)
+            raise failed
 
     def forget(self, version: int) -> None:
         """Weights of that version: no step is computed with them any more. Raises EngineLost."""

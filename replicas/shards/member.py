@@ -11,11 +11,11 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from ..errors import EngineLost, InvalidRequest
+from ..errors import CheckpointError, EngineLost, InvalidRequest, MotleyError, Unavailable
 from .launch import Launcher
 from .pipe import Inbox, Pipe
 
-__all__ = ["Member"]
+__all__ = ["Member", "refusal"]
 
 log = logging.getLogger(__name__)
 
@@ -137,3 +137,10 @@ class Member:
         if not self._closing:
             log.error("%s ended with %s; the last that it said: %s", self.name, how, self.doing)
         ended()
+
+
+def refusal(name: str, answer: Mapping[str, Any], file: str) -> MotleyError:
+    """Of weights that a process of that name could not prepare."""
+    if answer["code"] == "no_room":
+        return Unavailable(f"{name}: {answer['failed']}", code="no_room")
+    return CheckpointError(f"{name} could not take it: {answer['failed']}", file=file)
