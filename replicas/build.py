@@ -41,7 +41,7 @@ from .prefix.setup import geometry_of, identity_of, prefixes_of
 from .prefix.told import PrefixStats
 from .protocol import ModelInfo, ReplicaProfile, Request
 from .rates import Rates, measured
-from .runner import ModelRunner, Warming
+from .runner import ModelRunner, Renewing, Warming
 from .runners import runner_of
 from .sampling_params import SamplingParams
 from .scheduler import Scheduler
@@ -49,12 +49,12 @@ from .shards.costs import chooses_layers, chosen_layers
 from .shards.group import Group
 from .shards.host import DividedKv
 from .shards.launch import Launcher
-from .shards.lead import Lead, Line
 from .shards.own import config_of_process, devices_of, is_divided
 from .shards.places import account_here
 from .swap import Swap
 from .swapping import measure
 from .tiers.device_speed import expect
+from .tiers.parted import Parted
 from .tokenizer import Tokenizer
 from .updates.beside import Beside
 from .updates.live import LiveWeights, Prepared
@@ -103,7 +103,7 @@ class BuiltEngine:
         prefixes = self.core.scheduler.prefixes
         identity = self.identity(loaded) if self.identity is not None and prefixes.pool.total else None
         now = self.runner.model
-        renewed = now.renewed(loaded.decoder, version) if isinstance(now, (Lead, Line)) else loaded.decoder
+        renewed = now.renewed(loaded.decoder, version) if isinstance(now, Renewing) else loaded.decoder
         self.core.adopt(version, renewed)
         if identity is not None:
             prefixes.identify(identity)
@@ -139,8 +139,8 @@ class BuiltEngine:
             self.group.close()
         if self.weights is not None:
             self.weights.close()
-            older = self.runner.models.values() if isinstance(self.runner, ModelRunner) else ()
-            for model in (self.weights.loaded.decoder, *older):
+            models = [model.decoder if isinstance(model, Parted) else model for model in self.runner.models.values()]
+            for model in (self.weights.loaded.decoder, *models):
                 if isinstance(model, Decoder) and model.tier is not None:
                     model.tier.close()
 

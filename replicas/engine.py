@@ -15,7 +15,7 @@ from .jobs import Emission, Job, ended_already, keep_prompt_logprobs, message_of
 from .limits import Limits
 from .plan import StepResult
 from .protocol import Delta, FinishReason, ReplicaLoad, Request, StreamMessage, TokenLogprob, joined
-from .runner import Capturing, Model, Runner, Updating
+from .runner import Capturing, InParts, Model, Runner, Updating
 from .scheduler import Scheduler
 from .sequence import Sequence
 from .text import TextStream
@@ -88,7 +88,7 @@ class EngineCore:
         """Busy, and yet there is nothing to compute: the reader of every request is behind."""
         return bool(self._held) and len(self._held) == len(self._jobs) and not (self._ready or self.launched)
 
-    def adopt(self, version: int, model: Model) -> None:
+    def adopt(self, version: int, model: Model | InParts) -> None:
         """Requests that have not begun, and those to come, are computed with these weights; between two steps.
 
         Those that have begun end on what they began with. Raises Unavailable while some do on older ones still.

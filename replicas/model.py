@@ -19,7 +19,6 @@ from .checkpoint import Checkpoint, inspect_checkpoint
 from .config import ModelConfig
 from .contents import Progress, each_digest, piece_digests
 from .decoder import Decoder
-from .errors import InvalidRequest
 from .generation import GenerationDefaults
 from .gpu.accelerator import Copier
 from .kept_file import Kept
@@ -40,11 +39,13 @@ from .reading_rooms import Staging
 from .shards.ranks import Ranks
 from .shards.stages import Stage
 from .shelf import EMPTY, Filled, Noting, Shelf
-from .tiers.budget import Budgets, budgets, check_budget
+from .tiers.budget import budgets, check_budget
 from .tiers.device import DeviceTier
 from .tiers.onto import found_decoder, placed_decoder
 from .tiers.open import able, tiered_decoder
+from .tiers.plan import Budgets
 from .tiers.renew import renewed_decoder
+from .tiers.renew_device import renewed_on_device
 from .tiers.tier import layer_of
 from .weights import Weights
 from .weights_cache import VERSION, WeightsCache, signature_of
@@ -352,13 +353,14 @@ def updated_model(
 
     checkpoint  whose layout is that of `before`, and whose values are known to be sound
 
-    Raises CheckpointError naming file and tensor; nothing of `before` has changed then, nor otherwise.
+    Raises CheckpointError naming file and tensor, and in tiers what else these do; nothing of `before` has changed
+    then, nor otherwise.
     """
     decoder, stage = before.decoder, before.decoder.stage
-    if isinstance(decoder.tier, DeviceTier):
-        raise InvalidRequest("path: weights in tiers of a GPU stay as they are so far; roll the model", param="path")
     own = frozenset(changed) & decoder_layout(checkpoint.config, checkpoint.format, stage).keys()
-    if decoder.tier is not None:
+    if isinstance(decoder.tier, DeviceTier):
+        made = renewed_on_device(decoder, checkpoint, own)
+    elif decoder.tier is not None:
         made = renewed_decoder(decoder, checkpoint, own)
     else:
         weights = Weights(checkpoint.tensors, decoder.ops.device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 
@@ -15,6 +15,9 @@ from .plan import ItemResult, PlanItem, StepPlan, StepResult
 from .protocol import BLOCK_TOKENS, Pooling
 from .sampler import sample, token_logprob
 from .speculation import accepted
+
+if TYPE_CHECKING:
+    from .decoder import Decoder
 
 
 class Runner(Protocol):
@@ -81,7 +84,7 @@ class Updating(Runner, Protocol):
     forget  nothing is computed any more with that one
     """
 
-    def adopt(self, version: int, model: Model) -> None: ...
+    def adopt(self, version: int, model: Model | InParts) -> None: ...
 
     def forget(self, version: int) -> None: ...
 
@@ -102,13 +105,23 @@ class Model(Protocol):
 
 
 @runtime_checkable
-class Holding(Model, Protocol):
-    """A model that has more than memory, such as files, or parts in other processes.
+class Holding(Protocol):
+    """A model, in parts or not, that has more than memory, such as files, or parts in other processes.
 
     forget  nothing is computed with it any more
     """
 
     def forget(self) -> None: ...
+
+
+@runtime_checkable
+class Renewing(Protocol):
+    """A model that is more than a decoder.
+
+    renewed  it with another one, whose weights are of that version
+    """
+
+    def renewed(self, decoder: Decoder, version: int) -> Model | InParts: ...
 
 
 @runtime_checkable
@@ -140,7 +153,8 @@ class ModelRunner:
         """With the newest weights."""
         return self.models[max(self.models)]
 
-    def adopt(self, version: int, model: Model) -> None:
+    def adopt(self, version: int, model: Model | InParts) -> None:
+        assert not isinstance(model, InParts), "of a CPU none is"
         self.models[version] = model
 
     def forget(self, version: int) -> None:

@@ -80,7 +80,7 @@ class GpuRunner:
     def _newest(self) -> int:
         return max(self.models)
 
-    def adopt(self, version: int, model: Model) -> None:
+    def adopt(self, version: int, model: Model | InParts) -> None:
         """See `Updating`. Its weights are there."""
         self.models[version] = model
 

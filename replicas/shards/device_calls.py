@@ -18,12 +18,16 @@ from .collective import CollectiveExchange
 __all__ = ["called", "made", "send"]
 
 
-def called(method: str, argument: StepBatch | torch.Tensor) -> dict[str, Any]:
-    """The call of a decoder's method, with a step or with hidden states, as far as the host knows of it."""
+def called(method: str, argument: StepBatch | torch.Tensor, version: int = 0) -> dict[str, Any]:
+    """The call of a decoder's method, with a step or with hidden states, as far as the host knows of it.
+
+    version  of the decoder's weights
+    """
     if isinstance(argument, torch.Tensor):
-        return {"method": method, "hidden": list(argument.shape)}
+        return {"method": method, "weights": version, "hidden": list(argument.shape)}
     return {
         "method": method,
+        "weights": version,
         "query_starts": argument.query_starts,
         "context_lens": argument.context_lens,
         "num_decodes": argument.num_decodes,
@@ -44,7 +48,7 @@ def made(
     kv: list[torch.Tensor],
     exchange: CollectiveExchange,
 ) -> torch.Tensor:
-    """Work: the same call here, of which the first rank has said `fields`."""
+    """Work: the same call here, of which the first rank has said `fields`. decoder: of the weights that they name."""
     method: Callable[..., torch.Tensor] = getattr(decoder, fields["method"])
     device = decoder.ops.device
     if "hidden" in fields:

@@ -33,6 +33,7 @@ from ..errors import CheckpointError, EngineLost, InvalidRequest
 from ..gpu.accelerator import Accelerator, accelerator_of
 from ..gpu.swapper import Swapper
 from ..known import Known, known_of
+from ..updates.beside import Beside
 from ..weights_cache import open_cache
 from . import agreement, calls
 from .arrivals import Arrivals
@@ -146,11 +147,15 @@ def _compute(
     if loaded.keep is not None:
         loaded.keep(room["fingerprint"])
         loaded = replace(loaded, keep=None)  # which holds on to what it keeps
+    if accelerator is None:
+        versions = Versions(loaded, ranks)
+    else:
+        versions = Versions(loaded, ranks, Beside(accelerator, sizing.step_bytes(config, loaded)).updated_model)
+    del loaded  # or these weights would stay when they are forgotten
+    between = _between(pipe, versions, copy, arrivals)
     if accelerator is not None and stage.count == 1:
         assert isinstance(exchange, CollectiveExchange), "ranks on GPUs meet"
-        follow_calls(pipe, loaded.decoder, kv, exchange, accelerator)
-    versions = Versions(loaded, ranks)
-    between = _between(pipe, versions, copy, arrivals)
+        follow_calls(pipe, versions, kv, exchange, accelerator, between)
     if stage.count > 1:
         _stage(pipe, start, ends, versions, stage, kv, between, accelerator)
     assert ranks is not None, "a stage alone has ranks"

@@ -5,16 +5,15 @@ from __future__ import annotations
 import queue
 from collections import deque
 from collections.abc import Callable
-from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
-from ..decoder import Decoder
 from ..gpu.accelerator import Accelerator, Mark
 from . import device_calls
 from .collective import CollectiveExchange
 from .pipe import Inbox, Pipe
+from .versions import Versions
 
 __all__ = ["follow_calls"]
 
@@ -23,10 +22,18 @@ IDLE_S = 0.02  # without another call, after which it looks what has become of t
 
 
 def follow_calls(
-    pipe: Pipe, decoder: Decoder, kv: list[torch.Tensor], exchange: CollectiveExchange, accelerator: Accelerator
+    pipe: Pipe,
+    versions: Versions,
+    kv: list[torch.Tensor],
+    exchange: CollectiveExchange,
+    accelerator: Accelerator,
+    between: Callable[[dict[str, Any]], bool],
 ) -> NoReturn:
-    """Raises EOFError when nothing is said any more, and whatever a call raises."""
-    rank = _Rank(decoder, kv, exchange, accelerator)
+    """Raises EOFError when nothing is said any more, and whatever a call raises.
+
+    between  does what a message says that is no call; False: it is one
+    """
+    rank = _Rank(versions, kv, exchange, accelerator)
     orders = Inbox(pipe, "calls", ended=exchange.abort)
     marks: deque[Mark] = deque()  # of calls that may be on their way
     while True:
@@ -35,36 +42,58 @@ def follow_calls(
         except queue.Empty:
             marks.popleft().wait()
             continue
+        if "forget" in fields:
+            rank.forget(fields["forget"])
+        if between(fields):
+            continue
         rank.heed(fields)
         marks.append(accelerator.mark())
         if len(marks) > _AHEAD:
             marks.popleft().wait()
 
 
+class _Graph(NamedTuple):
+    """weights: version of those whose addresses it has."""
+
+    weights: int
+    replay: Callable[[], None]
+
+
 class _Rank:
     """Its graphs have the numbers that they have on the first rank, which says when one is let go of there."""
 
     def __init__(
-        self, decoder: Decoder, kv: list[torch.Tensor], exchange: CollectiveExchange, accelerator: Accelerator
+        self, versions: Versions, kv: list[torch.Tensor], exchange: CollectiveExchange, accelerator: Accelerator
     ) -> None:
-        self._decoder, self._kv, self._exchange = decoder, kv, exchange
+        self._versions, self._kv, self._exchange = versions, kv, exchange
         self._accelerator = accelerator
-        self._graphs: dict[int, Callable[[], None]] = {}
+        self._graphs: dict[int, _Graph] = {}
 
     def heed(self, fields: dict[str, Any]) -> None:
         if "replay" in fields:
-            self._accelerator.submit(self._graphs[fields["replay"]])
+            self._accelerator.submit(self._graphs[fields["replay"]].replay)
         elif "capture" in fields:
             if fields["drop"]:
                 self._accelerator.mark().wait()  # none is on its way
             for number in fields["drop"]:
-                del self._graphs[number]
-            self._graphs[fields["capture"]] = self._captured(partial(self._call, fields))
+                self._graphs.pop(number, None)  # it may have gone with its weights
+            self._graphs[fields["capture"]] = _Graph(fields["weights"], self._captured(self._call(fields)))
         else:
-            self._accelerator.submit(partial(self._call, fields))
+            self._accelerator.submit(self._call(fields))
 
-    def _call(self, fields: dict[str, Any]) -> None:
-        device_calls.made(fields, self._decoder, self._kv, self._exchange)
+    def forget(self, version: int) -> None:
+        """Graphs of those weights, which nothing reads any more when this returns."""
+        self._accelerator.mark().wait()
+        self._graphs = {number: graph for number, graph in self._graphs.items() if graph.weights != version}
+
+    def _call(self, fields: dict[str, Any]) -> Callable[[], None]:
+        """Work, with the weights that it names: they stay until it is done."""
+        decoder = self._versions.decoder(fields["weights"])
+
+        def call() -> None:
+            device_calls.made(fields, decoder, self._kv, self._exchange)
+
+        return call
 
     def _captured(self, work: Callable[[], None]) -> Callable[[], None]:
         try:

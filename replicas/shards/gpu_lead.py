@@ -29,15 +29,50 @@ __all__ = ["GpuLead", "Guarded", "Together"]
 T = TypeVar("T")
 
 
-class GpuLead:
-    """The model of all ranks. Its calls are work of an accelerator. Raises EngineLost."""
+class Capturing:
+    """Whether a call is being captured, whatever weights it is of. Such a call is made twice and told once."""
 
-    def __init__(self, decoder: Decoder, group: Group) -> None:
+    def __init__(self) -> None:
+        self._untold: dict[str, Any] | None = None
+        self._on = False
+
+    @contextmanager
+    def of(self, fields: dict[str, Any]) -> Iterator[None]:
+        """The call that is made meanwhile is one to be captured, of which `fields` are told."""
+        self._untold, self._on = fields, True
+        try:
+            yield
+        finally:
+            self._untold, self._on = None, False
+
+    def told(self) -> dict[str, Any] | None:
+        """With the call that is made now; None: it was told before."""
+        if self._on and self._untold is None:
+            return None
+        fields, self._untold = self._untold or {}, None
+        return fields
+
+
+class GpuLead:
+    """The model of all ranks. Its calls are work of an accelerator. Raises EngineLost.
+
+    version    of the weights that it has
+    capturing  shared by all versions
+    """
+
+    def __init__(self, decoder: Decoder, group: Group, version: int = 0, capturing: Capturing | None = None) -> None:
         assert group.ranks is not None
         assert isinstance(group.ranks.exchange, CollectiveExchange)
         self._decoder, self._group, self._exchange = decoder, group, group.ranks.exchange
-        self._capture: dict[str, Any] | None = None  # to be told with the next call
-        self._capturing = False
+        self._version, self.capturing = version, capturing or Capturing()
+
+    def renewed(self, decoder: Decoder, version: int) -> GpuLead:
+        """With other weights."""
+        return GpuLead(decoder, self._group, version, self.capturing)
+
+    def forget(self) -> None:
+        """Nothing is computed with it any more: no call, and no graph of one, is launched again."""
+        self._group.forget(self._version)
 
     def forward(self, batch: StepBatch, kv: list[torch.Tensor]) -> torch.Tensor:
         return self._together("forward", batch, kv)
@@ -48,20 +83,10 @@ class GpuLead:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._together("logits", hidden)
 
-    @contextmanager
-    def capturing(self, capture: dict[str, Any]) -> Iterator[None]:
-        """The call that is made meanwhile, twice, is told once, as one to be captured."""
-        self._capture, self._capturing = capture, True
-        try:
-            yield
-        finally:
-            self._capture, self._capturing = None, False
-
     def _together(self, method: str, argument: StepBatch | torch.Tensor, *kv: list[torch.Tensor]) -> torch.Tensor:
         try:
-            if self._capture is not None or not self._capturing:
-                self._group.tell({**device_calls.called(method, argument), **(self._capture or {})})
-                self._capture = None
+            if (capture := self.capturing.told()) is not None:
+                self._group.tell({**device_calls.called(method, argument, self._version), **capture})
             device_calls.send(argument, self._exchange)
             found: torch.Tensor = getattr(self._decoder, method)(argument, *kv)
         except Exception as error:  # whatever it is: the others are in the middle of a step that never ends
@@ -101,7 +126,7 @@ class Guarded:
         raise NotImplementedError("stages are called, and captured are the calls of ranks alone")
 
     def aside(self, work: Callable[[], T]) -> tuple[T, Mark]:
-        raise NotImplementedError("weights of several GPUs stay as they are")
+        return self._accelerator.aside(work)  # no other rank has a part in it
 
     def room(self) -> int:
         return self._accelerator.room()
@@ -112,17 +137,17 @@ class Together(Guarded):
 
     def __init__(self, accelerator: Accelerator, group: Group, lead: GpuLead) -> None:
         super().__init__(accelerator, group)
-        self._lead = lead
+        self._capturing = lead.capturing
         self._numbers = itertools.count()
         self._dropped: deque[int] = deque()
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        """`work` makes one call of the lead's."""
+        """`work` makes one call of a lead's, with weights of any version."""
         group, number = self._group, next(self._numbers)
         dropped = [self._dropped.popleft() for _ in range(len(self._dropped))]
         self.mark().wait()  # the calls on their way are told before
         try:
-            with self._lead.capturing({"capture": number, "drop": dropped}):
+            with self._capturing.of({"capture": number, "drop": dropped}):
                 replay = self._accelerator.capture(work)
         except Exception as error:
             raise _lost(group, error, "no graph could be captured, as the other ranks have it") from error
@@ -132,7 +157,8 @@ class Together(Guarded):
             group.tell({"replay": number})
             replay()
 
-        # Whoever lets go of it says nothing: the others hear of it with the next capture, which has made it necessary.
+        # Whoever lets go of it says nothing: the others hear of it with the next capture, which has made it necessary,
+        # or of the weights that it was of.
         weakref.finalize(launch, self._dropped.append, number).atexit = False
         return launch
 

@@ -16,7 +16,7 @@ from ..gpu.state import DeviceState
 from ..gpu.swapper import Swapper
 from ..memory import history_dtype
 from ..plan import StepPlan, StepResult
-from ..runner import pools, prepare
+from ..runner import InParts, Model, pools, prepare
 from . import calls
 from .gpu_stage import OnDevice
 from .group import Group
@@ -37,14 +37,18 @@ class GpuLine(Line):
         answers: Answers | None = None,
     ) -> None:
         super().__init__(decoder, group, version, answers)
-        self._device = OnDevice(accelerator)
+        self._accelerator, self._device = accelerator, OnDevice(accelerator)
+
+    def renewed(self, decoder: Decoder, version: int) -> GpuLine:
+        """With other weights."""
+        return GpuLine(decoder, self._group, self._accelerator, version, self._answers)
 
     def _through(self, method: str, batch: StepBatch, kv: list[torch.Tensor]) -> Stream:
         return cast(Stream, self._device.make(self._decoder, kv, *calls.message(method, batch)))
 
 
 class GpuStagedRunner:
-    """Implements `Pipelined`: a step is on its way from the first stage, which is here, to the last.
+    """Implements `Pipelined` and `Updating`: a step is on its way from the first stage, which is here, to the last.
 
     Tokens are chosen here, by the device as far as it can, from logits that come back. No plan may have UNKNOWN.
 
@@ -67,7 +71,8 @@ class GpuStagedRunner:
         vocab_size: int,
         max_drafts: int = 0,
     ) -> None:
-        self.model, self.kv, self.device = line, kv, accelerator.device
+        self.models = {0: line}  # by version of its weights
+        self.kv, self.device = kv, accelerator.device
         self.depth = line.num_stages
         self._accelerator = accelerator
         self._state = DeviceState(
@@ -76,25 +81,40 @@ class GpuStagedRunner:
         rows = max_running * (1 + max_drafts)
         self._chooser = Chooser(accelerator, sampler, self._state, rows, penalties=max_drafts == 0)
 
+    @property
+    def model(self) -> GpuLine:
+        """With the newest weights."""
+        return self.models[max(self.models)]
+
+    def adopt(self, version: int, model: Model | InParts) -> None:
+        """See `Updating`."""
+        assert isinstance(model, GpuLine), "every version is of stages"
+        self.models[version] = model
+
+    def forget(self, version: int) -> None:
+        """See `Updating`."""
+        self._accelerator.mark().wait()  # a step that has failed may be on its way still
+        self.models.pop(version).forget()
+
     def run(self, plan: StepPlan) -> StepResult:
         return self.launch(plan)()
 
     def launch(self, plan: StepPlan) -> Callable[[], StepResult]:
         """See `Pipelined`. The first stage has computed the step when this returns."""
-        batch = prepare(plan, _stays)
-        answer = self.model.begin("hidden" if pools(plan) else "forward", batch, self.kv)
-        return lambda: self._result(plan, batch, answer())
+        batch, line = prepare(plan, _stays), self.models[plan.weights]
+        answer = line.begin("hidden" if pools(plan) else "forward", batch, self.kv)
+        return lambda: self._result(plan, batch, line, answer())
 
     def logits(self, plan: StepPlan) -> torch.Tensor:
         """Logits fp32 [T, vocabulary] of every token of the plan."""
-        return self.model.forward(prepare(plan, _stays, all_rows=True), self.kv)
+        return self.models[plan.weights].forward(prepare(plan, _stays, all_rows=True), self.kv)
 
-    def _result(self, plan: StepPlan, batch: StepBatch, found: torch.Tensor) -> StepResult:
+    def _result(self, plan: StepPlan, batch: StepBatch, line: GpuLine, found: torch.Tensor) -> StepResult:
         """found: logits of the batch's `logit_rows`; where the plan pools, all last hidden states."""
         logits, hidden = Later(), Later()
         if pools(plan):
             hidden.put(found)
-            found = self.model.logits(found[batch.logit_rows])
+            found = line.logits(found[batch.logit_rows])
         self._accelerator.submit(lambda: logits.put(self._accelerator.moved(found)))
         sampling = [i for i, item in enumerate(plan.items) if item.sample is not None]
         row_of = dict(zip(sampling, self._state.take([plan.items[i] for i in sampling]), strict=True))

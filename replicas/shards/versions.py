@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,22 +15,30 @@ __all__ = ["Versions"]
 
 
 class Versions:
-    """One thread prepares at a time, while another computes. `loaded` is version 0."""
+    """One thread prepares at a time, while another computes. `loaded` is version 0.
 
-    def __init__(self, loaded: LoadedModel, ranks: Ranks | None) -> None:
-        self._ranks = ranks
+    make  as `updated_model`, which it is on a CPU
+    """
+
+    def __init__(
+        self, loaded: LoadedModel, ranks: Ranks | None, make: Callable[..., LoadedModel] = updated_model
+    ) -> None:
+        self._ranks, self._make = ranks, make
         self._loaded = {0: loaded}
 
     def decoder(self, version: int) -> Decoder:
         return self._loaded[version].decoder
 
     def prepare(self, version: int, file: Path) -> None:
-        """This process's part of the version before it, with the tensors of a staged file. Raises CheckpointError."""
+        """This process's part of the version before it, with the tensors of a staged file.
+
+        Raises CheckpointError, Unavailable where there is no room for it.
+        """
         before = self._loaded[version - 1]
         assert before.checkpoint is not None
         staged = {name: (file, info) for name, info in read_header(file).items()}
         checkpoint = replace(before.checkpoint, tensors={**before.checkpoint.tensors, **staged})
-        self._loaded[version] = updated_model(before, checkpoint, staged.keys(), self._ranks)
+        self._loaded[version] = self._make(before, checkpoint, staged.keys(), self._ranks)
 
     def files(self) -> set[Path]:
         """That weights of any version are from."""

@@ -73,6 +73,7 @@ class Ahead:
     def close(self) -> None:
         """What is being read comes to its end first."""
         self._reader.shutdown(cancel_futures=True)
+        del self._read  # which may have this: what it reads into goes at once
 
     def _settle(self) -> None:
         """Nothing is on its way."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from ...kernels.contract import Linear
 from ...kernels.packed import Repacking
@@ -12,19 +11,12 @@ from ..decoder import Decoder
 from ..gpu.accelerator import Copier
 from ..memory import available_memory, host_weights_budget
 from .placed import host_refused, placed
-from .plan import Sizes, mib, planned, refused
+from .plan import Budgets, Sizes, mib, planned, refused
 from .tier import up
 
 __all__ = ["Budgets", "budgets", "check_budget", "sizes_of"]
 
 log = logging.getLogger(__name__)
-
-
-class Budgets(NamedTuple):
-    """Bytes for weights. host: of its memory, where the device has one of its own; None: it has not."""
-
-    device: int
-    host: int | None
 
 
 def budgets(device: int, host: int | None, copier: Copier | None) -> Budgets:

@@ -1,8 +1,8 @@
-"""A kept file as the tiers of a GPU's model: some layers stay on the device, others come from the host or a disk."""
+"""Kept files as the tiers of a GPU's model: some layers stay on the device, others come from the host or a disk."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -15,19 +15,21 @@ from ..gpu.accelerator import Copier
 from ..kept_file import DTYPES, PLAIN
 from ..layers import Layer, Rope
 from ..safetensors_file import TensorInfo
+from ..weights_cache import WeightsCache
 from .ahead import BUFFERS
 from .feed import Feed, FromDisk, Resting, Source, fill
-from .pinned import Landing, Shelves
-from .placed import Placed, host_refused
-from .plan import PAGE, Expected
-from .tier import Place, extent_of, layer_of, mapped, names_of
+from .pinned import Landing, NotPinned, Shelves
+from .placed import Placed
+from .plan import PAGE, Budgets, Expected
+from .tier import Place, extent_in, layer_of, mapped, names_of
 
 __all__ = ["DeviceTier", "FarLayer", "OnDevice"]
 
 
 class DeviceTier:
-    """The file, its plan, the buffers of the device, and what is pinned of the host's memory.
+    """The files, their plan, the buffers of the device, and what is pinned of the host's memory.
 
+    pinned    layers that rest there, by their pieces
     feed      brings layers that come and go; None: all of them stay, or it was stopped
     expected  how fast it is, once that was measured
     """
@@ -35,12 +37,27 @@ class DeviceTier:
     expected: Expected | None = None
     feed: Feed | None = None
 
-    def __init__(self, place: Place, plan: Placed, copier: Copier) -> None:
-        """Raises InvalidRequest where the host does not pin so much, OSError."""
-        self.place, self.plan, self.copier = place, plan, copier
-        self.extents = {layer: extent_of(place.index, layer) for layer in plan.layers}
+    def __init__(
+        self,
+        places: Sequence[Place],
+        plan: Placed,
+        copier: Copier,
+        budgets: Budgets,
+        cache: WeightsCache,
+        pinned: Mapping[int, Sequence[torch.Tensor]] | None = None,
+    ) -> None:
+        """Raises NotPinned where the host does not pin so much, OSError.
+
+        places   what one of them has, stands for what those after it have by the same name; of a layer that comes and
+                 goes all linears are in one
+        budgets  that the plan keeps to
+        cache    on whose disk all of them are
+        pinned   layers on the host that are so already: of other weights, which have these layers too
+        """
+        self.places, self.plan, self.copier, self.budgets, self.cache = places, plan, copier, budgets, cache
+        self.extents = {layer: extent_in(places, layer) for layer in plan.layers}
         self.disk: FromDisk | None = None
-        self._resting: dict[int, Sequence[torch.Tensor]] = {}
+        self.pinned = dict(pinned or {})
         self.buffers: list[torch.Tensor] = []
         if not plan.layers:
             return
@@ -53,19 +70,20 @@ class DeviceTier:
         else:
             return
         copier.trim()  # of what was pinned before it failed, which went with the error
-        raise host_refused(f"the host does not pin {plan.host_bytes} bytes: {failure}")
+        raise NotPinned(failure)
 
     def _sources(self) -> dict[int, Source]:
         on_host, on_disk = self.plan.on("host"), self.plan.on("disk")
         sources: dict[int, Source] = {}
-        if on_host:
-            shelves = Shelves(self.copier, sum(end - begin for begin, end in map(self.extents.__getitem__, on_host)))
-            for layer in on_host:
-                begin, end = self.extents[layer]
-                whole = TensorInfo("U8", (end - begin,), begin, end)
-                self._resting[layer] = shelves.put(mapped(self.place, [whole])(whole))
+        fresh = [layer for layer in on_host if layer not in self.pinned]
+        if fresh:
+            shelves = Shelves(self.copier, sum(end - begin for _, begin, end in map(self.extents.__getitem__, fresh)))
+            for layer in fresh:
+                place, begin, end = self.extents[layer]
+                whole = TensorInfo("U8", (end - begin,), begin - place.index.start, end - place.index.start)
+                self.pinned[layer] = shelves.put(mapped(place, [whole])(whole))
                 self._forget(layer)
-            sources |= dict.fromkeys(on_host, Resting(self._resting))
+        sources |= dict.fromkeys(on_host, Resting(self.pinned))
         if on_disk:
             for layer in on_disk:
                 self._forget(layer)
@@ -73,10 +91,14 @@ class DeviceTier:
             sources |= dict.fromkeys(on_disk, self.disk)
         return sources
 
+    def place_of(self, name: str) -> Place:
+        """Where a linear is, or another tensor. Raises StopIteration if nowhere."""
+        return next(place for place in self.places if place.has(name))
+
     def read(self, layer: int, memory: memoryview) -> tuple[int, int]:
         """From disk; from where to where in that memory it is then. Raises EngineFault."""
-        begin, end = (self.place.index.start + each for each in self.extents[layer])
-        offset = self.place.file.read(memory, begin, end)
+        place, begin, end = self.extents[layer]
+        offset = place.file.read(memory, begin, end)
         return offset, offset + end - begin
 
     def read_alone(self, layer: int) -> None:
@@ -86,7 +108,7 @@ class DeviceTier:
 
     def copy_alone(self, layer: int) -> None:
         """Likewise, of memory that the host has pinned: whatever of a layer from disk lies there."""
-        pieces = self._resting.get(layer)
+        pieces = self.pinned.get(layer)
         if pieces is None:
             assert self.disk is not None
             pieces = self.disk.memory(self.plan.sizes.layers[layer])
@@ -98,23 +120,26 @@ class DeviceTier:
         return Held(sum(buffer.nbytes for buffer in self.buffers))
 
     def stop(self) -> None:
-        """Nothing is computed with it any more."""
+        """Nothing is computed with it any more. What is pinned for it alone is given back."""
         if self.feed is not None:
             self.feed.stop()
             self.feed = None
         if self.disk is not None:
             self.disk.close()
             self.disk = None
+        self.pinned.clear()
+        self.copier.trim()
 
     def close(self) -> None:
-        """Nobody reads its file any more."""
+        """Nobody reads its files any more."""
         self.stop()
-        self.place.file.close()
+        for place in self.places:
+            place.file.close()
 
     def _forget(self, layer: int) -> None:
         """What the page cache has of it."""
-        begin, end = self.extents[layer]
-        self.place.file.forget(self.place.index.start + begin, self.place.index.start + end)
+        place, begin, end = self.extents[layer]
+        place.file.forget(begin, end)
 
 
 class OnDevice:
@@ -126,26 +151,25 @@ class OnDevice:
         self._ops, self._tier, self._landing, self._buffer = ops, tier, landing, buffer
 
     def linears(self, name: str, make: Callable[[], list[Linear]], role: Role = "layer") -> list[Linear]:
-        index, layer = self._tier.place.index, layer_of(name)
-        if not index.tree[name]:  # a head that is the embedding
+        place, layer = self._tier.place_of(name), layer_of(name)
+        if not place.index.tree[name]:  # a head that is the embedding
             return []
-        find = self._in_buffer(layer) if layer in self._tier.extents else self._moved(name)
-        return [self._ops.restored(packed, role) for packed in index.packed(name, find)]
+        find = self._in_buffer(layer) if layer in self._tier.extents else self._moved(place, name)
+        return [self._ops.restored(packed, role) for packed in place.index.packed(name, find)]
 
     def tensor(self, name: str, make: Callable[[], torch.Tensor]) -> torch.Tensor:
-        place = self._tier.place
+        place = self._tier.place_of(name)
         info = place.index.tensors[PLAIN + name]
         return self._landing.moved(mapped(place, [info])(info))
 
-    def _moved(self, name: str) -> Callable[[str], torch.Tensor]:
-        place = self._tier.place
+    def _moved(self, place: Place, name: str) -> Callable[[str], torch.Tensor]:
         infos = [place.index.tensors[each] for each in names_of(place.index, name)]
         find = mapped(place, infos)
         return lambda each: self._landing.moved(find(place.index.tensors[each]))
 
     def _in_buffer(self, layer: int) -> Callable[[str], torch.Tensor]:
-        buffer, (begin, _) = self._tier.buffers[self._buffer], self._tier.extents[layer]
-        return lambda name: _over(buffer, begin, self._tier.place.index.tensors[name])
+        buffer, (place, begin, _) = self._tier.buffers[self._buffer], self._tier.extents[layer]
+        return lambda name: _over(buffer, begin - place.index.start, place.index.tensors[name])
 
 
 class FarLayer(Layer):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Collection, Sequence
 
 from ...kernels.ops import Ops
 from ...kernels.packed import Repacking
@@ -16,20 +17,19 @@ from ..decoder import Decoder
 from ..errors import EngineFault
 from ..gpu.accelerator import Copier
 from ..gpu.swapper import SLAB_BYTES
-from ..kept_file import Index
 from ..layers import Layer, Source
 from ..layout import layer_spec
 from ..weights import Weights
 from ..weights_cache import WeightsCache
 from .ahead import BUFFERS
 from .device import DeviceTier, FarLayer, OnDevice
-from .pinned import Landing
-from .placed import Placed, placed
-from .plan import PARAM
-from .tier import Place, sizes_in
+from .pinned import Landing, NotPinned
+from .placed import Placed, host_refused, placed
+from .plan import PARAM, Budgets
+from .tier import Place, layer_of, sizes_in
 from .write import write_file
 
-__all__ = ["found_decoder", "placed_decoder"]
+__all__ = ["found_decoder", "landing_of", "on_device", "placed_decoder"]
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,9 @@ def found_decoder(checkpoint: Checkpoint, ops: Ops, cache: WeightsCache, key: st
     descriptor, index = opened
     try:
         sizes = sizes_in(index, checkpoint.config.num_layers)
-        return _assembled(checkpoint, ops, Place(descriptor, index), placed(sizes, sizes.nbytes, 0), copier)
+        budgets = Budgets(sizes.nbytes, 0)
+        plan = placed(sizes, budgets.device, 0)
+        return _assembled(checkpoint, ops, Place(descriptor, index), plan, copier, budgets, cache)
     except (OSError, EngineFault) as error:
         log.warning("weights cache: not used: %s", error)
         return None
@@ -71,44 +73,88 @@ def placed_decoder(
     try:
         plan = placed(sizes_in(index, checkpoint.config.num_layers), budget, host)
         log.info("weights: %s", plan)
-        return _assembled(checkpoint, ops, Place(descriptor, index), plan, copier), found
+        budgets = Budgets(budget, host)
+        return _assembled(checkpoint, ops, Place(descriptor, index), plan, copier, budgets, cache), found
     finally:
         os.close(descriptor)
 
 
-def _assembled(checkpoint: Checkpoint, ops: Ops, place: Place, plan: Placed, copier: Copier) -> Decoder:
+def on_device(
+    checkpoint: Checkpoint,
+    ops: Ops,
+    tier: DeviceTier,
+    landing: Landing,
+    before: Decoder | None = None,
+    changed: Collection[str] = frozenset(),
+) -> Decoder:
+    """Of the tier's files. before: has what is on the device of it and stays, but for what has `changed`."""
+    assert isinstance(ops, Repacking)
+    weights = Weights({}, ops.device)
+    shelves = [OnDevice(ops, tier, landing, buffer) for buffer in range(BUFFERS)]
+    changed = {*changed, *(name for name in checkpoint.tensors if layer_of(name) in tier.plan.layers)}
+    try:
+        decoder = Decoder(
+            checkpoint.config, checkpoint.format, weights, ops, shelf=shelves[0], before=before, changed=changed
+        )
+        second = Source(weights, checkpoint.format, ops, shelf=shelves[1])
+        for index in tier.plan.layers:
+            spec, window = layer_spec(checkpoint.config, index), decoder.local.windows[index]
+            twin = Layer(decoder.local, spec, window, second)
+            decoder.layers[index] = FarLayer(index, (decoder.layers[index], twin))
+    finally:
+        landing.land()  # be it in vain: what is on its way wants its memory until then
+    if tier.plan.layers:
+        decoder.tier = tier
+    return decoder
+
+
+def landing_of(places: Sequence[Place], copier: Copier) -> Landing:
+    """For what the device takes of these. Raises NotPinned."""
+    largest = max(info.nbytes for place in places for info in place.index.tensors.values())
+    try:
+        return Landing(copier, min(SLAB_BYTES, largest))
+    except RuntimeError as error:
+        raise NotPinned(str(error)) from error
+
+
+def _assembled(
+    checkpoint: Checkpoint,
+    ops: Ops,
+    place: Place,
+    plan: Placed,
+    copier: Copier,
+    budgets: Budgets,
+    cache: WeightsCache,
+) -> Decoder:
     assert isinstance(ops, Repacking)
     ops.recall(place.index.choices)
     try:
-        landing = _landing(place.index, copier)
-        tier = DeviceTier(place, plan, copier)
+        landing = _landing(place, copier)
+        tier = _tier(place, plan, copier, budgets, cache)
     except BaseException:
         place.file.close()
         raise
     try:
-        weights = Weights({}, ops.device)
-        shelves = [OnDevice(ops, tier, landing, buffer) for buffer in range(BUFFERS)]
-        decoder = Decoder(checkpoint.config, checkpoint.format, weights, ops, shelf=shelves[0])
-        second = Source(weights, checkpoint.format, ops, shelf=shelves[1])
-        for index in plan.layers:
-            spec, window = layer_spec(checkpoint.config, index), decoder.local.windows[index]
-            decoder.layers[index] = FarLayer(index, (decoder.layers[index], Layer(decoder.local, spec, window, second)))
-        landing.land()
+        decoder = on_device(checkpoint, ops, tier, landing)
     except BaseException:
         tier.close()
         raise
-    del landing, shelves, second
+    del landing
     copier.trim()
-    if plan.layers:
-        decoder.tier = tier
-    else:
+    if decoder.tier is None:
         tier.close()
     return decoder
 
 
-def _landing(index: Index, copier: Copier) -> Landing:
-    largest = max(info.nbytes for info in index.tensors.values())
+def _landing(place: Place, copier: Copier) -> Landing:
     try:
-        return Landing(copier, min(SLAB_BYTES, largest))
-    except RuntimeError as error:
+        return landing_of([place], copier)
+    except NotPinned as error:
         raise EngineFault(f"the host does not pin the memory that weights are copied through: {error}") from error
+
+
+def _tier(place: Place, plan: Placed, copier: Copier, budgets: Budgets, cache: WeightsCache) -> DeviceTier:
+    try:
+        return DeviceTier([place], plan, copier, budgets, cache)
+    except NotPinned as error:
+        raise host_refused(f"the host does not pin {plan.host_bytes} bytes: {error}") from error

@@ -18,7 +18,7 @@ __all__ = ["Parted", "Step", "in_parts"]
 
 
 class Parted:
-    """Implements `InParts`, and `forget` of `Holding`, of a decoder with a feed."""
+    """Implements `InParts`, `Renewing` and `Holding`, of a decoder with a feed."""
 
     def __init__(self, decoder: Decoder, accelerator: Accelerator) -> None:
         self.decoder, self._accelerator = decoder, accelerator
@@ -44,6 +44,10 @@ class Parted:
             finally:
                 tier.feed.leave(buffer)
         submit(lambda: end(step.batch, step))
+
+    def renewed(self, decoder: Decoder, version: int) -> Parted:
+        """With other weights, which have a feed of their own."""
+        return Parted(decoder, self._accelerator)
 
     def forget(self) -> None:
         """Nothing is computed with it any more."""

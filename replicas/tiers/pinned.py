@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 import torch
 
 from ..gpu.accelerator import Copier, Mark
-from ..gpu.swapper import SLAB_BYTES
+from ..gpu.swapper import SLAB_BYTES, pinned_bytes, power_of_two
 from .plan import PAGE
 
-__all__ = ["Landing", "Shelves", "aligned"]
+__all__ = ["Landing", "NotPinned", "Shelves", "aligned", "shelves_bytes"]
+
+
+class NotPinned(Exception):
+    """The host does not pin so much."""
 
 
 def aligned(copier: Copier, size: int) -> torch.Tensor:
@@ -41,6 +45,13 @@ class Shelves:
             self._end += count
             at += count
         return pieces
+
+
+def shelves_bytes(pinned: Iterable[Sequence[torch.Tensor]], more: int) -> int:
+    """What slabs take that have any of these pieces, and those of `more` bytes beside them."""
+    slabs = [piece.untyped_storage() for pieces in pinned for piece in pieces]
+    found = {slab.data_ptr(): slab.nbytes() for slab in slabs}
+    return sum(map(power_of_two, found.values())) + pinned_bytes(more, 1)
 
 
 class Landing:

@@ -9,16 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..errors import InvalidRequest
 
 __all__ = [
-    "PAGE", "PARAM", "STEPS", "Expected", "Sizes", "Tiers", "in_pages", "mib", "planned", "refused", "spread", "step_s",
+    "PAGE", "PARAM", "STEPS", "Budgets", "Expected", "Sizes", "Tiers", "in_pages", "mib", "planned", "refused",
+    "spread", "step_s",
 ]  # fmt: skip
 
 PAGE = 4096
 PARAM = "weights_memory_bytes"
 STEPS = 4  # until they take as long as each other
+
+
+class Budgets(NamedTuple):
+    """Bytes for weights. host: of its memory, where the device has one of its own; None: it has not."""
+
+    device: int
+    host: int | None
 
 
 @dataclass(frozen=True, slots=True)

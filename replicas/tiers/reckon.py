@@ -15,9 +15,9 @@ from ...kernels.links import links_of
 from ..decoder import Decoder
 from ..memory import Parts
 from ..predict import head_s, prefill_s, tpot_s
-from .budget import Budgets, sizes_of
+from .budget import sizes_of
 from .placed import Placed, paced_s, placed
-from .plan import Expected, Tiers, planned
+from .plan import Budgets, Expected, Tiers, planned
 
 __all__ = ["copies_per_s", "expected_on", "in_tiers", "least_s", "tiers_of"]
 

@@ -1,7 +1,7 @@
 """Tiers of other weights: what has changed is written to a file of this process alone, beside those before.
 
-The file has no name, so that it goes with the last version that has anything of it. A layer on disk is written whole,
-since it is read at once; of what is in memory the changed parts are.
+The file has no name, so that it goes with the last version that has anything of it. A layer that comes and goes is
+written whole, since it is read at once; of what stays in memory the changed parts are. Of a GPU: renew_device.py.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ from ..decoder import Decoder
 from ..errors import EngineFault, Unavailable
 from ..kept_file import PLAIN, KeptFileError, read_index
 from ..layout import layer_spec
+from .device import DeviceTier
 from .open import assembled
 from .plan import PARAM, Tiers, refused
 from .tier import Place, Tier, extent_in
 from .write import write_parts
 
-__all__ = ["renewed_decoder"]
+__all__ = ["renewed_decoder", "used", "whole_layers", "with_their_layers", "written"]
+
+AnyTier = Tier | DeviceTier
 
 
 def renewed_decoder(decoder: Decoder, checkpoint: Checkpoint, changed: Collection[str]) -> Decoder:
@@ -33,8 +36,8 @@ def renewed_decoder(decoder: Decoder, checkpoint: Checkpoint, changed: Collectio
     tier, ops = decoder.tier, decoder.ops
     assert isinstance(tier, Tier)
     assert isinstance(ops, Repacking), "it was repacked before"
-    changed = _with_their_layers(tier, checkpoint, changed)
-    places = _used([_written(decoder, tier, checkpoint, changed), *tier.places])
+    changed = with_their_layers(tier, checkpoint, changed)
+    places = used([written(decoder, tier, checkpoint, changed), *tier.places])
     renewed = Tier(places, _plan(tier, places), tier.budget, tier.cache)
     try:
         made = assembled(checkpoint, decoder.ops, ops, renewed, decoder, changed)
@@ -45,18 +48,24 @@ def renewed_decoder(decoder: Decoder, checkpoint: Checkpoint, changed: Collectio
     return made
 
 
-def _with_their_layers(tier: Tier, checkpoint: Checkpoint, changed: Collection[str]) -> frozenset[str]:
-    """And what linears of a layer on disk are made of, where one of them has changed."""
-    found = set(changed)
+def whole_layers(tier: AnyTier, checkpoint: Checkpoint, changed: Collection[str]) -> dict[int, frozenset[str]]:
+    """The layers that come and go of which a linear has changed, and what all linears of each are made of."""
+    found = {}
     for index in tier.plan.layers:
         linears = layer_spec(checkpoint.config, index).linears
         names = {name for linear in linears for name in checkpoint.format.tensors(linear)}
         if not names.isdisjoint(changed):
-            found |= names & checkpoint.tensors.keys()
-    return frozenset(found)
+            found[index] = frozenset(names & checkpoint.tensors.keys())
+    return found
 
 
-def _written(decoder: Decoder, tier: Tier, checkpoint: Checkpoint, changed: frozenset[str]) -> Place:
+def with_their_layers(tier: AnyTier, checkpoint: Checkpoint, changed: Collection[str]) -> frozenset[str]:
+    """And what `whole_layers` has."""
+    return frozenset(changed).union(*whole_layers(tier, checkpoint, changed).values())
+
+
+def written(decoder: Decoder, tier: AnyTier, checkpoint: Checkpoint, changed: frozenset[str]) -> Place:
+    """A file of what is made of these tensors. Raises what `renewed_decoder` does."""
     ops, key = decoder.ops, secrets.token_hex(16)
     assert isinstance(ops, Repacking)
     nbytes = sum(checkpoint.tensors[name][1].nbytes for name in changed)
@@ -85,7 +94,7 @@ def _plan(tier: Tier, places: list[Place]) -> Tiers:
     return plan
 
 
-def _used(places: list[Place]) -> list[Place]:
+def used(places: list[Place]) -> list[Place]:
     """Those that have anything that no newer one has."""
     names = {name for each in places for name in (*each.index.tree, *_others(each))}
     newest = [next(each for each in places if each.has(name)) for name in names]

@@ -16,6 +16,9 @@ from ..layers import Part
 from ..layout import EMBEDDING
 from ..model import LoadedModel, updated_model
 from ..shards.ranks import Ranks
+from ..tiers.ahead import BUFFERS
+from ..tiers.device import DeviceTier
+from ..tiers.tier import layer_of
 
 __all__ = ["Beside", "bytes_beside"]
 
@@ -42,7 +45,7 @@ class Beside:
         """
         needed = bytes_beside(before.decoder, changed)
         free = self.accelerator.room() - self.step_bytes
-        if needed > free and before.decoder.tier is None:  # in tiers they stay as they are
+        if needed > free:
             raise _no_room(f"the new weights want {_mib(needed)}, and beside steps {_mib(max(0, free))} are free")
         made, problem = None, ""
         try:
@@ -59,11 +62,22 @@ class Beside:
 def bytes_beside(decoder: Decoder, changed: Collection[str]) -> int:
     """What another decoder takes while it is made, and has, in which these tensors have changed: reckoned.
 
-    What is not changed it shares; of the rest it makes one part after the other.
+    What is not changed it shares; of the rest it makes one part after the other. In tiers they go to a file as they are
+    made, and come to the device when all are, once it has two buffers more: there what comes and goes keeps nothing.
     """
-    parts = [_made(names, part) for names, part in decoder.made.items() if not names.isdisjoint(changed)]
-    kept, largest = sum(nbytes for nbytes, _ in parts), max((beside for _, beside in parts), default=0)
-    return kept + largest + kept // _GAPS_SHARE + _GAPS_BYTES
+    tier = decoder.tier
+    far = tier.plan.layers if isinstance(tier, DeviceTier) else ()
+    buffers = BUFFERS * tier.plan.buffer_bytes if isinstance(tier, DeviceTier) else 0
+    anew = {layer_of(name) for name in changed}.intersection(far)  # whole, if a part of it is
+    kept = largest = 0
+    for names, part in decoder.made.items():
+        layer = layer_of(next(iter(names)))
+        if names.isdisjoint(changed) and layer not in anew:
+            continue
+        nbytes, beside = _made(names, part)
+        kept += 0 if layer in far else nbytes
+        largest = max(largest, beside + (nbytes if layer in far else 0))
+    return kept + max(largest, buffers) + (kept + buffers) // _GAPS_SHARE + _GAPS_BYTES
 
 
 def _made(names: Collection[str], part: Part) -> tuple[int, int]:

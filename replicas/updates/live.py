@@ -37,10 +37,7 @@ _KEPT = 8  # versions whose digest is known: of older ones no message is on its 
 
 
 class Others(Protocol):
-    """The other processes that have a part of the model. on_gpus: some of them, or this one."""
-
-    @property
-    def on_gpus(self) -> bool: ...
+    """The other processes that have a part of the model."""
 
     def prepare(self, version: int, file: Path) -> None:
         """All of them have it, or none has, and it raises."""
@@ -135,9 +132,6 @@ class LiveWeights:
         checkpoint = self.loaded.checkpoint
         if checkpoint is None:
             raise InvalidRequest("path: this model is of no checkpoint; roll the model", param="path")
-        if self._others is not None and self._others.on_gpus:
-            message = "path: weights of ranks and stages on GPUs stay as they are so far; roll the model"
-            raise InvalidRequest(message, param="path")
         if expected is not None and expected != (now := self.told().version):
             message = f"expected_version: {expected} is not accepted; the weights are of version {now}"
             raise InvalidRequest(message, param="expected_version", code="version_mismatch")

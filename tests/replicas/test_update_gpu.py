@@ -8,7 +8,6 @@ import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,7 +28,7 @@ from motley.kernels.rig import stand_in
 from motley.replicas import build, sizing
 from motley.replicas.build import BuiltEngine, build_engine
 from motley.replicas.engine_config import EngineConfig
-from motley.replicas.errors import CheckpointError, InvalidRequest, Unavailable
+from motley.replicas.errors import CheckpointError, Unavailable
 from motley.replicas.gpu.decode import Key
 from motley.replicas.gpu.runner import GpuRunner
 from motley.replicas.model import load_model, updated_model
@@ -38,9 +37,8 @@ from motley.replicas.protocol import BATCHES, Request, SamplingParams, StreamMes
 from motley.replicas.rates import Rates
 from motley.replicas.safetensors_file import read_header
 from motley.replicas.updates import beside
-from motley.replicas.updates.beside import Beside, bytes_beside
+from motley.replicas.updates.beside import bytes_beside
 from motley.replicas.updates.file import WeightFile
-from motley.replicas.updates.live import LiveWeights
 
 CONFIG = EngineConfig(dtype="float32", kv_memory_bytes=1 << 20, threads=1, max_running=4)
 PROMPT = tuple(range(3, 60))
@@ -228,14 +226,6 @@ def test_nothing_that_is_forgotten_is_on_its_way(folders: tuple[Path, Path]) -> 
     assert seen == [([0, 1], {0})]
     assert (list(runner.models), captured(runner)) == ([1], ())
     built.close()
-
-
-def test_weights_of_ranks_on_gpus_stay_as_they_are(folders: tuple[Path, Path], file: WeightFile) -> None:
-    """Nobody is asked to prepare anything."""
-    others: Any = SimpleNamespace(on_gpus=True)
-    live = LiveWeights(load_model(folders[0], LateOps()), others=others, beside=Beside(LateDevice(), 0))
-    with pytest.raises(InvalidRequest, match=r"ranks and stages on GPUs .* roll the model"):
-        live.prepare(file)
 
 
 SHAPE = {

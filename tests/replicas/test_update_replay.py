@@ -159,8 +159,6 @@ def test_the_weights_are_the_same_to_the_bit(history: History, tmp_path: Path) -
 class Noted:
     """Other ranks, each of whose versions is made of the one before."""
 
-    on_gpus = False
-
     def __init__(self) -> None:
         self.versions: list[int] = []
 

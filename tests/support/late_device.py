@@ -54,10 +54,14 @@ class LateDevice:
         self._queue: list[Callable[[], None]] = []
         self._done = 0
         self._at_work = False
+        self._making = threading.local()
+        self._staged: set[int] = set()  # addresses of the host's memory, which is written at once
         self._lock = threading.RLock()  # whoever waits does the work: other threads may, of which a GPU has no need
 
     def staging(self, size: int) -> torch.Tensor:
-        return torch.full((size,), _GARBAGE, dtype=torch.uint8)
+        memory = torch.full((size,), _GARBAGE, dtype=torch.uint8)
+        self._staged.add(memory.data_ptr())
+        return memory
 
     def trim(self) -> None:
         return None
@@ -72,6 +76,8 @@ class LateDevice:
 
     def mark(self) -> _Mark:
         with self._lock:
+            if getattr(self._making, "aside", False):  # in that order, in which all is done
+                return _Mark(self, 0)
             return _Mark(self, self._done + len(self._queue))
 
     def copy(self, work: Callable[[], None], after: _Mark | None = None) -> _CopyMark:
@@ -98,8 +104,14 @@ class LateDevice:
 
     def aside(self, work: Callable[[], T]) -> tuple[T, _Aside]:
         before = set(storages())
-        made = work()
-        return made, _Aside([each for address, each in storages().items() if address not in before])
+        self._making.aside = True
+        try:
+            with _Made() as made_here:  # in this thread: another may be at work on steps meanwhile
+                made = work()
+        finally:
+            self._making.aside = False
+        ours = made_here.addresses - self._staged - before
+        return made, _Aside([each for address, each in storages().items() if address in ours])
 
     def room(self) -> int:
         return self.free
@@ -170,6 +182,21 @@ def storages() -> dict[int, torch.Tensor]:
     here = [each.untyped_storage() for each in tensors if each.device.type == "cpu" and each.layout is torch.strided]
     found = {each.data_ptr(): each for each in here if each.nbytes()}
     return {address: torch.empty(0, dtype=torch.uint8).set_(each) for address, each in found.items()}
+
+
+class _Made(TorchDispatchMode):
+    """addresses: of the memory of what operators gave."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.addresses: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.addresses |= {
+            each.untyped_storage().data_ptr() for each in tree_flatten(out)[0] if isinstance(each, torch.Tensor)
+        }
+        return out
 
 
 class _Recorder(TorchDispatchMode):

@@ -2,14 +2,17 @@
 
 WHAT:   serves
         cannot_capture   its second graph
+        has_no_room      for weights the first time that it has to make any
         on_cpu           without a stand-in
 SAYS:   JSON, what it says of its device in the place of what that is
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +25,7 @@ from motley.replicas import build
 from motley.replicas.shards import follower, follower_process, gpu_follower
 from motley.replicas.shards.launch import Handle, Subprocesses
 from motley.replicas.shards.places import Account
+from motley.replicas.shards.versions import Versions
 
 
 class LateProcesses(Subprocesses):
@@ -35,6 +39,27 @@ class LateProcesses(Subprocesses):
         what = self._what if isinstance(self._what, str) else self._what[number - 1]
         self.run = (str(Path(__file__)), what, json.dumps(said))
         return super().launch(number, name, ends)
+
+
+class Tight(LateDevice):
+    free = 0
+
+    def room(self) -> int:
+        free, self.free = self.free, LateDevice.free
+        return free
+
+
+class Forgetful(Versions):
+    """Sees that nothing has those weights any more, by counting references alone: no process looks for cycles."""
+
+    def forget(self, version: int) -> None:
+        gone = weakref.ref(self.decoder(version)) if version in self._loaded else None
+        gc.disable()
+        super().forget(version)
+        left = gone is not None and gone() is not None
+        gc.enable()
+        if left:
+            raise RuntimeError(f"weights of version {version} stay")
 
 
 class CannotCapture(LateDevice):
@@ -52,8 +77,9 @@ def main() -> None:
         return replace(here(*given, **known), **said)
 
     follower.account_here = says
+    follower.Versions = Forgetful  # type: ignore[misc]
     if what != "on_cpu":
-        device = {"serves": LateDevice, "cannot_capture": CannotCapture}[what]
+        device = {"serves": LateDevice, "cannot_capture": CannotCapture, "has_no_room": Tight}[what]
         build.operators = lambda *_: (LateOps(), "tests")
         follower.accelerator_of = lambda _: device()
         follower.CollectiveExchange = LateExchange  # type: ignore[misc]

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -18,11 +18,10 @@ import torch
 from driven import drive
 from late_device import LateDevice, LateOps
 from late_exchange import LateExchange
-from late_follower import LateProcesses
-from served import alive, children, command_line
+from late_shards import KV_BYTES, MIXED, RANKS, STAGES, built, followers
 from tiny_checkpoints import build_checkpoint
 
-from motley.replicas.build import BuiltEngine, build_engine, operators
+from motley.replicas.build import BuiltEngine, operators
 from motley.replicas.checkpoint import inspect_checkpoint
 from motley.replicas.decoder import Decoder
 from motley.replicas.engine_config import EngineConfig
@@ -39,12 +38,7 @@ from motley.replicas.shards.launch import Subprocesses
 from motley.replicas.shards.own import config_of_process, devices_of
 from motley.replicas.shards.places import Account, account_of
 from motley.replicas.shards.stages import stages_of
-from motley.replicas.updates.file import WeightFile
 from motley.replicas.weights import Weights
-
-RANKS: dict[str, Any] = {"tensor_parallel": 2}
-STAGES: dict[str, Any] = {"pipeline_parallel": 2, "pipeline_layers": (1, 3)}
-KV_BYTES = 1 << 20
 
 
 @pytest.fixture(autouse=True)
@@ -57,21 +51,6 @@ def _processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_checkpoint(tmp_path_factory.mktemp("model"), "qwen2", num_hidden_layers=4, tie_word_embeddings=True)
-
-
-def built(
-    folder: Path, what: str | Sequence[str] = "serves", says: Sequence[dict[str, Any]] = (), **way: Any
-) -> BuiltEngine:
-    """The first process on a GPU too, unless the devices of all are named."""
-    given = {"dtype": "float32", "threads": 2, "kv_memory_bytes": KV_BYTES, "max_running": 6, "max_batch_tokens": 64}
-    config, launcher = EngineConfig(**{**given, **way}), LateProcesses(what, says)
-    if "device" in way:
-        return build_engine(folder, config, launcher=launcher)
-    return build_engine(folder, config, ops=LateOps(), accelerator=LateDevice(), launcher=launcher)
-
-
-def followers() -> list[int]:
-    return [pid for pid in children(os.getpid()) if "late_follower" in command_line(pid) and alive([pid])]
 
 
 def request(prompt: list[int], pooling: Pooling | None = None, **params: Any) -> Request:
@@ -120,18 +99,11 @@ def test_it_says_what_one_process_says(folder: Path, whole: tuple[list[Any], lis
         made.close()
 
 
-MIXED: dict[str, tuple[Sequence[str], dict[str, Any]]] = {
-    "GPU, CPU": (["on_cpu"], STAGES),
-    "CPU, GPU, CPU": (["serves", "on_cpu"], {"device": "cpu,cuda,cpu", "pipeline_parallel": 3}),
-    "two CPUs, two GPUs": (["on_cpu", "serves", "serves"], RANKS | STAGES | {"device": "cpu,cuda"}),
-}
-
-
 @pytest.mark.parametrize("name", MIXED)
 def test_stages_may_be_on_gpus_and_on_cpus(
     name: str, folder: Path, whole: tuple[list[Any], list[float]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each with its own operators. KV of such a replica is lent to nobody, and its weights stay as they are."""
+    """Each with its own operators. KV of such a replica is lent to nobody."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     made = built(folder, MIXED[name][0], **MIXED[name][1])
     try:
@@ -144,9 +116,6 @@ def test_stages_may_be_on_gpus_and_on_cpus(
         kinds = made.profile.numerics.split("+")
         assert len(kinds) == len(made.group.stages)
         assert len(set(kinds)) > 1
-        assert made.weights is not None
-        with pytest.raises(InvalidRequest, match="ranks and stages on GPUs stay as they are"):
-            made.weights.prepare(WeightFile(folder / "model.safetensors"))
     finally:
         made.close()
 
