@@ -16,7 +16,8 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten
 
 from motley.kernels.batch import StepBatch
@@ -55,13 +56,11 @@ class LateDevice:
         self._done = 0
         self._at_work = False
         self._making = threading.local()
-        self._staged: set[int] = set()  # addresses of the host's memory, which is written at once
         self._lock = threading.RLock()  # whoever waits does the work: other threads may, of which a GPU has no need
 
     def staging(self, size: int) -> torch.Tensor:
-        memory = torch.full((size,), _GARBAGE, dtype=torch.uint8)
-        self._staged.add(memory.data_ptr())
-        return memory
+        with _disable_current_modes():  # the host's is written at once
+            return torch.full((size,), _GARBAGE, dtype=torch.uint8)
 
     def trim(self) -> None:
         return None
@@ -103,15 +102,13 @@ class LateDevice:
         return recorder.replay
 
     def aside(self, work: Callable[[], T]) -> tuple[T, _Aside]:
-        before = set(storages())
         self._making.aside = True
         try:
             with _Made() as made_here:  # in this thread: another may be at work on steps meanwhile
                 made = work()
         finally:
             self._making.aside = False
-        ours = made_here.addresses - self._staged - before
-        return made, _Aside([each for address, each in storages().items() if address in ours])
+        return made, _Aside(made_here.left())
 
     def room(self) -> int:
         return self.free
@@ -185,18 +182,28 @@ def storages() -> dict[int, torch.Tensor]:
 
 
 class _Made(TorchDispatchMode):
-    """addresses: of the memory of what operators gave."""
+    """The memory of what operators gave, and were not given."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.addresses: set[int] = set()
+        self._made: dict[int, StorageWeakRef] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        self.addresses |= {
-            each.untyped_storage().data_ptr() for each in tree_flatten(out)[0] if isinstance(each, torch.Tensor)
-        }
+        given = {storage._cdata for storage in _storages_in((args, kwargs))}
+        for storage in _storages_in(out):
+            if storage._cdata not in given:
+                self._made[storage._cdata] = StorageWeakRef(storage)
         return out
+
+    def left(self) -> list[torch.Tensor]:
+        """As bytes. An address may be somebody else's by now."""
+        found = [torch.UntypedStorage._new_with_weak_ptr(each.cdata) for each in self._made.values()]
+        return [torch.empty(0, dtype=torch.uint8).set_(each) for each in found if each is not None and each.nbytes()]
+
+
+def _storages_in(values: Any) -> list[torch.UntypedStorage]:
+    return [each.untyped_storage() for each in tree_flatten(values)[0] if isinstance(each, torch.Tensor)]
 
 
 class _Recorder(TorchDispatchMode):
