@@ -12,6 +12,7 @@ import torch
 
 from ..blocks import blocks_for
 from ..checkpoint import Checkpoint
+from ..cores import usable_cores
 from ..decoder import Decoder
 from ..errors import InvalidRequest
 from ..fit import Asked, Place, outlined, parts_of, value_blocks
@@ -52,7 +53,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Divided:
-    """What becomes of a divided model where each process has a device of its stage's kind, or its share of one CPU.
+    """What becomes of a divided model where each process has a GPU of its stage's kind, or its share of one CPU.
 
     places     of each stage
     processes  stage by stage; none where it cannot be divided so, or held: `refused` says why
@@ -72,12 +73,16 @@ class Divided:
     missing: int = 0
     refused: str = ""
 
+    @property
+    def mixed(self) -> bool:
+        """Whether some are on GPUs, and others on a CPU."""
+        return len({place.device is None for place in self.places}) > 1
+
 
 def divided(checkpoint: Checkpoint, places: Sequence[Place], asked: Asked, division: Division) -> Divided:
-    """Nothing is loaded; of the checkpoint no tensor is read. places: of each stage, all of one CPU or GPUs all."""
+    """Nothing is loaded; of the checkpoint no tensor is read. places: of each stage; a CPU is the same one."""
     assert len(places) == division.stages
-    assert len({place.device is None for place in places}) == 1
-    asked = replace(asked, shares=asked.shares and places[0].device is None)  # GPUs share nothing so far
+    asked = replace(asked, shares=asked.shares and _on_cpu(places))  # GPUs share nothing so far
     try:
         layers, why = _layers(checkpoint, places, asked, division)
         processes = _processes(checkpoint, places, asked, division.ranks, layers)
@@ -108,9 +113,11 @@ def _layers(
         return division.layers, "as asked for"
     if division.stages == 1:
         return (checkpoint.config.num_layers,), "there is one stage"
-    by_place = {place.name: account_of(checkpoint, place) for place in places}
+    computing = sum(place.device is None for place in places) * division.ranks
+    threads = max(1, usable_cores() // max(1, computing))
+    by_place = {place.name: account_of(checkpoint, place, threads=threads) for place in places}
     accounts = [by_place[place.name] for place in places for _ in range(division.ranks)]
-    tokens = BLOCK_TOKENS if places[0].device is None else asked.context * asked.batch
+    tokens = BLOCK_TOKENS if _on_cpu(places) else asked.context * asked.batch
     return best_layers(checkpoint.config, accounts, division.ranks, tokens)
 
 
@@ -142,13 +149,17 @@ def _alike(parts: Sequence[Split]) -> list[tuple[int, ...]]:
 
 def _room(processes: Sequence[Process]) -> tuple[int, int]:
     """Blocks of KV, each of all processes together, and what is missing. Processes of a CPU share its memory."""
-    if processes[0].place.device is None:
-        counted = [(len(each.ranks), each.parts) for each in processes]
-        budget = cpu_kv_budget(processes[0].place.free - sum(count * parts.loaded for count, parts in counted))
-        return budget.blocks(sum(count * parts.kv_block for count, parts in counted)), budget.missing
-    budgets = [_budget(each.place, each.parts) for each in processes]
-    blocks = min(budget.blocks(each.parts.kv_block) for budget, each in zip(budgets, processes, strict=True))
-    return blocks, max(budget.missing for budget in budgets)
+    on_cpu = [(len(each.ranks), each) for each in processes if each.place.device is None]
+    found = [(_budget(each), each.parts.kv_block) for each in processes if each.place.device is not None]
+    if on_cpu:
+        loaded = sum(count * each.parts.loaded for count, each in on_cpu)
+        budget = cpu_kv_budget(on_cpu[0][1].place.free - loaded)
+        found.append((budget, sum(count * each.parts.kv_block for count, each in on_cpu)))
+    return min(budget.blocks(block) for budget, block in found), max(budget.missing for budget, _ in found)
+
+
+def _on_cpu(places: Sequence[Place]) -> bool:
+    return all(place.device is None for place in places)
 
 
 def _with_buffers(checkpoint: Checkpoint, processes: Sequence[Process]) -> list[Process]:
@@ -159,7 +170,9 @@ def _with_buffers(checkpoint: Checkpoint, processes: Sequence[Process]) -> list[
     return [replace(each, parts=replace(each.parts, buffers=lent * each.parts.kv_block)) for each in processes]
 
 
-def _budget(place: Place, parts: Parts) -> KvBudget:
+def _budget(process: Process) -> KvBudget:
+    """Of each of those on GPUs."""
+    place, parts = process.place, process.parts
     return kv_budget(place.free - parts.loaded, place.total, parts)
 
 

@@ -152,6 +152,24 @@ def test_stages_on_unequal_cards(capsys: pytest.CaptureFixture[str]) -> None:
     assert "7.5, stage 1" in text
 
 
+def test_stages_on_a_card_and_on_the_cpu(capsys: pytest.CaptureFixture[str]) -> None:
+    """Memory is told of both, each by what it has; and times of none, as no table tells them of a CPU."""
+    way = ("demo", "--stages", "t4,cpu,cpu", "--pipeline-layers", "2,3,1")
+    found = report(capsys, *way)
+    [row] = found["rows"]
+    assert (row["device"], row["pipeline_layers"], row["fits"]) == ("Tesla T4 + cpu + cpu", [2, 3, 1], True)
+    assert [each["capability"] for each in row["processes"]] == ["7.5", None, None]
+    card, *others = [each["parts"] for each in row["processes"]]
+    assert card["context"] > 0, "of CUDA"
+    assert [each["context"] for each in others] == [0, 0]
+    assert [each["buffers"] for each in (card, *others)] == [0, 0, 0], "such a replica shares no prefixes"
+    assert found["scaling"]["rows"] == []
+    text = told(capsys, *way)
+    assert "1 x Tesla T4 + cpu  " in text
+    assert "no table tells how fast a CPU is, so that no time is told" in text
+    assert "no time is told" not in told(capsys, "demo", "--stages", "p40,t4")
+
+
 def test_the_scaling_model_says_that_it_is_one(capsys: pytest.CaptureFixture[str]) -> None:
     text = told(capsys, "demo", "--device", "NVIDIA H200", "--link", "all")
     assert "model: the roofline of each rank, and the links' latency and bandwidth; nothing was measured" in text

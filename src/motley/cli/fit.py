@@ -93,6 +93,7 @@ def fit(
       motley fit org/name --tensor-parallel 2 --pipeline-parallel 2 --pipeline-layers 6,18
       motley fit org/name --device "Tesla T4" --link pcie
       motley fit org/name --stages P40,T4 --link ethernet
+      motley fit org/name --stages T4,cpu
     """
     from ..replicas.checkpoint import inspect_checkpoint, resolve_model
     from ..replicas.fit import Asked
@@ -120,7 +121,7 @@ def fit(
     )  # fmt: skip
     if stages is not None or link is not None or tensor_parallel * pipeline_parallel > 1:
         groups = [[place] * pipeline_parallel for place in ([] if stages else _places(device, settings, checkpoint))]
-        groups += [fit_divided.stages_of(stages, settings.kv_dtype)] if stages else []
+        groups += [_stages(stages, settings, checkpoint)] if stages else []
         _divided(model, checkpoint, groups, asked, settings, fit_divided.kinds_of(link), as_json)
         return
     found = [
@@ -174,6 +175,12 @@ def _context(given: int | None, checkpoint: Checkpoint) -> int:
     if given is not None and given > longest:
         raise typer.BadParameter(f"--context {given}: the model was made for {longest} tokens")
     return given or min(CONTEXT, longest)
+
+
+def _stages(names: str, settings: EngineConfig, checkpoint: Checkpoint) -> list[Place]:
+    """ "P40,cpu": of each stage, also by a word of the name. Raises InvalidRequest."""
+    every = [fit_divided.full_name(name.strip()) for name in names.split(",")]
+    return [_places([name], settings, checkpoint)[0] for name in every]
 
 
 def _places(names: list[str] | None, settings: EngineConfig, checkpoint: Checkpoint) -> list[Place]:

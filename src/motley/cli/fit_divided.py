@@ -12,7 +12,6 @@ from .fit_table import size, table, time
 
 if TYPE_CHECKING:
     from ..kernels.links import Link, LinkKind
-    from ..kernels.ops import KvDtype
     from ..replicas.checkpoint import Checkpoint
     from ..replicas.fit import Asked, Place
     from ..replicas.shards.rooms import Divided, Division, Process
@@ -22,6 +21,10 @@ RANKS = (1, 2, 4, 8)
 NOTE = (
     "model: the roofline of each rank, and the links' latency and bandwidth; nothing was measured, and on real GPUs "
     "no divided model has run yet"
+)
+MIXED = (
+    "layers go by an assumed bandwidth of the CPU, which the engine measures at its start; no table tells how fast a "
+    "CPU is, so that no time is told"
 )
 
 
@@ -45,17 +48,12 @@ def refuse_swap(swap_memory_bytes: int | None) -> None:
         raise InvalidRequest(message, param="swap_memory_bytes")
 
 
-def stages_of(names: str, kv_dtype: KvDtype | None) -> list[Place]:
-    """ "P40,T4": of each stage, by name, capability or a word of the name. Raises InvalidRequest."""
+def full_name(name: str) -> str:
+    """ "P40": of the first card of the table that has that word in its name; of anything else the name as it is."""
     from ..kernels.device_table import DEVICES
-    from ..replicas.fit import known
 
-    found = []
-    for name in map(str.strip, names.split(",")):
-        word = name.lower()
-        named = [each.name for each in DEVICES if word in each.name.lower().replace("-", " ").split()]
-        found.append(known(named[0] if named else name, kv_dtype)[0])
-    return found
+    word = name.lower()
+    return next((each.name for each in DEVICES if word in each.name.lower().replace("-", " ").split()), name)
 
 
 def name_of(places: Sequence[Place]) -> str:
@@ -79,7 +77,7 @@ def scaling_of(
     rows, links = [], {}
     for places in groups:
         devices = [place.device for place in places if place.device is not None]
-        if not devices:
+        if len(devices) < len(places):  # no table tells how fast a CPU is
             continue
         every = [divided(checkpoint, places, asked, replace(division, ranks=ranks)) for ranks in counts]
         for link in common_links(devices, kinds):
@@ -153,6 +151,9 @@ def lines(asked: Asked, found: Sequence[Divided], scaling: dict[str, Any]) -> It
     yield from _rooms(asked, found)
     yield ""
     yield from _reasons(found)
+    if any(each.mixed for each in found):
+        yield ""
+        yield MIXED
     if scaling["rows"]:
         yield ""
         yield from scaling_lines(asked, scaling)
@@ -188,7 +189,7 @@ def _rooms(asked: Asked, found: Sequence[Divided]) -> Iterator[str]:
     heads = ("device", "memory", "KV tokens", f"longest at batch {asked.batch}", f"batch at {asked.context}", "")
     cells = [
         (
-            _times(each), size(sum(place.total for place in _cards(each))), str(each.kv_tokens), str(each.context),
+            _times(each), size(sum(place.total for place in _memories(each))), str(each.kv_tokens), str(each.context),
             str(each.batch), "fits" if each.fits else "no",
         )
         for each in found
@@ -196,18 +197,17 @@ def _rooms(asked: Asked, found: Sequence[Divided]) -> Iterator[str]:
     yield from table(heads, cells)
 
 
-def _cards(found: Divided) -> Sequence[Place]:
+def _memories(found: Divided) -> Sequence[Place]:
     """Processes of a CPU share one."""
-    return found.places[:1] if found.places[0].device is None else list(found.places) * found.division.ranks
+    cards = [place for place in found.places if place.device is not None] * found.division.ranks
+    return [*cards, *[place for place in found.places if place.device is None][:1]]
 
 
 def _times(found: Divided) -> str:
-    if found.places[0].device is None:
-        return found.places[0].name
     counts: dict[str, int] = {}
-    for place in _cards(found):
+    for place in _memories(found):
         counts[place.name] = counts.get(place.name, 0) + 1
-    return " + ".join(f"{count} x {name}" for name, count in counts.items())
+    return " + ".join(name if name == "cpu" else f"{count} x {name}" for name, count in counts.items())
 
 
 def _reasons(found: Sequence[Divided]) -> Iterator[str]:

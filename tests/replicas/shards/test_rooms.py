@@ -26,7 +26,7 @@ from motley.replicas import sizing
 from motley.replicas.checkpoint import Checkpoint, inspect_checkpoint
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.fit import Asked, Place, cpu, known
-from motley.replicas.memory import HISTOGRAM_BYTES
+from motley.replicas.memory import HISTOGRAM_BYTES, cpu_kv_budget, kv_budget
 from motley.replicas.model import load_model
 from motley.replicas.protocol import BLOCK_TOKENS
 from motley.replicas.shards.costs import chosen_layers
@@ -188,6 +188,26 @@ def test_room_of_a_cpu_is_shared_by_its_processes(tmp_path: Path) -> None:
     whole, *others = (on(checkpoint, place, each) for each in (Division(), *DIVISIONS.values()))
     for each in others:
         assert each.kv_tokens == pytest.approx(whole.kv_tokens, rel=0.01)
+
+
+@pytest.mark.parametrize("scarce", ["card", "host"])
+def test_room_beside_a_card_is_the_least_of_both(scarce: str, tmp_path: Path) -> None:
+    """Of each block a card has the layers of its stage, and a CPU those of all of its own."""
+    checkpoint = inspect_checkpoint(build_checkpoint(tmp_path / "model", **SHAPE))
+    division = Division(1, 3, (2, 1, 1))
+    [card] = known("Tesla T4")
+    host = cpu(exact_ops)
+    host = replace(host, total=2**24, free=2**24) if scarce == "host" else replace(host, free=2**50)
+    found = divided(checkpoint, [card, host, host], ASKED, division)
+    assert found.mixed
+    first, *others = [each.parts for each in found.processes]
+    if scarce == "host":
+        room = cpu_kv_budget(host.free - sum(each.loaded for each in others)).nbytes
+        blocks = room // sum(each.kv_block for each in others)
+    else:
+        blocks = kv_budget(card.free - first.loaded, card.total, first).nbytes // first.kv_block
+    assert found.kv_tokens == blocks * BLOCK_TOKENS
+    assert blocks > 0
 
 
 @pytest.mark.skipif(library()[0] is None, reason="no C compiler")
