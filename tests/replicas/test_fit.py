@@ -52,6 +52,7 @@ from motley.replicas.rope import RotaryTable
 from motley.replicas.runner import ModelRunner
 from motley.replicas.sampling_params import SamplingParams
 
+OUTLINES = Path(__file__).parents[1] / "support" / "outlines_child.py"
 SHAPE = {"hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 2}
 ASKED = Asked(context=128, batch=1)
 CLOSE = 0.05
@@ -156,7 +157,7 @@ def test_no_outline_imports_the_compiler_of_torch(tmp_path: Path) -> None:
         build_fp8(tmp_path / "blocks", "llama", scales="blocks", **SHAPE)[0],
         build_fp8(tmp_path / "rows", "llama", scales="rows", **SHAPE)[0],
     ]
-    code = [sys.executable, "-m", "outlines_child", *map(str, folders)]
+    code = [sys.executable, str(OUTLINES), *map(str, folders)]
     done = subprocess.run(code, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
