@@ -26,7 +26,7 @@ PROTOS = $(call ENTRY,print(*project['optional-dependencies']['protos']))
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help serve install test lint types imports unit unit-system unit-replicas unit-rest unit-kernels kernels gencode graph reference schema protos clean
+.PHONY: help serve install test lint types imports unit unit-system unit-replicas unit-rest unit-kernels kernels gencode graph reference schema written protos clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -96,6 +96,8 @@ reference: $(VENV)/.dev  ## write docs/api.md anew from the protos and the OpenA
 
 schema: $(VENV)/.dev  ## write deploy/fleet.schema.json anew
 	$(BIN)/python -m motley.cluster.fleet.schema
+
+written: graph reference schema  ## all that is written anew from the sources: before each commit
 
 protos: $(VENV)/.protos  ## generate the gRPC code anew
 	$(VENV)/protos/bin/python cluster/protos/generate.py
