@@ -220,11 +220,22 @@ def _within(gcs: str, seconds: float, action: Callable[[], None]) -> None:
 
     A signal to the whole process group, as `timeout` and service managers send it, reaches Ray's daemons too.
     """
-    thread = threading.Thread(target=action, daemon=True)
+    given_up = False
+
+    def run() -> None:
+        try:
+            action()
+        except Exception as error:
+            if _lives(gcs) and not given_up:
+                raise
+            log.debug("given up: %s", error)  # whatever it misses has ended meanwhile
+
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
     deadline = time.monotonic() + seconds
     while thread.is_alive() and time.monotonic() < deadline and _lives(gcs):
         thread.join(_POLL_S)
+    given_up = thread.is_alive()
 
 
 def _lives(gcs: str) -> bool:
