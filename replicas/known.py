@@ -48,9 +48,9 @@ def known_of(checkpoint: Checkpoint, cache: WeightsCache | None) -> Known:
 def known_contents(checkpoint: Checkpoint, cache: WeightsCache | None) -> Mapping[str, bytes] | None:
     """The digest of each of a checkpoint's tensors, where no file has changed since they were found."""
     found = None if cache is None else cache.contents(files_of(checkpoint))
-    return (
-        None if found is None or len(found) != _DIGEST_BYTES * len(names_of(checkpoint)) else in_turn(checkpoint, found)
-    )
+    if found is None or len(found) != _DIGEST_BYTES * len(names_of(checkpoint)):
+        return None
+    return in_turn(checkpoint, found)
 
 
 def names_of(checkpoint: Checkpoint) -> list[str]:
