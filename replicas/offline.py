@@ -20,8 +20,10 @@ from .prefix.access import PrefixAccess
 from .protocol import Delta, FinishReason, ModelInfo, Pooling, PromptLogprob, Request, StreamMessage, TokenLogprob
 from .sampling_params import SamplingParams
 from .seeds import fresh_seed
+from .shards.launch import Launcher
 from .shown import shown
 from .turns import Turns
+from .updates.file import WeightFile
 
 Prompt = str | Sequence[int]
 
@@ -76,6 +78,7 @@ class Engine:
     progress  called with (bytes loaded, bytes in all)
     ops       operators to compute with, and `accelerator` what gives their device work; None: those of the device
     access    to a store of prefixes that engines share; None: what the settings say
+    launcher  of the other processes of a model that is divided; None: they are subprocesses
 
     Raises CheckpointError if the model cannot be loaded, InvalidRequest for a bad setting.
     """
@@ -90,6 +93,7 @@ class Engine:
         ops: Ops | None = None,
         accelerator: Accelerator | None = None,
         access: PrefixAccess | None = None,
+        launcher: Launcher | None = None,
         **settings: Any,
     ) -> None:
         known = set(EngineConfig.__dataclass_fields__)
@@ -98,7 +102,7 @@ class Engine:
             raise InvalidRequest(f"{unknown[0]}: no such setting; there are {accepted}", param=unknown[0])
         config = EngineConfig(device=device, dtype=dtype, **settings)
         self._built: BuiltEngine = build_engine(
-            path, config, progress=progress, ops=ops, accelerator=accelerator, access=access
+            path, config, progress=progress, ops=ops, accelerator=accelerator, access=access, launcher=launcher
         )
         if self._built.core.scheduler.prefixes.pool.total:
             self._built.warm_up()  # whether fetching is faster, is measured
@@ -178,6 +182,19 @@ class Engine:
         embeddings = {position: message.embedding for position, message in self._run(requests)}
         vectors = torch.tensor([embeddings[position] for position in range(len(requests))])
         return torch.nn.functional.normalize(vectors, dim=-1) if normalize else vectors
+
+    def update_weights(self, path: str | Path, *, delta: bool = False) -> int:
+        """Take new values from a safetensors file; the version that the weights are of then, counted from 0.
+
+        delta: its tensors are added to those that there are, in float32. Streams that are open end on the weights that
+        they began with. Raises InvalidRequest, CheckpointError, Unavailable where there is no room, EngineFault; then
+        nothing has changed.
+        """
+        weights = self._built.weights
+        if self._closed or weights is None:
+            raise InvalidRequest("engine: it is closed" if self._closed else "path: this model is of no checkpoint")
+        self._built.adopt(weights.prepare(WeightFile(Path(path), delta)))
+        return weights.told().version
 
     def logits(self, token_ids: Prompt) -> torch.Tensor:
         """Logits fp32 [num_tokens, vocabulary] of every position of one sequence (ids, or text), in one step."""

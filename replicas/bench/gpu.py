@@ -7,6 +7,7 @@ It runs where torch, Triton, transformers, safetensors and numpy are, and nothin
 summary.json   each part: how long, whether all was right, what was left out, what it failed with
 checks.json    every operator against its reference
 engine.json    a small model's greedy texts on all of them, beside the CPU's in fp32, and graphs beside steps
+divided.json   what a small model says in tiers, stages and ranks, before and after an update of its weights
 tuning.json    what was searched; the tables themselves under tuned/
 kernels.json   `motley bench kernels` with these tables, and which of the targets are reached
 streams.json   `motley bench engine --device cuda`, the part of it that the goals are about; traces under traces/
@@ -33,6 +34,7 @@ from typing import TYPE_CHECKING, Any
 from .engine_gpu import Cell, Group, Measuring
 from .engine_rows import goal_line, judge_goals
 from .gpu_child import rig_of
+from .gpu_divided import Divided
 from .parts import Part, Parts, Stage
 from .peers import is_installed
 from .tasks import TaskProcess
@@ -48,6 +50,7 @@ CHILD = "motley.replicas.bench.gpu_child"
 STAGES = (
     Stage("checks", 38.0, first=True),
     Stage("engine", 35.0),
+    Stage("divided", 60.0),
     Stage("tuning", 55.0, first=True),
     Stage("kernels", 40.0, first=True),
     Stage("streams", 262.0, first=True),
@@ -99,6 +102,7 @@ def run(
             {
                 "checks": kernels.checks,
                 "engine": lambda part, first: _engine(process, rig, part),
+                "divided": Divided(real=rig.real).turn,
                 "tuning": kernels.tuning,
                 "kernels": kernels.kernels,
                 "streams": _Streams(rig, out, kernels.pause).turn,

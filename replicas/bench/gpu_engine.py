@@ -16,7 +16,7 @@ from ..offline import CompletionOutput, Engine
 from ..sampling_params import SamplingParams
 from .shapes import SHAPES, Shape, write_gptq
 
-__all__ = ["compare"]
+__all__ = ["NOISE", "Beside", "answers", "beside", "compare", "texts"]
 
 SHAPE = SHAPES["tiny"]
 REHEARSAL = Shape(128, 128, 1, 2, 1, 512)  # the least that the kernels take
@@ -26,7 +26,7 @@ NOISE = {"fp16": 0.5, "bf16": 2.0}
 
 
 @dataclass(slots=True)
-class _Beside:
+class Beside:
     """Answers beside those in fp32, up to where a text parts from its own.
 
     equal    tokens
@@ -57,19 +57,19 @@ def compare(rig: Rig, max_tokens: int, accelerator: Callable[[], Accelerator | N
     """
     with tempfile.TemporaryDirectory(prefix="motley-bench-") as folder:
         write_gptq(SHAPE if rig.real else REHEARSAL, Path(folder))
-        exact = _answers(Engine(folder, dtype="float32", threads=1), max_tokens)
-        rough = _beside(_answers(Engine(folder, dtype="bfloat16", threads=1), max_tokens), exact)
+        exact = answers(Engine(folder, dtype="float32", threads=1), max_tokens)
+        rough = beside(answers(Engine(folder, dtype="bfloat16", threads=1), max_tokens), exact)
         # Neither of the two that are compared may find what it has answered before: they would prefill other rows.
         ours_of = partial(Engine, folder, threads=1, reuse_prefixes=False)
         engine = ours_of(ops=GpuOps(rig), accelerator=accelerator())
-        ours = _beside(_answers(engine, max_tokens), exact)
+        ours = beside(answers(engine, max_tokens), exact)
         graphs: list[list[int]] = []
         steps: list[list[int]] = []
         stand_in = accelerator()
         if has_graphs := rig.real or stand_in is not None:
-            graphs = _texts(engine, max_tokens)
+            graphs = texts(engine, max_tokens)
             as_they_come = ours_of(ops=GpuOps(rig), accelerator=stand_in, graphs=False)
-            steps = _texts(as_they_come, max_tokens)
+            steps = texts(as_they_come, max_tokens)
     allowed = NOISE[rig.policy.storage] * rough.apart
     return {
         "shape": asdict(SHAPE if rig.real else REHEARSAL),
@@ -83,20 +83,20 @@ def compare(rig: Rig, max_tokens: int, accelerator: Callable[[], Accelerator | N
     }
 
 
-def _texts(engine: Engine, max_tokens: int) -> list[list[int]]:
+def texts(engine: Engine, max_tokens: int) -> list[list[int]]:
     """Chosen on the device: greedy, and seeded with filters."""
     greedy = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
     seeded = SamplingParams(max_tokens=max_tokens, top_k=50, top_p=0.95, seed=1, ignore_eos=True)
     return [result.token_ids for params in (greedy, seeded) for result in engine.generate(PROMPTS, params)]
 
 
-def _beside(found: Sequence[CompletionOutput], expected: Sequence[CompletionOutput]) -> _Beside:
-    beside = _Beside()
+def beside(found: Sequence[CompletionOutput], expected: Sequence[CompletionOutput]) -> Beside:
+    beside = Beside()
     for one, other in zip(found, expected, strict=True):
         beside.add(one, other)
     return beside
 
 
-def _answers(engine: Engine, max_tokens: int) -> list[CompletionOutput]:
+def answers(engine: Engine, max_tokens: int) -> list[CompletionOutput]:
     params = SamplingParams(max_tokens=max_tokens, temperature=0.0, logprobs=5, ignore_eos=True)
     return [output for result in engine.generate(PROMPTS, params) for output in result.outputs]

@@ -1,0 +1,75 @@
+"""`motley bench gpu --part divided`: a model that is not whole in one process on one GPU, beside one that is.
+
+Ways are of gpu_divided_child.py, each with each format of weights in a process of its own, several at a time: what they
+say is looked at, not how fast. Ranks that share a GPU take turns on it.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from .parts import Part
+from .tasks import TaskProcess
+
+__all__ = ["Divided"]
+
+CHILD = "motley.replicas.bench.gpu_divided_child"
+_CELLS = [
+    (way, format)
+    for format in ("gptq-int4", "bf16")
+    for way in (
+        "layers in the host's memory", "layers on disk", "layers in all tiers", "stages", "a stage on the CPU", "ranks",
+        "stages of ranks",
+    )
+]  # fmt: skip
+_TOKENS, _REHEARSED_TOKENS = 24, 4
+_AT_A_TIME = 4  # of 16 cores, and of a GPU's memory a little
+_LIMIT_S = 120.0
+
+
+class Divided:
+    """Part after part of `_CELLS`. real: on a GPU."""
+
+    def __init__(self, *, real: bool) -> None:
+        self._real = real
+        self._left: Sequence[tuple[str, str]] = _CELLS
+
+    def turn(self, part: Part, first: bool) -> bool:
+        """What time does not reach is left for another turn."""
+        rows: list[dict[str, Any]] = part.fields.setdefault("rows", [])
+        with tempfile.TemporaryDirectory(prefix="motley-bench-") as folder:
+            with self._process(folder) as process:
+                told = process.ask("write", left_s=part.left())
+            if "error" in told:
+                part.fields |= told
+                return False
+
+            def cell(which: tuple[str, str]) -> tuple[tuple[str, str], dict[str, Any] | None]:
+                if part.over:
+                    return which, None
+                way, format = which
+                tokens = _TOKENS if self._real else _REHEARSED_TOKENS
+                with self._process(folder) as process:
+                    told = process.ask(
+                        "said", _LIMIT_S, left_s=part.left(), way=way, format=format, max_tokens=tokens
+                    )  # fmt: skip
+                return which, {"way": way, "format": format, **told.pop("result", {}), **told}
+
+            left: list[tuple[str, str]] = []
+            with ThreadPoolExecutor(_AT_A_TIME if self._real else 1) as pool:
+                for which, row in pool.map(cell, self._left):
+                    if row is None:
+                        left.append(which)
+                    else:
+                        rows.append(row)
+                        part.save(now=False)
+        self._left = left
+        failed = [f"{row['way']}, {row['format']}" for row in rows if not (row.get("right") or "skipped" in row)]
+        part.fields |= {"failed": failed, "unreached": len(left), "complete": not left}
+        return not failed and not left
+
+    def _process(self, folder: str) -> TaskProcess:
+        return TaskProcess(CHILD, folder, *(() if self._real else ("cpu",)))

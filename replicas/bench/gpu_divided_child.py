@@ -1,0 +1,223 @@
+"""A process of `motley bench gpu --part divided`: `python -m …gpu_divided_child FOLDER [cpu]`.
+
+One model three times: whole on the GPU, as `WAYS` have it, and whole on a CPU in fp32. Each before an update of its
+weights and after. With cpu a rehearsal, of which every process is on a CPU.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from ...kernels.ops import Ops
+from ..build import operators
+from ..checkpoint import inspect_checkpoint
+from ..engine_config import EngineConfig
+from ..errors import EngineFault
+from ..fit import outlined
+from ..gpu.swapper import pinned_bytes
+from ..offline import Engine
+from ..shards.launch import Subprocesses
+from ..tiers.budget import sizes_of
+from ..tiers.placed import Placed
+from .child import answer
+from .gpu_engine import NOISE, answers, beside, texts
+from .load import FORMATS
+from .shapes import Shape
+from .tasks import serve
+
+__all__ = ["FORMATS", "WAYS", "Way"]
+
+SHAPE = Shape(512, 1536, 4, 8, 4, 4096)
+NEW = ("embed_tokens", "layers.0.", "layers.3.")  # what an update changes: of every process a part
+PROMPT = list(range(3, 80))
+_KV_BYTES = 2**24
+_HOST_BYTES = 2**33  # more than there is to hold
+# From here on NCCL can be told to let ranks share a GPU: what they say is right, how fast they are says nothing.
+SHARING_NCCL = (2, 30)
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a model is held.
+
+    devices  "gpu" or "cpu" of each process
+    tiers    where layers are: "host", "disk", or "both", of which one stays on the device; None: all are there
+    alike    it says what one process says, to the bit: the same kernels on the same numbers
+    """
+
+    devices: tuple[str, ...] = ("gpu",)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    tiers: str | None = None
+    alike: bool = True
+
+    @property
+    def ranks(self) -> int:
+        return int(self.settings.get("tensor_parallel", 1))
+
+
+_STAGES = {"pipeline_parallel": 2, "pipeline_layers": (1, 3)}
+WAYS = {
+    "layers in the host's memory": Way(tiers="host"),
+    "layers on disk": Way(tiers="disk"),
+    "layers in all tiers": Way(tiers="both"),
+    "stages": Way(("gpu",) * 2, _STAGES),
+    "a stage on the CPU": Way(("gpu", "cpu"), _STAGES, alike=False),
+    "ranks": Way(("gpu",) * 2, {"tensor_parallel": 2}, alike=False),
+    "stages of ranks": Way(("gpu",) * 4, {"tensor_parallel": 2, **_STAGES}, alike=False),
+}
+
+
+class Tasks:
+    """Each method is a task; what it takes and gives is JSON. folder: of all processes, for checkpoints."""
+
+    def __init__(self, folder: Path, *, real: bool) -> None:
+        self._folder, self._real = folder, real
+
+    def write(self) -> None:
+        """Checkpoints, files of new weights for them, and the checkpoints that have them."""
+        for format, write in FORMATS.items():
+            base = self._folder / format
+            write(SHAPE, base / "old")
+            write(SHAPE, base / "new")
+            weights = load_file(base / "old" / "model.safetensors")
+            seed = torch.Generator().manual_seed(1)
+            new = {
+                name: _another(tensor, seed) for name, tensor in weights.items() if any(part in name for part in NEW)
+            }
+            save_file(new, base / "update.safetensors")
+            save_file({**weights, **new}, base / "new" / "model.safetensors", metadata={"format": "pt"})
+
+    def said(self, way: str, format: str, max_tokens: int) -> dict[str, Any]:
+        """What differs, and whether that is right; or "skipped", and why."""
+        held = WAYS[way]
+        if why := self._lacking(held):
+            return {"skipped": why}
+        base = self._folder / format
+        found: dict[str, Any] = {}
+        with ExitStack() as stack:
+            engine = stack.enter_context(self._divided(base / "old", held))
+            choices = engine.choices
+            named = ("weights", "stages", "ranks", "graphs")
+            found["choices"] = {name: choices[name] for name in named if name in choices}
+            for version in ("old", "new"):
+                if version == "new":
+                    engine.update_weights(base / "update.safetensors")
+                found[version] = self._compared(engine, base / version, held, max_tokens)
+        differs = found["old"].pop("logits").equal(found["new"].pop("logits"))
+        return {**found, "right": found["old"]["right"] and found["new"]["right"] and not differs}
+
+    def usable(self) -> bool:
+        return not self._real or _answers_still()
+
+    def _compared(self, engine: Engine, folder: Path, way: Way, max_tokens: int) -> dict[str, Any]:
+        whole = self._whole(folder)
+        exact = Engine(folder, dtype="float32", threads=1)
+        rough = Engine(folder, dtype="bfloat16", threads=1)
+        expected = answers(exact, max_tokens)
+        allowed = (
+            NOISE["fp16" if engine.model.dtype == "float16" else "bf16"]
+            * beside(answers(rough, max_tokens), expected).apart
+        )
+        ours = beside(answers(engine, max_tokens), expected)
+        as_whole = texts(engine, max_tokens) == texts(whole, max_tokens)
+        logits, of_whole = engine.logits(PROMPT), whole.logits(PROMPT)
+        near = ours.apart <= allowed and ours.closest <= 2 * allowed
+        return {
+            "texts_as_whole": as_whole,
+            "largest_logit_difference_to_whole": (logits - of_whole).abs().max().item(),
+            "equal_to_fp32": ours.equal,
+            "largest_difference": ours.apart,
+            "allowed_difference": allowed,
+            "gap_where_texts_part": ours.closest,
+            "right": near and (as_whole or not way.alike),
+            "logits": logits,
+        }
+
+    def _divided(self, folder: Path, way: Way) -> Engine:
+        settings = dict(way.settings)
+        if way.tiers is not None:
+            settings |= self._budgets(folder, way.tiers)
+        launcher = _Placed([self._device(kind, number, way) for number, kind in enumerate(way.devices)])
+        device = ",".join(launcher.devices[:: way.ranks])
+        return Engine(folder, device=device, launcher=launcher, kv_memory_bytes=_KV_BYTES, threads=2, **settings)
+
+    def _whole(self, folder: Path) -> Engine:
+        return Engine(folder, device="cuda:0" if self._real else "cpu", kv_memory_bytes=_KV_BYTES, threads=2)
+
+    def _device(self, kind: str, number: int, way: Way) -> str:
+        """Ranks have a GPU each if there are so many."""
+        if kind == "cpu" or not self._real:
+            return "cpu"
+        enough = torch.cuda.device_count() >= len(way.devices)
+        return f"cuda:{number}" if enough else "cuda:0"
+
+    def _lacking(self, way: Way) -> str:
+        if not self._real or way.ranks == 1 or torch.cuda.device_count() >= len(way.devices):
+            return ""
+        version = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+        if version < SHARING_NCCL:
+            return f"NCCL {'.'.join(map(str, version))} refuses ranks that share a GPU, and there are too few"
+        return ""
+
+    def _budgets(self, folder: Path, tiers: str) -> dict[str, int]:
+        found = inspect_checkpoint(folder)
+        config = EngineConfig(device="cuda:0" if self._real else "cpu")
+        ops: Ops = operators(config, found.config.dtype)[0]
+        outlining: Callable[[], Ops] = getattr(ops, "outlining", lambda: ops)
+        sizes = sizes_of(outlined(found.config, found.format, found.tensors, outlining()))
+        every = Placed(sizes, ("disk",) * SHAPE.num_hidden_layers)
+        device = every.device_bytes + max(sizes.layers) * (tiers == "both")
+        if not self._real:  # a CPU has one tier beside its memory
+            return {"weights_memory_bytes": device + max(sizes.layers)}
+        host = {"host": _HOST_BYTES, "disk": every.host_bytes}.get(tiers, 0)
+        host = host or every.host_bytes + pinned_bytes(2 * max(sizes.layers), 1)
+        return {"weights_memory_bytes": device, "weights_host_memory_bytes": host}
+
+
+class _Placed(Subprocesses):
+    """Devices as given, be it one for several processes."""
+
+    def __init__(self, devices: Sequence[str]) -> None:
+        self.devices = list(devices)
+
+    def device(self, number: int) -> str | None:
+        return self.devices[number] if len(self.devices) > 1 else None
+
+
+def _another(tensor: torch.Tensor, seed: torch.Generator) -> torch.Tensor:
+    """Other values of the same kind; what is constant there stays."""
+    if tensor.dtype == torch.int32 and tensor.unique().numel() > 1:
+        return torch.randint(-(2**31), 2**31, tensor.shape, generator=seed).to(torch.int32)
+    if tensor.dtype == torch.bfloat16 and tensor.ndim > 1:
+        return torch.empty_like(tensor).normal_(0, 0.02, generator=seed)
+    return tensor.clone()
+
+
+def _answers_still() -> bool:
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return False
+    return True
+
+
+def main(folder: Path, *, real: bool) -> None:
+    if real and not torch.cuda.is_available():
+        raise EngineFault("torch finds no GPU here")
+    # Of ranks that share a GPU; NCCL reads it when they join.
+    os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")
+    answer({"ready": True})
+    serve(Tasks(folder, real=real))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), real="cpu" not in sys.argv[2:])
