@@ -68,7 +68,7 @@ class Tasks:
         return {"error_of_allowed": problem.error(problem.run(Config.from_json(config)))}
 
     def tune(self, op: str, shape: str, bandwidth: float, most: int | None) -> dict[str, Any]:
-        """The best config and what is known of it, or none; how many were tried, and which did not count."""
+        """The best config and what is known of it, or none; the time of each; and those that did not count."""
         from ...kernels.operation import Shape
         from ...kernels.registry import operation
         from ...kernels.search import Trial, search
@@ -80,7 +80,12 @@ class Tasks:
         entry = search(wanted, self._rig, chosen, bandwidth, configs, tried.append)
         found = None if entry is None else {"config": entry.config.to_json(), **entry.facts}
         excluded = [{"config": trial.config.to_json(), "why": trial.why} for trial in tried if trial.why]
-        return {"found": found, "tried": len(tried), "excluded": excluded}
+        times = [
+            {"config": trial.config.to_json(), "microseconds": round(trial.seconds * 1e6, 2)}
+            for trial in tried
+            if trial.seconds is not None
+        ]
+        return {"found": found, "tried": times, "excluded": excluded}
 
     def engine(self, max_tokens: int) -> dict[str, Any]:
         """Greedy texts of a small model beside the CPU's in fp32."""

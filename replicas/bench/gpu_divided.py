@@ -25,6 +25,7 @@ _CELLS = [
         "stages of ranks",
     )
 ]  # fmt: skip
+_REHEARSED = [("layers on disk", "bf16"), ("stages", "gptq-int4"), ("ranks", "gptq-int4")]
 _TOKENS, _REHEARSED_TOKENS = 24, 4
 _AT_A_TIME = 4  # of 16 cores, and of a GPU's memory a little
 _LIMIT_S = 120.0
@@ -35,7 +36,7 @@ class Divided:
 
     def __init__(self, *, real: bool) -> None:
         self._real = real
-        self._left: Sequence[tuple[str, str]] = _CELLS
+        self._left: Sequence[tuple[str, str]] = _CELLS if real else _REHEARSED
 
     def turn(self, part: Part, first: bool) -> bool:
         """What time does not reach is left for another turn."""

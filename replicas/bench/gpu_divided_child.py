@@ -6,6 +6,7 @@ weights and after. With cpu a rehearsal, of which every process is on a CPU.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -163,7 +164,7 @@ class Tasks:
     def _lacking(self, way: Way) -> str:
         if not self._real or way.ranks == 1 or torch.cuda.device_count() >= len(way.devices):
             return ""
-        version = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+        version = _nccl_version()
         if version < SHARING_NCCL:
             return f"NCCL {'.'.join(map(str, version))} refuses ranks that share a GPU, and there are too few"
         return ""
@@ -174,7 +175,7 @@ class Tasks:
         ops: Ops = operators(config, found.config.dtype)[0]
         outlining: Callable[[], Ops] = getattr(ops, "outlining", lambda: ops)
         sizes = sizes_of(outlined(found.config, found.format, found.tensors, outlining()))
-        every = Placed(sizes, ("disk",) * SHAPE.num_hidden_layers)
+        every = Placed.all_on("disk", sizes)
         device = every.device_bytes + max(sizes.layers) * (tiers == "both")
         if not self._real:  # a CPU has one tier beside its memory
             return {"weights_memory_bytes": device + max(sizes.layers)}
@@ -195,11 +196,20 @@ class _Placed(Subprocesses):
 
 def _another(tensor: torch.Tensor, seed: torch.Generator) -> torch.Tensor:
     """Other values of the same kind; what is constant there stays."""
-    if tensor.dtype == torch.int32 and tensor.unique().numel() > 1:
+    if tensor.dtype == torch.int32 and not tensor.eq(tensor[0, 0]).all():
         return torch.randint(-(2**31), 2**31, tensor.shape, generator=seed).to(torch.int32)
     if tensor.dtype == torch.bfloat16 and tensor.ndim > 1:
         return torch.empty_like(tensor).normal_(0, 0.02, generator=seed)
     return tensor.clone()
+
+
+def _nccl_version() -> tuple[int, int]:
+    """Of the library that this process has: torch tells with which one it was built."""
+    found = ctypes.c_int()
+    library = ctypes.CDLL("libnccl.so.2", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+    if library.ncclGetVersion(ctypes.byref(found)):
+        raise EngineFault("NCCL does not tell its version")
+    return found.value // 10_000, found.value // 100 % 100
 
 
 def _answers_still() -> bool:

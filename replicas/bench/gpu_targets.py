@@ -72,14 +72,15 @@ def is_judged(metric: str, workload: Mapping[str, Any]) -> bool:
 
 
 def rank(metric: str, workload: Mapping[str, Any], model: bool) -> int:
-    """What is measured first: 0, what is judged of that model, and large or attention; 1, what else is judged; 2, rest.
+    """What is measured first: 0, what is judged of that model, and large, of one token, or attention; 1, what else is
+    judged; 2, rest.
 
     model  whether the model that the goals are about has such a layer
     """
     if not is_judged(metric, workload):
         return 2
     large = metric == "attention_decode" or TARGETS[0].of({"metric": metric, "workload": workload, "peer": ""})
-    return 0 if model and large else 1
+    return 0 if model and (large or workload.get("m") == 1) else 1
 
 
 def judge(rows: Sequence[Row], planned: Iterable[tuple[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:

@@ -21,6 +21,7 @@ from typing import Any
 
 from ..cores import usable_cores
 from .child import Child
+from .engine_gpu import about_device
 from .report import machine, row, versions
 from .shapes import SHAPES, write_dense, write_gptq
 
@@ -44,10 +45,13 @@ def run(
     formats: Sequence[str] = tuple(FORMATS),
     turns: int = 3,
     threads: int | None = None,
+    device: str = "cpu",
     folder: Path | None = None,
     progress: Progress = lambda _: None,
 ) -> dict[str, Any]:
     """Checkpoints of random weights are written to `folder` (None: the system's for temporary files), and go again.
+
+    device: "cpu", or a GPU, "cuda[:i]", whose libraries and context are part of every start.
 
     Raises ValueError for a shape or a format that is not known, EngineFault with the last words of a process.
     """
@@ -55,18 +59,18 @@ def run(
         raise ValueError(f"shape: {shape!r} is not known; expected one of {', '.join(SHAPES)}")
     if unknown := sorted({*formats} - {*FORMATS}):
         raise ValueError(f"format: {unknown[0]!r} is not known; expected {' or '.join(FORMATS)}")
-    before = machine()
+    before = {**machine(), **({} if device == "cpu" else about_device(device))}
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(dir=folder, prefix="motley-load-") as name:
         for format in formats:
             progress(f"writing {shape} in {format}")
             checkpoint = Path(name) / format
             FORMATS[format](SHAPES[shape], checkpoint)
-            bench = _Bench(checkpoint, Path(name) / "cache", threads or usable_cores(), progress)
+            bench = _Bench(checkpoint, Path(name) / "cache", threads or usable_cores(), device, progress)
             bench.prepare()
             for turn in range(turns):
                 bench.turn(f"{format}, turn {turn + 1} of {turns}", turn)
-            rows += bench.rows({"model": shape, "format": format})
+            rows += bench.rows({"model": shape, "format": format, "device": device})
     after = {"load_average_1min_after": machine()["load_average_1min"]}
     return {
         "bench": "load",
@@ -80,8 +84,9 @@ def run(
 class _Bench:
     """Of one checkpoint, whose cache of repacked weights is `cache`."""
 
-    def __init__(self, checkpoint: Path, cache: Path, threads: int, progress: Progress) -> None:
+    def __init__(self, checkpoint: Path, cache: Path, threads: int, device: str, progress: Progress) -> None:
         self._checkpoint, self._cache, self._threads, self._progress = checkpoint, cache, threads, progress
+        self._device = device
         self._samples: Samples = defaultdict(list)
         self._left = 0.0  # most of a file that was still in the page cache when it was to be cold
         # What transformers reads GPTQ with is another package, which is not at hand.
@@ -167,8 +172,9 @@ class _Bench:
         """Seconds from the process's start, as this one sees it."""
         began = _now()
         with Child(
-            CHILD, str(self._checkpoint), str(self._cache), str(self._threads), *asked, environment=_COMPILED
-        ) as child:
+            CHILD, str(self._checkpoint), str(self._cache), str(self._threads), self._device, *asked,
+            environment=_COMPILED,
+        ) as child:  # fmt: skip
             answer = child.read(_LIMIT_S)
         for what in ("imported", "loaded", "first token"):
             if what in answer:

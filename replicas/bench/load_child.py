@@ -1,4 +1,4 @@
-"""One start for `motley bench load`: `python -m …load_child CHECKPOINT CACHE THREADS WHAT [READER]`.
+"""One start for `motley bench load`: `python -m …load_child CHECKPOINT CACHE THREADS DEVICE WHAT [READER]`.
 
 Answers with one line: monotonic times of what it came to, and its peak memory; or bytes and seconds of reading.
 """
@@ -20,22 +20,25 @@ PROMPT = tuple(range(100, 116))
 _BLOCK = 4 << 20
 
 
-def main(checkpoint: Path, cache: Path, threads: int, what: str, reader: str = "") -> None:
+def main(checkpoint: Path, cache: Path, threads: int, device: str, what: str, reader: str = "") -> None:
     if what == "read":
         answer(_read(checkpoint, reader, threads))
         return
-    found = _transformers(checkpoint, threads) if what == "transformers" else _motley(checkpoint, cache, threads, what)
+    if what == "transformers":
+        found = _transformers(checkpoint, threads, device)
+    else:
+        found = _motley(checkpoint, cache, threads, device, what)
     found["MiB"] = max(found.get("MiB", 0), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
     answer(found)
 
 
-def _motley(checkpoint: Path, cache: Path, threads: int, what: str) -> dict[str, Any]:
+def _motley(checkpoint: Path, cache: Path, threads: int, device: str, what: str) -> dict[str, Any]:
     from ..collector import paused
     from ..early import ask_early
     from ..engine_config import EngineConfig
 
     kept = str(cache) if what == "second start" else "off"
-    config = EngineConfig(threads=threads, weights_cache=kept)
+    config = EngineConfig(device=device, threads=threads, weights_cache=kept)
     with paused():  # as in a replica
         ask_early(checkpoint, config)
         from ..build import build_engine
@@ -45,6 +48,10 @@ def _motley(checkpoint: Path, cache: Path, threads: int, what: str) -> dict[str,
 
         times = {"imported": time.monotonic()}
         built = build_engine(checkpoint, config)
+        if device != "cpu":
+            import torch
+
+            torch.cuda.synchronize()
         times["loaded"] = time.monotonic()
     built.core.add(1, Request("bench", PROMPT, SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, seed=0)))
     while built.core.busy:
@@ -57,15 +64,17 @@ def _motley(checkpoint: Path, cache: Path, threads: int, what: str) -> dict[str,
     return times
 
 
-def _transformers(checkpoint: Path, threads: int) -> dict[str, Any]:
+def _transformers(checkpoint: Path, threads: int, device: str) -> dict[str, Any]:
     import torch
     from transformers import AutoModelForCausalLM
 
     torch.set_num_threads(threads)
     times = {"imported": time.monotonic()}
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16)
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16).to(device)
+    if device != "cpu":
+        torch.cuda.synchronize()
     times["loaded"] = time.monotonic()
-    ids = torch.tensor([PROMPT])
+    ids = torch.tensor([PROMPT], device=device)
     with torch.inference_mode():
         model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=1, min_new_tokens=1)
     times["first token"] = time.monotonic()

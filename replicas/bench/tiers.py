@@ -1,5 +1,7 @@
 """`motley bench tiers`: a model with memory for a part of its weights, beside what was expected and the whole model.
 
+On a GPU twice: with all other layers in the host's memory, pinned, and with none of them there.
+
 Every side is a process of its own. What it says must be what the whole model says, token for token.
 """
 
@@ -14,6 +16,7 @@ from typing import Any
 from ..cores import usable_cores
 from ..errors import EngineFault
 from .child import Child
+from .engine_gpu import about_device
 from .load import FORMATS
 from .report import machine, row, versions
 from .shapes import SHAPES
@@ -35,10 +38,13 @@ def run(
     tokens: int = 48,
     turns: int = 3,
     threads: int | None = None,
+    device: str = "cpu",
     folder: Path | None = None,
     progress: Progress = lambda _: None,
 ) -> dict[str, Any]:
     """Random weights are written to `folder` (None: the system's for temporary files), and go again. share: of weights.
+
+    device: "cpu", "cuda" or "cuda:0".
 
     Raises ValueError for a shape or a format that is not known, EngineFault with the last words of a process, or where
     tokens differ.
@@ -47,15 +53,17 @@ def run(
         raise ValueError(f"shape: {shape!r} is not known; expected one of {', '.join(SHAPES)}")
     if unknown := sorted({*formats} - {*FORMATS}):
         raise ValueError(f"format: {unknown[0]!r} is not known; expected {' or '.join(FORMATS)}")
-    before, threads = machine(), threads or usable_cores()
+    before, threads = {**machine(), **({} if device == "cpu" else about_device(device))}, threads or usable_cores()
     rows: list[dict[str, Any]] = []
     for format in formats:
         with tempfile.TemporaryDirectory(dir=folder, prefix="motley-tiers-") as name:
             progress(f"writing {shape}, {format}")
             FORMATS[format](SHAPES[shape], Path(name) / "model")
             FORMATS[format](SHAPES["tiny"], Path(name) / "small")
-            bench = _Bench(Path(name), threads, tokens, progress)
-            rows += bench.rows({"shape": shape, "format": format, "threads": threads}, share, turns)
+            for rest in ("disk",) if device == "cpu" else ("host", "disk"):
+                bench = _Bench(Path(name), threads, tokens, device, rest, progress)
+                about = {"shape": shape, "format": format, "threads": threads, "device": device, "the rest on": rest}
+                rows += bench.rows(about, share, turns)
     after = {"load_average_1min_after": machine()["load_average_1min"]}
     return {
         "bench": "tiers",
@@ -67,18 +75,23 @@ def run(
 
 
 class _Bench:
-    """Of one checkpoint, `folder`/model. `folder`/small: one that shows what a process takes beside its weights."""
+    """Of one checkpoint, `folder`/model. `folder`/small: one that shows what a process takes beside its weights.
 
-    def __init__(self, folder: Path, threads: int, tokens: int, progress: Progress) -> None:
+    rest  where layers are that there is no room for
+    """
+
+    def __init__(self, folder: Path, threads: int, tokens: int, device: str, rest: str, progress: Progress) -> None:
         self._folder = folder
-        (folder / "cache").mkdir(mode=0o700)
+        (folder / "cache").mkdir(mode=0o700, exist_ok=True)
         self._threads, self._tokens, self._progress = threads, tokens, progress
+        self._device, self._rest = device, rest
 
     def rows(self, workload: dict[str, Any], share: float, turns: int) -> list[dict[str, Any]]:
         format = workload["format"]
         self._progress(f"{format}: all in memory")
         whole = [self._side(0)]
         budget = int(share * whole[0]["weights"])
+        on_gpu = self._device != "cpu"
         self._progress(f"{format}: first start: the file is written")
         first = self._side(budget)
         parts, reckoned = [], []
@@ -92,11 +105,13 @@ class _Bench:
                 raise EngineFault(f"tokens with weights in tiers differ: {part['ids']} and {whole[0]['ids']}")
         about = {
             **workload, "budget bytes": budget, "weights bytes": whole[0]["weights"],
-            "on disk": f"{first['on disk']} of {first['layers']} layers, and rows of the embedding",
+            "elsewhere": f"{first['gone']} of {first['layers']} layers{'' if on_gpu else ', rows of the embedding'}",
             "bytes a step": first["read"],
         }  # fmt: skip
         said = {**about, "same tokens": len(first["ids"]), "GB/s": _median(parts, "GB/s")}
         said["computing ms"] = 1e3 * _median(parts, "compute_s")
+        if on_gpu:
+            said["copied GB/s"] = _median(parts, "copied GB/s")
         rates = [_rate(part) for part in parts]
         decodes = []
         for peer, samples in (
@@ -107,9 +122,10 @@ class _Bench:
             turns_of_it = [mine / theirs for mine, theirs in zip(rates, samples, strict=True)]
             found = row("decode", said, "tokens/s", rates, peer=peer, peer_samples=samples)
             decodes.append(found | {"ratio of each turn": turns_of_it})
+        memory = "peak memory of the GPU" if on_gpu else "peak memory"
         return decodes + [
             row(
-                "peak memory", {**about, "start": start}, "MiB", [each["peak"] / 2**20 for each in sides],
+                memory, {**about, "start": start}, "MiB", [each["peak"] / 2**20 for each in sides],
                 peer=peer, peer_samples=samples, higher_is_better=False,
             )
             for start, sides in (("first", [first]), ("second", parts))
@@ -121,7 +137,7 @@ class _Bench:
 
     def _side(self, budget: int, what: str = "serve") -> dict[str, Any]:
         given = (self._threads, budget, self._tokens)
-        with Child(CHILD, str(self._folder), *map(str, given), what) as child:
+        with Child(CHILD, str(self._folder), *map(str, given), what, self._device, self._rest) as child:
             return child.read(_LIMIT_S)
 
 

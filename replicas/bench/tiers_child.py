@@ -1,8 +1,9 @@
-"""One side of `motley bench tiers`: `python -m …tiers_child FOLDER THREADS BUDGET TOKENS WHAT`.
+"""One side of `motley bench tiers`: `python -m …tiers_child FOLDER THREADS BUDGET TOKENS WHAT DEVICE REST`.
 
     serve  load it, with so much memory for weights (0: all), and decode
     fit    tell how fast that would be, as `motley fit` does
 
+REST: where layers that a GPU has no room for are, "host" or "disk"; those of a CPU are on disk.
 Answers with one line.
 """
 
@@ -11,10 +12,12 @@ from __future__ import annotations
 import re
 import sys
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ..engine_config import EngineConfig
 from .child import answer
 
 PROMPT = tuple(range(100, 116))
@@ -22,26 +25,58 @@ _KV_BYTES = 2**24
 _SKIPPED = 2  # steps before those that count
 
 
-def main(folder: Path, threads: int, budget: int, tokens: int, what: str) -> None:
-    answer(_fit(folder, threads, budget) if what == "fit" else _serve(folder, threads, budget, tokens))
+@dataclass(frozen=True)
+class Side:
+    folder: Path
+    threads: int
+    budget: int
+    tokens: int
+    device: str
+    rest: str
+
+    @property
+    def config(self) -> EngineConfig:
+        given: dict[str, Any] = {} if self.device != "cpu" else {"dtype": "bfloat16"}
+        return EngineConfig(
+            device=self.device, threads=self.threads, kv_memory_bytes=_KV_BYTES, max_batch_tokens=len(PROMPT),
+            max_running=1, weights_cache=str(self.folder / "cache") if self.budget else "off",
+            weights_memory_bytes=self.budget or None, weights_host_memory_bytes=self._host_bytes, **given,
+        )  # fmt: skip
+
+    @cached_property
+    def _host_bytes(self) -> int | None:
+        """Two buffers, if all goes by way of them."""
+        if not self.budget or self.device == "cpu" or self.rest == "host":
+            return None
+        import torch
+
+        from ..checkpoint import inspect_checkpoint
+        from ..fit import at_hand, outlined
+        from ..tiers.budget import sizes_of
+        from ..tiers.placed import Placed
+
+        found = inspect_checkpoint(self.folder / "model")
+        outline = outlined(found.config, found.format, found.tensors, at_hand(torch.device(self.device)).ops())
+        return Placed.all_on("disk", sizes_of(outline)).host_bytes
 
 
-def _serve(folder: Path, threads: int, budget: int, tokens: int) -> dict[str, Any]:
+def main(side: Side, what: str) -> None:
+    answer(_fit(side) if what == "fit" else _serve(side))
+
+
+def _serve(side: Side) -> dict[str, Any]:
     from ..build import build_engine
-    from ..engine_config import EngineConfig
     from ..protocol import Request
     from ..sampling_params import SamplingParams
-    from ..tiers.tier import Tier
 
-    config = EngineConfig(
-        dtype="bfloat16", threads=threads, kv_memory_bytes=_KV_BYTES, max_batch_tokens=len(PROMPT), max_running=1,
-        weights_cache=str(folder / "cache") if budget else "off", weights_memory_bytes=budget or None,
-    )  # fmt: skip
-    small = replace(config, weights_cache="off", weights_memory_bytes=None)
-    build_engine(folder / "small", small).close()  # code and libraries, which are no weights
-    before = _status("VmRSS")
-    built = build_engine(folder / "model", config)
-    params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, seed=0)
+    on_gpu = side.device != "cpu"
+    small = replace(side.config, weights_cache="off", weights_memory_bytes=None, weights_host_memory_bytes=None)
+    build_engine(side.folder / "small", small).close()  # code and libraries, which are no weights
+    before = _peak_of_gpu(reset=True) if on_gpu else _status("VmRSS")
+    built = build_engine(side.folder / "model", side.config)
+    if on_gpu:
+        built.warm_up()  # its graphs, where it has any
+    params = SamplingParams(temperature=0.0, max_tokens=side.tokens, ignore_eos=True, seed=0)
     built.core.add(1, Request("bench", PROMPT, params))
     ids: list[int] = []
     steps: list[float] = []
@@ -53,41 +88,62 @@ def _serve(folder: Path, threads: int, budget: int, tokens: int) -> dict[str, An
             ids += [token for delta in emission.message.deltas for token in delta.token_ids]
         steps.append(time.perf_counter() - began)
     found: dict[str, Any] = {
-        "ids": ids, "steps": steps[1 + _SKIPPED :], "peak": _status("VmHWM") - before,
+        "ids": ids, "steps": steps[1 + _SKIPPED :],
+        "peak": (_peak_of_gpu() if on_gpu else _status("VmHWM")) - before,
         "weights": built.weights.loaded.weight_bytes if built.weights is not None else 0,
     }  # fmt: skip
-    decoder = built.weights.loaded.decoder if built.weights is not None else None
-    if decoder is not None and isinstance(tier := decoder.tier, Tier) and (expected := tier.expected) is not None:
+    tier = built.weights.loaded.decoder.tier if built.weights is not None else None
+    if tier is not None and tier.expected is not None:
+        plan, expected = tier.plan, tier.expected
         found |= {
-            "layers": len(tier.plan.on_disk), "on disk": len(tier.plan.layers), "read": tier.plan.read_bytes,
+            "layers": len(plan.sizes.layers), "gone": len(plan.layers), "read": plan.read_bytes,
             "expected": expected.tokens_per_s, "GB/s": (expected.bytes_per_s or 0.0) / 1e9,
-            "compute_s": expected.compute_s,
+            "compute_s": expected.compute_s, "copied GB/s": (expected.copies_per_s or 0.0) / 1e9,
         }  # fmt: skip
     built.close()
     return found
 
 
-def _fit(folder: Path, threads: int, budget: int) -> dict[str, Any]:
+def _fit(side: Side) -> dict[str, Any]:
     import torch
 
     from ..build import operators
     from ..checkpoint import inspect_checkpoint
     from ..early import kept_file
-    from ..engine_config import EngineConfig
-    from ..fit import Asked, cpu, fit
-    from ..tiers.plan import Tiers
-    from ..tiers.speed import reckoned
+    from ..fit import Asked, at_hand, cpu, fit, outlined
+    from ..tiers.placed import Placed
+    from ..tiers.reckon import expected_on
+    from ..tiers.speed import disk_rate, largest_file, reckoned
 
-    torch.set_num_threads(threads)
-    config, inspected = EngineConfig(dtype="bfloat16"), inspect_checkpoint(folder / "model")
+    torch.set_num_threads(side.threads)
+    config, inspected = side.config, inspect_checkpoint(side.folder / "model")
 
     def ops() -> Any:
         return operators(config, inspected.config.dtype)[0]
 
-    tiers = fit(inspected, cpu(ops), Asked(len(PROMPT), 1, weights_memory_bytes=budget)).tiers
-    assert isinstance(tiers, Tiers), "it was served with this budget"
-    kept = kept_file(folder / "model", str(folder / "cache"))
+    place = cpu(ops) if side.device == "cpu" else at_hand(torch.device(side.device))
+    asked = Asked(
+        len(PROMPT), 1, weights_memory_bytes=side.budget, weights_host_memory_bytes=config.weights_host_memory_bytes
+    )  # fmt: skip
+    tiers = fit(inspected, place, asked).tiers
+    assert tiers is not None, "it was served with this budget"
+    kept = kept_file(side.folder / "model", str(side.folder / "cache"), (place.device and "cuda") or "cpu")
+    if isinstance(tiers, Placed):
+        assert place.device is not None
+        rate = disk_rate(kept or largest_file(inspected), max(tiers.sizes.layers)) if tiers.read_bytes else None
+        outline = outlined(inspected.config, inspected.format, inspected.tensors, place.ops())
+        return {"expected": expected_on(place.device, outline, tiers, rate).tokens_per_s}
     return {"expected": reckoned(inspected, ops(), tiers, kept).tokens_per_s}
+
+
+def _peak_of_gpu(*, reset: bool = False) -> int:
+    """Bytes that torch has had on it; with `reset` what it has now, from where the peak is counted."""
+    import torch
+
+    if reset:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    return torch.cuda.max_memory_allocated()
 
 
 def _status(name: str) -> int:
@@ -98,5 +154,6 @@ def _status(name: str) -> int:
 
 
 if __name__ == "__main__":
-    threads, budget, tokens = map(int, sys.argv[2:5])
-    main(Path(sys.argv[1]), threads, budget, tokens, sys.argv[5])
+    folder, *numbers, what, device, rest = sys.argv[1:]
+    threads, budget, tokens = map(int, numbers)
+    main(Side(Path(folder), threads, budget, tokens, device, rest), what)

@@ -33,6 +33,10 @@ class Placed:
     def __post_init__(self) -> None:
         assert len(self.where) == len(self.sizes.layers)
 
+    @classmethod
+    def all_on(cls, place: Where, sizes: Sizes) -> Placed:
+        return cls(sizes, (place,) * len(sizes.layers))
+
     def on(self, place: Where) -> tuple[int, ...]:
         """The layers that lie there."""
         return tuple(index for index, there in enumerate(self.where) if there == place)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from late_device import LateDevice, LateOps
+from safetensors.torch import load_file, save_file
 
 from motley.kernels import tune, tuning
 from motley.kernels.device_table import DEVICES
@@ -22,7 +23,7 @@ from motley.kernels.operation import Shape
 from motley.kernels.precision import policy_of
 from motley.kernels.registry import OPERATIONS, operation
 from motley.kernels.rig import Rig, stand_in
-from motley.replicas.bench import engine_gpu, gpu, gpu_engine, gpu_kernels, parts, tasks
+from motley.replicas.bench import engine_gpu, gpu, gpu_divided, gpu_divided_child, gpu_engine, gpu_kernels, parts, tasks
 from motley.replicas.bench.child import Child, ChildEnded, ChildSilent
 from motley.replicas.bench.engine_gpu import Cell, Group
 from motley.replicas.bench.gpu_targets import TARGETS, is_judged, judge, line
@@ -62,12 +63,15 @@ def test_every_part_is_rehearsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     tuned = found["tuning"]["rows"]
     assert {row["op"] for row in tuned} == set(gpu_kernels.REHEARSED)
     assert all(row["result"]["found"] and not row["result"]["excluded"] for row in tuned)
-    assert max(row["result"]["tried"] for row in tuned) == gpu_kernels.REHEARSED_CONFIGS
+    assert max(len(row["result"]["tried"]) for row in tuned) == gpu_kernels.REHEARSED_CONFIGS
     assert not (tmp_path / "tuned").exists(), "a stand-in's times are no measurement"
     measured = {row["metric"].partition(" ")[0] for row in found["kernels"]["rows"]}
     assert {"attention_decode", "rms_norm"} <= measured
     assert {row["source"] for row in found["kernels"]["rows"]} == {"rehearsal"}
     assert len(found["kernels"]["targets"]) == len(TARGETS)
+    divided = found["divided"]
+    assert len(divided["rows"]) == len(gpu_divided._REHEARSED)
+    assert all(row["right"] and {"old", "new"} <= row.keys() for row in divided["rows"])
     check_streams(found["streams"], tmp_path)
 
 
@@ -113,6 +117,23 @@ def test_graphs_are_compared_padded_with_steps_that_prefill_as_much(monkeypatch:
     assert all(rows < batch for batch, rows in launched)
     with_graphs, steps = prefilled.values()
     assert with_graphs[-len(steps) :] == steps
+
+
+def test_weights_that_are_not_those_asked_for_are_not_right(tmp_path: Path) -> None:
+    """Before the update, or after it; and an update that changes nothing."""
+    tasks = gpu_divided_child.Tasks(tmp_path, real=False)
+    tasks.write()
+    base, way = tmp_path / "bf16", gpu_divided_child.WAYS["layers on disk"]
+    settled = tasks.said("layers on disk", "bf16", 2)
+    assert settled["right"]
+    with tasks._divided(base / "new", way) as engine:
+        assert not tasks._compared(engine, base / "old", way, 2)["right"]
+    same = {name: tensor for name, tensor in load_file(base / "old" / "model.safetensors").items() if "norm" in name}
+    save_file(same, base / "update.safetensors")
+    stale = tasks.said("layers on disk", "bf16", 2)
+    assert stale["old"]["right"]
+    assert not stale["new"]["right"]
+    assert not stale["right"]
 
 
 def test_what_has_no_tensor_cores_is_rehearsed_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,13 +327,14 @@ def test_what_targets_and_goals_are_about_comes_first() -> None:
         tuned, measured = plan._to_tune(), plan._measured()
     large = {f"group=128 k={k} m={m} n={n}" for n, k in ((37_888, 3584), (3584, 18_944)) for m in (1, 2, 4, 8, 16)}
     int4 = tuned[operation("w4a16_gemm")]
-    assert {shape.key for shape in int4[:10]} == large
-    assert [shape["m"] for shape in int4[:2]] == [1, 1]
+    small = {f"group=128 k=3584 m=1 n={n}" for n in (4608, 3584)}
+    assert {shape.key for shape in int4[:12]} == large | small
+    assert [shape["m"] for shape in int4[:5]] == [1, 1, 1, 1, 2]
     attention = tuned[operation("attention_decode")][:12]
     assert all((shape["heads"], shape["dim"]) == (28, 128) for shape in attention)
     assert all(shape["context"] >= 2048 and shape["batch"] >= 8 for shape in attention)
-    first = {shape.key for _, _, shape in measured[:22]}
-    assert first == large | {shape.key for shape in attention}
+    first = {shape.key for _, _, shape in measured[:24]}
+    assert first == large | small | {shape.key for shape in attention}
     judged = [is_judged(each.name, dict(shape.fields)) for _, each, shape in measured]
     assert judged == sorted(judged, reverse=True)
     order = [stage.part for stage in gpu.STAGES if stage.first]

@@ -19,7 +19,9 @@ def gpu(
     op: Annotated[list[str] | None, typer.Option(help="Operator; may be repeated; default: all.")] = None,
     part: Annotated[
         list[str] | None,
-        typer.Option(help="checks, engine, divided, tuning, kernels or streams, which then has the time; default: all."),
+        typer.Option(
+            help="checks, engine, divided, tuning, kernels or streams, which then has the time; default: all."
+        ),
     ] = None,
     config: ConfigFile = None,
 ) -> None:

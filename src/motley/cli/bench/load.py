@@ -17,6 +17,7 @@ def load(
     format: options.DiskFormats = None,
     turns: Annotated[int, typer.Option(help="Of each side, cold and warm.", min=1)] = 3,
     threads: options.Threads = None,
+    device: options.Device = "cpu",
     folder: options.DiskFolder = None,
     out: options.BenchOut = None,
     as_json: options.Json = False,
@@ -37,5 +38,7 @@ def load(
 
     with doing("starting") as progress:
         formats = tuple(format or bench.FORMATS)
-        report = bench.run(shape=shape, formats=formats, turns=turns, threads=threads, folder=folder, progress=progress)
+        report = bench.run(
+            shape=shape, formats=formats, turns=turns, threads=threads, device=device, folder=folder, progress=progress
+        )
     tell(report, table, out, as_json=as_json)

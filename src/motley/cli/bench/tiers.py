@@ -19,6 +19,7 @@ def tiers(
     tokens: Annotated[int, typer.Option(help="To decode.", min=8)] = 48,
     turns: Annotated[int, typer.Option(help="Of each side.", min=1)] = 3,
     threads: options.Threads = None,
+    device: options.Device = "cpu",
     folder: options.DiskFolder = None,
     out: options.BenchOut = None,
     as_json: options.Json = False,
@@ -26,7 +27,8 @@ def tiers(
 ) -> None:
     """How fast a model decodes with memory for part of its weights, beside what was expected, and beside all of them.
 
-    The other layers are read from disk in every step. Tokens must be those of the whole model, or it fails.
+    The other layers are read from disk in every step, or copied to a GPU from the host's memory, and then from disk.
+    Tokens must be those of the whole model, or it fails.
 
     \b
     Examples:
@@ -39,7 +41,7 @@ def tiers(
     with doing("starting") as progress:
         formats = tuple(format or bench.FORMATS)
         report = bench.run(
-            shape=shape, formats=formats, share=share, tokens=tokens, turns=turns, threads=threads, folder=folder,
-            progress=progress,
+            shape=shape, formats=formats, share=share, tokens=tokens, turns=turns, threads=threads, device=device,
+            folder=folder, progress=progress,
         )  # fmt: skip
     tell(report, table, out, as_json=as_json)
