@@ -41,7 +41,7 @@ from .prefix.setup import geometry_of, identity_of, prefixes_of
 from .prefix.told import PrefixStats
 from .protocol import ModelInfo, ReplicaProfile, Request
 from .rates import Rates, measured
-from .runner import ModelRunner, Renewing, Warming
+from .runner import Capturing, ModelRunner, Renewing, Warming
 from .runners import runner_of
 from .sampling_params import SamplingParams
 from .scheduler import Scheduler
@@ -135,6 +135,8 @@ class BuiltEngine:
         self.core.scheduler.prefixes.close()
         if self.access is not None:
             self.access.store.close()
+        if isinstance(self.runner, Capturing):
+            self.runner.close()
         if self.group is not None:
             self.group.close()
         if self.weights is not None:

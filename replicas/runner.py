@@ -58,11 +58,15 @@ class Capturing(Runner, Protocol):
 
     capture_s  seconds that this has taken so far, up to now
     longest_s  of those that have ended; 0 before the first
+
+    close      lets go of what was recorded, when nothing is asked of it any more
     """
 
     def capture_s(self) -> float: ...
 
     def longest_s(self) -> float: ...
+
+    def close(self) -> None: ...
 
 
 @runtime_checkable

@@ -205,6 +205,10 @@ class DecodeGraphs:
             del self._replays[key]
         self._refused.clear()
 
+    def close(self) -> None:
+        """All of them, of which none may be on its way."""
+        self._replays.clear()
+
     def static(self, batch: int) -> Static:
         if batch not in self._static:
             self._static[batch] = Static(batch, self._accelerator)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import cast
 
 import torch
 
 from ...kernels.batch import StepBatch
+from ..errors import EngineLost
 from ..memory import MAX_GRAPHS, history_dtype
 from ..plan import UNKNOWN, SampleSpec, StepPlan, StepResult
 from ..runner import Holding, InParts, Model, prepare
@@ -133,6 +135,13 @@ class GpuRunner:
     def longest_s(self) -> float:
         """See `Capturing`."""
         return 0.0 if self.graphs is None else self.graphs.longest_s()
+
+    def close(self) -> None:
+        """See `Capturing`. Graphs go before what their exchanges were made by, which waits for them: see meeting.py."""
+        if self.graphs is not None:
+            with suppress(EngineLost, RuntimeError):  # whoever was waited for may be why it is closed
+                self._accelerator.mark().wait()
+            self.graphs.close()
 
     def warm_up(self, within_s: float, *, penalised: bool = False) -> str:
         """See `Warming`: capture what decode will be met in, as far as graphs are kept; of the newest weights.

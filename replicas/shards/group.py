@@ -380,7 +380,7 @@ class Group:
         """No step comes to an end any more."""
         for follower in self._followers:
             follower.kill()
-        self._give_up()  # of NCCL it may wait for the device, which waits for them
+        self._give_up()
 
     def close(self) -> None:
         if not self._closed:
@@ -454,7 +454,7 @@ class Group:
         for follower in self._followers:
             follower.says_no_more()
         if self._exchange is not None:
-            self._exchange.abort()  # the last: NCCL's waits for the device
+            self._exchange.abort()
 
     def _block_bytes(self, ops: Ops) -> list[int]:
         return [sum(part.nbytes for part in share.block(ops, self._config.head_dim)) for share in self.shares]

@@ -7,7 +7,9 @@ port of the first process's address, and for them as for what they exchange: on 
 
 from __future__ import annotations
 
+import atexit
 import functools
+import logging
 import os
 import secrets
 import socket
@@ -21,12 +23,15 @@ from torch._C._distributed_c10d import FileStore, PrefixStore, ProcessGroupGloo,
 
 from .collective import Collectives
 
-__all__ = ["Meeting", "join", "store_of", "while_others_live"]
+__all__ = ["Meeting", "Unwaiting", "join", "store_of", "while_others_live"]
+
+log = logging.getLogger(__name__)
 
 # That a rank is waited for in an exchange. On a GPU one compiles kernels meanwhile, and whether it lives at all is told
 # by other means (beats.py).
 CPU_TIMEOUT = timedelta(seconds=30)
 GPU_TIMEOUT = timedelta(minutes=10)
+_GIVE_UP_S = 2.0
 
 Address = tuple[str, int]
 
@@ -109,8 +114,31 @@ def _nccl(meeting: Store, rank: int, size: int, device: torch.device) -> Collect
     first = torch.zeros(1, device=device)
     group.allreduce([first]).wait()
     torch.cuda.synchronize(device)
-    joined: Collectives = group
+    joined: Collectives = Unwaiting(group)
     return joined
+
+
+class Unwaiting:
+    """A process group of NCCL's, whose `abort` returns at once.
+
+    NCCL tells its kernels to end, and then waits until every CUDA graph is gone that has one of them: for ever, where
+    whoever gives up is to let go of the graphs after that, and in a thread that others wait for.
+    """
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        self.allreduce, self.allgather, self.broadcast = group.allreduce, group.allgather, group.broadcast
+
+    def abort(self) -> None:
+        giving_up = threading.Thread(target=self._abort, name="gives up NCCL", daemon=True)
+        giving_up.start()
+        atexit.register(giving_up.join, _GIVE_UP_S)  # libraries are not taken down under it, where it comes to its end
+
+    def _abort(self) -> None:
+        try:
+            self._group.abort()
+        except RuntimeError as error:
+            log.warning("NCCL could not be given up: %s", error)
 
 
 def _own_address(other: str) -> str:

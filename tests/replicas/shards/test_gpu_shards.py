@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import weakref
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, replace
@@ -27,6 +28,7 @@ from motley.replicas.decoder import Decoder
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.errors import EngineLost, InvalidRequest
 from motley.replicas.fit import cpu, known
+from motley.replicas.gpu.runner import GpuRunner
 from motley.replicas.plan import PlanItem, StepPlan
 from motley.replicas.protocol import Pooling, Request, SamplingParams
 from motley.replicas.runner import prepare
@@ -167,6 +169,29 @@ def test_graphs_are_all_ranks_and_steps_are_planned_ahead(folder: Path, monkeypa
         assert [set(fields) for fields in told[1:]] == [{"replay"}] * 29
     finally:
         made.close()
+
+
+def test_graphs_go_before_the_exchange_that_they_have(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL waits for them, and for ever if that is the other way round."""
+    left: list[int] = []
+    abort = LateExchange.abort
+    made = built(folder, **RANKS)
+    try:
+        drive(made.core, [request([1, 2, 3])])
+        assert isinstance(made.runner, GpuRunner)
+        assert made.runner.graphs is not None
+        graphs = [weakref.ref(launch) for launch in made.runner.graphs._replays.values()]
+        assert graphs
+
+        def given_up(exchange: LateExchange) -> None:
+            left.append(sum(graph() is not None for graph in graphs))
+            abort(exchange)
+
+        monkeypatch.setattr(LateExchange, "abort", given_up)
+    finally:
+        made.close()
+    assert left
+    assert not any(left)
 
 
 def to_its_end(made: BuiltEngine) -> None:

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
 from contextlib import ExitStack
 from pathlib import Path
 
-from motley.replicas.shards.meeting import Meeting, store_of
+import pytest
+import torch
+
+from motley.kernels.cpu.exchange import RankLost
+from motley.replicas.shards.collective import CollectiveExchange
+from motley.replicas.shards.meeting import Meeting, Unwaiting, store_of
 
 CONTENTS = b"weights, of which nothing may change"
 
@@ -26,6 +32,30 @@ def test_a_store_that_goes_late_writes_to_no_file_that_was_opened_meanwhile(tmp_
         del store, meeting
         gc.collect()
     assert {file.read_bytes() for file in files} == {CONTENTS}
+
+
+class Stuck:
+    """As NCCL's group is, whose `abort` waits for graphs."""
+
+    allreduce = allgather = broadcast = None
+
+    def __init__(self) -> None:
+        self.asked, self.graphs_are_gone = threading.Event(), threading.Event()
+
+    def abort(self) -> None:
+        self.asked.set()
+        assert self.graphs_are_gone.wait(60)
+
+
+def test_giving_up_waits_for_no_graph() -> None:
+    """Which may be let go of by the very thread that gives up."""
+    stuck = Stuck()
+    exchange = CollectiveExchange(Unwaiting(stuck))
+    exchange.abort()
+    assert stuck.asked.wait(60)
+    with pytest.raises(RankLost):
+        exchange.sum(torch.ones(1))
+    stuck.graphs_are_gone.set()
 
 
 def test_meetings_of_one_process_know_nothing_of_each_other() -> None:
