@@ -88,12 +88,12 @@ class Child:
         self._process.wait()
         raise ChildEnded(f"the process {self._name} of the measurement ended: {self.said() or 'without a word'}")
 
-    def said(self) -> str:
+    def said(self, chars: int = SAID_CHARS) -> str:
         """The end of what it has written to stderr."""
         file = self._said.fileno()
-        begin = max(0, os.fstat(file).st_size - 4 * SAID_CHARS)
-        end = os.pread(file, 4 * SAID_CHARS, begin)  # leaves the place where the child writes
-        return " ".join(end.decode(errors="replace").split())[-SAID_CHARS:]
+        begin = max(0, os.fstat(file).st_size - 4 * chars)
+        end = os.pread(file, 4 * chars, begin)  # leaves the place where the child writes
+        return " ".join(end.decode(errors="replace").split())[-chars:]
 
     def _line(self, until: float | None) -> bytes | None:
         assert self._process.stdout is not None

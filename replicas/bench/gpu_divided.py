@@ -29,6 +29,7 @@ _REHEARSED = [("layers on disk", "bf16"), ("stages", "gptq-int4"), ("ranks", "gp
 _TOKENS, _REHEARSED_TOKENS = 24, 4
 _AT_A_TIME = 4  # of 16 cores, and of a GPU's memory a little
 _LIMIT_S = 120.0
+_TOLD_S = 10.0  # before that, one that hangs tells where
 
 
 class Divided:
@@ -52,10 +53,11 @@ class Divided:
                 if part.over:
                     return which, None
                 way, format = which
-                tokens = _TOKENS if self._real else _REHEARSED_TOKENS
+                tokens, limit_s = _TOKENS if self._real else _REHEARSED_TOKENS, min(_LIMIT_S, part.left())
                 with self._process(folder) as process:
                     told = process.ask(
-                        "said", _LIMIT_S, left_s=part.left(), way=way, format=format, max_tokens=tokens
+                        "said", _LIMIT_S, left_s=part.left(), way=way, format=format, max_tokens=tokens,
+                        within_s=limit_s - _TOLD_S,
                     )  # fmt: skip
                 return which, {"way": way, "format": format, **told.pop("result", {}), **told}
 

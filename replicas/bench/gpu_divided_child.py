@@ -7,6 +7,7 @@ weights and after. With cpu a rehearsal, of which every process is on a CPU.
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -97,14 +98,19 @@ class Tasks:
             save_file(new, base / "update.safetensors")
             save_file({**weights, **new}, base / "new" / "model.safetensors", metadata={"format": "pt"})
 
-    def said(self, way: str, format: str, max_tokens: int) -> dict[str, Any]:
-        """What differs, and whether that is right; or "skipped", and why."""
+    def said(self, way: str, format: str, max_tokens: int, within_s: float) -> dict[str, Any]:
+        """What differs, and whether that is right; or "skipped", and why.
+
+        within_s  after so long stderr tells where it hangs
+        """
         held = WAYS[way]
         if why := self._lacking(held):
             return {"skipped": why}
         base = self._folder / format
         found: dict[str, Any] = {}
         with ExitStack() as stack:
+            faulthandler.dump_traceback_later(max(1.0, within_s))
+            stack.callback(faulthandler.cancel_dump_traceback_later)
             engine = stack.enter_context(self._divided(base / "old", held))
             choices = engine.choices
             named = ("weights", "stages", "ranks", "graphs")

@@ -21,6 +21,7 @@ TASK_S = 60.0  # what takes longer hangs
 START_S = 180.0  # of a process that imports torch and Triton on a busy machine
 LEAST_S = 10.0  # what is begun may take: a process ended for time costs more
 _TRACE_CHARS = 3000
+_SAID_CHARS = 6000
 
 
 class Tasks(Protocol):
@@ -83,6 +84,8 @@ class TaskProcess:
     def ask(self, do: str, limit_s: float | None = None, *, left_s: float | None = None, **task: Any) -> dict[str, Any]:
         """{"result": ...} or {"error": ...}, whatever a kernel does. Raises ChildEnded when no process starts.
 
+        said  beside an error, if the process was lost: the end of what it has written to stderr
+
         limit_s  None: TASK_S
         left_s   until the time is over of which this is a part: it ends by then, or after LEAST_S, its start included
         """
@@ -99,8 +102,9 @@ class TaskProcess:
             self._child.write({"do": do, **task})
             told = self._child.read(max(1.0, limit_s))
         except (ChildSilent, ChildEnded) as error:
+            said = self._child.said(_SAID_CHARS)
             self.end()
-            return {"error": error.message}
+            return {"error": error.message, "said": said}
         if not told.pop("usable"):
             self.end()
         return told

@@ -124,13 +124,13 @@ def test_weights_that_are_not_those_asked_for_are_not_right(tmp_path: Path) -> N
     tasks = gpu_divided_child.Tasks(tmp_path, real=False)
     tasks.write()
     base, way = tmp_path / "bf16", gpu_divided_child.WAYS["layers on disk"]
-    settled = tasks.said("layers on disk", "bf16", 2)
+    settled = tasks.said("layers on disk", "bf16", 2, 60.0)
     assert settled["right"]
     with tasks._divided(base / "new", way) as engine:
         assert not tasks._compared(engine, base / "old", way, 2)["right"]
     same = {name: tensor for name, tensor in load_file(base / "old" / "model.safetensors").items() if "norm" in name}
     save_file(same, base / "update.safetensors")
-    stale = tasks.said("layers on disk", "bf16", 2)
+    stale = tasks.said("layers on disk", "bf16", 2, 60.0)
     assert stale["old"]["right"]
     assert not stale["new"]["right"]
     assert not stale["right"]
