@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+from .launching import Launch, launch_of
 
 Constant = int | float | bool | str | tuple[str, ...] | None
 
@@ -58,6 +60,7 @@ class Variant:
     constants: tuple[tuple[str, Constant], ...]
     config: Config
     aligned: tuple[str, ...] = ()
+    _launches: dict[int, Launch] = field(default_factory=dict, compare=False, repr=False)  # by device
 
     @property
     def all_constants(self) -> dict[str, Constant]:
@@ -74,5 +77,15 @@ class Variant:
         """Arguments in the order of `types`, and of these types.
 
         Also where the kernel reads none: Triton looks compiled kernels up by them, and would compile anew.
+
+        Once Triton has compiled and launched it, it is launched without asking Triton again what to launch: that takes
+        the host several times as long as the launch.
         """
-        self.function[grid](*arguments, **self.all_constants, **self.options)
+        device = arguments[0].get_device()
+        if (known := self._launches.get(device)) is not None and known.fits(arguments):
+            known(grid, arguments)
+            return
+        constants = self.all_constants
+        compiled = self.function[grid](*arguments, **constants, **self.options)
+        if (launch := launch_of(self.function, compiled, constants, arguments)) is not None:
+            self._launches[device] = launch

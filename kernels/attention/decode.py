@@ -25,6 +25,7 @@ import triton
 import triton.language as tl
 
 from ..kv_cache import KvCache
+from ..launching import cdiv, remembered
 from ..variant import Config, Constant, Variant
 from .common import FLOOR, LOG2_E, TABLES, Heads, aligned, cache_arguments, cells, tile
 
@@ -211,17 +212,20 @@ def _variant(name: str, kernel: object, heads: Heads, config: Config, **constant
     return Variant(name, kernel, tuple(types.items()), fixed, config.without("SPLITS"), aligned(types))
 
 
+@remembered
 def packed_variant(heads: Heads, config: Config) -> Variant:
     """config: BLOCK tokens a step, SPLITS, WIDE: products of fp32 (always for q in fp32, never on tensor cores)."""
-    shift, parts = heads.shift(config["WIDE"]), triton.cdiv(heads.group, _PACKED_ROWS)
+    shift, parts = heads.shift(config["WIDE"]), cdiv(heads.group, _PACKED_ROWS)
     return _variant("attention_decode_packed", _packed, heads, config, SHIFT=shift, PARTS=parts, ROWS=_PACKED_ROWS)
 
 
+@remembered
 def per_head_variant(heads: Heads, config: Config) -> Variant:
     """config: HEADS of a program, a divisor of the group; ROWS of a tile, UNROLL tiles a step, SPLITS."""
     return _variant("attention_decode_heads", _per_head, heads, config)
 
 
+@remembered
 def reduce_variant(heads: Heads, config: Config) -> Variant:
     """config: that of the kernel before it."""
     types = {
@@ -248,11 +252,11 @@ def _step(config: Config) -> int:
 
 def grids(kernel: Kernel, heads: Heads, config: Config, num_sequences: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Of the kernel, and of the one that puts its splits together."""
-    packed = heads.kv_heads * triton.cdiv(heads.group, _PACKED_ROWS)
+    packed = heads.kv_heads * cdiv(heads.group, _PACKED_ROWS)
     programs = packed if kernel == "packed GQA" else heads.heads // config["HEADS"]
     return (
         (programs, config["SPLITS"], num_sequences),
-        (heads.heads, triton.cdiv(heads.head_dim, _COLUMNS), num_sequences),
+        (heads.heads, cdiv(heads.head_dim, _COLUMNS), num_sequences),
     )
 
 

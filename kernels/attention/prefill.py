@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 
 from ..kv_cache import KvCache
+from ..launching import cdiv, remembered
 from ..variant import Config, Variant
 from .common import FLOOR, LOG2_E, TABLES, Heads, aligned, cache_arguments, tile
 
@@ -78,6 +79,7 @@ def _prefill(
     tl.store(out + place, mean.to(out.dtype.element_ty), used)
 
 
+@remembered
 def prefill_variant(heads: Heads, config: Config) -> Variant:
     """config: ROWS of a program, BLOCK tokens of KV a step, WIDE: products of fp32 (for q in fp32, and below 8.0)."""
     types = {
@@ -94,7 +96,7 @@ def prefill_variant(heads: Heads, config: Config) -> Variant:
 
 def grid(heads: Heads, config: Config, num_sequences: int, max_new: int) -> tuple[int, ...]:
     parts = _parts(heads, config)
-    return triton.cdiv(max_new, config["ROWS"] * parts // heads.group), heads.kv_heads * parts, num_sequences
+    return cdiv(max_new, config["ROWS"] * parts // heads.group), heads.kv_heads * parts, num_sequences
 
 
 def _parts(heads: Heads, config: Config) -> int:

@@ -179,9 +179,11 @@ class GpuOps:
         if decodes:
             context = rounded(max(batch.context_lens[:decodes]), SHORTEST_CONTEXT)
             config = self._configs.of("attention_decode", batch=rounded(decodes), context=context, **sizes)
+            parts: tuple[torch.Tensor, ...] = q, tables, here.context_lens, out
+            if decodes < batch.num_sequences:
+                parts = tuple(part[:decodes] for part in parts)
             decode_attention(
-                q[:decodes], kv, tables[:decodes], here.context_lens[:decodes], scale, window,
-                self._rig.policy.attention, config, out[:decodes],
+                parts[0], kv, parts[1], parts[2], scale, window, self._rig.policy.attention, config, parts[3]
             )  # fmt: skip
         if decodes < batch.num_sequences:
             context = rounded(max(batch.context_lens[decodes:]), SHORTEST_CONTEXT)

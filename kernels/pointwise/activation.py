@@ -16,6 +16,7 @@ import triton.language as tl
 
 from .. import reference
 from ..dtypes import rounding, smallest, type_name
+from ..launching import cdiv, remembered
 from ..model_shapes import MODELS
 from ..operation import Launch, Problem, Shape
 from ..precision import PrecisionPolicy
@@ -38,6 +39,7 @@ def _silu_mul(gate_up, out, width, BLOCK: tl.constexpr):
     tl.store(out + row * width + column, result.to(out.dtype.element_ty), inside)
 
 
+@remembered
 def silu_mul_variant(dtype: str, width: int, config: Config) -> Variant:
     """`dtype`: of x and the result, in Triton's words; `width`: I. config: BLOCK columns, a power of two."""
     types = {"gate_up": f"*{dtype}", "out": f"*{dtype}", "width": "i32"}
@@ -51,7 +53,7 @@ def silu_mul(gate_up: torch.Tensor, config: Config) -> torch.Tensor:
     num_tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((num_tokens, width), dtype=gate_up.dtype, device=gate_up.device)
     if out.numel():
-        grid = (num_tokens, triton.cdiv(width, config["BLOCK"]))
+        grid = (num_tokens, cdiv(width, config["BLOCK"]))
         silu_mul_variant(type_name(gate_up), width, config).launch(grid, gate_up, out, width)
     return out
 
@@ -89,7 +91,7 @@ class SiluMul(Pointwise):
         return tuple(Config.of(warps, BLOCK=block) for block, warps in cuts)
 
     def launches(self, policy: PrecisionPolicy, shape: Shape, config: Config) -> tuple[Launch, ...]:
-        grid = (shape["t"], triton.cdiv(shape["n"], config["BLOCK"]))
+        grid = (shape["t"], cdiv(shape["n"], config["BLOCK"]))
         return (Launch(silu_mul_variant(storage(policy)[1], shape["n"], config), grid),)
 
     def work(self, policy: PrecisionPolicy, shape: Shape) -> Op:

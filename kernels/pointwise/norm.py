@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 
 from ..dtypes import type_name
+from ..launching import cdiv, remembered
 from ..variant import Config, Variant
 
 __all__ = ["MAX_COLUMNS", "add_rms_norm", "norm_variant", "rms_norm", "short_norm_variant"]
@@ -93,6 +94,7 @@ def _short_norm(
     tl.store(out + row.to(tl.int64) * N + column, normed.to(out.dtype.element_ty), inside)
 
 
+@remembered
 def norm_variant(dtype: str, weight: str, num_columns: int, config: Config, *, add: bool) -> Variant:
     """`dtype`, `weight`: of x and the results, and of the weight, in Triton's words.
 
@@ -107,6 +109,7 @@ def norm_variant(dtype: str, weight: str, num_columns: int, config: Config, *, a
     return Variant(name, _norm, tuple(types.items()), constants, config, _aligned(types, num_columns, "outer_stride"))
 
 
+@remembered
 def short_norm_variant(dtype: str, weight: str, num_columns: int, config: Config) -> Variant:
     """As `norm_variant`. config: ROWS of x for a program."""
     types = {
@@ -149,7 +152,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, config: Config) 
     if "ROWS" in dict(config.constants):
         variant = short_norm_variant(type_name(x), type_name(weight), num_columns, config)
         inner_stride = x.stride(1) if x.dim() == 3 else num_columns
-        grid = (triton.cdiv(num_rows, config["ROWS"]),)
+        grid = (cdiv(num_rows, config["ROWS"]),)
         variant.launch(grid, x, weight, out, num_rows, inner, outer_stride, inner_stride, eps)
         return out
     if x.dim() == 3:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import triton
 
 from .. import reference
 from ..dtypes import rounding, smallest
+from ..launching import cdiv
 from ..model_shapes import MODELS
 from ..operation import Launch, Problem, Shape
 from ..precision import PrecisionPolicy
@@ -123,7 +123,7 @@ class HeadNorm(Pointwise):
 
     def launches(self, policy: PrecisionPolicy, shape: Shape, config: Config) -> tuple[Launch, ...]:
         word = storage(policy)[1]
-        grid = (triton.cdiv(shape["t"] * shape["h"], config["ROWS"]),)
+        grid = (cdiv(shape["t"] * shape["h"], config["ROWS"]),)
         return (Launch(short_norm_variant(word, word, shape["d"], config), grid),)
 
     def work(self, policy: PrecisionPolicy, shape: Shape) -> Op:

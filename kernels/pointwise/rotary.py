@@ -21,6 +21,7 @@ import triton.language as tl
 
 from ..dtypes import type_name
 from ..kv_cache import BLOCK_TOKENS, KvCache
+from ..launching import cdiv, remembered
 from ..variant import Config, Variant
 
 __all__ = ["rotary", "rotary_variant", "rotary_write", "write_kv", "write_variant"]
@@ -134,6 +135,7 @@ def _write(
                 _store(data, value_vector * D, v_first, v_second, D, HALF, known)
 
 
+@remembered
 def rotary_variant(dtype: str, head_dim: int, config: Config) -> Variant:
     """`dtype`: of x and the result, in Triton's words. config: HEADS of a token for a program, a power of two."""
     types = {
@@ -143,6 +145,7 @@ def rotary_variant(dtype: str, head_dim: int, config: Config) -> Variant:
     return Variant("rotary", _rotate, tuple(types.items()), _halved(head_dim), config, aligned)
 
 
+@remembered
 def write_variant(dtype: str, cache: str, head_dim: int, config: Config, *, rotate: bool) -> Variant:
     """Likewise; `cache`: of the cache."""
     types = {
@@ -177,7 +180,7 @@ def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, config: Conf
     num_tokens, heads, head_dim = x.shape
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if num_tokens:
-        grid = (num_tokens, triton.cdiv(heads, config["HEADS"]))
+        grid = (num_tokens, cdiv(heads, config["HEADS"]))
         rotary_variant(type_name(x), head_dim, config).launch(grid, x, cos, sin, out, heads, x.stride(0))
     return out
 
@@ -229,7 +232,7 @@ def _launch_write(
     each = config["HEADS"]
     variant = write_variant(type_name(k), type_name(cache.data), head_dim, config, rotate=rotate)
     scales = slots.view(torch.float32) if cache.scales is None else cache.scales  # any pointer, where none is read
-    grid = (num_tokens, triton.cdiv(heads, each) + triton.cdiv(kv_heads, each))
+    grid = (num_tokens, cdiv(heads, each) + cdiv(kv_heads, each))
     variant.launch(
         grid, q, k, v, cos, sin, out, slots, cache.data, scales, heads, kv_heads, cache.data.shape[1],
         q.stride(0), k.stride(0), v.stride(0),

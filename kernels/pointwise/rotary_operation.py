@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import triton
 
 from .. import reference
 from ..dtypes import rounding, smallest
 from ..kv_cache import BLOCK_TOKENS, KvCache
+from ..launching import cdiv
 from ..model_shapes import MODELS
 from ..operation import Launch, Problem, Shape
 from ..precision import PrecisionPolicy
@@ -49,7 +49,7 @@ class Inputs:
         joined = scale * torch.randn(tokens, heads + 2 * kv_heads, dim, generator=source, device=device)
         q, k, v = torch.split(joined.to(dtype), [heads, kv_heads, kv_heads], dim=1)
         angles = torch.rand(tokens, dim // 2, generator=source, device=device) * 6.3
-        blocks = triton.cdiv(tokens, BLOCK_TOKENS) + 1
+        blocks = cdiv(tokens, BLOCK_TOKENS) + 1
         slots = torch.randperm(blocks * BLOCK_TOKENS, generator=source, device=device)[:tokens]
         cache = KvCache.allocate(blocks, kv_heads, dim, kept, device)
         return cls(q, k, v, angles.cos(), angles.sin(), cache, slots)
@@ -145,7 +145,7 @@ class Rotary(Pointwise):
     def launches(self, policy: PrecisionPolicy, shape: Shape, config: Config) -> tuple[Launch, ...]:
         word, each = storage(policy)[1], config["HEADS"]
         tokens, heads, kv_heads, dim = sizes(shape, "t", "h", "kh", "d")
-        parts = triton.cdiv(heads, each), triton.cdiv(kv_heads, each)
+        parts = cdiv(heads, each), cdiv(kv_heads, each)
         if not self.writes:
             variant = rotary_variant(word, dim, config)
             return tuple(Launch(variant, (tokens, part)) for part in parts)

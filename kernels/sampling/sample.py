@@ -28,6 +28,7 @@ from dataclasses import dataclass
 import torch
 import triton
 
+from ..launching import remembered
 from ..variant import Config, Variant
 from . import kernels
 
@@ -124,6 +125,7 @@ _TYPES = {
 }  # fmt: skip
 
 
+@remembered
 def _variant(name: str, cut: Cut, config: Config, **constants: int | bool) -> Variant:
     function = getattr(kernels, name)
     types = tuple((argument, _TYPES[argument]) for argument in function.arg_names if argument in _TYPES)
@@ -138,6 +140,7 @@ def _variant(name: str, cut: Cut, config: Config, **constants: int | bool) -> Va
     )
 
 
+@remembered
 def penalty_variant(vocabulary: int, config: Config, history: torch.dtype) -> Variant:
     """What `penalised` launches."""
     cut = Cut.of(vocabulary, config)

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from ..dtypes import type_name
+from ..launching import cdiv, remembered
 from ..variant import Config, Variant
 from .packed import PackedInt4
 
@@ -33,6 +34,7 @@ def _dequantize(words, scales, zeros, out, N, K, GROUP: tl.constexpr, ROWS: tl.c
         tl.store(out + at, (scale * (code - zero)).to(out.dtype.element_ty), known)
 
 
+@remembered
 def dequantize_variant(dtype: str, group_size: int, config: Config, *, scales: str) -> Variant:
     """To `dtype`. config: ROWS of a program."""
     types = {
@@ -43,7 +45,7 @@ def dequantize_variant(dtype: str, group_size: int, config: Config, *, scales: s
 
 
 def dequantize_grid(num_rows: int, num_columns: int, config: Config) -> tuple[int, int]:
-    return triton.cdiv(num_rows, config["ROWS"]), num_columns // 128
+    return cdiv(num_rows, config["ROWS"]), num_columns // 128
 
 
 def dequantize(weight: PackedInt4, dtype: torch.dtype, config: Config) -> torch.Tensor:

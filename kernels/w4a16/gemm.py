@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 
 from ..dtypes import type_name
+from ..launching import cdiv, remembered
 from ..precision import GEMM_ROWS
 from ..split_k import adding_grid, adding_variant
 from ..variant import Config, Constant, Variant
@@ -105,6 +106,7 @@ def _gemm(
     tl.store(at_out, total.to(out.dtype.element_ty), (tokens < M)[None, :] & (rows < N)[:, None])
 
 
+@remembered
 def gemm_variants(
     dtype: str, group_size: int, config: Config, *, scales: str, bias: str | None, ptx: bool
 ) -> tuple[Variant, ...]:
@@ -131,7 +133,7 @@ def gemm_variants(
 
 def gemm_grids(num_tokens: int, num_rows: int, config: Config) -> tuple[tuple[int, ...], ...]:
     """Of the variants, in their order."""
-    blocks = triton.cdiv(num_rows, config["BLOCK_N"]), triton.cdiv(num_tokens, config["BLOCK_M"]), config["SPLITS"]
+    blocks = cdiv(num_rows, config["BLOCK_N"]), cdiv(num_tokens, config["BLOCK_M"]), config["SPLITS"]
     return blocks, adding_grid(num_tokens, num_rows)
 
 

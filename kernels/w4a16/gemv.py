@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 
 from ..dtypes import type_name
+from ..launching import cdiv, remembered
 from ..precision import GEMV_ROWS
 from ..variant import Config, Variant
 from .packed import PackedInt4
@@ -118,6 +119,7 @@ def _gemv(
             tl.store(at_out, result.to(out.dtype.element_ty), (this < N) & (token + m + 0 * this < T))
 
 
+@remembered
 def gemv_variant(
     dtype: str, num_tokens: int, group_size: int, config: Config, *, scales: str, bias: str | None, half: bool = False
 ) -> Variant:
@@ -149,8 +151,8 @@ def tokens_at_once(num_tokens: int) -> int:
 
 
 def gemv_grid(num_tokens: int, num_rows: int, config: Config) -> tuple[int, int]:
-    lots = triton.cdiv(num_tokens, tokens_at_once(num_tokens))
-    return triton.cdiv(num_rows, config["ROWS"] * config["REPEAT"]), lots
+    lots = cdiv(num_tokens, tokens_at_once(num_tokens))
+    return cdiv(num_rows, config["ROWS"] * config["REPEAT"]), lots
 
 
 def gemv(x: torch.Tensor, weight: PackedInt4, config: Config, *, half: bool = False) -> torch.Tensor:

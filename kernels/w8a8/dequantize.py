@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 
 from ..dtypes import TORCH, type_name
+from ..launching import cdiv, remembered
 from ..model_shapes import MODELS
 from ..operation import Launch, Problem, Shape
 from ..precision import PrecisionPolicy
@@ -60,6 +61,7 @@ def _dequantize(
         tl.store(out + at, (scale * small_to_float(code)).to(out.dtype.element_ty), known)
 
 
+@remembered
 def dequantize_variant(dtype: str, group: int, config: Config, *, scales: str, zeros: bool) -> Variant:
     """To `dtype`. config: WORDS of a program, no more than a group has."""
     types = {
@@ -72,7 +74,7 @@ def dequantize_variant(dtype: str, group: int, config: Config, *, scales: str, z
 
 
 def dequantize_grid(num_rows: int, num_columns: int, config: Config) -> tuple[int, int]:
-    return triton.cdiv(num_rows, PANEL), triton.cdiv(num_columns // 4, config["WORDS"])
+    return cdiv(num_rows, PANEL), cdiv(num_columns // 4, config["WORDS"])
 
 
 def dequantize(weight: PanelsInt8, dtype: torch.dtype, config: Config) -> torch.Tensor:

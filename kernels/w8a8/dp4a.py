@@ -26,6 +26,7 @@ import triton
 import triton.language as tl
 
 from ..dtypes import type_name
+from ..launching import cdiv, remembered
 from ..variant import Config, Variant
 from .packed import PanelsInt8
 from .quantize_panels import PANEL, QuantizedPanels
@@ -232,6 +233,7 @@ def dp4a_variant(
     return Variant(name, function, tuple(types.items()), tuple(constants.items()), config, (*pointers, *sizes))
 
 
+@remembered
 def gemm_variant(
     dtype: str, config: Config, *, scales: str, group: int = 0, zeros: bool = False, bias: str | None = None, ptx: bool
 ) -> Variant:
@@ -257,7 +259,7 @@ def gemm_block(config: Config) -> tuple[int, int]:
 
 def gemm_grid(num_tokens: int, num_rows: int, config: Config) -> tuple[int, ...]:
     block_m, block_n = gemm_block(config)
-    return (triton.cdiv(num_tokens, block_m) * triton.cdiv(num_rows, block_n),)
+    return (cdiv(num_tokens, block_m) * cdiv(num_rows, block_n),)
 
 
 def gemm(x: QuantizedPanels, weight: PanelsInt8, dtype: torch.dtype, config: Config) -> torch.Tensor:

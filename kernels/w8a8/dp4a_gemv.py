@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 
 from ..dtypes import type_name
+from ..launching import cdiv, remembered
 from ..variant import Config, Variant
 from .dp4a import PTX, beside, dp4a_variant, four, in_panels, products
 from .packed import PanelsInt8
@@ -215,6 +216,7 @@ def _gemv(
         tl.store(out + m * N + at, value.to(out.dtype.element_ty), at < N)
 
 
+@remembered
 def gemv_variant(
     dtype: str,
     num_tokens: int,
@@ -246,7 +248,7 @@ def span(num_tokens: int, group: int) -> int:
 
 
 def gemv_grid(num_rows: int, config: Config) -> tuple[int, ...]:
-    return (triton.cdiv(num_rows, config["BLOCK_N"]),)
+    return (cdiv(num_rows, config["BLOCK_N"]),)
 
 
 def gemv(x: QuantizedRows, weight: PanelsInt8, dtype: torch.dtype, config: Config) -> torch.Tensor:

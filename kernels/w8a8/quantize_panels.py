@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from ..dtypes import TORCH, type_name
+from ..launching import cdiv, remembered
 from ..operation import Launch, Problem, Shape
 from ..precision import PrecisionPolicy
 from ..roofline import Op
@@ -97,6 +98,7 @@ def _quantize_panels(
         tl.store(sums + row, total)
 
 
+@remembered
 def panels_variant(dtype: str, config: Config, *, group: int = 0, with_sums: bool = False) -> Variant:
     """`dtype` of x, in Triton's words. config: ROWS of a panel, BLOCK columns, no fewer than a group."""
     types = {
@@ -110,7 +112,7 @@ def panels_variant(dtype: str, config: Config, *, group: int = 0, with_sums: boo
 
 def panels_grid(num_rows: int, config: Config) -> tuple[int, ...]:
     """All of every panel: its last rows are zeros."""
-    return (triton.cdiv(num_rows, PANEL) * PANEL // config["ROWS"],)
+    return (cdiv(num_rows, PANEL) * PANEL // config["ROWS"],)
 
 
 def quantize_panels(
@@ -123,7 +125,7 @@ def quantize_panels(
     num_rows, num_columns = x.shape
     if num_columns % (group or 4):
         raise ValueError(f"K: {num_columns} columns are not in whole groups of {group or 4}")
-    padded = triton.cdiv(num_rows, PANEL) * PANEL
+    padded = cdiv(num_rows, PANEL) * PANEL
     words = torch.empty((padded // PANEL, num_columns // 4, PANEL), dtype=torch.int32, device=x.device)
     scales = torch.empty(num_rows, dtype=torch.float32, device=x.device)
     groups = num_columns // (group or num_columns) if with_sums else 0

@@ -26,6 +26,7 @@ import triton
 import triton.language as tl
 
 from ..dtypes import type_name
+from ..launching import cdiv, remembered
 from ..operation import Launch
 from ..precision import PrecisionPolicy
 from ..split_k import adding_grid, adding_variant
@@ -135,6 +136,7 @@ def _multiply(
     tl.store(out + m.to(tl.int64) * N + n, total.to(out.dtype.element_ty), (m < M) & (n < N))
 
 
+@remembered
 def variants(
     dtype: str,
     num_columns: int,
@@ -174,7 +176,7 @@ def variants(
 
 def grids(num_tokens: int, num_rows: int, config: Config) -> tuple[tuple[int, ...], ...]:
     """Of the variants, in their order."""
-    blocks = triton.cdiv(num_tokens, config["BLOCK_M"]) * triton.cdiv(num_rows, config["BLOCK_N"])
+    blocks = cdiv(num_tokens, config["BLOCK_M"]) * cdiv(num_rows, config["BLOCK_N"])
     return (blocks, config["SPLIT"]), adding_grid(num_tokens, num_rows)
 
 
@@ -234,7 +236,7 @@ def tensor_configs(
     few = block_m <= 64
     found = []
     for block_n in _widths(block_m, few, bool(group), fp8, policy.capability.instruction):
-        blocks = triton.cdiv(num_tokens, block_m) * triton.cdiv(num_rows, block_n)
+        blocks = cdiv(num_tokens, block_m) * cdiv(num_rows, block_n)
         parts = [split for split in (1, 2, 4, 8) if split == 1 or (few and num_columns >= 512 * split)]
         enough = next((split for split in parts if blocks * split >= 128), parts[-1])
         for block_k in (group,) if group else (128, 256) if few else (128, 64):
