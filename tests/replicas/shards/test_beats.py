@@ -68,6 +68,7 @@ def lose_patience(with_others: Group) -> None:
     with_others._watch._patience._limit_s = lambda: 3.0
 
 
+@pytest.mark.started
 @pytest.mark.parametrize(("way", "name"), WAYS)
 def test_one_that_hangs_before_it_has_loaded_is_lost(
     way: dict[str, int], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

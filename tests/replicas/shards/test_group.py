@@ -56,7 +56,7 @@ def nothing_is_left() -> Iterator[None]:
     assert followers() == []
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", [pytest.param("dense", marks=pytest.mark.started), "gptq, desc_act", "awq"])
 def test_it_says_what_the_whole_model_does(name: str, tmp_path: Path) -> None:
     """Prompts in pieces, several choices, log-probabilities, embeddings. Last digits differ: another class."""
     folder = FORMATS[name](tmp_path / "model")

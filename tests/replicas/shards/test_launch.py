@@ -21,6 +21,8 @@ from motley.replicas.shards.launch import Handle, Subprocesses
 from motley.replicas.shards.own import config_of_process
 from motley.replicas.shards.places import Account, account_of
 
+pytestmark = pytest.mark.started
+
 
 class Counted(Subprocesses):
     """With more threads for each process than for the one before it."""

@@ -48,7 +48,12 @@ FORMATS: dict[str, Callable[[Path], Path]] = {
 }
 COMPILED = pytest.mark.skipif(library()[0] is None, reason="no C compiler")
 # Every format with ranks as well; with stages alone, a dense and a quantized one: test_stages.py has the rest.
-DIVIDED = [("dense", 1), ("gptq, desc_act", 1), *(pytest.param(name, 2, marks=COMPILED) for name in FORMATS)]
+DIVIDED = [
+    pytest.param("dense", 1, marks=pytest.mark.started),
+    ("gptq, desc_act", 1),
+    pytest.param("dense", 2, marks=[COMPILED, pytest.mark.started]),
+    *(pytest.param(name, 2, marks=COMPILED) for name in FORMATS if name != "dense"),
+]
 
 
 def greedy(**given: Any) -> SamplingParams:
