@@ -32,7 +32,7 @@ def built(
     **way: Any,
 ) -> BuiltEngine:
     """The first process on a GPU too, that stand-in, unless the devices of all are named."""
-    given = {"dtype": "float32", "threads": 2, "kv_memory_bytes": KV_BYTES, "max_running": 6, "max_batch_tokens": 64}
+    given = {"dtype": "float32", "threads": 1, "kv_memory_bytes": KV_BYTES, "max_running": 6, "max_batch_tokens": 64}
     config, launcher = EngineConfig(**{**given, **way}), LateProcesses(what, says)
     if config.device != "cpu":
         return build_engine(folder, config, launcher=launcher)
