@@ -203,6 +203,7 @@ def followers() -> list[int]:
 STAGES: dict[str, Any] = {"pipeline_parallel": 2, "pipeline_layers": (1, 2)}
 
 
+@pytest.mark.started
 def test_processes_of_two_folders_with_the_same_model_serve_it(tmp_path: Path) -> None:
     """Whose files are cut otherwise, and lie elsewhere."""
     folder = checkpoint(tmp_path / "one", dtype="float32")
