@@ -1,6 +1,6 @@
 """What a plan makes of a model that nobody has loaded: its memory, and on a GPU its time.
 
-Times are a model, which no run has confirmed: layers by the roofline, copies by the PCIe that the card has (kernels/
+Times are a model: layers by the roofline, or the host's launches, copies by the PCIe that the card has (kernels/
 links.py), put together by `paced_s`. A disk's rate is in no table: who wants it measures one.
 """
 
@@ -22,6 +22,9 @@ from .plan import Budgets, Expected, Tiers, planned
 __all__ = ["copies_per_s", "expected_on", "in_tiers", "least_s", "tiers_of"]
 
 _UNBOUND = float("inf")
+# Of a layer, no graph of which there is: some 13 launches, which took the host of an H200 about 60 us each before
+# Triton was no longer asked every time, and half of that since, without a GPU.
+_LAUNCHED_S = 13 * 30e-6
 
 
 def tiers_of(decoder: Decoder, budgets: Budgets) -> Tiers | Placed:
@@ -48,11 +51,10 @@ def copies_per_s(device: Device) -> float:
 def expected_on(device: Device, decoder: Decoder, plan: Placed, reads_per_s: float | None = None) -> Expected:
     """Of one sequence with a short context. reads_per_s: of the disk; None: nothing is read."""
     rest_s = head_s(device, decoder, 1)
-    compute_s = tpot_s(device, decoder, 1, 1)
-    layers_s = _each(decoder, compute_s - rest_s)
+    layers_s = _each(decoder, tpot_s(device, decoder, 1, 1) - rest_s)
     copies = copies_per_s(device) if plan.layers else None
     step_s = paced_s(plan, copies or _UNBOUND, reads_per_s or _UNBOUND, layers_s, rest_s)
-    return Expected(reads_per_s, compute_s, step_s, copies)
+    return Expected(reads_per_s, sum(layers_s) + rest_s, step_s, copies)
 
 
 def least_s(
@@ -69,5 +71,5 @@ def least_s(
 
 
 def _each(decoder: Decoder, seconds: float) -> Sequence[float]:
-    """Of each layer, of which all are alike."""
-    return [seconds / len(decoder.layers)] * len(decoder.layers)
+    """Of each layer, of which all are alike: computed, or launched by the host, whichever takes longer."""
+    return [max(seconds / len(decoder.layers), _LAUNCHED_S)] * len(decoder.layers)
