@@ -20,6 +20,7 @@ from ..replicas.hub import resolve_model
 from ..replicas.loading import read_loading
 from ..replicas.replica import null_worker
 from ..replicas.servable import check_in_process
+from ..replicas.updates.own_folder import sweep
 from .access import check_access, choose_edge, choose_entrance, choose_inside
 from .apply import apply_here, apply_there
 from .edge.edge import Edge
@@ -192,6 +193,7 @@ def _start(
     prefixes: Shared,
 ) -> Endpoints:  # fmt: skip
     print("starting Ray", flush=True)
+    sweep()  # what one that was killed has left
     from . import head  # imports ray.serve: after the settings
 
     spec = named(fleet_of(options), null=options.null_engine)
@@ -256,6 +258,7 @@ def _stop(drain_s: float, redis: OwnRedis | None) -> None:
     if redis is not None:
         redis.stop()
     left = end_descendants(polite_s=END_S, patience_s=END_S)
+    sweep()
     if left:
         print(f"motley serve: these processes could not be ended: {left}", file=sys.stderr)
 

@@ -138,7 +138,10 @@ class _Bench:
     def _side(self, budget: int, what: str = "serve") -> dict[str, Any]:
         given = (self._threads, budget, self._tokens)
         with Child(CHILD, str(self._folder), *map(str, given), what, self._device, self._rest) as child:
-            return child.read(_LIMIT_S)
+            answer = child.read(_LIMIT_S)
+        if "refused" in answer:
+            raise EngineFault(answer["refused"])
+        return answer
 
 
 def _rate(side: dict[str, Any]) -> float:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..engine_config import EngineConfig
+from ..errors import InvalidRequest
 from .child import answer
 
 PROMPT = tuple(range(100, 116))
@@ -61,7 +62,10 @@ class Side:
 
 
 def main(side: Side, what: str) -> None:
-    answer(_fit(side) if what == "fit" else _serve(side))
+    try:
+        answer(_fit(side) if what == "fit" else _serve(side))
+    except InvalidRequest as error:
+        answer({"refused": error.message})
 
 
 def _serve(side: Side) -> dict[str, Any]:

@@ -1,4 +1,8 @@
-"""A folder of this process alone. What one that was killed has left is removed by the next that wants such a folder."""
+"""A folder of this process alone.
+
+What one that was killed has left is removed by the next that wants such a folder, and by a service when it starts and
+when it has ended: its replicas end by being killed.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-__all__ = ["current_folder", "give_up", "is_there", "own_folder"]
+__all__ = ["current_folder", "give_up", "is_there", "own_folder", "sweep"]
 
 _PREFIX, _LOCK = "motley-weights-", "lock"
 _held: dict[Path, int] = {}  # descriptors of locks: they are let go of with the process
@@ -16,7 +20,7 @@ _held: dict[Path, int] = {}  # descriptors of locks: they are let go of with the
 
 def own_folder() -> Path:
     """Raises OSError."""
-    _sweep(Path(tempfile.gettempdir()))
+    sweep()
     while True:
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
         lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -53,9 +57,9 @@ def _is_at(descriptor: int, path: Path) -> bool:
         return False
 
 
-def _sweep(place: Path) -> None:
-    """Folders whose lock nobody holds; one without a lock is being made."""
-    for found in place.glob(f"{_PREFIX}*/{_LOCK}"):
+def sweep() -> None:
+    """Remove folders whose lock nobody holds; one without a lock is being made."""
+    for found in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_LOCK}"):
         try:
             lock = os.open(found, os.O_RDWR | os.O_CLOEXEC)
         except OSError:  # somebody else's, or gone

@@ -37,13 +37,18 @@ def roots(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def fleet(checkpoint: Path, roots: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Two replicas, and room for a third."""
+    """Two replicas, and room for a third. When it has ended nothing of the weights that they had is left."""
     arguments = [str(checkpoint), "--served-model-name", "tiny", "--threads", "1", "--kv-memory", "64MiB"]
     arguments += ["--dtype", "float32", "--replicas", "2", "--max-replicas", "3", "--weights-root", str(roots)]
     arguments += ["--frozen-weights", "model.embed_tokens.*"]
-    with served(arguments, tmp_path_factory.mktemp("updated")) as service:
-        service.wait_ready()
-        yield service
+    temporary = tmp_path_factory.mktemp("temporary")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(temporary))
+        with served(arguments, tmp_path_factory.mktemp("updated")) as service:
+            service.wait_ready()
+            yield service
+            assert list(temporary.glob("motley-weights-*/*.safetensors")), "there was something"
+    assert not list(temporary.glob("motley-weights-*"))
 
 
 def motley(service: Served, *arguments: str) -> tuple[int, str, str]:

@@ -9,7 +9,7 @@ import typer
 from .. import options
 from ..config import ConfigFile
 from ..progress import doing
-from .told import tell
+from .told import refused, tell
 
 
 def load(
@@ -36,7 +36,7 @@ def load(
     from ...replicas.bench import load as bench
     from ...replicas.bench.report import table
 
-    with doing("starting") as progress:
+    with refused(), doing("starting") as progress:
         formats = tuple(format or bench.FORMATS)
         report = bench.run(
             shape=shape, formats=formats, turns=turns, threads=threads, device=device, folder=folder, progress=progress

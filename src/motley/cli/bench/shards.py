@@ -9,7 +9,7 @@ import typer
 from .. import options
 from ..config import ConfigFile
 from ..progress import doing
-from .told import tell
+from .told import refused, tell
 
 
 def shards(
@@ -42,17 +42,14 @@ def shards(
     from ...replicas.bench import shards as bench
     from ...replicas.bench.report import table
 
-    try:
-        with doing("starting") as progress:
-            report = bench.run(
-                models=model or bench.MODELS,
-                batches=batch or (1, 8),
-                turns=turns,
-                steps=steps,
-                context=context,
-                threads=threads,
-                progress=progress,
-            )
-    except ValueError as error:
-        raise typer.BadParameter(f"--{error}") from error
+    with refused(), doing("starting") as progress:
+        report = bench.run(
+            models=model or bench.MODELS,
+            batches=batch or (1, 8),
+            turns=turns,
+            steps=steps,
+            context=context,
+            threads=threads,
+            progress=progress,
+        )
     tell(report, table, out, as_json=as_json)
