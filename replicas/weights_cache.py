@@ -45,6 +45,8 @@ LEAST_BYTES = 64 << 20  # a model that is smaller is repacked in no time
 MOST_BYTES = 64 << 30  # of all files; those that were not used for longest go first
 FREE_SHARE = 0.1  # of the disk, that is left free
 RACY_S = 2.0  # a file that changed so lately may change again within the resolution of its times
+READY_S = 5.0  # that an engine needs to become ready once its weights are there; it is written after that
+_LOOK_S, _NICE = 0.1, 10
 _ABANDONED_S = 3600.0  # a part that is older was left by a process that ended
 
 
@@ -66,6 +68,7 @@ class WeightsCache:
         """least_bytes: what is smaller is not kept."""
         self.folder, self.least_bytes = folder, least_bytes
         self._writer: threading.Thread | None = None
+        self._awaited = threading.Event()
         self._claim: int | None = None  # descriptor of a locked file
 
     def contents(self, files: Iterable[Path]) -> bytes | None:
@@ -174,12 +177,16 @@ class WeightsCache:
             self._claim = None
 
     def keep(self, key: str, kept: Kept) -> None:
-        """Written in a thread; a process that ends waits for it. `kept` must not change."""
-        self._writer = threading.Thread(target=self._write, args=(key, kept), name=WRITER)
+        """Written in a thread, once the engine is likely ready; a process that ends waits for it.
+
+        `kept` must not change.
+        """
+        self._writer = threading.Thread(target=self._write_later, args=(key, kept), name=WRITER)
         self._writer.start()
 
     def wait(self) -> None:
-        """Until what is being written is there."""
+        """Until what is to be written is there."""
+        self._awaited.set()
         if self._writer is not None:
             self._writer.join()
 
@@ -204,6 +211,15 @@ class WeightsCache:
     def unnamed(self, nbytes: int) -> BinaryIO | None:
         """A file on the same disk that goes with the last who has it open; None: there is no room. Raises OSError."""
         return cast(BinaryIO, tempfile.TemporaryFile(dir=self.folder)) if _fits(self.folder, nbytes) else None
+
+    def _write_later(self, key: str, kept: Kept) -> None:
+        """Behind whatever else there is to do on this machine."""
+        until, main = time.monotonic() + READY_S, threading.main_thread()
+        while not self._awaited.wait(_LOOK_S) and main.is_alive() and time.monotonic() < until:
+            pass
+        with suppress(OSError, AttributeError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)  # of this thread, on Linux
+        self._write(key, kept)
 
     def _write(self, key: str, kept: Kept) -> None:
         with _forgiven("repacked weights are not kept"):

@@ -2,7 +2,8 @@
 
 Every sample is a process of its own. Cold: the files' pages are dropped from the page cache first, as far as
 `posix_fadvise` does (what a virtual machine's host has in its memory stays there); Python's own files are always warm,
-and compiled as those of an installation are: Motley's own take a fifth of torch's import to compile. What reads as a
+and compiled as those of an installation are: Motley's own take a fifth of torch's import to compile. A first start
+finds an empty cache of repacked weights, as a user's does, and is ended before it fills that. What reads as a
 start does has its memory as a start has it, taken while torch is imported; the plain reader has one small buffer.
 """
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import resource
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -37,7 +38,7 @@ def _motley(checkpoint: Path, cache: Path, threads: int, device: str, what: str)
     from ..early import ask_early
     from ..engine_config import EngineConfig
 
-    kept = str(cache) if what == "second start" else "off"
+    kept = str(cache) if what == "second start" else tempfile.mkdtemp(dir=cache.parent)
     config = EngineConfig(device=device, threads=threads, weights_cache=kept)
     with paused():  # as in a replica
         ask_early(checkpoint, config)
@@ -59,7 +60,7 @@ def _motley(checkpoint: Path, cache: Path, threads: int, device: str, what: str)
     times["first token"] = time.monotonic()
     built.close()
     for thread in threading.enumerate():
-        if thread.name == WRITER:  # whoever asked ends this process with its answer
+        if thread.name == WRITER and what == "second start":  # whoever asked ends this process with its answer
             thread.join()
     return times
 

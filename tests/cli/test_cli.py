@@ -307,6 +307,22 @@ def test_bench_refuses_by_name(flag: str, value: str, device: str, capsys: pytes
     assert f"{flag}: '{value}' is not known" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("bench", ["load", "tiers"])
+def test_bench_says_what_it_cannot_do(bench: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for flag in ("--shape", "--format"):
+        assert run(["bench", bench, flag, "huge"]) == 2
+        assert f"{flag}: 'huge' is not known" in capsys.readouterr().err
+    assert run(["bench", bench, "--shape", "tiny", "--folder", str(tmp_path / "none")]) == 1
+    assert "No such file" in capsys.readouterr().err
+
+
+def test_bench_tiers_says_what_memory_would_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["--shape", "tiny", "--format", "gptq-int4", "--share", "0.01", "--folder", str(tmp_path)]
+    assert run(["bench", "tiers", *asked]) == 1
+    assert "weights_memory_bytes" in (said := capsys.readouterr().err)
+    assert "Traceback" not in said
+
+
 def test_doctor_says_what_is_chosen_and_why(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["doctor", "--json"]) == 0
     facts: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["facts"]

@@ -399,6 +399,28 @@ print(status("VmHWM") - before, status("RssAnon") - anonymous, model.weight_byte
 """
 
 
+_ENDS = """
+import sys
+from pathlib import Path
+import torch
+from motley.kernels.ops import for_device
+from motley.replicas import weights_cache
+from motley.replicas.model import load_model
+
+weights_cache.READY_S = 3600.0
+cache = weights_cache.WeightsCache(Path(sys.argv[2]), least_bytes=0)
+load_model(sys.argv[1], for_device(torch.device("cpu"), torch.float32), cache=cache)
+assert not list(Path(sys.argv[2]).glob("weights/*.safetensors"))
+"""
+
+
+def test_what_is_kept_is_written_when_the_engine_is_ready_or_ends(checkpoint: Path, tmp_path: Path) -> None:
+    """Until then there is better to do; who ends at once leaves it all the same."""
+    command = [sys.executable, "-c", _ENDS, str(checkpoint), str(_cache(tmp_path).folder)]
+    subprocess.run(command, check=True, timeout=120)
+    assert [path.suffix for path in _entries(tmp_path)].count(".safetensors") == 1
+
+
 def test_neither_start_has_weights_in_memory_twice(tmp_path: Path) -> None:
     shape = replace(SHAPES["tiny"], hidden_size=1024, intermediate_size=4096, num_hidden_layers=12)
     write_dense(SHAPES["tiny"], tmp_path / "small")
