@@ -226,7 +226,7 @@ def build_engine(
     try:
         if group is not None:
             group.divide(*chosen_layers(checkpoint.config, config, group.accounts))
-            known = replace(known or Known(), share=group.share)
+            known = replace(known or Known(), readers=group.readers)
         ranks, stage, others = (None,) * 3 if group is None else (group.ranks, group.stages[0], group.digests)
         memory, host_memory = config.weights_memory_bytes, config.weights_host_memory_bytes
         loaded = load_model(

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from io import FileIO
@@ -26,8 +26,8 @@ from .errors import CheckpointError
 from .safetensors_file import PREFIX_BYTES, TensorInfo, header_bytes
 
 __all__ = [
-    "Piece", "Tensors", "combined", "digest_of", "each_digest", "of_piece", "of_tensor", "piece_digests", "pieces_of",
-    "read_piece", "start_of", "together",
+    "Piece", "Tensors", "combined", "digest_of", "each_digest", "in_order", "of_piece", "of_tensor", "piece_digests",
+    "pieces_of", "read_piece", "start_of", "together",
 ]  # fmt: skip
 
 PIECE_BYTES = 4 << 20  # a thread's at a time
@@ -66,22 +66,23 @@ def digest_of(
     """
     wanted = sorted(names)
     found = piece_digests(tensors, wanted, progress=progress, threads=threads, mapped=mapped, known=known)
-    return combined(tensors, wanted, [found])
+    return combined(tensors, wanted, found)
 
 
 def piece_digests(
     tensors: Tensors,
     names: Iterable[str],
-    rank: int = 0,
-    size: int = 1,
+    numbers: Collection[int] | None = None,
     *,
     progress: Progress | None = None,
     threads: int | None = None,
     mapped: Mapped | None = None,
     known: Mapping[int, bytes] | None = None,
 ) -> list[bytes]:
-    """SHA-256 of every `size`-th piece from number `rank` on, in order; they are read as they lie in the files."""
-    pieces = list(pieces_of(tensors, sorted(names)))[rank::size]
+    """SHA-256 of the pieces of those numbers, or of all, in order; they are read as they lie in the files."""
+    pieces = list(pieces_of(tensors, sorted(names)))
+    if numbers is not None:
+        pieces = [pieces[number] for number in sorted(numbers)]
     starts = {path: start_of(path) for path in {piece.path for piece in pieces}} if mapped is None else {}
     threads = threads or usable_cores()
     # Mapped, so that they are given back: what an allocator frees stays the process's.
@@ -125,18 +126,26 @@ def of_piece(data: memoryview) -> bytes:
     return hashlib.sha256(each_leaf(data, LEAF_BYTES)).digest()
 
 
-def combined(tensors: Tensors, names: Iterable[str], by_rank: Sequence[Sequence[bytes]]) -> bytes:
-    """The digest of all, from what each rank has found."""
-    return together(tensors, each_digest(tensors, names, by_rank))
+def combined(tensors: Tensors, names: Iterable[str], found: Iterable[bytes]) -> bytes:
+    """The digest of all, from those of their pieces."""
+    return together(tensors, each_digest(tensors, names, found))
 
 
-def each_digest(tensors: Tensors, names: Iterable[str], by_rank: Sequence[Sequence[bytes]]) -> dict[str, bytes]:
-    """Of each tensor's bytes, from what each rank has found."""
+def each_digest(tensors: Tensors, names: Iterable[str], found: Iterable[bytes]) -> dict[str, bytes]:
+    """Of each tensor's bytes, from those of its pieces, in order."""
     wanted = sorted(names)
     parts: dict[str, list[bytes]] = {name: [] for name in wanted}
-    for number, piece in enumerate(pieces_of(tensors, wanted)):
-        parts[piece.name].append(by_rank[number % len(by_rank)][number // len(by_rank)])
+    for piece, digest in zip(pieces_of(tensors, wanted), found, strict=True):
+        parts[piece.name].append(digest)
     return {name: of_tensor(found) for name, found in parts.items()}
+
+
+def in_order(by_process: Sequence[Sequence[bytes]], owners: Iterable[int]) -> Iterator[bytes]:
+    """Digests of all pieces, of which each process has found its own. owners: of each piece its process."""
+    left = [iter(each) for each in by_process]
+    for owner in owners:
+        yield next(left[owner])
+    assert all(next(each, None) is None for each in left), "a process has found what is not its own"
 
 
 def of_tensor(pieces: Iterable[bytes]) -> bytes:

@@ -12,6 +12,7 @@ from .checkpoint import Checkpoint
 from .contents import together
 from .layout import TOLERATED
 from .manifest import manifests
+from .shards.readers import Readers
 from .weights_cache import WeightsCache, signature_of
 
 __all__ = [
@@ -28,14 +29,13 @@ class Known:
     signature    of its files
     contents     digest of each tensor, if they have not changed since they were found; only one process is told them
     fingerprint  of the model then, which all are told; empty: nothing is known
-    share        (which, of how many) of the digests' pieces this process finds; None: of what is not known its own
-                 share among all processes, of what is known none
+    readers      that find digests together, of which this process is one; None: it finds none
     """
 
     signature: list[list[Any]] = field(default_factory=list)
     contents: Mapping[str, bytes] | None = None
     fingerprint: str = ""
-    share: tuple[int, int] | None = None
+    readers: Readers | None = None
 
 
 def known_of(checkpoint: Checkpoint, cache: WeightsCache | None) -> Known:

@@ -17,7 +17,7 @@ from ..kernels.ops import Ops
 from ..kernels.packed import Repacking
 from .checkpoint import Checkpoint, inspect_checkpoint
 from .config import ModelConfig
-from .contents import Progress, each_digest, piece_digests
+from .contents import Progress, each_digest, in_order, piece_digests
 from .decoder import Decoder
 from .generation import GenerationDefaults
 from .gpu.accelerator import Copier
@@ -37,6 +37,7 @@ from .manifest import check_manifests
 from .memory import available_memory
 from .reading_rooms import Staging
 from .shards.ranks import Ranks
+from .shards.readers import owners
 from .shards.stages import Stage
 from .shelf import EMPTY, Filled, Noting, Shelf
 from .tiers.budget import budgets, check_budget
@@ -116,7 +117,7 @@ def load_model(
     """
     checkpoint, progress = inspect_checkpoint(path), Said(progress)
     stage = stage or whole(checkpoint.config)
-    if _number(ranks, stage)[1] > 1:
+    if stage.count > 1 or (ranks is not None and len(ranks.parts) > 1):
         assert weights_memory is None, "of a model that is divided all is in memory"
         cache = cache if cache is not None and checkpoint.nbytes >= cache.least_bytes else None
         return _load_part(checkpoint, ops, progress, ranks, stage, others, cache, known or Known(), copier)
@@ -188,7 +189,7 @@ def _load_whole(
 def _digested(checkpoint: Checkpoint, progress: Progress | None) -> Mapping[str, bytes]:
     """Likewise, of files that are read for it: whoever goes on to read them finds them in the page cache."""
     names = names_of(checkpoint)
-    return each_digest(checkpoint.tensors, names, [piece_digests(checkpoint.tensors, names, progress=progress)])
+    return each_digest(checkpoint.tensors, names, piece_digests(checkpoint.tensors, names, progress=progress))
 
 
 def _repacking(ops: Ops, cache: WeightsCache | None) -> Repacking | None:
@@ -282,9 +283,9 @@ def _load_part(
     known: Known,
     copier: Copier | None,
 ) -> LoadedModel:
-    """A process's. Digests of what is not known are found by all that read the same files, each a part."""
-    share = known.share or (None if known.fingerprint else _number(ranks, stage))
-    if share is not None and share[0] == 0:
+    """A process's. Digests of what is not known are found by all that read the same files, each of what it reads."""
+    readers = known.readers
+    if readers is not None and readers.is_first:
         check_manifests(checkpoint.folder, [path for path, _ in checkpoint.tensors.values()])
     repacking = _repacking(ops, cache)
     kind = "" if repacking is None else _kind(checkpoint, repacking, f"{ranks and ranks.own}\n{stage}")
@@ -303,13 +304,18 @@ def _load_part(
         if cache is not None and noting is not None and noting.complete:
             keep = partial(_keep_part, cache, kind, _noted(noting, ops))
     names = names_of(checkpoint)
-    digests = () if share is None else piece_digests(checkpoint.tensors, names, *share)
+    digests: Sequence[bytes] = ()
+    whose: Sequence[int] = ()
+    if readers is not None:
+        whose = owners(checkpoint, names, readers)
+        own = [number for number, owner in enumerate(whose) if owner == readers.own]
+        digests = piece_digests(checkpoint.tensors, names, own)
     contents: Mapping[str, bytes] = {}
     if others is not None:
         theirs = others()
         contents = known.contents or {}
         if not contents:
-            contents = each_digest(checkpoint.tensors, names, [digests, *theirs])
+            contents = each_digest(checkpoint.tensors, names, in_order([digests, *theirs], whose))
             if cache is not None:
                 cache.remember(known.signature, files_of(checkpoint), in_a_row(contents))
     loaded = _loaded(decoder, checkpoint, contents, digests)
@@ -374,7 +380,7 @@ def updated_model(
     if not before.contents:
         return _loaded(made, checkpoint, {}, ())
     tensors = checkpoint.tensors
-    contents = {**before.contents, **each_digest(tensors, changed, [piece_digests(tensors, changed)])}
+    contents = {**before.contents, **each_digest(tensors, changed, piece_digests(tensors, changed))}
     return _loaded(made, checkpoint, contents, ())
 
 
@@ -393,12 +399,6 @@ def _loaded(
         checkpoint=checkpoint,
         contents=contents,
     )
-
-
-def _number(ranks: Ranks | None, stage: Stage) -> tuple[int, int]:
-    """Of this process, stage after stage, and how many there are."""
-    rank, size = (0, 1) if ranks is None else (ranks.rank, len(ranks.parts))
-    return stage.index * size + rank, stage.count * size
 
 
 @functools.cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,12 +86,11 @@ class Weights:
 
     def _read(self, name: str, *part: slice) -> torch.Tensor:
         info = self._tensors[name][1]
-        spans = [each.indices(size) for each, size in zip(part, info.shape, strict=False)]
-        partly = [span != (0, size, 1) for span, size in zip(spans, info.shape, strict=False)]
-        if info.dtype not in DTYPES or any(partly[1:]) or (any(partly) and spans[0][2] != 1):
+        rows = rows_of(info.shape, part)
+        if info.dtype not in DTYPES or rows is None:
             return self.peek(name, *part)
         try:
-            return self._reader.rows(name, *spans[0][:2]) if any(partly) else self._reader.whole(name)
+            return self._reader.whole(name) if rows == _all_rows(info.shape) else self._reader.rows(name, *rows)
         except CheckpointError as error:
             if error.tensor:
                 raise
@@ -160,6 +159,19 @@ class Weights:
     def digest(self) -> bytes:
         """Of the tensors taken or left, whole whatever was taken of them. Raises CheckpointError."""
         return digest_of(self._tensors, self._known)
+
+
+def rows_of(shape: Sequence[int], part: Sequence[slice]) -> tuple[int, int] | None:
+    """[first, last) of the rows that such a part of a tensor is; None: it has not all of each, or not one by one."""
+    spans = [each.indices(size) for each, size in zip(part, shape, strict=False)]
+    partly = [span != (0, size, 1) for span, size in zip(spans, shape, strict=False)]
+    if any(partly[1:]) or (any(partly) and spans[0][2] != 1):
+        return None
+    return spans[0][:2] if spans else _all_rows(shape)
+
+
+def _all_rows(shape: Sequence[int]) -> tuple[int, int]:
+    return 0, shape[0] if shape else 1
 
 
 class Outline(Weights):

@@ -1,8 +1,9 @@
 """Whether all processes of a divided model load the same one, of which each host has files of its own.
 
 Before anything is loaded each says what it has read of config and headers; when all have loaded, what the weights are.
-Processes that read the same files digest them together, each a part; where there are several hosts, each host digests
-all of its own, once: what was found is kept (known.py), and nothing of files that are as they were is read again.
+Processes that read the same files digest them together, each of what it reads (readers.py); where there are several
+hosts, each host digests all of its own, once: what was found is kept (known.py), and nothing of files that are as they
+were is read again.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 from ..checkpoint import Checkpoint
-from ..contents import each_digest
+from ..contents import each_digest, in_order
 from ..errors import CheckpointError
 from ..known import Known, files_of, in_a_row, in_turn, names_of
 from ..weights_cache import WeightsCache
 from .hosts import files_here
+from .readers import Readers, owners
 
 __all__ = ["Agreement", "described", "remember", "told"]
 
@@ -70,15 +72,16 @@ class _Process:
 
 
 class Agreement:
-    """Of the first process with the others, `processes` in all. checkpoint, known: its own.
+    """Of the first process with the others, `stages` of so many `ranks` each. checkpoint, known: its own.
 
     near   all are on this host, and read the same files: what each is to find is known before it has said anything
     asked  told to the others, as `told` wants it
     """
 
-    def __init__(self, checkpoint: Checkpoint, known: Known, processes: int, *, near: bool) -> None:
+    def __init__(self, checkpoint: Checkpoint, known: Known, stages: int, ranks: int, *, near: bool) -> None:
         self._checkpoint, self._said = checkpoint, described(checkpoint)
-        self.near, self._processes = near, processes
+        self.near, self._processes, self._ranks = near, stages * ranks, ranks
+        self._layers: tuple[int, ...] = ()
         self.asked = {"model": _digest(self._said), "fingerprint": known.fingerprint}
         where = f"{checkpoint.folder} on {socket.gethostname()}"
         self._all = [_Process(where, files_here(files_of(checkpoint)), known.contents)]
@@ -99,10 +102,15 @@ class Agreement:
                 self._check(where, contents, own.contents)
             self._all.append(_Process(where, each["files"], contents))
 
-    def share(self, number: int) -> tuple[int, int] | None:
-        """(which, of how many) of its files' digests that process is to find; None: they are known."""
+    def divide(self, layers: Sequence[int]) -> None:
+        """So many are of each stage."""
+        self._layers = tuple(layers)
+
+    def readers(self, number: int) -> Readers | None:
+        """With whom that process digests its files, once layers are divided; None: they are known."""
         beside = list(range(self._processes)) if self.near else self._beside(number)
-        return None if self._all[beside[0]].contents is not None else (beside.index(number), len(beside))
+        known = self._all[beside[0]].contents is not None
+        return None if known else Readers(self._layers, self._ranks, tuple(beside), number)
 
     def own(self, every: Sequence[Digests]) -> list[Digests]:
         """Of the digests that the others have found, those of the first process's files."""
@@ -122,7 +130,9 @@ class Agreement:
             found = process.contents
             if found is None:
                 parts = [every[each - 1] for each in self._beside(number)]
-                found = each_digest(self._checkpoint.tensors, names_of(self._checkpoint), parts)
+                names, tensors = names_of(self._checkpoint), self._checkpoint.tensors
+                readers = Readers(self._layers, self._ranks, tuple(self._beside(number)), number)
+                found = each_digest(tensors, names, in_order(parts, owners(self._checkpoint, names, readers)))
                 new[number] = in_a_row(found).hex()
             self._check(process.where, found, contents)
         return new

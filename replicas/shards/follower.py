@@ -47,6 +47,7 @@ from .meeting import join, store_of
 from .pipe import Inbox, Pipe
 from .places import account_here
 from .ranks import Ranks
+from .readers import Readers
 from .refusals import told_error
 from .split import split
 from .stages import Stage, stages_of
@@ -112,13 +113,14 @@ def _compute(
     beats.says("waits to be told its layers")
     pipe.send({"account": asdict(account), "model": model, "temporary": temporary_here()})
     told, _ = pipe.receive()
-    layers, share = told["layers"], told["share"] and tuple(told["share"])
+    layers, together, number = told["layers"], tuple(told["digest"]), start["stage"] * size + start["rank"]
+    readers = Readers(tuple(layers), size, together, number) if together else None
     ranks = None
     if exchange is not None:
         parts = [split(checkpoint.config, checkpoint.format, each, size) for each in range(size)]
         ranks = Ranks(parts, start["rank"], exchange)
     stage = stages_of(checkpoint.config.num_layers, layers)[start["stage"]]
-    of_all = Known(fingerprint=start["fingerprint"] or ("" if share else known.fingerprint), share=share)
+    of_all = Known(fingerprint=start["fingerprint"] or ("" if readers else known.fingerprint), readers=readers)
     beats.says("loads weights")
     loaded = load_model(
         folder, ops, progress=beats.of_bytes, ranks=ranks, stage=stage, cache=cache, known=of_all, copier=accelerator

@@ -38,6 +38,7 @@ from .member import Member
 from .pipe import Pipe
 from .places import Account, layers_beside
 from .ranks import Ranks
+from .readers import Readers
 from .split import split
 from .stages import Stage, check_stages, stages_of
 from .telling import arithmetic_of, name_of, places_of
@@ -110,7 +111,7 @@ class Group:
         self._closed = False
         self._waiting = 0
         far = launcher.host()
-        self._agreement = Agreement(checkpoint, known or Known(), size * count, near=far is None)
+        self._agreement = Agreement(checkpoint, known or Known(), count, size, near=far is None)
         on_gpus = device is not None or any(each != "cpu" for each in devices)
         self._meeting = Meeting(far) if size > 1 and (on_gpus or far is not None) else None
         start: dict[str, Any] = {"folder": str(checkpoint.folder), "size": size, **self._agreement.asked}
@@ -196,13 +197,15 @@ class Group:
         if not self._agreement.near:  # with whom each shares digests, is for them to tell
             self.accounts()
         self.check()
+        self._agreement.divide(layers)
         for number, follower in enumerate(self._followers, 1):
-            follower.pipe.send({"layers": list(layers), "share": self._agreement.share(number)})
+            readers = self._agreement.readers(number)
+            follower.pipe.send({"layers": list(layers), "digest": [] if readers is None else list(readers.processes)})
 
     @property
-    def share(self) -> tuple[int, int] | None:
+    def readers(self) -> Readers | None:
         """Of this process, see `Known`. Once layers are divided."""
-        return self._agreement.share(0)
+        return self._agreement.readers(0)
 
     def places(self) -> str:
         """What each process has, and on what. Raises EngineLost."""

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from motley.replicas import contents
-from motley.replicas.contents import combined, digest_of, piece_digests
+from motley.replicas.contents import combined, digest_of, in_order, piece_digests
 from motley.replicas.errors import CheckpointError
 from motley.replicas.safetensors_file import TensorInfo, read_header
 
@@ -33,13 +33,20 @@ def saved(folder: Path, *files: dict[str, torch.Tensor]) -> dict[str, tuple[Path
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
-def test_ranks_together_tell_what_one_does(size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_together_tell_what_one_does(size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has which piece; but not without one, nor with one twice."""
     monkeypatch.setattr(contents, "PIECE_BYTES", 64)
     tensors = saved(tmp_path / "one", TENSORS)
-    by_rank = [piece_digests(tensors, tensors, rank, size) for rank in range(size)]
-    assert sum(map(len, by_rank)) == -(-999 * 4 // 64) + 1
-    assert max(map(len, by_rank)) - min(map(len, by_rank)) <= 1
-    assert combined(tensors, tensors, by_rank) == digest_of(tensors, tensors)
+    count = -(-999 * 4 // 64) + 1
+    owners = [number * number % size for number in range(count)]
+    of = [[number for number, owner in enumerate(owners) if owner == process] for process in range(size)]
+    found = [piece_digests(tensors, tensors, own) for own in of]
+    assert [len(each) for each in found] == [len(own) for own in of]
+    assert combined(tensors, tensors, in_order(found, owners)) == digest_of(tensors, tensors)
+    with pytest.raises(RuntimeError):
+        list(in_order([found[0][1:], *found[1:]], owners))
+    with pytest.raises(AssertionError, match="not its own"):
+        list(in_order([[*found[0], b""], *found[1:]], owners))
 
 
 def test_files_make_no_difference(tmp_path: Path) -> None:

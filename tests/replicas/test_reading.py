@@ -44,7 +44,7 @@ def test_tensors_are_read_whole_with_their_digests(
     reader = Reader(found, found, digests=True)
     for name, tensor in TENSORS.items():
         assert torch.equal(reader.whole(name), tensor)
-    assert reader.contents == each_digest(found, found, [piece_digests(found, found)])
+    assert reader.contents == each_digest(found, found, piece_digests(found, found))
 
 
 def test_rows_are_read_and_nothing_else(
@@ -105,7 +105,7 @@ def test_a_first_start_reads_every_byte_once(tmp_path: Path, monkeypatch: pytest
         assert [begin for begin, _ in found[1:]] == [end for _, end in found[:-1]]
         assert (found[0][0], found[-1][1]) == (0, max(end for of, _, end in ends if of == path))
     monkeypatch.undo()
-    assert loaded.contents == each_digest(tensors, tensors, [piece_digests(tensors, tensors)])
+    assert loaded.contents == each_digest(tensors, tensors, piece_digests(tensors, tensors))
 
 
 def test_neighbours_of_a_layer_are_read_together_and_keep_nothing_but_themselves(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_neighbours_of_a_layer_are_read_together_and_keep_nothing_but_themselves
     assert torch.equal(other, LARGE + 1)
     assert torch.equal(reader.whole("layers.0.a"), LARGE), "what was given before is read again"
     assert small.untyped_storage().nbytes() == small.nbytes
-    assert reader.contents == each_digest(tensors, sorted(reader.contents), [piece_digests(tensors, reader.contents)])
+    assert reader.contents == each_digest(tensors, sorted(reader.contents), piece_digests(tensors, reader.contents))
 
 
 class Pinning(LateDevice):
@@ -176,7 +176,7 @@ def test_what_goes_to_a_device_is_read_into_memory_that_it_copies_from(
     assert len(device.given) == 2, "of another size, where the first was"
     assert torch.equal(reader.whole("small"), TENSORS["small"])
     assert reader.contents == {
-        name: digest for name, digest in each_digest(found, found, [piece_digests(found, found)]).items()
+        name: digest for name, digest in each_digest(found, found, piece_digests(found, found)).items()
         if name in ("large", "as large", "small")
     }  # fmt: skip
 

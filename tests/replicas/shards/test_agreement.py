@@ -28,6 +28,7 @@ from motley.replicas.errors import CheckpointError
 from motley.replicas.known import Known, known_of
 from motley.replicas.model import load_model
 from motley.replicas.shards.agreement import Agreement, remember, told
+from motley.replicas.shards.readers import Readers
 from motley.replicas.shards.stages import stages_of
 from motley.replicas.weights_cache import WeightsCache
 
@@ -74,37 +75,40 @@ class Processes:
         self._opened = [inspect_checkpoint(folder) for folder in folders]
         self._caches = [cache_of(folder) for folder in folders]
         self.known = [known_of(one, cache) for one, cache in zip(self._opened, self._caches, strict=True)]
-        self._agreement = Agreement(self._opened[0], self.known[0], len(folders), near=False)
+        self._agreement = Agreement(self._opened[0], self.known[0], len(folders), 1, near=False)
+        self._layers = (*[1] * (len(folders) - 1), LAYERS - len(folders) + 1)
+        self._agreement.divide(self._layers)
 
-    def hear(self) -> list[tuple[int, int] | None]:
-        """What each is to find."""
+    def hear(self) -> list[tuple[int, ...] | None]:
+        """With whom each finds digests."""
         others = zip(self._opened[1:], self.known[1:], strict=True)
         said = [told(one, known, self._agreement.asked) for one, known in others]
         self._agreement.hear(json.loads(json.dumps(said)))
-        return [self._agreement.share(number) for number in range(len(self._opened))]
+        every = [self._agreement.readers(number) for number in range(len(self._opened))]
+        assert [each and each.number for each in every] == [each and number for number, each in enumerate(every)]
+        return [each and each.processes for each in every]
 
     def load(self) -> str:
         """The fingerprint. What is to be remembered is."""
-        stages = stages_of(LAYERS, [1] * (len(self._opened) - 1) + [LAYERS - len(self._opened) + 1])
+        stages = stages_of(LAYERS, self._layers)
         found: list[Sequence[bytes]] = []
-        fingerprint = ""
         for number in (*range(1, len(self._opened)), 0):
-            share = self._agreement.share(number)
+            readers = self._agreement.readers(number)
             known = self.known[number]
             if number:
-                known = Known(fingerprint="" if share else self.known[0].fingerprint or known.fingerprint, share=share)
+                fingerprint = "" if readers else self.known[0].fingerprint or known.fingerprint
+                known = Known(fingerprint=fingerprint, readers=readers)
             else:
-                known = Known(known.signature, known.contents, known.fingerprint, share)
+                known = Known(known.signature, known.contents, known.fingerprint, readers)
             loaded = load_model(
                 self._opened[number].folder, exact_ops(), stage=stages[number], known=known,
                 others=None if number else lambda: self._agreement.own(found), cache=self._caches[number],
             )  # fmt: skip
             if number:
                 found.append(loaded.digests)
-        fingerprint = loaded.fingerprint
         for number, row in self._agreement.check(loaded.contents, found).items():
             remember(self._caches[number], self._opened[number], self.known[number], row)
-        return fingerprint
+        return loaded.fingerprint
 
 
 def test_each_host_digests_its_own_files_and_only_once(tmp_path: Path) -> None:
@@ -112,7 +116,7 @@ def test_each_host_digests_its_own_files_and_only_once(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path / "one")
     there = copied(folder, tmp_path / "two")
     first = Processes([folder, there, there])
-    assert first.hear() == [(0, 1), (0, 2), (1, 2)]
+    assert first.hear() == [(0,), (1, 2), (1, 2)]
     fingerprint = first.load()
     assert fingerprint == load_model(folder, exact_ops()).fingerprint
     again = Processes([folder, there, there])
@@ -128,8 +132,8 @@ def test_what_one_host_knows_the_other_is_held_to(known: str, tmp_path: Path) ->
     number = ["the first", "the other"].index(known)
     load_model(both[number], exact_ops(), cache=cache_of(both[number]))
     same = Processes(both)
-    shares = same.hear()
-    assert (shares[number], shares[1 - number]) == (None, (0, 1))
+    found = same.hear()
+    assert (found[number], found[1 - number]) == (None, (1 - number,))
     assert same.load() == load_model(folder, exact_ops()).fingerprint
     written(both[1] / "model.safetensors", {**tensors_of(both[1]), **of_other_values(both[1], NORM)})
     other = Processes(both)
@@ -138,11 +142,14 @@ def test_what_one_host_knows_the_other_is_held_to(known: str, tmp_path: Path) ->
         other.load()
 
 
-def test_of_one_host_each_knows_its_share_before_others_have_said_anything(tmp_path: Path) -> None:
+def test_of_one_host_each_knows_its_part_before_others_have_said_anything(tmp_path: Path) -> None:
     """And files that are others by the time that somebody looks are no model's."""
     one = inspect_checkpoint(checkpoint(tmp_path / "one"))
-    agreement = Agreement(one, Known(), 3, near=True)
-    assert [agreement.share(number) for number in range(3)] == [(0, 3), (1, 3), (2, 3)]
+    agreement = Agreement(one, Known(), 3, 1, near=True)
+    agreement.divide((1, 1, 1))
+    assert [agreement.readers(number) for number in range(3)] == [
+        Readers((1, 1, 1), 1, (0, 1, 2), number) for number in range(3)
+    ]
     agreement.hear([told(one, Known(), agreement.asked)])
     os.utime(one.folder / "model.safetensors", (1, 1))
     with pytest.raises(CheckpointError, match="its files have changed"):

@@ -25,6 +25,7 @@ from motley.replicas.checkpoint import inspect_checkpoint
 from motley.replicas.known import Known, known_of
 from motley.replicas.model import LoadedModel, load_model
 from motley.replicas.shards.ranks import Ranks
+from motley.replicas.shards.readers import Readers
 from motley.replicas.shards.split import split
 from motley.replicas.shards.stages import stages_of
 from motley.replicas.weights_cache import WeightsCache
@@ -73,6 +74,8 @@ class Divided:
         whose = [(stage, rank) for stage in stages for rank in range(size)]
         for stage, rank in [*whose[1:], whose[0]]:
             first = (stage.index, rank) == (0, 0)
+            everyone = tuple(range(size * len(stages)))
+            readers = Readers(tuple(layers), size, everyone, stage.index * size + rank)
             kept = WeightsCache(cache, least_bytes=0)
             ranks = Ranks(parts, rank, ThreadExchange(rank, barrier, tensors)) if parts else None  # type: ignore[arg-type]
             self.loaded[stage.index, rank] = made = load_model(
@@ -81,7 +84,10 @@ class Divided:
                 ranks=ranks,
                 stage=stage,
                 cache=kept,
-                known=self.known if first else Known(fingerprint=self.known.fingerprint),
+                known=replace(
+                    self.known if first else Known(fingerprint=self.known.fingerprint),
+                    readers=None if self.known.fingerprint else readers,
+                ),
                 others=(lambda: [each.digests for each in self.loaded.values()]) if first else None,
             )
             kept.wait()

@@ -18,7 +18,9 @@ from tiny_checkpoints import FAMILIES, build_checkpoint
 from motley.replicas.checkpoint import inspect_checkpoint
 from motley.replicas.decoder import Decoder
 from motley.replicas.errors import InvalidRequest
+from motley.replicas.known import Known
 from motley.replicas.model import LoadedModel, load_model
+from motley.replicas.shards.readers import Readers
 from motley.replicas.shards.stages import stages_of
 from motley.replicas.weights import Weights
 
@@ -133,16 +135,24 @@ def tie_with_copy(folder: Path) -> Path:
 
 def test_stages_tell_the_fingerprint_of_the_whole(tmp_path: Path) -> None:
     folder = build_checkpoint(tmp_path / "model", tie_word_embeddings=True, **FOUR)
-    first, *rest = stages_of(4, (1, 2, 1))
-    others = [load_model(folder, exact_ops(), stage=stage).digests for stage in rest]
-    divided = load_model(folder, exact_ops(), stage=first, others=lambda: others).fingerprint
-    assert divided == load_model(folder, exact_ops()).fingerprint
+
+    def divided() -> str:
+        found: list[Sequence[bytes]] = []
+        for stage in (*stages_of(4, (1, 2, 1))[1:], stages_of(4, (1, 2, 1))[0]):
+            known = Known(readers=Readers((1, 2, 1), 1, (0, 1, 2), stage.index))
+            others = (lambda: found) if stage.is_first else None
+            loaded = load_model(folder, exact_ops(), stage=stage, known=known, others=others)
+            found.append(loaded.digests)
+        assert all(found)
+        return loaded.fingerprint
+
+    before = divided()
+    assert before == load_model(folder, exact_ops()).fingerprint
     weights = folder / "model.safetensors"
     data = bytearray(weights.read_bytes())
     data[-1] ^= 1
     weights.write_bytes(data)
-    others = [load_model(folder, exact_ops(), stage=stage).digests for stage in rest]
-    assert load_model(folder, exact_ops(), stage=first, others=lambda: others).fingerprint != divided
+    assert divided() != before
 
 
 @pytest.mark.parametrize("sizes", [(1, 2), (4, 0), (5, -1), (2, 3)])
