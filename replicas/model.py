@@ -17,7 +17,7 @@ from ..kernels.ops import Ops
 from ..kernels.packed import Repacking
 from .checkpoint import Checkpoint, inspect_checkpoint
 from .config import ModelConfig
-from .contents import Progress, each_digest, in_order, piece_digests
+from .contents import Piece, Progress, each_digest, in_order, piece_digests, pieces_of
 from .decoder import Decoder
 from .generation import GenerationDefaults
 from .gpu.accelerator import Copier
@@ -287,6 +287,13 @@ def _load_part(
     readers = known.readers
     if readers is not None and readers.is_first:
         check_manifests(checkpoint.folder, [path for path, _ in checkpoint.tensors.values()])
+    names = names_of(checkpoint)
+    whose = [] if readers is None else owners(checkpoint, names, readers)
+    own: dict[int, Piece] = {}  # pieces that this process digests, by number
+    if readers is not None:
+        every = zip(pieces_of(checkpoint.tensors, names), whose, strict=True)
+        own = {number: piece for number, (piece, owner) in enumerate(every) if owner == readers.own}
+    on_the_way: Mapping[Piece, bytes] = {}
     repacking = _repacking(ops, cache)
     kind = "" if repacking is None else _kind(checkpoint, repacking, f"{ranks and ranks.own}\n{stage}")
     keep: Callable[[str], None] | None = None
@@ -298,18 +305,13 @@ def _load_part(
         log.info("weights: this process's part as it was repacked before")
     else:
         noting = Noting(repacking) if repacking is not None and _notes(checkpoint, ops, cache, kind) else None
-        weights = _part(checkpoint, ops.device, progress, ranks, stage, _staging(copier))
+        weights = _part(checkpoint, ops.device, progress, ranks, stage, _staging(copier), own.values())
         decoder = Decoder(checkpoint.config, checkpoint.format, weights, ops, ranks, stage, noting or EMPTY)
         _finish(weights, copier)
+        on_the_way = weights.digested
         if cache is not None and noting is not None and noting.complete:
             keep = partial(_keep_part, cache, kind, _noted(noting, ops))
-    names = names_of(checkpoint)
-    digests: Sequence[bytes] = ()
-    whose: Sequence[int] = ()
-    if readers is not None:
-        whose = owners(checkpoint, names, readers)
-        own = [number for number, owner in enumerate(whose) if owner == readers.own]
-        digests = piece_digests(checkpoint.tensors, names, own)
+    digests = _of_own(checkpoint, own, on_the_way)
     contents: Mapping[str, bytes] = {}
     if others is not None:
         theirs = others()
@@ -325,6 +327,15 @@ def _load_part(
     return replace(loaded, keep=keep)
 
 
+def _of_own(checkpoint: Checkpoint, own: Mapping[int, Piece], on_the_way: Mapping[Piece, bytes]) -> list[bytes]:
+    """Digests of a process's pieces, by number. What was not found on the way is read from the page cache: columns, and
+    pieces of which it has read a part."""
+    rest = [number for number, piece in own.items() if piece not in on_the_way]
+    after = piece_digests(checkpoint.tensors, names_of(checkpoint), rest) if rest else []
+    found = dict(zip(rest, after, strict=True))
+    return [found[number] if number in found else on_the_way[piece] for number, piece in own.items()]
+
+
 def _part(
     checkpoint: Checkpoint,
     device: torch.device,
@@ -332,13 +343,14 @@ def _part(
     ranks: Ranks | None,
     stage: Stage,
     staging: Staging | None,
+    pieces: Collection[Piece],
 ) -> Weights:
-    """What a process takes its part from."""
+    """What a process takes its part from. pieces: that it digests, on the way where it reads them whole."""
     layout = decoder_layout(checkpoint.config, checkpoint.format)
     own = decoder_layout(checkpoint.config, checkpoint.format, stage)
     weights = Weights(
         checkpoint.tensors, device, progress, lambda name, tensor: problem_of(layout[name], tensor), order=own,
-        staging=staging,
+        pieces=pieces, staging=staging,
     )  # fmt: skip
     weights.leave(layout.keys() - own.keys())
     if head_is_tied(checkpoint.config, checkpoint.format) and stage.is_last:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
@@ -19,7 +20,6 @@ from ..kernels.cpu.pages import LEAST_BYTES
 from .contents import Piece, Tensors, of_piece, of_tensor, pieces_of, read_piece, start_of
 from .cores import usable_cores
 from .reading_rooms import Pinned, Rooms, Staging
-from .safetensors_file import TensorInfo
 
 __all__ = ["DTYPES", "Reader"]
 
@@ -29,7 +29,8 @@ DTYPES = {
 }  # fmt: skip
 EXTENT_BYTES = 64 << 20  # that are read together, at most
 RUN_BYTES = 4 << 20  # that are read at once: the processor's caches have them when they are digested
-_MANY = 16  # runs of a tensor, from which on several threads read it
+_MANY = 16  # runs of a tensor, from which on several threads read it, beside other tensors
+_SOME = 4  # likewise of a tensor of a part of a model, which are read one after the other
 _LAYER = re.compile(r".*?\.\d+\.")
 
 
@@ -38,6 +39,7 @@ class Reader:
 
     order    of names, in which they will be read, more or less
     digests  whether each tensor that is read whole is digested
+    pieces   that are digested where they are read whole, be it with a part of their tensor alone
     whole    all of that order will be read whole, so that those of an extent are read with the first of them
     staging  makes memory of the host that a device reads by itself, through which tensors go there; None: they stay
     extents  names that are read together, as they lie in their files
@@ -49,10 +51,12 @@ class Reader:
         order: Iterable[str] = (),
         *,
         digests: bool = False,
+        pieces: Collection[Piece] = (),
         whole: bool = False,
         staging: Staging | None = None,
     ) -> None:
-        self._tensors, self._digests = tensors, digests
+        self._tensors, self._digests, self._pieces = tensors, digests, frozenset(pieces)
+        self._digested: dict[Piece, bytes] = {}
         self._found: dict[str, bytes] = {}
         self._starts: dict[Path, int] = {}
         self._rooms = Rooms() if staging is None else Pinned(staging)
@@ -63,6 +67,11 @@ class Reader:
     def contents(self) -> Mapping[str, bytes]:
         """The digest of each tensor that was read whole, as `contents.each_digest` has it."""
         return self._found
+
+    @property
+    def digested(self) -> Mapping[Piece, bytes]:
+        """The digest of each of `pieces` that was read whole."""
+        return self._digested
 
     def whole(self, name: str) -> torch.Tensor:
         """Raises CheckpointError, OSError."""
@@ -75,16 +84,17 @@ class Reader:
 
     def rows(self, name: str, first: int, last: int) -> torch.Tensor:
         """Those of its first dimension, and no other byte of it. Raises CheckpointError, OSError."""
-        path, info = self._tensors[name]
-        start = self._begin(name)
+        info = self._tensors[name][1]
         row_bytes = info.nbytes // max(1, info.shape[0])
-        begin = info.begin + first * row_bytes
-        part = TensorInfo(info.dtype, (last - first, *info.shape[1:]), begin, begin + (last - first) * row_bytes)
-        memory = self._rooms.take(part.nbytes)
-        for piece in pieces_of({name: (path, part)}, [name]):
-            with memoryview(memory)[piece.begin - begin : piece.end - begin] as into:
-                read_piece(piece, start + piece.begin, into)
-        return _tensor(memory, part.dtype, part.shape)
+        begin, end = info.begin + first * row_bytes, info.begin + last * row_bytes
+        memory = self._rooms.take(end - begin)
+        # Cut as the whole tensor is: pieces that are not at the ends are its own.
+        cut = (
+            replace(each, begin=max(each.begin, begin), end=min(each.end, end))
+            for each in pieces_of(self._tensors, [name])
+        )
+        self._read_runs([[piece] for piece in cut if piece.begin < piece.end], memory, begin)
+        return _tensor(memory, info.dtype, (last - first, *info.shape[1:]))
 
     def close(self) -> None:
         """Give back what is not in use."""
@@ -108,30 +118,45 @@ class Reader:
 
     def _read(self, names: Sequence[str]) -> torch.Tensor:
         """Of neighbours, uint8."""
-        start, first = self._begin(names[0]), self._tensors[names[0]][1].begin
+        first = self._tensors[names[0]][1].begin
         memory = self._rooms.take(self._tensors[names[-1]][1].end - first)
-        runs = list(_runs(self._tensors, names))
-
-        def read(run: Sequence[Piece]) -> list[bytes]:
-            begin, end = run[0].begin, run[-1].end
-            with memoryview(memory)[begin - first : end - first] as into:
-                read_piece(Piece(run[0].name, run[0].path, begin, end), start + begin, into, file)
-                return [_digest(into[piece.begin - begin : piece.end - begin]) for piece in run if self._digests]
-
-        threads = min(usable_cores(), len(runs))
-        # Opened once: the system reads ahead of what comes in a row.
-        with self._tensors[names[0]][0].open("rb", buffering=0) as file:
-            if len(names) > 1 or len(runs) < _MANY or threads == 1:
-                found = [read(run) for run in runs]
-            else:
-                with ThreadPoolExecutor(threads) as pool:
-                    found = list(pool.map(read, runs))
+        found = self._read_runs(list(_runs(self._tensors, names)), memory, first, together=len(names) > 1)
         if self._digests:
             pieces: dict[str, list[bytes]] = {name: [] for name in names}
-            for piece, digest in zip(chain.from_iterable(runs), chain.from_iterable(found), strict=True):
+            for piece, digest in found.items():
                 pieces[piece.name].append(digest)
             self._found.update({name: of_tensor(digests) for name, digests in pieces.items()})
         return torch.frombuffer(memory, dtype=torch.uint8) if len(memory) else torch.empty(0, dtype=torch.uint8)
+
+    def _read_runs(
+        self, runs: Sequence[Sequence[Piece]], memory: memoryview, first: int, *, together: bool = False
+    ) -> dict[Piece, bytes]:
+        """Of a file, into memory that begins with that byte of its data. In order, digests of what shall have one.
+
+        together: of several tensors, beside which others are read
+        """
+        if not runs:
+            return {}
+        name, path = runs[0][0].name, runs[0][0].path
+        start = self._begin(name)
+
+        def read(run: Sequence[Piece]) -> list[tuple[Piece, bytes]]:
+            begin, end = run[0].begin, run[-1].end
+            with memoryview(memory)[begin - first : end - first] as into:
+                read_piece(Piece(run[0].name, path, begin, end), start + begin, into, file)
+                wanted = [piece for piece in run if self._digests or piece in self._pieces]
+                return [(piece, _digest(into[piece.begin - begin : piece.end - begin])) for piece in wanted]
+
+        threads = min(usable_cores(), len(runs))
+        # Opened once: the system reads ahead of what comes in a row.
+        with path.open("rb", buffering=0) as file:
+            if together or len(runs) < (_SOME if self._pieces else _MANY) or threads == 1:
+                found = dict(chain.from_iterable(map(read, runs)))
+            else:
+                with ThreadPoolExecutor(threads) as pool:
+                    found = dict(chain.from_iterable(pool.map(read, runs)))
+        self._digested.update({piece: digest for piece, digest in found.items() if piece in self._pieces})
+        return found
 
     def _begin(self, name: str) -> int:
         """Where the data of its file begin."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 
-from .contents import Progress, digest_of
+from .contents import Piece, Progress, digest_of
 from .errors import CheckpointError
 from .reading import DTYPES, Reader
 from .reading_rooms import Staging
@@ -28,6 +28,7 @@ class Weights:
     problem  what is wrong with a tensor, or a part of one, that is taken; None: they are known to be sound
     order    of names, in which they will be taken, more or less
     digests  whether `contents` is wanted
+    pieces   of which `digested` is wanted
     whole    each of that order will be taken, and whole
     staging  of a device with memory of its own: makes such of the host as it copies from by itself
     """
@@ -41,11 +42,12 @@ class Weights:
         *,
         order: Iterable[str] = (),
         digests: bool = False,
+        pieces: Collection[Piece] = (),
         whole: bool = False,
         staging: Staging | None = None,
     ) -> None:
         self.device = device
-        self._reader = Reader(tensors, order, digests=digests, whole=whole, staging=staging)
+        self._reader = Reader(tensors, order, digests=digests, pieces=pieces, whole=whole, staging=staging)
         self._lock = threading.Lock()  # of progress
         self._problem = problem
         self._tensors = tensors
@@ -155,6 +157,11 @@ class Weights:
     def contents(self) -> Mapping[str, bytes]:
         """The digest of each tensor that was taken whole, found on the way."""
         return self._reader.contents
+
+    @property
+    def digested(self) -> Mapping[Piece, bytes]:
+        """Of those of `pieces` that were taken whole, found on the way: columns are not."""
+        return self._reader.digested
 
     def digest(self) -> bytes:
         """Of the tensors taken or left, whole whatever was taken of them. Raises CheckpointError."""

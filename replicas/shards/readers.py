@@ -56,9 +56,10 @@ class Readers:
 
 def owners(checkpoint: Checkpoint, names: Iterable[str], readers: Readers) -> list[int]:
     """Of every piece of these tensors, by name and in order, which of the processes digests it: the one that reads
-    most of it; of several that read as much, or where none reads any, the one that has the fewest bytes so far."""
+    most of it; of several that read as much, or where none reads any, the one that has the fewest bytes."""
     read = reads(checkpoint, readers)
-    found, nbytes = [], [0] * len(read)
+    sizes: list[int] = []
+    may: list[Sequence[int]] = []
     for name in sorted(names):
         spans = {number: each[name] for number, each in enumerate(read) if name in each}
         start = checkpoint.tensors[name][1].begin
@@ -66,10 +67,13 @@ def owners(checkpoint: Checkpoint, names: Iterable[str], readers: Readers) -> li
             begin, end = piece.begin - start, piece.end - start
             parts = {number: min(end, last) - max(begin, first) for number, (first, last) in spans.items()}
             most = max(parts.values(), default=0)
-            may = [number for number, part in parts.items() if part == most] if most > 0 else range(len(read))
-            owner = min(may, key=lambda number: (nbytes[number], number))
-            nbytes[owner] += end - begin
-            found.append(owner)
+            sizes.append(end - begin)
+            may.append([number for number in parts if parts[number] == most] if most > 0 else range(len(read)))
+    found, nbytes = [0] * len(may), [0] * len(read)
+    for piece_number in sorted(range(len(may)), key=lambda each: len(may[each]) > 1):  # what is free evens out the rest
+        owner = min(may[piece_number], key=lambda number: (nbytes[number], number))
+        nbytes[owner] += sizes[piece_number]
+        found[piece_number] = owner
     return found
 
 

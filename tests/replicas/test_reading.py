@@ -14,7 +14,7 @@ from steps import exact_ops
 from tiny_checkpoints import build_checkpoint
 
 from motley.replicas import contents, model, reading, reading_rooms
-from motley.replicas.contents import each_digest, piece_digests
+from motley.replicas.contents import each_digest, piece_digests, pieces_of
 from motley.replicas.model import load_model
 from motley.replicas.reading import Reader
 from motley.replicas.safetensors_file import TensorInfo, read_header
@@ -62,6 +62,30 @@ def test_rows_are_read_and_nothing_else(
     assert torch.equal(reader.rows("large", 3, 9), LARGE[3:9])
     assert reader.rows("large", 4, 4).shape == (0, 1 << 10)
     assert sum(read) == LARGE[3:9].nbytes
+    assert not reader.contents
+
+
+@pytest.mark.parametrize("piece_bytes", [1 << 19, 1 << 12])  # the smaller ones are read by several threads
+def test_of_rows_the_pieces_that_lie_in_them_are_digested(
+    piece_bytes: int, found: dict[str, tuple[Path, TensorInfo]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of the whole tensor are, and those alone that are asked for."""
+    monkeypatch.setattr(contents, "PIECE_BYTES", piece_bytes)
+    names = sorted(found)
+    every = dict(zip(pieces_of(found, names), piece_digests(found, names), strict=True))
+    of_large = [piece for piece in every if piece.name == "large"]
+    reader = Reader(found, pieces=of_large[1:])
+    first, last, row_bytes = 2, 301, 4 << 10
+    assert torch.equal(reader.rows("large", first, last), LARGE[first:last])
+    assert torch.equal(reader.whole("as large"), LARGE + 1)
+    begin = found["large"][1].begin
+    within = [
+        piece
+        for piece in of_large[1:]
+        if piece.begin >= begin + first * row_bytes and piece.end <= begin + last * row_bytes
+    ]
+    assert within
+    assert reader.digested == {piece: every[piece] for piece in within}
     assert not reader.contents
 
 
