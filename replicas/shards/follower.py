@@ -56,6 +56,9 @@ from .versions import Versions
 log = logging.getLogger(__name__)
 
 AnyExchange = SharedExchange | CollectiveExchange
+# Without CPU time, on a GPU, before anything is said of it: in a first call kernels are compiled, by other processes.
+COMPILES_S = 30.0
+
 Copy = Callable[[dict[str, Any]], None]
 Between = Callable[[dict[str, Any]], bool]  # of a message that is no call: does what it says; False: it is a call
 
@@ -155,6 +158,9 @@ def _compute(
         versions = Versions(loaded, ranks, Beside(accelerator, sizing.step_bytes(config, loaded)).updated_model)
     del loaded  # or these weights would stay when they are forgotten
     between = _between(pipe, versions, copy, arrivals)
+    shares_steps = stage.count == 1 and start["meets"] is None  # with ranks whose exchange finds out who hangs
+    if not shares_steps:
+        beats.of_this_thread(0.0 if accelerator is None else COMPILES_S)
     if accelerator is not None and stage.count == 1:
         assert isinstance(exchange, CollectiveExchange), "ranks on GPUs meet"
         follow_calls(pipe, versions, kv, exchange, accelerator, between)
@@ -162,7 +168,7 @@ def _compute(
         _stage(pipe, start, ends, versions, stage, kv, between, accelerator)
     assert ranks is not None, "a stage alone has ranks"
     # Where a file may come, somebody always reads: whoever sends would not wait for whoever computes.
-    _rank(pipe if start["meets"] is None else Inbox(pipe, "calls"), versions, kv, between)
+    _rank(pipe if shares_steps else Inbox(pipe, "calls"), versions, kv, between)
 
 
 def _meet(exchange: CollectiveExchange, start: dict[str, Any], ends: Mapping[str, int], ops: Ops) -> None:

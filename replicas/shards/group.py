@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]  # done bytes, total bytes
 
-ANSWER_S = 5.0  # without a sign of life, while a step waits for others
+ANSWER_S = 5.0  # without a sign of life, or of computing, while a step waits for others
 SILENCE_S = 30.0  # at any other time: what imports libraries from a slow disk says nothing meanwhile
 _SAID_S = 1.0  # from an exchange that fails to the word of which process has ended, where one has
 
@@ -71,7 +71,7 @@ class Group:
 
     Raises InvalidRequest where the model cannot be divided so. One that says nothing for SILENCE_S, or ANSWER_S while
     a step waits, is lost, whatever it and this process do, and so are all: whoever waits for them is told which it was,
-    and what it said last.
+    and what it said last. So is one that serves and says itself that it has not computed for so long.
     """
 
     def __init__(
@@ -329,7 +329,7 @@ class Group:
     def answer(self) -> torch.Tensor:
         """Of the last stage, to the next of the calls that have none yet.
 
-        Raises EngineLost when a process has ended, or says nothing for ANSWER_S while this one waits.
+        Raises EngineLost when a process has ended, or says or computes nothing for ANSWER_S while this one waits.
         """
         last = self._followers[-self._size]
         patience = Patience(self._followers, lambda: ANSWER_S)
@@ -366,7 +366,7 @@ class Group:
 
     @contextmanager
     def waited_for(self) -> Iterator[None]:
-        """Meanwhile a step waits for them: one that says nothing is lost after ANSWER_S.
+        """Meanwhile a step waits for them: one that says or computes nothing is lost after ANSWER_S.
 
         Where ranks share memory their exchange finds that out by itself.
         """

@@ -30,7 +30,7 @@ class Member:
     ends    descriptors that it has besides its pipes, by name
     ended   called when it has
     copied  told which copies of KV it has made
-    heard   monotonic seconds of the last that was heard of it, and `doing` what it said of itself
+    heard   monotonic seconds of the last that was heard of it, and `doing` and `still_s` what it said of itself
     why     what it said of its end; refused: if that is what it, or its checkpoint, cannot do
     inbox   what it says, but for that
     """
@@ -45,7 +45,7 @@ class Member:
         copied: Callable[[int], None],
     ) -> None:
         self.name: str = start["name"]
-        self.doing = "nothing yet: it was being started"
+        self.doing, self.still_s = "nothing yet: it was being started", 0.0
         self.why = ""
         self.refused: MotleyError | None = None
         self._copied, self._closing = copied, False
@@ -124,7 +124,7 @@ class Member:
         if "copied" in fields:
             self._copied(fields["copied"])
         elif "doing" in fields:
-            self.doing = fields["doing"]
+            self.doing, self.still_s = fields["doing"], fields.get("still_s", 0.0)
         elif "why" in fields:
             self.why = fields["why"]
             if "refused" in fields:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import select
 import struct
 import threading
@@ -22,11 +23,12 @@ from ..errors import EngineLost
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Inbox", "Message", "Pipe"]
+__all__ = ["LOOK_S", "Inbox", "Message", "Pipe"]
 
 _LENGTHS = struct.Struct("<QI")
 SEND_S = 5.0
 END_S = 5.0
+LOOK_S = 1.0  # whoever waits looks about itself so often, by which beats.py tells it from whoever hangs
 
 Fields = dict[str, Any]
 Tensors = dict[str, "torch.Tensor"]
@@ -75,7 +77,9 @@ class Pipe:
             raise EngineLost("a rank is not written to any more")
         until = time.monotonic() + SEND_S
         while left:
-            if not select.select([], [self._writes], [], max(0.0, until - time.monotonic()))[1]:
+            if not select.select([], [self._writes], [], max(0.0, min(LOOK_S, until - time.monotonic())))[1]:
+                if time.monotonic() < until:
+                    continue
                 raise EngineLost(f"a rank has read nothing for {SEND_S:g} s")
             try:
                 left = left[os.write(self._writes, left) :]
@@ -132,7 +136,7 @@ class Inbox:
 
     def receive(self, timeout_s: float | None = None) -> Message:
         """The next message. Raises EOFError when there will be none, queue.Empty when there was none in time."""
-        message = self._messages.get(timeout=timeout_s)
+        message = self._awaited() if timeout_s is None else self._messages.get(timeout=timeout_s)
         if message is None:
             self._messages.put(None)  # for whoever asks again
             raise EOFError
@@ -151,6 +155,11 @@ class Inbox:
         self._thread.join(END_S)
         if not self._thread.is_alive():  # otherwise somebody else has its end, and the descriptor is still read
             self._pipe.close_reading()
+
+    def _awaited(self) -> Message | None:
+        while True:
+            with suppress(queue.Empty):
+                return self._messages.get(timeout=LOOK_S)
 
     def _read(self) -> None:
         try:

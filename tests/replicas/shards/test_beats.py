@@ -163,6 +163,7 @@ def test_the_first_does_not_load_to_its_end_when_another_has_ended(tmp_path: Pat
 class Other:
     def __init__(self, name: str) -> None:
         self.name, self.doing, self.heard, self.starting = name, "loads weights, 3 of 9 MB", 0.0, False
+        self.still_s = 0.0
 
 
 def test_only_silence_counts_however_long_it_takes() -> None:

@@ -37,6 +37,7 @@ class Noted:
     def __init__(self, number: int, start: Mapping[str, Any], *given: object) -> None:
         self.number, self.threads = number, start["config"]["threads"]
         self.name, self.doing, self.heard, self.starting = "", "", 0.0, False
+        self.still_s = 0.0
 
     def kill(self) -> None:
         return None
