@@ -118,8 +118,8 @@ class Heard(Protocol):
 
 
 class Patience:
-    """For so many seconds of silence, or of standing still, as each look is told. Looks are BEAT_S apart: whoever was held up itself charges
-    it to nobody.
+    """For so many seconds of silence, or of standing still, as each look is told. Looks are BEAT_S apart: whoever was
+    held up itself charges it to nobody.
 
     Until a process begins, for START_S.
     """
@@ -130,7 +130,7 @@ class Patience:
         self._looks = [0] * len(others)
 
     def look(self) -> None:
-        """After BEAT_S more. Raises EngineLost, naming one that has said or computed nothing for so long, and what it did last."""
+        """After BEAT_S more. Raises EngineLost, naming one that has said or computed nothing for so long."""
         for number, other in enumerate(self._others):
             now = other.heard, other.starting
             self._looks[number] = self._looks[number] + 1 if now == self._last[number] else 0
