@@ -255,6 +255,9 @@ class CapturingRunner(GatedRunner):
     def longest_s(self) -> float:
         return self.longest
 
+    def close(self) -> None:
+        return None
+
 
 @pytest.mark.parametrize("runner", [CapturingRunner], indirect=True)
 async def test_a_capture_is_not_a_step_that_is_slow_or_hangs(
