@@ -113,31 +113,17 @@ def _fit(side: Side) -> dict[str, Any]:
 
     from ..build import operators
     from ..checkpoint import inspect_checkpoint
-    from ..early import kept_file
-    from ..fit import Asked, at_hand, cpu, fit, outlined
-    from ..tiers.placed import Placed
-    from ..tiers.reckon import expected_on
-    from ..tiers.speed import disk_rate, largest_file, reckoned
+    from ..fit import Asked, at_hand, cpu, fit
+    from ..fit_measured import measured
 
-    torch.set_num_threads(side.threads)
     config, inspected = side.config, inspect_checkpoint(side.folder / "model")
-
-    def ops() -> Any:
-        return operators(config, inspected.config.dtype)[0]
-
-    place = cpu(ops) if side.device == "cpu" else at_hand(torch.device(side.device))
-    asked = Asked(
-        len(PROMPT), 1, weights_memory_bytes=side.budget, weights_host_memory_bytes=config.weights_host_memory_bytes
-    )  # fmt: skip
-    tiers = fit(inspected, place, asked).tiers
-    assert tiers is not None, "it was served with this budget"
-    kept = kept_file(side.folder / "model", str(side.folder / "cache"), (place.device and "cuda") or "cpu")
-    if isinstance(tiers, Placed):
-        assert place.device is not None
-        rate = disk_rate(kept or largest_file(inspected), max(tiers.sizes.layers)) if tiers.read_bytes else None
-        outline = outlined(inspected.config, inspected.format, inspected.tensors, place.ops())
-        return {"expected": expected_on(place.device, outline, tiers, rate).tokens_per_s}
-    return {"expected": reckoned(inspected, ops(), tiers, kept).tokens_per_s}
+    on_cpu = side.device == "cpu"
+    place = cpu(lambda: operators(config, inspected.config.dtype)[0]) if on_cpu else at_hand(torch.device(side.device))
+    memory, host_memory = config.weights_memory_bytes, config.weights_host_memory_bytes
+    asked = Asked(len(PROMPT), 1, weights_memory_bytes=memory, weights_host_memory_bytes=host_memory)
+    expected = measured(fit(inspected, place, asked), config, inspected).expected
+    assert expected is not None, "it was served with this budget"
+    return {"expected": expected.tokens_per_s}
 
 
 def _peak_of_gpu(*, reset: bool = False) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -98,6 +97,7 @@ def fit(
     from ..replicas.checkpoint import inspect_checkpoint, resolve_model
     from ..replicas.fit import Asked
     from ..replicas.fit import fit as fit_one
+    from ..replicas.fit_measured import measured
 
     if stages is not None:
         pipeline_parallel = _count(stages, device, pipeline_parallel)
@@ -125,7 +125,7 @@ def fit(
         _divided(model, checkpoint, groups, asked, settings, fit_divided.kinds_of(link), as_json)
         return
     found = [
-        _measured(fit_one(checkpoint, place, asked), settings, checkpoint)
+        measured(fit_one(checkpoint, place, asked), settings, checkpoint)
         for place in _places(device, settings, checkpoint)
     ]
     if as_json:
@@ -207,36 +207,6 @@ def _places(names: list[str] | None, settings: EngineConfig, checkpoint: Checkpo
                 f"--device {name}: torch finds {len(gpus) or 'no'} GPUs here; name one of the table"
             )
     return places
-
-
-def _measured(found: Fit, settings: EngineConfig, checkpoint: Checkpoint) -> Fit:
-    """With how fast weights in tiers are expected to be, where there are any and a measurement is wanted for it."""
-    if found.tiers is None or found.expected is not None:
-        return found
-    import torch
-
-    from ..replicas.build import operators
-    from ..replicas.cores import usable_cores
-    from ..replicas.early import kept_file
-    from ..replicas.fit import outlined
-    from ..replicas.tiers.placed import Placed
-    from ..replicas.tiers.reckon import expected_on
-    from ..replicas.tiers.speed import disk_rate, largest_file, reckoned
-
-    kept = None
-    with suppress(OSError, RuntimeError):  # nothing was kept where nothing can be
-        device = "cpu" if found.place.device is None else "cuda"
-        kept = kept_file(checkpoint.folder, settings.weights_cache, device)
-    if isinstance(found.tiers, Placed):
-        if not found.tiers.read_bytes or found.place.device is None:
-            return found
-        outline = outlined(checkpoint.config, checkpoint.format, checkpoint.tensors, found.place.ops())
-        rate = disk_rate(kept or largest_file(checkpoint), max(found.tiers.sizes.layers))
-        return replace(found, expected=expected_on(found.place.device, outline, found.tiers, rate))
-    torch.set_num_threads(usable_cores())
-    ops, _ = operators(settings, checkpoint.config.dtype)
-    expected = reckoned(checkpoint, ops, found.tiers, kept)
-    return replace(found, expected=expected, tpot_s=expected.step_s)
 
 
 def _report(model: str, checkpoint: Checkpoint, asked: Asked, found: Sequence[Fit]) -> dict[str, Any]:
