@@ -53,7 +53,7 @@ STAGES = (
     Stage("divided", 60.0),
     Stage("tuning", 55.0, first=True),
     Stage("kernels", 40.0, first=True),
-    Stage("streams", 262.0, first=True),
+    Stage("streams", 202.0, first=True),
     Stage("checks", 20.0),
     Stage("tuning", 5.0),
     Stage("kernels", 5.0),

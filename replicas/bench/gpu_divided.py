@@ -1,35 +1,61 @@
 """`motley bench gpu --part divided`: a model that is not whole in one process on one GPU, beside one that is.
 
-Ways are of gpu_divided_child.py, each with each format of weights in a process of its own, several at a time: what they
-say is looked at, not how fast. Ranks that share a GPU take turns on it.
+Each way with each format of weights is a process of its own (gpu_divided_child.py), several at a time: what they say is
+looked at, not how fast. Ranks that share a GPU take turns on it.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any
 
 from .parts import Part
 from .tasks import TaskProcess
 
-__all__ = ["Divided"]
+__all__ = ["WAYS", "Divided", "Way"]
 
 CHILD = "motley.replicas.bench.gpu_divided_child"
-_CELLS = [
-    (way, format)
-    for format in ("gptq-int4", "bf16")
-    for way in (
-        "layers in the host's memory", "layers on disk", "layers in all tiers", "stages", "a stage on the CPU", "ranks",
-        "stages of ranks",
-    )
-]  # fmt: skip
 _REHEARSED = [("layers on disk", "bf16"), ("stages", "gptq-int4"), ("ranks", "gptq-int4")]
 _TOKENS, _REHEARSED_TOKENS = 24, 4
 _AT_A_TIME = 4  # of 16 cores, and of a GPU's memory a little
 _LIMIT_S = 120.0
 _TOLD_S = 10.0  # before that, one that hangs tells where
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a model is held.
+
+    devices  "gpu" or "cpu" of each process
+    tiers    where layers are: "host", "disk", or "both", of which one stays on the device; None: all are there
+    alike    it says what one process says, to the bit: the same kernels on the same numbers
+    """
+
+    devices: tuple[str, ...] = ("gpu",)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    tiers: str | None = None
+    alike: bool = True
+
+    @property
+    def ranks(self) -> int:
+        return int(self.settings.get("tensor_parallel", 1))
+
+
+_STAGES = {"pipeline_parallel": 2, "pipeline_layers": (1, 3)}
+WAYS = {
+    "layers in the host's memory": Way(tiers="host"),
+    "layers on disk": Way(tiers="disk"),
+    "layers in all tiers": Way(tiers="both"),
+    "stages": Way(("gpu",) * 2, _STAGES),
+    "a stage on the CPU": Way(("gpu", "cpu"), _STAGES, alike=False),
+    "ranks": Way(("gpu",) * 2, {"tensor_parallel": 2}, alike=False),
+    "stages of ranks": Way(("gpu",) * 4, {"tensor_parallel": 2, **_STAGES}, alike=False),
+}
+
+_CELLS = [(way, format) for format in ("gptq-int4", "bf16") for way in WAYS]
 
 
 class Divided:

@@ -10,9 +10,8 @@ import ctypes
 import faulthandler
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +30,13 @@ from ..shards.launch import Subprocesses
 from ..tiers.budget import sizes_of
 from ..tiers.placed import Placed
 from .child import answer
+from .gpu_divided import WAYS, Way
 from .gpu_engine import NOISE, answers, beside, texts
 from .load import FORMATS
 from .shapes import Shape
 from .tasks import serve
 
-__all__ = ["FORMATS", "WAYS", "Way"]
+__all__ = ["Tasks"]
 
 SHAPE = Shape(512, 1536, 4, 8, 4, 4096)
 NEW = ("embed_tokens", "layers.0.", "layers.3.")  # what an update changes: of every process a part
@@ -45,37 +45,6 @@ _KV_BYTES = 2**24
 _HOST_BYTES = 2**33  # more than there is to hold
 # From here on NCCL can be told to let ranks share a GPU: what they say is right, how fast they are says nothing.
 SHARING_NCCL = (2, 30)
-
-
-@dataclass(frozen=True, slots=True)
-class Way:
-    """How a model is held.
-
-    devices  "gpu" or "cpu" of each process
-    tiers    where layers are: "host", "disk", or "both", of which one stays on the device; None: all are there
-    alike    it says what one process says, to the bit: the same kernels on the same numbers
-    """
-
-    devices: tuple[str, ...] = ("gpu",)
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    tiers: str | None = None
-    alike: bool = True
-
-    @property
-    def ranks(self) -> int:
-        return int(self.settings.get("tensor_parallel", 1))
-
-
-_STAGES = {"pipeline_parallel": 2, "pipeline_layers": (1, 3)}
-WAYS = {
-    "layers in the host's memory": Way(tiers="host"),
-    "layers on disk": Way(tiers="disk"),
-    "layers in all tiers": Way(tiers="both"),
-    "stages": Way(("gpu",) * 2, _STAGES),
-    "a stage on the CPU": Way(("gpu", "cpu"), _STAGES, alike=False),
-    "ranks": Way(("gpu",) * 2, {"tensor_parallel": 2}, alike=False),
-    "stages of ranks": Way(("gpu",) * 4, {"tensor_parallel": 2, **_STAGES}, alike=False),
-}
 
 
 class Tasks:
@@ -153,7 +122,7 @@ class Tasks:
         settings = dict(way.settings)
         if way.tiers is not None:
             settings |= self._budgets(folder, way.tiers)
-        launcher = _Placed([self._device(kind, number, way) for number, kind in enumerate(way.devices)])
+        launcher = _OnDevices([self._device(kind, number, way) for number, kind in enumerate(way.devices)])
         device = ",".join(launcher.devices[:: way.ranks])
         return Engine(folder, device=device, launcher=launcher, kv_memory_bytes=_KV_BYTES, threads=2, **settings)
 
@@ -190,7 +159,7 @@ class Tasks:
         return {"weights_memory_bytes": device, "weights_host_memory_bytes": host}
 
 
-class _Placed(Subprocesses):
+class _OnDevices(Subprocesses):
     """Devices as given, be it one for several processes."""
 
     def __init__(self, devices: Sequence[str]) -> None:

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 from late_device import LateDevice, LateOps
-from safetensors.torch import load_file, save_file
 
 from motley.kernels import tune, tuning
 from motley.kernels.device_table import DEVICES
@@ -23,7 +22,7 @@ from motley.kernels.operation import Shape
 from motley.kernels.precision import policy_of
 from motley.kernels.registry import OPERATIONS, operation
 from motley.kernels.rig import Rig, stand_in
-from motley.replicas.bench import engine_gpu, gpu, gpu_divided, gpu_divided_child, gpu_engine, gpu_kernels, parts, tasks
+from motley.replicas.bench import engine_gpu, gpu, gpu_divided, gpu_engine, gpu_kernels, parts, tasks
 from motley.replicas.bench.child import Child, ChildEnded, ChildSilent
 from motley.replicas.bench.engine_gpu import Cell, Group
 from motley.replicas.bench.gpu_targets import TARGETS, is_judged, judge, line
@@ -117,23 +116,6 @@ def test_graphs_are_compared_padded_with_steps_that_prefill_as_much(monkeypatch:
     assert all(rows < batch for batch, rows in launched)
     with_graphs, steps = prefilled.values()
     assert with_graphs[-len(steps) :] == steps
-
-
-def test_weights_that_are_not_those_asked_for_are_not_right(tmp_path: Path) -> None:
-    """Before the update, or after it; and an update that changes nothing."""
-    tasks = gpu_divided_child.Tasks(tmp_path, real=False)
-    tasks.write()
-    base, way = tmp_path / "bf16", gpu_divided_child.WAYS["layers on disk"]
-    settled = tasks.said("layers on disk", "bf16", 2, 60.0)
-    assert settled["right"]
-    with tasks._divided(base / "new", way) as engine:
-        assert not tasks._compared(engine, base / "old", way, 2)["right"]
-    same = {name: tensor for name, tensor in load_file(base / "old" / "model.safetensors").items() if "norm" in name}
-    save_file(same, base / "update.safetensors")
-    stale = tasks.said("layers on disk", "bf16", 2, 60.0)
-    assert stale["old"]["right"]
-    assert not stale["new"]["right"]
-    assert not stale["right"]
 
 
 def test_what_has_no_tensor_cores_is_rehearsed_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
