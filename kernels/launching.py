@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar, cast
 
-__all__ = ["Launch", "cdiv", "launch_of", "remembered"]
+__all__ = ["Launch", "cached", "cdiv", "launch_of"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -18,7 +18,7 @@ T = TypeVar("T")
 _ALIGNED = 16  # bytes, and what numbers may be multiples of
 
 
-def remembered(make: Callable[P, T]) -> Callable[P, T]:
+def cached(make: Callable[P, T]) -> Callable[P, T]:
     """Of the same arguments the same result: of a variant there is one, which knows its launches."""
     return cast("Callable[P, T]", functools.cache(make))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .launching import cdiv, remembered
+from .launching import cached, cdiv
 from .variant import Config, Variant
 
 __all__ = ["adding_grid", "adding_variant"]
@@ -29,7 +29,7 @@ def _add_parts(parts, bias, out, M, N, BIASED, SPLITS: tl.constexpr, BLOCK: tl.c
     tl.store(out + at, total.to(out.dtype.element_ty), at < size)
 
 
-@remembered
+@cached
 def adding_variant(name: str, dtype: str, splits: int, *, bias: str | None) -> Variant:
     """`dtype`, `bias`: of the result and of the bias, in Triton's words; without one it is the same."""
     types = {

@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 
 from ..kv_cache import KvCache
-from ..launching import cdiv, remembered
+from ..launching import cached, cdiv
 from ..variant import Config, Constant, Variant
 from .common import FLOOR, LOG2_E, TABLES, Heads, aligned, cache_arguments, cells, tile
 
@@ -212,20 +212,20 @@ def _variant(name: str, kernel: object, heads: Heads, config: Config, **constant
     return Variant(name, kernel, tuple(types.items()), fixed, config.without("SPLITS"), aligned(types))
 
 
-@remembered
+@cached
 def packed_variant(heads: Heads, config: Config) -> Variant:
     """config: BLOCK tokens a step, SPLITS, WIDE: products of fp32 (always for q in fp32, never on tensor cores)."""
     shift, parts = heads.shift(config["WIDE"]), cdiv(heads.group, _PACKED_ROWS)
     return _variant("attention_decode_packed", _packed, heads, config, SHIFT=shift, PARTS=parts, ROWS=_PACKED_ROWS)
 
 
-@remembered
+@cached
 def per_head_variant(heads: Heads, config: Config) -> Variant:
     """config: HEADS of a program, a divisor of the group; ROWS of a tile, UNROLL tiles a step, SPLITS."""
     return _variant("attention_decode_heads", _per_head, heads, config)
 
 
-@remembered
+@cached
 def reduce_variant(heads: Heads, config: Config) -> Variant:
     """config: that of the kernel before it."""
     types = {

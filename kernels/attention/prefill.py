@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from ..kv_cache import KvCache
-from ..launching import cdiv, remembered
+from ..launching import cached, cdiv
 from ..variant import Config, Variant
 from .common import FLOOR, LOG2_E, TABLES, Heads, aligned, cache_arguments, tile
 
@@ -79,7 +79,7 @@ def _prefill(
     tl.store(out + place, mean.to(out.dtype.element_ty), used)
 
 
-@remembered
+@cached
 def prefill_variant(heads: Heads, config: Config) -> Variant:
     """config: ROWS of a program, BLOCK tokens of KV a step, WIDE: products of fp32 (for q in fp32, and below 8.0)."""
     types = {

@@ -16,7 +16,7 @@ import triton.language as tl
 
 from .. import reference
 from ..dtypes import rounding, smallest, type_name
-from ..launching import cdiv, remembered
+from ..launching import cached, cdiv
 from ..model_shapes import MODELS
 from ..operation import Launch, Problem, Shape
 from ..precision import PrecisionPolicy
@@ -39,7 +39,7 @@ def _silu_mul(gate_up, out, width, BLOCK: tl.constexpr):
     tl.store(out + row * width + column, result.to(out.dtype.element_ty), inside)
 
 
-@remembered
+@cached
 def silu_mul_variant(dtype: str, width: int, config: Config) -> Variant:
     """`dtype`: of x and the result, in Triton's words; `width`: I. config: BLOCK columns, a power of two."""
     types = {"gate_up": f"*{dtype}", "out": f"*{dtype}", "width": "i32"}

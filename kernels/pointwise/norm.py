@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from ..dtypes import type_name
-from ..launching import cdiv, remembered
+from ..launching import cached, cdiv
 from ..variant import Config, Variant
 
 __all__ = ["MAX_COLUMNS", "add_rms_norm", "norm_variant", "rms_norm", "short_norm_variant"]
@@ -94,7 +94,7 @@ def _short_norm(
     tl.store(out + row.to(tl.int64) * N + column, normed.to(out.dtype.element_ty), inside)
 
 
-@remembered
+@cached
 def norm_variant(dtype: str, weight: str, num_columns: int, config: Config, *, add: bool) -> Variant:
     """`dtype`, `weight`: of x and the results, and of the weight, in Triton's words.
 
@@ -109,7 +109,7 @@ def norm_variant(dtype: str, weight: str, num_columns: int, config: Config, *, a
     return Variant(name, _norm, tuple(types.items()), constants, config, _aligned(types, num_columns, "outer_stride"))
 
 
-@remembered
+@cached
 def short_norm_variant(dtype: str, weight: str, num_columns: int, config: Config) -> Variant:
     """As `norm_variant`. config: ROWS of x for a program."""
     types = {

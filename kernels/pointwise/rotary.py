@@ -21,7 +21,7 @@ import triton.language as tl
 
 from ..dtypes import type_name
 from ..kv_cache import BLOCK_TOKENS, KvCache
-from ..launching import cdiv, remembered
+from ..launching import cached, cdiv
 from ..variant import Config, Variant
 
 __all__ = ["rotary", "rotary_variant", "rotary_write", "write_kv", "write_variant"]
@@ -135,7 +135,7 @@ def _write(
                 _store(data, value_vector * D, v_first, v_second, D, HALF, known)
 
 
-@remembered
+@cached
 def rotary_variant(dtype: str, head_dim: int, config: Config) -> Variant:
     """`dtype`: of x and the result, in Triton's words. config: HEADS of a token for a program, a power of two."""
     types = {
@@ -145,7 +145,7 @@ def rotary_variant(dtype: str, head_dim: int, config: Config) -> Variant:
     return Variant("rotary", _rotate, tuple(types.items()), _halved(head_dim), config, aligned)
 
 
-@remembered
+@cached
 def write_variant(dtype: str, cache: str, head_dim: int, config: Config, *, rotate: bool) -> Variant:
     """Likewise; `cache`: of the cache."""
     types = {

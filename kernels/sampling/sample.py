@@ -28,7 +28,7 @@ from dataclasses import dataclass
 import torch
 import triton
 
-from ..launching import remembered
+from ..launching import cached
 from ..variant import Config, Variant
 from . import kernels
 
@@ -125,7 +125,7 @@ _TYPES = {
 }  # fmt: skip
 
 
-@remembered
+@cached
 def _variant(name: str, cut: Cut, config: Config, **constants: int | bool) -> Variant:
     function = getattr(kernels, name)
     types = tuple((argument, _TYPES[argument]) for argument in function.arg_names if argument in _TYPES)
@@ -140,7 +140,7 @@ def _variant(name: str, cut: Cut, config: Config, **constants: int | bool) -> Va
     )
 
 
-@remembered
+@cached
 def penalty_variant(vocabulary: int, config: Config, history: torch.dtype) -> Variant:
     """What `penalised` launches."""
     cut = Cut.of(vocabulary, config)

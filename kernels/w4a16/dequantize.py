@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from ..dtypes import type_name
-from ..launching import cdiv, remembered
+from ..launching import cached, cdiv
 from ..variant import Config, Variant
 from .packed import PackedInt4
 
@@ -34,7 +34,7 @@ def _dequantize(words, scales, zeros, out, N, K, GROUP: tl.constexpr, ROWS: tl.c
         tl.store(out + at, (scale * (code - zero)).to(out.dtype.element_ty), known)
 
 
-@remembered
+@cached
 def dequantize_variant(dtype: str, group_size: int, config: Config, *, scales: str) -> Variant:
     """To `dtype`. config: ROWS of a program."""
     types = {

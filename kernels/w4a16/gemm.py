@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from ..dtypes import type_name
-from ..launching import cdiv, remembered
+from ..launching import cached, cdiv
 from ..precision import GEMM_ROWS
 from ..split_k import adding_grid, adding_variant
 from ..variant import Config, Constant, Variant
@@ -106,7 +106,7 @@ def _gemm(
     tl.store(at_out, total.to(out.dtype.element_ty), (tokens < M)[None, :] & (rows < N)[:, None])
 
 
-@remembered
+@cached
 def gemm_variants(
     dtype: str, group_size: int, config: Config, *, scales: str, bias: str | None, ptx: bool
 ) -> tuple[Variant, ...]:

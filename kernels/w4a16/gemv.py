@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 
 from ..dtypes import type_name
-from ..launching import cdiv, remembered
+from ..launching import cached, cdiv
 from ..precision import GEMV_ROWS
 from ..variant import Config, Variant
 from .packed import PackedInt4
@@ -119,7 +119,7 @@ def _gemv(
             tl.store(at_out, result.to(out.dtype.element_ty), (this < N) & (token + m + 0 * this < T))
 
 
-@remembered
+@cached
 def gemv_variant(
     dtype: str, num_tokens: int, group_size: int, config: Config, *, scales: str, bias: str | None, half: bool = False
 ) -> Variant:

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from ..dtypes import TORCH, type_name
-from ..launching import cdiv, remembered
+from ..launching import cached, cdiv
 from ..model_shapes import MODELS
 from ..operation import Launch, Problem, Shape
 from ..precision import PrecisionPolicy
@@ -61,7 +61,7 @@ def _dequantize(
         tl.store(out + at, (scale * small_to_float(code)).to(out.dtype.element_ty), known)
 
 
-@remembered
+@cached
 def dequantize_variant(dtype: str, group: int, config: Config, *, scales: str, zeros: bool) -> Variant:
     """To `dtype`. config: WORDS of a program, no more than a group has."""
     types = {

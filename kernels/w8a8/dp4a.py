@@ -26,7 +26,7 @@ import triton
 import triton.language as tl
 
 from ..dtypes import type_name
-from ..launching import cdiv, remembered
+from ..launching import cached, cdiv
 from ..variant import Config, Variant
 from .packed import PanelsInt8
 from .quantize_panels import PANEL, QuantizedPanels
@@ -233,7 +233,7 @@ def dp4a_variant(
     return Variant(name, function, tuple(types.items()), tuple(constants.items()), config, (*pointers, *sizes))
 
 
-@remembered
+@cached
 def gemm_variant(
     dtype: str, config: Config, *, scales: str, group: int = 0, zeros: bool = False, bias: str | None = None, ptx: bool
 ) -> Variant:

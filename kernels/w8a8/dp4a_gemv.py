@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from ..dtypes import type_name
-from ..launching import cdiv, remembered
+from ..launching import cached, cdiv
 from ..variant import Config, Variant
 from .dp4a import PTX, beside, dp4a_variant, four, in_panels, products
 from .packed import PanelsInt8
@@ -216,7 +216,7 @@ def _gemv(
         tl.store(out + m * N + at, value.to(out.dtype.element_ty), at < N)
 
 
-@remembered
+@cached
 def gemv_variant(
     dtype: str,
     num_tokens: int,

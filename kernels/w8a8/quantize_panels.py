@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from ..dtypes import TORCH, type_name
-from ..launching import cdiv, remembered
+from ..launching import cached, cdiv
 from ..operation import Launch, Problem, Shape
 from ..precision import PrecisionPolicy
 from ..roofline import Op
@@ -98,7 +98,7 @@ def _quantize_panels(
         tl.store(sums + row, total)
 
 
-@remembered
+@cached
 def panels_variant(dtype: str, config: Config, *, group: int = 0, with_sums: bool = False) -> Variant:
     """`dtype` of x, in Triton's words. config: ROWS of a panel, BLOCK columns, no fewer than a group."""
     types = {

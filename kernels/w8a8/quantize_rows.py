@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 from ..dtypes import TORCH, type_name
-from ..launching import remembered
+from ..launching import cached
 from ..model_shapes import MODELS
 from ..operation import Launch, Problem, Shape
 from ..precision import PrecisionPolicy
@@ -144,7 +144,7 @@ def rows_config(num_columns: int) -> Config:
     return Config.of(max(1, min(16, block // 1024)), 1, BLOCK=block)
 
 
-@remembered
+@cached
 def rows_variant(
     dtype: str,
     num_columns: int,

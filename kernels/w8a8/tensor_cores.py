@@ -26,7 +26,7 @@ import triton
 import triton.language as tl
 
 from ..dtypes import type_name
-from ..launching import cdiv, remembered
+from ..launching import cached, cdiv
 from ..operation import Launch
 from ..precision import PrecisionPolicy
 from ..split_k import adding_grid, adding_variant
@@ -136,7 +136,7 @@ def _multiply(
     tl.store(out + m.to(tl.int64) * N + n, total.to(out.dtype.element_ty), (m < M) & (n < N))
 
 
-@remembered
+@cached
 def variants(
     dtype: str,
     num_columns: int,

@@ -23,7 +23,7 @@ from torch._C._distributed_c10d import FileStore, PrefixStore, ProcessGroupGloo,
 
 from .collective import Collectives
 
-__all__ = ["Meeting", "Unwaiting", "join", "store_of", "while_others_live"]
+__all__ = ["Meeting", "NcclGroup", "join", "store_of", "while_others_live"]
 
 log = logging.getLogger(__name__)
 
@@ -114,11 +114,11 @@ def _nccl(meeting: Store, rank: int, size: int, device: torch.device) -> Collect
     first = torch.zeros(1, device=device)
     group.allreduce([first]).wait()
     torch.cuda.synchronize(device)
-    joined: Collectives = Unwaiting(group)
+    joined: Collectives = NcclGroup(group)
     return joined
 
 
-class Unwaiting:
+class NcclGroup:
     """A process group of NCCL's, whose `abort` returns at once.
 
     NCCL tells its kernels to end, and then waits until every CUDA graph is gone that has one of them: for ever, where

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from motley.kernels.launching import cdiv, remembered
+from motley.kernels.launching import cached, cdiv
 
 CHILD = Path(__file__).parents[1] / "support" / "launches_child.py"
 
@@ -27,7 +27,7 @@ def test_a_variant_launches_what_triton_would() -> None:
 def test_what_was_made_is_made_once() -> None:
     made: list[int] = []
 
-    @remembered
+    @cached
     def make(number: int, *, twice: bool = False) -> list[int]:
         made.append(number)
         return [number, number] if twice else [number]

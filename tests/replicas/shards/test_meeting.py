@@ -13,7 +13,7 @@ import torch
 
 from motley.kernels.cpu.exchange import RankLost
 from motley.replicas.shards.collective import CollectiveExchange
-from motley.replicas.shards.meeting import Meeting, Unwaiting, store_of
+from motley.replicas.shards.meeting import Meeting, NcclGroup, store_of
 
 CONTENTS = b"weights, of which nothing may change"
 
@@ -50,7 +50,7 @@ class Stuck:
 def test_giving_up_waits_for_no_graph() -> None:
     """Which may be let go of by the very thread that gives up."""
     stuck = Stuck()
-    exchange = CollectiveExchange(Unwaiting(stuck))
+    exchange = CollectiveExchange(NcclGroup(stuck))
     exchange.abort()
     assert stuck.asked.wait(60)
     with pytest.raises(RankLost):
