@@ -108,9 +108,8 @@ class Agreement:
 
     def readers(self, number: int) -> Readers | None:
         """With whom that process digests its files, once layers are divided; None: they are known."""
-        beside = list(range(self._processes)) if self.near else self._beside(number)
-        known = self._all[beside[0]].contents is not None
-        return None if known else Readers(self._layers, self._ranks, tuple(beside), number)
+        readers = self._readers(number)
+        return None if self._all[readers.processes[0]].contents is not None else readers
 
     def own(self, every: Sequence[Digests]) -> list[Digests]:
         """Of the digests that the others have found, those of the first process's files."""
@@ -131,8 +130,8 @@ class Agreement:
             if found is None:
                 parts = [every[each - 1] for each in self._beside(number)]
                 names, tensors = names_of(self._checkpoint), self._checkpoint.tensors
-                readers = Readers(self._layers, self._ranks, tuple(self._beside(number)), number)
-                found = each_digest(tensors, names, in_order(parts, owners(self._checkpoint, names, readers)))
+                whose = owners(self._checkpoint, names, self._readers(number))
+                found = each_digest(tensors, names, in_order(parts, whose))
                 new[number] = in_a_row(found).hex()
             self._check(process.where, found, contents)
         return new
@@ -140,6 +139,10 @@ class Agreement:
     def _leads(self) -> list[int]:
         """The first process of each host."""
         return sorted({each.files: number for number, each in reversed([*enumerate(self._all)])}.values())
+
+    def _readers(self, number: int) -> Readers:
+        beside = range(self._processes) if self.near else self._beside(number)
+        return Readers(self._layers, self._ranks, tuple(beside), number)
 
     def _beside(self, number: int) -> list[int]:
         """Processes that read the same files as that one."""

@@ -73,12 +73,8 @@ def test_one_that_hangs_in_a_step_is_lost_while_it_says_that_it_lives(
         engine.close()
 
 
-@pytest.mark.parametrize("number", [1, 2])
-def test_one_that_computes_for_long_is_not_lost(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor is one that waits meanwhile for what it has to hand on."""
-    monkeypatch.setattr(group, "ANSWER_S", 3.0)
-    when = tmp_path / "when"
-    engine = built(tmp_path / "model", Stuck("computes", when, number), pipeline_parallel=3)
+def waits_it_out(engine: BuiltEngine, when: Path) -> None:
+    """A step that takes long from when that file is there."""
     try:
         run(engine)
         when.touch()
@@ -87,6 +83,14 @@ def test_one_that_computes_for_long_is_not_lost(number: int, tmp_path: Path, mon
         assert time.monotonic() - began >= COMPUTES_S
     finally:
         engine.close()
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_one_that_computes_for_long_is_not_lost(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is one that waits meanwhile for what it has to hand on."""
+    monkeypatch.setattr(group, "ANSWER_S", 3.0)
+    when = tmp_path / "when"
+    waits_it_out(built(tmp_path / "model", Stuck("computes", when, number), pipeline_parallel=3), when)
 
 
 def test_one_whose_kernels_are_compiled_for_a_gpu_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,15 +99,7 @@ def test_one_whose_kernels_are_compiled_for_a_gpu_is_not_lost(tmp_path: Path, mo
     when = tmp_path / "when"
     config = EngineConfig(dtype="float32", threads=1, kv_memory_bytes=1 << 20, pipeline_parallel=2)
     folder, launcher = build_checkpoint(tmp_path / "model"), Stuck("compiles", when)
-    engine = build_engine(folder, config, ops=LateOps(), accelerator=LateDevice(), launcher=launcher)
-    try:
-        run(engine)
-        when.touch()
-        began = time.monotonic()
-        run(engine, 2)
-        assert time.monotonic() - began >= COMPUTES_S
-    finally:
-        engine.close()
+    waits_it_out(build_engine(folder, config, ops=LateOps(), accelerator=LateDevice(), launcher=launcher), when)
 
 
 def test_beats_say_for_how_long_a_thread_stands_still_and_not_that_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
