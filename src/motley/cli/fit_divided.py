@@ -20,7 +20,7 @@ SCALING = "model"  # every figure of time: rooflines of the parts, and a table o
 RANKS = (1, 2, 4, 8)
 NOTE = (
     "model: the roofline of each rank, and the links' latency and bandwidth; nothing was measured, and on real GPUs "
-    "no divided model has run yet"
+    "no divided model has been timed yet"
 )
 MIXED = (
     "layers go by an assumed bandwidth of the CPU, which the engine measures at its start; no table tells how fast a "
