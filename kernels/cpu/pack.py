@@ -1,6 +1,6 @@
 """Weights rearranged for the CPU kernels, and rounded to int8 where a kernel wants that.
 
-By csrc/pack.c where there is a compiler and what comes is dense, else by torch's operators, which do the same.
+By csrc/pack.c where there is a compiler and it can, else by torch's operators, which do the same.
 """
 
 from __future__ import annotations
@@ -56,6 +56,9 @@ def interleave(weight: GroupedWeight, bits: int) -> torch.Tensor:
     stream = _empty_stream(weight, num_outputs, num_inputs // weight.group_size, weight.group_size, bits)
     if stream.is_meta:  # for operators on it torch would import its compiler
         return stream
+    if (native := _native()) is not None:
+        native.lay_grouped(weight, stream, bits)
+        return stream
     for rows in _blocks(num_outputs):
         _lay(stream, rows, _rows(weight, rows), bits)
     return stream
@@ -96,13 +99,14 @@ def interleave_dense(weight: Weight, dtype: torch.dtype) -> torch.Tensor:
 
 
 class _Native:
-    """The same of dense weights: by one thread, which lets others run."""
+    """The same, but that only dense weights are rounded: by one thread, which lets others run."""
 
     def __init__(self, lib: ctypes.CDLL) -> None:
         whole, at = ctypes.c_int64, ctypes.c_void_p
-        self._words, self._int8 = lib.motley_lay_words, lib.motley_lay_int8
+        self._words, self._int8, self._grouped = lib.motley_lay_words, lib.motley_lay_int8, lib.motley_lay_grouped
         self._words.argtypes, self._words.restype = (at, at, whole, whole), None
         self._int8.argtypes, self._int8.restype = (at, at, whole, whole, whole, ctypes.c_int), ctypes.c_double
+        self._grouped.argtypes, self._grouped.restype = (*[at] * 4, *[whole] * 3, ctypes.c_int), None
 
     def lay_words(self, weight: torch.Tensor, laid: torch.Tensor) -> None:
         weight = weight.contiguous()
@@ -114,6 +118,11 @@ class _Native:
         weight = (weight if weight.dtype in TYPES else weight.float()).contiguous()
         squares: float = self._int8(weight.data_ptr(), stream.data_ptr(), *weight.shape, group, TYPES[weight.dtype])
         return squares
+
+    def lay_grouped(self, weight: GroupedWeight, stream: torch.Tensor, bits: int) -> None:
+        codes, scales, zeros = weight.codes.contiguous(), weight.scales.float().contiguous(), weight.zeros.contiguous()
+        tensors = codes.data_ptr(), scales.data_ptr(), zeros.data_ptr(), stream.data_ptr()
+        self._grouped(*tensors, *weight.shape, weight.group_size, bits)
 
 
 @functools.cache

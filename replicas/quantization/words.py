@@ -18,7 +18,8 @@ def unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
         return octets
     if octets.is_meta:  # of an outline by shapes: for torch.stack torch would import its compiler
         return octets.new_empty(len(octets), 2 * octets.shape[1])
-    return torch.stack([octets & 15, octets >> 4], dim=-1).flatten(1)
+    pairs = octets.to(torch.int16)
+    return pairs.bitwise_or_(pairs << 4).bitwise_and_(0x0F0F).view(torch.uint8)
 
 
 def group_of(linear: LinearSpec, group_size: int) -> int:

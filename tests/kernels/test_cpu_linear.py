@@ -155,6 +155,20 @@ def test_dense_weights_are_laid_as_torch_would(monkeypatch, dtype, rows, inputs,
     assert native[1] is None or torch.equal(native[1].view(torch.uint8), torchs[1].view(torch.uint8))
 
 
+@needs_native
+@pytest.mark.parametrize("scales", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("bits", "laid_bits"), [(4, 4), (4, 8), (8, 8)])
+@pytest.mark.parametrize(("rows", "inputs", "group"), [(1104, 96, 32), (16, 48, 16), (70, 512, 256), (3, 32, 32)])
+def test_codes_are_laid_as_torch_would(monkeypatch, scales, bits, laid_bits, rows, inputs, group):
+    shape = rows, inputs // group
+    codes = torch.randint(0, 2**bits, (inputs, rows), dtype=torch.uint8).t()  # as readers may give them
+    zeros = torch.randint(0, 2**bits, shape, dtype=torch.uint8)
+    weight = GroupedWeight(codes, torch.randn(shape).to(scales), zeros, bits=bits, group_size=group)
+    native = pack.interleave(weight, laid_bits)
+    monkeypatch.setattr(pack, "_native", lambda: None)
+    assert torch.equal(native, pack.interleave(weight, laid_bits))
+
+
 @needs_onednn
 def test_int8_above_its_bound_is_not_chosen():
     weight = dense()

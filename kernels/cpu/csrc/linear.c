@@ -222,23 +222,29 @@ static void quantize_row(const void *x, enum dtype type, const weights *w, int64
                 gathered[k] = load_tail(x, row * w->inputs + w->permutation[g * w->group + k], type, 1)[0];
             from = gathered, from_type = F32, first = 0;
         }
-        f32x16 top = splat(0.0f), poison = splat(0.0f);  // poison: NaN if anything is not finite
+        parts top = {splat(0.0f)}, poison = {splat(0.0f)};  // poison: NaN if anything is not finite
+        for (int64_t k = 0; k < w->group; k += LANES)
+#pragma GCC unroll 4
+            for (int p = 0; p < PARTS; p++) {
+                f32v v = load_part(from, first + k + p * REGISTER, from_type);
+                top.part[p] = max_part(top.part[p], (f32v)((i32v)v & 0x7fffffff));
+                poison.part[p] += v * 0.0f;
+            }
+        float most = reduce_max(top.v), inverse = most > 0.0f ? 127.0f / most : 0.0f;
+        u32v sum = {0};  // of garbage where that is poison: it may wrap
         for (int64_t k = 0; k < w->group; k += LANES) {
-            f32x16 v = load(from, first + k, from_type);
-            top = max16(top, pick(v < 0.0f, -v, v));
-            poison += v * 0.0f;
-        }
-        float most = reduce_max(top), inverse = most > 0.0f ? 127.0f / most : 0.0f;
-        i32x16 sum = splat_i32(0);
-        for (int64_t k = 0; k < w->group; k += LANES) {
-            i32x16 rounded = round_i32(load(from, first + k, from_type) * inverse);
-            i8x16 bytes = __builtin_convertvector(rounded, i8x16);
+            i32v rounded[PARTS];
+#pragma GCC unroll 4
+            for (int p = 0; p < PARTS; p++) {
+                rounded[p] = round_part(load_part(from, first + k + p * REGISTER, from_type) * inverse);
+                sum += (u32v)rounded[p];
+            }
+            u8x16 bytes = low_bytes(rounded);
             memcpy(q->values + row * w->inputs + g * w->group + k, &bytes, 16);
-            sum += __builtin_convertvector(bytes, i32x16);
         }
-        int32_t total = 0;
-        for (int lane = 0; lane < LANES; lane++) total += sum[lane];
-        q->scales[row * groups + g] = most * (1.0f / 127.0f) + reduce_sum(poison);
+        uint32_t total = 0;
+        for (int lane = 0; lane < REGISTER; lane++) total += sum[lane];
+        q->scales[row * groups + g] = most * (1.0f / 127.0f) + reduce_sum(poison.v);
         q->sums[row * groups + g] = total;
     }
 }
