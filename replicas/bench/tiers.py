@@ -114,9 +114,11 @@ class _Bench:
             said["copied GB/s"] = _median(parts, "copied GB/s")
         rates = [_rate(part) for part in parts]
         decodes = []
+        meanwhile = [part["meanwhile"] for part in parts if "meanwhile" in part]
         for peer, samples in (
             ("expected when it was loaded", [part["expected"] for part in parts]),
             ("expected by motley fit", reckoned),
+            *([("expected at the disk's rate meanwhile", meanwhile)] if meanwhile else []),
             ("all in memory", [_rate(each) for each in whole[1:]]),
         ):
             turns_of_it = [mine / theirs for mine, theirs in zip(rates, samples, strict=True)]

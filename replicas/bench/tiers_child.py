@@ -12,14 +12,18 @@ from __future__ import annotations
 import re
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..engine_config import EngineConfig
 from ..errors import InvalidRequest
 from .child import answer
+
+if TYPE_CHECKING:
+    from ..tiers.disk import DirectFile
 
 PROMPT = tuple(range(100, 116))
 _KV_BYTES = 2**24
@@ -72,6 +76,8 @@ def _serve(side: Side) -> dict[str, Any]:
     from ..build import build_engine
     from ..protocol import Request
     from ..sampling_params import SamplingParams
+    from ..tiers.plan import step_s
+    from ..tiers.tier import Tier
 
     on_gpu = side.device != "cpu"
     small = replace(side.config, weights_cache="off", weights_memory_bytes=None, weights_host_memory_bytes=None)
@@ -84,7 +90,11 @@ def _serve(side: Side) -> dict[str, Any]:
     built.core.add(1, Request("bench", PROMPT, params))
     ids: list[int] = []
     steps: list[float] = []
+    tier = built.weights.loaded.decoder.tier if built.weights is not None else None
+    files = [place.file for place in tier.places] if isinstance(tier, Tier) else []
+    reads: list[tuple[int, float]] = []
     while built.core.busy:
+        reads.append(_read(files))
         began = time.perf_counter()
         for emission in built.core.step():
             if emission.error is not None:
@@ -96,7 +106,6 @@ def _serve(side: Side) -> dict[str, Any]:
         "peak": (_peak_of_gpu() if on_gpu else _status("VmHWM")) - before,
         "weights": built.weights.loaded.weight_bytes if built.weights is not None else 0,
     }  # fmt: skip
-    tier = built.weights.loaded.decoder.tier if built.weights is not None else None
     if tier is not None and tier.expected is not None:
         plan, expected = tier.plan, tier.expected
         found |= {
@@ -104,8 +113,18 @@ def _serve(side: Side) -> dict[str, Any]:
             "expected": expected.tokens_per_s, "GB/s": (expected.bytes_per_s or 0.0) / 1e9,
             "compute_s": expected.compute_s, "copied GB/s": (expected.copies_per_s or 0.0) / 1e9,
         }  # fmt: skip
+    if isinstance(tier, Tier) and tier.expected is not None:
+        (bytes_before, seconds_before), (nbytes, seconds) = reads[1 + _SKIPPED], _read(files)
+        rate = (nbytes - bytes_before) / (seconds - seconds_before)
+        step = step_s(tier.plan, rate, tier.expected.layers_s, tier.expected.rest_s)
+        found |= {"meanwhile": 1 / step, "meanwhile GB/s": rate / 1e9}
     built.close()
     return found
+
+
+def _read(files: Sequence[DirectFile]) -> tuple[int, float]:
+    """Bytes of them until now, and the seconds that these took."""
+    return sum(file.bytes_read for file in files), sum(file.seconds for file in files)
 
 
 def _fit(side: Side) -> dict[str, Any]:

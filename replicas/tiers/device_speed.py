@@ -35,8 +35,9 @@ def expect(decoder: Decoder, accelerator: Accelerator | None) -> Expected:
     reads = _rate(tier, tier.plan.on("disk"), tier.read_alone)
     copies = _rate(tier, tier.plan.layers, tier.copy_alone)
     unbound = float("inf")
-    step_s = paced_s(tier.plan, copies or unbound, reads or unbound, [compute_s / layers] * layers, rest_s)
-    return Expected(reads, compute_s + rest_s, step_s, copies)
+    layers_s = (compute_s / layers,) * layers
+    step_s = paced_s(tier.plan, copies or unbound, reads or unbound, layers_s, rest_s)
+    return Expected(reads, layers_s, rest_s, step_s, copies)
 
 
 def _computing(decoder: Decoder, accelerator: Accelerator) -> tuple[float, float]:

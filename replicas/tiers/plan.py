@@ -103,14 +103,19 @@ class Expected:
     """Of one sequence with a short context.
 
     bytes_per_s   that the disk reads at, measured, past the page cache; None: nothing is read
-    compute_s     that a step computes for, reading and copying left aside
+    layers_s      that each layer computes for, reading and copying left aside; rest_s: what else a step does once
     copies_per_s  bytes that are copied from the host to a GPU; None: nothing is
     """
 
     bytes_per_s: float | None
-    compute_s: float
+    layers_s: tuple[float, ...]
+    rest_s: float
     step_s: float
     copies_per_s: float | None = None
+
+    @property
+    def compute_s(self) -> float:
+        return sum(self.layers_s) + self.rest_s
 
     @property
     def tokens_per_s(self) -> float:

@@ -54,7 +54,7 @@ def expected_on(device: Device, decoder: Decoder, plan: Placed, reads_per_s: flo
     layers_s = _each(decoder, tpot_s(device, decoder, 1, 1) - rest_s)
     copies = copies_per_s(device) if plan.layers else None
     step_s = paced_s(plan, copies or _UNBOUND, reads_per_s or _UNBOUND, layers_s, rest_s)
-    return Expected(reads_per_s, sum(layers_s) + rest_s, step_s, copies)
+    return Expected(reads_per_s, tuple(layers_s), rest_s, step_s, copies)
 
 
 def least_s(

@@ -158,7 +158,7 @@ class _Pieces:
 
 
 def _expected(plan: Tiers, rate: float | None, layers_s: Sequence[float], rest_s: float) -> Expected:
-    return Expected(rate, sum(layers_s) + rest_s, step_s(plan, rate or float("inf"), layers_s, rest_s))
+    return Expected(rate, tuple(layers_s), rest_s, step_s(plan, rate or float("inf"), layers_s, rest_s))
 
 
 def one_token(move: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.contiguous) -> StepBatch:

@@ -21,7 +21,8 @@ def test_what_was_expected_and_what_came_of_it_are_told(tmp_path: Path) -> None:
     given = {"shape": "quick", "formats": ["gptq-int4"], "share": 0.5, "tokens": 8, "turns": 1, "threads": 1}
     report = tiers.run(**given, folder=tmp_path, progress=said.append)
     decodes = [row for row in report["rows"] if row["metric"] == "decode"]
-    peers = ["expected when it was loaded", "expected by motley fit", "all in memory"]
+    expected = ["when it was loaded", "by motley fit", "at the disk's rate meanwhile"]
+    peers = [*(f"expected {each}" for each in expected), "all in memory"]
     assert [row["peer"] for row in decodes] == peers
     for row in decodes:
         assert row["value"] > 0
