@@ -99,6 +99,7 @@ def _read(checkpoint: Path, reader: str, threads: int) -> dict[str, Any]:
         from concurrent.futures import ThreadPoolExecutor
 
         from ..checkpoint import inspect_checkpoint
+        from ..collector import paused
         from ..reading import Reader
 
         began = time.perf_counter()
@@ -110,7 +111,7 @@ def _read(checkpoint: Path, reader: str, threads: int) -> dict[str, Any]:
             for name in names:
                 weights.whole(name)
 
-        with ThreadPoolExecutor(threads) as pool:
+        with paused(), ThreadPoolExecutor(threads) as pool:  # as in a replica
             list(pool.map(touched, weights.extents))
     else:
         import torch
