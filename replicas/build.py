@@ -271,7 +271,7 @@ def assemble(
         tier.expected = expect(loaded.decoder, accelerator)
     if access is None and config.prefix_cache == "memory":
         access = memory_access(config.prefix_cache_bytes)
-    shares = access is not None and (group is None or group.lends)
+    shares = access is not None and (group is None or not group.keeps_kv)
     kv_layers = None if group is None else group.kv_layers(0)
     num_blocks, kv_why = sizing.num_blocks(config, loaded, ops, shares=shares, kv_layers=kv_layers)
     if group is not None:
@@ -340,9 +340,8 @@ def _prefixes(
     if not config.reuse_prefixes:
         return None, "none: reuse_prefixes is off"
     swapper, host = runner.swapper, None
-    if group is not None and not group.lends:
-        on_several = "have it on GPUs, where it stays so far" if group.on_gpus else "are on several nodes"
-        return None, f"none: the processes of the model {on_several}"
+    if group is not None and (why := group.keeps_kv):
+        return None, f"none: {why}"
     if swapper is None:
         return None, "none: there is no memory of the host for what comes and goes"
     if group is not None:

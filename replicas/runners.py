@@ -12,14 +12,16 @@ from ..kernels.ops import Ops
 from . import sizing
 from .blocks import blocks_for
 from .engine_config import EngineConfig
-from .gpu.accelerator import Accelerator, AtOnce
+from .errors import InvalidRequest
+from .gpu.accelerator import Accelerator, AtOnce, Copier
+from .gpu.swapper import Swapper
 from .model import LoadedModel
 from .prefix.setup import lent_blocks
 from .runner import ModelRunner
 from .shards.group import Group
 from .shards.lead import Lead, Line
 from .shards.runner import StagedRunner
-from .shards.swapper import shared_swapper
+from .shards.swapper import SharedSwapper
 from .swapping import swapper_of
 from .tiers.parted import in_parts
 
@@ -28,8 +30,6 @@ if TYPE_CHECKING:
     from .shards.gpu_staged import GpuStagedRunner
 
 __all__ = ["runner_of"]
-
-_NOT_KEPT = "by computing again: that of a model that is divided among GPUs is not kept on the host so far"
 
 
 def runner_of(
@@ -52,24 +52,29 @@ def runner_of(
     if accelerator is not None:
         found = _of_device(loaded, ops, accelerator, config, num_blocks, max_model_len, lends, group)
     elif group is not None:
-        found = _of_processes(loaded, ops, config, num_blocks, lends, group)
+        found = _of_processes(loaded, ops, config, num_blocks, max_model_len, lends, group)
     else:
         kv = ops.allocate_kv(*sizing.kv_geometry(loaded, num_blocks))
-        lent = lent_blocks(config, loaded, ops, _block_bytes(ops, kv)) if lends else 0
-        swapper, why = swapper_of(config, ops, kv, AtOnce(), config.max_running * blocks_for(max_model_len), lent)
+        swapper, lent, why = _swapper(loaded, ops, AtOnce(), config, kv, max_model_len, lends, None)
         found = ModelRunner(loaded.decoder, kv, ops.device, swapper), lent, why
     if group is not None:
-        group.allocate(num_blocks, found[1], ops, loaded.fingerprint, max_model_len)
+        kept = 0 if found[0].swapper is None else found[0].swapper.num_blocks
+        group.allocate(num_blocks, kept, ops, loaded.fingerprint, max_model_len)
     return found
 
 
 def _of_processes(
-    loaded: LoadedModel, ops: Ops, config: EngineConfig, num_blocks: int, lends: bool, group: Group
+    loaded: LoadedModel,
+    ops: Ops,
+    config: EngineConfig,
+    num_blocks: int,
+    max_model_len: int,
+    lends: bool,
+    group: Group,
 ) -> tuple[ModelRunner, int, str]:
     """Of CPUs."""
     kv = ops.allocate_kv(*sizing.kv_geometry(loaded, num_blocks))
-    lent = lent_blocks(config, loaded, ops, group.block_bytes(ops)) if lends else 0
-    swapper, why = shared_swapper(group, ops, kv, lent)
+    swapper, lent, why = _swapper(loaded, ops, AtOnce(), config, kv, max_model_len, lends, group)
     if len(group.stages) > 1:
         return StagedRunner(Line(loaded.decoder, group), kv, ops.device, swapper), lent, why
     return ModelRunner(Lead(loaded.decoder, group), kv, ops.device, swapper), lent, why
@@ -93,7 +98,7 @@ def _of_device(
     loaded.decoder.rotary.reserve(max_model_len)  # graphs hold its address
     kv = ops.allocate_kv(*sizing.kv_geometry(loaded, num_blocks + 1))  # the last is for the padding of graphs
     longest = blocks_for(max_model_len)
-    bounds = {
+    bounds: dict[str, int] = {
         "max_running": config.max_running,
         "max_model_len": max_model_len,
         "longest_blocks": longest,
@@ -101,18 +106,15 @@ def _of_device(
         "vocab_size": loaded.config.vocab_size,
         "max_drafts": config.speculate_ngram,
     }
+    swapper, lent, why = _swapper(loaded, ops, accelerator, config, kv, max_model_len, lends, group)
     if group is not None and len(group.stages) > 1:
         accelerator = Guarded(accelerator, group)
         line = GpuLine(loaded.decoder, group, accelerator)
-        return GpuStagedRunner(line, kv, ops, accelerator, **bounds), 0, _NOT_KEPT
+        return GpuStagedRunner(line, kv, ops, accelerator, swapper=swapper, **bounds), lent, why
     model: GpuLead | None = None
-    lent, swapper, why = 0, None, _NOT_KEPT
     if group is not None:
         model = GpuLead(loaded.decoder, group)
         accelerator = Together(accelerator, group, model)
-    else:
-        lent = lent_blocks(config, loaded, ops, _block_bytes(ops, kv)) if lends else 0
-        swapper, why = swapper_of(config, ops, kv, accelerator, config.max_running * longest, lent)
     runner = GpuRunner(
         model or in_parts(loaded.decoder, accelerator),
         kv,
@@ -125,5 +127,28 @@ def _of_device(
     return runner, lent, why
 
 
-def _block_bytes(ops: Ops, kv: Sequence[torch.Tensor]) -> int:
-    return sum(part[0].nbytes for cache in kv for part in ops.kv_parts(cache))
+def _swapper(
+    loaded: LoadedModel,
+    ops: Ops,
+    copier: Copier,
+    config: EngineConfig,
+    kv: Sequence[torch.Tensor],
+    max_model_len: int,
+    lends: bool,
+    group: Group | None,
+) -> tuple[Swapper | None, int, str]:
+    """As `runner_of` gives it. copier: of this process's own part of KV."""
+    if group is not None and (why := group.keeps_kv):
+        if config.swap_memory_bytes:
+            raise InvalidRequest(f"swap_memory_bytes: KV is not kept on the host: {why}", param="swap_memory_bytes")
+        return None, 0, f"by computing again: {why}"
+    parts = [part for cache in kv for part in ops.kv_parts(cache)]
+    block_bytes = sum(part[0].nbytes for part in parts) if group is None else group.block_bytes(ops)
+    lent = lent_blocks(config, loaded, ops, block_bytes) if lends else 0
+
+    def make(blocks: int) -> Swapper:
+        return Swapper(parts, copier, blocks) if group is None else SharedSwapper(parts, copier, blocks, group)
+
+    most = config.max_running * blocks_for(max_model_len)
+    swapper, why = swapper_of(config, ops, block_bytes, make, copier, most, lent)
+    return swapper, lent, why

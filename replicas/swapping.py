@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import torch
+from collections.abc import Callable
+from typing import TypeVar
 
 from ..kernels.ops import Ops
 from .engine_config import EngineConfig
@@ -17,24 +16,32 @@ from .swap import Swap, SwapRates
 
 __all__ = ["measure", "swapper_of"]
 
+AnySwapper = TypeVar("AnySwapper", bound=Swapper)
+
 
 def swapper_of(
-    config: EngineConfig, ops: Ops, kv: Sequence[torch.Tensor], copier: Copier, most: int, lent: int = 0
-) -> tuple[Swapper | None, str]:
+    config: EngineConfig,
+    ops: Ops,
+    block_bytes: int,
+    make: Callable[[int], AnySwapper],
+    copier: Copier,
+    most: int,
+    lent: int = 0,
+) -> tuple[AnySwapper | None, str]:
     """With host memory for at most `most` blocks, and why so many. Raises InvalidRequest.
 
-    lent  blocks beside those, for others
+    block_bytes  of one, in all processes of the model together
+    make         one with so many blocks, by that copier
+    lent         blocks beside those, for others
     """
     nbytes, why = swap_budget(config.swap_memory_bytes, free_memory(), on_gpu=ops.device.type != "cpu")
     if not nbytes and not lent:
         return None, f"by computing again: {why}"
-    parts = [part for cache in kv for part in ops.kv_parts(cache)]
-    block_bytes = sum(part[0].nbytes for part in parts)
     blocks = min(nbytes // block_bytes, most)
     try:
         if nbytes and not blocks:
             raise RuntimeError(f"one block needs {block_bytes} bytes")
-        swapper = Swapper(parts, copier, blocks + lent)
+        swapper = make(blocks + lent)
     except RuntimeError as error:  # the host does not pin so much, above all
         failure = str(error)
     else:

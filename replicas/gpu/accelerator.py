@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 from weakref import WeakSet
 
 import torch
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -31,6 +34,13 @@ class Copier(Protocol):
 
     def staging(self, size: int) -> torch.Tensor:
         """uint8 [size] of the host, which the device reads and writes by itself."""
+        ...
+
+    def reach(self, memory: torch.Tensor) -> None:
+        """uint8, of the host, which others may have too: the device reads and writes it by itself from now on.
+
+        It stays for as long as the process, or the device copies by way of its driver's memory.
+        """
         ...
 
     def trim(self) -> None:
@@ -102,6 +112,13 @@ class Cuda:
 
     def staging(self, size: int) -> torch.Tensor:
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+
+    def reach(self, memory: torch.Tensor) -> None:
+        cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        with torch.cuda.device(self.device):
+            error = cudart.cudaHostRegister(memory.data_ptr(), memory.numel(), 0)
+        if int(error):
+            log.warning("memory that processes share is not pinned, and copied more slowly: CUDA error %d", int(error))
 
     def trim(self) -> None:
         """torch keeps pinned memory for itself until it is told; how, differs by its version."""
@@ -185,6 +202,9 @@ class AtOnce:
 
     def staging(self, size: int) -> torch.Tensor:
         return torch.empty(size, dtype=torch.uint8)
+
+    def reach(self, memory: torch.Tensor) -> None:
+        return None
 
     def trim(self) -> None:
         return None

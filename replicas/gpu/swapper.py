@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -30,11 +30,19 @@ class Swapper:
               A step that reads such a block comes after it.
     """
 
-    def __init__(self, parts: Sequence[torch.Tensor], copier: Copier, num_blocks: int) -> None:
+    def __init__(
+        self,
+        parts: Sequence[torch.Tensor],
+        copier: Copier,
+        num_blocks: int,
+        staging: Callable[[int], torch.Tensor] | None = None,
+    ) -> None:
         """
         parts       views [blocks of the device, ...] that are together all of the KV
         num_blocks  of the host
+        staging     gives memory of the host, as `Copier.staging`; None: that of the copier
         """
+        staging = staging or copier.staging
         # Numbers of the same size beside each other: each lies at a multiple of its own.
         self._order = sorted(range(len(parts)), key=lambda i: -parts[i].itemsize)
         self._shapes = [part.shape[1:] for part in parts]
@@ -44,7 +52,7 @@ class Swapper:
         self._copier = copier
         self._per_slab = max(1, SLAB_BYTES // self.block_bytes)
         self._slabs = [
-            copier.staging(min(self._per_slab, num_blocks - start) * self.block_bytes).view(-1, self.block_bytes)
+            staging(min(self._per_slab, num_blocks - start) * self.block_bytes).view(-1, self.block_bytes)
             for start in range(0, num_blocks, self._per_slab)
         ]
         moves = partial(Staged, copier, STAGED_BLOCKS) if copier.apart else Near

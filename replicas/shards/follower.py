@@ -30,7 +30,7 @@ from .. import sizing
 from ..checkpoint import inspect_checkpoint
 from ..engine_config import EngineConfig
 from ..errors import CheckpointError, EngineLost, InvalidRequest
-from ..gpu.accelerator import Accelerator, accelerator_of
+from ..gpu.accelerator import Accelerator, AtOnce, Copier, accelerator_of
 from ..gpu.swapper import Swapper
 from ..known import Known, known_of
 from ..updates.beside import Beside
@@ -144,7 +144,8 @@ def _compute(
         room, _ = pipe.receive()
     beats.says("makes room for KV")
     kv = ops.allocate_kv(local.num_layers, room["blocks"], local.num_kv_heads, local.head_dim)
-    copy = _copier(pipe, [part for cache in kv for part in ops.kv_parts(cache)], ends.get("host"), room["host_blocks"])
+    cells = [part for cache in kv for part in ops.kv_parts(cache)]
+    copy = _copier(pipe, cells, accelerator or AtOnce(), ends.get("host"), room["host_blocks"])
     if accelerator is not None:
         loaded.decoder.rotary.reserve(room["tokens"])  # graphs hold its address
     beats.says("serves")
@@ -178,16 +179,21 @@ def _meet(exchange: CollectiveExchange, start: dict[str, Any], ends: Mapping[str
     exchange.join(join(store, start["meets"]["name"], start["stage"], start["rank"], start["size"], ops.device, host))
 
 
-def _copier(pipe: Pipe, parts: Sequence[torch.Tensor], file: int | None, host_blocks: int) -> Copy:
+def _copier(pipe: Pipe, parts: Sequence[torch.Tensor], copier: Copier, file: int | None, host_blocks: int) -> Copy:
     """Makes copies between KV and the host, and tells. file: of the host's blocks, which is closed, if any."""
     assert file is not None or not host_blocks, "there is memory to be shared"
-    swapper = Swapper(parts, SharedHost(file), host_blocks) if file is not None and host_blocks else None
+    swapper = None
+    if file is not None and host_blocks:
+        host = SharedHost(file)
+        copier.reach(host.memory)
+        swapper = Swapper(parts, copier, host_blocks, host.staging)
     if file is not None:
         os.close(file)
 
     def copy(fields: dict[str, Any]) -> None:
         assert swapper is not None, "there are blocks of the host"
         swapper.swap(calls.copies_of(fields))
+        swapper.mark().wait()  # what is called next may read what they have brought, and write what they have read
         swapper.forget()
         pipe.send({"copied": fields["copies"]})
 

@@ -104,6 +104,9 @@ class Guarded:
     def staging(self, size: int) -> torch.Tensor:
         return self._accelerator.staging(size)
 
+    def reach(self, memory: torch.Tensor) -> None:
+        self._accelerator.reach(memory)
+
     def trim(self) -> None:
         self._accelerator.trim()
 
@@ -117,10 +120,10 @@ class Guarded:
         return _Guarded(self._accelerator.mark(), self._group)
 
     def copy(self, work: Callable[[], None], after: Mark | None = None) -> Mark:
-        raise NotImplementedError("KV of several GPUs stays there")
+        raise NotImplementedError("no other process has a part in a copy: the accelerator itself makes it")
 
     def follow(self, mark: Mark) -> None:
-        raise NotImplementedError("KV of several GPUs stays there")
+        raise NotImplementedError("no other process has a part in a copy: the accelerator itself makes it")
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         raise NotImplementedError("stages are called, and captured are the calls of ranks alone")

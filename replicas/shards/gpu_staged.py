@@ -48,14 +48,14 @@ class GpuLine(Line):
 
 
 class GpuStagedRunner:
-    """Implements `Pipelined` and `Updating`: a step is on its way from the first stage, which is here, to the last.
+    """Implements `Pipelined` and `Updating`, and `Swapping` with a `swapper`.
+
+    A step is on its way from the first stage, which is here, to the last.
 
     Tokens are chosen here, by the device as far as it can, from logits that come back. No plan may have UNKNOWN.
 
     max_drafts  that a sequence may have in a step
     """
-
-    swapper: Swapper | None = None
 
     def __init__(
         self,
@@ -70,7 +70,9 @@ class GpuStagedRunner:
         padding_block: int,
         vocab_size: int,
         max_drafts: int = 0,
+        swapper: Swapper | None = None,
     ) -> None:
+        self.swapper = swapper
         self.models = {0: line}  # by version of its weights
         self.kv, self.device = kv, accelerator.device
         self.depth = line.num_stages
@@ -101,9 +103,16 @@ class GpuStagedRunner:
 
     def launch(self, plan: StepPlan) -> Callable[[], StepResult]:
         """See `Pipelined`. The first stage has computed the step when this returns."""
+        if self.swapper is not None:
+            self.swapper.order(plan)
         batch, line = prepare(plan, _stays), self.models[plan.weights]
         answer = line.begin("hidden" if pools(plan) else "forward", batch, self.kv)
         return lambda: self._result(plan, batch, line, answer())
+
+    def swap(self, plan: StepPlan) -> None:
+        """See `Swapping`."""
+        assert self.swapper is not None, "there is a host pool"
+        self.swapper.swap(plan)
 
     def logits(self, plan: StepPlan) -> torch.Tensor:
         """Logits fp32 [T, vocabulary] of every token of the plan."""

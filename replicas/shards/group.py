@@ -31,7 +31,7 @@ from .collective import CollectiveExchange, Collectives
 from .copies import Copies
 from .costs import check_alike, chooses_layers
 from .deliveries import Updates
-from .host import Share, SharedHost, shares_of
+from .host import Share, SharedHost, kv_kinds, shares_of
 from .launch import Launcher, Subprocesses
 from .meeting import Meeting, join, while_others_live
 from .member import Member
@@ -237,14 +237,11 @@ class Group:
         return all(follower.shares_memory for follower in self._followers)
 
     @property
-    def on_gpus(self) -> bool:
-        """Whether any is on one. Known once they have loaded."""
-        return any(account.on_device for account in self._accounts)
-
-    @property
-    def lends(self) -> bool:
-        """Whether their KV can go to a store of prefixes, and come from there. Known once they have loaded."""
-        return self.shares_memory and not self.on_gpus
+    def keeps_kv(self) -> str:
+        """Why their KV cannot go to a store of prefixes; empty: it can, and come from there. Known once they loaded."""
+        if not self.shares_memory:
+            return "the processes of the model are on several nodes"
+        return kv_kinds((getattr(torch, each.dtype), each.on_device) for each in self._accounts)
 
     def arithmetic(self, own: str) -> str:
         """Of all processes, of which this one has its own; of stages that are not alike, with the layers of each."""

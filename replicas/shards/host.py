@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -24,7 +24,7 @@ from ..quantization.base import Span
 from .split import Split
 from .stages import Stage
 
-__all__ = ["DividedKv", "Share", "SharedHost", "shares_of"]
+__all__ = ["DividedKv", "Share", "SharedHost", "kv_kinds", "shares_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,15 @@ class Share:
         return payloads.portion(slice(*self.heads), slice(*self.layers))
 
 
+def kv_kinds(processes: Iterable[tuple[torch.dtype, bool]]) -> str:
+    """Why blocks of these processes do not lie alike on the host; empty: they do.
+
+    processes  of each in what type it computes, and whether on a GPU
+    """
+    kinds = {f"{str(dtype).removeprefix('torch.')} on {'GPUs' if on_gpu else 'CPUs'}" for dtype, on_gpu in processes}
+    return f"the processes of the model have it in {' and '.join(sorted(kinds))}" if len(kinds) > 1 else ""
+
+
 def shares_of(config: ModelConfig, stages: Sequence[Stage], parts: Sequence[Split]) -> list[Share]:
     """Stage by stage, of each its ranks in order. parts: of the ranks; none where there is one of each stage."""
     heads = [part.kv_heads for part in parts] or [(0, config.num_kv_heads)]
@@ -58,19 +67,19 @@ def shares_of(config: ModelConfig, stages: Sequence[Stage], parts: Sequence[Spli
     return [Share(stage.layers, *each) for stage in stages for each in zip(heads, kept, strict=True)]
 
 
-class SharedHost(AtOnce):
-    """Implements `Copier`; staging is of a file in memory, all of it at most. It may be closed afterwards."""
+class SharedHost:
+    """A file in memory, which may be closed afterwards. memory: uint8, all of it."""
 
     def __init__(self, descriptor: int) -> None:
         size = os.fstat(descriptor).st_size
-        self._memory = torch.frombuffer(mmap.mmap(descriptor, size), dtype=torch.uint8)
+        self.memory = torch.frombuffer(mmap.mmap(descriptor, size), dtype=torch.uint8)
         self._taken = 0
 
     def staging(self, size: int) -> torch.Tensor:
-        """What follows on that before."""
+        """For a `Swapper`: what follows on that before."""
         first, self._taken = self._taken, self._taken + size
-        assert self._taken <= len(self._memory)
-        return self._memory[first : self._taken]
+        assert self._taken <= len(self.memory)
+        return self.memory[first : self._taken]
 
 
 class DividedKv:
@@ -86,7 +95,8 @@ class DividedKv:
         swappers = [own]
         for share, host in zip(shares[1:], others, strict=True):
             # Of KV it has one block, which tells how blocks of that process lie on the host.
-            swappers.append(Swapper(share.block(ops, geometry.head_dim), host, own.num_blocks))
+            block = [part.cpu() for part in share.block(ops, geometry.head_dim)]
+            swappers.append(Swapper(block, AtOnce(), own.num_blocks, host.staging))
         self._places = [
             (share, HostKv(swapper.slabs(), ops.kv_vectors, replace(geometry, layers=share.num_layers)))
             for share, swapper in zip(shares, swappers, strict=True)

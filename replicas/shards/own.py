@@ -34,16 +34,13 @@ def config_of_process(config: EngineConfig, launcher: Launcher | None = None, *,
     devices = devices_of(config, launcher)
     if ranks and set(devices) == {"cpu"} and not given and launcher.host() is None and library()[0] is None:
         raise InvalidRequest(f"{param}: {what} need the C kernels: {library()[1]}", param=param)
-    if config.swap_memory_bytes:
-        message = f"swap_memory_bytes: preempted KV of several {what} is computed again so far"
-        raise InvalidRequest(message, param="swap_memory_bytes")
     if not given:
         _check_gpus([device for number, device in enumerate(devices) if launcher.device(number) is None], param)
     threads = launcher.threads(0)
     if threads is None:
         computing = sum(_kind(device) != "cuda" for device in devices) or len(devices)
         threads = max(1, (config.threads or usable_cores()) // computing)
-    return replace(config, device=devices[0], threads=threads, swap_memory_bytes=0)
+    return replace(config, device=devices[0], threads=threads)
 
 
 def devices_of(config: EngineConfig, launcher: Launcher | None = None) -> list[str]:

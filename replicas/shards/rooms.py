@@ -5,6 +5,7 @@ The loader is asked, with a rank's and a stage's part of tensors that have shape
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -16,9 +17,10 @@ from ..cores import usable_cores
 from ..decoder import Decoder
 from ..errors import InvalidRequest
 from ..fit import Asked, Place, outlined, parts_of, value_blocks
-from ..memory import KvBudget, Parts, cpu_kv_budget, kv_budget, prefix_budget
+from ..memory import KvBudget, Parts, cpu_kv_budget, free_memory, kv_budget, prefix_budget, swap_budget
 from ..protocol import BLOCK_TOKENS
 from .costs import best_layers
+from .host import kv_kinds
 from .places import account_of
 from .ranks import Ranks
 from .split import Split, split
@@ -82,15 +84,18 @@ class Divided:
 def divided(checkpoint: Checkpoint, places: Sequence[Place], asked: Asked, division: Division) -> Divided:
     """Nothing is loaded; of the checkpoint no tensor is read. places: of each stage; a CPU is the same one."""
     assert len(places) == division.stages
-    asked = replace(asked, shares=asked.shares and _on_cpu(places))  # GPUs share nothing so far
+    keeps = not (kinds := kv_kinds((place.ops().dtype, place.device is not None) for place in places))
+    if not keeps and asked.swap_memory_bytes:
+        return Divided(places, division, refused=f"swap_memory_bytes: KV is not kept on the host: {kinds}")
+    asked = asked if keeps else replace(asked, shares=False, swap_memory_bytes=0)
     try:
         layers, why = _layers(checkpoint, places, asked, division)
         processes = _processes(checkpoint, places, asked, division.ranks, layers)
     except (ValueError, InvalidRequest) as error:
         return Divided(places, division, refused=str(error))
     blocks, missing = _room(processes)
-    if asked.shares:
-        processes = _with_buffers(checkpoint, processes)
+    if keeps:
+        processes = _with_host(checkpoint, processes, asked, blocks)
     return Divided(
         places,
         division,
@@ -162,12 +167,22 @@ def _on_cpu(places: Sequence[Place]) -> bool:
     return all(place.device is None for place in places)
 
 
-def _with_buffers(checkpoint: Checkpoint, processes: Sequence[Process]) -> list[Process]:
-    """Each with its part of what KV lies in on its way to and from a store."""
+def _with_host(checkpoint: Checkpoint, processes: Sequence[Process], asked: Asked, blocks: int) -> list[Process]:
+    """Each with its part of what the engine takes of the host for KV; of a host that is not here, as if it had room."""
     place, block = processes[0].place, sum(len(each.ranks) * each.parts.kv_block for each in processes)
-    least = 2 * value_blocks(checkpoint.config, place.ops()) * block
-    lent = prefix_budget(None, place.free, least, on_gpu=False) // block
-    return [replace(each, parts=replace(each.parts, buffers=lent * each.parts.kv_block)) for each in processes]
+    on_gpu = place.device is not None
+    free = place.free if not on_gpu else free_memory() if place.at_hand else sys.maxsize
+    nbytes, _ = swap_budget(asked.swap_memory_bytes, free, on_gpu=on_gpu)
+    longest = min(blocks, blocks_for(checkpoint.config.max_model_len))
+    kept, lent = min(nbytes // block, asked.rows * longest), 0
+    if asked.shares:
+        least = 2 * value_blocks(checkpoint.config, place.ops()) * block
+        lent = prefix_budget(None, free, least, on_gpu=on_gpu) // block
+    sizes = [each.parts.kv_block for each in processes]
+    return [
+        replace(each, parts=replace(each.parts, host=kept * own, buffers=lent * own))
+        for each, own in zip(processes, sizes, strict=True)
+    ]
 
 
 def _budget(process: Process) -> KvBudget:

@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
-from ...kernels.ops import Ops
 from ..errors import EngineLost
-from ..gpu.accelerator import AtOnce, Mark
+from ..gpu.accelerator import Copier, Mark
 from ..gpu.swapper import Swapper
 from ..plan import StepPlan
 from .copies import Copied
 from .group import Group
 
-__all__ = ["SharedSwapper", "shared_swapper"]
-
-
-def shared_swapper(
-    group: Group, ops: Ops, kv: Sequence[torch.Tensor], num_blocks: int
-) -> tuple[SharedSwapper | None, str]:
-    """For so many blocks of the host, all of them a prefix store's; and why preempted sequences have none."""
-    why = "by computing again: that of several processes is not kept on the host so far"
-    parts = [part for cache in kv for part in ops.kv_parts(cache)]
-    return SharedSwapper(parts, num_blocks, group) if num_blocks else None, why
+__all__ = ["SharedSwapper"]
 
 
 class SharedSwapper(Swapper):
@@ -32,19 +23,33 @@ class SharedSwapper(Swapper):
     parts  of its own KV
     """
 
-    def __init__(self, parts: Sequence[torch.Tensor], num_blocks: int, group: Group) -> None:
-        super().__init__(parts, AtOnce(), num_blocks)
-        self._group = group
+    def __init__(self, parts: Sequence[torch.Tensor], copier: Copier, num_blocks: int, group: Group) -> None:
+        super().__init__(parts, copier, num_blocks)
+        self._group, self._at_once = group, not copier.apart
 
     def swap(self, plan: StepPlan) -> None:
         """Raises EngineLost: a copy that some have made and others have not is of no use to anybody."""
         try:
             self._group.copy(plan)
             super().swap(plan)
-            self.forget()
+            if self._at_once:
+                self.forget()
         except Exception as error:
             self._group.lose()
             raise EngineLost(f"the model is not whole any more: {error}") from error
 
     def mark(self) -> Mark:
-        return Copied(self._group.copies, self._group.copies.asked)
+        """Of the end of all of them, in every process."""
+        return _Both(super().mark(), Copied(self._group.copies, self._group.copies.asked))
+
+
+@dataclass(frozen=True, slots=True)
+class _Both:
+    """Implements `Mark`."""
+
+    own: Mark
+    others: Mark
+
+    def wait(self) -> None:
+        self.own.wait()
+        self.others.wait()

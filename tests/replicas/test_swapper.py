@@ -259,7 +259,9 @@ def test_what_was_pinned_in_vain_is_given_back(monkeypatch: pytest.MonkeyPatch) 
             alive.append(sum(one() is not None for one in pinned))
 
     monkeypatch.setattr(module, "SLAB_BYTES", 2**12)
-    ops, config = LateOps(), EngineConfig(swap_memory_bytes=2**20)
+    ops, config, copier = LateOps(), EngineConfig(swap_memory_bytes=2**20), Short()
+    parts = [part for cache in ops.allocate_kv(2, 8, 2, 16) for part in ops.kv_parts(cache)]
+    block_bytes = sum(part[0].nbytes for part in parts)
     with pytest.raises(InvalidRequest, match="swap_memory_bytes: the host pins no more"):
-        swapper_of(config, ops, ops.allocate_kv(2, 8, 2, 16), Short(), 60)
+        swapper_of(config, ops, block_bytes, partial(Swapper, parts, copier), copier, 60)
     assert (len(pinned), alive) == (3, [0])

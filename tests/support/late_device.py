@@ -62,6 +62,10 @@ class LateDevice:
         with _disable_current_modes():  # the host's is written at once
             return torch.full((size,), _GARBAGE, dtype=torch.uint8)
 
+    def reach(self, memory: torch.Tensor) -> None:
+        with _disable_current_modes():
+            memory.fill_(_GARBAGE)
+
     def trim(self) -> None:
         return None
 

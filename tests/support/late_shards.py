@@ -13,6 +13,7 @@ from served import alive, children, command_line
 
 from motley.replicas.build import BuiltEngine, build_engine
 from motley.replicas.engine_config import EngineConfig
+from motley.replicas.prefix.access import PrefixAccess
 
 RANKS: dict[str, Any] = {"tensor_parallel": 2}
 STAGES: dict[str, Any] = {"pipeline_parallel": 2, "pipeline_layers": (1, 3)}
@@ -29,14 +30,16 @@ def built(
     what: str | Sequence[str] = "serves",
     says: Sequence[dict[str, Any]] = (),
     stand_in: LateDevice | None = None,
+    access: PrefixAccess | None = None,
     **way: Any,
 ) -> BuiltEngine:
-    """The first process on a GPU too, that stand-in, unless the devices of all are named."""
+    """The first process on a GPU too, that stand-in, unless the devices of all are named. access: to a store."""
     given = {"dtype": "float32", "threads": 1, "kv_memory_bytes": KV_BYTES, "max_running": 6, "max_batch_tokens": 64}
     config, launcher = EngineConfig(**{**given, **way}), LateProcesses(what, says)
     if config.device != "cpu":
-        return build_engine(folder, config, launcher=launcher)
-    return build_engine(folder, config, ops=LateOps(), accelerator=stand_in or LateDevice(), launcher=launcher)
+        return build_engine(folder, config, launcher=launcher, access=access)
+    stand_in = stand_in or LateDevice()
+    return build_engine(folder, config, ops=LateOps(), accelerator=stand_in, launcher=launcher, access=access)
 
 
 def followers() -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -153,12 +153,8 @@ def _divided(
     kinds: Sequence[LinkKind],
     as_json: bool,
 ) -> None:
-    from ..replicas.shards.own import is_divided
     from ..replicas.shards.rooms import Division, divided
 
-    if is_divided(settings):
-        fit_divided.refuse_swap(settings.swap_memory_bytes)
-    asked = replace(asked, swap_memory_bytes=0)
     division = Division(settings.tensor_parallel, len(groups[0]), settings.pipeline_layers)
     found = [divided(checkpoint, places, asked, division) for places in groups]
     scaling = fit_divided.scaling_of(checkpoint, groups, asked, division, kinds)

@@ -39,15 +39,6 @@ def kinds_of(name: str | None) -> tuple[LinkKind, ...]:
     return (name,)
 
 
-def refuse_swap(swap_memory_bytes: int | None) -> None:
-    """As an engine does of a divided model. Raises InvalidRequest."""
-    from ..replicas.errors import InvalidRequest
-
-    if swap_memory_bytes:
-        message = "swap_memory_bytes: preempted KV of a divided model is computed again so far"
-        raise InvalidRequest(message, param="swap_memory_bytes")
-
-
 def full_name(name: str) -> str:
     """ "P40": of the first card of the table that has that word in its name; of anything else the name as it is."""
     from ..kernels.device_table import DEVICES
@@ -163,7 +154,7 @@ def _memory(found: Sequence[Divided]) -> Iterator[str]:
     """GPUs of one capability hold the same, but where their stages have other layers."""
     heads = (
         "each holds", "layers", "weights", "metadata", "KV/1000 tokens", "activations", "graphs", "context",
-        "for prefixes",
+        "on the host", "for prefixes",
     )  # fmt: skip
     rows: dict[tuple[str, ...], None] = {}
     for each in found:
@@ -171,10 +162,13 @@ def _memory(found: Sequence[Divided]) -> Iterator[str]:
             device = process.place.device
             where = process.place.name if device is None else str(device.capability)
             parts = process.parts
-            sizes = (parts.weights, parts.metadata, parts.kv_tokens(1000), parts.activations, parts.graphs)
+            sizes = (
+                parts.weights, parts.metadata, parts.kv_tokens(1000), parts.activations, parts.graphs, parts.context,
+                parts.host, parts.buffers,
+            )  # fmt: skip
             first, last = process.stage.layers
             who = _who(process, each.division)
-            rows[f"{where}{who}", f"{first}-{last - 1}", *map(size, (*sizes, parts.context, parts.buffers))] = None
+            rows[f"{where}{who}", f"{first}-{last - 1}", *map(size, sizes)] = None
     yield from table(heads, list(rows))
 
 

@@ -186,7 +186,6 @@ def test_a_rank_that_cannot_load_is_told(tmp_path: Path) -> None:
     ("settings", "names"),
     [
         ({"device": "cuda"}, "tensor_parallel"),
-        ({"swap_memory_bytes": 1 << 20}, "swap_memory_bytes"),
         ({"ranks": 3}, "tensor_parallel"),
         ({"ranks": 0}, "tensor_parallel"),
     ],

@@ -295,7 +295,6 @@ def test_stages_end_with_the_process_that_started_them(stopped: bool, tmp_path: 
     ("settings", "names"),
     [
         ({"device": "cuda"}, "pipeline_parallel"),
-        ({"swap_memory_bytes": 1 << 20}, "swap_memory_bytes"),
         ({"stages": 4}, "pipeline_parallel"),
         ({"stages": 0}, "pipeline_parallel"),
         ({"pipeline_layers": (1, 2), "kv_memory_bytes": 4096}, "kv_memory_bytes"),  # which is a block of one layer

@@ -22,9 +22,11 @@ from motley.replicas.errors import EngineLost
 from motley.replicas.prefix.access import PrefixAccess
 from motley.replicas.prefix.prospects import Prospects
 from motley.replicas.prefix.store import Found, Wanted
+from motley.replicas.swap import SwapRates
 
 COMPILED = pytest.mark.skipif(library()[0] is None, reason="no C compiler")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16, seed=0, logprobs=0)
+LONG = SamplingParams(temperature=0.0, max_tokens=70, ignore_eos=True, seed=0)
 SYSTEM = [(7 * i) % 101 + 3 for i in range(150)]
 HEADS_OF_ONE = {"num_key_value_heads": 1}
 DIVISIONS: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {  # and heads of layers of the largest process
@@ -103,8 +105,10 @@ def forget(made: Engine) -> None:
     made._built.core.scheduler.pool.forget_prefixes()
 
 
-def said(made: Engine, prompts: list[list[int]]) -> tuple[list[list[int]], list[float]]:
-    outputs = made.generate(prompts, GREEDY)
+def said(
+    made: Engine, prompts: list[list[int]], params: SamplingParams = GREEDY
+) -> tuple[list[list[int]], list[float]]:
+    outputs = made.generate(prompts, params)
     logprobs = [entry.logprob for output in outputs for entry in output.logprobs or ()]
     return [output.token_ids for output in outputs], logprobs
 
@@ -163,6 +167,27 @@ def test_what_one_process_wrote_several_read_and_the_reverse(
             forget(divided)
             assert said(divided, crowd)[0] == expected_crowd
             finish(divided)
+
+
+@pytest.mark.parametrize(
+    "name", [name if name == "two stages" else pytest.param(name, marks=COMPILED) for name in DIVISIONS]
+)
+def test_a_preempted_sequence_finds_its_kv_on_the_host(name: str, tmp_path: Path) -> None:
+    """Where CPUs are told to keep it there, and that of every process; where there is no room, it is computed again."""
+    division, options, heads = DIVISIONS[name]
+    folder = build_checkpoint(tmp_path / "model", "llama", num_hidden_layers=3, **options)
+    crowd = [list(range(part, 30 + part)) for part in range(5)]
+    with engine(folder, None) as alone:
+        expected = said(alone, crowd, LONG)
+    settings = {"kv_memory_bytes": 16 * heads * BLOCK_BYTES, "max_running": 5, "swap_memory_bytes": 1 << 16}
+    with engine(folder, None, **settings, **division) as made:
+        swap = made._built.core.scheduler.swap
+        assert swap.pool.total > 4
+        swap.rates = SwapRates(0.0, 0.0, 1.0)  # to copy always seems faster
+        for _ in range(2):
+            forget(made)
+            assert said(made, crowd, LONG) == expected
+        assert swap.swapped > 2
 
 
 @COMPILED
