@@ -284,9 +284,9 @@ def assemble(
         choices["stages" if staged else "ranks"] = f"{group.why}; {group.places()}" if staged else group.places()
     if tier is not None:
         choices["weights"] = f"{tier.plan}; {tier.expected}"
-    prefixes = None
+    prefixes, arithmetic = None, ops.arithmetic if group is None else group.arithmetic(ops.arithmetic)
     if access is not None:
-        prefixes, choices["prefix_store"] = _prefixes(access, config, loaded, ops, runner, lent, group)
+        prefixes, choices["prefix_store"] = _prefixes(access, config, loaded, ops, runner, lent, arithmetic, group)
     if tokenizer is None:
         choices["tokenizer"] = "none in the folder: token ids only, no text and no chat"
         log.warning("tokenizer: %s", choices["tokenizer"])
@@ -315,7 +315,6 @@ def assemble(
         quantization=loaded.quantization,
         architecture=architecture_of(loaded.config.family),
     )
-    arithmetic = ops.arithmetic if group is None else group.arithmetic(ops.arithmetic)
     profile = _profile(info, config, loaded, arithmetic, num_blocks, choices)
     defaults = loaded.defaults.sampling()
     ranks = None if group is None else group.ranks
@@ -323,7 +322,7 @@ def assemble(
     return BuiltEngine(
         core, runner, tokenizer, profile, choices, defaults, access=access, group=group,
         weights=LiveWeights(loaded, config.frozen_weights, ranks, group, beside),
-        identity=lambda loaded: identity_of(config, loaded, ops),
+        identity=lambda loaded: identity_of(config, loaded, ops, arithmetic),
     )  # fmt: skip
 
 
@@ -334,6 +333,7 @@ def _prefixes(
     ops: Ops,
     runner: ModelRunner | GpuRunner | GpuStagedRunner,
     lent: int,
+    arithmetic: str,
     group: Group | None,
 ) -> tuple[Prefixes | None, str]:
     """And why they are as they are, or why there are none."""
@@ -346,7 +346,7 @@ def _prefixes(
         return None, "none: there is no memory of the host for what comes and goes"
     if group is not None:
         host = DividedKv(group.shares, swapper, group.hosts, ops, geometry_of(config, loaded, ops))
-    return prefixes_of(access, config, loaded, ops, runner, swapper, lent, host)
+    return prefixes_of(access, config, loaded, ops, runner, swapper, lent, arithmetic, host)
 
 
 def operators(config: EngineConfig, stored: torch.dtype) -> tuple[Ops, str]:

@@ -59,11 +59,13 @@ def prefixes_of(
     runner: Logits,
     swapper: Swapper,
     lent: int,
+    arithmetic: str,
     host: HostRecords[Payloads] | None = None,
 ) -> tuple[Prefixes, str]:
     """And what they are, in words. The last `lent` of the swapper's blocks are theirs. Nothing is in KV yet.
 
-    host  those blocks, where other processes have parts of them; None: the swapper has all
+    arithmetic  of all processes of the model
+    host        those blocks, where other processes have parts of them; None: the swapper has all
 
     Raises InvalidRequest where `cryptography` is not installed, or rounding costs too much.
     """
@@ -73,7 +75,7 @@ def prefixes_of(
     except ImportError as error:
         message = "prefix_cache: needs the package cryptography, which is not installed"
         raise InvalidRequest(message, param="prefix_cache") from error
-    keys = StoreKeys(access.secret, identity_of(config, loaded, ops))
+    keys = StoreKeys(access.secret, identity_of(config, loaded, ops, arithmetic))
     host = HostKv(swapper.slabs(), ops.kv_vectors, geometry) if host is None else host
     rounded = f" in {geometry.dtype}"
     if geometry.dtype != _kv_dtype(config, ops):
@@ -89,17 +91,20 @@ def prefixes_of(
         after=config.prefix_after,
     )
     any_class = "any numerics class: last digits may differ from those computed here"
-    of = any_class if config.prefix_any_numerics else numerics_of(config, ops.arithmetic)
+    of = any_class if config.prefix_any_numerics else numerics_of(config, arithmetic)
     size = f"values of {geometry.tokens} tokens, {geometry.size / 2**20:.2f} MiB{rounded}"
     return Prefixes(link), f"{size}; of {of}; {lent} blocks on the host for what comes and goes"
 
 
-def identity_of(config: EngineConfig, loaded: LoadedModel, ops: Ops) -> bytes:
-    """What may share KV with this engine: see `keys.identity`. Raises InvalidRequest as `geometry_of` does."""
+def identity_of(config: EngineConfig, loaded: LoadedModel, ops: Ops, arithmetic: str) -> bytes:
+    """What may share KV with this engine: see `keys.identity`. arithmetic: of all processes of the model.
+
+    Raises InvalidRequest as `geometry_of` does.
+    """
     geometry = geometry_of(config, loaded, ops)
     if config.prefix_any_numerics:
         return identity(loaded.fingerprint, geometry, geometry.dtype, None)
-    return identity(loaded.fingerprint, geometry, _kv_dtype(config, ops), numerics_of(config, ops.arithmetic))
+    return identity(loaded.fingerprint, geometry, _kv_dtype(config, ops), numerics_of(config, arithmetic))
 
 
 def _kv_dtype(config: EngineConfig, ops: Ops) -> str:

@@ -46,7 +46,7 @@ def identity(config: EngineConfig, capability: tuple[int, int], weights: str = "
     ops: Any = SimpleNamespace(dtype=storage, arithmetic=f"gpu-{capability}-{storage}-fast{kv}")
     shape = SimpleNamespace(num_layers=28, num_kv_heads=4, head_dim=128)
     loaded: Any = SimpleNamespace(fingerprint=weights, config=shape)
-    return identity_of(config, loaded, ops)
+    return identity_of(config, loaded, ops, ops.arithmetic)
 
 
 def identities(spec: FleetSpec) -> dict[str, bytes]:

@@ -3,6 +3,7 @@
 WHAT:   serves
         cannot_capture   its second graph
         has_no_room      for weights the first time that it has to make any
+        unlike           by operators that are told from the others'
         on_cpu           without a stand-in
 SAYS:   JSON, what it says of its device in the place of what that is
 """
@@ -69,6 +70,12 @@ class CannotCapture(LateDevice):
         return super().capture(work)
 
 
+class Unlike(LateOps):
+    @property
+    def arithmetic(self) -> str:
+        return "of another card"
+
+
 def main() -> None:
     what, said = sys.argv.pop(1), json.loads(sys.argv.pop(1))
     here = follower.account_here
@@ -79,8 +86,8 @@ def main() -> None:
     follower.account_here = says
     follower.Versions = Forgetful  # type: ignore[misc]
     if what != "on_cpu":
-        device = {"serves": LateDevice, "cannot_capture": CannotCapture, "has_no_room": Tight}[what]
-        build.operators = lambda *_: (LateOps(), "tests")
+        device = {"cannot_capture": CannotCapture, "has_no_room": Tight}.get(what, LateDevice)
+        build.operators = lambda *_: (Unlike() if what == "unlike" else LateOps(), "tests")
         follower.accelerator_of = lambda _: device()
         follower.CollectiveExchange = LateExchange  # type: ignore[misc]
         gpu_follower.IDLE_S = 0.0  # what it was told is done when no more is there to be told

@@ -54,11 +54,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_checkpoint(tmp_path_factory.mktemp("model"), "qwen2", num_hidden_layers=4, tie_word_embeddings=True)
 
 
-def engine(folder: Path, store: BadStore | None, early: bool = False, **way: Any) -> BuiltEngine:
+def engine(folder: Path, store: BadStore | None, early: bool = False, what: str = "serves", **way: Any) -> BuiltEngine:
     """To which fetching always seems faster; what it has computed once, it stores. early: so are its copies made."""
     access = None if store is None else PrefixAccess(store, SECRET)
     given = {"prefix_buffer_bytes": 1 << 22, "prefix_after": 1, "prefix_any_numerics": True} | way
-    made = built(folder, stand_in=LateDevice(early=early), access=access, **given)
+    made = built(folder, what, stand_in=LateDevice(early=early), access=access, **given)
     if store is not None:
         made.core.scheduler.prefixes.prospects = Prospects(token_s=1.0, block_s=1e-9)
     return made
@@ -130,6 +130,16 @@ def test_what_one_gpu_wrote_several_read_and_the_reverse(
     finally:
         whole.close()
         divided.close()
+
+
+def test_stages_on_unlike_cards_share_with_their_like_alone(folder: Path) -> None:
+    """What stages of one arithmetic compute is to the bit what one card does; some layers here are another's."""
+    store, shares = LastingStore(time.monotonic), []
+    for what, way in (("serves", {}), ("serves", STAGES), ("unlike", STAGES)):
+        made = engine(folder, store, what=what, prefix_any_numerics=False, **way)
+        shares.append(made.core.scheduler.prefixes.shares)
+        made.close()
+    assert shares[0] == shares[1] != shares[2] != ""
 
 
 @pytest.mark.parametrize(("name", "early"), CASES)
