@@ -40,6 +40,11 @@ class Way:
     alike: bool = True
 
     @property
+    def copies(self) -> bool:
+        """Whether processes keep KV on the host together."""
+        return len(self.devices) > 1 and "cpu" not in self.devices
+
+    @property
     def ranks(self) -> int:
         return int(self.settings.get("tensor_parallel", 1))
 

@@ -1,7 +1,8 @@
 """A process of `motley bench gpu --part divided`: `python -m …gpu_divided_child FOLDER [cpu]`.
 
 One model three times: whole on the GPU, as `WAYS` have it, and whole on a CPU in fp32. Each before an update of its
-weights and after. With cpu a rehearsal, of which every process is on a CPU.
+weights and after; and where several processes have KV, some that goes to the host and back.
+With cpu a rehearsal, of which every process is on a CPU.
 """
 
 from __future__ import annotations
@@ -26,6 +27,12 @@ from ..errors import EngineFault
 from ..fit import outlined
 from ..gpu.swapper import pinned_bytes
 from ..offline import Engine
+from ..plan import PlanItem, StepPlan
+from ..prefix.courier import HostRecords
+from ..prefix.host_kv import HostKv, Payloads
+from ..prefix.record import Geometry
+from ..protocol import BLOCK_TOKENS
+from ..shards.host import DividedKv
 from ..shards.launch import Subprocesses
 from ..tiers.budget import sizes_of
 from ..tiers.placed import Placed
@@ -42,6 +49,7 @@ SHAPE = Shape(512, 1536, 4, 8, 4, 4096)
 NEW = ("embed_tokens", "layers.0.", "layers.3.")  # what an update changes: of every process a part
 PROMPT = list(range(3, 80))
 _KV_BYTES = 2**24
+_KV_APART = 0.1  # of ranks, which round otherwise; what has nothing to do with each other is 1.4 apart
 _HOST_BYTES = 2**33  # more than there is to hold
 # From here on NCCL can be told to let ranks share a GPU: what they say is right, how fast they are says nothing.
 SHARING_NCCL = (2, 30)
@@ -89,13 +97,29 @@ class Tasks:
                     engine.update_weights(base / "update.safetensors")
                 found[version] = self._compared(engine, base / version, held, max_tokens)
         differs = found["old"].pop("logits").equal(found["new"].pop("logits"))
-        return {**found, "right": found["old"]["right"] and found["new"]["right"] and not differs}
+        parts = [found["old"], found["new"]]
+        if held.copies:
+            parts.append(found.setdefault("copied", self._copied(base / "old", held)))
+        return {**found, "right": all(part["right"] for part in parts) and not differs}
 
     def usable(self) -> bool:
         return not self._real or _answers_still()
 
     def _compared(self, engine: Engine, folder: Path, way: Way, max_tokens: int) -> dict[str, Any]:
-        whole = self._whole(folder)
+        found, whole = self._beside_exact(engine, folder, max_tokens), self._whole(folder)
+        as_whole = texts(engine, max_tokens) == texts(whole, max_tokens)
+        logits, of_whole = engine.logits(PROMPT), whole.logits(PROMPT)
+        return {
+            **found,
+            "texts_as_whole": as_whole,
+            "largest_logit_difference_to_whole": (logits - of_whole).abs().max().item(),
+            "right": found["right"] and (as_whole or not way.alike),
+            "logits": logits,
+        }
+
+    @staticmethod
+    def _beside_exact(engine: Engine, folder: Path, max_tokens: int) -> dict[str, Any]:
+        """It is right if it is as near to a CPU in fp32 as rounding lets it be."""
         exact = Engine(folder, dtype="float32", threads=1)
         rough = Engine(folder, dtype="bfloat16", threads=1)
         expected = answers(exact, max_tokens)
@@ -104,30 +128,36 @@ class Tasks:
             * beside(answers(rough, max_tokens), expected).apart
         )
         ours = beside(answers(engine, max_tokens), expected)
-        as_whole = texts(engine, max_tokens) == texts(whole, max_tokens)
-        logits, of_whole = engine.logits(PROMPT), whole.logits(PROMPT)
-        near = ours.apart <= allowed and ours.closest <= 2 * allowed
         return {
-            "texts_as_whole": as_whole,
-            "largest_logit_difference_to_whole": (logits - of_whole).abs().max().item(),
             "equal_to_fp32": ours.equal,
             "largest_difference": ours.apart,
             "allowed_difference": allowed,
             "gap_where_texts_part": ours.closest,
-            "right": near and (as_whole or not way.alike),
-            "logits": logits,
+            "right": ours.apart <= allowed and ours.closest <= 2 * allowed,
         }
 
-    def _divided(self, folder: Path, way: Way) -> Engine:
-        settings = dict(way.settings)
+    def _copied(self, folder: Path, way: Way) -> dict[str, Any]:
+        """KV of a prompt that goes to the host, in parts, comes back elsewhere, and goes there again."""
+        kept = {"swap_memory_bytes": _KV_BYTES}
+        with self._divided(folder, way, **kept) as engine, self._whole(folder, **kept) as whole:
+            (first, second), (of_whole, _) = _there_and_back(engine), _there_and_back(whole)
+        apart = ((first - of_whole).square().mean() / of_whole.square().mean()).sqrt().item()
+        return {
+            "same_twice": first.equal(second),
+            "apart_from_whole": apart,
+            "right": first.equal(second) and apart <= (0 if way.alike else _KV_APART),
+        }
+
+    def _divided(self, folder: Path, way: Way, **more: Any) -> Engine:
+        settings: dict[str, Any] = {"kv_memory_bytes": _KV_BYTES, **way.settings, **more}
         if way.tiers is not None:
             settings |= self._budgets(folder, way.tiers)
         launcher = _OnDevices([self._device(kind, number, way) for number, kind in enumerate(way.devices)])
         device = ",".join(launcher.devices[:: way.ranks])
-        return Engine(folder, device=device, launcher=launcher, kv_memory_bytes=_KV_BYTES, threads=2, **settings)
+        return Engine(folder, device=device, launcher=launcher, threads=2, **settings)
 
-    def _whole(self, folder: Path) -> Engine:
-        return Engine(folder, device="cuda:0" if self._real else "cpu", kv_memory_bytes=_KV_BYTES, threads=2)
+    def _whole(self, folder: Path, **more: Any) -> Engine:
+        return Engine(folder, device="cuda:0" if self._real else "cpu", kv_memory_bytes=_KV_BYTES, threads=2, **more)
 
     def _device(self, kind: str, number: int, way: Way) -> str:
         """Ranks have a GPU each if there are so many."""
@@ -167,6 +197,44 @@ class _OnDevices(Subprocesses):
 
     def device(self, number: int) -> str | None:
         return self.devices[number] if len(self.devices) > 1 else None
+
+
+@torch.inference_mode()
+def _there_and_back(engine: Engine) -> list[torch.Tensor]:
+    """KV of a prompt's whole blocks, as records have it, in fp32: as it was computed, and as it came back."""
+    built, found = engine._built, []
+    core, swapper = built.core, built.runner.swapper
+    assert swapper is not None, "it was told to keep KV"
+    assert built.weights is not None, "it has weights"
+    pool, loaded = core.scheduler.pool, built.weights.loaded
+    with pool.open(()) as allocation:
+        allocation.grow(len(PROMPT))
+        item = PlanItem(sequence_id=-1, start=0, token_ids=tuple(PROMPT), blocks=tuple(allocation.blocks))
+        built.runner.logits(StepPlan((item,), weights=core.scheduler.weights))
+        blocks = allocation.blocks[: len(PROMPT) // BLOCK_TOKENS]
+        others = [block for block in range(pool.total) if block not in allocation.blocks][: len(blocks)]
+        host = range(len(blocks))
+        geometry = Geometry(
+            str(engine.model.dtype), loaded.config.num_layers, loaded.config.num_kv_heads, loaded.config.head_dim,
+            BLOCK_TOKENS * len(blocks),
+        )  # fmt: skip
+        ops = loaded.decoder.ops
+        records: HostRecords[Payloads]
+        if built.group is None:
+            records = HostKv(swapper.slabs(), ops.kv_vectors, geometry)
+        else:
+            records = DividedKv(built.group.shares, swapper, built.group.hosts, ops, geometry)
+        out, back = tuple(zip(blocks, host, strict=True)), tuple(zip(others, host, strict=True))
+        for plans in ([StepPlan((), swap_out=out)], [StepPlan((), swap_in=back), StepPlan((), swap_out=back)]):
+            for plan in plans:
+                swapper.swap(plan)
+            swapper.mark().wait()
+            swapper.forget()
+            payloads = records.room()
+            if not records.pack(list(host), payloads):
+                raise EngineFault("KV that came to the host is not finite")
+            found.append(payloads.numbers.float())
+    return found
 
 
 def _another(tensor: torch.Tensor, seed: torch.Generator) -> torch.Tensor:
