@@ -273,7 +273,8 @@ def assemble(
         access = memory_access(config.prefix_cache_bytes)
     shares = access is not None and (group is None or not group.keeps_kv)
     kv_layers = None if group is None else group.kv_layers(0)
-    num_blocks, kv_why = sizing.num_blocks(config, loaded, ops, shares=shares, kv_layers=kv_layers)
+    sized = replace(config, swap_memory_bytes=0) if group is not None and group.keeps_kv else config
+    num_blocks, kv_why = sizing.num_blocks(sized, loaded, ops, shares=shares, kv_layers=kv_layers)
     if group is not None:
         num_blocks, kv_why = group.least(num_blocks, kv_why)
     max_model_len, len_why = sizing.max_model_len(config, loaded, num_blocks)

@@ -59,7 +59,7 @@ from .tiers.plan import Expected, Tiers
 from .tiers.reckon import expected_on, in_tiers, least_s, tiers_of
 from .weights import Outline
 
-__all__ = ["Asked", "Fit", "Place", "at_hand", "cpu", "fit", "known", "outlined", "parts_of", "table"]
+__all__ = ["Asked", "Fit", "Place", "at_hand", "cpu", "fit", "host_blocks", "known", "outlined", "parts_of", "table"]
 
 _OF_VALUES = {"values": "a weight that an integer kernel would round too much is held dense: headers do not tell which"}
 
@@ -354,14 +354,25 @@ def _with_host(
     on_gpu = place.device is not None
     weights = tiers.host_bytes if isinstance(tiers, Placed) else 0
     free = max(0, min(free_memory(), available_memory() - weights)) if place.at_hand else sys.maxsize
-    nbytes, _ = swap_budget(asked.swap_memory_bytes, free, on_gpu=on_gpu)
-    longest = min(blocks, blocks_for(config.max_model_len))
-    kept, lent = min(nbytes // parts.kv_block, asked.rows * longest), 0
-    if asked.shares:
-        least = 2 * value_blocks(config, ops) * parts.kv_block
-        lent = prefix_budget(None, free, least, on_gpu=on_gpu) // parts.kv_block
+    kept, lent = host_blocks(asked, config, ops, parts.kv_block, blocks, free, on_gpu=on_gpu)
     taken, host = (pinned_bytes(n, parts.kv_block) if on_gpu else n * parts.kv_block for n in (kept + lent, kept))
     return replace(parts, host=host, buffers=taken - host)
+
+
+def host_blocks(
+    asked: Asked, config: ModelConfig, ops: Ops, block_bytes: int, blocks: int, free: int, *, on_gpu: bool
+) -> tuple[int, int]:
+    """Blocks of the host for preempted sequences, and for what comes from a store and goes there.
+
+    block_bytes  of one, in all processes of the model; blocks: of the device; free: bytes of the host
+    """
+    nbytes, _ = swap_budget(asked.swap_memory_bytes, free, on_gpu=on_gpu)
+    longest = min(blocks, blocks_for(config.max_model_len))
+    kept = min(nbytes // block_bytes, asked.rows * longest)
+    if not asked.shares:
+        return kept, 0
+    least = 2 * value_blocks(config, ops) * block_bytes
+    return kept, prefix_budget(None, free, least, on_gpu=on_gpu) // block_bytes
 
 
 def value_blocks(config: ModelConfig, ops: Ops) -> int:

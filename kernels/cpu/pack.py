@@ -57,7 +57,8 @@ def interleave(weight: GroupedWeight, bits: int) -> torch.Tensor:
     if stream.is_meta:  # for operators on it torch would import its compiler
         return stream
     if (native := _native()) is not None:
-        native.lay_grouped(weight, stream, bits)
+        for rows in _blocks(num_outputs):
+            native.lay_grouped(_rows(weight, rows), stream[rows.start // STRIP :], bits)
         return stream
     for rows in _blocks(num_outputs):
         _lay(stream, rows, _rows(weight, rows), bits)

@@ -115,9 +115,9 @@ def _serve(side: Side) -> dict[str, Any]:
         }  # fmt: skip
     if isinstance(tier, Tier) and tier.expected is not None:
         (bytes_before, seconds_before), (nbytes, seconds) = reads[1 + _SKIPPED], _read(files)
-        rate = (nbytes - bytes_before) / (seconds - seconds_before)
-        step = step_s(tier.plan, rate, tier.expected.layers_s, tier.expected.rest_s)
-        found |= {"meanwhile": 1 / step, "meanwhile GB/s": rate / 1e9}
+        if seconds > seconds_before:
+            rate = (nbytes - bytes_before) / (seconds - seconds_before)
+            found["meanwhile"] = 1 / step_s(tier.plan, rate, tier.expected.layers_s, tier.expected.rest_s)
     built.close()
     return found
 

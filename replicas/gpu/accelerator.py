@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol, TypeVar
 from weakref import WeakSet
 
@@ -119,6 +120,8 @@ class Cuda:
             error = cudart.cudaHostRegister(memory.data_ptr(), memory.numel(), 0)
         if int(error):
             log.warning("memory that processes share is not pinned, and copied more slowly: CUDA error %d", int(error))
+            with suppress(RuntimeError):  # else the next that is launched is told of this error, whatever it is
+                torch.zeros(1, device=self.device)
 
     def trim(self) -> None:
         """torch keeps pinned memory for itself until it is told; how, differs by its version."""

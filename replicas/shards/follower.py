@@ -131,11 +131,13 @@ def _compute(
     beats.says("waits for the others to load")
     torch.set_num_threads(ops.torch_threads)
     pipe.send({"digests": [digest.hex() for digest in loaded.digests]})
-    kv_layers = pipe.receive()[0]["kv_layers"]
+    of_kv, _ = pipe.receive()
     if isinstance(exchange, CollectiveExchange):
         with beats.during("meets the other ranks"):
             _meet(exchange, start, ends, ops)
-    blocks = sizing.num_blocks(config, loaded, ops, kv_layers=kv_layers)[0]
+    if not of_kv["keeps"]:
+        config = replace(config, swap_memory_bytes=0)
+    blocks = sizing.num_blocks(config, loaded, ops, shares=of_kv["keeps"], kv_layers=of_kv["kv_layers"])[0]
     pipe.send({"blocks": blocks, "arithmetic": ops.arithmetic})
     local = loaded.decoder.local
     room, _ = pipe.receive()

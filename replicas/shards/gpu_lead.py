@@ -120,10 +120,10 @@ class Guarded:
         return _Guarded(self._accelerator.mark(), self._group)
 
     def copy(self, work: Callable[[], None], after: Mark | None = None) -> Mark:
-        raise NotImplementedError("no other process has a part in a copy: the accelerator itself makes it")
+        raise NotImplementedError("a swapper has been given the accelerator itself")
 
     def follow(self, mark: Mark) -> None:
-        raise NotImplementedError("no other process has a part in a copy: the accelerator itself makes it")
+        raise NotImplementedError("a swapper has been given the accelerator itself")
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         raise NotImplementedError("stages are called, and captured are the calls of ranks alone")

@@ -256,7 +256,7 @@ class Group:
         self.accounts()
         self._found = [[bytes.fromhex(digest) for digest in answer["digests"]] for answer in self._answers()]
         for number, follower in enumerate(self._followers, 1):
-            follower.pipe.send({"kv_layers": self.kv_layers(number)})
+            follower.pipe.send({"kv_layers": self.kv_layers(number), "keeps": not self.keeps_kv})
         if self._meeting is not None:
             assert isinstance(self._exchange, CollectiveExchange)
             self._exchange.join(self._met(self._meeting))

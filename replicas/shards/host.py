@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from ...kernels.contract import Outlining
 from ...kernels.ops import Ops
 from ..config import ModelConfig
 from ..gpu.accelerator import AtOnce
@@ -43,9 +44,13 @@ class Share:
         return self.layers[1] - self.layers[0]
 
     def block(self, ops: Ops, head_dim: int) -> list[torch.Tensor]:
-        """Of KV like the process's own one block, as views [1, ...] of its parts."""
-        kv = ops.allocate_kv(self.num_layers, 1, self.heads[1] - self.heads[0], head_dim)
-        return [part for cache in kv for part in ops.kv_parts(cache)]
+        """Of KV like the process's own one block, as views [1, ...] of its parts: types and shapes alone count.
+
+        ops  of another process, maybe, which has other heads: on a GPU they remember those of the KV that they serve
+        """
+        apart = ops.outlining() if isinstance(ops, Outlining) else ops
+        kv = apart.allocate_kv(self.num_layers, 1, self.heads[1] - self.heads[0], head_dim)
+        return [part for cache in kv for part in apart.kv_parts(cache)]
 
     def of(self, payloads: Payloads) -> Portion:
         return payloads.portion(slice(*self.heads), slice(*self.layers))
@@ -95,7 +100,7 @@ class DividedKv:
         swappers = [own]
         for share, host in zip(shares[1:], others, strict=True):
             # Of KV it has one block, which tells how blocks of that process lie on the host.
-            block = [part.cpu() for part in share.block(ops, geometry.head_dim)]
+            block = [torch.empty(part.shape, dtype=part.dtype) for part in share.block(ops, geometry.head_dim)]
             swappers.append(Swapper(block, AtOnce(), own.num_blocks, host.staging))
         self._places = [
             (share, HostKv(swapper.slabs(), ops.kv_vectors, replace(geometry, layers=share.num_layers)))

@@ -34,6 +34,9 @@ def config_of_process(config: EngineConfig, launcher: Launcher | None = None, *,
     devices = devices_of(config, launcher)
     if ranks and set(devices) == {"cpu"} and not given and launcher.host() is None and library()[0] is None:
         raise InvalidRequest(f"{param}: {what} need the C kernels: {library()[1]}", param=param)
+    if config.swap_memory_bytes and len({_kind(device) for device in devices}) > 1:
+        message = f"swap_memory_bytes: KV of {what} on GPUs and on CPUs is not kept on the host"
+        raise InvalidRequest(message, param="swap_memory_bytes")
     if not given:
         _check_gpus([device for number, device in enumerate(devices) if launcher.device(number) is None], param)
     threads = launcher.threads(0)

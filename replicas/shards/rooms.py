@@ -16,8 +16,9 @@ from ..checkpoint import Checkpoint
 from ..cores import usable_cores
 from ..decoder import Decoder
 from ..errors import InvalidRequest
-from ..fit import Asked, Place, outlined, parts_of, value_blocks
-from ..memory import KvBudget, Parts, cpu_kv_budget, free_memory, kv_budget, prefix_budget, swap_budget
+from ..fit import Asked, Place, host_blocks, outlined, parts_of
+from ..gpu.swapper import pinned_bytes
+from ..memory import KvBudget, Parts, cpu_kv_budget, free_memory, kv_budget
 from ..protocol import BLOCK_TOKENS
 from .costs import best_layers
 from .host import kv_kinds
@@ -84,17 +85,17 @@ class Divided:
 def divided(checkpoint: Checkpoint, places: Sequence[Place], asked: Asked, division: Division) -> Divided:
     """Nothing is loaded; of the checkpoint no tensor is read. places: of each stage; a CPU is the same one."""
     assert len(places) == division.stages
-    keeps = not (kinds := kv_kinds((place.ops().dtype, place.device is not None) for place in places))
-    if not keeps and asked.swap_memory_bytes:
-        return Divided(places, division, refused=f"swap_memory_bytes: KV is not kept on the host: {kinds}")
-    asked = asked if keeps else replace(asked, shares=False, swap_memory_bytes=0)
     try:
+        kinds = kv_kinds((place.ops().dtype, place.device is not None) for place in places)
+        if kinds and asked.swap_memory_bytes:
+            raise InvalidRequest(f"swap_memory_bytes: KV is not kept on the host: {kinds}", param="swap_memory_bytes")
+        asked = replace(asked, shares=False, swap_memory_bytes=0) if kinds else asked
         layers, why = _layers(checkpoint, places, asked, division)
         processes = _processes(checkpoint, places, asked, division.ranks, layers)
     except (ValueError, InvalidRequest) as error:
         return Divided(places, division, refused=str(error))
     blocks, missing = _room(processes)
-    if keeps:
+    if not kinds:
         processes = _with_host(checkpoint, processes, asked, blocks)
     return Divided(
         places,
@@ -168,21 +169,22 @@ def _on_cpu(places: Sequence[Place]) -> bool:
 
 
 def _with_host(checkpoint: Checkpoint, processes: Sequence[Process], asked: Asked, blocks: int) -> list[Process]:
-    """Each with its part of what the engine takes of the host for KV; of a host that is not here, as if it had room."""
+    """Each with its part of what the engine takes of the host for KV; of a host that is not here, as if it had room.
+
+    The first process's part is pinned as torch does it, that of each other is as large as it must be.
+    """
     place, block = processes[0].place, sum(len(each.ranks) * each.parts.kv_block for each in processes)
     on_gpu = place.device is not None
     free = place.free if not on_gpu else free_memory() if place.at_hand else sys.maxsize
-    nbytes, _ = swap_budget(asked.swap_memory_bytes, free, on_gpu=on_gpu)
-    longest = min(blocks, blocks_for(checkpoint.config.max_model_len))
-    kept, lent = min(nbytes // block, asked.rows * longest), 0
-    if asked.shares:
-        least = 2 * value_blocks(checkpoint.config, place.ops()) * block
-        lent = prefix_budget(None, free, least, on_gpu=on_gpu) // block
-    sizes = [each.parts.kv_block for each in processes]
-    return [
-        replace(each, parts=replace(each.parts, host=kept * own, buffers=lent * own))
-        for each, own in zip(processes, sizes, strict=True)
-    ]
+    kept, lent = host_blocks(asked, checkpoint.config, place.ops(), block, blocks, free, on_gpu=on_gpu)
+    found = []
+    for number, each in enumerate(processes):
+        own = each.parts.kv_block
+        taken, host = (
+            pinned_bytes(count, own) if on_gpu and not number else count * own for count in (kept + lent, kept)
+        )
+        found.append(replace(each, parts=replace(each.parts, host=host, buffers=taken - host)))
+    return found
 
 
 def _budget(process: Process) -> KvBudget:

@@ -35,8 +35,8 @@ class SharedSwapper(Swapper):
             if self._at_once:
                 self.forget()
         except Exception as error:
-            self._group.lose()
-            raise EngineLost(f"the model is not whole any more: {error}") from error
+            fault = self._group.end(error)
+            raise EngineLost(f"the model is not whole any more: {fault}") from error
 
     def mark(self) -> Mark:
         """Of the end of all of them, in every process."""

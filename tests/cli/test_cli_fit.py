@@ -121,9 +121,10 @@ def test_a_divided_model_is_told_process_by_process(
     assert lent[0] == lent[1] == lent[2] // 2
     assert 2**28 - 2**20 < sum(lent) <= 2**28, "what prefixes come and go through, of the replica"
     assert {each["parts"]["host"] for each in cpu["processes"]} == {0}, "KV is in its memory anyway"
-    assert 2**30 - 2**20 < sum(each["parts"]["buffers"] for each in t4["processes"]) <= 2**30
-    kept = [each["parts"]["host"] for each in t4["processes"]]
-    assert kept[0] == kept[1] == kept[2] // 2 > 0
+    first, *others = [each["parts"] for each in t4["processes"]]
+    for what, nbytes in (("buffers", 2**30), ("host", 2**20)):
+        sizes = [each[what] for each in others]
+        assert first[what] >= sizes[0] == sizes[1] // 2 == sizes[2] // 2 > nbytes // 7, "it is pinned by powers of two"
     scaling = found["scaling"]
     assert scaling["source"] == "model"
     assert [each["link"] for each in scaling["links"]] == ["pcie3"]

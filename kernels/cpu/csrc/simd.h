@@ -26,7 +26,6 @@ typedef float f32x16 __attribute__((vector_size(64)));
 typedef int32_t i32x16 __attribute__((vector_size(64)));
 typedef uint32_t u32x16 __attribute__((vector_size(64)));
 typedef uint16_t u16x16 __attribute__((vector_size(32)));
-typedef int8_t i8x16 __attribute__((vector_size(16)));
 typedef uint8_t u8x16 __attribute__((vector_size(16)));
 typedef uint8_t u8x64 __attribute__((vector_size(64)));
 
@@ -70,8 +69,9 @@ INLINE f32v load_part(const void *p, int64_t i, enum dtype type) {
 
 typedef union { f32x16 v; f32v part[PARTS]; } parts;
 
-// The low halves, or bytes, of sixteen words. Here, too, GCC 12 moves them one by one.
-INLINE u16x16 low_halves(const u32v *part) {
+// Sixteen words, which must be below 65536, made halves; and the low bytes of any. Here, too, GCC 12 moves them one by
+// one.
+INLINE u16x16 halves_of(const u32v *part) {
 #if REGISTER == 8
     return (u16x16)_mm256_permute4x64_epi64(_mm256_packus_epi32((__m256i)part[0], (__m256i)part[1]), 0xD8);
 #else
@@ -110,7 +110,7 @@ INLINE u16x16 to_bf16(f32x16 v) {
         u32v rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
         halves[k] = (rounded & number) | (0x7fc0 & ~number);
     }
-    return low_halves(halves);
+    return halves_of(halves);
 }
 
 INLINE void store(void *p, int64_t i, enum dtype type, f32x16 v) {

@@ -151,12 +151,14 @@ def lines(asked: Asked, found: Sequence[Divided], scaling: dict[str, Any]) -> It
 
 
 def _memory(found: Sequence[Divided]) -> Iterator[str]:
-    """GPUs of one capability hold the same, but where their stages have other layers."""
+    """GPUs of one capability hold the same, but where their stages have other layers; of the host they take what their
+    memory lets them: the most is shown.
+    """
     heads = (
         "each holds", "layers", "weights", "metadata", "KV/1000 tokens", "activations", "graphs", "context",
         "on the host", "for prefixes",
     )  # fmt: skip
-    rows: dict[tuple[str, ...], None] = {}
+    rows: dict[tuple[str, ...], tuple[int, int]] = {}
     for each in found:
         for process in each.processes:
             device = process.place.device
@@ -164,12 +166,13 @@ def _memory(found: Sequence[Divided]) -> Iterator[str]:
             parts = process.parts
             sizes = (
                 parts.weights, parts.metadata, parts.kv_tokens(1000), parts.activations, parts.graphs, parts.context,
-                parts.host, parts.buffers,
             )  # fmt: skip
             first, last = process.stage.layers
             who = _who(process, each.division)
-            rows[f"{where}{who}", f"{first}-{last - 1}", *map(size, sizes)] = None
-    yield from table(heads, list(rows))
+            row = f"{where}{who}", f"{first}-{last - 1}", *map(size, sizes)
+            host, buffers = rows.get(row, (0, 0))
+            rows[row] = max(host, parts.host), max(buffers, parts.buffers)
+    yield from table(heads, [(*row, *map(size, of_host)) for row, of_host in rows.items()])
 
 
 def _who(process: Process, division: Division) -> str:

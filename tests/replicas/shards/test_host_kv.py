@@ -14,6 +14,8 @@ from tiny_checkpoints import build_checkpoint
 
 from motley.kernels.contract import KvDtype
 from motley.kernels.cpu.operators import CpuOps
+from motley.kernels.gpu.operators import GpuOps
+from motley.kernels.rig import stand_in
 from motley.replicas.checkpoint import inspect_checkpoint
 from motley.replicas.errors import EngineLost
 from motley.replicas.gpu.accelerator import AtOnce
@@ -37,6 +39,16 @@ SHARES = {
 }
 
 
+def test_a_share_is_reckoned_without_the_operators_that_serve() -> None:
+    """On a GPU they know by the heads of the KV that they have how what is int8 lies."""
+    ops = GpuOps(stand_in((8, 0)), "int8")
+    [own] = ops.allocate_kv(1, 6, 1, 64)
+    before = [part.shape for part in ops.kv_parts(own)]
+    block = Share((0, 2), (1, 3), True).block(ops, 64)
+    assert [part.shape for part in block[: len(before)]] == [(1, 2, *shape[2:]) for shape in before]
+    assert [part.shape for part in ops.kv_parts(own)] == before
+
+
 class Processes:
     """In one: each has its KV and its part of the host's blocks, of which those after the first are files."""
 
@@ -54,7 +66,7 @@ class Processes:
             else:
                 file = os.memfd_create("tests")
                 os.ftruncate(file, HOST * sum(part[0].nbytes for part in parts))
-                self.swappers.append(Swapper(parts, SharedHost(file), HOST))
+                self.swappers.append(Swapper(parts, AtOnce(), HOST, SharedHost(file).staging))
                 hosts.append(SharedHost(file))
                 os.close(file)
             self.kv.append(kv)
