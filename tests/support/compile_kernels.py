@@ -35,12 +35,12 @@ def _product(x, y, out, K, ROWS: tl.constexpr, WIDTH: tl.constexpr, INSIDE: tl.c
         a = tl.load(x + row[:, None] * K + at + inner[None, :])
         b = tl.load(y + (at + inner)[:, None] + column[None, :] * K)
         if INSIDE:
-            total = tl.dot(a, b, total)
+            total = tl.dot(a, b, total, out_dtype=total.dtype)
         else:
             left = (left + a * 3.0).to(left.dtype)
             right = (right + b * 3.0).to(right.dtype)
     if not INSIDE:
-        total = tl.dot(left, right, total)
+        total = tl.dot(left, right, total, out_dtype=total.dtype)
     tl.store(out + row[:, None] * WIDTH + column[None, :], total)
 
 
