@@ -3,8 +3,9 @@
 Every sample is a process of its own. Cold: the files' pages are dropped from the page cache first, as far as
 `posix_fadvise` does (what a virtual machine's host has in its memory stays there); Python's own files are always warm,
 and compiled as those of an installation are: Motley's own take a fifth of torch's import to compile. A first start
-finds an empty cache of repacked weights, as a user's does, and is ended before it fills that. What reads as a
-start does has its memory as a start has it, taken while torch is imported; the plain reader has one small buffer.
+finds an empty cache of repacked weights, as a user's does, and is ended before it fills that; one on a new machine
+finds no compiled kernels of the CPU either. What reads as a start does has its memory as a start has it, taken while
+torch is imported; the plain reader has one small buffer.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ FORMATS = {"bf16": write_dense, "gptq-int4": write_gptq}
 _STATES = ("cold", "warm")
 _LIMIT_S = 600.0  # of a process
 _READERS = ("raw", "motley", "safetensors")
+_NEW = "our start on a new machine, which compiles the CPU's kernels"
 _COMPILED = {"PYTHONDONTWRITEBYTECODE": ""}  # of a checkout too, whatever this process was told
 
 Samples = dict[tuple[str, ...], list[float]]
@@ -106,6 +108,12 @@ class _Bench:
                 self._make(state)
                 answer = self._answer("read", reader)
                 self._samples["read", reader, state].append(answer["bytes"] / answer["seconds"] / 1e9)
+            if state == "warm" and self._device == "cpu":
+                self._progress(f"{said}: a start on a new machine")
+                self._make(state)
+                with tempfile.TemporaryDirectory(dir=self._cache.parent) as empty:
+                    answer = self._answer("first start", environment={**_COMPILED, "XDG_CACHE_HOME": empty})
+                self._samples["first token", _NEW, state].append(answer["first token"])
             for side in ("first start", "second start", *self._peers):
                 self._progress(f"{said}: {side}, {state}")
                 self._make(state)
@@ -151,6 +159,13 @@ class _Bench:
                         peer_samples=self._spans(what, "first start", state), higher_is_better=False,
                     )
                 )  # fmt: skip
+            if of_new := get(("first token", _NEW, state)):
+                found.append(
+                    row(
+                        "process start to first token", second, "s", self._spans("first token", "second start", state),
+                        peer=_NEW, peer_samples=of_new, higher_is_better=False,
+                    )
+                )  # fmt: skip
         return found
 
     def _spans(self, what: str, side: str, state: str) -> list[float]:
@@ -169,12 +184,12 @@ class _Bench:
                     while file.read(4 << 20):
                         pass
 
-    def _answer(self, *asked: str) -> dict[str, Any]:
+    def _answer(self, *asked: str, environment: Mapping[str, str] = _COMPILED) -> dict[str, Any]:
         """Seconds from the process's start, as this one sees it."""
         began = _now()
         with Child(
             CHILD, str(self._checkpoint), str(self._cache), str(self._threads), self._device, *asked,
-            environment=_COMPILED,
+            environment=environment,
         ) as child:  # fmt: skip
             answer = child.read(_LIMIT_S)
         for what in ("imported", "loaded", "first token"):

@@ -35,4 +35,12 @@ def test_both_starts_and_every_reader_are_measured(tmp_path: Path) -> None:
     assert any("second start" in each for each in said)
     kept = {row["workload"]["kept bytes"] for row in rows if row["workload"].get("start") == "second"}
     assert min(kept) > 64 << 20  # the second start found what the first had left
+    [new] = [row for row in rows if row["peer"] == load._NEW]
+    [warm] = [
+        row
+        for row in rows
+        if (row["peer"], row["metric"], row["workload"]) == ("our first start", new["metric"], new["workload"])
+    ]
+    assert (new["value"], new["workload"]["page cache"]) == (warm["value"], "warm")
+    assert new["peer_value"] > warm["peer_value"], "kernels are compiled beside all else"
     assert list(tmp_path.iterdir()) == []
