@@ -271,10 +271,9 @@ def assemble(
         tier.expected = expect(loaded.decoder, accelerator)
     if access is None and config.prefix_cache == "memory":
         access = memory_access(config.prefix_cache_bytes)
-    shares = access is not None and (group is None or not group.keeps_kv)
-    kv_layers = None if group is None else group.kv_layers(0)
-    sized = replace(config, swap_memory_bytes=0) if group is not None and group.keeps_kv else config
-    num_blocks, kv_why = sizing.num_blocks(sized, loaded, ops, shares=shares, kv_layers=kv_layers)
+    shares = access is not None
+    kv_layers, stays = (None, False) if group is None else (group.kv_layers(0), bool(group.why_kv_stays))
+    num_blocks, kv_why = sizing.num_blocks(config, loaded, ops, shares=shares, stays=stays, kv_layers=kv_layers)
     if group is not None:
         num_blocks, kv_why = group.least(num_blocks, kv_why)
     max_model_len, len_why = sizing.max_model_len(config, loaded, num_blocks)
@@ -341,7 +340,7 @@ def _prefixes(
     if not config.reuse_prefixes:
         return None, "none: reuse_prefixes is off"
     swapper, host = runner.swapper, None
-    if group is not None and (why := group.keeps_kv):
+    if group is not None and (why := group.why_kv_stays):
         return None, f"none: {why}"
     if swapper is None:
         return None, "none: there is no memory of the host for what comes and goes"

@@ -51,30 +51,27 @@ def runner_of(
     found: tuple[ModelRunner | GpuRunner | GpuStagedRunner, int, str]
     if accelerator is not None:
         found = _of_device(loaded, ops, accelerator, config, num_blocks, max_model_len, lends, group)
-    elif group is not None:
-        found = _of_processes(loaded, ops, config, num_blocks, max_model_len, lends, group)
     else:
-        kv = ops.allocate_kv(*sizing.kv_geometry(loaded, num_blocks))
-        swapper, lent, why = _swapper(loaded, ops, AtOnce(), config, kv, max_model_len, lends, None)
-        found = ModelRunner(loaded.decoder, kv, ops.device, swapper), lent, why
+        found = _of_cpu(loaded, ops, config, num_blocks, max_model_len, lends, group)
     if group is not None:
         kept = 0 if found[0].swapper is None else found[0].swapper.num_blocks
         group.allocate(num_blocks, kept, ops, loaded.fingerprint, max_model_len)
     return found
 
 
-def _of_processes(
+def _of_cpu(
     loaded: LoadedModel,
     ops: Ops,
     config: EngineConfig,
     num_blocks: int,
     max_model_len: int,
     lends: bool,
-    group: Group,
+    group: Group | None,
 ) -> tuple[ModelRunner, int, str]:
-    """Of CPUs."""
     kv = ops.allocate_kv(*sizing.kv_geometry(loaded, num_blocks))
     swapper, lent, why = _swapper(loaded, ops, AtOnce(), config, kv, max_model_len, lends, group)
+    if group is None:
+        return ModelRunner(loaded.decoder, kv, ops.device, swapper), lent, why
     if len(group.stages) > 1:
         return StagedRunner(Line(loaded.decoder, group), kv, ops.device, swapper), lent, why
     return ModelRunner(Lead(loaded.decoder, group), kv, ops.device, swapper), lent, why
@@ -138,7 +135,7 @@ def _swapper(
     group: Group | None,
 ) -> tuple[Swapper | None, int, str]:
     """As `runner_of` gives it. copier: of this process's own part of KV."""
-    if group is not None and (why := group.keeps_kv):
+    if group is not None and (why := group.why_kv_stays):
         if config.swap_memory_bytes:
             raise InvalidRequest(f"swap_memory_bytes: KV is not kept on the host: {why}", param="swap_memory_bytes")
         return None, 0, f"by computing again: {why}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from ..kernels.ops import Ops
@@ -28,10 +30,13 @@ def num_blocks(
     ops: Ops,
     *,
     shares: bool = False,
+    stays: bool = False,
     kv_layers: int | None = None,
 ) -> tuple[int, str]:
-    """KV blocks, and why so many. shares: prefixes, through a store. Raises InvalidRequest where not one fits.
+    """KV blocks, and why so many. Raises InvalidRequest where not one fits.
 
+    shares     prefixes, through a store
+    stays      whatever is configured, KV never goes to the host
     kv_layers  of all processes that have a part of this memory: what is configured is of a process, what is free all
                share. None: it has it alone
     """
@@ -44,7 +49,8 @@ def num_blocks(
     if config.kv_memory_bytes is not None:
         blocks, source = config.kv_memory_bytes // block_bytes, "as configured"
     else:
-        budget = _kv_budget(config, loaded, ops, shares)
+        config = replace(config, swap_memory_bytes=0) if stays else config
+        budget = _kv_budget(config, loaded, ops, shares and not stays)
         blocks, source = budget.blocks(block_bytes), budget.why
     blocks = min(blocks, useful)
     if blocks < 1:

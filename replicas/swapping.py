@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
 
 from ..kernels.ops import Ops
 from .engine_config import EngineConfig
@@ -16,18 +15,16 @@ from .swap import Swap, SwapRates
 
 __all__ = ["measure", "swapper_of"]
 
-AnySwapper = TypeVar("AnySwapper", bound=Swapper)
-
 
 def swapper_of(
     config: EngineConfig,
     ops: Ops,
     block_bytes: int,
-    make: Callable[[int], AnySwapper],
+    make: Callable[[int], Swapper],
     copier: Copier,
     most: int,
     lent: int = 0,
-) -> tuple[AnySwapper | None, str]:
+) -> tuple[Swapper | None, str]:
     """With host memory for at most `most` blocks, and why so many. Raises InvalidRequest.
 
     block_bytes  of one, in all processes of the model together

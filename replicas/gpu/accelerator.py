@@ -37,10 +37,10 @@ class Copier(Protocol):
         """uint8 [size] of the host, which the device reads and writes by itself."""
         ...
 
-    def reach(self, memory: torch.Tensor) -> None:
-        """uint8, of the host, which others may have too: the device reads and writes it by itself from now on.
+    def pin(self, memory: torch.Tensor) -> None:
+        """uint8, of the host, which other processes may have too: the device reads and writes it by itself from now on.
 
-        It stays for as long as the process, or the device copies by way of its driver's memory.
+        It is to stay for as long as the process. Where it cannot be pinned copies are slower, and the log says so.
         """
         ...
 
@@ -114,7 +114,7 @@ class Cuda:
     def staging(self, size: int) -> torch.Tensor:
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
-    def reach(self, memory: torch.Tensor) -> None:
+    def pin(self, memory: torch.Tensor) -> None:
         cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         with torch.cuda.device(self.device):
             error = cudart.cudaHostRegister(memory.data_ptr(), memory.numel(), 0)
@@ -206,7 +206,7 @@ class AtOnce:
     def staging(self, size: int) -> torch.Tensor:
         return torch.empty(size, dtype=torch.uint8)
 
-    def reach(self, memory: torch.Tensor) -> None:
+    def pin(self, memory: torch.Tensor) -> None:
         return None
 
     def trim(self) -> None:

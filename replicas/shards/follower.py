@@ -135,9 +135,7 @@ def _compute(
     if isinstance(exchange, CollectiveExchange):
         with beats.during("meets the other ranks"):
             _meet(exchange, start, ends, ops)
-    if not of_kv["keeps"]:
-        config = replace(config, swap_memory_bytes=0)
-    blocks = sizing.num_blocks(config, loaded, ops, shares=of_kv["keeps"], kv_layers=of_kv["kv_layers"])[0]
+    blocks, _ = sizing.num_blocks(config, loaded, ops, shares=True, **of_kv)  # which has a store, the first knows alone
     pipe.send({"blocks": blocks, "arithmetic": ops.arithmetic})
     local = loaded.decoder.local
     room, _ = pipe.receive()
@@ -187,7 +185,7 @@ def _copier(pipe: Pipe, parts: Sequence[torch.Tensor], copier: Copier, file: int
     swapper = None
     if file is not None and host_blocks:
         host = SharedHost(file)
-        copier.reach(host.memory)
+        copier.pin(host.memory)
         swapper = Swapper(parts, copier, host_blocks, host.staging)
     if file is not None:
         os.close(file)

@@ -104,8 +104,8 @@ class Guarded:
     def staging(self, size: int) -> torch.Tensor:
         return self._accelerator.staging(size)
 
-    def reach(self, memory: torch.Tensor) -> None:
-        self._accelerator.reach(memory)
+    def pin(self, memory: torch.Tensor) -> None:
+        self._accelerator.pin(memory)
 
     def trim(self) -> None:
         self._accelerator.trim()

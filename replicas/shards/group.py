@@ -31,7 +31,7 @@ from .collective import CollectiveExchange, Collectives
 from .copies import Copies
 from .costs import check_alike, chooses_layers
 from .deliveries import Updates
-from .host import Share, SharedHost, kv_kinds, shares_of
+from .host import Share, SharedHost, shares_of, unlike_kv
 from .launch import Launcher, Subprocesses
 from .meeting import Meeting, join, while_others_live
 from .member import Member
@@ -237,11 +237,11 @@ class Group:
         return all(follower.shares_memory for follower in self._followers)
 
     @property
-    def keeps_kv(self) -> str:
-        """Why their KV cannot go to a store of prefixes; empty: it can, and come from there. Known once they loaded."""
+    def why_kv_stays(self) -> str:
+        """Why it never goes to the host's memory, nor from there to a store; empty: it does. Known once they loaded."""
         if not self.shares_memory:
             return "the processes of the model are on several nodes"
-        return kv_kinds((getattr(torch, each.dtype), each.on_device) for each in self._accounts)
+        return unlike_kv((getattr(torch, each.dtype), each.on_device) for each in self._accounts)
 
     def arithmetic(self, own: str) -> str:
         """Of all processes, of which this one has its own; of stages that are not alike, with the layers of each."""
@@ -256,7 +256,7 @@ class Group:
         self.accounts()
         self._found = [[bytes.fromhex(digest) for digest in answer["digests"]] for answer in self._answers()]
         for number, follower in enumerate(self._followers, 1):
-            follower.pipe.send({"kv_layers": self.kv_layers(number), "keeps": not self.keeps_kv})
+            follower.pipe.send({"kv_layers": self.kv_layers(number), "stays": bool(self.why_kv_stays)})
         if self._meeting is not None:
             assert isinstance(self._exchange, CollectiveExchange)
             self._exchange.join(self._met(self._meeting))

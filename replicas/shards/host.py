@@ -25,7 +25,7 @@ from ..quantization.base import Span
 from .split import Split
 from .stages import Stage
 
-__all__ = ["DividedKv", "Share", "SharedHost", "kv_kinds", "shares_of"]
+__all__ = ["DividedKv", "Share", "SharedHost", "shares_of", "unlike_kv"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Share:
         return payloads.portion(slice(*self.heads), slice(*self.layers))
 
 
-def kv_kinds(processes: Iterable[tuple[torch.dtype, bool]]) -> str:
+def unlike_kv(processes: Iterable[tuple[torch.dtype, bool]]) -> str:
     """Why blocks of these processes do not lie alike on the host; empty: they do.
 
     processes  of each in what type it computes, and whether on a GPU

@@ -21,7 +21,7 @@ from ..gpu.swapper import pinned_bytes
 from ..memory import KvBudget, Parts, cpu_kv_budget, free_memory, kv_budget
 from ..protocol import BLOCK_TOKENS
 from .costs import best_layers
-from .host import kv_kinds
+from .host import unlike_kv
 from .places import account_of
 from .ranks import Ranks
 from .split import Split, split
@@ -86,7 +86,7 @@ def divided(checkpoint: Checkpoint, places: Sequence[Place], asked: Asked, divis
     """Nothing is loaded; of the checkpoint no tensor is read. places: of each stage; a CPU is the same one."""
     assert len(places) == division.stages
     try:
-        kinds = kv_kinds((place.ops().dtype, place.device is not None) for place in places)
+        kinds = unlike_kv((place.ops().dtype, place.device is not None) for place in places)
         if kinds and asked.swap_memory_bytes:
             raise InvalidRequest(f"swap_memory_bytes: KV is not kept on the host: {kinds}", param="swap_memory_bytes")
         asked = replace(asked, shares=False, swap_memory_bytes=0) if kinds else asked

@@ -62,7 +62,7 @@ class LateDevice:
         with _disable_current_modes():  # the host's is written at once
             return torch.full((size,), _GARBAGE, dtype=torch.uint8)
 
-    def reach(self, memory: torch.Tensor) -> None:
+    def pin(self, memory: torch.Tensor) -> None:
         with _disable_current_modes():
             memory.fill_(_GARBAGE)
 

@@ -117,7 +117,7 @@ def test_stages_may_be_on_gpus_and_on_cpus(
         assert found[0] == whole[0]
         assert found[1] == pytest.approx(whole[1], abs=1e-4)
         assert made.group is not None
-        assert made.group.keeps_kv == "the processes of the model have it in float32 on CPUs and float32 on GPUs"
+        assert made.group.why_kv_stays == "the processes of the model have it in float32 on CPUs and float32 on GPUs"
         kinds = made.profile.numerics.split("+")
         assert len(kinds) == len(made.group.stages)
         assert len(set(kinds)) > 1
