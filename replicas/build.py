@@ -29,6 +29,7 @@ from .families.registry import architecture_of
 from .fit import outlined
 from .gpu.accelerator import Accelerator, accelerator_of
 from .grammars import Grammars
+from .kept_rates import KeptRates, kept_rates
 from .known import Known, known_of
 from .limits import Limits
 from .model import LoadedModel, load_model
@@ -58,7 +59,7 @@ from .tiers.parted import Parted
 from .tokenizer import Tokenizer
 from .updates.beside import Beside
 from .updates.live import LiveWeights, Prepared
-from .weights_cache import open_cache
+from .weights_cache import WeightsCache, open_cache
 
 if TYPE_CHECKING:
     from .gpu.runner import GpuRunner
@@ -82,6 +83,7 @@ class BuiltEngine:
     group     of the processes that its model is divided among; None: it is whole
     weights   that it has now, and that can be others
     identity  of KV, for a store: what it is of other weights
+    kept_rates  where they are found, and kept; None: they are measured at each start
     """
 
     core: EngineCore
@@ -95,6 +97,7 @@ class BuiltEngine:
     group: Group | None = None
     weights: LiveWeights | None = None
     identity: Callable[[LoadedModel], bytes] | None = None
+    kept_rates: KeptRates | None = None
 
     def adopt(self, prepared: Prepared) -> None:
         """Requests begin with these weights from now on. Between two steps. Raises Unavailable: see EngineCore."""
@@ -152,7 +155,7 @@ class BuiltEngine:
             why = self.runner.warm_up(GRAPHS_S, penalised=SamplingParams(**self.defaults).penalised)
             log.info("graphs: %s", why)
             self.choices = {**self.choices, "graphs": why}
-        rates = self.rates or measured(self.core)
+        rates = self._rates()
         self.profile = replace(
             self.profile,
             prefill_tokens_per_s=rates.prefill_tokens_per_s,
@@ -175,6 +178,14 @@ class BuiltEngine:
             prefixes.prospects = Prospects(1 / rates.prefill_tokens_per_s, in_s)
             self.profile = replace(self.profile, shares=prefixes.shares, fetch_s=prefixes.fetch_s)
         self.core.scheduler.pool.forget_prefixes()
+
+    def _rates(self) -> Rates:
+        if self.rates is not None or self.kept_rates is None:
+            return self.rates or measured(self.core)
+        rates, why = self.kept_rates.of(self.core)
+        log.info("rates: %s", why)
+        self.choices = {**self.choices, "rates": why}
+        return rates
 
     @torch.inference_mode()
     def logits(self, token_ids: tuple[int, ...]) -> torch.Tensor:
@@ -239,7 +250,7 @@ def build_engine(
         name = name or (path.name if Path(model).is_dir() else str(model))
         return assemble(
             loaded, config, ops, name=name, why=why, tokenizer=tokenizer, accelerator=accelerator, access=access,
-            group=group,
+            group=group, cache=cache,
         )  # fmt: skip
     except BaseException:
         if group is not None:
@@ -260,8 +271,11 @@ def assemble(
     accelerator: Accelerator | None = None,
     access: PrefixAccess | None = None,
     group: Group | None = None,
+    cache: WeightsCache | None = None,
 ) -> BuiltEngine:
-    """The engine of a model that `ops` have. why: they compute in their dtype. group: of which `loaded` is a part.
+    """The engine of a model that `ops` have.
+
+    why: they compute in their dtype. group: of which `loaded` is a part. cache: where rates are kept.
 
     Raises InvalidRequest.
     """
@@ -323,6 +337,7 @@ def assemble(
         core, runner, tokenizer, profile, choices, defaults, access=access, group=group,
         weights=LiveWeights(loaded, config.frozen_weights, ranks, group, beside),
         identity=lambda loaded: identity_of(config, loaded, ops, arithmetic),
+        kept_rates=kept_rates(cache, config, ops, profile, group),
     )  # fmt: skip
 
 

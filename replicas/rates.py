@@ -15,10 +15,14 @@ from .sampling_params import SamplingParams
 if TYPE_CHECKING:  # who only predicts needs no engine
     from .engine import EngineCore
 
-__all__ = ["Rates", "alone", "extrapolated", "measured"]
+__all__ = ["Rates", "begin", "extrapolated", "measured"]
 
 BUDGET_S = 1.0  # what is expected to take longer than is left of it is not measured
+PROMPT_S = 0.5  # likewise, of one prompt
 _STEPS = 8
+_FIRST_STEPS = 4  # of the first output: a replica that finds its rates kept waits for no more
+_PROMPT_TOKENS = 16  # of the first and shortest prompt
+_GROWTH = 4
 _KNOTS = (1, 4, 16, GEMM_ROWS, GEMM_ROWS + 1, 256)  # batches that are measured; those between are interpolated
 _PROMPTS = 3  # of as many tokens as a batch that is never run has sequences: rows of both are computed alike
 _SIBLINGS = 8  # sequences that the price of context is measured with
@@ -41,9 +45,8 @@ def measured(core: EngineCore) -> Rates:
 
     What a batch costs the first time, kernels compiled and graphs captured, is not of the budget: a request would wait.
     """
-    prefill_s, decode_s = alone(core)
-    rate = _prompt_tokens(core) / prefill_s
-    known = {1: decode_s}  # after a prompt: no less than after none
+    known = {1: begin(core)}
+    rate = _prefill_rate(core)
     left, least = BUDGET_S, 0.0
     most = min(core.scheduler.max_running, core.scheduler.pool.total)
     for batch in _KNOTS:
@@ -79,15 +82,32 @@ def extrapolated(known: dict[int, float], prefill_rate: float, at: Sequence[int]
     return tuple(found)
 
 
-def alone(core: EngineCore) -> tuple[float, float]:
-    """Seconds of one prefill step and of one decode step (median), of two equal runs the second."""
-    params = SamplingParams(temperature=0.0, max_tokens=_STEPS, ignore_eos=True, seed=0)
-    steps: list[float] = []
-    for run in range(2):
-        # Different prompts: the second must not find the first one's prefix.
-        core.add(-1, Request("warm-up", _prompt(core, _prompt_tokens(core), run), params, cache_salt=_SALT))
-        steps = [seconds for seconds, _ in _steps(core)]
-    return steps[0], statistics.median(steps[1:]) if len(steps) > 1 else steps[0]
+def begin(core: EngineCore) -> float:
+    """Seconds of a decode step (median): of a short prompt, whose first steps are those that cost more, and its output.
+
+    The engine is idle before and after.
+    """
+    params = SamplingParams(temperature=0.0, max_tokens=_FIRST_STEPS + 1, ignore_eos=True, seed=0)
+    length = min(_PROMPT_TOKENS, _prompt_tokens(core))
+    core.add(-1, Request("warm-up", _prompt(core, length, 0), params, cache_salt=_SALT))
+    steps = [seconds for seconds, _ in _steps(core)]
+    return statistics.median(steps[2:] or steps)
+
+
+def _prefill_rate(core: EngineCore) -> float:
+    """Tokens per second, of the longest prompt that PROMPT_S allows, after `begin`.
+
+    Each length a second time: the first may cost more. No prompt has another's prefix.
+    """
+    full, number = _prompt_tokens(core), -1
+    length = min(_PROMPT_TOKENS, full)
+    seconds = _prompt_s(core, length, number, 1)
+    while length < full and seconds / length * (longer := min(_GROWTH * length, full)) <= PROMPT_S:
+        length = longer
+        for _ in range(2):
+            number -= 1
+            seconds = _prompt_s(core, length, number, 1)
+    return length / seconds
 
 
 def _step_s(core: EngineCore, batch: int) -> float:
@@ -99,11 +119,11 @@ def _step_s(core: EngineCore, batch: int) -> float:
     return statistics.median(full[1:] or full)
 
 
-def _prompt_s(core: EngineCore, tokens: int, number: int) -> float:
+def _prompt_s(core: EngineCore, tokens: int, number: int, prompts: int = _PROMPTS) -> float:
     """Of a prompt of so many tokens, alone; the first one's number, and others after it: none has another's prefix."""
     params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, seed=0)
     seconds = []
-    for other in range(number, number + _PROMPTS):
+    for other in range(number, number + prompts):
         core.add(-1, Request("warm-up", _prompt(core, tokens, other), params, cache_salt=_SALT))
         seconds.append(_steps(core)[0][0])
     return statistics.median(seconds)
@@ -150,7 +170,7 @@ def _steps(core: EngineCore) -> list[tuple[float, int]]:
 
 
 def _prompt_tokens(core: EngineCore) -> int:
-    """Of a prompt that fills a step: the rate of prefill is that of the largest, which a long prompt is read in."""
+    """Of a prompt that fills a step, which is how a long one is read."""
     return max(1, min(core.limits.max_model_len - _STEPS - 1, core.scheduler.max_batch_tokens))
 
 

@@ -3,9 +3,10 @@
 Every sample is a process of its own. Cold: the files' pages are dropped from the page cache first, as far as
 `posix_fadvise` does (what a virtual machine's host has in its memory stays there); Python's own files are always warm,
 and compiled as those of an installation are: Motley's own take a fifth of torch's import to compile. A first start
-finds an empty cache of repacked weights, as a user's does, and is ended before it fills that; one on a new machine
-finds no compiled kernels of the CPU either. What reads as a start does has its memory as a start has it, taken while
-torch is imported; the plain reader has one small buffer.
+finds an empty cache of repacked weights and of rates, as a user's does, and is ended before it fills that; one on a new
+machine finds no compiled kernels of the CPU either. Ready is what has run once and knows how fast it is, as a replica
+does before it takes requests. What reads as a start does has its memory as a start has it, taken while torch is
+imported; the plain reader has one small buffer.
 """
 
 from __future__ import annotations
@@ -34,8 +35,16 @@ Progress = Callable[[str], None]
 CHILD = "motley.replicas.bench.load_child"
 FORMATS = {"bf16": write_dense, "gptq-int4": write_gptq}
 _STATES = ("cold", "warm")
+_STARTS = ("first start", "second start")
 _LIMIT_S = 600.0  # of a process
 _READERS = ("raw", "motley", "safetensors")
+_MOMENTS = ("imported", "loaded", "first token", "ready")
+_METRICS = {
+    "loading": "weights loaded",
+    "first token": "process start to first token",
+    "ready": "process start to readiness, as of a replica",
+    "MiB": "peak memory",
+}
 _NEW = "our start on a new machine, which compiles the CPU's kernels"
 _COMPILED = {"PYTHONDONTWRITEBYTECODE": ""}  # of a checkout too, whatever this process was told
 
@@ -96,8 +105,8 @@ class _Bench:
         self._peers = ["transformers"] if checkpoint.name == "bf16" and find_spec("transformers") else []
 
     def prepare(self) -> None:
-        """A start whose time does not count leaves byte code, and the weights that it has repacked."""
-        self._answer("second start")
+        """A start whose time does not count leaves byte code, the weights that it has repacked and its rates."""
+        self._answer("second start", "ready")
 
     def turn(self, said: str, number: int) -> None:
         """Every side once cold and once warm. Who reads first changes: a disk may give more after a rest."""
@@ -114,13 +123,16 @@ class _Bench:
                 with tempfile.TemporaryDirectory(dir=self._cache.parent) as empty:
                     answer = self._answer("first start", environment={**_COMPILED, "XDG_CACHE_HOME": empty})
                 self._samples["first token", _NEW, state].append(answer["first token"])
-            for side in ("first start", "second start", *self._peers):
+            for side in (*_STARTS, *self._peers):
                 self._progress(f"{said}: {side}, {state}")
                 self._make(state)
                 answer = self._answer(side)
                 for what in ("imported", "loaded", "first token", "MiB"):
-                    if what in answer:
-                        self._samples[what, side, state].append(answer[what])
+                    self._samples[what, side, state].append(answer[what])
+            for side in _STARTS:
+                self._progress(f"{said}: {side} of a replica, {state}")
+                self._make(state)
+                self._samples["ready", side, state].append(self._answer(side, "ready")["ready"])
 
     def rows(self, workload: Mapping[str, Any]) -> list[dict[str, Any]]:
         size = sum(path.stat().st_size for path in self._checkpoint.glob("*.safetensors"))
@@ -142,27 +154,27 @@ class _Bench:
                     )
                 )  # fmt: skip
             first, second = {**about, "start": "first"}, {**about, "start": "second", "kept bytes": kept}
-            for what in ("imported", "loaded", "first token", "MiB"):
-                metric = {"MiB": "peak memory", "first token": "process start to first token"}.get(what, what)
+            for what in (*_MOMENTS, "MiB"):
+                metric = _METRICS.get(what, what)
                 unit = "MiB" if what == "MiB" else "s"
-                for start, side in ((first, "first start"), (second, "second start")):
+                for start, side in zip((first, second), _STARTS, strict=True):
                     theirs = get((what, "transformers", state))
                     mine = self._samples[what, side, state]
                     peer_name = "transformers from_pretrained, bf16" if theirs else None
                     found.append(
                         row(metric, start, unit, mine, peer=peer_name, peer_samples=theirs, higher_is_better=False)
                     )
-            for what, metric in (("loading", "weights loaded"), ("first token", "process start to first token")):
+            for what in ("loading", "first token", "ready"):
                 found.append(
                     row(
-                        metric, second, "s", self._spans(what, "second start", state), peer="our first start",
+                        _METRICS[what], second, "s", self._spans(what, "second start", state), peer="our first start",
                         peer_samples=self._spans(what, "first start", state), higher_is_better=False,
                     )
                 )  # fmt: skip
             if of_new := get(("first token", _NEW, state)):
                 found.append(
                     row(
-                        "process start to first token", second, "s", self._spans("first token", "second start", state),
+                        _METRICS["first token"], second, "s", self._spans("first token", "second start", state),
                         peer=_NEW, peer_samples=of_new, higher_is_better=False,
                     )
                 )  # fmt: skip
@@ -192,7 +204,7 @@ class _Bench:
             environment=environment,
         ) as child:  # fmt: skip
             answer = child.read(_LIMIT_S)
-        for what in ("imported", "loaded", "first token"):
+        for what in _MOMENTS:
             if what in answer:
                 answer[what] -= began
         return answer

@@ -7,10 +7,9 @@ import os
 import platform
 import statistics
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from ..cores import usable_cores
+from ..cores import cpu_name, usable_cores
 
 NOT_INSTALLED = "not installed"
 
@@ -18,7 +17,7 @@ NOT_INSTALLED = "not installed"
 def machine() -> dict[str, Any]:
     """CPU, cores that this process may use, memory, and how busy the machine is."""
     return {
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "cores": usable_cores(),
         "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1),
         "system": platform.platform(),
@@ -90,12 +89,3 @@ def _number(value: Any) -> str:
     if isinstance(value, int | float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
     return "" if value is None else str(value)
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()

@@ -1,0 +1,146 @@
+"""Rates of a CPU as an earlier start has measured them, kept beside its weights: to measure them takes a second and
+more, for which a replica that takes another's place would not serve.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import logging
+import math
+import os
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..kernels.packed import Repacking
+from .cores import cpu_name, usable_cores
+from .private_folder import is_private, private_folder
+from .protocol import BATCHES, ReplicaProfile
+from .rates import Rates, begin, measured
+
+if TYPE_CHECKING:
+    from ..kernels.ops import Ops
+    from .engine import EngineCore
+    from .engine_config import EngineConfig
+    from .shards.group import Group
+    from .weights_cache import WeightsCache
+
+__all__ = ["KeptRates", "kept_rates"]
+
+log = logging.getLogger(__name__)
+
+AGREES = 1.5  # a step now, and as it was: apart by more, the machine is another one or had other things to do
+MOST_FILES = 256
+_MOST_BYTES = 1 << 16
+_ABANDONED_S = 3600.0
+
+
+class KeptRates:
+    """Of one engine, in a folder that is this user's alone."""
+
+    def __init__(self, folder: Path, key: str) -> None:
+        """key: whatever rates depend on."""
+        self._path = folder / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
+
+    def of(self, core: EngineCore) -> tuple[Rates, str]:
+        """As they were, if a step still takes about as long; else as they are measured now. In words, too."""
+        kept = self._read()
+        if kept is not None:
+            now, then = begin(core), kept.decode_s[0]
+            said = f"a step of one sequence took {1e3 * then:.3g} ms then and {1e3 * now:.3g} ms now"
+            if then / AGREES <= now <= then * AGREES:
+                return kept, f"as an earlier start measured them: {said}"
+        found = measured(core)
+        self._write(found)
+        return found, "measured" if kept is None else f"measured anew: {said}"
+
+    def _read(self) -> Rates | None:
+        try:
+            descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            log.warning("rates: %s: %s", self._path.name, error.strerror)
+            return None
+        with open(descriptor, "rb") as file:
+            if not is_private(os.fstat(descriptor)):
+                log.warning("rates: %s belongs to another user, or others may write to it", self._path.name)
+                return None
+            try:
+                return _checked(json.loads(file.read(_MOST_BYTES)))
+            except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+                log.warning("rates: what an earlier start measured is damaged: %s", error)
+                return None
+
+    def _write(self, found: Rates) -> None:
+        part = self._path.with_name(f"{self._path.stem}.{secrets.token_hex(4)}.part")
+        try:
+            private_folder(self._path.parent)
+            try:
+                with open(part, "x", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+                    file.write(json.dumps(asdict(found)))
+                part.replace(self._path)  # whoever reads it never sees half of it
+            finally:
+                part.unlink(missing_ok=True)
+            _thin_out(self._path.parent)
+        except OSError as error:
+            log.warning("rates: what was measured is not kept: %s", error)
+
+
+def kept_rates(
+    cache: WeightsCache | None, config: EngineConfig, ops: Ops, profile: ReplicaProfile, group: Group | None
+) -> KeptRates | None:
+    """Of an engine of that profile on this machine's CPU. None: they are measured at each start.
+
+    So they are on a GPU, where that takes little and what runs for the first time is loaded by it, and of a model
+    that other machines have a part of.
+    """
+    accounts = () if group is None else group.accounts()
+    if cache is None or ops.device.type != "cpu" or any(account.on_device for account in accounts):
+        return None
+    if config.weights_memory_bytes is not None or (group is not None and not group.shares_memory):
+        return None
+    key = {
+        "engine": [profile.fingerprint, torch.__version__, _sources()],
+        "config": asdict(config),
+        "operators": [dict(ops.choices), ops.layout if isinstance(ops, Repacking) else None],
+        "machine": [cpu_name(), usable_cores(), torch.get_num_threads()],
+        "processes": [[account.name, account.threads, account.dtype] for account in accounts],
+        "stages": [] if group is None else [stage.layers for stage in group.stages],
+    }
+    return KeptRates(cache.folder / "rates", json.dumps(key, sort_keys=True))
+
+
+@functools.cache
+def _sources() -> str:
+    """Digest of the engine's code: with another one everything is measured anew."""
+    files = sorted(Path(__file__).parent.glob("*.py"))
+    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
+
+
+def _checked(said: Mapping[str, Any]) -> Rates:
+    """Raises KeyError, TypeError, ValueError for what cannot be rates."""
+    rate, context_s = float(said["prefill_tokens_per_s"]), float(said["context_s"])
+    steps = tuple(float(seconds) for seconds in said["decode_s"])
+    if len(steps) != len(BATCHES) or not all(map(math.isfinite, (rate, context_s, *steps))):
+        raise ValueError("not as many seconds as there are batches, or no numbers")
+    if rate <= 0 or context_s < 0 or min(steps) <= 0 or list(steps) != sorted(steps):
+        raise ValueError("no speed that anything could have")
+    return Rates(rate, steps, context_s)
+
+
+def _thin_out(folder: Path) -> None:
+    """Those that were measured last stay."""
+    found = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
+    for path in found[:-MOST_FILES]:
+        path.unlink(missing_ok=True)
+    for path in folder.glob("*.part"):  # left by a process that ended
+        if time.time() - path.stat().st_mtime > _ABANDONED_S:
+            path.unlink(missing_ok=True)

@@ -1,0 +1,207 @@
+"""A second start knows how fast it is by the first one's measurements, where these still hold and nowhere else."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fake_runner import FakeRunner
+from tiny_checkpoints import build_checkpoint
+
+from motley.replicas import kept_rates, rates
+from motley.replicas.blocks import BlockPool
+from motley.replicas.build import BuiltEngine, build_engine
+from motley.replicas.engine import EngineCore
+from motley.replicas.engine_config import EngineConfig
+from motley.replicas.kept_rates import AGREES, KeptRates
+from motley.replicas.limits import Limits
+from motley.replicas.plan import StepPlan, StepResult
+from motley.replicas.protocol import BATCHES
+from motley.replicas.rates import Rates
+from motley.replicas.scheduler import Scheduler
+
+
+class Clocked(FakeRunner):
+    """Every step takes so long, by a clock of its own."""
+
+    def __init__(self, step_s: float) -> None:
+        super().__init__(400, 100)
+        self.step_s, self.now, self.steps = step_s, 0.0, 0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def run(self, plan: StepPlan) -> StepResult:
+        self.now += self.step_s
+        self.steps += 1
+        return super().run(plan)
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], tuple[EngineCore, Clocked]]:
+    def made(step_s: float) -> tuple[EngineCore, Clocked]:
+        runner = Clocked(step_s)
+        monkeypatch.setattr(rates, "time", runner)
+        scheduler = Scheduler(BlockPool(400), max_batch_tokens=256, max_running=16)
+        return EngineCore(runner, scheduler, Limits(100, 1024, ()), None), runner
+
+    return made
+
+
+Engines = Callable[[float], tuple[EngineCore, Clocked]]
+
+
+def _found(kept: KeptRates, core: EngineCore) -> tuple[Rates, str]:
+    found = kept.of(core)
+    assert not core.busy
+    core.scheduler.pool.forget_prefixes()
+    core.scheduler.pool.check(idle=True)
+    return found
+
+
+@pytest.mark.parametrize("slower", [1.0, 0.9 * AGREES, 1.1 / AGREES])
+def test_a_start_takes_what_an_earlier_one_has_measured(slower: float, tmp_path: Path, engine: Engines) -> None:
+    core, first = engine(0.001)
+    measured, why = _found(KeptRates(tmp_path, "key"), core)
+    assert (why, measured.decode_s[0]) == ("measured", pytest.approx(0.001))
+    core, second = engine(0.001 * slower)
+    again, why = _found(KeptRates(tmp_path, "key"), core)
+    assert again == measured
+    assert why.startswith("as an earlier start measured them: a step of one sequence took 1 ms then and ")
+    assert 0 < second.steps < first.steps / 10, "it computes a little all the same: readiness means speed"
+
+
+@pytest.mark.parametrize("slower", [1.1 * AGREES, 0.9 / AGREES])
+def test_what_takes_another_time_now_is_measured_anew_and_kept(slower: float, tmp_path: Path, engine: Engines) -> None:
+    _found(KeptRates(tmp_path, "key"), engine(0.001)[0])
+    found, why = _found(KeptRates(tmp_path, "key"), engine(0.001 * slower)[0])
+    assert why.startswith("measured anew: ")
+    assert found.decode_s[0] == pytest.approx(0.001 * slower)
+    assert _found(KeptRates(tmp_path, "key"), engine(0.001 * slower)[0])[0] == found
+
+
+def test_another_engine_finds_none(tmp_path: Path, engine: Engines) -> None:
+    _found(KeptRates(tmp_path, "key"), engine(0.001)[0])
+    assert _found(KeptRates(tmp_path, "another"), engine(0.001)[0])[1] == "measured"
+
+
+WRONG = {
+    "no JSON": b"{",
+    "of another kind": b"[]",
+    "nested": b"[" * 50_000,
+    "lacks one": b'{"prefill_tokens_per_s": 1.0, "context_s": 0.0}',
+    "too few": b'{"prefill_tokens_per_s": 1.0, "context_s": 0.0, "decode_s": [0.001]}',
+    "no number": json.dumps({"prefill_tokens_per_s": 1.0, "context_s": 0.0, "decode_s": [None] * 10}).encode(),
+    "not finite": json.dumps({"prefill_tokens_per_s": 1e999, "context_s": 0.0, "decode_s": [0.001] * 10}).encode(),
+    "nothing at all": json.dumps({"prefill_tokens_per_s": 0.0, "context_s": 0.0, "decode_s": [0.001] * 10}).encode(),
+    "backwards": json.dumps(
+        {"prefill_tokens_per_s": 1.0, "context_s": 0.0, "decode_s": [0.001 / (1 + n) for n in range(10)]}
+    ).encode(),
+    "negative": json.dumps({"prefill_tokens_per_s": 1.0, "context_s": -1.0, "decode_s": [0.001] * 10}).encode(),
+}
+
+
+@pytest.mark.parametrize("said", WRONG.values(), ids=list(WRONG))
+def test_what_is_damaged_is_told_and_replaced(
+    said: bytes, tmp_path: Path, engine: Engines, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert len(BATCHES) == 10
+    _found(KeptRates(tmp_path, "key"), engine(0.001)[0])
+    [path] = tmp_path.iterdir()
+    path.write_bytes(said)
+    with caplog.at_level(logging.WARNING):
+        found, why = _found(KeptRates(tmp_path, "key"), engine(0.001)[0])
+    assert why == "measured"
+    assert "damaged" in caplog.text
+    assert _found(KeptRates(tmp_path, "key"), engine(0.001)[0])[0] == found
+
+
+def test_what_others_may_write_to_is_not_believed(
+    tmp_path: Path, engine: Engines, caplog: pytest.LogCaptureFixture
+) -> None:
+    _found(KeptRates(tmp_path, "key"), engine(0.001)[0])
+    [path] = tmp_path.iterdir()
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.chmod(0o666)
+    with caplog.at_level(logging.WARNING):
+        assert _found(KeptRates(tmp_path, "key"), engine(0.001)[0])[1] == "measured"
+    assert "others may write to it" in caplog.text
+    [path] = tmp_path.iterdir()
+    path.rename(elsewhere := tmp_path / "elsewhere")
+    path.symlink_to(elsewhere)
+    assert _found(KeptRates(tmp_path, "key"), engine(0.001)[0])[1] == "measured"
+
+
+def test_a_folder_that_cannot_be_written_to_is_a_word_in_the_log(
+    tmp_path: Path, engine: Engines, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    with caplog.at_level(logging.WARNING):
+        assert _found(KeptRates(tmp_path / "file", "key"), engine(0.001)[0])[1] == "measured"
+    assert "rates: what was measured is not kept" in caplog.text
+
+
+def test_those_that_were_measured_longest_ago_go(
+    tmp_path: Path, engine: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept_rates, "MOST_FILES", 2)
+    abandoned = tmp_path / "other.part"
+    abandoned.write_text("")
+    os.utime(abandoned, (0, 0))
+    for age, key in ((100, "a"), (200, "b"), (300, "c")):
+        before = set(tmp_path.iterdir())
+        _found(KeptRates(tmp_path, key), engine(0.001)[0])
+        for path in set(tmp_path.iterdir()) - before:
+            os.utime(path, (age, age))
+    assert len(list(tmp_path.iterdir())) == 2
+    assert _found(KeptRates(tmp_path, "b"), engine(0.001)[0])[1] != "measured"
+    assert _found(KeptRates(tmp_path, "a"), engine(0.001)[0])[1] == "measured"
+
+
+def _config(tmp_path: Path, **settings: object) -> EngineConfig:
+    cache = tmp_path / "cache"
+    cache.mkdir(mode=0o700, exist_ok=True)
+    given = {"dtype": "float32", "threads": 1, "kv_memory_bytes": 2**20, "weights_cache": str(cache)}
+    return EngineConfig(**given | settings)  # type: ignore[arg-type]
+
+
+def _warm(checkpoint: Path, config: EngineConfig) -> BuiltEngine:
+    built = build_engine(checkpoint, config)
+    try:
+        built.warm_up()
+    finally:
+        built.close()
+    return built
+
+
+def test_a_replica_starts_with_the_rates_of_the_last_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_rates, "AGREES", 1e9)  # the machine's business
+    checkpoint = build_checkpoint(tmp_path / "model", "qwen2")
+    first = _warm(checkpoint, _config(tmp_path))
+    assert first.profile.choices["rates"] == "measured"
+    second = _warm(checkpoint, _config(tmp_path))
+    assert second.profile.choices["rates"].startswith("as an earlier start measured them")
+    assert second.profile.decode_s == first.profile.decode_s
+    assert second.profile.prefill_tokens_per_s == first.profile.prefill_tokens_per_s
+    second.core.scheduler.pool.check(idle=True)
+    for other in ({"dtype": "bfloat16"}, {"max_batch_tokens": 256}, {"kv_dtype": "int8"}):
+        assert _warm(checkpoint, _config(tmp_path, **other)).profile.choices["rates"] == "measured", other
+    monkeypatch.setattr(kept_rates, "cpu_name", lambda: "another")
+    assert _warm(checkpoint, _config(tmp_path)).profile.choices["rates"] == "measured"
+    assert "rates" not in _warm(checkpoint, _config(tmp_path, weights_cache="off")).profile.choices
+
+
+def test_ranks_of_one_machine_keep_theirs_and_others_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_rates, "AGREES", 1e9)
+    checkpoint = build_checkpoint(tmp_path / "model", "qwen2")
+    config = _config(tmp_path, tensor_parallel=2, threads=2)
+    assert _warm(checkpoint, config).profile.choices["rates"] == "measured"
+    assert _warm(checkpoint, config).profile.choices["rates"].startswith("as an earlier start")
+    monkeypatch.setattr("motley.replicas.shards.group.Group.shares_memory", property(lambda group: False))
+    built = build_engine(checkpoint, config)
+    built.close()
+    assert built.kept_rates is None
