@@ -36,7 +36,7 @@ __all__ = ["KeptRates", "kept_rates"]
 
 log = logging.getLogger(__name__)
 
-AGREES = 1.5  # a step now, and as it was: apart by more, the machine is another one or had other things to do
+FASTER, SLOWER = 1.2, 3.0  # than it was, a step now may be: slow is also what has others beside it just now
 MOST_FILES = 256
 _MOST_BYTES = 1 << 16
 _ABANDONED_S = 3600.0
@@ -55,7 +55,7 @@ class KeptRates:
         if kept is not None:
             now, then = begin(core), kept.decode_s[0]
             said = f"a step of one sequence took {1e3 * then:.3g} ms then and {1e3 * now:.3g} ms now"
-            if then / AGREES <= now <= then * AGREES:
+            if then / FASTER <= now <= then * SLOWER:
                 return kept, f"as an earlier start measured them: {said}"
         found = measured(core)
         self._write(found)

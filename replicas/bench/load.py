@@ -78,7 +78,7 @@ def run(
             progress(f"writing {shape} in {format}")
             checkpoint = Path(name) / format
             FORMATS[format](SHAPES[shape], checkpoint)
-            bench = _Bench(checkpoint, Path(name) / "cache", threads or usable_cores(), device, progress)
+            bench = _Bench(checkpoint, Path(name) / f"{format}-cache", threads or usable_cores(), device, progress)
             bench.prepare()
             for turn in range(turns):
                 bench.turn(f"{format}, turn {turn + 1} of {turns}", turn)

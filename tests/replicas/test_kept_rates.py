@@ -17,7 +17,7 @@ from motley.replicas.blocks import BlockPool
 from motley.replicas.build import BuiltEngine, build_engine
 from motley.replicas.engine import EngineCore
 from motley.replicas.engine_config import EngineConfig
-from motley.replicas.kept_rates import AGREES, KeptRates
+from motley.replicas.kept_rates import FASTER, SLOWER, KeptRates
 from motley.replicas.limits import Limits
 from motley.replicas.plan import StepPlan, StepResult
 from motley.replicas.protocol import BATCHES
@@ -63,7 +63,7 @@ def _found(kept: KeptRates, core: EngineCore) -> tuple[Rates, str]:
     return found
 
 
-@pytest.mark.parametrize("slower", [1.0, 0.9 * AGREES, 1.1 / AGREES])
+@pytest.mark.parametrize("slower", [1.0, 0.9 * SLOWER, 1.1 / FASTER])
 def test_a_start_takes_what_an_earlier_one_has_measured(slower: float, tmp_path: Path, engine: Engines) -> None:
     core, first = engine(0.001)
     measured, why = _found(KeptRates(tmp_path, "key"), core)
@@ -75,7 +75,7 @@ def test_a_start_takes_what_an_earlier_one_has_measured(slower: float, tmp_path:
     assert 0 < second.steps < first.steps / 10, "it computes a little all the same: readiness means speed"
 
 
-@pytest.mark.parametrize("slower", [1.1 * AGREES, 0.9 / AGREES])
+@pytest.mark.parametrize("slower", [1.1 * SLOWER, 0.9 / FASTER])
 def test_what_takes_another_time_now_is_measured_anew_and_kept(slower: float, tmp_path: Path, engine: Engines) -> None:
     _found(KeptRates(tmp_path, "key"), engine(0.001)[0])
     found, why = _found(KeptRates(tmp_path, "key"), engine(0.001 * slower)[0])
@@ -162,6 +162,12 @@ def test_those_that_were_measured_longest_ago_go(
     assert _found(KeptRates(tmp_path, "a"), engine(0.001)[0])[1] == "measured"
 
 
+def _agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How fast a step is, is the machine's business."""
+    monkeypatch.setattr(kept_rates, "FASTER", 1e9)
+    monkeypatch.setattr(kept_rates, "SLOWER", 1e9)
+
+
 def _config(tmp_path: Path, **settings: object) -> EngineConfig:
     cache = tmp_path / "cache"
     cache.mkdir(mode=0o700, exist_ok=True)
@@ -179,7 +185,7 @@ def _warm(checkpoint: Path, config: EngineConfig) -> BuiltEngine:
 
 
 def test_a_replica_starts_with_the_rates_of_the_last_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_rates, "AGREES", 1e9)  # the machine's business
+    _agree(monkeypatch)
     checkpoint = build_checkpoint(tmp_path / "model", "qwen2")
     first = _warm(checkpoint, _config(tmp_path))
     assert first.profile.choices["rates"] == "measured"
@@ -196,7 +202,7 @@ def test_a_replica_starts_with_the_rates_of_the_last_one(tmp_path: Path, monkeyp
 
 
 def test_ranks_of_one_machine_keep_theirs_and_others_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_rates, "AGREES", 1e9)
+    _agree(monkeypatch)
     checkpoint = build_checkpoint(tmp_path / "model", "qwen2")
     config = _config(tmp_path, tensor_parallel=2, threads=2)
     assert _warm(checkpoint, config).profile.choices["rates"] == "measured"
