@@ -17,7 +17,7 @@ from ray.serve.schema import LoggingConfig
 from ..replicas.hub import resolve_model
 from ..replicas.prefix.access import PrefixAccess
 from ..replicas.replica import engine_worker, simulated_worker
-from .edge.hook import keep_inside
+from .edge.hook import started_inside
 from .entrance import Entrance
 from .every_ingress import INGRESS
 from .fleet.selector import placement_options
@@ -128,7 +128,7 @@ def _pool(spec: FleetSpec, pool: PoolSpec, make_worker: Callable[[], Any], targe
         **_SHARED,
     )
     _pin(deployment, version, target)
-    return deployment.bind(partial(_inside, make_worker))
+    return deployment.bind(partial(started_inside, make_worker))
 
 
 def _pin(deployment: Any, version: str, replicas: int) -> None:
@@ -156,12 +156,6 @@ def version_of_ingress(spec: FleetSpec) -> str:
 
 def _digest(*parts: Any) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _inside(make_worker: Any) -> Any:
-    """In the replica's process, before Serve opens a port there."""
-    keep_inside()
-    return make_worker()
 
 
 def _make_worker(

@@ -13,6 +13,7 @@ And its own proxy forgets with which status a stream ended in which there was no
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -53,6 +54,15 @@ def keep_inside() -> None:
         return add_port_to_grpc_server(server, f"{LOOPBACK}:{address.rpartition(':')[2]}")
 
     replica.add_port_to_grpc_server = bind
+
+
+def started_inside(make_worker: Callable[[], Any]) -> Any:
+    """What `make_worker` makes, in a replica's process, before Serve opens a port there.
+
+    It is here, and not where deployments are made, as the process imports whatever module it is in before it starts.
+    """
+    keep_inside()
+    return make_worker()
 
 
 class Refuse:

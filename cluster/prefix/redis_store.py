@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+from ...replicas.prefix.access import PrefixAccess
 from ...replicas.prefix.store import Buffer, Found, StoreStats, Wanted
 from .breaker import CircuitBreaker
 from .connections import Connections, reason_of, redis_connector
@@ -16,7 +17,7 @@ from .tally import Tally
 from .wire import Wire
 from .writer import Writer
 
-__all__ = ["RedisStore"]
+__all__ = ["RedisStore", "access_to"]
 
 _Action = Callable[[Wire], None]
 _Useful = Callable[[], bool]
@@ -119,3 +120,8 @@ class RedisStore:
             if wire is None:
                 self._tally.error("busy" if self._connections.alive else "connection")
             (self._breaker.undecided if wire is None else self._breaker.succeeded)()
+
+
+def access_to(source: RedisSource) -> PrefixAccess:
+    """Of one replica, in its process: it imports this module, and with it nothing of what deploys a fleet."""
+    return PrefixAccess(RedisStore(source), source.secret)

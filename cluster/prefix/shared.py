@@ -14,6 +14,7 @@ from pathlib import Path
 from ...replicas.prefix.access import SECRET_BYTES, PrefixAccess
 from ..failures import ConfigurationError
 from ..fleet.spec import FleetSpec, PrefixCacheSpec, settled_wire
+from .redis_store import access_to
 from .server import OwnRedis, find_redis, set_memory
 from .source import EMBEDDED, MEMORY, OFF, RedisSource
 
@@ -96,7 +97,7 @@ def access_of(cache: PrefixCacheSpec, shared: Shared | None) -> Callable[[], Pre
     if not url:
         return None
     source = RedisSource(url=url, secret=shared.secret, ttl_s=cache.ttl_s, tenant_bytes=cache.tenant_memory)
-    return partial(_access, source)
+    return partial(access_to, source)
 
 
 def read_secret(path: Path) -> bytes:
@@ -113,12 +114,6 @@ def read_secret(path: Path) -> bytes:
         )
         raise ConfigurationError(message, param="prefix_secret", code="bad_prefix_cache")
     return hashlib.sha256(text).digest()
-
-
-def _access(source: RedisSource) -> PrefixAccess:
-    from .redis_store import RedisStore
-
-    return PrefixAccess(RedisStore(source), source.secret)
 
 
 def _tell(line: str) -> None:
