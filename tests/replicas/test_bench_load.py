@@ -28,7 +28,7 @@ def test_both_starts_and_every_reader_are_measured(tmp_path: Path) -> None:
     report = load.run(shape="quick", formats=["gptq-int4"], turns=1, threads=1, folder=tmp_path, progress=said.append)
     rows = report["rows"]
     assert {row["metric"] for row in rows} == {
-        "read and hashed", "imported", "loaded", "process start to first token",
+        "read and hashed", "read, contents known", "imported", "loaded", "process start to first token",
         "process start to readiness, as of a replica", "peak memory", "weights loaded",
     }  # fmt: skip
     assert all(row["value"] > 0 for row in rows)
