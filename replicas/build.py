@@ -181,7 +181,7 @@ class BuiltEngine:
 
     def _rates(self) -> Rates:
         if self.rates is not None or self.kept_rates is None:
-            return self.rates or measured(self.core)
+            return self.rates or measured(self.core, compiles=isinstance(self.runner, Warming))
         rates, why = self.kept_rates.of(self.core)
         log.info("rates: %s", why)
         self.choices = {**self.choices, "rates": why}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Sequence
@@ -40,13 +41,15 @@ class Rates:
     context_s: float
 
 
-def measured(core: EngineCore) -> Rates:
+def measured(core: EngineCore, *, compiles: bool = False) -> Rates:
     """Runs every path once, and what BUDGET_S allows beside that. The engine is idle before and after.
 
     What a batch costs the first time, kernels compiled and graphs captured, is not of the budget: a request would wait.
+
+    compiles  kernels for prompts of any length, which are all run then, whatever they take
     """
     known = {1: begin(core)}
-    rate = _prefill_rate(core)
+    rate = _prefill_rate(core, math.inf if compiles else PROMPT_S)
     left, least = BUDGET_S, 0.0
     most = min(core.scheduler.max_running, core.scheduler.pool.total)
     for batch in _KNOTS:
@@ -94,15 +97,15 @@ def begin(core: EngineCore) -> float:
     return statistics.median(steps[2:] or steps)
 
 
-def _prefill_rate(core: EngineCore) -> float:
-    """Tokens per second, of the longest prompt that PROMPT_S allows, after `begin`.
+def _prefill_rate(core: EngineCore, within_s: float) -> float:
+    """Tokens per second, of the longest prompt that takes so long at most, after `begin`.
 
     Each length a second time: the first may cost more. No prompt has another's prefix.
     """
     full, number = _prompt_tokens(core), -1
     length = min(_PROMPT_TOKENS, full)
     seconds = _prompt_s(core, length, number, 1)
-    while length < full and seconds / length * (longer := min(_GROWTH * length, full)) <= PROMPT_S:
+    while length < full and seconds / length * (longer := min(_GROWTH * length, full)) <= within_s:
         length = longer
         for _ in range(2):
             number -= 1

@@ -108,6 +108,31 @@ def test_what_would_take_too_long_is_reckoned_instead(monkeypatch: pytest.Monkey
     assert more == pytest.approx(1 / found.prefill_tokens_per_s), "a row costs what a prompt's token does"
 
 
+@pytest.mark.parametrize("step_s", [0.01, 0.1, 0.2, 0.6])
+@pytest.mark.parametrize("compiles", [False, True])
+def test_no_prompt_takes_long_unless_kernels_are_compiled_for_it(
+    step_s: float, compiles: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """step_s: of 16 tokens of a prompt."""
+    runner, longest = Compiled(400), 0
+    core = EngineCore(
+        runner, Scheduler(BlockPool(400), max_batch_tokens=256, max_running=16), Limits(100, 1024, ()), None
+    )
+
+    def run(plan: StepPlan) -> StepResult:
+        nonlocal longest
+        rows = sum(len(item.token_ids) for item in plan.items)
+        longest = max(longest, rows)
+        runner.now += step_s * max(1, rows / 16)
+        return FakeRunner.run(runner, plan)
+
+    monkeypatch.setattr(runner, "run", run)
+    monkeypatch.setattr(rates, "time", runner)
+    assert rates.measured(core, compiles=compiles).prefill_tokens_per_s == pytest.approx(16 / step_s)
+    allowed = max(length for length in (16, 64, 256) if length == 16 or step_s * length / 16 <= rates.PROMPT_S)
+    assert longest == (256 if compiles else allowed)
+
+
 @pytest.mark.parametrize("settings", [{"blocks": 18}, {"max_running": 1}, {"reuse_prefixes": False}])
 def test_the_smallest_engines_can_be_measured(settings: dict[str, Any]) -> None:
     core, _ = engine(**{"blocks": 100} | settings)
