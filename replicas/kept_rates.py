@@ -13,13 +13,13 @@ import os
 import secrets
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..kernels.packed import Repacking
 from .cores import cpu_name, usable_cores
 from .private_folder import is_private, private_folder
 from .protocol import BATCHES, ReplicaProfile
@@ -37,8 +37,10 @@ __all__ = ["KeptRates", "kept_rates"]
 log = logging.getLogger(__name__)
 
 FASTER, SLOWER = 1.2, 3.0  # than it was, a step now may be: slow is also what has others beside it just now
+EXPIRES_S = 24 * 3600.0  # what was measured in a bad moment does not stay for good
 MOST_FILES = 256
 _MOST_BYTES = 1 << 16
+_FOLDERS = ("families", "quantization", "shards")
 _ABANDONED_S = 3600.0
 
 
@@ -63,21 +65,18 @@ class KeptRates:
 
     def _read(self) -> Rates | None:
         try:
-            descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            with open(self._path, "rb", opener=_follows_no_link) as file:
+                found = os.fstat(file.fileno())
+                if not is_private(found):
+                    raise PermissionError("it belongs to another user, or others may write to it")
+                if time.time() - found.st_mtime > EXPIRES_S:
+                    return None
+                return _checked(json.loads(file.read(_MOST_BYTES)))
         except FileNotFoundError:
             return None
-        except OSError as error:
-            log.warning("rates: %s: %s", self._path.name, error.strerror)
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+            log.warning("rates: what an earlier start measured is not used: %s", error)
             return None
-        with open(descriptor, "rb") as file:
-            if not is_private(os.fstat(descriptor)):
-                log.warning("rates: %s belongs to another user, or others may write to it", self._path.name)
-                return None
-            try:
-                return _checked(json.loads(file.read(_MOST_BYTES)))
-            except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-                log.warning("rates: what an earlier start measured is damaged: %s", error)
-                return None
 
     def _write(self, found: Rates) -> None:
         part = self._path.with_name(f"{self._path.stem}.{secrets.token_hex(4)}.part")
@@ -110,7 +109,7 @@ def kept_rates(
     key = {
         "engine": [profile.fingerprint, torch.__version__, _sources()],
         "config": asdict(config),
-        "operators": [dict(ops.choices), ops.layout if isinstance(ops, Repacking) else None],
+        "operators": dict(ops.choices),
         "machine": [cpu_name(), usable_cores(), torch.get_num_threads()],
         "processes": [[account.name, account.threads, account.dtype] for account in accounts],
         "stages": [] if group is None else [stage.layers for stage in group.stages],
@@ -120,8 +119,10 @@ def kept_rates(
 
 @functools.cache
 def _sources() -> str:
-    """Digest of the engine's code: with another one everything is measured anew."""
-    files = sorted(Path(__file__).parent.glob("*.py"))
+    """Digest of the code that computes, and some more: with another one everything is measured anew."""
+    here = Path(__file__).parent
+    folders = [here, *(here / name for name in _FOLDERS), here.parent / "kernels", here.parent / "kernels" / "cpu"]
+    files = [file for folder in folders for file in sorted(folder.glob("*.py"))]
     return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
 
 
@@ -137,10 +138,16 @@ def _checked(said: Mapping[str, Any]) -> Rates:
 
 
 def _thin_out(folder: Path) -> None:
-    """Those that were measured last stay."""
-    found = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
-    for path in found[:-MOST_FILES]:
+    """Those that were measured last stay. Others may do the same at this moment."""
+    ages: dict[Path, float] = {}
+    for path in [*folder.glob("*.json"), *folder.glob("*.part")]:
+        with suppress(FileNotFoundError):
+            ages[path] = path.stat().st_mtime
+    kept = sorted((path for path in ages if path.suffix == ".json"), key=ages.__getitem__)
+    abandoned = [path for path in ages if path.suffix == ".part" and time.time() - ages[path] > _ABANDONED_S]
+    for path in (*kept[:-MOST_FILES], *abandoned):
         path.unlink(missing_ok=True)
-    for path in folder.glob("*.part"):  # left by a process that ended
-        if time.time() - path.stat().st_mtime > _ABANDONED_S:
-            path.unlink(missing_ok=True)
+
+
+def _follows_no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC)

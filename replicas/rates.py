@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections.abc import Sequence
@@ -42,14 +41,14 @@ class Rates:
 
 
 def measured(core: EngineCore, *, compiles: bool = False) -> Rates:
-    """Runs every path once, and what BUDGET_S allows beside that. The engine is idle before and after.
+    """Runs a prompt and a batch, and what PROMPT_S and BUDGET_S allow beside them. The engine is idle before and after.
 
     What a batch costs the first time, kernels compiled and graphs captured, is not of the budget: a request would wait.
 
-    compiles  kernels for prompts of any length, which are all run then, whatever they take
+    compiles  kernels, for as many tokens as a step may have too: such a prompt is run whatever it takes
     """
     known = {1: begin(core)}
-    rate = _prefill_rate(core, math.inf if compiles else PROMPT_S)
+    rate = _prefill_rate(core, known[1], compiles=compiles)
     left, least = BUDGET_S, 0.0
     most = min(core.scheduler.max_running, core.scheduler.pool.total)
     for batch in _KNOTS:
@@ -57,6 +56,8 @@ def measured(core: EngineCore, *, compiles: bool = False) -> Rates:
         if steps * extrapolated(known, rate, (batch,))[0] > left or batch > max(most, _prompt_tokens(core)):
             break
         seconds = _step_s(core, batch) if batch <= most else _prompt_s(core, batch, 4 + _PROMPTS * len(known))
+        if seconds is None:
+            break
         known[batch] = least = max(least, seconds)  # what is less is noise
         left -= steps * known[batch]
     return Rates(rate, extrapolated(known, rate), _context_s(core, known, rate, left))
@@ -97,29 +98,41 @@ def begin(core: EngineCore) -> float:
     return statistics.median(steps[2:] or steps)
 
 
-def _prefill_rate(core: EngineCore, within_s: float) -> float:
-    """Tokens per second, of the longest prompt that takes so long at most, after `begin`.
-
-    Each length a second time: the first may cost more. No prompt has another's prefix.
+def _prefill_rate(core: EngineCore, decode_s: float, *, compiles: bool) -> float:
+    """Tokens per second of a full step, after `begin`, which found what one token takes: measured, or reckoned from
+    the longest prompt that takes PROMPT_S at most, as weights are read once however many tokens there are.
     """
     full, number = _prompt_tokens(core), -1
+
+    def took(tokens: int) -> float:  # the less of two: the first may cost more, and what is more is noise
+        nonlocal number
+        number -= 2  # no prompt has another's prefix
+        return min(_prompt_s(core, tokens, number, 1), _prompt_s(core, tokens, number + 1, 1))
+
     length = min(_PROMPT_TOKENS, full)
-    seconds = _prompt_s(core, length, number, 1)
-    while length < full and seconds / length * (longer := min(_GROWTH * length, full)) <= within_s:
-        length = longer
-        for _ in range(2):
-            number -= 1
-            seconds = _prompt_s(core, length, number, 1)
-    return length / seconds
+    seconds = took(length)
+
+    def expected(tokens: int) -> float:
+        slope = max(0.0, seconds - decode_s) / max(1, length - 1)
+        return seconds + slope * (tokens - length)
+
+    while length < full and expected(longer := min(_GROWTH * length, full)) <= PROMPT_S:
+        length, seconds = longer, took(longer)
+    if compiles and length < full:
+        return full / took(full)
+    return full / expected(full)
 
 
-def _step_s(core: EngineCore, batch: int) -> float:
-    """Of so many sequences that have just begun. The first steps of a batch may cost more: they are not counted."""
+def _step_s(core: EngineCore, batch: int) -> float | None:
+    """Of so many sequences that have just begun. The first steps of a batch may cost more: they are not counted.
+
+    None: sequences are so short that there was no such step.
+    """
     params = SamplingParams(temperature=0.0, max_tokens=_STEPS, ignore_eos=True, seed=0)
     for number in range(batch):
         core.add(-1 - number, Request("warm-up", _prompt(core, 2, number), params, cache_salt=_SALT))
     full = [seconds for seconds, decodes in _steps(core) if decodes == batch]
-    return statistics.median(full[1:] or full)
+    return statistics.median(full[1:] or full) if full else None
 
 
 def _prompt_s(core: EngineCore, tokens: int, number: int, prompts: int = _PROMPTS) -> float:

@@ -6,6 +6,7 @@
                                    kind is all of that but the contents
 
     hints/…                        which of these was used last for a folder: early.py asks the disk for it
+    rates/…                        how fast engines were: kept_rates.py
 
 A key is lines, the first of which is the kind.
 

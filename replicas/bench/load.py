@@ -7,7 +7,7 @@ finds an empty cache of repacked weights and of rates, as a user's does, and is 
 machine finds no compiled kernels of the CPU either. Ready is what has run once and knows how fast it is, as a replica
 does before it takes requests. What reads as a start does has its memory as a start has it, taken while torch is
 imported; the plain reader has one small buffer. Contents are known, and not hashed again, of files that a start has
-read before and nobody has touched since.
+read before and nobody has touched since: so a start reads them that finds nothing kept, as of another division.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ _STATES = ("cold", "warm")
 _STARTS = ("first start", "second start")
 _LIMIT_S = 600.0  # of a process
 _READERS = {"raw": "one reader", "hashed": "ours", "read": "ours, contents known", "safetensors": "load_file"}
-_READS = 3  # of each reader in a turn: a disk's rate differs more from one second to the next than a start's time
+_READS = len(
+    _READERS
+)  # of each reader in a turn: a disk's rate differs more from one second to the next than a start's time
 _MOMENTS = ("imported", "loaded", "first token", "ready")
 _METRICS = {
     "loading": "weights loaded",

@@ -6,9 +6,13 @@ import json
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 from fake_runner import FakeRunner
 from tiny_checkpoints import build_checkpoint
 
@@ -20,9 +24,10 @@ from motley.replicas.engine_config import EngineConfig
 from motley.replicas.kept_rates import FASTER, SLOWER, KeptRates
 from motley.replicas.limits import Limits
 from motley.replicas.plan import StepPlan, StepResult
-from motley.replicas.protocol import BATCHES
+from motley.replicas.protocol import BATCHES, ReplicaProfile
 from motley.replicas.rates import Rates
 from motley.replicas.scheduler import Scheduler
+from motley.replicas.weights_cache import open_cache
 
 
 class Clocked(FakeRunner):
@@ -93,6 +98,7 @@ WRONG = {
     "no JSON": b"{",
     "of another kind": b"[]",
     "nested": b"[" * 50_000,
+    "beyond any double": b'{"prefill_tokens_per_s": 1' + b"0" * 400 + b', "context_s": 0, "decode_s": [1]}',
     "lacks one": b'{"prefill_tokens_per_s": 1.0, "context_s": 0.0}',
     "too few": b'{"prefill_tokens_per_s": 1.0, "context_s": 0.0, "decode_s": [0.001]}',
     "no number": json.dumps({"prefill_tokens_per_s": 1.0, "context_s": 0.0, "decode_s": [None] * 10}).encode(),
@@ -116,7 +122,7 @@ def test_what_is_damaged_is_told_and_replaced(
     with caplog.at_level(logging.WARNING):
         found, why = _found(KeptRates(tmp_path, "key"), engine(0.001)[0])
     assert why == "measured"
-    assert "damaged" in caplog.text
+    assert "what an earlier start measured is not used" in caplog.text
     assert _found(KeptRates(tmp_path, "key"), engine(0.001)[0])[0] == found
 
 
@@ -134,6 +140,35 @@ def test_what_others_may_write_to_is_not_believed(
     path.rename(elsewhere := tmp_path / "elsewhere")
     path.symlink_to(elsewhere)
     assert _found(KeptRates(tmp_path, "key"), engine(0.001)[0])[1] == "measured"
+    path.unlink()
+    path.mkdir()
+    assert _found(KeptRates(tmp_path, "key"), engine(0.001)[0])[1] == "measured"
+    assert "Is a directory" in caplog.text
+
+
+def test_a_measurement_does_not_stay_for_good(tmp_path: Path, engine: Engines) -> None:
+    """It may have been taken in a bad moment."""
+    _found(KeptRates(tmp_path, "key"), engine(0.001)[0])
+    [path] = tmp_path.iterdir()
+    fresh, stale = (path.stat().st_mtime - share * kept_rates.EXPIRES_S for share in (0.9, 1.1))
+    os.utime(path, (fresh, fresh))
+    assert _found(KeptRates(tmp_path, "key"), engine(0.001)[0])[1] != "measured"
+    os.utime(path, (stale, stale))
+    assert _found(KeptRates(tmp_path, "key"), engine(0.001)[0])[1] == "measured"
+    assert _found(KeptRates(tmp_path, "key"), engine(0.001)[0])[1] != "measured"
+
+
+def test_what_others_remove_meanwhile_is_no_failure(
+    tmp_path: Path, engine: Engines, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone.json").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "gone.part").symlink_to(tmp_path / "nowhere")
+    monkeypatch.setattr(kept_rates, "MOST_FILES", 1)
+    with caplog.at_level(logging.WARNING):
+        _found(KeptRates(tmp_path, "a"), engine(0.001)[0])
+        _found(KeptRates(tmp_path, "b"), engine(0.001)[0])
+    assert caplog.text == ""
+    assert _found(KeptRates(tmp_path, "b"), engine(0.001)[0])[1] != "measured"
 
 
 def test_a_folder_that_cannot_be_written_to_is_a_word_in_the_log(
@@ -152,11 +187,12 @@ def test_those_that_were_measured_longest_ago_go(
     abandoned = tmp_path / "other.part"
     abandoned.write_text("")
     os.utime(abandoned, (0, 0))
-    for age, key in ((100, "a"), (200, "b"), (300, "c")):
+    for age, key in ((300, "a"), (200, "b"), (100, "c")):
         before = set(tmp_path.iterdir())
         _found(KeptRates(tmp_path, key), engine(0.001)[0])
         for path in set(tmp_path.iterdir()) - before:
-            os.utime(path, (age, age))
+            then = path.stat().st_mtime - age
+            os.utime(path, (then, then))
     assert len(list(tmp_path.iterdir())) == 2
     assert _found(KeptRates(tmp_path, "b"), engine(0.001)[0])[1] != "measured"
     assert _found(KeptRates(tmp_path, "a"), engine(0.001)[0])[1] == "measured"
@@ -194,11 +230,43 @@ def test_a_replica_starts_with_the_rates_of_the_last_one(tmp_path: Path, monkeyp
     assert second.profile.decode_s == first.profile.decode_s
     assert second.profile.prefill_tokens_per_s == first.profile.prefill_tokens_per_s
     second.core.scheduler.pool.check(idle=True)
-    for other in ({"dtype": "bfloat16"}, {"max_batch_tokens": 256}, {"kv_dtype": "int8"}):
-        assert _warm(checkpoint, _config(tmp_path, **other)).profile.choices["rates"] == "measured", other
-    monkeypatch.setattr(kept_rates, "cpu_name", lambda: "another")
-    assert _warm(checkpoint, _config(tmp_path)).profile.choices["rates"] == "measured"
     assert "rates" not in _warm(checkpoint, _config(tmp_path, weights_cache="off")).profile.choices
+
+
+def test_another_engine_has_rates_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = build_checkpoint(tmp_path / "model", "qwen2")
+    config, cache = _config(tmp_path), open_cache(str(tmp_path / "cache"))
+    built = build_engine(checkpoint, config)
+    here: Any = SimpleNamespace(device=torch.device("cpu"), choices={"layer": "by this kernel"})
+    built_profile = built.profile
+    built.close()
+
+    def path(config: EngineConfig = config, profile: ReplicaProfile = built_profile, ops: Any = here) -> Path:
+        found = kept_rates.kept_rates(cache, config, ops, profile, None)
+        assert found is not None
+        return found._path
+
+    gpu: Any = SimpleNamespace(device=torch.device("cuda"), choices={})
+    own = path()
+    assert path() == own
+    assert path(config=_config(tmp_path, max_batch_tokens=256)) != own
+    assert path(config=_config(tmp_path, speculate_ngram=3)) != own
+    assert path(profile=replace(built_profile, fingerprint="another")) != own
+    assert path(ops=SimpleNamespace(device=here.device, choices={"layer": "by another"})) != own
+    for name, other in (("cpu_name", "another"), ("usable_cores", 77), ("_sources", "another")):
+        with monkeypatch.context() as patch:
+            patch.setattr(kept_rates, name, lambda other=other: other)
+            assert path() != own, name
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "__version__", "another")
+        assert path() != own
+    torch.set_num_threads(2)  # each test begins with one
+    assert path() != own
+    assert path(config=_config(tmp_path, weights_cache="off")) != own, "its config is another one"
+    assert kept_rates.kept_rates(None, config, here, built_profile, None) is None
+    assert kept_rates.kept_rates(cache, config, gpu, built_profile, None) is None
+    tiered = _config(tmp_path, weights_memory_bytes=2**20)
+    assert kept_rates.kept_rates(cache, tiered, here, built_profile, None) is None
 
 
 def test_ranks_of_one_machine_keep_theirs_and_others_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,29 +108,59 @@ def test_what_would_take_too_long_is_reckoned_instead(monkeypatch: pytest.Monkey
     assert more == pytest.approx(1 / found.prefill_tokens_per_s), "a row costs what a prompt's token does"
 
 
-@pytest.mark.parametrize("step_s", [0.01, 0.1, 0.2, 0.6])
+class Affine(FakeRunner):
+    """A step reads weights, and then computes each row. By a clock of its own."""
+
+    def __init__(self, fixed_s: float, row_s: float) -> None:
+        super().__init__(2000, 100)
+        self.fixed_s, self.row_s, self.now, self.longest = fixed_s, row_s, 0.0, 0
+        self.rows: list[int] = []
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def run(self, plan: StepPlan) -> StepResult:
+        self.rows.append(sum(len(item.token_ids) for item in plan.items))
+        self.now += self.fixed_s + self.row_s * self.rows[-1]
+        return super().run(plan)
+
+
+@pytest.mark.parametrize(
+    ("fixed_s", "row_s", "tokens"),
+    [
+        (0.0, 0.002, 512),
+        (0.05, 0.0003, 8192),
+        (0.14, 0.001, 512),
+        (0.5, 0.0001, 2048),
+        (0.6, 0.003, 512),
+        (2, 0.001, 512),
+    ],
+)
 @pytest.mark.parametrize("compiles", [False, True])
-def test_no_prompt_takes_long_unless_kernels_are_compiled_for_it(
-    step_s: float, compiles: bool, monkeypatch: pytest.MonkeyPatch
+def test_a_prompt_that_takes_long_is_reckoned_unless_kernels_are_compiled_for_it(
+    fixed_s: float, row_s: float, tokens: int, compiles: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """step_s: of 16 tokens of a prompt."""
-    runner, longest = Compiled(400), 0
-    core = EngineCore(
-        runner, Scheduler(BlockPool(400), max_batch_tokens=256, max_running=16), Limits(100, 1024, ()), None
+    runner = Affine(fixed_s, row_s)
+    scheduler = Scheduler(BlockPool(2000), max_batch_tokens=tokens, max_running=16)
+    core = EngineCore(runner, scheduler, Limits(100, 10_000, ()), None)
+    monkeypatch.setattr(rates, "time", runner)
+    monkeypatch.setattr(rates, "BUDGET_S", 0.0)
+    found = rates.measured(core, compiles=compiles)
+    assert found.prefill_tokens_per_s == pytest.approx(tokens / (fixed_s + row_s * tokens), rel=1e-6)
+    allowed = [rows for rows in (64, 256, 1024, tokens) if rows <= tokens and fixed_s + row_s * rows <= rates.PROMPT_S]
+    assert max(runner.rows) == (tokens if compiles else max([16, *allowed]))
+    assert runner.now <= 7 * (fixed_s + 16 * row_s) + 2 * rates.PROMPT_S * len(allowed) + compiles * 2 * (
+        fixed_s + row_s * tokens
     )
 
-    def run(plan: StepPlan) -> StepResult:
-        nonlocal longest
-        rows = sum(len(item.token_ids) for item in plan.items)
-        longest = max(longest, rows)
-        runner.now += step_s * max(1, rows / 16)
-        return FakeRunner.run(runner, plan)
 
-    monkeypatch.setattr(runner, "run", run)
-    monkeypatch.setattr(rates, "time", runner)
-    assert rates.measured(core, compiles=compiles).prefill_tokens_per_s == pytest.approx(16 / step_s)
-    allowed = max(length for length in (16, 64, 256) if length == 16 or step_s * length / 16 <= rates.PROMPT_S)
-    assert longest == (256 if compiles else allowed)
+@pytest.mark.parametrize("max_model_len", [2, 3, 9, 10])
+def test_sequences_may_be_as_short_as_can_be(max_model_len: int) -> None:
+    core, _ = engine()
+    core.limits = Limits(100, max_model_len, ())
+    found = rates.measured(core)
+    assert len(found.decode_s) == len(BATCHES)
+    assert min(found.decode_s) > 0 < found.prefill_tokens_per_s
 
 
 @pytest.mark.parametrize("settings", [{"blocks": 18}, {"max_running": 1}, {"reuse_prefixes": False}])
