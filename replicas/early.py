@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ..kernels.cpu import ahead
 from . import kept_early
 from .cores import usable_cores
+from .host_memory import available_memory
 from .private_folder import cache_home
 
 if TYPE_CHECKING:
@@ -79,11 +80,7 @@ def end_early() -> None:
 
 
 def _room() -> int:
-    with suppress(OSError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return min(_MOST_BYTES, int(line.split()[1]) * 1024 // 4)
-    return 0
+    return min(_MOST_BYTES, available_memory() // 4)
 
 
 def _ask(paths: Iterable[Path], room: int) -> None:

@@ -23,6 +23,7 @@ from .decoder import Decoder
 from .errors import CheckpointError, InvalidRequest
 from .gpu.buckets import graph_rows
 from .gpu.swapper import STAGED_BLOCKS, pinned_bytes
+from .host_memory import available_memory, free_memory
 from .layout import decoder_layout, whole
 from .memory import (
     CONTEXT_BYTES,
@@ -31,10 +32,8 @@ from .memory import (
     KvBudget,
     Parts,
     activation_bytes,
-    available_memory,
     copied_rows,
     cpu_kv_budget,
-    free_memory,
     graph_bytes,
     history_bytes,
     host_weights_budget,

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -17,8 +14,8 @@ from .rope import RotaryTable
 
 __all__ = [
     "CONTEXT_BYTES", "CPU_KV_SHARE", "HISTOGRAM_BYTES", "MAX_GRAPHS", "USABLE", "KvBudget", "Parts",
-    "activation_bytes", "available_memory", "copied_rows", "cpu_kv_budget", "free_memory", "graph_bytes",
-    "history_bytes", "history_dtype", "host_weights_budget", "kv_budget", "memory_owner", "reserve_bytes",
+    "activation_bytes", "copied_rows", "cpu_kv_budget", "graph_bytes",
+    "history_bytes", "history_dtype", "host_weights_budget", "kv_budget", "reserve_bytes",
     "split_bytes", "swap_budget", "table_bytes",
 ]  # fmt: skip
 
@@ -132,47 +129,6 @@ def prefix_budget(asked: int | None, free: int, least: int, *, on_gpu: bool) -> 
     if asked is not None:
         return asked
     return max(min(_PREFIX_BYTES[on_gpu], free // _PREFIX_SHARE), least)
-
-
-_CGROUP = Path("/sys/fs/cgroup")
-
-
-def free_memory(cgroup: Path = _CGROUP) -> int:
-    """Of this machine, and of what its control group (v2) may take of it: a container sees the whole machine's."""
-    return _of_group(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), cgroup)
-
-
-def available_memory(cgroup: Path = _CGROUP, meminfo: Path = Path("/proc/meminfo")) -> int:
-    """The same, and what the page cache has and gives back when it is wanted."""
-    with suppress(OSError):
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return _of_group(int(line.split()[1]) * 1024, cgroup)
-    return free_memory(cgroup)
-
-
-def memory_owner(cgroup: Path = _CGROUP, boot: Path = Path("/proc/sys/kernel/random/boot_id")) -> str:
-    """Whose `free_memory` it is: processes share what is of one machine, and of one control group where that has less.
-
-    Of a machine that has no such name all are taken to be on one.
-    """
-    machine, group = "", ""
-    with suppress(OSError):
-        machine = boot.read_text().strip()
-    with suppress(OSError):
-        if (cgroup / "memory.max").read_text().strip() != "max":
-            group = f"/{cgroup.stat().st_ino}"
-    return machine + group
-
-
-def _of_group(free: int, cgroup: Path) -> int:
-    try:
-        most, used = (cgroup / "memory.max").read_text().strip(), int((cgroup / "memory.current").read_text())
-        stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
-        cached = int(stat.get("inactive_file", 0))  # is given back when it is wanted
-        return free if most == "max" else max(0, min(free, int(most) - used + cached))
-    except (OSError, ValueError):  # no such group, or of version 1
-        return free
 
 
 def reserve_bytes(total: int) -> int:

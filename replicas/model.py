@@ -21,6 +21,7 @@ from .contents import Piece, Progress, each_digest, in_order, piece_digests, pie
 from .decoder import Decoder
 from .generation import GenerationDefaults
 from .gpu.accelerator import Copier
+from .host_memory import available_memory
 from .kept_file import Kept
 from .known import Known, files_of, fingerprint_of, in_a_row, known_contents, names_of, tolerated
 from .layout import (
@@ -34,7 +35,6 @@ from .layout import (
 )  # fmt: skip
 from .loading import Said
 from .manifest import check_manifests
-from .memory import available_memory
 from .reading_rooms import Staging
 from .shards.ranks import Ranks
 from .shards.readers import owners

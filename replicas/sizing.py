@@ -11,7 +11,8 @@ from .blocks import blocks_for
 from .engine_config import EngineConfig
 from .errors import InvalidRequest
 from .fit import Asked, parts_of
-from .memory import KvBudget, Parts, cpu_kv_budget, free_memory, kv_budget
+from .host_memory import free_memory
+from .memory import KvBudget, Parts, cpu_kv_budget, kv_budget
 from .model import LoadedModel
 from .protocol import BLOCK_TOKENS
 

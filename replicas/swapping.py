@@ -9,7 +9,8 @@ from .engine_config import EngineConfig
 from .errors import InvalidRequest
 from .gpu.accelerator import Copier
 from .gpu.swapper import Swapper
-from .memory import free_memory, swap_budget
+from .host_memory import free_memory
+from .memory import swap_budget
 from .protocol import BLOCK_TOKENS
 from .swap import Swap, SwapRates
 

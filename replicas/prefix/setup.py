@@ -9,8 +9,9 @@ from ..blocks import BlockPool, blocks_for
 from ..engine_config import EngineConfig
 from ..errors import InvalidRequest
 from ..gpu.swapper import Swapper
+from ..host_memory import free_memory
 from ..host_pool import LentPool
-from ..memory import free_memory, prefix_budget
+from ..memory import prefix_budget
 from ..model import LoadedModel
 from ..numerics_class import numerics_of
 from ..protocol import BLOCK_TOKENS

@@ -17,7 +17,8 @@ from ...kernels.precision import policy_of
 from ..checkpoint import Checkpoint
 from ..engine_config import EngineConfig
 from ..fit import Place, at_hand, cpu, outlined
-from ..memory import memory_owner, reserve_bytes
+from ..host_memory import memory_owner
+from ..memory import reserve_bytes
 
 __all__ = ["Account", "account_here", "account_of", "layers_beside"]
 

@@ -18,7 +18,8 @@ from ..decoder import Decoder
 from ..errors import InvalidRequest
 from ..fit import Asked, Place, host_blocks, outlined, parts_of
 from ..gpu.swapper import pinned_bytes
-from ..memory import KvBudget, Parts, cpu_kv_budget, free_memory, kv_budget
+from ..host_memory import free_memory
+from ..memory import KvBudget, Parts, cpu_kv_budget, kv_budget
 from ..protocol import BLOCK_TOKENS
 from .costs import best_layers
 from .host import unlike_kv

@@ -9,7 +9,8 @@ from ...kernels.contract import Linear
 from ...kernels.packed import Repacking
 from ..decoder import Decoder
 from ..gpu.accelerator import Copier
-from ..memory import available_memory, host_weights_budget
+from ..host_memory import available_memory
+from ..memory import host_weights_budget
 from .placed import host_refused, placed
 from .plan import Budgets, Sizes, mib, planned, refused
 from .tier import up

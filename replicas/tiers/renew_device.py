@@ -17,7 +17,7 @@ from ..checkpoint import Checkpoint
 from ..decoder import Decoder
 from ..errors import Unavailable
 from ..gpu.swapper import pinned_bytes, power_of_two
-from ..memory import available_memory
+from ..host_memory import available_memory
 from .device import DeviceTier
 from .onto import landing_of, on_device
 from .pinned import NotPinned, shelves_bytes

@@ -11,18 +11,9 @@ from hypothesis import strategies as st
 
 from motley.kernels.held import Held
 from motley.replicas.families.registry import read_config
+from motley.replicas.host_memory import available_memory, free_memory, memory_owner
 from motley.replicas.json_file import Fields
-from motley.replicas.memory import (
-    Parts,
-    available_memory,
-    cpu_kv_budget,
-    free_memory,
-    history_bytes,
-    history_dtype,
-    kv_budget,
-    memory_owner,
-    reserve_bytes,
-)
+from motley.replicas.memory import Parts, cpu_kv_budget, history_bytes, history_dtype, kv_budget, reserve_bytes
 
 MIB = 2**20
 PARTS = Parts(

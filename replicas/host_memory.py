@@ -1,0 +1,49 @@
+"""What the host has of memory that is free, and whose it is."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+__all__ = ["available_memory", "free_memory", "memory_owner"]
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def free_memory(cgroup: Path = _CGROUP) -> int:
+    """Of this machine, and of what its control group (v2) may take of it: a container sees the whole machine's."""
+    return _of_group(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), cgroup)
+
+
+def available_memory(cgroup: Path = _CGROUP, meminfo: Path = Path("/proc/meminfo")) -> int:
+    """The same, and what the page cache has and gives back when it is wanted."""
+    with suppress(OSError):
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return _of_group(int(line.split()[1]) * 1024, cgroup)
+    return free_memory(cgroup)
+
+
+def memory_owner(cgroup: Path = _CGROUP, boot: Path = Path("/proc/sys/kernel/random/boot_id")) -> str:
+    """Whose `free_memory` it is: processes share what is of one machine, and of one control group where that has less.
+
+    Of a machine that has no such name all are taken to be on one.
+    """
+    machine, group = "", ""
+    with suppress(OSError):
+        machine = boot.read_text().strip()
+    with suppress(OSError):
+        if (cgroup / "memory.max").read_text().strip() != "max":
+            group = f"/{cgroup.stat().st_ino}"
+    return machine + group
+
+
+def _of_group(free: int, cgroup: Path) -> int:
+    try:
+        most, used = (cgroup / "memory.max").read_text().strip(), int((cgroup / "memory.current").read_text())
+        stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+        cached = int(stat.get("inactive_file", 0))  # is given back when it is wanted
+        return free if most == "max" else max(0, min(free, int(most) - used + cached))
+    except (OSError, ValueError):  # no such group, or of version 1
+        return free
