@@ -24,8 +24,8 @@ from .fleet.selector import placement_options
 from .fleet.spec import FleetSpec, PoolSpec, engine_config, model_of, wire_of
 from .fleet.store import APPLICATION, read_deployed
 from .ingress import Ingress
-from .metrics import PoolReplica
 from .objectives import routing_of
+from .pool_replica import PoolReplica
 from .prefix.shared import Shared, access_of
 from .routing.request_router import PoolRouter
 from .shard_actors import Actors
@@ -72,6 +72,7 @@ def build_app(
             spec,
             pool,
             make_worker or _make_worker(spec, pool, loading, access),
+            0 if make_worker else _spares(spec, pool),
             targets.get(pool.name, pool.replicas.start),
             versions.get(pool.name) or version_of(spec, pool),
         )
@@ -114,7 +115,9 @@ def with_model(pool: PoolSpec, model: str) -> PoolSpec:
     return pool.model_copy(update={"quantization": pool.quantization.model_copy(update={"model": model})})
 
 
-def _pool(spec: FleetSpec, pool: PoolSpec, make_worker: Callable[[], Any], target: int, version: str) -> Any:
+def _pool(
+    spec: FleetSpec, pool: PoolSpec, make_worker: Callable[[], Any], spares: int, target: int, version: str
+) -> Any:
     deployment = serve.deployment(
         PoolReplica,
         name=pool.name,
@@ -128,7 +131,14 @@ def _pool(spec: FleetSpec, pool: PoolSpec, make_worker: Callable[[], Any], targe
         **_SHARED,
     )
     _pin(deployment, version, target)
-    return deployment.bind(partial(started_inside, make_worker))
+    return deployment.bind(partial(started_inside, make_worker), spares)
+
+
+def _spares(spec: FleetSpec, pool: PoolSpec) -> int:
+    """Processes that wait on the node of each of its replicas: as many as Ray starts there for one."""
+    if pool.simulate is not None or not spec.service.spare:
+        return 0
+    return 1 if pool.bundles is None or pool.spread else len(pool.bundles)
 
 
 def _pin(deployment: Any, version: str, replicas: int) -> None:
@@ -170,5 +180,7 @@ def _make_worker(
     if pool.bundles is not None:
         booked = [bundle.cpus for bundle in pool.bundles], [bundle.resources for bundle in pool.bundles]
         of_bundles = pool.engine.threads is None
-        launcher = partial(Actors, *booked, threads=of_bundles, spread=pool.spread, gpus=pool.gpus)
+        launcher = partial(
+            Actors, *booked, threads=of_bundles, spread=pool.spread, gpus=pool.gpus, spare=spec.service.spare
+        )
     return partial(engine_worker, *given, loading, access, updates_of(APPLICATION, pool.name), launcher)

@@ -71,7 +71,7 @@ def check_nodes() -> None:
 
     nodes = [node for node in ray.nodes() if node["Alive"]]
     wanted = node_settings()
-    look = ray.remote(num_cpus=0)(_look)
+    look = ray.remote(num_cpus=0, max_calls=1)(_look)  # its process ends: it is no actor's any more
     names = [*(setting.name for setting in wanted), _HAPROXY]
     asked = [
         look.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote(names)

@@ -6,22 +6,18 @@ only stands for nothing.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from ray import serve
 from ray.serve import metrics as through_ray
 
 from ..replicas.prefix.store import Breaker
 from ..replicas.prefix.told import PrefixStats
 from ..replicas.protocol import ReplicaLoad, ReplicaProfile
-from ..replicas.replica import Replica
 from .latencies import HistogramExporter
 
-__all__ = ["Exporter", "PoolReplica"]
+__all__ = ["Exporter"]
 
-PERIOD_S = 1.0
 _LABELS = ("model_name", "pool", "accelerator", "compute_capability")
 _STATES = {Breaker.CLOSED: 0.0, Breaker.HALF_OPEN: 0.5, Breaker.OPEN: 1.0}
 
@@ -52,22 +48,6 @@ COUNTERS = {
 }
 _REASONED = ("external_prefix_cache_errors", "external_prefix_cache_dropped")  # these are counted by reason
 _NO_FLAW = ("hit", "miss", "timeout", "error")  # the store itself counts why it failed
-
-
-class PoolReplica(Replica):
-    """A replica that tells its figures, whenever Serve asks for its load and some time has gone by."""
-
-    async def __init__(self, make_worker: Callable[[], Any]) -> None:  # type: ignore[misc]  # Serve awaits it
-        await super().__init__(make_worker)
-        self._exporter = Exporter(self._worker.profile(), serve.get_replica_context().deployment)
-        self._told = 0.0
-
-    def record_routing_stats(self) -> dict[str, Any]:
-        now = time.monotonic()
-        if now - self._told >= PERIOD_S:
-            self._told = now
-            self._exporter.tell(self._worker.load(), self._worker.prefix_stats())
-        return super().record_routing_stats()
 
 
 class Exporter:

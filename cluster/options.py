@@ -46,6 +46,7 @@ class ServeOptions:
     prefix_secret      file with what services have in common to share prefixes; None: this one is for itself
     drain_s            how long streams may go on after Ctrl-C, or on a replica that is taken away before they move
     stall_s            a replica that shows no sign of life for so long is given up, and its streams move
+    spare              on each node with a replica a process waits for the next one, with all that it imports
     greet              show an answer over gRPC and one over HTTP when ready
     fleet              its pools stand in place of engine, replicas and what is simulated; None: flags say it all
     address            a Ray cluster that runs already, to deploy the fleet there; None: one of its own
@@ -83,6 +84,7 @@ class ServeOptions:
     prefix_secret: Path | None = None
     drain_s: float = 3.0
     stall_s: float = 5.0
+    spare: bool = True
     greet: bool = False
     fleet: FleetFile | None = None
     address: str | None = None

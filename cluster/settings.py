@@ -13,6 +13,7 @@ from .edge.hook import CHECK, HOOK, SPREAD
 from .edge.ports import settled_block
 from .failures import ConfigurationError
 from .grpc_environment import EXPERIMENTS, experiments
+from .spare.process import PRELOADED
 
 DIRECT_PORTS = 50  # one for each replica of the ingress, and those that Serve keeps back for a while
 MAX_MESSAGE_BYTES = 8 * 2**20  # a body or gRPC message from a client: a million token ids
@@ -67,9 +68,15 @@ def _shared() -> tuple[Setting, ...]:
         Setting("RAY_SERVE_FALLBACK_PROXY_GRPC_PORT", str(fallback + 1), "likewise"),
         Setting("RAY_worker_niceness", "0", "15 by default: any other process would stall the streams"),
         Setting("RAY_prestart_worker_first_driver", "0", "one for each of Ray's logical CPUs, which are many here"),
+        Setting("RAY_preload_python_modules", _preloaded(os.environ), "some wait for replicas (spare/)"),
         Setting("RAY_USAGE_STATS_ENABLED", "0", "nothing is reported to anyone"),
         Setting("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0", "a replica without GPUs must not lose sight of them"),
     )
+
+
+def _preloaded(environ: Mapping[str, str]) -> str:
+    others = [name for name in environ.get("RAY_preload_python_modules", "").split(",") if name not in ("", PRELOADED)]
+    return ",".join([*others, PRELOADED])
 
 
 def _haproxy(folder: Path, edge: Edge) -> tuple[Setting, ...]:

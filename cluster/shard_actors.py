@@ -27,6 +27,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from ..replicas.errors import EngineFault
 from ..replicas.shards.launch import Handle
 from .shard_tunnel import Door, call, pump
+from .spare.keeper import keep
 
 __all__ = ["Actors", "Shard"]
 
@@ -40,11 +41,12 @@ _READ, _WRITTEN = ("reads", "before"), ("writes", "after")  # by the process tha
 
 @dataclass(frozen=True, slots=True)
 class Far:
-    """The way from another node. names: of what there is to call for."""
+    """The way from another node. names: of what there is to call for. spare: one more process is to wait there."""
 
     address: tuple[str, int]
     secret: bytes = field(repr=False)
     names: tuple[str, ...]
+    spare: bool
 
 
 class Shard:
@@ -62,6 +64,8 @@ class Shard:
         if (here := ray.get_runtime_context().get_node_id()) != node:
             if far is None:
                 raise RuntimeError(f"{name} is on node {here}, and the replica on {node}: it has to be on the same")
+            if far.spare:
+                keep(1)
             follow({each: call(far.address, each, far.secret) for each in far.names})
             return
         with socket.socket(socket.AF_UNIX) as given:
@@ -79,6 +83,7 @@ class Actors:
     threads    whether each process computes with as many threads as its bundle has CPUs
     spread     whether a bundle may be on another node than the replica's
     gpus       whether each has a GPU, which is then the only one that its process sees; none: none has
+    spare      whether a process waits on each other node for the next replica
     """
 
     def __init__(
@@ -89,7 +94,9 @@ class Actors:
         threads: bool = True,
         spread: bool = False,
         gpus: Sequence[bool] = (),
+        spare: bool = False,
     ) -> None:
+        self._spare = spare
         self._cpus, self._resources, self._threads, self._spread = cpus, resources, threads, spread
         self._gpus = gpus or [False] * len(cpus)
         self._group = get_current_placement_group()
@@ -114,13 +121,16 @@ class Actors:
         }
         if self._resources[number]:
             options["resources"] = dict(self._resources[number])
-        return _Actor(ray.remote(Shard).options(**options).remote(), self._node, name, ends, self.host())
+        actor = ray.remote(Shard).options(**options).remote()
+        return _Actor(actor, self._node, name, ends, self.host(), self._spare)
 
 
 class _Actor:
-    """Implements `Handle`. host: where it is called from other nodes; None: it is on this one."""
+    """Implements `Handle`. host: where it is called from other nodes; None: it is on this one. spare: as of `Far`."""
 
-    def __init__(self, actor: Any, node: str, name: str, ends: Mapping[str, int], host: str | None) -> None:
+    def __init__(
+        self, actor: Any, node: str, name: str, ends: Mapping[str, int], host: str | None, spare: bool
+    ) -> None:
         self._actor, self._name = actor, name
         self.starting = self.shares_memory = True
         self._how = ""
@@ -135,7 +145,7 @@ class _Actor:
         given = {each: os.dup(end) for each, end in ends.items()}  # whoever launches closes its own
         names = tuple(each for each in ends if each in (*_READ, *_WRITTEN))
         far = None if host is None else Door(host, names)
-        way = None if far is None else Far(far.address, far.secret, names)
+        way = None if far is None else Far(far.address, far.secret, names, spare)
         computed = actor.compute.remote(called, node, name, way)
         threading.Thread(target=self._run, args=(computed, door, far, given), name=name, daemon=True).start()
 

@@ -117,6 +117,10 @@ def serve(
     stall_s: Annotated[
         float, typer.Option(help="Seconds until the streams of a replica that shows no sign of life move.", min=1.0)
     ] = 5.0,
+    spare: Annotated[
+        bool,
+        typer.Option("--spare/--no-spare", help="A process waits for the next replica, which starts sooner: 0.3 GiB."),
+    ] = True,
     greet: Annotated[
         bool, typer.Option("--greet", help="Show an answer over gRPC and one over HTTP when ready.")
     ] = False,
@@ -228,6 +232,7 @@ def serve(
         reasoning_parser=reasoning_parser,
         drain_s=drain_s,
         stall_s=stall_s,
+        spare=spare,
         greet=greet,
         address=address,
         ready_file=ready_file,

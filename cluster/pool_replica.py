@@ -1,0 +1,38 @@
+"""The deployment class of a pool in Serve: a replica, its figures, and who waits on its node to be the next one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ray import serve
+
+from ..replicas.replica import Replica
+from .metrics import Exporter
+from .spare.keeper import keep
+
+__all__ = ["PoolReplica"]
+
+PERIOD_S = 1.0
+
+
+class PoolReplica(Replica):
+    """A replica that tells its figures, whenever Serve asks for its load and some time has gone by.
+
+    spares  processes that are to wait on its node once it is ready
+    """
+
+    async def __init__(self, make_worker: Callable[[], Any], spares: int = 0) -> None:  # type: ignore[misc]
+        await super().__init__(make_worker)
+        self._exporter = Exporter(self._worker.profile(), serve.get_replica_context().deployment)
+        self._told = 0.0
+        if spares:
+            keep(spares)
+
+    def record_routing_stats(self) -> dict[str, Any]:
+        now = time.monotonic()
+        if now - self._told >= PERIOD_S:
+            self._told = now
+            self._exporter.tell(self._worker.load(), self._worker.prefix_stats())
+        return super().record_routing_stats()

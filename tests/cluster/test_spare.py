@@ -1,0 +1,292 @@
+"""Processes that wait for a replica: which there are, when more are asked for, what they import, who takes them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tiny_checkpoints import build_checkpoint
+
+from motley.cluster import shard_actors
+from motley.cluster.settings import ray_settings
+from motley.cluster.spare import keeper as module
+from motley.cluster.spare.keeper import LONGEST_S, LOOK_S, ROOM_BYTES, STEADY_S, Keeper, keep
+from motley.cluster.spare.places import STALE_S, Places
+from motley.cluster.spare.process import PRELOADED
+
+SUPPORT = Path(__file__).resolve().parents[1] / "support"
+PRELOAD = "RAY_preload_python_modules"
+
+
+class Titled:
+    """Processes of this one, with titles as Ray gives them."""
+
+    def __init__(self, places: Path) -> None:
+        self._places = places
+        self._running: list[subprocess.Popen[bytes]] = []
+
+    def comes(self, title: str = "ray::IDLE") -> subprocess.Popen[bytes]:
+        """One that has a place there already."""
+        process = subprocess.Popen(["bash", "-c", f"exec -a {title} sleep 60"])
+        self._running.append(process)
+        command = Path(f"/proc/{process.pid}/cmdline")
+        while not command.read_text().startswith(title):
+            time.sleep(0.01)
+        (self._places / f"spare-{process.pid}").touch()
+        return process
+
+    def end(self) -> None:
+        for process in self._running:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Places:
+    return Places(tmp_path, os.getpid())
+
+
+@pytest.fixture
+def titled(tmp_path: Path) -> Iterator[Titled]:
+    processes = Titled(tmp_path)
+    yield processes
+    processes.end()
+
+
+def test_a_place_is_taken_once_and_only_while_someone_is_expected(places: Places, tmp_path: Path) -> None:
+    assert not places.take(), "nobody is wanted"
+    places.add(2)
+    assert places.count() == 2
+    assert places.take()
+    assert (tmp_path / f"spare-{os.getpid()}").exists()
+    for wanted in tmp_path.glob("wanted-*"):
+        os.utime(wanted, times=(time.time() - STALE_S - 1,) * 2)
+    assert not places.take(), "whoever comes now comes for something else"
+    places.count()
+    assert not list(tmp_path.glob("wanted-*"))
+
+
+def test_of_a_node_without_any_there_are_none(tmp_path: Path) -> None:
+    places = Places.of_node(tmp_path, "node", os.getpid())
+    assert places.count() == 0
+    assert not places.take()
+    with places.alone():
+        places.add(1)
+    assert Places.of_node(tmp_path, "another", os.getpid()).count() == 0
+    assert places.take()
+
+
+def test_who_waits_counts_and_who_is_taken_dead_or_another_s_does_not(
+    places: Places, titled: Titled, tmp_path: Path
+) -> None:
+    waiting = titled.comes()
+    titled.comes("ray::ServeReplica:motley:cpu")
+    dead = titled.comes()
+    dead.kill()
+    dead.wait()
+    (tmp_path / "spare-1").touch()  # a number that was given again
+    assert places.count() == 1
+    assert [path.name for path in tmp_path.glob("spare-*")] == [f"spare-{waiting.pid}"]
+
+
+class Raylet:
+    """comes: whether whoever it is asked for comes."""
+
+    def __init__(self, titled: Titled, tmp_path: Path) -> None:
+        self.asked: list[int] = []
+        self.comes = True
+        self._titled, self._folder = titled, tmp_path
+
+    def ask(self, count: int) -> None:
+        self.asked.append(count)
+        for wanted in list(self._folder.glob("wanted-*")) if self.comes else []:
+            wanted.unlink()
+            self._titled.comes()
+
+
+@pytest.fixture
+def raylet(titled: Titled, tmp_path: Path) -> Raylet:
+    return Raylet(titled, tmp_path)
+
+
+def kept(places: Places, raylet: Raylet, count: int = 1, room: int = ROOM_BYTES) -> Keeper:
+    return Keeper(places, count, raylet.ask, room=lambda: room)
+
+
+def test_as_many_as_are_missing_are_asked_for_and_no_more(places: Places, raylet: Raylet, titled: Titled) -> None:
+    titled.comes()
+    keeper = kept(places, raylet, count=3)
+    for now in (0.0, 100.0, 200.0):
+        assert keeper.look(now)
+    assert raylet.asked == [2]
+
+
+def test_who_is_on_the_way_is_not_asked_for_again(places: Places, raylet: Raylet) -> None:
+    raylet.comes = False
+    keeper = kept(places, raylet)
+    for now in (0.0, 100.0, 200.0):
+        assert keeper.look(now)
+    assert raylet.asked == [1]
+
+
+def test_where_they_do_not_stay_they_are_asked_for_less_and_less(
+    places: Places, raylet: Raylet, titled: Titled
+) -> None:
+    keeper = kept(places, raylet)
+    times: list[float] = []
+    for second in range(4000):
+        keeper.look(float(second))
+        if len(raylet.asked) > len(times):
+            times.append(float(second))
+            titled.end()
+    waits = [after - before for before, after in pairwise(times)]
+    assert waits[:4] == [2 * LOOK_S, 4 * LOOK_S, 8 * LOOK_S, 16 * LOOK_S]
+    assert max(waits) == LONGEST_S
+    keeper.look(5000.0)
+    keeper.look(5000.0 + STEADY_S + 1)
+    titled.end()
+    keeper.look(5000.0 + STEADY_S + 2)
+    assert raylet.asked[len(times) :] == [1, 1], "one that has stayed is another matter"
+
+
+def test_a_host_with_little_memory_has_none(places: Places, raylet: Raylet) -> None:
+    assert kept(places, raylet, room=ROOM_BYTES - 1).look(0.0)
+    assert raylet.asked == []
+
+
+def test_a_raylet_that_refuses_is_left_alone_and_told_of(places: Places, caplog: pytest.LogCaptureFixture) -> None:
+    def refuse(_: int) -> None:
+        raise ConnectionError("no such method\nat all")
+
+    assert not Keeper(places, 1, refuse, room=lambda: ROOM_BYTES).look(0.0)
+    assert "no process waits for the next replica of this node: no such method at all" in caplog.text
+
+
+def test_where_ray_imports_nothing_of_ours_nobody_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "places", lambda: pytest.fail("there is no Ray here"))
+    assert PRELOADED not in sys.modules
+    keep(1)
+
+
+def test_what_ray_is_to_import_besides_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def said() -> str:
+        return {setting.name: setting.value for setting in ray_settings(tmp_path, None)}[PRELOAD]
+
+    monkeypatch.delenv(PRELOAD, raising=False)
+    assert said() == PRELOADED
+    monkeypatch.setenv(PRELOAD, "json,csv")
+    assert said() == f"json,csv,{PRELOADED}"
+    monkeypatch.setenv(PRELOAD, said())
+    assert said() == f"json,csv,{PRELOADED}"
+
+
+IMPORTS = """
+from unittest.mock import patch
+
+import torch
+from motley.cluster.spare.process import import_all
+
+touched = AssertionError("a GPU was looked for before Ray has said which, or cores before the replica has")
+names = ("cuda._lazy_init", "cuda.is_available", "cuda.device_count", "set_num_threads")
+patches = [patch(f"torch.{name}", side_effect=touched) for name in names]
+for each in patches:
+    each.start()
+import_all(gpus=GPUS)
+for each in patches:
+    each.stop()
+"""
+STARTS = f"""
+import asyncio, os, sys
+{IMPORTS.replace("GPUS", "False")}
+before = set(sys.modules)
+from motley.replicas.engine_config import EngineConfig
+from motley.replicas.replica import engine_worker
+
+config = EngineConfig(device="cpu", kv_memory_bytes=1 << 20, weights_cache=sys.argv[2])
+asyncio.run(engine_worker(sys.argv[1], config).start())
+print("imported:", *sorted(set(sys.modules) - before))
+sys.stdout.flush()
+os._exit(0)  # the engine's thread would run on
+"""
+
+
+def ran(code: str, *arguments: str) -> str:
+    ended = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def test_it_has_all_that_a_replica_imports(tmp_path: Path) -> None:
+    folder = build_checkpoint(tmp_path / "model", "llama")
+    for start in ("the first", "the second"):
+        assert ran(STARTS, str(folder), str(tmp_path / "cache")).split() == ["imported:"], start
+
+
+def test_where_there_are_gpus_it_has_what_runs_on_them_and_has_touched_none() -> None:
+    code = IMPORTS.replace("GPUS", "True") + "\nimport sys\nprint('triton' in sys.modules)"
+    assert ran(code).strip() == "True"
+
+
+def test_a_stage_on_another_node_has_one_wait_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(shard_actors, "keep", asked.append)
+    monkeypatch.setattr(shard_actors.ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "there"))
+    monkeypatch.setattr("motley.replicas.shards.follower_process.follow", lambda ends: None)
+    for spare in (False, True):
+        shard_actors.Shard().compute("", "here", "stage 1", shard_actors.Far(("127.0.0.1", 1), b"", (), spare))
+        assert asked == [1] * spare
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, dict[str, Any]]:
+    """Of a real Ray of two nodes, by the name of a case."""
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="m") as temp:  # paths of sockets are short
+        path = os.pathsep.join([str(SUPPORT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        ended = subprocess.run(
+            [sys.executable, str(SUPPORT / "spare_child.py")],
+            capture_output=True, text=True, timeout=300, check=False,
+            env={**os.environ, "PYTHONPATH": path, "RAY_TMPDIR": temp},
+        )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    cases: dict[str, dict[str, Any]] = json.loads(ended.stdout.splitlines()[-1])
+    return cases
+
+
+def test_an_actor_that_wants_a_gpu_takes_one_and_sees_its_own(found: dict[str, dict[str, Any]]) -> None:
+    assert found["of a GPU"]["took"]
+    assert found["of a GPU"]["torch"]
+    assert found["of a GPU"]["gpus"] == "0"
+
+
+def test_so_does_one_in_a_bundle(found: dict[str, dict[str, Any]]) -> None:
+    assert found["in a bundle"]["took"]
+    assert found["in a bundle"]["torch"]
+
+
+def test_workers_that_nobody_asked_to_wait_import_nothing(found: dict[str, dict[str, Any]]) -> None:
+    assert not found["the first"]["torch"]
+    assert not found["another node's"]["took"]
+    assert not found["another node's"]["torch"]
+
+
+def test_there_is_another_for_one_that_is_killed_and_as_many_as_the_largest_replica_wants(
+    found: dict[str, dict[str, Any]],
+) -> None:
+    assert found["lost"]["another"]
+    assert found["two at once"]["waiting"] == 2
+
+
+def test_they_end_with_their_node(found: dict[str, dict[str, Any]]) -> None:
+    assert found["left"] == []
