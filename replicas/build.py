@@ -29,7 +29,7 @@ from .families.registry import architecture_of
 from .fit import outlined
 from .gpu.accelerator import Accelerator, accelerator_of
 from .grammars import Grammars
-from .kept_rates import KeptRates, kept_rates
+from .kept_rates import kept_rates
 from .known import Known, known_of
 from .limits import Limits
 from .model import LoadedModel, load_model
@@ -78,12 +78,12 @@ class BuiltEngine:
 
     choices   what was decided automatically -> why
     defaults  sampling that the checkpoint's authors want, as arguments of SamplingParams
-    rates     reckoned beforehand, where a measurement would say what is nobody's to know; None: they are measured
+    rates     how they are come by, and in words: kept from an earlier start, or reckoned beforehand, where a
+              measurement would say what is nobody's to know; None: they are measured
     access    to the store that its prefixes are shared through; None: there is none
     group     of the processes that its model is divided among; None: it is whole
     weights   that it has now, and that can be others
     identity  of KV, for a store: what it is of other weights
-    kept_rates  where they are found, and kept; None: they are measured at each start
     """
 
     core: EngineCore
@@ -92,12 +92,11 @@ class BuiltEngine:
     profile: ReplicaProfile
     choices: Mapping[str, str]
     defaults: Mapping[str, Any]
-    rates: Rates | None = None
+    rates: Callable[[EngineCore], tuple[Rates, str]] | None = None
     access: PrefixAccess | None = None
     group: Group | None = None
     weights: LiveWeights | None = None
     identity: Callable[[LoadedModel], bytes] | None = None
-    kept_rates: KeptRates | None = None
 
     def adopt(self, prepared: Prepared) -> None:
         """Requests begin with these weights from now on. Between two steps. Raises Unavailable: see EngineCore."""
@@ -180,9 +179,9 @@ class BuiltEngine:
         self.core.scheduler.pool.forget_prefixes()
 
     def _rates(self) -> Rates:
-        if self.rates is not None or self.kept_rates is None:
-            return self.rates or measured(self.core, compiles=isinstance(self.runner, Warming))
-        rates, why = self.kept_rates.of(self.core)
+        if self.rates is None:
+            return measured(self.core, compiles=isinstance(self.runner, Warming))
+        rates, why = self.rates(self.core)
         log.info("rates: %s", why)
         self.choices = {**self.choices, "rates": why}
         return rates
@@ -333,11 +332,12 @@ def assemble(
     defaults = loaded.defaults.sampling()
     ranks = None if group is None else group.ranks
     beside = None if accelerator is None else Beside(accelerator, sizing.step_bytes(config, loaded))
+    kept = kept_rates(cache, config, ops, profile, group)
     return BuiltEngine(
         core, runner, tokenizer, profile, choices, defaults, access=access, group=group,
         weights=LiveWeights(loaded, config.frozen_weights, ranks, group, beside),
         identity=lambda loaded: identity_of(config, loaded, ops, arithmetic),
-        kept_rates=kept_rates(cache, config, ops, profile, group),
+        rates=None if kept is None else kept.of,
     )  # fmt: skip
 
 

@@ -10,7 +10,6 @@ import json
 import logging
 import math
 import os
-import secrets
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .cores import cpu_name, usable_cores
-from .private_folder import is_private, private_folder
+from .private_folder import drop_abandoned, is_private, written_whole
 from .protocol import BATCHES, ReplicaProfile
 from .rates import Rates, begin, measured
 
@@ -41,7 +40,6 @@ EXPIRES_S = 24 * 3600.0  # what was measured in a bad moment does not stay for g
 MOST_FILES = 256
 _MOST_BYTES = 1 << 16
 _FOLDERS = ("families", "quantization", "shards")
-_ABANDONED_S = 3600.0
 
 
 class KeptRates:
@@ -79,15 +77,9 @@ class KeptRates:
             return None
 
     def _write(self, found: Rates) -> None:
-        part = self._path.with_name(f"{self._path.stem}.{secrets.token_hex(4)}.part")
         try:
-            private_folder(self._path.parent)
-            try:
-                with open(part, "x", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
-                    file.write(json.dumps(asdict(found)))
-                part.replace(self._path)  # whoever reads it never sees half of it
-            finally:
-                part.unlink(missing_ok=True)
+            with written_whole(self._path) as file:
+                file.write(json.dumps(asdict(found)))
             _thin_out(self._path.parent)
         except OSError as error:
             log.warning("rates: what was measured is not kept: %s", error)
@@ -139,13 +131,12 @@ def _checked(said: Mapping[str, Any]) -> Rates:
 
 def _thin_out(folder: Path) -> None:
     """Those that were measured last stay. Others may do the same at this moment."""
+    drop_abandoned(folder)
     ages: dict[Path, float] = {}
-    for path in [*folder.glob("*.json"), *folder.glob("*.part")]:
+    for path in folder.glob("*.json"):
         with suppress(FileNotFoundError):
             ages[path] = path.stat().st_mtime
-    kept = sorted((path for path in ages if path.suffix == ".json"), key=ages.__getitem__)
-    abandoned = [path for path in ages if path.suffix == ".part" and time.time() - ages[path] > _ABANDONED_S]
-    for path in (*kept[:-MOST_FILES], *abandoned):
+    for path in sorted(ages, key=ages.__getitem__)[:-MOST_FILES]:
         path.unlink(missing_ok=True)
 
 

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import os
+import secrets
 import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO, Any
 
-__all__ = ["cache_home", "is_private", "private_folder"]
+__all__ = ["cache_home", "drop_abandoned", "is_private", "private_folder", "written_whole"]
+
+_ABANDONED_S = 3600.0  # a part that is older was left by a process that ended
 
 
 def cache_home() -> Path:
@@ -25,3 +32,32 @@ def private_folder(path: Path) -> Path:
 
 def is_private(found: os.stat_result) -> bool:
     return found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+@contextmanager
+def written_whole(path: Path, mode: str = "x") -> Iterator[IO[Any]]:
+    """To write that file, which nobody else may write to: whoever opens it sees all of it. Raises OSError.
+
+    Where this is not come to the end of, all is as it was. mode: "x" for text, "x+b" for bytes.
+    """
+    private_folder(path.parent)
+    part = path.with_name(f"{path.stem}.{os.getpid()}.{secrets.token_hex(4)}.part")
+    try:
+        with open(part, mode, opener=_own) as file:
+            yield file
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def drop_abandoned(folder: Path) -> None:
+    """What processes that have ended had begun to write there."""
+    for part in folder.glob("*.part"):
+        with suppress(OSError):
+            if time.time() - part.stat().st_mtime > _ABANDONED_S:
+                part.unlink()
+
+
+def _own(path: str, flags: int) -> int:
+    """Opened so that nobody else can write to it, whatever the umask lets others do."""
+    return os.open(path, flags, 0o600)

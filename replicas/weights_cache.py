@@ -20,7 +20,6 @@ import hashlib
 import json
 import logging
 import os
-import secrets
 import shutil
 import tempfile
 import threading
@@ -32,7 +31,7 @@ from typing import Any, BinaryIO, TypeVar, cast
 
 from .early import cache_folder, hint_path
 from .kept_file import Index, Kept, KeptFileError, read_index, read_kept, write_kept
-from .private_folder import is_private, private_folder
+from .private_folder import drop_abandoned, is_private, private_folder, written_whole
 
 __all__ = ["WRITER", "WeightsCache", "open_cache"]
 
@@ -48,7 +47,6 @@ FREE_SHARE = 0.1  # of the disk, that is left free
 RACY_S = 2.0  # a file that changed so lately may change again within the resolution of its times
 READY_S = 5.0  # that an engine needs to become ready once its weights are there; it is written after that
 _LOOK_S, _NICE = 0.1, 10
-_ABANDONED_S = 3600.0  # a part that is older was left by a process that ended
 
 
 def open_cache(setting: str | None) -> WeightsCache | None:
@@ -95,16 +93,9 @@ class WeightsCache:
         if signature != before or time.time() - latest < RACY_S:
             return
         said = {"files": signature, "contents": contents.hex(), "sum": _sum(signature, contents.hex())}
-        with _forgiven("what is known of a checkpoint is not kept"):
-            path = _known(self.folder, signature)
-            private_folder(path.parent)
-            part = _part(path)
-            try:
-                with open(part, "x", opener=_own) as file:
-                    file.write(json.dumps(said))
-                part.replace(path)
-            finally:
-                part.unlink(missing_ok=True)
+        path = _known(self.folder, signature)
+        with _forgiven("what is known of a checkpoint is not kept"), written_whole(path) as file:
+            file.write(json.dumps(said))
 
     def has(self, kind: str) -> bool:
         """Whether there is something of that kind, of whatever contents."""
@@ -116,10 +107,8 @@ class WeightsCache:
         with _forgiven("a hint is not kept"):
             if path.is_file() and path.read_text() == name:
                 return
-            private_folder(path.parent)
-            part = _part(path)
-            part.write_text(name)
-            part.replace(path)
+            with written_whole(path) as file:
+                file.write(name)
 
     def find(self, key: str) -> Kept | None:
         """What was kept for that key; anything that is wrong with it is said, and it is removed."""
@@ -200,13 +189,8 @@ class WeightsCache:
         private_folder(path.parent)
         if not self._make_room(path.parent, nbytes, MOST_BYTES if most is None else most):
             return False
-        part = _part(path)
-        try:
-            with open(part, "x+b", opener=_own) as file:
-                write(file)
-            part.replace(path)  # whoever opens it sees all of it
-        finally:
-            part.unlink(missing_ok=True)
+        with written_whole(path, "x+b") as file:
+            write(cast(BinaryIO, file))
         return True
 
     def unnamed(self, nbytes: int) -> BinaryIO | None:
@@ -231,10 +215,7 @@ class WeightsCache:
 
     def _make_room(self, folder: Path, nbytes: int, most: int) -> bool:
         """Whether there is room, once those that were not used for longest have gone."""
-        for part in folder.glob("*.part"):
-            with suppress(OSError):
-                if time.time() - part.stat().st_mtime > _ABANDONED_S:
-                    part.unlink()
+        drop_abandoned(folder)
         found = sorted(folder.glob("*.safetensors"), key=lambda path: path.stat().st_mtime)
         total = sum(path.stat().st_size for path in found)
         if nbytes > most or not _fits(folder, nbytes - total):
@@ -274,16 +255,6 @@ def _entry(folder: Path, key: str) -> Path:
 
 def _short(kind: str) -> str:
     return _digest(kind)[:16]
-
-
-def _part(path: Path) -> Path:
-    """Beside it, of a name that nobody else has."""
-    return path.with_name(f"{path.stem}.{os.getpid()}.{secrets.token_hex(4)}.part")
-
-
-def _own(path: str, flags: int) -> int:
-    """Opened so that nobody else can write to it, whatever the umask lets others do."""
-    return os.open(path, flags, 0o600)
 
 
 def _sum(signature: list[list[Any]], contents: str) -> str:

@@ -5,7 +5,8 @@ Every sample is a process of its own. Cold: the files' pages are dropped from th
 and compiled as those of an installation are: Motley's own take a fifth of torch's import to compile. A first start
 finds an empty cache of repacked weights and of rates, as a user's does, and is ended before it fills that; one on a new
 machine finds no compiled kernels of the CPU either. Ready is what has run once and knows how fast it is, as a replica
-does before it takes requests. What reads as a start does has its memory as a start has it, taken while torch is
+does before it takes requests. One that waited is the second start of a replica in a process that has imported all, as a
+service keeps one on each node. What reads as a start does has its memory as a start has it, taken while torch is
 imported; the plain reader has one small buffer. Contents are known, and not hashed again, of files that a start has
 read before and nobody has touched since: so a start reads them that finds nothing kept, as of another division.
 """
@@ -39,9 +40,8 @@ _STATES = ("cold", "warm")
 _STARTS = ("first start", "second start")
 _LIMIT_S = 600.0  # of a process
 _READERS = {"raw": "one reader", "hashed": "ours", "read": "ours, contents known", "safetensors": "load_file"}
-_READS = len(
-    _READERS
-)  # of each reader in a turn: a disk's rate differs more from one second to the next than a start's time
+# Of each reader in a turn: a disk's rate differs more from one second to the next than a start's time.
+_READS = len(_READERS)
 _MOMENTS = ("imported", "loaded", "first token", "ready")
 _METRICS = {
     "loading": "weights loaded",
@@ -49,6 +49,8 @@ _METRICS = {
     "ready": "process start to readiness, as of a replica",
     "MiB": "peak memory",
 }
+_WAITED = "waited"
+_OF_WAITED = "readiness, as of a replica, in a process that waited"
 _NEW = "our start on a new machine, which compiles the CPU's kernels"
 _COMPILED = {"PYTHONDONTWRITEBYTECODE": ""}  # of a checkout too, whatever this process was told
 
@@ -138,6 +140,9 @@ class _Bench:
                 self._progress(f"{said}: {side} of a replica, {state}")
                 self._make(state)
                 self._samples["ready", side, state].append(self._answer(side, "ready")["ready"])
+            self._progress(f"{said}: second start of a replica in a process that waited, {state}")
+            self._make(state)
+            self._samples["ready", _WAITED, state].append(self._answer("second start", "waited")["ready"])
 
     def rows(self, workload: Mapping[str, Any]) -> list[dict[str, Any]]:
         size = sum(path.stat().st_size for path in self._checkpoint.glob("*.safetensors"))
@@ -177,6 +182,12 @@ class _Bench:
                         peer_samples=self._spans(what, "first start", state), higher_is_better=False,
                     )
                 )  # fmt: skip
+            found.append(
+                row(
+                    _OF_WAITED, second, "s", self._samples["ready", _WAITED, state], peer="our first start",
+                    peer_samples=self._samples["ready", "first start", state], higher_is_better=False,
+                )
+            )  # fmt: skip
             if of_new := get(("first token", _NEW, state)):
                 found.append(
                     row(
@@ -203,13 +214,17 @@ class _Bench:
                         pass
 
     def _answer(self, *asked: str, environment: Mapping[str, str] = _COMPILED) -> dict[str, Any]:
-        """Seconds from the process's start, as this one sees it."""
+        """Seconds from the process's start, as this one sees it; of one that waited, since it was asked."""
         began = _now()
         with Child(
             CHILD, str(self._checkpoint), str(self._cache), str(self._threads), self._device, *asked,
             environment=environment,
         ) as child:  # fmt: skip
             answer = child.read(_LIMIT_S)
+            if "waits" in answer:
+                began = _now()
+                child.write("start")
+                answer = child.read(_LIMIT_S)
         for what in _MOMENTS:
             if what in answer:
                 answer[what] -= began

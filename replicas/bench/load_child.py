@@ -29,7 +29,9 @@ def main(checkpoint: Path, cache: Path, threads: int, device: str, what: str, ho
     if what == "transformers":
         found = _transformers(checkpoint, threads, device)
     else:
-        found = _motley(checkpoint, cache, threads, device, what, as_replica=how == "ready")
+        if how == "waited":
+            _wait()
+        found = _motley(checkpoint, cache, threads, device, what, as_replica=how in ("ready", "waited"))
     found["MiB"] = max(found.get("MiB", 0), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
     answer(found)
 
@@ -68,6 +70,14 @@ def _motley(checkpoint: Path, cache: Path, threads: int, device: str, what: str,
         if thread.name == WRITER and what == "second start":  # whoever asked ends this process with its answer
             thread.join()
     return times
+
+
+def _wait() -> None:
+    """With all imported that a replica imports, until it is wanted."""
+    from .. import build, worker  # noqa: F401
+
+    answer({"waits": True})
+    sys.stdin.readline()
 
 
 def _transformers(checkpoint: Path, threads: int, device: str) -> dict[str, Any]:

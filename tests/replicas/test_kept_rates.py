@@ -278,4 +278,4 @@ def test_ranks_of_one_machine_keep_theirs_and_others_do_not(tmp_path: Path, monk
     monkeypatch.setattr("motley.replicas.shards.group.Group.shares_memory", property(lambda group: False))
     built = build_engine(checkpoint, config)
     built.close()
-    assert built.kept_rates is None
+    assert built.rates is None

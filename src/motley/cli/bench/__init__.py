@@ -12,6 +12,7 @@ from .kernels import kernels
 from .kv import kv
 from .load import load
 from .prefix import prefix
+from .restart import restart
 from .routing import routing
 from .serve import serve
 from .service import service
@@ -28,5 +29,20 @@ def _root() -> None:
     """Measurements, side by side with peers where they are installed."""
 
 
-for _measure in (engine, exchange, fleet, gpu, kernels, kv, load, prefix, routing, serve, service, shards, tiers):
+for _measure in (
+    engine,
+    exchange,
+    fleet,
+    gpu,
+    kernels,
+    kv,
+    load,
+    prefix,
+    restart,
+    routing,
+    serve,
+    service,
+    shards,
+    tiers,
+):
     app.command()(_measure)
