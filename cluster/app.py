@@ -135,7 +135,10 @@ def _pool(
 
 
 def _spares(spec: FleetSpec, pool: PoolSpec) -> int:
-    """Processes that wait on the node of each of its replicas: as many as Ray starts there for one."""
+    """Processes that wait on the node of each of its replicas: as many as Ray starts there for one.
+
+    Where one may be on several nodes, one on each of them. Subprocesses of a replica are none of Ray's.
+    """
     if pool.simulate is not None or not spec.service.spare:
         return 0
     return 1 if pool.bundles is None or pool.spread else len(pool.bundles)

@@ -34,6 +34,7 @@ __all__ = ["Actors", "Shard"]
 log = logging.getLogger(__name__)
 
 _CREDENTIALS = struct.Struct("3i")  # of SO_PEERCRED: process, user, group
+_LOADING_S = 60.0  # that a process may take to load its part, with all cores of its node
 _LOOK_S = 0.5  # between two looks at an actor that has not called yet
 _MOST_ENDS, _MOST_BYTES = 16, 4096
 _READ, _WRITTEN = ("reads", "before"), ("writes", "after")  # by the process that has them; the others are memory
@@ -65,7 +66,7 @@ class Shard:
             if far is None:
                 raise RuntimeError(f"{name} is on node {here}, and the replica on {node}: it has to be on the same")
             if far.spare:
-                keep(1)
+                keep(1, after_s=_LOADING_S)
             follow({each: call(far.address, each, far.secret) for each in far.names})
             return
         with socket.socket(socket.AF_UNIX) as given:

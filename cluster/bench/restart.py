@@ -1,9 +1,10 @@
 """`motley bench restart`: from the kill of a replica to the next answer, by what its successor finds on its node.
 
 One `motley serve` for each checkpoint, with one replica, which is killed again and again. A first start finds no
-repacked weights, no rates and no process that waits; one in a new process finds the former two, and a second start all
-three. What Serve takes to see a dead replica, up to a second, is in each of them. Cold: the files' pages are dropped
-from the page cache first, as far as `posix_fadvise` does.
+repacked weights and no rates, a second one finds both; either is in a new process, or in one that waited. The first of
+a node is never in one that waited. What Serve takes to see a dead replica, up to a second, is in each of them. Cold:
+the files' pages are dropped from the page cache once the replica that had mapped them is dead, as far as
+`posix_fadvise` does.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import urllib.request
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +38,9 @@ __all__ = ["FORMATS", "run"]
 
 Progress = Callable[[str], None]
 
-FIRST, NEW, SECOND = "first start", "second start, in a new process", "second start"
-STATES = ("cold", "warm")
+STARTS, PROCESSES, STATES = ("first", "second"), ("new", "waited"), ("cold", "warm")
 _LIMIT_S = 300.0
+_DEAD_S = 5.0
 _QUIET_S = 1.0  # a process that has computed nothing for so long waits
 _REPLICA, _WAITS = "ray::ServeReplica:motley:cpu", "ray::IDLE"
 
@@ -77,9 +79,10 @@ def run(
                 bench = _Bench(endpoints["http"], checkpoint, cache)
                 for turn in range(turns):
                     for state in states:
-                        for kind in (FIRST, NEW, SECOND):
-                            progress(f"{format}, turn {turn + 1} of {turns}: {kind}, {state}")
-                            bench.restart(kind, state)
+                        for start, process in product(STARTS, PROCESSES):
+                            said = f"{start} start, in a process that {'waited' if process == 'waited' else 'is new'}"
+                            progress(f"{format}, turn {turn + 1} of {turns}: {said}, {state}")
+                            bench.restart(start, process, state)
             rows += bench.rows({"model": shape, "format": format})
     return {
         "bench": "restart",
@@ -93,44 +96,58 @@ def run(
 class _Bench:
     def __init__(self, http: str, checkpoint: Path, cache: Path) -> None:
         self._http, self._checkpoint, self._cache = http, checkpoint, cache
-        self._samples: dict[tuple[str, str], list[float]] = defaultdict(list)
+        self._samples: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+        self._left = 0.0  # most of a file that was still in the page cache when it was to be cold
 
-    def restart(self, kind: str, state: str) -> None:
+    def restart(self, start: str, process: str, state: str) -> None:
         """Kill the replica, and wait for an answer of the next."""
         if sum(path.stat().st_size for path in self._checkpoint.glob("*.safetensors")) >= LEAST_BYTES:
             self._expect(lambda: kept_file(self._checkpoint, str(self._cache)), "the weights to be kept")
         self._expect(_waiting, "a process to wait")
-        if kind == FIRST:
+        if start == "first":
             shutil.rmtree(self._cache, ignore_errors=True)
-        for path in [*self._checkpoint.glob("*.safetensors"), *self._cache.rglob("*.safetensors")]:
-            if state == "cold":
-                drop(path)
-            else:
+        files = [*self._checkpoint.glob("*.safetensors"), *self._cache.rglob("*.safetensors")]
+        if state == "warm":
+            for path in files:
                 path.read_bytes()
-        [replica], waiting = _titled(_REPLICA), _titled(_WAITS)
-        if kind != SECOND:
-            _kill(waiting)
+        old, waiting = _titled(_REPLICA), _titled(_WAITS)
         began = time.monotonic()
-        _kill([replica])
+        _signal(old if process == "waited" else [*waiting, *old], signal.SIGKILL)
+        if state == "cold":
+            # Pages of the dead go a moment later than it; whoever is to read them anew must not do so before.
+            _signal(_titled(_WAITS), signal.SIGSTOP)
+            wait_until(lambda: max(map(drop, files)) == 0, _DEAD_S)
+            self._left = max(self._left, *map(drop, files))
+            _signal(_titled(_WAITS), signal.SIGCONT)
         self._expect(self._answers, "an answer")
-        self._samples[kind, state].append(time.monotonic() - began)
-        if (_titled(_REPLICA) == waiting) != (kind == SECOND):
-            raise EngineFault(f"{kind}: the replica's process is not the one that was to be measured")
+        self._samples[start, process, state].append(time.monotonic() - began)
+        if not old or (_titled(_REPLICA) == waiting) != (process == "waited"):
+            raise EngineFault("the replica's process is not the one that was to be measured")
 
     def rows(self, workload: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Second starts beside first ones in a process of the same kind, and in a new one as that of a node is."""
         size = sum(path.stat().st_size for path in self._checkpoint.glob("*.safetensors"))
         found = []
-        for kind, state in self._samples:
-            peer = None if kind == FIRST else "first start, in a new process"
-            found.append(
-                row(
-                    "kill of a replica to the next answer",
-                    {**workload, "bytes": size, "page cache": state, "start": kind},
-                    "s", self._samples[kind, state], peer=peer,
-                    peer_samples=None if peer is None else self._samples[FIRST, state], higher_is_better=False,
-                )
-            )  # fmt: skip
-        return sorted(found, key=lambda each: STATES.index(each["workload"]["page cache"]))
+        for state in dict.fromkeys(state for _, _, state in self._samples):
+            about = {**workload, "bytes": size, "page cache": state}
+            if state == "cold":
+                about["left in it"] = f"{self._left:.0%}"
+            for start, process, peer in (
+                ("first", "new", None), ("first", "waited", None),
+                ("second", "new", "new"), ("second", "waited", "waited"), ("second", "waited", "new"),
+            ):  # fmt: skip
+                named = {"new": "in a new process", "waited": "in a process that waited"}
+                found.append(
+                    row(
+                        "kill of a replica to the next answer",
+                        {**about, "start": f"{start}, {named[process]}"},
+                        "s", self._samples[start, process, state],
+                        peer=None if peer is None else f"first start, {named[peer]}",
+                        peer_samples=None if peer is None else self._samples["first", peer, state],
+                        higher_is_better=False,
+                    )
+                )  # fmt: skip
+        return found
 
     def _answers(self) -> bool:
         """Whether a completion is answered, which the service holds for a while where there is nobody to do it."""
@@ -172,6 +189,7 @@ def _computed_s(pid: int) -> float:
     return -1.0
 
 
-def _kill(pids: Sequence[int]) -> None:
+def _signal(pids: Sequence[int], number: signal.Signals) -> None:
     for pid in pids:
-        os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)

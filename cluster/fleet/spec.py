@@ -573,7 +573,7 @@ class ServiceSpec(Spec):
     reasoning_parser: Text = "auto"
     """How it writes what it thinks before it answers."""
     spare: bool = True
-    """On each node with a replica another process waits, which has imported what the next one needs: it is there some
+    """On each node with a replica another process waits, which has imported what the next one needs: it is there 2 s to
     3 s sooner, for 0.3 GiB of the node's memory. Where less than 2 GiB of that are free, none does."""
 
 

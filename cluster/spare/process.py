@@ -6,7 +6,7 @@ when the replica comes.
 
 from __future__ import annotations
 
-import os
+import logging
 from importlib import import_module
 from pathlib import Path
 
@@ -14,6 +14,8 @@ from ...replicas.collector import paused
 from .places import Places
 
 __all__ = ["PRELOADED", "begin", "import_all", "places"]
+
+log = logging.getLogger(__name__)
 
 PRELOADED = f"{__package__}.preloaded"
 _MODULES = (
@@ -26,9 +28,22 @@ _DRIVER = Path("/dev/nvidiactl")
 
 
 def begin() -> None:
-    """In any worker process of Ray's as it begins: nothing, unless one is wanted here to wait."""
-    if places().take():
-        import_all()
+    """In any worker process of Ray's as it begins: nothing, unless one is wanted here to wait, and it is that one.
+
+    Raises nothing, which would end the process, whatever it was started for.
+    """
+    try:
+        if _is_nobodys() and places().take():
+            import_all()
+    except Exception:
+        log.exception("a process that waits for a replica has not imported all that one needs")
+
+
+def _is_nobodys() -> bool:
+    """Those that Ray starts for an actor or a task are its job's from the beginning."""
+    from ray._private.worker import global_worker
+
+    return bool(global_worker.current_job_id.is_nil())
 
 
 def places() -> Places:
@@ -36,8 +51,7 @@ def places() -> Places:
     import ray
     from ray._private.worker import _global_node
 
-    session = Path(_global_node.get_session_dir_path())
-    return Places.of_node(session, ray.get_runtime_context().get_node_id(), os.getppid())
+    return Places.of_node(Path(_global_node.get_session_dir_path()), ray.get_runtime_context().get_node_id())
 
 
 def import_all(*, gpus: bool | None = None) -> None:

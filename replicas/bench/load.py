@@ -5,10 +5,10 @@ Every sample is a process of its own. Cold: the files' pages are dropped from th
 and compiled as those of an installation are: Motley's own take a fifth of torch's import to compile. A first start
 finds an empty cache of repacked weights and of rates, as a user's does, and is ended before it fills that; one on a new
 machine finds no compiled kernels of the CPU either. Ready is what has run once and knows how fast it is, as a replica
-does before it takes requests. One that waited is the second start of a replica in a process that has imported all, as a
-service keeps one on each node. What reads as a start does has its memory as a start has it, taken while torch is
-imported; the plain reader has one small buffer. Contents are known, and not hashed again, of files that a start has
-read before and nobody has touched since: so a start reads them that finds nothing kept, as of another division.
+does before it takes requests. In a process that waited, the start of a replica finds all imported, as a service keeps
+one on each node. What reads as a start does has its memory as a start has it, taken while torch is imported; the plain
+reader has one small buffer. Contents are known, and not hashed again, of files that a start has read before and nobody
+has touched since: so a start reads them that finds nothing kept, as of another division.
 """
 
 from __future__ import annotations
@@ -49,7 +49,6 @@ _METRICS = {
     "ready": "process start to readiness, as of a replica",
     "MiB": "peak memory",
 }
-_WAITED = "waited"
 _OF_WAITED = "readiness, as of a replica, in a process that waited"
 _NEW = "our start on a new machine, which compiles the CPU's kernels"
 _COMPILED = {"PYTHONDONTWRITEBYTECODE": ""}  # of a checkout too, whatever this process was told
@@ -140,9 +139,10 @@ class _Bench:
                 self._progress(f"{said}: {side} of a replica, {state}")
                 self._make(state)
                 self._samples["ready", side, state].append(self._answer(side, "ready")["ready"])
-            self._progress(f"{said}: second start of a replica in a process that waited, {state}")
-            self._make(state)
-            self._samples["ready", _WAITED, state].append(self._answer("second start", "waited")["ready"])
+            for side in _STARTS:
+                self._progress(f"{said}: {side} of a replica in a process that waited, {state}")
+                self._make(state)
+                self._samples[_OF_WAITED, side, state].append(self._answer(side, "waited")["ready"])
 
     def rows(self, workload: Mapping[str, Any]) -> list[dict[str, Any]]:
         size = sum(path.stat().st_size for path in self._checkpoint.glob("*.safetensors"))
@@ -175,16 +175,18 @@ class _Bench:
                     found.append(
                         row(metric, start, unit, mine, peer=peer_name, peer_samples=theirs, higher_is_better=False)
                     )
-            for what in ("loading", "first token", "ready"):
+            for what in ("loading", "first token", "ready", _OF_WAITED):
                 found.append(
                     row(
-                        _METRICS[what], second, "s", self._spans(what, "second start", state), peer="our first start",
+                        _METRICS.get(what, what), second, "s", self._spans(what, "second start", state),
+                        peer="our first start",
                         peer_samples=self._spans(what, "first start", state), higher_is_better=False,
                     )
                 )  # fmt: skip
             found.append(
                 row(
-                    _OF_WAITED, second, "s", self._samples["ready", _WAITED, state], peer="our first start",
+                    _OF_WAITED, second, "s", self._samples[_OF_WAITED, "second start", state],
+                    peer="our first start, in a new process",
                     peer_samples=self._samples["ready", "first start", state], higher_is_better=False,
                 )
             )  # fmt: skip

@@ -9,7 +9,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,12 +19,16 @@ from tiny_checkpoints import build_checkpoint
 from motley.cluster import shard_actors
 from motley.cluster.settings import ray_settings
 from motley.cluster.spare import keeper as module
-from motley.cluster.spare.keeper import LONGEST_S, LOOK_S, ROOM_BYTES, STEADY_S, Keeper, keep
+from motley.cluster.spare.keeper import FIRST_S, LONGEST_S, LOOK_S, ROOM_BYTES, SETTLE_S, STEADY_S, TOLD, Keeper, keep
 from motley.cluster.spare.places import STALE_S, Places
 from motley.cluster.spare.process import PRELOADED
 
 SUPPORT = Path(__file__).resolve().parents[1] / "support"
 PRELOAD = "RAY_preload_python_modules"
+
+
+def began(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
 
 
 class Titled:
@@ -42,7 +45,7 @@ class Titled:
         command = Path(f"/proc/{process.pid}/cmdline")
         while not command.read_text().startswith(title):
             time.sleep(0.01)
-        (self._places / f"spare-{process.pid}").touch()
+        (self._places / f"spare-{process.pid}-{began(process.pid)}").touch()
         return process
 
     def end(self) -> None:
@@ -53,7 +56,7 @@ class Titled:
 
 @pytest.fixture
 def places(tmp_path: Path) -> Places:
-    return Places(tmp_path, os.getpid())
+    return Places(tmp_path)
 
 
 @pytest.fixture
@@ -68,7 +71,7 @@ def test_a_place_is_taken_once_and_only_while_someone_is_expected(places: Places
     places.add(2)
     assert places.count() == 2
     assert places.take()
-    assert (tmp_path / f"spare-{os.getpid()}").exists()
+    assert (tmp_path / f"spare-{os.getpid()}-{began(os.getpid())}").exists()
     for wanted in tmp_path.glob("wanted-*"):
         os.utime(wanted, times=(time.time() - STALE_S - 1,) * 2)
     assert not places.take(), "whoever comes now comes for something else"
@@ -77,12 +80,12 @@ def test_a_place_is_taken_once_and_only_while_someone_is_expected(places: Places
 
 
 def test_of_a_node_without_any_there_are_none(tmp_path: Path) -> None:
-    places = Places.of_node(tmp_path, "node", os.getpid())
+    places = Places.of_node(tmp_path, "node")
     assert places.count() == 0
     assert not places.take()
     with places.alone():
         places.add(1)
-    assert Places.of_node(tmp_path, "another", os.getpid()).count() == 0
+    assert Places.of_node(tmp_path, "another").count() == 0
     assert places.take()
 
 
@@ -94,9 +97,12 @@ def test_who_waits_counts_and_who_is_taken_dead_or_another_s_does_not(
     dead = titled.comes()
     dead.kill()
     dead.wait()
-    (tmp_path / "spare-1").touch()  # a number that was given again
+    again = titled.comes()
+    (tmp_path / f"spare-{again.pid}-{began(again.pid)}").rename(
+        tmp_path / f"spare-{again.pid}-1"
+    )  # its number was another's
     assert places.count() == 1
-    assert [path.name for path in tmp_path.glob("spare-*")] == [f"spare-{waiting.pid}"]
+    assert [path.name for path in tmp_path.glob("spare-*")] == [f"spare-{waiting.pid}-{began(waiting.pid)}"]
 
 
 class Raylet:
@@ -123,53 +129,100 @@ def kept(places: Places, raylet: Raylet, count: int = 1, room: int = ROOM_BYTES)
     return Keeper(places, count, raylet.ask, room=lambda: room)
 
 
-def test_as_many_as_are_missing_are_asked_for_and_no_more(places: Places, raylet: Raylet, titled: Titled) -> None:
+def looks(keeper: Keeper, seconds: float, step: float = LOOK_S, begin: float = 0.0) -> None:
+    """For so long, by a clock of their own."""
+    now = begin
+    while now < begin + seconds:
+        assert keeper.look(now)
+        now += step
+
+
+def test_as_many_as_are_missing_for_a_while_are_asked_for(places: Places, raylet: Raylet, titled: Titled) -> None:
     titled.comes()
     keeper = kept(places, raylet, count=3)
-    for now in (0.0, 100.0, 200.0):
-        assert keeper.look(now)
+    looks(keeper, SETTLE_S)
+    assert raylet.asked == [], "who has just begun to load, has the cores"
+    looks(keeper, 100.0, begin=SETTLE_S)
     assert raylet.asked == [2]
 
 
 def test_who_is_on_the_way_is_not_asked_for_again(places: Places, raylet: Raylet) -> None:
     raylet.comes = False
-    keeper = kept(places, raylet)
-    for now in (0.0, 100.0, 200.0):
-        assert keeper.look(now)
+    keeper, other = kept(places, raylet), kept(places, raylet)
+    looks(keeper, 50.0)
+    looks(other, 50.0)
     assert raylet.asked == [1]
 
 
-def test_where_they_do_not_stay_they_are_asked_for_less_and_less(
-    places: Places, raylet: Raylet, titled: Titled
+def test_where_they_do_not_stay_they_are_asked_for_less_and_less_by_all(
+    places: Places, raylet: Raylet, titled: Titled, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    keeper = kept(places, raylet)
-    times: list[float] = []
-    for second in range(4000):
-        keeper.look(float(second))
-        if len(raylet.asked) > len(times):
-            times.append(float(second))
-            titled.end()
-    waits = [after - before for before, after in pairwise(times)]
-    assert waits[:4] == [2 * LOOK_S, 4 * LOOK_S, 8 * LOOK_S, 16 * LOOK_S]
-    assert max(waits) == LONGEST_S
-    keeper.look(5000.0)
-    keeper.look(5000.0 + STEADY_S + 1)
-    titled.end()
-    keeper.look(5000.0 + STEADY_S + 2)
-    assert raylet.asked[len(times) :] == [1, 1], "one that has stayed is another matter"
+    """Whichever of a node's replicas asks."""
+    waits = []
+    for often in range(TOLD + 4):
+        wait_s = min(FIRST_S * 2**often, LONGEST_S)
+        waits.append(wait_s)
+        for ago_s, asks in ((wait_s - 1, 0), (wait_s + 1, 1)):
+            if often:
+                os.utime(tmp_path / "asked", times=(time.time() - ago_s,) * 2)
+            elif not asks:
+                continue
+            before = len(raylet.asked)
+            looks(kept(places, raylet), SETTLE_S + LOOK_S + 1)
+            assert len(raylet.asked) == before + asks, (often, ago_s)
+        titled.end()
+    assert waits[:3] == [5.0, 10.0, 20.0]
+    assert waits[-1] == LONGEST_S
+    assert "do not stay" in caplog.text
+    titled.comes()
+    looks(kept(places, raylet), STEADY_S + 2 * LOOK_S)
+    assert places.asked == (0, float("inf")), "one that has stayed is another matter"
+    places.note_asked()
+    titled.comes("ray::ServeReplica:motley:cpu")
+    assert places.asked[0] == 1
+    places.count()
+    assert places.asked[0] == 0, "and so is one that is taken"
 
 
 def test_a_host_with_little_memory_has_none(places: Places, raylet: Raylet) -> None:
-    assert kept(places, raylet, room=ROOM_BYTES - 1).look(0.0)
+    looks(kept(places, raylet, room=ROOM_BYTES - 1), 100.0)
     assert raylet.asked == []
 
 
-def test_a_raylet_that_refuses_is_left_alone_and_told_of(places: Places, caplog: pytest.LogCaptureFixture) -> None:
-    def refuse(_: int) -> None:
-        raise ConnectionError("no such method\nat all")
+class Refuses:
+    """A raylet, or whatever is on the way to it."""
 
-    assert not Keeper(places, 1, refuse, room=lambda: ROOM_BYTES).look(0.0)
-    assert "no process waits for the next replica of this node: no such method at all" in caplog.text
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+        self.asked = 0
+
+    def ask(self, _: int) -> None:
+        self.asked += 1
+        raise self._error
+
+
+@pytest.mark.parametrize("error", [TimeoutError("10 s"), OSError("no space"), ValueError("no such node")])
+def test_what_passes_is_tried_again_and_nobody_else_takes_the_place(
+    places: Places, tmp_path: Path, error: Exception
+) -> None:
+    refuses = Refuses(error)
+    keeper = Keeper(places, 1, refuses.ask, room=lambda: ROOM_BYTES)
+    looks(keeper, SETTLE_S + LOOK_S + 1)
+    assert refuses.asked == 1
+    assert not places.take()
+    os.utime(tmp_path / "asked", times=(time.time() - 2 * FIRST_S - 1,) * 2)
+    looks(keeper, LOOK_S, begin=100.0)
+    assert refuses.asked == 2
+
+
+@pytest.mark.parametrize("error", [NotImplementedError("no such method"), ImportError("no such module")])
+def test_a_ray_that_cannot_is_left_alone_and_told_of(
+    places: Places, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    keeper = Keeper(places, 1, Refuses(error).ask, room=lambda: ROOM_BYTES)
+    assert keeper.look(0.0)
+    assert not keeper.look(SETTLE_S)
+    assert f"this Ray has no way to: {error}" in caplog.text
 
 
 def test_where_ray_imports_nothing_of_ours_nobody_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,7 +294,7 @@ def test_where_there_are_gpus_it_has_what_runs_on_them_and_has_touched_none() ->
 
 def test_a_stage_on_another_node_has_one_wait_there(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(shard_actors, "keep", asked.append)
+    monkeypatch.setattr(shard_actors, "keep", lambda count, after_s: asked.append(count))
     monkeypatch.setattr(shard_actors.ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "there"))
     monkeypatch.setattr("motley.replicas.shards.follower_process.follow", lambda ends: None)
     for spare in (False, True):

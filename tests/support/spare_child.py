@@ -34,7 +34,7 @@ class Replica:
 
         self._torch = "torch" in sys.modules
         if count:
-            keeper.SETTLE_S, keeper.LOOK_S = 0.0, 0.2
+            keeper.SETTLE_S, keeper.LOOK_S, keeper.FIRST_S = 0.5, 0.2, 0.5
             keeper.keep(count)
 
     def told(self) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def waiting(raylet: int, count: int) -> list[int]:
     """As soon as there are so many."""
 
     def found() -> list[int]:
-        pids = [int(file.name.partition("-")[2]) for file in Path(os.environ["RAY_TMPDIR"]).glob(SPARES)]
+        pids = [int(file.name.split("-")[1]) for file in Path(os.environ["RAY_TMPDIR"]).glob(SPARES)]
         pids = [pid for pid in pids if pid in children(raylet) and command_line(pid).startswith(WAITING)]
         return pids if len(pids) == count else []
 

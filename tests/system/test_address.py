@@ -19,12 +19,13 @@ from typing import Any
 
 import pytest
 import yaml
-from served import END_S, START_S, alive, descendants, free_port, wait_for
+from served import END_S, START_S, alive, command_line, descendants, free_port, wait_for
 
 from motley.client import Client
 from motley.cluster.settings import node_settings
+from motley.cluster.spare.process import PRELOADED
 
-STARTED = "Ray runtime started"
+STARTED, REPLICA = "Ray runtime started", "ray::ServeReplica:motley:small"
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc")
 
@@ -82,6 +83,10 @@ def fleet_file(path: Path, checkpoint: Path, replicas: int) -> Path:
     return path
 
 
+def titled(there: Cluster, title: str) -> list[int]:
+    return [pid for pid in descendants(there.process.pid) if command_line(pid).startswith(title)]
+
+
 def get(url: str) -> Any:
     with urllib.request.urlopen(url, timeout=60) as response:
         return json.load(response)
@@ -94,6 +99,7 @@ def test_a_fleet_on_a_cluster_of_others(checkpoint: Path, tmp_path: Path) -> Non
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16), "RAY_USAGE_STATS_ENABLED": "0"}
     environment |= {setting.name: setting.value for setting in node_settings()}
+    environment["RAY_preload_python_modules"] = PRELOADED
     with cluster(environment) as there:
         done = there.serve(fleet, ports)
         assert done.returncode == 0, done.stderr
@@ -106,6 +112,12 @@ def test_a_fleet_on_a_cluster_of_others(checkpoint: Path, tmp_path: Path) -> Non
             again = there.serve(fleet, ports)
             assert again.returncode == 0, again.stderr
             assert "small" in again.stdout
+            assert client.complete("One", max_tokens=4, temperature=0.0).choices[0].token_ids == before
+            # The driver of the job that replicas are of has ended; who waits for the next one is of none.
+            [spare] = wait_for(lambda: titled(there, "ray::IDLE"), "a process that waits")
+            before_it = titled(there, REPLICA)
+            os.kill(before_it[0], signal.SIGKILL)
+            wait_for(lambda: spare in titled(there, REPLICA), "its being taken")
             assert client.complete("One", max_tokens=4, temperature=0.0).choices[0].token_ids == before
         told = there.motley("fleet", "status", "--json", "--address", f"127.0.0.1:{ports['admin']}")
         assert told.returncode == 0, told.stderr

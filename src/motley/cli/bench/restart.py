@@ -24,8 +24,8 @@ def restart(
 ) -> None:
     """From the kill of a service's replica to the next answer: starts `motley serve` and kills what it needs to.
 
-    A first start finds nothing kept of any before; a second one finds weights and rates, and a process that has waited
-    for it or none.
+    A first start finds nothing kept of any before, a second one finds weights and rates; either is in a new process or
+    in one that has waited for it.
 
     \b
     Examples:
