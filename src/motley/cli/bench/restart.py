@@ -30,7 +30,7 @@ def restart(
     \b
     Examples:
       motley bench restart --shape tiny --turns 1
-      motley bench restart --format gptq-int4 --out loadtests/results/restart-cpu.json
+      motley bench restart --format gptq-int4 --out loadtests/results/restart-cpu-int4.json
     """
     from ...cluster.bench import restart as bench
     from ...replicas.bench.report import table
