@@ -204,7 +204,7 @@ def test_an_idle_engine_has_its_graphs_again_when_it_has_other_weights(
     monkeypatch.setattr(build, "RENEWED_S", 60.0)
     built, device, runner = engine(folders[0])
     assert built.weights is not None
-    built.rates = Rates(1000.0, (0.01,) * len(BATCHES), 0.0)
+    built.rates = lambda core: (Rates(1000.0, (0.01,) * len(BATCHES), 0.0), "reckoned")
     built.warm_up()
     before = set(captured(runner))
     built.adopt(built.weights.prepare(file))

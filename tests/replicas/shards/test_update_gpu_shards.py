@@ -254,7 +254,7 @@ def test_replays_are_of_the_version_of_their_step(tmp_path: Path, monkeypatch: p
     tell = made.group.tell
     monkeypatch.setattr(made.group, "tell", lambda fields: told.append(fields) or tell(fields))
     try:
-        made.rates = Rates(1000.0, (0.01,) * len(BATCHES), 0.0)
+        made.rates = lambda core: (Rates(1000.0, (0.01,) * len(BATCHES), 0.0), "reckoned")
         made.warm_up()
         before = made.runner.graphs.captured
         made.adopt(made.weights.prepare(file))
