@@ -24,9 +24,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from ...replicas.bench.load import FORMATS, drop
+from ...replicas.bench.load import drop
 from ...replicas.bench.report import machine, row, versions
-from ...replicas.bench.shapes import SHAPES
+from ...replicas.bench.shapes import FORMATS, SHAPES, check
 from ...replicas.early import kept_file
 from ...replicas.errors import EngineFault
 from ...replicas.weights_cache import LEAST_BYTES
@@ -60,10 +60,7 @@ def run(
     Raises ValueError for a shape or a format that is not known, Unavailable where the service does not start,
     EngineFault where a replica does not come again.
     """
-    if shape not in SHAPES:
-        raise ValueError(f"shape: {shape!r} is not known; expected one of {', '.join(SHAPES)}")
-    if unknown := sorted({*formats} - {*FORMATS}):
-        raise ValueError(f"format: {unknown[0]!r} is not known; expected {' or '.join(FORMATS)}")
+    check(shape, formats)
     before = machine()
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(dir=folder, prefix="motley-restart-") as name:

@@ -39,8 +39,7 @@ from ..tiers.placed import Placed
 from .child import answer
 from .gpu_divided import WAYS, Way
 from .gpu_engine import NOISE, answers, beside, texts
-from .load import FORMATS
-from .shapes import Shape
+from .shapes import FORMATS, Shape
 from .tasks import serve
 
 __all__ = ["Tasks"]

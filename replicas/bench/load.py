@@ -28,14 +28,13 @@ from ..cores import usable_cores
 from .child import Child
 from .engine_gpu import about_device
 from .report import machine, row, versions
-from .shapes import SHAPES, write_dense, write_gptq
+from .shapes import FORMATS, SHAPES, check
 
-__all__ = ["FORMATS", "run"]
+__all__ = ["FORMATS", "drop", "run"]
 
 Progress = Callable[[str], None]
 
 CHILD = "motley.replicas.bench.load_child"
-FORMATS = {"bf16": write_dense, "gptq-int4": write_gptq}
 _STATES = ("cold", "warm")
 _STARTS = ("first start", "second start")
 _LIMIT_S = 600.0  # of a process
@@ -72,10 +71,7 @@ def run(
 
     Raises ValueError for a shape or a format that is not known, EngineFault with the last words of a process.
     """
-    if shape not in SHAPES:
-        raise ValueError(f"shape: {shape!r} is not known; expected one of {', '.join(SHAPES)}")
-    if unknown := sorted({*formats} - {*FORMATS}):
-        raise ValueError(f"format: {unknown[0]!r} is not known; expected {' or '.join(FORMATS)}")
+    check(shape, formats)
     before = {**machine(), **({} if device == "cpu" else about_device(device))}
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(dir=folder, prefix="motley-load-") as name:

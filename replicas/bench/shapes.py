@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -89,6 +89,17 @@ def write_gptq(shape: Shape, folder: Path, group_size: int = GROUP_SIZE) -> None
 def write_dense(shape: Shape, folder: Path) -> None:
     """Likewise in bf16."""
     _write(shape, folder, _dense_linear, {})
+
+
+FORMATS = {"bf16": write_dense, "gptq-int4": write_gptq}
+
+
+def check(shape: str, formats: Sequence[str]) -> None:
+    """Raises ValueError for what is not known."""
+    if shape not in SHAPES:
+        raise ValueError(f"shape: {shape!r} is not known; expected one of {', '.join(SHAPES)}")
+    if unknown := sorted({*formats} - {*FORMATS}):
+        raise ValueError(f"format: {unknown[0]!r} is not known; expected {' or '.join(FORMATS)}")
 
 
 _Linear = Callable[[torch.Generator, str, int, int], dict[str, torch.Tensor]]

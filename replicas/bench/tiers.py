@@ -17,9 +17,8 @@ from ..cores import usable_cores
 from ..errors import EngineFault
 from .child import Child
 from .engine_gpu import about_device
-from .load import FORMATS
 from .report import machine, row, versions
-from .shapes import SHAPES
+from .shapes import FORMATS, SHAPES, check
 
 __all__ = ["FORMATS", "SHARE", "run"]
 
@@ -49,10 +48,7 @@ def run(
     Raises ValueError for a shape or a format that is not known, EngineFault with the last words of a process, or where
     tokens differ.
     """
-    if shape not in SHAPES:
-        raise ValueError(f"shape: {shape!r} is not known; expected one of {', '.join(SHAPES)}")
-    if unknown := sorted({*formats} - {*FORMATS}):
-        raise ValueError(f"format: {unknown[0]!r} is not known; expected {' or '.join(FORMATS)}")
+    check(shape, formats)
     before, threads = {**machine(), **({} if device == "cpu" else about_device(device))}, threads or usable_cores()
     rows: list[dict[str, Any]] = []
     for format in formats:
