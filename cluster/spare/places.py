@@ -15,7 +15,7 @@ from pathlib import Path
 
 __all__ = ["Places"]
 
-STALE_S = 60.0  # who has not come by then does not come
+STALE_S = 20.0  # who has not come by then does not come: it was killed before that, or never started
 _WANTED, _SPARE = "wanted-", "spare-"
 _WAITING = b"ray::IDLE"  # the title of a worker of Ray's that nobody has taken
 _STARTING = b"default_worker.py"  # before it has one

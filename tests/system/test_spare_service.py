@@ -32,7 +32,8 @@ def replicas(service: Served) -> list[int]:
 
 
 def one_waits(service: Served) -> int:
-    [pid] = wait_for(lambda: waiting(service), "a process that waits")
+    # One that was killed before it came to its place is expected for STALE_S more, and then missed for SETTLE_S.
+    [pid] = wait_for(lambda: waiting(service), "a process that waits", 150)
     return int(pid)
 
 
