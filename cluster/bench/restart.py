@@ -73,7 +73,7 @@ def run(
             arguments += [] if threads is None else ["--threads", str(threads)]
             progress(f"{format}: starting a service")
             with started(arguments) as endpoints:
-                bench = _Bench(endpoints["http"], checkpoint, cache)
+                bench = _Bench(endpoints["http"], int(endpoints["pid"]), checkpoint, cache)
                 for turn in range(turns):
                     for state in states:
                         for start, process in product(STARTS, PROCESSES):
@@ -91,8 +91,10 @@ def run(
 
 
 class _Bench:
-    def __init__(self, http: str, checkpoint: Path, cache: Path) -> None:
-        self._http, self._checkpoint, self._cache = http, checkpoint, cache
+    """service: its process, below which replicas are, and those that wait."""
+
+    def __init__(self, http: str, service: int, checkpoint: Path, cache: Path) -> None:
+        self._http, self._service, self._checkpoint, self._cache = http, service, checkpoint, cache
         self._samples: dict[tuple[str, str, str], list[float]] = defaultdict(list)
         self._left = 0.0  # most of a file that was still in the page cache when it was to be cold
 
@@ -100,25 +102,25 @@ class _Bench:
         """Kill the replica, and wait for an answer of the next."""
         if sum(path.stat().st_size for path in self._checkpoint.glob("*.safetensors")) >= LEAST_BYTES:
             self._expect(lambda: kept_file(self._checkpoint, str(self._cache)), "the weights to be kept")
-        self._expect(_waiting, "a process to wait")
+        self._expect(self._waiting, "a process to wait")
         if start == "first":
             shutil.rmtree(self._cache, ignore_errors=True)
         files = [*self._checkpoint.glob("*.safetensors"), *self._cache.rglob("*.safetensors")]
         if state == "warm":
             for path in files:
                 path.read_bytes()
-        old, waiting = _titled(_REPLICA), _titled(_WAITS)
+        old, waiting = self._titled(_REPLICA), self._titled(_WAITS)
         began = time.monotonic()
         _signal(old if process == "waited" else [*waiting, *old], signal.SIGKILL)
         if state == "cold":
             # Pages of the dead go a moment later than it; whoever is to read them anew must not do so before.
-            _signal(_titled(_WAITS), signal.SIGSTOP)
+            _signal(self._titled(_WAITS), signal.SIGSTOP)
             wait_until(lambda: max(map(drop, files)) == 0, _DEAD_S)
             self._left = max(self._left, *map(drop, files))
-            _signal(_titled(_WAITS), signal.SIGCONT)
+            _signal(self._titled(_WAITS), signal.SIGCONT)
         self._expect(self._answers, "an answer")
         self._samples[start, process, state].append(time.monotonic() - began)
-        if not old or (_titled(_REPLICA) == waiting) != (process == "waited"):
+        if not old or (self._titled(_REPLICA) == waiting) != (process == "waited"):
             raise EngineFault("the replica's process is not the one that was to be measured")
 
     def rows(self, workload: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -156,22 +158,24 @@ class _Bench:
         except (urllib.error.URLError, OSError):
             return False
 
+    def _titled(self, title: str) -> list[int]:
+        return titled(self._service, title)
+
+    def _waiting(self) -> bool:
+        """Whether one waits that has imported all."""
+        before = [_computed_s(pid) for pid in self._titled(_WAITS)]
+        time.sleep(_QUIET_S)
+        return len(before) == 1 and before == [_computed_s(pid) for pid in self._titled(_WAITS)]
+
     def _expect(self, condition: Callable[[], object], what: str) -> None:
         if not wait_until(lambda: bool(condition()), _LIMIT_S):
             raise EngineFault(f"waited {_LIMIT_S:g} s in vain for {what}")
 
 
-def _waiting() -> bool:
-    """Whether one waits that has imported all."""
-    before = [_computed_s(pid) for pid in _titled(_WAITS)]
-    time.sleep(_QUIET_S)
-    return len(before) == 1 and before == [_computed_s(pid) for pid in _titled(_WAITS)]
-
-
-def _titled(title: str) -> list[int]:
-    """Processes below this one whose titles begin so."""
+def titled(root: int, title: str) -> list[int]:
+    """Processes below `root` whose titles begin so."""
     found = []
-    for pid in descendants():
+    for pid in descendants(root):
         with suppress(OSError):
             if Path(f"/proc/{pid}/cmdline").read_text().startswith(title):
                 found.append(pid)

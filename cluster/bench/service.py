@@ -81,7 +81,7 @@ def _get(url: str, api_key: str | None, tls: Tls | None, body: dict[str, Any] | 
 
 @contextmanager
 def started(arguments: Sequence[str]) -> Iterator[dict[str, str]]:
-    """`motley serve` with these arguments on free ports, as a process; its endpoints. Raises Unavailable."""
+    """`motley serve` with these arguments on free ports, as a process; its endpoints and `pid`. Raises Unavailable."""
     with tempfile.TemporaryDirectory(prefix="motley-bench-") as folder:
         ready, log = Path(folder) / "ready.json", Path(folder) / "log"
         command = [sys.executable, "-m", "motley", "serve", *arguments, "--ready-file", str(ready)]
@@ -90,7 +90,7 @@ def started(arguments: Sequence[str]) -> Iterator[dict[str, str]]:
         with log.open("w") as output:
             process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
         try:
-            yield _wait_ready(process, ready, log)
+            yield {**_wait_ready(process, ready, log), "pid": str(process.pid)}
         finally:
             process.terminate()
             process.wait(STOP_S)
