@@ -23,6 +23,7 @@ class PoolReplica(Replica):
     spares  processes that are to wait on its node once it is ready
     """
 
+    # Serve awaits it, of which type checkers know nothing.
     async def __init__(self, make_worker: Callable[[], Any], spares: int = 0) -> None:  # type: ignore[misc]
         await super().__init__(make_worker)
         self._exporter = Exporter(self._worker.profile(), serve.get_replica_context().deployment)
