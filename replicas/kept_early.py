@@ -12,6 +12,7 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
+from ..kernels.cpu.maps import populate
 from .contents import of_piece, pieces_of
 from .errors import CheckpointError
 from .safetensors_file import parse_header
@@ -63,7 +64,9 @@ class KeptEarly:
             for piece in sorted(pieces, key=lambda piece: piece.begin):
                 if self._stop.is_set():
                     return
-                with memoryview(self.memory)[start + piece.begin : start + piece.end] as part:
+                first, last = start + piece.begin, start + piece.end
+                populate(self.memory, first // mmap.PAGESIZE * mmap.PAGESIZE, last)  # or else faults bring it
+                with memoryview(self.memory)[first:last] as part:
                     self.found[piece.begin] = of_piece(part)
         except (CheckpointError, OSError, ValueError):
             pass  # whoever wants the file meets it again, and says so

@@ -8,35 +8,34 @@ Tensors begin at multiples of 64 bytes, which kernels may count on; what lies be
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import hashlib
 import json
 import mmap
 import os
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 
+from ..kernels.cpu.maps import populate
 from ..kernels.packed import Packed
-from .contents import digest_of
+from .contents import Tensors, digest_of, pieces_of
 from .errors import CheckpointError
 from .kept_early import taken
+from .read_ahead import ReadAhead
 from .safetensors_file import PREFIX_BYTES, TensorInfo, parse_header
 
 __all__ = [
-    "ALIGNMENT", "DTYPES", "PLAIN", "Index", "Kept", "KeptFileError", "KeptWriter", "branch", "populate", "read_index",
+    "ALIGNMENT", "DTYPES", "PLAIN", "Index", "Kept", "KeptFileError", "KeptWriter", "branch", "read_index",
     "read_kept", "tensor_in", "tensors_of", "write_kept",
 ]  # fmt: skip
 
 ALIGNMENT = 64
 _PAGE = 4096
-_AHEAD_BYTES = 64 << 20  # that the disk is asked for beyond what is digested
-_POPULATE_READ = 22  # MADV_POPULATE_READ
 _DIGEST_CHARS = 64
 PLAIN = "tensor/"  # what names of tensors that are no layer's begin with
 _NAMES = {
@@ -181,49 +180,47 @@ def _read_index(descriptor: int, key: str, memory: mmap.mmap | None, known: Mapp
         if metadata["key"] != key:
             raise KeptFileError("it was made for something else")
         start = size - max(info.end for info in found.values())
-        mapped = None if memory is None else _Mapped(memory, descriptor, start).part
         tensors = {name: (path, info) for name, info in found.items()}
-        if digest_of(tensors, found, mapped=mapped, known=known).hex() != metadata["contents"]:
-            raise KeptFileError("its tensors are damaged")
+        with ExitStack() as stack:
+            mapped = None if memory is None else stack.enter_context(_Mapped(memory, start, tensors, known or {})).part
+            if digest_of(tensors, found, mapped=mapped, known=known).hex() != metadata["contents"]:
+                raise KeptFileError("its tensors are damaged")
     except CheckpointError as error:
         raise KeptFileError(str(error)) from error
     return Index(start, found, json.loads(metadata["tree"]), json.loads(metadata["choices"]))
 
 
 class _Mapped:
-    """The data of a mapped file, whose pages come piece by piece, each before it is digested."""
+    """The data of a mapped file, whose pages come piece by piece, each before it is digested.
 
-    def __init__(self, memory: mmap.mmap, descriptor: int, start: int) -> None:
-        self._memory, self._descriptor, self._start = memory, descriptor, start
-        os.posix_fadvise(descriptor, 0, _AHEAD_BYTES, os.POSIX_FADV_WILLNEED)
+    known  digests of pieces, by where they begin: nobody asks for these
+    """
+
+    def __init__(self, memory: mmap.mmap, start: int, tensors: Tensors, known: Mapping[int, bytes]) -> None:
+        self._memory, self._start = memory, start
+        pieces = sorted((piece.begin, piece.end) for piece in pieces_of(tensors, sorted(tensors)))
+        self._ahead = ReadAhead({span: span[1] - span[0] for span in pieces if span[0] not in known}, self._bring)
+
+    def __enter__(self) -> _Mapped:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ahead.close()
 
     def part(self, begin: int, end: int) -> memoryview:
-        first, last = self._start + begin, self._start + end
-        os.posix_fadvise(self._descriptor, first + _AHEAD_BYTES, end - begin, os.POSIX_FADV_WILLNEED)
-        populate(self._memory, first // _PAGE * _PAGE, last)
-        return memoryview(self._memory)[first:last]
+        self._ahead.wait((begin, end))
+        self._ahead.used((begin, end))  # soon
+        return memoryview(self._memory)[self._start + begin : self._start + end]
+
+    def _bring(self, span: tuple[int, int]) -> None:
+        first, last = (self._start + each for each in span)
+        populate(self._memory, first // _PAGE * _PAGE, last)  # where it cannot be, faults bring it
 
 
 def tensor_in(memory: mmap.mmap, offset: int, info: TensorInfo) -> torch.Tensor:
     """Of that type and shape, over the bytes that begin there."""
     dtype = DTYPES[info.dtype]
     return torch.frombuffer(memory, dtype=dtype, count=info.nbytes // dtype.itemsize, offset=offset).view(info.shape)
-
-
-def populate(memory: mmap.mmap, begin: int = 0, end: int | None = None) -> None:
-    """Map pages, all at once, since a fault for each takes longer. Where that is not known, faults do.
-
-    begin  of a page
-    """
-    whole = ctypes.c_char.from_buffer(memory)
-    _madvise()(ctypes.addressof(whole) + begin, (len(memory) if end is None else end) - begin, _POPULATE_READ)
-
-
-@functools.cache
-def _madvise() -> Callable[[int, int, int], int]:
-    found = ctypes.CDLL(None).madvise
-    found.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    return found
 
 
 def _enter(entries: dict[str, Any], name: str, tensor: torch.Tensor, begin: int) -> int:

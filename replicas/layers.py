@@ -112,7 +112,8 @@ class Source:
     def table(self, name: str, *part: slice) -> torch.Tensor:
         """A norm's weight [N], or that part of the embedding [V, H], in the dtype of the activations."""
         return self.part(
-            {name}, lambda: self.shelf.tensor(name, lambda: self.weights.take_finite(name, self.ops.dtype, *part))
+            {name},
+            lambda: self.shelf.tensor(name, lambda: self.weights.take_finite(name, self.ops.dtype, *part, kept=True)),
         )
 
 

@@ -217,10 +217,14 @@ def _repacked(
         checkpoint.tensors, ops.device, progress, lambda name, tensor: problem_of(layout[name], tensor),
         order=layout, digests=digests, whole=True, staging=_staging(copier),
     )  # fmt: skip
-    if head_is_tied(checkpoint.config, checkpoint.format):
-        check_tied_head(weights)
-    decoder = Decoder(checkpoint.config, checkpoint.format, weights, ops, shelf=shelf)
-    _finish(weights, copier)
+    try:
+        if head_is_tied(checkpoint.config, checkpoint.format):
+            check_tied_head(weights)
+        decoder = Decoder(checkpoint.config, checkpoint.format, weights, ops, shelf=shelf)
+        _finish(weights, copier)
+    except BaseException:
+        weights.abandon()
+        raise
     return decoder, weights.contents
 
 
@@ -418,6 +422,6 @@ def _sources() -> str:
     """Digest of the code that reads formats: with any change of it, what was kept before is made anew."""
     here = Path(__file__).parent
     others = ("decoder.py", "layers.py", "layout.py", "shelf.py", "weights.py", "kept_file.py", "contents.py")
-    readers = ("reading.py", "reading_rooms.py", "tiers/tier.py", "tiers/write.py")
+    readers = ("extents.py", "reading.py", "reading_rooms.py", "tiers/tier.py", "tiers/write.py")
     files = [*sorted((here / "quantization").glob("*.py")), *(here / name for name in (*others, *readers))]
     return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()

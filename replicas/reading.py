@@ -1,14 +1,15 @@
-"""Tensors read from files straight into the memory that they are made of, and digested on the way, while caches have
-them: each byte is read once. Memory that one has left is the next one's, since pages that a process never had take
-longer to come than to be read (measured: 0.45 s for each GB, beside 0.05).
+"""Tensors as files have them, each byte of which is read from the disk once, and digested on the way.
+
+A start of a whole model on a CPU repacks what it reads, so that it reads from mapped files: nothing is copied, and
+threads of their own ask the disk ahead. What is kept as it is, and what goes to a device that copies from memory of its
+own kind, is read straight into that. Memory that one has left is the next one's, since pages that a process never had
+take longer to come than to be read (measured: 0.45 s for each GB, beside 0.05).
 Tensors of a layer that lie together in a file are read together: a layer's quantization is some thirty small ones.
 """
 
 from __future__ import annotations
 
-import re
-import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import chain
@@ -16,9 +17,12 @@ from pathlib import Path
 
 import torch
 
+from ..kernels.cpu.maps import can_populate
 from ..kernels.cpu.pages import LEAST_BYTES
 from .contents import Piece, Tensors, of_piece, of_tensor, pieces_of, read_piece, start_of
 from .cores import usable_cores
+from .extents import Extent, MappedFiles, Run, extents_of, runs_of
+from .read_ahead import ReadAhead
 from .reading_rooms import Pinned, Rooms, Staging
 
 __all__ = ["DTYPES", "Reader"]
@@ -27,11 +31,8 @@ DTYPES = {
     "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F8_E4M3": torch.float8_e4m3fn,
     "I32": torch.int32, "U32": torch.uint32,
 }  # fmt: skip
-EXTENT_BYTES = 64 << 20  # that are read together, at most
-RUN_BYTES = 4 << 20  # that are read at once: the processor's caches have them when they are digested
 _MANY = 16  # runs of a tensor, from which on several threads read it, beside other tensors
 _SOME = 4  # likewise of a tensor of a part of a model, which are read one after the other
-_LAYER = re.compile(r".*?\.\d+\.")
 
 
 class Reader:
@@ -60,8 +61,16 @@ class Reader:
         self._found: dict[str, bytes] = {}
         self._starts: dict[Path, int] = {}
         self._rooms = Rooms() if staging is None else Pinned(staging)
-        self.extents = list(_extents(tensors, [name for name in order if name in tensors])) if whole else []
-        self._extents = {name: extent for extent in map(_Extent, self.extents) for name in extent.names}
+        names = [name for name in order if name in tensors and tensors[name][1].dtype in DTYPES] if whole else []
+        extents = extents_of(tensors, names)
+        self.extents = [extent.names for extent in extents]
+        self._extents = {name: extent for extent in extents for name in extent.names}
+        self._files: MappedFiles | None = None
+        if extents and staging is None and can_populate():
+            self._files = MappedFiles(extents)
+            in_turn = dict.fromkeys(self._extents[name] for name in names)
+            spans = {run: run[-1].end - run[0].begin for extent in in_turn for run in extent.runs}
+            self._ahead = ReadAhead(spans, self._files.bring)
 
     @property
     def contents(self) -> Mapping[str, bytes]:
@@ -73,13 +82,13 @@ class Reader:
         """The digest of each of `pieces` that was read whole."""
         return self._digested
 
-    def whole(self, name: str) -> torch.Tensor:
-        """Raises CheckpointError, OSError."""
+    def whole(self, name: str, *, kept: bool = False) -> torch.Tensor:
+        """kept: as it is, for longer than this reader. Raises CheckpointError, OSError."""
         info = self._tensors[name][1]
         extent = self._extents.get(name)
-        found = None if extent is None else self._of_extent(extent, name)
+        found = None if extent is None else self._of_extent(extent, name, kept)
         if found is None:
-            found = self._read([name])
+            found = self._read([name], list(runs_of(self._tensors, [name])))
         return found.view(DTYPES[info.dtype]).view(info.shape)
 
     def rows(self, name: str, first: int, last: int) -> torch.Tensor:
@@ -93,46 +102,75 @@ class Reader:
             replace(each, begin=max(each.begin, begin), end=min(each.end, end))
             for each in pieces_of(self._tensors, [name])
         )
-        self._read_runs([[piece] for piece in cut if piece.begin < piece.end], memory, begin)
+        self._read_runs([(piece,) for piece in cut if piece.begin < piece.end], memory, begin)
         return _tensor(memory, info.dtype, (last - first, *info.shape[1:]))
 
     def close(self) -> None:
-        """Give back what is not in use."""
-        self._rooms.close()
+        """Give back what is not in use; nothing that is depends on the files any more.
 
-    def _of_extent(self, extent: _Extent, name: str) -> torch.Tensor | None:
+        Raises CheckpointError where a file has changed meanwhile, OSError.
+        """
+        self.stop()
+        if self._files is not None:
+            self._files.close()
+
+    def stop(self) -> None:
+        """Nothing more will be read, if it came to an end or not."""
+        self._rooms.close()
+        if self._files is not None:
+            self._ahead.close()
+
+    def _of_extent(self, extent: Extent, name: str, kept: bool) -> torch.Tensor | None:
         """uint8; None: it was given before."""
         with extent.lock:
             if name not in extent.left:
                 return None
             if extent.read is None:
-                extent.read = self._read(extent.names)
-            info, first = self._tensors[name][1], self._tensors[extent.names[0]][1].begin
-            part = extent.read[info.begin - first : info.end - first]
+                extent.read = self._read(extent.names, extent.runs, extent, copied=kept and len(extent.names) == 1)
+            part = extent.read[self._tensors[name][1].begin - extent.begin :][: self._tensors[name][1].nbytes]
             extent.left.discard(name)
             if not extent.left:
                 extent.read = None  # its memory goes with the last tensor over it
         # What is small may be kept as it is, and would keep all.
-        small = info.nbytes < LEAST_BYTES or part.storage_offset() % DTYPES[info.dtype].itemsize
+        info = self._tensors[name][1]
+        small = info.nbytes < LEAST_BYTES or part.data_ptr() % DTYPES[info.dtype].itemsize
         return part.clone() if small else part
 
-    def _read(self, names: Sequence[str]) -> torch.Tensor:
-        """Of neighbours, uint8."""
+    def _read(
+        self, names: Sequence[str], runs: Sequence[Run], extent: Extent | None = None, *, copied: bool = False
+    ) -> torch.Tensor:
+        """Of neighbours, uint8. copied: into memory that is nobody else's."""
         first = self._tensors[names[0]][1].begin
-        memory = self._rooms.take(self._tensors[names[-1]][1].end - first)
-        found = self._read_runs(list(_runs(self._tensors, names)), memory, first, together=len(names) > 1)
+        nbytes = self._tensors[names[-1]][1].end - first
+        if not nbytes:
+            self._found.update({name: of_tensor([]) for name in names if self._digests})
+            return torch.empty(0, dtype=torch.uint8)
+        ahead = None if self._files is None else extent
+        memory = self._rooms.take(nbytes) if ahead is None or copied else None
+        found = self._read_runs(runs, memory, first, ahead, together=len(names) > 1)
         if self._digests:
             pieces: dict[str, list[bytes]] = {name: [] for name in names}
             for piece, digest in found.items():
                 pieces[piece.name].append(digest)
             self._found.update({name: of_tensor(digests) for name, digests in pieces.items()})
-        return torch.frombuffer(memory, dtype=torch.uint8) if len(memory) else torch.empty(0, dtype=torch.uint8)
+        made = torch.frombuffer(self._bytes(ahead) if memory is None else memory, dtype=torch.uint8)
+        if ahead is not None:
+            ahead.map = None
+        return made
 
     def _read_runs(
-        self, runs: Sequence[Sequence[Piece]], memory: memoryview, first: int, *, together: bool = False
+        self,
+        runs: Sequence[Run],
+        memory: memoryview | None,
+        first: int,
+        ahead: Extent | None = None,
+        *,
+        together: bool = False,
     ) -> dict[Piece, bytes]:
-        """Of a file, into memory that begins with that byte of its data. In order, digests of what shall have one.
+        """Of a file, into memory that begins with that byte of its data; None: where its extent is mapped. In order,
+        digests of what shall have one.
 
+        ahead: of the runs' extent, if it is read ahead
         together: of several tensors, beside which others are read
         """
         if not runs:
@@ -140,12 +178,19 @@ class Reader:
         name, path = runs[0][0].name, runs[0][0].path
         start = self._begin(name)
 
-        def read(run: Sequence[Piece]) -> list[tuple[Piece, bytes]]:
+        def read(run: Run) -> list[tuple[Piece, bytes]]:
             begin, end = run[0].begin, run[-1].end
-            with memoryview(memory)[begin - first : end - first] as into:
-                read_piece(Piece(run[0].name, path, begin, end), start + begin, into, file)
+            if ahead is not None:
+                self._ahead.wait(run)
+            source = self._bytes(ahead) if memory is None else memory
+            with source[begin - first : end - first] as part:
+                if memory is not None:
+                    read_piece(Piece(run[0].name, path, begin, end), start + begin, part, file)
                 wanted = [piece for piece in run if self._digests or piece in self._pieces]
-                return [(piece, _digest(into[piece.begin - begin : piece.end - begin])) for piece in wanted]
+                found = [(piece, _digest(part[piece.begin - begin : piece.end - begin])) for piece in wanted]
+            if ahead is not None:
+                self._ahead.used(run)
+            return found
 
         threads = min(usable_cores(), len(runs))
         # Opened once: the system reads ahead of what comes in a row.
@@ -158,6 +203,11 @@ class Reader:
         self._digested.update({piece: digest for piece, digest in found.items() if piece in self._pieces})
         return found
 
+    def _bytes(self, extent: Extent | None) -> memoryview:
+        assert self._files is not None
+        assert extent is not None
+        return self._files.view(extent)
+
     def _begin(self, name: str) -> int:
         """Where the data of its file begin."""
         path = self._tensors[name][0]
@@ -166,53 +216,9 @@ class Reader:
         return self._starts[path]
 
 
-class _Extent:
-    """Neighbours in a file. left: those that nobody has been given; read: their bytes, while some are left."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self.names, self.left = names, set(names)
-        self.read: torch.Tensor | None = None
-        self.lock = threading.Lock()
-
-
 def _digest(part: memoryview) -> bytes:
     with part:
         return of_piece(part)
-
-
-def _extents(tensors: Tensors, order: Sequence[str]) -> Iterator[list[str]]:
-    """Two tensors or more of a layer, of EXTENT_BYTES at most, without a gap. What is larger is one of its own."""
-    together: list[str] = []
-    for name in sorted(order, key=lambda name: (tensors[name][0], tensors[name][1].begin, tensors[name][1].end)):
-        path, info = tensors[name]
-        if together and (
-            (path, info.begin) != (tensors[together[0]][0], tensors[together[-1]][1].end)
-            or _layer(name) != _layer(together[0])
-            or info.end - tensors[together[0]][1].begin > EXTENT_BYTES
-        ):
-            yield together
-            together = []
-        if info.dtype in DTYPES:
-            together.append(name)
-    if together:
-        yield together
-
-
-def _layer(name: str) -> str:
-    found = _LAYER.match(name)
-    return name if found is None else found[0]
-
-
-def _runs(tensors: Tensors, names: Sequence[str]) -> Iterator[list[Piece]]:
-    """Pieces of neighbours, as many as are read at once."""
-    run: list[Piece] = []
-    for piece in pieces_of(tensors, names):
-        if run and piece.end - run[0].begin > RUN_BYTES:
-            yield run
-            run = []
-        run.append(piece)
-    if run:
-        yield run
 
 
 def _tensor(memory: memoryview, dtype: str, shape: Sequence[int]) -> torch.Tensor:

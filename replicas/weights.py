@@ -66,7 +66,7 @@ class Weights:
         return self._tensors[name][1].shape
 
     def take(self, name: str, *part: slice) -> torch.Tensor:
-        """The tensor as stored, on the device, in memory of its own.
+        """The tensor as stored, on the device, in memory of its own once `finish` was called.
 
         part  of each of its first dimensions; nothing else of it is read. `Progress` counts the tensor as read
         """
@@ -75,10 +75,10 @@ class Weights:
             raise self.error(name, problem)
         return tensor.to(self.device)
 
-    def _taking(self, name: str, *part: slice) -> torch.Tensor:
+    def _taking(self, name: str, *part: slice, kept: bool = False) -> torch.Tensor:
         assert name not in self._taken, f"{name} is taken twice"
         assert name not in self._left, f"{name} is another stage's"
-        tensor = self._read(name, *part)
+        tensor = self._read(name, *part, kept=kept)
         self._taken.add(name)
         with self._lock:
             self._done_bytes += self._tensors[name][1].nbytes
@@ -86,13 +86,15 @@ class Weights:
                 self._progress(self._done_bytes, self._total_bytes)
         return tensor
 
-    def _read(self, name: str, *part: slice) -> torch.Tensor:
+    def _read(self, name: str, *part: slice, kept: bool) -> torch.Tensor:
         info = self._tensors[name][1]
         rows = rows_of(info.shape, part)
         if info.dtype not in DTYPES or rows is None:
             return self.peek(name, *part)
         try:
-            return self._reader.whole(name) if rows == _all_rows(info.shape) else self._reader.rows(name, *rows)
+            if rows == _all_rows(info.shape):
+                return self._reader.whole(name, kept=kept)
+            return self._reader.rows(name, *rows)
         except CheckpointError as error:
             if error.tensor:
                 raise
@@ -120,9 +122,12 @@ class Weights:
             raise self.error(name, f"cannot be read: {error}") from error
         return tensor
 
-    def take_finite(self, name: str, dtype: torch.dtype, *part: slice) -> torch.Tensor:
-        """In `dtype`. Raises CheckpointError where a value is not finite, or not in that dtype."""
-        stored = self._taking(name, *part)
+    def take_finite(self, name: str, dtype: torch.dtype, *part: slice, kept: bool = False) -> torch.Tensor:
+        """In `dtype`. Raises CheckpointError where a value is not finite, or not in that dtype.
+
+        kept  as it is, if that is its dtype: nothing is made of it
+        """
+        stored = self._taking(name, *part, kept=kept)
         tensor = stored.to(self.device).to(dtype)
         if not tensor.numel():
             return tensor
@@ -141,10 +146,18 @@ class Weights:
     def error(self, name: str, problem: str) -> CheckpointError:
         return CheckpointError(problem, file=self._tensors[name][0].name, tensor=name)
 
+    def abandon(self) -> None:
+        """Nothing more will be taken, and what was is not wanted."""
+        self._files.clear()
+        self._reader.stop()
+
     def finish(self, tolerated: Callable[[str], bool]) -> None:
         """Close the files. Raises CheckpointError if a tensor was left over that is not tolerated."""
         self._files.clear()
-        self._reader.close()
+        try:
+            self._reader.close()
+        except OSError as error:
+            raise CheckpointError(f"cannot be read: {error.strerror}") from error
         for name in self._tensors:
             if name not in self._known and not tolerated(name):
                 raise self.error(name, "was not used by any part of the model")
@@ -191,7 +204,7 @@ class Outline(Weights):
         info = self._tensors[name][1]
         return torch.empty(info.shape, dtype=DTYPES[info.dtype], device="meta")[part]
 
-    def take_finite(self, name: str, dtype: torch.dtype, *part: slice) -> torch.Tensor:
+    def take_finite(self, name: str, dtype: torch.dtype, *part: slice, kept: bool = False) -> torch.Tensor:
         return self.take(name, *part).to(dtype)
 
 

@@ -5,9 +5,7 @@ to zero gigabytes before the first token takes seconds, of a virtual machine a s
 from __future__ import annotations
 
 import atexit
-import ctypes
 import errno
-import functools
 import logging
 import math
 import mmap
@@ -15,11 +13,10 @@ import os
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
-from . import ahead
+from . import ahead, maps
 from .ahead import LEAST_BYTES
 
 __all__ = ["LEAST_BYTES", "claim", "empty", "room", "zeros"]
@@ -27,7 +24,6 @@ __all__ = ["LEAST_BYTES", "claim", "empty", "room", "zeros"]
 log = logging.getLogger(__name__)
 
 PIECE_BYTES = 4 << 20
-_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, since Linux 5.14
 
 
 def zeros(*shape: int, dtype: torch.dtype) -> torch.Tensor:
@@ -90,7 +86,7 @@ def _populate(waiting: Sequence[weakref.ref[torch.Tensor]], ending: threading.Ev
             nbytes = tensor.nbytes
             begin = tensor.data_ptr() + done
             first = begin - begin % mmap.PAGESIZE
-            if error := _advise(first, min(PIECE_BYTES, nbytes - done) + begin - first):
+            if error := maps.claim(first, min(PIECE_BYTES, nbytes - done) + begin - first):
                 if error != errno.EINVAL:  # else an older kernel: pages come as they are written
                     log.warning("KV cache: its memory cannot be claimed ahead: %s", os.strerror(error))
                 return
@@ -98,15 +94,3 @@ def _populate(waiting: Sequence[weakref.ref[torch.Tensor]], ending: threading.Ev
             del tensor  # not while the next piece waits for an idle core
             if ending.is_set():
                 return
-
-
-def _advise(address: int, nbytes: int) -> int:
-    """0, or what the system says."""
-    return ctypes.get_errno() if _madvise()(address, nbytes, _POPULATE_WRITE) else 0
-
-
-@functools.cache
-def _madvise() -> Any:  # releases the interpreter's lock, which that of the module mmap does not
-    found = ctypes.CDLL(None, use_errno=True).madvise
-    found.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    return found

@@ -1,7 +1,8 @@
 """`motley bench load`: from a process's start to its first token, and how fast a checkpoint is read.
 
-Every sample is a process of its own. Cold: the files' pages are dropped from the page cache first, as far as
-`posix_fadvise` does (what a virtual machine's host has in its memory stays there); Python's own files are always warm,
+Every sample is a process of its own. Cold: the files' pages are dropped from the page cache two seconds before, as far
+as `posix_fadvise` does (what a virtual machine's host has in its memory stays there); reads are measured at once after
+that too, into the very memory that was dropped, which the host has not taken back. Python's own files are always warm,
 and compiled as those of an installation are: Motley's own take a fifth of torch's import to compile. A first start
 finds an empty cache of repacked weights and of rates, as a user's does, and is ended before it fills that; one on a new
 machine finds no compiled kernels of the CPU either. Ready is what has run once and knows how fast it is, as a replica
@@ -30,14 +31,18 @@ from .engine_gpu import about_device
 from .report import machine, row, versions
 from .shapes import FORMATS, SHAPES, check
 
-__all__ = ["FORMATS", "drop", "run"]
+__all__ = ["FORMATS", "drop", "resident", "run"]
 
 Progress = Callable[[str], None]
 
 CHILD = "motley.replicas.bench.load_child"
 _STATES = ("cold", "warm")
+_DROPPED = "just dropped"  # and read at once
 _STARTS = ("first start", "second start")
 _LIMIT_S = 600.0  # of a process
+# From when pages were dropped: until then the system hands out the same memory again, which a virtual machine's host
+# still has for it. Measured: one reader got 4.2 GB/s half a second after, and 1.6 a second after and later.
+_SETTLE_S = 2.0
 _READERS = {"raw": "one reader", "hashed": "ours", "read": "ours, contents known", "safetensors": "load_file"}
 # Of each reader in a turn: a disk's rate differs more from one second to the next than a start's time.
 _READS = len(_READERS)
@@ -89,7 +94,7 @@ def run(
         "bench": "load",
         "machine": before | after,
         "versions": versions("motley", "torch", "safetensors", "transformers"),
-        "cold": "fsync, then posix_fadvise(DONTNEED); of a virtual machine the host's own cache stays",
+        "cold": "fsync, then posix_fadvise(DONTNEED), 2 s before; of a virtual machine the host's own cache stays",
         "rows": rows,
     }
 
@@ -111,14 +116,15 @@ class _Bench:
 
     def turn(self, said: str, number: int) -> None:
         """Every side once cold and once warm. Who reads first changes: a disk may give more after a rest."""
-        for state in _STATES:
+        for state in (_DROPPED, *_STATES):
             for read in range(_READS * number, _READS * (number + 1)):
                 first = read % len(_READERS)
                 for reader in (*_READERS, *_READERS)[first : first + len(_READERS)]:
                     self._progress(f"{said}: read by {_READERS[reader]}, {state}")
-                    self._make(state)
-                    answer = self._answer("read", reader)
+                    answer = self._answer("read", reader, state=state)
                     self._samples["read", reader, state].append(answer["bytes"] / answer["seconds"] / 1e9)
+            if state == _DROPPED:
+                continue
             if state == "warm" and self._device == "cpu":
                 self._progress(f"{said}: a start on a new machine")
                 self._make(state)
@@ -137,16 +143,15 @@ class _Bench:
                 self._samples["ready", side, state].append(self._answer(side, "ready")["ready"])
             for side in _STARTS:
                 self._progress(f"{said}: {side} of a replica in a process that waited, {state}")
-                self._make(state)
-                self._samples[_OF_WAITED, side, state].append(self._answer(side, "waited")["ready"])
+                self._samples[_OF_WAITED, side, state].append(self._answer(side, "waited", state=state)["ready"])
 
     def rows(self, workload: Mapping[str, Any]) -> list[dict[str, Any]]:
         size = sum(path.stat().st_size for path in self._checkpoint.glob("*.safetensors"))
         kept = sum(path.stat().st_size for path in self._cache.rglob("*.safetensors"))
         found = []
-        for state in _STATES:
+        for state in (*_STATES, _DROPPED):
             about = {**workload, "bytes": size, "page cache": state}
-            if state == "cold":
+            if state != "warm":
                 about["left in it"] = f"{self._left:.0%}"
             get = self._samples.get
             for own, metric in (("hashed", "read and hashed"), ("read", "read, contents known")):
@@ -160,6 +165,8 @@ class _Bench:
                             peer_samples=self._samples["read", peer, state],
                         )
                     )  # fmt: skip
+            if state == _DROPPED:
+                continue
             first, second = {**about, "start": "first"}, {**about, "start": "second", "kept bytes": kept}
             for what in (*_MOMENTS, "MiB"):
                 metric = _METRICS.get(what, what)
@@ -204,15 +211,22 @@ class _Bench:
     def _make(self, state: str) -> None:
         """The files in the page cache, or out of it."""
         for path in [*self._checkpoint.glob("*.safetensors"), *self._cache.rglob("*.safetensors")]:
-            if state == "cold":
+            if state != "warm":
                 self._left = max(self._left, drop(path))
             else:
                 with path.open("rb", buffering=0) as file:
                     while file.read(4 << 20):
                         pass
+        if state == "cold":
+            time.sleep(_SETTLE_S)
 
-    def _answer(self, *asked: str, environment: Mapping[str, str] = _COMPILED) -> dict[str, Any]:
-        """Seconds from the process's start, as this one sees it; of one that waited, since it was asked."""
+    def _answer(
+        self, *asked: str, state: str | None = None, environment: Mapping[str, str] = _COMPILED
+    ) -> dict[str, Any]:
+        """Seconds from the process's start, as this one sees it; of one that waited, since it was asked.
+
+        state: what the page cache becomes before one that waits is asked
+        """
         began = _now()
         with Child(
             CHILD, str(self._checkpoint), str(self._cache), str(self._threads), self._device, *asked,
@@ -220,6 +234,8 @@ class _Bench:
         ) as child:  # fmt: skip
             answer = child.read(_LIMIT_S)
             if "waits" in answer:
+                if state is not None:
+                    self._make(state)
                 began = _now()
                 child.write("start")
                 answer = child.read(_LIMIT_S)
@@ -235,14 +251,18 @@ def drop(path: Path) -> float:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as memory:
-            pages = -(-len(memory) // mmap.PAGESIZE)
-            found = (ctypes.c_ubyte * pages)()
-            first = ctypes.c_char.from_buffer(memory)
-            mincore = ctypes.CDLL(None).mincore
-            mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
-            mincore(ctypes.addressof(first), len(memory), found)
-            del first
-    return sum(page & 1 for page in found) / pages
+            pages = resident(memory)
+    return sum(pages) / len(pages)
+
+
+def resident(memory: mmap.mmap) -> bytes:
+    """Of each page of a mapped file whether it is in the page cache: 1, or 0."""
+    found = (ctypes.c_ubyte * -(-len(memory) // mmap.PAGESIZE))()
+    first = ctypes.c_char.from_buffer(memory)
+    mincore = ctypes.CDLL(None).mincore
+    mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+    mincore(ctypes.addressof(first), len(memory), found)
+    return bytes(page & 1 for page in found)
 
 
 def _now() -> float:

@@ -76,6 +76,11 @@ def _wait() -> None:
     """With all imported that a replica imports, until it is wanted."""
     from .. import build, worker  # noqa: F401
 
+    _told()
+
+
+def _told() -> None:
+    """Until whoever asked says so, who makes the page cache what it shall be."""
     answer({"waits": True})
     sys.stdin.readline()
 
@@ -103,6 +108,7 @@ def _read(checkpoint: Path, reader: str, threads: int) -> dict[str, Any]:
     if reader == "raw":
         # Of whole pages: into memory that begins some bytes after one, AMD's cores copy at a fifth of the rate.
         buffer = mmap.mmap(-1, _BLOCK)
+        _told()
         began = time.perf_counter()
         for path in files:
             with path.open("rb", buffering=0) as file:
@@ -116,24 +122,30 @@ def _read(checkpoint: Path, reader: str, threads: int) -> dict[str, Any]:
 
         from ..checkpoint import inspect_checkpoint
         from ..collector import paused
+        from ..early import ask
+        from ..layout import EMBEDDING
         from ..reading import Reader
 
+        _told()
         began = time.perf_counter()
+        ask(files)  # as in a start, which does so before it imports torch
         tensors = inspect_checkpoint(checkpoint).tensors
         order = sorted(tensors, key=lambda name: (tensors[name][0], tensors[name][1].begin))
         weights = Reader(tensors, order, digests=reader == "hashed", whole=True)
 
         def touched(names: Sequence[str]) -> None:  # and left, as when they have been repacked
             for name in names:
-                weights.whole(name)
+                weights.whole(name, kept=name == EMBEDDING)
 
         with paused(), ThreadPoolExecutor(threads) as pool:  # as in a replica
             list(pool.map(touched, weights.extents))
+        weights.close()
     else:
         import torch
         from safetensors.torch import load_file
 
         torch.set_num_threads(threads)
+        _told()
         began = time.perf_counter()
         for path in files:
             for tensor in load_file(path).values():

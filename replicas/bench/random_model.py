@@ -81,7 +81,7 @@ class _RandomWeights(Weights):
         super().__init__(_infos(decoder_layout(config, format)), device)
         self._random = torch.Generator(device=device).manual_seed(0)
 
-    def _read(self, name: str, *part: slice) -> torch.Tensor:
+    def _read(self, name: str, *part: slice, kept: bool) -> torch.Tensor:
         return self._made(name)[part]
 
     def _made(self, name: str) -> torch.Tensor:

@@ -10,9 +10,10 @@ import torch
 
 from ...kernels.batch import StepBatch
 from ...kernels.contract import Linear, Role
+from ...kernels.cpu.maps import populate
 from ...kernels.held import Held
 from ...kernels.packed import Repacking
-from ..kept_file import ALIGNMENT, DTYPES, PLAIN, Index, populate, tensor_in
+from ..kept_file import ALIGNMENT, DTYPES, PLAIN, Index, tensor_in
 from ..layers import Layer, Rope
 from ..layout import EMBEDDING
 from ..safetensors_file import TensorInfo

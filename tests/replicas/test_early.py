@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import subprocess
 import sys
@@ -11,7 +12,9 @@ import pytest
 from steps import exact_ops
 from tiny_checkpoints import build_checkpoint
 
+from motley.kernels.cpu.maps import populate
 from motley.replicas import early
+from motley.replicas.bench.load import drop, resident
 from motley.replicas.early import ask_early
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.model import load_model
@@ -28,6 +31,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
 
     monkeypatch.setattr(early.os, "posix_fadvise", ask)
+    monkeypatch.setattr(early, "can_populate", lambda: False)  # as of an older system
     return found
 
 
@@ -89,6 +93,26 @@ def test_no_more_than_there_is_room_for(tmp_path: Path, asked: list[str], monkey
         path.write_bytes(bytes(25))
     early._ask(paths, 40)
     assert asked == ["a"] * 3 + ["b"] * 2
+
+
+def test_pages_come_as_far_as_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(early, "_STEP_BYTES", 2 * mmap.PAGESIZE)
+    paths = [tmp_path / name for name in ("a", "none", "b")]
+    for path, pages in zip(paths, (5, 0, 64), strict=True):
+        path.write_bytes(bytes(pages * mmap.PAGESIZE))
+    assert [drop(path) for path in (paths[0], paths[2])] == [0, 0]
+    brought: list[tuple[int, int]] = []
+
+    def noted(memory: mmap.mmap, begin: int, end: int) -> int:
+        brought.append((begin // mmap.PAGESIZE, end // mmap.PAGESIZE))
+        return populate(memory, begin, end)
+
+    monkeypatch.setattr(early, "populate", noted)
+    early._ask(paths, 8 * mmap.PAGESIZE)
+    assert brought == [(0, 2), (2, 4), (4, 5), (0, 2), (2, 3)]
+    for path, pages in ((paths[0], 5), (paths[2], 3)):
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as memory:
+            assert resident(memory)[:pages] == b"\1" * pages
 
 
 def test_it_needs_no_torch() -> None:

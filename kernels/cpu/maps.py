@@ -1,0 +1,75 @@
+"""What the system does with pages of mapped memory, all at once, where a fault for each would take longer.
+
+Without torch, so that it can begin before that is there. Calls let other threads run, which those of `mmap` do not.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import mmap
+import os
+import sys
+from typing import Any
+
+__all__ = ["can_populate", "claim", "detach", "populate"]
+
+_POPULATE_READ, _POPULATE_WRITE = 22, 23  # since Linux 5.14
+_MOVE_THERE = 3  # MREMAP_MAYMOVE | MREMAP_FIXED
+
+
+def populate(memory: mmap.mmap, begin: int = 0, end: int | None = None) -> int:
+    """Map pages of a file, read where they are not in memory: 0, or the error (EFAULT: the file cannot be read there).
+
+    begin  of a page
+    """
+    first = ctypes.c_char.from_buffer(memory)
+    return _advised(ctypes.addressof(first) + begin, (len(memory) if end is None else end) - begin, _POPULATE_READ)
+
+
+def claim(address: int, nbytes: int) -> int:
+    """Take pages that nobody has written to, as if each were written: 0, or the error. address: of a page"""
+    return _advised(address, nbytes, _POPULATE_WRITE)
+
+
+@functools.cache
+def can_populate() -> bool:
+    """Whether `populate` says what it finds; else pages come as they are used, and a file's errors are signals."""
+    if sys.platform != "linux":
+        return False
+    with mmap.mmap(-1, mmap.PAGESIZE) as memory:
+        return populate(memory) == 0
+
+
+def detach(memory: mmap.mmap) -> None:
+    """A copy takes the place of the file's pages, at the same addresses: what becomes of the file is nothing to it.
+
+    Not by writing to each page: those of a file that is cut go, whoever has written to them. Raises OSError.
+    """
+    first = ctypes.c_char.from_buffer(memory)
+    address, nbytes = ctypes.addressof(first), len(memory)
+    libc = _libc()
+    copy = libc.mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+    if copy == ctypes.c_void_p(-1).value:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    ctypes.memmove(copy, address, nbytes)
+    if libc.mremap(copy, nbytes, nbytes, _MOVE_THERE, ctypes.c_void_p(address)) != address:
+        error = ctypes.get_errno()
+        libc.munmap(copy, nbytes)
+        raise OSError(error, os.strerror(error))
+
+
+def _advised(address: int, nbytes: int, advice: int) -> int:
+    return ctypes.get_errno() if _libc().madvise(address, nbytes, advice) else 0
+
+
+@functools.cache
+def _libc() -> Any:
+    libc = ctypes.CDLL(None, use_errno=True)
+    at, size = ctypes.c_void_p, ctypes.c_size_t
+    libc.madvise.argtypes = (at, size, ctypes.c_int)
+    libc.mmap.argtypes, libc.mmap.restype = (at, size, *[ctypes.c_int] * 3, ctypes.c_int64), at
+    libc.munmap.argtypes = (at, size)
+    if hasattr(libc, "mremap"):
+        libc.mremap.argtypes, libc.mremap.restype = (at, size, size, ctypes.c_int, at), at
+    return libc

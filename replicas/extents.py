@@ -1,0 +1,157 @@
+"""Neighbours in a file that are read together, and the map of it that they are used from.
+
+A file that is cut after its pages were asked for and before they were used ends the process by a signal: as with
+everybody who maps weights. One that is cut or cannot be read before that, or written to at all, is an error by name.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from io import FileIO
+from pathlib import Path
+
+import torch
+
+from ..kernels.cpu.maps import detach, populate
+from .contents import Piece, Tensors, pieces_of, read_piece, start_of
+from .errors import CheckpointError
+
+__all__ = ["EXTENT_BYTES", "RUN_BYTES", "Extent", "MappedFiles", "Run", "extents_of", "runs_of"]
+
+EXTENT_BYTES = 64 << 20  # that are read together, at most
+RUN_BYTES = 4 << 20  # that are read at once: the processor's caches have them when they are digested
+_LAYER = re.compile(r".*?\.\d+\.")
+
+Run = tuple[Piece, ...]  # neighbours
+
+
+class Extent:
+    """Tensors that are read with the first of them that is wanted.
+
+    left    those that nobody has been given
+    read    their bytes, while some are left
+    map     of the file, from `offset` on, which is this extent's until its bytes were read, and then goes with the
+            last tensor over it
+    """
+
+    def __init__(self, tensors: Tensors, names: Sequence[str]) -> None:
+        self.names, self.left = names, set(names)
+        self.runs = list(runs_of(tensors, names))
+        self.path, first = tensors[names[0]]
+        self.begin, self.end = first.begin, tensors[names[-1]][1].end
+        self.read: torch.Tensor | None = None
+        self.map: mmap.mmap | None = None
+        self.offset = 0
+        self.lock, self.mapping = threading.Lock(), threading.Lock()
+
+
+class MappedFiles:
+    """Maps of extents, whose pages come run by run. Safe from several threads."""
+
+    def __init__(self, extents: Sequence[Extent]) -> None:
+        self._of = {run: extent for extent in extents for run in extent.runs}
+        self._files: dict[Path, tuple[FileIO, int, tuple[int, ...]]] = {}
+        self._maps: list[weakref.ref[mmap.mmap]] = []
+        self._lock = threading.Lock()
+
+    def bring(self, run: Run) -> None:
+        """Into memory, where its extent is mapped. Raises CheckpointError, OSError."""
+        extent, (begin, end) = self._of[run], (run[0].begin, run[-1].end)
+        file, start, _ = self._file(extent.path)
+        with extent.mapping:
+            if extent.map is None:
+                extent.offset = (start + extent.begin) // mmap.PAGESIZE * mmap.PAGESIZE
+                extent.map = self._mapped(extent, file, start + extent.end)
+            memory, offset = extent.map, extent.offset
+        first = (start + begin - offset) // mmap.PAGESIZE * mmap.PAGESIZE
+        if error := populate(memory, first, start + end - offset):
+            # To be told why.
+            read_piece(Piece(run[0].name, extent.path, begin, end), start + begin, memoryview(bytearray(end - begin)))
+            raise OSError(error, os.strerror(error))
+
+    def view(self, extent: Extent) -> memoryview:
+        """Its bytes, once all of its runs were brought."""
+        assert extent.map is not None, "a run of it was brought"
+        at = self._file(extent.path)[1] + extent.begin - extent.offset
+        return memoryview(extent.map)[at : at + extent.end - extent.begin]
+
+    def close(self) -> None:
+        """What is in use stays as it is, whatever becomes of the files. Raises CheckpointError where one has changed
+        since it was opened, OSError.
+        """
+        for path, (file, _, signature) in self._files.items():
+            if _signature(file) != signature:
+                raise CheckpointError("has changed while it was read", file=path.name)
+        for each in self._maps:
+            if (memory := each()) is not None:
+                detach(memory)
+        for file, _, _ in self._files.values():
+            file.close()
+        self._files.clear()
+        self._maps.clear()
+
+    def _file(self, path: Path) -> tuple[FileIO, int, tuple[int, ...]]:
+        """Open, with where its data begin, and how it was then."""
+        with self._lock:
+            if path not in self._files:
+                file = path.open("rb", buffering=0)
+                self._files[path] = file, start_of(path), _signature(file)
+            return self._files[path]
+
+    def _mapped(self, extent: Extent, file: FileIO, end: int) -> mmap.mmap:
+        at = extent.offset
+        try:
+            # A copy where it is written to, as torch wants memory to be.
+            memory = mmap.mmap(file.fileno(), end - at, access=mmap.ACCESS_COPY, offset=at)
+        except ValueError as error:  # beyond its end
+            raise CheckpointError(
+                "is shorter than its header says", file=extent.path.name, tensor=extent.names[-1]
+            ) from error
+        with self._lock:
+            self._maps.append(weakref.ref(memory))
+        return memory
+
+
+def extents_of(tensors: Tensors, names: Sequence[str]) -> list[Extent]:
+    """Of those names, as they lie in the files: a layer's, of EXTENT_BYTES at most, without a gap. What is larger is
+    one of its own.
+    """
+    found: list[list[str]] = []
+    together: list[str] = []
+    for name in sorted(names, key=lambda name: (tensors[name][0], tensors[name][1].begin, tensors[name][1].end)):
+        path, info = tensors[name]
+        if not together or (
+            (path, info.begin) != (tensors[together[0]][0], tensors[together[-1]][1].end)
+            or _layer(name) != _layer(together[0])
+            or info.end - tensors[together[0]][1].begin > EXTENT_BYTES
+        ):
+            found.append(together := [])
+        together.append(name)
+    return [Extent(tensors, each) for each in found]
+
+
+def _layer(name: str) -> str:
+    found = _LAYER.match(name)
+    return name if found is None else found[0]
+
+
+def runs_of(tensors: Tensors, names: Sequence[str]) -> Iterator[Run]:
+    """Pieces of neighbours, as many as are read at once."""
+    run: list[Piece] = []
+    for piece in pieces_of(tensors, names):
+        if run and piece.end - run[0].begin > RUN_BYTES:
+            yield tuple(run)
+            run = []
+        run.append(piece)
+    if run:
+        yield tuple(run)
+
+
+def _signature(file: FileIO) -> tuple[int, ...]:
+    it = os.fstat(file.fileno())
+    return it.st_size, it.st_mtime_ns, it.st_ctime_ns

@@ -1,0 +1,94 @@
+"""Spans are read in order, no further than the lead, and what somebody waits for in any case."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from motley.replicas.read_ahead import ReadAhead
+
+SPANS = dict.fromkeys("abcdefgh", 10)
+
+
+class Disk:
+    """Notes what is read. fails: on that one."""
+
+    def __init__(self, fails: str = "") -> None:
+        self.read: list[str] = []
+        self._fails = fails
+
+    def __call__(self, span: str) -> None:
+        self.read.append(span)
+        if span == self._fails:
+            raise OSError(5, f"{span} cannot be read")
+
+
+def _until(disk: Disk, count: int) -> None:
+    until = time.monotonic() + 30
+    while len(disk.read) < count and time.monotonic() < until:
+        time.sleep(0.005)
+
+
+def test_nothing_is_read_before_somebody_wants_something() -> None:
+    disk = Disk()
+    ahead = ReadAhead(SPANS, disk)
+    time.sleep(0.05)
+    assert disk.read == []
+    ahead.wait("c")
+    _until(disk, len(SPANS))
+    assert disk.read == list(SPANS), "in order, all of it"
+    ahead.close()
+
+
+def test_no_more_is_read_than_the_lead_but_what_somebody_waits_for() -> None:
+    disk = Disk()
+    ahead = ReadAhead(SPANS, disk, lead=25)
+    ahead.wait("a")
+    _until(disk, 3)
+    time.sleep(0.05)
+    assert disk.read == list("abc")
+    ahead.wait("g")
+    assert disk.read == list("abcg")
+    for used in "abg":
+        ahead.used(used)
+    _until(disk, 6)
+    time.sleep(0.05)
+    assert disk.read == list("abcgde")
+    ahead.close()
+
+
+def test_what_cannot_be_read_is_told_whoever_waits_for_it() -> None:
+    disk = Disk(fails="b")
+    ahead = ReadAhead(SPANS, disk)
+    ahead.wait("c")
+    for _ in range(2):
+        with pytest.raises(OSError, match="b cannot be read"):
+            ahead.wait("b")
+    ahead.wait("d")
+    ahead.close()
+
+
+def test_who_waits_when_it_is_closed_goes_on() -> None:
+    began, goes = threading.Event(), threading.Event()
+
+    def read(_: str) -> None:
+        began.set()
+        goes.wait(30)
+
+    ahead = ReadAhead(SPANS, read)
+    waiting = threading.Thread(target=ahead.wait, args=("h",))
+    waiting.start()
+    assert began.wait(30)
+    closing = threading.Thread(target=ahead.close)
+    closing.start()
+    waiting.join(30)
+    assert not waiting.is_alive()
+    goes.set()
+    closing.join(30)
+    assert not closing.is_alive()
+
+
+def test_closed_before_it_began() -> None:
+    ReadAhead(SPANS, Disk()).close()
