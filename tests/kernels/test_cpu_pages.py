@@ -53,7 +53,7 @@ def test_what_has_gone_is_not_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
         made.clear()
         return 0
 
-    monkeypatch.setattr(pages, "_advise", advise)
+    monkeypatch.setattr(pages.maps, "claim", advise)
     pages.claim(made).join()
     assert len(asked) == 1
 
@@ -64,7 +64,7 @@ def test_a_system_that_cannot_is_told_of_once_and_one_that_is_old_never(
     made = [pages.zeros(16, MIB, dtype=torch.int8)]
     for error, said in ((12, 1), (22, 0)):
         caplog.clear()
-        monkeypatch.setattr(pages, "_advise", lambda *_, error=error: error)
+        monkeypatch.setattr(pages.maps, "claim", lambda *_, error=error: error)
         pages.claim(made).join()
         assert len(caplog.records) == said
 
