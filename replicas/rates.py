@@ -19,6 +19,8 @@ __all__ = ["Rates", "begin", "extrapolated", "measured"]
 
 BUDGET_S = 1.0  # what is expected to take longer than is left of it is not measured
 PROMPT_S = 0.5  # likewise, of one prompt
+NOISE_S = 0.1  # a prompt that takes longer, and about what was expected, is run once
+_UNEXPECTED = 1.5  # times as long as that is what the first run costs more
 _STEPS = 8
 _FIRST_STEPS = 4  # of the first output: a replica that finds its rates kept waits for no more
 _PROMPT_TOKENS = 16  # of the first and shortest prompt
@@ -104,22 +106,24 @@ def _prefill_rate(core: EngineCore, decode_s: float, *, compiles: bool) -> float
     """
     full, number = _prompt_tokens(core), -1
 
-    def took(tokens: int) -> float:  # the less of two: the first may cost more, and what is more is noise
+    def took(tokens: int, likely: float) -> float:  # of two the less: the first may cost more, and more is noise
         nonlocal number
         number -= 2  # no prompt has another's prefix
-        return min(_prompt_s(core, tokens, number, 1), _prompt_s(core, tokens, number + 1, 1))
+        first = _prompt_s(core, tokens, number, 1)
+        once = NOISE_S < first < _UNEXPECTED * likely
+        return first if once else min(first, _prompt_s(core, tokens, number + 1, 1))
 
     length = min(_PROMPT_TOKENS, full)
-    seconds = took(length)
+    seconds = took(length, 0.0)
 
     def expected(tokens: int) -> float:
         slope = max(0.0, seconds - decode_s) / max(1, length - 1)
         return seconds + slope * (tokens - length)
 
     while length < full and expected(longer := min(_GROWTH * length, full)) <= PROMPT_S:
-        length, seconds = longer, took(longer)
+        length, seconds = longer, took(longer, expected(longer))
     if compiles and length < full:
-        return full / took(full)
+        return full / took(full, expected(full))
     return full / expected(full)
 
 

@@ -149,6 +149,8 @@ def test_a_prompt_that_takes_long_is_reckoned_unless_kernels_are_compiled_for_it
     assert found.prefill_tokens_per_s == pytest.approx(tokens / (fixed_s + row_s * tokens), rel=1e-6)
     allowed = [rows for rows in (64, 256, 1024, tokens) if rows <= tokens and fixed_s + row_s * rows <= rates.PROMPT_S]
     assert max(runner.rows) == (tokens if compiles else max([16, *allowed]))
+    for rows in allowed:  # as long as was expected, and too long for noise to be much of it
+        assert runner.rows.count(rows) == (1 if fixed_s + row_s * rows > rates.NOISE_S else 2)
     assert runner.now <= 7 * (fixed_s + 16 * row_s) + 2 * rates.PROMPT_S * len(allowed) + compiles * 2 * (
         fixed_s + row_s * tokens
     )
