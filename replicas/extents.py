@@ -55,7 +55,7 @@ class MappedFiles:
 
     def __init__(self, extents: Sequence[Extent]) -> None:
         self._of = {run: extent for extent in extents for run in extent.runs}
-        self._files: dict[Path, tuple[FileIO, int, tuple[int, ...]]] = {}
+        self._files: dict[Path, tuple[FileIO, int, tuple[int, int]]] = {}
         self._maps: list[weakref.ref[mmap.mmap]] = []
         self._lock = threading.Lock()
 
@@ -95,7 +95,7 @@ class MappedFiles:
         self._files.clear()
         self._maps.clear()
 
-    def _file(self, path: Path) -> tuple[FileIO, int, tuple[int, ...]]:
+    def _file(self, path: Path) -> tuple[FileIO, int, tuple[int, int]]:
         """Open, with where its data begin, and how it was then."""
         with self._lock:
             if path not in self._files:
@@ -152,6 +152,7 @@ def runs_of(tensors: Tensors, names: Sequence[str]) -> Iterator[Run]:
         yield tuple(run)
 
 
-def _signature(file: FileIO) -> tuple[int, ...]:
+def _signature(file: FileIO) -> tuple[int, int]:
+    """That differs once it was written to, but not for another name or owner of it."""
     it = os.fstat(file.fileno())
-    return it.st_size, it.st_mtime_ns, it.st_ctime_ns
+    return it.st_size, it.st_mtime_ns
