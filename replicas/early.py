@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import mmap
 import os
 import threading
 from collections.abc import Iterable
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..kernels.cpu import ahead
-from ..kernels.cpu.maps import can_populate, populate
+from ..kernels.cpu.maps import can_populate, is_mappable, map_file, populate
 from . import kept_early
 from .cores import usable_cores
 from .host_memory import available_memory
@@ -91,15 +90,15 @@ def _room() -> int:
 
 
 def _ask(paths: Iterable[Path], room: int) -> None:
-    with suppress(OSError, ValueError):
+    with suppress(OSError):
         for path in paths:
             with path.open("rb", buffering=0) as file:
                 size = min(os.fstat(file.fileno()).st_size, room)
                 # Not by WILLNEED where there is a choice: that takes single pages, for ten times the processor's time.
-                memory = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY) if can_populate() and size else None
+                maps = can_populate() and is_mappable(path)
                 for begin in range(0, size, _STEP_BYTES):
-                    if memory is None:
+                    if not maps:
                         os.posix_fadvise(file.fileno(), begin, _STEP_BYTES, os.POSIX_FADV_WILLNEED)
-                    elif populate(memory, begin, min(begin + _STEP_BYTES, size)):
+                    elif populate(map_file(file.fileno(), begin, min(_STEP_BYTES, size - begin))):
                         return  # whoever reads it is told why
             room -= size

@@ -1,7 +1,8 @@
 """Neighbours in a file that are read together, and the map of it that they are used from.
 
-A file that is cut after its pages were asked for and before they were used ends the process by a signal: as with
-everybody who maps weights. One that is cut or cannot be read before that, or written to at all, is an error by name.
+A page that the system has given back meanwhile, and cannot read again where it is used, ends the process by a signal:
+of a file that was cut, or a disk that fails, just then. Before that both are errors by name, and so is a file whose
+size or time has changed by the end.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from ..kernels.cpu.maps import detach, populate
+from ..kernels.cpu.maps import Memory, detach, map_file, populate
 from .contents import Piece, Tensors, pieces_of, read_piece, start_of
 from .errors import CheckpointError
 
@@ -45,7 +46,7 @@ class Extent:
         self.path, first = tensors[names[0]]
         self.begin, self.end = first.begin, tensors[names[-1]][1].end
         self.read: torch.Tensor | None = None
-        self.map: mmap.mmap | None = None
+        self.map: Memory | None = None
         self.offset = 0
         self.lock, self.mapping = threading.Lock(), threading.Lock()
 
@@ -56,17 +57,19 @@ class MappedFiles:
     def __init__(self, extents: Sequence[Extent]) -> None:
         self._of = {run: extent for extent in extents for run in extent.runs}
         self._files: dict[Path, tuple[FileIO, int, tuple[int, int]]] = {}
-        self._maps: list[weakref.ref[mmap.mmap]] = []
+        self._maps: list[weakref.ref[Memory]] = []
         self._lock = threading.Lock()
 
     def bring(self, run: Run) -> None:
         """Into memory, where its extent is mapped. Raises CheckpointError, OSError."""
         extent, (begin, end) = self._of[run], (run[0].begin, run[-1].end)
-        file, start, _ = self._file(extent.path)
+        file, start = self.file(extent.path)
         with extent.mapping:
             if extent.map is None:
                 extent.offset = (start + extent.begin) // mmap.PAGESIZE * mmap.PAGESIZE
-                extent.map = self._mapped(extent, file, start + extent.end)
+                extent.map = map_file(file.fileno(), extent.offset, start + extent.end - extent.offset)
+                with self._lock:
+                    self._maps.append(weakref.ref(extent.map))
             memory, offset = extent.map, extent.offset
         first = (start + begin - offset) // mmap.PAGESIZE * mmap.PAGESIZE
         if error := populate(memory, first, start + end - offset):
@@ -77,44 +80,41 @@ class MappedFiles:
     def view(self, extent: Extent) -> memoryview:
         """Its bytes, once all of its runs were brought."""
         assert extent.map is not None, "a run of it was brought"
-        at = self._file(extent.path)[1] + extent.begin - extent.offset
-        return memoryview(extent.map)[at : at + extent.end - extent.begin]
+        at = self.file(extent.path)[1] + extent.begin - extent.offset
+        return memoryview(extent.map).cast("B")[at : at + extent.end - extent.begin]
 
     def close(self) -> None:
         """What is in use stays as it is, whatever becomes of the files. Raises CheckpointError where one has changed
         since it was opened, OSError.
         """
-        for path, (file, _, signature) in self._files.items():
-            if _signature(file) != signature:
-                raise CheckpointError("has changed while it was read", file=path.name)
-        for each in self._maps:
-            if (memory := each()) is not None:
-                detach(memory)
+        try:
+            self._check()
+            for each in self._maps:
+                if (memory := each()) is not None:
+                    detach(memory)
+            self._check()  # of what was copied too
+        finally:
+            self.drop()
+
+    def drop(self) -> None:
+        """Close the files, whatever is in use."""
         for file, _, _ in self._files.values():
             file.close()
         self._files.clear()
         self._maps.clear()
 
-    def _file(self, path: Path) -> tuple[FileIO, int, tuple[int, int]]:
-        """Open, with where its data begin, and how it was then."""
+    def _check(self) -> None:
+        for path, (file, _, signature) in self._files.items():
+            if _signature(file) != signature:
+                raise CheckpointError("has changed while it was read", file=path.name)
+
+    def file(self, path: Path) -> tuple[FileIO, int]:
+        """Open, the same whatever has its name by now, and where its data begin. Raises OSError, CheckpointError."""
         with self._lock:
             if path not in self._files:
                 file = path.open("rb", buffering=0)
                 self._files[path] = file, start_of(path), _signature(file)
-            return self._files[path]
-
-    def _mapped(self, extent: Extent, file: FileIO, end: int) -> mmap.mmap:
-        at = extent.offset
-        try:
-            # A copy where it is written to, as torch wants memory to be.
-            memory = mmap.mmap(file.fileno(), end - at, access=mmap.ACCESS_COPY, offset=at)
-        except ValueError as error:  # beyond its end
-            raise CheckpointError(
-                "is shorter than its header says", file=extent.path.name, tensor=extent.names[-1]
-            ) from error
-        with self._lock:
-            self._maps.append(weakref.ref(memory))
-        return memory
+            return self._files[path][:2]
 
 
 def extents_of(tensors: Tensors, names: Sequence[str]) -> list[Extent]:

@@ -213,9 +213,11 @@ def _repacked(
 ) -> tuple[Decoder, Mapping[str, bytes]]:
     """All of it read, once; and the digest of each tensor, if they are wanted."""
     layout = decoder_layout(checkpoint.config, checkpoint.format)
+    # As the decoder takes them: the head is the longest of what is repacked side by side.
+    order = sorted(layout, key=lambda name: not name.startswith((EMBEDDING, HEAD)))
     weights = Weights(
         checkpoint.tensors, ops.device, progress, lambda name, tensor: problem_of(layout[name], tensor),
-        order=layout, digests=digests, whole=True, staging=_staging(copier),
+        order=order, digests=digests, whole=True, staging=_staging(copier),
     )  # fmt: skip
     try:
         if head_is_tied(checkpoint.config, checkpoint.format):
@@ -422,6 +424,6 @@ def _sources() -> str:
     """Digest of the code that reads formats: with any change of it, what was kept before is made anew."""
     here = Path(__file__).parent
     others = ("decoder.py", "layers.py", "layout.py", "shelf.py", "weights.py", "kept_file.py", "contents.py")
-    readers = ("extents.py", "reading.py", "reading_rooms.py", "tiers/tier.py", "tiers/write.py")
+    readers = ("extents.py", "read_ahead.py", "reading.py", "reading_rooms.py", "tiers/tier.py", "tiers/write.py")
     files = [*sorted((here / "quantization").glob("*.py")), *(here / name for name in (*others, *readers))]
     return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()

@@ -20,7 +20,7 @@ __all__ = ["Rates", "begin", "extrapolated", "measured"]
 BUDGET_S = 1.0  # what is expected to take longer than is left of it is not measured
 PROMPT_S = 0.5  # likewise, of one prompt
 NOISE_S = 0.1  # a prompt that takes longer, and about what was expected, is run once
-_UNEXPECTED = 1.5  # times as long as that is what the first run costs more
+_UNEXPECTED = 1.2  # times as long as that is what the first run costs more
 _STEPS = 8
 _FIRST_STEPS = 4  # of the first output: a replica that finds its rates kept waits for no more
 _PROMPT_TOKENS = 16  # of the first and shortest prompt
@@ -123,7 +123,7 @@ def _prefill_rate(core: EngineCore, decode_s: float, *, compiles: bool) -> float
     while length < full and expected(longer := min(_GROWTH * length, full)) <= PROMPT_S:
         length, seconds = longer, took(longer, expected(longer))
     if compiles and length < full:
-        return full / took(full, expected(full))
+        return full / took(full, 0.0)  # twice, whatever compiling takes
     return full / expected(full)
 
 

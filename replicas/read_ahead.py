@@ -19,7 +19,7 @@ LEAD_BYTES = 256 << 20  # that are in memory and nobody has used yet
 
 class ReadAhead(Generic[S]):
     """One after the other, in order, since the system reads ahead by itself of what comes in a row. What somebody waits
-    for comes before the rest only where that is more than the lead. The thread begins with the first that waits.
+    for comes before the rest only once the lead is full. The thread begins with the first that waits.
     """
 
     def __init__(self, spans: Mapping[S, int], read: Callable[[S], None], *, lead: int = LEAD_BYTES) -> None:
@@ -34,7 +34,11 @@ class ReadAhead(Generic[S]):
         self._thread = threading.Thread(target=self._run, name="reads ahead", daemon=True)
 
     def wait(self, span: S) -> None:
-        """Until it is in memory; whoever is done with it says so by `used`. Raises what `read` raised."""
+        """Until it is in memory; whoever is done with it says so by `used`. Raises what `read` raised.
+
+        Raises RuntimeError if it will not be read any more.
+        """
+        assert span in self._sizes
         with self._changed:
             if self._thread.ident is None:
                 self._thread.start()
@@ -42,7 +46,9 @@ class ReadAhead(Generic[S]):
                 self._wanted[span] = None
                 self._changed.notify_all()
             self._changed.wait_for(lambda: span in self._there or self._closed)
-            if (error := self._there.get(span)) is not None:
+            if span not in self._there:
+                raise RuntimeError("reading ahead was ended")
+            if (error := self._there[span]) is not None:
                 raise error
 
     def used(self, span: S) -> None:
@@ -51,7 +57,7 @@ class ReadAhead(Generic[S]):
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Nothing more is read, and whoever waits goes on without."""
+        """Nothing more is read, which whoever waits is told."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

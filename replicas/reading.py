@@ -1,9 +1,9 @@
-"""Tensors as files have them, each byte of which is read from the disk once, and digested on the way.
+"""Tensors as files have them, each byte of which is asked of the disk once, and digested on the way.
 
-A start of a whole model on a CPU repacks what it reads, so that it reads from mapped files: nothing is copied, and
-threads of their own ask the disk ahead. What is kept as it is, and what goes to a device that copies from memory of its
-own kind, is read straight into that. Memory that one has left is the next one's, since pages that a process never had
-take longer to come than to be read (measured: 0.45 s for each GB, beside 0.05).
+A start of a whole model on a CPU repacks what it reads, so that it reads from mapped files: what is large and will be
+repacked is not copied, and a thread of its own asks the disk ahead. What is kept as it is, and what goes to a device
+that copies from memory of its own kind, is read straight into that. Memory that one has left is the next one's, since
+pages that a process never had take longer to come than to be read (measured: 0.45 s for each GB, beside 0.05).
 Tensors of a layer that lie together in a file are read together: a layer's quantization is some thirty small ones.
 """
 
@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
 import torch
 
-from ..kernels.cpu.maps import can_populate
+from ..kernels.cpu.maps import can_populate, is_mappable
 from ..kernels.cpu.pages import LEAST_BYTES
 from .contents import Piece, Tensors, of_piece, of_tensor, pieces_of, read_piece, start_of
 from .cores import usable_cores
@@ -66,7 +67,8 @@ class Reader:
         self.extents = [extent.names for extent in extents]
         self._extents = {name: extent for extent in extents for name in extent.names}
         self._files: MappedFiles | None = None
-        if extents and staging is None and can_populate():
+        paths = {extent.path for extent in extents}
+        if extents and staging is None and can_populate() and all(map(is_mappable, paths)):
             self._files = MappedFiles(extents)
             in_turn = dict.fromkeys(self._extents[name] for name in names)
             spans = {run: run[-1].end - run[0].begin for extent in in_turn for run in extent.runs}
@@ -110,8 +112,10 @@ class Reader:
 
         Raises CheckpointError where a file has changed meanwhile, OSError.
         """
-        self.stop()
+        self._rooms.close()
         if self._files is not None:
+            self._ahead.close()
+            self._forget()
             self._files.close()
 
     def stop(self) -> None:
@@ -119,6 +123,13 @@ class Reader:
         self._rooms.close()
         if self._files is not None:
             self._ahead.close()
+            self._forget()
+            self._files.drop()
+
+    def _forget(self) -> None:
+        """What nobody has taken."""
+        for extent in self._extents.values():
+            extent.map = extent.read = None
 
     def _of_extent(self, extent: Extent, name: str, kept: bool) -> torch.Tensor | None:
         """uint8; None: it was given before."""
@@ -133,7 +144,8 @@ class Reader:
                 extent.read = None  # its memory goes with the last tensor over it
         # What is small may be kept as it is, and would keep all.
         info = self._tensors[name][1]
-        small = info.nbytes < LEAST_BYTES or part.data_ptr() % DTYPES[info.dtype].itemsize
+        size = DTYPES[info.dtype].itemsize
+        small = info.nbytes < LEAST_BYTES or part.data_ptr() % size or part.storage_offset() % size
         return part.clone() if small else part
 
     def _read(
@@ -176,7 +188,6 @@ class Reader:
         if not runs:
             return {}
         name, path = runs[0][0].name, runs[0][0].path
-        start = self._begin(name)
 
         def read(run: Run) -> list[tuple[Piece, bytes]]:
             begin, end = run[0].begin, run[-1].end
@@ -193,8 +204,11 @@ class Reader:
             return found
 
         threads = min(usable_cores(), len(runs))
-        # Opened once: the system reads ahead of what comes in a row.
-        with path.open("rb", buffering=0) as file:
+        with ExitStack() as stack:
+            if self._files is not None and ahead is not None:
+                file, start = self._files.file(path)
+            else:  # once: the system reads ahead of what comes in a row
+                file, start = stack.enter_context(path.open("rb", buffering=0)), self._begin(name)
             if together or len(runs) < (_SOME if self._pieces else _MANY) or threads == 1:
                 found = dict(chain.from_iterable(map(read, runs)))
             else:

@@ -10,15 +10,19 @@ import functools
 import mmap
 import os
 import sys
-from typing import Any
+import weakref
+from typing import Any, TypeAlias
 
-__all__ = ["can_populate", "claim", "detach", "populate"]
+__all__ = ["Memory", "can_populate", "claim", "detach", "is_mappable", "map_file", "populate"]
+
+Memory: TypeAlias = "mmap.mmap | ctypes.Array[ctypes.c_uint8]"
 
 _POPULATE_READ, _POPULATE_WRITE = 22, 23  # since Linux 5.14
+_FAILED = ctypes.c_void_p(-1).value  # what mmap says
 _MOVE_THERE = 3  # MREMAP_MAYMOVE | MREMAP_FIXED
 
 
-def populate(memory: mmap.mmap, begin: int = 0, end: int | None = None) -> int:
+def populate(memory: Memory, begin: int = 0, end: int | None = None) -> int:
     """Map pages of a file, read where they are not in memory: 0, or the error (EFAULT: the file cannot be read there).
 
     begin  of a page
@@ -34,23 +38,49 @@ def claim(address: int, nbytes: int) -> int:
 
 @functools.cache
 def can_populate() -> bool:
-    """Whether `populate` says what it finds; else pages come as they are used, and a file's errors are signals."""
+    """Whether `populate` does anything, and says what it finds: else an error of a file that is mapped is a signal."""
     if sys.platform != "linux":
         return False
     with mmap.mmap(-1, mmap.PAGESIZE) as memory:
         return populate(memory) == 0
 
 
-def detach(memory: mmap.mmap) -> None:
+def map_file(descriptor: int, offset: int, nbytes: int) -> ctypes.Array[ctypes.c_uint8]:
+    """Those bytes of a file, copied where they are written to; they go with the last that refers to them.
+
+    Unlike `mmap.mmap` it keeps no descriptor, and so no file that was deleted. What lies beyond the file's end
+    `populate` says. offset: of a page. Raises OSError.
+    """
+    libc = _libc()
+    found = libc.mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE, descriptor, offset)
+    if found == _FAILED:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    memory = (ctypes.c_uint8 * nbytes).from_address(found)
+    weakref.finalize(memory, libc.munmap, found, nbytes).atexit = False
+    return memory
+
+
+def is_mappable(path: str | os.PathLike[str]) -> bool:
+    """Whether a file's first page can be mapped, and has come: not every network's file system can."""
+    try:
+        with open(path, "rb") as file, mmap.mmap(file.fileno(), 1, access=mmap.ACCESS_COPY) as memory:
+            return populate(memory) == 0
+    except (OSError, ValueError):
+        return False
+
+
+def detach(memory: Memory) -> None:
     """A copy takes the place of the file's pages, at the same addresses: what becomes of the file is nothing to it.
 
     Not by writing to each page: those of a file that is cut go, whoever has written to them. Raises OSError.
     """
+    if error := populate(memory):  # else what cannot be read would be a signal
+        raise OSError(error, os.strerror(error))
     first = ctypes.c_char.from_buffer(memory)
     address, nbytes = ctypes.addressof(first), len(memory)
     libc = _libc()
     copy = libc.mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
-    if copy == ctypes.c_void_p(-1).value:
+    if copy == _FAILED:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     ctypes.memmove(copy, address, nbytes)
     if libc.mremap(copy, nbytes, nbytes, _MOVE_THERE, ctypes.c_void_p(address)) != address:

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from ..cores import usable_cores
+from ..errors import EngineFault
 from .child import Child
 from .engine_gpu import about_device
 from .report import machine, row, versions
@@ -106,6 +107,7 @@ class _Bench:
         self._checkpoint, self._cache, self._threads, self._progress = checkpoint, cache, threads, progress
         self._device = device
         self._samples: Samples = defaultdict(list)
+        self._kept: set[Path] = set()
         self._left = 0.0  # most of a file that was still in the page cache when it was to be cold
         # What transformers reads GPTQ with is another package, which is not at hand.
         self._peers = ["transformers"] if checkpoint.name == "bf16" and find_spec("transformers") else []
@@ -113,6 +115,10 @@ class _Bench:
     def prepare(self) -> None:
         """A start whose time does not count leaves byte code, the weights that it has repacked and its rates."""
         self._answer("second start", "ready")
+        self._kept = self._entries()
+
+    def _entries(self) -> set[Path]:
+        return set(self._cache.rglob("*.safetensors"))
 
     def turn(self, said: str, number: int) -> None:
         """Every side once cold and once warm. Who reads first changes: a disk may give more after a rest."""
@@ -146,8 +152,10 @@ class _Bench:
                 self._samples[_OF_WAITED, side, state].append(self._answer(side, "waited", state=state)["ready"])
 
     def rows(self, workload: Mapping[str, Any]) -> list[dict[str, Any]]:
+        if self._entries() != self._kept:  # else it would be a first start that counts as a second
+            raise EngineFault(f"a second start did not find what was kept: {self._cache} has other files than at first")
         size = sum(path.stat().st_size for path in self._checkpoint.glob("*.safetensors"))
-        kept = sum(path.stat().st_size for path in self._cache.rglob("*.safetensors"))
+        kept = sum(path.stat().st_size for path in self._kept)
         found = []
         for state in (*_STATES, _DROPPED):
             about = {**workload, "bytes": size, "page cache": state}

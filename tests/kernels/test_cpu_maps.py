@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from motley.kernels.cpu import maps
-from motley.kernels.cpu.maps import can_populate, claim, detach, populate
+from motley.kernels.cpu.maps import can_populate, claim, detach, is_mappable, populate
 
 PAGE = mmap.PAGESIZE
 
@@ -39,6 +39,16 @@ def test_pages_that_a_file_no_longer_has_are_an_error_and_no_signal(path: Path) 
     assert memory[PAGE] == 1
 
 
+def test_what_cannot_be_mapped_is_told_before(path: Path, tmp_path: Path) -> None:
+    assert is_mappable(path)
+    empty = tmp_path / "empty"
+    empty.touch()
+    assert not is_mappable(empty)
+    assert not is_mappable(tmp_path / "none")
+    assert not is_mappable(tmp_path)
+    assert not is_mappable("/proc/version")
+
+
 def test_memory_takes_the_place_of_a_file(path: Path) -> None:
     memory = _mapped(path)
     memory[0] = 9
@@ -59,6 +69,9 @@ def test_where_there_is_no_memory_for_a_copy_the_file_stays(path: Path, monkeypa
         def mmap(self, *_: object) -> int:
             ctypes.set_errno(errno.ENOMEM)
             return ctypes.c_void_p(-1).value or 0
+
+        def madvise(self, *_: object) -> int:
+            return 0
 
     memory = _mapped(path)
     monkeypatch.setattr(maps, "_libc", Full)

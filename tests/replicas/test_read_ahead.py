@@ -70,7 +70,7 @@ def test_what_cannot_be_read_is_told_whoever_waits_for_it() -> None:
     ahead.close()
 
 
-def test_who_waits_when_it_is_closed_goes_on() -> None:
+def test_who_waits_when_it_is_closed_is_told() -> None:
     began, goes = threading.Event(), threading.Event()
 
     def read(_: str) -> None:
@@ -78,13 +78,20 @@ def test_who_waits_when_it_is_closed_goes_on() -> None:
         goes.wait(30)
 
     ahead = ReadAhead(SPANS, read)
-    waiting = threading.Thread(target=ahead.wait, args=("h",))
+    told: list[str] = []
+
+    def wait() -> None:
+        with pytest.raises(RuntimeError, match="ended"):
+            ahead.wait("h")
+        told.append("h")
+
+    waiting = threading.Thread(target=wait)
     waiting.start()
     assert began.wait(30)
     closing = threading.Thread(target=ahead.close)
     closing.start()
     waiting.join(30)
-    assert not waiting.is_alive()
+    assert told == ["h"]
     goes.set()
     closing.join(30)
     assert not closing.is_alive()
