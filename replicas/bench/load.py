@@ -116,6 +116,8 @@ class _Bench:
         """A start whose time does not count leaves byte code, the weights that it has repacked and its rates."""
         self._answer("second start", "ready")
         self._kept = self._entries()
+        if not self._kept:
+            raise EngineFault(f"a start has kept nothing in {self._cache}: is there room on its disk?")
 
     def _entries(self) -> set[Path]:
         return set(self._cache.rglob("*.safetensors"))
