@@ -151,11 +151,11 @@ def test_it_is_known_before_what_each_process_reads(
     taken: dict[str, Span] = {}
     whole = Weights._read
 
-    def noted(weights: Weights, name: str, *part: slice) -> torch.Tensor:
+    def noted(weights: Weights, name: str, *part: slice, kept: bool) -> torch.Tensor:
         info = checkpoint.tensors[name][1]
         rows, row_bytes = rows_of(info.shape, part), info.nbytes // info.shape[0]
         taken[name] = (0, info.nbytes) if rows is None else (rows[0] * row_bytes, rows[1] * row_bytes)
-        return whole(weights, name, *part)
+        return whole(weights, name, *part, kept=kept)
 
     monkeypatch.setattr(Weights, "_read", noted)
     every = all_readers(layers, ranks)

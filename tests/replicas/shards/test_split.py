@@ -145,8 +145,8 @@ def test_a_rank_reads_its_part_alone(tmp_path: Path, monkeypatch: pytest.MonkeyP
     read: list[int] = []
     whole_or_part = Weights._read
 
-    def counting(self: Weights, name: str, *part: slice) -> torch.Tensor:
-        tensor = whole_or_part(self, name, *part)
+    def counting(self: Weights, name: str, *part: slice, kept: bool) -> torch.Tensor:
+        tensor = whole_or_part(self, name, *part, kept=kept)
         read.append(tensor.nbytes)
         return tensor
 

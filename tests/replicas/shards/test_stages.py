@@ -74,9 +74,9 @@ def read(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     names: set[str] = set()
 
     def noted(reads: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        def noting(self: Weights, name: str, *part: slice) -> torch.Tensor:
+        def noting(self: Weights, name: str, *part: slice, **how: bool) -> torch.Tensor:
             names.add(name)
-            return reads(self, name, *part)
+            return reads(self, name, *part, **how)
 
         return noting
 
