@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..kernels.cpu import ahead
-from ..kernels.cpu.maps import can_populate, is_mappable, map_file, populate
+from ..kernels.cpu.maps import is_mappable, map_file, populate
 from . import kept_early
 from .cores import usable_cores
 from .host_memory import available_memory
@@ -95,7 +95,7 @@ def _ask(paths: Iterable[Path], room: int) -> None:
             with path.open("rb", buffering=0) as file:
                 size = min(os.fstat(file.fileno()).st_size, room)
                 # Not by WILLNEED where there is a choice: that takes single pages, for ten times the processor's time.
-                maps = can_populate() and is_mappable(path)
+                maps = is_mappable(path)
                 for begin in range(0, size, _STEP_BYTES):
                     if not maps:
                         os.posix_fadvise(file.fileno(), begin, _STEP_BYTES, os.POSIX_FADV_WILLNEED)

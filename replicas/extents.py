@@ -12,15 +12,17 @@ import os
 import re
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
 
 import torch
 
-from ..kernels.cpu.maps import Memory, detach, map_file, populate
+from ..kernels.cpu.maps import Memory, detach, map_file, populate, resident
 from .contents import Piece, Tensors, pieces_of, read_piece, start_of
 from .errors import CheckpointError
+from .read_ahead import ReadAhead
 
 __all__ = ["EXTENT_BYTES", "RUN_BYTES", "Extent", "MappedFiles", "Run", "extents_of", "runs_of"]
 
@@ -36,8 +38,7 @@ class Extent:
 
     left    those that nobody has been given
     read    their bytes, while some are left
-    map     of the file, from `offset` on, which is this extent's until its bytes were read, and then goes with the
-            last tensor over it
+    map     of the file, which is this extent's until its bytes were read, and then goes with the last tensor over it
     """
 
     def __init__(self, tensors: Tensors, names: Sequence[str]) -> None:
@@ -47,46 +48,67 @@ class Extent:
         self.begin, self.end = first.begin, tensors[names[-1]][1].end
         self.read: torch.Tensor | None = None
         self.map: Memory | None = None
-        self.offset = 0
         self.lock, self.mapping = threading.Lock(), threading.Lock()
 
 
 class MappedFiles:
-    """Maps of extents, whose pages come run by run. Safe from several threads."""
+    """Maps of extents, whose pages come run by run, ahead of who wants them. Safe from several threads."""
 
-    def __init__(self, extents: Sequence[Extent]) -> None:
+    def __init__(self, extents: Iterable[Extent]) -> None:
+        """extents: in the order in which they will be wanted, more or less."""
         self._of = {run: extent for extent in extents for run in extent.runs}
         self._files: dict[Path, tuple[FileIO, int, tuple[int, int]]] = {}
         self._maps: list[weakref.ref[Memory]] = []
         self._lock = threading.Lock()
+        sizes = {run: run[-1].end - run[0].begin for run in self._of}
+        self._ahead = ReadAhead(sizes, self._bring, at_hand=self._at_hand)
 
-    def bring(self, run: Run) -> None:
-        """Into memory, where its extent is mapped. Raises CheckpointError, OSError."""
-        extent, (begin, end) = self._of[run], (run[0].begin, run[-1].end)
-        file, start = self.file(extent.path)
-        with extent.mapping:
-            if extent.map is None:
-                extent.offset = (start + extent.begin) // mmap.PAGESIZE * mmap.PAGESIZE
-                extent.map = map_file(file.fileno(), extent.offset, start + extent.end - extent.offset)
-                with self._lock:
-                    self._maps.append(weakref.ref(extent.map))
-            memory, offset = extent.map, extent.offset
-        first = (start + begin - offset) // mmap.PAGESIZE * mmap.PAGESIZE
-        if error := populate(memory, first, start + end - offset):
-            # To be told why.
-            read_piece(Piece(run[0].name, extent.path, begin, end), start + begin, memoryview(bytearray(end - begin)))
-            raise OSError(error, os.strerror(error))
+    @contextmanager
+    def brought(self, run: Run) -> Iterator[None]:
+        """While its pages are in use: they are in memory, in the map of its extent. Raises CheckpointError, OSError."""
+        self._ahead.wait(run)
+        yield
+        self._ahead.used(run)
 
     def view(self, extent: Extent) -> memoryview:
-        """Its bytes, once all of its runs were brought."""
-        assert extent.map is not None, "a run of it was brought"
-        at = self.file(extent.path)[1] + extent.begin - extent.offset
-        return memoryview(extent.map).cast("B")[at : at + extent.end - extent.begin]
+        """Its bytes, whose pages come with `brought`. Raises CheckpointError, OSError."""
+        memory, at = self._mapped(extent)
+        return memoryview(memory).cast("B")[at : at + extent.end - extent.begin]
+
+    def _mapped(self, extent: Extent) -> tuple[Memory, int]:
+        """Its map, which begins with a page, and where it begins in there itself."""
+        file, start = self.file(extent.path)
+        at = (start + extent.begin) % mmap.PAGESIZE
+        with extent.mapping:
+            if extent.map is None:
+                extent.map = map_file(file.fileno(), start + extent.begin - at, at + extent.end - extent.begin)
+                with self._lock:
+                    self._maps.append(weakref.ref(extent.map))
+            return extent.map, at
+
+    def _pages(self, run: Run) -> tuple[Memory, int, int]:
+        """A run's: the map that they are in, from where to where."""
+        extent = self._of[run]
+        memory, at = self._mapped(extent)
+        begin, end = (at + each - extent.begin for each in (run[0].begin, run[-1].end))
+        return memory, begin // mmap.PAGESIZE * mmap.PAGESIZE, end
+
+    def _at_hand(self, run: Run) -> bool:
+        return all(resident(*self._pages(run)))
+
+    def _bring(self, run: Run) -> None:
+        if error := populate(*self._pages(run)):
+            begin, end = run[0].begin, run[-1].end
+            start = self.file(run[0].path)[1]
+            # To be told why.
+            read_piece(Piece(run[0].name, run[0].path, begin, end), start + begin, memoryview(bytearray(end - begin)))
+            raise OSError(error, os.strerror(error))
 
     def close(self) -> None:
         """What is in use stays as it is, whatever becomes of the files. Raises CheckpointError where one has changed
         since it was opened, OSError.
         """
+        self._ahead.close()
         try:
             self._check()
             for each in self._maps:
@@ -97,7 +119,8 @@ class MappedFiles:
             self.drop()
 
     def drop(self) -> None:
-        """Close the files, whatever is in use."""
+        """Read no further, whatever is in use."""
+        self._ahead.close()
         for file, _, _ in self._files.values():
             file.close()
         self._files.clear()

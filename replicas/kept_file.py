@@ -143,13 +143,7 @@ def read_kept(descriptor: int, key: str) -> Kept:
     Raises KeptFileError, OSError.
     """
     early = taken(descriptor)
-    if early is not None:
-        memory: mmap.mmap | None = early.memory
-    else:
-        size = os.fstat(descriptor).st_size
-        memory = (
-            mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY) if size else None
-        )  # pages nobody writes to are shared
+    memory = _mapped(descriptor) if early is None else early.memory
     index = _read_index(descriptor, key, memory, {} if early is None else early.found)
     assert memory is not None, "an empty file has no header"
     tensors = {name: tensor_in(memory, index.start + info.begin, info) for name, info in index.tensors.items()}

@@ -19,12 +19,23 @@ LEAD_BYTES = 256 << 20  # that are in memory and nobody has used yet
 
 class ReadAhead(Generic[S]):
     """One after the other, in order, since the system reads ahead by itself of what comes in a row. What somebody waits
-    for comes before the rest only once the lead is full. The thread begins with the first that waits.
+    for comes before the rest only once the lead is full. The thread begins with the first that has to wait.
     """
 
-    def __init__(self, spans: Mapping[S, int], read: Callable[[S], None], *, lead: int = LEAD_BYTES) -> None:
-        """spans: bytes of each, in order. read: brings one to memory, by the thread that calls it; may raise."""
-        self._sizes, self._read, self._most = dict(spans), read, lead
+    def __init__(
+        self,
+        spans: Mapping[S, int],
+        read: Callable[[S], None],
+        *,
+        at_hand: Callable[[S], bool] = lambda _: False,
+        lead: int = LEAD_BYTES,
+    ) -> None:
+        """spans: bytes of each, in order.
+
+        read     brings one to memory, by the thread that calls it; may raise
+        at_hand  whether that needs no disk: then whoever wants it does so, and waits for nobody
+        """
+        self._sizes, self._read, self._at_hand, self._most = dict(spans), read, at_hand, lead
         self._left = dict.fromkeys(spans)  # that nobody has read, in order
         self._wanted: dict[S, None] = {}
         self._there: dict[S, Exception | None] = {}  # what reading it raised
@@ -39,8 +50,10 @@ class ReadAhead(Generic[S]):
         Raises RuntimeError if it will not be read any more.
         """
         assert span in self._sizes
+        if span in self._left and self._at_hand(span) and self._begin(span):
+            self._bring(span)
         with self._changed:
-            if self._thread.ident is None:
+            if span not in self._there and self._thread.ident is None:
                 self._thread.start()
             if span in self._left:
                 self._wanted[span] = None
@@ -66,14 +79,17 @@ class ReadAhead(Generic[S]):
 
     def _run(self) -> None:
         while (span := self._next()) is not None:
-            error: Exception | None = None
-            try:
-                self._read(span)
-            except Exception as raised:  # noqa: BLE001  # of whoever waits for it
-                error = raised
-            with self._changed:
-                self._there[span] = error
-                self._changed.notify_all()
+            self._bring(span)
+
+    def _bring(self, span: S) -> None:
+        error: Exception | None = None
+        try:
+            self._read(span)
+        except Exception as raised:  # noqa: BLE001  # of whoever waits for it
+            error = raised
+        with self._changed:
+            self._there[span] = error
+            self._changed.notify_all()
 
     def _next(self) -> S | None:
         with self._changed:
@@ -81,7 +97,15 @@ class ReadAhead(Generic[S]):
             if self._closed or not self._left:
                 return None
             span = next(iter(self._left if self._lead < self._most else self._wanted))
+            self._begin(span)
+            return span
+
+    def _begin(self, span: S) -> bool:
+        """Whether nobody had."""
+        with self._changed:
+            if span not in self._left:
+                return False
             del self._left[span]
             self._wanted.pop(span, None)
             self._lead += self._sizes[span]
-            return span
+            return True

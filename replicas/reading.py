@@ -11,19 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
 import torch
 
-from ..kernels.cpu.maps import can_populate, is_mappable
+from ..kernels.cpu.maps import is_mappable
 from ..kernels.cpu.pages import LEAST_BYTES
 from .contents import Piece, Tensors, of_piece, of_tensor, pieces_of, read_piece, start_of
 from .cores import usable_cores
 from .extents import Extent, MappedFiles, Run, extents_of, runs_of
-from .read_ahead import ReadAhead
 from .reading_rooms import Pinned, Rooms, Staging
 
 __all__ = ["DTYPES", "Reader"]
@@ -67,12 +66,8 @@ class Reader:
         self.extents = [extent.names for extent in extents]
         self._extents = {name: extent for extent in extents for name in extent.names}
         self._files: MappedFiles | None = None
-        paths = {extent.path for extent in extents}
-        if extents and staging is None and can_populate() and all(map(is_mappable, paths)):
-            self._files = MappedFiles(extents)
-            in_turn = dict.fromkeys(self._extents[name] for name in names)
-            spans = {run: run[-1].end - run[0].begin for extent in in_turn for run in extent.runs}
-            self._ahead = ReadAhead(spans, self._files.bring)
+        if extents and staging is None and all(map(is_mappable, {extent.path for extent in extents})):
+            self._files = MappedFiles(dict.fromkeys(self._extents[name] for name in names))
 
     @property
     def contents(self) -> Mapping[str, bytes]:
@@ -112,22 +107,19 @@ class Reader:
 
         Raises CheckpointError where a file has changed meanwhile, OSError.
         """
-        self._rooms.close()
+        self._forget()
         if self._files is not None:
-            self._ahead.close()
-            self._forget()
             self._files.close()
 
     def stop(self) -> None:
         """Nothing more will be read, if it came to an end or not."""
-        self._rooms.close()
+        self._forget()
         if self._files is not None:
-            self._ahead.close()
-            self._forget()
             self._files.drop()
 
     def _forget(self) -> None:
-        """What nobody has taken."""
+        """What nobody has taken, or has left."""
+        self._rooms.close()
         for extent in self._extents.values():
             extent.map = extent.read = None
 
@@ -138,12 +130,12 @@ class Reader:
                 return None
             if extent.read is None:
                 extent.read = self._read(extent.names, extent.runs, extent, copied=kept and len(extent.names) == 1)
-            part = extent.read[self._tensors[name][1].begin - extent.begin :][: self._tensors[name][1].nbytes]
+            info = self._tensors[name][1]
+            part = extent.read[info.begin - extent.begin : info.end - extent.begin]
             extent.left.discard(name)
             if not extent.left:
                 extent.read = None  # its memory goes with the last tensor over it
         # What is small may be kept as it is, and would keep all.
-        info = self._tensors[name][1]
         size = DTYPES[info.dtype].itemsize
         small = info.nbytes < LEAST_BYTES or part.data_ptr() % size or part.storage_offset() % size
         return part.clone() if small else part
@@ -154,35 +146,35 @@ class Reader:
         """Of neighbours, uint8. copied: into memory that is nobody else's."""
         first = self._tensors[names[0]][1].begin
         nbytes = self._tensors[names[-1]][1].end - first
-        if not nbytes:
-            self._found.update({name: of_tensor([]) for name in names if self._digests})
-            return torch.empty(0, dtype=torch.uint8)
-        ahead = None if self._files is None else extent
-        memory = self._rooms.take(nbytes) if ahead is None or copied else None
-        found = self._read_runs(runs, memory, first, ahead, together=len(names) > 1)
+        files = None if extent is None else self._files
+        if files is not None and extent is not None and nbytes and not copied:
+            memory, copied = files.view(extent), False
+        else:
+            memory, copied = self._rooms.take(nbytes), True
+        found = self._read_runs(runs, memory, first, files, copied=copied, together=len(names) > 1)
         if self._digests:
             pieces: dict[str, list[bytes]] = {name: [] for name in names}
             for piece, digest in found.items():
                 pieces[piece.name].append(digest)
             self._found.update({name: of_tensor(digests) for name, digests in pieces.items()})
-        made = torch.frombuffer(self._bytes(ahead) if memory is None else memory, dtype=torch.uint8)
-        if ahead is not None:
-            ahead.map = None
-        return made
+        if extent is not None:
+            extent.map = None  # it goes with what is over it
+        return torch.frombuffer(memory, dtype=torch.uint8) if nbytes else torch.empty(0, dtype=torch.uint8)
 
     def _read_runs(
         self,
         runs: Sequence[Run],
-        memory: memoryview | None,
+        memory: memoryview,
         first: int,
-        ahead: Extent | None = None,
+        files: MappedFiles | None = None,
         *,
+        copied: bool = True,
         together: bool = False,
     ) -> dict[Piece, bytes]:
-        """Of a file, into memory that begins with that byte of its data; None: where its extent is mapped. In order,
-        digests of what shall have one.
+        """Of a file, into memory that begins with that byte of its data. In order, digests of what shall have one.
 
-        ahead: of the runs' extent, if it is read ahead
+        files: that have been opened, and are read ahead of
+        copied: else that memory is the file's own
         together: of several tensors, beside which others are read
         """
         if not runs:
@@ -191,22 +183,16 @@ class Reader:
 
         def read(run: Run) -> list[tuple[Piece, bytes]]:
             begin, end = run[0].begin, run[-1].end
-            if ahead is not None:
-                self._ahead.wait(run)
-            source = self._bytes(ahead) if memory is None else memory
-            with source[begin - first : end - first] as part:
-                if memory is not None:
+            with nullcontext() if files is None else files.brought(run), memory[begin - first : end - first] as part:
+                if copied:
                     read_piece(Piece(run[0].name, path, begin, end), start + begin, part, file)
                 wanted = [piece for piece in run if self._digests or piece in self._pieces]
-                found = [(piece, _digest(part[piece.begin - begin : piece.end - begin])) for piece in wanted]
-            if ahead is not None:
-                self._ahead.used(run)
-            return found
+                return [(piece, _digest(part[piece.begin - begin : piece.end - begin])) for piece in wanted]
 
         threads = min(usable_cores(), len(runs))
         with ExitStack() as stack:
-            if self._files is not None and ahead is not None:
-                file, start = self._files.file(path)
+            if files is not None:
+                file, start = files.file(path)
             else:  # once: the system reads ahead of what comes in a row
                 file, start = stack.enter_context(path.open("rb", buffering=0)), self._begin(name)
             if together or len(runs) < (_SOME if self._pieces else _MANY) or threads == 1:
@@ -216,11 +202,6 @@ class Reader:
                     found = dict(chain.from_iterable(pool.map(read, runs)))
         self._digested.update({piece: digest for piece, digest in found.items() if piece in self._pieces})
         return found
-
-    def _bytes(self, extent: Extent | None) -> memoryview:
-        assert self._files is not None
-        assert extent is not None
-        return self._files.view(extent)
 
     def _begin(self, name: str) -> int:
         """Where the data of its file begin."""

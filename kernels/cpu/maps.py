@@ -13,7 +13,7 @@ import sys
 import weakref
 from typing import Any, TypeAlias
 
-__all__ = ["Memory", "can_populate", "claim", "detach", "is_mappable", "map_file", "populate"]
+__all__ = ["Memory", "can_populate", "claim", "detach", "is_mappable", "map_file", "populate", "resident"]
 
 Memory: TypeAlias = "mmap.mmap | ctypes.Array[ctypes.c_uint8]"
 
@@ -34,6 +34,14 @@ def populate(memory: Memory, begin: int = 0, end: int | None = None) -> int:
 def claim(address: int, nbytes: int) -> int:
     """Take pages that nobody has written to, as if each were written: 0, or the error. address: of a page"""
     return _advised(address, nbytes, _POPULATE_WRITE)
+
+
+def resident(memory: Memory, begin: int = 0, end: int | None = None) -> bytes:
+    """Of each page of a mapped file whether it is in the page cache: 1, or 0. begin: of a page"""
+    first, nbytes = ctypes.c_char.from_buffer(memory), (len(memory) if end is None else end) - begin
+    found = (ctypes.c_ubyte * -(-nbytes // mmap.PAGESIZE))()
+    _libc().mincore(ctypes.addressof(first) + begin, nbytes, found)
+    return bytes(page & 1 for page in found)
 
 
 @functools.cache
@@ -61,7 +69,9 @@ def map_file(descriptor: int, offset: int, nbytes: int) -> ctypes.Array[ctypes.c
 
 
 def is_mappable(path: str | os.PathLike[str]) -> bool:
-    """Whether a file's first page can be mapped, and has come: not every network's file system can."""
+    """Whether `populate` brings a file's first page: not every system can, nor every network's file system."""
+    if not can_populate():
+        return False
     try:
         with open(path, "rb") as file, mmap.mmap(file.fileno(), 1, access=mmap.ACCESS_COPY) as memory:
             return populate(memory) == 0
@@ -100,6 +110,7 @@ def _libc() -> Any:
     libc.madvise.argtypes = (at, size, ctypes.c_int)
     libc.mmap.argtypes, libc.mmap.restype = (at, size, *[ctypes.c_int] * 3, ctypes.c_int64), at
     libc.munmap.argtypes = (at, size)
+    libc.mincore.argtypes = (at, size, at)
     if hasattr(libc, "mremap"):
         libc.mremap.argtypes, libc.mremap.restype = (at, size, size, ctypes.c_int, at), at
     return libc

@@ -14,7 +14,6 @@ has touched since: so a start reads them that finds nothing kept, as of another 
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 import tempfile
@@ -25,6 +24,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ...kernels.cpu.maps import resident
 from ..cores import usable_cores
 from ..errors import EngineFault
 from .child import Child
@@ -32,7 +32,7 @@ from .engine_gpu import about_device
 from .report import machine, row, versions
 from .shapes import FORMATS, SHAPES, check
 
-__all__ = ["FORMATS", "drop", "resident", "run"]
+__all__ = ["FORMATS", "drop", "run"]
 
 Progress = Callable[[str], None]
 
@@ -263,16 +263,6 @@ def drop(path: Path) -> float:
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as memory:
             pages = resident(memory)
     return sum(pages) / len(pages)
-
-
-def resident(memory: mmap.mmap) -> bytes:
-    """Of each page of a mapped file whether it is in the page cache: 1, or 0."""
-    found = (ctypes.c_ubyte * -(-len(memory) // mmap.PAGESIZE))()
-    first = ctypes.c_char.from_buffer(memory)
-    mincore = ctypes.CDLL(None).mincore
-    mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
-    mincore(ctypes.addressof(first), len(memory), found)
-    return bytes(page & 1 for page in found)
 
 
 def _now() -> float:

@@ -13,9 +13,9 @@ import pytest
 from steps import exact_ops
 from tiny_checkpoints import build_checkpoint
 
-from motley.kernels.cpu.maps import can_populate, map_file
+from motley.kernels.cpu.maps import can_populate, map_file, resident
 from motley.replicas import early
-from motley.replicas.bench.load import drop, resident
+from motley.replicas.bench.load import drop
 from motley.replicas.early import ask_early
 from motley.replicas.engine_config import EngineConfig
 from motley.replicas.model import load_model
@@ -32,7 +32,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
 
     monkeypatch.setattr(early.os, "posix_fadvise", ask)
-    monkeypatch.setattr(early, "can_populate", lambda: False)  # as of an older system
+    monkeypatch.setattr(early, "is_mappable", lambda _: False)  # as of an older system
     return found
 
 

@@ -59,6 +59,23 @@ def test_no_more_is_read_than_the_lead_but_what_somebody_waits_for() -> None:
     ahead.close()
 
 
+def test_who_wants_what_is_at_hand_waits_for_nobody() -> None:
+    reads: dict[str, threading.Thread] = {}
+
+    def read(span: str) -> None:
+        reads[span] = threading.current_thread()
+
+    ahead = ReadAhead(SPANS, read, at_hand=lambda span: span in "bc", lead=10)
+    for span in "bb":
+        ahead.wait(span)
+    assert reads == {"b": threading.current_thread()}, "and nothing is read ahead yet"
+    ahead.used("b")
+    ahead.wait("a")
+    ahead.wait("c")
+    assert [reads[span] is threading.current_thread() for span in "abc"] == [False, True, True]
+    ahead.close()
+
+
 def test_what_cannot_be_read_is_told_whoever_waits_for_it() -> None:
     disk = Disk(fails="b")
     ahead = ReadAhead(SPANS, disk)
