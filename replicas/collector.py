@@ -28,10 +28,9 @@ def paused() -> Iterator[None]:
 def settle() -> None:
     """What is there now stays, and is never walked again; new objects are looked over when there are many.
 
-    For a process that serves a model until it ends, once that is loaded: cycles among what is there now are not freed
-    before this is called again.
+    For a process that serves a model until it ends, once that is loaded: cycles among what is there now are not freed.
+    Called again it walks what has come since, and no more.
     """
-    gc.unfreeze()
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG, *gc.get_threshold()[1:])

@@ -10,7 +10,7 @@ import logging
 from importlib import import_module
 from pathlib import Path
 
-from ...replicas.collector import paused
+from ...replicas.collector import paused, settle
 from .places import Places
 
 __all__ = ["PRELOADED", "begin", "import_all", "places"]
@@ -35,6 +35,7 @@ def begin() -> None:
     try:
         if _is_nobodys() and places().take():
             import_all()
+            settle()  # a tenth of the time from the kill of a replica to the next answer, where nobody waits for it
     except Exception:
         log.exception("a process that waits for a replica has not imported all that one needs")
 

@@ -320,16 +320,19 @@ def found() -> dict[str, dict[str, Any]]:
 def test_an_actor_that_wants_a_gpu_takes_one_and_sees_its_own(found: dict[str, dict[str, Any]]) -> None:
     assert found["of a GPU"]["took"]
     assert found["of a GPU"]["torch"]
+    assert found["of a GPU"]["settled"]
     assert found["of a GPU"]["gpus"] == "0"
 
 
 def test_so_does_one_in_a_bundle(found: dict[str, dict[str, Any]]) -> None:
     assert found["in a bundle"]["took"]
     assert found["in a bundle"]["torch"]
+    assert found["in a bundle"]["settled"]
 
 
 def test_workers_that_nobody_asked_to_wait_import_nothing(found: dict[str, dict[str, Any]]) -> None:
     assert not found["the first"]["torch"]
+    assert not found["the first"]["settled"]
     assert not found["another node's"]["took"]
     assert not found["another node's"]["torch"]
 

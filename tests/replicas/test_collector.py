@@ -80,14 +80,17 @@ def test_cycles_are_freed_all_the_same() -> None:
     while len(new) < 2 * YOUNG and old() is not None:
         new.append([])
     assert old() is None, "what was made since, once there is enough of it"
+
+
+def test_what_was_there_is_walked_once() -> None:
+    """So that a process that waited for a replica need not walk all that it has imported when it is one."""
     kept = Knot()
     settle()
-    gone = weakref.ref(kept)
+    there, new = weakref.ref(kept), weakref.ref(Knot())
     del kept
-    gc.collect()
-    assert gone() is not None, "what was there stays"
     settle()
-    assert gone() is None, "until a model takes the place of another"
+    assert new() is None, "what has come since"
+    assert there() is not None, "and nothing else"
 
 
 async def test_a_replica_settles_when_its_model_is_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ Prints, by the name of a case, what came of it.
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -32,13 +33,14 @@ class Replica:
     def __init__(self, count: int) -> None:
         from motley.cluster.spare import keeper
 
-        self._torch = "torch" in sys.modules
+        self._torch, self._settled = "torch" in sys.modules, gc.get_freeze_count() > 0
         if count:
             keeper.SETTLE_S, keeper.LOOK_S, keeper.FIRST_S = 0.5, 0.2, 0.5
             keeper.keep(count)
 
     def told(self) -> dict[str, Any]:
-        return {"pid": os.getpid(), "raylet": os.getppid(), "torch": self._torch, "gpus": os.environ.get(CUDA)}
+        seen = {"torch": self._torch, "settled": self._settled, "gpus": os.environ.get(CUDA)}
+        return {"pid": os.getpid(), "raylet": os.getppid(), **seen}
 
 
 def here(**options: Any) -> tuple[Any, dict[str, Any]]:
