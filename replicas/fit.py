@@ -279,6 +279,7 @@ def parts_of(decoder: Decoder, asked: Asked) -> Parts:
     on_gpu = ops.device.type != "cpu"
     kv_block = sum(layer.nbytes for layer in kv)
     leads = decoder.stage.is_first and (decoder.ranks is None or decoder.ranks.rank == 0)  # and chooses tokens
+    launches_graphs = decoder.tier is None and decoder.stage.is_first and decoder.stage.is_last
     if not (leads or decoder.stage.is_last):
         config = replace(config, vocab_size=0)  # it never has logits
     return Parts(
@@ -297,7 +298,7 @@ def parts_of(decoder: Decoder, asked: Asked) -> Parts:
         + on_gpu * (table_bytes(config, asked.running) + kv_block)  # one block more, for the padding of graphs
         + on_gpu * leads * asked.sampled * HISTOGRAM_BYTES
         + on_gpu * leads * (not asked.max_drafts) * history_bytes(config, asked.running),
-        graphs=on_gpu * (decoder.tier is None) * graph_bytes(config, itemsize, asked.rows),
+        graphs=on_gpu * launches_graphs * graph_bytes(config, itemsize, asked.rows),
         context=on_gpu * CONTEXT_BYTES,
         staging=on_gpu * (asked.swap_memory_bytes != 0 or asked.shares) * STAGED_BLOCKS * kv_block,
     )

@@ -54,6 +54,7 @@ _STATES: Mapping[str, Literal["running", "stopping"]] = {
     "STOPPING": "stopping",
     "STOPPED": "stopping",
 }
+_FAILED = "failed to start"  # Serve's words, of a replica where others serve, else of the pool
 _SERVES: Mapping[str, Literal["healthy", "failed"]] = {"HEALTHY": "healthy", "DEPLOY_FAILED": "failed"}
 
 
@@ -113,11 +114,15 @@ class ServeFleet:
         waits = [one for one in details.replicas if one.state.value == "STARTING" and one.node_id is None]
         if details.status.value == "DEPLOY_FAILED":
             return f"replicas do not start: {_last_line(details.message)}"
-        if not waits:
-            return STARTING
-        needs = _needs(await self._info(pool))
-        nodes = await asyncio.to_thread(_nodes)
-        return why(needs, nodes, node_labels_match_selector) or STARTING
+        if waits:
+            needs = _needs(await self._info(pool))
+            nodes = await asyncio.to_thread(_nodes)
+            if no_room := why(needs, nodes, node_labels_match_selector):
+                return no_room
+        # Where any has ever started Serve tries for ever, and says so nowhere else.
+        if _FAILED in details.message:
+            return f"the last that was tried did not start: {_last_line(details.message)}"
+        return STARTING
 
     async def set_target(self, pool: str, replicas: int) -> None:
         await self._asked("update_deployment_replicas", DeploymentID(pool, self._app), replicas)

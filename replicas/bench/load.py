@@ -27,6 +27,7 @@ from typing import Any
 from ...kernels.cpu.maps import resident
 from ..cores import usable_cores
 from ..errors import EngineFault
+from ..weights_cache import LEAST_BYTES
 from .child import Child
 from .engine_gpu import about_device
 from .report import machine, row, versions
@@ -116,8 +117,11 @@ class _Bench:
         """A start whose time does not count leaves byte code, the weights that it has repacked and its rates."""
         self._answer("second start", "ready")
         self._kept = self._entries()
-        if not self._kept:
+        if not self._kept and self._size() >= LEAST_BYTES:  # else nobody keeps anything of it
             raise EngineFault(f"a start has kept nothing in {self._cache}: is there room on its disk?")
+
+    def _size(self) -> int:
+        return sum(path.stat().st_size for path in self._checkpoint.glob("*.safetensors"))
 
     def _entries(self) -> set[Path]:
         return set(self._cache.rglob("*.safetensors"))
@@ -156,7 +160,7 @@ class _Bench:
     def rows(self, workload: Mapping[str, Any]) -> list[dict[str, Any]]:
         if self._entries() != self._kept:  # else it would be a first start that counts as a second
             raise EngineFault(f"a second start did not find what was kept: {self._cache} has other files than at first")
-        size = sum(path.stat().st_size for path in self._checkpoint.glob("*.safetensors"))
+        size = self._size()
         kept = sum(path.stat().st_size for path in self._kept)
         found = []
         for state in (*_STATES, _DROPPED):

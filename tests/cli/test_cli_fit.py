@@ -145,6 +145,9 @@ def test_stages_on_unequal_cards(capsys: pytest.CaptureFixture[str]) -> None:
     assert row["device"] == "Tesla P40 + Tesla T4 + NVIDIA L4"
     assert sum(row["pipeline_layers"]) == 6
     assert [each["capability"] for each in row["processes"]] == ["6.1", "6.1", "7.5", "7.5", "8.9", "8.9"]
+    assert {each["parts"]["graphs"] for each in row["processes"]} == {0}, "stages launch none"
+    ranks = report(capsys, "demo", "--device", "Tesla T4", "--tensor-parallel", "2")["rows"][0]["processes"]
+    assert min(each["parts"]["graphs"] for each in ranks) > 0
     assert {each["device"] for each in found["scaling"]["rows"]} == {row["device"]}
     assert [each["link"] for each in found["scaling"]["links"]] == ["ethernet10", "ethernet25", "ethernet100"]
     text = told(capsys, "demo", "--stages", "p40,t4", "--link", "pcie", "--tensor-parallel", "3")

@@ -93,24 +93,32 @@ def _demand(fleet: pb.Fleet) -> str:
 
 
 def _pools(fleet: pb.Fleet) -> Table:
-    table = table_of("pool", "wanted", "ready", "starting", "draining", "bounds", "waits for")
+    weights = ("weights",) * _updated(fleet)
+    table = table_of("pool", "wanted", "ready", "starting", "draining", "bounds", *weights, "waits for")
     for one in fleet.pools:
         counts = (one.target, one.ready, one.starting, one.draining)
+        cells = (*map(str, counts), f"{one.minimum}–{one.maximum}", *(str(one.weights_version) for _ in weights))
         waits = "; ".join(filter(None, ("is being rolled" if one.rolling else "", one.pending)))
-        table.add_row(Text(one.name), *map(str, counts), f"{one.minimum}–{one.maximum}", Text(waits))
+        table.add_row(Text(one.name), *cells, Text(waits))
     return table
 
 
 def _replicas(fleet: pb.Fleet) -> Table:
-    table = table_of("replica", "pool", "state", "device", "running", "waiting", "KV", "tokens/s", "node")
+    weights = ("weights",) * _updated(fleet)
+    table = table_of("replica", "pool", "state", "device", *weights, "running", "waiting", "KV", "tokens/s", "node")
     for pool in fleet.pools:
         for one in pool.replicas:
             state = pb.ReplicaState.Name(one.state).removeprefix("REPLICA_STATE_").lower()
-            told = one.load_age_s >= 0
             load = (f"{one.running}", f"{one.waiting}", f"{one.kv_used:.0%}", f"{one.generated_tokens_per_s:.1f}")
-            device = Text(one.device)
-            table.add_row(Text(one.replica_id), Text(pool.name), state, device, *(load if told else [""] * 4), one.node)
+            told = (*(str(one.weights_version) for _ in weights), *load)
+            cells = told if one.load_age_s >= 0 else [""] * len(told)
+            table.add_row(Text(one.replica_id), Text(pool.name), state, Text(one.device), *cells, one.node)
     return table
+
+
+def _updated(fleet: pb.Fleet) -> bool:
+    """Whether there is anything to tell of weights: a terminal is narrow."""
+    return any(pool.weights_version for pool in fleet.pools)
 
 
 def table_of(*heads: str) -> Table:

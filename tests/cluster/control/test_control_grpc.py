@@ -103,7 +103,9 @@ async def test_a_policy_that_fails_is_told(plane: Plane, capsys: pytest.CaptureF
     assert "policy slo, which fails: ttft_s: 1e+06 is not accepted" in " ".join(capsys.readouterr().out.split())
 
 
-async def test_weights_that_are_updated(plane: Plane) -> None:
+async def test_weights_that_are_updated(
+    plane: Plane, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     request = pb.UpdateWeightsRequest(path="/w/one", expected_version=0, reason="step 100")
     made = await plane.call("UpdateWeights", request)
     assert (made.pool, made.weights_version, made.contents) == ("cpu", 1, "digest of one")
@@ -119,6 +121,17 @@ async def test_weights_that_are_updated(plane: Plane) -> None:
     assert (fleet.pools[0].weights_version, fleet.pools[0].replicas[0].weights_version) == (1, 1)
     assert fleet.pools[0].replicas[0].weights_contents == "digest of r1's"
     assert fleet.events[-1].reason == "/w/one: step 100"
+    fleet.pools[0].weights_version = 2  # that one of its replicas is behind of
+    monkeypatch.setenv("COLUMNS", "200")
+    fleet_view.show(fleet)
+    lines = capsys.readouterr().out.splitlines()
+    for first, version in (("pool", "2"), ("replica", "1")):
+        [number] = [number for number, line in enumerate(lines) if line.startswith(first)]
+        at = lines[number].index("weights")
+        assert lines[number + 1][at:].split()[0] == version
+    fleet.pools[0].weights_version = 0
+    fleet_view.show(fleet)
+    assert "weights" not in capsys.readouterr().out.split("\n\n")[1], "a terminal is narrow"
 
 
 async def test_a_decision_and_who_made_it(plane: Plane) -> None:

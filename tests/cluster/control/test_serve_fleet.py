@@ -1,0 +1,62 @@
+"""What is said of a pool that has fewer replicas than it should, by what Serve tells of it."""
+
+from __future__ import annotations
+
+import inspect
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.serve._private.deployment_state import DeploymentState
+
+from motley.cluster.control.serve_fleet import _FAILED, STARTING, ServeFleet
+
+TRACE = "Error:\nTraceback (most recent call last):\n  ...\nCheckpointError: delta.safetensors: cannot be read\n"
+
+
+def told(status: str, message: str, *, placed: bool = True) -> Any:
+    replica = SimpleNamespace(state=SimpleNamespace(value="STARTING"), node_id="n" if placed else None)
+    return SimpleNamespace(status=SimpleNamespace(value=status), message=message, replicas=[replica])
+
+
+async def pending(status: str, message: str, **replica: bool) -> str:
+    fleet = ServeFleet("motley", lambda models: None)
+    fleet._seen["cpu"] = told(status, message, **replica)
+    return await fleet.pending("cpu")
+
+
+async def test_those_that_never_did() -> None:
+    said = await pending("DEPLOY_FAILED", f"The deployment failed to start 3 times in a row. {TRACE}")
+    assert said == "replicas do not start: CheckpointError: delta.safetensors: cannot be read"
+
+
+@pytest.mark.parametrize("status", ["UNHEALTHY", "UPSCALING", "HEALTHY", "UPDATING"])
+@pytest.mark.parametrize(
+    "words", ["A replica failed to start with exception. Retrying.", "The deployment failed to start 2 times in a row."]
+)
+async def test_one_in_the_place_of_one_that_was_lost(status: str, words: str) -> None:
+    """Serve tries for ever, whatever it calls the pool meanwhile."""
+    said = await pending(status, f"{words} {TRACE}")
+    assert said == "the last that was tried did not start: CheckpointError: delta.safetensors: cannot be read"
+
+
+@pytest.mark.parametrize("message", ["", "A replica's health check failed."])
+async def test_one_that_only_takes_its_time(message: str) -> None:
+    assert await pending("UNHEALTHY", message) == STARTING
+
+
+async def test_no_room_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def info(self: ServeFleet, name: str) -> Any:
+        return SimpleNamespace()
+
+    monkeypatch.setattr(ServeFleet, "_info", info)
+    monkeypatch.setattr("motley.cluster.control.serve_fleet._needs", lambda info: [])
+    monkeypatch.setattr("motley.cluster.control.serve_fleet._nodes", list)
+    monkeypatch.setattr("motley.cluster.control.serve_fleet.why", lambda *_: "no GPU free")
+    failed = f"A replica failed to start with exception. Retrying. {TRACE}"
+    assert await pending("UNHEALTHY", failed, placed=False) == "no GPU free"
+
+
+def test_these_are_still_serves_words() -> None:
+    for method in (DeploymentState.record_replica_startup_failure, DeploymentState.check_curr_status):
+        assert _FAILED in inspect.getsource(method)
