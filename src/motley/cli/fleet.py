@@ -277,7 +277,8 @@ def update(
     file: Annotated[Path, typer.Argument(help="A safetensors file, the same on every host of the pool's replicas.")],
     delta: Annotated[bool, typer.Option("--delta", help="Its tensors are added to those there are.")] = False,
     expect_version: Annotated[
-        int | None, typer.Option(help="Only if the pool's weights are still of this version, as status shows it; 0: of no update.")
+        int | None,
+        typer.Option(help="Only if the pool's weights are still of this version, as status shows it; 0: of no update."),
     ] = None,
     pool: Annotated[str, typer.Option(help="A pool's name; default: the only one.")] = "",
     reason: Reason = None,
