@@ -93,24 +93,27 @@ def _demand(fleet: pb.Fleet) -> str:
 
 
 def _pools(fleet: pb.Fleet) -> Table:
-    weights = ("weights",) * _updated(fleet)
-    table = table_of("pool", "wanted", "ready", "starting", "draining", "bounds", *weights, "waits for")
+    updated = _updated(fleet)
+    heads = ("pool", "wanted", "ready", "starting", "draining", "bounds", *(["weights"] if updated else []))
+    table = table_of(*heads, "waits for")
     for one in fleet.pools:
         counts = (one.target, one.ready, one.starting, one.draining)
-        cells = (*map(str, counts), f"{one.minimum}–{one.maximum}", *(str(one.weights_version) for _ in weights))
+        weights = [str(one.weights_version)] if updated else []
+        cells = (*map(str, counts), f"{one.minimum}–{one.maximum}", *weights)
         waits = "; ".join(filter(None, ("is being rolled" if one.rolling else "", one.pending)))
         table.add_row(Text(one.name), *cells, Text(waits))
     return table
 
 
 def _replicas(fleet: pb.Fleet) -> Table:
-    weights = ("weights",) * _updated(fleet)
-    table = table_of("replica", "pool", "state", "device", *weights, "running", "waiting", "KV", "tokens/s", "node")
+    updated = _updated(fleet)
+    heads = ("replica", "pool", "state", "device", *(["weights"] if updated else []))
+    table = table_of(*heads, "running", "waiting", "KV", "tokens/s", "node")
     for pool in fleet.pools:
         for one in pool.replicas:
             state = pb.ReplicaState.Name(one.state).removeprefix("REPLICA_STATE_").lower()
             load = (f"{one.running}", f"{one.waiting}", f"{one.kv_used:.0%}", f"{one.generated_tokens_per_s:.1f}")
-            told = (*(str(one.weights_version) for _ in weights), *load)
+            told = [*([str(one.weights_version)] if updated else []), *load]
             cells = told if one.load_age_s >= 0 else [""] * len(told)
             table.add_row(Text(one.replica_id), Text(pool.name), state, Text(one.device), *cells, one.node)
     return table

@@ -58,5 +58,8 @@ async def test_no_room_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_these_are_still_serves_words() -> None:
-    for method in (DeploymentState.record_replica_startup_failure, DeploymentState.check_curr_status):
-        assert _FAILED in inspect.getsource(method)
+    for method, words in (
+        (DeploymentState.record_replica_startup_failure, f'"A replica {_FAILED} with exception.'),
+        (DeploymentState.check_curr_status, f'"The deployment {_FAILED} "'),  # and how many times
+    ):
+        assert words in inspect.getsource(method)
