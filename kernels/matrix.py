@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from . import calibration
@@ -20,7 +19,7 @@ from .static import fault
 from .tuning import choose, folder_of, tabled_devices
 from .variant import Variant
 
-__all__ = ["Row", "Spent", "markdown", "picks", "run", "write"]
+__all__ = ["Row", "Spent", "picks", "run"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,44 +187,6 @@ def run(
 
 def _key(job: Job, variant: Variant) -> Any:
     return job.op, job.capability, variant.function, variant.types, variant.constants, variant.config
-
-
-def markdown(rows: Sequence[Row]) -> str:
-    """For each operator and capability the most registers and shared memory of its kernels, and the products."""
-    lines = [
-        "| operator | " + " | ".join("{}.{}".format(*capability) for capability in CAPABILITIES) + " |",
-        "|---|" + "---|" * len(CAPABILITIES),
-    ]
-    for op in dict.fromkeys(row.op for row in rows):
-        cells = [_cell([row for row in rows if (row.op, row.capability) == (op, each)]) for each in CAPABILITIES]
-        lines.append(f"| {op} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
-
-
-def write(path: Path, rows: Sequence[Row]) -> None:
-    """Between the marks of a page that has them, else as a page of its own."""
-    text = markdown(rows)
-    page = path.read_text() if path.exists() else ""
-    before, begin, rest = page.partition(_BEGIN)
-    _, end, after = rest.partition(_END)
-    path.write_text(f"{before}{begin}\n{text}{end}{after}" if end else text)
-
-
-_BEGIN, _END = "<!-- matrix: begin -->", "<!-- matrix: end -->"
-
-
-def _cell(rows: Sequence[Row]) -> str:
-    if not rows:
-        return "–"
-    if any(row.fault for row in rows):
-        return "**fault**"
-    products = dict.fromkeys(name for row in rows for name in row.mix or {} if name in _PRODUCTS)
-    registers, shared = max(row.registers for row in rows), max(row.shared for row in rows)
-    least = min(row.occupancy for row in rows)
-    return f"{' '.join(products)} {registers} regs, {shared / 1024:.0f} KiB, {least:.0%}".strip()
-
-
-_PRODUCTS = ("fma.f32", "fma.f16x2", "dp4a", "mma.sync", "wgmma", "tcgen05.mma")
 
 
 def _notable(mix: Mapping[str, int]) -> dict[str, int]:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from motley.cli.app import run
-from motley.kernels import tuning
+from motley.kernels import matrix, page, tuning
 from motley.kernels.model_shapes import REHEARSAL
 from motley.kernels.registry import OPERATIONS
 from motley.replicas.bench import kernels as bench_kernels
@@ -83,12 +83,49 @@ def test_static_tables_say_so(tmp_path: Path) -> None:
     ("arguments", "told"),
     [
         (["compile", "--cc", "5.2"], "--cc 5.2"),
+        (["compile", "--all", "--quick", "--check", "page.md"], "--check: needs --all, and takes neither"),
+        (["compile", "--cc", "90", "--check", "page.md"], "--check: needs --all, and takes neither"),
         (["compile", "--op", "nothing"], "'nothing' is no operator; there are w4a16_gemv"),
         (["tune", "--op", "w4a16_gemv"], "torch finds no GPU here; --static"),
     ],
 )
 def test_refusals(arguments: list[str], told: str) -> None:
     assert told in " ".join(compiled(*arguments, code=2).stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("made_of", "table", "quick", "code", "told"),
+    [
+        ("these", "its", True, 0, "of these sources"),
+        ("these", "edited", False, 1, "its table is not what was compiled"),
+        ("others", "its", False, 0, "its table is right, but of other sources"),
+        ("others", "another", False, 1, "its table is not what was compiled"),
+        ("none", "none", False, 1, "its table is not what was compiled"),
+    ],
+)
+def test_all_is_compiled_only_where_a_page_is_of_other_sources(
+    made_of: str, table: str, quick: bool, code: int, told: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """And then it must have the table that comes of it. What is compiled is not the question here."""
+    path, asked = tmp_path / "page.md", []
+    rows = [matrix.Row("op", "kernel", (6, 1), "m=1", {}, "", "", registers=40)]
+
+    def run_matrix(*_: Any, quick: bool, **__: Any) -> tuple[list[matrix.Row], matrix.Spent]:
+        asked.append(quick)
+        return rows, matrix.Spent(1.0, 1.0)
+
+    monkeypatch.setattr(matrix, "run", run_matrix)
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    if table != "none":
+        page.write(path, rows if table != "another" else [replace(rows[0], registers=41)], complete=True)
+    if table == "edited":
+        path.write_text(path.read_text().replace("40 regs", "39 regs"))
+    if made_of == "others":
+        path.write_text(re.sub("made of [0-9a-f]+", "made of " + "0" * 32, path.read_text()))
+    assert run(["kernels", "compile", "--all", "--summary", "--check", str(path)]) == code
+    assert asked == [quick]
+    assert told in " ".join(capsys.readouterr().err.split())
 
 
 def test_under_the_interpreter_nothing_is_compiled(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from motley.kernels.attention.common import HEAD_DIMS
 from motley.kernels.calibration import REFERENCE_S
 from motley.kernels.capability import CAPABILITIES
 from motley.kernels.gpu.configs import Configs
-from motley.kernels.matrix import Row, Spent, markdown, picks
+from motley.kernels.matrix import Row, Spent, picks
 from motley.kernels.model_shapes import MODELS
 from motley.kernels.operation import Launch, Shape, rounded
 from motley.kernels.precision import PrecisionPolicy, policy_of
@@ -222,8 +222,3 @@ def test_twice_the_time_is_over_the_budget_on_any_machine(slower: float) -> None
         for times, over in ((1.0, False), (7 / 6, False), (2.0, True)):
             spent = Spent(0.0, 2 * measured * times * slower, pace=REFERENCE_S * slower)
             assert spent.over(budgets[name]) is over, (name, times)
-
-
-def test_a_table_has_a_column_for_each_capability() -> None:
-    head, rule = markdown([]).splitlines()
-    assert head.count("|") == rule.count("|") == len(CAPABILITIES) + 2

@@ -38,6 +38,10 @@ def compile_(
     table: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the table into that page, between its marks.")
     ] = None,
+    check: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="With --all: fail unless that page has the table of these kernels."),
+    ] = None,
     budget: Annotated[
         float | None,
         typer.Option(metavar="SECONDS", help="Of two cores as fast as budgets are of; fail if more.", min=0.01),
@@ -53,6 +57,10 @@ def compile_(
     it took more time of two cores than --budget; time that others had the cores for does not count. A budget is for
     one machine: how fast this one is beside it is measured first, on a kernel that stays as it is.
 
+    A page that --table wrote says which sources it was made of. Where --check finds there the very sources and the
+    Triton that are here, every kernel is compiled once for each capability, as by --quick; else all is compiled, and
+    must come to that page's table.
+
     \b
     Examples:
       motley kernels compile --cc 61 75 90
@@ -61,16 +69,21 @@ def compile_(
     """
     capabilities = _capabilities([*(cc or ()), *(more or ())], everything=everything)
     operations = _operations(op)
-    from ..kernels import matrix
+    from ..kernels import matrix, page
 
     _need_the_compiler()
+    if check is not None and (not everything or op or quick or table is not None):
+        raise typer.BadParameter("--check: needs --all, and takes neither --op nor --quick nor --table")
+    current = check is not None and page.is_current(check)
+    if current:
+        typer.echo(f"{check}: of these sources; every kernel is compiled once for each capability", err=True)
     with counted("compiling") as progress:
         rows, spent = matrix.run(
             operations,
             capabilities,
             workers or os.cpu_count() or 1,
             lambda count, of: progress("compiling", count, of),
-            quick=quick,
+            quick=quick or current,
             calibrated=budget is not None,
         )
     faults = [row for row in rows if row.fault]
@@ -85,14 +98,19 @@ def compile_(
             print(_line(row))
         print(f"Triton {_triton()['triton']}: {len(rows)} kernels, {len(faults)} at fault, {spent.told(rows, budget)}")
     if table is not None:
-        matrix.write(table, rows)
+        page.write(table, rows, complete=everything and not (op or quick or faults))
+    other = check is not None and not current and page.table_of(check) != page.markdown(rows)
+    if other:
+        typer.echo(f"{check}: its table is not what was compiled; --table {check} writes it anew", err=True)
+    elif check is not None and not current:
+        typer.echo(f"{check}: its table is right, but of other sources; --table {check} notes these", err=True)
     if spent.over(budget):
         message = (
             f"over its budget: compiling took {spent.of_two_cores:.0f} s of two cores, "
             f"{spent.of_reference:.0f} s at the pace of its budget, and may take {budget:g} s"
         )
         typer.echo(message, err=True)
-    if faults or spent.over(budget):
+    if faults or other or spent.over(budget):
         raise typer.Exit(1)
 
 
