@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is first imported, by whomever
 
 import pytest
+import thorough
 import torch
 from alone import note_failures
 from hypothesis import HealthCheck, settings
@@ -21,6 +22,18 @@ settings.register_profile("motley", deadline=None, suppress_health_check=[Health
 settings.load_profile("motley")
 
 MEASURED = pytest.StashKey[list[str]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(thorough.OPTION, action="store_true", help="all tests, and all combinations of their parameters")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    thorough.configure(config)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    thorough.select(config, items)
 
 
 @pytest.fixture(autouse=True)

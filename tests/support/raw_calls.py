@@ -153,6 +153,10 @@ class Protocol:
         return self.call.startswith("/")
 
     @property
+    def embeds(self) -> bool:
+        return "mbed" in self.name
+
+    @property
     def ways(self) -> list[str]:
         """`field`: a deadline in the request itself; `deadline`: gRPC's own."""
         own = ["field"] if self.fields else []

@@ -34,6 +34,17 @@ from motley.replicas.offline import Engine
 
 ROOT = Path(__file__).parents[2]
 EMBEDS = EMBEDDINGS + NO_SAMPLING
+# Of each door, and of each way to write a request, one.
+EACH_TIME = (
+    "completions stream", "chat", "embeddings", "kserve REST", "responses", "motley CompleteStream", "motley Chat",
+    "kserve ModelStreamInfer, streaming", "vllm Generate", "Engine.stream",
+)  # fmt: skip
+
+
+def named(*names: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize(
+        "name", [name if name in EACH_TIME else pytest.param(name, marks=pytest.mark.thorough) for name in names]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +164,7 @@ def test_what_is_tested_elsewhere_is() -> None:
         assert f"def {name}(" in (ROOT / file).read_text(), elsewhere
 
 
-@pytest.mark.parametrize("name", EVERYTHING)
+@named(*EVERYTHING)
 def test_words(protocols: dict[str, Protocol], name: str) -> None:
     protocol, wrong, asked = protocols[name], [], 0
     for row in ROWS:
@@ -168,7 +179,7 @@ def test_words(protocols: dict[str, Protocol], name: str) -> None:
     assert asked >= 10
 
 
-@pytest.mark.parametrize("name", [*OVER_HTTP, *RESPONSES, *OVER_GRPC])
+@named(*OVER_HTTP, *RESPONSES, *OVER_GRPC)
 def test_bytes(protocols: dict[str, Protocol], name: str) -> None:
     protocol, wrong = protocols[name], []
     for row in WIRES:
@@ -185,7 +196,7 @@ def test_bytes(protocols: dict[str, Protocol], name: str) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("name", [*OVER_HTTP, *OVER_GRPC])
+@named(*OVER_HTTP, *OVER_GRPC)
 def test_requests_of_one_id_at_the_same_time(protocols: dict[str, Protocol], name: str) -> None:
     protocol = protocols[name]
     questions = [

@@ -14,14 +14,19 @@ from leaving import Leaving
 from protocols_said import Grpc, Http, Responses, everything
 from raw_calls import PROTOCOLS, Asked, Protocol, RawCall
 from served import Served, children, command_line, wait_for
+from thorough import halves
 
 from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import inference_pb2_grpc
 
 LONG = {"max_tokens": 65_000, "ignore_eos": True, "n": 2, "temperature": 1.0}
-EMBED = [protocol for protocol in PROTOCOLS if "mbed" in protocol.name]
-GENERATE = [protocol for protocol in PROTOCOLS if protocol not in EMBED]
 STREAMS = [protocol for protocol in PROTOCOLS if protocol.streams]
+# Of each door, in one piece and in many.
+EACH_TIME = (
+    "motley.v1 stream", "motley.v1 Chat", "OpenAI chat stream", "OpenAI", "OpenAI embeddings", "ModelStreamInfer",
+    "KServe REST", "vLLM Generate stream",
+)  # fmt: skip
+in_parts = halves(PROTOCOLS, lambda protocol: protocol.name, EACH_TIME)
 numbers = itertools.count()
 AHEAD = 300  # steps: far more than a reader has taken that takes nothing
 
@@ -33,6 +38,14 @@ def long(protocol: Protocol, timeout_s: float | None = None) -> Asked:
 
 def verbose(protocol: Protocol, timeout_s: float | None = None) -> Asked:
     return Asked(f"{protocol.name} ", logprobs=20, id=protocol.name, timeout_s=timeout_s)
+
+
+def generating(cases: list[Protocol]) -> list[Protocol]:
+    return [one for one in cases if not one.embeds]
+
+
+def streaming(cases: list[Protocol]) -> list[Protocol]:
+    return [one for one in cases if one.streams]
 
 
 def running(service: Served) -> Callable[[int], object]:
@@ -47,26 +60,32 @@ def test_every_way_to_ask_for_an_answer_is_here(service: Served) -> None:
     assert {protocol.call.removeprefix("/") for protocol in PROTOCOLS} == paths
 
 
-def test_leaving_while_it_runs(service: Served, report: Callable[[str], None]) -> None:
+@in_parts
+def test_leaving_while_it_runs(cases: list[Protocol], service: Served, report: Callable[[str], None]) -> None:
     service.wait_idle()
     with Leaving(service, "running", "running", report).measured() as table:
-        for protocols in (GENERATE, *([one] for one in EMBED)):  # one long prompt at a time is computed
+        for protocols in (
+            generating(cases),
+            *([one] for one in cases if one.embeds),
+        ):  # one long prompt at a time is computed
             table.leave_all(protocols, long, running(service))
             table.out_of_time(protocols, long, running(service), 1.0)
 
 
-def test_leaving_while_it_streams(service: Served, report: Callable[[str], None]) -> None:
+@in_parts
+def test_leaving_while_it_streams(cases: list[Protocol], service: Served, report: Callable[[str], None]) -> None:
     """One at a time, as soon as something has come."""
     service.wait_idle()
     with Leaving(service, "streaming", "running", report).measured() as table:
-        for protocol in STREAMS:
+        for protocol in streaming(cases):
             for way in protocol.leaves:
                 call = RawCall(service, protocol, long(protocol))
                 assert call.begun()
                 table.one(protocol, way, call)
 
 
-def test_leaving_what_one_does_not_read(service: Served, report: Callable[[str], None]) -> None:
+@in_parts
+def test_leaving_what_one_does_not_read(cases: list[Protocol], service: Served, report: Callable[[str], None]) -> None:
     """The client takes nothing, and what is made piles up on the way to it."""
     service.wait_idle()
 
@@ -76,8 +95,8 @@ def test_leaving_what_one_does_not_read(service: Served, report: Callable[[str],
         wait_for(lambda: service.load()["steps"] > before + AHEAD, "streams that run ahead of their readers")
 
     with Leaving(service, "slow reader", "running", report).measured() as table:
-        table.leave_all(STREAMS, verbose, ahead)
-        table.out_of_time(STREAMS, verbose, ahead, 5.0, told=False)
+        table.leave_all(streaming(cases), verbose, ahead)
+        table.out_of_time(streaming(cases), verbose, ahead, 5.0, told=False)
 
 
 @pytest.mark.parametrize("protocol", [STREAMS[0], STREAMS[3]], ids=lambda one: one.name)
@@ -102,7 +121,8 @@ def test_the_engine_waits_for_a_reader_that_takes_nothing(
     service.wait_idle(1.0)
 
 
-def test_leaving_while_it_is_parked(service: Served, report: Callable[[str], None]) -> None:
+@in_parts
+def test_leaving_while_it_is_parked(cases: list[Protocol], service: Served, report: Callable[[str], None]) -> None:
     """It waits for its grammar's word, with its KV: the process that would say it is stopped."""
     service.wait_idle()
 
@@ -121,7 +141,7 @@ def test_leaving_while_it_is_parked(service: Served, report: Callable[[str], Non
 
     try:
         with Leaving(service, "parked", "running", report).measured() as table:
-            table.leave_all(GENERATE, held, parked)
+            table.leave_all(generating(cases), held, parked)
     finally:
         signal_all(service, signal.SIGCONT)
     service.wait_idle()

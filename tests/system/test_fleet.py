@@ -151,6 +151,7 @@ def test_where_there_is_nobody_requests_wait(fleet: Served, plane: Plane) -> Non
         wait_for(lambda: len(running.ends) > 2 * CLIENTS, "answers")
 
 
+@pytest.mark.thorough
 def test_one_that_is_drained_is_replaced_and_one_that_is_removed_is_not(fleet: Served, plane: Plane) -> None:
     plane.scale(2, "a10")
     plane.wait(2, "a10")

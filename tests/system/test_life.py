@@ -17,6 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from raw_http import Answer, post
 from safetensors.torch import load_file, save_file
 from served import START_S, Served, alive, served, wait_for
+from thorough import thorough
 
 from motley.client import Client
 from motley.cluster.protos import inference_pb2 as pb
@@ -32,7 +33,7 @@ def refuse(folder: Path, *arguments: str, **environment: str) -> str:
     return line
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])
+@pytest.mark.parametrize("host", ["0.0.0.0", *thorough("::", "192.0.2.1")])
 def test_without_keys_it_binds_to_loopback_only(checkpoint: Path, tmp_path: Path, host: str) -> None:
     line = refuse(tmp_path, str(checkpoint), "--host", host)
     assert host in line
@@ -43,7 +44,7 @@ def test_rays_own_wall_must_stand(checkpoint: Path, tmp_path: Path) -> None:
     assert "RAY_AUTH_MODE" in refuse(tmp_path, str(checkpoint), RAY_AUTH_MODE="disabled")
 
 
-@pytest.mark.parametrize("flag", ["--http-port", "--grpc-port", "--dashboard-port"])
+@pytest.mark.parametrize("flag", ["--grpc-port", *thorough("--http-port", "--dashboard-port")])
 def test_a_port_that_is_taken(checkpoint: Path, tmp_path: Path, flag: str) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -90,7 +91,7 @@ def test_what_only_loading_finds_is_one_line_too(checkpoint: Path, tmp_path: Pat
         assert list(logs.glob("serve/*.log")), "kept, since somebody will want to read them"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, *thorough(signal.SIGTERM)])
 def test_stopped_while_it_starts(checkpoint: Path, tmp_path: Path, number: signal.Signals) -> None:
     with served([str(checkpoint)], tmp_path) as service:
         wait_for(lambda: len(service.descendants()) > 3, "Ray's processes", START_S)

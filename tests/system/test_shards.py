@@ -136,6 +136,7 @@ def text(service: Served, number: int, begun: threading.Event | None = None) -> 
     return found
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("whose", ["the first", "another"])
 def test_streams_go_on_elsewhere(whose: str, fault: signal.Signals, divided: Divided) -> None:

@@ -18,6 +18,7 @@ from late_exchange import LateExchange
 from late_shards import RANKS, STAGES, built, followers
 from served import wait_for
 from store_patience import be_patient
+from thorough import thorough
 from tiny_checkpoints import build_checkpoint
 
 from motley.replicas.build import BuiltEngine
@@ -31,7 +32,10 @@ SYSTEM = [(7 * i) % 101 + 3 for i in range(150)]
 CROWD = [[*SYSTEM[: 40 * part], *range(part, 60 + part)] for part in (1, 2, 3)] + [[*SYSTEM, 1, 2, 3], SYSTEM[::-1]]
 LONG = [list(range(first, first + 30)) for first in range(0, 180, 30)]
 WAYS = {"ranks": RANKS, "stages": STAGES, "stages of ranks": RANKS | STAGES}
-CASES = [("ranks", False), ("ranks", True), ("stages", False), ("stages of ranks", True)]  # early: copies are
+CASES = [
+    ("stages of ranks", True),
+    *thorough(("ranks", False), ("ranks", True), ("stages", False)),
+]  # early: copies are
 
 
 class LastingStore(BadStore):

@@ -91,7 +91,7 @@ def whole(folder: Path) -> tuple[list[Any], list[float]]:
 
 @pytest.mark.parametrize(
     "way",
-    [RANKS, STAGES, pytest.param(RANKS | STAGES, marks=pytest.mark.started)],
+    [RANKS, STAGES, pytest.param(RANKS | STAGES, marks=[pytest.mark.started, pytest.mark.thorough])],
     ids=["ranks", "stages", "stages of ranks"],
 )
 def test_it_says_what_one_process_says(folder: Path, whole: tuple[list[Any], list[float]], way: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ import pytest
 from awq_files import build_awq
 from gptq_files import build_gptq
 from served import alive, children, command_line
+from thorough import thorough
 from tiny_checkpoints import build_checkpoint
 
 from motley import Engine, SamplingParams
@@ -152,7 +153,7 @@ sys.stdin.readline()
 """
 
 
-@pytest.mark.parametrize("stopped", [False, True])
+@pytest.mark.parametrize("stopped", [False, *thorough(True)])
 def test_ranks_end_with_the_process_that_started_them(stopped: bool, tmp_path: Path) -> None:
     """However that ends, and whatever they do."""
     folder = build_checkpoint(tmp_path / "model")

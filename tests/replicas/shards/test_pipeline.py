@@ -21,6 +21,7 @@ from gptq_files import build_gptq
 from late_follower import LateProcesses
 from served import alive, children, command_line
 from steps import exact_ops
+from thorough import thorough
 from tiny_checkpoints import build_checkpoint
 
 from motley import Engine, SamplingParams
@@ -51,8 +52,10 @@ COMPILED = pytest.mark.skipif(library()[0] is None, reason="no C compiler")
 DIVIDED = [
     pytest.param("dense", 1, marks=pytest.mark.started),
     ("gptq, desc_act", 1),
-    pytest.param("dense", 2, marks=[COMPILED, pytest.mark.started]),
-    *(pytest.param(name, 2, marks=COMPILED) for name in FORMATS if name != "dense"),
+    pytest.param("dense", 2, marks=[COMPILED, pytest.mark.started, pytest.mark.thorough]),
+    pytest.param("gptq, desc_act", 2, marks=COMPILED),
+    pytest.param("awq", 2, marks=[COMPILED, pytest.mark.thorough]),
+    pytest.param("fp8", 2, marks=COMPILED),
 ]
 
 
@@ -192,6 +195,7 @@ def test_three_stages(tmp_path: Path) -> None:
         assert said_by(made)[:3] == whole[:3]
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize(("stages", "ranks", "lost"), [(3, 1, 0), (3, 1, 1), (2, 2, 2)])
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_stage_that_is_lost_ends_the_engine(
@@ -272,7 +276,7 @@ sys.stdin.readline()
 """
 
 
-@pytest.mark.parametrize("stopped", [False, True])
+@pytest.mark.parametrize("stopped", [True, *thorough(False)])
 def test_stages_end_with_the_process_that_started_them(stopped: bool, tmp_path: Path) -> None:
     folder = build_checkpoint(tmp_path / "model")
     with subprocess.Popen(

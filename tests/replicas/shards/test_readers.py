@@ -189,6 +189,7 @@ class Reads:
                 yield name
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize(("layers", "ranks"), DIVISIONS)
 @pytest.mark.parametrize("name", ["qwen2", "qwen3, tied", "gptq, desc_act"])
 def test_the_fingerprint_is_that_of_one_process_and_nothing_of_other_stages_is_read_for_it(

@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,13 @@ DIVISIONS: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {  # and head
     "two stages of two ranks": ({"pipeline_parallel": 2, "tensor_parallel": 2}, {}, 2),
 }
 BLOCK_BYTES = 2 * 16 * 16 * 4  # of a head of a layer
+
+
+def divisions(seldom: Collection[str]) -> Iterator[Any]:
+    """All; ranks want a C compiler."""
+    for name in DIVISIONS:
+        marks = [COMPILED] * (name != "two stages") + [pytest.mark.thorough] * (name in seldom)
+        yield pytest.param(name, marks=marks)
 
 
 class LastingStore(BadStore):
@@ -117,9 +124,7 @@ def cached(made: Engine, prompt: list[int]) -> int | None:
     return made.generate([prompt], SamplingParams(temperature=0.0, max_tokens=1, seed=0))[0].cached_tokens
 
 
-@pytest.mark.parametrize(
-    "name", [name if name == "two stages" else pytest.param(name, marks=COMPILED) for name in DIVISIONS]
-)
+@pytest.mark.parametrize("name", divisions(seldom=("two ranks", "two stages of two ranks")))
 def test_what_one_process_wrote_several_read_and_the_reverse(
     name: str, patient: None, store: LastingStore, tmp_path: Path
 ) -> None:
@@ -169,9 +174,7 @@ def test_what_one_process_wrote_several_read_and_the_reverse(
             finish(divided)
 
 
-@pytest.mark.parametrize(
-    "name", [name if name == "two stages" else pytest.param(name, marks=COMPILED) for name in DIVISIONS]
-)
+@pytest.mark.parametrize("name", divisions(seldom=("two ranks", "two ranks of one KV head")))
 def test_a_preempted_sequence_finds_its_kv_on_the_host(name: str, tmp_path: Path) -> None:
     """Where CPUs are told to keep it there, and that of every process; where there is no room, it is computed again."""
     division, options, heads = DIVISIONS[name]

@@ -13,6 +13,7 @@ import pytest
 from late_device import LateDevice, LateOps
 from served import alive, children, command_line, wait_for
 from stuck_follower import COMPUTES_S, Stuck
+from thorough import thorough
 from tiny_checkpoints import build_checkpoint
 
 from motley.kernels.cpu.build import library
@@ -50,11 +51,13 @@ def run(engine: BuiltEngine, number: int = 1) -> None:
 @pytest.mark.parametrize(
     ("what", "number", "name", "way"),
     [
-        ("in_a_call", 1, "stage 1", {"pipeline_parallel": 3}),
-        ("in_a_call", 2, "stage 2", {"pipeline_parallel": 3}),
+        *thorough(
+            ("in_a_call", 1, "stage 1", {"pipeline_parallel": 3}),
+            ("in_a_call", 2, "stage 2", {"pipeline_parallel": 3}),
+        ),
         ("between_calls", 1, "stage 1", {"pipeline_parallel": 3}),
         pytest.param("in_a_call", 3, "stage 1, rank 1", {"pipeline_parallel": 2, "tensor_parallel": 2}, marks=COMPILED),
-        pytest.param("in_a_call", 1, "rank 1", {"tensor_parallel": 2}, marks=COMPILED),
+        pytest.param("in_a_call", 1, "rank 1", {"tensor_parallel": 2}, marks=[COMPILED, pytest.mark.thorough]),
     ],
 )
 def test_one_that_hangs_in_a_step_is_lost_while_it_says_that_it_lives(
@@ -85,7 +88,7 @@ def waits_it_out(engine: BuiltEngine, when: Path) -> None:
         engine.close()
 
 
-@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("number", [1, *thorough(2)])
 def test_one_that_computes_for_long_is_not_lost(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor is one that waits meanwhile for what it has to hand on."""
     monkeypatch.setattr(group, "ANSWER_S", 3.0)

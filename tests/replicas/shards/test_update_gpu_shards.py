@@ -20,6 +20,7 @@ from late_device import LateDevice
 from late_exchange import LateExchange
 from late_shards import MIXED, RANKS, STAGES, built, followers
 from new_weights import changed, of_another, tensors_of, written
+from thorough import thorough
 from tiny_checkpoints import build_checkpoint
 
 from motley.replicas import build
@@ -119,7 +120,18 @@ def over(made: BuiltEngine, file: WeightFile, asked: Request) -> list[StreamMess
     return found
 
 
-@pytest.mark.parametrize(("name", "way"), [*(("dense", way) for way in WAYS), ("gptq", "ranks"), ("gptq", "GPU, CPU")])
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        ("dense", "stages"),
+        ("dense", "CPU, GPU, CPU"),
+        ("gptq", "ranks"),
+        *thorough(
+            *(("dense", way) for way in WAYS if way not in ("stages", "CPU, GPU, CPU")),
+            ("gptq", "GPU, CPU"),
+        ),
+    ],
+)
 def test_what_has_begun_ends_on_the_weights_that_it_began_with(name: str, way: str, tmp_path: Path) -> None:
     """Tokens and log-probabilities are those of engines of either checkpoint, to the bit; steps of both versions, and
     graphs where there are any, follow each other. Nothing of the old is left in any process: see late_follower.py.
@@ -153,7 +165,7 @@ def test_what_has_begun_ends_on_the_weights_that_it_began_with(name: str, way: s
         made.close()
 
 
-@pytest.mark.parametrize("way", ["ranks", "GPU, CPU"])
+@pytest.mark.parametrize("way", ["GPU, CPU", *thorough("ranks")])
 def test_steps_go_on_while_processes_prepare(way: str, tmp_path: Path) -> None:
     """What is prepared is not in the way of what is computed; of deltas, twice."""
     what, given = WAYS[way]
@@ -181,10 +193,10 @@ def test_steps_go_on_while_processes_prepare(way: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("where", "way"),
     [
-        *(("reckoned in another", way) for way in ("ranks", "stages")),  # a CPU reckons with nothing
-        *(("in another", way) for way in ("ranks", "GPU, CPU")),
+        ("reckoned in another", "stages"),  # a CPU reckons with nothing
+        ("in another", "ranks"),
         ("reckoned in the first", "stages"),
-        ("in the first", "ranks"),
+        *thorough(("reckoned in another", "ranks"), ("in another", "GPU, CPU"), ("in the first", "ranks")),
     ],
 )
 def test_where_one_process_cannot_all_stay_as_they_are(

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from elsewhere import Elsewhere, Host
 from new_weights import changed, of_another, written
+from thorough import thorough
 from tiny_checkpoints import build_checkpoint
 
 from motley.replicas.engine_config import EngineConfig
@@ -65,7 +66,7 @@ async def started(folder: Path, shape: str, there: Path | None, full: int = 0) -
     return worker
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", ["ranks of stages", *thorough("ranks", "stages")])
 async def test_processes_of_two_hosts_say_what_those_of_a_fresh_load_do(
     shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from gptq_files import build_gptq
 from new_weights import changed, of_another, written
+from thorough import thorough
 from tiny_checkpoints import build_checkpoint
 
 from motley.kernels.cpu.build import library
@@ -53,6 +54,7 @@ async def tokens(worker: Worker, number: int = 0, max_tokens: int = 8) -> list[i
     return said([message async for message in stream(worker, number, max_tokens)])
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", FORMATS)
 async def test_processes_say_what_those_of_a_fresh_load_do(name: str, shape: str, tmp_path: Path) -> None:
@@ -78,7 +80,7 @@ async def test_processes_say_what_those_of_a_fresh_load_do(name: str, shape: str
         await worker.close()
 
 
-@pytest.mark.parametrize("shape", ["stages", "ranks of stages"])
+@pytest.mark.parametrize("shape", ["stages", *thorough("ranks of stages")])
 async def test_what_has_begun_ends_on_what_it_began_with(shape: str, tmp_path: Path) -> None:
     """Several streams, so that steps of theirs are on their way from stage to stage when the weights change."""
     folder, other = (FORMATS["dense"](tmp_path / part, seed) for seed, part in enumerate(("one", "two")))
@@ -106,6 +108,7 @@ async def test_what_has_begun_ends_on_what_it_began_with(shape: str, tmp_path: P
         await fresh.close()
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("where", ["another process", "the first"])
 async def test_where_one_process_cannot_all_stay_as_they_are(

@@ -1,0 +1,84 @@
+"""Which tests run each time, and which only under `--thorough`, for which `make thorough` asks.
+
+Two marks leave tests for then. `thorough`: the test, or that case of it. `covering`: of all combinations of a test's
+parameters those that are not needed for each value to have its turn. Whoever names a test by its id gets it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import pytest
+
+T = TypeVar("T")
+
+OPTION = "--thorough"
+MARKS = (
+    "thorough: only with --thorough",
+    "covering: without --thorough only as many combinations of parameters as show each value of each once",
+)
+
+
+def thorough(*cases: Any) -> list[Any]:
+    """Cases of `parametrize` for then; those with several values as tuples."""
+    return [
+        pytest.param(*case, marks=pytest.mark.thorough) if isinstance(case, tuple) else _one(case) for case in cases
+    ]
+
+
+def _one(case: Any) -> Any:
+    return pytest.param(case, marks=pytest.mark.thorough)
+
+
+def halves(cases: Sequence[T], name: Callable[[T], str], each_time: Collection[str]) -> pytest.MarkDecorator:
+    """Gives a test `cases` as a list, of those that are named; and then of all others."""
+    if unknown := set(each_time) - set(map(name, cases)):
+        raise ValueError(f"there is no {unknown}")
+    named = [case for case in cases if name(case) in each_time]
+    others = [case for case in cases if name(case) not in each_time]
+    return pytest.mark.parametrize("cases", [named, *thorough(others)], ids=["some", "others"])
+
+
+def configure(config: pytest.Config) -> None:
+    for mark in MARKS:
+        config.addinivalue_line("markers", mark)
+
+
+def select(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Takes out of `items` what is left for then."""
+    if config.getoption(OPTION) or any("::" in argument for argument in config.args):
+        return
+    kept = [item for item in items if item.get_closest_marker("thorough") is None]
+    kept_ids = {id(item) for item in kept} - _not_needed(kept)
+    if left := [item for item in items if id(item) not in kept_ids]:
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if id(item) in kept_ids]
+
+
+def _not_needed(items: Iterable[pytest.Item]) -> set[int]:
+    by_test: dict[tuple[Any, ...], list[pytest.Function]] = {}
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("covering") is not None:
+            by_test.setdefault((item.path, item.cls, item.originalname), []).append(item)
+    return {id(item) for cases in by_test.values() for item in cases} - {
+        id(cases[index])
+        for cases in by_test.values()
+        for index in covering([frozenset(_values(case)) for case in cases])
+    }
+
+
+def _values(item: pytest.Function) -> Iterable[Hashable]:
+    for name, value in item.callspec.params.items() if hasattr(item, "callspec") else ():
+        yield name, type(value), value if isinstance(value, Hashable) else id(value)
+
+
+def covering(cases: Sequence[frozenset[Hashable]]) -> list[int]:
+    """Of combinations of values the indices of some that have every value: each time the first with most new ones."""
+    missing = frozenset[Hashable]().union(*cases)
+    chosen: list[int] = []
+    while missing:
+        best = max(range(len(cases)), key=lambda index: (len(cases[index] & missing), -index))
+        chosen.append(best)
+        missing -= cases[best]
+    return sorted(chosen) or list(range(len(cases)))
