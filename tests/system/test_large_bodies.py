@@ -12,6 +12,7 @@ import pytest
 from neighbour import Neighbour
 from raw_http import post
 from served import Served
+from thorough import thorough
 
 from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import inference_pb2_grpc
@@ -60,7 +61,10 @@ BODIES: dict[str, tuple[str, Any, int, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", BODIES)
+EACH_TIME = ("a field given twice, the last of 400,000", "messages", "a schema of references", "tools", "a tensor")
+
+
+@pytest.mark.parametrize("name", [*EACH_TIME, *thorough(*(name for name in BODIES if name not in EACH_TIME))])
 def test_over_http(service: Served, report: Callable[[str], None], name: str) -> None:
     path, body, status, code = BODIES[name]
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -78,7 +82,7 @@ def test_over_http(service: Served, report: Callable[[str], None], name: str) ->
     assert service.replicas() == before, "the same processes"
 
 
-@pytest.mark.parametrize("field", ["token_ids", "output_ids", "stop_token_ids"])
+@pytest.mark.parametrize("field", ["output_ids", *thorough("token_ids", "stop_token_ids")])
 def test_over_grpc(service: Served, report: Callable[[str], None], field: str) -> None:
     many = [65] * 4_000_000
     request = pb.CompleteRequest(text="a", sampling=pb.SamplingParams(max_tokens=1))
