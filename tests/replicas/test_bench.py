@@ -81,6 +81,7 @@ def test_kv_in_int8_is_measured_beside_what_it_replaces():
         kv.run(demo_path(), "", dtypes=["float32"], contexts=[20])
 
 
+@pytest.mark.thorough
 def test_run_measures_every_installed_side(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     native = peers.is_installed

@@ -39,6 +39,7 @@ def test_where_nothing_is_kept_there_is_no_second_start(
         bench.prepare()
 
 
+@pytest.mark.thorough
 def test_both_starts_and_every_reader_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load, "_READS", 1)
     said: list[str] = []

@@ -13,6 +13,7 @@ from motley.replicas.checkpoint import inspect_checkpoint
 
 
 @pytest.mark.skipif(library()[0] is None, reason="no C compiler")
+@pytest.mark.thorough
 def test_ways_are_measured_beside_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     said: list[str] = []

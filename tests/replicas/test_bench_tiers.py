@@ -16,6 +16,7 @@ def test_unknown_names_are_refused() -> None:
         tiers.run(formats=["bf16", "awq"])
 
 
+@pytest.mark.thorough
 def test_what_was_expected_and_what_came_of_it_are_told(tmp_path: Path) -> None:
     said: list[str] = []
     given = {"shape": "quick", "formats": ["gptq-int4"], "share": 0.5, "tokens": 8, "turns": 1, "threads": 1}

@@ -16,6 +16,7 @@ from typing import Any
 import grpc
 from raw_http import DATA, HEADERS, RST_STREAM, Http2, head
 from service_checkpoint import ids_of
+from thorough import halves
 
 from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import kserve_pb2, vllm_engine_pb2, vllm_engine_pb2_grpc
@@ -194,6 +195,12 @@ PROTOCOLS = [
     Protocol("vLLM Generate", f"{VLLM}/Generate", partial(_vllm, stream=False), fields=False),
     Protocol("vLLM Embed", f"{VLLM}/Embed", _vllm_embed, fields=False),
 ]
+# Those that are tried each time: of each door, in one piece and in many.
+EACH_TIME = (
+    "motley.v1 stream", "motley.v1 Chat", "OpenAI chat stream", "OpenAI", "OpenAI embeddings", "ModelStreamInfer",
+    "KServe REST", "vLLM Generate stream",
+)  # fmt: skip
+in_parts = halves(PROTOCOLS, lambda protocol: protocol.name, EACH_TIME)
 MANY_TOKENS = PROTOCOLS[1]  # an answer in one piece, which nobody need read meanwhile
 
 

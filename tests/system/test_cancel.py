@@ -12,21 +12,14 @@ import grpc
 import pytest
 from leaving import Leaving
 from protocols_said import Grpc, Http, Responses, everything
-from raw_calls import PROTOCOLS, Asked, Protocol, RawCall
+from raw_calls import PROTOCOLS, Asked, Protocol, RawCall, in_parts
 from served import Served, children, command_line, wait_for
-from thorough import halves
 
 from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import inference_pb2_grpc
 
 LONG = {"max_tokens": 65_000, "ignore_eos": True, "n": 2, "temperature": 1.0}
 STREAMS = [protocol for protocol in PROTOCOLS if protocol.streams]
-# Of each door, in one piece and in many.
-EACH_TIME = (
-    "motley.v1 stream", "motley.v1 Chat", "OpenAI chat stream", "OpenAI", "OpenAI embeddings", "ModelStreamInfer",
-    "KServe REST", "vLLM Generate stream",
-)  # fmt: skip
-in_parts = halves(PROTOCOLS, lambda protocol: protocol.name, EACH_TIME)
 numbers = itertools.count()
 AHEAD = 300  # steps: far more than a reader has taken that takes nothing
 

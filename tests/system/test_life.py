@@ -114,7 +114,7 @@ def test_it_greets_drains_and_leaves_nothing(service: Served, checkpoint: Path, 
             with Client(service.grpc) as client:
                 assert [model.name for model in client.models()] == ["tiny"]
         children = second.descendants()
-        length = 6000
+        length = 2000
         with Client(second.grpc, retries=0) as client, ThreadPoolExecutor() as threads:
             stream = client.stream("abc", max_tokens=length, ignore_eos=True)
             next(stream)

@@ -20,7 +20,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from leaving import Leaving
 from neighbour import NEIGHBOUR, Neighbour
-from raw_calls import MANY_TOKENS, PROTOCOLS, Asked, Protocol, RawCall
+from raw_calls import MANY_TOKENS, Asked, Protocol, RawCall, in_parts
 from raw_http import GOAWAY, HEADERS, RST_STREAM, Http2, head, post, unread
 from served import Served, alive, served, wait_for
 
@@ -87,11 +87,12 @@ def streams_in_log(service: Served) -> int:
     return sum(line["call"] == "CompleteStream" for line in access_log(service))
 
 
-def test_leaving_and_deadlines_while_waiting(pressed: Served, report: Callable[[str], None]) -> None:
+@in_parts
+def test_leaving_and_deadlines_while_waiting(
+    cases: list[Protocol], pressed: Served, report: Callable[[str], None]
+) -> None:
     """All places are taken, so that these requests wait in the engine."""
     pressed.wait_idle()
-    fillers = [RawCall(pressed, MANY_TOKENS, Asked()) for _ in range(RUNNING)]
-    wait_for(lambda: pressed.load()["running"] == RUNNING, "every place taken")
 
     def short(protocol: Protocol, timeout_s: float | None = None) -> Asked:
         return Asked(f"{protocol.name} ", max_tokens=8, id=protocol.name, timeout_s=timeout_s)
@@ -99,12 +100,14 @@ def test_leaving_and_deadlines_while_waiting(pressed: Served, report: Callable[[
     def waiting(count: int) -> None:
         wait_for(lambda: pressed.load()["waiting"] == count, f"{count} to wait", 10)
 
-    with Leaving(pressed, "queued", "waiting", report).measured() as table:
-        table.leave_all(PROTOCOLS, short, waiting)
-        table.out_of_time(PROTOCOLS, short, waiting, 1.0)
-    assert pressed.load()["running"] == RUNNING, "those before them run on"
-    for filler in fillers:
-        filler.close()
+    with ExitStack() as fillers:  # which are gone at the end, whatever comes of it
+        for _ in range(RUNNING):
+            fillers.callback(RawCall(pressed, MANY_TOKENS, Asked()).close)
+        wait_for(lambda: pressed.load()["running"] == RUNNING, "every place taken")
+        with Leaving(pressed, "queued", "waiting", report).measured() as table:
+            table.leave_all(cases, short, waiting)
+            table.out_of_time(cases, short, waiting, 1.0)
+        assert pressed.load()["running"] == RUNNING, "those before them run on"
     pressed.wait_idle(10)
 
 
