@@ -146,7 +146,7 @@ resumable = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(params=resumable, prompt=prompts.filter(lambda p: len(p) < 40))
 def test_resume_continues_exactly_for_every_k(params: dict[str, Any], prompt: list[int]) -> None:
     whole_run = run(engine(), [request(prompt, **params)])[0]

@@ -14,6 +14,7 @@ from awq_files import build_awq
 from fp8_files import build_fp8
 from gptq_files import build_gptq
 from late_device import LateDevice
+from thorough import thorough
 
 from motley.kernels import rig
 from motley.kernels.gpu import configs
@@ -66,8 +67,7 @@ def distance(found: list[Any], expected: list[Any]) -> float:
     [
         ("qwen2", {"bits": 4, "desc_act": True}, (6, 1)),  # biases, and features in the order of their groups
         ("qwen3", {"bits": 4, "group_size": 128, **SHAPE}, (8, 0)),  # heads are normalised
-        ("mistral", {"bits": 4, "sliding_window": 4}, (7, 5)),
-        ("llama", {"bits": 8}, (6, 1)),
+        *thorough(("mistral", {"bits": 4, "sliding_window": 4}, (7, 5)), ("llama", {"bits": 8}, (6, 1))),
     ],
 )
 def test_greedy_texts_are_those_of_the_cpu(

@@ -11,6 +11,7 @@ import pytest
 import torch
 from driven import drive
 from late_device import LateDevice, LateOps
+from thorough import thorough
 from tiny_checkpoints import build_checkpoint
 from triton.compiler.errors import CompilationError
 from triton.runtime.errors import OutOfResources
@@ -156,7 +157,7 @@ def prompts_told(core: EngineCore, requests: list[Request]) -> list[Any]:
     return [[m.prompt_logprobs for m in each if m.prompt_logprobs] for each in drive(core, requests)]
 
 
-@pytest.mark.parametrize("kind", ["graphs", "eager"])
+@pytest.mark.parametrize("kind", ["graphs", *thorough("eager")])
 def test_alternatives_of_the_device_are_those_of_the_host(
     make: Make, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,6 +255,7 @@ def told(found: list[list[Delta]]) -> list[Any]:
     ]
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("kind", ["graphs", "eager"])
 @pytest.mark.parametrize(
     "options",

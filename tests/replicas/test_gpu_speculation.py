@@ -42,6 +42,7 @@ def engines() -> dict[tuple[str, int], Engine]:
     return {key: engine(*key) for key in [*kinds, ("cpu", 6)]}
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "sampling",

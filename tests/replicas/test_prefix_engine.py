@@ -128,6 +128,7 @@ def settle(core: EngineCore) -> None:
     core.scheduler.prefixes.pool.check_idle()
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("blocks", [40, 9])
 def test_nobody_can_tell(loaded: LoadedModel, kind: str, blocks: int) -> None:

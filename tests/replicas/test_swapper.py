@@ -94,6 +94,7 @@ def alone(loaded: LoadedModel) -> dict[str, list[list[int]]]:
     return {kind: run(core, CROWD) for kind, core in cores.items()}
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("staged", [1, 8])
 @pytest.mark.parametrize("reuse", [True, False])
