@@ -110,6 +110,7 @@ def instead_of_a_service(service: FakeService) -> Iterator[dict[str, str]]:
     yield {"grpc": service.grpc, "http": service.http, "proxy": "none"}
 
 
+@pytest.mark.thorough
 def test_the_whole_report(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

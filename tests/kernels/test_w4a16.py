@@ -246,6 +246,7 @@ def test_ranges_tell_the_kernel_of_every_number_of_tokens(folder: Path) -> None:
             assert {chosen(m)[0].name for m in (first, last)} == {name}
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("capability", [(6, 1), (7, 5), (8, 0)])
 @pytest.mark.parametrize("group", [32, 256])
 @pytest.mark.parametrize("ordered", [True, False])

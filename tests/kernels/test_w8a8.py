@@ -111,6 +111,7 @@ def test_the_gemv_with_every_number_of_tokens(tokens: int) -> None:
         assert product_error(quantize_rows(x, "int8"), given, found) <= 1
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("tokens", [1, 3, 8])
 @pytest.mark.parametrize(("group", "columns"), [(0, 528), (32, 608), (128, 640)])
 def test_the_gemv_with_whole_steps_of_all_threads_and_columns_beyond_them(

@@ -20,6 +20,7 @@ from driven import drive
 from gptq_files import build_gptq
 from late_device import LateDevice, storages
 from new_weights import changed, of_another, tensors_of, written
+from thorough import thorough
 from tiny_checkpoints import build_checkpoint
 
 from motley.kernels.gpu.operators import GpuOps
@@ -114,6 +115,7 @@ def open_files(cache: Path) -> list[str]:
     return sorted(name for name in found if name.startswith(str(cache)))
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("kind", ["host", "disk", "both"])
 def test_each_ends_on_the_weights_that_it_began_with(
@@ -230,7 +232,7 @@ class Short(LateDevice):
         return super().staging(size)
 
 
-@pytest.mark.parametrize("kind", ["host", "both"])
+@pytest.mark.parametrize("kind", ["both", *thorough("host")])
 def test_a_failed_update_leaves_everything_as_it_was(
     folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
