@@ -13,7 +13,7 @@ import thorough
 
 TESTS = """
 import pytest
-from thorough import thorough
+from thorough import halves, thorough
 
 @pytest.mark.parametrize("value", [1, *thorough(2, 3)])
 def test_one(value): pass
@@ -32,13 +32,17 @@ def test_without_parameters(): pass
 @pytest.mark.thorough
 def test_seldom(): pass
 
+@halves(["one", "two", "three"], str.upper, ["TWO"])
+def test_doors(cases): assert cases in (["two"], ["one", "three"])
+
 @pytest.mark.parametrize("low", "abc")
 @pytest.mark.parametrize("high", "AB")
 def test_not_marked(low, high): pass
 """
 EACH_TIME = {
     "test_one[1]", "test_two[1-2]", "test_all[A-a]", "test_all[B-b]", "test_all[C-c]", "test_all[D-a]",
-    "test_without_parameters", *(f"test_not_marked[{high}-{low}]" for high in "AB" for low in "abc"),
+    "test_without_parameters", "test_doors[some]",
+    *(f"test_not_marked[{high}-{low}]" for high in "AB" for low in "abc"),
 }  # fmt: skip
 
 
@@ -64,9 +68,14 @@ def test_what_runs_each_time_and_what_when_asked(tmp_path: Path) -> None:
     assert collected(tmp_path) == EACH_TIME
     everything = collected(tmp_path, "--thorough")
     assert everything > EACH_TIME
-    assert len(everything) == 3 + 2 + 12 + 1 + 1 + 6
+    assert len(everything) == 3 + 2 + 12 + 1 + 1 + 2 + 6
     for name in ("test_seldom", "test_all[A-c]", "test_one[3]"):
         assert collected(tmp_path, f"test_it.py::{name}") == {name}
+
+
+def test_a_name_that_no_case_has_is_a_mistake() -> None:
+    with pytest.raises(ValueError, match="there is no"):
+        thorough.halves(["one", "two"], str, ["one", "tow"])
 
 
 def cases(*sizes: int) -> list[frozenset[Hashable]]:
