@@ -57,10 +57,8 @@ def test_every_way_to_ask_for_an_answer_is_here(service: Served) -> None:
 def test_leaving_while_it_runs(cases: list[Protocol], service: Served, report: Callable[[str], None]) -> None:
     service.wait_idle()
     with Leaving(service, "running", "running", report).measured() as table:
-        for protocols in (
-            generating(cases),
-            *([one] for one in cases if one.embeds),
-        ):  # one long prompt at a time is computed
+        embedding = [[one] for one in cases if one.embeds]  # one long prompt at a time is computed
+        for protocols in (generating(cases), *embedding):
             table.leave_all(protocols, long, running(service))
             table.out_of_time(protocols, long, running(service), 1.0)
 

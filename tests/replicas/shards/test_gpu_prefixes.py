@@ -32,10 +32,8 @@ SYSTEM = [(7 * i) % 101 + 3 for i in range(150)]
 CROWD = [[*SYSTEM[: 40 * part], *range(part, 60 + part)] for part in (1, 2, 3)] + [[*SYSTEM, 1, 2, 3], SYSTEM[::-1]]
 LONG = [list(range(first, first + 30)) for first in range(0, 180, 30)]
 WAYS = {"ranks": RANKS, "stages": STAGES, "stages of ranks": RANKS | STAGES}
-CASES = [
-    ("stages of ranks", True),
-    *thorough(("ranks", False), ("ranks", True), ("stages", False)),
-]  # early: copies are
+# How a model is divided, and whether copies are early.
+CASES = [("stages of ranks", True), *thorough(("ranks", False), ("ranks", True), ("stages", False))]
 
 
 class LastingStore(BadStore):
