@@ -92,6 +92,7 @@ def get(url: str) -> Any:
         return json.load(response)
 
 
+@pytest.mark.thorough
 def test_a_fleet_on_a_cluster_of_others(checkpoint: Path, tmp_path: Path) -> None:
     """Deployed, later what has changed of it is applied, and the cluster stays."""
     ports = {"http": free_port(), "grpc": free_port(), "admin": free_port()}

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from served import Served, alive, command_line, descendants, served, wait_for
+from thorough import thorough
 
 from motley.client import Client
 from motley.cluster.protos import inference_pb2 as pb
@@ -80,7 +81,7 @@ class Divided:
         wait_for(whole, "two replicas with all their processes", 240)
 
 
-@pytest.fixture(scope="module", params=WAYS)
+@pytest.fixture(scope="module", params=["stages", "stages of ranks in bundles", *thorough("ranks")])
 def divided(
     request: pytest.FixtureRequest, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Divided]:
