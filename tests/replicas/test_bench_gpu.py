@@ -146,6 +146,7 @@ def test_every_variant_of_a_kernel_is_checked_on_a_gpu() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_a_bad_kernel_fails_the_run_and_costs_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     faults = {"rms_norm": "wrong", "rotary": "die", "silu_mul": "lose", "add_rms_norm": "hang"}
     monkeypatch.setenv("FAULTS", json.dumps(faults))

@@ -17,6 +17,7 @@ from motley.replicas.tokenizer import Tokenizer
 
 SCRIPT = Path(__file__).resolve().parents[1] / "support" / "third_party" / "lm_eval_run.py"
 EACH_TOKEN = 0.01  # nats by which the service, in its own arithmetic, may differ from transformers in fp32
+pytestmark = pytest.mark.thorough  # all that lm_eval asks for takes minutes to be installed
 QUESTIONS = ("The with statement", "Grüße, 世界:", "for x in", "a", "class Motley:")
 TASK = """
 task: {name}

@@ -311,6 +311,7 @@ def go_on(hung: Replica) -> None:
         os.kill(hung.pid, signal.SIGCONT)
 
 
+@pytest.mark.thorough
 def test_replicas_are_taken_away_and_added(pair: Served) -> None:
     """Streams of the one that goes end there within --drain-s, or move."""
     with Client(pair.grpc) as client:

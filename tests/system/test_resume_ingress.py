@@ -18,6 +18,7 @@ from early_stop import early_stop
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from raw_http import post
 from served import Served, command_line, wait_for
+from thorough import thorough
 
 from motley.client import AsyncClient, Client
 from motley.cluster.protos import inference_pb2 as pb
@@ -165,7 +166,7 @@ def was_cut(call: Call, heard: Heard) -> bool:
     return any(call[1] != SEVERAL or 0 < ended < 3 for ended in begun)
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("how", [signal.SIGKILL, *thorough(signal.SIGSTOP)])
 def test_the_door_is_lost(pair: Served, how: signal.Signals) -> None:
     """Killed, it is heard of at once; when it hangs, as soon as Serve has ended it."""
     stop = early_stop(pair, f"Once {SEVERAL}", **options(SEVERAL))

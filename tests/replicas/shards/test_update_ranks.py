@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from gptq_files import build_gptq
 from new_weights import changed, of_another, written
-from thorough import thorough
 from tiny_checkpoints import build_checkpoint
 
 from motley.kernels.cpu.build import library
@@ -80,7 +79,8 @@ async def test_processes_say_what_those_of_a_fresh_load_do(name: str, shape: str
         await worker.close()
 
 
-@pytest.mark.parametrize("shape", ["stages", *thorough("ranks of stages")])
+@pytest.mark.thorough
+@pytest.mark.parametrize("shape", ["stages", "ranks of stages"])
 async def test_what_has_begun_ends_on_what_it_began_with(shape: str, tmp_path: Path) -> None:
     """Several streams, so that steps of theirs are on their way from stage to stage when the weights change."""
     folder, other = (FORMATS["dense"](tmp_path / part, seed) for seed, part in enumerate(("one", "two")))
