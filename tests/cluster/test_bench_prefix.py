@@ -101,6 +101,7 @@ def test_a_part_is_measured_alone() -> None:
     assert any(each["source"] == "simulated" for each in report["rows"])
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(find_redis()[0] is None, reason="no redis-server")
 def test_no_request_fails_whatever_redis_does_and_it_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     # Little KV, dear to compute: even on a busy machine it pays to read it.

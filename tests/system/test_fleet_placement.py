@@ -9,6 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import pytest
 from service_checkpoint import write_tokenizer
 
 SUPPORT = Path(__file__).resolve().parents[1] / "support"
@@ -21,6 +22,7 @@ pools:
 """
 
 
+@pytest.mark.thorough
 def test_each_pool_lands_on_its_class(tmp_path: Path) -> None:
     (tmp_path / "fleet.yaml").write_text(f"model: {write_tokenizer(tmp_path)}{POOLS}")
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="m") as temp:  # paths of sockets are short

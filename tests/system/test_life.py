@@ -75,6 +75,7 @@ def test_a_checkpoint_without_a_tokenizer_is_refused_before_anything_starts(chec
     assert "put the tokenizer's files into the folder" in line
 
 
+@pytest.mark.thorough
 def test_what_only_loading_finds_is_one_line_too(checkpoint: Path, tmp_path: Path) -> None:
     bad = tmp_path / "bad"
     shutil.copytree(checkpoint, bad)

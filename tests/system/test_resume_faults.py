@@ -289,6 +289,7 @@ def test_a_replica_is_killed(pair: Served, unbroken: dict[Stream, Answer]) -> No
     assert not left, "they were never on a replica that was killed"
 
 
+@pytest.mark.thorough
 def test_a_replica_hangs(pair: Served, unbroken: dict[Stream, Answer]) -> None:
     """Under every stream of the table. Serve puts another in its place, unless it goes on before that, as the first."""
     left = TABLE
@@ -372,6 +373,7 @@ def dashboard(service: Served, path: str, body: dict[str, int] | None = None) ->
         return json.load(response)
 
 
+@pytest.mark.thorough
 def test_a_replica_is_killed_before_the_first_token(pair: Served) -> None:
     """Nobody has seen anything yet: it is tried again, streamed or not, over both protocols; no client retries."""
     left = [*ASKS]
