@@ -22,13 +22,8 @@ MARKS = (
 
 def thorough(*cases: Any) -> list[Any]:
     """Cases of `parametrize` for then; those with several values as tuples."""
-    return [
-        pytest.param(*case, marks=pytest.mark.thorough) if isinstance(case, tuple) else _one(case) for case in cases
-    ]
-
-
-def _one(case: Any) -> Any:
-    return pytest.param(case, marks=pytest.mark.thorough)
+    values = [case if isinstance(case, tuple) else (case,) for case in cases]
+    return [pytest.param(*each, marks=pytest.mark.thorough) for each in values]
 
 
 def halves(cases: Sequence[T], name: Callable[[T], str], each_time: Collection[str]) -> pytest.MarkDecorator:

@@ -28,6 +28,7 @@ from bad_rows import (
 )
 from protocols_said import Grpc, Http, Outcome, Protocol, Question, Unsayable, everything
 from served import Served
+from thorough import thorough
 
 from motley.client import Client
 from motley.replicas.offline import Engine
@@ -42,9 +43,8 @@ EACH_TIME = (
 
 
 def named(*names: str) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize(
-        "name", [name if name in EACH_TIME else pytest.param(name, marks=pytest.mark.thorough) for name in names]
-    )
+    kept = [name for name in names if name in EACH_TIME]
+    return pytest.mark.parametrize("name", [*kept, *thorough(*(name for name in names if name not in EACH_TIME))])
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +141,7 @@ def seen(expected: Outcome, found: Outcome, protocol: Protocol, question: Questi
 
 
 def test_every_row_says_what_comes_over_every_protocol(protocols: dict[str, Protocol]) -> None:
-    assert set(protocols) == set(EVERYTHING)
+    assert set(protocols) == set(EVERYTHING) > set(EACH_TIME)
     wrong = []
     for row in ROWS:
         for name, protocol in protocols.items():
