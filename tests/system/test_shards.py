@@ -25,7 +25,6 @@ from motley.replicas.shards.group import ANSWER_S
 STREAMS, TOKENS = 8, 400
 SAMPLING = {"max_tokens": TOKENS, "ignore_eos": True, "temperature": 1.0}
 GAP_S = 10.0  # from the last token of a stream to its next, by another replica
-PLACED_S = 5.0  # to the next token, of one that waited until there was a place for it
 FOUND_S = max(TIMEOUT_S, ANSWER_S) + 2 * BEAT_S  # in which a replica finds it, by looks that are a beat apart
 FOLLOWERS = ("shards.follower", "ray::Shard")  # subprocesses of the replica, or actors in its placement group
 
@@ -49,7 +48,7 @@ class Way:
         file.write_text(
             f"model: {model}\nserved_model_name: tiny\npools:\n  - name: cpu\n    replicas: 2\n"
             f"    tensor_parallel: {self.ranks}\n    pipeline_parallel: {self.stages}\n"
-            f"{bundles if self.bundles else ''}    engine: {{threads: 2, kv_memory: 64MiB, max_running: 4}}\n"
+            f"{bundles if self.bundles else ''}    engine: {{threads: 2, kv_memory: 64MiB, max_running: {STREAMS}}}\n"
         )
         return [str(file), "--no-control"]
 
@@ -102,6 +101,12 @@ def found_after(service: Served) -> list[float]:
     return [float(each) for file in logs for each in re.findall(r"found after ([\d.]+) s", file.read_text())]
 
 
+def moved(service: Served) -> int:
+    """How often a stream has gone on elsewhere, say the ingresses in their logs."""
+    logs = Path(service.endpoints["folder"], "session_latest", "logs").glob("worker-*.err")
+    return sum(log.read_text().count(" goes on elsewhere after ") for log in logs)
+
+
 def others_of(pid: int) -> list[int]:
     """Those that run, the eldest first."""
     return sorted(
@@ -111,16 +116,13 @@ def others_of(pid: int) -> list[int]:
 
 @dataclass
 class Text:
-    """ids: of its tokens; ends: how it ended; counted: tokens, by the service.
-
-    gap_s, the longest between two messages of tokens, and ended_at are of the client and of this run.
-    """
+    """ids: of its tokens; ends: how it ended; counted: tokens, by the service; gap_s: the longest between two messages
+    of tokens, which is of the client and of this run."""
 
     ids: list[int] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
     counted: list[int] = field(default_factory=list)
     gap_s: float = field(default=0.0, compare=False)
-    ended_at: float = field(default=0.0, compare=False)
 
 
 def text(service: Served, number: int, begun: threading.Event | None = None) -> Text:
@@ -138,7 +140,6 @@ def text(service: Served, number: int, begun: threading.Event | None = None) -> 
                     last = now
             if chunk.HasField("usage"):
                 found.counted.append(chunk.usage.completion_tokens)
-    found.ended_at = time.monotonic()
     return found
 
 
@@ -149,24 +150,23 @@ def test_streams_go_on_elsewhere(whose: str, fault: signal.Signals, divided: Div
     """Every token once, and as it would have been, in time; the replica is replaced, with all its processes."""
     divided.wait_whole()
     service = divided.service
-    told = len(found_after(service))
+    told, before_it = len(found_after(service)), moved(service)
     begun = [threading.Event() for _ in range(STREAMS)]
     with ThreadPoolExecutor(STREAMS) as threads:
         whole = list(threads.map(text, [service] * STREAMS, range(STREAMS)))
         futures = [threads.submit(text, service, number, begun[number]) for number in range(STREAMS)]
-        assert all(each.wait(60) for each in begun)  # four run on each
+        assert all(each.wait(60) for each in begun)  # about half on each, and the other has room for all
         before = divided.others()
         lost = divided.firsts()[0] if whose == "the first" else before[-1]
         os.kill(lost, fault)
-        lost_at = time.monotonic()
         texts = [future.result(120) for future in futures]
     assert texts == whole
     assert [(each.ends, each.counted) for each in whole] == [([pb.FINISH_REASON_LENGTH], [TOKENS])] * STREAMS
-    # Half of them lost nothing: what these waited for is the machine's, which is busy as it may be; and until they have
-    # ended, as the first of all, the other replica is full, and has no place for those that were lost.
-    gaps, ends = sorted(each.gap_s for each in texts), sorted(each.ended_at - lost_at for each in texts)
-    busy, full_s = gaps[STREAMS // 2 - 1], ends[STREAMS // 2 - 1]
-    assert gaps[-1] < max(GAP_S, full_s + PLACED_S) + busy, (gaps, ends)
+    assert moved(service) > before_it, "some ran on the replica that was lost"
+    # Half of them lost nothing: what these waited for is the machine's, which is busy as it may be.
+    gaps = sorted(each.gap_s for each in texts)
+    busy = gaps[STREAMS // 2 - 1]
+    assert gaps[-1] < GAP_S + busy, gaps
     if whose == "another":
 
         def word() -> list[float]:
