@@ -55,7 +55,7 @@ class Asking:
             if state.policy != self._made_of:
                 self._policy, self._made_of, self.failed = None, state.policy, ""
                 self._policy = policy_of(state.policy)
-            if self._came.seconds < ASK_S:
+            if self._came.seconds < ASK_S or status is None:  # what runs and waits is not known without it
                 return ()
             rates, self._came = self._came.rates, Arrivals()
             if self._policy is None:

@@ -120,8 +120,14 @@ class KedaRpcs:
     def _value(self, asked: Trigger) -> float:
         if not self._plane.looked_at:
             raise Unavailable("the fleet has not been looked at yet; try again shortly", code="not_ready")
+        if not self._known(asked):
+            raise Unavailable("no ingress tells what waits and runs; try again shortly", code="no_ingress")
         [one] = translate.metrics(self._plane, asked.pool).pools
         return float(METRICS[asked.metric](one, self._held()))
+
+    def _known(self, asked: Trigger) -> bool:
+        """How many are wanted the plane knows itself, what waits only from an ingress: silence is no idleness."""
+        return asked.metric == "replicas" or self._plane.status is not None
 
     def _held(self) -> int:
         return 0 if self._plane.status is None else self._plane.status.demand.held
@@ -139,10 +145,11 @@ class KedaRpcs:
         with self._counted():
             while True:
                 changed = self._plane.changed
-                active = self._active(asked)
-                if active != last:
-                    yield active
-                last = active
+                if not self._plane.looked_at or self._known(asked):
+                    active = self._active(asked)
+                    if active != last:
+                        yield active
+                    last = active
                 await first_of(changed)
 
     async def _specs(

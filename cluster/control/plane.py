@@ -50,24 +50,30 @@ class Plane:
     looked         what Serve said last, and status what the ingress did; None: not yet
     policy_failed  why the policy decides nothing, or not for all pools; empty: it does
     changed        happens, and is replaced, whenever there is something new to see
+
+    Moments that are kept or told are by `clock`, of Unix seconds; what lasts is measured by `monotonic`, which nobody
+    sets: replicas are not taken for idle, late or slow to start since somebody has set the clock.
     """
 
-    def __init__(self, fleet: Fleet, store: Store, state: State, clock: Clock = time.time) -> None:
+    def __init__(
+        self, fleet: Fleet, store: Store, state: State, clock: Clock = time.time, monotonic: Clock = time.monotonic
+    ) -> None:
         self.state = state
         self.looked: Mapping[str, PoolLook] = {}
         self.status: FleetStatus | None = None
         self.pending: dict[str, str] = {}
         self.policy_failed = ""
         self.changed: Happening = happening()
-        self.looked_at = 0.0  # by the clock, when it last went well
+        self.looked_at = 0.0  # monotonic, when it last went well; 0: not yet
         self._fleet = fleet
         self._store = store
         self._clock = clock
+        self._monotonic = monotonic
         self._lock = asyncio.Lock()
         self.updating = Updating(fleet, self)
         self._asking = Asking()
         self._starts = Starts()
-        self._marked: dict[str, float] = {}  # replica -> when, since this process began
+        self._marked: dict[str, float] = {}  # replica -> when (monotonic), since this process began
 
     @property
     def rates(self) -> Rates:
@@ -156,7 +162,7 @@ class Plane:
         """Look at the fleet, and do what is next."""
         await self._take_over()
         look, status = await self._fleet.look(), await self._fleet.status()
-        now = self._clock()
+        now = self._monotonic()
         if status is not None:
             self._asking.saw(now, status)
         self._starts.saw(now, look)
@@ -193,7 +199,7 @@ class Plane:
         for replica_id, one in self.state.drains.items():
             if replica_id not in running:
                 await self._forget(replica_id, "" if one.ended else "it was gone already")
-            elif not one.ended and (now >= one.until or await self._is_idle(replica_id, status, now)):
+            elif not one.ended and (self._clock() >= one.until or await self._is_idle(replica_id, status, now)):
                 await self._fleet.end(replica_id)
                 await self.change(partial(_ended, replica_id=replica_id))
 
@@ -211,7 +217,7 @@ class Plane:
         if replica_id in self._marked and known.get(replica_id, "draining") == "draining":
             return True
         if await self._fleet.mark(replica_id):
-            self._marked[replica_id] = self._clock()
+            self._marked[replica_id] = self._monotonic()
             return True
         return False
 

@@ -70,7 +70,7 @@ class _Reflection(ReflectionRpcs):
 class _Life:
     """Well while the fleet is seen."""
 
-    def __init__(self, plane: Plane, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, plane: Plane, clock: Callable[[], float] = time.monotonic) -> None:
         self.stopping: Happening = happening()
         self._plane = plane
         self._clock = clock
@@ -80,7 +80,7 @@ class _Life:
         return self.stopping.done()
 
     async def load(self) -> None:
-        if self._clock() - self._plane.looked_at > STALE_S:
+        if not self._plane.looked_at or self._clock() - self._plane.looked_at > STALE_S:
             raise Unavailable("the fleet cannot be seen", code="not_ready")
 
 

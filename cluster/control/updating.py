@@ -42,7 +42,7 @@ class Updating:
     def __init__(self, fleet: Fleet, plane: Kept) -> None:
         self.task: asyncio.Future[Any] | None = None
         self._fleet, self._plane = fleet, plane
-        self._began = -CATCH_UP_S  # by the plane's clock, when what is missing was last looked for and found
+        self._began = -CATCH_UP_S  # monotonic, when what is missing was last looked for and found
 
     async def update(
         self, path: str, *, delta: bool, pool: str, expected: int | None, by: str, reason: str

@@ -29,6 +29,16 @@ class Demand:
         self._last: float | None = None
         self._most = (Latest(settle_s), Latest(settle_s), Latest(settle_s), Latest(settle_s))
 
+    @property
+    def settled(self) -> bool:
+        """Whether the most of late is that of all of `settle_s`."""
+        return all(each.settled for each in self._most)
+
+    def begin_anew(self) -> None:
+        """Forgets the most of late, not what is forecast."""
+        for each in self._most:
+            each.begin_anew()
+
     def saw(self, observed: Observed, horizon_s: float) -> tuple[Load, Load]:
         """The most until `horizon_s` from now, and the most that this was of late."""
         now = observed.now

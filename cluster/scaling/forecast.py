@@ -27,6 +27,8 @@ class Forecast:
         self._samples: deque[tuple[float, float]] = deque()
 
     def saw(self, now: float, rate: float) -> None:
+        if self._samples and self._samples[-1][0] >= now:
+            self._samples.pop()  # of the same moment: the later one counts, since a slope needs time between two
         self._samples.append((now, rate))
         while self._samples[0][0] < now - self._window_s:
             self._samples.popleft()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from ..routing.predict import Slo
 from .state import Observed, PoolState, Target
-from .steady import Idle, Latest, first_up, set_to
+from .steady import Idle, Latest, LeftTargets, ObservedTime, first_up, set_to
 
 __all__ = ["Queue"]
 
@@ -16,7 +17,7 @@ class Queue:
 
     running, queued_tokens  wanted per replica: sequences that run or wait, and tokens of prompts that wait
     tolerance               a load so close to the target changes nothing
-    settle_s                fewer replicas are wanted for so long before one goes
+    settle_s                fewer replicas are wanted for so long before one goes, also after somebody else has scaled
     idle_s                  without any request until the last one goes, where the minimum is 0
     """
 
@@ -32,25 +33,36 @@ class Queue:
         self._idle_s = idle_s
         self._wanted: dict[str, Latest] = {}
         self._idle = Idle()
+        self._time = ObservedTime()
+        self._left = LeftTargets()
 
     def decide(self, observed: Observed) -> tuple[Target, ...]:
+        observed = replace(observed, now=self._time.saw(observed.now))
+        for name in self._left.changed_by_others(observed.pools):
+            self._wanted[name] = Latest(self._settle_s)
+            self._idle.begin_anew()
         idle = self._idle.saw(observed) >= self._idle_s
         first = first_up(observed.pools) if observed.held else None
         targets: list[Target] = []
         for pool in observed.pools:
-            wanted, reason = self._of(pool, idle)
-            settled = self._wanted.setdefault(pool.name, Latest(self._settle_s)).saw(observed.now, wanted)
             if pool is first:
                 targets += set_to(pool, 1, f"{observed.held} held: the first replica, ready in {pool.cold_start_s:g} s")
-            elif idle:
-                targets += set_to(pool, 0, f"no request for {self._idle_s:g} s")
-            elif wanted > pool.target:
-                targets += set_to(pool, wanted, reason)
-            elif settled < pool.target:
-                targets += set_to(pool, int(settled), f"no more than {int(settled)} wanted for {self._settle_s:g} s")
             else:
-                targets += set_to(pool, pool.target, "within its bounds")
+                targets += self._target(observed.now, pool, idle)
+        self._left.leave(observed.pools, targets)
         return tuple(targets)
+
+    def _target(self, now: float, pool: PoolState, idle: bool) -> tuple[Target, ...]:
+        wanted, reason = self._of(pool, idle)
+        latest = self._wanted[pool.name]
+        most = int(latest.saw(now, wanted))
+        if idle:
+            return set_to(pool, 0, f"no request for {self._idle_s:g} s")
+        if wanted > pool.target:
+            return set_to(pool, wanted, reason)
+        if most < pool.target and latest.settled:
+            return set_to(pool, most, f"no more than {most} wanted for {self._settle_s:g} s")
+        return set_to(pool, pool.target, "within its bounds")
 
     def _of(self, pool: PoolState, idle: bool) -> tuple[int, str]:
         """How many would bring it to the target, and what they are for."""

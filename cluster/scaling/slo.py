@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ..routing.predict import Slo
 from .capacity import Load, carried
 from .demand import Demand
 from .mix import Class, cheapest
 from .state import Observed, PoolState, Target
-from .steady import Idle, Overdue, bounded, first_up, set_to
+from .steady import Idle, LeftTargets, ObservedTime, Overdue, bounded, first_up, set_to
 
 __all__ = ["SloPolicy"]
 
@@ -24,8 +25,9 @@ class SloPolicy:
     come long after they should have are not counted on.
 
     headroom    more than what is expected is provided for, by this share, whenever something changes
-    settle_s    fewer replicas have to suffice for the most that was expected within so long
-    cooldown_s  between two changes to fewer
+    settle_s    fewer replicas have to suffice for the most that was expected within so long, all of it observed since
+                the policy was made and since somebody else has scaled
+    cooldown_s  between two changes to fewer, and before the first
     catch_up_s  in which prompts that wait beyond what the objective allows are to be worked off
     idle_s      without any request until everything goes, where minimums are 0
     """
@@ -42,9 +44,19 @@ class SloPolicy:
         self._demand = Demand(ttft_s=slo.ttft_s, catch_up_s=catch_up_s, settle_s=settle_s)
         self._idle = Idle()
         self._overdue = Overdue()
-        self._lowered_at = -math.inf
+        self._lowered_at = 0.0  # in observed seconds, which begin with the first look
+        self._time = ObservedTime()
+        self._left = LeftTargets()
 
     def decide(self, observed: Observed) -> tuple[Target, ...]:
+        if self._left.changed_by_others(observed.pools):
+            self._demand.begin_anew()
+            self._idle.begin_anew()
+        targets = self._decide(replace(observed, now=self._time.saw(observed.now)))
+        self._left.leave(observed.pools, targets)
+        return targets
+
+    def _decide(self, observed: Observed) -> tuple[Target, ...]:
         pools = observed.pools
         horizon_s = max((pool.cold_start_s for pool in pools if pool.maximum), default=0.0)
         coming, most = self._demand.saw(observed, horizon_s)
@@ -55,7 +67,7 @@ class SloPolicy:
         if observed.held and (first := first_up(_fit(pools, shares), late)) is not None:
             return set_to(first, 1, f"{observed.held} held: its first replica is ready in {first.cold_start_s:g} s")
         more = self._more(pools, shares, late, f"{_said(coming)} expected within {horizon_s:g} s")
-        if more or coming.requests <= 0:
+        if more or coming.requests <= 0 or not self._demand.settled:
             return more
         # By both, since shorter prompts of more requests may be the easier load.
         least = [min(share, self._share(pool, most)) for pool, share in zip(pools, shares, strict=True)]

@@ -1,30 +1,82 @@
-"""What keeps policies from going to and fro: the most that was wanted of late, and how long nothing has come."""
+"""What keeps policies from going to and fro: the most that was wanted of late, and how long nothing has come.
+
+How long something has been so is counted in seconds that were observed. A policy that is new, or made anew since the
+control plane was started again or was given another policy, has observed nothing yet; and what somebody else sets is
+left alone until it has been observed for as long.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Sequence
 
+from .arrivals import ASK_S
 from .state import Observed, PoolState, Target
 
-__all__ = ["Idle", "Latest", "Overdue", "bounded", "first_up", "set_to"]
+__all__ = ["Idle", "Latest", "LeftTargets", "ObservedTime", "Overdue", "bounded", "first_up", "set_to"]
 
+MAX_STEP_S = 3 * ASK_S  # that one observation vouches for: of a longer gap nobody knows what was in it
 _OVERDUE = 3.0  # cold starts, and
 _OVERDUE_S = 60.0  # so much more
 
 
+class ObservedTime:
+    """Counts the seconds that were observed. A gap, or a clock that is set, counts as MAX_STEP_S at most."""
+
+    def __init__(self) -> None:
+        self._last: float | None = None
+        self._observed_s = 0.0
+
+    def saw(self, now: float) -> float:
+        """Returns the seconds since the first observation that were observed. `now`: by any clock."""
+        if self._last is not None:
+            self._observed_s += min(max(now - self._last, 0.0), MAX_STEP_S)
+        self._last = now
+        return self._observed_s
+
+
+class LeftTargets:
+    """Remembers at what number of replicas a policy left each pool, and so tells what somebody else has set since."""
+
+    def __init__(self) -> None:
+        self._left: dict[str, int] = {}
+
+    def changed_by_others(self, pools: Sequence[PoolState]) -> frozenset[str]:
+        """Returns the names of the pools that an operator or new bounds have scaled, and of those that are new."""
+        return frozenset(pool.name for pool in pools if self._left.get(pool.name) != pool.target)
+
+    def leave(self, pools: Sequence[PoolState], targets: Sequence[Target]) -> None:
+        """Takes down what the policy has just decided."""
+        decided = {target.pool: target.replicas for target in targets}
+        self._left = {pool.name: decided.get(pool.name, pool.target) for pool in pools}
+
+
 class Latest:
-    """The highest value within the last `seconds`."""
+    """The highest value within the last `seconds` (of 0: the last value), and whether so long has been observed."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
+        self._since: float | None = None
+        self._now = 0.0
         self._highest: deque[tuple[float, float]] = deque()  # falling: what a later one exceeds never counts again
 
+    @property
+    def settled(self) -> bool:
+        """Whether the values span all of `seconds`; what was highest before is not known otherwise."""
+        return self._since is not None and self._now - self._since >= self._seconds
+
+    def begin_anew(self) -> None:
+        self._since = None
+        self._highest.clear()
+
     def saw(self, now: float, value: float) -> float:
+        self._now = now
+        if self._since is None:
+            self._since = now
         while self._highest and self._highest[-1][1] <= value:
             self._highest.pop()
         self._highest.append((now, value))
-        while self._highest[0][0] <= now - self._seconds:
+        while len(self._highest) > 1 and self._highest[0][0] <= now - self._seconds:
             self._highest.popleft()
         return self._highest[0][1]
 
@@ -34,6 +86,9 @@ class Idle:
 
     def __init__(self) -> None:
         self._since: float | None = None
+
+    def begin_anew(self) -> None:
+        self._since = None
 
     def saw(self, observed: Observed) -> float:
         """Seconds; 0 while there is something to do."""

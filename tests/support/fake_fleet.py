@@ -208,8 +208,16 @@ class FakeStore:
 
 
 class Clock:
+    """`set_by`: seconds by which somebody has set it."""
+
     def __init__(self) -> None:
         self.now = 1000.0
+        self.set_by = 0.0
+
+    def set(self, seconds: float) -> None:
+        """Forward, or back where negative."""
+        self.now += seconds
+        self.set_by += seconds
 
     def __call__(self) -> float:
         return self.now
@@ -221,11 +229,17 @@ class Bench:
     def __init__(self, target: int = 1, maximum: int = 8, *, room: int = 100) -> None:
         self.fleet = FakeFleet({"cpu": target}, room=room)
         self.store, self.clock = FakeStore(), Clock()
-        self.plane = Plane(self.fleet, self.store, State(pools={"cpu": PoolPlan(target, 0, maximum)}), self.clock)
+        self.plane = Plane(
+            self.fleet, self.store, State(pools={"cpu": PoolPlan(target, 0, maximum)}), self.clock, self.monotonic
+        )
 
     def again(self) -> None:
         """Another process, with nothing but what was kept."""
-        self.plane = Plane(self.fleet, self.store, self.store.kept(), self.clock)
+        self.plane = Plane(self.fleet, self.store, self.store.kept(), self.clock, self.monotonic)
+
+    def monotonic(self) -> float:
+        """As the clock goes where nobody sets it."""
+        return self.clock.now - self.clock.set_by
 
     async def steps(self, number: int = 8) -> None:
         for _ in range(number):

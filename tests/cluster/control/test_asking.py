@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from fake_fleet import Bench
 
+from motley.cluster.control.asking import Asking
 from motley.cluster.control.fleet import Planned
 from motley.cluster.control.state import PolicyPlan, PoolPlan
 from motley.cluster.scaling.state import Observed, Target
@@ -205,3 +206,82 @@ async def test_a_plan_of_which_no_policy_can_be_made_leaves_the_fleet_as_it_is()
     await bench.plane.set_policy(PolicyPlan("slo"), [], by="test", reason="why")
     await bench.steps(1)
     assert bench.plane.policy_failed == ""
+
+
+class Scaled(Bench):
+    """Three replicas under `queue` with next to nothing to do: one would suffice."""
+
+    def __init__(self) -> None:
+        super().__init__(3)
+
+    async def under(self, **settings: float) -> Scaled:
+        plan = PolicyPlan("queue", settings={"settle_s": 60.0, **settings})
+        await self.plane.set_policy(plan, [], by="test", reason="why")
+        return self
+
+    async def seconds(self, seconds: float) -> int:
+        """How many are wanted after so long, in which a request came every second."""
+        for _ in range(int(seconds)):
+            comes(self, 1)
+            await self.steps(2)
+        return self.plane.state.pools["cpu"].target
+
+
+async def test_replicas_of_the_start_stay_until_it_has_been_seen_that_fewer_suffice() -> None:
+    bench = await Scaled().under()
+    assert await bench.seconds(58) == 3
+    assert await bench.seconds(14) == 1
+    [told] = [one for one in bench.plane.state.events if one.kind == "scaled"]
+    assert told.reason == "no more than 1 wanted for 60 s"
+
+
+async def test_a_plane_that_begins_again_or_has_another_policy_observes_anew() -> None:
+    bench = await Scaled().under()
+    assert await bench.seconds(50) == 3
+    bench.again()
+    assert await bench.seconds(58) == 3
+    await bench.under(settle_s=61.0)
+    assert await bench.seconds(58) == 3
+    assert await bench.seconds(14) == 1
+
+
+async def test_what_an_operator_wants_is_not_undone_by_what_was_seen_before() -> None:
+    bench = await Scaled().under()
+    assert await bench.seconds(90) == 1
+    await bench.scale(4)
+    assert await bench.seconds(58) == 4
+    assert await bench.seconds(14) == 1
+
+
+@pytest.mark.parametrize("seconds", [3600.0, -3600.0])
+async def test_a_clock_that_is_set_scales_nothing(seconds: float) -> None:
+    bench = await Scaled().under(idle_s=60.0)
+    for target in (3, 3):
+        bench.clock.set(seconds)
+        assert await bench.seconds(20) == target
+    assert bench.plane.rates.requests == pytest.approx(1.0, rel=1.1), "counted over seconds that passed"
+    assert bench.plane.state.events[-1].kind != "scaled"
+
+
+async def test_silence_of_the_ingresses_is_not_counted_as_observed() -> None:
+    bench = await Scaled().under(idle_s=60.0)
+    assert await bench.seconds(30) == 3
+    bench.fleet.telling = False
+    await bench.steps(400)
+    bench.fleet.telling = True
+    await bench.steps(14)
+    assert bench.plane.state.pools["cpu"].target == 3
+
+
+async def test_nobody_is_asked_in_a_look_that_no_ingress_answers(counting: Counting) -> None:
+    """A look before has failed in the middle: it was told what came by then, but now nobody says what runs."""
+    bench, asking = Bench(1), Asking()
+    status, look = await bench.fleet.status(), await bench.fleet.look()
+    assert status is not None
+    state = replace(bench.plane.state, policy=PolicyPlan("counting"))
+    for now in (0.0, 10.0):
+        asking.saw(now, status)
+    asking.ask(10.0, state, look, None, {})
+    assert not counting.seen
+    asking.ask(10.0, state, look, status, {})
+    assert len(counting.seen) == 1

@@ -128,3 +128,23 @@ async def test_streams_of_keda_are_counted(plane: Plane, monkeypatch: pytest.Mon
     code, _ = await refused(plane.keda.StreamIsActive(ref(pool="cpu")).read())
     assert code == grpc.StatusCode.RESOURCE_EXHAUSTED
     first.cancel()
+
+
+@pytest.mark.parametrize("metric", ["queue", "tokens"])
+async def test_keda_is_told_nothing_of_what_nobody_knows(plane: Plane, metric: str) -> None:
+    """That no ingress answers does not mean that nothing waits: the pods that compute would be taken away."""
+    asked = ref(pool="cpu", metric=metric)
+    plane.bench.fleet.work = dict.fromkeys(plane.bench.fleet.replicas("cpu"), 1)
+    await plane.bench.steps()
+    stream = plane.keda.StreamIsActive(asked, timeout=60)
+    assert (await stream.read()).result is True
+    plane.bench.fleet.telling = False
+    await plane.bench.steps()
+    for call in (plane.keda.IsActive(asked), plane.keda.GetMetrics(keda_pb.GetMetricsRequest(scaledObjectRef=asked))):
+        found = await refused(call)
+        assert (found[0].name, "no ingress tells" in found[1]) == ("UNAVAILABLE", True)
+    assert (await plane.keda.IsActive(ref(pool="cpu"))).result is True, "how many are wanted the plane knows itself"
+    plane.bench.fleet.telling, plane.bench.fleet.work = True, {}
+    await plane.bench.steps()
+    assert (await stream.read()).result is False, "and nothing in between"
+    stream.cancel()
