@@ -21,6 +21,7 @@ MAX_HEAD_DIM = 1024
 MAX_VOCABULARY = 1 << 22
 MAX_POSITIONS = 1 << 24
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+_SHORT_DTYPES = {"float": "float32", "half": "float16"}
 
 # Keys of other decoders that change what is computed -> the values, besides null, that leave it as it is here.
 FOREIGN: Final[Mapping[str, tuple[Any, ...]]] = MappingProxyType(
@@ -40,15 +41,21 @@ FOREIGN: Final[Mapping[str, tuple[Any, ...]]] = MappingProxyType(
         "no_rope_layers": ([],),
         "position_embedding_type": ("rope", "rotary"),
         "rope_local_base_freq": (),
+        "rope_ratio": (1,),
+        "rotary_pct": (1,),
         # the layer
+        "activation_function": ("silu", "swish"),
         "hidden_activation": ("silu", "swish"),
         "layer_norm_type": ("rms", "rmsnorm", "rms_norm"),
         "num_experts": (0,),
         "num_kv_shared_layers": (0,),
         "num_local_experts": (0,),
+        "per_layer_config": ({},),
         "parallel_attn": (False,),
         "residual_multiplier": (1,),
         "use_parallel_residual": (False,),
+        # another model within
+        "text_config": ({},),
         # embeddings and logits
         "embedding_multiplier": (1,),
         "final_logit_softcapping": (),
@@ -123,7 +130,8 @@ def read_decoder(
     heads = config.integer("num_attention_heads", 1, MAX_HEADS)
     if "head_dim" not in config and head_dim is None and hidden % heads:
         raise config.error("num_attention_heads", f"a divisor of hidden_size, {hidden}")
-    kv_heads = config.integer("num_key_value_heads", 1, heads, default=num_kv_heads or heads)
+    usual = heads if "num_key_value_heads" in config.raw else num_kv_heads or heads  # null means as many as heads
+    kv_heads = config.integer("num_key_value_heads", 1, heads, default=usual)
     if heads % kv_heads:
         raise config.error("num_key_value_heads", f"a divisor of num_attention_heads, {heads}")
     dim = config.integer("head_dim", 2, MAX_HEAD_DIM, default=head_dim or hidden // heads)
@@ -169,6 +177,12 @@ def _refuse_foreign(config: Fields, qk_norm: bool) -> None:
 
 
 def _dtype(config: Fields) -> torch.dtype:
-    """`dtype` (transformers 5) or `torch_dtype` (4); where neither is, fp32 loses nothing."""
+    """`dtype` (transformers 5) or `torch_dtype` (4), also as str(torch.float16) has it; fp32, where neither is, loses
+    nothing.
+    """
     key = "dtype" if "dtype" in config else "torch_dtype"
-    return DTYPES[config.choice(key, tuple(DTYPES), default="float32")]
+    name = config.raw.get(key)
+    if isinstance(name, str):
+        name = name.removeprefix("torch.")
+        name = _SHORT_DTYPES.get(name, name)
+    return DTYPES[name] if name in tuple(DTYPES) else DTYPES[config.choice(key, tuple(DTYPES), default="float32")]

@@ -58,9 +58,12 @@ class Fields:
         return self.raw.get(key) is not None
 
     def error(self, key: str, accepted: str) -> CheckpointError:
-        value = self.raw.get(key)
+        return self.error_at(key, self.raw.get(key), accepted)
+
+    def error_at(self, path: str, value: Any, accepted: str) -> CheckpointError:
+        """Of a value that lies deeper, at a dotted path."""
         problem = "is missing" if value is None else f"{shown(value)} is not accepted"
-        return CheckpointError(f"{problem}; expected {accepted}", file=self.file, tensor=self.prefix + key)
+        return CheckpointError(f"{problem}; expected {accepted}", file=self.file, tensor=self.prefix + path)
 
     def integer(self, key: str, low: int, high: int, default: int | None = None) -> int:
         value = self.raw.get(key)

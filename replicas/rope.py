@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 from .json_file import Fields
+from .shown import shown
 
 RopeKind = Literal["default", "linear", "llama3", "yarn"]
 KINDS: tuple[RopeKind, ...] = ("default", "linear", "llama3", "yarn")
@@ -26,7 +28,11 @@ _READ: dict[str, frozenset[str]] = {
     ),
 }
 _ALWAYS = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor", "finetuned"})
+_ANY = frozenset().union(*_READ.values())
 _MAX_POSITIONS = 1 << 24
+DEFAULT_THETA = 10_000.0
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +56,20 @@ class RopeConfig:
 
 
 def read_rope(config: Fields, max_positions: int) -> RopeConfig:
-    """From config.json as transformers 5 writes it (`rope_parameters`) or 4 (`rope_scaling`, `rope_theta`)."""
-    section = config.section("rope_parameters") or config.section("rope_scaling") or Fields({}, config.file)
-    name = "rope_type" if "rope_type" in section else "type"
-    kind = section.choice(name, KINDS, default="default")
-    section.refuse_unknown(_READ[kind] | _ALWAYS)
+    """From config.json as transformers 5 writes it (`rope_parameters`) or 4 (`rope_scaling`, `rope_theta`).
+
+    Keys that only other kinds of rope read are not read, as in transformers, and the log says so.
+    """
+    section = _section(config)
+    kind = section.choice("rope_type" if "rope_type" in section else "type", KINDS, default="default")
+    section.refuse_unknown(_ANY | _ALWAYS)
+    if unread := [key for key in section.raw if key in section and key in _ANY - _READ[kind]]:
+        log.warning("%s: rope of kind %s does not read %s", section.file, kind, ", ".join(unread))
     for fields in (section, config):
         fields.number("partial_rotary_factor", 1.0, 1.0, default=1.0)
-    theta = (section if "rope_theta" in section else config).number("rope_theta", 1.0 + 1e-6, 1e12, default=1e4)
+    theta = (section if "rope_theta" in section else config).number(
+        "rope_theta", 1.0 + 1e-6, 1e12, default=DEFAULT_THETA
+    )
     if kind == "default":
         return RopeConfig(theta=theta, original_length=max_positions)
     length_key = "original_max_position_embeddings"
@@ -82,6 +94,34 @@ def read_rope(config: Fields, max_positions: int) -> RopeConfig:
         beta_slow=section.number("beta_slow", 1e-3, 1e6, default=1.0),
         truncate=section.boolean("truncate", True),
     )
+
+
+def _section(config: Fields) -> Fields:
+    """The object with the settings: transformers 5 takes `rope_scaling`, whole, in the place of `rope_parameters`.
+
+    Model cards tell readers to add the first; transformers 5 writes the second. Where the second says something that
+    would be lost, the theta above all, CheckpointError names both.
+    """
+    scaling, parameters = config.section("rope_scaling"), config.section("rope_parameters")
+    if scaling is None or not scaling.raw:
+        return parameters or Fields({}, config.file)
+    lost = _stated(parameters) if parameters else {}
+    for key in ("rope_type", "type"):  # "default" is what there is without any settings: scaling is added to it
+        if lost.get(key) == "default":
+            del lost[key]
+    taken = {"rope_theta": config.raw.get("rope_theta") or DEFAULT_THETA, **_stated(scaling)}
+    taken |= {name: taken[other] for name, other in (("type", "rope_type"), ("rope_type", "type")) if other in taken}
+    for key, value in lost.items():
+        if key not in taken or value != taken[key]:
+            there = f"which has {shown(taken[key])}" if key in taken else "which does not say it"
+            raise config.error_at(
+                f"rope_parameters.{key}", value, f"the same as in rope_scaling, {there} and counts: keep one of the two"
+            )
+    return scaling
+
+
+def _stated(section: Fields) -> dict[str, Any]:
+    return {key: value for key, value in section.raw.items() if value is not None}
 
 
 def _yarn_attention_factor(section: Fields, factor: float) -> float:

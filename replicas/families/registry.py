@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..config import ModelConfig
+from ..config_pairs import check_pairs
 from ..errors import CheckpointError
 from ..json_file import Fields
 from . import llama, mistral, qwen2, qwen3
@@ -20,14 +21,16 @@ _BY_MODEL_TYPE = {name.removesuffix("ForCausalLM").lower(): name for name in FAM
 
 def read_config(config: Fields) -> ModelConfig:
     """The decoder that a config.json describes. Raises CheckpointError naming the key at fault."""
-    if "auto_map" in config:
+    if config.raw.get("auto_map") not in (None, {}):
         raise CheckpointError(
             "the checkpoint wants its own code run, which is never done; use a checkpoint of one of "
             + ", ".join(FAMILIES),
             file=config.file,
             tensor="auto_map",
         )
-    return FAMILIES[_architecture(config)](config)
+    family = FAMILIES[_architecture(config)]
+    check_pairs(config)
+    return family(config)
 
 
 def architecture_of(family: str) -> str:

@@ -1,45 +1,83 @@
-"""Which layers slide: how families spell it."""
+"""Which layers slide: how families spell it, and what counts where two keys of it differ.
+
+Everything is as transformers 5 computes it. A window of null slides nowhere, whatever `use_sliding_window` says; an
+absent one means the family's default. Where a key would be left out of account in silence, it is refused by name if a
+layer would then slide otherwise than it says, and else named in the log.
+"""
 
 from __future__ import annotations
 
+import logging
+
 from ..config import MAX_POSITIONS, read_num_layers
 from ..json_file import Fields
+from ..shown import shown
+
+log = logging.getLogger(__name__)
 
 Windows = tuple[int | None, ...]
 FULL, SLIDING = "full_attention", "sliding_attention"
+OLDER_NAMES = {"attention": FULL}  # as transformers renames them
 
 
 def no_layer(config: Fields) -> Windows:
     """All layers see everything. A config that says otherwise is refused."""
-    for key in ("layer_types", "sliding_window"):
-        value = config.raw.get(key)
-        if value is not None and not (isinstance(value, list) and set(map(str, value)) == {FULL}):
-            raise config.error(key, "no sliding window, since this family has none")
-    return (None,) * read_num_layers(config)
+    count = read_num_layers(config)
+    if SLIDING in _types(config, count):
+        raise config.error("layer_types", "no sliding window, since this family has none")
+    if "sliding_window" in config and config.boolean("use_sliding_window", True):
+        raise config.error("sliding_window", "no sliding window, since this family has none")
+    return (None,) * count
 
 
 def every_layer(config: Fields, default: int) -> Windows:
     """All layers slide by `sliding_window`; null switches it off, absence means the family's default."""
-    if "layer_types" in config:
-        raise config.error("layer_types", "this key to be absent, since all layers of this family are alike")
-    if "sliding_window" in config.raw and "sliding_window" not in config:
-        return (None,) * read_num_layers(config)
-    window = config.integer("sliding_window", 1, MAX_POSITIONS, default=default)
-    return (window,) * read_num_layers(config)
+    count = read_num_layers(config)
+    window = _window(config, default)
+    if (used := config.raw.get("use_sliding_window")) is not None and used is not (window is not None):
+        slides = "that no layer slides" if window is None else f"that all layers slide by {window}"
+        raise config.error("use_sliding_window", f"this key to be absent: sliding_window says {slides}")
+    types = _types(config, count)
+    if types and set(types) != {FULL if window is None else SLIDING}:
+        slides = "null: no layer slides" if window is None else f"{window}: all layers slide"
+        raise config.error("layer_types", f"what sliding_window says, {slides}, or this key to be absent")
+    return (window,) * count
 
 
 def upper_layers(config: Fields) -> Windows:
     """With `use_sliding_window`: the layers that `layer_types` names, else those from `max_window_layers` on."""
     count = read_num_layers(config)
-    window = None
-    if config.boolean("use_sliding_window", False):
-        window = config.integer("sliding_window", 1, MAX_POSITIONS, default=4096)
+    used = config.boolean("use_sliding_window", False)
+    window = _window(config, 4096) if used else None
+    if used and window is None:
+        log.warning("%s: use_sliding_window is true, but sliding_window is null: no layer slides", config.file)
+    first = config.integer("max_window_layers", 0, MAX_POSITIONS, default=28)
+    by_index = tuple(window if index >= first else None for index in range(count))
+    types = _types(config, count)
+    if not types:
+        return by_index
+    if window is None and SLIDING in types:
+        raise config.error("layer_types", f"{FULL}, or {SLIDING} together with use_sliding_window and sliding_window")
+    windows = tuple(window if kind == SLIDING else None for kind in types)
+    if windows != by_index and "max_window_layers" in config:
+        log.warning("%s: layer_types says which layers slide, and max_window_layers, %d, does not", config.file, first)
+    return windows
+
+
+def _window(config: Fields, default: int) -> int | None:
+    if "sliding_window" in config.raw and "sliding_window" not in config:
+        return None
+    return config.integer("sliding_window", 1, MAX_POSITIONS, default=default)
+
+
+def _types(config: Fields, count: int) -> tuple[str, ...]:
+    """A name for each layer; none where the file has no such list."""
     if "layer_types" not in config:
-        first = config.integer("max_window_layers", 0, MAX_POSITIONS, default=28)
-        return tuple(window if index >= first else None for index in range(count))
-    types = config.raw["layer_types"]
-    if not isinstance(types, list) or len(types) != count:
+        return ()
+    found = config.raw["layer_types"]
+    if not isinstance(found, list) or len(found) != count:
         raise config.error("layer_types", f"a list of num_hidden_layers, {count}, names")
-    if any(kind not in (FULL, SLIDING) for kind in types) or (window is None and SLIDING in types):
-        raise config.error("layer_types", f"{FULL}, or {SLIDING} together with use_sliding_window")
-    return tuple(window if kind == SLIDING else None for kind in types)
+    types = tuple(OLDER_NAMES.get(kind, kind) if isinstance(kind, str) else "" for kind in found)
+    if unknown := [name for name, kind in zip(found, types, strict=True) if kind not in (FULL, SLIDING)]:
+        raise config.error("layer_types", f"{FULL} or {SLIDING} for each layer, and not {shown(unknown[0])}")
+    return types

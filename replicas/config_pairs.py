@@ -1,0 +1,94 @@
+"""Keys of config.json that say the same thing: which one counts, as transformers has it, and what becomes of the other.
+
+A pair whose two values agree is no matter. Where they differ, both are refused by name (SAME, OTHER_NAMES), or the
+first counts and the log says so, where transformers takes it and nothing that is computed hangs on it (SAID). The next
+pair is one line. `rope_scaling` beside `rope_parameters` is in rope.py, since the one takes the place of the other, and
+the keys of sliding windows are in families/windows.py.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from .json_file import Fields
+from .shown import shown
+
+__all__ = ["OTHER_NAMES", "ROPE_SECTIONS", "SAID", "SAME", "check_pairs", "value_at"]
+
+log = logging.getLogger(__name__)
+
+ROPE_SECTIONS: Final = ("rope_parameters", "rope_scaling")
+Pair = tuple[str, str]  # dotted paths; the first is what transformers 5 reads where both are there
+
+SAME: Final[tuple[Pair, ...]] = (
+    # transformers 4 reads `type`, and 5 reads `rope_type`
+    *((f"{section}.rope_type", f"{section}.type") for section in ROPE_SECTIONS),
+    *((f"{section}.rope_theta", "rope_theta") for section in ROPE_SECTIONS),
+    *((f"{section}.partial_rotary_factor", "partial_rotary_factor") for section in ROPE_SECTIONS),
+    # transformers takes the outer one, other engines the inner
+    *(("original_max_position_embeddings", f"{section}.original_max_position_embeddings") for section in ROPE_SECTIONS),
+)
+
+# Other decoders' names for what these families say otherwise. transformers does not read them: where a file has only
+# such a name it takes the family's default, whatever the value says.
+OTHER_NAMES: Final[tuple[Pair, ...]] = (
+    ("hidden_size", "d_model"),
+    ("hidden_size", "n_embd"),
+    ("intermediate_size", "n_inner"),
+    ("num_hidden_layers", "n_layer"),
+    ("num_hidden_layers", "num_layers"),
+    ("num_attention_heads", "n_head"),
+    ("num_key_value_heads", "multi_query_group_num"),
+    ("num_key_value_heads", "num_kv_heads"),
+    ("head_dim", "attention_head_dim"),
+    ("head_dim", "kv_channels"),
+    ("rms_norm_eps", "layer_norm_eps"),
+    ("rms_norm_eps", "layer_norm_epsilon"),
+    ("rms_norm_eps", "norm_eps"),
+    ("tie_word_embeddings", "tie_embeddings"),
+)
+
+SAID: Final[tuple[Pair, ...]] = (
+    ("dtype", "torch_dtype"),
+    ("max_position_embeddings", "max_sequence_length"),
+    ("max_position_embeddings", "n_positions"),
+    ("max_position_embeddings", "n_ctx"),
+    ("max_position_embeddings", "seq_length"),
+)
+
+_SYNONYMS: Final[Mapping[str, str]] = MappingProxyType({"float": "float32", "half": "float16"})
+
+
+def check_pairs(config: Fields) -> None:
+    """Raises CheckpointError naming both keys of a pair that differ; the log names those of SAID."""
+    for pair in (*SAME, *OTHER_NAMES):
+        one, other = (value_at(config.raw, path) for path in pair)
+        if _differ(one, other) or (one is None and other is not None and pair in OTHER_NAMES):
+            wanted = f"{shown(other)}, as {pair[1]} says" if one is None else f"the same as {pair[1]}, {shown(other)}"
+            raise config.error_at(pair[0], one, f"{wanted}: one of the two is wrong")
+    for first, second in SAID:
+        one, other = (value_at(config.raw, path) for path in (first, second))
+        if _differ(one, other):
+            log.warning("%s: %s, %s, counts; %s, %s, does not", config.file, first, shown(one), second, shown(other))
+
+
+def value_at(raw: Mapping[str, Any], path: str) -> Any:
+    """The value at a dotted path; None where it is absent or null, or what holds it is no object."""
+    found: Any = raw
+    for key in path.split("."):
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return found
+
+
+def _differ(one: Any, other: Any) -> bool:
+    return one is not None and other is not None and bool(_plain(one) != _plain(other))
+
+
+def _plain(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    word = value.lower().removeprefix("torch.")
+    return _SYNONYMS.get(word, word)
