@@ -44,18 +44,23 @@ from .protocols.vllm_rpcs import VllmRpcs
 from .protocols.vllm_tokenizer import TokenizerArchive
 from .routing.router import Router
 from .routing.waiting import Routing
+from .served import keep_served, served_at_zero
 from .settings import MAX_MESSAGE_BYTES
 from .web import http_app
 from .web.readers import Readers
 
 log = logging.getLogger(__name__)
 
+LOOK_S = 1.0  # between two looks whether any replica is wanted, while the ingress waits for the first
+
 
 class Ingress(MotleyRpcs, KServeRpcs, VllmRpcs, HealthRpcs, ReflectionRpcs):
     """gRPC methods come from the base classes, which is where Serve looks them up; HTTP from route tables.
 
-    Ready when a replica is: it asks what that serves. `pools`: their handles, by name, when it was deployed first.
-    `parsers`: the names of those of calls and reasoning.
+    Ready when a replica is: it asks what that serves. Where none is wanted now, what the last one served is kept, since
+    a request must be taken in to wake one.
+
+    `pools`: their handles, by name, when it was deployed first. `parsers`: the names of those of calls and reasoning.
     """
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
@@ -76,7 +81,7 @@ class Ingress(MotleyRpcs, KServeRpcs, VllmRpcs, HealthRpcs, ReflectionRpcs):
             pools = self._of([pool.name for pool in deployed.fleet.pools])
             routing = routing_of(deployed.fleet)
         self.router = Router(pools, self.entrance.resume, routing)
-        profile, tokenizer = await asyncio.gather(self.router.profile(), asyncio.to_thread(_tokenizer, model))
+        profile, tokenizer = await asyncio.gather(self._profile(model), asyncio.to_thread(_tokenizer, model))
         defaults = _defaults(model, profile)
         live = self.router.live
         self.door = Door(
@@ -106,6 +111,20 @@ class Ingress(MotleyRpcs, KServeRpcs, VllmRpcs, HealthRpcs, ReflectionRpcs):
             *OpenApiRoutes().routes(),
         )
 
+    async def _profile(self, model: str) -> ReplicaProfile:
+        asked = asyncio.create_task(self.router.profile())
+        try:
+            while not asked.done():
+                await asyncio.wait([asked], timeout=LOOK_S)
+                if not asked.done() and (last := await asyncio.to_thread(served_at_zero, model)) is not None:
+                    self.router.live.had_any = True
+                    return last
+        finally:
+            asked.cancel()
+        profile = asked.result()
+        await asyncio.to_thread(keep_served, model, profile)
+        return profile
+
     def __serve_build_asgi_app__(self) -> FastAPI:
         return http_app.build(
             self._routes,
@@ -134,8 +153,12 @@ class Ingress(MotleyRpcs, KServeRpcs, VllmRpcs, HealthRpcs, ReflectionRpcs):
         self.router.drain()
         return self.router.num_streams
 
-    async def fleet(self) -> FleetStatus:
-        """The replicas as this ingress sees them, and what has come to it. For the control plane."""
+    async def fleet(self, failing: str = "") -> FleetStatus:
+        """The replicas as this ingress sees them, and what has come to it. For the control plane.
+
+        failing  why replicas that are wanted do not start; empty: they do, or none is wanted
+        """
+        self.router.failing = failing
         return replace(self.router.fleet(), ingress=serve.get_replica_context().replica_id.unique_id)
 
     async def drain_replica(self, replica_id: str) -> bool:

@@ -33,6 +33,7 @@ class PoolLook:
     version  that its replicas have or will have
     state    healthy: all of them do, and serve; failed: Serve has given up to start more
     message  why it is not healthy
+    failing  why its replicas do not start; empty: they do, as far as is known
     """
 
     target: int
@@ -40,6 +41,7 @@ class PoolLook:
     version: str = ""
     state: Literal["healthy", "changing", "failed"] = "healthy"
     message: str = ""
+    failing: str = ""
 
     @property
     def running(self) -> tuple[ReplicaLook, ...]:
@@ -77,8 +79,8 @@ class Fleet(Protocol):
         """Every pool, by name."""
         ...
 
-    async def status(self) -> FleetStatus | None:
-        """What the ingress knows; None where it does not tell."""
+    async def status(self, failing: str = "") -> FleetStatus | None:
+        """What the ingress knows; None where it does not tell. It is told why replicas that are wanted do not start."""
         ...
 
     async def pending(self, pool: str) -> str:

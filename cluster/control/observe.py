@@ -59,6 +59,14 @@ def replicas_of(status: FleetStatus | None) -> dict[str, list[ReplicaStatus]]:
     return found
 
 
+def why_none_starts(state: State, look: Mapping[str, PoolLook]) -> str:
+    """Why there is no replica though some are wanted; empty while any serves, may yet come, or none is wanted."""
+    wanted = {name: look[name] for name, plan in state.pools.items() if plan.target and name in look}
+    if any(pool.running or not pool.failing for pool in wanted.values()):
+        return ""
+    return "; ".join(f"{name}: {pool.failing}" for name, pool in sorted(wanted.items()))
+
+
 def in_order(look: PoolLook, known: Sequence[ReplicaStatus]) -> list[str]:
     """Those that serve, as they should go: marked already, or with the least to do, or the newest."""
     status = {one.replica_id: one for one in known}

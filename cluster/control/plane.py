@@ -23,7 +23,7 @@ from ..scaling.state import Target
 from . import decide
 from .asking import Asking
 from .fleet import Fleet, PoolLook, pool_of
-from .observe import in_order, replicas_of
+from .observe import in_order, replicas_of, why_none_starts
 from .policies import policy_of
 from .starts import Starts
 from .state import Event, PolicyPlan, State
@@ -161,7 +161,8 @@ class Plane:
     async def step(self) -> None:
         """Look at the fleet, and do what is next."""
         await self._take_over()
-        look, status = await self._fleet.look(), await self._fleet.status()
+        look = await self._fleet.look()
+        status = await self._fleet.status(why_none_starts(self.state, look))
         now = self._monotonic()
         if status is not None:
             self._asking.saw(now, status)

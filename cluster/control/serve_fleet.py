@@ -83,12 +83,13 @@ class ServeFleet:
                 version=(await self._info(name)).version,
                 state=_SERVES.get(details.status.value, "changing"),
                 message=_last_line(details.message),
+                failing=_last_line(details.message) if _does_not_start(details) else "",
             )
         return found
 
-    async def status(self) -> FleetStatus | None:
+    async def status(self, failing: str = "") -> FleetStatus | None:
         """Of all ingresses together; None too while there is none."""
-        return self._gathered.together(await self._of_ingresses("fleet"))
+        return self._gathered.together(await self._of_ingresses("fleet", failing))
 
     async def mark(self, replica_id: str) -> bool:
         """One ingress that reaches it is enough: the replica refuses what is new, and says so to the others."""
@@ -232,6 +233,10 @@ class ServeFleet:
         if self._handle is None:
             self._handle = await asyncio.to_thread(serve.get_app_handle, self._app)
         return self._handle
+
+
+def _does_not_start(details: DeploymentDetails) -> bool:
+    return details.status.value == "DEPLOY_FAILED" or _FAILED in details.message
 
 
 async def _in_time(answer: Awaitable[T], timeout_s: float = ANSWER_S) -> T:

@@ -1,4 +1,4 @@
-"""grpc.health.v1: whether the engine steps, in the words that load balancers and Kubernetes know."""
+"""grpc.health.v1: whether requests are served or held, in the words that load balancers and Kubernetes know."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ class Life(Protocol):
 
 
 class HealthProtocol:
-    """A service is as healthy as the pool: a live process whose engine does not step is not.
+    """A service is as healthy as the pool: a live process whose engine does not step is not. One without replicas is
+    while it holds requests for the first that comes: a balancer that took it out would keep it from ever waking.
 
     However many ask, a replica is asked once at a time, and no more often than each WATCH_PERIOD_S for all
     watchers together. Whoever watches is no load: the drain does not wait for them, they wait for it.

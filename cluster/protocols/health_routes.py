@@ -18,4 +18,6 @@ class HealthRoutes:
         return (Route("GET", "/health", self.health, health=True, any_query=True),)
 
     async def health(self) -> Response:
-        return answer({"status": "ok", "load": asdict(await self._router.load())})
+        load = await self._router.load()
+        state = "holding" if self._router.holding else "serving"
+        return answer({"status": "ok", "state": state, "held": self._router.held, "load": asdict(load)})

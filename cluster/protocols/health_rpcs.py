@@ -12,7 +12,7 @@ from .health import HealthProtocol
 
 
 class HealthRpcs:
-    """grpc.health.v1, as published in grpcio-health-checking: whether a replica's engine steps.
+    """grpc.health.v1, as published in grpcio-health-checking: whether a replica's engine steps, or requests are held.
 
     Every service here is as healthy as the pool, and so is the whole server, whose name is empty.
     """

@@ -72,11 +72,11 @@ class KServeProtocol:
         return self._router.stopping
 
     async def check_ready(self) -> None:
-        """Raise Unavailable unless a replica answers."""
+        """Raise Unavailable unless a replica answers, or requests are held for one."""
         await self._router.load()
 
     async def why_not_ready(self) -> str:
-        """Empty when a replica answers."""
+        """Empty when it is ready."""
         try:
             await self.check_ready()
         except MotleyError as error:

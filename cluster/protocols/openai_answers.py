@@ -254,5 +254,10 @@ _LOAD: dict[str, Any] = {
 }
 HEALTH = answer(
     status={"const": "ok", "description": "anything else is a refusal"},
+    state={
+        "enum": ["serving", "holding"],
+        "description": "whether a replica serves; or none is there, and requests are held for the first that comes",
+    },
+    held=told(COUNT, "requests that wait for any replica to take them"),
     load=told(answer(**_LOAD), "of the healthy replicas together"),
 )

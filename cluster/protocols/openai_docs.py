@@ -104,7 +104,7 @@ OPERATIONS: Operations = {
         "Named tokens and chat template, for programs that have no tokenizer", answers.TOKENIZER_INFO
     ),
     ("GET", "/health"): Operation(
-        "Whether a replica's engine goes round, and what the healthy replicas carry together",
+        "Whether requests are served, or held for a replica that is still to come, and what the healthy ones carry",
         answers.HEALTH,
         more=(Unavailable,),
     ),

@@ -32,6 +32,7 @@ from .vllm_ask import check_rank, constraint_bytes, decimal, embed_ask, generate
 from .vllm_events import KvBatches
 from .wire_names import in_wire_names
 
+HOLDING = "no replica is there; requests are held for the first that comes"
 MAX_SUBSCRIBERS = 8  # of KV events, of one tenant, or without keys of all
 SERVER_TYPE = "vllm-grpc"  # how clients tell this protocol from its sisters
 
@@ -124,7 +125,7 @@ class VllmProtocol:
             await self._router.load()
         except MotleyError as error:
             return pb.HealthCheckResponse(healthy=False, message=error.message)
-        return pb.HealthCheckResponse(healthy=True)
+        return pb.HealthCheckResponse(healthy=True, message=HOLDING if self._router.holding else "")
 
     def model_info(self) -> pb.GetModelInfoResponse:
         info, tokenizer = self._door.info, self._door.tokenizer

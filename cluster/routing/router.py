@@ -10,7 +10,7 @@ from contextlib import aclosing
 from typing import Any
 
 from ...replicas.errors import MotleyError, Overloaded, Unavailable
-from ...replicas.protocol import FinishReason, Request, StreamMessage
+from ...replicas.protocol import FinishReason, ReplicaLoad, Request, StreamMessage
 from .. import access_log
 from ..errors import from_pool
 from ..fleet.status import FleetStatus
@@ -50,6 +50,7 @@ class Router(Asking):
         self._waiting = Waiting(self.live, routing, lambda: len(self._pools.handles) > 1)
         self.num_streams = 0
         self.num_resumed = 0  # streams that went on on another replica
+        self.failing = ""  # why replicas that are wanted do not start, as the control plane says; empty: they do
         self._ended: MotleyError | None = None  # no stream goes on
         pools = self._pools
         self._trunks = Trunks(
@@ -113,6 +114,32 @@ class Router(Asking):
                     raise final from error
         if journey.progress.late:
             raise too_late()
+
+    @property
+    def holding(self) -> bool:
+        """Whether there is no replica now, and what comes is held for the next: all were scaled away, or lost."""
+        return self.live.had_any and not self.live.members and self._waiting.holds and not self.failing
+
+    @property
+    def held(self) -> int:
+        """Requests that wait here for any replica to take them."""
+        return self._waiting.held
+
+    async def load(self) -> ReplicaLoad:
+        """What the healthy replicas carry together; nothing while requests are held for the first that comes.
+
+        Raises Unavailable if there are replicas and none is healthy, if they do not start, or the service is stopping.
+        """
+        self._refuse_if_draining()
+        if not self.holding:
+            if self.live.had_any and not self.live.members and self.failing:
+                raise Unavailable(f"replicas do not start: {self.failing}", code="unhealthy")
+            try:
+                return await super().load()
+            except Unavailable:
+                if self.draining or not self.holding:  # the last may have gone just now
+                    raise
+        return ReplicaLoad()
 
     def fleet(self) -> FleetStatus:
         """The replicas as this ingress sees them, and what has come to it."""

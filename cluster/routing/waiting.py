@@ -91,6 +91,11 @@ class Waiting:
         return len(self._queue)
 
     @property
+    def holds(self) -> bool:
+        """Whether requests wait for a replica that is not there yet."""
+        return self._routing.hold_s > 0
+
+    @property
     def queues(self) -> bool:
         """Whether requests wait for full replicas."""
         return self._routing.max_wait_s > 0

@@ -31,7 +31,7 @@ class FakeFleet:
     taken     how often one has taken any
     stubborn  who of them stays as it is; silent: who changes, and does not say so
     go_on     until it happens nobody takes weights, who are asked for them; asked: they are
-    telling   whether there is an ingress
+    telling   whether there is an ingress; failing: what it was told of replicas that do not start
     plan      what was deployed last
     """
 
@@ -40,6 +40,7 @@ class FakeFleet:
         self.calls: list[tuple[object, ...]] = []
         self.work: dict[str, int] = {}
         self.telling = True
+        self.failing = ""
         self.plan: Planned | None = None
         self.prefix_stats: PrefixStats | None = None
         self.demand = Demand()
@@ -82,7 +83,7 @@ class FakeFleet:
             if outdated or any(one.state != "running" for one in there):
                 state = "failed" if state == "failed" else "changing"
             message = "it is bad" if state == "failed" else ""
-            self.pools[name] = replace(pool, replicas=tuple(there), state=state, message=message)  # type: ignore[arg-type]
+            self.pools[name] = replace(pool, replicas=tuple(there), state=state, message=message, failing=message)  # type: ignore[arg-type]
 
     def _start(self, version: str) -> ReplicaLook:
         self._born += 1
@@ -96,7 +97,8 @@ class FakeFleet:
     async def look(self) -> Mapping[str, PoolLook]:
         return dict(self.pools)
 
-    async def status(self) -> FleetStatus | None:
+    async def status(self, failing: str = "") -> FleetStatus | None:
+        self.failing = failing
         if not self.telling:
             return None
         return FleetStatus(

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -197,6 +198,7 @@ def test_policies_follow_the_load_up_and_down_to_nothing_and_back(fleet: Served,
     plane.wait(1, "a10")
     plane.policy("slo", idle_s=1)
     plane.wait(0, "a10")
+    assert health(fleet)["state"] == "holding", "ready: what comes wakes a replica"
     with Client(fleet.grpc, retries=0, timeout_s=100) as client:
         held = client.complete("Once", max_tokens=3, ignore_eos=True)
     assert len(held.choices[0].token_ids) == 3
@@ -218,6 +220,31 @@ def test_policies_follow_the_load_up_and_down_to_nothing_and_back(fleet: Served,
         plane.scale(int(name == "a10"), name)
     for name in POOLS:
         plane.wait(int(name == "a10"), name)
+
+
+@pytest.mark.thorough
+def test_an_ingress_that_is_lost_at_zero_comes_back_and_wakes_a_replica(fleet: Served, plane: Plane) -> None:
+    for name in POOLS:
+        plane.scale(0, name)
+    for name in POOLS:
+        plane.wait(0, name)
+    plane.policy("queue", settle_s=1)
+    [lost] = [pid for pid in fleet.replicas() if ":ingress" in command_line(pid)]
+    os.kill(lost, signal.SIGKILL)
+    wait_for(lambda: lost not in fleet.replicas(), "its end", 60)
+    with Client(fleet.grpc, retries=20, timeout_s=100) as client:
+        assert len(client.complete("Once", max_tokens=3, ignore_eos=True).choices[0].token_ids) == 3
+    assert health(fleet)["state"] == "serving"
+    plane.policy("fixed")
+    for name in POOLS:
+        plane.scale(int(name == "a10"), name)
+    for name in POOLS:
+        plane.wait(int(name == "a10"), name)
+
+
+def health(fleet: Served) -> dict[str, Any]:
+    with urllib.request.urlopen(f"{fleet.http}/health", timeout=30) as response:
+        return dict(json.load(response))
 
 
 def test_keda(plane: Plane, contact: Contact) -> None:

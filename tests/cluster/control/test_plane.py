@@ -267,3 +267,19 @@ def test_what_several_ingresses_know_is_one() -> None:
     assert left is not None
     assert left.demand == Demand(13)
     assert gathered.together([]) is None
+
+
+async def test_the_ingresses_are_told_why_replicas_that_are_wanted_do_not_start() -> None:
+    bench = Bench(1)
+    await bench.steps()
+    assert bench.fleet.failing == ""
+    bench.fleet.pools["cpu"] = replace(bench.fleet.pools["cpu"], replicas=(), failing="no such file")
+    await bench.plane.step()
+    assert bench.fleet.failing == "cpu: no such file"
+    bench.fleet.pools["cpu"] = replace(bench.fleet.pools["cpu"], failing="")
+    await bench.plane.step()
+    assert bench.fleet.failing == "", "it may yet come"
+    await bench.scale(0)
+    bench.fleet.pools["cpu"] = replace(bench.fleet.pools["cpu"], target=0, failing="of what was tried before")
+    await bench.plane.step()
+    assert bench.fleet.failing == "", "none is wanted"

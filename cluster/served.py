@@ -1,0 +1,52 @@
+"""What is served, kept in the cluster: an ingress that starts while no replica is wanted must not wait for one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+import ray
+from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
+
+from ..replicas.protocol import ModelInfo, ReplicaProfile
+from .control.store import current_targets
+from .fleet.store import APPLICATION
+
+__all__ = ["keep_served", "served_at_zero"]
+
+_KEY, _NAMESPACE = f"served/{APPLICATION}".encode(), b"motley"
+
+
+def keep_served(model: str, profile: ReplicaProfile) -> None:
+    """`model`: folder or id that the service was started with. Nothing where Ray does not run it."""
+    if ray.is_initialized():
+        _internal_kv_put(_KEY, dump(model, profile), overwrite=True, namespace=_NAMESPACE)
+
+
+def served_at_zero(model: str) -> ReplicaProfile | None:
+    """Returns what a replica was that has served this model; None where replicas are wanted, or none has been kept."""
+    if not ray.is_initialized():
+        return None
+    targets = current_targets(APPLICATION)
+    if not targets or any(targets.values()):
+        return None
+    kept = _internal_kv_get(_KEY, namespace=_NAMESPACE)
+    return None if kept is None else load(model, kept)
+
+
+def dump(model: str, profile: ReplicaProfile) -> bytes:
+    return json.dumps({"served": model, "profile": asdict(profile)}).encode()
+
+
+def load(model: str, kept: bytes) -> ReplicaProfile | None:
+    """None of another model, and of what another version of Motley has kept in another form."""
+    whole: dict[str, Any] = json.loads(kept)
+    if whole["served"] != model:
+        return None
+    try:
+        info = whole["profile"].pop("model")
+        shown = ModelInfo(**{**info, "eos_token_ids": tuple(info["eos_token_ids"])})
+        return ReplicaProfile(model=shown, **{**whole["profile"], "decode_s": tuple(whole["profile"]["decode_s"])})
+    except (KeyError, TypeError):
+        return None
