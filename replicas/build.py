@@ -6,7 +6,7 @@ import hashlib
 import logging
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from .engine_config import EngineConfig
 from .errors import InvalidRequest
 from .families.registry import architecture_of
 from .fit import outlined
+from .generation import answer_ends
 from .gpu.accelerator import Accelerator, accelerator_of
 from .grammars import Grammars
 from .kept_rates import kept_rates
@@ -305,7 +306,10 @@ def assemble(
         log.warning("tokenizer: %s", choices["tokenizer"])
     for what, reason in choices.items():
         log.info("%s: %s", what, reason)
-    limits = Limits(loaded.config.vocab_size, max_model_len, loaded.defaults.eos_token_ids)
+    vocab_size, own_eos = loaded.config.vocab_size, tokenizer.eos_token_id if tokenizer is not None else None
+    limits = Limits(vocab_size, max_model_len, answer_ends(loaded.defaults.eos_token_ids, own_eos, vocab_size))
+    if tokenizer is not None:
+        _warn_of_turns(tokenizer, limits.eos_token_ids)
     pool = BlockPool(num_blocks, reuse_prefixes=config.reuse_prefixes)
     scheduler = Scheduler(
         pool,
@@ -339,6 +343,16 @@ def assemble(
         identity=lambda loaded: identity_of(config, loaded, ops, arithmetic),
         rates=None if kept is None else kept.of,
     )  # fmt: skip
+
+
+def _warn_of_turns(tokenizer: Tokenizer, ends: Sequence[int]) -> None:
+    """Where chats may run on: say so before somebody wonders."""
+    token = tokenizer.turn_end()
+    if token is not None and tokenizer.token_id(token) not in ends:
+        log.warning(
+            "tokenizer: chats end a turn with %s, which no file of the checkpoint calls an end of sequence: answers "
+            "may run on; name it as eos_token in tokenizer_config.json if they do", token
+        )  # fmt: skip
 
 
 def _prefixes(

@@ -104,6 +104,14 @@ class ChatTemplate:
     def _takes_developer(self) -> bool:
         return self._shows([{"role": "developer", "content": PROBE}, {"role": "user", "content": "Hello"}], [])
 
+    def text_behind_answer(self) -> str:
+        """What the template writes behind an assistant's turn; nothing where it does not write such turns."""
+        chat = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": PROBE}]
+        try:
+            return self._render(chat, False, {}).partition(PROBE)[2]
+        except (RecursionError, *TEMPLATE_FAULTS):
+            return ""
+
     def has_argument(self, name: str) -> bool:
         """Whether the template reads this, beside what it is always given."""
         return name in self._arguments

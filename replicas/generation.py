@@ -17,7 +17,7 @@ _NAMES = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """Sampling defaults (None: not stated) and every id that ends a sequence.
+    """Sampling defaults (None: not stated) and every id that this file or config.json ends a sequence with.
 
     do_sample False means greedy: the other fields then have no effect.
     """
@@ -38,6 +38,16 @@ class GenerationDefaults:
         return stated
 
 
+def answer_ends(stated: tuple[int, ...], tokenizer_eos: int | None, vocab_size: int) -> tuple[int, ...]:
+    """Every id that ends an answer: those that the configurations state, and the tokenizer's own end of sequence.
+
+    Fine-tunes often change one of the files alone, so each of them counts. A token beyond the model's vocabulary, which
+    no model can give, does not.
+    """
+    own = () if tokenizer_eos is None or tokenizer_eos >= vocab_size else (tokenizer_eos,)
+    return _each_once(*stated, *own)
+
+
 def read_generation(folder: Path, vocab_size: int, config_eos: tuple[int, ...]) -> GenerationDefaults:
     """From the folder's file, or nothing but config.json's EOS ids. Raises CheckpointError naming the key."""
     if not is_there(folder, FILE):
@@ -49,7 +59,11 @@ def read_generation(folder: Path, vocab_size: int, config_eos: tuple[int, ...]) 
     except InvalidRequest as error:
         raise CheckpointError(error.message, file=FILE) from error
     return GenerationDefaults(
-        eos_token_ids=fields.integers("eos_token_id", 0, vocab_size - 1) or config_eos,
+        eos_token_ids=_each_once(*fields.integers("eos_token_id", 0, vocab_size - 1), *config_eos),
         do_sample=fields.boolean("do_sample", False) if "do_sample" in fields else None,
         **stated,
     )
+
+
+def _each_once(*token_ids: int) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(token_ids))

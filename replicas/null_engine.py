@@ -23,6 +23,7 @@ from .engine import Emission, EngineCore
 from .engine_config import EngineConfig
 from .engine_thread import EngineThread
 from .errors import InvalidRequest
+from .generation import answer_ends
 from .limits import Limits
 from .plan import ItemResult, PlanItem, StepPlan, StepResult
 from .protocol import BLOCK_TOKENS, NULL, ModelInfo, ReplicaLoad, ReplicaProfile, Request, StreamMessage, TokenLogprob
@@ -130,7 +131,8 @@ def build_hollow_engine(
     if blocks_for(longest) > num_blocks:
         message = f"max_model_len: {stand_in.name} holds {num_blocks * BLOCK_TOKENS} tokens, fewer than {longest}"
         raise InvalidRequest(message, param="max_model_len")
-    limits = Limits(checkpoint.config.vocab_size, longest, checkpoint.defaults.eos_token_ids)
+    vocab_size, own_eos = checkpoint.config.vocab_size, tokenizer.eos_token_id if tokenizer is not None else None
+    limits = Limits(vocab_size, longest, answer_ends(checkpoint.defaults.eos_token_ids, own_eos, vocab_size))
     runner = stand_in.runner(pattern(tokenizer, limits.vocab_size, limits.eos_token_ids))
     scheduler = Scheduler(
         BlockPool(num_blocks, reuse_prefixes=config.reuse_prefixes),

@@ -44,6 +44,7 @@ class Tokenizer:
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, config: TokenizerConfig) -> None:
+        named = {**_implied(backend, config), **config.named}
         backend.no_truncation()  # a file may ask for either; the first loses text, the second invents it
         backend.no_padding()
         _add_missing(backend, config)
@@ -51,7 +52,7 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self.vocab_size: int = max([backend.get_vocab_size(with_added_tokens=True) - 1, *added]) + 1
-        self.named_tokens = dict(config.named)
+        self.named_tokens = named
         _probe(backend, self.vocab_size)
         self.skipped_ids = self.special_ids - {i for i in self.special_ids if added[i].content in SHOWN}
         self._pieces = PieceTable(backend, self.skipped_ids, FILE)
@@ -59,7 +60,7 @@ class Tokenizer:
         self._starts = special_starts(self._special)
         self._anchor = next((added[i].content for i in sorted(self.special_ids) if not added[i].rstrip), "")
         templates = {
-            name: ChatTemplate(source, file=file, special_tokens=config.named, literal=self._special)
+            name: ChatTemplate(source, file=file, special_tokens=named, literal=self._special)
             for name, (source, file) in config.templates.items()
             if name in (DEFAULT, TOOL_USE)
         }
@@ -82,6 +83,17 @@ class Tokenizer:
     def longest_token_chars(self) -> int:
         """No token stands for more characters than this."""
         return max(map(len, self._backend.get_vocab(with_added_tokens=True)))
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The id of its own end of sequence; None if it names none."""
+        text = self.named_tokens.get("eos_token")
+        return None if text is None else self.token_id(text)
+
+    def turn_end(self) -> str | None:
+        """The special token that the chat template writes right behind an assistant's turn; None if there is none."""
+        behind = "" if self.chat_template is None else self.chat_template.text_behind_answer().lstrip()
+        return max((text for text in self._special if behind.startswith(text)), key=len, default=None)
 
     @property
     def has_chat_template(self) -> bool:
@@ -269,22 +281,32 @@ def _convert(folder: Path) -> tokenizers.Tokenizer:
     return tokenizers.Tokenizer.from_str(backend.to_str())
 
 
+def _implied(backend: tokenizers.Tokenizer, config: TokenizerConfig) -> dict[str, str]:
+    """Names of tokens that the files beside tokenizer.json leave out, as far as the vocabulary has such tokens."""
+    padding = backend.padding
+    implied = {**config.implied, **({"pad_token": str(padding["pad_token"])} if padding else {})}
+    return {name: text for name, text in implied.items() if backend.token_to_id(text) is not None}
+
+
 def _add_missing(backend: tokenizers.Tokenizer, config: TokenizerConfig) -> None:
-    """Tokens that only tokenizer_config.json knows, and special ones that tokenizer.json does not call so."""
+    """Tokens that only the files beside tokenizer.json know, and what they say otherwise of those that it has."""
     flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
     known = backend.get_added_tokens_decoder()
     for token_id, entry in config.added.items():
-        if token_id in known and known[token_id].content == entry["content"]:
-            continue
         chosen = {flag: bool(entry[flag]) for flag in flags if flag in entry}
-        backend.add_tokens([tokenizers.AddedToken(entry["content"], **chosen)])
+        token = tokenizers.AddedToken(entry["content"], **chosen)
+        if token_id in known and repr(known[token_id]) == repr(token):
+            continue
+        if config.added_file != CONFIG and token_id in known and known[token_id].content == token.content:
+            continue  # tokenizer.json says more of it
+        backend.add_tokens([token])
         if backend.token_to_id(entry["content"]) != token_id:
             raise CheckpointError(
                 f"token {entry['content']!r} cannot have id {token_id}: {FILE} gives it another",
-                file=CONFIG,
-                tensor="added_tokens_decoder",
+                file=config.added_file,
+                tensor="added_tokens_decoder" if config.added_file == CONFIG else "",
             )
     special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
     for text in config.special:
-        if text not in special and backend.token_to_id(text) is not None:
+        if text not in special:
             backend.add_special_tokens([tokenizers.AddedToken(text, special=True, normalized=False)])

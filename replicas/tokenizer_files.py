@@ -1,4 +1,8 @@
-"""What a checkpoint folder says about its tokenizer: special tokens and chat templates."""
+"""What a checkpoint folder says about its tokenizer: special tokens and chat templates.
+
+Several files may say the same thing. The one that counts is the one that transformers takes; docs/checkpoints.md has
+the table.
+"""
 
 from __future__ import annotations
 
@@ -15,41 +19,79 @@ from .json_file import read_json
 __all__ = ["CONFIG", "DEFAULT", "TOOL_USE", "TokenizerConfig", "read_text"]
 
 CONFIG = "tokenizer_config.json"
+SPECIAL_MAP = "special_tokens_map.json"  # read where CONFIG has no `added_tokens_decoder`, and then wins over it
+ADDED = "added_tokens.json"  # likewise
+PROCESSOR_TEMPLATE = "chat_template.json"
+MODEL_CONFIG = "config.json"
 DEFAULT, TOOL_USE = "default", "tool_use"
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+EXTRA_TOKENS = ("additional_special_tokens", "extra_special_tokens")
 MAX_CONFIG_BYTES = 64 * 2**20
+# What these classes of transformers call their tokens where no file does.
+_END = "<|endoftext|>"
+_CLASS_TOKENS: Mapping[str, Mapping[str, str]] = {
+    "LlamaTokenizer": {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
+    "Qwen2Tokenizer": {"eos_token": _END, "unk_token": _END, "pad_token": _END},
+    "GPT2Tokenizer": {"bos_token": _END, "eos_token": _END, "unk_token": _END},
+}
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerConfig:
-    """tokenizer_config.json and its companions, checked.
+    """The JSON files and chat templates beside tokenizer.json, checked.
 
-    named      bos_token and so on, as text; those that are set
+    named      bos_token and so on, also a model's own such as image_token, as text; those that are set
+    implied    the same of tokens that no file names, by the tokenizer's class: they count if the vocabulary has them
     special    every text that is a special token
-    added      id -> the token's entry in `added_tokens_decoder`
+    added      id -> the token's entry in `added_tokens_decoder` or added_tokens.json
+    added_file where `added` was found
     templates  name -> (source, file); DEFAULT is used, and TOOL_USE where a chat has tools
     """
 
     named: Mapping[str, str]
+    implied: Mapping[str, str]
     special: tuple[str, ...]
     added: Mapping[int, Mapping[str, Any]]
+    added_file: str
     templates: Mapping[str, tuple[str, str]]
 
     @classmethod
     def read(cls, folder: Path) -> TokenizerConfig:
         """Raises CheckpointError naming the file and key."""
-        config = read_json(folder, CONFIG, MAX_CONFIG_BYTES) if is_there(folder, CONFIG) else {}
-        if config.get("auto_map") is not None:
+        config = _read(folder, CONFIG)
+        if config.get("auto_map"):
             raise CheckpointError("wants its own code run, which is never done", file=CONFIG, tensor="auto_map")
-        _check_text(config)
-        named = {key: text for key in NAMED_TOKENS if (text := _token(config.get(key), key)) is not None}
-        more = _extra(config, "additional_special_tokens") + _extra(config, "extra_special_tokens")
+        current = "added_tokens_decoder" in config
+        older = {} if current else _read(folder, SPECIAL_MAP)
+        named = {**_named(config, CONFIG), **_named(older, SPECIAL_MAP)}
+        extra = [*_extra(config, CONFIG), *_extra(older, SPECIAL_MAP)]
+        special = tuple(dict.fromkeys(filter(None, [*named.values(), *extra])))
+        added = config["added_tokens_decoder"] or {} if current else _older_added(_read(folder, ADDED), special)
+        added_file = CONFIG if current else ADDED
         return cls(
-            named=named,
-            special=tuple(dict.fromkeys([*named.values(), *more])),
-            added=_added(config.get("added_tokens_decoder") or {}),
-            templates={**_config_templates(config), **_template_files(folder)},
+            named={name: text for name, text in named.items() if text},
+            implied={name: text for name, text in _class_tokens(folder, config).items() if name not in named},
+            special=special,
+            added=_added(added, added_file),
+            added_file=added_file,
+            templates=_templates(folder, config),
         )
+
+
+def _read(folder: Path, name: str) -> dict[str, Any]:
+    """The object in a file; an empty one where the folder has no such file."""
+    found = read_json(folder, name, MAX_CONFIG_BYTES) if is_there(folder, name) else {}
+    _check_text(found, name)
+    return found
+
+
+def _class_tokens(folder: Path, config: Mapping[str, Any]) -> Mapping[str, str]:
+    """Names of tokens by the class that transformers chooses: of Qwen2 models its own, whatever a file says."""
+    model = _read(folder, MODEL_CONFIG)
+    kind, stated = model.get("model_type"), config.get("tokenizer_class") or model.get("tokenizer_class")
+    if kind == "qwen2" or (kind == "qwen3" and not stated):
+        stated = "Qwen2Tokenizer"
+    return _CLASS_TOKENS.get(stated.removesuffix("Fast"), {}) if isinstance(stated, str) else {}
 
 
 def read_text(folder: Path, name: str, limit: int) -> str:
@@ -60,46 +102,77 @@ def read_text(folder: Path, name: str, limit: int) -> str:
         raise CheckpointError(f"not UTF-8: {error}", file=name) from error
 
 
-def _check_text(config: Mapping[str, Any]) -> None:
+def _check_text(config: Mapping[str, Any], file: str) -> None:
     """JSON can write half of a surrogate pair, which no library downstream takes."""
     for key, value in config.items():
         try:
             json.dumps(value, ensure_ascii=False).encode("utf-8")
         except UnicodeEncodeError as error:
-            raise CheckpointError("holds half of a surrogate pair", file=CONFIG, tensor=ascii(key)) from error
+            raise CheckpointError("holds half of a surrogate pair", file=file, tensor=ascii(key)) from error
 
 
-def _token(value: Any, key: str) -> str | None:
+def _token(value: Any, key: str, file: str) -> str | None:
     """A token is written as its text, or as an object with `content`."""
     if isinstance(value, dict):
         value = value.get("content")
     if value is not None and not isinstance(value, str):
-        raise CheckpointError(f"expected text, found {value!r:.80}", file=CONFIG, tensor=key)
+        raise CheckpointError(f"expected text, found {value!r:.80}", file=file, tensor=key)
     return value or None
 
 
-def _extra(config: Mapping[str, Any], key: str) -> list[str]:
-    value = config.get(key) or []
+def _named(config: Mapping[str, Any], file: str) -> dict[str, str | None]:
+    """Tokens that have a name, None where the file says that there is none."""
+    named = {key: _token(config[key], key, file) for key in NAMED_TOKENS if key in config}
+    own = {key: value for key, value in config.items() if key.endswith("_token") and isinstance(value, str | dict)}
+    extra = config.get("extra_special_tokens")
+    own |= extra if isinstance(extra, dict) else {}
+    return named | {key: _token(value, key, file) for key, value in own.items() if key not in named}
+
+
+def _extra(config: Mapping[str, Any], file: str) -> list[str]:
+    return [text for key in EXTRA_TOKENS for text in _extra_of(config.get(key) or [], key, file)]
+
+
+def _extra_of(value: Any, key: str, file: str) -> list[str]:
     tokens = list(value.values()) if isinstance(value, dict) else value
     if not isinstance(tokens, list):
-        raise CheckpointError(f"expected a list, found {value!r:.80}", file=CONFIG, tensor=key)
-    return [text for token in tokens if (text := _token(token, key)) is not None]
+        raise CheckpointError(f"expected a list, found {value!r:.80}", file=file, tensor=key)
+    return [text for token in tokens if (text := _token(token, key, file)) is not None]
 
 
-def _added(entries: Any) -> dict[int, Mapping[str, Any]]:
+def _older_added(ids: Mapping[str, Any], special: tuple[str, ...]) -> dict[Any, Any]:
+    """Entries as `added_tokens_decoder` has them, of added_tokens.json: text -> id."""
+    return {
+        token_id: {"content": text, "special": text in special, "normalized": text not in special}
+        for text, token_id in ids.items()
+    }
+
+
+def _added(entries: Any, file: str) -> dict[int, Mapping[str, Any]]:
+    key = "added_tokens_decoder" if file == CONFIG else ""
     try:
-        added = {int(key): dict(entry) for key, entry in entries.items()}
+        added = {int(token_id): dict(entry) for token_id, entry in entries.items()}
     except (AttributeError, TypeError, ValueError) as error:
-        raise CheckpointError("expected ids with their tokens", file=CONFIG, tensor="added_tokens_decoder") from error
-    for key, entry in added.items():
-        if not isinstance(entry.get("content"), str) or key < 0:
-            raise CheckpointError(f"entry {key} has no content", file=CONFIG, tensor="added_tokens_decoder")
+        raise CheckpointError("expected ids with their tokens", file=file, tensor=key) from error
+    for token_id, entry in added.items():
+        if not isinstance(entry.get("content"), str) or token_id < 0:
+            raise CheckpointError(f"entry {token_id} has no content", file=file, tensor=key)
     return dict(sorted(added.items()))
 
 
-def _config_templates(config: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """Those of files of their own, else those of the config, else the one that a processor's file has."""
+    files = _template_files(folder)
+    if DEFAULT in files:
+        return files
+    found = {**_config_templates(config.get("chat_template"), CONFIG), **files}
+    if DEFAULT in found:
+        return found
+    return {**found, **_config_templates(_read(folder, PROCESSOR_TEMPLATE).get("chat_template"), PROCESSOR_TEMPLATE)}
+
+
+def _config_templates(value: Any, file: str) -> dict[str, tuple[str, str]]:
     """One template, or a list of objects with `name` and `template`."""
-    value = config.get("chat_template")
     if value is None:
         return {}
     entries = value if isinstance(value, list) else [{"name": DEFAULT, "template": value}]
@@ -107,13 +180,13 @@ def _config_templates(config: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     for entry in entries:
         name, source = (entry.get("name"), entry.get("template")) if isinstance(entry, dict) else (None, None)
         if not isinstance(name, str) or not isinstance(source, str):
-            raise CheckpointError("expected text, or a list of name and template", file=CONFIG, tensor="chat_template")
-        templates[name] = (source, CONFIG)
+            raise CheckpointError("expected text, or a list of name and template", file=file, tensor="chat_template")
+        templates[name] = (source, file)
     return templates
 
 
 def _template_files(folder: Path) -> dict[str, tuple[str, str]]:
-    """`chat_template.jinja` and `additional_chat_templates/NAME.jinja`; they win over the config's."""
+    """`chat_template.jinja` and `additional_chat_templates/NAME.jinja`."""
     more = contained(folder.resolve(), "additional_chat_templates")
     files = {path.stem: f"{more.name}/{path.name}" for path in sorted(more.glob("*.jinja"))}
     if is_there(folder, "chat_template.jinja"):

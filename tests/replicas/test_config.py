@@ -175,7 +175,7 @@ def defaults(folder: Path, **fields: Any) -> GenerationDefaults:
 def test_generation_defaults(tmp_path: Path):
     stated = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.05}
     found = defaults(tmp_path, eos_token_id=[5, 6], do_sample=True, pad_token_id=3, **stated)
-    assert found.eos_token_ids == (5, 6)
+    assert found.eos_token_ids == (5, 6, 7)
     assert found.sampling() == stated
 
 
@@ -183,10 +183,10 @@ def test_generation_without_sampling_is_greedy(tmp_path: Path):
     assert defaults(tmp_path, do_sample=False, temperature=0.7).sampling()["temperature"] == 0.0
 
 
-def test_eos_ids_fall_back_to_config_json(tmp_path: Path):
+def test_eos_ids_are_those_of_both_configurations(tmp_path: Path):
     assert read_generation(tmp_path.resolve(), 1000, config_eos=(7,)) == GenerationDefaults(eos_token_ids=(7,))
     assert defaults(tmp_path, temperature=0.5).eos_token_ids == (7,)
-    assert defaults(tmp_path, eos_token_id=9).eos_token_ids == (9,)
+    assert defaults(tmp_path, eos_token_id=[9, 7]).eos_token_ids == (9, 7)
 
 
 @pytest.mark.parametrize(
