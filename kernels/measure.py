@@ -1,7 +1,8 @@
-"""How long something takes on a device, with its inputs out of the cache, and what the device's memory gives."""
+"""How long something takes on a device, with its inputs out of the cache."""
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -10,10 +11,15 @@ from typing import Any
 
 import torch
 
-__all__ = ["Rotation", "Timing", "copy_bandwidth", "time_of"]
+__all__ = ["Rotation", "Timing", "time_of", "uncaptured_time_of"]
 
 Run = Callable[[], object]
 _SWEPT_COPIES = 16
+_WARM_S = 0.3  # of work before a device that was idle is measured: until then its clocks may be a fifth of their most
+_REPLAYS = 3  # that are measured together, behind one that is not
+_LONG_S = 250e-6  # a graph must last: longer than the host takes to launch one, which so stays ahead of the device
+_MOST_TURNS = 128  # that a graph has of the runs, to last so long
+_worked: dict[torch.device, float] = {}  # device -> when what was measured there last had ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +36,9 @@ def time_of(
 ) -> Timing:
     """Of one of `runs`, which do the same on inputs of their own, in turn, so that none finds its input in a cache.
 
-    On a GPU all of them are captured into one CUDA graph: what is measured is the device, not who launches. At
-    least three rounds, if so many are asked for, and no more than fit the budget. Raises what a run raises.
+    On a GPU all of them are captured into one CUDA graph, and replays of it are measured that are launched while the
+    device still works: what is measured is the device, not who launches. At least three rounds, if so many are asked
+    for, and no more than fit the budget. Raises what a run raises.
 
     sweep_bytes  where the inputs together do not fill the cache: so much is written before each run, and the time
                  of as many sweeps without runs is taken off
@@ -40,17 +47,29 @@ def time_of(
     if sweep_bytes:
         room = torch.empty(sweep_bytes, dtype=torch.uint8, device=device)
         sweep = [room.zero_]
-    both = [step for run in runs for step in (*sweep, run)]
-    once = _on_gpu(both, device) if device.type == "cuda" else _on_cpu(both)
-    first = max(once(), 1e-7)
-    number = max(min(3, rounds), min(rounds, int(budget_s / first)))
+    prepared = _on_gpu if device.type == "cuda" else _on_cpu
+    once = prepared([step for run in runs for step in (*sweep, run)], device)
+    number = _rounds(once, rounds, budget_s)
     taken = [once() for _ in range(number)]
     aside = 0.0
     if sweep:
-        alone = _on_gpu(sweep * len(runs), device) if device.type == "cuda" else _on_cpu(sweep * len(runs))
+        alone = prepared(sweep * len(runs), device)
         aside = statistics.median(alone() for _ in range(number))
-    each = sorted(max(seconds - aside, 1e-9) / len(runs) for seconds in taken)
-    return Timing(each[len(each) // 5], statistics.median(each), each[-1 - len(each) // 5])
+    _worked[device] = time.perf_counter()
+    return _timing([max(seconds - aside, 1e-9) / len(runs) for seconds in taken])
+
+
+def uncaptured_time_of(run: Run, device: torch.device, rounds: int = 20, budget_s: float = 1.0) -> Timing:
+    """Of a run that takes the device longer than the host takes to launch it, launched as it is, in no graph."""
+    if device.type == "cuda":
+        run()  # compiles what is not compiled
+        _warm(run, device)
+        once = _behind_another(run)
+    else:
+        once = _on_cpu([run], device)
+    taken = [once() for _ in range(_rounds(once, rounds, budget_s))]
+    _worked[device] = time.perf_counter()
+    return _timing(taken)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +86,20 @@ class Rotation:
         return cls(wanted) if wanted <= most else cls(_SWEPT_COPIES, 2 * cache_bytes)
 
 
-def copy_bandwidth(device: torch.device, num_bytes: int = 2**30) -> float:
-    """Bytes/s read and written by a copy that is larger than any cache."""
-    source = torch.empty(num_bytes // 2, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    return 2 * source.numel() / time_of([lambda: target.copy_(source)], device).p50
+def _rounds(once: Callable[[], float], most: int, budget_s: float) -> int:
+    """Of `once`, which is called to see how long a round takes."""
+    began = time.perf_counter()
+    once()
+    spent = max(time.perf_counter() - began, 1e-7)
+    return max(min(3, most), min(most, int(budget_s / spent)))
 
 
-def _on_cpu(runs: Sequence[Run]) -> Callable[[], float]:
+def _timing(taken: Sequence[float]) -> Timing:
+    each = sorted(taken)
+    return Timing(each[len(each) // 5], statistics.median(each), each[-1 - len(each) // 5])
+
+
+def _on_cpu(runs: Sequence[Run], device: torch.device) -> Callable[[], float]:
     def once() -> float:
         began = time.perf_counter()
         for run in runs:
@@ -86,23 +111,59 @@ def _on_cpu(runs: Sequence[Run]) -> Callable[[], float]:
 
 
 def _on_gpu(runs: Sequence[Run], device: torch.device) -> Callable[[], float]:
+    """Seconds of all runs once. A graph that would end before the next is launched has them several times."""
     stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     with torch.cuda.stream(stream):
         for run in runs:  # compiles what is not compiled, which a capture must not
             run()
     torch.cuda.synchronize(device)
+    graph, turns = _lengthened(_captured(runs, stream), 1, runs, stream)
+    _warm(graph.replay, device)
+    graph, turns = _lengthened(graph, turns, runs, stream)  # until then the clocks were slower
+    each = _behind_another(graph.replay)
+    each()
+    return lambda: each() / turns
+
+
+def _lengthened(graph: Any, turns: int, runs: Sequence[Run], stream: Any) -> tuple[Any, int]:
+    """One that lasts long enough, and how many times it has the runs. turns: that `graph` has them."""
+    took = max(_behind_another(graph.replay)(), 1e-9)
+    wanted = min(_MOST_TURNS, math.ceil(turns * _LONG_S / took))
+    return (graph, turns) if wanted <= turns else (_captured([*runs] * wanted, stream), wanted)
+
+
+def _captured(runs: Sequence[Run], stream: Any) -> Any:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
         for run in runs:
             run()
+    return graph
+
+
+def _warm(run: Run, device: torch.device) -> None:
+    """Until the clocks have risen: as long as nothing was measured there before, but no longer than that takes."""
+    now = time.perf_counter()
+    until = now + min(_WARM_S, now - _worked.get(device, -math.inf))
+    while time.perf_counter() < until:
+        for _ in range(_REPLAYS):
+            run()
+        torch.cuda.synchronize(device)
+
+
+def _behind_another(run: Run) -> Callable[[], float]:
+    """Seconds of one of several runs that wait in the stream behind one that is not measured.
+
+    What the first takes from the host to an idle device is before the first mark; the others find the device at work.
+    """
     began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
 
     def once() -> float:
+        run()
         began.record()
-        graph.replay()
+        for _ in range(_REPLAYS):
+            run()
         ended.record()
         ended.synchronize()
-        return float(began.elapsed_time(ended)) / 1e3
+        return float(began.elapsed_time(ended)) / 1e3 / _REPLAYS
 
-    once()
     return once

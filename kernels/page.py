@@ -17,6 +17,7 @@ _BEGIN, _END = "<!-- matrix: begin -->\n", "<!-- matrix: end -->"
 _MADE_OF = re.compile(r"^<!-- made of (\w+) -->\n", re.MULTILINE)
 _PRODUCTS = ("fma.f32", "fma.f16x2", "dp4a", "mma.sync", "wgmma", "tcgen05.mma")
 _HERE = Path(__file__).parent
+_MEASURING = frozenset({"bench.py", "measure.py", "memory_speed.py", "search.py", "streaming.py"})  # decide no kernel
 
 
 def markdown(rows: Sequence[Row]) -> str:
@@ -33,12 +34,12 @@ def markdown(rows: Sequence[Row]) -> str:
 
 def sources(table: str) -> str:
     """A digest of that table and of all that decides what is compiled and how it is judged: this package but for the
-    CPU's part, its tuned tables, and Triton's release.
+    CPU's part and for what only measures, its tuned tables, and Triton's release.
     """
     digest = hashlib.sha256(f"{metadata.version('triton')}\0{table}".encode())
     for path in sorted(path for kind in ("*.py", "*.json") for path in _HERE.rglob(kind)):
         name = path.relative_to(_HERE)
-        if name.parts[0] != "cpu":
+        if name.parts[0] != "cpu" and name.as_posix() not in _MEASURING:
             digest.update(f"\0{name.as_posix()}\0".encode() + path.read_bytes())
     return digest.hexdigest()[:32]
 

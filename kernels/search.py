@@ -32,11 +32,10 @@ def search(
     operation: Operation,
     rig: Rig,
     shape: Shape,
-    bandwidth: float,
     configs: Sequence[Config] = (),
     tried: Callable[[Trial], None] = lambda trial: None,
 ) -> Entry | None:
-    """The fastest right config, with its microseconds and share of `bandwidth` (bytes/s). None if none is right.
+    """The fastest right config, with its microseconds and the GB/s that it moves. None if none is right.
 
     configs  those to try; empty: all that the operator has
 
@@ -56,8 +55,7 @@ def search(
             best = trial
     if best is None or best.seconds is None:
         return None
-    share = work.bytes / best.seconds / bandwidth
-    facts = {"microseconds": round(best.seconds * 1e6, 2), "of_copy_bandwidth": round(share, 3)}
+    facts = {"microseconds": round(best.seconds * 1e6, 2), "gb_per_s": round(work.bytes / best.seconds / 1e9)}
     return Entry(best.config, facts)
 
 

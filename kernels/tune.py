@@ -12,7 +12,7 @@ import torch
 
 from .aot import Compiled
 from .compiling import Job, compile_all
-from .measure import copy_bandwidth
+from .memory_speed import MemorySpeed, memory_speed
 from .operation import Operation, Shape, main
 from .precision import PrecisionPolicy, policy_of
 from .rig import Rig
@@ -91,7 +91,7 @@ def measured(
 
     ahead  told what an operator's search will launch, so that it can be compiled on all cores before
     """
-    bandwidth = copy_bandwidth(rig.device)
+    memory = memory_speed(rig.device)
 
     def failed(trial: Trial) -> None:
         if trial.why:
@@ -108,7 +108,7 @@ def measured(
                 told(f"{operation.name} {shape.key}: skipped: {why}")
                 continue
             try:
-                entry = search(operation, rig, shape, bandwidth, tried=failed)
+                entry = search(operation, rig, shape, tried=failed)
             except Exception as error:  # noqa: BLE001  what CUDA raises has no common kind
                 told(f"{operation.name} {shape.key}: {type(error).__name__}: {str(error)[:200]}")
                 continue
@@ -116,7 +116,7 @@ def measured(
             if entry is not None:
                 entries[shape] = entry
         if entries:
-            yield keep(operation, rig, entries, bandwidth, out)
+            yield keep(operation, rig, entries, memory, out)
 
 
 def wanted(operation: Operation, policy: PrecisionPolicy) -> list[Shape]:
@@ -147,7 +147,9 @@ def trials(operation: Operation, policy: PrecisionPolicy) -> list[Job]:
     ]
 
 
-def keep(operation: Operation, rig: Rig, entries: Mapping[Shape, Entry], bandwidth: float, out: Path = FOLDER) -> Path:
+def keep(
+    operation: Operation, rig: Rig, entries: Mapping[Shape, Entry], memory: MemorySpeed, out: Path = FOLDER
+) -> Path:
     """Write them into that device's table, shape by shape: what it has of others stays.
 
     Where that is of another GPU or Triton, each such entry says so from then on, as "measured_by".
@@ -156,7 +158,7 @@ def keep(operation: Operation, rig: Rig, entries: Mapping[Shape, Entry], bandwid
 
     about = {
         "gpu": rig.about.name, "driver": _driver() if rig.real else "", "torch": torch.__version__,
-        "triton": triton.__version__, "copy_gb_per_s": round(bandwidth / 1e9),
+        "triton": triton.__version__, **memory.to_json(),
     }  # fmt: skip
     folder = out / folder_of(rig.policy.capability, rig.about)
     known = read_file(folder / f"{operation.name}.json")

@@ -52,11 +52,11 @@ class Tasks:
         self._rig = rig
         self._accelerator = accelerator
 
-    def bandwidth(self) -> float:
-        """Bytes/s of a large copy."""
-        from ...kernels.measure import copy_bandwidth
+    def memory(self) -> dict[str, float]:
+        """What a `MemorySpeed` has measured. A stand-in runs the same kernels."""
+        from ...kernels.memory_speed import memory_speed
 
-        return copy_bandwidth(self._rig.device, 2**30 if self._rig.real else 2**22)
+        return dict(memory_speed(self._rig.device, None if self._rig.real else 2**16, triton=True).measured)
 
     def check(self, op: str, shape: str, config: Mapping[str, Any]) -> dict[str, Any]:
         """error_of_allowed: the worst difference to the reference over what rounding explains."""
@@ -67,7 +67,7 @@ class Tasks:
         problem = operation(op).problem(self._rig.policy, Shape.parse(shape), self._rig.device)
         return {"error_of_allowed": problem.error(problem.run(Config.from_json(config)))}
 
-    def tune(self, op: str, shape: str, bandwidth: float, most: int | None) -> dict[str, Any]:
+    def tune(self, op: str, shape: str, most: int | None) -> dict[str, Any]:
         """The best config and what is known of it, or none; the time of each; and those that did not count."""
         from ...kernels.operation import Shape
         from ...kernels.registry import operation
@@ -77,7 +77,7 @@ class Tasks:
         tried: list[Trial] = []
         wanted, chosen = operation(op), Shape.parse(shape)
         configs = offered(wanted, self._rig.policy, chosen)[:most]
-        entry = search(wanted, self._rig, chosen, bandwidth, configs, tried.append)
+        entry = search(wanted, self._rig, chosen, configs, tried.append)
         found = None if entry is None else {"config": entry.config.to_json(), **entry.facts}
         excluded = [{"config": trial.config.to_json(), "why": trial.why} for trial in tried if trial.why]
         times = [

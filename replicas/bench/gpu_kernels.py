@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from ...kernels import bench, search
 from ...kernels.compiling import Job
+from ...kernels.memory_speed import MemorySpeed
 from ...kernels.model_shapes import MODELS, REHEARSAL
 from ...kernels.operation import Operation, Shape
 from ...kernels.rig import Rig
@@ -57,7 +58,7 @@ class KernelParts:
         self._out = out
         self._process = process
         self._compilers = compilers
-        self._bandwidth = 0.0
+        self._memory: MemorySpeed | None = None
         self._ahead: Child | None = None
         self._occupied = False
         self._to_check: list[tuple[Operation, Shape, Config]] | None = None
@@ -100,11 +101,11 @@ class KernelParts:
         if first or part.left() > AHEAD_S:
             self._compile_tuned(part, first)
         if "rows" not in part.fields:
-            part.fields |= {"bandwidth": self._measure_bandwidth(part), "rows": [], "skipped": []}
+            part.fields |= {**self._measure_memory(part), "rows": [], "skipped": []}
         left, rows = self._to_tune(), part.fields["rows"]
         spent = dict.fromkeys(left, 0.0)
         tuned: set[Operation] = set()
-        while self._bandwidth and not part.over:
+        while self._memory is not None and not part.over:
             turns = {each: self._rank(each, shapes[0]) for each, shapes in left.items() if shapes}
             turns = {each: rank for each, rank in turns.items() if not first or rank < 2}
             if not turns:
@@ -116,7 +117,7 @@ class KernelParts:
                 continue
             began = time.monotonic()
             told = self._process.ask(
-                "tune", left_s=part.left(), op=operation.name, shape=shape.key, bandwidth=self._bandwidth,
+                "tune", left_s=part.left(), op=operation.name, shape=shape.key,
                 most=None if self._rig.real else REHEARSED_CONFIGS,
             )  # fmt: skip
             spent[operation] += (time.monotonic() - began) / WEIGHTS.get(operation.name, 1.0)
@@ -128,32 +129,30 @@ class KernelParts:
                 entries[shape] = Entry(config, facts)
                 tuned.add(operation)
                 if self._rig.real:  # a stand-in's times mean nothing
-                    keep(operation, self._rig, entries, self._bandwidth, self._out / "tuned")
+                    keep(operation, self._rig, entries, self._memory, self._out / "tuned")
             part.save(now=False)
         unreached = sum(map(len, left.values()))
         part.fields |= {"unreached": unreached, "complete": not unreached and _answered(rows)}
-        if self._rig.real and tuned:  # what follows is measured with them
-            self._keep(part, tuned)
+        if self._rig.real and tuned and self._memory is not None:  # what follows is measured with them
+            self._keep(part, tuned, self._memory)
         self._end_compiler()
-        return bool(self._bandwidth) and _answered(rows)
+        return self._memory is not None and _answered(rows)
 
     def kernels(self, part: Part, first: bool = False) -> bool:
         """As the tables have them now: first what targets are about, then of each operator in turn."""
         cases = self._measured()
         if self._to_measure is None:
             self._to_measure = list(cases)
-            self._measure_bandwidth(part)
-            about = {"copy_gb_per_s": round(self._bandwidth / 1e9, 1), "failed": [], "skipped": [], "rows": []}
-            part.fields |= about
+            part.fields |= {**self._measure_memory(part), "failed": [], "skipped": [], "rows": []}
         left, rows, failed = self._to_measure, part.fields["rows"], part.fields["failed"]
-        while left and self._bandwidth and not part.over and not (first and self._rank(*left[0][1:]) == 2):
+        while left and self._memory is not None and not part.over and not (first and self._rank(*left[0][1:]) == 2):
             name, operation, shape = left.pop(0)
             if why := bench.lacking(operation, self._rig, shape):
                 part.fields["skipped"].append(f"{operation.name} {shape.key}: {why}")
                 continue
             told = self._process.ask(
                 "measure", left_s=part.left(), name=name, op=operation.name, shape=shape.key,
-                bandwidth=self._bandwidth,
+                bandwidth=self._memory.bandwidth,
             )  # fmt: skip
             rows += told.get("result", [])
             if "error" in told:
@@ -163,14 +162,15 @@ class KernelParts:
         judged = gpu_targets.judge(rows, [(operation.name, dict(shape.fields)) for operation, shape in room])
         part.fields |= {"targets": judged, "unreached": len(left), "complete": not left and not failed}
         if self._rig.real:
-            print("\n".join(map(gpu_targets.line, judged)))
-        return not failed and bool(self._bandwidth)
+            shares_of = [f"shares are of {self._memory.told()}"] if self._memory is not None else []
+            print("\n".join([*shares_of, *map(gpu_targets.line, judged)]))
+        return not failed and self._memory is not None
 
-    def _keep(self, part: Part, tuned: Iterable[Operation]) -> None:
+    def _keep(self, part: Part, tuned: Iterable[Operation], memory: MemorySpeed) -> None:
         """Where launches look; in an installation that cannot be written they look in the results from here on."""
         try:
             for operation in tuned:
-                keep(operation, self._rig, self._entries[operation], self._bandwidth, roots()[0])
+                keep(operation, self._rig, self._entries[operation], memory, roots()[0])
         except OSError as error:
             tables = (self._out / "tuned").absolute()
             part.fields["tables"] = f"{error}: they are in {tables} alone; launches look there with {FURTHER}={tables}"
@@ -187,12 +187,14 @@ class KernelParts:
         if self._rig.real:
             self._process.end()
 
-    def _measure_bandwidth(self, part: Part) -> dict[str, Any]:
-        """Once; 0 where it fails, and then there is nothing to measure against."""
-        known = {"result": self._bandwidth}
-        told = known if self._bandwidth else self._process.ask("bandwidth", left_s=part.left())
-        self._bandwidth = told.get("result", 0.0)
-        return told
+    def _measure_memory(self, part: Part) -> dict[str, Any]:
+        """Once; where it fails, there is nothing to measure against. What it gave, or failed with, for the report."""
+        if self._memory is None:
+            told = self._process.ask("memory", left_s=part.left())
+            if "result" not in told:
+                return {"memory": told}
+            self._memory = MemorySpeed(told["result"])
+        return self._memory.to_json()
 
     def _compile_checked(self, part: Part, checks: Sequence[tuple[Operation, Shape, Config]]) -> None:
         """Waits for it; what is late, a launch compiles."""

@@ -37,7 +37,7 @@ def _int4(row: Row, tokens: range, *, large: bool) -> bool:
 
 
 def _bandwidth(row: Row) -> float:
-    return float(row["of_copy_bandwidth"])
+    return float(row["of_memory_bandwidth"])
 
 
 def _ratio(row: Row) -> float | None:
@@ -46,11 +46,11 @@ def _ratio(row: Row) -> float | None:
 
 TARGETS = (
     Target(
-        "int4 linear at 1 to 16 tokens, 30 MB of weights and more: share of the copy bandwidth",
+        "int4 linear at 1 to 16 tokens, 30 MB of weights and more: share of the memory bandwidth measured",
         lambda row: _int4(row, range(1, 17), large=True), _bandwidth, 0.65,
     ),
     Target(
-        "int4 linear at 1 to 16 tokens, smaller weights: share of the copy bandwidth",
+        "int4 linear at 1 to 16 tokens, smaller weights: share of the memory bandwidth measured",
         lambda row: _int4(row, range(1, 17), large=False), _bandwidth, 0.35,
     ),
     Target(
@@ -58,7 +58,7 @@ TARGETS = (
         lambda row: _int4(row, range(1, 2), large=True) and str(row["peer"]).startswith("torch.matmul"), _ratio, 3.0,
     ),
     Target(
-        "decode attention, context of 2,048 and more, batch of 8 and more: share of the copy bandwidth",
+        "decode attention, context of 2,048 and more, batch of 8 and more: share of the memory bandwidth measured",
         lambda row: row["metric"] == "attention_decode" and row["workload"]["context"] >= 2048
         and row["workload"]["batch"] >= 8, _bandwidth, 0.7,
     ),

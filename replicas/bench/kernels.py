@@ -11,7 +11,8 @@ import torch
 from ...kernels.bench import Measurement, TimeIsUp, made_in_time, measure, of_operation
 from ...kernels.contract import Ops
 from ...kernels.cpu import problems as cpu_problems
-from ...kernels.measure import Timing, copy_bandwidth
+from ...kernels.measure import Timing
+from ...kernels.memory_speed import memory_speed
 from ...kernels.model_shapes import MODELS, ModelShape
 from ...kernels.operation import Operation, Problem, Shape
 from ...kernels.ops import for_device
@@ -71,7 +72,7 @@ def run(
     chosen = torch.device(device)
     if threads is not None:
         torch.set_num_threads(threads)
-    bandwidth = copy_bandwidth(chosen, 2**30 if chosen.type == "cuda" else 2**28)
+    memory = memory_speed(chosen)
     shapes = [known[name] for name in models]
     on_gpu = chosen.type == "cuda"
     if on_gpu:
@@ -88,7 +89,7 @@ def run(
         reached = index
         progress(name, index, len(cases))
         try:
-            rows += rows_of(name, case(), bandwidth)
+            rows += rows_of(name, case(), memory.bandwidth)
         except TimeIsUp:
             reached = index - 1
             break
@@ -96,7 +97,7 @@ def run(
             skipped.append({"case": name, "skipped": str(why)})
         except Exception as error:  # noqa: BLE001  what Triton's compiler and CUDA raise has no common kind
             failed.append({"case": name, "error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"})
-    about = {**machine(), "threads": torch.get_num_threads(), "copy_gb_per_s": round(bandwidth / 1e9, 1)}
+    about = {**machine(), "threads": torch.get_num_threads(), **memory.to_json()}
     if chosen.type == "cuda":
         about["gpu"] = torch.cuda.get_device_name(chosen)
     left_out = [name for name, _ in cases[reached:]]  # the time was over
@@ -295,7 +296,11 @@ def _names(models: Sequence[ModelShape]) -> str:
 
 
 def rows_of(name: str, found: Measurement, bandwidth: float, *, real: bool = True) -> Iterator[dict[str, Any]]:
-    """A row for each peer, or one without; a wrong result has no time. real: else it is no measurement."""
+    """A row for each peer, or one without; a wrong result has no time.
+
+    bandwidth  of a `MemorySpeed`
+    real       else it is no measurement
+    """
     if not found.error <= 1:
         raise AssertionError(f"{found.op} {found.shape.key}: off by {found.error:.3g} times what rounding explains")
     peers: list[tuple[str | None, Timing | str | None]] = list(found.peers.items()) or [(None, None)]
@@ -310,7 +315,7 @@ def rows_of(name: str, found: Measurement, bandwidth: float, *, real: bool = Tru
             each["peer_value"] = timing
         yield each | {
             "gb_per_s": found.bytes_per_s / 1e9,
-            "of_copy_bandwidth": found.bytes_per_s / bandwidth,
+            "of_memory_bandwidth": found.bytes_per_s / bandwidth,
             "tflop_per_s": found.operations_per_s / 1e12,
             "error_of_allowed": found.error,
             "config": dict(found.config),

@@ -15,7 +15,8 @@ from ...kernels.cpu.linear import in_bytes
 from ...kernels.cpu.linear_torch import TorchInt8
 from ...kernels.cpu.native import load
 from ...kernels.cpu.setting import Setting, Unsuitable
-from ...kernels.measure import copy_bandwidth, time_of
+from ...kernels.measure import time_of
+from ...kernels.memory_speed import TORCH_COPY, MemorySpeed, memory_speed
 from ...kernels.rig import Rig
 from ...kernels.weights import DenseWeight, Weight
 from .work import Work
@@ -77,8 +78,8 @@ def of_cpu(num_bytes: int, threads: int) -> Ceiling:
     """num_bytes: that a decode step reads, since what fits a cache is read faster than memory gives."""
     size = min(max(num_bytes, _LEAST_BYTES), _MOST_BYTES)
     counts = sorted({1, threads})
-    copied, read = _best(lambda: copy_bandwidth(_CPU, size), counts), _best(lambda: _read(size), counts)
-    did = "copied" if copied > read else "read"
+    memory = _memory(size, counts)
+    did = "copied" if memory.fastest == TORCH_COPY else "read"
     said = f"{size / 2**20:.3g} MiB {did}, as much as a decode step reads" if size == num_bytes else f"of memory, {did}"
     rates = {
         name: Figure(_best(partial(_matmul, dtype), counts), "measured", f"torch.matmul, {_SIDE} a side")
@@ -88,7 +89,7 @@ def of_cpu(num_bytes: int, threads: int) -> Ceiling:
     if best := max(c, onednn):  # else integer kernels are held against floats
         whose = "the C kernel's" if c > onednn else "oneDNN's"
         rates["int8"] = Figure(best, "measured", f"{whose} int8 product, {_SIDE} a side, x rounded in it")
-    return Ceiling("this CPU", Figure(max(copied, read), "measured", said), rates)
+    return Ceiling("this CPU", Figure(memory.bandwidth, "measured", said), rates)
 
 
 def of_gpu(rig: Rig) -> Ceiling:
@@ -116,9 +117,13 @@ def _threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _read(size: int) -> float:
-    values = torch.zeros(size // 4)
-    return size / time_of([values.sum], _CPU, budget_s=_BUDGET_S).p20
+def _memory(size: int, threads: list[int]) -> MemorySpeed:
+    """With as many threads as it is fastest with."""
+    found = []
+    for count in threads:
+        with _threads(count):
+            found.append(memory_speed(_CPU, size))
+    return max(found, key=lambda speed: speed.bandwidth)
 
 
 def _matmul(dtype: torch.dtype) -> float:

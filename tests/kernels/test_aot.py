@@ -44,9 +44,18 @@ def compiled() -> Results:
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_nothing_is_wrong_with_the_int4_kernels(compiled: Results, capability: int) -> None:
     expected = {"w4a16_gemv", "w4a16_dequantize", *(["w4a16_gemm"] if capability >= 80 else [])}
-    assert {op for op in compiled[capability] if "twin" not in op and "product" not in op} == expected
+    assert {op for op in compiled[capability] if op.startswith("w4a16")} == expected
     for op in expected:
         assert [result["fault"] for result in compiled[capability][op]] == [""] * len(compiled[capability][op])
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_the_kernels_that_measure_memory_move_16_bytes_at_a_time(compiled: Results, capability: int) -> None:
+    for op, stored in {"stream_copy": {"st.global.v4.b32": 16}, "stream_read": {"st.global.b32": 1}}.items():
+        [result] = compiled[capability][op]
+        assert result["fault"] == ""
+        moves = {name: count for name, count in result["mix"].items() if name.startswith(("ld.global", "st.global"))}
+        assert moves == {"ld.global.v4.b32": 16, **stored}
 
 
 def test_threads_of_the_gemv_do_not_wait_for_each_other(compiled: Results) -> None:

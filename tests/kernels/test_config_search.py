@@ -11,6 +11,7 @@ from fake_operation import FakeOperation, config, fake_clock
 from motley.kernels import bench, registry, tune, tuning
 from motley.kernels import search as searching
 from motley.kernels.device_table import DEVICES
+from motley.kernels.memory_speed import MemorySpeed
 from motley.kernels.operation import Shape
 from motley.kernels.registry import OPERATIONS, operation
 from motley.kernels.rig import Rig, stand_in
@@ -36,7 +37,7 @@ def test_a_card_of_16_gib_leaves_out_what_it_has_no_room_for() -> None:
     assert searching.lacking(DECODE, rig, LARGEST) == "needs 26 GiB"
     assert bench.lacking(DECODE, rig, LARGEST) == "needs 18 GiB"
     with pytest.raises(TooLarge, match="needs 26 GiB"):
-        search(DECODE, rig, LARGEST, 1e12)
+        search(DECODE, rig, LARGEST)
     with pytest.raises(TooLarge, match="needs 18 GiB"):
         bench.of_operation(DECODE, rig, LARGEST)
     without = left_out(rig)
@@ -58,7 +59,7 @@ def left_out(rig: Rig) -> list[tuple[str, Shape]]:
 def test_inputs_are_let_go_of_before_the_next_are_made() -> None:
     fake = FakeOperation(*(config("right", 1e-3) for _ in range(3)), config("raises", 1e-3), config("wrong", 1e-3))
     with fake_clock():
-        assert search(fake, small(), Shape.of(n=4), 1e12) is not None
+        assert search(fake, small(), Shape.of(n=4)) is not None
     assert fake.held == 3, "two in turn, and a fresh one"
 
 
@@ -69,7 +70,7 @@ def test_the_fastest_config_loses_if_it_is_not_right(how: str, monkeypatch: pyte
     fake = FakeOperation(slow, right, bad)
     monkeypatch.setattr(registry, "operation", lambda name: fake)
     with fake_clock():
-        told = Tasks(small()).tune("fake", "n=4", 1e12, None)
+        told = Tasks(small()).tune("fake", "n=4", None)
     assert told["found"]["config"] == right.to_json()
     assert told["found"]["microseconds"] == 2000
     assert told["tried"] == [
@@ -80,12 +81,12 @@ def test_the_fastest_config_loses_if_it_is_not_right(how: str, monkeypatch: pyte
     assert excluded["config"] == bad.to_json()
     assert ("an illegal instruction" if how == "raises" else "wrong: off by") in excluded["why"]
     with fake_clock():
-        assert search(FakeOperation(bad), small(), Shape.of(n=4), 1e12) is None
+        assert search(FakeOperation(bad), small(), Shape.of(n=4)) is None
 
 
 def test_an_operator_is_tuned_where_nothing_is_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of ours, in the interpreter: what wins is of those offered, and is in the table as measured."""
-    monkeypatch.setattr(tune, "copy_bandwidth", lambda device: 1e12)
+    monkeypatch.setattr(tune, "memory_speed", lambda device: MemorySpeed({"torch copy": 1e12}))
     each, rig = operation("silu_mul"), small()
     shape = each.small(rig.policy)[0]
     monkeypatch.setattr(tune, "wanted", lambda *_: [shape])
@@ -95,14 +96,18 @@ def test_an_operator_is_tuned_where_nothing_is_real(tmp_path: Path, monkeypatch:
     table = tuning.read_file(path)
     assert table is not None
     assert path.parent.name == tuning.folder_of(rig.policy.capability, rig.about)
-    assert (table.source, table.about["gpu"], table.about["copy_gb_per_s"]) == ("measured", rig.about.name, 1000)
+    assert (table.source, table.about["gpu"], table.about["memory_gb_per_s"]) == (
+        "measured",
+        rig.about.name,
+        {"torch copy": 1000.0},
+    )
     assert table.entries[shape].config in each.configs(rig.policy, shape)
     assert ahead == [len(each.configs(rig.policy, shape))]
 
 
 def test_a_shape_that_fails_costs_itself_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And so does one that there is no room for; the others are written, and other operators are tuned."""
-    monkeypatch.setattr(tune, "copy_bandwidth", lambda device: 1e12)
+    monkeypatch.setattr(tune, "memory_speed", lambda device: MemorySpeed({"torch copy": 1e12}))
     good, failing, large = Shape.of(n=4), Shape.of(n=8), Shape.of(n=2 * GIB)
     one, two = (FakeOperation(config("right", 1e-3), shapes=(large, failing, good), failing=(failing,)) for _ in "ab")
     two.name = "other"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from fake_gpu_clock import FakeGpu
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from motley.kernels import measure
@@ -15,7 +17,7 @@ from motley.kernels.precision import policy_of
 from motley.kernels.registry import OPERATIONS
 from motley.kernels.sampling.operation import by_torch
 
-CPU = torch.device("cpu")
+CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
 
 
 @pytest.mark.parametrize(
@@ -51,6 +53,45 @@ def test_the_sweep_comes_before_each_run_and_its_time_is_taken_off(monkeypatch: 
     order.clear()
     assert time_of(runs, CPU, rounds=3, budget_s=1e6).p50 == pytest.approx(3.0)
     assert set(order) == {"a", "b"}
+
+
+@pytest.mark.parametrize(("copies", "seconds"), [(3, 12e-6), (1, 3e-6), (4, 42e-6), (2, 2e-3)])
+def test_no_launch_and_no_sleepy_clock_is_in_a_time(copies: int, seconds: float) -> None:
+    """The host is 20 us from the GPU and takes 5 us for a launch; until it has worked for 0.25 s the GPU is slow."""
+    gpu = FakeGpu()
+    with gpu.installed():
+        runs = [gpu.run(seconds)] * copies
+        for _ in range(3):
+            found = time_of(runs, GPU, budget_s=0.05)
+            assert (found.p20, found.p50, found.p80) == pytest.approx((seconds,) * 3, rel=1e-6)
+            gpu.idle(10.0)
+
+
+def test_a_gpu_is_warmed_for_as_long_as_it_was_idle() -> None:
+    """Dozens of configs are tried in a row, a twentieth of a second each: the clocks stay where they are."""
+    gpu = FakeGpu()
+    with gpu.installed():
+        time_of([gpu.run(1e-3)], GPU, budget_s=0.05)
+        before = gpu.now
+        for _ in range(10):
+            gpu.idle(0.01)
+            assert time_of([gpu.run(1e-3)], GPU, budget_s=0.05).p50 == pytest.approx(1e-3)
+        assert gpu.now - before < 10 * 0.15
+
+
+def test_of_a_sweep_nothing_is_left_on_a_gpu_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = FakeGpu()
+    monkeypatch.setattr(
+        measure.torch, "empty", lambda *_, **__: SimpleNamespace(zero_=gpu.run(80e-6))
+    )  # fmt: skip
+    with gpu.installed():
+        assert time_of([gpu.run(7e-6)] * 4, GPU, sweep_bytes=64).p50 == pytest.approx(7e-6)
+
+
+def test_what_is_not_captured_is_measured_behind_another_as_well() -> None:
+    gpu = FakeGpu()
+    with gpu.installed():
+        assert measure.uncaptured_time_of(gpu.run(2e-3), GPU).p50 == pytest.approx(2e-3)
 
 
 class Waiting(TorchDispatchMode):

@@ -13,6 +13,7 @@ from motley.kernels.capability import CAPABILITIES
 from motley.kernels.device_table import DEVICES
 from motley.kernels.gpu.configs import Configs
 from motley.kernels.matrix import picks
+from motley.kernels.memory_speed import MemorySpeed
 from motley.kernels.operation import Operation, Shape, rounded
 from motley.kernels.precision import policy_of
 from motley.kernels.registry import OPERATIONS, operation
@@ -25,6 +26,7 @@ from motley.kernels.variant import Config
 GEMV = operation("w4a16_gemv")
 P40 = policy_of(6, 1)
 SHAPE = Shape.of(m=1, n=4096, k=4096, group=128)
+SPEED = MemorySpeed({"torch copy": 1e12})
 
 
 def entry(rows: int, **facts: object) -> Entry:
@@ -138,7 +140,7 @@ def test_a_devices_own_table_is_told_from_that_of_another_with_as_many_sms(folde
             other = choose(gemm, hopper, SHAPE, h200)
             assert (other.config, other.source) == (first, "measured"), "nearer than what nothing was run for"
             assert f"; of {h100.name}, which has as many SMs" in other.how
-        keep(gemm, rig, {SHAPE: Entry(config, {"microseconds": taken})}, 1e12, folder)
+        keep(gemm, rig, {SHAPE: Entry(config, {"microseconds": taken})}, SPEED, folder)
     found = [choose(gemm, hopper, SHAPE, each) for each in (h100, h200)]
     assert [choice.config for choice in found] == [first, second], "neither has overwritten the other's"
     assert [choice.how for choice in found] == [
@@ -146,7 +148,7 @@ def test_a_devices_own_table_is_told_from_that_of_another_with_as_many_sms(folde
     ]
     assert choose(gemm, hopper, SHAPE).how == "static: this shape in sm90"
     assert {job.config for job in picks(gemm, (9, 0)) if job.shape == SHAPE} >= {first, second}
-    keep(gemv, rigs[0], {SHAPE: entry(8, microseconds=25.0)}, 1e12, folder)
+    keep(gemv, rigs[0], {SHAPE: entry(8, microseconds=25.0)}, SPEED, folder)
     assert fastest((gemm, gemv), hopper, SHAPE, h100) == (gemv, 25.0)
     assert fastest((gemm, gemv), hopper, SHAPE, h200) == (gemv, 25.0), "of one GPU: 20 us of another are no comparison"
 

@@ -266,7 +266,12 @@ def test_what_hangs_near_the_end_does_not_end_after_eight_minutes(
     clock = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     silent: list[str] = []
-    results = {"check": {"error_of_allowed": 0.5}, "bandwidth": 4e12, "tune": {"found": None}, "measure": []}
+    results = {
+        "check": {"error_of_allowed": 0.5},
+        "memory": {"Triton read": 4e12},
+        "tune": {"found": None},
+        "measure": [],
+    }
 
     class Hangs:
         def __init__(self, *_: str) -> None:
@@ -359,13 +364,13 @@ def rows(**changed: Any) -> list[dict[str, Any]]:
     linears = [
         {
             "metric": "w4a16_gemv", "workload": {"case": f"linear {n} {k}", "m": 1, "n": n, "k": k, "group": 128},
-            "peer": peer, "ratio": ratio, "of_copy_bandwidth": share,
+            "peer": peer, "ratio": ratio, "of_memory_bandwidth": share,
         }
         for (n, k, share), (peer, ratio) in itertools.product(sizes, [("torch.matmul bf16", 3.2), ("int4pack_mm", 0.5)])
     ]  # fmt: skip
     attention = {
         "metric": "attention_decode", "workload": {"case": "attention", "batch": 8, "context": 2048},
-        "peer": "torch SDPA", "ratio": 1.1, "of_copy_bandwidth": 0.75,
+        "peer": "torch SDPA", "ratio": 1.1, "of_memory_bandwidth": 0.75,
     }  # fmt: skip
     return [*linears, attention | changed]
 
@@ -379,7 +384,7 @@ def test_targets_are_judged_by_the_worst_case() -> None:
     part = judge(rows(), [*PLANNED, PLANNED[-1]])
     assert [each["met"] for each in part] == [True, True, True, False], "one that was not measured"
     assert "met so far" in line(part[3])
-    worse = judge(rows(of_copy_bandwidth=0.69), PLANNED)
+    worse = judge(rows(of_memory_bandwidth=0.69), PLANNED)
     assert [each["met"] for each in worse] == [True, True, True, False]
     assert worse[3]["worst_case"] == "attention"
     assert "MISSED" in line(worse[3])
@@ -457,7 +462,7 @@ class Silent:
     def begin(self) -> None: ...
 
     def ask(self, do: str, limit_s: float | None = None, **task: Any) -> dict[str, Any]:
-        return {"result": 4e12} if do == "bandwidth" else {"error": "did not answer in time"}
+        return {"result": {"Triton read": 4e12}} if do == "memory" else {"error": "did not answer in time"}
 
     def end(self) -> None: ...
 
@@ -514,8 +519,8 @@ class Tuned:
         self._microseconds, self._left = microseconds, most
 
     def ask(self, do: str, limit_s: float | None = None, **task: Any) -> dict[str, Any]:
-        if do in ("bandwidth", "reread"):
-            return {"result": 4e12}
+        if do in ("memory", "reread"):
+            return {"result": {"Triton read": 4e12}}
         self._left -= 1
         shape = Shape.parse(task["shape"])
         config = operation(task["op"]).configs(a_gpu().policy, shape)[0].to_json()
@@ -576,7 +581,7 @@ def test_turns_go_through_all_there_is_once(tmp_path: Path, monkeypatch: pytest.
         )
     assert all(results(tmp_path)[name]["complete"] for name in ("checks", "tuning", "kernels"))
     begun = list(dict.fromkeys(do for do, _, _ in asked))
-    assert begun == ["check", "bandwidth", "tune", "reread", "measure"]
+    assert begun == ["check", "memory", "tune", "reread", "measure"]
     assert [op for do, op, _ in asked[: len(ops)]] == [each.name for each in ops]
     assert not any(plan._to_tune().values())
     for do in ("tune", "measure"):
@@ -600,7 +605,7 @@ def test_what_the_device_has_no_room_for_is_skipped_and_is_no_fault(
             if do == "tune":
                 shape = Shape.parse(task["shape"])
                 return {"result": {"found": {"config": decode.configs(rig.policy, shape)[0].to_json()}}}
-            return {"result": [] if do == "measure" else 3e11}
+            return {"result": [] if do == "measure" else {"Triton read": 3e11}}
 
     monkeypatch.setattr(tuning, "FOLDER", tmp_path / "tables")
     monkeypatch.setattr(tune, "_driver", lambda: "1")

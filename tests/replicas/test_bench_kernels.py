@@ -15,6 +15,7 @@ from motley.kernels.cpu import problems as cpu_problems
 from motley.kernels.cpu.operators import CpuOps
 from motley.kernels.device_table import DEVICES
 from motley.kernels.measure import Timing
+from motley.kernels.memory_speed import MemorySpeed
 from motley.kernels.model_shapes import MODELS, ModelShape
 from motley.kernels.operation import Problem, Shape
 from motley.kernels.ops import for_device
@@ -138,7 +139,7 @@ def test_preparing_a_case_ends_with_the_time(monkeypatch: pytest.MonkeyPatch) ->
         return Shape.of(), Problem(object, object, DecodeAttention(1, 1, 1, 1, 1))  # type: ignore[arg-type]
 
     monkeypatch.setattr(cpu_problems, "pointwise_problem", problem)
-    monkeypatch.setattr(bench, "copy_bandwidth", lambda *_: 1e9)
+    monkeypatch.setattr(bench, "memory_speed", lambda *_: MemorySpeed({"torch copy": 1e9}))
     cut = bench.run(
         device="cpu", models=[SMALL.name], tokens=[1], ops=["silu_mul", "rms_norm"], enough=lambda: len(made) > 4
     )
@@ -159,7 +160,7 @@ def test_on_a_gpu_too_making_inputs_ends_with_the_time() -> None:
 
 
 def test_a_run_that_was_cut_short_says_what_it_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "copy_bandwidth", lambda *_: 1e9)
+    monkeypatch.setattr(bench, "memory_speed", lambda *_: MemorySpeed({"torch copy": 1e9}))
     monkeypatch.setattr(bench, "_on_cpu", lambda *_: [(name, object) for name in "abc"])
     monkeypatch.setattr(bench, "rows_of", lambda name, *_: [{"case": name}])
     answers = iter([False, False, True])
@@ -183,7 +184,7 @@ def test_what_fails_and_what_there_is_no_room_for_cost_themselves_alone(monkeypa
     def lost() -> Measurement:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(bench, "copy_bandwidth", lambda *_: 1e9)
+    monkeypatch.setattr(bench, "memory_speed", lambda *_: MemorySpeed({"torch copy": 1e9}))
     cases = {"right": partial(found, 0.5), "large": large, "lost": lost, "wrong": partial(found, 1.5)}
     monkeypatch.setattr(bench, "_on_cpu", lambda *_: [*cases.items(), ("again", partial(found, 1.0))])
     report = bench.run(device="cpu", models=["qwen2.5-0.5b"])

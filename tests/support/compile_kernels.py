@@ -1,4 +1,4 @@
-"""Compiles the int4 kernels, and twins that must not pass, for capabilities given as CC; prints JSON.
+"""Compiles the int4 kernels, twins that must not pass, and those that measure, for capabilities as CC; prints JSON.
 
 On 6.1 a twin multiplies in halves. From 8.0 several have the capability's matrix instruction anywhere but where it
 belongs, which is in the loop over K, and one of them has it there.
@@ -19,6 +19,7 @@ from motley.kernels.aot import Compiled, compile_variant
 from motley.kernels.operation import Launch
 from motley.kernels.precision import PrecisionPolicy, policy_of
 from motley.kernels.static import fault
+from motley.kernels.streaming import VARIANTS
 from motley.kernels.variant import Config, Variant
 from motley.kernels.w4a16.gemv import gemv_variant
 from motley.kernels.w4a16.operations import OPERATIONS
@@ -70,6 +71,7 @@ def launches(capability: tuple[int, int]) -> Iterator[tuple[str, Launch]]:
         yield "half twin", Launch(twin, (1,))
     if capability >= (8, 0):
         yield from _twins(policy)
+    yield from ((variant.name, Launch(variant, (1,))) for variant in VARIANTS)
 
 
 def told(op: str, launch: Launch, found: Compiled) -> dict[str, object]:
