@@ -38,6 +38,7 @@ def apply_here(options: ServeOptions, running: Running) -> None:
         if deployed is None or not deployed.by_file:
             message = f"process {running.pid} listens there already, and was not started from a fleet file; stop it"
             raise ConfigurationError(message, code="port_taken")
+        _check_room(options)
         apply(options, deployed)
 
 
@@ -55,8 +56,15 @@ def apply_there(options: ServeOptions, address: str) -> None:
             _deploy_first(options)
 
 
+def _check_room(options: ServeOptions) -> None:
+    """No node joins a cluster of one machine: what it has no place for never comes."""
+    from .placing import check_room_here
+
+    check_room_here(fleet_of(options), options.fleet, started=False)
+
+
 def _deploy_first(options: ServeOptions) -> None:
-    from . import head
+    from . import head, placing
 
     spec = named(fleet_of(options))
     inside = choose_inside(options, None)
@@ -66,9 +74,10 @@ def _deploy_first(options: ServeOptions) -> None:
     prefixes = settle(spec)
     tell_unreached(spec, prefixes)
     tell_wire(spec, prefixes)
+    placing.tell_room_there(spec)
     head.deploy(Deployed(fleet=spec, own_key=own_key, prefixes=prefixes), entrance)
     _control(options)
-    head.wait_loaded(lambda: None)
+    head.wait_loaded(placing.waiting_told(spec))
     print(
         f"{spec.served_model_name or spec.model} is ready, at ports {options.http_port} (HTTP) and "
         f"{options.grpc_port} (gRPC) of the head node",

@@ -42,6 +42,7 @@ from .prefix.server import OwnRedis
 from .prefix.shared import Shared, own_redis, settle, tell_wire
 from .processes import become_subreaper, end_descendants
 from .settings import check_environment, ray_settings
+from .torch_build import check_torch
 
 INTERRUPTED = 130  # stopped before it was ready
 END_S = 1.5  # how long each step of an end may take before the next, harsher one
@@ -70,6 +71,8 @@ def run_serve(options: ServeOptions, make_worker: Any = None, bar: Bar = lambda 
             apply_here(options, running)
             return 0
         _check_ports(options)
+        if make_worker is None and not options.null_engine:
+            check_torch(fleet_of(options), options.fleet)
         become_subreaper()
         with ray_folder() as folder:
             edge = _choose_edge(options)
@@ -194,11 +197,12 @@ def _start(
 ) -> Endpoints:  # fmt: skip
     print("starting Ray", flush=True)
     sweep()  # what one that was killed has left
-    from . import head  # imports ray.serve: after the settings
+    from . import head, placing  # they import ray.serve: after the settings
 
     spec = named(fleet_of(options), null=options.null_engine)
     dashboard = head.start_ray(folder, spec)
     _take_signals()  # ray.init put its own there
+    placing.check_room_here(spec, options.fleet)
     _tell_unreal(options, spec)
     model = spec.model
     print(f"loading {model}", flush=True)
@@ -211,7 +215,7 @@ def _start(
     head.deploy(deployed, entrance, make_worker, folder)
     control = head.control(options, entrance, make_worker, folder) if options.control else None
     with bar(f"loading {model}") as tell:
-        head.wait_loaded((lambda: tell(*read_loading(folder))) if tell else lambda: None)
+        head.wait_loaded(partial(_tell_all, placing.waiting_told(spec), tell, folder))
     name = head.wait_ready(inside, spec.service.ingresses)
     if control is not None:
         control.wait_ready()
@@ -227,6 +231,13 @@ def _start(
         start_s=round(time.monotonic() - began, 1),
         folder=str(folder),
     )
+
+
+def _tell_all(waiting: Callable[[], None], tell: Callable[[int, int], None] | None, folder: Path) -> None:
+    """Of a start: who waits for a place, and how far the others have loaded where somebody looks."""
+    waiting()
+    if tell:
+        tell(*read_loading(folder))
 
 
 def _tell_unreal(options: ServeOptions, spec: FleetSpec) -> None:

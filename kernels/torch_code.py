@@ -6,10 +6,12 @@ import re
 import subprocess
 from collections.abc import Sequence
 from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
 
 from .capability import TORCH_RELEASES, Release, capability_of
 
-__all__ = ["cards", "has_code", "wheel_for"]
+__all__ = ["built_for_cuda", "cards", "has_code", "wheel_for"]
 
 _INDEX = "https://download.pytorch.org/whl"
 
@@ -60,6 +62,15 @@ def _has(release: Release, build: str) -> bool:
 
 def _told(release: Release) -> str:
     return "{}.{}".format(*release)
+
+
+def built_for_cuda() -> bool:
+    """Whether the torch that is installed has CUDA's code, told from its files: an import takes seconds."""
+    found = find_spec("torch")
+    if found is None or found.origin is None:
+        return False
+    said = Path(found.origin).with_name("version.py").read_text()
+    return re.search(r"^cuda\b[^=\n]*=\s*['\"]", said, re.MULTILINE) is not None
 
 
 def cards() -> tuple[tuple[str, tuple[int, int]], ...]:

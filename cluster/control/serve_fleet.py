@@ -36,7 +36,8 @@ from ..fleet.status import FleetStatus, Gathered, PrefixStatus, WeightStatus
 from ..fleet.store import read_deployed
 from ..weights import within
 from .fleet import Planned, PoolLook, ReplicaLook
-from .pending import Need, Node, together, why
+from .nodes import living_nodes
+from .pending import Need, together, why
 from .planned import planned
 
 log = logging.getLogger(__name__)
@@ -117,7 +118,7 @@ class ServeFleet:
             return f"replicas do not start: {_last_line(details.message)}"
         if waits:
             needs = _needs(await self._info(pool))
-            nodes = await asyncio.to_thread(_nodes)
+            nodes = await asyncio.to_thread(living_nodes)
             if no_room := why(needs, nodes, node_labels_match_selector):
                 return no_room
         # Where any has ever started Serve tries for ever, and says so nowhere else.
@@ -144,7 +145,7 @@ class ServeFleet:
         self, targets: Mapping[str, int], versions: Mapping[str, str], models: Mapping[str, str]
     ) -> None:
         now = {name: (await self._info(name)).version for name in (INGRESS, *targets)}
-        nodes = await asyncio.to_thread(_nodes)
+        nodes = await asyncio.to_thread(living_nodes)
         room = {name: not why(_needs(await self._info(name)), nodes, node_labels_match_selector) for name in versions}
         await asyncio.to_thread(self._deploy, targets, {**now, **versions}, models, room)
 
@@ -270,15 +271,6 @@ def _needs(info: Any) -> list[Need]:
     if kind := options.get("accelerator_type"):
         resources[f"accelerator_type:{kind}"] = 0.001
     return [Need({name: amount for name, amount in resources.items() if amount}, options.get("label_selector") or {})]
-
-
-def _nodes() -> list[Node]:
-    free = ray._private.state.available_resources_per_node()
-    return [
-        Node(node.get("Labels") or {}, node["Resources"], free.get(node["NodeID"], {}))
-        for node in ray.nodes()
-        if node["Alive"]
-    ]
 
 
 def _last_line(message: str) -> str:

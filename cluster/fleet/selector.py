@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .capability import capabilities_of
@@ -25,12 +25,12 @@ def placement_options(pool: PoolSpec) -> dict[str, Any]:
     """
     selector: dict[str, str] = {}
     if pool.accelerator is not None:
-        selector[ACCELERATOR] = pool.accelerator
+        selector[ACCELERATOR] = _tight(pool.accelerator)
     if pool.compute_capability is not None:
         selector[COMPUTE_CAPABILITY] = one_of(capabilities_of(pool.compute_capability))
     if pool.bundles is not None:
         return _of_bundles(pool, pool.bundles, selector)
-    selector = {**pool.labels, **selector}
+    selector = {**_all_tight(pool.labels), **selector}
     given = 0 if ":" in pool.where else sum(pool.gpus)
     options = {
         "num_cpus": pool.booked_cpus,
@@ -45,7 +45,7 @@ def _of_bundles(pool: PoolSpec, bundles: Sequence[BundleSpec], selector: dict[st
     """The replica's actor is in the first, and takes all of it. selector: of a node's GPU, for those that have one."""
     first = bundles[0]
     selectors = [
-        {**pool.labels, **(selector if gpu else {}), **bundle.labels}
+        {**_all_tight(pool.labels), **(selector if gpu else {}), **_all_tight(bundle.labels)}
         for bundle, gpu in zip(bundles, pool.gpus, strict=True)
     ]
     booked = [
@@ -66,7 +66,16 @@ def _of_bundles(pool: PoolSpec, bundles: Sequence[BundleSpec], selector: dict[st
 
 def one_of(values: list[str]) -> str:
     """In Ray's syntax, which compares nothing by size."""
-    return values[0] if len(values) == 1 else f"in({', '.join(values)})"
+    return values[0] if len(values) == 1 else f"in({','.join(values)})"
+
+
+def _tight(value: str) -> str:
+    """Ray takes a blank after a comma for a part of the value that follows, which no label has."""
+    return value.replace(", ", ",")
+
+
+def _all_tight(labels: Mapping[str, str]) -> dict[str, str]:
+    return {name: _tight(value) for name, value in labels.items()}
 
 
 def node_labels() -> dict[str, str]:

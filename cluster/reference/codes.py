@@ -88,6 +88,7 @@ AT_START: Mapping[str, str] = {
     "deploy_failed": "the model's replicas or the ingress did not start",
     "keys_required": "others than this machine could call, and there are no API keys",
     "no_cluster": "there is no Ray cluster at the address",
+    "no_place": "no node could ever hold a replica that the service starts with",
     "port_taken": "somebody listens on the port already",
     "ray_auth_disabled": "the Ray cluster is open to whoever reaches it",
     "tls_required": "API keys would travel in the clear",

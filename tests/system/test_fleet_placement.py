@@ -17,7 +17,7 @@ POOLS = """
 pools:
   - {name: old, accelerator: T4, replicas: {max: 2}}
   - {name: exact, compute_capability: 8.6}
-  - {name: new, compute_capability: ">=9.0", labels: {rack: of-H100}}
+  - {name: new, compute_capability: ">=8.9", labels: {rack: of-H100}}
   - {name: none, cpus: 2}
 """
 

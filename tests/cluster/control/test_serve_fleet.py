@@ -51,7 +51,7 @@ async def test_no_room_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(ServeFleet, "_info", info)
     monkeypatch.setattr("motley.cluster.control.serve_fleet._needs", lambda info: [])
-    monkeypatch.setattr("motley.cluster.control.serve_fleet._nodes", list)
+    monkeypatch.setattr("motley.cluster.control.serve_fleet.living_nodes", list)
     monkeypatch.setattr("motley.cluster.control.serve_fleet.why", lambda *_: "no GPU free")
     failed = f"A replica failed to start with exception. Retrying. {TRACE}"
     assert await pending("UNHEALTHY", failed, placed=False) == "no GPU free"

@@ -1,0 +1,90 @@
+"""Whether nodes could ever hold a pool's replicas, told before anything waits for them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from ..fleet.selector import ACCELERATOR, COMPUTE_CAPABILITY, placement_options
+from ..fleet.spec import FleetSpec, PoolSpec
+from .pending import Matches, Need, Node, together, why
+
+__all__ = ["Lack", "lacks", "needs_of", "overbooked"]
+
+_ENTRIES = {ACCELERATOR: "accelerator", COMPUTE_CAPABILITY: "compute_capability"}
+
+
+@dataclass(frozen=True, slots=True)
+class Lack:
+    """What is not there for a pool, by its number. entry: of the pool, which asks for it."""
+
+    pool: int
+    entry: str
+    message: str
+
+
+def lacks(spec: FleetSpec, nodes: Sequence[Node], matches: Matches) -> Iterator[Lack]:
+    """Pools of which these nodes could hold no replica even if they were empty."""
+    empty = [replace(node, free=node.total) for node in nodes]
+    for number, pool in enumerate(spec.pools):
+        found = _of_devices(pool, empty) or _of_spread(pool, empty) or _of_needs(pool, empty, matches)
+        if found is not None:
+            yield Lack(number, *found)
+
+
+def overbooked(spec: FleetSpec, nodes: Sequence[Node]) -> Lack | None:
+    """Where each pool has room alone: the first whose replicas at the start find all GPUs of the nodes taken."""
+    there, taken = sum(node.total.get("GPU", 0.0) for node in nodes), 0.0
+    for number, pool in enumerate(spec.pools):
+        taken += pool.replicas.start * sum(need.resources.get("GPU", 0.0) for need in needs_of(pool))
+        if taken > there and sum(pool.gpus):
+            message = f"with {pool.replicas.start} the fleet starts with {taken:g} GPUs, and there are {there:g}"
+            return Lack(number, "replicas", message)
+    return None
+
+
+def needs_of(pool: PoolSpec) -> list[Need]:
+    """Of one replica: of each of its bundles, or of its one actor."""
+    options = placement_options(pool)
+    if bundles := options.get("placement_group_bundles"):
+        labels = options.get("placement_group_bundle_label_selector") or [{}] * len(bundles)
+        return [Need(bundle, label) for bundle, label in zip(bundles, labels, strict=True)]
+    actor = options["ray_actor_options"]
+    resources = {"CPU": actor["num_cpus"], "GPU": actor.get("num_gpus", 0), **actor.get("resources", {})}
+    return [Need({name: amount for name, amount in resources.items() if amount}, actor.get("label_selector", {}))]
+
+
+def _of_devices(pool: PoolSpec, nodes: Sequence[Node]) -> tuple[str, str] | None:
+    """A GPU that is named by its number is none that Ray gives: it only must be there."""
+    _, named, index = pool.where.partition(":")
+    wanted, most = int(index or 0) + sum(pool.gpus), max((node.total.get("GPU", 0.0) for node in nodes), default=0.0)
+    if not named or pool.simulate is not None or wanted <= most:
+        return None
+    return "device", f"{pool.where} is not there: {_has(most)}"
+
+
+def _of_spread(pool: PoolSpec, nodes: Sequence[Node]) -> tuple[str, str] | None:
+    bundles = len(pool.bundles or ())
+    if pool.strategy != "STRICT_SPREAD" or bundles <= len(nodes):
+        return None
+    return "strategy", f"each of {bundles} bundles wants a node of its own, and there are {len(nodes)}"
+
+
+def _of_needs(pool: PoolSpec, nodes: Sequence[Node], matches: Matches) -> tuple[str, str] | None:
+    needs = needs_of(pool)
+    reason = why(needs if pool.spread else [together(needs)], nodes, matches)
+    if not reason:
+        return None
+    for need in needs:
+        for name, value in need.labels.items():
+            if not any(matches(node.labels, {name: value}) for node in nodes):
+                return _ENTRIES.get(name, "labels"), reason
+    most = max((node.total.get("GPU", 0.0) for node in nodes), default=0.0)
+    gpus = [need.resources.get("GPU", 0.0) for need in needs]
+    if (max(gpus) if pool.spread else sum(gpus)) > most:
+        return "device", f"a replica wants {sum(gpus):g} GPU{'' if sum(gpus) == 1 else 's'}: {_has(most)}"
+    return "bundles" if pool.bundles else "resources" if pool.resources else "cpus", reason
+
+
+def _has(gpus: float) -> str:
+    return f"the most on a node is {gpus:g}" if gpus else "no node has a GPU that Ray finds"

@@ -1,0 +1,106 @@
+"""What cannot be placed is told at once where nothing will ever change it, and as it waits where a node may yet come.
+
+Import after the settings are in the environment.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from ray.serve._private.deployment_scheduler import node_labels_match_selector
+from ray.serve.context import _get_global_client
+
+from .control.nodes import living_nodes
+from .control.pending import Node, together, why
+from .control.room import Lack, lacks, needs_of, overbooked
+from .failures import ConfigurationError
+from .fleet.file import FleetFile
+from .fleet.spec import FleetSpec
+from .fleet.store import APPLICATION
+
+__all__ = ["check_room_here", "refuse_lacking", "tell_room_there", "waiting_told"]
+
+LOOK_S = 2.0  # between two looks at what waits
+_FLAGS = {"device": "--device", "replicas": "--replicas"}
+_ELSEWHERE = "or serve on a cluster that has it (--address)"
+_REMEDIES = {
+    "device": f"`motley doctor` tells what there is; serve on a CPU (device: cpu, --device cpu), {_ELSEWHERE}",
+    "replicas": "start with fewer",
+    "strategy": f"take STRICT_PACK, {_ELSEWHERE}",
+    "cpus": "book fewer",
+}
+_REMEDY = f"take it out, start with 0 replicas, {_ELSEWHERE}"
+
+
+def check_room_here(spec: FleetSpec, fleet: FleetFile | None, *, started: bool = True) -> None:
+    """On a cluster that `motley serve` has started, which no other node joins. `started`: it starts now.
+
+    Raises ConfigurationError with the remedy where a pool that starts with replicas could never have one. Of others,
+    which may do without, it prints what is missing.
+    """
+    nodes = living_nodes()
+    refuse_lacking(spec, nodes, fleet, _tell)
+    if started and (lack := overbooked(spec, nodes)) is not None:
+        raise _refusal(spec, lack, fleet)
+
+
+def refuse_lacking(
+    spec: FleetSpec, nodes: Sequence[Node], fleet: FleetFile | None, tell: Callable[[str], None]
+) -> None:
+    for lack in lacks(spec, nodes, node_labels_match_selector):
+        if spec.pools[lack.pool].replicas.start:
+            raise _refusal(spec, lack, fleet)
+        tell(f"pool {spec.pools[lack.pool].name} cannot have a replica here: {lack.message}")
+
+
+def tell_room_there(spec: FleetSpec) -> None:
+    """Of a cluster whose nodes come and go: what waits for one is deployed all the same, and said."""
+    for lack in lacks(spec, living_nodes(), node_labels_match_selector):
+        _tell(f"pool {spec.pools[lack.pool].name} waits for a node: {lack.message}")
+
+
+def waiting_told(spec: FleetSpec) -> Callable[[], None]:
+    """To be called again and again while replicas start: prints why some have no place, each reason once."""
+    told: dict[str, str] = {}
+    looked = time.monotonic()
+
+    def glance() -> None:
+        nonlocal looked
+        if time.monotonic() - looked < LOOK_S:
+            return
+        looked = time.monotonic()
+        client: Any = _get_global_client()
+        app = client.get_serve_details()["applications"].get(APPLICATION, {})
+        for name, reason in _unplaced(spec, app.get("deployments", {}), living_nodes()):
+            if told.get(name) != reason:
+                _tell(f"pool {name} waits: {reason}")
+            told[name] = reason
+
+    return glance
+
+
+def _unplaced(
+    spec: FleetSpec, deployments: Mapping[str, Mapping[str, Any]], nodes: Sequence[Node]
+) -> Iterator[tuple[str, str]]:
+    """Pools with a replica that has no node, and why, where it is known."""
+    for pool in spec.pools:
+        replicas = deployments.get(pool.name, {}).get("replicas", ())
+        if any(one["state"] == "STARTING" and one["node_id"] is None for one in replicas):
+            needs = needs_of(pool)
+            reason = why(needs if pool.spread else [together(needs)], nodes, node_labels_match_selector)
+            if reason:
+                yield pool.name, reason
+
+
+def _refusal(spec: FleetSpec, lack: Lack, fleet: FleetFile | None) -> ConfigurationError:
+    message = f"{lack.message}; {_REMEDIES.get(lack.entry, _REMEDY)}"
+    if fleet is not None:
+        return fleet.lines.error(("pools", lack.pool, lack.entry), message)
+    flag = _FLAGS.get(lack.entry)
+    return ConfigurationError(f"{flag}: {message}" if flag else message, param=flag, code="no_place")
+
+
+def _tell(line: str) -> None:
+    print(line, flush=True)

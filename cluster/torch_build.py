@@ -1,0 +1,38 @@
+"""Whether the torch that is installed can use the GPUs that a fleet starts on, told before Ray is started."""
+
+from __future__ import annotations
+
+from ..kernels.capability import UnsupportedCapability
+from ..kernels.torch_code import built_for_cuda, cards, wheel_for
+from .failures import ConfigurationError
+from .fleet.file import FleetFile
+from .fleet.spec import FleetSpec
+
+__all__ = ["check_torch"]
+
+
+def check_torch(spec: FleetSpec, fleet: FleetFile | None) -> None:
+    """For a service on this machine. Raises ConfigurationError with the remedy: a build for CPUs finds no GPU."""
+    wanting = [
+        number
+        for number, pool in enumerate(spec.pools)
+        if any(pool.gpus) and pool.simulate is None and pool.replicas.start
+    ]
+    if not wanting or built_for_cuda():
+        return
+    message = f"torch is a build for CPUs here, {_remedy()}"
+    if fleet is not None:
+        raise fleet.lines.error(("pools", wanting[0], "device"), message)
+    raise ConfigurationError(f"--device: {message}", param="--device", code="no_place")
+
+
+def _remedy() -> str:
+    for name, capability in cards():
+        try:
+            return f"and the driver knows a GPU, {name}: {wheel_for(capability)}"
+        except UnsupportedCapability as error:
+            return f"and of the GPU, {name}, {error}; serve on a CPU (device: cpu, --device cpu)"
+    return (
+        "and the driver knows no GPU (`motley doctor` tells what there is); serve on a CPU (device: cpu, "
+        "--device cpu), or on a cluster that has one (--address)"
+    )
