@@ -11,8 +11,8 @@ from .families.registry import read_config
 from .folder import contained, is_there
 from .generation import GenerationDefaults, read_generation
 from .hub import resolve_model
-from .json_file import Fields, read_json
-from .layout import EMBEDDING, check_tensors, decoder_layout
+from .json_file import MAX_CONFIG_BYTES, Fields, read_json
+from .layout import EMBEDDING, HEAD, check_tensors, decoder_layout
 from .quantization.base import FLOATS, Format
 from .quantization.registry import read_format
 from .safetensors_file import TensorInfo, read_header
@@ -23,6 +23,7 @@ CONFIG = "config.json"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 MAX_INDEX_BYTES = 64 << 20  # that of 100,000 tensors is below 10 MB
+INNER = "model."  # what names begin with that are not the head's
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle")
 
 
@@ -65,11 +66,11 @@ def inspect_checkpoint(path: str | Path) -> Checkpoint:
         raise CheckpointError("there is no such folder", file=str(path))
     if not is_there(folder, CONFIG):
         raise CheckpointError("is missing; a checkpoint folder has one", file=CONFIG)
-    fields = Fields(read_json(folder, CONFIG), CONFIG)
+    fields = Fields(read_json(folder, CONFIG, MAX_CONFIG_BYTES), CONFIG)
     config = read_config(fields)
     defaults = read_generation(folder, config.vocab_size, config.eos_token_ids)
-    format = read_format(fields, folder, config)
-    tensors = _tensors(folder)
+    tensors = _by_models_names(_tensors(folder))
+    format = read_format(fields, folder, config, tensors.keys())
     check_tensors(tensors, decoder_layout(config, format))
     if "dtype" not in fields and "torch_dtype" not in fields:
         config = replace(config, dtype=FLOATS[tensors[EMBEDDING][1].dtype])
@@ -128,6 +129,16 @@ def _by_name(paths: list[Path]) -> Tensors:
                 raise CheckpointError(f"is in {tensors[name][0].name} as well", file=path.name, tensor=name)
             tensors[name] = (path, info)
     return tensors
+
+
+def _by_models_names(tensors: Tensors) -> Tensors:
+    """Under a model's names, where the file has those of its inner part alone, as Qwen3-Embedding: without "model."."""
+    if EMBEDDING in tensors or EMBEDDING.removeprefix(INNER) not in tensors:
+        return tensors
+    return {
+        name if name.startswith(f"{HEAD}.") else INNER + name: (path, replace(info, stored=name))
+        for name, (path, info) in tensors.items()
+    }
 
 
 def _check_index(weight_map: dict[str, str], tensors: Tensors) -> None:

@@ -12,6 +12,7 @@ from .folder import read_file
 from .shown import first_double, shown
 
 MAX_JSON_BYTES = 1 << 20
+MAX_CONFIG_BYTES = 32 << 20  # of config.json, into which some writers put the texts that they calibrated with
 
 
 def read_json(folder: Path, name: str, limit: int = MAX_JSON_BYTES) -> dict[str, Any]:
@@ -120,8 +121,12 @@ class Fields:
             raise self.error(key, "a list of strings")
         return tuple(values)
 
+    def says(self, key: str) -> bool:
+        """Whether its value says something: null, false and what is empty say nothing."""
+        return self.raw.get(key) not in (None, False, "", [], {})
+
     def refuse_unknown(self, known: frozenset[str]) -> None:
-        """Refuse a key that is not known and says something (null, false and empty say nothing)."""
-        for key, value in self.raw.items():
-            if key not in known and value not in (None, False, "", [], {}):
+        """Refuse a key that is not known and says something."""
+        for key in self.raw:
+            if key not in known and self.says(key):
                 raise self.error(key, "this key to be absent, since it is not understood here")

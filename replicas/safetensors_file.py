@@ -30,12 +30,16 @@ BITS = {
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """dtype as the format names it; data bytes [begin, end) from the start of the tensor data."""
+    """dtype as the format names it; data bytes [begin, end) from the start of the tensor data.
+
+    stored  its name in the file, where the model has another for it
+    """
 
     dtype: str
     shape: tuple[int, ...]
     begin: int
     end: int
+    stored: str = ""
 
     @property
     def nbytes(self) -> int:

@@ -111,13 +111,14 @@ class Weights:
     def peek(self, name: str, *part: slice) -> torch.Tensor:
         """A view of the mapped file, or a copy of such a part of it, on the CPU; nothing is recorded."""
         path, info = self._tensors[name]
+        stored = info.stored or name
         whole = all(each.indices(size) == (0, size, 1) for each, size in zip(part, info.shape, strict=False))
         tensor: torch.Tensor
         try:
             if path not in self._files:
                 self._files[path] = safe_open(str(path), framework="pt", device="cpu")
             file = self._files[path]
-            tensor = file.get_tensor(name) if whole else file.get_slice(name)[part]
+            tensor = file.get_tensor(stored) if whole else file.get_slice(stored)[part]
         except (SafetensorError, OSError) as error:  # the file changed since its header was checked
             raise self.error(name, f"cannot be read: {error}") from error
         return tensor

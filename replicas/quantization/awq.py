@@ -13,6 +13,7 @@ w[n, k] = scales[k // group_size, n] * (code[k, n] - zero[k // group_size, n]); 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
@@ -20,27 +21,20 @@ import torch
 from ...kernels.weights import DenseWeight, GroupedWeight
 from ..json_file import Fields
 from ..weights import Weights
-from .base import FLOATS, LinearSpec, TensorSpec, is_part
+from .base import FLOATS, LinearSpec, TensorSpec, is_part, left_plain
+from .bookkeeping import check_keys
 from .dense import Dense, bias_of
-from .words import GROUP_SIZES, INTS, check_words, group_of, scales_problem, unpack
+from .words import ACTIVATIONS, GROUP_SIZES, INTS, check_only_weights, check_words, group_of, scales_problem, unpack
 
 BITS = 4
 PER_WORD = 8
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the output of each nibble
 
-_READ = frozenset(
-    {
-        *("quant_method", "bits", "group_size", "zero_point", "version", "format", "backend"),
-        *("modules_to_not_convert", "pack_dtype", "lm_head"),
-    }
-)
-# How it is to be run, and what transformers writes of GPTQ into every config: zero points say themselves what they are.
-_HISTORY = frozenset(
-    {
-        *("do_fuse", "modules_to_fuse", "fuse_max_seq_len", "exllama_config", "sym", "meta", "max_input_length"),
-        *("damp_percent", "true_sequential", "dataset", "tokenizer", "batch_size", "model_seqlen", "pad_token_id"),
-    }
-)
+_READ = ACTIVATIONS | {
+    *("quant_method", "method", "bits", "w_bit", "group_size", "q_group_size", "zero_point", "sym"),
+    *("version", "format", "checkpoint_format", "backend", "modules_to_not_convert", "pack_dtype", "lm_head"),
+}
+_LAYOUTS = ("gemm", "GEMM")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,27 +50,32 @@ class AWQ:
     quantizes_head: bool = False
 
     @classmethod
-    def read(cls, config: Fields) -> AWQ:
-        """From the `quantization_config` of config.json.
+    def read(cls, config: Fields, names: Collection[str] = ()) -> AWQ:
+        """From the `quantization_config` of config.json, or AutoAWQ's quant_config.json.
+
+        Zero points are those of the file, also where `zero_point` is false: then they all stand for the middle.
+        names: of the checkpoint's tensors, which tell what `modules_to_not_convert` means
 
         Raises CheckpointError naming a key that asks for what is not supported or not understood.
         """
-        config.refuse_unknown(_READ | _HISTORY)
-        if config.integer("bits", 1, 64) != BITS:
+        check_keys(config, _READ)
+        check_only_weights(config)
+        if _either(config, "bits", "w_bit") != BITS:
             raise config.error("bits", "4")
-        group_size = config.integer("group_size", -1, 1 << 20)
+        group_size = _either(config, "group_size", "q_group_size")
         if group_size not in GROUP_SIZES:
             raise config.error("group_size", ", ".join(map(str, GROUP_SIZES)))
-        if not config.boolean("zero_point", True):
-            raise config.error("zero_point", "true: the gemm layout has zero points")
-        for key in ("version", "format"):
-            config.choice(key, ("gemm", "GEMM"), default="gemm")
+        config.boolean("zero_point", True)
+        for key in ("version", "format", "checkpoint_format"):
+            config.choice(key, _LAYOUTS, default="gemm")
+        config.choice("method", ("awq",), default="awq")
         if config.raw.get("backend") == "llm-awq":  # packs in an order of its own; the others only name kernels
             raise config.error("backend", "autoawq")
         config.choice("pack_dtype", ("int32",), default="int32")
         if config.boolean("lm_head", False):
             raise config.error("lm_head", "false: the gemm layout leaves the head as it is")
-        return cls(group_size=group_size, unconverted=config.strings("modules_to_not_convert"))
+        modules = config.strings("modules_to_not_convert")
+        return cls(group_size=group_size, unconverted=left_plain(names, modules, "qweight") if names else modules)
 
     @property
     def name(self) -> str:
@@ -115,6 +114,14 @@ class AWQ:
         if is_part(linear.name, self.unconverted):
             return Dense().units(linear)
         return PER_WORD, 1 if self.group_size == -1 else self.group_size
+
+
+def _either(config: Fields, key: str, older: str) -> int:
+    """AutoAWQ has other names in a file of its own. Raises CheckpointError where both are there and differ."""
+    found = [config.integer(name, -1, 1 << 20) for name in (key, older) if name in config]
+    if len({*found}) > 1:
+        raise config.error(older, f"the same as {key}, {found[0]}")
+    return found[0] if found else config.integer(key, -1, 1 << 20)
 
 
 def _by_outputs(words: torch.Tensor) -> torch.Tensor:

@@ -72,6 +72,18 @@ def is_part(name: str, modules: Collection[str]) -> bool:
     return any(f".{module}." in f".{name}." for module in modules)
 
 
+def left_plain(names: Collection[str], modules: Collection[str], mark: str) -> tuple[str, ...]:
+    """Layers that a config calls unquantized, by whole parts of their names or by any part of them, and that are.
+
+    names    of the checkpoint's tensors
+    modules  as the config has them: its writers read "gate" as one of both
+    mark     the last part of the name of a tensor that a quantized layer has
+    """
+    plain = {name.removesuffix(".weight") for name in names if name.endswith(".weight")}
+    plain -= {name.removesuffix(f".{mark}") for name in names if name.endswith(f".{mark}")}
+    return tuple(sorted(name for name in plain if any(module in name for module in modules)))
+
+
 class Format(Protocol):
     """A format is one class in one file, and one line in registry.py."""
 

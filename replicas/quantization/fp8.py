@@ -4,7 +4,7 @@ Of a layer [N, K]:
 
     weight            e4m3 [N, K]
     weight_scale_inv  float [ceil(N / 128), ceil(K / 128)]   where `weight_block_size` is [128, 128]
-    weight_scale      float [N, 1], [1] or none              elsewhere
+    weight_scale      float [N, 1], [1, 1], [1] or []        elsewhere, in some files as weight_scale_inv
 
 w[n, k] = scale * weight[n, k]: both are multiplied by, whatever the name says. Activations are rounded to e4m3 row by
 row when they come ("dynamic"); scales for them that are in the checkpoint ("static") are refused.
@@ -12,6 +12,7 @@ row when they come ("dynamic"); scales for them that are in the checkpoint ("sta
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
@@ -19,19 +20,20 @@ import torch
 from ...kernels.weights import FP8_BLOCK, DenseWeight, Fp8Weight, blocks_of
 from ..json_file import Fields
 from ..weights import Weights, told
-from .base import FLOATS, LinearSpec, TensorSpec, is_part
+from .base import FLOATS, LinearSpec, TensorSpec, is_part, left_plain
+from .bookkeeping import check_keys
 from .dense import Dense, bias_of
 
 LARGEST = 448.0  # of e4m3
+INVERSE = "weight_scale_inv"
 
 _READ = frozenset(
     {
         *("quant_method", "fmt", "activation_scheme", "weight_block_size", "modules_to_not_convert"),
-        *("ignored_layers", "scale_fmt"),
+        *("ignored_layers", "scale_fmt", "bits", "sym", "group_size"),
+        *("data_type", "act_bits", "act_data_type", "act_dynamic", "act_sym"),
     }
 )
-# Of experts, which no family here has, and of how transformers is to load it.
-_HISTORY = frozenset({"expert_dtype", "dequantize"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,27 +42,34 @@ class FP8:
 
     in_blocks    whether scales are of blocks
     unconverted  modules whose layers are not in fp8
+    scale        the last part of the name of scales
     """
 
     in_blocks: bool
     unconverted: tuple[str, ...] = ()
+    scale: str = "weight_scale"
     quantizes_head: bool = False
 
     @classmethod
-    def read(cls, config: Fields) -> FP8:
+    def read(cls, config: Fields, names: Collection[str] = ()) -> FP8:
         """From the `quantization_config` of config.json.
+
+        names: of the checkpoint's tensors, which tell what scales are called and which layers are not in fp8
 
         Raises CheckpointError naming a key that asks for what is not supported or not understood.
         """
-        config.refuse_unknown(_READ | _HISTORY)
+        check_keys(config, _READ)
+        _check_autoround(config)
         config.choice("fmt", ("e4m3", "float8_e4m3fn"), default="e4m3")
         config.choice("activation_scheme", ("dynamic",), default="dynamic")
         config.choice("scale_fmt", ("float",), default="float")
         block = config.integers("weight_block_size", 1, 1 << 20)
         if block not in ((), (FP8_BLOCK, FP8_BLOCK)):
             raise config.error("weight_block_size", f"[{FP8_BLOCK}, {FP8_BLOCK}], or null for scales of rows or of all")
-        unconverted = config.strings("modules_to_not_convert") + config.strings("ignored_layers")
-        return cls(in_blocks=bool(block), unconverted=unconverted)
+        modules = config.strings("modules_to_not_convert") + config.strings("ignored_layers")
+        inverse = bool(block) or any(name.endswith(f".{INVERSE}") for name in names)
+        scale = INVERSE if inverse else "weight_scale"
+        return cls(bool(block), left_plain(names, modules, scale) if names else modules, scale)
 
     @property
     def name(self) -> str:
@@ -77,12 +86,12 @@ class FP8:
         )
         bias = {f"{linear.name}.bias": TensorSpec((outputs,), FLOATS)} if linear.bias else {}
         codes = TensorSpec((outputs, inputs), frozenset({"F8_E4M3"}), problem=_codes_problem)
-        return {f"{linear.name}.weight": codes, f"{linear.name}.{self._scales}": scales, **bias}
+        return {f"{linear.name}.weight": codes, f"{linear.name}.{self.scale}": scales, **bias}
 
     def linear(self, weights: Weights, linear: LinearSpec, dtype: torch.dtype) -> DenseWeight | Fp8Weight:
         if is_part(linear.name, self.unconverted):
             return Dense().linear(weights, linear, dtype)
-        name = f"{linear.name}.{self._scales}"
+        name = f"{linear.name}.{self.scale}"
         scales = self._take_scales(weights, linear, name).clone()
         if told(scales, lambda each: each.abs().amax() * LARGEST > torch.finfo(dtype).max, outlined=False):
             raise weights.error(name, f"has weights beyond {str(dtype).removeprefix('torch.')}")
@@ -102,9 +111,16 @@ class FP8:
         of_rows = weights.shape(name) == (linear.out_features, 1)
         return weights.take(name, linear.outputs()) if of_rows else weights.take(name)
 
-    @property
-    def _scales(self) -> str:
-        return "weight_scale_inv" if self.in_blocks else "weight_scale"
+
+def _check_autoround(config: Fields) -> None:
+    """What auto-round says once more in words of its own: 8 bits, and activations that are rounded when they come."""
+    config.choice("data_type", ("fp", "fp8"), default="fp")
+    config.choice("act_data_type", ("fp", "fp8"), default="fp")
+    for key in ("bits", "act_bits"):
+        if config.integer(key, 1, 64, default=8) != 8:
+            raise config.error(key, "8")
+    if not config.boolean("act_dynamic", True):
+        raise config.error("act_dynamic", "true: scales of activations are found when they come")
 
 
 def _codes_problem(codes: torch.Tensor) -> str | None:

@@ -23,24 +23,13 @@ from ...kernels.weights import GroupedWeight
 from ..json_file import Fields
 from ..weights import Weights, told
 from .base import FLOATS, LinearSpec, TensorSpec
-from .words import GROUP_SIZES, INTS, check_words, group_of, scales_problem, unpack
+from .bookkeeping import check_keys
+from .words import ACTIVATIONS, GROUP_SIZES, INTS, check_only_weights, check_words, group_of, scales_problem, unpack
 
-_READ = frozenset(
-    {
-        *("quant_method", "bits", "group_size", "sym", "desc_act", "lm_head", "checkpoint_format"),
-        *("pack_dtype", "meta", "is_marlin_format", "format", "method"),
-    }
-)
-# How it was made or which kernel its authors had in mind: nothing that changes what the numbers mean.
-_HISTORY = frozenset(
-    {
-        *("damp_percent", "damp_auto_increment", "static_groups", "true_sequential", "dataset", "tokenizer"),
-        *("model_name_or_path", "model_file_base_name", "model_seqlen", "batch_size", "block_name_to_quantize"),
-        *("module_name_preceding_first_block", "pad_token_id", "use_cuda_fp16", "use_exllama", "exllama_config"),
-        *("disable_exllama", "max_input_length", "cache_block_outputs", "backend", "mse", "act_group_aware"),
-        *("failsafe", "hyb_act", "offload_to_disk", "offload_to_disk_path", "v2", "v2_alpha"),
-    }
-)
+_READ = ACTIVATIONS | {
+    *("quant_method", "bits", "group_size", "sym", "desc_act", "lm_head", "checkpoint_format"),
+    *("pack_dtype", "is_marlin_format", "format", "method"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +55,8 @@ class GPTQ:
 
         Raises CheckpointError naming a key that asks for what is not supported or not understood.
         """
-        config.refuse_unknown(_READ | _HISTORY)  # names modules_in_block_to_quantize and dynamic, among others
+        check_keys(config, _READ)  # refuses modules_in_block_to_quantize and dynamic, among others
+        check_only_weights(config)
         bits = config.integer("bits", 1, 64)
         if bits not in (4, 8):
             raise config.error("bits", "4 or 8")
@@ -77,8 +67,7 @@ class GPTQ:
             raise config.error("is_marlin_format", "false: only gptq and gptq_v2 layouts are read")
         config.choice("pack_dtype", ("int32",), default="int32")
         config.choice("method", ("gptq",), default="gptq")
-        key = "checkpoint_format" if "checkpoint_format" in config else "format"
-        version = config.choice(key, ("gptq", "gptq_v2"), default="gptq")
+        version = _version(config)
         sym = config.boolean("sym", True)
         return cls(
             bits=bits,
@@ -149,6 +138,14 @@ class GPTQ:
             return stored
         largest = (1 << self.bits) - 1
         return (stored + self.zero_offset).bitwise_and(largest)
+
+
+def _version(config: Fields) -> str:
+    """GPTQModel's `checkpoint_format` is `format` in its newer files, and some have both."""
+    found = {key: config.choice(key, ("gptq", "gptq_v2")) for key in ("checkpoint_format", "format") if key in config}
+    if len({*found.values()}) > 1:
+        raise config.error("format", f"the same as checkpoint_format, {found['checkpoint_format']}")
+    return next(iter(found.values()), "gptq")
 
 
 def _permutation(weights: Weights, linear: LinearSpec, *, likely: bool) -> torch.Tensor | None:

@@ -2,31 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from ..config import ModelConfig
+from ..errors import CheckpointError
 from ..folder import is_there
-from ..json_file import Fields, read_json
+from ..json_file import MAX_CONFIG_BYTES, Fields, read_json
+from ..shown import shown
+from .auto_round import read_auto_round
 from .awq import AWQ
 from .base import Format
+from .compressed_tensors import read_compressed
 from .dense import Dense
 from .fp8 import FP8
 from .gptq import GPTQ
 
-READERS: dict[str, Callable[[Fields], Format]] = {
+READERS: dict[str, Callable[[Fields, Collection[str]], Format]] = {
+    "auto-round": read_auto_round,
     "awq": AWQ.read,
+    "compressed-tensors": read_compressed,
     "fp8": FP8.read,
-    "gptq": GPTQ.read,
+    "gptq": lambda config, names: GPTQ.read(config),
 }
-AUTOGPTQ_CONFIG = "quantize_config.json"  # how AutoGPTQ said it before config.json did
+SECTIONS = ("quantization_config", "compression_config")  # the second in older files of compressed-tensors
+# Files of their own in which AutoGPTQ and AutoAWQ said it before config.json did, and that they still write beside it.
+OWN_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+# What such a file and config.json must agree in: the rest is of no matter, or is there only once.
+_ALIKE = ("quant_method", "bits", "group_size", "sym", "zero_point", "checkpoint_format", "version")
 
 
-def read_format(config: Fields, folder: Path, model: ModelConfig) -> Format:
-    """The format of a checkpoint's linears. Raises CheckpointError naming what is not supported."""
-    section = config.section("quantization_config")
-    if section is not None:
-        return READERS[section.choice("quant_method", tuple(READERS))](section)
-    if is_there(folder, AUTOGPTQ_CONFIG):
-        return GPTQ.read(Fields(read_json(folder, AUTOGPTQ_CONFIG), AUTOGPTQ_CONFIG))
-    return Dense(name=str(model.dtype).removeprefix("torch."))
+def read_format(config: Fields, folder: Path, model: ModelConfig, names: Collection[str] = ()) -> Format:
+    """The format of a checkpoint's linears; `names` are those of its tensors.
+
+    Raises CheckpointError naming what is not supported, and both of two places that differ.
+    """
+    found = [section for key in SECTIONS if (section := config.section(key)) is not None and section.raw]
+    own = {
+        method: Fields(read_json(folder, file, MAX_CONFIG_BYTES), file)
+        for file, method in OWN_FILES.items()
+        if is_there(folder, file)
+    }
+    if not found and not own:
+        return Dense(name=str(model.dtype).removeprefix("torch."))
+    if not found:
+        (method, section), *others = own.items()
+        _check_alike(section, [other for _, other in others])
+        return READERS[section.choice("quant_method", tuple(READERS), default=method)](section, names)
+    section = found[0]
+    _check_alike(section, [*found[1:], *own.values()])
+    return READERS[section.choice("quant_method", tuple(READERS))](section, names)
+
+
+def _check_alike(section: Fields, others: list[Fields]) -> None:
+    for other in others:
+        for key in _ALIKE:
+            one, two = section.raw.get(key), other.raw.get(key)
+            if one is not None and two is not None and str(one).lower() != str(two).lower():
+                where = f"{section.prefix}{key} in {section.file}"
+                raise CheckpointError(
+                    f"{shown(two)}, but {where} is {shown(one)}: remove the one that is wrong",
+                    file=other.file,
+                    tensor=other.prefix + key,
+                )

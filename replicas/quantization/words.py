@@ -5,10 +5,20 @@ from __future__ import annotations
 import torch
 
 from ..errors import CheckpointError
+from ..json_file import Fields
 from .base import LinearSpec
 
 INTS = frozenset({"I32", "U32"})
 GROUP_SIZES = (-1, 32, 64, 128)  # -1: all of a layer's input features
+# What auto-round says of activations and of kinds of codes, in its own exports and in those under others' names.
+ACTIVATIONS = frozenset({"data_type", "act_bits", "act_data_type", "act_dynamic", "act_sym"})
+
+
+def check_only_weights(config: Fields) -> None:
+    """Raises CheckpointError unless weights are codes of integers, and activations are left as they are."""
+    config.choice("data_type", ("int",), default="int")
+    if config.integer("act_bits", 1, 64, default=16) < 16:
+        raise config.error("act_bits", "16 or more: activations are left as they are in this format")
 
 
 def unpack(words: torch.Tensor, bits: int) -> torch.Tensor:

@@ -186,7 +186,7 @@ TABLE = [
     Bad("auto-map", "dense", config(auto_map={"AutoModel": "code.Model"}), "config.json", "auto_map", "code"),
     Bad("weights-a-pipe", "dense", pipe(WEIGHTS), WEIGHTS, says="regular"),
     Bad("config-a-pipe", "dense", pipe("config.json"), "config.json", says="regular|missing"),
-    Bad("config-2-MB", "dense", text("config.json", '{"a": "' + "x" * 2**21 + '"}'), "config.json", says="larger"),
+    Bad("config-33-MB", "dense", text("config.json", b'{"a": "%b"}' % bytes(33 << 20)), "config.json", says="larger"),
     Bad("link-in-a-circle", "dense", circle, WEIGHTS, says="link"),
     # headers
     Bad("truncated-data", "dense", cut_end(100), WEIGHTS, "model.", "truncated"),
@@ -293,7 +293,7 @@ TABLE = [
     Bad("generation-eos", "dense", text("generation_config.json", '{"eos_token_id": [1, 999]}'),
         "generation_config.json", "eos_token_id", "999"),
     # quantization
-    Bad("aqlm", "gptq", quantization(quant_method="aqlm"), "config.json", "quant_method", "awq or fp8 or gptq"),
+    Bad("aqlm", "gptq", quantization(quant_method="aqlm"), "config.json", "quant_method", "auto-round or awq"),
     Bad("bits-3", "gptq", quantization(bits=3), "config.json", "quantization_config.bits", "3"),
     Bad("bits-2", "gptq", quantization(bits=2), "config.json", "quantization_config.bits", "2"),
     Bad("bits-unlike-tensors", "gptq", quantization(bits=8), WEIGHTS, f"{Q}.qweight", "shape"),

@@ -1,0 +1,24 @@
+"""auto-round's own exports: the layout of GPTQ, of AWQ or of FP8 under its name, as `packing_format` says."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from ..json_file import Fields
+from .awq import AWQ
+from .base import Format
+from .fp8 import FP8
+from .gptq import GPTQ
+
+__all__ = ["read_auto_round"]
+
+_LAYOUTS = ("auto_round:auto_gptq", "auto_round:auto_awq", "auto_round:fp8")
+
+
+def read_auto_round(config: Fields, names: Collection[str] = ()) -> Format:
+    """From the `quantization_config` of config.json. Raises CheckpointError naming a key that is not supported."""
+    layout = config.choice("packing_format", _LAYOUTS)
+    inner = Fields({k: v for k, v in config.raw.items() if k != "packing_format"}, config.file, config.prefix)
+    if layout == "auto_round:auto_gptq":
+        return GPTQ.read(inner)
+    return AWQ.read(inner, names) if layout == "auto_round:auto_awq" else FP8.read(inner, names)

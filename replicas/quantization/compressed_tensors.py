@@ -1,0 +1,98 @@
+"""FP8 checkpoints as compressed-tensors writes them, the library behind llm-compressor ("FP8_DYNAMIC", "FP8_BLOCK").
+
+`quantization_config.config_groups` says how layers are held, and `ignore` which are not. What is read is `format`
+"float-quantized" with weights of 8 bits and one scale for each output ("channel"), for all ("tensor") or for each block
+of 128 x 128 ("block"), and with activations that are rounded when they come ("dynamic"): the tensors of fp8.py, whose
+scales are always called weight_scale. Other formats are refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from ...kernels.weights import FP8_BLOCK
+from ..json_file import Fields
+from .base import left_plain
+from .bookkeeping import check_keys
+from .fp8 import FP8
+
+__all__ = ["read_compressed"]
+
+SCALE = "weight_scale"
+_FORMATS = ("float-quantized", "naive-quantized")
+_READ = frozenset(
+    {
+        *("quant_method", "format", "config_groups", "ignore", "kv_cache_scheme", "sparsity_config"),
+        *("quantization_status", "transform_config", "moe_sparsity_config"),
+    }
+)
+_OF_GROUP = frozenset({"format", "targets", "weights", "input_activations", "output_activations"})
+_OF_TENSORS = frozenset(
+    {"dynamic", "group_size", "num_bits", "strategy", "symmetric", "type", "block_structure", "actorder"}
+)
+
+
+def read_compressed(config: Fields, names: Collection[str] = ()) -> FP8:
+    """From the `quantization_config` of config.json; `names` are those of the checkpoint's tensors.
+
+    Which layers of `ignore` are plain the file tells, since it may name them by regular expressions.
+    Raises CheckpointError naming a key that asks for what is not supported or not understood.
+    """
+    check_keys(config, _READ)
+    config.choice("format", _FORMATS, default=_FORMATS[0])
+    config.choice("quantization_status", ("compressed", "frozen"), default="compressed")
+    for key in ("kv_cache_scheme", "transform_config", "moe_sparsity_config"):
+        if config.says(key):
+            raise config.error(key, "this key to be absent: it is not supported")
+    sparsity = config.section("sparsity_config")
+    if sparsity is not None and sparsity.raw:
+        sparsity.choice("format", ("dense",))  # older files say so of weights that are not sparse
+    strategies = {_strategy(config, group) for group in _groups(config)}
+    if len(strategies) > 1:
+        raise config.error("config_groups", "groups that hold their weights alike")
+    ignored = config.strings("ignore")
+    modules = ("",) if any(name.startswith("re:") for name in ignored) else ignored
+    return FP8(strategies == {"block"}, left_plain(names, modules, SCALE), SCALE)
+
+
+def _groups(config: Fields) -> list[str]:
+    groups = config.section("config_groups")
+    if groups is None or not groups.raw:
+        raise config.error("config_groups", "an object with a group of layers")
+    return list(groups.raw)
+
+
+def _strategy(config: Fields, name: str) -> str:
+    """That of a group's weights; whatever else it says is held to what can be read."""
+    groups = config.section("config_groups")
+    group = groups.section(name) if groups is not None else None
+    weights = group.section("weights") if group is not None else None
+    if group is None or weights is None:
+        raise config.error("config_groups", f"a group {name} with weights")
+    check_keys(group, _OF_GROUP)
+    group.choice("format", _FORMATS, default=_FORMATS[0])
+    if group.says("output_activations"):
+        raise group.error("output_activations", "null: outputs are left as they are")
+    strategy = weights.choice("strategy", ("channel", "tensor", "block"))
+    _check_tensors(weights, dynamic=False)
+    if strategy == "block" and weights.integers("block_structure", 1, 1 << 20) != (FP8_BLOCK, FP8_BLOCK):
+        raise weights.error("block_structure", f"[{FP8_BLOCK}, {FP8_BLOCK}]")
+    activations = group.section("input_activations")
+    if activations is None:
+        raise group.error("input_activations", "activations of 8 bits that are rounded when they come")
+    _check_tensors(activations, dynamic=True)
+    activations.choice("strategy", ("token", "tensor", "group"), default="token")
+    return strategy
+
+
+def _check_tensors(args: Fields, *, dynamic: bool) -> None:
+    check_keys(args, _OF_TENSORS)
+    args.choice("type", ("float",))
+    if args.integer("num_bits", 1, 64) != 8:
+        raise args.error("num_bits", "8")
+    if not args.boolean("symmetric", True):
+        raise args.error("symmetric", "true")
+    if args.boolean("dynamic", False) is not dynamic:
+        raise args.error("dynamic", "true: scales of activations are found when they come" if dynamic else "false")
+    if args.says("actorder"):
+        raise args.error("actorder", "null")
