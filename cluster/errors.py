@@ -39,6 +39,14 @@ class TooLarge(MotleyError):
     kind = "invalid_request_error"
 
 
+class HeadTooLarge(MotleyError):
+    """The head is over the limit: path, headers or metadata."""
+
+    status = 431
+    grpc_code = "RESOURCE_EXHAUSTED"
+    kind = "invalid_request_error"
+
+
 class SlowBody(MotleyError):
     """The body took too long to arrive."""
 

@@ -14,6 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from ...replicas.errors import Unavailable
+from ..edge.heads import GRPC_OPTIONS
 from ..edge.ports import bracketed
 from ..edge.tls import Tls
 from ..happening import Happening, happening
@@ -106,6 +107,7 @@ def _server(plane: Plane, keys: Keys, guard: AdminGuard) -> grpc.aio.Server:
         options=[
             ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
             ("grpc.so_reuseport", 0),
+            *GRPC_OPTIONS,
         ],
         maximum_concurrent_rpcs=MAX_CALLS,
     )

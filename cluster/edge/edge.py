@@ -19,29 +19,32 @@ from .tls import Tls
 LOOPBACK = "127.0.0.1"
 TIMEOUT_HEADER = "motley-grpc-timeout"  # a call's own deadline, which Serve does not hand on
 PEER_HEADER = "motley-peer"  # the address that it comes from, which is HAProxy's to those behind it
+LAST_HEADER = "motley-last"  # of an answer after which the connection is closed; HAProxy keeps `connection` to itself
 HEAD_S = 10  # from a connection, or the first byte of a next request, to the end of its head
 MIN_STALL_S = 30  # a client may owe what it sends, and leave unread what is there, for so long at least
 SILENCE_S = 3600  # a gRPC stream may live for so long without a message, of its client's or to it
-# Calls in which a client may say more, or nothing for now. The ingress itself bounds when their first message is there.
-CLIENT_STREAMS = (
-    "/inference.GRPCInferenceService/ModelStreamInfer",
-    "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
-    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
-)
-BUFFER_BYTES = 32 * 2**10  # a head that does not fit is answered with 400
-LARGE_BYTES = 8 * 2**10  # of a gRPC body; one that fills the buffer before it is whole has more than that
-LARGE_BODIES = f"use_backend grpc_slow if {{ req.body_len gt {LARGE_BYTES} }} !{{ path {' '.join(CLIENT_STREAMS)} }}"
-MAX_HEAD_BYTES = 16 * 2**10  # a longer one with 431
+MAX_HEAD_BYTES = 16 * 2**10  # path and headers of a request; of a larger one 431 tells, or RESOURCE_EXHAUSTED
+MAX_HEAD_FIELDS = 128
+# Of a head that does not fit here HAProxy cannot tell: HTTP/1 is answered with 400, and over HTTP/2 the connection
+# ends with all its streams. So there is room for much more than what may be.
+BUFFER_BYTES = 96 * 2**10
+READ_FIELDS = 1100
 SOCKET_BYTES = 128 * 2**10  # between ingress and client; the kernel's own would swallow minutes of a stream
-_TUNING = [f"tune.sndbuf.client {SOCKET_BYTES}", f"tune.rcvbuf.server {SOCKET_BYTES}"]
+_TUNING = [
+    f"tune.sndbuf.client {SOCKET_BYTES}",
+    f"tune.rcvbuf.server {SOCKET_BYTES}",
+    f"tune.http.maxhdr {READ_FIELDS}",
+]
+_SIZE_HEAD = "http-request set-var(txn.path_bytes) pathq,length"
+_IS_LONG = (
+    f"if {{ req.hdrs,length,add(txn.path_bytes) gt {MAX_HEAD_BYTES} }} || {{ req.fhdr_cnt gt {MAX_HEAD_FIELDS} }}"
+)
 _ID = "^[!-~]{1,128}$"  # an x-request-id that is passed on
 
 # Serve's own, which it would answer without a key
 OWN_PATHS = "/-/"
 HTTP_HEALTH = "/-/healthz"
 GRPC_HEALTH = "/ray.serve.RayServeAPIService/Healthz"
-
-_GRPC_FRONTEND = r"^frontend grpc_frontend\n(?=(?:.*\n)*?    default_backend (\S+)$)"
 
 Edit = tuple[str, str, int | None]
 
@@ -104,8 +107,7 @@ class Edge:
             (r"^    timeout client .*$", _lines(self._timeouts()), 1),
             (rf"^    bind {at}:{self.http_port}$", _lines(http + self._http_rules()), 1),
             (rf"^    bind {at}:{self.grpc_port} proto h2$", _lines(grpc + self._patience() + self._grpc_rules()), 1),
-            (r"^    acl is_list_applications .*$", _lines([LARGE_BODIES]) + r"\n\g<0>", 1),
-            (_GRPC_FRONTEND, self._before_grpc(folder, tls), 1),
+            (r"^frontend grpc_frontend\n", self._before_grpc(folder, tls), 1),
             (r"^(    nbthread .*)$", rf"\1\n{_lines(_TUNING)}", 1),
             (r"(?:^    errorfile 50\d .*\n)+", _lines(_errorfiles(folder / "errors")) + "\n", 1),
             (r"^(    http-request return status 404 )content-type text/plain.*$", rf"\g<1>{_json(NOT_READY)}", 1),
@@ -122,33 +124,30 @@ class Edge:
     def _patience(self) -> list[str]:
         """Of gRPC. `timeout client` counts for a client that has said all for now, and has not closed its side.
 
-        So it is long here, and what it bounds elsewhere is bounded by itself: a body by `wait-for-body` and, where
-        that is more than the buffer holds, in `_before_grpc`; unread answers by the ingress, which ends their calls,
-        and by the kernel (`tcp-ut`); a client that is gone without a word by TCP's keepalive. A client that reads
-        its connection but not a stream on it leaves one buffer's worth here for as long, which no other timeout of 2.8
-        bounds: not client-fin, server-fin, http-keep-alive or tunnel.
+        So it is long here, and what it bounds elsewhere is bounded by itself: how long a call's first message takes,
+        and unread answers, by the ingress, which ends their calls (unread answers by the kernel too, `tcp-ut`); a
+        client that is gone without a word by TCP's keepalive. A client that reads its connection but not a stream on
+        it leaves one buffer's worth here for as long, which no other timeout of 2.8 bounds: not client-fin,
+        server-fin, http-keep-alive or tunnel.
         """
         keepalive = ["option clitcpka", "clitcpka-idle 60s", "clitcpka-intvl 15s", "clitcpka-cnt 4"]
         return [f"timeout client {SILENCE_S}s", *keepalive]
 
     def _before_grpc(self, folder: Path, tls: str) -> str:
-        """A replacement, to stand before gRPC's frontend; its first group is the backend of that.
+        """A replacement, to stand before gRPC's frontend.
 
-        Large bodies go through HAProxy once more, where `timeout client` is as for everyone: it is a frontend's. And
-        TLS is done before, where that timeout bounds the handshake; once that is over, `timeout tunnel` counts.
+        TLS is done there, where `timeout client` bounds the handshake; once that is over, `timeout tunnel` counts.
         """
-        slow, inner = folder / "slow.sock", folder / "tls.sock"
-        parts = [("frontend grpc_slow_frontend", [f"bind unix@{slow} mode 600 proto h2"])]
-        large = _sections(parts) + "    default_backend \\g<1>\n"
-        parts = [("backend grpc_slow", [f"server slow unix@{slow} proto h2"])]
+        parts = []
         if tls:
+            inner = folder / "tls.sock"
             bind = f"bind {self._at(self.grpc_port)}{tls} alpn h2 tcp-ut {self._stall_s}s"
             parts.append(
                 ("frontend grpc_tls_frontend", ["mode tcp", "option tcplog", bind, "default_backend grpc_tls"])
             )
             there = f"server tls unix@{inner} send-proxy-v2"
             parts.append(("backend grpc_tls", ["mode tcp", f"timeout tunnel {SILENCE_S}s", there]))
-        return large + _sections(parts) + "frontend grpc_frontend\n"
+        return _sections(parts) + "frontend grpc_frontend\n"
 
     def _at(self, port: int) -> str:
         return f"{bracketed(self.host)}:{port}"
@@ -159,8 +158,11 @@ class Edge:
             f"http-request return status 404 {_json(SERVES_OWN)} if {{ path,url_dec -m beg -i {OWN_PATHS} }}",
             f"http-request return status 405 {_json(NO_METHOD)} unless {{ method {METHODS} }}",
             f"http-request return status 404 {_json(SERVES_OWN)} unless {{ path_beg / }}",  # `OPTIONS *`, as it were
-            f"http-request return status 431 {_json(LONG_HEAD)} if {{ req.hdrs,length gt {MAX_HEAD_BYTES} }}",
+            _SIZE_HEAD,
+            f"http-request return status 431 {_json(LONG_HEAD)} {_IS_LONG}",
             f"http-request del-header x-request-id if !{{ req.hdr(x-request-id) -m reg '{_ID}' }}",
+            f"http-response set-header connection close if {{ res.hdr({LAST_HEADER}) -m found }}",
+            f"http-response del-header {LAST_HEADER}",
             *self._forwarded(),
         ]
 
@@ -169,12 +171,14 @@ class Edge:
             "http-request reject unless { req.ver 2.0 }",  # gRPC's errors are trailers, which HTTP/1 would lose
             "http-request return status 200 content-type application/grpc hdr grpc-status 12 hdr grpc-message "
             f"'there is no such method' if {{ path_beg /ray.serve. {OWN_PATHS} }}",
+            _SIZE_HEAD,
+            "http-request return status 200 content-type application/grpc hdr grpc-status 8 hdr grpc-message "
+            f"'{LONG_HEAD[1]}' {_IS_LONG}",
             "http-request del-header application",  # Serve would look for an application of that name
             f"http-request del-header {TIMEOUT_HEADER}",
             f"http-request set-header {TIMEOUT_HEADER} %[req.hdr(grpc-timeout)] if "
             "{ req.hdr(grpc-timeout) -m found }",
             f"http-request set-header {PEER_HEADER} %[src]",
-            f"http-request wait-for-body time {self._stall_s}s unless {{ path {' '.join(CLIENT_STREAMS)} }}",
             *self._forwarded(),
         ]
 
@@ -192,7 +196,11 @@ class Edge:
 
 Answer = tuple[int, str, str]  # status, why, and its code
 SERVES_OWN: Answer = (404, "there is no such path", "not_found")
-LONG_HEAD: Answer = (431, f"the head of the request is longer than {MAX_HEAD_BYTES} bytes", "head_too_large")
+LONG_HEAD: Answer = (
+    431,
+    f"the head of the request is larger than {MAX_HEAD_BYTES} bytes or {MAX_HEAD_FIELDS} fields",
+    "head_too_large",
+)
 METHODS = "GET HEAD POST PUT PATCH DELETE OPTIONS"
 NO_METHOD: Answer = (405, "there is no such method", "method_not_allowed")
 NOT_READY: Answer = (404, "there is no application yet", "not_ready")

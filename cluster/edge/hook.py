@@ -7,6 +7,9 @@ Serve also binds gRPC ports on all interfaces: those that HAProxy reaches on loo
 beside the edge, without its TLS and without its client certificates; and one of each replica for the others of this
 machine.
 
+Its servers bound neither a head (`BoundedHttp`, `GRPC_OPTIONS`) nor the body that comes after an early answer
+(`EarlyAnswer`).
+
 And its own proxy forgets with which status a stream ended in which there was no message. What it hands on says so.
 """
 
@@ -29,15 +32,20 @@ def close() -> list[Any]:
     from ray.serve._private import default_impl, grpc_util, proxy_request_response
     from starlette.middleware import Middleware
 
+    from .bounded_http import bound_heads
+    from .early_answer import EarlyAnswer
     from .forwarded import ForwardedContext
+    from .heads import GRPC_OPTIONS
 
     check = os.environ.get(CHECK)
     if check is not None:
         default_impl.add_grpc_address = _bind
     grpc_util.add_RayServeAPIServiceServicer_to_server = partial(_add_check, check)
+    grpc_util.DEFAULT_GRPC_SERVER_OPTIONS = [*grpc_util.DEFAULT_GRPC_SERVER_OPTIONS, *GRPC_OPTIONS]
     proxy_request_response.RayServegRPCContext = ForwardedContext
+    bound_heads()
     keep_inside()
-    return [Middleware(Refuse, check=check)]
+    return [Middleware(Refuse, check=check), Middleware(EarlyAnswer)]
 
 
 def keep_inside() -> None:

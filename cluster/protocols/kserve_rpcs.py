@@ -8,7 +8,7 @@ from importlib.metadata import version
 from ...replicas.errors import NotFound
 from ..caller import Caller
 from ..protos import kserve_pb2 as pb
-from ..web.rpc import stream, tells_health, unary
+from ..web.rpc import bidirectional, tells_health, unary
 from . import kserve_wire as wire
 from .kserve import KServeProtocol
 from .kserve_ask import VERSION
@@ -74,6 +74,6 @@ class KServeRpcs:
         infer = wire.infer_request(request)
         return wire.infer_response(await self.kserve.infer(infer, caller), raw=infer.raw)
 
-    @stream
+    @bidirectional
     def ModelStreamInfer(self, requests: Requests, caller: Caller) -> AsyncGenerator[pb.ModelStreamInferResponse, None]:
         return StreamInfer(self.kserve, caller).responses(requests)

@@ -10,7 +10,7 @@ from grpc_reflection.v1alpha import reflection
 from grpc_reflection.v1alpha import reflection_pb2 as pb
 
 from ..caller import Caller
-from ..web.rpc import stream
+from ..web.rpc import bidirectional
 from ..web.servicers import SERVICES
 
 
@@ -19,7 +19,7 @@ class ReflectionRpcs:
 
     reflected: Sequence[ServiceDescriptor] = SERVICES
 
-    @stream
+    @bidirectional
     def ServerReflectionInfo(self, requests: Any, caller: Caller) -> AsyncGenerator[pb.ServerReflectionResponse, None]:
         """One reply for each request, in their order; what is not found is an error_response, and the stream goes on.
         A request whose bytes do not parse ends it with INVALID_ARGUMENT.

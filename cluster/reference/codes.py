@@ -39,6 +39,7 @@ MEANINGS: Mapping[str, str] = {
     "model_not_found": "another model is asked for than the one served",
     "no_controller": "Ray Serve's controller does not answer the control plane",
     "no_ingress": "the ingress does not answer the control plane",
+    "no_message": "the call was closed before its message was whole",
     "no_replica": "no replica can take the request now",
     "no_room": "there is no room for new weights: on the disk for a copy of the file, or on the device",
     "not_admin": "the control plane wants an admin's key, and this is a tenant's",

@@ -17,6 +17,7 @@ from .. import access_log
 from ..access_log import CallRecord, clean_id
 from ..auth.guard import Guard
 from ..caller import MAX_CLIENT_ID, Caller
+from ..edge.heads import check_head
 from ..errors import NotImplementedHere, SlowBody, TooLarge, UnsupportedMedia
 from .http import CALLER, error_response
 
@@ -80,6 +81,7 @@ class HttpGuard:
             record.ended(answer.status if answer.whole else LEFT)
 
     def _check(self, scope: Scope, headers: Headers, record: CallRecord) -> Caller:
+        check_head(scope.get("raw_path", b"") + scope.get("query_string", b""), scope["headers"])
         client = scope.get("client")
         record.tenant = self._guard.tenant(
             client[0] if client else "",

@@ -23,9 +23,10 @@ from ..access_log import CallRecord, clean_id
 from ..auth.guard import Headers
 from ..caller import MAX_CLIENT_ID, Caller
 from ..edge.edge import PEER_HEADER, TIMEOUT_HEADER
+from ..edge.heads import check_head
 from ..errors import internal_error
 from .retry_after import add_metadata
-from .unparsed import read
+from .unparsed import read, read_each
 
 log = logging.getLogger(__name__)
 REQUEST_ID = "x-request-id"
@@ -39,7 +40,7 @@ Stream = Callable[[Any, Any, Any], AsyncGenerator[Reply, None]]
 
 
 def tells_health(method: Method) -> Method:
-    """Below `unary` or `stream`: the method tells health and no more, so `--open-health` opens it."""
+    """Below `unary`, `stream` or `bidirectional`: the method tells health and no more, so `--open-health` opens it."""
     method.tells_health = True  # type: ignore[attr-defined]
     return method
 
@@ -52,7 +53,7 @@ def unary(reply: type[Reply]) -> Callable[[Unary[Reply]], Unary[Reply]]:
         async def call(self: Any, request: Any, grpc_context: Any) -> Reply:
             try:
                 with _admitted(self, method, grpc_context) as caller:
-                    return await method(self, read(request), caller)
+                    return await method(self, await read(request), caller)
             except MotleyError as error:
                 _set_status(grpc_context, error)
                 return reply()
@@ -65,11 +66,27 @@ def unary(reply: type[Reply]) -> Callable[[Unary[Reply]], Unary[Reply]]:
 def stream(method: Stream[Reply]) -> Stream[Reply]:
     """For `def Method(self, request, caller)`, which returns a generator of replies."""
 
+    async def one(request: Any) -> Any:
+        return await read(request)
+
+    return _streaming(method, one)
+
+
+def bidirectional(method: Stream[Reply]) -> Stream[Reply]:
+    """For `def Method(self, requests, caller)`: as `stream`, of a call with any number of requests."""
+
+    async def each(requests: Any) -> Any:
+        return read_each(requests)
+
+    return _streaming(method, each)
+
+
+def _streaming(method: Stream[Reply], take: Callable[[Any], Awaitable[Any]]) -> Stream[Reply]:
     @_named(method)
     async def call(self: Any, request: Any, grpc_context: Any) -> AsyncGenerator[Reply, None]:
         try:
             with _admitted(self, method, grpc_context) as caller:
-                replies = self.readers.watched(method(self, read(request), caller), _num_bytes)
+                replies = self.readers.watched(method(self, await take(request), caller), _num_bytes)
                 async with aclosing(replies):
                     async for reply in replies:
                         yield reply
@@ -98,12 +115,14 @@ def _admitted(ingress: Any, method: Callable[..., Any], context: Any) -> Iterato
 
     Raises MotleyErrors alone: what else goes wrong within is a bug, and its trace is in the log.
     """
-    metadata = [(name, value) for name, value in context.invocation_metadata() if isinstance(value, str)]
+    given_metadata = context.invocation_metadata()
+    metadata = [(name, value) for name, value in given_metadata if isinstance(value, str)]
     given = next((value for name, value in metadata if name == REQUEST_ID), "")
     record = access_log.begin(CallRecord("grpc", method.__name__, clean_id(given, MAX_CLIENT_ID)))
     context.set_trailing_metadata([(REQUEST_ID, record.client_id or record.id)])
     status = "UNKNOWN"
     try:
+        check_head("", given_metadata)
         health = getattr(method, "tells_health", False)
         record.tenant = ingress.guard.tenant(_host(context.peer()), metadata, health=health)
         yield Caller(

@@ -3,6 +3,10 @@
 Serve overwrites every handler with one that calls the ingress method of the same name, and has a request parsed
 before that, whoever calls; it answers UNKNOWN where the bytes do not parse. Here a request stays `Unparsed` until
 the ingress knows the caller.
+
+Every handler is registered as one that takes a stream of requests, which on the wire is the same. gRPC would read the
+message of any other before it calls it: from callers without a key too, for as long as they take, and a call that is
+half-closed without a message it would never answer.
 """
 
 from __future__ import annotations
@@ -66,7 +70,7 @@ def add_reflection_v1(servicer: Any, server: grpc.aio.Server) -> None:
 
 
 class Patient:
-    """Stands before a server while handlers are added, and makes their deserializers return `Unparsed`."""
+    """Stands before a server while handlers are added. Each is called when the head is there, and reads `Unparsed`."""
 
     def __init__(self, server: grpc.aio.Server) -> None:
         self._server = server
@@ -86,4 +90,7 @@ class Patient:
 def _unparsed(path: str, method: Any) -> Any:
     service, name = path.strip("/").split("/")
     rpc = descriptor_pool.Default().FindServiceByName(service).methods_by_name[name]
-    return method._replace(request_deserializer=partial(Unparsed, message_factory.GetMessageClass(rpc.input_type)))
+    make = grpc.stream_stream_rpc_method_handler if method.response_streaming else grpc.stream_unary_rpc_method_handler
+    behavior = method.unary_unary or method.unary_stream or method.stream_unary or method.stream_stream
+    kind = message_factory.GetMessageClass(rpc.input_type)
+    return make(behavior, partial(Unparsed, kind), method.response_serializer)

@@ -15,7 +15,7 @@ from ..edge.edge import MIN_STALL_S
 from ..streams import next_of
 from .fields import check_fields
 
-FIRST_S = float(MIN_STALL_S)  # for the first message of a stream of them, which HAProxy does not wait for
+FIRST_S = float(MIN_STALL_S)  # from the head of a call to the end of its first message
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,22 +35,40 @@ class Unparsed:
             raise InvalidRequest(message, code="malformed_message") from None
 
 
-def read(request: Any) -> Any:
-    """The message, or of a stream of them each when it is taken. What is parsed already stays as it is."""
+async def read(request: Any) -> Message:
+    """The one message of a call. What is parsed already stays as it is.
+
+    Raises InvalidRequest when the caller has closed its side without one, and DeadlineExceeded when it is long in
+    coming.
+    """
+    if isinstance(request, Message):
+        return request
     if isinstance(request, Unparsed):
         return request.parsed()
-    return request if isinstance(request, Message) else _each(request)
+    found = await _first(aiter(request))
+    if not found:
+        message = "the call was closed without a whole message; expected one"
+        raise InvalidRequest(message, code="no_message")
+    return _parsed(found[0])
 
 
-async def _each(requests: AsyncIterable[Any]) -> AsyncGenerator[Message, None]:
-    """Raises DeadlineExceeded when the first does not come: later ones may be long in coming."""
+async def read_each(requests: AsyncIterable[Any]) -> AsyncGenerator[Message, None]:
+    """The messages of a call that may have many. Raises DeadlineExceeded when the first is long in coming."""
     requests = aiter(requests)
+    for request in await _first(requests):
+        yield _parsed(request)
+    async for request in requests:
+        yield _parsed(request)
+
+
+async def _first(requests: AsyncIterable[Any]) -> list[Any]:
+    """Nothing when there is none."""
     try:
         async with asyncio.timeout(FIRST_S):
-            found = await next_of(requests)
+            return await next_of(requests)
     except TimeoutError:
-        raise DeadlineExceeded(f"the stream's first message did not arrive within {FIRST_S:g} s") from None
-    for request in found:
-        yield read(request)
-    async for request in requests:
-        yield read(request)
+        raise DeadlineExceeded(f"the call's first message did not arrive within {FIRST_S:g} s") from None
+
+
+def _parsed(request: Any) -> Message:
+    return request.parsed() if isinstance(request, Unparsed) else cast(Message, request)

@@ -59,7 +59,7 @@ async def test_every_get_is_a_head_too(ingress: Any) -> None:
 
 async def test_a_long_path_is_not_echoed_whole(ingress: Any, caplog: pytest.LogCaptureFixture) -> None:
     app = ingress.__serve_build_asgi_app__()
-    for method, path in (("GET", "/" + "a" * 20_000), ("DELETE", "/v1/models/" + "a" * 20_000)):
+    for method, path in (("GET", "/" + "a" * 15_000), ("DELETE", "/v1/models/" + "a" * 15_000)):
         reply = await asgi.request(app, method, path)
         assert (reply.status in (404, 405), len(reply.body) < 400) == (True, True)
     assert caplog.messages

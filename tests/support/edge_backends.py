@@ -17,7 +17,7 @@ import grpc
 import uvicorn
 from served import free_port, wait_for
 
-from motley.cluster.edge.edge import BUFFER_BYTES, CLIENT_STREAMS, LOOPBACK, Edge
+from motley.cluster.edge.edge import BUFFER_BYTES, LOOPBACK, Edge
 from motley.cluster.edge.haproxy import launcher
 from motley.cluster.edge.ports import listens
 
@@ -113,7 +113,7 @@ class Backends:
         def echo(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
             yield from requests
 
-        if details.method in CLIENT_STREAMS:
+        if method == "Echo":
             return grpc.stream_stream_rpc_method_handler(echo)
         if method == "Stream":
             return grpc.unary_stream_rpc_method_handler(stream)

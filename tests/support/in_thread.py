@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,8 @@ import grpc
 import uvicorn
 from local_ingress import make_ingress
 
+from motley.cluster.edge.bounded_http import BoundedHttp
+from motley.cluster.entrance import Entrance
 from motley.cluster.settings import MAX_MESSAGE_BYTES
 from motley.cluster.web import servicers
 
@@ -28,19 +30,31 @@ class InThread:
 
 
 @contextmanager
-def in_thread(folder: Path, worker: Any) -> Iterator[InThread]:
-    """Serves until it is left; nothing is left running in the worker then."""
+def in_thread(
+    folder: Path,
+    worker: Any,
+    entrance: Entrance | None = None,
+    middleware: Callable[[Any], Any] = lambda app: app,
+    handlers: Sequence[grpc.GenericRpcHandler] = (),
+    options: Sequence[tuple[str, Any]] = (("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),),
+) -> Iterator[InThread]:
+    """Serves until it is left; nothing is left running in the worker then.
+
+    `middleware` goes around the application, `handlers` beside those of the ingress, `options` are the gRPC server's.
+    """
     began: list[InThread] = []
     ready, stop = threading.Event(), asyncio.Event()
     loops: list[asyncio.AbstractEventLoop] = []
 
     async def serve() -> None:
         loops.append(asyncio.get_running_loop())
-        ingress = await make_ingress(folder, worker)
-        app = ingress.__serve_build_asgi_app__()
-        http = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", lifespan="off"))
+        ingress = await make_ingress(folder, worker, entrance=entrance)
+        app = middleware(ingress.__serve_build_asgi_app__())
+        http = uvicorn.Server(
+            uvicorn.Config(app, host="127.0.0.1", port=0, http=BoundedHttp, log_level="warning", lifespan="off")
+        )
         serving = asyncio.create_task(http.serve())
-        rpc = grpc.aio.server(options=[("grpc.max_receive_message_length", MAX_MESSAGE_BYTES)])
+        rpc = grpc.aio.server(handlers=handlers, options=options)
         for path in servicers.SERVICER_FUNCTIONS:
             getattr(servicers, path.rpartition(".")[2])(ingress, rpc)
         port = rpc.add_insecure_port("127.0.0.1:0")

@@ -6,7 +6,7 @@ import asyncio
 import json
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,20 +76,22 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
     return struct.pack(">I", len(payload))[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + payload
 
 
-def _literal(name: str, value: str) -> bytes:
+def header_block(fields: Iterable[tuple[str, str]]) -> bytes:
     """HPACK without an index or a code: both names and values under 127 bytes."""
-    return bytes([0, len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
+    return b"".join(
+        bytes([0, len(name)]) + name.encode() + bytes([len(value)]) + value.encode() for name, value in fields
+    )
 
 
 class Http2:
     """One HTTP/2 connection that opens gRPC calls and leaves them as it likes.
 
     `window`: bytes that each of its streams may be sent before it says more, as it does of all that it reads; default:
-    65,535.
+    65,535. `connection`: one that is there already, as one over TLS.
     """
 
-    def __init__(self, port: int, window: int | None = None) -> None:
-        self.connection = socket.create_connection(("127.0.0.1", port))
+    def __init__(self, port: int, window: int | None = None, connection: socket.socket | None = None) -> None:
+        self.connection = connection or socket.create_connection(("127.0.0.1", port))
         settings = b"" if window is None else struct.pack(">HI", INITIAL_WINDOW_SIZE, window)
         self.connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(SETTINGS, 0, 0, settings))
         self._next = 1
@@ -104,16 +106,27 @@ class Http2:
         self, port: int, method: str, message: bytes, timeout: str = "", request_id: str = ""
     ) -> tuple[int, bytes]:
         """A call's frames, to be sent; and its stream's number. `timeout`: as `grpc-timeout` has it."""
-        number, self._next = self._next, self._next + 2
-        fields = [(":method", "POST"), (":scheme", "http"), (":path", method), (":authority", f"127.0.0.1:{port}")]
-        fields += [("content-type", "application/grpc"), ("te", "trailers")]
-        fields += [("grpc-timeout", timeout)] if timeout else []
+        fields = [("grpc-timeout", timeout)] if timeout else []
         fields += [("x-request-id", request_id)] if request_id else []
-        block = b"".join(_literal(name, value) for name, value in fields)
+        number, head = self.head(port, method, fields)
         data = b"\0" + struct.pack(">I", len(message)) + message
         parts = [data[start : start + MOST_DATA] for start in range(0, len(data), MOST_DATA)]
         frames = [frame(DATA, END_STREAM * (part is parts[-1]), number, part) for part in parts]
-        return number, frame(HEADERS, END_HEADERS, number, block) + b"".join(frames)
+        return number, head + b"".join(frames)
+
+    def head(
+        self,
+        port: int,
+        path: str,
+        more: Iterable[tuple[str, str]] = (),
+        media: str = "application/grpc",
+        scheme: str = "http",
+    ) -> tuple[int, bytes]:
+        """The frame of a call's head alone, to be sent; and its stream's number."""
+        number, self._next = self._next, self._next + 2
+        fields = [(":method", "POST"), (":scheme", scheme), (":path", path), (":authority", f"127.0.0.1:{port}")]
+        fields += [("content-type", media), ("te", "trailers"), *more]
+        return number, frame(HEADERS, END_HEADERS, number, header_block(fields))
 
     def reset(self, number: int) -> bytes:
         return frame(RST_STREAM, 0, number, struct.pack(">I", CANCEL))

@@ -1,0 +1,105 @@
+"""Answers that begin before the request's body is whole: the last of their connection, which is then closed.
+
+A server is free to refuse a request by its head, or in the middle of its body. Whoever sent it may be sending still,
+without end or a byte a second, and uvicorn would read that for as long as it comes. Closing at once is no better:
+the kernel answers unread bytes with a reset, which can overtake the answer on its way to the client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from contextlib import suppress
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .edge import LAST_HEADER
+
+LINGER_BYTES = 4 * 2**20  # read and thrown away after an early answer, before the connection is closed
+LINGER_S = 5.0  # and for so long at most
+_LAST = ((b"connection", b"close"), (LAST_HEADER.encode(), b"1"))
+_Headers = Iterable[tuple[bytes, bytes]]
+
+
+class EarlyAnswer:
+    """ASGI middleware, the outermost. Says `connection: close` in early answers, and lingers before it is closed."""
+
+    def __init__(self, app: ASGIApp, linger_bytes: int = LINGER_BYTES, linger_s: float = LINGER_S) -> None:
+        self._app = app
+        self._linger_bytes = linger_bytes
+        self._linger_s = linger_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not has_body(scope["headers"]):
+            await self._app(scope, receive, send)
+            return
+        body = _Body(receive, invited=all(name != b"expect" for name, _ in scope["headers"]))
+        answer = _Answer(send, body)
+        await self._app(scope, body.receive, answer.send)
+        if answer.held:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._linger_s):
+                    await body.discard(self._linger_bytes)
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def has_body(headers: _Headers) -> bool:
+    """Whether a request with this head has a body, of one byte at least."""
+    return any(
+        name == b"transfer-encoding" or (name == b"content-length" and value.strip(b"0 ") != b"")
+        for name, value in headers
+    )
+
+
+class _Body:
+    """A request's body as it is received.
+
+    whole    nothing more will come: it has arrived, or its client has left
+    invited  False: the client waits to be told to send it, which reading it would do
+    """
+
+    def __init__(self, receive: Receive, *, invited: bool) -> None:
+        self._receive = receive
+        self._invited = invited
+        self.whole = False
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        self.whole = self.whole or not message.get("more_body", False)
+        return message
+
+    async def arrived(self) -> bool:
+        """Whether it is whole by now. Reads what is there already, since nobody else may have looked."""
+        with suppress(TimeoutError):
+            while self._invited and not self.whole:
+                async with asyncio.timeout(0):
+                    await self.receive()
+        return self.whole
+
+    async def discard(self, most_bytes: int) -> None:
+        """Read what comes, to the end of the body or to so many bytes."""
+        while not self.whole and most_bytes > 0:
+            most_bytes -= len((await self.receive()).get("body", b""))
+
+
+class _Answer:
+    """Sends on an answer. The end of an early one is held back while the rest of the body is read.
+
+    held  all of the answer has been sent, and its end has not been told to the server
+    """
+
+    def __init__(self, send: Send, body: _Body) -> None:
+        self._send = send
+        self._body = body
+        self._early = False
+        self.held = False
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start" and not await self._body.arrived():
+            headers = [(name, value) for name, value in message["headers"] if name.lower() != b"connection"]
+            # Without a length its end tells the client that it is whole: such an answer cannot be held back.
+            self._early = any(name.lower() == b"content-length" for name, _ in headers)
+            message = {**message, "headers": [*headers, *_LAST]}
+        elif self._early and not message.get("more_body", False):
+            self.held, message = True, {**message, "more_body": True}
+        await self._send(message)
