@@ -21,7 +21,10 @@ from typing import Any
 import numpy as np
 import xgrammar
 
+from .grammar_automaton import TooManyStates
+from .grammar_rules import of_schema, of_tag
 from .grammar_spec import OBJECT_SCHEMA, GrammarKind
+from .grammar_text import regex_grammar
 from .grammar_wire import From, To, frame, receive, to_ids
 
 MATCH_CPU_S = 1.0  # for one token, or a resumed sequence's replay
@@ -30,6 +33,8 @@ MATCH_WALL_S = 30.0
 COMPILE_WALL = 15  # as many times as it may have of a processor
 MAX_WHITESPACE = 40  # characters in a row between JSON's parts: a model may indent, not idle
 MEMORY_BYTES = 512 * 2**20  # beyond what the process has before it compiles
+MAX_EAGER_STATES = 32  # of an automaton, whose masks are made when the grammar is compiled
+_STATE = re.compile(r"^\S+_s\d+ ::=", re.MULTILINE)  # a rule of grammar_text.py
 _BOUNDED = re.compile(r'"(minLength|maxLength|pattern|format)"\s*:')  # in a structural tag's schemas
 # First bytes of UTF-8 -> the second bytes that make no character: written too long, half of a surrogate pair, or beyond
 # the last one. The library lets them follow.
@@ -150,12 +155,14 @@ class Matching:
 
 def _compile(vocabulary: Vocabulary, kind: str, source: str) -> Any:
     info = vocabulary.json if kind.startswith("json") or _BOUNDED.search(source) else vocabulary.plain
-    compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
     with tempfile.TemporaryFile() as warnings:
         kept = os.dup(2)
         os.dup2(warnings.fileno(), 2)  # what the library leaves out it says there, and nowhere else
         try:
-            compiled = _compile_kind(compiler, GrammarKind(kind), source)
+            rules = _rules(GrammarKind(kind), source)
+            compiled = _compiler(info, rules).compile_grammar(rules)
+        except TooManyStates:
+            raise Refused("its patterns, with the lengths and names beside them, need too many states") from None
         except (RuntimeError, ValueError, TypeError, RecursionError) as error:
             raise Refused(_reason(str(error))) from None
         finally:
@@ -168,18 +175,25 @@ def _compile(vocabulary: Vocabulary, kind: str, source: str) -> Any:
     return compiled
 
 
-def _compile_kind(compiler: Any, kind: GrammarKind, source: str) -> Any:
+def _rules(kind: GrammarKind, source: str) -> str:
+    """The grammar in the library's notation."""
     match kind:
         case GrammarKind.JSON_OBJECT:
-            return compiler.compile_json_schema(OBJECT_SCHEMA, max_whitespace_cnt=MAX_WHITESPACE)
+            return of_schema(OBJECT_SCHEMA, MAX_WHITESPACE)
         case GrammarKind.JSON_SCHEMA:
-            return compiler.compile_json_schema(source, max_whitespace_cnt=MAX_WHITESPACE)
+            return of_schema(source, MAX_WHITESPACE)
         case GrammarKind.REGEX:
-            return compiler.compile_regex(source)
+            return regex_grammar(source)
         case GrammarKind.EBNF:
-            return compiler.compile_grammar(source)
+            return source
         case GrammarKind.STRUCTURAL_TAG:
-            return compiler.compile_structural_tag(source)
+            return of_tag(json.loads(source))
+
+
+def _compiler(info: Any, rules: str) -> Any:
+    """What a state of many lets follow is worked out when a text first gets there: all of it would take too long."""
+    late = len(_STATE.findall(rules)) > MAX_EAGER_STATES
+    return xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False, enable_dynamic_compilation=late)
 
 
 def _reason(said: str) -> str:

@@ -1,128 +1,359 @@
-"""A regular expression for the text of a JSON string.
+r"""Regular expressions, as JSON Schema's `pattern` and requests' `regex` have them: read into trees.
 
-The grammar library writes what a pattern says between the quotes as it is. A character that JSON must escape, it
-leaves out of sets that have others, but not where the pattern asks for it alone; so that is refused here.
+What ECMAScript and Python both know is taken, if they agree on what it means; what either lacks or reads otherwise is
+refused by name. Classes are in grammar_characters.py. Assertions stand at the beginning and at the end of a pattern,
+where `^`, `$` and lookaheads are most of the time; elsewhere they are refused.
 """
 
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Iterator
-from enum import Enum
+from dataclasses import dataclass
 
-# The library's own for these let through what is none: the 31st of April, 066 in an address.
-_MONTHS = r"((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))"
-_DATE = rf"[12][0-9]{{3}}-{_MONTHS}"
-_TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
-_OCTET = r"(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
-FORMAT_PATTERNS = {
-    "date": _DATE,
-    "time": _TIME,
-    "date-time": f"{_DATE}T{_TIME}",
-    "ipv4": rf"{_OCTET}\.{_OCTET}\.{_OCTET}\.{_OCTET}",
-    "email": r"[A-Za-z0-9_+-]{1,32}(\.[A-Za-z0-9_+-]{1,16}){0,2}@[A-Za-z0-9]{1,32}(-[A-Za-z0-9]{1,16})?"
-    r"(\.[A-Za-z]{2,16}){1,3}",
-}
+from .grammar_characters import ANY, LAST, SURROGATES, Chars, Ranges, single
 
-_PIECE = re.compile(r"\\x[0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\u\{[0-9a-fA-F]+\}|\\.|.", re.DOTALL)
-_CONTROLS = {"n", "r", "t", "f", "v", "b", "0", "a", "e"}
-_CLASSES = {r"\s", r"\S", r"\d", r"\D", r"\w", r"\W"}
-MAX_SHOWN = 20  # characters of a piece in a message: its digits may be many
-_SURROGATES = range(0xD800, 0xE000)
+__all__ = ["Choice", "End", "Node", "Pattern", "Repeat", "Sequence", "Start", "bounds", "parse_pattern"]
+
+MAX_DEPTH = 64  # groups within groups
+MAX_REPEATS = 10_000
+MAX_SHOWN = 20  # characters of a piece in a message
 
 
-class _Place(Enum):
-    OUTSIDE = "of any set"
-    SET = "in [...]"
-    NEGATED = "in [^...]: what must be escaped is none of the others either"
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    """One after another; of none: the empty text."""
+
+    parts: tuple[Node, ...] = ()
 
 
-def json_pattern(pattern: str) -> str:
-    r"""The pattern as the library shall have it: `\s` becomes a space, the only one a JSON string holds unescaped.
+@dataclass(frozen=True, slots=True)
+class Choice:
+    options: tuple[Node, ...]
 
-    Raises ValueError saying what cannot be kept to.
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """least to most times; without end where most is None."""
+
+    node: Node
+    least: int
+    most: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """`^`"""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """`$`"""
+
+
+Node = Chars | Sequence | Choice | Repeat | Start | End
+EMPTY = Sequence()
+ANY_TEXT = Repeat(ANY, 0, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """What the whole of a text must be. Holds neither Start nor End.
+
+    wanted      what the whole text must be as well, by lookaheads
+    unwanted    what it must not be
     """
-    pieces = _PIECE.findall(pattern)
-    said: list[str] = []
-    for index, (piece, place) in enumerate(_placed(pieces)):
-        if piece.isalnum() and pieces[index + 1 : index + 2] != ["-"]:  # most are, and a pattern may be long
-            said.append(piece)
-            continue
-        _check_piece(pieces, index, place)
-        within = pieces[max(index - 1, 0) : index + 2]
-        ends_range = place is _Place.SET and "-" in within and piece != "-"
-        if _must_escape(piece) and not ends_range and place is not _Place.NEGATED:
-            raise ValueError(f"a pattern of {piece[:MAX_SHOWN]} is not supported: JSON would have to escape it")
-        said.append(_said(pieces, index, place))
-    return "".join(said)
+
+    node: Node
+    wanted: tuple[Node, ...] = ()
+    unwanted: tuple[Node, ...] = ()
 
 
-def _said(pieces: list[str], index: int, place: _Place) -> str:
-    r"""The piece as the library (xgrammar 0.2.8) makes what is meant of it.
+def parse_pattern(text: str, *, whole: bool) -> Pattern:
+    """Raises ValueError saying what is not supported.
 
-    Of `[\w-.]` it takes no dash. Of `(-a+)?` it takes the loop without the beginning, `aa`; of `(-a+){0,1}` it does
-    not.
+    whole   the pattern covers the whole text, anchors or not. Otherwise one with an anchor anywhere is open wherever
+            it has none, as JSON Schema says, and one without any covers the whole text
     """
-    piece = pieces[index]
-    if piece == "?" and place is _Place.OUTSIDE and pieces[index - 1 : index] == [")"]:
-        return "{0,1}"
-    if piece == "-" and place is not _Place.OUTSIDE and _is_literal(pieces, index):
-        return r"\-"
-    return " " if piece == r"\s" else piece
+    reader = _Reader(text)
+    ahead = reader.lookaheads()
+    node = reader.choice(0)
+    reader.expect_end()
+    if ahead and (isinstance(node, Choice) or not reader.anchored):
+        raise ValueError("Lookahead is supported at the beginning of a pattern alone, behind ^")
+    open_ended = not whole and (_has_anchor(node) or bool(ahead))
+    starts = Sequence((Start(), node)) if ahead else node
+    found = _anchored(starts, ANY_TEXT if open_ended else EMPTY)
+    seen = [(_anchored(_at_edge(inner, EMPTY, Start), ANY_TEXT, End), wants) for inner, wants in ahead]
+    wanted = tuple(inner for inner, wants in seen if wants)
+    return Pattern(found, wanted, tuple(inner for inner, wants in seen if not wants))
 
 
-def _placed(pieces: list[str]) -> Iterator[tuple[str, _Place]]:
-    """Each piece, and where it stands; what opens a set stands outside, what closes it within."""
-    place = _Place.OUTSIDE
-    for index, piece in enumerate(pieces):
-        yield piece, place
-        if place is not _Place.OUTSIDE:
-            place = _Place.OUTSIDE if piece == "]" else place
-        elif piece == "[":
-            place = _Place.NEGATED if pieces[index + 1 : index + 2] == ["^"] else _Place.SET
+_COUNT = re.compile(r"\{(\d{1,9})(,(\d{0,9}))?\}")
+_LOOKS_LIKE_COUNT = re.compile(r"\{(\d+|\d*,\d*)\}")
+_GROUP = re.compile(r"\((\?:|\?P?<[A-Za-z_]\w*>|(?!\?))", re.ASCII)
+_HEX = re.compile(r"x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|u\{([0-9a-fA-F]+)\}")
+_CONTROLS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f", "v": "\v"}
+_CLASSES = "dDwWsS"
+_SIMPLE = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 
 
-def _check_piece(pieces: list[str], index: int, place: _Place) -> None:
-    piece, after = pieces[index], pieces[index + 1 : index + 3]
-    if piece == r"\b" and place is _Place.OUTSIDE:
-        raise ValueError(r"the word boundary \b is not supported")
-    if piece == "[" and after == ["^", "]"] and place is _Place.OUTSIDE:
-        raise ValueError("the set [^] is not supported")  # the library lets it be a quotation mark
-    if piece in (r"\c", r"\x") or (code := _code(piece)) in _SURROGATES or code > sys.maxunicode:
-        raise ValueError(f"{piece[:MAX_SHOWN]} is not supported: it is no character")
-    ranged = after[:1] == ["-"] and after[1:] not in ([], ["]"]) and not _is_literal(pieces, index + 1)
-    if place is _Place.SET and ranged:
-        _check_range(piece, after[1])
+class _Reader:
+    """Reads from `at` on."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+        self.anchored = False  # begins with ^
+
+    def expect_end(self) -> None:
+        if self._at < len(self._text):
+            raise ValueError("there is a closing parenthesis without an opening one")
+
+    def lookaheads(self) -> list[tuple[Node, bool]]:
+        """Those behind the first ^, and whether they are wanted."""
+        found: list[tuple[Node, bool]] = []
+        self.anchored = self._text.startswith("^")
+        self._at = int(self.anchored)
+        while (mark := self._text[self._at : self._at + 3]) in ("(?=", "(?!"):
+            self._at += 3
+            inner = self.choice(1)
+            self._close()
+            found.append((inner, mark == "(?="))
+        if not found:
+            self._at = 0
+        return found
+
+    def choice(self, depth: int) -> Node:
+        if depth > MAX_DEPTH:
+            raise ValueError(f"groups of a pattern are nested more than {MAX_DEPTH} deep")
+        options = [self._sequence(depth)]
+        while self._peek() == "|":
+            self._at += 1
+            options.append(self._sequence(depth))
+        return options[0] if len(options) == 1 else Choice(tuple(options))
+
+    def _sequence(self, depth: int) -> Node:
+        parts: list[Node] = []
+        while self._peek() not in ("", "|", ")"):
+            parts.append(self._repeated(self._atom(depth)))
+        return parts[0] if len(parts) == 1 else Sequence(tuple(parts))
+
+    def _peek(self) -> str:
+        return self._text[self._at : self._at + 1]
+
+    def _repeated(self, node: Node) -> Node:
+        counts = self._counts()
+        if counts is None:
+            return node
+        least, most = counts
+        if isinstance(node, Start | End):
+            raise ValueError("an anchor cannot be repeated")
+        if self._peek() == "?":  # how much it takes first; not which texts
+            self._at += 1
+        if self._peek() == "+":
+            raise ValueError("a possessive repetition is not supported")
+        if self._counts() is not None:
+            raise ValueError("a repetition of a repetition needs parentheses")
+        if least > (least if most is None else most):
+            raise ValueError(f"a repetition of {least} to {most} times")
+        if max(least, most or 0) > MAX_REPEATS:
+            raise ValueError(f"Invalid repetition: more than {MAX_REPEATS} times")
+        return Repeat(node, least, most)
+
+    def _counts(self) -> tuple[int, int | None] | None:
+        if (char := self._peek()) in _SIMPLE:
+            self._at += 1
+            return _SIMPLE[char]
+        found = _COUNT.match(self._text, self._at)
+        if found is None:
+            if _LOOKS_LIKE_COUNT.match(self._text, self._at):
+                raise ValueError("a repetition without a least number is read in different ways")
+            return None
+        self._at = found.end()
+        least = int(found[1])
+        return least, least if found[2] is None else int(found[3]) if found[3] else None
+
+    def _atom(self, depth: int) -> Node:
+        char = self._peek()
+        if char == "(":
+            return self._group(depth)
+        if char == "[":
+            return self._set()
+        self._at += 1
+        match char:
+            case "^":
+                return Start()
+            case "$":
+                return End()
+            case ".":
+                return Chars((".",))
+            case "\\":
+                return Chars((self._escape(within=False),))
+        if char in _SIMPLE:
+            raise ValueError(f"there is nothing that {char} repeats")
+        self._at -= 1
+        if self._counts() is not None:
+            raise ValueError("there is nothing that a count repeats")
+        self._at += 1
+        return Chars((_one(char),))
+
+    def _group(self, depth: int) -> Node:
+        found = _GROUP.match(self._text, self._at)
+        if found is None:
+            raise ValueError(_unsupported_group(self._text[self._at : self._at + 4]))
+        self._at = found.end()
+        inner = self.choice(depth + 1)
+        self._close()
+        return inner
+
+    def _close(self) -> None:
+        if self._peek() != ")":
+            raise ValueError("a parenthesis is not closed")
+        self._at += 1
+
+    def _escape(self, *, within: bool) -> Ranges | str:
+        """Behind a backslash: a class by its letter, or one character."""
+        char = self._peek()
+        if char == "":
+            raise ValueError("it ends with a backslash")
+        if (code := _HEX.match(self._text, self._at)) is not None:
+            self._at = code.end()
+            return _one_of_code(int(code[1] or code[2] or code[3], 16), code[0])
+        self._at += 1
+        if char in _CLASSES:
+            return char
+        if char in _CONTROLS:
+            return single(_CONTROLS[char])
+        if char == "b" and within:
+            return single("\b")
+        if char == "0" and not self._peek().isdigit():
+            return single("\0")
+        if char.isalnum() and char.isascii():
+            raise ValueError(_unsupported_escape(char))
+        return _one(char)
+
+    def _set(self) -> Node:
+        self._at += 1
+        negated = self._peek() == "^"
+        self._at += negated
+        if self._peek() == "]":
+            raise ValueError("a set that begins with ] is not supported: it is read in different ways")
+        parts: list[Ranges | str] = []
+        while (char := self._peek()) != "]":
+            if char == "":
+                raise ValueError("a set is not closed")
+            parts.append(self._range(self._member()))
+        self._at += 1
+        return Chars(tuple(parts), negated)
+
+    def _member(self) -> Ranges | str:
+        char = self._peek()
+        if char == "":
+            raise ValueError("a set is not closed")
+        self._at += 1
+        return self._escape(within=True) if char == "\\" else _one(char)
+
+    def _range(self, first: Ranges | str) -> Ranges | str:
+        """The member itself, or all from it to the one behind a dash. Beside a class a dash is a dash."""
+        behind = self._text[self._at + 1 : self._at + 3]
+        is_class = behind[:1] == "\\" and behind[1:] in tuple(_CLASSES)
+        if isinstance(first, str) or self._peek() != "-" or behind[:1] in ("", "]") or is_class:
+            return first
+        self._at += 1
+        last = self._member()
+        assert isinstance(last, tuple), "classes were looked at"
+        if last[0][0] < first[0][0]:
+            raise ValueError("a range of a set ends before it begins")
+        return _between(first[0][0], last[0][0])
 
 
-def _is_literal(pieces: list[str], index: int) -> bool:
-    """Whether the `-` there, in a set, is no range, since a class is not the end of one."""
-    return not _CLASSES.isdisjoint((*pieces[index - 1 : index], *pieces[index + 1 : index + 2]))
+def _one(char: str) -> Ranges:
+    return _one_of_code(ord(char), char)
 
 
-def _check_range(first: str, last: str) -> None:
-    """The library leaves out what must be escaped where there is more."""
-    low, high = _code(first), _code(last)
-    if high < 0x20 or (low == high and _must_escape(first)):
-        raise ValueError(
-            f"a pattern of {first[:MAX_SHOWN]}-{last[:MAX_SHOWN]} is not supported: JSON would have to escape it"
-        )
+def _one_of_code(code: int, shown: str) -> Ranges:
+    if code > LAST or SURROGATES[0] <= code <= SURROGATES[1]:
+        raise ValueError(f"\\{shown[:MAX_SHOWN]} is not supported: it is no character")
+    return ((code, code),)
 
 
-def _code(piece: str) -> int:
-    """Of the character that a piece is."""
-    if piece.startswith((r"\x", r"\u")) and len(piece) > 2:
-        return int(piece[2:].strip("{}"), 16)
-    if len(piece) == 2 and piece[1] in _CONTROLS:
-        return 0
-    return ord(piece[-1])
+def _between(first: int, last: int) -> Ranges:
+    low, high = SURROGATES
+    pairs = ((first, min(last, low - 1)), (max(first, high + 1), last))
+    return tuple(pair for pair in pairs if pair[0] <= pair[1])
 
 
-def _must_escape(piece: str) -> bool:
-    if piece.startswith((r"\x", r"\u")) and len(piece) > 2:
-        code = _code(piece)
-        return code < 0x20 or chr(code) in '"\\'
-    if len(piece) == 2:
-        return piece[1] in _CONTROLS or piece[1] in '"\\'
-    return piece == '"' or piece < " "
+def _unsupported_group(begin: str) -> str:
+    if begin[:3] in ("(?=", "(?!"):
+        return "Lookahead is supported at the beginning of a pattern alone, behind ^"
+    if begin[:4] in ("(?<=", "(?<!"):
+        return "Lookbehind is not supported"
+    return f"{begin[:3]} is not supported"
+
+
+def _unsupported_escape(char: str) -> str:
+    if char in "bB":
+        return rf"the word boundary \{char} is not supported"
+    if char.isdigit() or char == "k":
+        return rf"Backreference \{char} is not supported"
+    return rf"\{char} is not supported: it is read in different ways, or is no character"
+
+
+def _has_anchor(node: Node) -> bool:
+    match node:
+        case Start() | End():
+            return True
+        case Sequence(parts) | Choice(parts):
+            return any(map(_has_anchor, parts))
+        case Repeat(inner):
+            return _has_anchor(inner)
+    return False
+
+
+def _anchored(found: Node, filler: Node, *anchors: type[Start] | type[End]) -> Node:
+    """The same without anchors, of both kinds unless told: where one is missing, `filler` stands."""
+    for anchor in anchors or (Start, End):
+        found = _at_edge(found, filler, anchor)
+    if _has_anchor(found):
+        raise ValueError("an anchor, ^ or $, in the middle of a pattern is not supported")
+    return found
+
+
+def _at_edge(node: Node, filler: Node, anchor: type[Start] | type[End]) -> Node:
+    first = anchor is Start
+    match node:
+        case Start() | End() if isinstance(node, anchor):
+            return EMPTY
+        case Choice(options):
+            return Choice(tuple(_at_edge(option, filler, anchor) for option in options))
+        case Sequence(parts) if parts and not isinstance(parts[0 if first else -1], Chars | Repeat):
+            edge = _at_edge(parts[0] if first else parts[-1], filler, anchor)
+            return Sequence((edge, *parts[1:]) if first else (*parts[:-1], edge))
+    return Sequence((filler, node) if first else (node, filler))
+
+
+def bounds(node: Node) -> tuple[int, int | None]:
+    """The fewest and the most characters that a text of it may have; None: any number."""
+    match node:
+        case Chars():
+            return 1, 1
+        case Sequence(parts):
+            pairs = [bounds(part) for part in parts]
+            return sum(least for least, _ in pairs), _total([most for _, most in pairs])
+        case Choice(options):
+            pairs = [bounds(option) for option in options]
+            return min(least for least, _ in pairs), _largest([most for _, most in pairs])
+        case Repeat(inner, least, most):
+            low, high = bounds(inner)
+            if high == 0 or most == 0:
+                return 0, 0
+            return low * least, None if most is None or high is None else most * high
+    return 0, 0
+
+
+def _largest(ends: list[int | None]) -> int | None:
+    return None if None in ends else max(end for end in ends if end is not None)
+
+
+def _total(ends: list[int | None]) -> int | None:
+    return None if None in ends else sum(end for end in ends if end is not None)

@@ -53,6 +53,16 @@ class References:
             place = self.place(schema["$ref"])
         self._ends |= seen
 
+    def end(self, place: Place) -> Place:
+        """Where the references that begin at `place` end; all of them have been checked."""
+        while isinstance(node := self._schemas[place], dict) and "$ref" in node:
+            place = self.place(node["$ref"])
+        return place
+
+    def follow(self, place: Place) -> Any:
+        """The schema there, or the one that it leads to."""
+        return self._schemas[self.end(place)]
+
     def _read(self, target: str) -> Place:
         try:
             parts = unquote(target[1:], errors="strict").split("/")[1:]

@@ -1,4 +1,4 @@
-"""Structural tags: the grammar library's (xgrammar 0.2.8) descriptions of text with constrained parts.
+"""Structural tags: the grammar library's (xgrammar 0.2.9) descriptions of text with constrained parts.
 
 The library ignores fields that it does not know and some that it cannot read; here they are refused by name. Schemas
 within are checked and reworded as those that stand alone.

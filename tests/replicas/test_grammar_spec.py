@@ -39,8 +39,13 @@ def test_a_compact_text_is_kept_as_it_came() -> None:
 
 
 def test_too_much_that_is_written_out_is_refused_as_that() -> None:
+    """A definition holds what is within it: of a deep one, whose every place is one, all of it again and again."""
+    deep: dict[str, Any] = {"enum": ["x"]}
+    for _ in range(30):
+        deep = {"type": "object", "properties": {"a": deep, "b": {"const": "x" * 1500}}}
+    refs = [{"$ref": "#/$defs/a" + "/properties/a" * depth} for depth in range(30)]
     with pytest.raises(InvalidRequest, match="with its formats and patterns written out; at most 327680") as caught:
-        GrammarSpec.json_schema({"anyOf": [{"type": "string", "format": "date-time"}] * 1500}, field=FIELD)
+        GrammarSpec.json_schema({"$defs": {"a": deep}, "anyOf": refs}, field=FIELD)
     assert (caught.value.param, caught.value.code) == (FIELD, "grammar_too_complex")
 
 

@@ -1,0 +1,204 @@
+"""The texts that several patterns want or do not want and that have a length within bounds, as one automaton.
+
+A grammar's rules cannot say "and" or "not"; states can. Built where a pattern has lookaheads or a length beside it, or
+names that are taken already. Runs in a grammar's own process, whose limits end what takes too long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from .grammar_characters import EVERY, Chars, Ranges, both, ranges, without
+from .grammar_pattern import Choice, Node, Repeat
+from .grammar_pattern import Sequence as InOrder
+
+MAX_PARTS = 20_000  # of the patterns, repetitions written out
+MAX_STATES = 3_000
+
+
+class TooManyStates(Exception):
+    """It has more than may be built."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """ends: the text may end here. Each of `moves`: these characters lead to the state of that number."""
+
+    ends: bool
+    moves: tuple[tuple[Ranges, int], ...]
+
+
+def automaton(wanted: Sequence[Node], unwanted: Sequence[Node], least: int, most: int | None) -> list[State]:
+    """States that lead to an end, the first being where texts begin; none where there is no such text.
+
+    Raises TooManyStates.
+    """
+    readers = [_Reader(node, sure=True) for node in wanted] + [_Reader(node, sure=False) for node in unwanted]
+    kinds = _kinds([each for reader in readers for each in reader.sets])
+    for reader in readers:
+        reader.split(kinds)
+    return _trimmed(*_explore(readers, len(wanted), kinds, least, most))
+
+
+At = tuple[tuple[frozenset[int], ...], int]  # where each reader is, and how many characters were read
+
+
+def _explore(
+    readers: list[_Reader], num_wanted: int, kinds: list[Ranges], least: int, most: int | None
+) -> tuple[list[bool], list[list[tuple[int, int]]], list[Ranges]]:
+    """Of each state that can be reached: whether texts end there, and its moves as (kind, state)."""
+    start: At = (tuple(reader.start for reader in readers), 0)
+    numbers, queue = {start: 0}, [start]
+    ends: list[bool] = []
+    moves: list[list[tuple[int, int]]] = []
+    for places, count in queue:
+        accepts = [reader.accepts(place) for reader, place in zip(readers, places, strict=True)]
+        ends.append(all(accepts[:num_wanted]) and not any(accepts[num_wanted:]) and count >= least)
+        moves.append([])
+        if count == most:
+            continue
+        after = min(count + 1, least) if most is None else count + 1
+        for kind in range(len(kinds)):
+            following = tuple(reader.step(place, kind) for reader, place in zip(readers, places, strict=True))
+            if not all(following[:num_wanted]):
+                continue
+            to = (following, after)
+            if to not in numbers:
+                numbers[to] = len(queue)
+                queue.append(to)
+                if len(queue) > MAX_STATES:
+                    raise TooManyStates
+            moves[-1].append((kind, numbers[to]))
+    return ends, moves, kinds
+
+
+def _trimmed(ends: list[bool], moves: list[list[tuple[int, int]]], kinds: list[Ranges]) -> list[State]:
+    """Without the states from which no text ends."""
+    back: list[list[int]] = [[] for _ in ends]
+    for state, leads in enumerate(moves):
+        for _, to in leads:
+            back[to].append(state)
+    kept, queue = set(), [state for state, end in enumerate(ends) if end]
+    while queue:
+        if (state := queue.pop()) not in kept:
+            kept.add(state)
+            queue += back[state]
+    if 0 not in kept:
+        return []
+    numbers = {state: number for number, state in enumerate(sorted(kept))}
+    return [State(ends[state], _grouped(moves[state], kinds, numbers)) for state in sorted(kept)]
+
+
+def _grouped(
+    moves: list[tuple[int, int]], kinds: list[Ranges], numbers: dict[int, int]
+) -> tuple[tuple[Ranges, int], ...]:
+    targets: dict[int, list[Ranges]] = {}
+    for kind, to in moves:
+        if to in numbers:
+            targets.setdefault(numbers[to], []).append(kinds[kind])
+    return tuple((ranges(pair for part in parts for pair in part), to) for to, parts in targets.items())
+
+
+def _kinds(sets: Iterable[Ranges]) -> list[Ranges]:
+    """All characters, divided so that each set holds a part wholly or not at all."""
+    parts = [EVERY]
+    for given in set(sets):
+        split = [piece for part in parts for piece in (both(part, given), without(part, given))]
+        parts = [part for part in split if part]
+    return parts
+
+
+class _Reader:
+    """One pattern's own automaton, not yet determined. sets: the characters of its moves."""
+
+    def __init__(self, node: Node, *, sure: bool) -> None:
+        self._sure = sure
+        self._empty: list[list[int]] = []
+        self._moves: list[list[tuple[Ranges, int]]] = []
+        self._found: dict[Chars, Ranges] = {}
+        first = self._new()
+        self._end = self._build(node, first)
+        self.start = self._closure([first])
+        self._steps: dict[tuple[frozenset[int], int], frozenset[int]] = {}
+        self._by_kind: list[list[set[int]]] = []  # of each part: what each kind leads to
+
+    @property
+    def sets(self) -> Iterable[Ranges]:
+        return self._found.values()
+
+    def split(self, kinds: list[Ranges]) -> None:
+        holds = {given: [kind for kind, part in enumerate(kinds) if both(part[:1], given)] for given in self.sets}
+        self._by_kind = [[set() for _ in kinds] if moves else [] for moves in self._moves]
+        for part, moves in enumerate(self._moves):
+            for given, to in moves:
+                for kind in holds[given]:
+                    self._by_kind[part][kind].add(to)
+
+    def accepts(self, place: frozenset[int]) -> bool:
+        return self._end in place
+
+    def step(self, place: frozenset[int], kind: int) -> frozenset[int]:
+        if (place, kind) not in self._steps:
+            parts = [to for part in place if self._by_kind[part] for to in self._by_kind[part][kind]]
+            self._steps[place, kind] = self._closure(parts)
+        return self._steps[place, kind]
+
+    def _closure(self, parts: Iterable[int]) -> frozenset[int]:
+        seen, queue = set[int](), list(parts)
+        while queue:
+            if (part := queue.pop()) not in seen:
+                seen.add(part)
+                queue += self._empty[part]
+        return frozenset(seen)
+
+    def _new(self) -> int:
+        if len(self._empty) >= MAX_PARTS:
+            raise TooManyStates
+        self._empty.append([])
+        self._moves.append([])
+        return len(self._empty) - 1
+
+    def _chars(self, node: Chars) -> Ranges:
+        if node not in self._found:
+            self._found[node] = node.sure if self._sure else node.maybe
+        return self._found[node]
+
+    def _build(self, node: Node, start: int) -> int:
+        """The part that the node leads to from `start`."""
+        match node:
+            case Chars():
+                end = self._new()
+                self._moves[start].append((self._chars(node), end))
+                return end
+            case InOrder(parts):
+                for part in parts:
+                    start = self._build(part, start)
+                return start
+            case Choice(options):
+                end = self._new()
+                for option in options:
+                    first = self._new()
+                    self._empty[start].append(first)
+                    self._empty[self._build(option, first)].append(end)
+                return end
+            case Repeat():
+                return self._repeat(node, start)
+        raise AssertionError("anchors are gone")
+
+    def _repeat(self, node: Repeat, start: int) -> int:
+        for _ in range(node.least):
+            start = self._build(node.node, start)
+        end = self._new()
+        self._empty[start].append(end)
+        if node.most is None:
+            first = self._new()
+            self._empty[end].append(first)
+            self._empty[self._build(node.node, first)].append(end)
+            return end
+        for _ in range(node.most - node.least):
+            first = self._new()
+            self._empty[start].append(first)
+            start = self._build(node.node, first)
+            self._empty[start].append(end)
+        return end

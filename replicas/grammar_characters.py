@@ -1,0 +1,129 @@
+r"""Sets of characters, as ranges of code points; and what \d, \w, \s and . mean to those who check a text later.
+
+ECMAScript, which JSON Schema names, and Python disagree on classes: `\d` is ten digits to one and hundreds to the
+other. A class is therefore a pair: those characters that are surely in it, whoever reads the pattern, and those that
+may be. Only the first are let through, and what is negated is surely outside when it may not be inside.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+
+Ranges = tuple[tuple[int, int], ...]  # [first, last] each, in order, none beside another
+
+SURROGATES = (0xD800, 0xDFFF)
+LAST = sys.maxunicode
+
+
+def ranges(pairs: Iterable[tuple[int, int]]) -> Ranges:
+    """Sorts and joins. A pair whose last lies before its first holds nothing."""
+    joined: list[tuple[int, int]] = []
+    for first, last in sorted(pair for pair in pairs if pair[0] <= pair[1]):
+        if joined and first <= joined[-1][1] + 1:
+            joined[-1] = (joined[-1][0], max(last, joined[-1][1]))
+        else:
+            joined.append((first, last))
+    return tuple(joined)
+
+
+def single(text: str) -> Ranges:
+    """The characters of a text."""
+    return ranges((ord(char), ord(char)) for char in text)
+
+
+def without(kept: Ranges, dropped: Ranges) -> Ranges:
+    """Those of the first that are not in the second; both are walked once."""
+    left: list[tuple[int, int]] = []
+    at = 0
+    for first, last in kept:
+        while at < len(dropped) and dropped[at][1] < first:
+            at += 1
+        index = at
+        while index < len(dropped) and dropped[index][0] <= last:
+            if dropped[index][0] > first:
+                left.append((first, dropped[index][0] - 1))
+            first = dropped[index][1] + 1
+            index += 1
+        if first <= last:
+            left.append((first, last))
+    return tuple(left)
+
+
+def both(left: Ranges, right: Ranges) -> Ranges:
+    return without(left, without(left, right))
+
+
+EVERY: Ranges = without(((0, LAST),), (SURROGATES,))
+
+
+_DIGITS = single("0123456789")
+_WORD = ranges([(0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)])
+_SPACES_OF_ALL = ranges(
+    [(9, 13), (0x20, 0x20), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A), (0x2028, 0x2029), (0x202F, 0x202F),
+     (0x205F, 0x205F), (0x3000, 0x3000)]
+)  # fmt: skip
+_SPACES_OF_ONE = ((0x1C, 0x1F), (0x85, 0x85), (0xFEFF, 0xFEFF))  # Python's, Python's, ECMAScript's
+
+
+@dataclass(frozen=True, slots=True)
+class Class:
+    """Characters of a class. sure: in it whoever reads the pattern; maybe: at least these, in it for some."""
+
+    sure: Ranges
+    maybe: Ranges
+
+    def negated(self) -> Class:
+        return Class(without(EVERY, self.maybe), without(EVERY, self.sure))
+
+
+@cache
+def named(letter: str) -> Class:
+    """The class that a letter stands for behind a backslash, or a dot by itself."""
+    match letter:
+        case "d":
+            return Class(_DIGITS, _matched(r"\d+"))
+        case "w":
+            return Class(_WORD, _matched(r"\w+"))
+        case "s":
+            return Class(_SPACES_OF_ALL, ranges([*_SPACES_OF_ALL, *_SPACES_OF_ONE]))
+        case ".":
+            return Class(without(EVERY, single("\n\r\u2028\u2029")), without(EVERY, single("\n")))
+    return named(letter.lower()).negated()
+
+
+def _matched(pattern: str) -> Ranges:
+    """What Python's own expressions take: they know Unicode's classes. Takes some 50 ms."""
+    text = "".join(map(chr, range(LAST + 1)))
+    return tuple((found.start(), found.end() - 1) for found in re.finditer(pattern, text))
+
+
+@dataclass(frozen=True, slots=True)
+class Chars:
+    """One character of these ranges and classes by their letters; or, negated, one of none of them."""
+
+    parts: tuple[Ranges | str, ...]
+    negated: bool = False
+
+    @property
+    def sure(self) -> Ranges:
+        """Those that every reader of the pattern takes. Worked out when it is asked for, as that may take a while."""
+        return self._class().sure
+
+    @property
+    def maybe(self) -> Ranges:
+        """Those that some reader of the pattern takes, and all others."""
+        return self._class().maybe
+
+    def _class(self) -> Class:
+        given = [named(part) if isinstance(part, str) else Class(part, part) for part in self.parts]
+        found = Class(
+            ranges(pair for part in given for pair in part.sure), ranges(pair for part in given for pair in part.maybe)
+        )
+        return found.negated() if self.negated else found
+
+
+ANY = Chars((EVERY,))

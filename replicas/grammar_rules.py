@@ -1,0 +1,70 @@
+"""The grammar library's own rules for a schema (xgrammar 0.2.9), with ours where it lets in what the schema does not.
+
+A schema's patterns are handed through it as names of ours, and are rules of ours in what it makes of the schema. An
+escape within a string may be any there, half of a surrogate pair too, which is no text.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import xgrammar
+
+from .grammar_text import TextRule, json_text_rules, regex_grammar
+
+_TEXT_RULE = re.compile(r'^(\S+) ::= Regex\("([A-Za-z0-9_-]*)", json_string=true\)$')
+_HEX = "[0-9A-Fa-f]"
+_ESCAPE = "basic_escape"
+_CHARACTER = "[0-9A-CE-Fa-ce-f]"
+_PAIR = f'[Dd] [89ABab] {_HEX} {_HEX} "\\\\u" [Dd] [C-Fc-f] {_HEX} {_HEX}'
+_ESCAPE_RULE = (
+    f'{_ESCAPE} ::= [\\"\\\\/bfnrt] | "u" ({_CHARACTER} {_HEX} {_HEX} {_HEX} | [Dd] [0-7] {_HEX} {_HEX} | {_PAIR})'
+)
+
+
+# The library writes \xe9 before an a for "éa", and reads one character of what it wrote.
+_BYTE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|.)")
+
+
+class UnknownRules(RuntimeError):
+    """The library's rules are not those that are known of it."""
+
+
+def with_exact_texts(grammar: Any) -> str:
+    """The rules of an xgrammar.Grammar, as text. Raises ValueError where no text follows a pattern."""
+    rules: list[str] = []
+    for line in str(grammar).splitlines():
+        found = _TEXT_RULE.match(line)
+        if found is not None:
+            rules += json_text_rules(TextRule.decoded(found[2]), found[1])
+        elif line.startswith(f"{_ESCAPE} ::="):
+            rules.append(_ESCAPE_RULE)
+        elif " ::= Regex(" in line:
+            raise UnknownRules(f"a pattern that is none of ours: {line[:200]}")
+        else:
+            rules.append(_BYTE.sub(_of_fixed_length, line))
+    return "\n".join(rules)
+
+
+def _of_fixed_length(escape: re.Match[str]) -> str:
+    return escape[0] if escape[1] is None else f"\\u00{escape[1]}"
+
+
+def of_schema(schema: str, max_whitespace: int) -> str:
+    return with_exact_texts(xgrammar.Grammar.from_json_schema(schema, max_whitespace_cnt=max_whitespace))
+
+
+def of_tag(tag: dict[str, Any]) -> str:
+    """A structural tag; its expressions become grammars of ours first."""
+    return with_exact_texts(xgrammar.Grammar.from_structural_tag(_without_regexes(tag)))
+
+
+def _without_regexes(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_regexes(inner) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    if value.get("type") == "regex" and isinstance(value.get("pattern"), str):
+        return {"type": "grammar", "grammar": regex_grammar(value["pattern"])}
+    return {name: inner if name == "json_schema" else _without_regexes(inner) for name, inner in value.items()}

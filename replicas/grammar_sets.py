@@ -1,0 +1,48 @@
+"""Values of schemas that have few, and lists of them in which none comes twice."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from .grammar_references import Place, References
+
+MAX_LISTS = 1024
+
+
+def finite_values(place: Place, schemas: Mapping[Place, Any], references: References) -> list[Any] | None:
+    """Of a schema that names its values, perhaps by reference; None for any other."""
+    node = references.follow(place)
+    if not isinstance(node, dict):
+        return None
+    if "const" in node:
+        return [node["const"]]
+    if "enum" in node:
+        return list({identity(value): value for value in node["enum"]}.values())
+    return [False, True] if node.get("type") == "boolean" else [None] if node.get("type") == "null" else None
+
+
+def unique_lists(values: list[Any], least: int, most: int | None) -> list[list[Any]] | None:
+    """Lists of `least` to `most` of these, none twice: in any order, or in that given. None: there are too many."""
+    sizes = range(least, len(values) + 1 if most is None else min(most, len(values)) + 1)
+    if sum(math.perm(len(values), size) for size in sizes) <= MAX_LISTS:
+        return [list(found) for size in sizes for found in itertools.permutations(values, size)]
+    if sum(math.comb(len(values), size) for size in sizes) <= MAX_LISTS:
+        return [list(found) for size in sizes for found in itertools.combinations(values, size)]
+    return None
+
+
+def identity(value: Any) -> str:
+    """The same text for values that JSON Schema takes for equal: 1 and 1.0, and objects whatever their order."""
+    return json.dumps(_whole_numbers(value), sort_keys=True)
+
+
+def _whole_numbers(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, dict):
+        return {name: _whole_numbers(inner) for name, inner in value.items()}
+    return [_whole_numbers(inner) for inner in value] if isinstance(value, list) else value

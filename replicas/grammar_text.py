@@ -1,0 +1,217 @@
+"""What a text may be, as rules of the grammar library's notation: exactly what its pattern, lengths and names say.
+
+The library's own reading of patterns within schemas lets in what they do not (xgrammar 0.2.9: any number of digits
+for `^v(\\d{1,3}|\\d)$`), so it gets rules in their place. In JSON a character that must be escaped is, each in one way.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from .grammar_automaton import automaton
+from .grammar_characters import ANY, Chars, Ranges, both, ranges, single, without
+from .grammar_formats import PATTERNS, WRITTEN
+from .grammar_pattern import Choice, Node, Pattern, Repeat, Sequence, bounds, parse_pattern
+
+__all__ = ["TextRule", "json_text_rules", "regex_grammar"]
+
+_SHORT = {'"': '"', "\\": "\\", "\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t"}
+_ESCAPED = ranges([(0, 0x1F), *single('"\\')])
+_EMPTY = '""'
+
+
+@dataclass(frozen=True, slots=True)
+class TextRule:
+    """One string of a schema.
+
+    pattern      as JSON Schema has it
+    least, most  characters
+    form         a format that has a pattern
+    other_than   what it must not be
+    """
+
+    pattern: str | None = None
+    least: int = 0
+    most: int | None = None
+    form: str | None = None
+    other_than: tuple[str, ...] = ()
+
+    def encoded(self) -> str:
+        """As a pattern of letters, digits, dashes and underscores, which the library hands through."""
+        said = json.dumps([self.pattern, self.least, self.most, self.form, *self.other_than], ensure_ascii=False)
+        return base64.urlsafe_b64encode(said.encode(errors="surrogatepass")).decode().rstrip("=")
+
+    @classmethod
+    def decoded(cls, said: str) -> TextRule:
+        pattern, least, most, form, *names = json.loads(base64.urlsafe_b64decode(said + "=" * (-len(said) % 4)))
+        return cls(pattern, least, most, form, tuple(names))
+
+    def read(self) -> Pattern:
+        """Raises ValueError saying what is not supported."""
+        if self.form is not None:
+            return parse_pattern(PATTERNS.get(self.form) or WRITTEN[self.form], whole=True)
+        return Pattern(Repeat(ANY, 0, None)) if self.pattern is None else parse_pattern(self.pattern, whole=False)
+
+
+def json_text_rules(rule: TextRule, name: str) -> list[str]:
+    """The rule of this name, and those it needs: what stands between the quotes.
+
+    Raises ValueError where no text follows it, TooManyStates.
+    """
+    return _Rules(name, in_json=True).of(rule.read(), rule.least, rule.most, rule.other_than)
+
+
+def regex_grammar(pattern: str) -> str:
+    """A grammar of the texts that match as a whole. Raises as above."""
+    return "\n".join(_Rules("root", in_json=False).of(parse_pattern(pattern, whole=True), 0, None, ()))
+
+
+class _Rules:
+    """Writes rules; each is called `name` or begins so."""
+
+    def __init__(self, name: str, *, in_json: bool) -> None:
+        self._name = name
+        self._in_json = in_json
+        self._written: list[str] = []
+        self._sets: dict[Ranges, str] = {}
+
+    def of(self, pattern: Pattern, least: int, most: int | None, other_than: tuple[str, ...]) -> list[str]:
+        node = _of_length(pattern.node, least, most)
+        if node is None or pattern.wanted or pattern.unwanted or other_than:
+            names = [Choice(tuple(_literal(text) for text in other_than))] if other_than else []
+            within = (least, most) if node is None else (0, None)
+            self._automaton((node or pattern.node, *pattern.wanted), (*pattern.unwanted, *names), *within)
+        else:
+            self._written.append(f"{self._name} ::= {self._node(node)}")
+        return self._written
+
+    def _automaton(self, wanted: tuple[Node, ...], unwanted: tuple[Node, ...], least: int, most: int | None) -> None:
+        states = automaton(wanted, unwanted, least, most)
+        if not states:
+            raise ValueError("no text at all follows its pattern and lengths")
+        names = [self._name, *(f"{self._name}_s{number}" for number in range(1, len(states)))]
+        for name, state in zip(names, states, strict=True):
+            options = [f"{self._set(given)} {names[to]}" for given, to in state.moves]
+            self._written.append(f"{name} ::= {' | '.join([*([_EMPTY] * state.ends), *options])}")
+
+    def _node(self, node: Node) -> str:
+        match node:
+            case Chars():
+                return self._set(node.sure)
+            case Sequence(parts):
+                said = [self._inner(part) for part in parts]
+                return " ".join(each for each in said if each != _EMPTY) or _EMPTY
+            case Choice(options):
+                return " | ".join(self._node(option) for option in options)
+            case Repeat():
+                return self._repeat(node)
+        raise AssertionError("anchors are gone")
+
+    def _inner(self, node: Node) -> str:
+        said = self._node(node)
+        return f"({said})" if isinstance(node, Choice) else said
+
+    def _repeat(self, node: Repeat) -> str:
+        inner: Node | None = node.node
+        least = node.least
+        if bounds(node.node)[0] == 0:  # an empty text again and again would be read in ways without end
+            inner, least = _not_empty(node.node), 0
+        if inner is None or node.most == 0:
+            return _EMPTY
+        said = self._node(inner)
+        if not isinstance(inner, Chars):
+            said = f"({said})"
+        if node.most is None:
+            return said + ("*" if least == 0 else "+" if least == 1 else f"{{{least},}}")
+        return said if least == node.most == 1 else f"{said}{{{least},{node.most}}}"
+
+    def _set(self, given: Ranges) -> str:
+        """One character of these, as it stands in the text."""
+        if not given:
+            raise ValueError("a set of its pattern holds no character that every reader takes")
+        if not self._in_json or not both(given, _ESCAPED):
+            return _class(given)
+        if given not in self._sets:
+            self._sets[given] = name = f"{self._name}_c{len(self._sets)}"
+            self._written.append(f"{name} ::= {' | '.join(_in_json(given))}")
+        return self._sets[given]
+
+
+def _class(given: Ranges) -> str:
+    return "[" + "".join(_char(first) + (f"-{_char(last)}" if last > first else "") for first, last in given) + "]"
+
+
+def _char(code: int) -> str:
+    return chr(code) if chr(code).isalnum() and code < 0x80 else f"\\U{code:08x}"
+
+
+def _in_json(given: Ranges) -> Iterator[str]:
+    if plain := without(given, _ESCAPED):
+        yield _class(plain)
+    escaped = [chr(code) for first, last in both(given, _ESCAPED) for code in range(first, last + 1)]
+    if short := [_SHORT[char] for char in escaped if char in _SHORT]:
+        yield f'"\\\\" {_class(single("".join(short)))}'
+    for high in "01":
+        codes = [f"{ord(char):02x}" for char in escaped if char not in _SHORT]
+        if low := [code[1] for code in codes if code[0] == high]:
+            yield f'"\\\\u00{high}" {_class(single("".join(low)))}'
+
+
+def _literal(text: str) -> Node:
+    return Sequence(tuple(Chars((single(char),)) for char in text))
+
+
+def _not_empty(node: Node) -> Node | None:
+    """The texts of it that are not empty; None: there are none."""
+    match node:
+        case Chars():
+            return node
+        case Choice(options):
+            left = [found for option in options if (found := _not_empty(option)) is not None]
+            return Choice(tuple(left)) if left else None
+        case Repeat(inner, least, most):
+            if bounds(inner)[0] > 0:
+                return None if most == 0 else replace(node, least=max(least, 1))
+            found = _not_empty(inner)
+            return None if found is None or most == 0 else Repeat(found, 1, most)
+        case Sequence(parts):
+            return _not_empty_in_order(parts)
+    raise AssertionError("anchors are gone")
+
+
+def _not_empty_in_order(parts: tuple[Node, ...]) -> Node | None:
+    """The first part that is not empty may be any, up to one that cannot be."""
+    options: list[Node] = []
+    for index, part in enumerate(parts):
+        if (found := _not_empty(part)) is not None:
+            options.append(Sequence((found, *parts[index + 1 :])))
+        if bounds(part)[0] > 0:
+            break
+    return Choice(tuple(options)) if options else None
+
+
+def _of_length(node: Node, least: int, most: int | None) -> Node | None:
+    """The texts of that length; None where counts alone cannot say it."""
+    low, high = bounds(node)
+    if low >= least and (most is None or (high is not None and high <= most)):
+        return node
+    match node:
+        case Sequence(parts):
+            sizes = [bounds(part) for part in parts]
+            moving = [index for index, (few, many) in enumerate(sizes) if few != many]
+            if len(moving) != 1:
+                return None
+            others = low - sizes[moving[0]][0]
+            inner = _of_length(parts[moving[0]], max(0, least - others), None if most is None else most - others)
+            return None if inner is None else Sequence((*parts[: moving[0]], inner, *parts[moving[0] + 1 :]))
+        case Repeat(inner, few, many):
+            size, end = bounds(inner)
+            if size != end or size == 0:
+                return None
+            few = max(few, -(-least // size))
+            ends = [count for count in (many, None if most is None else most // size) if count is not None]
+            return Repeat(inner, few, min(ends, default=None)) if not ends or few <= min(ends) else None
+    return None

@@ -1,0 +1,219 @@
+"""A checked schema as the grammar library (xgrammar 0.2.9) is to have it.
+
+Nothing is handed on that was not looked at: of each schema the keywords alone, and references lead to definitions
+under names of our own, as the library reads of a pointer neither numbers nor escapes nor empty names. What a string
+may be goes through the library as a name (grammar_text.py), and `oneOf` as `anyOf` once it is known to be the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .grammar_disjoint import Disjoint
+from .grammar_formats import INTEGERS, LEAST_LENGTH, LIBRARY, PATTERNS, WRITTEN
+from .grammar_keywords import (
+    ANNOTATIONS,
+    BOUNDS,
+    BY_NAME,
+    IMPLIED,
+    KEYWORDS,
+    LISTED,
+    OF_TYPE,
+    SINGLE,
+    WHOLE,
+    Refused,
+    says_nothing,
+    shown,
+    within,
+)
+from .grammar_references import Place, References
+from .grammar_sets import finite_values, unique_lists
+from .grammar_text import TextRule
+
+_MARK = "x-which"  # means nothing to the library, but that a schema with another number is another schema
+_LENGTHS = ("minLength", "maxLength")
+
+
+class Words:
+    """One document's schemas by their places, each of which grammar_keywords.check_node has accepted."""
+
+    def __init__(self, schemas: Mapping[Place, Any], references: References) -> None:
+        self._schemas = schemas
+        self._references = references
+        self._disjoint = Disjoint(schemas, references)
+        self._said: dict[Place, Any] = {}  # each schema is said once, and may stand at its place and as a definition
+        self._names: dict[Place, str] = {}  # of definitions
+        self._named: list[Place] = []
+        self._marks = 0
+
+    def document(self) -> Any:
+        """Raises Refused where what schemas say together cannot be kept to."""
+        root = self._schema(())
+        definitions = {self._names[place]: self._schema(place) for place in self._named}  # each may name more
+        return {**root, "$defs": definitions} if definitions else root
+
+    def _schema(self, place: Place) -> Any:
+        if place not in self._said:
+            node = self._schemas[place]
+            try:
+                self._said[place] = node if isinstance(node, bool) else self._keywords(node, place)
+            except Refused as refused:
+                refused.place = refused.place or place
+                raise
+        return self._said[place]
+
+    def _keywords(self, node: dict[str, Any], place: Place) -> dict[str, Any]:
+        own = {key: value for key, value in node.items() if key in KEYWORDS and not says_nothing(node, key)}
+        for keyword in own:
+            if keyword in BY_NAME:
+                own[keyword] = {name: self._schema((*place, keyword, name)) for name in own[keyword]}
+            elif keyword in LISTED:
+                own[keyword] = [self._schema((*place, keyword, str(index))) for index in range(len(own[keyword]))]
+            elif keyword in SINGLE and keyword != "propertyNames":
+                own[keyword] = self._schema((*place, keyword))
+        if "type" not in own and own.keys().isdisjoint(WHOLE):
+            own |= [("type", name) for name in IMPLIED if not own.keys().isdisjoint(OF_TYPE[name])]
+        if "$ref" in own:
+            own["$ref"] = self._reference(self._references.place(own["$ref"]))
+        if "oneOf" in own:
+            self._disjoint.check(place)
+            own["anyOf"] = own.pop("oneOf")
+        if own.keys().isdisjoint(WHOLE):
+            _reword_text(own, shown(place))
+            _reword_integer(own, shown(place))
+            self._reword_names(own, place)
+        if own.pop("uniqueItems", False):
+            own = self._unique(own, place)
+        if _may_be_mistaken(own):
+            self._marks += 1
+            own[_MARK] = self._marks
+        return own
+
+    def _reference(self, place: Place) -> str:
+        if not place:
+            return "#"
+        if place not in self._names:
+            self._names[place] = str(len(self._named))
+            self._named.append(place)
+        return f"#/$defs/{self._names[place]}"
+
+    def _unique(self, own: dict[str, Any], place: Place) -> dict[str, Any]:
+        """The lists of a finite set, each item once: all of them, in any order while there are few."""
+        if own.get("maxItems", 2) <= 1:
+            return own
+        lists = None
+        if "items" in own and "prefixItems" not in own and own["type"] == "array":
+            values = finite_values((*place, "items"), self._schemas, self._references)
+            lists = None if values is None else unique_lists(values, own.get("minItems", 0), own.get("maxItems"))
+        if not lists:
+            raise Refused(
+                f"{shown(place)}: 'uniqueItems' is supported for lists of at most one item, and for items of an "
+                "enum of few values; that others differ cannot be kept to",
+                drops=["uniqueItems"],
+            )
+        return {"enum": lists}
+
+    def _reword_names(self, own: dict[str, Any], place: Place) -> None:
+        """Which names other properties have: none that is among those of the schema, escaped or not."""
+        patterns = own.pop("patternProperties", {})
+        if patterns:
+            [(pattern, own["additionalProperties"])] = patterns.items()
+            own["propertyNames"] = {"pattern": TextRule(pattern).encoded()}
+        elif "propertyNames" in own:
+            del own["propertyNames"]
+            self._hold_names(own, (*place, "propertyNames"))
+        elif own.get("properties") and own.get("additionalProperties", False) is not False:
+            own["propertyNames"] = {"pattern": TextRule(other_than=tuple(own["properties"])).encoded()}
+
+    def _hold_names(self, own: dict[str, Any], place: Place) -> None:
+        others = own.get("additionalProperties", False)
+        node = self._references.follow(place)
+        values = finite_values(place, self._schemas, self._references)
+        if others is False or node is True:
+            return
+        if values is not None:
+            names = [value for value in values if isinstance(value, str)]
+            least = own.get("minProperties", 0)
+            if least > len(names):
+                raise Refused(f"{shown(place)}: there are fewer names than minProperties", drops=["propertyNames"])
+            own |= {"properties": dict.fromkeys(names, others), "additionalProperties": False}
+            return
+        known = {key: value for key, value in node.items() if key in KEYWORDS} if isinstance(node, dict) else None
+        if known is None or known.pop("type", "string") != "string" or not known.keys() <= {*OF_TYPE["string"]}:
+            raise Refused(f"{shown(place)}: expected a schema of strings", drops=["propertyNames"])
+        rule = _text_rule({"type": "string", **known}, shown(place), as_name=True)
+        if rule is not None:
+            own["propertyNames"] = {"pattern": rule.encoded()}
+
+
+def _text_rule(own: dict[str, Any], path: str, *, as_name: bool = False) -> TextRule | None:
+    """What the keywords of strings say together; None: nothing, or it is the library's own format."""
+    least, most = own.get("minLength", 0), own.get("maxLength")
+    form = own.get("format")
+    if form in LIBRARY:
+        if most is None and least <= LEAST_LENGTH[form] and not as_name:
+            return None
+        if form not in WRITTEN:
+            raise Refused(f"{path}: format {form!r} beside lengths, or of names, is not supported", drops=["format"])
+    form = form if form in PATTERNS or form in WRITTEN else None
+    rule = TextRule(own.get("pattern"), least, most, form)
+    return None if rule == TextRule() else rule
+
+
+def _reword_text(own: dict[str, Any], path: str) -> None:
+    names = own.get("type", ())
+    if names != "string" and "string" not in names:
+        return
+    rule = _text_rule(own, path)
+    for keyword in _LENGTHS:
+        own.pop(keyword, None)
+    if rule is not None or own.get("format") not in LIBRARY:
+        own.pop("format", None)
+    if rule is not None:
+        own["pattern"] = rule.encoded()
+
+
+def _reword_integer(own: dict[str, Any], path: str) -> None:
+    """Bounds that are whole numbers, as the library takes no others here; a format is bounds as well."""
+    names = own.get("type", ())
+    names = [names] if isinstance(names, str) else names
+    limits = INTEGERS.get(own.get("format", ""))
+    if "string" not in names:
+        own.pop("format", None)
+    if "integer" not in names or "number" in names:
+        return
+    least, most = within(own, 0)
+    if limits is not None and "string" not in names:
+        least = limits[0] if least is None else max(limits[0], least)
+        most = limits[1] if most is None else min(limits[1], most)
+        if least > most:
+            raise Refused(f"{path}: no integer of its format lies within its bounds", drops=["format"])
+    for keyword in BOUNDS:
+        own.pop(keyword, None)
+    own |= {key: value for key, value in (("minimum", least), ("maximum", most)) if value is not None}
+
+
+def _may_be_mistaken(node: dict[str, Any]) -> bool:
+    """Whether the library may take the schema for another one, and make one rule of both.
+
+    It tells schemas apart by their text without annotations, their names sorted and not escaped. So it leaves out
+    properties that are called as annotations are too, and those within a constant, and loses the properties' order.
+    """
+    names = list(node.get("properties", ()))
+    if names != sorted(names) or any(map(_is_lost, names)):
+        return True
+    values = [node.get("const"), node.get("enum")]
+    while values:
+        value = values.pop()
+        if isinstance(value, dict):
+            if any(map(_is_lost, value)):
+                return True
+            values += value.values()
+        elif isinstance(value, list):
+            values += value
+    return False
+
+
+def _is_lost(name: str) -> bool:
+    return name in ANNOTATIONS or '"' in name
