@@ -218,7 +218,7 @@ class _Reader:
             raise ValueError("it ends with a backslash")
         if (code := _HEX.match(self._text, self._at)) is not None:
             self._at = code.end()
-            return _one_of_code(int(code[1] or code[2] or code[3], 16), code[0])
+            return _one_at(int(code[1] or code[2] or code[3], 16), code[0])
         self._at += 1
         if char in _CLASSES:
             return char
@@ -268,13 +268,13 @@ class _Reader:
 
 
 def _one(char: str) -> Ranges:
-    return _one_of_code(ord(char), char)
+    return _one_at(ord(char), char)
 
 
-def _one_of_code(code: int, shown: str) -> Ranges:
-    if code > LAST or SURROGATES[0] <= code <= SURROGATES[1]:
+def _one_at(point: int, shown: str) -> Ranges:
+    if point > LAST or SURROGATES[0] <= point <= SURROGATES[1]:
         raise ValueError(f"\\{shown[:MAX_SHOWN]} is not supported: it is no character")
-    return ((code, code),)
+    return ((point, point),)
 
 
 def _between(first: int, last: int) -> Ranges:
