@@ -144,8 +144,8 @@ def _class(given: Ranges) -> str:
     return "[" + "".join(_char(first) + (f"-{_char(last)}" if last > first else "") for first, last in given) + "]"
 
 
-def _char(code: int) -> str:
-    return chr(code) if chr(code).isalnum() and code < 0x80 else f"\\U{code:08x}"
+def _char(point: int) -> str:
+    return chr(point) if chr(point).isalnum() and point < 0x80 else f"\\U{point:08x}"
 
 
 def _in_json(given: Ranges) -> Iterator[str]:
