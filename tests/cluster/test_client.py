@@ -48,6 +48,19 @@ async def serve(servicer: inference_pb2_grpc.InferenceServicer) -> tuple[grpc.ai
     return server, f"127.0.0.1:{port}"
 
 
+FIRST_WAIT_S = retry.FIRST_WAIT_S
+
+
+def test_attempts_last_until_a_lost_haproxy_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which takes about a second; refused connections tell nothing of when to come again."""
+    monkeypatch.setattr(retry, "FIRST_WAIT_S", FIRST_WAIT_S)
+    for _ in range(20):
+        attempts = retry.Retry(3, None)
+        assert sum(attempts.after(Unavailable("gone")) for _ in range(3)) > 1.9
+    with pytest.raises(Unavailable):
+        attempts.after(Unavailable("gone"))
+
+
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retry, "FIRST_WAIT_S", 0.01)

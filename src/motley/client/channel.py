@@ -10,6 +10,7 @@ import grpc
 _OPTIONS = (
     ("grpc.max_receive_message_length", 64 * 2**20),
     ("grpc.enable_retries", 0),  # ours know what is safe, and how long the service asks to wait
+    ("grpc.initial_reconnect_backoff_ms", 100),  # at 1000, attempts meanwhile fail by the word of the first
 )
 
 

@@ -20,7 +20,8 @@ from ..replicas.errors import (
     Unavailable,
 )
 
-FIRST_WAIT_S = 0.1
+FIRST_WAIT_S = 0.2
+FURTHER = 3.0  # times as long: the third attempt comes some 2.6 s after the failure, when a lost HAProxy is back
 LONGEST_WAIT_S = 10.0
 RETRY_AFTER = "retry-after"  # trailing metadata, in seconds
 _KINDS: dict[str, type[MotleyError]] = {
@@ -56,13 +57,13 @@ class Retry:
         Generating changes nothing in the service, so whatever it has not refused for good may be asked again.
         """
         failure = error if isinstance(error, MotleyError) else from_call(error)
-        wait_s = max(self._wait_s * random.uniform(0.5, 1.5), failure.retry_after_s or 0.0)
+        wait_s = max(self._wait_s * random.uniform(0.75, 1.25), failure.retry_after_s or 0.0)
         helps = isinstance(failure, Unavailable) or failure.retry_after_s is not None
         in_time = wait_s <= LONGEST_WAIT_S and (self.left_s is None or wait_s < self.left_s)
         if not (helps and in_time and self._left):
             raise failure from (None if failure is error else error)
         self._left -= 1
-        self._wait_s *= 2
+        self._wait_s *= FURTHER
         return wait_s
 
 
