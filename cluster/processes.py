@@ -36,6 +36,13 @@ def descendants(root: int | None = None) -> list[int]:
     return found[1:]
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a signal has stopped it; one that waits for a busy machine is not."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    return False
+
+
 def end_descendants(*, polite_s: float, patience_s: float) -> list[int]:
     """Wait, then SIGTERM, then SIGKILL. Returns those that are left, which should be none."""
     for number, seconds in ((None, polite_s), (signal.SIGTERM, patience_s), (signal.SIGKILL, patience_s)):

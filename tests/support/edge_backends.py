@@ -24,20 +24,12 @@ from motley.cluster.edge.ports import listens
 HEALTHY = b"\x0a\x07success"  # what Serve's health check answers
 
 
-def rendered(folder: Path, edge: Edge, http_port: int, grpc_port: int) -> Path:
-    """The configuration as the installed Ray writes it, for one ingress replica on these ports."""
-    from ray.serve._private.common import RequestProtocol
-    from ray.serve._private.haproxy import BackendConfig, HAProxyApi, HAProxyConfig, ServerConfig
+def configured(folder: Path, edge: Edge, http_port: int, grpc_port: int, make: Any = None, **more: Any) -> Any:
+    """Serve's own object for HAProxy, for one ingress replica on these ports. make: another class; more: settings."""
+    from ray.serve._private.haproxy import HAProxyApi, HAProxyConfig
     from ray.serve.config import HTTPOptions, gRPCOptions
 
-    def backend(name: str, port: int, protocol: RequestProtocol) -> BackendConfig:
-        server = ServerConfig(name=f"SERVE_REPLICA_{name}", host=LOOPBACK, port=port)
-        return BackendConfig(
-            name=f"{name}-motley", path_prefix="/", servers=[server], app_name="motley", protocol=protocol
-        )
-
-    path = folder / "haproxy.cfg"
-    api = HAProxyApi(
+    return (make or HAProxyApi)(
         cfg=HAProxyConfig(
             http_options=HTTPOptions(host=LOOPBACK, port=edge.http_port),
             grpc_options=gRPCOptions(
@@ -49,27 +41,48 @@ def rendered(folder: Path, edge: Edge, http_port: int, grpc_port: int) -> Path:
             server_state_file=str(folder / "server-state"),
             metrics_socket_path=str(folder / "metrics.sock"),
             bufsize=BUFFER_BYTES,
+            **more,
         ),
-        backend_configs={
-            "http": backend("http", http_port, RequestProtocol.HTTP),
-            "grpc": backend("grpc", grpc_port, RequestProtocol.GRPC),
-        },
-        config_file_path=str(path),
+        backend_configs=backends_of(http_port, grpc_port),
+        config_file_path=str(folder / "haproxy.cfg"),
     )
-    api._generate_config_file_internal()
-    return path
+
+
+def backends_of(http_port: int, grpc_port: int) -> dict[str, Any]:
+    """As Serve tells HAProxy of one ingress replica."""
+    from ray.serve._private.common import RequestProtocol
+    from ray.serve._private.haproxy import BackendConfig, ServerConfig
+
+    def backend(name: str, port: int, protocol: RequestProtocol) -> BackendConfig:
+        server = ServerConfig(name=f"SERVE_REPLICA_{name}", host=LOOPBACK, port=port)
+        return BackendConfig(
+            name=f"{name}-motley", path_prefix="/", servers=[server], app_name="motley", protocol=protocol
+        )
+
+    return {
+        "http": backend("http", http_port, RequestProtocol.HTTP),
+        "grpc": backend("grpc", grpc_port, RequestProtocol.GRPC),
+    }
+
+
+def rendered(folder: Path, edge: Edge, http_port: int, grpc_port: int) -> Path:
+    """The configuration as the installed Ray writes it."""
+    configured(folder, edge, http_port, grpc_port)._generate_config_file_internal()
+    return folder / "haproxy.cfg"
 
 
 class Backends:
     """HTTP that echoes a request's head as JSON, waits or streams without end; gRPC that echoes metadata, or messages.
 
     gone     set when a client left the endless stream
+    go_on    lets the method Held say its second message
     checks   the paths and methods by which HAProxy asked for their health
     """
 
     def __init__(self) -> None:
         self.http_port, self.grpc_port = free_port(), free_port()
         self.gone = threading.Event()
+        self.go_on = threading.Event()
         self.checks: set[tuple[str, str]] = set()
         config = uvicorn.Config(
             self._app, LOOPBACK, self.http_port, interface="asgi3", lifespan="off", log_level="critical"
@@ -110,11 +123,18 @@ class Backends:
             threading.Event().wait(float(request))
             yield b"second"
 
+        def held(request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+            yield b"first"
+            self.go_on.wait()
+            yield b"second"
+
         def echo(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
             yield from requests
 
         if method == "Echo":
             return grpc.stream_stream_rpc_method_handler(echo)
+        if method == "Held":
+            return grpc.unary_stream_rpc_method_handler(held)
         if method == "Stream":
             return grpc.unary_stream_rpc_method_handler(stream)
         return grpc.unary_unary_rpc_method_handler(unary)

