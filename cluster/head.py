@@ -30,9 +30,10 @@ from .app import build_app, rebuilt
 from .control.contact import joined_folder
 from .control.start import Control, start_control, stop_control
 from .edge.edge import LOOPBACK
-from .edge.haproxy import open_requests, replicas_up, statistics
+from .edge.haproxy import open_requests, replicas_up, shut, statistics
 from .edge.inside import Inside
 from .edge.ports import listens
+from .edge.workers import workers_of
 from .entrance import Entrance
 from .every_ingress import of_every_ingress
 from .failures import ConfigurationError
@@ -57,6 +58,7 @@ RAY_END_S = 5.0
 CONTROL_END_S = 1.0
 _POLL_S = 0.05
 _HAPROXY = "RAY_SERVE_HAPROXY_SOCKET_PATH"  # set by settings.py when there is one
+_HAPROXY_CONFIG = "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC"
 
 
 def start_ray(folder: Path, spec: FleetSpec) -> str:
@@ -190,6 +192,21 @@ def stop(drain_s: float) -> None:
     atexit.unregister(ray.shutdown)  # it would wait for daemons that are no more
 
 
+def leave(drain_s: float) -> None:
+    """Let streams end where a part of Ray is lost: as `stop` does if ingresses can be told, and else at HAProxy."""
+    atexit.unregister(ray.shutdown)  # it would wait for daemons that are no more
+    if not ray.is_initialized():
+        return
+    gcs, deadline = cluster_address(), time.monotonic() + drain_s
+    admin = _of_haproxy(_HAPROXY)
+    if admin is not None:
+        shut(admin)
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        _within(gcs, drain_s + LAST_WORD_S + DRAIN_CALL_S, lambda: asyncio.run(_drain(gcs, deadline)))
+    left_s = deadline - time.monotonic()
+    wait_until(lambda: not open_requests(_haproxy_statistics()) and len(_haproxy_workers()) <= 1, left_s)
+
+
 async def _drain(gcs: str, deadline: float) -> None:
     """Refuse new requests; return when no stream is left, neither in an ingress nor on its way to a client.
 
@@ -203,6 +220,10 @@ async def _drain(gcs: str, deadline: float) -> None:
                 return
             if time.monotonic() > deadline:
                 await _asked(ingresses, "end_streams")
+            await asyncio.sleep(_POLL_S)
+        # Workers from before a reload may still hand on what the ingress has said.
+        last = time.monotonic() + LAST_WORD_S
+        while len(_haproxy_workers()) > 1 and time.monotonic() < last:
             await asyncio.sleep(_POLL_S)
     except (RayError, RayServeException) as error:
         log.debug("draining: %s", error)  # there is nothing to drain, or nobody to do it
@@ -268,11 +289,22 @@ def _reason(app: Mapping[str, Any]) -> str:
 
 
 def _haproxy_statistics() -> str:
-    path = os.environ.get(_HAPROXY)
+    admin = _of_haproxy(_HAPROXY)
+    return "" if admin is None else statistics(admin)
+
+
+def _haproxy_workers() -> list[int]:
+    config = _of_haproxy(_HAPROXY_CONFIG)
+    return [] if config is None else workers_of(config)
+
+
+def _of_haproxy(setting: str) -> Path | None:
+    """Serve has a folder for each node, beside the path of its setting."""
+    path = os.environ.get(setting)
     if path is None:
-        return ""
+        return None
     folder, name = os.path.split(path)
-    return statistics(Path(folder, ray.get_runtime_context().get_node_id(), name))  # Serve has a folder for each node
+    return Path(folder, ray.get_runtime_context().get_node_id(), name)
 
 
 def _get(url: str | urllib.request.Request) -> str:

@@ -35,6 +35,7 @@ from .fleet.spec import FleetSpec, engine_config, model_of
 from .fleet.store import Deployed
 from .folder import ray_folder, write_whole
 from .greeting import Endpoints, greet, show
+from .guardian import MARK, Guardian
 from .named import named
 from .options import ServeOptions
 from .parsers.styles import check_names
@@ -43,6 +44,7 @@ from .prefix.shared import Shared, own_redis, settle, tell_wire
 from .processes import become_subreaper, end_descendants
 from .settings import check_environment, ray_settings
 from .torch_build import check_torch
+from .watch import LOST, Lost, Watch
 
 INTERRUPTED = 130  # stopped before it was ready
 END_S = 1.5  # how long each step of an end may take before the next, harsher one
@@ -77,7 +79,12 @@ def run_serve(options: ServeOptions, make_worker: Any = None, bar: Bar = lambda 
         with ray_folder() as folder:
             edge = _choose_edge(options)
             settings = _apply_settings(folder, edge)
+            os.environ[MARK] = str(folder.parent)
             _run(options, edge, folder, settings, make_worker, bar)
+    except Lost as lost:
+        _tell(f"{lost}; start the service again")
+        sys.stdout.flush()
+        os._exit(LOST)  # Ray's threads in this process crash as it ends, without the daemons that they know
     except ConfigurationError as error:
         print(f"motley serve: {in_file(error, options.fleet).message}", file=sys.stderr, flush=True)
         return 1
@@ -161,17 +168,23 @@ def _run(
 ) -> None:
     began = time.monotonic()
     redis = None
+    guardian = Guardian(folder.parent)
+    watch = Watch(_tell, lambda: os.kill(os.getpid(), signal.SIGINT))
     try:
+        guardian.start()
         inside = choose_inside(options, edge)
         redis = own_redis(fleet_of(options), folder.parent, null=options.null_engine or make_worker is not None)
         prefixes = settle(fleet_of(options), "" if redis is None else redis.url)
         tell_wire(fleet_of(options), prefixes)
         proxy = proxy_name(haproxy=edge is not None)
-        endpoints = _start(options, inside, folder, make_worker, bar, began, proxy, prefixes)
+        endpoints = _start(options, inside, folder, make_worker, bar, began, proxy, prefixes, watch, guardian)
         if options.greet:
             greet(inside)
         show(endpoints, keys=options.api_keys is not None)
         from .head import cluster_address
+        from .watched import service_asked
+
+        watch.also(service_asked(inside, redis, control=options.control))
 
         note_running(
             folder.parent,
@@ -187,21 +200,28 @@ def _run(
             while True:  # a signal that another thread got is seen when this one wakes
                 time.sleep(1.0)
         print("\nstopping", flush=True)
+    except KeyboardInterrupt:  # while it starts
+        if watch.why is None:
+            raise
     finally:
-        _stop(options.drain_s, redis)
+        watch.end()
+        _stop(options.drain_s, redis, guardian, lost=watch.why is not None)
+    if watch.why is not None:
+        raise Lost(watch.why)
 
 
 def _start(
     options: ServeOptions, inside: Inside, folder: Path, make_worker: Any, bar: Bar, began: float, proxy: str,
-    prefixes: Shared,
+    prefixes: Shared, watch: Watch, guardian: Guardian,
 ) -> Endpoints:  # fmt: skip
     print("starting Ray", flush=True)
     sweep()  # what one that was killed has left
-    from . import head, placing  # they import ray.serve: after the settings
+    from . import head, placing, watched  # they import ray.serve: after the settings
 
     spec = named(fleet_of(options), null=options.null_engine)
     dashboard = head.start_ray(folder, spec)
     _take_signals()  # ray.init put its own there
+    watch.start(watched.daemons(), watched.ray_asked(), guardian.look)
     placing.check_room_here(spec, options.fleet)
     _tell_unreal(options, spec)
     model = spec.model
@@ -258,20 +278,25 @@ def _null(options: ServeOptions, spec: FleetSpec) -> Callable[[], Any] | None:
     return partial(null_worker, spec.model, config, spec.served_model_name, options.null_step_ms / 1e3)
 
 
-def _stop(drain_s: float, redis: OwnRedis | None) -> None:
-    """Politely while it lasts, then surely."""
+def _stop(drain_s: float, redis: OwnRedis | None, guardian: Guardian, *, lost: bool) -> None:
+    """Politely while it lasts, then surely. `lost`: a part of Ray is, and with it the others' ear."""
     with suppress(KeyboardInterrupt):
         if "ray" in sys.modules:
             from . import head
 
-            head.stop(drain_s)
+            (head.leave if lost else head.stop)(drain_s)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if redis is not None:
         redis.stop()
+    guardian.stop()
     left = end_descendants(polite_s=END_S, patience_s=END_S)
     sweep()
     if left:
         print(f"motley serve: these processes could not be ended: {left}", file=sys.stderr)
+
+
+def _tell(line: str) -> None:
+    print(f"motley serve: {line}", file=sys.stderr, flush=True)
 
 
 def _take_signals() -> None:

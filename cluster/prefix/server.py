@@ -22,6 +22,7 @@ __all__ = ["OwnRedis", "find_redis", "set_memory"]
 
 ANSWER_S = 5.0
 START_S = 10.0
+ASKED_S = 4.0  # while it serves
 _PAUSES_S = (0.1, 0.5, 2.0, 5.0)  # before it is started again, the last one from then on
 _WELL_S = 10.0  # who lived so long is started again at once
 _POLL_S = 0.02
@@ -99,6 +100,17 @@ class OwnRedis:
         message = f"redis-server ({self._binary}) did not start: {self._failure or 'it does not answer'}"
         raise ConfigurationError(message, code="bad_prefix_cache")
 
+    def ask(self) -> None:
+        """Returns in time if it answers. Raises TimeoutError."""
+        if not self._answers(ASKED_S):
+            raise TimeoutError("redis-server does not answer")
+
+    def end_hung(self) -> None:
+        """End the process, which is started again, empty."""
+        with self._lock:
+            if self._process is not None:
+                self._process.kill()
+
     def stop(self) -> None:
         """At once: there is nothing worth saving."""
         with self._lock:
@@ -159,9 +171,9 @@ class OwnRedis:
         except (OSError, ValueError):
             return self._max_bytes
 
-    def _answers(self) -> bool:
+    def _answers(self, seconds: float = START_S) -> bool:
         with suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(START_S)
+            connection.settimeout(seconds)
             connection.connect(str(self.socket))
             connection.sendall(b"PING\r\n")
             return connection.recv(64).startswith(b"+PONG")

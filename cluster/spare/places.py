@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from ..processes import is_stopped
 
 __all__ = ["Places"]
 
@@ -71,8 +74,11 @@ class Places:
             pid, _, began = spare.name.removeprefix(_SPARE).partition("-")
             title = _title(int(pid), began)
             if title.startswith(_WAITING) or _STARTING in title:
-                expected += 1
-                continue
+                if not is_stopped(int(pid)):
+                    expected += 1
+                    continue
+                os.kill(int(pid), signal.SIGKILL)  # the replica that got it would never begin
+                title = b""
             if title:
                 self.note_steady()  # it is taken, which is what it was for
             spare.unlink(missing_ok=True)

@@ -1,0 +1,196 @@
+"""What `motley serve` watches while it serves: the processes that it started, and those that must answer.
+
+A process without which nothing is served ends the service, with a reason and `LOST`, so that whoever started it can
+start it again. One that can be had again while streams go on is ended, for Ray or Serve to start it anew. Ends are
+heard of at once; one that hangs is told by several questions in a row that it does not answer.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+__all__ = ["LOST", "Asked", "Daemon", "Lost", "Watch"]
+
+LOST = 75  # exit status (EX_TEMPFAIL): a part has ended that only a new start brings back
+WAKE_S = 1.0  # a signal that another thread got is seen when the main one wakes
+ASK_S = 2.0  # between an answer and the next question
+MISSES = 3  # questions in a row without an answer: one that was only late, as after a stop of this process, is not lost
+CURES = 3  # in a row that help nothing
+MEANT_S = 0.5  # in which a signal to end arrives, of which the same signal to others has been seen already
+
+log = logging.getLogger(__name__)
+
+
+class Lost(Exception):
+    """The service has ended, for this reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Daemon:
+    """A child process.
+
+    vital  nothing is served without it
+    so     what is not there any more; of a vital one, why it may have ended by itself
+    """
+
+    name: str
+    process: subprocess.Popen[bytes]
+    vital: bool = False
+    so: str = ""
+
+    def status(self) -> int | None:
+        """As of `Popen.poll`; but the process is left as a zombie, for whose sake Ray's workers go on with streams.
+
+        Whoever looks whether the raylet's number is taken finds it is. They end when it is reaped, or GCS misses it.
+        """
+        if sys.platform != "linux":
+            return self.process.poll()
+        try:
+            found = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:  # it has been reaped
+            return self.process.poll()
+        if found is None:
+            return None
+        return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+
+
+@dataclass(slots=True)
+class Asked:
+    """A process that is asked whether it lives, over and over.
+
+    ask       returns in time, or raises whatever it likes
+    patience_s  without an answer until it is taken for one that hangs
+    cure      ends it, to be started again by whoever did; None: there is nobody, and the service ends
+    vital     the service ends as well if that does not help
+    """
+
+    name: str
+    ask: Callable[[], object]
+    patience_s: float
+    cure: Callable[[], None] | None = None
+    vital: bool = True
+    _misses: int = 0
+    _since: float = 0.0
+    _cures: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def note(self, answered: bool, began: float) -> None:
+        """began: when it was asked."""
+        with self._lock:
+            if answered:
+                self._misses = self._cures = 0
+                return
+            self._since = began if self._misses == 0 else self._since
+            self._misses += 1
+
+    def hangs(self, now: float) -> bool:
+        return self._misses >= MISSES and now - self._since >= self.patience_s
+
+    def judge(self, now: float) -> str | None:
+        """Why the service has to end, or None. Cures what can be."""
+        if not self.hangs(now):
+            return None
+        if self.cure is None or (self.vital and self._cures >= CURES):
+            return f"{self.name} has not answered for {now - self._since:.0f} s"
+        with self._lock:
+            self._misses, self._cures = 0, self._cures + 1
+        log.warning("%s has not answered for %.0f s, and is started again", self.name, now - self._since)
+        self.cure()
+        return None
+
+    def ask_on(self, ended: threading.Event) -> None:
+        while not ended.wait(ASK_S):
+            began = time.monotonic()
+            try:
+                self.ask()
+            except Exception as error:  # noqa: BLE001  there is no answer, for whatever reason
+                log.debug("%s does not answer: %r", self.name, error)
+                self.note(False, began)
+            else:
+                self.note(True, began)
+
+
+class Watch:
+    """Runs in a thread of its own from `start` to `end`. why: what the service has to end for, or None.
+
+    tell: prints a line to whoever started the service. lost: is called once `why` says something.
+    """
+
+    def __init__(self, tell: Callable[[str], None], lost: Callable[[], None]) -> None:
+        self.why: str | None = None
+        self._tell, self._lost = tell, lost
+        self._daemons: list[Daemon] = []
+        self._asked: list[Asked] = []
+        self._looks: list[Callable[[], None]] = []
+        self._ended = threading.Event()
+
+    def start(self, daemons: Sequence[Daemon], asked: Sequence[Asked], look: Callable[[], None]) -> None:
+        """look: is called about once a second."""
+        self._daemons += daemons
+        self._looks.append(look)
+        self.also(asked)
+        threading.Thread(target=self._run, name="watch", daemon=True).start()
+
+    def also(self, asked: Sequence[Asked]) -> None:
+        """Watch over these too, from now on."""
+        self._asked += asked
+        for one in asked:
+            threading.Thread(target=one.ask_on, args=(self._ended,), name=f"asks {one.name}", daemon=True).start()
+
+    def end(self) -> None:
+        """Whatever ends from now on is meant to."""
+        self._ended.set()
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            why = self.look(time.monotonic())
+            # A signal to the whole group, as a terminal sends it, ends Ray's processes too: this one ends as asked.
+            if why is not None and not self._ended.wait(MEANT_S):
+                self.why = why
+                self._lost()
+                return
+            _wait_for_one(self._daemons)
+
+    def look(self, now: float) -> str | None:
+        """Why the service has to end, if it has."""
+        for look in self._looks:
+            look()
+        for daemon in [*self._daemons]:
+            status = daemon.status()
+            if status is None:
+                continue
+            if daemon.vital:
+                by_itself = f", {daemon.so}" if status >= 0 and daemon.so else ""
+                return f"{daemon.name} has ended ({_in_words(status)}{by_itself})"
+            self._daemons.remove(daemon)
+            self._tell(f"{daemon.name} has ended ({_in_words(status)}): {daemon.so}")
+        return next((why for asked in [*self._asked] if (why := asked.judge(now)) is not None), None)
+
+
+def _wait_for_one(daemons: Sequence[Daemon]) -> None:
+    """Return when one has ended, or after a second."""
+    opened: list[int] = []
+    try:
+        poll = select.poll()
+        for daemon in daemons if sys.platform == "linux" else ():
+            with suppress(OSError):  # a kernel before 5.3, or it has just been reaped
+                opened.append(os.pidfd_open(daemon.process.pid))
+                poll.register(opened[-1], select.POLLIN)
+        poll.poll(WAKE_S * 1e3)
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+
+
+def _in_words(status: int) -> str:
+    return f"exit status {status}" if status >= 0 else f"by {signal.Signals(-status).name}"

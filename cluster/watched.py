@@ -1,0 +1,114 @@
+"""The processes of Ray, of Serve and of the service itself that `motley serve` watches, and how each is asked."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc
+import ray
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from ray._private import worker
+from ray._private.grpc_utils import init_grpc_channel
+from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
+
+from .control.start import NAME as CONTROL
+from .edge.inside import Inside
+from .edge.ports import listens
+from .fleet.store import APPLICATION
+from .prefix.server import OwnRedis
+from .processes import descendants
+from .watch import Asked, Daemon
+
+ANSWER_S = 4.0
+RAY_PATIENCE_S = 14.0  # with the end of all, half a minute from the fault
+PATIENCE_S = 25.0  # of what is started again: a start takes seconds, on a busy machine many
+# By Ray's name of the process. What is not here is vital, as a Ray of another version may have other ones.
+NOT_VITAL = {
+    "dashboard": ("Ray's dashboard", "its pages are gone"),
+    "monitor": ("Ray's monitor of autoscaling", "nothing here needs it"),
+    "log_monitor": ("Ray's log monitor", "the dashboard shows no new lines of logs"),
+    "ray_client_server": ("Ray's server of remote drivers", "nothing here needs it"),
+}
+VITAL = {"gcs_server": "Ray's GCS", "raylet": "Ray's raylet"}
+BY_ITSELF = {"raylet": "as it does without its dashboard agent or its runtime-env agent"}
+
+
+def daemons() -> list[Daemon]:
+    """Those that Ray's start has left as children of this process."""
+    return [
+        Daemon(NOT_VITAL[kind][0], info.process, so=NOT_VITAL[kind][1])
+        if kind in NOT_VITAL
+        else Daemon(VITAL.get(kind, f"Ray's {kind}"), info.process, vital=True, so=BY_ITSELF.get(kind, ""))
+        for kind, infos in worker._global_node.all_processes.items()
+        for info in infos
+    ]
+
+
+def ray_asked() -> list[Asked]:
+    """Ray's daemons, which may hang."""
+    [node] = ray.nodes()
+    raylet = f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
+    gcs = str(ray.get_runtime_context().gcs_address)
+    return [
+        Asked("Ray's GCS", _healthy(gcs), RAY_PATIENCE_S),
+        Asked("Ray's raylet", _healthy(raylet), RAY_PATIENCE_S),
+    ]
+
+
+def service_asked(inside: Inside, redis: OwnRedis | None, *, control: bool) -> list[Asked]:
+    """What has to answer of a service that is ready. `inside`: where its door is."""
+    host, _, port = inside.http.removeprefix("http://").rpartition(":")
+    found = [
+        Asked("the door", partial(_open, host.strip("[]"), int(port)), PATIENCE_S),
+        _actor("Serve's controller", SERVE_CONTROLLER_NAME, SERVE_NAMESPACE, "check_alive", "ray::ServeController"),
+    ]
+    if control:
+        plane = _actor("the control plane", CONTROL, APPLICATION, "ready", "ray::ControlActor")
+        found.append(replace(plane, vital=False))
+    if redis is not None:
+        found.append(Asked("redis-server", redis.ask, PATIENCE_S, redis.end_hung, vital=False))
+    return found
+
+
+def _healthy(address: str) -> Callable[[], object]:
+    """Asks one of Ray's servers by gRPC's own protocol of health."""
+    stub = health_pb2_grpc.HealthStub(init_grpc_channel(address))
+
+    def ask() -> object:
+        try:
+            return stub.Check(health_pb2.HealthCheckRequest(), timeout=ANSWER_S)
+        except grpc.RpcError as error:
+            if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                raise
+            return error  # it lives, and has an opinion
+
+    return ask
+
+
+def _open(host: str, port: int) -> None:
+    if not listens(host, port):
+        raise ConnectionRefusedError(f"nothing listens on {host}:{port}")
+
+
+def _actor(name: str, actor: str, namespace: str, method: str, title: str) -> Asked:
+    """Ray starts it again where it ends. By name each time: a handle of one that is no more helps nobody."""
+
+    def ask() -> Any:
+        return ray.get(getattr(ray.get_actor(actor, namespace), method).remote(), timeout=ANSWER_S)
+
+    return Asked(name, ask, PATIENCE_S, partial(end_titled, title))
+
+
+def end_titled(title: str) -> None:
+    """SIGKILL to the descendants that call themselves so."""
+    for pid in descendants():
+        with suppress(OSError):
+            if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(title.encode()):
+                os.kill(pid, signal.SIGKILL)
