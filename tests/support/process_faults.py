@@ -1,0 +1,420 @@
+"""What becomes of a service whose processes are killed or stopped, one by one, under streams of three kinds of clients.
+
+    python tests/support/process_faults.py --out faults.jsonl                every process, killed and stopped
+    python tests/support/process_faults.py --only raylet:kill haproxy:stop   some of them
+    python tests/support/process_faults.py --show faults.jsonl               the table of it, in Markdown
+
+Each case has a service that is whole; one that a case has ended, or not left whole, is replaced. Streams take
+`--stream-s` seconds of their own accord and begin before the fault. The door is asked for a token every 100 ms.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import grpc
+from served import Served, alive, command_line, descendants, wait_for
+from service_checkpoint import build
+
+from motley.client import Client, complete_request
+from motley.cluster.protos import inference_pb2_grpc
+
+ASK_S = 0.1  # between two requests that show whether the door is open
+PATIENCE_S = 2.0  # of each of them
+FOUND_S = 30.0
+SIMULATED = "simulate: P40, simulate_model: qwen2.5-7b"  # 40 tokens a second, which cost nothing
+REAL = "engine: {threads: 1, kv_memory: 128MiB}"
+CONTEXT = 131_072
+WHOLE_S = 60.0  # until a service that lives on has all its processes again
+FLEET = """
+model: {model}
+served_model_name: tiny
+pools:
+  - {{name: main, {engine}, replicas: {{start: 2, min: 2, max: 2}}}}
+service: {{ingresses: 2}}
+"""
+
+
+@dataclass(frozen=True)
+class Role:
+    """A process of the service: what its command line holds, and which of several is taken."""
+
+    title: str
+    mark: str
+    last: bool = False
+
+
+ROLES = {
+    "serve": Role("`motley serve` itself", ""),
+    "gcs": Role("Ray's GCS", "/gcs_server "),
+    "raylet": Role("Ray's raylet", "/raylet/raylet "),
+    "dashboard": Role("Ray's dashboard", "/dashboard/dashboard.py "),
+    "agent": Role("Ray's dashboard agent", "ray::DashboardAgent"),
+    "runtime-env": Role("Ray's runtime-env agent", "ray::RuntimeEnvAgent"),
+    "log-monitor": Role("Ray's log monitor", "/log_monitor.py "),
+    "monitor": Role("Ray's autoscaler monitor", "/monitor.py "),
+    "controller": Role("Serve's controller", "ray::ServeController"),
+    "manager": Role("HAProxy's manager", "Manager"),
+    "fallback": Role("Serve's own proxy, behind HAProxy", "ray::ProxyActor"),
+    "haproxy": Role("HAProxy (TLS ends in it too)", "/bin/haproxy ", last=True),
+    "ingress": Role("an ingress, of 2", "ray::ServeReplica:motley:ingress"),
+    "replica": Role("a replica of the pool, of 2", "ray::ServeReplica:motley:main"),
+    "control": Role("the control plane", "ray::ControlActor"),
+    "redis": Role("the Redis of its own", "redis-server "),
+    "spare": Role("the process that waits for a replica", "ray::IDLE"),
+    "grammar": Role("a replica's grammar process", "grammar"),
+    "guardian": Role("the guardian", "guardian.py "),
+}
+NEED_ENGINES = ("redis", "spare", "grammar")  # a simulated replica has none of them
+HOW = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+
+
+@dataclass
+class Stream:
+    """What one client heard. ended: well; why: else, in its words."""
+
+    tokens: int = 0
+    ended: bool = False
+    why: str = ""
+    at_s: float = 0.0
+
+
+@dataclass
+class Case:
+    """One row. shut_s: longest time without an answer at the door; answers: how often which, but for good ones."""
+
+    role: str
+    how: str
+    streams: dict[str, Stream] = field(default_factory=dict)
+    shut_s: float = 0.0
+    answers: dict[str, int] = field(default_factory=dict)
+    exit_code: int | None = None
+    exit_s: float = 0.0
+    said: str = ""
+    left: list[str] = field(default_factory=list)
+    whole_again: bool = True
+
+
+class Door:
+    """Asks for a token again and again."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self.good: list[float] = []
+        self.bad: list[tuple[float, str]] = []
+        self._ended = threading.Event()
+        self._threads = [threading.Thread(target=self._ask_on, daemon=True) for _ in range(2)]
+
+    def __enter__(self) -> Door:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+
+    def _ask_on(self) -> None:
+        while not self._ended.wait(ASK_S):
+            answer = ask(self._port)
+            if answer == "200":
+                self.good.append(time.monotonic())
+            else:
+                self.bad.append((time.monotonic(), answer))
+
+    def shut_s(self, since: float, until: float) -> float:
+        """The longest time without a good answer, but for what an answer takes."""
+        times = [since, *sorted(at for at in self.good if since <= at <= until), until]
+        return max(after - before for before, after in pairwise(times))
+
+
+def ask(port: int, **more: Any) -> str:
+    """The status, or how there was none."""
+    body = json.dumps({"model": "tiny", "prompt": "a", "max_tokens": 1, **more})
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+    try:
+        connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        response.read()
+        after = response.getheader("Retry-After")
+        return str(response.status) + (f" (Retry-After: {after})" if after else "")
+    except TimeoutError:
+        return "none in time"
+    except ConnectionRefusedError:
+        return "refused"
+    except (OSError, http.client.HTTPException):
+        return "cut"
+    finally:
+        connection.close()
+
+
+def over_sse(service: Served, tokens: int, stream: Stream) -> None:
+    body = {"model": "tiny", "prompt": "a", "max_tokens": tokens, "ignore_eos": True, "stream": True}
+    connection = http.client.HTTPConnection("127.0.0.1", service.http_port, timeout=60)
+    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    for line in response:
+        if line.startswith(b"data: [DONE]"):
+            stream.ended = True
+            return
+        if line.startswith(b"data: "):
+            said = json.loads(line[6:])
+            if "error" in said:
+                stream.why = f"error event {said['error']['code']}"
+                return
+            stream.tokens += bool(said["choices"])
+    stream.why = "ended in silence"
+
+
+def over_grpc(service: Served, tokens: int, stream: Stream) -> None:
+    with grpc.insecure_channel(service.grpc) as channel:
+        request = complete_request("a", {"max_tokens": tokens, "ignore_eos": True})
+        for chunk in inference_pb2_grpc.InferenceStub(channel).CompleteStream(request):
+            stream.tokens += sum(len(choice.token_ids) for choice in chunk.choices)
+    stream.ended = True
+
+
+def over_client(service: Served, tokens: int, stream: Stream) -> None:
+    with Client(service.grpc) as client:
+        for chunk in client.stream("a", max_tokens=tokens, ignore_eos=True):
+            stream.tokens += sum(len(choice.token_ids) for choice in chunk.choices)
+    stream.ended = True
+
+
+CLIENTS: dict[str, Callable[[Served, int, Stream], None]] = {
+    "SSE": over_sse,
+    "gRPC": over_grpc,
+    "motley.client": over_client,
+}
+
+
+def tokens_per_s(service: Served) -> float:
+    """Of one stream, when nothing else is asked."""
+    began, stream = 0.0, Stream()
+    with Client(service.grpc) as client:
+        for chunk in client.stream("a", max_tokens=60, ignore_eos=True):
+            began = began or time.monotonic()
+            stream.tokens += sum(len(choice.token_ids) for choice in chunk.choices)
+    return (stream.tokens - 1) / (time.monotonic() - began)
+
+
+def heard(read: Callable[[Served, int, Stream], None], service: Served, tokens: int, stream: Stream) -> None:
+    try:
+        read(service, tokens, stream)
+    except grpc.RpcError as error:
+        stream.why = error.code().name
+    except Exception as error:  # noqa: BLE001  whatever a client meets is what is asked for
+        stream.why = f"{type(error).__name__} {getattr(error, 'code', '') or ''}".strip()
+    stream.at_s = time.monotonic()
+
+
+def process_of(service: Served, role: Role) -> int | None:
+    if not role.mark:
+        return service.process.pid
+    found = [pid for pid in descendants(service.process.pid) if role.mark in command_line(pid)]
+    if role.mark == "/bin/haproxy ":  # the one that listens is the last that was started
+        found.sort(key=began)
+    return (found[-1] if role.last else found[0]) if found else None
+
+
+def began(pid: int) -> int:
+    with suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    return 0
+
+
+def run(service: Served, name: str, how: str, stream_s: float, say: Callable[[str], None]) -> Case:
+    """One case, to the end of all its streams and until the service is whole again, or has ended."""
+    case = Case(name, how)
+    if name == "grammar":
+        ask(service.http_port, response_format={"type": "json_object"})
+    tokens = min(round(stream_s * tokens_per_s(service)), CONTEXT - 1000)
+    with Door(service.http_port) as door, ThreadPoolExecutor(len(CLIENTS)) as threads:
+        futures = []
+        for client, read in CLIENTS.items():
+            case.streams[client] = Stream()
+            futures.append(threads.submit(heard, read, service, tokens, case.streams[client]))
+        wait_for(lambda: all(one.tokens > 20 for one in case.streams.values()), "streams")
+        pid = wait_for(lambda: process_of(service, ROLES[name]), f"a process that is {ROLES[name].title}", FOUND_S)
+        before = service.descendants()
+        struck = time.monotonic()
+        os.kill(pid, HOW[how])
+        say(f"{name} ({pid}): {how}")
+        for future in futures:
+            while not future.done() and time.monotonic() < struck + 2 * stream_s:
+                note_end(service, case, struck)
+                time.sleep(0.1)
+        for stream in case.streams.values():
+            stream.at_s = round(stream.at_s - struck, 1) if stream.at_s else 0.0
+        settle(service, case, struck, [*before, service.process.pid])
+        until = struck + case.exit_s if case.exit_code is not None else time.monotonic()
+        case.shut_s = round(door.shut_s(struck, until), 1)
+        for at, answer in door.bad:
+            if struck <= at <= until:
+                case.answers[answer] = case.answers.get(answer, 0) + 1
+    with suppress(ProcessLookupError):
+        if how == "stop":
+            os.kill(pid, signal.SIGCONT)
+    return case
+
+
+def note_end(service: Served, case: Case, struck: float) -> None:
+    if case.exit_code is None and service.process.poll() is not None:
+        case.exit_code = service.process.returncode
+        case.exit_s = round(time.monotonic() - struck, 1)
+
+
+def settle(service: Served, case: Case, struck: float, before: list[int]) -> None:
+    """Whether it is whole again, where it goes on; what it has left, where it has ended."""
+    deadline = time.monotonic() + WHOLE_S
+    while time.monotonic() < deadline:
+        note_end(service, case, struck)
+        if case.exit_code is not None:
+            break
+        if ask(service.http_port) == "200" and all(
+            process_of(service, ROLES[needed]) for needed in ("controller", "manager", "haproxy", "ingress", "replica")
+        ):
+            return
+        time.sleep(0.5)
+    else:
+        case.whole_again = False
+        return
+    case.said = last_line(service.output)
+    with suppress(AssertionError):
+        wait_for(lambda: not alive(before) and not service.leftovers(), "the end of all", 15)
+    case.left = [line[:60] for line in alive(before)] + service.leftovers()
+    for pid in before:
+        with suppress(ProcessLookupError):
+            if alive([pid]):
+                os.kill(pid, signal.SIGKILL)
+
+
+def last_line(output: str) -> str:
+    lines = [line for line in output.splitlines() if line.startswith("motley serve: ")]
+    return lines[-1] if lines else ""
+
+
+def cases(only: list[str]) -> Iterator[tuple[str, str]]:
+    for name in ROLES:
+        for how in HOW:
+            if not only or f"{name}:{how}" in only or name in only:
+                yield name, how
+
+
+def start(folder: Path, engine: str) -> Served:
+    (folder / "ready.json").unlink(missing_ok=True)
+    (folder / "fleet.yaml").write_text(FLEET.format(model=folder / "model", engine=engine))
+    service = Served([str(folder / "fleet.yaml")], folder)
+    try:
+        service.wait_ready()
+    except BaseException:
+        service.process.kill()
+        raise
+    return service
+
+
+def end(service: Served) -> None:
+    """The service and all that it has left."""
+    if service.process.poll() is None:
+        with suppress(Exception):
+            service.interrupt()
+    for pid in service.descendants():
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    if service.process.poll() is None:
+        service.process.kill()
+        service.process.wait()
+    for path in service.leftovers():
+        shutil.rmtree(path, ignore_errors=True)
+    return None
+
+
+def run_all(only: list[str], stream_s: float, out: Path | None, say: Callable[[str], None]) -> list[Case]:
+    done: list[Case] = []
+    service: Served | None = None
+    runs = ""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "model").mkdir()
+        build(folder / "model", max_len=CONTEXT)
+        try:
+            for role, how in cases(only):
+                engine = REAL if role in NEED_ENGINES else SIMULATED
+                if service is not None and runs != engine:
+                    service = end(service)
+                if service is None:
+                    service, runs = start(folder, engine), engine
+                case = run(service, role, how, stream_s, say)
+                done.append(case)
+                say(row(case))
+                if out is not None:
+                    with out.open("a") as file:
+                        file.write(json.dumps(asdict(case)) + "\n")
+                if case.exit_code is not None or not case.whole_again:
+                    service = end(service)
+        finally:
+            if service is not None:
+                end(service)
+    return done
+
+
+def told(stream: Stream) -> str:
+    return "whole" if stream.ended else f"{stream.why or 'silent'} at {stream.at_s:g} s"
+
+
+def row(case: Case) -> str:
+    answers = ", ".join(f"{count} × {answer}" for answer, count in sorted(case.answers.items())) or "none bad"
+    if case.exit_code is not None:
+        then = f"ends after {case.exit_s:g} s with {case.exit_code}" + (f", “{case.said}”" if case.said else "")
+        then += "" if not case.left else f"; left: {', '.join(case.left)}"
+    else:
+        then = "goes on" if case.whole_again else "goes on, not whole"
+    cells = [ROLES[case.role].title, case.how, *(told(case.streams[name]) for name in CLIENTS)]
+    return f"| {' | '.join([*cells, f'{case.shut_s:g} s', answers, then])} |"
+
+
+def table(found: list[Case]) -> str:
+    head = f"| process | how | {' | '.join(CLIENTS)} | door shut | answers that were not 200 | the service |"
+    return "\n".join([head, "|" + "---|" * (len(CLIENTS) + 5), *map(row, found)])
+
+
+def read(path: Path) -> list[Case]:
+    found = {}
+    for line in path.read_text().splitlines():
+        said: dict[str, Any] = json.loads(line)
+        said["streams"] = {name: Stream(**stream) for name, stream in said["streams"].items()}
+        found[said["role"], said["how"]] = Case(**said)
+    return [found[name, how] for name, how in cases([]) if (name, how) in found]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only", nargs="*", default=[], help="such as raylet:kill, or haproxy")
+    parser.add_argument("--stream-s", type=float, default=100.0)
+    parser.add_argument("--out", type=Path, help="a line of JSON for each case, appended")
+    parser.add_argument("--show", type=Path, help="print the table of such a file, and end")
+    options = parser.parse_args()
+    if options.show is None:
+        found = run_all(options.only, options.stream_s, options.out, lambda line: print(line, file=sys.stderr))
+    else:
+        found = read(options.show)
+    print(table(found))
+
+
+if __name__ == "__main__":
+    main()
