@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -14,9 +15,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from served import wait_for
 from tiny_checkpoints import build_checkpoint
 
 from motley.cluster import shard_actors
+from motley.cluster.processes import is_stopped
 from motley.cluster.settings import ray_settings
 from motley.cluster.spare import keeper as module
 from motley.cluster.spare.keeper import FIRST_S, LONGEST_S, LOOK_S, ROOM_BYTES, SETTLE_S, STEADY_S, TOLD, Keeper, keep
@@ -103,6 +106,17 @@ def test_who_waits_counts_and_who_is_taken_dead_or_another_s_does_not(
     )  # its number was another's
     assert places.count() == 1
     assert [path.name for path in tmp_path.glob("spare-*")] == [f"spare-{waiting.pid}-{began(waiting.pid)}"]
+
+
+def test_one_that_is_stopped_is_ended(places: Places, titled: Titled) -> None:
+    """The replica that got it would never begin. One that is taken is Serve's to end."""
+    stopped, taken = titled.comes(), titled.comes("ray::ServeReplica:motley:cpu")
+    for process in (stopped, taken):
+        process.send_signal(signal.SIGSTOP)
+        wait_for(lambda process=process: is_stopped(process.pid), "the signal")
+    assert places.count() == 0
+    assert stopped.wait(60) == -signal.SIGKILL
+    assert taken.poll() is None
 
 
 class Raylet:
