@@ -87,7 +87,7 @@ def _unplaced(
     """Pools with a replica that has no node, and why, where it is known."""
     for pool in spec.pools:
         replicas = deployments.get(pool.name, {}).get("replicas", ())
-        if any(one["state"] == "STARTING" and one["node_id"] is None for one in replicas):
+        if any(one["state"] == "STARTING" and one.get("node_id") is None for one in replicas):
             needs = needs_of(pool)
             reason = why(needs if pool.spread else [together(needs)], nodes, node_labels_match_selector)
             if reason:

@@ -78,7 +78,7 @@ def test_what_waits_is_told_once_for_each_reason(
     here: list[Node], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(placing, "LOOK_S", 0.0)
-    waits = {"state": "STARTING", "node_id": None}
+    waits = {"state": "STARTING"}  # what Serve does not know yet is not among its details
     pools = {"p0": {"replicas": [{"state": "RUNNING", "node_id": "n"}, waits]}, "p1": {"replicas": [waits]}}
     monkeypatch.setattr(placing, "_get_global_client", lambda: Client(pools))
     glance = placing.waiting_told(fleet({"device": "cuda"}, {}))
