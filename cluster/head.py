@@ -44,6 +44,7 @@ from .options import ServeOptions
 from .processes import wait_until
 from .protos import inference_pb2 as pb
 from .protos import inference_pb2_grpc
+from .ray_ports import free_agent_port
 from .web.servicers import SERVICER_FUNCTIONS
 
 log = logging.getLogger(__name__)
@@ -65,20 +66,21 @@ def start_ray(folder: Path, spec: FleetSpec) -> str:
     """Start a new cluster, never join one. Returns the dashboard's address. Raises ConfigurationError."""
     most = sum(pool.replicas.max * pool.booked_cpus for pool in spec.pools)
     try:
-        context = ray.init(
-            address="local",
-            # Ray's are places, not cores: for all that may come, their successors beside them, and pools added later.
-            num_cpus=max(math.ceil(2 * most), MIN_PLACES, os.cpu_count() or 1),
-            labels=node_labels(),
-            object_store_memory=OBJECT_STORE_BYTES,
-            include_dashboard=True,
-            dashboard_host="127.0.0.1",
-            dashboard_port=spec.listen.dashboard_port,  # None: 8265 or the next one that it gets
-            logging_level=logging.ERROR,
-            log_to_driver=False,
-            namespace=APPLICATION,
-            _temp_dir=str(folder),
-        )
+        with free_agent_port():
+            context = ray.init(
+                address="local",
+                # Ray's are places, not cores: for all that may come, their successors beside them, and later pools.
+                num_cpus=max(math.ceil(2 * most), MIN_PLACES, os.cpu_count() or 1),
+                labels=node_labels(),
+                object_store_memory=OBJECT_STORE_BYTES,
+                include_dashboard=True,
+                dashboard_host="127.0.0.1",
+                dashboard_port=spec.listen.dashboard_port,  # None: 8265 or the next one that it gets
+                logging_level=logging.ERROR,
+                log_to_driver=False,
+                namespace=APPLICATION,
+                _temp_dir=str(folder),
+            )
     except Exception as error:  # Ray has no type for it: a daemon that did not come up in time, above all
         raise ConfigurationError(f"Ray did not start: {error}", code="deploy_failed") from error
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
