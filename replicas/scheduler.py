@@ -19,9 +19,15 @@ from .sequence import Sequence, State
 from .speculation import Ngrams
 from .swap import Swap
 
+MAX_DISPLACED = 4  # a sequence that has lost its place to higher priorities so often keeps it to its end
+
 
 class Scheduler:
     """Continuous batching over one block pool.
+
+    A request of a higher priority waits for no lower one: where places, KV or the tokens of a step are taken, the least
+    important of lower priority give theirs up. Each does so MAX_DISPLACED times at most, so that what it has computed
+    is not in vain for ever.
 
     The pool must hold the longest sequence that is ever added: then the first in rank can always advance,
     if need be alone, and no set of sequences can block each other.
@@ -307,24 +313,66 @@ class Scheduler:
 
     def _plan_waiting(self, planned: dict[int, PlanItem], budget: int) -> None:
         share = self._share(min(self.num_running + len(self.waiting), self.max_running))
+        lowest = min((one.request.priority for one in self.running), default=0) if self.waiting else 0
         for sequence in list(self.waiting):
-            if budget == 0 or self.num_running >= self.max_running or len(planned) >= share:
+            full = budget == 0 or self.num_running >= self.max_running or len(planned) >= share
+            if full and sequence.request.priority <= lowest:
                 return
             if sequence.state is State.WAITING_KV or sequence.blocked or sequence.paused or sequence.awaiting:
                 continue
             if sequence.weights != self._planned:
                 continue
-            if not self._fits(sequence):
-                return  # those behind must not overtake for ever
+            if full or not self._fits(sequence):
+                budget = self._displace(sequence, planned, budget, share)
+                if not budget:
+                    return  # those behind must not overtake for ever
+            if self.swap.leaves and sequence.host_copy is not None:
+                return  # a plan copies to the host or back: its own comes with the next one
             if count := self._admit(sequence, budget):
                 planned[sequence.id] = sequence.item(count)
                 budget -= count
 
-    def _fits(self, sequence: Sequence) -> bool:
-        """Room for all its tokens and the next: admitting by its first chunk alone would only cause preemption."""
+    def _fits(self, sequence: Sequence, freed: int = 0) -> bool:
+        """Room for all its tokens and the next: admitting by its first chunk alone would only cause preemption.
+
+        `freed`: blocks that others would give up for it.
+        """
         hashes = sequence.reusable_hashes()
         wanted = blocks_for(min(sequence.num_tokens + 1, sequence.limit)) - self.pool.cached_prefix(hashes)
-        return wanted <= self.pool.headroom(hashes)
+        return wanted <= self.pool.headroom(hashes) + freed
+
+    def _displace(self, sequence: Sequence, planned: dict[int, PlanItem], budget: int, share: int) -> int:
+        """Take from those of a lower priority what it needs to begin: tokens of the step that it may have; 0: none."""
+        priority = sequence.request.priority
+        lesser = sorted((s for s in self.running if s.request.priority < priority), key=attrgetter("rank"))
+        victims = [one for one in lesser if one.displaced < MAX_DISPLACED]
+        if (
+            self.swap.comes
+            or not self._would_fit(sequence, victims)
+            or not (budget or any(one.id in planned for one in lesser))
+        ):
+            return 0
+        while self.num_running >= self.max_running or not self._fits(sequence):
+            if not victims:
+                return 0
+            victim = victims.pop()
+            victim.displaced += 1
+            self._preempt(victim)
+            budget += _taken(planned.pop(victim.id, None))
+        while budget == 0 or len(planned) >= share:  # they keep their places, and go on with a later step
+            yielding = [one for one in lesser if one.id in planned and (budget or len(planned[one.id].token_ids) > 1)]
+            if not yielding:
+                return 0
+            budget += _taken(planned.pop(yielding[-1].id))
+        return budget
+
+    def _would_fit(self, sequence: Sequence, victims: Iterable[Sequence]) -> bool:
+        """Whether there were a place and room without those: else nobody has to go."""
+        freed, places = 0, 0
+        for one in victims:
+            assert one.allocation is not None
+            freed, places = freed + len(one.allocation.blocks), places + 1
+        return self._fits(sequence, freed) and self.num_running - places < self.max_running
 
     def _admit(self, sequence: Sequence, budget: int) -> int:
         """How many of its tokens this step computes; none while its KV comes from the host."""
@@ -366,3 +414,8 @@ class Scheduler:
         if sequence.allocation is not None:
             sequence.allocation.close()
             sequence.allocation = None
+
+
+def _taken(item: PlanItem | None) -> int:
+    """Tokens of the step that it has, drafts included."""
+    return 0 if item is None else len(item.token_ids)

@@ -45,6 +45,7 @@ class Sequence:
     values     keys of the values that its prompt fills there
     absent     the first of them that was fetched in vain; None: none was
     coming     tokens that it has or fetches from there, while it is WAITING_KV
+    displaced  how often it has lost its place to a request of a higher priority
     weights    version of the model's weights that it is computed with
     outdated   there is a newer one: what KV it has is nobody else's, nor is anybody else's of use to it
     """
@@ -78,6 +79,7 @@ class Sequence:
     values: tuple[bytes, ...] = ()
     absent: int | None = None
     coming: int = 0
+    displaced: int = 0
     weights: int = 0
     outdated: bool = False
     num_prompt: int = field(init=False)

@@ -79,8 +79,18 @@ class Swap:
             sequence.host_copy.close()
             sequence.host_copy = None
 
+    @property
+    def leaves(self) -> bool:
+        """Whether the plan that is made copies KV to the host."""
+        return bool(self._leaving)
+
+    @property
+    def comes(self) -> bool:
+        """Whether it brings KV back."""
+        return bool(self._coming)
+
     def copies(self) -> tuple[tuple[Pair, ...], tuple[Pair, ...]]:
-        """For the plan that is made: out, and in. One that preempts admits nobody, so there is never both."""
+        """For the plan that is made: out, and in. One that preempts brings nobody's KV back, so there is never both."""
         out = tuple(pair for _, pairs in self._leaving for pair in pairs)
         into = tuple(pair for _, _, pairs in self._coming for pair in pairs)
         assert not (out and into), "blocks of either would be of both"

@@ -490,3 +490,40 @@ def test_usage_counts_the_cached_prompt_once() -> None:
     assert first.cached_tokens == 32
     second = run(core, [replace(request([1] * 40), cache_salt=b"other tenant")])[0][0]
     assert second.cached_tokens == 0
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    batch=st.lists(st.tuples(prompts, st.integers(-2, 2), st.integers(0, 6), resumable), min_size=2, max_size=5),
+    places=st.integers(1, 3),
+    budget=st.integers(8, 40),
+)
+def test_text_is_the_same_whoever_had_to_give_its_place_up(
+    batch: list[tuple[list[int], int, int, dict[str, Any]]], places: int, budget: int
+) -> None:
+    """Higher priorities come while lower ones run: each says what it says alone, greedy or seeded."""
+    core = engine(blocks=12, budget=budget, running=places)
+    requests = [request(prompt, priority=priority, **sampling) for prompt, priority, _, sampling in batch]
+    messages: list[list[StreamMessage]] = [[] for _ in requests]
+    for key, (one, (_, _, steps, _)) in enumerate(zip(requests, batch, strict=True)):
+        core.add(key, one)
+        for _ in range(steps if key + 1 < len(requests) else 5000):
+            for emission in core.step() if core.busy else ():
+                assert emission.error is None
+                messages[emission.key].append(emission.message)
+    assert not core.busy
+    core.scheduler.pool.check(idle=True)
+    for one, stream in zip(requests, messages, strict=True):
+        for index in range(one.sampling.n):
+            assert choice(stream, index) == choice(run(engine(), [one])[0], index)
+
+
+def test_a_higher_priority_is_answered_before_the_lower_ones_whose_place_it_takes() -> None:
+    core = engine(running=1)
+    ends: list[int] = []
+    for key, priority in enumerate((0, 0, 7)):
+        core.add(key, request([key] * 20, priority=priority, max_tokens=8))
+        ends += [one.key for one in core.step() if one.message.deltas and one.message.deltas[-1].finish_reason]
+    while core.busy:
+        ends += [one.key for one in core.step() if one.message.deltas and one.message.deltas[-1].finish_reason]
+    assert ends == [2, 0, 1]

@@ -3,10 +3,10 @@ from __future__ import annotations
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from motley.replicas.blocks import BlockPool
+from motley.replicas.blocks import BlockPool, blocks_for
 from motley.replicas.plan import StepPlan
 from motley.replicas.protocol import BLOCK_TOKENS, Request, SamplingParams
-from motley.replicas.scheduler import Scheduler
+from motley.replicas.scheduler import MAX_DISPLACED, Scheduler
 from motley.replicas.sequence import Sequence, State
 
 BLOCKS = 10
@@ -166,3 +166,118 @@ def test_a_step_that_lands_after_its_sequence_lost_its_place_publishes_nothing_o
     under_test.commit(zip(plan.items, allocations, strict=True))
     assert sequence.num_computed == 0
     assert not under_test.pool.cached_prefix(sequence.reusable_hashes())
+
+
+def running(scheduler: Scheduler) -> list[int]:
+    return sorted(sequence.id for sequence in scheduler.running)
+
+
+def test_a_higher_priority_takes_the_place_of_the_least_important_that_runs() -> None:
+    under_test = scheduler(running=2, budget=64, blocks=30)
+    for number, priority in enumerate((0, 1, 1)):
+        under_test.add(make(number, [number] * 20, 30, priority))
+    step(under_test)
+    assert running(under_test) == [1, 2]
+    under_test.add(make(3, [3] * 20, 30))
+    for _ in range(3):
+        step(under_test)
+    assert running(under_test) == [1, 2], "an equal priority waits for its turn"
+    under_test.add(make(4, [4] * 20, 3, priority=5))
+    assert 4 in [item.sequence_id for item in step(under_test).items], "in the very next step"
+    assert running(under_test) == [1, 4], "of two that are alike, who came last goes"
+    while 4 in running(under_test):
+        step(under_test)
+    step(under_test)
+    assert running(under_test) == [1, 2], "and comes back before those below it"
+
+
+def test_a_higher_priority_takes_kv_that_lower_ones_have() -> None:
+    under_test = scheduler(running=4, budget=256, blocks=8)
+    for number in range(3):
+        under_test.add(make(number, [number] * 32, 8))
+    step(under_test)
+    under_test.add(make(3, [3] * 64, 8, priority=1))
+    assert 3 in [item.sequence_id for item in step(under_test).items]
+    assert running(under_test) == [0, 3], "no more go than it needs"
+
+
+def test_nobody_goes_where_that_would_not_make_room_enough() -> None:
+    under_test = scheduler(running=3, budget=256, blocks=8)
+    under_test.add(make(0, [0] * 32, 8, priority=2))
+    under_test.add(make(1, [1] * 32, 8))
+    step(under_test)
+    under_test.add(make(2, [2] * 96, 8, priority=1))
+    step(under_test)
+    assert running(under_test) == [0, 1], "one of a higher priority has the rest of it"
+    assert under_test.num_preemptions == 0
+
+
+def test_a_long_prompt_of_a_lower_priority_yields_its_part_of_the_step() -> None:
+    under_test = scheduler(running=4, budget=16, blocks=40)
+    under_test.add(make(0, [0] * 400, 4))
+    step(under_test)
+    under_test.add(make(1, [1] * 20, 2, priority=1))
+    assert [(item.sequence_id, len(item.token_ids)) for item in step(under_test).items] == [(1, 16)]
+    assert [(item.sequence_id, len(item.token_ids)) for item in step(under_test).items] == [(1, 4), (0, 12)]
+    assert running(under_test) == [0, 1], "it keeps its place"
+
+
+def test_who_has_lost_its_place_often_keeps_it() -> None:
+    """Else one that takes long would never end, and all that was computed of it were in vain."""
+    under_test = scheduler(running=1, budget=64, blocks=30)
+    under_test.add(low := make(0, [0] * 20, 40))
+    step(under_test)
+    for number in range(1, 20):
+        under_test.add(make(number, [number] * 20, 3, priority=number))
+        step(under_test)
+        while under_test.running != [low] and low.state is not State.FINISHED:
+            step(under_test)
+    assert low.displaced == MAX_DISPLACED
+    while under_test:
+        step(under_test)
+    assert low.displaced == MAX_DISPLACED
+
+
+ranked = st.tuples(
+    st.integers(1, 5 * BLOCK_TOKENS), st.integers(1, 40), st.integers(-2, 2), st.integers(0, 30)
+)  # prompt, output, priority, arrives at this step
+
+
+@settings(max_examples=120, deadline=None, derandomize=True)
+@given(st.lists(ranked, min_size=2, max_size=14), st.integers(4, 64), st.integers(1, 4), st.integers(1, 2))
+def test_no_lower_priority_runs_in_the_place_of_a_higher_one(
+    jobs: list[tuple[int, int, int, int]], budget: int, places: int, lanes: int
+) -> None:
+    under_test = Scheduler(BlockPool(BLOCKS), max_batch_tokens=budget, max_running=places, lanes=lanes)
+    sequences: list[Sequence] = []
+    for now in range(10_000):
+        for number, (length, output, priority, arrives) in enumerate(jobs):
+            if arrives == now:
+                sequences.append(make(number, [number] * length, output, priority))
+                under_test.add(sequences[-1])
+        if now > 30 and not under_test:
+            break
+        forced = under_test.num_preemptions
+        displaced = sum(sequence.displaced for sequence in sequences)
+        plan = step(under_test)
+        assert plan.items or not under_test
+        assert plan.num_tokens <= budget
+        assert len(under_test.running) <= places
+        under_test.pool.check()
+        assert all(sequence.displaced <= MAX_DISPLACED for sequence in sequences)
+        forced = under_test.num_preemptions - forced
+        if forced > sum(sequence.displaced for sequence in sequences) - displaced:
+            continue  # room was found by force for one that runs: others are admitted by the next step
+        planned = {item.sequence_id for item in plan.items}
+        for one in under_test.waiting:
+            lesser = [s for s in under_test.running if s.request.priority < one.request.priority]
+            free = [s for s in lesser if s.displaced < MAX_DISPLACED]
+            needed = blocks_for(one.num_tokens + 1)
+            assert not (
+                free
+                and any(s.id in planned and len(under_test._by_id) > 1 for s in lesser)
+                and needed <= under_test.pool.available
+            ), "it had room, and a lower one had the place or the step"
+    assert all(sequence.state is State.FINISHED for sequence in sequences)
+    assert all(len(sequence.output_ids) == sequence.request.sampling.max_tokens for sequence in sequences)
+    under_test.pool.check(idle=True)
