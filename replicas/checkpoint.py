@@ -13,6 +13,7 @@ from .generation import GenerationDefaults, read_generation
 from .hub import resolve_model
 from .json_file import MAX_CONFIG_BYTES, Fields, read_json
 from .layout import EMBEDDING, HEAD, check_tensors, decoder_layout
+from .other_formats import refuse_other_config, refuse_other_files
 from .quantization.base import FLOATS, Format
 from .quantization.registry import read_format
 from .safetensors_file import TensorInfo, read_header
@@ -64,9 +65,11 @@ def inspect_checkpoint(path: str | Path) -> Checkpoint:
     folder = Path(path).resolve()
     if not folder.is_dir():
         raise CheckpointError("there is no such folder", file=str(path))
+    refuse_other_files(folder)
     if not is_there(folder, CONFIG):
         raise CheckpointError("is missing; a checkpoint folder has one", file=CONFIG)
     fields = Fields(read_json(folder, CONFIG, MAX_CONFIG_BYTES), CONFIG)
+    refuse_other_config(fields, folder)
     config = read_config(fields)
     defaults = read_generation(folder, config.vocab_size, config.eos_token_ids)
     tensors = _by_models_names(_tensors(folder))

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from .errors import CheckpointError
+from .other_formats import explain_file, explain_models
 
 # What a checkpoint of ours can consist of. Never a pickle, never code.
 FILES = ("*.safetensors", "*.json", "*.txt", "*.jinja", "tokenizer.model")
@@ -21,6 +22,8 @@ def resolve_model(name_or_path: str | Path) -> Path:
     path = Path(name_or_path)
     if str(name_or_path) and _is_folder(path):
         return path
+    if _is_file(path):
+        raise explain_file(path)
     name, _, revision = str(name_or_path).partition("@")
     if not _HUB_ID.fullmatch(name):
         raise CheckpointError(
@@ -30,10 +33,30 @@ def resolve_model(name_or_path: str | Path) -> Path:
     return _download(name, revision or None)
 
 
+def _other_kind(name: str, revision: str | None, offline: tuple[type[BaseException], ...]) -> CheckpointError | None:
+    """What a repository is of which nothing was downloaded, such as one of GGUF files; None: not known, or offline."""
+    from huggingface_hub import HfApi
+
+    try:
+        error = explain_models(HfApi().list_repo_files(name, revision=revision))
+    except offline:  # what is in the cache has no config.json, which is said later
+        return None
+    if error is None:
+        return None
+    return CheckpointError(f"holds {error.file}, which {error.message.partition(': ')[2]}", file=name)
+
+
 def _is_folder(path: Path) -> bool:
     try:
         return path.is_dir()
     except OSError:  # for one, a name longer than the system allows
+        return False
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:
         return False
 
 
@@ -49,7 +72,10 @@ def _download(name: str, revision: str | None) -> Path:
     # Bases: the HTTP client's own errors, those of requests, httpx or httpx2 by the hub's version.
     offline: tuple[type[BaseException], ...] = (OSError, *HfHubHTTPError.__bases__)
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=list(FILES), ignore_patterns=list(NOT)))
+        folder = Path(snapshot_download(name, revision=revision, allow_patterns=list(FILES), ignore_patterns=list(NOT)))
+        if not (folder / "config.json").exists() and (error := _other_kind(name, revision, offline)) is not None:
+            raise error
+        return folder
     except GatedRepoError as error:
         problem = "is gated: accept its licence on its page and log in with `hf auth login`"
         raise CheckpointError(problem, file=name) from error

@@ -16,6 +16,7 @@ from .detokenizer import Detokenizer, PieceTable
 from .errors import CheckpointError, InvalidRequest
 from .folder import is_there, open_file
 from .messages import is_text
+from .other_formats import explain_tokenizer
 from .tokenizer_files import CONFIG, DEFAULT, TOOL_USE, TokenizerConfig, read_text
 from .tools import Tool
 
@@ -77,7 +78,8 @@ class Tokenizer:
     @staticmethod
     def is_in(folder: Path) -> bool:
         """Whether a checkpoint folder holds a tokenizer at all; some hold weights only."""
-        return any(is_there(folder, name) for name in (FILE, *OLDER_FILES))
+        here = any(is_there(folder, name) for name in (FILE, *OLDER_FILES))
+        return here or explain_tokenizer(folder) is not None
 
     @cached_property
     def longest_token_chars(self) -> int:
@@ -264,6 +266,8 @@ def _probe(backend: tokenizers.Tokenizer, vocab_size: int) -> None:
 
 def _convert(folder: Path) -> tokenizers.Tokenizer:
     """Older checkpoints have only a sentencepiece model or vocabulary files; transformers converts them."""
+    if (error := explain_tokenizer(folder)) is not None:
+        raise error
     if not any(is_there(folder, name) for name in OLDER_FILES):
         raise CheckpointError("missing; the folder holds no other tokenizer either", file=FILE)
     for name in sorted(entry.name for entry in folder.iterdir() if entry.suffix in LIBRARY_SUFFIXES):

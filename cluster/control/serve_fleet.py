@@ -185,6 +185,14 @@ class ServeFleet:
             check_in_process(new)
         except MotleyError as error:
             raise InvalidRequest(f"model: {error.message}", param="model", code="invalid_value") from error
+        missing = [folder for folder in (new, old) if not (folder / TOKENIZER).is_file()]
+        if missing:
+            raise InvalidRequest(
+                f"model: {missing[0].name} has no {TOKENIZER}, by which it is told that both models read text alike; "
+                "write one with transformers' AutoTokenizer.from_pretrained and save_pretrained",
+                param="model",
+                code="invalid_value",
+            )
         if (new / TOKENIZER).read_bytes() != (old / TOKENIZER).read_bytes():
             raise InvalidRequest(
                 "model: its tokenizer is not that of the model served; start a service of its own for it",

@@ -9,6 +9,7 @@ from ..config import ModelConfig
 from ..errors import CheckpointError
 from ..folder import is_there
 from ..json_file import MAX_CONFIG_BYTES, Fields, read_json
+from ..other_formats import explain_method
 from ..shown import shown
 from .auto_round import read_auto_round
 from .awq import AWQ
@@ -50,6 +51,8 @@ def read_format(config: Fields, folder: Path, model: ModelConfig, names: Collect
         _check_alike(section, [other for _, other in others])
         return READERS[section.choice("quant_method", tuple(READERS), default=method)](section, names)
     section = found[0]
+    if (error := explain_method(section)) is not None:
+        raise error
     _check_alike(section, [*found[1:], *own.values()])
     return READERS[section.choice("quant_method", tuple(READERS))](section, names)
 

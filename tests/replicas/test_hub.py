@@ -30,6 +30,7 @@ def test_what_is_neither_folder_nor_id_is_refused(name: str, monkeypatch: pytest
 
 def test_an_id_is_downloaded_without_pickles_or_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     asked: dict[str, Any] = {}
+    (tmp_path / "config.json").write_text("{}")
 
     def download(name: str, **options: Any) -> str:
         asked.update(options, name=name)

@@ -143,8 +143,11 @@ def _given(**flags: Any) -> dict[str, Any]:
 
 def _folder(model: str) -> Path:
     from ..replicas.hub import resolve_model
+    from ..replicas.other_formats import refuse_other_files
 
-    return resolve_model(options.find_model(model))
+    folder = resolve_model(options.find_model(model))
+    refuse_other_files(folder)  # before its tokenizer is looked for
+    return folder
 
 
 def _inputs(folder: Path, prompts: list[str], *, chat: bool, system: str | None) -> list[str | list[int]]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import shutil
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +13,8 @@ import pytest
 from ray.serve._private.deployment_state import DeploymentState
 
 from motley.cluster.control.serve_fleet import _FAILED, STARTING, ServeFleet
+from motley.replicas.demo import demo_path
+from motley.replicas.errors import InvalidRequest
 
 TRACE = "Error:\nTraceback (most recent call last):\n  ...\nCheckpointError: delta.safetensors: cannot be read\n"
 
@@ -63,3 +68,53 @@ def test_these_are_still_serves_words() -> None:
         (DeploymentState.check_curr_status, f'"The deployment {_FAILED} "'),  # and how many times
     ):
         assert words in inspect.getsource(method)
+
+
+def gguf(folder: Path) -> None:
+    for path in folder.iterdir():
+        path.unlink()
+    (folder / "model.gguf").write_bytes(b"GGUF")
+
+
+def lora(folder: Path) -> None:
+    (folder / "adapter_config.json").write_text("{}")
+
+
+def no_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").rename(folder / "vocab.json")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (gguf, r"model: model\.gguf: is a GGUF file.*; give the folder"),
+        (lora, r"model: adapter_config\.json: says that this is an adapter"),
+        (no_tokenizer, r"model: .*tokenizer\.json"),
+    ],
+)
+def test_a_roll_to_what_cannot_be_served_names_it(
+    spoil: Callable[[Path], None], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `motley serve` does, which asks the same."""
+    deployed = SimpleNamespace(fleet=SimpleNamespace(model=str(demo_path())))
+    monkeypatch.setattr("motley.cluster.control.serve_fleet.read_deployed", lambda: deployed)
+    fleet = ServeFleet("motley", lambda models: None)
+    fleet._check_model(str(demo_path()))
+    folder = Path(shutil.copytree(demo_path(), tmp_path / "next"))
+    spoil(folder)
+    with pytest.raises(InvalidRequest, match=words) as caught:
+        fleet._check_model(str(folder))
+    assert caught.value.param == "model"
+
+
+def test_a_roll_between_models_of_which_one_has_no_tokenizer_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tokenizer may be made from older files, and then nothing tells whether both read text alike."""
+    monkeypatch.setattr("motley.cluster.control.serve_fleet.check_in_process", lambda folder: None)
+    folder = Path(shutil.copytree(demo_path(), tmp_path / "served"))
+    (folder / "tokenizer.json").unlink()
+    deployed = SimpleNamespace(fleet=SimpleNamespace(model=str(folder)))
+    monkeypatch.setattr("motley.cluster.control.serve_fleet.read_deployed", lambda: deployed)
+    with pytest.raises(InvalidRequest, match=r"model: served has no tokenizer\.json.*; write one"):
+        ServeFleet("motley", lambda models: None)._check_model(str(demo_path()))

@@ -1,0 +1,210 @@
+"""Files that are models, and that are not read here: named for what they are, with what their owner can do.
+
+Whoever looks at a folder (serve, generate, fit, a live roll) asks here first, so that each says the same. The next kind
+is one line in a table; the words stand behind "is" in the error, and end with the remedy.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Collection, Mapping
+from fnmatch import fnmatch
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from .errors import CheckpointError
+from .folder import is_there, read_file
+from .json_file import Fields, read_json
+from .shown import shown
+
+__all__ = [
+    "METHODS", "MODELS", "TOKENIZERS", "explain_file", "explain_method", "explain_models", "explain_tokenizer",
+    "refuse_other_config", "refuse_other_files",
+]  # fmt: skip
+
+CONFIG = "config.json"
+ADAPTER = "adapter_config.json"
+ORIGINAL = (
+    "give the folder or Hugging Face id of the model that it was made from, in safetensors, or of a version of that "
+    "model in GPTQ, AWQ or FP8"
+)
+CONVERT = "give the version of this model that transformers reads: config.json, *.safetensors and tokenizer.json"
+
+# Files that stand in a model's place where a folder has no config.json, or no *.safetensors.
+MODELS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "*.gguf": f"a GGUF file, of llama.cpp, Ollama and LM Studio, which is not read here; {ORIGINAL}",
+        "*.ggml": f"a file of llama.cpp's older kind, which is not read here; {ORIGINAL}",
+        "consolidated*.safetensors": f"a checkpoint as Mistral publishes it, not as transformers has it; {CONVERT}",
+        "consolidated*.pth": f"a checkpoint as Meta publishes it, not as transformers has it; {CONVERT}",
+        "params.json": f"the config of a checkpoint as Meta or Mistral publish it; {CONVERT}",
+        "mlc-chat-config.json": f"a model compiled for MLC, which is not read here; {ORIGINAL}",
+        "model_index.json": "the index of a pipeline of diffusers, and not a language model; give a language model",
+        "*.onnx": f"a model in ONNX, which is not read here; {ORIGINAL}",
+        "openvino_model.xml": f"a model in OpenVINO's format, which is not read here; {ORIGINAL}",
+        "*.mlpackage": f"a model for Core ML, which is not read here; {ORIGINAL}",
+        "*.engine": f"an engine built by TensorRT for one GPU, which is not read here; {ORIGINAL}",
+        "*.nemo": f"an archive of NeMo, which is not read here; {ORIGINAL}",
+        "*.llamafile": f"a program of llamafile with a GGUF in it, which is not read here; {ORIGINAL}",
+        "*.tflite": f"a model for TensorFlow Lite, which is not read here; {ORIGINAL}",
+        "*.task": f"a bundle for MediaPipe, which is not read here; {ORIGINAL}",
+        "*.msgpack": f"weights for Flax, which are not read here; {CONVERT}",
+        "*.h5": f"weights for TensorFlow, which are not read here; {CONVERT}",
+        "model.bin": f"weights of CTranslate2 or a pickle, which are not read here; {CONVERT}",
+    }
+)
+# Files that say what the weights beside them are, whatever else is there.
+MARKS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "quanto_qmap.json": f"the map of a model that optimum-quanto quantized, which is not read here; {ORIGINAL}",
+        "quantization_map.json": f"the map of a model that optimum-quanto quantized, which is not read; {ORIGINAL}",
+    }
+)
+# `quant_method` of config.json -> whose it is.
+METHODS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "aqlm": "AQLM, with codebooks",
+        "bitnet": "BitNet, with ternary weights",
+        "bitsandbytes": "bitsandbytes: NF4, FP4 or LLM.int8",
+        "eetq": "EETQ",
+        "exl2": "ExLlamaV2",
+        "exl3": "ExLlamaV3",
+        "fbgemm_fp8": "FBGEMM's FP8",
+        "fouroversix": "Four over six, an FP4",
+        "fp_quant": "FP-Quant",
+        "gguf": "GGUF within safetensors",
+        "higgs": "HIGGS",
+        "hqq": "HQQ, with zero points that are not whole",
+        "modelopt": "NVIDIA's ModelOpt",
+        "modelopt_fp4": "NVIDIA's ModelOpt",
+        "mxfp4": "MXFP4",
+        "quanto": "optimum-quanto",
+        "quark": "AMD's Quark",
+        "sinq": "SINQ",
+        "spqr": "SpQR",
+        "torchao": "torchao",
+        "vptq": "VPTQ",
+    }
+)
+TOKENIZERS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "tekken.json": "Mistral's own vocabulary, and tokenizer.json is missing, which is read here; put the "
+        "tokenizer.json of the model's Hugging Face version beside it",
+        "*.tiktoken": "a vocabulary for tiktoken, and tokenizer.json is missing, which is read here; put the "
+        "tokenizer.json of the model's Hugging Face version beside it",
+    }
+)
+_TIKTOKEN = (
+    "a vocabulary for tiktoken under the name of one for sentencepiece, and tokenizer.json is missing, which is read "
+    "here; put the tokenizer.json of the model's Hugging Face version beside it"
+)
+_SENTENCEPIECE = (
+    "a vocabulary for sentencepiece, and tokenizer.json is missing; put the tokenizer.json of the model's Hugging Face "
+    "version beside it, or let it be made from this file: install the package sentencepiece where motley is installed"
+)
+
+
+def refuse_other_files(folder: Path) -> None:
+    """Raises CheckpointError where a folder's files are no checkpoint that is read here, naming what they are."""
+    names = _names(folder)
+    if is_there(folder, ADAPTER):
+        raise CheckpointError(_adapter(folder), file=ADAPTER)
+    for name in sorted(MARKS.keys() & set(names)):
+        raise CheckpointError(f"is {MARKS[name]}", file=name)
+    own = [name for name in names if name.endswith(".safetensors") and not name.startswith("consolidated")]
+    if CONFIG not in names or not own:
+        if (error := explain_models(names)) is not None:
+            raise error
+        inner = [name for name in names if CONFIG not in names and is_there(folder / name, CONFIG)]
+        if inner:
+            raise CheckpointError(f"is missing; {shown(inner[0])}, within this folder, has one: give that", file=CONFIG)
+
+
+def explain_models(names: Collection[str]) -> CheckpointError | None:
+    """What these files are if they are a model of another kind, by the first line of MODELS that one of them fits."""
+    for pattern, words in MODELS.items():
+        if found := sorted(name for name in names if fnmatch(name, pattern)):
+            return CheckpointError(f"is {words}", file=found[0])
+    return None
+
+
+def explain_file(path: Path) -> CheckpointError:
+    """Of a file that was given in the place of a folder."""
+    if path.suffix in (".safetensors", ".json"):
+        return CheckpointError("is a file; give the folder that it lies in, with config.json", file=path.name)
+    with path.open("rb") as file:
+        gguf = file.read(4) == b"GGUF"  # Ollama's have no name that says so
+    if gguf:
+        return CheckpointError(f"is {MODELS['*.gguf']}", file=path.name)
+    return explain_models([path.name]) or CheckpointError(
+        "is a file; give a folder with config.json, *.safetensors and tokenizer.json", file=path.name
+    )
+
+
+def refuse_other_config(config: Fields, folder: Path) -> None:
+    """Raises CheckpointError for a config.json that is of another library, or whose weights are."""
+    section = config.raw.get("quantization")
+    if isinstance(section, dict) and "bits" in section:
+        raise CheckpointError(
+            f"is a model that MLX quantized, which is not read here; {ORIGINAL}",
+            file=config.file,
+            tensor="quantization",
+        )
+    if is_there(folder, "hf_quant_config.json") and not config.says("quantization_config"):
+        words = f"says that NVIDIA's ModelOpt quantized this model, which is not read here; {ORIGINAL}"
+        raise CheckpointError(words, file="hf_quant_config.json")
+    for key in ("builder_config", "pretrained_config"):
+        if isinstance(config.raw.get(key), dict):
+            words = f"is the config of a model built by TensorRT-LLM, which is not read here; {ORIGINAL}"
+            raise CheckpointError(words, file=config.file, tensor=key)
+
+
+def explain_method(section: Fields) -> CheckpointError | None:
+    """What the `quant_method` of a config is, where it is not read here; None: nobody knows it."""
+    method = section.raw.get("quant_method")
+    if method is None and (section.says("load_in_4bit") or section.says("load_in_8bit")):
+        method = "bitsandbytes"  # in files from before there was such a key
+    if not isinstance(method, str) or method not in METHODS:
+        return None
+    words = f"{shown(method)} is not accepted: weights of {METHODS[method]}, are not read here; {ORIGINAL}"
+    return CheckpointError(words, file=section.file, tensor=section.prefix + "quant_method")
+
+
+def explain_tokenizer(folder: Path) -> CheckpointError | None:
+    """What a folder without tokenizer.json has in its place that cannot be read, if it has such a thing."""
+    names = _names(folder)
+    for pattern, words in TOKENIZERS.items():
+        if found := sorted(name for name in names if fnmatch(name, pattern)):
+            return CheckpointError(f"is {words}", file=found[0])
+    if "tokenizer.model" not in names:
+        return None
+    if _is_tiktoken(read_file(folder, "tokenizer.model", 256 << 20)):
+        return CheckpointError(f"is {_TIKTOKEN}", file="tokenizer.model")
+    if importlib.util.find_spec("sentencepiece") is None:
+        return CheckpointError(f"is {_SENTENCEPIECE}", file="tokenizer.model")
+    return None
+
+
+def _is_tiktoken(data: bytes) -> bool:
+    """Lines of a token in base64 and its rank; sentencepiece's are a protocol buffer."""
+    first = data.partition(b"\n")[0].split()
+    return len(first) == 2 and first[1].isdigit() and first[0].isascii()
+
+
+def _adapter(folder: Path) -> str:
+    base = read_json(folder, ADAPTER).get("base_model_name_or_path")
+    of = f" of {shown(base)}" if isinstance(base, str) and base else ""
+    return (
+        f"says that this is an adapter (LoRA){of}, and not a whole model; merge it into its base with peft's "
+        "merge_and_unload, save that with save_pretrained and give the new folder"
+    )
+
+
+def _names(folder: Path) -> list[str]:
+    """Raises CheckpointError."""
+    try:
+        return sorted(os.listdir(folder))
+    except OSError as error:
+        raise CheckpointError(f"cannot be read: {error.strerror}", file=str(folder)) from error
