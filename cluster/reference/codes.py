@@ -8,6 +8,7 @@ MEANINGS: Mapping[str, str] = {
     "answer_too_large": "it has more log-probabilities than an answer that is not streamed, or a prompt in all its "
     "choices, may have, or more numbers than embeddings of one call; the error says how many",
     "bad_request": "the request is malformed, or the HTTP framework refuses it",
+    "bodies_full": "too many requests have begun to arrive and are not whole",
     "body_too_large": "the body is over the limit in bytes; it was not parsed",
     "chat_template_limit": "rendering the conversation took the model's chat template more than it may take",
     "chat_template_missing": "the model has no chat template; use completions",

@@ -19,6 +19,7 @@ from ..auth.guard import Guard
 from ..caller import MAX_CLIENT_ID, Caller
 from ..edge.heads import check_head
 from ..errors import NotImplementedHere, SlowBody, TooLarge, UnsupportedMedia
+from .arriving import ARRIVING, Arriving, Body
 from .http import CALLER, error_response
 
 # Serve would obey it, and a closed connection would then no longer stop its sequence.
@@ -40,6 +41,7 @@ class HttpGuard:
     max_body_bytes   counts what arrives, whatever Content-Length says
     health_paths     tell health and no more
     echo_id          answers carry x-request-id; Serve's own server puts it there itself
+    arriving         counts bodies that are not whole
     """
 
     def __init__(
@@ -49,12 +51,14 @@ class HttpGuard:
         max_body_bytes: int,
         health_paths: Collection[str] = (),
         echo_id: bool = True,
+        arriving: Arriving = ARRIVING,
     ) -> None:
         self._app = app
         self._guard = guard
         self._max_body_bytes = max_body_bytes
         self._health_paths = frozenset(health_paths)
         self._echo_id = echo_id
+        self._arriving = arriving
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -76,7 +80,11 @@ class HttpGuard:
             except MotleyError as error:
                 await error_response(error, scope["path"])(scope, receive, answer)
                 return
-            await self._app(scope, self._bounded(receive), answer)
+            body = self._arriving.begin(record.tenant)
+            try:
+                await self._app(scope, self._bounded(receive, body), answer)
+            finally:
+                body.end()
         finally:
             record.ended(answer.status if answer.whole else LEFT)
 
@@ -104,7 +112,7 @@ class HttpGuard:
         if not length.isdigit() or int(length[:19]) > self._max_body_bytes:
             raise self._too_large()
 
-    def _bounded(self, receive: Receive) -> Receive:
+    def _bounded(self, receive: Receive, body: Body) -> Receive:
         left, whole = self._max_body_bytes, False
         deadline = asyncio.get_running_loop().time() + BODY_S
 
@@ -113,14 +121,17 @@ class HttpGuard:
             if whole:
                 return await receive()  # from now on only to see the client leave
             try:
-                async with asyncio.timeout_at(deadline):
-                    message = await receive()
+                message = await body.next(receive(), deadline)
             except TimeoutError:
                 raise SlowBody(f"the body did not arrive within {BODY_S:g} s", code="slow_body") from None
             left -= len(message.get("body", b""))
             if left < 0:
                 raise self._too_large()
             whole = not message.get("more_body", False)
+            if whole:
+                body.end()
+            else:
+                body.hold("bytes", len(message.get("body", b"")))
             return message
 
         return bounded

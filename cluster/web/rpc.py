@@ -53,7 +53,7 @@ def unary(reply: type[Reply]) -> Callable[[Unary[Reply]], Unary[Reply]]:
         async def call(self: Any, request: Any, grpc_context: Any) -> Reply:
             try:
                 with _admitted(self, method, grpc_context) as caller:
-                    return await method(self, await read(request), caller)
+                    return await method(self, await read(request, caller.tenant), caller)
             except MotleyError as error:
                 _set_status(grpc_context, error)
                 return reply()
@@ -66,8 +66,8 @@ def unary(reply: type[Reply]) -> Callable[[Unary[Reply]], Unary[Reply]]:
 def stream(method: Stream[Reply]) -> Stream[Reply]:
     """For `def Method(self, request, caller)`, which returns a generator of replies."""
 
-    async def one(request: Any) -> Any:
-        return await read(request)
+    async def one(request: Any, tenant: str) -> Any:
+        return await read(request, tenant)
 
     return _streaming(method, one)
 
@@ -75,18 +75,18 @@ def stream(method: Stream[Reply]) -> Stream[Reply]:
 def bidirectional(method: Stream[Reply]) -> Stream[Reply]:
     """For `def Method(self, requests, caller)`: as `stream`, of a call with any number of requests."""
 
-    async def each(requests: Any) -> Any:
-        return read_each(requests)
+    async def each(requests: Any, tenant: str) -> Any:
+        return read_each(requests, tenant)
 
     return _streaming(method, each)
 
 
-def _streaming(method: Stream[Reply], take: Callable[[Any], Awaitable[Any]]) -> Stream[Reply]:
+def _streaming(method: Stream[Reply], take: Callable[[Any, str], Awaitable[Any]]) -> Stream[Reply]:
     @_named(method)
     async def call(self: Any, request: Any, grpc_context: Any) -> AsyncGenerator[Reply, None]:
         try:
             with _admitted(self, method, grpc_context) as caller:
-                replies = self.readers.watched(method(self, await take(request), caller), _num_bytes)
+                replies = self.readers.watched(method(self, await take(request, caller.tenant), caller), _num_bytes)
                 async with aclosing(replies):
                     async for reply in replies:
                         yield reply

@@ -12,7 +12,9 @@ from google.protobuf.message import DecodeError, Message
 
 from ...replicas.errors import DeadlineExceeded, InvalidRequest
 from ..edge.edge import MIN_STALL_S
+from ..settings import MAX_MESSAGE_BYTES
 from ..streams import next_of
+from .arriving import ARRIVING
 from .fields import check_fields
 
 FIRST_S = float(MIN_STALL_S)  # from the head of a call to the end of its first message
@@ -35,39 +37,41 @@ class Unparsed:
             raise InvalidRequest(message, code="malformed_message") from None
 
 
-async def read(request: Any) -> Message:
+async def read(request: Any, tenant: str = "") -> Message:
     """The one message of a call. What is parsed already stays as it is.
 
-    Raises InvalidRequest when the caller has closed its side without one, and DeadlineExceeded when it is long in
-    coming.
+    Raises InvalidRequest when the caller has closed its side without one, DeadlineExceeded when it is long in coming,
+    and Overloaded when there are too many such.
     """
     if isinstance(request, Message):
         return request
     if isinstance(request, Unparsed):
         return request.parsed()
-    found = await _first(aiter(request))
+    found = await _first(aiter(request), tenant, late_bytes=MAX_MESSAGE_BYTES)
     if not found:
         message = "the call was closed without a whole message; expected one"
         raise InvalidRequest(message, code="no_message")
     return _parsed(found[0])
 
 
-async def read_each(requests: AsyncIterable[Any]) -> AsyncGenerator[Message, None]:
-    """The messages of a call that may have many. Raises DeadlineExceeded when the first is long in coming."""
+async def read_each(requests: AsyncIterable[Any], tenant: str = "") -> AsyncGenerator[Message, None]:
+    """The messages of a call that may have many. Raises as `read` does, but for one that has none."""
     requests = aiter(requests)
-    for request in await _first(requests):
+    for request in await _first(requests, tenant, late_bytes=0):  # mostly it is silent, and not half a message
         yield _parsed(request)
     async for request in requests:
         yield _parsed(request)
 
 
-async def _first(requests: AsyncIterable[Any]) -> list[Any]:
+async def _first(requests: AsyncIterable[Any], tenant: str, *, late_bytes: int) -> list[Any]:
     """Nothing when there is none."""
+    body = ARRIVING.begin(tenant)
     try:
-        async with asyncio.timeout(FIRST_S):
-            return await next_of(requests)
+        return await body.next(next_of(requests), asyncio.get_running_loop().time() + FIRST_S, late_bytes)
     except TimeoutError:
         raise DeadlineExceeded(f"the call's first message did not arrive within {FIRST_S:g} s") from None
+    finally:
+        body.end()
 
 
 def _parsed(request: Any) -> Message:
