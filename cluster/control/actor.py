@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import grpc
@@ -17,7 +17,7 @@ from ..auth.key_file import KeyFile
 from ..auth.keys import KeyRing, StoredKey
 from .plane import Plane
 from .serve_fleet import Build, ServeFleet
-from .server import AdminDoor, start_server
+from .server import AdminDoor, start_anywhere
 from .state import State
 from .store import KvStore
 
@@ -59,13 +59,20 @@ class ControlActor:
         fleet = ServeFleet(options.app, options.build)
         self._plane = Plane(fleet, store, state)
         both = keys if options.api_keys is None else KeyFile(options.api_keys, [options.own_key])
-        self._server: grpc.aio.Server = await start_server(self._plane, both, options.door)
+        door = options.door
+        again = ray.get_runtime_context().was_current_actor_reconstructed
+        if again and (port := store.port()) is not None:
+            door = replace(door, port=port, yields=False)  # where it is looked for
+        self._server: grpc.aio.Server
+        self._server, self._port = await start_anywhere(self._plane, both, door)
+        store.keep_port(self._port)
         self._loop = asyncio.create_task(self._plane.run())
         self._end = asyncio.create_task(_end_with_serve()) if options.joined else None
-        log.info("control plane at generation %d, port %d", state.generation, options.door.port)
+        log.info("control plane at generation %d, port %d", state.generation, self._port)
 
-    async def ready(self) -> None:
-        """Returns when it can be called."""
+    async def ready(self) -> int:
+        """Its port, when it can be called."""
+        return self._port
 
     async def stop(self) -> None:
         self._loop.cancel()

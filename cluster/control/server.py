@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -15,7 +15,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from ...replicas.errors import Unavailable
 from ..edge.heads import GRPC_OPTIONS
-from ..edge.ports import bracketed
+from ..edge.ports import bracketed, settled_block
 from ..edge.tls import Tls
 from ..happening import Happening, happening
 from ..protocols.health import HealthProtocol
@@ -32,6 +32,7 @@ from .plane import Plane
 
 MAX_MESSAGE_BYTES = 64 * 2**10  # what operators and KEDA ask is short
 MAX_CALLS = 512  # at a time
+TRIES = 20  # ports that are free one moment, and taken the next
 BIND_S = 20.0  # the process before this one may not have let go of the port yet
 STALE_S = 15.0  # a plane that has not seen the fleet for so long is not well
 
@@ -46,12 +47,17 @@ SERVICES = (
 
 @dataclass(frozen=True, slots=True)
 class AdminDoor:
-    """Where the server listens. tls: off loopback it has one."""
+    """Where the server listens.
+
+    tls     off loopback it has one
+    yields  another port will do where this one is taken: two services may start at once, and find the same one free
+    """
 
     host: str
     port: int
     tls: Tls | None = None
     open_health: bool = False
+    yields: bool = False
 
 
 class _Health(HealthRpcs):
@@ -83,6 +89,22 @@ class _Life:
     async def load(self) -> None:
         if not self._plane.looked_at or self._clock() - self._plane.looked_at > STALE_S:
             raise Unavailable("the fleet cannot be seen", code="not_ready")
+
+
+async def start_anywhere(plane: Plane, keys: Keys, door: AdminDoor) -> tuple[grpc.aio.Server, int]:
+    """Started, and its port: the door's, or where another will do one that is free. Raises OSError."""
+    if not door.yields:
+        return await start_server(plane, keys, door), door.port
+    guard = AdminGuard(keys, open_health=door.open_health)
+    for port in (door.port, *(settled_block(1) for _ in range(TRIES))):
+        server = _server(plane, keys, guard)
+        try:
+            _bind(server, replace(door, port=port))
+        except RuntimeError:
+            continue  # somebody was sooner
+        await server.start()
+        return server, port
+    raise OSError("no port is free for the control plane")
 
 
 async def start_server(plane: Plane, keys: Keys, door: AdminDoor) -> grpc.aio.Server:

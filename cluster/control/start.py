@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +32,23 @@ READY_S = 60.0
 class Control:
     """The actor of one service."""
 
-    def __init__(self, actor: Any, contact: Contact) -> None:
+    def __init__(self, actor: Any, contact: Contact, folder: Path, host: str) -> None:
         self._actor = actor
         self.contact = contact
+        self._folder = folder
+        self._host = host
 
     def wait_ready(self) -> None:
         """Raises ConfigurationError when it does not start."""
         try:
-            ray.get(self._actor.ready.remote(), timeout=READY_S)
+            port = ray.get(self._actor.ready.remote(), timeout=READY_S)
         except RayError as error:
             line = [line.strip() for line in str(error).splitlines() if line.strip()][-1]
             raise ConfigurationError(f"the control plane did not start: {line}", code="deploy_failed") from error
+        address = f"{bracketed(self._host)}:{port}"
+        if address != self.contact.address:
+            self.contact = replace(self.contact, address=address)
+            write_contact(self._folder, self.contact)
 
 
 def start_control(
@@ -87,7 +94,7 @@ def start_control(
     )
     contact = Contact(f"{bracketed(door.host)}:{door.port}", key, tls=door.tls is not None)
     write_contact(folder, contact)
-    return Control(actor, contact)
+    return Control(actor, contact, folder, door.host)
 
 
 def runs(app: str) -> bool:
@@ -104,7 +111,7 @@ def choose_door(options: ServeOptions) -> AdminDoor:
     tls = None
     if not is_loopback(options.admin_host):
         tls = choose_tls(options.tls_cert, options.tls_key, options.client_ca)
-    return AdminDoor(options.admin_host, port, tls, options.open_health)
+    return AdminDoor(options.admin_host, port, tls, options.open_health, yields=options.admin_port is None)
 
 
 def stop_control(app: str) -> None:

@@ -17,12 +17,20 @@ class KvStore:
     """Of one application."""
 
     def __init__(self, app: str) -> None:
-        self._key = f"control/{app}".encode()
+        self._key, self._port_key = f"control/{app}".encode(), f"control-port/{app}".encode()
 
     def kept(self) -> State | None:
         """Raises ValueError for what another version has kept."""
         data = _internal_kv_get(self._key, namespace=_NAMESPACE)
         return None if data is None else load(data)
+
+    def port(self) -> int | None:
+        """That the control plane took when it was started first; None: it has not been."""
+        data = _internal_kv_get(self._port_key, namespace=_NAMESPACE)
+        return None if data is None else int(data)
+
+    def keep_port(self, port: int) -> None:
+        _internal_kv_put(self._port_key, str(port).encode(), overwrite=True, namespace=_NAMESPACE)
 
     async def keep(self, state: State) -> None:
         """Raises Unavailable when Ray's GCS does not take it."""

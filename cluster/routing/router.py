@@ -100,18 +100,19 @@ class Router(Asking):
         self._refuse_if_unmeetable(request)
         await self._waiting.turn(request, journey.began, journey.deadline)
         attempt = self._short_attempt if whole and _is_short(request) else self._attempt
-        while not journey.progress.done:
-            try:
-                async with aclosing(attempt(journey)) as messages:
-                    async for message in messages:
-                        record.count(message)
-                        yield message
-            except MotleyError as error:
-                final = await self._after(journey, error)
-                if final is not None and journey.progress.begun:
-                    yield journey.progress.closing(final)
-                if final is not None:
-                    raise final from error
+        with self._waiting.priorities.sent(request):
+            while not journey.progress.done:
+                try:
+                    async with aclosing(attempt(journey)) as messages:
+                        async for message in messages:
+                            record.count(message)
+                            yield message
+                except MotleyError as error:
+                    final = await self._after(journey, error)
+                    if final is not None and journey.progress.begun:
+                        yield journey.progress.closing(final)
+                    if final is not None:
+                        raise final from error
         if journey.progress.late:
             raise too_late()
 

@@ -15,6 +15,7 @@ from .contexts import whole
 from .fair_queue import Entry, FairQueue
 from .live import Live, Order
 from .predict import Slo
+from .priorities import Priorities
 
 __all__ = ["Routing", "Waiting"]
 
@@ -81,6 +82,7 @@ class Waiting:
         self._live = live
         self._routing = routing
         self._several = several
+        self.priorities = Priorities()  # of what has had its turn, as long as its caller says so
         self._queue: FairQueue[_Turn] = FairQueue(routing.weights, routing.max_waiting, routing.max_waiting_tokens)
         self._pump: asyncio.Task[None] | None = None
         self._closed_until = 0.0
@@ -207,7 +209,20 @@ class Waiting:
         if not self.queues or not live.members:
             return True
         late = not self._sheds
-        return now >= self._closed_until and live.has_room(request, late=late, waited_s=0.0 if late else waited_s)
+        return now >= self._closed_until and (
+            live.has_room(request, late=late, waited_s=0.0 if late else waited_s) or self._would_displace(request)
+        )
+
+    def _would_displace(self, request: Request) -> bool:
+        """Whether a replica would take another's place for it: one of a lower priority that this ingress has sent.
+
+        No more are sent so than there are places: others of such a priority have the rest of them.
+        """
+        lowest, priority = self.priorities.lowest, request.priority
+        if lowest is None or lowest >= priority:
+            return False
+        places = sum(member.profile.max_running for member in self._live.members.values())
+        return self.priorities.not_below(priority) < places
 
     def _is_absent(self, request: Request) -> bool:
         """Whether there is no replica for it. Of one pool Serve knows when its first comes."""

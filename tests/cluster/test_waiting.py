@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from types import SimpleNamespace
 from typing import Any
 
 from hypothesis import given, settings
@@ -21,7 +22,7 @@ class Fleet:
     """As much of `Live` as the line asks."""
 
     def __init__(self) -> None:
-        self.members = {"only": None}
+        self.members: dict[str, Any] = {"only": None}
         self.had_any = True
         self.changed = asyncio.Event()
         self.room = False
@@ -254,3 +255,41 @@ def test_the_order_of_a_queue_is_that_in_which_it_would_be_emptied(
         assert len(queue) == len(passed) - 1
     order = [entry.item for entry in queue.in_turn()]
     assert order == [queue.pop().item for _ in range(len(queue))]
+
+
+def urgent(priority: int, n: int = 1) -> Request:
+    return Request("u", (1, 2, 3), SamplingParams(max_tokens=4, seed=0, n=n), priority=priority)
+
+
+async def test_one_that_would_take_another_ones_place_is_sent_to_full_replicas() -> None:
+    """A replica gives it the place of the least important; an equal one waits here, and so does what is too much."""
+    fleet = Fleet()
+    fleet.members = {"only": SimpleNamespace(profile=SimpleNamespace(max_running=2))}
+    line = a_line(fleet)
+    with line.priorities.sent(urgent(1)), line.priorities.sent(urgent(1)):
+        waits = ask(line, urgent(1))
+        await held(line, 1)
+        for _ in range(2):
+            await asyncio.wait_for(ask(line, urgent(5)), 10)
+        with line.priorities.sent(urgent(5, n=2)):
+            another = ask(line, urgent(5))
+            await held(line, 2)
+            await asyncio.wait_for(ask(line, urgent(6)), 10)
+        fleet.changed.set()
+        await asyncio.wait_for(another, 10)
+        assert not waits.done(), "nobody gives way to it"
+    fleet.hear(room=True)
+    await asyncio.wait_for(waits, 10)
+    assert line.priorities.lowest is None
+
+
+async def test_it_goes_before_those_that_wait_for_room() -> None:
+    fleet = Fleet()
+    fleet.members = {"only": SimpleNamespace(profile=SimpleNamespace(max_running=1))}
+    line = a_line(fleet)
+    with line.priorities.sent(urgent(0)):
+        first = ask(line, urgent(0))
+        await held(line, 1)
+        await asyncio.wait_for(ask(line, urgent(3)), 10)
+        assert not first.done()
+        first.cancel()

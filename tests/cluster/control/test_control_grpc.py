@@ -7,7 +7,8 @@ from typing import Any
 
 import grpc
 import pytest
-from admin_door import ADMIN, AS_ADMIN, TENANT, Plane, refused
+from admin_door import ADMIN, AS_ADMIN, KEYS, TENANT, Plane, refused
+from fake_fleet import Bench
 from google.protobuf.descriptor import ServiceDescriptor
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
@@ -16,9 +17,11 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from motley.cli import fleet_view
 from motley.cluster.control import control_rpcs
+from motley.cluster.control import server as server_module
 from motley.cluster.control.fleet import Planned
-from motley.cluster.control.server import SERVICES
+from motley.cluster.control.server import SERVICES, AdminDoor, start_anywhere
 from motley.cluster.control.state import PolicyPlan, PoolPlan
+from motley.cluster.edge.ports import listens, settled_block
 from motley.cluster.fleet.status import Demand
 from motley.cluster.protos import control_pb2 as pb
 from motley.replicas.prefix.popular import PopularPrefix
@@ -297,3 +300,23 @@ async def test_health_and_reflection(plane: Plane) -> None:
     [told] = [reply async for reply in stub.ServerReflectionInfo(iter(asked), metadata=AS_ADMIN)]
     names = {service.name for service in told.list_services_response.service}
     assert names == {service.full_name for service in SERVICES}
+
+
+async def test_of_two_that_find_one_port_free_each_has_its_own() -> None:
+    """Both services of a machine that start at once would take the usual one."""
+    port, bench = settled_block(1), Bench()
+    door = AdminDoor("127.0.0.1", port, yields=True)
+    servers = [await start_anywhere(bench.plane, KEYS, door) for _ in range(2)]
+    assert [found == port for _, found in servers] == [True, False]
+    for server, found in servers:
+        assert listens("127.0.0.1", found)
+        await server.stop(None)
+
+
+async def test_a_port_that_was_asked_for_is_taken_or_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "BIND_S", 0.0)
+    bench, door = Bench(), AdminDoor("127.0.0.1", settled_block(1))
+    server, _ = await start_anywhere(bench.plane, KEYS, door)
+    with pytest.raises(OSError, match="is taken"):
+        await start_anywhere(bench.plane, KEYS, door)
+    await server.stop(None)
