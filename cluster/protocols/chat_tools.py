@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from ...replicas.errors import InvalidRequest
+from ...replicas.grammar_loose import loosened
 from ...replicas.grammar_schema import check_schema
 from ...replicas.grammar_spec import OBJECT_SCHEMA
 from ...replicas.tools import Tool, check_tools
@@ -16,6 +19,10 @@ from ..parsers.tags import Signature
 from .openai_fields import refuse_others, take, wrong_type
 from .openai_schemas import MODES
 
+log = logging.getLogger(__name__)
+
+MAX_TOLD = 8  # keywords in one line of the log
+MAX_REMEMBERED = 1024  # lines that are not written again
 _ANY_OBJECT = json.loads(OBJECT_SCHEMA)
 
 
@@ -117,18 +124,40 @@ def _name(choice: dict[str, Any], path: str, known: Sequence[str]) -> str:
 
 
 def _signature(tool: Tool, given: dict[str, Any], at: str) -> Signature:
-    """With `strict` arguments are held to their schema, or it is refused; without it, where that can be done."""
+    """With `strict` arguments are held to their schema, or it is refused; without it, to what of it can be kept."""
     schema, name, field = tool["function"]["parameters"], tool["function"]["name"], f"{at}.function.parameters"
-    strict = bool(given["function"].get("strict"))
-    if not schema or (not strict and "properties" not in schema):
+    if not schema:
         return Signature(name, _ANY_OBJECT)
-    try:
+    if given["function"].get("strict"):
         checked = check_schema(schema, field)
-        if strict and checked.get("type") != "object":
+        if "anyOf" in checked or not _is_object(checked, checked):
             message = f"{field}: expected a schema of type object, for strict to hold arguments to"
             raise InvalidRequest(message, param=field, code="invalid_grammar")
-    except InvalidRequest:
-        if strict:
-            raise
-        return Signature(name, _ANY_OBJECT)
-    return Signature(name, checked)
+        return Signature(name, checked)
+    kept, dropped = loosened({"type": "object", **schema} if _is_untyped(schema) else schema)
+    if dropped:
+        _tell(f"{field} of {name}: kept without {', '.join(dropped[:MAX_TOLD])}{' …' * (len(dropped) > MAX_TOLD)}")
+    return Signature(name, kept if _is_object(kept, kept) else _ANY_OBJECT)
+
+
+def _is_untyped(schema: dict[str, Any]) -> bool:
+    return schema.keys().isdisjoint({"type", "$ref", "anyOf", "oneOf", "allOf", "enum", "const"})
+
+
+def _is_object(words: Any, root: Any) -> bool:
+    """Whether all values of a schema in the library's words are objects."""
+    seen = set()
+    while isinstance(words, dict) and "$ref" in words and words["$ref"] not in seen:
+        seen.add(words["$ref"])
+        words = root if words["$ref"] == "#" else root["$defs"][words["$ref"].removeprefix("#/$defs/")]
+    if not isinstance(words, dict):
+        return False
+    choices = words.get("anyOf", words.get("allOf"))
+    if choices is not None:
+        return all(_is_object(inner, root) for inner in choices)
+    return words.get("type") == "object"
+
+
+@lru_cache(MAX_REMEMBERED)  # the same tools come with every request of a client: one line tells it
+def _tell(what: str) -> None:
+    log.warning("%s", what)

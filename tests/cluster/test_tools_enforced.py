@@ -24,7 +24,9 @@ from motley.cluster.parsers.answer import parse_whole
 from motley.cluster.parsers.styles import TOOL_PARSERS, Reading
 from motley.cluster.parsers.tags import Format, Signature, any_of, json_schema
 from motley.cluster.parsers.think import before
+from motley.cluster.protocols.chat_tools import tool_use
 from motley.replicas.engine_config import EngineConfig
+from motley.replicas.errors import InvalidRequest
 from motley.replicas.grammar_spec import GrammarKind
 from motley.replicas.worker import Worker
 
@@ -226,3 +228,47 @@ async def test_a_random_model_calls_when_it_must(special_marks: bool, tmp_path: 
                     jsonschema.validate(json.loads(function["arguments"]), SCHEMAS[function["name"]])
     finally:
         await worker.close()
+
+
+def _kept(parameters: dict[str, Any], **more: Any) -> Any:
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters, **more}}
+    return tool_use({"tools": [tool], "tool_choice": "required"}).allowed[0].schema
+
+
+NOTE = {"type": "object", "properties": {"id": {"type": "integer"}}, "required": ["id"]}
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {**NOTE, "properties": {"id": {"type": "integer", "format": "sha"}}},
+        {**NOTE, "properties": {"id": {"type": "integer", "exclusiveMinimum": True}}},
+        {**NOTE, "not": {"required": ["x"]}},
+        {"$ref": "#/$defs/Note", "$defs": {"Note": NOTE}},
+        {"required": ["id"], "properties": {"id": {"type": "integer"}}, "$schema": "x", "if": {}},
+    ],
+)
+def test_one_keyword_does_not_cost_the_whole_schema(parameters: dict[str, Any]) -> None:
+    kept = _kept(parameters)
+    kept = kept["$defs"]["0"] if "$ref" in kept else kept
+    assert (kept["properties"], kept["required"]) == ({"id": {"type": "integer"}}, ["id"])
+
+
+def test_what_is_left_out_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(3):
+        _kept({**NOTE, "properties": {"id": {"type": "integer"}, "told": {"contains": {}}}})
+    [told] = [record.getMessage() for record in caplog.records]
+    assert told == "tools[0].function.parameters of f: kept without #/properties/told: 'contains'"
+
+
+def test_strict_refuses_what_it_cannot_keep() -> None:
+    with pytest.raises(InvalidRequest, match=r"tools\[0\]\.function\.parameters: #: the keyword 'not'"):
+        _kept({**NOTE, "not": {}}, strict=True)
+    with pytest.raises(InvalidRequest, match="expected a schema of type object"):
+        _kept({"anyOf": [NOTE, {"type": "null"}]}, strict=True)
+    assert "$ref" in _kept({"$ref": "#/$defs/Note", "$defs": {"Note": NOTE}}, strict=True)
+
+
+@pytest.mark.parametrize("parameters", [{}, {"type": "object"}, {"description": "x"}, {"anyOf": [{"type": "null"}]}])
+def test_arguments_of_which_nothing_is_said_are_any_object(parameters: dict[str, Any]) -> None:
+    assert _kept(parameters) == {"type": "object", "additionalProperties": True}
