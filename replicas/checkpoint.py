@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
@@ -19,6 +20,8 @@ from .quantization.registry import read_format
 from .safetensors_file import TensorInfo, read_header
 
 __all__ = ["Checkpoint", "inspect_checkpoint", "resolve_model"]
+
+log = logging.getLogger(__name__)
 
 CONFIG = "config.json"
 SINGLE = "model.safetensors"
@@ -83,6 +86,8 @@ def inspect_checkpoint(path: str | Path) -> Checkpoint:
 def _tensors(folder: Path) -> Tensors:
     """From model.safetensors, from the shards of its index, or from the only safetensors file there is."""
     if is_there(folder, SINGLE):
+        if is_there(folder, INDEX):
+            log.warning("%s counts, as in transformers; %s beside it, with its files, does not", SINGLE, INDEX)
         return _by_name([contained(folder, SINGLE)])
     if is_there(folder, INDEX):
         weight_map = _weight_map(folder)

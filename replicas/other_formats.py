@@ -20,9 +20,17 @@ from .json_file import Fields, read_json
 from .shown import shown
 
 __all__ = [
-    "METHODS", "MODELS", "TOKENIZERS", "explain_file", "explain_method", "explain_models", "explain_tokenizer",
-    "refuse_other_config", "refuse_other_files",
-]  # fmt: skip
+    "METHODS",
+    "MODELS",
+    "ORIGINAL",
+    "TOKENIZERS",
+    "explain_file",
+    "explain_method",
+    "explain_models",
+    "explain_tokenizer",
+    "refuse_other_config",
+    "refuse_other_files",
+]
 
 CONFIG = "config.json"
 ADAPTER = "adapter_config.json"

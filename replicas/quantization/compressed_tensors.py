@@ -12,6 +12,7 @@ from collections.abc import Collection
 
 from ...kernels.weights import FP8_BLOCK
 from ..json_file import Fields
+from ..other_formats import ORIGINAL
 from .base import left_plain
 from .bookkeeping import check_keys
 from .fp8 import FP8
@@ -39,7 +40,8 @@ def read_compressed(config: Fields, names: Collection[str] = ()) -> FP8:
     Raises CheckpointError naming a key that asks for what is not supported or not understood.
     """
     check_keys(config, _READ)
-    config.choice("format", _FORMATS, default=_FORMATS[0])
+    if config.raw.get("format") not in (None, *_FORMATS):
+        raise config.error("format", f"{' or '.join(_FORMATS)}, since others are not read here; {ORIGINAL}")
     config.choice("quantization_status", ("compressed", "frozen"), default="compressed")
     for key in ("kv_cache_scheme", "transform_config", "moe_sparsity_config"):
         if config.says(key):

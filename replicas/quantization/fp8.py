@@ -4,7 +4,9 @@ Of a layer [N, K]:
 
     weight            e4m3 [N, K]
     weight_scale_inv  float [ceil(N / 128), ceil(K / 128)]   where `weight_block_size` is [128, 128]
-    weight_scale      float [N, 1], [1, 1], [1] or []        elsewhere, in some files as weight_scale_inv
+    weight_scale      float [N, 1], [1, 1], [1] or []        elsewhere
+
+Some writers have the one name where others have the other: the file says which.
 
 w[n, k] = scale * weight[n, k]: both are multiplied by, whatever the name says. Activations are rounded to e4m3 row by
 row when they come ("dynamic"); scales for them that are in the checkpoint ("static") are refused.
@@ -25,7 +27,7 @@ from .bookkeeping import check_keys
 from .dense import Dense, bias_of
 
 LARGEST = 448.0  # of e4m3
-INVERSE = "weight_scale_inv"
+INVERSE, SCALE = "weight_scale_inv", "weight_scale"
 
 _READ = frozenset(
     {
@@ -47,7 +49,7 @@ class FP8:
 
     in_blocks: bool
     unconverted: tuple[str, ...] = ()
-    scale: str = "weight_scale"
+    scale: str = SCALE
     quantizes_head: bool = False
 
     @classmethod
@@ -67,8 +69,8 @@ class FP8:
         if block not in ((), (FP8_BLOCK, FP8_BLOCK)):
             raise config.error("weight_block_size", f"[{FP8_BLOCK}, {FP8_BLOCK}], or null for scales of rows or of all")
         modules = config.strings("modules_to_not_convert") + config.strings("ignored_layers")
-        inverse = bool(block) or any(name.endswith(f".{INVERSE}") for name in names)
-        scale = INVERSE if inverse else "weight_scale"
+        found = [scale for scale in (INVERSE, SCALE) if any(name.endswith(f".{scale}") for name in names)]
+        scale = found[0] if found else INVERSE if block else SCALE
         return cls(bool(block), left_plain(names, modules, scale) if names else modules, scale)
 
     @property

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from awq_files import build_awq
-from fp8_files import build_fp8
+from fp8_files import Scales, build_fp8
 from gptq_files import build_gptq
 from raw_safetensors import edit_tensors
 from safetensors.torch import load_file, save_file
@@ -143,6 +143,16 @@ def test_one_scale_for_all_may_be_called_inverse(shape: tuple[int, ...], tmp_pat
     assert torch.equal(prompt_logits(packed, PROMPT), prompt_logits(dense, PROMPT))
 
 
+@pytest.mark.parametrize("scales", ["blocks", "rows"])
+def test_scales_by_the_other_name(scales: Scales, tmp_path: Path) -> None:
+    packed, dense = build_fp8(tmp_path, scales=scales)
+    one, other = ("weight_scale_inv", "weight_scale") if scales == "blocks" else ("weight_scale", "weight_scale_inv")
+    path = packed / "model.safetensors"
+    found = {name.replace(one, other): tensor for name, tensor in load_file(path).items()}
+    save_file(found, path, metadata={"format": "pt"})
+    assert torch.equal(prompt_logits(packed, PROMPT), prompt_logits(dense, PROMPT))
+
+
 COMPRESSED = json.loads((CORPUS / "llm-compressor-fp8-dynamic" / "config.json").read_text())["quantization_config"]
 
 
@@ -214,6 +224,14 @@ def test_names_of_a_model_without_a_head(tmp_path: Path) -> None:
     save_file({**found, "model.norm.weight": found["norm.weight"].clone()}, path)
     with pytest.raises(CheckpointError, match="belongs to no part"):
         inspect_checkpoint(folder)
+
+
+def test_an_index_beside_a_single_file_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """transformers takes the single file too; what the index names may be older."""
+    folder = build_checkpoint(tmp_path, "qwen2")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": "gone.safetensors"}}))
+    inspect_checkpoint(folder)
+    assert ["model.safetensors.index.json" in record.getMessage() for record in caplog.records] == [True]
 
 
 def test_calibration_texts_in_config_json(tmp_path: Path) -> None:
