@@ -68,18 +68,18 @@ class _Body:
         self.whole = self.whole or not message.get("more_body", False)
         return message
 
-    async def arrived(self) -> bool:
-        """Whether it is whole by now. Reads what is there already, since nobody else may have looked."""
-        with suppress(TimeoutError):
-            while self._invited and not self.whole:
+    async def arrived(self, max_bytes: int = 2**18) -> bool:
+        """Whether it is whole by now. Reads some of what is there already, since nobody else may have looked."""
+        if self._invited:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(0):
-                    await self.receive()
+                    await self.discard(max_bytes)
         return self.whole
 
-    async def discard(self, most_bytes: int) -> None:
+    async def discard(self, max_bytes: int) -> None:
         """Read what comes, to the end of the body or to so many bytes."""
-        while not self.whole and most_bytes > 0:
-            most_bytes -= len((await self.receive()).get("body", b""))
+        while not self.whole and max_bytes > 0:
+            max_bytes -= len((await self.receive()).get("body", b""))
 
 
 class _Answer:
