@@ -27,6 +27,7 @@ from .join import check_nodes, joined
 from .named import named
 from .objectives import routing_of
 from .options import ServeOptions
+from .prefix.reach import tell_silent
 from .prefix.shared import limit_own, settle, tell_unreached, tell_wire
 from .settings import node_settings
 
@@ -73,6 +74,7 @@ def _deploy_first(options: ServeOptions) -> None:
     print(f"deploying {', '.join(pool.name for pool in spec.pools)}", flush=True)
     prefixes = settle(spec)
     tell_unreached(spec, prefixes)
+    tell_silent(spec.prefix_cache)
     tell_wire(spec, prefixes)
     placing.tell_room_there(spec)
     head.deploy(Deployed(fleet=spec, own_key=own_key, prefixes=prefixes), entrance)
@@ -140,6 +142,7 @@ async def _deploy(
     before = deployed.prefixes
     prefixes = settle(wanted) if before is None else settle(wanted, before.own, before.secret)
     tell_unreached(wanted, prefixes)
+    tell_silent(wanted.prefix_cache)
     tell_wire(wanted, prefixes)
     await use_pools(kept)
     known = rolled(deployed.fleet, wanted, KvStore(APPLICATION).kept() or State(), await asyncio.to_thread(_versions))

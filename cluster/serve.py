@@ -39,6 +39,7 @@ from .guardian import MARK, Guardian
 from .named import named
 from .options import ServeOptions
 from .parsers.styles import check_names
+from .prefix.reach import tell_silent
 from .prefix.server import OwnRedis
 from .prefix.shared import Shared, own_redis, settle, tell_wire
 from .processes import become_subreaper, end_descendants
@@ -176,6 +177,7 @@ def _run(
         redis = own_redis(fleet_of(options), folder.parent, null=options.null_engine or make_worker is not None)
         prefixes = settle(fleet_of(options), "" if redis is None else redis.url)
         tell_wire(fleet_of(options), prefixes)
+        tell_silent(fleet_of(options).prefix_cache)
         proxy = proxy_name(haproxy=edge is not None)
         endpoints = _start(options, inside, folder, make_worker, bar, began, proxy, prefixes, watch, guardian)
         if options.greet:
