@@ -15,9 +15,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ..replicas.errors import CheckpointError, MotleyError
+from ..replicas.errors import CheckpointError, InvalidRequest, MotleyError
 from ..replicas.hub import resolve_model
 from ..replicas.loading import read_loading
+from ..replicas.memory_check import check_memory
 from ..replicas.replica import null_worker
 from ..replicas.servable import check_in_process
 from ..replicas.updates.own_folder import sweep
@@ -76,6 +77,7 @@ def run_serve(options: ServeOptions, make_worker: Any = None, bar: Bar = lambda 
         _check_ports(options)
         if make_worker is None and not options.null_engine:
             check_torch(fleet_of(options), options.fleet)
+            _check_memory(options, fleet_of(options))
         become_subreaper()
         with ray_folder() as folder:
             edge = _choose_edge(options)
@@ -123,6 +125,21 @@ def _check_models(options: ServeOptions, spec: FleetSpec) -> None:
             if options.fleet is None:
                 raise
             raise options.fleet.lines.error(places[model], error.message) from None
+
+
+def _check_memory(options: ServeOptions, spec: FleetSpec) -> None:
+    """Of pools on this machine's CPU that start with replicas which hold all of the model in one memory."""
+    for number, pool in enumerate(spec.pools):
+        model, config = model_of(spec, pool), engine_config(spec, pool)
+        apart = any(pool.gpus) or pool.simulate is not None or pool.spread or config.weights_memory_bytes is not None
+        if apart or not pool.replicas.start or model == DEMO:
+            continue
+        try:
+            check_memory(resolve_model(model), config)
+        except InvalidRequest as error:
+            if options.fleet is None:
+                raise ConfigurationError(error.message, param="model", code="no_place") from None
+            raise options.fleet.lines.error(("pools", number), error.message) from None
 
 
 def _check_ports(options: ServeOptions) -> None:

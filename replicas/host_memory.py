@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["available_memory", "free_memory", "memory_owner"]
+__all__ = ["available_memory", "free_memory", "memory_owner", "total_memory"]
 
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -23,6 +23,16 @@ def available_memory(cgroup: Path = _CGROUP, meminfo: Path = Path("/proc/meminfo
             if line.startswith("MemAvailable:"):
                 return _of_group(int(line.split()[1]) * 1024, cgroup)
     return free_memory(cgroup)
+
+
+def total_memory(cgroup: Path = _CGROUP) -> int:
+    """Of this machine, or as much of it as its control group (v2) may have."""
+    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        most = (cgroup / "memory.max").read_text().strip()
+    except OSError:  # no such group, or of version 1
+        return whole
+    return whole if most == "max" else min(whole, int(most))
 
 
 def memory_owner(cgroup: Path = _CGROUP, boot: Path = Path("/proc/sys/kernel/random/boot_id")) -> str:

@@ -9,12 +9,15 @@ import pytest
 
 from motley.cluster import placing, torch_build
 from motley.cluster.control.pending import Node
+from motley.cluster.edge.ports import settled_block
 from motley.cluster.failures import ConfigurationError
 from motley.cluster.fleet.file import load_fleet
 from motley.cluster.fleet.spec import FleetSpec
-from motley.cluster.serve import run_serve
+from motley.cluster.options import ServeOptions
+from motley.cluster.serve import _check_memory, run_serve
 from motley.kernels import torch_code
 from motley.replicas.engine_config import EngineConfig
+from motley.replicas.errors import InvalidRequest
 
 HERE = Node({}, {"CPU": 64.0}, {"CPU": 64.0})
 GPUS = Node({}, {"CPU": 64.0, "GPU": 1.0}, {"CPU": 64.0, "GPU": 0.0})
@@ -139,13 +142,30 @@ class Spec:
         self.origin = origin
 
 
+def test_serve_ends_at_once_where_the_weights_are_larger_than_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of pools that hold a model in one memory, and start with replicas: others have a place for it."""
+    asked: list[EngineConfig] = []
+
+    def check_memory(folder: Path, config: EngineConfig) -> None:
+        asked.append(config)
+        raise InvalidRequest("model: its weights take 9000.0 GiB on a CPU", param="model")
+
+    monkeypatch.setattr("motley.cluster.serve.check_memory", check_memory)
+    monkeypatch.setattr("motley.cluster.serve.resolve_model", Path)
+    with pytest.raises(ConfigurationError, match="its weights take 9000"):
+        _check_memory(ServeOptions(model="m"), fleet({"engine": {"weights_memory": "1GiB"}}, {}))
+    assert [config.weights_memory_bytes for config in asked] == [None]
+    waits = {"replicas": {"min": 0, "start": 0}}
+    _check_memory(ServeOptions(model="m"), fleet({"simulate": "H100"}, {"device": "cuda"}, waits))
+    assert len(asked) == 1
+
+
 def test_serve_ends_at_once_where_there_is_no_gpu(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It waited for ever. Nothing has been started by then."""
-    from motley.cluster.edge.ports import settled_block
-    from motley.cluster.options import ServeOptions
-
     monkeypatch.setattr("motley.cluster.serve.become_subreaper", lambda: pytest.fail("it goes on"))
     monkeypatch.setattr("motley.cluster.serve._take_signals", lambda: None)
     monkeypatch.setattr(torch_build, "built_for_cuda", lambda: False)
