@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
+import threading
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tokenizers
 
@@ -17,7 +18,9 @@ from .errors import CheckpointError, InvalidRequest
 from .folder import is_there, open_file
 from .messages import is_text
 from .other_formats import explain_tokenizer
+from .tokenizer_bounds import steps
 from .tokenizer_files import CONFIG, DEFAULT, TOOL_USE, TokenizerConfig, read_text
+from .tokenizer_plain import PlainTokenizer, plain_tokenizer
 from .tools import Tool
 
 __all__ = ["Tokenizer"]
@@ -30,6 +33,7 @@ SUBWORD_PREFIX = re.compile(r'"continuing_subword_prefix"\s*:\s*"[^"]')
 SHOWN = ("<think>", "</think>", "<tool_call>", "</tool_call>")  # marks in an answer, even where called special
 LONG_CHARS = 4096  # a longer text takes more than about 1 ms
 PROBE_CHARS = 8  # characters per allowed token that are tokenized before the rest of a long text is
+PROBE_EDGES = 2  # tokens that a cut may add to a part of a text
 PROBE_SLACK = 1.25  # how much a text's beginning may shrink once its rest is known: far more than it can
 
 
@@ -57,9 +61,11 @@ class Tokenizer:
         _probe(backend, self.vocab_size)
         self.skipped_ids = self.special_ids - {i for i in self.special_ids if added[i].content in SHOWN}
         self._pieces = PieceTable(backend, self.skipped_ids, FILE)
-        self._special = [added[i].content for i in self.special_ids]
+        self._text_of = {i: added[i].content for i in self.special_ids}
+        self._special = list(self._text_of.values())
         self._starts = special_starts(self._special)
-        self._anchor = next((added[i].content for i in sorted(self.special_ids) if not added[i].rstrip), "")
+        self._making = threading.Lock()
+        self._made: PlainTokenizer | None = None
         templates = {
             name: ChatTemplate(source, file=file, special_tokens=named, literal=self._special)
             for name, (source, file) in config.templates.items()
@@ -126,16 +132,10 @@ class Tokenizer:
         """
         if not is_text(text):
             raise InvalidRequest(f"{param} holds half of a surrogate pair, which is not text", param=param)
+        backend = self._backend if parse_special or not self._holds_special(text) else self._plain.backend
         if max_tokens is not None:
-            self._refuse_too_long(text, max_tokens, param)
-        if parse_special or self._starts is None:
-            return self._encode(text, add_special_tokens)
-        # |<|-- the rest of a special token's text, up to the next beginning of one --|
-        cuts = [0, *(found.end() for found in self._starts.finditer(text)), len(text)]
-        pieces = [text[start:end] for start, end in pairwise(cuts)]
-        self._refuse_many(pieces, max_tokens, param)
-        ids = self._encode(pieces[0], add_special_tokens)
-        return self._encode_rest(ids, pieces, max_tokens, param)
+            self._refuse_too_long(text, max_tokens, param, backend)
+        return self._encode(text, add_special_tokens, backend)
 
     def chat(
         self,
@@ -161,9 +161,9 @@ class Tokenizer:
         pieces = template.render(
             messages, add_generation_prompt=add_generation_prompt, arguments=arguments, tools=tools
         )
-        self._refuse_many(pieces, max_tokens, "messages")
-        ids = self.encode(pieces[0], add_special_tokens=False, max_tokens=max_tokens, param="messages")
-        return self._encode_rest(ids, pieces, max_tokens, "messages")
+        if len(pieces) == 1:
+            return self.encode(pieces[0], add_special_tokens=False, max_tokens=max_tokens, param="messages")
+        return self._encode_pieces(pieces, max_tokens, "messages")
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of these ids; bytes that are not UTF-8 become U+FFFD."""
@@ -182,57 +182,101 @@ class Tokenizer:
         """The same as text, incomplete characters as U+FFFD."""
         return self.token_bytes(token_id).decode("utf-8", errors="replace")
 
-    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+    def _encode(self, text: str, add_special_tokens: bool, backend: tokenizers.Tokenizer | None = None) -> list[int]:
+        backend = backend or self._backend
         if len(text) < LONG_CHARS:
-            encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
+            encoding = backend.encode(text, add_special_tokens=add_special_tokens)
         else:
             # Of the library's calls only those for batches let other threads run meanwhile.
-            (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            (encoding,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids
         return ids
 
-    def _encode_rest(self, ids: list[int], pieces: Sequence[str], max_tokens: int | None, param: str) -> list[int]:
-        """These ids of the first piece, and those of the others, up to where they are too many."""
-        for done, piece in enumerate(pieces[1:], 2):
-            ids += self._encode_after(piece, max_tokens, param)
-            if max_tokens is not None and len(ids) > max_tokens and done < len(pieces):
-                raise _too_long(param, f"a part of it is {len(ids)} tokens, more than the {max_tokens}")
-        return ids
+    def _holds_special(self, text: str) -> bool:
+        return self._starts is not None and self._starts.search(text) is not None
 
-    def _encode_after(self, piece: str, max_tokens: int | None, param: str) -> list[int]:
-        """Ids of text that stands inside a longer one: behind an anchor, so that no leading space is added."""
-        ids = self.encode(self._anchor + piece, add_special_tokens=False, max_tokens=max_tokens, param=param)
-        return ids[1:]
+    @property
+    def _plain(self) -> PlainTokenizer:
+        """Made when the first text comes that needs it: it takes as much memory as the tokenizer itself."""
+        with self._making:
+            if self._made is None:
+                self._made = plain_tokenizer(self._backend, self._special)
+            return self._made
 
-    def _refuse_many(self, pieces: Sequence[str], max_tokens: int | None, param: str) -> None:
-        """Before any is tokenized, where they are too many even at one token each."""
-        if max_tokens is None or len(pieces) <= max_tokens:
-            return
-        count = sum(piece[:1] in self._counting for piece in pieces[1:])
-        if count > max_tokens:
-            raise _too_long(param, f"its special tokens' text alone is {count} tokens, more than the {max_tokens}")
+    def _encode_pieces(self, pieces: Sequence[str], max_tokens: int | None, param: str) -> list[int]:
+        """Ids of a text that is divided wherever it holds the text of a special token that is none.
 
-    @cached_property
-    def _counting(self) -> frozenset[str]:
-        """Second characters of special tokens' text, with which pieces begin: those that are tokens of their own.
-
-        A tokenizer may leave out characters that it does not know.
+        piece    ...text </s><s> text <|  /s> text, text <|  s> text </s>
+                 |-open-|-marks-|------------- open -----------|-marks-|
+        Between the template's own special tokens everything is encoded at once, as text.
         """
-        seconds = {text[1] for text in self._special if len(text) > 1}
-        return frozenset(char for char in seconds if self._encode_after(char, None, "prompt"))
+        ids: list[int] = []
+        waiting: list[str] = []
+        for piece in pieces:
+            marks = self._marks(piece, max_tokens, param)
+            waiting.append(piece if marks is None else piece[: marks.start])
+            if marks is not None:
+                ids += self._encode_open("".join(waiting), bool(ids), max_tokens, param)
+                ids += marks.ids
+                waiting = [piece[marks.end :]]
+            if max_tokens is not None and len(ids) > max_tokens:
+                raise _too_long(param, f"a part of it is {len(ids)} tokens, more than the {max_tokens}")
+        return ids + self._encode_open("".join(waiting), bool(ids), max_tokens, param)
 
-    def _refuse_too_long(self, text: str, max_tokens: int, param: str) -> None:
-        probe = text[: PROBE_CHARS * max_tokens]
-        if len(probe) == len(text):
+    def _marks(self, piece: str, max_tokens: int | None, param: str) -> _Marks | None:
+        """From the first special token of a piece to its last one; what the client wrote holds none."""
+        if not self._holds_special(piece):
+            return None
+        if max_tokens is not None:
+            self._refuse_too_long(piece, max_tokens, param)
+        (encoding,) = self._backend.encode_batch([piece], add_special_tokens=False)
+        at = [
+            i
+            for i, (token_id, (start, end)) in enumerate(zip(encoding.ids, encoding.offsets, strict=True))
+            if token_id in self.special_ids and piece[start:end].strip() == self._text_of[token_id].strip()
+        ]  # an unknown character may have a special token's id, not its text
+        if not at:
+            return None
+        first, last = at[0], at[-1]
+        return _Marks(encoding.offsets[first][0], encoding.offsets[last][1], encoding.ids[first : last + 1])
+
+    def _encode_open(self, text: str, inside: bool, max_tokens: int | None, param: str) -> list[int]:
+        """Ids of text in which nothing is special, `inside` a longer one: behind a special token."""
+        if not text:
+            return []
+        plain = self._plain
+        if max_tokens is not None:
+            self._refuse_too_long(text, max_tokens, param, plain.backend)
+        if not inside:
+            return self._encode(text, False, plain.backend)
+        return self._encode(plain.anchor + text, False, plain.backend)[1:]
+
+    def _refuse_too_long(
+        self, text: str, max_tokens: int, param: str, backend: tokenizers.Tokenizer | None = None
+    ) -> None:
+        """Window by window, so that no more of a text is tokenized than it takes to know."""
+        width = PROBE_CHARS * max_tokens
+        if len(text) <= width:
             return
-        count = len(self._encode(probe, False))
-        if count > PROBE_SLACK * max_tokens:
-            raise InvalidRequest(
-                f"{param}: {len(text)} characters are certainly more than the {max_tokens} tokens that the model can "
-                f"take; the first {len(probe)} characters alone are {count} tokens",
-                param=param,
-                code="context_length_exceeded",
-            )
+        count = 0
+        for start in range(0, len(text), width):
+            end = min(start + width, len(text))
+            count += len(self._encode(text[start:end], False, backend)) - PROBE_EDGES
+            if count > PROBE_SLACK * max_tokens:
+                raise InvalidRequest(
+                    f"{param}: {len(text)} characters are certainly more than the {max_tokens} tokens that the model "
+                    f"can take; the first {end} characters alone are about {count} tokens",
+                    param=param,
+                    code="context_length_exceeded",
+                )
+
+
+class _Marks(NamedTuple):
+    """Part of a text, from one special token to another, and its ids."""
+
+    start: int
+    end: int
+    ids: list[int]
 
 
 def _too_long(param: str, what: str) -> InvalidRequest:
@@ -314,3 +358,27 @@ def _add_missing(backend: tokenizers.Tokenizer, config: TokenizerConfig) -> None
     for text in config.special:
         if text not in special:
             backend.add_special_tokens([tokenizers.AddedToken(text, special=True, normalized=False)])
+    if _makes_other_text(backend.normalizer):
+        _find_as_written(backend)
+
+
+def _makes_other_text(normalizer: Any) -> bool:
+    """Whether a normalizer could make a special token's text of another one, such as `<s>` of full-width letters."""
+    if normalizer is None:
+        return False
+    return not all(map(_spaces_only, steps(json.loads(normalizer.__getstate__()))))
+
+
+def _spaces_only(normalizer: dict[str, Any]) -> bool:
+    match normalizer:
+        case {"type": "Prepend" | "Strip"} | {"type": "Replace", "pattern": {"String": " "}}:
+            return True
+    return False
+
+
+def _find_as_written(backend: tokenizers.Tokenizer) -> None:
+    """A special token counts where it is written, never in what a normalizer makes of a client's text."""
+    for token in backend.get_added_tokens_decoder().values():
+        if token.special and token.normalized:
+            flags = {flag: getattr(token, flag) for flag in ("single_word", "lstrip", "rstrip")}
+            backend.add_special_tokens([tokenizers.AddedToken(token.content, special=True, normalized=False, **flags)])

@@ -1,0 +1,227 @@
+"""Which regular expressions are known to end soon on any text: a tokenizer's file brings them, and the library backtracks.
+
+Only what is seen to be linear passes: alternatives in which whatever follows a repetition may be left out, so that
+nothing is tried again. What real tokenizers have besides is known by its shape. Everything else is doubtful, which
+says nothing against it: it runs where it can be stopped.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+__all__ = ["is_linear"]
+
+MAX_CHARS = 4000
+MAX_ALTERNATIVES = 64
+MAX_WAYS = 64  # in which the bounded repetitions of one alternative may match
+_ESCAPE = re.compile(
+    r"\\(?:[pP]\{\^?\w+\}|x\{[0-9A-Fa-f]+\}|x[0-9A-Fa-f]{1,2}|u[0-9A-Fa-f]{4}|[dDsSwWhHrntfva]|[^\w\s])"
+)
+_ANCHOR = re.compile(r"\\[bBAzZ]|[\^$]")
+_COUNT = re.compile(r"\{(\d{0,4})(,?)(\d{0,4})\}")
+_OPENINGS = ("(?:", "(?i:", "(?=", "(?!", "(")  # the longest first
+_SPACES = "\\s+"
+_BEFORE_SPACES = ("\\s*[\\r\\n]+", "\\s*[\\r\\n]", "\\s*\\n+", "\\s*\\n")  # fail on a run that `\s+` then takes whole
+_LAST_SPACE = "\\s+(?!\\S)"
+
+
+class _Unclear(Exception):
+    """It is not known how long this may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """text: of what is repeated `low` to `high` times (None: without end). width: 0 of a place, 1 of one character.
+
+    ways: in how many ways what is repeated may match by itself
+    """
+
+    text: str
+    low: int
+    high: int | None
+    width: int
+    ways: int = 1
+
+
+_Alternative = list[_Item]
+
+
+def is_linear(pattern: str) -> bool:
+    """Whether matching this takes time in proportion to the text."""
+    if len(pattern) > MAX_CHARS:
+        return False
+    try:
+        parser = _Parser(pattern)
+        alternatives = parser.alternatives()
+        return parser.at == len(pattern) and _all_linear(alternatives)
+    except _Unclear:
+        return False
+
+
+def _all_linear(alternatives: list[_Alternative]) -> bool:
+    if len(alternatives) > MAX_ALTERNATIVES:
+        return False
+    takes_spaces = _text(alternatives[-1]) == _SPACES
+    for this, following in zip(alternatives, [*alternatives[1:], []], strict=True):
+        if _ways(this) > MAX_WAYS:
+            return False
+        known = _text(this) == _LAST_SPACE or (takes_spaces and _text(this) in _BEFORE_SPACES)
+        if not known and not _never_retries(this) and not _is_retaken(this, following):
+            return False
+    return True
+
+
+def _never_retries(items: _Alternative) -> bool:
+    """Nothing that must match stands behind what has no end."""
+    endless = [i for i, item in enumerate(items) if item.high is None]
+    return not endless or all(item.low == 0 and item.width for item in items[endless[0] + 1 :])
+
+
+def _is_retaken(this: _Alternative, following: _Alternative) -> bool:
+    """`x*y+` fails on a run of x, which `x+y*` then takes whole; what stands before and behind is the same."""
+    endless = [i for i, item in enumerate(this) if item.high is None][:2]
+    if len(endless) < 2 or endless[1] != endless[0] + 1 or len(following) <= endless[1]:
+        return False
+    first = endless[0]
+    x, y, then_x, then_y = this[first], this[first + 1], following[first], following[first + 1]
+    swapped = (x.low, y.low, then_x.low, then_y.low) == (0, 1, 1, 0) and (x.text, y.text) == (then_x.text, then_y.text)
+    same = this[:first] == following[:first] and then_x.high is None and then_y.high is None
+    return swapped and same and _never_retries(this[first + 1 :]) and _never_retries(following)
+
+
+def _ways(items: _Alternative) -> int:
+    ways = 1
+    for item in items:
+        if item.high is not None:
+            ways *= (item.high - item.low + 1) * item.ways
+    return ways
+
+
+def _text(items: _Alternative) -> str:
+    return "".join(item.text + _count(item) for item in items)
+
+
+def _count(item: _Item) -> str:
+    known = {(1, 1): "", (0, 1): "?", (0, None): "*", (1, None): "+"}
+    return known.get((item.low, item.high), f"{{{item.low},{item.high}}}")
+
+
+class _Parser:
+    """Reads the part of Oniguruma's syntax that tokenizers use. Raises _Unclear for the rest."""
+
+    def __init__(self, pattern: str) -> None:
+        self._pattern = pattern
+        self.at = 0
+
+    def alternatives(self, depth: int = 0) -> list[_Alternative]:
+        if depth > 4:
+            raise _Unclear
+        found: list[_Alternative] = [[]]
+        while self.at < len(self._pattern) and self._pattern[self.at] != ")":
+            if self._pattern[self.at] == "|":
+                self.at += 1
+                found.append([])
+            else:
+                found[-1].append(self._item(depth))
+        return found
+
+    def _item(self, depth: int) -> _Item:
+        start = self.at
+        width, ways = self._atom(depth)
+        text = self._pattern[start : self.at]
+        low, high = self._quantifier()
+        if (low, high) != (1, 1) and self._pattern.startswith("+", self.at):  # what it has taken it keeps
+            if self._pattern[self.at - 1] == "}":  # there it repeats the repetition
+                raise _Unclear
+            self.at += 1
+            text += "+"
+        if (low, high) != (1, 1) and width != 1 and (width == 0 or high is None or high > 1):
+            raise _Unclear
+        return _Item(text, low, high, width, ways)
+
+    def _atom(self, depth: int) -> tuple[int, int]:
+        """Its width (2: several characters), and in how many ways it may match."""
+        rest = self._pattern[self.at :]
+        char = rest[0]
+        if (anchor := _ANCHOR.match(rest)) is not None:
+            self.at += anchor.end()
+            return 0, 1
+        if char == "\\":
+            self._take(_ESCAPE)
+        elif char == "[":
+            self._class()
+        elif char == "(":
+            return self._group(depth)
+        elif char in "*+?{":
+            raise _Unclear
+        else:
+            self.at += 1
+        return 1, 1
+
+    def _group(self, depth: int) -> tuple[int, int]:
+        opening = next(opening for opening in _OPENINGS if self._pattern.startswith(opening, self.at))
+        self.at += len(opening)
+        if opening == "(" and self._pattern.startswith("?", self.at):
+            raise _Unclear
+        alternatives = self.alternatives(depth + 1)
+        if not self._pattern.startswith(")", self.at):
+            raise _Unclear
+        self.at += 1
+        items = [item for alternative in alternatives for item in alternative]
+        if any(item.high is None for item in items):
+            raise _Unclear
+        ways = sum(_ways(alternative) for alternative in alternatives)
+        if opening in ("(?=", "(?!"):
+            return 0, ways
+        wide = [item for item in items if item.width]
+        single = len(alternatives) == 1 and len(wide) == 1 and (wide[0].low, wide[0].high, wide[0].width) == (1, 1, 1)
+        return (1 if single and ways == 1 else 2), ways
+
+    def _class(self) -> None:
+        """A class in brackets; one may stand inside another."""
+        depth = 0
+        while self.at < len(self._pattern):
+            char = self._pattern[self.at]
+            if char == "\\":
+                self.at += 1
+            elif char == "[":
+                depth += 1
+                if self._pattern.startswith("^", self.at + 1):
+                    self.at += 1
+                if self._pattern.startswith("]", self.at + 1):  # there it is a character
+                    self.at += 1
+            elif char == "]":
+                depth -= 1
+            self.at += 1
+            if depth == 0:
+                return
+        raise _Unclear
+
+    def _take(self, what: re.Pattern[str]) -> None:
+        found = what.match(self._pattern, self.at)
+        if found is None:
+            raise _Unclear
+        self.at = found.end()
+
+    def _quantifier(self) -> tuple[int, int | None]:
+        char = self._pattern[self.at : self.at + 1]
+        counts: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
+        if char in counts and char:
+            self.at += 1
+            if self._pattern.startswith(("?", "*"), self.at):  # it takes as little as it can, or repeats a repetition
+                raise _Unclear
+            return counts[char]
+        if char != "{":
+            return 1, 1
+        found = _COUNT.match(self._pattern, self.at)
+        if found is None or not (found[1] or found[3]):
+            raise _Unclear
+        self.at = found.end()
+        if self._pattern.startswith(("?", "*", "{"), self.at):
+            raise _Unclear
+        low = int(found[1] or 0)
+        high = int(found[3]) if found[3] else (None if found[2] else low)
+        if low > MAX_WAYS or (high is not None and high < low):
+            raise _Unclear
+        return low, high

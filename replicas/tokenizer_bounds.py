@@ -1,0 +1,141 @@
+"""Whether a tokenizer's own file keeps the time and memory that a text takes within bounds.
+
+Most do, and are used where they are. One that is not known to is no error: it runs where it can be stopped.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from .regex_bounds import is_linear
+
+__all__ = ["doubt_about", "growth", "steps"]
+
+MAX_GROWTH = 64  # characters that a normalizer may make of one
+MAX_STEPS = 32
+MAX_ADDED = 1024  # characters or tokens that are put before or behind a text
+MAX_WORD = 1000  # characters of a word that WordPiece may look at again and again
+_UNICODE = 18  # U+FDFA is so many characters in compatibility forms; forms applied again make no more
+_FORMS = {"NFC": 3, "NFD": 4, "NFKC": _UNICODE, "NFKD": _UNICODE, "BertNormalizer": 9, "Lowercase": 3, "ByteLevel": 4}
+_LISTS = ("normalizers", "pretokenizers", "decoders", "processors")
+_SAME = ("Strip", "StripAccents", "Nmt")
+_SPLITTERS = ("BertPreTokenizer", "ByteLevel", "CharDelimiterSplit", "Digits", "FixedLength", "Metaspace", "Punctuation",
+              "UnicodeScripts", "Whitespace", "WhitespaceSplit")  # fmt: skip
+
+Step = dict[str, Any]
+
+
+def steps(component: Any) -> Iterable[Step]:
+    """The parts of a normalizer, pre-tokenizer, decoder or post-processor, in order."""
+    if not isinstance(component, dict):
+        return
+    parts = next((component[name] for name in _LISTS if isinstance(component.get(name), list)), None)
+    if component.get("type") == "Sequence" and parts is not None:
+        for part in parts:
+            yield from steps(part)
+    else:
+        yield component
+
+
+def growth(step: Step) -> float:
+    """At most so many characters a `Replace` makes of one. Raises KeyError where it says something unknown."""
+    content, pattern = step["content"], step["pattern"]
+    text = pattern.get("String")
+    if text:
+        return max(1.0, len(content) / len(text))
+    return 1.0 + len(content)  # an empty match may stand before every character
+
+
+def doubt_about(state: Mapping[str, Any]) -> tuple[str, str] | None:
+    """The component of a tokenizer.json whose time or memory nothing is known to bound, and why. None: there is none."""
+    checks: dict[str, Callable[[Any], str | None]] = {
+        "normalizer": _normalizer,
+        "pre_tokenizer": _pre_tokenizer,
+        "model": _model,
+        "post_processor": _post_processor,
+    }
+    for component, check in checks.items():
+        try:
+            doubt = check(state.get(component))
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
+            doubt = "it is written in a way that is not known here"
+        if doubt is not None:
+            return component, doubt
+    return None
+
+
+def _normalizer(component: Any) -> str | None:
+    found, unicode_growth, factor, before = list(steps(component)), 1, 1.0, 0
+    if len(found) > MAX_STEPS:
+        return f"it has {len(found)} steps"
+    for step in found:
+        kind = step["type"]
+        if kind in _FORMS:
+            unicode_growth = max(unicode_growth, _FORMS[kind])
+        elif kind == "Replace":
+            factor *= growth(step)
+            if (doubt := _pattern(step["pattern"])) is not None:
+                return doubt
+        elif kind == "Prepend":
+            before += len(step["prepend"])
+        elif kind == "Precompiled":
+            factor *= _longest(step["precompiled_charsmap"])
+        elif kind not in _SAME:
+            return f"the step {kind} is not known here"
+    if factor * unicode_growth > MAX_GROWTH or before > MAX_ADDED:
+        return f"it may make {factor * unicode_growth + before:.3g} characters of one"
+    return None
+
+
+def _pre_tokenizer(component: Any) -> str | None:
+    found = list(steps(component))
+    if len(found) > MAX_STEPS:
+        return f"it has {len(found)} steps"
+    for step in found:
+        if step["type"] == "Split":
+            if (doubt := _pattern(step["pattern"])) is not None:
+                return doubt
+        elif step["type"] not in _SPLITTERS:
+            return f"the step {step['type']} is not known here"
+    return None
+
+
+def _pattern(pattern: Mapping[str, Any]) -> str | None:
+    regex = pattern.get("Regex")
+    if regex is None or is_linear(regex):
+        return None
+    return f"the regular expression {regex!r:.80} may try again and again"
+
+
+def _model(component: Any) -> str | None:
+    longest = component.get("max_input_chars_per_word", 0)
+    return f"words of {longest} characters are looked at" if longest > MAX_WORD else None
+
+
+def _post_processor(component: Any) -> str | None:
+    for step in steps(component):
+        if step["type"] != "TemplateProcessing":
+            continue
+        texts = sum("Sequence" in piece for piece in step["single"])
+        added = sum(len(token["ids"]) for token in step["special_tokens"].values()) * len(step["single"])
+        if texts > 1 or added > MAX_ADDED:
+            return f"it takes the text {texts} times and adds {added} tokens"
+    return None
+
+
+def _longest(charsmap: str) -> int:
+    """Characters of the longest text that sentencepiece's table of characters puts in a character's place.
+
+    The table: size of a trie in bytes (uint32, little-endian), the trie, texts with a zero byte behind each.
+    """
+    try:
+        table = base64.b64decode(charsmap, validate=True)
+    except binascii.Error as error:
+        raise ValueError(str(error)) from error
+    start = 4 + int.from_bytes(table[:4], "little")
+    if start > len(table):
+        raise ValueError("the table ends inside its trie")
+    return max(1, *(len(text.decode("utf-8", "replace")) for text in table[start:].split(b"\0")))
