@@ -6,6 +6,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -30,6 +31,7 @@ SHORT_GRAMMAR = 4096  # bytes of schemas, patterns and tools, likewise of their 
 MAX_PRIORITY = 2**31 - 1
 MAX_TIMEOUT_S = 24 * 3600.0
 MIN_VALUES = 65_536  # a body may hold so many values, whatever the model
+MAX_THREADS = 32  # more than can wait for a tokenizer that works aside: those of others are left
 MAX_AT_WORK = 512  # prompts that are being tokenized, or wait for it
 LEAST_S = 0.002  # the way to a replica and back: with less left, no answer could be in time
 
@@ -57,6 +59,7 @@ class Door:
         self._defaults = defaults
         self.groups = groups or {}
         self._salt = salt
+        self._threads = ThreadPoolExecutor(MAX_THREADS, "motley-text")
         self._at_work = 0  # calls in the executor or before it
 
     @property
@@ -141,7 +144,7 @@ class Door:
         if not isinstance(prompt, str):
             return self.check_ids(name, prompt)
         encode = partial(self.tokenizer.encode, parse_special=parse_special, max_tokens=limit, param=name)
-        if len(prompt) <= SHORT_CHARS:
+        if len(prompt) <= SHORT_CHARS and not self.tokenizer.works_aside:
             ids = encode(prompt, add_special_tokens)
         else:
             ids = await self._in_executor(encode, prompt, add_special_tokens)
@@ -168,7 +171,7 @@ class Door:
             raise Overloaded(f"{self._at_work} prompts are being read; try again shortly", code="queue_full")
         self._at_work += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(None, partial(function, *args, **kwargs))
+            return await asyncio.get_running_loop().run_in_executor(self._threads, partial(function, *args, **kwargs))
         finally:
             self._at_work -= 1
 

@@ -29,11 +29,11 @@ import jinja2.sandbox
 import jinja2.tests
 
 from .jinja_filters import COMPARING, FILTERS
-from .jinja_meter import KEPT_ITEM_CHARS, MAX_VALUE, Meter, TemplateLimit, check_size, text_size
+from .jinja_meter import KEPT_ITEM_CHARS, MAX_VALUE, Meter, TemplateLimit, TemplateTime, check_size, text_size
 from .jinja_names import expected_names
 from .jinja_text import METHODS, added, check_fields, percent, repeated
 
-__all__ = ["COMPILE_FAULTS", "BoundedTemplate", "TemplateLimit", "TemplateRefusal"]
+__all__ = ["COMPILE_FAULTS", "BoundedTemplate", "TemplateLimit", "TemplateRefusal", "TemplateTime"]
 
 FILENAME = "<chat template>"
 MAX_SOURCE = 1_000_000  # characters; those of well-known models have up to 20,000
@@ -61,9 +61,12 @@ class BoundedTemplate:
         self._max_seconds = max_seconds
         self._max_chars = max_chars
 
-    def render(self, values: Mapping[str, Any]) -> str:
-        """The rendered text. Raises TemplateLimit, TemplateRefusal or whatever the template ran into."""
-        meter = Meter(self._max_seconds)
+    def render(self, values: Mapping[str, Any], max_seconds: float | None = None) -> str:
+        """The rendered text; `max_seconds` where it may take less time than is usual.
+
+        Raises TemplateLimit, TemplateRefusal or whatever the template ran into.
+        """
+        meter = Meter(self._max_seconds if max_seconds is None else min(max_seconds, self._max_seconds))
         try:
             with self._environment.metered(meter), _Deadline(meter):
                 parts, total = [], 0

@@ -11,7 +11,7 @@ from typing import Any
 
 import jinja2
 
-from .bounded_jinja import COMPILE_FAULTS, BoundedTemplate, TemplateLimit
+from .bounded_jinja import COMPILE_FAULTS, BoundedTemplate, TemplateLimit, TemplateTime
 from .errors import CheckpointError, InvalidRequest
 from .messages import Message, check_messages
 from .tools import Tool
@@ -32,11 +32,15 @@ _PROBE_TOOL = {"type": "function", "function": {"name": PROBE, "description": ""
 class ChatTemplate:
     """A compiled chat template; `file` is where it came from.
 
+    quick_s: seconds of a processor after which `render` raises TemplateTime, where somebody else then takes more time
+    over it; None: it takes as long as it may.
+
     Raises CheckpointError if it does not compile, or cannot be stopped within its limits on a short chat.
     """
 
     def __init__(self, source: str, *, file: str, special_tokens: Mapping[str, str], literal: Iterable[str]) -> None:
         self.source = source
+        self.quick_s: float | None = None
         try:
             self._template = BoundedTemplate(source, max_seconds=MAX_SECONDS, max_chars=MAX_CHARS)
         except COMPILE_FAULTS as error:
@@ -60,19 +64,33 @@ class ChatTemplate:
         Messages are checked first; `tools` are as `check_tools` gives them. Usually there is one piece; text of a
         special token in what the client wrote is divided between two, and so remains text. Raises InvalidRequest.
         """
+        try:
+            return self._pieces(messages, add_generation_prompt, arguments or {}, tools)
+        except TemplateLimit as error:
+            if isinstance(error, TemplateTime) and self.quick_s is not None:
+                raise
+            raise _invalid(f"rendering them was stopped: {error}", "chat_template_limit") from error
+        except RecursionError as error:
+            raise _invalid("the chat template recurses too deeply on them", "chat_template_limit") from error
+
+    def _pieces(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool,
+        arguments: Mapping[str, Any],
+        tools: Sequence[Tool],
+    ) -> list[str]:
         mark = f"\ufdd0{secrets.randbits(64)}\ufdd1"  # nobody can write it into a message beforehand
-        for name, value in (arguments or {}).items():
+        for name, value in arguments.items():
             self._check_argument(name, value)
         if tools and not self.takes_tools:
             raise _unsupported("tools", "the model's chat template has no place for them")
         checked = [self._placed(message, f"messages[{i}]") for i, message in enumerate(check_messages(messages))]
         try:
-            checked, tools, arguments = self._break([checked, list(tools), dict(arguments or {})], mark)
+            checked, tools, arguments = self._break([checked, list(tools), dict(arguments)], mark)
             text = self._render(checked, add_generation_prompt, arguments, tools)
-        except TemplateLimit as error:
-            raise _invalid(f"rendering them was stopped: {error}", "chat_template_limit") from error
-        except RecursionError as error:
-            raise _invalid("the chat template recurses too deeply on them", "chat_template_limit") from error
+        except TemplateLimit:
+            raise
         except TEMPLATE_FAULTS as error:
             raise _invalid(
                 f"the model's chat template refuses them: {str(error)[:MAX_SHOWN]}", "chat_template_refused"
@@ -119,7 +137,9 @@ class ChatTemplate:
     def _shows(self, messages: list[Message], tools: list[Tool]) -> bool:
         try:
             return PROBE in self._render(messages, True, {}, tools)
-        except (RecursionError, *TEMPLATE_FAULTS):
+        except TemplateLimit:  # it says nothing of whether there is a place
+            raise
+        except TEMPLATE_FAULTS:
             return False
 
     def _placed(self, message: Message, at: str) -> Message:
@@ -151,7 +171,8 @@ class ChatTemplate:
                 "tools": tools or None,
                 "documents": None,
                 "add_generation_prompt": add_generation_prompt,
-            }
+            },
+            self.quick_s,
         )
 
     def _probe(self, file: str) -> None:

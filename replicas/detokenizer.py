@@ -15,6 +15,7 @@ from .errors import CheckpointError
 __all__ = ["Detokenizer", "PieceTable"]
 
 EACH_BYTE = "motley.each-byte"  # one U+FFFD for each bad byte, as byte-fallback vocabularies have it
+MAX_GROWTH = 64  # characters that the decoder may make of one in a token's string
 PROMPT_TAIL = 8  # tokens of a prompt that can hold the beginning of an unfinished character, with room to spare
 
 
@@ -111,6 +112,7 @@ def _rules(backend: tokenizers.Tokenizer, file: str) -> _Rules:
     if backend.decoder is None:
         return _Rules(joint=" ")
     found: dict[str, Any] = {"replace": ()}
+    growth = 1.0
     for part in _parts(json.loads(backend.decoder.__getstate__())):
         rule = _rule(part)
         if rule is None:
@@ -121,7 +123,11 @@ def _rules(backend: tokenizers.Tokenizer, file: str) -> _Rules:
                 tensor="decoder",
             )
         found["replace"] += rule.pop("replace", ())
+        growth *= _growth(part)
         found |= rule
+    if growth > MAX_GROWTH:
+        message = f"makes up to {growth:.3g} characters of one; at most {MAX_GROWTH} are accepted"
+        raise CheckpointError(message, file=file, tensor="decoder")
     return _Rules(**found)
 
 
@@ -149,6 +155,13 @@ def _rule(part: dict[str, Any]) -> dict[str, Any] | None:
             first = part.get("prepend_scheme", "always") != "never"
             return {"replace": ((mark, " "),), "mark": mark if first else ""}
     return None
+
+
+def _growth(part: dict[str, Any]) -> float:
+    if part["type"] != "Replace":
+        return 1.0
+    old, new = part["pattern"]["String"], part["content"]
+    return max(1.0, len(new) / len(old)) if old else 1.0 + len(new)
 
 
 class Detokenizer:

@@ -10,7 +10,17 @@ from typing import Any, cast
 import jinja2
 import jinja2.utils
 
-__all__ = ["MAX_ITEMS", "MAX_VALUE", "Meter", "TemplateLimit", "at_most", "check_items", "check_size", "text_size"]
+__all__ = [
+    "MAX_ITEMS",
+    "MAX_VALUE",
+    "Meter",
+    "TemplateLimit",
+    "TemplateTime",
+    "at_most",
+    "check_items",
+    "check_size",
+    "text_size",
+]
 
 MAX_VALUE = 16_000_000  # characters of any one text, also of what a list would be as text
 MAX_ITEMS = 250_000  # of any one list
@@ -23,6 +33,10 @@ VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 
 class TemplateLimit(jinja2.TemplateRuntimeError):
     """The template took too long or would make too much."""
+
+
+class TemplateTime(TemplateLimit):
+    """The template took too long."""
 
 
 class Meter:
@@ -38,7 +52,7 @@ class Meter:
 
     def tick(self) -> None:
         if time.thread_time() > self._ends:
-            raise TemplateLimit(f"rendering took longer than {self._seconds:g} s")
+            raise TemplateTime(f"rendering took longer than {self._seconds:g} s")
 
     def charge(self, value: Any, item_chars: int = ITEM_CHARS) -> Any:
         """The same value, known to be within the limits and counted."""

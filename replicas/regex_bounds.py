@@ -1,4 +1,4 @@
-"""Which regular expressions are known to end soon on any text: a tokenizer's file brings them, and the library backtracks.
+"""Which regular expressions of tokenizers are known to end soon on any text: the library that matches them backtracks.
 
 Only what is seen to be linear passes: alternatives in which whatever follows a repetition may be left out, so that
 nothing is tried again. What real tokenizers have besides is known by its shape. Everything else is doubtful, which

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import re
+import logging
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -12,26 +12,41 @@ from typing import Any, NamedTuple
 
 import tokenizers
 
+from .bounded_jinja import TemplateTime
 from .chat_template import ChatTemplate, special_starts
 from .detokenizer import Detokenizer, PieceTable
-from .errors import CheckpointError, InvalidRequest
-from .folder import is_there, open_file
-from .messages import is_text
+from .errors import InvalidRequest
+from .folder import is_there
+from .messages import check_messages, is_text
 from .other_formats import explain_tokenizer
-from .tokenizer_bounds import steps
-from .tokenizer_files import CONFIG, DEFAULT, TOOL_USE, TokenizerConfig, read_text
+from .tokenizer_aside import TokenizerAside
+from .tokenizer_backend import (
+    FILE,
+    OLDER_FILES,
+    add_missing,
+    implied_tokens,
+    load_backend,
+    probe,
+    read_state,
+    refusal,
+    without_steps,
+)
+from .tokenizer_bounds import doubt_about
+from .tokenizer_files import DEFAULT, TOOL_USE, TokenizerConfig
 from .tokenizer_plain import PlainTokenizer, plain_tokenizer
 from .tools import Tool
 
-__all__ = ["Tokenizer"]
+__all__ = ["FILE", "Tokenizer"]
 
-FILE = "tokenizer.json"
-OLDER_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
-LIBRARY_SUFFIXES = (".json", ".txt", ".model", ".jinja")  # what transformers reads of a tokenizer
-MAX_FILE_BYTES = 512 * 2**20
-SUBWORD_PREFIX = re.compile(r'"continuing_subword_prefix"\s*:\s*"[^"]')
+log = logging.getLogger(__name__)
+
 SHOWN = ("<think>", "</think>", "<tool_call>", "</tool_call>")  # marks in an answer, even where called special
 LONG_CHARS = 4096  # a longer text takes more than about 1 ms
+# Seconds of a processor that a chat's template may take before it goes on aside. Real ones take 0.15 ms a message.
+QUICK_S = 0.02
+QUICK_MESSAGE_S = 0.0005
+MAX_QUICK_S = 0.25
+WARY_S = 10.0  # so long after one that took longer each has a quarter of that
 PROBE_CHARS = 8  # characters per allowed token that are tokenized before the rest of a long text is
 PROBE_EDGES = 2  # tokens that a cut may add to a part of a text
 PROBE_SLACK = 1.25  # how much a text's beginning may shrink once its rest is known: far more than it can
@@ -39,6 +54,9 @@ PROBE_SLACK = 1.25  # how much a text's beginning may shrink once its rest is kn
 
 class Tokenizer:
     """A checkpoint's tokenizer. Made by `load`; safe to use from several threads.
+
+    Where nothing is known to bound the time or memory of its file, texts are read in a process of their own; a chat
+    whose template takes long goes there as well.
 
     vocab_size         one more than the highest id
     special_ids        ids whose text is control, not content
@@ -48,17 +66,26 @@ class Tokenizer:
     tool_template      the one for chats with tools: of those that have a name "tool_use", else the same
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, config: TokenizerConfig) -> None:
-        named = {**_implied(backend, config), **config.named}
+    def __init__(
+        self, backend: tokenizers.Tokenizer, config: TokenizerConfig, *, aside: TokenizerAside | None, doubtful: bool
+    ) -> None:
+        named = {**implied_tokens(backend, config), **config.named}
         backend.no_truncation()  # a file may ask for either; the first loses text, the second invents it
         backend.no_padding()
-        _add_missing(backend, config)
+        if getattr(backend.model, "dropout", None):
+            backend.model.dropout = None  # for training: it makes other ids of a text each time
+        add_missing(backend, config)
         self._backend = backend
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self.vocab_size: int = max([backend.get_vocab_size(with_added_tokens=True) - 1, *added]) + 1
         self.named_tokens = named
-        _probe(backend, self.vocab_size)
+        self._aside = aside
+        self._always_aside = doubtful
+        if doubtful and aside is not None:
+            aside.start()
+        else:
+            probe(backend, self.vocab_size)
         self.skipped_ids = self.special_ids - {i for i in self.special_ids if added[i].content in SHOWN}
         self._pieces = PieceTable(backend, self.skipped_ids, FILE)
         self._text_of = {i: added[i].content for i in self.special_ids}
@@ -73,13 +100,28 @@ class Tokenizer:
         }
         self.chat_template = templates.get(DEFAULT)
         self.tool_template = templates.get(TOOL_USE, self.chat_template)
+        self._rendering = threading.Lock()
+        self._slow_until = 0.0
 
     @classmethod
-    def load(cls, folder: Path | str) -> Tokenizer:
-        """Read a checkpoint folder. Raises CheckpointError naming the file."""
+    def load(cls, folder: Path | str, *, aside: bool = True) -> Tokenizer:
+        """Read a checkpoint folder. Raises CheckpointError naming the file.
+
+        aside: whether there may be another process. Without one everything is done here, whatever it takes.
+        """
         folder = Path(folder)
         config = TokenizerConfig.read(folder)
-        return cls(_read_backend(folder), config)
+        text, state = read_state(folder)
+        doubt = doubt_about(state) if aside else None
+        if doubt is not None:
+            log.warning("%s: texts are read in a process of their own, since of its %s %s", FILE, *doubt)
+        backend = load_backend(text, state) if doubt is None else load_backend(*without_steps(state))
+        return cls(backend, config, aside=TokenizerAside(folder) if aside else None, doubtful=doubt is not None)
+
+    def prepare(self) -> None:
+        """Make now what would else be made for the first text that needs it."""
+        if self._starts is not None:
+            assert self._plain
 
     @staticmethod
     def is_in(folder: Path) -> bool:
@@ -91,6 +133,11 @@ class Tokenizer:
     def longest_token_chars(self) -> int:
         """No token stands for more characters than this."""
         return max(map(len, self._backend.get_vocab(with_added_tokens=True)))
+
+    @property
+    def works_aside(self) -> bool:
+        """Whether each text is read in a process of its own: `encode` and `chat` then wait for that."""
+        return self._always_aside
 
     @property
     def eos_token_id(self) -> int | None:
@@ -132,10 +179,14 @@ class Tokenizer:
         """
         if not is_text(text):
             raise InvalidRequest(f"{param} holds half of a surrogate pair, which is not text", param=param)
+        if self._always_aside and self._aside is not None:
+            arguments = {"text": text, "add_special_tokens": add_special_tokens, "parse_special": parse_special}
+            arguments |= {"max_tokens": max_tokens, "param": param}
+            return self._aside.call("encode", arguments, param=param, too_much=_too_much(param))
         backend = self._backend if parse_special or not self._holds_special(text) else self._plain.backend
         if max_tokens is not None:
             self._refuse_too_long(text, max_tokens, param, backend)
-        return self._encode(text, add_special_tokens, backend)
+        return self._encode(text, add_special_tokens, backend, param)
 
     def chat(
         self,
@@ -158,9 +209,14 @@ class Tokenizer:
                 param="messages",
                 code="chat_template_missing",
             )
-        pieces = template.render(
-            messages, add_generation_prompt=add_generation_prompt, arguments=arguments, tools=tools
-        )
+        given: dict[str, Any] = {"add_generation_prompt": add_generation_prompt, "arguments": arguments, "tools": tools}
+        if self._always_aside:
+            check_messages(messages)
+        pieces = None if self._always_aside else self._render_soon(template, messages, given)
+        if pieces is None:
+            assert self._aside is not None
+            given |= {"messages": messages, "max_tokens": max_tokens}
+            return self._aside.call("chat", given, param="messages", too_much=self._too_much_chat())
         if len(pieces) == 1:
             return self.encode(pieces[0], add_special_tokens=False, max_tokens=max_tokens, param="messages")
         return self._encode_pieces(pieces, max_tokens, "messages")
@@ -182,13 +238,47 @@ class Tokenizer:
         """The same as text, incomplete characters as U+FFFD."""
         return self.token_bytes(token_id).decode("utf-8", errors="replace")
 
-    def _encode(self, text: str, add_special_tokens: bool, backend: tokenizers.Tokenizer | None = None) -> list[int]:
+    def _render_soon(
+        self, template: ChatTemplate, messages: Sequence[Mapping[str, Any]], given: Mapping[str, Any]
+    ) -> list[str] | None:
+        """The pieces of a chat; None if its template takes longer than others should wait for.
+
+        One at a time: the interpreter runs no two at once, and each more that tries delays all other threads.
+        """
+        if self._aside is None:
+            return template.render(messages, **given)
+        with self._rendering:
+            count = len(messages) if isinstance(messages, Sequence) else 0  # what is no list is refused below
+            quick_s = min(QUICK_S + QUICK_MESSAGE_S * count, MAX_QUICK_S)
+            template.quick_s = quick_s / 4 if time.monotonic() < self._slow_until else quick_s
+            try:
+                return template.render(messages, **given)
+            except TemplateTime:
+                self._slow_until = time.monotonic() + WARY_S
+                return None
+
+    def _too_much_chat(self) -> InvalidRequest:
+        if self._always_aside:
+            return _too_much("messages")
+        message = "messages: rendering them was stopped: the chat template takes more time or memory than it may"
+        return InvalidRequest(message, param="messages", code="chat_template_limit")
+
+    def _encode(
+        self,
+        text: str,
+        add_special_tokens: bool,
+        backend: tokenizers.Tokenizer | None = None,
+        param: str = "prompt",
+    ) -> list[int]:
         backend = backend or self._backend
-        if len(text) < LONG_CHARS:
-            encoding = backend.encode(text, add_special_tokens=add_special_tokens)
-        else:
-            # Of the library's calls only those for batches let other threads run meanwhile.
-            (encoding,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        try:
+            if len(text) < LONG_CHARS:
+                encoding = backend.encode(text, add_special_tokens=add_special_tokens)
+            else:
+                # Of the library's calls only those for batches let other threads run meanwhile.
+                (encoding,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        except BaseException as error:
+            raise refusal(error, param) from error
         ids: list[int] = encoding.ids
         return ids
 
@@ -229,7 +319,10 @@ class Tokenizer:
             return None
         if max_tokens is not None:
             self._refuse_too_long(piece, max_tokens, param)
-        (encoding,) = self._backend.encode_batch([piece], add_special_tokens=False)
+        try:
+            (encoding,) = self._backend.encode_batch([piece], add_special_tokens=False)
+        except BaseException as error:
+            raise refusal(error, param) from error
         at = [
             i
             for i, (token_id, (start, end)) in enumerate(zip(encoding.ids, encoding.offsets, strict=True))
@@ -284,101 +377,6 @@ def _too_long(param: str, what: str) -> InvalidRequest:
     return InvalidRequest(message, param=param, code="context_length_exceeded")
 
 
-def _read_backend(folder: Path) -> tokenizers.Tokenizer:
-    if not is_there(folder, FILE):
-        return _convert(folder)
-    text = read_text(folder, FILE, MAX_FILE_BYTES)
-    if SUBWORD_PREFIX.search(text):  # the library ends the whole process when merges do not fit the prefix
-        raise CheckpointError("continuing_subword_prefix is not supported", file=FILE, tensor="model")
-    try:
-        return tokenizers.Tokenizer.from_str(text)
-    except Exception as error:  # the library raises nothing narrower
-        raise CheckpointError(f"not a tokenizer: {error}", file=FILE) from error
-
-
-def _probe(backend: tokenizers.Tokenizer, vocab_size: int) -> None:
-    """Some faults of a file show only when it is used: better now than in the first request."""
-    try:
-        ids = backend.encode("A probe: 1 é 中 😀", add_special_tokens=True).ids
-    except BaseException as error:  # a panic in the library derives from nothing narrower
-        if isinstance(error, KeyboardInterrupt | SystemExit):
-            raise
-        raise CheckpointError(f"cannot tokenize a short text: {error}", file=FILE) from error
-    if max(ids, default=0) >= vocab_size:
-        raise CheckpointError(f"gives id {max(ids)} beyond its own vocabulary of {vocab_size}", file=FILE)
-
-
-def _convert(folder: Path) -> tokenizers.Tokenizer:
-    """Older checkpoints have only a sentencepiece model or vocabulary files; transformers converts them."""
-    if (error := explain_tokenizer(folder)) is not None:
-        raise error
-    if not any(is_there(folder, name) for name in OLDER_FILES):
-        raise CheckpointError("missing; the folder holds no other tokenizer either", file=FILE)
-    for name in sorted(entry.name for entry in folder.iterdir() if entry.suffix in LIBRARY_SUFFIXES):
-        with open_file(folder, name):  # the library opens what it likes, without looking
-            pass
-    import transformers
-
-    try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(
-            str(folder), use_fast=True, trust_remote_code=False, local_files_only=True
-        )
-        backend: tokenizers.Tokenizer = tokenizer.backend_tokenizer
-    except Exception as error:  # many kinds, none of them documented
-        raise CheckpointError(f"missing, and transformers cannot make one: {error}", file=FILE) from error
-    return tokenizers.Tokenizer.from_str(backend.to_str())
-
-
-def _implied(backend: tokenizers.Tokenizer, config: TokenizerConfig) -> dict[str, str]:
-    """Names of tokens that the files beside tokenizer.json leave out, as far as the vocabulary has such tokens."""
-    padding = backend.padding
-    implied = {**config.implied, **({"pad_token": str(padding["pad_token"])} if padding else {})}
-    return {name: text for name, text in implied.items() if backend.token_to_id(text) is not None}
-
-
-def _add_missing(backend: tokenizers.Tokenizer, config: TokenizerConfig) -> None:
-    """Tokens that only the files beside tokenizer.json know, and what they say otherwise of those that it has."""
-    flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
-    known = backend.get_added_tokens_decoder()
-    for token_id, entry in config.added.items():
-        chosen = {flag: bool(entry[flag]) for flag in flags if flag in entry}
-        token = tokenizers.AddedToken(entry["content"], **chosen)
-        if token_id in known and repr(known[token_id]) == repr(token):
-            continue
-        if config.added_file != CONFIG and token_id in known and known[token_id].content == token.content:
-            continue  # tokenizer.json says more of it
-        backend.add_tokens([token])
-        if backend.token_to_id(entry["content"]) != token_id:
-            raise CheckpointError(
-                f"token {entry['content']!r} cannot have id {token_id}: {FILE} gives it another",
-                file=config.added_file,
-                tensor="added_tokens_decoder" if config.added_file == CONFIG else "",
-            )
-    special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
-    for text in config.special:
-        if text not in special:
-            backend.add_special_tokens([tokenizers.AddedToken(text, special=True, normalized=False)])
-    if _makes_other_text(backend.normalizer):
-        _find_as_written(backend)
-
-
-def _makes_other_text(normalizer: Any) -> bool:
-    """Whether a normalizer could make a special token's text of another one, such as `<s>` of full-width letters."""
-    if normalizer is None:
-        return False
-    return not all(map(_spaces_only, steps(json.loads(normalizer.__getstate__()))))
-
-
-def _spaces_only(normalizer: dict[str, Any]) -> bool:
-    match normalizer:
-        case {"type": "Prepend" | "Strip"} | {"type": "Replace", "pattern": {"String": " "}}:
-            return True
-    return False
-
-
-def _find_as_written(backend: tokenizers.Tokenizer) -> None:
-    """A special token counts where it is written, never in what a normalizer makes of a client's text."""
-    for token in backend.get_added_tokens_decoder().values():
-        if token.special and token.normalized:
-            flags = {flag: getattr(token, flag) for flag in ("single_word", "lstrip", "rstrip")}
-            backend.add_special_tokens([tokenizers.AddedToken(token.content, special=True, normalized=False, **flags)])
+def _too_much(param: str) -> InvalidRequest:
+    message = f"{param}: the model's tokenizer takes more time or memory for it than one request may use"
+    return InvalidRequest(message, param=param, code="tokenizer_limit")

@@ -22,8 +22,8 @@ _UNICODE = 18  # U+FDFA is so many characters in compatibility forms; forms appl
 _FORMS = {"NFC": 3, "NFD": 4, "NFKC": _UNICODE, "NFKD": _UNICODE, "BertNormalizer": 9, "Lowercase": 3, "ByteLevel": 4}
 _LISTS = ("normalizers", "pretokenizers", "decoders", "processors")
 _SAME = ("Strip", "StripAccents", "Nmt")
-_SPLITTERS = ("BertPreTokenizer", "ByteLevel", "CharDelimiterSplit", "Digits", "FixedLength", "Metaspace", "Punctuation",
-              "UnicodeScripts", "Whitespace", "WhitespaceSplit")  # fmt: skip
+_SPLITTERS = ("BertPreTokenizer", "ByteLevel", "CharDelimiterSplit", "Digits", "FixedLength", "Metaspace",
+              "Punctuation", "UnicodeScripts", "Whitespace", "WhitespaceSplit")  # fmt: skip
 
 Step = dict[str, Any]
 
@@ -50,7 +50,7 @@ def growth(step: Step) -> float:
 
 
 def doubt_about(state: Mapping[str, Any]) -> tuple[str, str] | None:
-    """The component of a tokenizer.json whose time or memory nothing is known to bound, and why. None: there is none."""
+    """The component of a tokenizer.json that nothing is known to bound, and why; None: there is none."""
     checks: dict[str, Callable[[Any], str | None]] = {
         "normalizer": _normalizer,
         "pre_tokenizer": _pre_tokenizer,

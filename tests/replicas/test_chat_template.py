@@ -260,6 +260,16 @@ def test_a_chat_on_which_the_template_does_not_end_is_refused(monkeypatch: pytes
     assert caught.value.code == "chat_template_limit"
 
 
+def test_a_template_that_does_not_end_where_it_is_tried_is_not_said_to_have_no_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(chat_template, "MAX_SECONDS", 0.2)
+    source = "{% for m in messages if m.role == 'developer' %}" + NESTED + "{% endfor %}"
+    with pytest.raises(InvalidRequest, match=r"longer than 0\.2 s") as caught:
+        _render(source, [{"role": "developer", "content": "a"}])
+    assert (caught.value.param, caught.value.code) == ("messages", "chat_template_limit")
+
+
 @pytest.mark.parametrize(
     "source",
     [

@@ -1,0 +1,153 @@
+"""A tokenizer in a process of its own, which can be ended: for files and templates that nothing is known to bound.
+
+Each text has a process, forked from one that has loaded the tokenizer, with limits of the operating system on its
+time and memory. Its priority is low: those whose texts are read in the ordinary way go first.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from . import errors
+from .errors import CheckpointError, InvalidRequest, MotleyError, Overloaded, Unavailable
+from .grammar_wire import frame, receive
+
+__all__ = ["TokenizerAside"]
+
+MAX_RUNNING = 2  # texts at a time
+MAX_WAITING = 16
+START_S = 120.0  # imports and the tokenizer, on a busy machine
+WALL_S = 60.0  # after the process's own limits
+# Threads would not survive the forks, and a device is none of its business.
+_ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+
+class TokenizerAside:
+    """The tokenizer of a checkpoint's folder. Starts nothing before it is first needed; safe to use from threads."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._nursery: _Nursery | None = None
+        self._places = threading.BoundedSemaphore(MAX_RUNNING)
+        self._waiting = 0
+
+    def start(self) -> None:
+        """Load it, and let it read a short text. Raises CheckpointError if it cannot within its limits."""
+        self._running()
+
+    def call(self, method: str, arguments: dict[str, Any], *, param: str, too_much: InvalidRequest) -> list[int]:
+        """What Tokenizer's `encode` or `chat` returns, or raises; `too_much` if that takes more than it may.
+
+        Raises Overloaded naming `param` when too many wait.
+        """
+        request = json.dumps({"method": method, "arguments": arguments}, default=_object).encode()
+        with self._lock:
+            if self._waiting >= MAX_RUNNING + MAX_WAITING:
+                message = f"{param}: {MAX_WAITING} texts wait that take this model's tokenizer long"
+                raise Overloaded(message, param=param, code="queue_full")
+            self._waiting += 1
+        try:
+            with self._places:
+                answer = self._running().ask(request)
+        finally:
+            with self._lock:
+                self._waiting -= 1
+        if answer is None:
+            raise too_much
+        if "error" in answer:
+            raise _error(answer["error"])
+        return list(map(int, answer["ids"]))
+
+    def _running(self) -> _Nursery:
+        with self._lock:
+            if self._nursery is None or not self._nursery.alive:
+                self._nursery = _Nursery(self._folder)
+                weakref.finalize(self, self._nursery.close)
+            return self._nursery
+
+
+class _Nursery:
+    """The process that those of the texts are forked from; it ends when its socket does."""
+
+    def __init__(self, folder: Path) -> None:
+        self._control, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", f"{__package__}.tokenizer_nursery", str(theirs.fileno()), str(folder)],
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, **_ENVIRONMENT},
+                stdin=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,  # where the library writes of its panics, at length
+            )
+        self._control.settimeout(START_S)
+        answer = _answer(self._control)
+        if answer is None or "error" in answer:
+            self.close()
+            if answer is None:
+                raise CheckpointError("takes more time or memory to load than a tokenizer may", file="tokenizer.json")
+            raise _error(answer["error"])
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def ask(self, request: bytes) -> dict[str, Any] | None:
+        """The answer of a new process; None if a limit has ended it. Raises Unavailable."""
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs:
+                try:
+                    socket.send_fds(self._control, [b"+"], [theirs.fileno()])
+                except OSError:
+                    message = "the process that reads such texts has ended; it is started again"
+                    raise Unavailable(message, code="tokenizer_lost") from None
+            ours.settimeout(WALL_S)
+            try:
+                ours.sendall(frame(0, payload=request))
+            except OSError:
+                return None
+            return _answer(ours)
+
+    def close(self) -> None:
+        self._control.close()
+        try:
+            self._process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def _object(value: Any) -> dict[str, Any]:
+    """Messages may be mappings of any kind."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{type(value).__name__} is nothing that a message may hold")
+
+
+def _answer(connection: socket.socket) -> dict[str, Any] | None:
+    try:
+        received = receive(connection)
+    except OSError:  # a timeout too
+        return None
+    if received is None:
+        return None
+    answer: dict[str, Any] = json.loads(received[2])
+    return answer
+
+
+def _error(said: dict[str, Any]) -> MotleyError:
+    kind = getattr(errors, said["kind"])
+    if kind is CheckpointError:
+        return CheckpointError(said["message"], file=said["file"], tensor=said["tensor"])
+    error: MotleyError = kind(said["message"], param=said["param"], code=said["code"])
+    return error
