@@ -179,10 +179,13 @@ class Watch:
 
 def _wait_for_one(daemons: Sequence[Daemon]) -> None:
     """Return when one has ended, or after a second."""
+    if sys.platform != "linux":
+        time.sleep(WAKE_S)
+        return
     opened: list[int] = []
     try:
         poll = select.poll()
-        for daemon in daemons if sys.platform == "linux" else ():
+        for daemon in daemons:
             with suppress(OSError):  # a kernel before 5.3, or it has just been reaped
                 opened.append(os.pidfd_open(daemon.process.pid))
                 poll.register(opened[-1], select.POLLIN)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+import socket
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -20,11 +22,12 @@ from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 
 from .control.start import NAME as CONTROL
 from .edge.inside import Inside
-from .edge.ports import listens
 from .fleet.store import APPLICATION
 from .prefix.server import OwnRedis
 from .processes import descendants
 from .watch import Asked, Daemon
+
+log = logging.getLogger(__name__)
 
 ANSWER_S = 4.0
 RAY_PATIENCE_S = 14.0  # with the end of all, half a minute from the fault
@@ -57,8 +60,8 @@ def ray_asked() -> list[Asked]:
     raylet = f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
     gcs = str(ray.get_runtime_context().gcs_address)
     return [
-        Asked("Ray's GCS", _healthy(gcs), RAY_PATIENCE_S),
-        Asked("Ray's raylet", _healthy(raylet), RAY_PATIENCE_S),
+        Asked("Ray's GCS", healthy(gcs), RAY_PATIENCE_S),
+        Asked("Ray's raylet", healthy(raylet), RAY_PATIENCE_S),
     ]
 
 
@@ -66,7 +69,7 @@ def service_asked(inside: Inside, redis: OwnRedis | None, *, control: bool) -> l
     """What has to answer of a service that is ready. `inside`: where its door is."""
     host, _, port = inside.http.removeprefix("http://").rpartition(":")
     found = [
-        Asked("the door", partial(_open, host.strip("[]"), int(port)), PATIENCE_S),
+        Asked("the door", partial(open_door, host.strip("[]"), int(port)), PATIENCE_S),
         _actor("Serve's controller", SERVE_CONTROLLER_NAME, SERVE_NAMESPACE, "check_alive", "ray::ServeController"),
     ]
     if control:
@@ -77,7 +80,7 @@ def service_asked(inside: Inside, redis: OwnRedis | None, *, control: bool) -> l
     return found
 
 
-def _healthy(address: str) -> Callable[[], object]:
+def healthy(address: str) -> Callable[[], object]:
     """Asks one of Ray's servers by gRPC's own protocol of health."""
     stub = health_pb2_grpc.HealthStub(init_grpc_channel(address))
 
@@ -92,9 +95,14 @@ def _healthy(address: str) -> Callable[[], object]:
     return ask
 
 
-def _open(host: str, port: int) -> None:
-    if not listens(host, port):
-        raise ConnectionRefusedError(f"nothing listens on {host}:{port}")
+def open_door(host: str, port: int) -> None:
+    """Raises ConnectionRefusedError where nobody listens. A door with too many before it is no closed one."""
+    try:
+        socket.create_connection((host, port), timeout=ANSWER_S).close()
+    except ConnectionRefusedError:
+        raise
+    except OSError as error:
+        log.debug("the door is slow: %s", error)
 
 
 def _actor(name: str, actor: str, namespace: str, method: str, title: str) -> Asked:

@@ -26,7 +26,6 @@ from motley.cluster.protos import inference_pb2_grpc
 
 TOKENS = 2000
 ROUNDS = 4  # one is enough, unless some have ended too soon
-LONG = 5 * TOKENS  # still runs when what is killed is found
 SEVERAL = 2
 SAMPLING: list[dict[str, Any]] = [
     {"temperature": 0.0},
@@ -196,12 +195,12 @@ def check(service: Served, heards: dict[Call, Heard], stop: str) -> None:
             assert ends == {pb.FINISH_REASON_STOP, pb.FINISH_REASON_LENGTH}
 
 
-def lose_at_the_door(service: Served, mark: str, tokens: int) -> tuple[Future[int], Heard]:
-    """That process, under a stream of another client and one of ours: of both, when they have ended."""
+def lose_at_the_door(service: Served, mark: str, tokens: int, theirs: int) -> tuple[Future[int], Heard]:
+    """That process, under a stream of so many tokens of ours and another client's: what both met."""
     begun, heard = threading.Event(), Heard()
     with ThreadPoolExecutor(2) as threads:
-        foreign = threads.submit(over_http, service, begun, tokens)
-        ours = threads.submit(blocking, service, 0, heard, max_tokens=LONG)
+        foreign = threads.submit(over_http, service, begun, theirs)
+        ours = threads.submit(blocking, service, 0, heard, max_tokens=tokens)
         assert begun.wait(60), "a stream"
         wait_for(lambda: heard.choices, "ours")
         [pid] = [pid for pid in service.descendants() if mark in command_line(pid)]
@@ -209,21 +208,22 @@ def lose_at_the_door(service: Served, mark: str, tokens: int) -> tuple[Future[in
         ours.result(120)
         wait_for(lambda: [new for new in service.descendants() if mark in command_line(new)], "another")
     unbroken = Heard()
-    blocking(service, 0, unbroken, max_tokens=LONG)
+    blocking(service, 0, unbroken, max_tokens=tokens)
     assert heard.same(unbroken)
     return foreign, heard
 
 
 def test_haproxys_manager_is_lost(pair: Served) -> None:
     """Nobody notices: HAProxy goes on, until the next manager takes over from it."""
-    foreign, heard = lose_at_the_door(pair, "ray::HAProxyManager", LONG)
+    foreign, heard = lose_at_the_door(pair, "ray::HAProxyManager", TOKENS, TOKENS)
     assert foreign.result() > 0
     assert not heard.cut
 
 
+@pytest.mark.thorough
 def test_haproxy_is_lost(pair: Served) -> None:
     """It is there again before our client gives up; others hear of it."""
-    foreign, heard = lose_at_the_door(pair, "/bin/haproxy ", 20 * TOKENS)
+    foreign, heard = lose_at_the_door(pair, "/bin/haproxy ", 5 * TOKENS, 20 * TOKENS)
     with pytest.raises(openai.APIConnectionError):
         foreign.result()
     assert heard.cut
