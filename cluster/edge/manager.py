@@ -50,20 +50,20 @@ class SteadyHAProxy(haproxy.HAProxyApi):  # type: ignore[misc]
             self._routed.set()
 
     async def start(self) -> None:
-        """Start HAProxy; where one of another manager runs, take its place without closing the door or a stream."""
+        """Start HAProxy; where one of another manager serves, take its place without closing the door or a stream."""
         before = workers_of(Path(self.config_file_path))
-        if not before:
+        if before and await self._is_silent():
+            _kill(max(before, key=began))  # the last one has the ports; others have streams from before a reload
+        if not before or not await self.answers():
             await super().start()
             return
         log.info(f"HAProxy runs without its manager: {before}; its place is taken when there are routes.")
         with suppress(TimeoutError):
             await asyncio.wait_for(self._routed.wait(), ROUTES_S)
-        if not await self.answers():
-            _kill(max(before, key=began))  # the last one listens, and would keep the ports
         async with self._config_lock:
             self._generate_config_file_internal()
-        takeover = ["-x", self.cfg.socket_path] if await self.answers() else []
-        self._proc = await self._start_and_wait_for_haproxy("-sf", *map(str, before), *takeover)
+        takeover = ["-sf", *map(str, before), "-x", self.cfg.socket_path]
+        self._proc = await self._start_and_wait_for_haproxy(*takeover)
 
     async def reload(self) -> None:
         """As Serve's; not when the configuration is the one that runs: each reload leaves a worker with its streams."""
@@ -100,6 +100,16 @@ class SteadyHAProxy(haproxy.HAProxyApi):  # type: ignore[misc]
         """Whether a HAProxy says something at the administrator's socket, in time."""
         with suppress(TimeoutError, RuntimeError):
             return bool(await asyncio.wait_for(self._send_socket_command("show info"), ANSWER_S))
+        return False
+
+    async def _is_silent(self) -> bool:
+        """Whether someone has the administrator's socket, and does not answer."""
+        try:
+            await asyncio.wait_for(self._send_socket_command("show info"), ANSWER_S)
+        except TimeoutError:
+            return True
+        except RuntimeError:  # nobody has
+            return False
         return False
 
     async def until_lost(self) -> None:
@@ -141,8 +151,10 @@ class HAProxyManager(haproxy.HAProxyManager.__ray_metadata__.modified_class.__ra
         return not self._watching.done()
 
     async def _watch(self) -> None:
-        with suppress(Exception):  # Serve hears of it by `ready`
+        try:
             await asyncio.shield(self._haproxy_start_task)
+        except Exception:  # noqa: BLE001  Serve hears of it by `ready`, and starts another manager
+            return
         while not self._haproxy._ending:
             await self._haproxy.until_lost()
             async with self._reload_lock:

@@ -194,6 +194,21 @@ async def test_the_next_manager_takes_the_place_of_one_that_hangs(
             assert await first._proc.wait() == -signal.SIGKILL
 
 
+async def test_the_next_manager_leaves_streams_from_before_a_reload(
+    folder: Path, edge: Edge, backends: Backends
+) -> None:
+    """HAProxy and its manager are lost at once; a worker that was relieved before goes on."""
+    async with started(folder, edge, backends) as first:
+        stream = await asyncio.to_thread(Stream, edge, backends)
+        first.set_backend_configs(backends_of(backends.http_port, free_port()))
+        await first.reload()
+        os.kill(first._proc.pid, signal.SIGKILL)
+        await first._proc.wait()
+        async with started(folder, edge, backends):
+            assert await status(edge) == 200
+            assert await asyncio.to_thread(stream.rest) == [b"second"]
+
+
 async def test_before_there_are_routes_it_says_when_to_come_again(folder: Path, edge: Edge, backends: Backends) -> None:
     async with started(folder, edge, backends, routes=False):
         answer = await post(edge.http_port, "/v1/models", {})
