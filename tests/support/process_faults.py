@@ -36,6 +36,7 @@ from motley.client import Client, complete_request
 from motley.cluster.protos import inference_pb2_grpc
 
 ASK_S = 0.1  # between two requests that show whether the door is open
+EACH = 2  # streams of each client: where one is lost with an ingress, another may be on the other one
 PATIENCE_S = 2.0  # of each of them
 FOUND_S = 30.0
 SIMULATED = "simulate: P40, simulate_model: qwen2.5-7b"  # 40 tokens a second, which cost nothing
@@ -244,11 +245,12 @@ def run(service: Served, name: str, how: str, stream_s: float, say: Callable[[st
     if name == "grammar":
         ask(service.http_port, response_format={"type": "json_object"})
     tokens = min(round(stream_s * tokens_per_s(service)), CONTEXT - 1000)
-    with Door(service.http_port) as door, ThreadPoolExecutor(len(CLIENTS)) as threads:
+    with Door(service.http_port) as door, ThreadPoolExecutor(EACH * len(CLIENTS)) as threads:
         futures = []
         for client, read in CLIENTS.items():
-            case.streams[client] = Stream()
-            futures.append(threads.submit(heard, read, service, tokens, case.streams[client]))
+            for number in range(EACH):
+                stream = case.streams[f"{client} {number}"] = Stream()
+                futures.append(threads.submit(heard, read, service, tokens, stream))
         wait_for(lambda: all(one.tokens > 20 for one in case.streams.values()), "streams")
         pid = wait_for(lambda: process_of(service, ROLES[name]), f"a process that is {ROLES[name].title}", FOUND_S)
         before = service.descendants()
@@ -377,6 +379,10 @@ def told(stream: Stream) -> str:
     return "whole" if stream.ended else f"{stream.why or 'silent'} at {stream.at_s:g} s"
 
 
+def of(case: Case, client: str) -> list[Stream]:
+    return [stream for name, stream in case.streams.items() if name.startswith(client)]
+
+
 def row(case: Case) -> str:
     answers = ", ".join(f"{count} × {answer}" for answer, count in sorted(case.answers.items())) or "none bad"
     if case.exit_code is not None:
@@ -384,7 +390,11 @@ def row(case: Case) -> str:
         then += "" if not case.left else f"; left: {', '.join(case.left)}"
     else:
         then = "goes on" if case.whole_again else "goes on, not whole"
-    cells = [ROLES[case.role].title, case.how, *(told(case.streams[name]) for name in CLIENTS)]
+    cells = [
+        ROLES[case.role].title,
+        case.how,
+        *("; ".join(sorted({told(one) for one in of(case, name)})) for name in CLIENTS),
+    ]
     return f"| {' | '.join([*cells, f'{case.shut_s:g} s', answers, then])} |"
 
 

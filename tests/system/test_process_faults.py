@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 import pytest
-from process_faults import CLIENTS, Case, run_all, told
+from process_faults import CLIENTS, Case, of, run_all
 
 from motley.cluster.watch import LOST
 
@@ -38,7 +38,7 @@ def test_streams_outlive_what_is_started_again() -> None:
         case = found[name]
         assert case.exit_code is None, name
         assert case.whole_again, name
-        assert all(case.streams[client].ended for client in whole), (name, map_told(case))
+        assert all(stream.ended for client in whole for stream in of(case, client)), (name, case.streams)
         assert not any(answer.startswith("404") for answer in case.answers), name
 
 
@@ -55,7 +55,3 @@ def test_nothing_is_left_of_one_that_was_killed() -> None:
     [case] = cases("serve:kill").values()
     assert case.exit_code == -signal.SIGKILL
     assert case.left == []
-
-
-def map_told(case: Case) -> dict[str, str]:
-    return {name: told(stream) for name, stream in case.streams.items()}
