@@ -34,6 +34,8 @@ MAX_MESSAGE_BYTES = 64 * 2**10  # what operators and KEDA ask is short
 MAX_CALLS = 512  # at a time
 TRIES = 20  # ports that are free one moment, and taken the next
 BIND_S = 20.0  # the process before this one may not have let go of the port yet
+# Connections on which nothing is called: there is no HAProxy before this port. In milliseconds.
+_UNUSED = (("grpc.server_handshake_timeout_ms", 10_000), ("grpc.max_connection_idle_ms", 90_000))
 STALE_S = 15.0  # a plane that has not seen the fleet for so long is not well
 
 SERVICES = (
@@ -130,6 +132,7 @@ def _server(plane: Plane, keys: Keys, guard: AdminGuard) -> grpc.aio.Server:
             ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
             ("grpc.so_reuseport", 0),
             *GRPC_OPTIONS,
+            *_UNUSED,
         ],
         maximum_concurrent_rpcs=MAX_CALLS,
     )

@@ -5,9 +5,7 @@ HAProxy is real, the ingress is of this process.
 
 from __future__ import annotations
 
-import select
 import socket
-import ssl
 import struct
 import threading
 import time
@@ -18,6 +16,7 @@ from pathlib import Path
 import grpc
 import pytest
 from echo_worker import EchoWorker
+from endless import CHUNK, MAX_TAKEN, drip, flood, http_head
 from fronted import DIRECT, FRONT, TLS, Fronted, fronted
 from raw_http import (
     DATA,
@@ -46,12 +45,9 @@ KEY = new_key()
 WITH_KEY, WRONG, NONE = f"Authorization: Bearer {KEY}\r\n", f"Authorization: Bearer {KEY}x\r\n", ""
 HEAD_S, LIMIT_S = 1, 0.3  # shorter than in earnest
 LINGER_BYTES = 2**21
-# Taken at most after an answer: what lingering reads, 8 MiB of a body, and all that lies in sockets on the way.
-MOST_TAKEN = 64 * 2**20
 WAIT_S = 30.0
 COMPLETIONS = "POST /v1/completions"
 JSON = "Content-Type: application/json\r\n"
-CHUNK = b"10000\r\n" + b" " * 65_536 + b"\r\n"
 COMPLETE, STREAM, INFER = (
     "/motley.v1.Inference/Complete",
     "/motley.v1.Inference/CompleteStream",
@@ -89,49 +85,6 @@ def connected(service: Fronted, door: str, alpn: str = "http/1.1") -> socket.soc
     return context.wrap_socket(connection, server_hostname="localhost")
 
 
-def flood(connection: socket.socket, begin: bytes, part: bytes) -> tuple[bytes, int]:
-    """What is answered to `begin` and then `part` without end, and how much of that was taken until it was closed."""
-    received, taken, pending = b"", 0, begin
-    connection.setblocking(False)
-    deadline = time.monotonic() + WAIT_S
-    with suppress(OSError):  # a reset, since it goes on sending
-        while taken < MOST_TAKEN:
-            assert time.monotonic() < deadline, (received, taken)
-            select.select([connection], [connection], [], 1)
-            with suppress(BlockingIOError, ssl.SSLWantReadError):
-                if not (more := connection.recv(65_536)):
-                    break
-                received += more
-            with suppress(BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
-                sent = connection.send(pending)
-                pending, taken = pending[sent:] or part, taken + sent
-    with suppress(OSError):
-        while more := connection.recv(65_536):
-            received += more
-    return received, taken
-
-
-def drip(connection: socket.socket, begin: bytes, part: bytes = b" ") -> bytes:
-    """What is answered to `begin`, and then `part` again and again, until the connection is closed."""
-    received = b""
-    deadline = time.monotonic() + WAIT_S
-    connection.sendall(begin)
-    connection.settimeout(0.05)
-    with suppress(ConnectionError, ssl.SSLError):
-        while time.monotonic() < deadline:
-            with suppress(TimeoutError):
-                if not (more := connection.recv(65_536)):
-                    return received
-                received += more
-            connection.sendall(part)
-        pytest.fail(f"it goes on dripping: {received!r}")
-    return received
-
-
-def http_head(first: str, fields: str) -> bytes:
-    return f"{first} HTTP/1.1\r\nHost: 127.0.0.1\r\n{fields}\r\n".encode()
-
-
 EARLY = {
     "no key": (COMPLETIONS, JSON, NONE, 401),
     "a wrong key": (COMPLETIONS, JSON, WRONG, 401),
@@ -163,7 +116,7 @@ def test_a_body_without_end_is_not_read_after_the_answer(service: Fronted, door:
     assert b"\r\nconnection: close\r\n" in received.lower(), "its client is told"
     assert b"motley-last" not in received or door == DIRECT
     assert received.count(b"HTTP/1.1 ") == 1, "what follows is no request"
-    assert taken < MOST_TAKEN
+    assert taken < MAX_TAKEN
 
 
 @doors

@@ -419,6 +419,8 @@ WITHOUT_END = [
         "tests/cluster/test_life_door.py::test_a_deadline_of_a_millisecond_is_never_run",
         "tests/system/test_keys_service.py::test_a_slow_head_is_closed",
         "tests/system/test_pressure.py::test_readers_that_take_nothing",
+        "tests/system/test_pressure.py::test_senders_that_do_not_stop",
+        "tests/cluster/test_senders.py::test_how_large_a_head_may_be_over_http",
         "tests/system/test_pressure.py::test_leaving_and_deadlines_while_waiting",
         "tests/system/test_cancel.py::test_leaving_while_it_runs",
         "tests/system/test_pressure.py::test_rapid_resets",

@@ -5,23 +5,25 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import select
 import signal
 import socket
 import struct
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from endless import CHUNK, MAX_TAKEN, flood, http_head
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from leaving import Leaving
 from neighbour import NEIGHBOUR, Neighbour
 from raw_calls import MANY_TOKENS, Asked, Protocol, RawCall, in_parts
-from raw_http import GOAWAY, HEADERS, RST_STREAM, Http2, head, post, unread
+from raw_http import DATA, END_STREAM, GOAWAY, HEADERS, RST_STREAM, Http2, frame, head, post, unread
 from served import Served, alive, served, wait_for
 
 from motley.cluster.protos import inference_pb2 as pb
@@ -165,6 +167,70 @@ def test_idle_connections(pressed: Served, neighbour: Neighbour, report: Callabl
                 watch.cancel()
     report(f"{IDLE} idle connections: {neighbour.pace()}")
     baseline.check(report, f"{IDLE} idle connections")
+
+
+def test_senders_that_do_not_stop(pressed: Served, neighbour: Neighbour, report: Callable[[str], None]) -> None:
+    """Bodies without end after their answer, halves of many, calls without a message, and heads of any size."""
+    pressed.wait_idle()
+    replicas = pressed.replicas()
+    chunked = http_head("POST /v1/completions", "Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n")
+    with neighbour.beside():
+        for _ in range(5):
+            with socket.create_connection(("127.0.0.1", pressed.http_port)) as connection:
+                received, taken = flood(connection, chunked, CHUNK)
+            assert received.startswith(b"HTTP/1.1 413 "), received
+            assert b"\r\nconnection: close\r\n" in received.lower()
+            assert taken < MAX_TAKEN
+        assert halves_of_bodies(pressed.http_port, 300, 2**20) > 0, "refused: together they are more than may be held"
+        for method in (COMPLETE_STREAM, "/motley.v1.Inference/Complete", "/vllm.grpc.engine.VllmEngine/Generate"):
+            assert "closed without a whole message" in half_closed(pressed.grpc_port, method)
+        with grpc.insecure_channel(pressed.grpc, [("grpc.use_local_subchannel_pool", 1)]) as channel:
+            stub = inference_pb2_grpc.InferenceStub(channel)
+            beside = stub.CompleteStream(pb.CompleteRequest(text="a", sampling=pb.SamplingParams(max_tokens=300)))
+            next(beside)
+            assert answers_to_heads(stub, 12_000) == {"OK"}
+            assert answers_to_heads(stub, 17_000) == answers_to_heads(stub, 64_000) == {"RESOURCE_EXHAUSTED"}
+            assert sum(len(choice.token_ids) for chunk in beside for choice in chunk.choices) > 0
+    report(f"senders that do not stop: {neighbour.pace()}")
+    assert pressed.replicas() == replicas, "the same processes"
+    pressed.wait_idle()
+
+
+def halves_of_bodies(port: int, count: int, size: int) -> int:
+    """So many bodies of which all but the end is sent, at once; how many were refused for the room they take."""
+    head = f"Content-Type: application/json\r\nContent-Length: {size + 1}\r\n"
+    with ExitStack() as open_things:
+        connections = []
+        for _ in range(count):
+            connection = open_things.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
+            connections.append(connection)
+            with suppress(ConnectionError):
+                connection.sendall(http_head("POST /v1/completions", head) + b" " * size)
+        answered, _, _ = select.select(connections, [], [], 5)
+        statuses = [connection.recv(4096)[9:12] for connection in answered]
+    assert set(statuses) <= {b"429", b"408"}
+    return statuses.count(b"429")
+
+
+def half_closed(port: int, method: str) -> str:
+    """What a call ends with whose client has closed its side and sent no message."""
+    client = Http2(port)
+    number, opening = client.head(port, method)
+    client.connection.sendall(opening + frame(DATA, END_STREAM, number))
+    wait_for(lambda: client.read(1.0) and b"grpc-status" in client.payloads.get((HEADERS, number), b""), "its end", 30)
+    client.close()
+    return client.payloads[HEADERS, number].decode("latin-1")
+
+
+def answers_to_heads(stub: Any, size: int) -> set[str]:
+    found = set()
+    for _ in range(8):
+        try:
+            stub.GetModel(pb.GetModelRequest(), metadata=(("x", "y" * size),), timeout=60)
+            found.add("OK")
+        except grpc.RpcError as error:
+            found.add(error.code().name)
+    return found
 
 
 def reset_at_once(port: int, message: bytes, count: int) -> int:

@@ -46,6 +46,20 @@ async def test_nobody_gets_in_without_an_admins_key(plane: Plane, service: Servi
         assert "admin" in words
 
 
+async def test_calls_without_a_message_and_heads_that_are_too_large(plane: Plane) -> None:
+    path = "/motley.v1.ControlPlane/GetFleet"
+    half_closed = plane.channel.stream_unary(path)(iter(()), metadata=AS_ADMIN, timeout=20)
+    code, words = await refused(half_closed)
+    assert (code, "without a whole message" in words) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+    code, _ = await refused(plane.channel.stream_unary(path)(timeout=20))
+    assert code == grpc.StatusCode.UNAUTHENTICATED, "before a message is sent"
+    await plane.call("GetFleet", pb.GetFleetRequest(), metadata=(*AS_ADMIN, ("x", "y" * 15_000)))
+    for size in (17_000, 64_000):
+        for _ in range(8):
+            call = plane.call("GetFleet", pb.GetFleetRequest(), metadata=(*AS_ADMIN, ("x", "y" * size)))
+            assert (await refused(call))[0] == grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
 POPULAR = PopularPrefix("ann", "ab" * 8, 5, found_tokens=300, fetched_tokens=96, longest=96)
 
 
