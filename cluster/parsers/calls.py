@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from .events import CallPiece, CallStart, Event
+from .mended import Mender, mended
 
 ARGUMENTS = ("arguments", "parameters")
 MAX_HEAD = 512  # characters within which the usual order of keys shows; names have 64 at most
@@ -22,12 +23,14 @@ class ObjectEnd:
     """Finds the end of a JSON object: brackets outside strings. Whether it is JSON is for the parser to say.
 
     A `<` or `;` outside strings breaks it: JSON has neither there, and what stands between calls begins with it.
+
+    within   brackets that were opened before
     """
 
     __slots__ = ("_escaped", "_open", "_quoted", "broken")
 
-    def __init__(self) -> None:
-        self._open: list[str] = []
+    def __init__(self, within: str = "") -> None:
+        self._open = list(within)
         self._quoted = self._escaped = False
         self.broken = False  # no continuation can make it JSON
 
@@ -46,9 +49,7 @@ class ObjectEnd:
                 self._escaped = True
             elif char == '"':
                 self._quoted = False
-            else:
-                self.broken = char < " "
-            return self.broken
+            return False
         if char == '"':
             self._quoted = True
         elif char in "{[":
@@ -62,7 +63,7 @@ class ObjectEnd:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call; `arguments` are what the model wrote, which need not be JSON."""
+    """A call; `arguments` are a JSON object, or the beginning of one where the text ends within."""
 
     name: str
     arguments: str
@@ -71,27 +72,28 @@ class Call:
 class CallReader:
     """Reads one object that begins with the next character, `{`.
 
-    In the usual order of keys a call is handed out while it is written, so nobody knows by then whether it will be
-    JSON: its arguments are as they are written, JSON or not. In any other order it is handed out when it is whole.
+    In the usual order of keys a call is handed out while it is written, its arguments mended where they are no JSON.
+    In any other order it is handed out when it is whole.
 
     names     tools that may be called
+    mark      what stands behind a call, if anything does
 
     done      the object has ended, or cannot become JSON any more
     started   its name was handed out, and its arguments as far as they go
-    open      started, and its arguments have not ended: what follows would be more of them
+    open      started, and its arguments have not ended
     """
 
-    def __init__(self, index: int, names: Collection[str]) -> None:
+    def __init__(self, index: int, names: Collection[str], mark: str = "") -> None:
         self.done = self.started = False
-        self._index, self._names = index, names
+        self._index, self._names, self._mark = index, names, mark
         self._end = ObjectEnd()
         self._parts: list[str] = []
         self._head = ""
-        self._arguments: ObjectEnd | None = None  # while they are handed out
+        self._arguments: Mender | None = None  # while they are handed out
 
     @property
     def raw(self) -> str:
-        """All that was read."""
+        """All that was read, of one that is not started."""
         return "".join(self._parts)
 
     @property
@@ -100,63 +102,81 @@ class CallReader:
 
     def push(self, text: str) -> tuple[list[Event], str]:
         """Events, and what is left of `text` behind the object."""
-        stop = self._end.feed(text)
-        mine = text if stop is None else text[:stop]
-        self._parts.append(mine)
-        events = self._pieces(mine)
-        if stop is None:
-            return events, ""
-        self.done = True
-        call = None if self._end.broken or self.started else read_call(self.raw, self._names)
-        if call is not None:
-            self.started = True
-            events = [CallStart(self._index, call.name), CallPiece(self._index, call.arguments)]
-        return events, text[stop:]
-
-    def _pieces(self, text: str) -> list[Event]:
         if self.started:
-            return self._piece(text)
+            return self._more(text)
+        if (begun := self._begin(text)) is not None:
+            return begun
+        stop = self._end.feed(text)
+        self._parts.append(text if stop is None else text[:stop])
+        if stop is None:
+            return [], ""
+        self.done = True
+        call = None if self._end.broken else read_call(self.raw, self._names)
+        if call is None:
+            return [], text[stop:]
+        self.started = True
+        return [CallStart(self._index, call.name), CallPiece(self._index, call.arguments)], text[stop:]
+
+    def finish(self) -> list[Event]:
+        """The rest of arguments within which the text ends."""
+        said = self._arguments.rest() if self._arguments is not None else ""
+        return [CallPiece(self._index, said)] if said else []
+
+    def _begin(self, text: str) -> tuple[list[Event], str] | None:
+        """Once the head is whole."""
         if len(self._head) > MAX_HEAD:
-            return []
+            return None
         self._head += text
         head = _HEAD.match(self._head, 0, MAX_HEAD)
         name = None if head is None else _string(head[1])
         if head is None or name not in self._names:
-            return []
-        self.started = True
-        self._arguments = ObjectEnd()
-        return [CallStart(self._index, str(name)), *self._piece(self._head[head.end() - 1 :])]
+            return None
+        self.started, self._arguments = True, Mender(self._mark)
+        events, rest = self._more(self._head[head.end() - 1 :])
+        return [CallStart(self._index, str(name)), *events], rest
 
-    def _piece(self, text: str) -> list[Event]:
-        if self._arguments is None:
-            return []
-        stop = self._arguments.feed(text)
-        if stop is not None and not self._arguments.broken:
-            self._arguments, text = None, text[:stop]
-        return [CallPiece(self._index, text)] if text else []
+    def _more(self, text: str) -> tuple[list[Event], str]:
+        """Arguments, then what is left of the object: its closing bracket, or other keys."""
+        events: list[Event] = []
+        if self._arguments is not None:
+            said, text = self._arguments.push(text)
+            events = [CallPiece(self._index, said)] if said else []
+            if not self._arguments.done:
+                return events, ""
+            self._arguments, self._end = None, ObjectEnd("{")
+        stop = self._end.feed(text)
+        self.done = stop is not None
+        return events, "" if stop is None else text[stop:]
 
 
 def read_call(raw: str, names: Collection[str]) -> Call | None:
-    """The call that a whole JSON object describes, or None. Its arguments as written, not written anew."""
+    """The call that a whole object describes, or None. Its arguments as written where they are JSON, else mended.
+
+    Arguments that are null, empty or not there are none; some models write the arguments' JSON as a string.
+    """
     try:
-        members = {key: (value, text) for key, value, text in _members(raw)}
+        members = {key: (value, text) for key, value, text in _members(mended(raw))}
     except (ValueError, RecursionError):
         return None
     name = members.get("name", (None, ""))[0]
     given = [members[key] for key in ARGUMENTS if key in members]
     if not isinstance(name, str) or name not in names or len(given) > 1:
         return None
-    value, text = given[0] if given else ({}, "{}")
-    if isinstance(value, str):  # some models write the arguments' JSON as a string
-        value, text = _object(value), value
+    value, text = given[0] if given else (None, "")
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        text = mended(value.strip())
+        value = _object(text)
+    if value is None or (isinstance(value, str) and not value.strip()):
+        value, text = {}, "{}"
     return Call(name, text) if isinstance(value, dict) else None
 
 
 def _object(text: str) -> Any:
+    """What the text says; something that is no object, if it says nothing."""
     try:
         return json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):
-        return None
+        return text
 
 
 def _members(raw: str) -> list[tuple[str, Any, str]]:

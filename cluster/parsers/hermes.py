@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from .calls import CallReader
-from .events import MAX_SPACE, CallPiece, Event, held, space_from, texts
+from .events import MAX_SPACE, Event, held, space_from, texts
 from .tags import Format, Signature, json_schema, repeated, tag
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
+BETWEEN = " \t\n\r,]}"  # calls of one list, and before the closing mark
 
 
 class HermesParser:
     """Text and calls in any order. White space next to a call is dropped with its marks.
 
-    What is no call of a known tool stays text, marks included. One whose JSON breaks after its name was handed out
-    takes what follows up to its closing mark as arguments. One within whose arguments the text ends is handed out as
-    far as it goes, and does not count. The beginning of one behind another call is dropped.
+    Between two marks there may be several, one after another or in a list. What is no call of a known tool stays text,
+    marks included. One within whose arguments the text ends is handed out as far as it goes, and does not count. The
+    beginning of one behind another call is dropped, and so are brackets too many before a closing mark.
 
     single      hand out the first call alone; others are dropped
     required    the text is held to be calls: the beginning of one that is cut off is dropped even if it is the first
@@ -44,11 +45,9 @@ class HermesParser:
     def finish(self) -> list[Event]:
         reader, opening, rest = self._reader, self._opening, self._buffer
         self._reader, self._opening, self._buffer = None, "", ""
-        if self._state == self._in_broken_call:
-            return self._piece(rest)
         if reader is not None and reader.started:
             self.num_calls += not (self._dropped or reader.open)
-            return []
+            return [] if self._dropped else reader.finish()
         if reader is not None and (self._required or CLOSE not in reader.raw):
             if self._started or self._required:
                 return []
@@ -75,11 +74,14 @@ class HermesParser:
         space = len(self._buffer) - len(self._buffer.lstrip())
         if space == len(self._buffer) <= MAX_SPACE:
             return None
+        if space <= MAX_SPACE and self._buffer[space] == "[" and not self._opening.endswith("["):
+            self._opening += self._take(space + 1)  # a list of calls
+            return []
         if space > MAX_SPACE or self._buffer[space] != "{":
             return self._back_to_text(self._opening)
         self._opening += self._take(space)
         self._dropped = self._single and self._started > 0
-        self._reader = CallReader(self._started, self._names)
+        self._reader = CallReader(self._started, self._names, CLOSE)
         self._state = self._in_object
         return []
 
@@ -96,34 +98,25 @@ class HermesParser:
         if not reader.started:
             return self._back_to_text(self._opening + reader.raw)
         self._opening = ""
-        self._state = self._in_broken_call if reader.open else self._after_object
+        self._state = self._after_object
         self._after_call = True
         self._started += not self._dropped
-        self.num_calls += not (self._dropped or reader.open)
+        self.num_calls += not self._dropped
         return events
 
     def _after_object(self) -> list[Event] | None:
-        text = self._buffer.lstrip()
+        text = self._buffer.lstrip(BETWEEN)
         space = len(self._buffer) - len(text)
         if CLOSE.startswith(text) and text != CLOSE and space <= MAX_SPACE:
             return None
-        if text.startswith(CLOSE) and space <= MAX_SPACE:
-            self._take(space + len(CLOSE))
         self._state = self._in_text
+        if space > MAX_SPACE:
+            return []
+        if text.startswith(CLOSE):
+            self._take(space + len(CLOSE))
+        elif text.startswith("{"):
+            self._opening, self._state = self._take(space), self._before_object
         return []
-
-    def _in_broken_call(self) -> list[Event] | None:
-        at = self._buffer.find(CLOSE)
-        if at >= 0:
-            self._state = self._after_object
-            self.num_calls += not self._dropped
-        piece = self._take(at if at >= 0 else len(self._buffer) - held(self._buffer, CLOSE))
-        if at < 0 and not piece:
-            return None
-        return self._piece(piece)
-
-    def _piece(self, text: str) -> list[Event]:
-        return [] if self._dropped or not text else [CallPiece(self._started - 1, text)]
 
     def _text(self, length: int) -> list[Event]:
         self._after_call = self._after_call and length == 0

@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from .calls import CallReader
-from .events import MAX_SPACE, CallPiece, Event, texts
+from .events import MAX_SPACE, Event, texts
 from .tags import Format, Signature, json_schema, repeated, tag
 
 MARK = "<|python_tag|>"  # some models put it first
-BETWEEN = " \t\n\r;,"
+BETWEEN = " \t\n\r;,]}"
 
 
 class LlamaParser:
     """Calls stand at the beginning or nowhere: from the first character that cannot be one, all is text.
 
-    What is no call of a known tool is text too. One whose JSON breaks after its name was handed out takes all that
-    follows as arguments; it does not count, nor does one within whose arguments the text ends: it is handed out as
-    far as it goes. The beginning of one behind another call is dropped.
+    Several may stand in a list. What is no call of a known tool is text too. One within whose arguments the text ends
+    is handed out as far as it goes, and does not count. The beginning of one behind another call is dropped.
 
     single      hand out the first call alone; others are dropped
     required    the text is held to be calls: the beginning of one that is cut off is dropped even if it is the first
@@ -47,7 +46,9 @@ class LlamaParser:
         if reader is None:
             return [] if self._started or self._required else texts(rest)
         self.num_calls += reader.started and not (self._dropped or reader.open)
-        return [] if reader.started or self._started or self._required else texts(rest + reader.raw)
+        if reader.started:
+            return [] if self._dropped else reader.finish()
+        return [] if self._started or self._required else texts(rest + reader.raw)
 
     def _before_object(self) -> list[Event] | None:
         text = self._buffer.lstrip(BETWEEN if self._started else None)
@@ -57,8 +58,11 @@ class LlamaParser:
             text = text.removeprefix(MARK).lstrip()
             if not text and len(self._buffer) <= 2 * MAX_SPACE:
                 return None
-            if text.startswith("{"):
-                return self._open(text)
+            inner = text[1:].lstrip() if text.startswith("[") else text
+            if not inner and len(self._buffer) <= 2 * MAX_SPACE:
+                return None
+            if inner.startswith("{"):
+                return self._open(inner)
         self._state = self._in_text
         return []
 
@@ -82,18 +86,14 @@ class LlamaParser:
             self._opening, self._state = "", self._in_text
             return []
         self._opening = ""
-        self._state = self._in_broken_call if reader.open else self._before_object
+        self._state = self._before_object
         self._started += not self._dropped
-        self.num_calls += not (self._dropped or reader.open)
+        self.num_calls += not self._dropped
         return events
 
     def _in_text(self) -> list[Event] | None:
         text, self._buffer = self._buffer, ""
         return texts(text)
-
-    def _in_broken_call(self) -> list[Event] | None:
-        piece, self._buffer = self._buffer, ""
-        return [] if self._dropped else [CallPiece(self._started - 1, piece)]
 
 
 def required(tools: Sequence[Signature], *, single: bool) -> Format:

@@ -134,7 +134,7 @@ _CALL = answer(
     id=_ID,
     type=_FUNCTION,
     function=told(
-        answer(name=_NAME, arguments=told(TEXT, "as the model wrote them: JSON, if it keeps to what it learnt")),
+        answer(name=_NAME, arguments=told(TEXT, "a JSON object; the beginning of one, where the answer ends within it")),
         "what is called, and how",
     ),
 )

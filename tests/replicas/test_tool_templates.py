@@ -161,6 +161,7 @@ def test_the_developer_speaks_as_the_system_where_templates_know_no_developer(fo
         ({"function": {"name": "f"}}, ".function.arguments"),
         ({"function": {"arguments": "{}"}}, ".function.name"),
         ({"function": {"name": "f", "arguments": {}}}, ".function.arguments"),
+        ({"function": {"name": "f", "arguments": 7}}, ".function.arguments"),
         ({"function": {"name": "f", "arguments": "\udfff"}}, ".function.arguments"),
         ({"function": {"name": "f", "arguments": "{}", "more": 1}}, ".function.more"),
         ({"id": 7, "function": {"name": "f", "arguments": "{}"}}, ".id"),

@@ -1,0 +1,232 @@
+"""Arguments as a model writes them, made valid JSON while they are written; what is valid comes through untouched.
+
+Models write line ends within strings, Python's None and True, NaN, commas before a closing bracket, keys and words
+without quotes; and they forget brackets, quotes and values. Clients parse what they get, so each of these becomes the
+JSON that comes nearest. Nothing of a value is left out: a word that is no JSON becomes a string.
+"""
+
+from __future__ import annotations
+
+import json
+
+_CLOSES = {"}": "{", "]": "["}
+_CLOSING = {"{": "}", "[": "]"}
+_SPACE = " \t\n\r"
+_WORDS = {"True": "true", "False": "false", "None": "null", "undefined": "null", "NaN": "null", "Infinity": "null",
+          "-Infinity": "null"}  # fmt: skip
+_ESCAPES = '"\\/bfnrt'
+_HEX = "0123456789abcdefABCDEF"
+_BREAKS = "<;"  # outside strings, JSON has neither: what stands between calls begins
+
+
+class Mender:
+    """Reads one object that begins with the next character, `{`.
+
+    mark   what ends it within a string as well, once a line end stands in that string: JSON has none there
+
+    done   the object has ended, its brackets closed if the model has not
+    """
+
+    def __init__(self, mark: str = "") -> None:
+        self.done = False
+        self._mark = mark
+        self._open: list[str] = []
+        self._expects = "value"  # or key, colon, next: a comma or a closing bracket
+        self._quote = ""  # of the string that is being read
+        self._escape = ""  # as far as it goes
+        self._has_line_end = False
+        self._held = ""  # may be the beginning of the mark
+        self._word = ""  # without quotes, with space behind it
+        self._comma = ""  # with space behind it: it is left out before a closing bracket
+        self._out: list[str] = []
+
+    def push(self, text: str) -> tuple[str, str]:
+        """What to hand out, and what is left of `text` behind the object."""
+        for index, char in enumerate(text):
+            if self._quote:
+                self._in_string(char)
+            elif char in _BREAKS:
+                self._end()
+            else:
+                self._outside(char)
+            if self.done:
+                stop = index if not self._held and (self._quote or char in _BREAKS) else index + 1
+                return self._handed_out(), (self._held or "") + text[stop:]
+        return self._handed_out(), ""
+
+    def rest(self) -> str:
+        """What was held back, as it was written, since no more text will come."""
+        return self._comma + self._word + self._escape + self._held
+
+    def _handed_out(self) -> str:
+        said, self._out = "".join(self._out), []
+        return said
+
+    def _in_string(self, char: str) -> None:
+        if self._held or (char == self._mark[:1] and self._has_line_end and not self._escape):
+            self._may_be_mark(char)
+        elif self._escape:
+            self._escaped(char)
+        elif char == "\\":
+            self._escape = char
+        elif char == self._quote:
+            self._close_string()
+        elif char == '"':
+            self._out.append('\\"')
+        elif char < " ":
+            self._has_line_end = True
+            self._out.append(json.dumps(char)[1:-1])
+        else:
+            self._out.append(char)
+
+    def _may_be_mark(self, char: str) -> None:
+        held = self._held + char
+        if self._mark.startswith(held):
+            self._held = held
+            if held == self._mark:
+                self._end()
+            return
+        self._held = ""
+        self._out.append(held[:-1])
+        self._in_string(char)
+
+    def _escaped(self, char: str) -> None:
+        escape = self._escape + char
+        if escape == "\\u" or (escape[1] == "u" and char in _HEX and len(escape) < 6):
+            self._escape = escape
+            return
+        self._escape = ""
+        if escape[1] == "u" and char not in _HEX:
+            self._out.append("\\" + escape[:-1])
+            self._in_string(char)
+        elif len(escape) == 2 and char == "'":
+            self._out.append(char)
+        elif len(escape) == 2 and char not in _ESCAPES:
+            self._out.append("\\\\")
+            self._in_string(char)
+        else:
+            self._out.append(escape)
+
+    def _close_string(self) -> None:
+        self._quote = ""
+        self._out.append('"')
+        self._expects = "colon" if self._expects == "key" else "next"
+
+    def _outside(self, char: str) -> None:
+        if self._word and char == '"' and self._word[-1] in _SPACE and _is_json(self._word):
+            self._finish_word()  # and a comma was forgotten
+            self._begin(char)
+        elif self._word and char not in ",:}]":
+            self._word += char
+        elif char in ",:}]":
+            self._finish_word()
+            self._punctuation(char)
+        elif char in _SPACE:
+            if self._comma:
+                self._comma += char
+            else:
+                self._out.append(char)
+        else:
+            self._begin(char)
+
+    def _begin(self, char: str) -> None:
+        """A value or a key."""
+        if self._expects == "next":  # a comma was forgotten
+            self._comma = self._comma or ","
+            self._expects = "key" if self._open[-1] == "{" else "value"
+        elif self._expects == "colon":
+            self._out.append(": ")
+            self._expects = "value"
+        self._out.append(self._comma)
+        self._comma = ""
+        if char in "\"'":
+            self._quote, self._has_line_end = char, False
+            self._out.append('"')
+        elif char in "{[" and self._expects == "value":
+            self._open.append(char)
+            self._out.append(char)
+            self._expects = "key" if char == "{" else "value"
+        else:
+            self._word = char
+
+    def _finish_word(self) -> None:
+        if not self._word:
+            return
+        word = self._word.rstrip()
+        space, self._word = self._word[len(word) :], ""
+        if self._expects == "key":
+            self._out += [json.dumps(word), *(char for char in space if char in _SPACE)]
+            self._expects = "colon"
+            return
+        self._out += [_literal(word), *(char for char in space if char in _SPACE)]
+        self._expects = "next"
+
+    def _punctuation(self, char: str) -> None:
+        if char == ":":
+            if self._expects == "colon":
+                self._out.append(char)
+                self._expects = "value"
+        elif char == ",":
+            self._complete()
+            if self._expects == "next" and not self._comma:
+                self._comma = char
+                self._expects = "key" if self._open[-1] == "{" else "value"
+        elif _CLOSES[char] in self._open:
+            self._close(char)
+
+    def _complete(self) -> None:
+        """A key without a value has null; a colon without one too."""
+        if self._expects == "colon":
+            self._out.append(": null")
+            self._expects = "next"
+        elif self._expects == "value" and self._open[-1] == "{":
+            self._out.append("null")
+            self._expects = "next"
+
+    def _close(self, char: str) -> None:
+        """This bracket, and those within that the model has not closed."""
+        self._complete()
+        self._out.append(self._comma[1:])
+        self._comma = ""
+        while self._open:
+            opened = self._open.pop()
+            self._out.append(_CLOSING[opened])
+            if opened == _CLOSES[char]:
+                break
+            self._expects = "next"
+        self._expects = "next"
+        self.done = not self._open
+
+    def _end(self) -> None:
+        """It is over: everything that is open is closed."""
+        if self._quote:
+            self._close_string()
+            self._quote = "ended"
+        self._finish_word()
+        while self._open:
+            self._close(_CLOSING[self._open[-1]])
+        self.done = True
+
+
+def mended(text: str) -> str:
+    """An object, and what stands behind it as it is."""
+    said, rest = Mender().push(text)
+    return said + rest
+
+
+def _literal(word: str) -> str:
+    if word in _WORDS:
+        return _WORDS[word]
+    return word if _is_json(word) else json.dumps(word, ensure_ascii=False)
+
+
+def _is_json(word: str) -> bool:
+    try:
+        json.loads(word, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
