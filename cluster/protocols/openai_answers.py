@@ -134,7 +134,7 @@ _CALL = answer(
     id=_ID,
     type=_FUNCTION,
     function=told(
-        answer(name=_NAME, arguments=told(TEXT, "a JSON object; the beginning of one, where the answer ends within it")),
+        answer(name=_NAME, arguments=told(TEXT, "a JSON object; where the answer ends within it, its beginning")),
         "what is called, and how",
     ),
 )
