@@ -78,7 +78,7 @@ def build_app(
         )
         for pool in spec.pools
     }
-    entrance = replace(entrance or Entrance(), routing=routing_of(spec))
+    entrance = replace(entrance or Entrance(), routing=routing_of(spec), unknown_fields=spec.service.unknown_fields)
     if prefixes is not None:
         entrance = replace(entrance, salt=prefixes.salt)
     ingress = serve.deployment(

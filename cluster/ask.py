@@ -28,6 +28,11 @@ class Ask:
     pooling      set: an embedding is wanted, and `sampling` is empty
     prompt_name  what the client calls the prompt: errors name it
     labels       what the client calls its request: logged
+    add_special_tokens   of a text: those that the tokenizer adds are added
+    add_generation_prompt, continue_final_message   of a chat: the prompt begins an answer, or goes on with the last one
+    truncate      at most so many tokens of the prompt are kept; -1: as many as leave room for the answer; None: what
+                  is too long is refused
+    truncate_end  it is the prompt's end that is cut off, not its beginning
     prompt_shown   times that the answer has the log-probabilities of its prompt; None: in each of the n choices
     """
 
@@ -47,6 +52,11 @@ class Ask:
     pooling: Pooling | None = None
     prompt_name: str = "prompt"
     labels: Mapping[str, Any] = field(default_factory=dict)
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    truncate: int | None = None
+    truncate_end: bool = False
     prompt_shown: int | None = 1
 
     def times_shown(self, n: int) -> int:

@@ -32,6 +32,7 @@ MAX_PRIORITY = 2**31 - 1
 MAX_TIMEOUT_S = 24 * 3600.0
 MIN_VALUES = 65_536  # a body may hold so many values, whatever the model
 MAX_THREADS = 32  # more than can wait for a tokenizer that works aside: those of others are left
+LONGEST_CUT = 16  # contexts: of a prompt that is to be cut to length, more than that is refused as any is
 MAX_AT_WORK = 512  # prompts that are being tokenized, or wait for it
 LEAST_S = 0.002  # the way to a replica and back: with less left, no answer could be in time
 
@@ -105,6 +106,11 @@ class Door:
                     template_arguments=ask.template_arguments,
                     tools=ask.tools,
                     parse_special=ask.parse_special,
+                    add_special_tokens=ask.add_special_tokens,
+                    add_generation_prompt=ask.add_generation_prompt,
+                    continue_final_message=ask.continue_final_message,
+                    cut=self._cut(ask, sampling),
+                    cut_end=ask.truncate_end,
                     name=ask.prompt_name,
                 )
         except TimeoutError:
@@ -132,17 +138,30 @@ class Door:
         tools: Sequence[Tool] = (),
         add_special_tokens: bool = True,
         parse_special: bool = True,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        cut: int | None = None,
+        cut_end: bool = False,
         name: str = "prompt",
     ) -> Sequence[int]:
-        """Token ids of text, of ids (checked) or of a chat's messages; at least one. Errors call it `name`."""
-        limit = self.info.max_model_len
+        """Token ids of text, of ids (checked) or of a chat's messages; at least one. Errors call it `name`.
+
+        `cut`: the last so many of them, or with `cut_end` the first; None: what is too long is refused.
+        """
+        limit = self.info.max_model_len * (1 if cut is None else LONGEST_CUT)
+        kept = slice(cut) if cut_end or cut is None else slice(-cut, None)
         if chat:
             if isinstance(prompt, Sequence) and len(prompt) > limit:  # each of them is a token at least
                 raise self._too_long("messages", f"there are {len(prompt)} of them")
-            chosen = {"arguments": template_arguments, "tools": tools}
-            return await self._in_executor(self.tokenizer.chat, prompt, max_tokens=limit, **chosen)
+            chosen = {
+                "arguments": template_arguments,
+                "tools": tools,
+                "add_generation_prompt": add_generation_prompt,
+                "continue_final_message": continue_final_message,
+            }
+            return (await self._in_executor(self.tokenizer.chat, prompt, max_tokens=limit, **chosen))[kept]
         if not isinstance(prompt, str):
-            return self.check_ids(name, prompt)
+            return self.check_ids(name, prompt[kept] if isinstance(prompt, list | tuple) else prompt)
         encode = partial(self.tokenizer.encode, parse_special=parse_special, max_tokens=limit, param=name)
         if len(prompt) <= SHORT_CHARS and not self.tokenizer.works_aside:
             ids = encode(prompt, add_special_tokens)
@@ -150,7 +169,23 @@ class Door:
             ids = await self._in_executor(encode, prompt, add_special_tokens)
         if not prompt or not ids:
             raise InvalidRequest(f"{name}: it is empty; give at least one token", param=name, code="invalid_value")
-        return ids
+        return ids[kept]
+
+    def _cut(self, ask: Ask, sampling: SamplingParams) -> int | None:
+        """To how many tokens the prompt is cut. Raises InvalidRequest."""
+        cut, context = ask.truncate, self.info.max_model_len
+        if cut is None:
+            return None
+        if type(cut) is not int or cut == 0 or not -1 <= cut <= context:
+            raise InvalidRequest(
+                f"truncate_prompt_tokens: {shown(cut)} is not accepted; expected -1 or an integer from 1 to {context}",
+                param="truncate_prompt_tokens",
+                code="invalid_value",
+            )
+        if cut > 0:
+            return cut
+        output = 0 if ask.pooling is not None else sampling.max_tokens or ask.default_max_tokens or 1
+        return max(context - output, 1)
 
     async def text(self, field: str, ids: Sequence[Any], *, skip_special_tokens: bool) -> str:
         checked = self.check_ids(field, ids)

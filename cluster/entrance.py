@@ -12,6 +12,7 @@ from .auth.key_file import KeyFile
 from .auth.keys import StoredKey
 from .routing.resume import ResumePolicy
 from .routing.waiting import Routing
+from .unknown_fields import UnknownFieldsPolicy
 from .web.readers import READER_TIMEOUT_S
 
 OWN_TENANT = "_motley"  # no name that a key file may hold
@@ -30,6 +31,7 @@ class Entrance:
     reader_timeout_s   a client that reads nothing of its answer for so long is left
     resume             when a replica is given up, and how another is looked for
     routing            objectives, and how requests wait for their turn
+    unknown_fields     what becomes of a request's field that nobody knows, where the protocol leaves that open
     salt               of the prefixes of all tenants: ingresses with the same find what each of them has sent
     """
 
@@ -42,6 +44,7 @@ class Entrance:
     reader_timeout_s: float = READER_TIMEOUT_S
     resume: ResumePolicy = ResumePolicy()  # noqa: RUF009  frozen
     routing: Routing = Routing()  # noqa: RUF009  frozen
+    unknown_fields: UnknownFieldsPolicy = "ignore"
     salt: bytes = field(default_factory=partial(secrets.token_bytes, 16), repr=False)
 
     def guard(self) -> Guard:

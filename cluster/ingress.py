@@ -46,6 +46,7 @@ from .routing.router import Router
 from .routing.waiting import Routing
 from .served import keep_served, served_at_zero
 from .settings import MAX_MESSAGE_BYTES
+from .unknown_fields import UnknownFields
 from .web import http_app
 from .web.readers import Readers
 
@@ -98,14 +99,15 @@ class Ingress(MotleyRpcs, KServeRpcs, VllmRpcs, HealthRpcs, ReflectionRpcs):
         if ray.is_initialized():
             self._telling = asyncio.create_task(tell_latencies(self.router.tally.latencies, profile.model.name))
         chats = Chats(self.door, styles)
+        unknown = UnknownFields(self.entrance.unknown_fields)
         self.motley = MotleyProtocol(self.door, self.router, chats)
         self.kserve = KServeProtocol(self.door, self.router)
         self.vllm = VllmProtocol(self.door, self.router, defaults)
         self.tokenizer_archive = TokenizerArchive(resolve_model(model))
         self.health = HealthProtocol(self.router)
         self._routes = (
-            *OpenAIRoutes(OpenAIProtocol(self.door, self.router, chats, profile.fingerprint)).routes(),
-            *EmbeddingsProtocol(self.door, self.router).routes(),
+            *OpenAIRoutes(OpenAIProtocol(self.door, self.router, chats, profile.fingerprint, unknown)).routes(),
+            *EmbeddingsProtocol(self.door, self.router, unknown).routes(),
             *KServeRoutes(self.kserve).routes(),
             *HealthRoutes(self.router).routes(),
             *OpenApiRoutes().routes(),

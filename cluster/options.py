@@ -41,6 +41,7 @@ class ServeOptions:
     simulate_model     whose time: a name of the kernels' model shapes; None: that of the model itself
     tool_parser        how the model writes calls of tools; auto: told from its chat template
     reasoning_parser   likewise for what it thinks before it answers
+    unknown_fields     of requests, where the protocol leaves open what becomes of them: ignore (and log), or refuse
     prefix_cache       where replicas share prompts' prefixes: embedded, a URL of Redis, memory or off
     prefix_memory      bytes: of the redis-server of its own, or of each replica
     prefix_secret      file with what services have in common to share prefixes; None: this one is for itself
@@ -79,6 +80,7 @@ class ServeOptions:
     simulate_model: str | None = None
     tool_parser: str = "auto"
     reasoning_parser: str = "auto"
+    unknown_fields: str = "ignore"
     prefix_cache: str = "embedded"
     prefix_memory: int = 1 << 30
     prefix_secret: Path | None = None

@@ -58,8 +58,11 @@ class ChatTemplate:
         add_generation_prompt: bool,
         arguments: Mapping[str, Any] | None = None,
         tools: Sequence[Tool] = (),
+        continue_final_message: bool = False,
     ) -> list[str]:
         """Pieces of the prompt's text, to be tokenized one by one and joined as ids.
+
+        `continue_final_message`: the text ends where the last message's content does, for the model to go on with it.
 
         Messages are checked first; `tools` are as `check_tools` gives them. Usually there is one piece; text of a
         special token in what the client wrote is divided between two, and so remains text. Raises InvalidRequest.
@@ -85,7 +88,11 @@ class ChatTemplate:
             self._check_argument(name, value)
         if tools and not self.takes_tools:
             raise _unsupported("tools", "the model's chat template has no place for them")
-        checked = [self._placed(message, f"messages[{i}]") for i, message in enumerate(check_messages(messages))]
+        checked = [one for i, message in enumerate(check_messages(messages))
+                   for one in self._placed(message, f"messages[{i}]")]  # fmt: skip
+        end = f"\ufdd2{secrets.randbits(64)}\ufdd3"
+        if continue_final_message:
+            checked[-1] = _open_ended(checked[-1], end, add_generation_prompt=add_generation_prompt)
         try:
             checked, tools, arguments = self._break([checked, list(tools), dict(arguments)], mark)
             text = self._render(checked, add_generation_prompt, arguments, tools)
@@ -95,6 +102,11 @@ class ChatTemplate:
             raise _invalid(
                 f"the model's chat template refuses them: {str(error)[:MAX_SHOWN]}", "chat_template_refused"
             ) from error
+        if continue_final_message:
+            text, found, _ = text.rpartition(end)
+            if not found:
+                message = "the model's chat template does not show the last message as it is, so it cannot be continued"
+                raise _unsupported("continue_final_message", message)
         return re.split(f"{mark}|{re.escape(json.dumps(mark)[1:-1])}", text)
 
     @cached_property
@@ -109,6 +121,13 @@ class ChatTemplate:
     @cached_property
     def _takes_content_beside_calls(self) -> bool:
         return self._shows(_with_result("f", "x", PROBE), [])
+
+    @cached_property
+    def _takes_content_before_calls(self) -> bool:
+        """As a message of its own. Some templates want roles to alternate."""
+        user, call, result = _with_result("f", "x")
+        said, told = ({"role": "assistant", "content": text} for text in (PROBE, "x"))
+        return self._shows([user, said, call, result, told, user], [])
 
     @cached_property
     def _takes_results(self) -> bool:
@@ -142,19 +161,25 @@ class ChatTemplate:
         except TEMPLATE_FAULTS:
             return False
 
-    def _placed(self, message: Message, at: str) -> Message:
-        """Nothing of a message may go unseen: refuse what this template would leave out."""
+    def _placed(self, message: Message, at: str) -> list[Message]:
+        """Nothing of a message may go unseen: refuse what this template would leave out.
+
+        But for text beside calls of tools, which models write and clients send back: where the template has no place
+        for it, it is a message before that; and where the template does not let that be, left out as it has it.
+        """
         if message["role"] == "developer" and not self._takes_developer:
-            return {**message, "role": "system"}  # the newer name of the same role
+            return [{**message, "role": "system"}]  # the newer name of the same role
         if message["role"] == "tool" and not self._takes_results:
             raise _unsupported(f"{at}.role", "the model's chat template has no place for results of tools")
         if "tool_calls" in message and not self._takes_calls:
             raise _unsupported(f"{at}.tool_calls", "the model's chat template has no place for calls of tools")
-        if "tool_calls" in message and message["content"].strip() and not self._takes_content_beside_calls:
-            raise _unsupported(f"{at}.content", "the model's chat template has no place for it beside calls of tools")
         if "name" in message and message["role"] != "tool" and not self._takes_names:
             raise _unsupported(f"{at}.name", "the model's chat template has no place for names")
-        return message
+        if "tool_calls" in message and message["content"].strip() and not self._takes_content_beside_calls:
+            said = {name: value for name, value in message.items() if name != "tool_calls"}
+            called = {name: value for name, value in message.items() if name != "reasoning_content"} | {"content": ""}
+            return [said, called] if self._takes_content_before_calls else [called]
+        return [message]
 
     def _render(
         self,
@@ -210,6 +235,20 @@ class ChatTemplate:
                 param="chat_template_kwargs",
                 code="invalid_value",
             )
+
+
+def _open_ended(message: Message, end: str, *, add_generation_prompt: bool) -> Message:
+    """The message with `end` behind its content. Raises InvalidRequest where there is nothing to go on with."""
+    if add_generation_prompt:
+        raise _not_continued("no value beside add_generation_prompt, whose default is true: give false there")
+    if message["role"] != "assistant" or "tool_calls" in message:
+        raise _not_continued("a last message of role assistant without tool_calls")
+    return {**message, "content": message["content"] + end}
+
+
+def _not_continued(expected: str) -> InvalidRequest:
+    message = f"continue_final_message: true is not accepted; expected {expected}"
+    return InvalidRequest(message, param="continue_final_message", code="invalid_value")
 
 
 def _with_result(name: str, result: str, beside: str = "") -> list[Message]:

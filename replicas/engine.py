@@ -124,8 +124,14 @@ class EngineCore:
     def check(self, request: Request) -> None:
         """Raise InvalidRequest if this model cannot serve the request."""
         self.limits.check(request)
-        if self._tokenizer is None and request.sampling.stop:
-            raise InvalidRequest("stop: this model has no tokenizer", param="stop")
+        for name in ("stop", "bad_words"):
+            if self._tokenizer is None and getattr(request.sampling, name):
+                raise InvalidRequest(f"{name}: this model has no tokenizer", param=name)
+        if request.sampling.bad_words and self._tokenizer is not None:
+            if self._tokenizer.works_aside:
+                message = "bad_words: not supported with this model's tokenizer, which may take long for a short text"
+                raise InvalidRequest(message, param="bad_words", code="unsupported_parameter")
+            self._tokenizer.spellings(request.sampling.bad_words)  # raises here what it would raise later
         if (grammar := request.sampling.grammar) is not None and self.grammars is None:
             message = f"{grammar.field}: this engine has no structured output"
             raise InvalidRequest(message, param=grammar.field, code="structured_output_unavailable")
@@ -215,6 +221,7 @@ class EngineCore:
             deadline=None if request.deadline_s is None else arrived + request.deadline_s,
             output_ids=outputs,
             wants_prompt_logprobs=params.prompt_logprobs is not None and choice == 0 and not any(request.output_ids),
+            bad_words=self._tokenizer.spellings(params.bad_words) if self._tokenizer and params.bad_words else (),
         )
 
     def _start(self, job: Job, sequence: Sequence) -> None:
@@ -238,6 +245,7 @@ class EngineCore:
             stop=params.stop,
             min_tokens=params.min_tokens,
             skip_special_tokens=params.skip_special_tokens,
+            include_stop=params.include_stop_str_in_output,
         )
 
     def _expire(self) -> None:
@@ -316,8 +324,10 @@ class EngineCore:
         piece = ""
         stop_reason: str | int | None = None
         if reason is FinishReason.STOP:
-            piece = text.flush() if text else ""  # the token that ends a choice is not part of its text
             stop_reason = sequence.stop_id
+            if text is not None:  # the token that ends a choice is part of its text only if asked for
+                shown = stop_reason is not None and sequence.request.sampling.include_stop_str_in_output
+                piece = (text.push((token.token_id,)) if shown else "") + text.flush()
         elif text is not None:
             piece = text.push((token.token_id,))
             if text.stopped is not None:

@@ -37,9 +37,10 @@ class SampleSpec(NamedTuple):
 
     @property
     def plain(self) -> bool:
-        """A device can choose: no grammar, bias and suppression of few ids."""
+        """A device can choose: no grammar, no list of allowed tokens, no bad words, bias and suppression of few ids."""
         few = not self.biased or len(self.suppressed) + len(self.params.logit_bias) <= MAX_BIASED
-        return self.matcher is None and few
+        params = self.params
+        return self.matcher is None and few and not params.allowed_token_ids and not params.bad_words
 
     @property
     def biased(self) -> bool:

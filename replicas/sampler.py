@@ -44,6 +44,8 @@ def _sample_row(logits: torch.Tensor, spec: SampleSpec) -> ItemResult:
         adjusted = _constrain(adjusted, spec.matcher.mask)
         if spec.suppressed and adjusted.amax() == -torch.inf:  # the grammar leaves nothing else: it wins
             adjusted = _constrain(logits, spec.matcher.mask)
+    if params.allowed_token_ids:
+        adjusted = _only(adjusted, logits, params.allowed_token_ids)
     if params.greedy:
         token = _argmax(adjusted)
     else:
@@ -87,6 +89,16 @@ def _constrain(logits: torch.Tensor, mask: bytes) -> torch.Tensor:
     """A copy with forbidden tokens at minus infinity. `mask`: a bit for each token that may follow."""
     bits = np.unpackbits(~np.frombuffer(mask, dtype=np.uint8), count=logits.numel(), bitorder="little")
     return logits.masked_fill(torch.from_numpy(bits).view(torch.bool).to(logits.device), -torch.inf)
+
+
+def _only(adjusted: torch.Tensor, logits: torch.Tensor, allowed: Sequence[int]) -> torch.Tensor:
+    """`adjusted` with all other tokens at minus infinity; `logits` likewise where all of these are suppressed."""
+    ids = torch.tensor(allowed, device=logits.device)
+    kept = torch.full_like(adjusted, -torch.inf)
+    kept[ids] = adjusted[ids]
+    if kept.amax() == -torch.inf:
+        kept[ids] = logits[ids]
+    return kept
 
 
 def _penalise(logits: torch.Tensor, spec: SampleSpec) -> None:

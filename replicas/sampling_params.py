@@ -16,6 +16,9 @@ MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 4
 MAX_STOP_CHARS = 1024
 MAX_LOGIT_BIAS = 300
+MAX_ALLOWED_IDS = 65_536
+MAX_BAD_WORDS = 100
+MAX_BAD_WORD_CHARS = 256
 MAX_TEMPERATURE = 100.0
 SEED_RANGE = (-(2**63), 2**63 - 1)
 
@@ -46,6 +49,11 @@ class SamplingParams:
                         cut it short as they do any text, and an end-of-sequence id is possible only where the text
                         may end. Bias and penalties move what is left to choose from
     skip_special_tokens the text, and what stop strings are looked for in, leaves out special tokens
+    include_stop_str_in_output  the stop string, or the text of the stop id, that ends a choice is the end of its text
+    allowed_token_ids   no other token is chosen, an end-of-sequence id neither; empty: all are allowed. Not with a
+                        grammar
+    bad_words           texts whose tokens, as the tokenizer writes each with and without a space before it, are never
+                        chosen one after the other in the output; other tokens may spell the same text
 
     Raises InvalidRequest naming the field.
     """
@@ -69,6 +77,9 @@ class SamplingParams:
     ignore_eos: bool = False
     grammar: GrammarSpec | None = None
     skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    allowed_token_ids: Sequence[int] = ()
+    bad_words: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         _number("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
@@ -86,7 +97,7 @@ class SamplingParams:
         _optional_integer("max_tokens", self.max_tokens, 1, 2**31 - 1)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise _invalid("min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})")
-        for name in ("ignore_eos", "skip_special_tokens"):
+        for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
             if not isinstance(getattr(self, name), bool):
                 raise _invalid(name, getattr(self, name), "true or false")
         if self.grammar is not None and not isinstance(self.grammar, GrammarSpec):
@@ -94,6 +105,11 @@ class SamplingParams:
         object.__setattr__(self, "stop", _stop_strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _ids("stop_token_ids", self.stop_token_ids))
         object.__setattr__(self, "logit_bias", _logit_bias(self.logit_bias))
+        allowed = _ids("allowed_token_ids", self.allowed_token_ids, MAX_ALLOWED_IDS)
+        if allowed and self.grammar is not None:
+            raise _invalid("allowed_token_ids", allowed, "no value beside a grammar")
+        object.__setattr__(self, "allowed_token_ids", allowed)
+        object.__setattr__(self, "bad_words", _bad_words(self.bad_words))
 
     @property
     def greedy(self) -> bool:
@@ -105,7 +121,8 @@ class SamplingParams:
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise InvalidRequest if an id is not in a vocabulary of that size."""
-        for name, ids in (("stop_token_ids", self.stop_token_ids), ("logit_bias", self.logit_bias)):
+        for name in ("stop_token_ids", "logit_bias", "allowed_token_ids"):
+            ids = getattr(self, name)
             for token_id in ids:
                 if token_id >= vocab_size:
                     raise _invalid(name, token_id, f"ids below the vocabulary size, {vocab_size}")
@@ -149,12 +166,23 @@ def _stop_strings(stop: Any) -> tuple[str, ...]:
     return tuple(strings)
 
 
-def _ids(name: str, ids: Any) -> tuple[int, ...]:
-    if not isinstance(ids, list | tuple) or len(ids) > MAX_LOGIT_BIAS:
-        raise _invalid(name, ids, f"a list of at most {MAX_LOGIT_BIAS} token ids")
+def _ids(name: str, ids: Any, most: int = MAX_LOGIT_BIAS) -> tuple[int, ...]:
+    if not isinstance(ids, list | tuple) or len(ids) > most:
+        raise _invalid(name, ids, f"a list of at most {most} token ids")
     for token_id in ids:
         _integer(name, token_id, 0, 2**31 - 1)
     return tuple(ids)
+
+
+def _bad_words(words: Any) -> tuple[str, ...]:
+    if not isinstance(words, list | tuple) or len(words) > MAX_BAD_WORDS:
+        raise _invalid("bad_words", words, f"a list of at most {MAX_BAD_WORDS} texts")
+    for word in words:
+        if not isinstance(word, str) or not 1 <= len(word) <= MAX_BAD_WORD_CHARS:
+            raise _invalid("bad_words", word, f"texts of 1 to {MAX_BAD_WORD_CHARS} characters")
+        if any("\ud800" <= char <= "\udfff" for char in word):
+            raise _invalid("bad_words", word, "text without lone surrogates")
+    return tuple(words)
 
 
 def _logit_bias(bias: Any) -> dict[int, float]:

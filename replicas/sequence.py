@@ -82,6 +82,7 @@ class Sequence:
     displaced: int = 0
     weights: int = 0
     outdated: bool = False
+    bad_words: tuple[tuple[int, ...], ...] = ()
     num_prompt: int = field(init=False)
     rank: tuple[int, int] = field(init=False)
 
@@ -194,9 +195,17 @@ class Sequence:
         suppressed = (*self.eos_ids, *params.stop_token_ids) if held_back else ()
         if self.matcher is not None and params.ignore_eos:
             suppressed = (*suppressed, *self.eos_ids)  # the grammar would take it for the end
+        if self.bad_words:
+            suppressed = (*suppressed, *self._completing_bad_words(drafts))
         output = [*self.output_ids, *drafts] if drafts and params.penalised else self.output_ids
         prompt = self.request.prompt_ids
         return SampleSpec(params, params.seed, self.choice, position, suppressed, prompt, output, self.matcher)
+
+    def _completing_bad_words(self, drafts: tuple[int, ...]) -> set[int]:
+        """Tokens that would end a bad word whose other tokens the output, with these drafts, ends with."""
+        longest = max(map(len, self.bad_words))
+        before = (*self.output_ids[-longest:], *drafts)
+        return {word[-1] for word in self.bad_words if len(word) == 1 or before[1 - len(word) :] == word[:-1]}
 
     def pool(self, start: int, part: tuple[float, ...]) -> tuple[float, ...] | None:
         """Take the hidden states of tokens from `start` on; the embedding, once all are in.

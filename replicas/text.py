@@ -18,6 +18,7 @@ class TextStream:
     or later.
 
     stopped      the stop string that ended the text, or None
+    include_stop the stop string is the end of the text, and not left out
     num_tokens   tokens taken so far, the one that completed the stop string being the last. `push` takes
                  none after it: compare with the number pushed to see which ids belong to the output
     """
@@ -30,11 +31,13 @@ class TextStream:
         stop: Sequence[str] = (),
         min_tokens: int = 0,
         skip_special_tokens: bool = True,
+        include_stop: bool = False,
     ) -> None:
         self._decoder = tokenizer.detokenizer(prompt_ids=prompt_ids, skip_special_tokens=skip_special_tokens)
         self._matchers = tuple(_Matcher(text) for text in dict.fromkeys(stop))
         self._starts = frozenset(text[0] for text in stop)
         self._min_tokens = min_tokens
+        self._include_stop = include_stop
         self._held = ""  # complete characters not yet handed out
         self.stopped: str | None = None
         self.num_tokens = 0
@@ -74,7 +77,7 @@ class TextStream:
             ended = [matcher.stop for matcher in self._matchers if matcher.step(char)]
             if ended and checked:
                 self.stopped, self._held = max(ended, key=len), ""
-                return text[: position - len(self.stopped)]
+                return text[: position if self._include_stop else position - len(self.stopped)]
         # |<------ safe ------>|<-- held: could begin a stop string -->|
         cut = len(text) - max((matcher.matched for matcher in self._matchers), default=0)
         self._held = text[cut:]

@@ -195,12 +195,14 @@ class Tokenizer:
         *,
         arguments: Mapping[str, bool | str] | None = None,
         tools: Sequence[Tool] = (),
+        continue_final_message: bool = False,
         max_tokens: int | None = None,
     ) -> list[int]:
         """Token ids of a conversation in the model's own format, with `tools` as `check_tools` gives them.
 
-        Text of a special token inside a message stays text. Raises InvalidRequest naming `messages`, with
-        code "chat_template_missing" if the model has no template.
+        `continue_final_message`: they end with the last message's text, for the model to go on with it. Text of a
+        special token inside a message stays text. Raises InvalidRequest naming `messages`, with code
+        "chat_template_missing" if the model has no template.
         """
         template = self.template_for(tools)
         if template is None:
@@ -210,6 +212,7 @@ class Tokenizer:
                 code="chat_template_missing",
             )
         given: dict[str, Any] = {"add_generation_prompt": add_generation_prompt, "arguments": arguments, "tools": tools}
+        given["continue_final_message"] = continue_final_message
         if self._always_aside:
             check_messages(messages)
         pieces = None if self._always_aside else self._render_soon(template, messages, given)
@@ -220,6 +223,16 @@ class Tokenizer:
         if len(pieces) == 1:
             return self.encode(pieces[0], add_special_tokens=False, max_tokens=max_tokens, param="messages")
         return self._encode_pieces(pieces, max_tokens, "messages")
+
+    def spellings(self, texts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """The token ids that stand for each text: at the beginning, inside another text, and behind a space."""
+        found: dict[tuple[int, ...], None] = {}
+        for text in texts:
+            for written in (text, f" {text}"):
+                found[tuple(self._encode(written, False, param="bad_words"))] = None
+                found[tuple(self._encode_open(written, True, None, "bad_words"))] = None
+        found.pop((), None)
+        return tuple(found)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of these ids; bytes that are not UTF-8 become U+FFFD."""

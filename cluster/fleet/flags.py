@@ -25,7 +25,7 @@ _OF_SECURITY = (
 )  # fmt: skip
 _LISTS = {"cors_origins": "cors_origin", "weights_roots": "weights_root"}  # of security -> their flags
 _OF_LISTEN = ("host", "http_port", "grpc_port", "dashboard_port")
-_OF_SERVICE = ("drain_s", "stall_s", "tool_parser", "reasoning_parser", "spare")
+_OF_SERVICE = ("drain_s", "stall_s", "tool_parser", "reasoning_parser", "unknown_fields", "spare")
 _OF_PREFIXES = {"prefix_cache": "store", "prefix_memory": "memory", "prefix_secret": "secret"}
 _PLACES: dict[str, tuple[str, ...]] = {
     "served_model_name": ("served_model_name",),

@@ -572,6 +572,9 @@ class ServiceSpec(Spec):
     """How the model writes calls of tools."""
     reasoning_parser: Text = "auto"
     """How it writes what it thinks before it answers."""
+    unknown_fields: Literal["ignore", "refuse"] = "ignore"
+    """What becomes of a field of a request that nobody knows. ignore: each name is logged once; refuse: status 400.
+    Over motley.v1 it is always refused."""
     spare: bool = True
     """On each node with a replica another process waits, which has imported what the next one needs: it is there 2 s to
     3 s sooner, for 0.3 GiB of the node's memory. Where less than 2 GiB of that are free, none does."""

@@ -37,6 +37,7 @@ class AnswerReader:
             stop=sampling.stop,
             min_tokens=sampling.min_tokens,
             skip_special_tokens=sampling.skip_special_tokens,
+            include_stop=sampling.include_stop_str_in_output,
         )
         self.read(text.push(token_ids), token_ids, last=False)
 

@@ -71,8 +71,6 @@ def _refuse_alone(body: dict[str, Any], choice: Any) -> None:
     """Without tools there is nothing to choose."""
     if choice not in (None, "auto", "none"):
         raise wrong_type("tool_choice", choice, "no value, auto or none where there are no tools")
-    if body.get("parallel_tool_calls") is not None:
-        raise wrong_type("parallel_tool_calls", body["parallel_tool_calls"], "no value where there are no tools")
 
 
 def _choice(choice: Any, known: Sequence[str]) -> tuple[str, Sequence[str]]:

@@ -7,24 +7,34 @@ from collections.abc import Callable
 from typing import Any
 
 from ...replicas.grammar_spec import GrammarSpec
+from ..unknown_fields import says_nothing
 from .constraints import constraint
 from .openai_fields import missing, refuse_others, take, wrong_type
-from .openai_schemas import JSON_SCHEMA_FIELDS, STRUCTURED_FIELDS, STRUCTURED_UNSUPPORTED
+from .openai_schemas import CONSTRAINT_FIELDS, JSON_SCHEMA_FIELDS, STRUCTURED_FIELDS, STRUCTURED_UNSUPPORTED
 
+FORMAT_FIELDS = ("response_format", "structured_outputs", *CONSTRAINT_FIELDS)
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
 def format_of(body: dict[str, Any]) -> GrammarSpec | None:
-    """OpenAI's `response_format`, or vLLM's `structured_outputs` beside it; None asks for free text.
+    """OpenAI's `response_format`, vLLM's `structured_outputs`, or a field that says one constraint; None: free text.
 
     Raises InvalidRequest naming the field.
     """
-    wanted, other = body.get("response_format"), body.get("structured_outputs")
-    if wanted is not None and other is not None:
-        raise wrong_type("structured_outputs", other, "no value beside response_format")
-    if other is not None:
-        return _structured_outputs(take(body, "structured_outputs", dict, {}))
-    return _response_format(take(body, "response_format", dict, {"type": "text"}))
+    given = [name for name in FORMAT_FIELDS if body.get(name) is not None]
+    given = [name for name in given if name not in CONSTRAINT_FIELDS or not says_nothing(body[name])]
+    if "response_format" in given and body["response_format"] == {"type": "text"}:
+        given.remove("response_format")
+    if len(given) > 1:
+        raise wrong_type(given[1], body[given[1]], f"no value beside {given[0]}")
+    if not given:
+        return None
+    [name] = given
+    if name == "response_format":
+        return _response_format(take(body, name, dict, {}))
+    if name == "structured_outputs":
+        return _structured_outputs(take(body, name, dict, {}))
+    return constraint(CONSTRAINT_FIELDS[name], body[name], name)
 
 
 def _response_format(wanted: dict[str, Any]) -> GrammarSpec | None:
@@ -39,7 +49,11 @@ def _text(wanted: dict[str, Any]) -> None:
 
 
 def _json_object(wanted: dict[str, Any]) -> GrammarSpec:
-    refuse_others(wanted, ("type",), path="response_format.")
+    """Any object; with `schema`, as llama.cpp and others have it, one that follows that."""
+    refuse_others(wanted, ("type", "schema"), path="response_format.")
+    schema = take(wanted, "schema", dict, {}, path="response_format.")
+    if schema:
+        return GrammarSpec.json_schema(schema, field="response_format.schema")
     return GrammarSpec.json_object(field="response_format")
 
 

@@ -32,6 +32,8 @@ INPUTS: Mapping[str, tuple[str, ...]] = {
 _SAMPLING = frozenset(field.name for field in fields(SamplingParams)) - {"grammar"}
 _JSON = {
     "stop_token_ids": list,
+    "allowed_token_ids": list,
+    "bad_words": list,
     "logit_bias": dict,
     "choice": list,
 }  # parameters have no kind for these, so they come as JSON

@@ -17,6 +17,8 @@ _PARAMETERS: dict[str, Schema] = {
     **{field.name: {**field.schema, "description": field.doc} for field in SAMPLING},
     "stop": {**_STOP, "description": "one string that ends a choice and is no part of it; several: input `stop`"},
     "stop_token_ids": {**TEXT, "description": f"ids that end a choice{_AS_JSON}"},
+    "allowed_token_ids": {**TEXT, "description": f"no other token is chosen; not with a form of the text{_AS_JSON}"},
+    "bad_words": {**TEXT, "description": f"texts whose tokens are never chosen one after the other{_AS_JSON}"},
     "logit_bias": {**TEXT, "description": f"token id -> added to its logit, -100 to 100{_AS_JSON}"},
     "max_tokens": {"type": "integer", "minimum": 1, "maximum": INT32, "description":
                    "default: until the context is full"},

@@ -17,7 +17,8 @@ from ..errors import unknown_field
 from ..protos import inference_pb2 as pb
 from .constraints import constraint
 
-_NOT_SCALAR = ("logit_bias", "stop", "stop_token_ids", "grammar")
+_LISTS = ("stop", "stop_token_ids", "allowed_token_ids", "bad_words")
+_NOT_SCALAR = ("logit_bias", "grammar", *_LISTS)
 
 
 def complete_ask(request: pb.CompleteRequest) -> Ask:
@@ -48,10 +49,7 @@ def sampling(params: pb.SamplingParams) -> dict[str, Any]:
     given: dict[str, Any] = {name: getattr(params, name) for name in scalars}
     if params.logit_bias:
         given["logit_bias"] = dict(params.logit_bias)
-    if params.stop:
-        given["stop"] = tuple(params.stop)
-    if params.stop_token_ids:
-        given["stop_token_ids"] = tuple(params.stop_token_ids)
+    given |= {name: tuple(value) for name in _LISTS if (value := getattr(params, name))}
     if params.HasField("grammar"):
         given["grammar"] = _grammar(params.grammar)
     return given

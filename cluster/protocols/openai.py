@@ -17,13 +17,16 @@ from ..feed import Feed
 from ..gather import Gathered, Room, gather, written
 from ..routing.router import Router
 from ..streams import all_of, merge
+from ..unknown_fields import UnknownFields
 from ..web.answers import Answer, Object, Streaming, Written
 from . import openai_ask
+from .body_shapes import settle
 from .chats import Chats
 from .openai_ask import Call
+from .openai_bodies import SHAPES
 from .openai_chat_reply import ChatForm
 from .openai_chunks import ChunkWriter
-from .openai_fields import parse_object, refuse_others, take
+from .openai_fields import parse_object, take
 from .openai_logprobs import Tokens
 from .openai_reply import CompletionForm, Echo, Form, whole
 from .openai_schemas import MAX_PROMPTS
@@ -37,7 +40,10 @@ MAX_CHOICES = 128  # of all prompts of one call together
 class OpenAIProtocol:
     """Bodies in, plain objects out: one for an answer, or a stream of them. Errors leave as MotleyError."""
 
-    def __init__(self, door: Door, router: Router, chats: Chats, fingerprint: str = "") -> None:
+    def __init__(
+        self, door: Door, router: Router, chats: Chats, fingerprint: str = "", unknown: UnknownFields | None = None
+    ) -> None:
+        self._unknown = unknown or UnknownFields()
         self._door = door
         self._router = router
         self._chats = chats
@@ -45,24 +51,26 @@ class OpenAIProtocol:
         self._fingerprint = f"fp_{fingerprint[:16]}"
 
     async def completions(self, body: bytes, caller: Caller) -> Answer:
-        fields = parse_object(body, self._door.most(MAX_PROMPTS))
+        fields = self._read(body, "completion", MAX_PROMPTS)
         size = len(body) if openai_ask.has_grammar(fields) else 0
         call = await self._door.read(openai_ask.completion_call, fields, grammar_bytes=size)
-        form = CompletionForm(self._tokens, self._fingerprint)
+        form = CompletionForm(self._tokens_of(call), self._fingerprint, token_ids=call.token_ids)
         return await self._answer(form, call, await self._admit(call, caller))
 
     async def chat(self, body: bytes, caller: Caller) -> Answer:
-        fields = self._read(body)
+        fields = self._read(body, "chat")
         size = len(body) if openai_ask.has_grammar(fields) else 0
         call = await self._door.read(openai_ask.chat_call, fields, self._chats.template_for, grammar_bytes=size)
         [ask] = call.asks
         chat = await self._chats.admit(ask, call.tools, caller)
-        form = ChatForm(self._tokens, self._fingerprint, partial(self._chats.reader, chat))
+        reader = partial(self._chats.reader, chat)
+        form = ChatForm(
+            self._tokens_of(call), self._fingerprint, reader, token_ids=call.token_ids, reasoning=call.reasoning
+        )
         return await self._answer(form, call, [chat.admitted])
 
     async def tokenize(self, body: bytes) -> Object:
-        fields = self._read(body)
-        refuse_others(fields, ("model", "prompt", "messages", "tools", "add_special_tokens", "chat_template_kwargs"))
+        fields = self._read(body, "tokenize")
         self._door.check_model(take(fields, "model", str, ""))
         if openai_ask.tokenizes_chat(fields):
             ids = await self._door.prompt_ids(
@@ -70,6 +78,7 @@ class OpenAIProtocol:
                 chat=True,
                 template_arguments=take(fields, "chat_template_kwargs", dict, {}),
                 tools=[] if fields.get("tools") is None else check_tools(fields["tools"]),
+                **openai_ask.prompt_end(fields),
             )
         else:
             special = take(fields, "add_special_tokens", bool, True)
@@ -77,8 +86,7 @@ class OpenAIProtocol:
         return {"tokens": list(ids), "count": len(ids), "max_model_len": self._door.info.max_model_len}
 
     async def detokenize(self, body: bytes) -> Object:
-        fields = self._read(body)
-        refuse_others(fields, ("model", "tokens", "skip_special_tokens"))
+        fields = self._read(body, "detokenize")
         self._door.check_model(take(fields, "model", str, ""))
         skip = take(fields, "skip_special_tokens", bool, False)
         text = await self._door.text("tokens", take(fields, "tokens", list, []), skip_special_tokens=skip)
@@ -110,8 +118,12 @@ class OpenAIProtocol:
             "chat_template": None if template is None else template.source,
         }
 
-    def _read(self, body: bytes) -> Object:
-        return parse_object(body, self._door.most())
+    def _read(self, body: bytes, route: str, prompts: int = 4) -> Object:
+        """The fields of a body that this service has."""
+        return settle(parse_object(body, self._door.most(prompts)), SHAPES[route], self._unknown)
+
+    def _tokens_of(self, call: Call) -> Tokens:
+        return Tokens(self._door.tokenizer, by_id=True) if call.named_by_id else self._tokens
 
     async def _admit(self, call: Call, caller: Caller) -> list[Admitted]:
         admitted = [await self._door.admit(ask, caller) for ask in call.asks]
@@ -146,7 +158,7 @@ class OpenAIProtocol:
 
     async def _chunks(self, form: Form, call: Call, admitted: Sequence[Admitted]) -> AsyncGenerator[list[Chunk], None]:
         """For each message of a replica the chunks it makes, to be sent in one write; a large prompt's one by one."""
-        writer = ChunkWriter(form, admitted, include_usage=call.include_usage)
+        writer = ChunkWriter(form, admitted, include_usage=call.include_usage, usage_so_far=call.usage_so_far)
         feed = Feed(self._router)
         async with aclosing(merge([_messages(call, one, feed) for one in admitted])) as messages:
             async for which, message in messages:

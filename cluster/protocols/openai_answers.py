@@ -48,6 +48,10 @@ _CHAT_USAGE = told(
 _STOPPED: dict[str, Schema] = {
     "stop_reason": {"type": ["string", "integer"], "description": "the stop string or token id that ended the choice"}
 }
+_OUTPUT_IDS: dict[str, Schema] = {"token_ids": {**IDS, "description": "with return_token_ids: those of this choice"}}
+_PROMPT_IDS: dict[str, Schema] = {
+    "prompt_token_ids": {**IDS, "description": "with return_token_ids: the prompt's; in a stream, at its beginning"}
+}
 _ENDED: Schema = {
     "enum": ["stop", "length"],
     "description": "stop: an end-of-sequence id, a stop id or stop string; length: max_tokens, or the context is full",
@@ -79,9 +83,14 @@ def _head(object_name: str, choice: Schema) -> dict[str, Schema]:
     }
 
 
-def _chunk(object_name: str, choice: Schema, usage: Schema) -> Schema:
-    last = {**_or_null(usage), "description": "with stream_options.include_usage: null, and of all in the last chunk"}
-    return answer({"usage": last}, **_head(object_name, choice))
+def _chunk(object_name: str, choice: Schema, usage: Schema, more: dict[str, Schema] | None = None) -> Schema:
+    more = more or {}
+    last = {
+        **_or_null(usage),
+        "description": "with stream_options.include_usage: null, and of all in the last chunk; with "
+        "continuous_usage_stats: so far",
+    }
+    return answer({"usage": last, **more}, **_head(object_name, choice))
 
 
 _LEGACY_LOGPROBS = answer(
@@ -101,11 +110,12 @@ _COMPLETED: dict[str, Schema] = {
     "text": told(TEXT, "what was made, behind the prompt if that is echoed; in an event what is new"),
     "logprobs": told(_or_null(_LEGACY_LOGPROBS), "null unless asked for"),
 }
+_WITH_IDS = {**_STOPPED, **_PROMPT_IDS, **_OUTPUT_IDS}
 COMPLETION = answer(
-    **_head("text_completion", answer(_STOPPED, **_COMPLETED, finish_reason=_ENDED)), usage=_USAGE
+    **_head("text_completion", answer(_WITH_IDS, **_COMPLETED, finish_reason=_ENDED)), usage=_USAGE
 )  # fmt: skip
 COMPLETION_CHUNK = _chunk(
-    "text_completion", answer(_STOPPED, **_COMPLETED, finish_reason=_ends_in_chunk(_ENDED)), _USAGE
+    "text_completion", answer(_WITH_IDS, **_COMPLETED, finish_reason=_ends_in_chunk(_ENDED)), _USAGE
 )
 
 _TOKEN: dict[str, Schema] = {
@@ -155,10 +165,11 @@ _MESSAGE = answer(
 )
 _CHOICE = told(COUNT, "which choice this is, from 0")
 CHAT = answer(
+    _PROMPT_IDS,
     **_head(
         "chat.completion",
         answer(
-            _STOPPED,
+            {**_STOPPED, **_OUTPUT_IDS},
             index=_CHOICE,
             message=told(_MESSAGE, "what the model says"),
             logprobs=_LOGPROBS,
@@ -186,13 +197,14 @@ _DELTA = answer(
 CHAT_CHUNK = _chunk(
     "chat.completion.chunk",
     answer(
-        _STOPPED,
+        {**_STOPPED, **_OUTPUT_IDS},
         index=_CHOICE,
         delta=told(_DELTA, "what is new"),
         logprobs=_LOGPROBS,
         finish_reason=_ends_in_chunk(_CHAT_ENDED),
     ),
     _CHAT_USAGE,
+    _PROMPT_IDS,
 )
 
 _VECTOR = answer(

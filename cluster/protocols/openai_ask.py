@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..access_log import MAX_LABEL_CHARS
+from ..access_log import MAX_LABEL_CHARS, clean_id
 from ..ask import Ask
+from ..caller import MAX_CLIENT_ID
 from ..errors import unsupported_field
 from .chat_reasoning import TemplateFor, template_arguments
 from .chat_tools import ToolUse, tool_use
-from .formats import format_of
+from .formats import FORMAT_FIELDS, format_of
 from .openai_fields import check_fields, missing, pick, refuse_others, take, wrong_type
 from .openai_schemas import (
     MAX_MESSAGES,
@@ -27,7 +28,7 @@ COMPLETION_MAX_TOKENS = 16  # what OpenAI's completions give when max_tokens is 
 
 _COMPLETION, _CHAT = by_name(COMPLETION), by_name(CHAT)
 _SAMPLING = tuple(field.name for field in SAMPLING)
-_GRAMMARS = ("response_format", "structured_outputs", "tools")
+_GRAMMARS = (*FORMAT_FIELDS, "tools")
 _LABELS = ("user", "safety_identifier", "prompt_cache_key")
 
 
@@ -38,11 +39,19 @@ class Call:
     keep      choices of each prompt to return, of those that were made; None: all
     silent    nothing is generated, as far as the client sees
     logprobs  whether those of the choices are part of the answer; otherwise they only tell which are best
+    usage_so_far   every chunk has the usage so far
+    token_ids      the answer has those of prompt and choices
+    named_by_id    log-probabilities name tokens by their ids
+    reasoning      what the model thought is part of the answer
     """
 
     asks: tuple[Ask, ...]
     stream: bool
     include_usage: bool
+    usage_so_far: bool = False
+    token_ids: bool = False
+    named_by_id: bool = False
+    reasoning: bool = True
     echo: bool = False
     keep: int | None = None
     silent: bool = False
@@ -76,11 +85,12 @@ def completion_call(body: dict[str, Any]) -> Call:
         "default_max_tokens": COMPLETION_MAX_TOKENS,
         "wire_names": _names(keep),
         "parse_special": take(body, "parse_special", bool, True),
+        "add_special_tokens": take(body, "add_special_tokens", bool, True),
         "prompt_shown": keep,
     }
     asks = tuple(_ask(body, prompt, sampling, **more) for prompt in prompts(body.get("prompt")))
     logprobs = body.get("logprobs") is not None
-    return Call(asks, *_streaming(body), echo=echo, keep=keep, silent=silent, logprobs=logprobs)
+    return Call(asks, **_shown(body), echo=echo, keep=keep, silent=silent, logprobs=logprobs)
 
 
 def chat_call(body: dict[str, Any], template_for: TemplateFor) -> Call:
@@ -97,8 +107,24 @@ def chat_call(body: dict[str, Any], template_for: TemplateFor) -> Call:
         wire_names=names,
         template_arguments=template_arguments(body, template_for(tools.tools)),
         tools=tools.tools,
+        **prompt_end(body),
     )
-    return Call((ask,), *_streaming(body), tools=tools)
+    return Call((ask,), **_shown(body), tools=tools, reasoning=take(body, "include_reasoning", bool, True))
+
+
+def prompt_end(body: dict[str, Any]) -> dict[str, Any]:
+    """Whether a chat's prompt begins an answer, or goes on with its last message."""
+    return {
+        "add_generation_prompt": take(body, "add_generation_prompt", bool, True),
+        "continue_final_message": take(body, "continue_final_message", bool, False),
+    }
+
+
+def truncation(body: dict[str, Any]) -> dict[str, Any]:
+    side = take(body, "truncation_side", str, "left")
+    if side not in ("left", "right"):
+        raise wrong_type("truncation_side", side, "left or right")
+    return {"truncate": body.get("truncate_prompt_tokens"), "truncate_end": side == "right"}
 
 
 def tokenizes_chat(body: dict[str, Any]) -> bool:
@@ -107,7 +133,8 @@ def tokenizes_chat(body: dict[str, Any]) -> bool:
     if not chat and body.get("prompt") is None:
         raise missing("prompt")
     beside = "messages" if chat else "prompt"
-    for name in ("prompt", "add_special_tokens") if chat else ("chat_template_kwargs", "tools"):
+    of_chats = ("chat_template_kwargs", "tools", "add_generation_prompt", "continue_final_message")
+    for name in ("prompt", "add_special_tokens") if chat else of_chats:
         if body.get(name) is not None:
             raise wrong_type(name, body[name], f"no value beside {beside}")
     return chat
@@ -120,7 +147,9 @@ def _ask(body: dict[str, Any], prompt: Any, sampling: dict[str, Any], **more: An
         sampling=sampling,
         timeout_s=body.get("timeout_s"),
         priority=0 if body.get("priority") is None else body["priority"],
+        client_id=clean_id(take(body, "request_id", str, ""), MAX_CLIENT_ID),
         labels=labels(body),
+        **truncation(body),
         **more,
     )
 
@@ -209,7 +238,7 @@ def _metadata(body: dict[str, Any]) -> dict[str, str]:
 def _chat_logprobs(body: dict[str, Any], sampling: dict[str, Any]) -> dict[str, str]:
     wanted = take(body, "logprobs", bool, False)
     top = body.get("top_logprobs")
-    if top is not None and not wanted:
+    if top not in (None, 0) and not wanted:
         raise wrong_type("top_logprobs", top, "no value unless logprobs is true")
     if wanted:
         sampling["logprobs"] = 0 if top is None else top
@@ -220,7 +249,7 @@ def _chat_max_tokens(body: dict[str, Any], sampling: dict[str, Any]) -> dict[str
     newer = body.get("max_completion_tokens")
     if newer is None:
         return {}
-    if sampling.get("max_tokens") is not None:
+    if sampling.get("max_tokens") not in (None, newer):
         raise wrong_type("max_tokens", sampling["max_tokens"], "no value beside max_completion_tokens")
     sampling["max_tokens"] = newer
     return {"max_tokens": "max_completion_tokens"}
@@ -231,15 +260,29 @@ def _grammar(body: dict[str, Any]) -> dict[str, Any]:
     return {} if wanted is None else {"grammar": wanted}
 
 
-def _streaming(body: dict[str, Any]) -> tuple[bool, bool]:
+def _shown(body: dict[str, Any]) -> dict[str, Any]:
+    """What the answer has, and whether it is a stream."""
+    stream, include_usage, usage_so_far = _streaming(body)
+    return {
+        "stream": stream,
+        "include_usage": include_usage,
+        "usage_so_far": usage_so_far,
+        "token_ids": take(body, "return_token_ids", bool, False),
+        "named_by_id": take(body, "return_tokens_as_token_ids", bool, False),
+    }
+
+
+def _streaming(body: dict[str, Any]) -> tuple[bool, bool, bool]:
     stream = take(body, "stream", bool, False)
     options = body.get("stream_options")
-    if options is None:
-        return stream, False
+    if options is None or (isinstance(options, dict) and not stream and not any(options.values())):
+        return stream, False, False
     if not stream:
         raise wrong_type("stream_options", options, "no value unless stream is true")
     options = take(body, "stream_options", dict, {})
     refuse_others(options, STREAM_OPTIONS["properties"], path="stream_options.")
     if take(options, "include_obfuscation", bool, False, path="stream_options."):
         raise unsupported_field("stream_options.include_obfuscation", "leave it out, or give false")
-    return stream, take(options, "include_usage", bool, False, path="stream_options.")
+    include_usage = take(options, "include_usage", bool, False, path="stream_options.")
+    so_far = take(options, "continuous_usage_stats", bool, False, path="stream_options.")
+    return stream, include_usage, include_usage and so_far

@@ -19,8 +19,17 @@ from .openai_reply import Echo, ending
 class ChatForm:
     prefix, object, chunk_object = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, tokens: Tokens, fingerprint: str, reader: Callable[[], AnswerReader]) -> None:
-        """`reader` makes one for a choice."""
+    def __init__(
+        self,
+        tokens: Tokens,
+        fingerprint: str,
+        reader: Callable[[], AnswerReader],
+        *,
+        token_ids: bool = False,
+        reasoning: bool = True,
+    ) -> None:
+        """`reader` makes one for a choice. Without `reasoning` what the model thought is left out."""
+        self._token_ids, self._reasoning = token_ids, reasoning
         self.fingerprint = fingerprint
         self._tokens = tokens
         self._reader = reader
@@ -30,10 +39,15 @@ class ChatForm:
         reader = self._new()
         answer = reader.read(choice.text, choice.token_ids, last=True)
         logprobs = self._tokens.content(choice.logprobs)
-        return {"message": _message(answer), "logprobs": logprobs} | ending(choice, called=reader.called)
+        ids = {"token_ids": list(choice.token_ids)} if self._token_ids else {}
+        message = _message(answer, reasoning=self._reasoning)
+        return {"message": message, "logprobs": logprobs} | ids | ending(choice, called=reader.called)
 
     def stream(self, admitted: Admitted, echo: Echo | None) -> _ChatStream:
-        return _ChatStream(self._tokens, self._new())
+        return _ChatStream(self._tokens, self._new(), token_ids=self._token_ids, reasoning=self._reasoning)
+
+    def beside_choices(self, admitted: Admitted) -> Object:
+        return {"prompt_token_ids": list(admitted.request.prompt_ids)} if self._token_ids else {}
 
     def usage_details(self) -> Object:
         count = sum(reader.reasoning_tokens for reader in self._readers)
@@ -45,31 +59,35 @@ class ChatForm:
 
 
 class _ChatStream:
-    def __init__(self, tokens: Tokens, reader: AnswerReader) -> None:
+    def __init__(self, tokens: Tokens, reader: AnswerReader, *, token_ids: bool, reasoning: bool) -> None:
         self._tokens = tokens
         self._reader = reader
+        self._token_ids, self._reasoning = token_ids, reasoning
 
     def opening(self) -> Object | None:
         return {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
 
     def delta(self, delta: Delta) -> Object | None:
-        fields = _fields(self._reader.read(delta.text, delta.token_ids, last=delta.finish_reason is not None))
+        answer = self._reader.read(delta.text, delta.token_ids, last=delta.finish_reason is not None)
+        fields = _fields(answer, reasoning=self._reasoning)
         logprobs = self._tokens.content(delta.logprobs)
-        if not fields and logprobs is None and delta.finish_reason is None:
+        ids = {"token_ids": list(delta.token_ids)} if self._token_ids and delta.token_ids else {}
+        if not fields and logprobs is None and delta.finish_reason is None and not ids:
             return None
-        return {"delta": fields, "logprobs": logprobs} | ending(delta, called=self._reader.called)
+        return {"delta": fields, "logprobs": logprobs} | ids | ending(delta, called=self._reader.called)
 
 
-def _message(answer: Answer) -> Object:
-    message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None} | _reasoning(answer)
+def _message(answer: Answer, *, reasoning: bool) -> Object:
+    message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
+    message |= _reasoning(answer) if reasoning else {}
     if answer.calls:
         message["content"] = answer.text or None
         message["tool_calls"] = [_begun(call) for _, call in sorted(answer.calls.items())]
     return message
 
 
-def _fields(answer: Answer) -> Object:
-    fields: dict[str, Any] = _reasoning(answer)
+def _fields(answer: Answer, *, reasoning: bool) -> Object:
+    fields: dict[str, Any] = _reasoning(answer) if reasoning else {}
     if answer.text:
         fields["content"] = answer.text
     if answer.calls:

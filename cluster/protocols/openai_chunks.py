@@ -13,7 +13,11 @@ from .openai_reply import ChoiceStream, Echo, Form, fingerprint_of, head, usage
 class ChunkWriter:
     """Writes the chunks of one call. Choice i of prompt k has index k * n + i."""
 
-    def __init__(self, form: Form, admitted: Sequence[Admitted], *, include_usage: bool) -> None:
+    def __init__(
+        self, form: Form, admitted: Sequence[Admitted], *, include_usage: bool, usage_so_far: bool = False
+    ) -> None:
+        self._usage_so_far = usage_so_far
+        self._begun = False
         self._form = form
         self._admitted = admitted
         self._n = admitted[0].request.sampling.n
@@ -47,8 +51,10 @@ class ChunkWriter:
     def closing(self) -> list[Object]:
         if not self._include_usage:
             return []
-        counted = usage(self._admitted, self._tokens, self._cached) | self._form.usage_details()
-        return [self._chunk([]) | {"usage": counted}]
+        return [self._chunk([]) | {"usage": self._counted()}]
+
+    def _counted(self) -> Object:
+        return usage(self._admitted, self._tokens, self._cached) | self._form.usage_details()
 
     def _delta(self, index: int, delta: Delta) -> Object | None:
         self._tokens += len(delta.token_ids)
@@ -56,5 +62,7 @@ class ChunkWriter:
         return None if fields is None else self._chunk([{"index": index} | fields])
 
     def _chunk(self, choices: list[Object]) -> Object:
-        usage_field = {"usage": None} if self._include_usage else {}
-        return {**self._head, "choices": choices, **usage_field}
+        counted = {"usage": self._counted() if self._usage_so_far else None} if self._include_usage else {}
+        once = {} if self._begun else self._form.beside_choices(self._admitted[0])
+        self._begun = True
+        return {**self._head, **once, "choices": choices, **counted}

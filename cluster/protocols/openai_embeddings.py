@@ -11,24 +11,28 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ...replicas.protocol import Pooling
+from ..access_log import clean_id
 from ..ask import Ask
-from ..caller import Caller
+from ..caller import MAX_CLIENT_ID, Caller
 from ..door import Door
 from ..embed import MAX_INPUTS, Embedded, embed_all
 from ..errors import unsupported_field
 from ..gather import written_of
 from ..routing.router import Router
+from ..unknown_fields import UnknownFields
 from ..web.answers import Object, Written
 from ..web.http import Route, answer, caller_of
-from .openai_ask import labels, prompts
-from .openai_fields import parse_object, refuse_others, take, wrong_type
+from .body_shapes import settle
+from .openai_ask import labels, prompts, truncation
+from .openai_bodies import SHAPES
+from .openai_fields import parse_object, take, wrong_type
 
-_FIELDS = ("input", "model", "encoding_format", "user", "pooling", "timeout_s", "priority")
 _FORMATS = ("float", "base64")
 
 
 class EmbeddingsProtocol:
-    def __init__(self, door: Door, router: Router) -> None:
+    def __init__(self, door: Door, router: Router, unknown: UnknownFields | None = None) -> None:
+        self._unknown = unknown or UnknownFields()
         self._door = door
         self._router = router
 
@@ -36,8 +40,7 @@ class EmbeddingsProtocol:
         return (Route("POST", "/v1/embeddings", self._post),)
 
     async def embeddings(self, body: bytes, caller: Caller) -> Written:
-        fields = parse_object(body, self._door.most(MAX_INPUTS))
-        refuse_others(fields, (*_FIELDS, "dimensions"))
+        fields = settle(parse_object(body, self._door.most(MAX_INPUTS)), SHAPES["embedding"], self._unknown)
         form = one_of(fields, "encoding_format", _FORMATS)
         admitted = [await self._door.admit(ask, caller) for ask in asks(fields)]
         embedded = await embed_all(self._router, admitted, "input")
@@ -72,7 +75,10 @@ def asks(fields: dict[str, Any]) -> list[Ask]:
             priority=0 if fields.get("priority") is None else fields["priority"],
             pooling=Pooling(one_of(fields, "pooling", tuple(map(str, Pooling)))),
             prompt_name="input",
+            client_id=clean_id(take(fields, "request_id", str, ""), MAX_CLIENT_ID),
+            add_special_tokens=take(fields, "add_special_tokens", bool, True),
             labels=labels(fields),
+            **truncation(fields),
         )
         for prompt in prompts(fields.get("input"), "input", MAX_INPUTS)
     ]

@@ -69,14 +69,13 @@ def _why(error: Exception) -> str:
 def refuse_others(
     body: dict[str, Any], known: Collection[str], unsupported: Collection[str] = (), *, path: str = ""
 ) -> None:
-    """Raise InvalidRequest naming a field outside `known`; those of `unsupported` may be null."""
+    """Raise InvalidRequest naming a field outside `known` that is not null."""
     for name in body:
-        if name in known:
+        if name in known or body[name] is None:
             continue
         if name not in unsupported:
             raise unknown_field(path + name)
-        if body[name] is not None:
-            raise unsupported_field(path + name)
+        raise unsupported_field(path + name)
 
 
 def check_fields(body: Mapping[str, Any], table: Mapping[str, Field]) -> None:
@@ -88,6 +87,8 @@ def check_fields(body: Mapping[str, Any], table: Mapping[str, Field]) -> None:
         if value is None:
             continue
         if field.instead is not None:
+            if value in field.neutral:
+                continue
             raise unsupported_field(name, field.instead)
         if field.only and not any(type(value) is type(one) and value == one for one in field.only):
             accepted = " or ".join(json.dumps(one) for one in field.only)

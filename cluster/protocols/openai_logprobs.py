@@ -30,10 +30,11 @@ class Offsets:
 
 
 class Tokens:
-    """Names tokens in the words of one tokenizer."""
+    """Names tokens in the words of one tokenizer, or `by_id`."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, by_id: bool = False) -> None:
         self.tokenizer = tokenizer
+        self._by_id = by_id
 
     def legacy(self, ids: Sequence[int], entries: Sequence[PromptLogprob], offsets: Sequence[int]) -> Object:
         """Completions: parallel lists. The token itself is always among the alternatives."""
@@ -52,6 +53,8 @@ class Tokens:
 
     def _name(self, token_id: int) -> str:
         """Its text, or its bytes where they are no whole characters: two such tokens must not look the same."""
+        if self._by_id:
+            return f"token_id:{token_id}"
         data = self.tokenizer.token_bytes(token_id)
         try:
             return data.decode()
@@ -70,7 +73,8 @@ class Tokens:
 
     def _one(self, token_id: int, logprob: float) -> Object:
         data = self.tokenizer.token_bytes(token_id)
-        return {"token": data.decode(errors="replace"), "logprob": _finite(logprob), "bytes": list(data)}
+        name = f"token_id:{token_id}" if self._by_id else data.decode(errors="replace")
+        return {"token": name, "logprob": _finite(logprob), "bytes": list(data)}
 
 
 def _finite(logprob: float) -> float:

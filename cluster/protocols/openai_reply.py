@@ -54,6 +54,10 @@ class Form(Protocol):
 
     def stream(self, admitted: Admitted, echo: Echo | None) -> ChoiceStream: ...
 
+    def beside_choices(self, admitted: Admitted) -> Object:
+        """What the answer has once, beside its choices; in a stream, the first chunk."""
+        ...
+
     def usage_details(self) -> Object:
         """More of `usage`, once every choice is written."""
         ...
@@ -62,9 +66,10 @@ class Form(Protocol):
 class CompletionForm:
     prefix, object, chunk_object = "cmpl-", "text_completion", "text_completion"
 
-    def __init__(self, tokens: Tokens, fingerprint: str) -> None:
+    def __init__(self, tokens: Tokens, fingerprint: str, *, token_ids: bool = False) -> None:
         self.fingerprint = fingerprint
         self._tokens = tokens
+        self._token_ids = token_ids
 
     def choice(self, choice: GatheredChoice, admitted: Admitted, echo: Echo | None) -> Object:
         stream = self.stream(admitted, echo)
@@ -72,19 +77,27 @@ class CompletionForm:
         logprobs = stream.logprobs(choice.token_ids, choice.logprobs)
         if logprobs is not None and begun["logprobs"] is not None:
             logprobs = {name: begun["logprobs"][name] + values for name, values in logprobs.items()}
-        return {"text": begun["text"] + choice.text, "logprobs": logprobs} | ending(choice)
+        ids: Object = {}
+        if self._token_ids:
+            ids = {"prompt_token_ids": list(admitted.request.prompt_ids), "token_ids": list(choice.token_ids)}
+        return {"text": begun["text"] + choice.text, "logprobs": logprobs} | ids | ending(choice)
 
     def stream(self, admitted: Admitted, echo: Echo | None) -> _CompletionStream:
-        return _CompletionStream(self._tokens, admitted, echo)
+        return _CompletionStream(self._tokens, admitted, echo, token_ids=self._token_ids)
+
+    def beside_choices(self, admitted: Admitted) -> Object:
+        return {}
 
     def usage_details(self) -> Object:
         return {}
 
 
 class _CompletionStream:
-    def __init__(self, tokens: Tokens, admitted: Admitted, echo: Echo | None) -> None:
+    def __init__(self, tokens: Tokens, admitted: Admitted, echo: Echo | None, *, token_ids: bool) -> None:
         self._tokens = tokens
         self._admitted = admitted
+        self._token_ids = token_ids
+        self._prompt_told = False
         self._echo = echo
         self._offsets: Offsets | None = None
 
@@ -100,9 +113,18 @@ class _CompletionStream:
 
     def delta(self, delta: Delta) -> Object | None:
         logprobs = self.logprobs(delta.token_ids, delta.logprobs)
-        if not delta.text and logprobs is None and delta.finish_reason is None:
+        ids = self._ids(delta)
+        if not delta.text and logprobs is None and delta.finish_reason is None and not ids:
             return None
-        return {"text": delta.text, "logprobs": logprobs} | ending(delta)
+        return {"text": delta.text, "logprobs": logprobs} | ids | ending(delta)
+
+    def _ids(self, delta: Delta) -> Object:
+        """The prompt's with the first."""
+        if not self._token_ids:
+            return {}
+        prompt: Object = {} if self._prompt_told else {"prompt_token_ids": list(self._admitted.request.prompt_ids)}
+        self._prompt_told = True
+        return prompt | {"token_ids": list(delta.token_ids)}
 
     def logprobs(self, ids: Sequence[int], entries: Sequence[PromptLogprob] | None) -> Object | None:
         if entries is None:
@@ -172,7 +194,7 @@ def whole(
     counted = usage(admitted, tokens, cached) | form.usage_details()
     fingerprint = fingerprint_of(form, {told for answer in gathered for told in answer.weights})
     told = {"system_fingerprint": fingerprint, "choices": choices, "usage": counted}
-    return head(form, admitted[0], form.object) | told
+    return head(form, admitted[0], form.object) | form.beside_choices(admitted[0]) | told
 
 
 def best(choices: Sequence[GatheredChoice], keep: int) -> Sequence[GatheredChoice]:

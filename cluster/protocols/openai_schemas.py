@@ -39,8 +39,9 @@ def _list(items: Schema, most: int | None = None, least: int = 1) -> Schema:
     return {"type": "array", "items": items, **bounds}
 
 
-def _one_of_type(kind: str, about: str, **fields: Schema) -> Schema:
-    return object_of({"type": {"const": kind, "description": about}, **fields}, ["type", *fields])
+def _one_of_type(kind: str, about: str, maybe: dict[str, Schema] | None = None, **fields: Schema) -> Schema:
+    """`fields` are required, those of `maybe` are not."""
+    return object_of({"type": {"const": kind, "description": about}, **fields, **(maybe or {})}, ["type", *fields])
 
 
 def prompts_of(most: int) -> Schema:
@@ -80,7 +81,8 @@ _MESSAGE: dict[str, Schema] = {
     "role": told({"enum": list(ROLES)}, "who speaks; developer is the newer name of system"),
     "content": told(
         {"anyOf": [TEXT, _list(_PART, least=0)]},
-        "text, or parts of one; null only beside tool_calls, and refused there if the template leaves it out",
+        "text, or parts of one; null only beside tool_calls. Text there that the template leaves out is a message of "
+        "its own before them, unless the template does not let that be",
     ),
     "name": told(
         TEXT,
@@ -184,7 +186,7 @@ _TAG = "text with constrained parts, as xgrammar describes it; schemas within ar
 RESPONSE_FORMAT: Schema = {
     "anyOf": [
         _one_of_type("text", _FORMAT),
-        _one_of_type("json_object", _FORMAT),
+        _one_of_type("json_object", _FORMAT, maybe={"schema": told(OBJECT, "a JSON schema; none: any object")}),
         _one_of_type("json_schema", _FORMAT, json_schema=told(_JSON_SCHEMA, "what the JSON text must follow")),
         _one_of_type("regex", _FORMAT, regex=told(SOME_TEXT, "the whole text matches")),
         _one_of_type("grammar", _FORMAT, grammar=told(SOME_TEXT, "GBNF, its rule `root` being the whole text")),
@@ -192,7 +194,7 @@ RESPONSE_FORMAT: Schema = {
     ]
 }
 
-_STRUCTURED: dict[str, Schema] = {
+STRUCTURED: dict[str, Schema] = {
     "json": told({"anyOf": [OBJECT, SOME_TEXT]}, "a JSON schema, or its text"),
     "json_object": told(TRUTH, "true: the text is a JSON object"),
     "regex": told(SOME_TEXT, "the whole text matches"),
@@ -203,17 +205,29 @@ _STRUCTURED: dict[str, Schema] = {
 STRUCTURED_UNSUPPORTED = (
     "backend", "disable_additional_properties", "disable_any_whitespace", "disable_fallback", "whitespace_pattern",
 )  # fmt: skip
-STRUCTURED_FIELDS = tuple(_STRUCTURED)
-_NO_STRUCTURED = dict.fromkeys(_STRUCTURED, told(NULL, "beside another")) | dict.fromkeys(
+STRUCTURED_FIELDS = tuple(STRUCTURED)
+# Fields of a body that say one of these by themselves: vLLM's older ones, SGLang's, llama.cpp's.
+CONSTRAINT_FIELDS = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "json_schema": "json",
+    "regex": "regex",
+    "ebnf": "grammar",
+    "grammar": "grammar",
+}
+_NO_STRUCTURED = dict.fromkeys(STRUCTURED, told(NULL, "beside another")) | dict.fromkeys(
     STRUCTURED_UNSUPPORTED, _REFUSED
 )
 STRUCTURED_OUTPUTS: Schema = {
-    "anyOf": [object_of(_NO_STRUCTURED | {name: schema}, [name]) for name, schema in _STRUCTURED.items()]
+    "anyOf": [object_of(_NO_STRUCTURED | {name: schema}, [name]) for name, schema in STRUCTURED.items()]
 }
 
 STREAM_OPTIONS = object_of(
     {
         "include_usage": told(BOOLEAN, "a last chunk has the usage"),
+        "continuous_usage_stats": told(BOOLEAN, "with include_usage: every chunk has the usage so far"),
         "include_obfuscation": {"const": False, "description": "nothing is padded; true is refused"},
     }
 )

@@ -25,6 +25,7 @@ class Field:
     doc      what it does
     only     if set, the values that change nothing or ask for what is done anyway; others are refused
     instead  if set, the field exists elsewhere and is refused here: what to do instead
+    neutral  of a refused field: values beside null that ask for nothing
     """
 
     name: str
@@ -32,6 +33,7 @@ class Field:
     schema: Schema
     only: tuple[Any, ...] = ()
     instead: str | None = None
+    neutral: tuple[Any, ...] = ()
 
 
 def _number(low: float, high: float, default: float, *, above: bool = False) -> Schema:
@@ -48,6 +50,7 @@ _BESIDE_GRAMMAR = "; but where the text is held to a form, the end of that is th
 _MODEL_SAYS = "default: the checkpoint's generation_config.json, else"
 _IN_LOG = f"; its first {MAX_LABEL_CHARS} characters are in the line of the access log"
 _STOP: Schema = {"type": "string", "minLength": 1, "maxLength": limits.MAX_STOP_CHARS}
+_BAD_WORD: Schema = {"type": "string", "minLength": 1, "maxLength": limits.MAX_BAD_WORD_CHARS}
 
 SAMPLING = (
     Field("temperature", f"0 is greedy; {_MODEL_SAYS} 1", _number(0, limits.MAX_TEMPERATURE, 1)),
@@ -68,6 +71,12 @@ SAMPLING = (
           {"type": "array", "items": _integer(0, INT32), "maxItems": limits.MAX_LOGIT_BIAS}),
     Field("ignore_eos", f"go on behind the end of sequence{_BESIDE_GRAMMAR}", BOOLEAN),
     Field("skip_special_tokens", "leave special tokens out of the text", {"type": "boolean", "default": True}),
+    Field("include_stop_str_in_output", "the string or token that ends a choice is the end of its text", BOOLEAN),
+    Field("allowed_token_ids", "no other token is chosen, an end of sequence neither; empty: all are allowed; not "
+          "where the text is held to a form",
+          {"type": "array", "items": _integer(0, INT32), "maxItems": limits.MAX_ALLOWED_IDS}),
+    Field("bad_words", "texts whose tokens are never chosen one after the other; other tokens may spell the same text",
+          {"type": "array", "items": _BAD_WORD, "maxItems": limits.MAX_BAD_WORDS}),
 )  # fmt: skip
 
 _SHARED = (
@@ -84,8 +93,16 @@ _SHARED = (
           schemas.RESPONSE_FORMAT),
     Field("structured_outputs", "the same in vLLM's words: exactly one of the properties",
           schemas.STRUCTURED_OUTPUTS),
+    *(Field(name, f"an older name of structured_outputs.{kind}, or another server's", schemas.STRUCTURED[kind])
+      for name, kind in schemas.CONSTRAINT_FIELDS.items()),
+    Field("return_token_ids", "the answer has the token ids of prompt and choices", BOOLEAN),
+    Field("return_tokens_as_token_ids", "log-probabilities name tokens as token_id:N", BOOLEAN),
+    Field("request_id", f"what the client calls the request{_IN_LOG}", TEXT),
+    Field("truncate_prompt_tokens", "the prompt is cut to so many tokens; -1: to what leaves room for the answer; "
+          "default: a prompt that is too long is refused", {"anyOf": [{"const": -1}, _integer(1, INT32)]}),
+    Field("truncation_side", "which end of the prompt is cut off", {"enum": ["left", "right"], "default": "left"}),
     Field("prompt_logprobs", "", OBJECT, instead="use echo with logprobs, or gRPC"),
-    Field("output_ids", "", OBJECT, instead="use gRPC: its Complete and Chat resume after them"),
+    Field("output_ids", "", OBJECT, instead="use gRPC: its Complete and Chat resume after them", neutral=([],)),
 )  # fmt: skip
 
 COMPLETION = (
@@ -98,7 +115,9 @@ COMPLETION = (
     Field("logprobs", "alternatives beside each token", _integer(0, limits.MAX_LOGPROBS)),
     Field("best_of", "choices to make, of which the n likeliest per token are returned; not with stream",
           _integer(1, limits.MAX_CHOICES)),
-    Field("suffix", "", TEXT, instead="text is continued, not filled in"),
+    Field("add_special_tokens", "those that the tokenizer adds to a text are added",
+          {"type": "boolean", "default": True}),
+    Field("suffix", "", TEXT, instead="text is continued, not filled in", neutral=("",)),
 )  # fmt: skip
 
 CHAT = (
@@ -116,20 +135,26 @@ CHAT = (
           {"enum": list(schemas.EFFORTS)}),
     Field("chat_template_kwargs", "arguments of the model's template, such as enable_thinking: true, false or text",
           schemas.TEMPLATE_ARGUMENTS),
+    Field("include_reasoning", "false: what the model thought is left out of the answer",
+          {"type": "boolean", "default": True}),
+    Field("add_generation_prompt", "the template begins an answer behind the messages",
+          {"type": "boolean", "default": True}),
+    Field("continue_final_message", "the model goes on with the last message, which is the assistant's; only with "
+          "add_generation_prompt: false", BOOLEAN),
     Field("metadata", "up to 16 pairs of text, in your own words; in the line of the access log", schemas.METADATA),
     Field("safety_identifier", f"whose request it is, in your own words{_IN_LOG}", TEXT),
     Field("prompt_cache_key", f"what prompts have in common is found without it{_IN_LOG}", TEXT),
     Field("store", "nothing is stored", BOOLEAN, only=(False,)),
     Field("service_tier", "there is one", TEXT, only=("auto", "default")),
-    Field("modalities", "text", {"type": "array"}, only=(["text"],)),
+    Field("modalities", "text", {"type": "array"}, only=(["text"], [])),
     Field("verbosity", "as the model has it", TEXT, only=("medium",)),
     Field("prompt_cache_retention", "prefixes are kept in memory while there is room", TEXT, only=("in_memory",)),
-    Field("prompt_cache_options", "prefixes are found without marks", OBJECT, only=({"mode": "implicit"},)),
+    Field("prompt_cache_options", "prefixes are found without marks", OBJECT, only=({"mode": "implicit"}, {})),
     Field("audio", "", OBJECT, instead="the model writes text"),
-    Field("functions", "", OBJECT, instead="use tools"),
-    Field("function_call", "", OBJECT, instead="use tool_choice"),
+    Field("functions", "", OBJECT, instead="use tools", neutral=([],)),
+    Field("function_call", "", OBJECT, instead="use tool_choice", neutral=("none",)),
     Field("moderation", "", OBJECT, instead="leave it out"),
-    Field("prediction", "", OBJECT, instead="leave it out"),
+    Field("prediction", "", OBJECT, instead="leave it out", neutral=({},)),
     Field("web_search_options", "", OBJECT, instead="describe a search as one of the tools"),
 )  # fmt: skip
 

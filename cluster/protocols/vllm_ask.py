@@ -19,9 +19,9 @@ from .motley_wire import refuse_unknown
 
 WIRE_NAMES: Mapping[str, str] = {
     **{field.name: f"sampling_params.{field.name}" for field in fields(SamplingParams)},
+    "truncate_prompt_tokens": "sampling_params.truncate_prompt_tokens",
 }
 _REFUSED = ("kv_transfer_params", "mm_inputs", "kv_transfer_params_json", "media_refs", "extra_mm_inputs")
-_REFUSED_SAMPLING = ("truncate_prompt_tokens",)
 # Of these 0 is no value of the protocol's own, so it is neutral.
 _ZERO_IS_ONE = ("top_p", "repetition_penalty", "n")
 _PLAIN = ("top_k", "min_tokens", "ignore_eos", "skip_special_tokens")
@@ -39,11 +39,13 @@ def generate_ask(request: pb.GenerateRequest) -> Ask:
         instead = "leave it out: replicas are not for clients to choose"
         raise unsupported_field("data_parallel_rank", instead, request.data_parallel_rank)
     name, prompt = _prompt(request)
+    params = request.sampling_params
     return Ask(
         model="",
         prompt=prompt,
         prompt_name=name,
-        sampling=_sampling(request.sampling_params),
+        sampling=_sampling(params),
+        truncate=params.truncate_prompt_tokens if params.HasField("truncate_prompt_tokens") else None,
         wire_names=WIRE_NAMES,
         client_id=request.request_id,
         prompt_shown=None,
@@ -85,9 +87,6 @@ def _prompt(request: pb.GenerateRequest) -> tuple[str, Any]:
 
 def _sampling(params: pb.SamplingParams) -> dict[str, Any]:
     """All of them, since the model's own defaults are not this protocol's."""
-    for name in _REFUSED_SAMPLING:
-        if params.HasField(name):  # type: ignore[arg-type]
-            raise unsupported_field(f"sampling_params.{name}")
     given: dict[str, Any] = {name: getattr(params, name) for name in _PLAIN}
     given |= {name: decimal(getattr(params, name)) for name in _FLOATS}
     given |= {name: decimal(getattr(params, name)) or 1 for name in _ZERO_IS_ONE}

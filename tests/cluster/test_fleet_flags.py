@@ -11,6 +11,7 @@ import pytest
 from motley.cli import serve as command
 from motley.cli.app import run
 from motley.cluster.access import check_access
+from motley.cluster.failures import ConfigurationError
 from motley.cluster.fleet.flags import fleet_of
 from motley.cluster.fleet.spec import FleetSpec, ReplicaRange, engine_config
 from motley.cluster.named import named
@@ -46,6 +47,8 @@ def test_flags_are_a_fleet_of_one_pool(asked: list[ServeOptions]) -> None:
         "--cors-origin",
         "*",
         "--open-health",
+        "--unknown-fields",
+        "refuse",
     ]
     assert run(["serve", "org/name", *flags]) == 0
     spec = fleet_of(asked[0])
@@ -55,6 +58,10 @@ def test_flags_are_a_fleet_of_one_pool(asked: list[ServeOptions]) -> None:
     assert asked[0].engine == EngineConfig(threads=2, kv_memory_bytes=2**30, cpu_weights="int8", reader_timeout_s=11.0)
     assert (spec.listen.http_port, spec.service.stall_s, spec.security.open_health) == (8111, 7.0, True)
     assert spec.security.cors_origins == ["*"]
+    assert spec.service.unknown_fields == "refuse"
+    assert run(["serve", "org/name", "--unknown-fields", "drop"]) == 0
+    with pytest.raises(ConfigurationError, match=r"^--unknown-fields: "):
+        fleet_of(asked[1])
 
 
 def test_a_simulated_or_a_null_fleet_has_no_other_s_name() -> None:

@@ -43,7 +43,7 @@ BAD: list[dict[str, str | None]] = [
     {"authorization": f"Bearer {KEY}", "x-api-key": "another"},
     {"cookie": f"authorization=Bearer {KEY}"},
 ]
-OPEN_PATHS = {"/health", "/v2/health/live", "/v2/health/ready"}
+OPEN_PATHS = {"/ping", "/health", "/v2/health/live", "/v2/health/ready"}
 OPEN_RPCS = {"Check", "Watch", "List", "ServerLive", "ServerReady", "ModelReady", "HealthCheck"}
 
 

@@ -32,9 +32,14 @@ from schemathesis.specs.openapi.checks import (
 )
 from tool_templates import write_tool_tokenizer
 
+from motley.cluster.entrance import Entrance
+from motley.cluster.protocols.body_shapes import opened
 from motley.cluster.protocols.constraints import CONSTRAINTS
+from motley.cluster.protocols.openai_bodies import BODIES
+from motley.cluster.protocols.openai_schemas import CONSTRAINT_FIELDS
 from motley.cluster.protocols.openai_table import CHAT, COMPLETION
 from motley.cluster.protocols.openapi_routes import OPERATIONS
+from motley.cluster.unknown_fields import says_nothing
 from motley.cluster.web.openapi import document
 from motley.replicas.protocol import ReplicaProfile, Request, StreamMessage
 
@@ -48,6 +53,7 @@ RULES: dict[str, dict[str, str]] = {
         r"min_tokens: .* that is all the room": "the context is the model's",
         "at most 128 choices for all prompts": "two fields and their values",
         "expected the text of reasoning_content": "two fields and their values",
+        "truncate_prompt_tokens: .* expected -1 or an integer": "the context is the model's",
         "expected ids below the vocabulary size|is no token id": "the vocabulary is the model's",
         "expected one of the tools": "names of another field",
         "must be followed by the result of each call|left without a result": "ids of other messages",
@@ -122,8 +128,26 @@ CHECKS = [
     what_is_wrong_is_refused,
     positive_data_acceptance,
 ]
-# What it takes with a version is what it takes without one.
-DOCUMENT = document(OPERATIONS)
+ROUTES = {
+    "/v1/completions": "completion",
+    "/v1/chat/completions": "chat",
+    "/v1/embeddings": "embedding",
+    "/tokenize": "tokenize",
+    "/detokenize": "detokenize",
+}
+
+
+def alone(route: str) -> Any:
+    return opened(BODIES[route], route, foreign=False)
+
+
+# As it is with `--unknown-fields refuse`, and without the fields of others, which test_foreign_fields.py tries each.
+DOCUMENT = document(
+    {
+        (method, path): replace(operation, body=alone(ROUTES[path])) if path in ROUTES else operation
+        for (method, path), operation in OPERATIONS.items()
+    }
+)
 
 
 # Fields that a body shares with an earlier one, where one piece of code reads both: most time would go to them.
@@ -136,12 +160,16 @@ OWN = {"max_tokens", "logprobs", "stream", "stream_options"}  # of another kind 
 
 
 def each_field_once(described: dict[str, Any]) -> dict[str, Any]:
+    """What it takes with a version is what it takes without one."""
     described = copy.deepcopy(described)
     for path, names in SHARED.items():
         body = described["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
         body["properties"] = {
             name: inner for name, inner in body["properties"].items() if name not in names or name in OWN
         }
+    completion = described["paths"]["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    for name in CONSTRAINT_FIELDS:
+        del completion["properties"][name]
     return described
 
 
@@ -166,7 +194,7 @@ class ShortWorker(EchoWorker):
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[requests.Session]:
     folder = write_tool_tokenizer(tmp_path_factory.mktemp("qwen3"), "qwen3")
-    with asgi_session(folder, ShortWorker(str(folder))) as session:
+    with asgi_session(folder, ShortWorker(str(folder)), Entrance(unknown_fields="refuse")) as session:
         yield session
 
 
@@ -195,7 +223,11 @@ def mended(body: dict[str, Any], field: str, required: list[str]) -> dict[str, A
 
 
 # Of these a body has one. Schemathesis gives all that there are, mostly with the same values.
-EITHER = (("response_format", "structured_outputs"), ("max_tokens", "max_completion_tokens"), ("prompt", "messages"))
+EITHER = (
+    ("response_format", "structured_outputs", *CONSTRAINT_FIELDS),
+    ("max_tokens", "max_completion_tokens"),
+    ("prompt", "messages"),
+)
 BESIDE = {"stream_options": "stream", "top_logprobs": "logprobs"}  # not without the other
 seen: Counter[str] = Counter()
 BASE_URL = "http://127.0.0.1:8000"
@@ -238,6 +270,11 @@ def whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+def without_nothing(body: dict[str, Any], described: dict[str, Any]) -> dict[str, Any]:
+    """Without fields that nobody knows and that say nothing: those are always taken."""
+    return {name: value for name, value in body.items() if name in described["properties"] or not says_nothing(value)}
+
+
 @cache
 def validator(path: str, method: str) -> jsonschema_rs.Draft202012Validator:
     described = DOCUMENT["paths"][path][method]["requestBody"]["content"]["application/json"]["schema"]
@@ -254,7 +291,7 @@ def send(case: schemathesis.Case, session: requests.Session) -> Any:
         return case.call(base_url=BASE_URL, session=session)
     described = content["application/json"]["schema"]
     allowed = validator(case.operation.path, case.operation.method).is_valid
-    case.body = with_time(whole(case.body), "timeout_s", 60)
+    case.body = with_time(without_nothing(whole(case.body), described), "timeout_s", 60)
     if isinstance(case.body.get("parameters"), dict):
         case.body["parameters"] = with_time(case.body["parameters"], "timeout", 60_000_000)
     wrong = not allowed(case.body)

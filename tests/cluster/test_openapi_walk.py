@@ -35,7 +35,8 @@ FILLED = {"name": "echo", "number": "1", "rest": "some/more"}
 
 @pytest.fixture(scope="module")
 async def app(folder: Path, worker: EchoWorker) -> Any:
-    return (await make_ingress(folder, worker)).__serve_build_asgi_app__()
+    strict = Entrance(unknown_fields="refuse")
+    return (await make_ingress(folder, worker, entrance=strict)).__serve_build_asgi_app__()
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +69,10 @@ def ways(method: str, path: str) -> Iterator[tuple[dict[str, Any], int]]:
         yield {"body": good, "headers": {"content-length": "9000000"}}, 413
     if refused:
         return
-    yield {"body": good, "query": b"a=b"}, 200 if "health" in path else 400  # what a probe adds there is its own
+    yield (
+        {"body": good, "query": b"a=b"},
+        200 if "health" in path or path == "/ping" else 400,
+    )  # what a probe adds there is its own
     if method == "POST":
         yield {"body": b"{}", "headers": {"content-type": "text/plain"}}, 415
         yield {"body": b"{"}, 400

@@ -47,7 +47,12 @@ def over_vllm(given_fields: Fields) -> Fields:
 
 
 def for_vllm(valid: Fields) -> Fields:
-    """Its numbers have 32 bits, so of those that people write; its k is not negative, its seed has 32 bits too."""
+    """Its numbers have 32 bits, so of those that people write; its k is not negative, its seed has 32 bits too.
+
+    It has no words for two fields, and answers with ids, so that where the text ends is the client's own affair.
+    """
+    others = ("include_stop_str_in_output", "allowed_token_ids", "bad_words")
+    valid = {name: value for name, value in valid.items() if name not in others}
     fitted = {name: _rounded(name, value) for name, value in valid.items()}
     fitted |= {"logit_bias": {token: round(bias, 3) for token, bias in valid.get("logit_bias", {}).items()}}
     fitted |= {"top_k": max(valid.get("top_k", 0), 0)}
@@ -117,7 +122,8 @@ def _tensors(given_fields: Fields) -> Iterator[tuple[str, str, list[Any]]]:
 
 def _parameters(given_fields: Fields) -> Fields:
     written = {name: value for name, value in given_fields.items() if name not in ("stop", "stop_token_ids")}
-    return written | ({"logit_bias": json.dumps(written["logit_bias"])} if "logit_bias" in written else {})
+    as_json = ("logit_bias", "allowed_token_ids", "bad_words")
+    return written | {name: json.dumps(written[name]) for name in as_json if name in written}
 
 
 Way = Callable[[Fields], Fields]

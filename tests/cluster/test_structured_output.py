@@ -194,7 +194,11 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
         {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}, "strict": "yes"}}},
         "response_format.json_schema.strict", "invalid_value",
     ),
-    "unknown field": ({"response_format": {"type": "json_object", "x": 1}}, "response_format.x", "unknown_parameter"),
+    "no object for a schema": (
+        {"response_format": {"type": "json_object", "schema": "x"}}, "response_format.schema", "invalid_value",
+    ),
+    "a schema of another name": ({"guided_json": {"not": {}}}, "guided_json", "invalid_grammar"),
+    "two names of one": ({"guided_regex": "a", "regex": "a"}, "regex", "invalid_value"),
     "unknown keyword": (_schema(type="array", uniqueItems=True), SCHEMA, "invalid_grammar"),
     "if": (_schema(**{"if": {"type": "string"}, "then": False}), SCHEMA, "invalid_grammar"),
     "two of allOf": (_schema(allOf=[{"type": "integer"}, {"minimum": 3}]), SCHEMA, "invalid_grammar"),
@@ -214,9 +218,6 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     "a reference to no schema": (_schema(**{"$ref": "#/x-own", "x-own": {}}), SCHEMA, "invalid_grammar"),
     "no structural tag": ({"response_format": {"type": "structural_tag"}}, "response_format.format", "missing_field"),
     "an empty structural tag": (_tagged({}), "response_format", "invalid_grammar"),
-    "an unknown field of a tag": (
-        _tagged({"type": "any_text"}, structures=[]), "response_format.structures", "unknown_parameter",
-    ),
     "an unknown field in a tag": (_tagged({"type": "any_text", "x": 1}), "response_format", "invalid_grammar"),
     "an unknown keyword in a tag": (
         _tagged({"type": "json_schema", "json_schema": {"type": "array", "uniqueItems": True}}),
@@ -231,13 +232,13 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "no choice": ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "invalid_grammar"),
     "two of them": ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs", "invalid_value"),
-    "neither": ({"structured_outputs": {}}, "structured_outputs", "invalid_value"),
+    "neither": ({"structured_outputs": {"regex": None, "json": None}}, "structured_outputs", "invalid_value"),
     "whitespace": (
         {"structured_outputs": {"regex": "a", "whitespace_pattern": " "}},
         "structured_outputs.whitespace_pattern", "unsupported_parameter",
     ),
     "both": (
-        {"structured_outputs": {"regex": "a"}, "response_format": {"type": "text"}},
+        {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
         "structured_outputs", "invalid_value",
     ),
 }  # fmt: skip

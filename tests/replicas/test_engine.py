@@ -195,6 +195,49 @@ def test_stop_token_ends_without_its_text() -> None:
     assert len(got.text) == first
 
 
+def test_a_stop_string_is_the_end_of_the_text_where_that_is_asked_for() -> None:
+    prompt = [1, 2, 3]
+    text = "".join(chr(ord("a") + token) for token in naive(prompt, 12))
+    got = alone(request(prompt, stop=[text[4:6]], include_stop_str_in_output=True))
+    assert (got.text, got.finish_reason, got.stop_reason) == (text[:6], FinishReason.STOP, text[4:6])
+
+
+def test_a_stop_token_has_its_text_where_that_is_asked_for_and_an_end_of_sequence_has_none() -> None:
+    tokens = naive([4], 12)
+    got = alone(request([4], stop_token_ids=[tokens[5]], include_stop_str_in_output=True))
+    assert got.text == "".join(chr(ord("a") + token) for token in got.token_ids)
+    ended = alone(request([1], logit_bias={EOS: 100.0}, ignore_eos=False, include_stop_str_in_output=True))
+    assert (ended.token_ids, ended.text) == ((EOS,), "")
+
+
+def test_no_token_but_the_allowed_ones_is_chosen() -> None:
+    for heat in (0.0, 1.5):
+        got = alone(request([1, 2, 3], allowed_token_ids=[5, 7, 11], temperature=heat))
+        assert set(got.token_ids) <= {5, 7, 11}
+        assert len(got.token_ids) == 12
+    assert len(set(got.token_ids)) > 1
+    assert alone(request([1], allowed_token_ids=[EOS], ignore_eos=False)).token_ids == (EOS,)
+    kept = alone(request([1], allowed_token_ids=[EOS], ignore_eos=False, min_tokens=3))
+    assert kept.token_ids == (EOS,) * 4, "nothing else is allowed, so that is chosen though it may not end the text yet"
+
+
+def test_a_bad_word_is_never_written_and_its_parts_are() -> None:
+    """Of one letter and of several; what may follow depends on the token that a step before chooses."""
+    prompt = [1, 2, 3]
+    text = "".join(chr(ord("a") + token) for token in naive(prompt, 12))
+    word, letter = text[2:5], text[8]
+    got = alone(request(prompt, bad_words=[word]))
+    assert got.text[:4] == text[:4], "the beginning of it is no bad word"
+    assert got.text[4] != text[4]
+    assert word not in got.text
+    assert len(got.text) == 12
+    assert letter not in alone(request(prompt, bad_words=[letter])).text
+    beside = run(engine(), [request(prompt, bad_words=[word]), request(prompt)])
+    assert "".join(delta.text for message in beside[1] for delta in message.deltas) == text, (
+        "a neighbour's is as it was"
+    )
+
+
 def test_eos_ends_unless_ignored() -> None:
     bias = {EOS: 100.0}
     assert alone(request([1], logit_bias=bias, ignore_eos=False)).token_ids == (EOS,)

@@ -65,7 +65,7 @@ def for_peer(chat: list[dict[str, Any]]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("chat", CHATS, ids=len)
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_same_ids_as_transformers(name: str, chat: Any, tools: list[Any], folders: dict[str, Path]) -> None:
-    if name == "llama31":  # it would leave content beside a call out, which is refused
+    if name == "llama31":  # it leaves content beside a call out, which is then a message of its own
         chat = [message | {"content": None} if "tool_calls" in message else message for message in chat]
     peer = transformers.AutoTokenizer.from_pretrained(folders[name])
     expected = peer.apply_chat_template(
@@ -129,7 +129,6 @@ def test_marks_survive_a_template_that_escapes(tmp_path: Path) -> None:
         ("{{ messages[-1].content }}", [], CHATS[2], "messages[1].tool_calls"),
         ("{% for m in messages if m.role != 'tool' %}{{ m.content ~ m.tool_calls }}{% endfor %}", [], CHATS[2],
          "messages[2].role"),
-        (TEMPLATES["llama31"], [], CHATS[3], "messages[1].content"),
     ],
 )  # fmt: skip
 def test_what_a_template_has_no_place_for_is_refused(
@@ -140,6 +139,29 @@ def test_what_a_template_has_no_place_for_is_refused(
     with pytest.raises(InvalidRequest) as caught:
         Tokenizer.load(tmp_path).chat(chat, tools=check_tools(tools) if tools else [])
     assert (caught.value.param, caught.value.code) == (param, "unsupported_parameter")
+
+
+# As Mistral's templates: roles alternate, and of a message with calls they show the calls alone.
+ALTERNATING = """
+{%- for m in messages | selectattr("role", "in", ("user", "assistant")) | rejectattr("tool_calls", "defined") %}
+{%- if (m.role == "user") != (loop.index0 % 2 == 0) %}{{ raise_exception("roles must alternate") }}{% endif %}
+{%- endfor %}
+{%- for m in messages %}[{{ m.tool_calls if m.tool_calls is defined else m.role ~ m.content }}]{% endfor %}
+"""
+
+
+@pytest.mark.parametrize(("template", "shown"), [(TEMPLATES["llama31"], True), (ALTERNATING, False)])
+def test_text_beside_a_call_is_a_message_of_its_own_or_left_out(template: str, shown: bool, tmp_path: Path) -> None:
+    """As models write them, and clients send them back."""
+    write_tool_tokenizer(tmp_path, "qwen3")
+    (tmp_path / "chat_template.jinja").write_text(template)
+    tokenizer = Tokenizer.load(tmp_path)
+    call = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+    said = {"role": "assistant", "content": "Hm."}
+    result = {"role": "tool", "tool_call_id": "call_1", "content": "x"}
+    as_it_came = tokenizer.chat([*ASKED, {**call, "content": "Hm."}, result])
+    assert as_it_came == tokenizer.chat([*ASKED, *([said] if shown else []), call, result])
+    assert ("Hm." in tokenizer.decode(as_it_came)) == shown
 
 
 def test_blank_content_beside_a_call_is_nothing_to_leave_out(folders: dict[str, Path]) -> None:

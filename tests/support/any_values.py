@@ -72,9 +72,19 @@ GOOD: dict[str, st.SearchStrategy[Any]] = {
     "ignore_eos": st.booleans(),
     "grammar": st.none() | st.just(GrammarSpec.regex("a+")),
     "skip_special_tokens": st.booleans(),
+    "include_stop_str_in_output": st.booleans(),
+    "allowed_token_ids": st.lists(st.integers(0, 258), max_size=3).map(tuple),
+    "bad_words": st.lists(st.text(st.characters(codec="utf-8"), min_size=1, max_size=9), max_size=3).map(tuple),
 }
 assert set(GOOD) == set(SAMPLING)
-VALID = st.fixed_dictionaries({}, optional=GOOD)
+
+
+def _together(fields: dict[str, Any]) -> dict[str, Any]:
+    """A grammar alone says which tokens are allowed."""
+    return fields | {"allowed_token_ids": ()} if fields.get("grammar") is not None else fields
+
+
+VALID = st.fixed_dictionaries({}, optional=GOOD).map(_together)
 
 
 @st.composite
@@ -132,6 +142,13 @@ def outside(params: SamplingParams) -> list[str]:
         "ignore_eos": type(p.ignore_eos) is bool,
         "grammar": p.grammar is None or isinstance(p.grammar, GrammarSpec),
         "skip_special_tokens": type(p.skip_special_tokens) is bool,
+        "include_stop_str_in_output": type(p.include_stop_str_in_output) is bool,
+        "allowed_token_ids": type(p.allowed_token_ids) is tuple
+        and len(p.allowed_token_ids) <= (65_536 if p.grammar is None else 0)
+        and all(is_integer(token, 0, INT32) for token in p.allowed_token_ids),
+        "bad_words": type(p.bad_words) is tuple
+        and len(p.bad_words) <= 100
+        and all(isinstance(text, str) and 1 <= len(text) <= 256 and text.encode() for text in p.bad_words),
     }
     assert set(holds) == set(SAMPLING)
     return [name for name, good in holds.items() if not good]

@@ -16,13 +16,15 @@ import urllib3
 from local_ingress import make_ingress
 from requests.adapters import HTTPAdapter
 
+from motley.cluster.entrance import Entrance
+
 
 @contextmanager
-def asgi_session(folder: Path, worker: Any) -> Iterator[requests.Session]:
+def asgi_session(folder: Path, worker: Any, entrance: Entrance | None = None) -> Iterator[requests.Session]:
     """Of an ingress on a loop of its own; nothing is left running in the worker then."""
     with asyncio.Runner() as runner, requests.Session() as session:
         loop = runner.get_loop()
-        app = runner.run(make_ingress(folder, worker)).__serve_build_asgi_app__()
+        app = runner.run(make_ingress(folder, worker, entrance=entrance)).__serve_build_asgi_app__()
         session.trust_env = False  # proxies of the environment are not asked for each call
         session.mount("http://", _Adapter(loop, app))
         yield session

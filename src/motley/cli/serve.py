@@ -110,6 +110,9 @@ def serve(
     reasoning_parser: Annotated[
         str, typer.Option(help="How reasoning is written: auto (by the chat template), qwen3, none.")
     ] = "auto",
+    unknown_fields: Annotated[
+        str, typer.Option(metavar="ignore|refuse", help="Fields of a request that nobody knows: ignore logs each name.")
+    ] = "ignore",
     drain_s: Annotated[
         float,
         typer.Option(help="Seconds that streams may go on after Ctrl-C, or on a replica that is taken away.", min=0.0),
@@ -230,6 +233,7 @@ def serve(
         prefix_secret=prefix_secret,
         tool_parser=tool_parser,
         reasoning_parser=reasoning_parser,
+        unknown_fields=unknown_fields,
         drain_s=drain_s,
         stall_s=stall_s,
         spare=spare,

@@ -37,6 +37,9 @@ class Sampling(TypedDict, total=False):
     stop_token_ids: Sequence[int]
     ignore_eos: bool
     skip_special_tokens: bool
+    include_stop_str_in_output: bool
+    allowed_token_ids: Sequence[int]
+    bad_words: Sequence[str]
     grammar: Mapping[str, Any]  # a field of motley.v1.Grammar: {"regex": …}, {"json_schema": JSON text}
 
 

@@ -1,0 +1,173 @@
+"""What the objects of a body may have, and a body without what asks for nothing.
+
+Made of the very schemas that describe the interface, and of the table of foreign fields.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import unsupported_field
+from ..unknown_fields import NEVER_TAKEN, UnknownFields, says_nothing
+from ..web.openapi import Schema
+from .foreign_fields import EMPTY_IS_NONE, FOREIGN, Effect, Foreign
+from .openai_fields import wrong_type
+
+__all__ = ["Shape", "opened", "settle", "shape_of"]
+
+
+@dataclass(slots=True)
+class Shape:
+    """An object, or a list of them.
+
+    path     where it stands, without indices
+    known    fields that Motley has: whoever reads the body checks their values
+    foreign  what becomes of others' fields
+    inner    shapes of those fields that are objects or lists of objects
+    items    of a list: the shape of its items
+    """
+
+    path: str = ""
+    known: frozenset[str] = frozenset()
+    foreign: Mapping[str, Foreign] = field(default_factory=dict)
+    inner: Mapping[str, Shape] = field(default_factory=dict)
+    items: Shape | None = None
+
+
+def shape_of(schema: Schema, route: str, path: str = "") -> Shape | None:
+    """None: whatever stands there is nobody's business but its reader's, as in a JSON schema."""
+    alternatives = list(_alternatives(schema))
+    properties: dict[str, list[Schema]] = {}
+    for one in alternatives:
+        if one.get("additionalProperties") is False:
+            for name, inner in one["properties"].items():
+                properties.setdefault(name, []).append(inner)
+    items = [one["items"] for one in alternatives if "items" in one]
+    inner = {name: shape_of({"anyOf": found}, route, _join(path, name)) for name, found in properties.items()}
+    shape = Shape(
+        path,
+        frozenset(properties),
+        _foreign(route, path) if properties else {},
+        {name: one for name, one in inner.items() if one is not None},
+        shape_of({"anyOf": items}, route, f"{path}[]") if items else None,
+    )
+    return shape if shape.known or shape.items is not None else None
+
+
+def settle(body: dict[str, Any], shape: Shape, unknown: UnknownFields) -> dict[str, Any]:
+    """The same body, with the fields alone that Motley has. Changes it. Raises InvalidRequest naming the field."""
+    _settle(body, shape, unknown, "")
+    return body
+
+
+def _settle(value: Any, shape: Shape, unknown: UnknownFields, at: str) -> None:
+    if isinstance(value, list):
+        if shape.items is not None:
+            for index, item in enumerate(value):
+                _settle(item, shape.items, unknown, f"{at}[{index}]")
+    elif isinstance(value, dict):
+        for name in [name for name in value if name in shape.foreign or name not in shape.known]:
+            _settle_foreign(value, name, shape, unknown, _join(at, name))
+        for name in [name for name in value if value[name] == EMPTY_IS_NONE.get(_join(shape.path, name))]:
+            del value[name]  # or null
+        for name, inner in shape.inner.items():
+            if name in value:
+                _settle(value[name], inner, unknown, _join(at, name))
+
+
+def _settle_foreign(fields: dict[str, Any], name: str, shape: Shape, unknown: UnknownFields, at: str) -> None:
+    value, foreign = fields.pop(name), shape.foreign.get(name)
+    if foreign is None:
+        unknown.meet(_join(shape.path, name), value, at)
+    elif says_nothing(value) or foreign.is_neutral(value) or foreign.effect is Effect.CHANGES_NOTHING:
+        return
+    elif foreign.effect is Effect.REFUSED:
+        raise unsupported_field(at, foreign.why, value if foreign.neutral else None)
+    else:
+        _rename(fields, foreign, value, shape, at)
+
+
+def _rename(fields: dict[str, Any], foreign: Foreign, value: Any, shape: Shape, at: str) -> None:
+    """The value under the name that Motley knows, which may be of an object within."""
+    outer, _, inner = foreign.why.partition(".")
+    if outer not in shape.known:
+        return  # such as tokens of an answer that is a vector
+    if inner:
+        fields = fields[outer] if isinstance(fields.get(outer), dict) else fields.setdefault(outer, {})
+    name = inner or outer
+    if fields.get(name) is not None and fields[name] != value:
+        raise wrong_type(at, value, f"no value beside {foreign.why}")
+    fields[name] = value
+
+
+def opened(schema: Schema, route: str, path: str = "", *, foreign: bool = True) -> Schema:
+    """The schema as the interface's description has it: with foreign fields, and open to unknown ones.
+
+    Without `foreign`: as it is where unknown ones are refused, and with Motley's own fields alone.
+    """
+    if "anyOf" in schema:
+        return {**schema, "anyOf": [opened(one, route, path, foreign=foreign) for one in schema["anyOf"]]}
+    if "items" in schema:
+        return {**schema, "items": opened(schema["items"], route, f"{path}[]", foreign=foreign)}
+    if schema.get("additionalProperties") is not False:
+        return schema
+    own = {
+        name: _or_empty(opened(inner, route, _join(path, name), foreign=foreign), _join(path, name))
+        for name, inner in schema["properties"].items()
+    }
+    if not foreign:
+        return {**schema, "properties": own}
+    others = {name: _described(one, own) for name, one in sorted(_foreign(route, path).items())}
+    if not path:
+        others |= {
+            name: {"type": "null", "description": "refused: it is the service's"} for name in sorted(NEVER_TAKEN)
+        }
+    rest = {key: value for key, value in schema.items() if key != "additionalProperties"}
+    return {**rest, "properties": {**own, **others}}
+
+
+def _or_empty(schema: Schema, path: str) -> Schema:
+    """Where an empty value is as good as none."""
+    if path not in EMPTY_IS_NONE or schema.get("type") == "null":
+        return schema
+    about = {key: schema[key] for key in ("description", "default") if key in schema}
+    return about | {"anyOf": [schema, {"const": EMPTY_IS_NONE[path]}]}
+
+
+def _described(foreign: Foreign, own: Mapping[str, Schema]) -> Schema:
+    about = f"{', '.join(foreign.sources)}: {foreign.effect}"
+    if foreign.effect is Effect.CHANGES_NOTHING:
+        return {"description": f"{about}: {foreign.why}"}
+    if foreign.effect is Effect.REFUSED:
+        taken = _distinct([None, "", [], {}, *foreign.neutral])
+        return {"enum": taken, "description": f"{about} with another value: {foreign.why}"}
+    known = own.get(foreign.why, {"type": ["boolean", "null"]})
+    taken = _distinct(["", [], {}, *foreign.neutral])
+    kept = {key: value for key, value in known.items() if key != "description"}
+    return {"description": f"{about} {foreign.why}", "anyOf": [kept, {"enum": taken}]}
+
+
+def _distinct(values: Iterable[Any]) -> list[Any]:
+    """1 and 1.0 are one value of JSON."""
+    return list({json.dumps(int(one) if isinstance(one, float) else one): one for one in values}.values())
+
+
+def _foreign(route: str, path: str) -> dict[str, Foreign]:
+    """Those of an object, but for the ones that are honoured under their own name."""
+    return {
+        one.name: one for one in FOREIGN if one.at == path and route in one.routes and one.effect is not Effect.WORKS
+    }
+
+
+def _alternatives(schema: Schema) -> Iterable[Schema]:
+    if "anyOf" not in schema:
+        yield schema
+    for one in schema.get("anyOf", ()):
+        yield from _alternatives(one)
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name

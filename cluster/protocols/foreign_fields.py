@@ -1,0 +1,277 @@
+"""Every field that clients of other servers send in OpenAI's bodies, whose it is, and what becomes of it here.
+
+This is the one table of them. A null or an empty value is always taken, as a name that is not here is
+(`--unknown-fields`). What OpenAI's own API has, with Motley's few additions, is in openai_table.py; of a field that is
+honoured (`works`) that table says what it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+
+class Source(StrEnum):
+    """Where a field comes from: the server whose API has it, or the client that sends it."""
+
+    OPENAI = "OpenAI"
+    VLLM = "vLLM"
+    SGLANG = "SGLang"
+    LLAMA_CPP = "llama.cpp"
+    OLLAMA = "Ollama"
+    OPENROUTER = "OpenRouter"
+    TGI = "TGI"
+    LITELLM = "LiteLLM"
+    ROUTERS = "vllm-router and sglang-router"
+    ANTHROPIC = "Anthropic"
+    MISTRAL = "Mistral"
+    DEEPSEEK = "DeepSeek"
+    LLAMA_INDEX = "LangChain and LlamaIndex"
+
+
+class Effect(StrEnum):
+    """What becomes of a field that has a value."""
+
+    WORKS = "works"
+    RENAMED = "the same as"
+    CHANGES_NOTHING = "changes nothing here"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """One field.
+
+    at       the object that has it, as a path (`messages[].content[]`); empty: the body
+    routes   whose bodies have it
+    neutral  values beside null and empty ones that ask for what is done anyway
+    why      CHANGES_NOTHING: why; REFUSED: what to do instead; RENAMED: the field that it is another name of
+    """
+
+    name: str
+    sources: tuple[Source, ...]
+    effect: Effect
+    why: str = ""
+    neutral: tuple[Any, ...] = ()
+    at: str = ""
+    routes: tuple[str, ...] = ("completion", "chat")
+
+    @property
+    def path(self) -> str:
+        return f"{self.at}.{self.name}" if self.at else self.name
+
+    def is_neutral(self, value: Any) -> bool:
+        """True of JSON values alone: 0 is not false."""
+        return any(type(value) is type(one) and value == one for one in self.neutral)
+
+
+S = Source
+COMPLETION, CHAT, EMBEDDING, TOKENIZE = ("completion",), ("chat",), ("embedding",), ("tokenize",)
+GENERATE = (*COMPLETION, *CHAT)
+ALL = (*GENERATE, *EMBEDDING, *TOKENIZE, "detokenize")
+_MESSAGE, _PART, _CALL, _TOOL = "messages[]", "messages[].content[]", "messages[].tool_calls[]", "tools[]"
+
+
+def _works(names: str, *sources: Source, at: str = "", routes: tuple[str, ...] = GENERATE) -> Iterator[Foreign]:
+    for name in names.split():
+        yield Foreign(name, sources, Effect.WORKS, at=at, routes=routes)
+
+
+def _same(name: str, of: str, *sources: Source, neutral: tuple[Any, ...] = (), routes: tuple[str, ...] = GENERATE,
+          ) -> Iterator[Foreign]:  # fmt: skip
+    yield Foreign(name, sources, Effect.RENAMED, of, neutral, routes=routes)
+
+
+def _nothing(names: str, why: str, *sources: Source, at: str = "", routes: tuple[str, ...] = ALL) -> Iterator[Foreign]:
+    for name in names.split():
+        yield Foreign(name, sources, Effect.CHANGES_NOTHING, why, at=at, routes=routes)
+
+
+def _refused(
+    names: str,
+    instead: str,
+    *sources: Source,
+    neutral: tuple[Any, ...] = (),
+    at: str = "",
+    routes: tuple[str, ...] = GENERATE,
+) -> Iterator[Foreign]:
+    for name in names.split():
+        yield Foreign(name, sources, Effect.REFUSED, instead, neutral, at, routes)
+
+
+_OUT = "leave it out"
+_ONE_MODEL = "one model is served"
+_LOG_KEEPS_NONE = "it is for the sender's own use"
+_PROXY = "it is for the proxy in between"
+_PLACING = "which replica answers is not the client's to choose"
+_MARKS = "prefixes are found without marks"
+_SAME_TEXT = "the answer's text is the same"
+_NO_MEDIA = "the model reads text"
+_TOLD_APART = "reasoning is always told apart from the answer"
+FOREIGN: tuple[Foreign, ...] = (
+    # Sampling.
+    *_works("top_k min_p repetition_penalty ignore_eos min_tokens", S.VLLM, S.SGLANG, S.LLAMA_CPP, S.TGI, S.OPENROUTER),
+    *_works("stop_token_ids skip_special_tokens", S.VLLM, S.SGLANG, S.ROUTERS),
+    *_works("allowed_token_ids bad_words include_stop_str_in_output", S.VLLM),
+    *_works("truncate_prompt_tokens truncation_side", S.VLLM, routes=(*GENERATE, *EMBEDDING)),
+    *_works("priority", S.VLLM, S.SGLANG, routes=(*GENERATE, *EMBEDDING)),
+    *_works("structured_outputs guided_json guided_regex guided_choice guided_grammar", S.VLLM),
+    *_works("regex ebnf json_schema", S.SGLANG, S.ROUTERS),
+    *_works("grammar", S.LLAMA_CPP),
+    *_works("return_token_ids", S.VLLM, S.SGLANG),
+    *_works("return_tokens_as_token_ids", S.VLLM),
+    *_works("request_id", S.VLLM, routes=(*GENERATE, *EMBEDDING)),
+    *_works("add_special_tokens", S.VLLM, routes=(*COMPLETION, *EMBEDDING, *TOKENIZE)),
+    *_works("add_generation_prompt continue_final_message", S.VLLM, S.SGLANG, S.ROUTERS, routes=(*CHAT, *TOKENIZE)),
+    *_works("chat_template_kwargs", S.VLLM, S.SGLANG, S.LLAMA_CPP, routes=(*CHAT, *TOKENIZE)),
+    *_works("include_reasoning", S.VLLM, S.OPENROUTER, S.ROUTERS, routes=CHAT),
+    *_works("continuous_usage_stats", S.VLLM, S.SGLANG, at="stream_options"),
+    *_works("schema", S.LLAMA_CPP, at="response_format"),
+    *_works("best_of", S.OPENAI, routes=COMPLETION),
+    # Other names of these.
+    *_same("no_stop_trim", "include_stop_str_in_output", S.SGLANG, S.ROUTERS),
+    *_same("rid", "request_id", S.SGLANG, S.ROUTERS, routes=(*GENERATE, *EMBEDDING)),
+    *_same("sampling_seed", "seed", S.SGLANG, S.ROUTERS),
+    *_same("random_seed", "seed", S.MISTRAL),
+    *_same("n_predict", "max_tokens", S.LLAMA_CPP, neutral=(-1,)),
+    *_same("num_predict", "max_tokens", S.OLLAMA, neutral=(-1,)),
+    *_same("max_new_tokens", "max_tokens", S.TGI, S.SGLANG),
+    *_same("stop_sequences", "stop", S.ANTHROPIC, S.TGI),
+    *_same("truncate", "truncate_prompt_tokens", S.TGI),
+    *_same("enable_thinking", "chat_template_kwargs.enable_thinking", S.SGLANG, routes=CHAT),
+    # Of the whole request: nothing of the answer depends on it.
+    *_nothing("provider models route", _ONE_MODEL, S.OPENROUTER),
+    *_nothing("usage", "whole answers always tell it, streams by stream_options", S.OPENROUTER),
+    *_nothing("session_id trace debug custom_labels log_metrics", _LOG_KEEPS_NONE, S.VLLM, S.SGLANG, S.OPENROUTER),
+    *_nothing("data_parallel_rank routed_dp_rank disagg_prefill_dp_rank id_slot", _PLACING, S.SGLANG, S.ROUTERS,
+              S.LLAMA_CPP),
+    *_nothing("cache_prompt", "prefixes are always found again", S.LLAMA_CPP),
+    *_nothing("n_keep", "a context is never shifted", S.LLAMA_CPP),
+    *_nothing("timings_per_token return_progress", "what is measured is in the metrics", S.LLAMA_CPP),
+    *_nothing("keep_alive", "the model stays loaded", S.OLLAMA),
+    *_nothing("cache_control", _MARKS, S.ANTHROPIC, S.OPENROUTER),
+    *_nothing("api_key api_base base_url api_version custom_llm_provider drop_params num_retries max_retries fallbacks "
+              "litellm_call_id litellm_logging_obj litellm_metadata litellm_params litellm_session_id "
+              "litellm_trace_id model_info proxy_server_request allowed_openai_params extra_headers caching "
+              "no-log guardrails tags user_config", _PROXY, S.LITELLM),
+    *_nothing("guided_decoding_backend spaces_between_special_tokens stream_interval routed_experts_prompt_start "
+              "routed_experts_start_len stream_reasoning parse_tool_calls", _SAME_TEXT, S.VLLM, S.SGLANG, S.ROUTERS,
+              S.LLAMA_CPP),
+    *_nothing("media_io_kwargs mm_processor_kwargs return_mm_kwargs use_audio_in_video max_dynamic_patch "
+              "min_dynamic_patch", _NO_MEDIA, S.VLLM, S.SGLANG),
+    *_nothing("backend disable_fallback", _SAME_TEXT, S.VLLM, at="structured_outputs"),
+    # What would change the answer, and cannot be had here.
+    *_refused("use_beam_search early_stopping", "best_of of completions makes several and keeps the likeliest", S.VLLM,
+              neutral=(False,)),
+    *_refused("length_penalty", "it is for beams", S.VLLM, neutral=(1, 1.0)),
+    *_refused("best_of", "give n", S.OPENAI, S.VLLM, neutral=(1,), routes=CHAT),
+    *_refused("echo", "completions have it", S.VLLM, neutral=(False,), routes=CHAT),
+    *_refused("suffix", "text is continued, not filled in", S.OPENAI, routes=CHAT),
+    *_refused("add_special_tokens", "the model's template adds them", S.VLLM, neutral=(False,), routes=CHAT),
+    *_refused("prompt input", "a chat is its messages; completions take a prompt", S.OPENAI, routes=CHAT),
+    *_refused("messages input", "a completion has a prompt; chats take messages", S.OPENAI, routes=COMPLETION),
+    *_refused("tools tool_choice functions function_call", "chats have it", S.OPENAI, routes=COMPLETION,
+              neutral=("none", "auto")),
+    *_refused("chat_template_kwargs reasoning_effort add_generation_prompt continue_final_message",
+              "a completion has no template; chats do", S.VLLM, neutral=(True, False), routes=COMPLETION),
+    *_refused("prompt messages", "give input", S.OPENAI, S.VLLM, routes=EMBEDDING),
+    *_refused("documents", "write them into a message", S.VLLM),
+    *_refused("logprob_token_ids", "give top_logprobs", S.VLLM),
+    *_refused("prompt_embeds", "give text or token ids", S.VLLM),
+    *_refused("logits_processors custom_logit_processor custom_params vllm_xargs", _OUT, S.VLLM, S.SGLANG),
+    *_refused("kv_transfer_params ec_transfer_params bootstrap_host bootstrap_port bootstrap_room",
+              "prefill and decode are not apart", S.VLLM, S.SGLANG, S.ROUTERS),
+    *_refused("thinking_token_budget", "reasoning_effort says whether the model thinks", S.VLLM, neutral=(-1,)),
+    *_refused("repetition_detection", "give frequency_penalty or repetition_penalty", S.VLLM),
+    *_refused("watermarking watermark", _OUT, S.VLLM, S.TGI, neutral=(False,)),
+    *_refused("separate_reasoning", _TOLD_APART, S.SGLANG, S.ROUTERS, neutral=(True,)),
+    *_refused("reasoning_format", _TOLD_APART, S.LLAMA_CPP, neutral=("auto", "deepseek")),
+    *_refused("thinking_forced_open", "the template says whether the prompt begins the reasoning", S.LLAMA_CPP,
+              neutral=(False,)),
+    *_refused("return_hidden_states return_routed_experts return_cached_tokens_details return_prompt_text "
+              "return_token_offsets", _OUT, S.SGLANG, S.VLLM, S.ROUTERS, neutral=(False,)),
+    *_refused("lora_path lora adapter_id", _ONE_MODEL, S.SGLANG, S.LLAMA_CPP, S.TGI, S.ROUTERS),
+    *_refused("session_params", "send the whole conversation: its prefix is found again", S.SGLANG, S.ROUTERS),
+    *_refused("stop_regex", "give stop, or a regex that the whole text follows", S.SGLANG, S.ROUTERS),
+    *_refused("ngram_corpus_id images_config", _OUT, S.SGLANG),
+    *_refused("guided_whitespace_pattern", "give a regex or grammar", S.VLLM),
+    *_refused("disable_any_whitespace disable_additional_properties", "say it in the schema", S.VLLM, neutral=(False,),
+              at="structured_outputs"),
+    *_refused("whitespace_pattern", "give a regex or grammar", S.VLLM, at="structured_outputs"),
+    *_refused("repeat_penalty", "give repetition_penalty", S.LLAMA_CPP, S.OLLAMA, neutral=(1, 1.0)),
+    *_refused("repeat_last_n", "repetition_penalty looks at all of the text", S.LLAMA_CPP, S.OLLAMA, neutral=(-1, 64)),
+    *_refused("typical_p tfs_z", "give top_p or min_p", S.LLAMA_CPP, S.OLLAMA, S.TGI, neutral=(1, 1.0)),
+    *_refused("top_a mirostat dynatemp_range xtc_probability dry_multiplier min_keep", "give top_p or min_p",
+              S.LLAMA_CPP, S.OLLAMA, S.OPENROUTER, neutral=(0, 0.0)),
+    *_refused("top_n_sigma adaptive_target", "give top_p or min_p", S.LLAMA_CPP, neutral=(-1, -1.0)),
+    *_nothing("dynatemp_exponent mirostat_eta mirostat_tau xtc_threshold dry_base dry_allowed_length "
+              "dry_penalty_last_n dry_sequence_breakers penalize_nl adaptive_decay",
+              "what it belongs to is off", S.LLAMA_CPP, S.OLLAMA, routes=GENERATE),
+    *_refused("samplers", "the order is fixed", S.LLAMA_CPP),
+    *_refused("n_probs top_n_tokens", "give logprobs", S.LLAMA_CPP, S.TGI, neutral=(0,)),
+    *_refused("post_sampling_probs return_tokens", "give logprobs or return_token_ids", S.LLAMA_CPP, neutral=(False,)),
+    *_refused("response_fields", "the answer has the fields that it has", S.LLAMA_CPP),
+    *_refused("t_max_predict_ms", "give timeout_s", S.LLAMA_CPP, neutral=(0, -1)),
+    *_refused("image_data images", _NO_MEDIA, S.LLAMA_CPP, S.OLLAMA),
+    *_refused("format", "give response_format", S.OLLAMA),
+    *_refused("options parameters", "give each by OpenAI's name", S.OLLAMA, S.TGI),
+    *_refused("think thinking reasoning", "give reasoning_effort or chat_template_kwargs", S.OLLAMA, S.ANTHROPIC,
+              S.OPENROUTER),
+    *_refused("system", "give a message of role system", S.OLLAMA, S.ANTHROPIC),
+    *_refused("template", "the model's own is used", S.OLLAMA),
+    *_refused("raw", "completions take a prompt as it is", S.OLLAMA, neutral=(False,)),
+    *_refused("context", "send the whole conversation", S.OLLAMA),
+    *_refused("transforms", "prompts are not compressed; truncate_prompt_tokens cuts them", S.OPENROUTER),
+    *_refused("plugins data_sources", "describe a search as one of the tools", S.OPENROUTER, S.OPENAI),
+    *_refused("mock_response", _OUT, S.LITELLM),
+    *_refused("do_sample", "temperature 0 is greedy", S.TGI, neutral=(True,)),
+    *_refused("return_full_text", "give echo", S.TGI, neutral=(False,)),
+    *_refused("details decoder_input_details", "give logprobs", S.TGI, neutral=(False,)),
+    *_refused("guideline tool_prompt", "write it into a message", S.TGI),
+    *_refused("safe_prompt", "write it into a message", S.MISTRAL, neutral=(False,)),
+    *_refused("normalize use_activation", "vectors have unit length", S.VLLM, neutral=(True,), routes=EMBEDDING),
+    *_refused("embed_dtype", "vectors are of float32", S.VLLM, neutral=("float32",), routes=EMBEDDING),
+    *_refused("endianness", "base64 is of little-endian numbers", S.VLLM, neutral=("native", "little"),
+              routes=EMBEDDING),
+    *_nothing("input_type task", "the model knows one kind of text", S.LITELLM, routes=EMBEDDING),
+    *_refused("return_token_strs", "detokenize tells them", S.VLLM, neutral=(False,), routes=TOKENIZE),
+    # Of messages: what answers of other servers have, and clients send back with the conversation.
+    *_works("reasoning_content", S.DEEPSEEK, S.VLLM, S.SGLANG, at=_MESSAGE, routes=(*CHAT, *TOKENIZE)),
+    *_works("reasoning", S.VLLM, S.OPENROUTER, at=_MESSAGE, routes=(*CHAT, *TOKENIZE)),
+    *_refused("refusal annotations audio function_call", _OUT, S.OPENAI, at=_MESSAGE, routes=(*CHAT, *TOKENIZE)),
+    *_refused("images", _NO_MEDIA, S.OLLAMA, S.OPENROUTER, at=_MESSAGE, routes=(*CHAT, *TOKENIZE)),
+    *_refused("prefix", "give continue_final_message", S.MISTRAL, S.DEEPSEEK, neutral=(False,), at=_MESSAGE,
+              routes=(*CHAT, *TOKENIZE)),
+    *_nothing("cache_control", _MARKS, S.ANTHROPIC, S.LITELLM, S.OPENROUTER, at=_MESSAGE),
+    *_nothing("reasoning_details thinking_blocks", "reasoning says the same", S.OPENROUTER, S.LITELLM, at=_MESSAGE),
+    *_nothing("provider_specific_fields extra_content", _PROXY, S.LITELLM, at=_MESSAGE),
+    *_nothing("parsed", "content has the same as text", S.OPENAI, at=_MESSAGE),
+    *_nothing("weight", "it is for training", S.OPENAI, at=_MESSAGE),
+    *_nothing("id created_at timestamp status citations response_metadata additional_kwargs", _LOG_KEEPS_NONE,
+              S.LLAMA_INDEX, S.LITELLM, at=_MESSAGE),
+    *_nothing("cache_control", _MARKS, S.ANTHROPIC, S.LITELLM, S.OPENROUTER, at=_PART),
+    *_refused("annotations", _OUT, S.OPENAI, at=_PART, routes=(*CHAT, *TOKENIZE)),
+    *_nothing("citations id", _LOG_KEEPS_NONE, S.ANTHROPIC, S.LLAMA_INDEX, at=_PART),
+    *_nothing("provider_specific_fields extra_content thought_signature", _PROXY, S.LITELLM, at=_CALL),
+    *_nothing("parsed_arguments", "arguments has the same as text", S.OPENAI, at=f"{_CALL}.function"),
+    *_nothing("provider_specific_fields", _PROXY, S.LITELLM, at=f"{_CALL}.function"),
+    # Of tools and formats.
+    *_nothing("cache_control", _MARKS, S.ANTHROPIC, S.LITELLM, at=_TOOL),
+    *_nothing("cache_control", _MARKS, S.ANTHROPIC, S.LITELLM, at=f"{_TOOL}.function"),
+    *_nothing("defer_loading", "the model is told of every tool", S.VLLM, S.ANTHROPIC, at=_TOOL),
+    *_nothing("defer_loading", "the model is told of every tool", S.VLLM, S.ANTHROPIC, at=f"{_TOOL}.function"),
+    *_nothing("response returns output_schema", "templates show what goes in", S.LLAMA_INDEX, at=f"{_TOOL}.function"),
+    *_refused("disable_parallel_tool_use", "give parallel_tool_calls", S.ANTHROPIC, neutral=(False,), at="tool_choice",
+              routes=CHAT),
+    *_nothing("chunk_include_usage", "continuous_usage_stats is its name", S.VLLM, at="stream_options"),
+)  # fmt: skip
+
+# Fields of Motley's own tables of which an empty value is none: some clients send the list that they have nothing in.
+EMPTY_IS_NONE: Mapping[str, Any] = {
+    "tools": [],
+    "stream_options": {},
+    "structured_outputs": {},
+    "messages[].tool_calls": [],
+}

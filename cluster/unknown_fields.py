@@ -1,0 +1,57 @@
+"""What becomes of a request's field that nobody knows, by `--unknown-fields`."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Literal, get_args
+
+from ..replicas.shown import MAX_CHARS
+from .errors import unknown_field
+
+__all__ = ["NEVER_TAKEN", "UNKNOWN_FIELDS", "UnknownFields", "UnknownFieldsPolicy", "says_nothing"]
+
+log = logging.getLogger(__name__)
+
+UnknownFieldsPolicy = Literal["ignore", "refuse"]
+UNKNOWN_FIELDS: tuple[UnknownFieldsPolicy, ...] = get_args(UnknownFieldsPolicy)
+MAX_NAMES = 256  # different names that one process remembers, and writes a line for
+# A client has no say in what separates prefix caches, nor in the template: these are refused whatever the option says.
+NEVER_TAKEN = frozenset(
+    ("block_hashes", "cache_salt", "chat_template", "extra_key", "hash_ids", "kv_hashes", "prefix_hash",
+     "prefix_hashes", "prompt_hash", "tool_chat_template")
+)  # fmt: skip
+
+
+class UnknownFields:
+    """Those that come to one ingress. With "ignore" each name is logged once, and no more than MAX_NAMES of them."""
+
+    def __init__(self, policy: UnknownFieldsPolicy = "ignore") -> None:
+        self._policy = policy
+        self._told: set[str] = set()
+
+    def meet(self, path: str, value: Any, at: str | None = None) -> None:
+        """Take note of the field at `path`, such as `messages[].mood`. Raises InvalidRequest where it is refused.
+
+        `at`: the same with its indices, for the error.
+        """
+        if path in NEVER_TAKEN or path.removeprefix("parameters.") in NEVER_TAKEN:
+            if value is not None:
+                raise unknown_field(at or path)
+            return
+        if says_nothing(value):
+            return
+        if self._policy == "refuse":
+            raise unknown_field(at or path)
+        name = path[:MAX_CHARS]
+        if name in self._told or len(self._told) > MAX_NAMES:
+            return
+        self._told.add(name)
+        if len(self._told) > MAX_NAMES:
+            log.warning("more than %d names of unknown fields have come; no more of them are logged", MAX_NAMES)
+        else:
+            log.warning("the field %a of a request is unknown, and ignored (--unknown-fields refuse: refused)", name)
+
+
+def says_nothing(value: Any) -> bool:
+    """Whether it is null or empty, which is as good as leaving the field out."""
+    return value is None or (isinstance(value, str | list | dict) and not value)

@@ -1,0 +1,377 @@
+"""What becomes of every field that clients of other servers send, and of those that nobody knows."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import asgi
+import described
+import pytest
+from bad_requests import refused
+from echo_worker import EchoWorker
+from local_ingress import make_ingress
+from tool_templates import write_tool_tokenizer
+
+from motley.cluster.entrance import Entrance
+from motley.cluster.protocols.body_shapes import settle
+from motley.cluster.protocols.foreign_fields import FOREIGN, Effect, Foreign
+from motley.cluster.protocols.openai_bodies import BODIES, SHAPES
+from motley.cluster.unknown_fields import MAX_NAMES, NEVER_TAKEN, UnknownFields
+from motley.replicas.errors import InvalidRequest
+
+HELLO = [{"role": "user", "content": "Hello"}]
+PATHS = {
+    "completion": "/v1/completions",
+    "chat": "/v1/chat/completions",
+    "embedding": "/v1/embeddings",
+    "tokenize": "/tokenize",
+    "detokenize": "/detokenize",
+}
+PLAIN: dict[str, dict[str, Any]] = {
+    "completion": {"prompt": "abc", "max_tokens": 2, "seed": 1},
+    "chat": {"messages": HELLO, "max_tokens": 2, "seed": 1},
+    "embedding": {"input": "abc"},
+    "tokenize": {"messages": HELLO},
+    "detokenize": {"tokens": [65]},
+}
+CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+# The object at each path, with a hole for one more field.
+AT: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "": lambda field: field,
+    "stream_options": lambda field: {"stream": True, "stream_options": field},
+    "response_format": lambda field: {"response_format": {"type": "json_object", **field}},
+    "structured_outputs": lambda field: {"structured_outputs": {"regex": "a", **field}},
+    "tool_choice": lambda field: {
+        "tools": [{"type": "function", "function": {"name": "f"}}],
+        "tool_choice": {"type": "function", "function": {"name": "f"}, **field},
+    },
+    "tools[]": lambda field: {"tools": [{"type": "function", "function": {"name": "f"}, **field}]},
+    "tools[].function": lambda field: {"tools": [{"type": "function", "function": {"name": "f", **field}}]},
+    "messages[]": lambda field: {"messages": [*HELLO, {"role": "assistant", "content": "x", **field}, *HELLO]},
+    "messages[].content[]": lambda field: {
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "Hello", **field}]}]
+    },
+    "messages[].tool_calls[]": lambda field: {
+        "messages": [*HELLO, {"role": "assistant", "content": "", "tool_calls": [{**CALL, **field}]},
+                     {"role": "tool", "tool_call_id": "a", "content": "x"}]
+    },
+    "messages[].tool_calls[].function": lambda field: {
+        "messages": [*HELLO, {"role": "assistant", "content": "",
+                              "tool_calls": [{**CALL, "function": {**CALL["function"], **field}}]},
+                     {"role": "tool", "tool_call_id": "a", "content": "x"}]
+    },
+}  # fmt: skip
+CASES = [
+    (one, route)
+    for one in FOREIGN
+    for route in one.routes
+    if one.effect is not Effect.WORKS and (route in ("completion", "chat") or (route != "detokenize" and not one.at))
+    if not one.at or route == "chat" or (route == "completion" and one.at in ("stream_options", "structured_outputs"))
+]
+
+
+@pytest.fixture(scope="module")
+async def ingress(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Of a model that takes tools and can think; what it says depends on the prompt alone."""
+    folder = write_tool_tokenizer(tmp_path_factory.mktemp("qwen3"), "qwen3")
+    return await make_ingress(folder, EchoWorker(str(folder)))
+
+
+@pytest.fixture(scope="module")
+async def strict(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """With `--unknown-fields refuse`."""
+    folder = write_tool_tokenizer(tmp_path_factory.mktemp("strict"), "qwen3")
+    ingress = await make_ingress(folder, EchoWorker(str(folder)), entrance=Entrance(unknown_fields="refuse"))
+    return partial(asgi.request, ingress.__serve_build_asgi_app__(), "POST")
+
+
+@pytest.fixture(scope="module")
+def post(ingress: Any) -> Any:
+    return partial(described.caller(ingress.__serve_build_asgi_app__()), "POST")
+
+
+def settled(route: str, one: Foreign, value: Any) -> dict[str, Any]:
+    """The body with that field, as the check leaves it. Nothing of it may be unknown."""
+    plain = {name: given for name, given in PLAIN[route].items() if name != one.why}
+    body = json.loads(json.dumps({**plain, **AT[one.at]({one.name: value})}))
+    return settle(body, SHAPES[route], UnknownFields("refuse"))
+
+
+def without(route: str, one: Foreign) -> dict[str, Any]:
+    plain = {name: given for name, given in PLAIN[route].items() if name != one.why}
+    return json.loads(json.dumps({**plain, **AT[one.at]({})}))
+
+
+def test_what_asks_for_nothing_is_taken() -> None:
+    for one, route in CASES:
+        for value in (None, "", [], {}, *one.neutral):
+            found, plain = settled(route, one, value), without(route, one)
+            found, plain = ({k: v for k, v in body.items() if v != {}} for body in (found, plain))  # an empty object
+            assert found == plain, (one.path, route, value)
+
+
+def test_what_asks_for_something_is_refused_by_name_renamed_or_without_effect() -> None:
+    for one, route in CASES:
+        if one.effect is Effect.REFUSED:
+            with pytest.raises(InvalidRequest) as caught:
+                settled(route, one, "anything else")
+            assert caught.value.code == "unsupported_parameter", one.path
+            assert (caught.value.param or "").rpartition(".")[2] == one.name
+            assert one.why in caught.value.message
+        elif one.effect is Effect.RENAMED:
+            is_renamed(one, route, "anything else")
+        else:
+            assert settled(route, one, "anything else") == without(route, one), one.path
+
+
+def is_renamed(one: Foreign, route: str, value: str) -> None:
+    found: Any = settled(route, one, value)
+    for name in one.why.split("."):
+        found = found.get(name)
+    assert found == value or one.why.partition(".")[0] not in SHAPES[route].known
+    outer, _, inner = one.why.partition(".")
+    both = {**PLAIN["chat"], outer: {inner: "a"} if inner else "a", one.name: "b"}
+    with pytest.raises(InvalidRequest, match=f"no value beside {one.why}"):
+        settle(both, SHAPES["chat"], UnknownFields("refuse"))
+
+
+def test_what_works_is_in_the_tables_and_whatever_they_have_of_others_is_listed() -> None:
+    for one in FOREIGN:
+        if one.effect is Effect.WORKS:
+            for route in one.routes:
+                shape = SHAPES[route]
+                for part in one.at.replace("[]", ".[]").split(".") if one.at else ():
+                    shape = shape.items if part == "[]" else shape.inner[part]  # type: ignore[assignment]
+                assert one.name in shape.known, one.path
+    by_route = {(one.name, route) for one in FOREIGN for route in one.routes if not one.at}
+    openai_and_own = {
+        "audio", "best_of", "echo", "encoding_format", "dimensions", "frequency_penalty", "function_call", "functions",
+        "input", "logit_bias", "logprobs", "max_completion_tokens", "max_tokens", "messages", "metadata", "modalities",
+        "model", "moderation", "n", "output_ids", "parallel_tool_calls", "parse_special", "pooling", "prediction",
+        "presence_penalty", "prompt", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
+        "prompt_logprobs", "reasoning_effort", "response_format", "safety_identifier", "seed", "service_tier", "stop",
+        "store", "stream", "stream_options", "suffix", "temperature", "timeout_s", "tool_choice", "tools",
+        "top_logprobs", "top_p", "user", "verbosity", "web_search_options", "tokens", "skip_special_tokens",
+    }  # fmt: skip
+    for route in BODIES:
+        others = SHAPES[route].known - openai_and_own
+        assert {name for name in others if (name, route) not in by_route} == set(), "no source is told"
+
+
+def test_each_is_listed_once_and_has_a_source() -> None:
+    listed = [(one.path, route) for one in FOREIGN for route in one.routes]
+    assert len(listed) == len(set(listed))
+    assert all(one.sources for one in FOREIGN)
+    assert all(one.why for one in FOREIGN if one.effect is not Effect.WORKS)
+    assert not {one.name for one in FOREIGN if not one.at} & NEVER_TAKEN
+
+
+# Bodies as clients send them, whole, with their defaults.
+SENT: dict[str, tuple[str, dict[str, Any]]] = {
+    "sglang-router": ("chat", {
+        "model": "echo", "messages": HELLO, "stream": False, "ignore_eos": False, "no_stop_trim": False,
+        "continue_final_message": False, "skip_special_tokens": True, "separate_reasoning": True,
+        "stream_reasoning": True, "return_hidden_states": False, "include_reasoning": True, "parallel_tool_calls": True,
+        "logprobs": False, "log_metrics": True, "session_params": None, "lora_path": None, "max_tokens": 2}),
+    "vllm-router": ("completion", {
+        "model": "echo", "prompt": "abc", "stream": False, "echo": False, "no_stop_trim": False, "ignore_eos": False,
+        "skip_special_tokens": True, "return_hidden_states": False, "bootstrap_host": None, "max_tokens": 2}),
+    "guidellm": ("chat", {
+        "model": "echo", "messages": HELLO, "stream": True, "max_completion_tokens": 2, "max_tokens": 2, "stop": None,
+        "ignore_eos": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}),
+    "vLLM's own defaults": ("chat", {
+        "messages": HELLO, "logprobs": False, "top_logprobs": 0, "n": 1, "stop": [], "stream": False,
+        "tool_choice": "none", "parallel_tool_calls": True, "use_beam_search": False, "length_penalty": 1.0,
+        "stop_token_ids": [], "include_stop_str_in_output": False, "min_tokens": 0,
+        "spaces_between_special_tokens": True, "bad_words": [], "echo": False, "add_generation_prompt": True,
+        "add_special_tokens": False, "priority": 0, "request_id": "0f", "cache_salt": None, "chat_template": None,
+        "documents": None, "mm_processor_kwargs": None, "return_token_offsets": False, "return_mm_kwargs": True,
+        "routed_experts_prompt_start": 0, "thinking_token_budget": None, "vllm_xargs": None, "max_tokens": 2}),
+    "llama.cpp's web page": ("chat", {
+        "messages": HELLO, "stream": True, "cache_prompt": True, "samplers": "", "dynatemp_range": 0,
+        "dynatemp_exponent": 1, "xtc_probability": 0, "xtc_threshold": 0.1, "typical_p": 1, "repeat_last_n": 64,
+        "repeat_penalty": 1, "dry_multiplier": 0, "dry_base": 1.75, "dry_allowed_length": 2, "dry_penalty_last_n": -1,
+        "n_predict": -1, "timings_per_token": True, "reasoning_format": "auto", "max_tokens": 2}),
+    "an answer of OpenAI sent back": ("chat", {
+        "messages": [*HELLO, {"role": "assistant", "content": "Hi", "refusal": None, "annotations": [], "audio": None,
+                              "function_call": None, "tool_calls": [], "parsed": None}, *HELLO],
+        "tools": [], "store": False, "max_tokens": 2}),
+    "OpenRouter through LiteLLM": ("chat", {
+        "messages": [{"role": "system", "content": [{"type": "text", "text": "Be kind", "cache_control":
+                      {"type": "ephemeral"}}]}, *HELLO,
+                     {"role": "assistant", "content": "Hi", "provider_specific_fields": {"a": 1}, "reasoning": "hm",
+                      "reasoning_details": [{"type": "reasoning.text", "text": "hm"}]}, *HELLO],
+        "provider": {"order": ["x"]}, "transforms": [], "usage": {"include": True}, "litellm_call_id": "7",
+        "max_tokens": 2}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("client", SENT)
+async def test_clients_send_their_defaults(client: str, post: Any, strict: Any) -> None:
+    route, body = SENT[client]
+    reply = await post(PATHS[route], body)
+    assert reply.status == 200, reply.body
+    assert (await strict(PATHS[route], body)).status == 200, "all of it is known"
+
+
+@pytest.mark.parametrize("route", PATHS)
+async def test_unknown_fields_are_ignored_and_logged_once(
+    route: str, post: Any, strict: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain, name = PLAIN[route], f"mood_of_{route}\u00fc\ud800"
+    with caplog.at_level(logging.WARNING, "motley.cluster.unknown_fields"):
+        replies = [await post(PATHS[route], {**plain, name: {"deep": [1]}}) for _ in range(3)]
+    assert [reply.status for reply in replies] == [200] * 3
+    said = [record.getMessage() for record in caplog.records if record.name == "motley.cluster.unknown_fields"]
+    assert said == [f"the field 'mood_of_{route}\\xfc\\ud800' of a request is unknown, and ignored "
+                    "(--unknown-fields refuse: refused)"]  # fmt: skip
+    error = refused(await strict(PATHS[route], {**plain, name: 1}))
+    assert (error["param"], error["code"]) == (name, "unknown_parameter")
+    assert (await strict(PATHS[route], {**plain, name: None, "other": [], "third": ""})).status == 200
+
+
+NESTED = [
+    ({"messages": [{**HELLO[0], "mood": 1}]}, "messages[0].mood"),
+    ({"messages": [*HELLO, {"role": "user", "content": [{"type": "text", "text": "x", "mood": 1}]}]},
+     "messages[1].content[0].mood"),
+    ({"messages": HELLO, "tools": [{"type": "function", "mood": 1, "function": {"name": "f"}}]}, "tools[0].mood"),
+    ({"messages": HELLO, "tools": [{"type": "function", "function": {"name": "f", "mood": 1}}]},
+     "tools[0].function.mood"),
+    ({"messages": HELLO, "stream": True, "stream_options": {"mood": 1}}, "stream_options.mood"),
+    ({"messages": HELLO, "response_format": {"type": "text", "mood": 1}}, "response_format.mood"),
+    ({"messages": HELLO, "response_format": {"type": "json_schema", "json_schema":
+      {"name": "x", "schema": {"type": "integer"}, "mood": 1}}}, "response_format.json_schema.mood"),
+    ({**AT["tool_choice"]({"mood": 1}), "messages": HELLO}, "tool_choice.mood"),
+    ({**AT["messages[].tool_calls[]"]({"mood": 1})}, "messages[1].tool_calls[0].mood"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "path"), NESTED, ids=[path for _, path in NESTED])
+async def test_the_same_holds_within(body: dict[str, Any], path: str, post: Any, strict: Any) -> None:
+    assert (await post(PATHS["chat"], {**body, "max_tokens": 1})).status == 200
+    error = refused(await strict(PATHS["chat"], {**body, "max_tokens": 1}))
+    assert (error["param"], error["code"]) == (path, "unknown_parameter")
+
+
+async def test_names_within_a_schema_are_the_schemas_own(post: Any, strict: Any) -> None:
+    parameters = {"type": "object", "properties": {"cache_salt": {"type": "string"}}, "x-mood": 1, "$comment": ""}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    for to in (post, strict):
+        assert (await to(PATHS["chat"], {"messages": HELLO, "tools": tools, "max_tokens": 1})).status == 200
+        metadata = {"mood": "x", "cache_salt": "y"}
+        assert (await to(PATHS["chat"], {"messages": HELLO, "metadata": metadata, "max_tokens": 1})).status == 200
+
+
+@pytest.mark.parametrize("name", sorted(NEVER_TAKEN))
+@pytest.mark.parametrize("route", PATHS)
+async def test_what_a_client_has_no_say_in_is_refused_whatever_the_option_says(
+    name: str, route: str, post: Any, strict: Any
+) -> None:
+    for to in (post, strict):
+        for value in ("mine", [], "", {}, 0, False):
+            error = refused(await to(PATHS[route], {**PLAIN[route], name: value}))
+            assert (error["param"], error["code"]) == (name, "unknown_parameter")
+        assert (await to(PATHS[route], {**PLAIN[route], name: None})).status == 200
+
+
+def test_a_log_of_names_has_an_end(caplog: pytest.LogCaptureFixture) -> None:
+    unknown = UnknownFields()
+    with caplog.at_level(logging.WARNING, "motley.cluster.unknown_fields"):
+        for number in range(4 * MAX_NAMES):
+            unknown.meet(f"{number} {'x' * 10_000}", 1)
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == MAX_NAMES + 1
+    assert max(map(len, lines)) < 200
+    assert lines[-1].startswith(f"more than {MAX_NAMES} names")
+
+
+async def test_token_ids_are_told(post: Any) -> None:
+    whole = (await post(PATHS["completion"], {"prompt": "abc", "max_tokens": 2, "return_token_ids": True})).json()
+    abc = (await post("/tokenize", {"prompt": "abc"})).json()["tokens"]
+    assert whole["choices"][0]["prompt_token_ids"] == abc
+    assert whole["choices"][0]["token_ids"] == abc[:2]
+    more = {"stream": True, "return_token_ids": True}
+    events = (await post(PATHS["completion"], {"prompt": "abc", "max_tokens": 2, **more})).events()[:-1]
+    assert [event["choices"][0].get("prompt_token_ids") for event in events] == [abc, None]
+    assert [event["choices"][0]["token_ids"] for event in events] == [abc[:1], abc[1:2]]
+    chat = {"messages": HELLO, "max_tokens": 2, "return_token_ids": True}
+    answer = (await post(PATHS["chat"], chat)).json()
+    prompt = (await post("/tokenize", {"messages": HELLO})).json()["tokens"]
+    assert (answer["prompt_token_ids"], answer["choices"][0]["token_ids"]) == (prompt, prompt[:2])
+    events = (await post(PATHS["chat"], {**chat, "stream": True})).events()[:-1]
+    assert events[0]["prompt_token_ids"] == prompt
+    assert all("prompt_token_ids" not in event for event in events[1:])
+    assert [one for event in events for one in event["choices"][0].get("token_ids", [])] == prompt[:2]
+
+
+async def test_usage_so_far(post: Any) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {"prompt": "abc", "max_tokens": 3, "stream": True, "stream_options": options}
+    events = (await post(PATHS["completion"], body)).events()[:-1]
+    assert [event["usage"]["completion_tokens"] for event in events] == [1, 2, 3, 3]
+    assert {event["usage"]["prompt_tokens"] for event in events} == {3}
+    alone = {**body, "stream_options": {"continuous_usage_stats": True}}
+    assert all("usage" not in event for event in (await post(PATHS["completion"], alone)).events()[:-1])
+
+
+@pytest.mark.parametrize(
+    ("more", "left"),
+    [({"truncate_prompt_tokens": 2}, "ef"), ({"truncate_prompt_tokens": 2, "truncation_side": "right"}, "ab"),
+     ({"truncate_prompt_tokens": -1}, "abcdef"), ({"truncate_prompt_tokens": 512}, None), ({"truncate": 3}, "def")],
+)  # fmt: skip
+async def test_prompts_are_cut(more: dict[str, Any], left: str | None, post: Any) -> None:
+    ids = (await post("/tokenize", {"prompt": "abcdef"})).json()["tokens"]
+    kept = (await post("/tokenize", {"prompt": left or "abcdef"})).json()["tokens"]
+    for prompt in ("abcdef", ids):
+        body = {"prompt": prompt, "max_tokens": 1, "return_token_ids": True, **more}
+        reply = await post(PATHS["completion"], body)
+        assert reply.json()["choices"][0]["prompt_token_ids"] == kept
+
+
+async def test_a_prompt_longer_than_the_context_is_cut_to_leave_room(post: Any) -> None:
+    for prompt in ("x" * 2000, [120] * 2000):
+        body = {"prompt": prompt, "max_tokens": 10, "truncate_prompt_tokens": -1}
+        assert (await post(PATHS["completion"], body)).json()["usage"]["prompt_tokens"] == 512 - 10
+    chat = {"messages": [{"role": "user", "content": "x" * 2000}], "max_tokens": 4, "truncate_prompt_tokens": 100}
+    assert (await post(PATHS["chat"], chat)).json()["usage"]["prompt_tokens"] == 100
+    embedding = {"input": "x" * 2000, "truncate_prompt_tokens": -1}
+    assert (await post(PATHS["embedding"], embedding)).json()["usage"]["prompt_tokens"] == 512
+    far = refused(await post(PATHS["completion"], {"prompt": "x" * 100_000, "truncate_prompt_tokens": 5}))
+    assert far["code"] == "context_length_exceeded", "a megabyte is not read to keep five tokens of it"
+
+
+async def test_a_last_message_is_continued(post: Any) -> None:
+    said = [*HELLO, {"role": "assistant", "content": "Once upon <|im_end|> a "}]
+    more = {"add_generation_prompt": False, "continue_final_message": True}
+    tokens = (await post("/tokenize", {"messages": said, **more})).json()["tokens"]
+    text = (await post("/detokenize", {"tokens": tokens})).json()["prompt"]
+    assert text.endswith("Once upon <|im_end|> a ")
+    begun = (await post("/tokenize", {"messages": said, "add_generation_prompt": False})).json()["tokens"]
+    assert (await post("/detokenize", {"tokens": begun})).json()["prompt"].endswith("<|im_end|>\n")
+    answer = (await post(PATHS["chat"], {"messages": said, **more, "max_tokens": 1, "return_token_ids": True})).json()
+    assert answer["prompt_token_ids"] == tokens
+    for wrong in ({"continue_final_message": True}, {**more, "messages": HELLO}):
+        error = refused(await post(PATHS["chat"], {"messages": said, "max_tokens": 1, **wrong}))
+        assert error["param"] == "continue_final_message"
+
+
+async def test_other_names_of_a_format(post: Any, ingress: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    admit = ingress.door.admit
+    monkeypatch.setattr(ingress.door, "admit", lambda ask, caller: seen.append(ask) or admit(ask, caller))
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    same = [
+        {"structured_outputs": {"json": schema}}, {"guided_json": schema}, {"json_schema": json.dumps(schema)},
+        {"response_format": {"type": "json_object", "schema": schema}},
+    ]  # fmt: skip
+    for body in same:
+        assert (await post(PATHS["completion"], {**PLAIN["completion"], **body})).status == 200
+    assert len({ask.sampling["grammar"].source for ask in seen}) == 1
+    assert (await post(PATHS["chat"], {"messages": HELLO, "max_tokens": 1, "enable_thinking": False})).status == 200
+    assert seen[-1].template_arguments == {"enable_thinking": False}
+    assert (await post(PATHS["chat"], {"messages": HELLO, "max_tokens": 1, "rid": "mine"})).status == 200
+    assert seen[-1].client_id == "mine"
