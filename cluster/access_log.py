@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..replicas.errors import MotleyError
 from ..replicas.protocol import Request, StreamMessage
 from .caller import MAX_CLIENT_ID
 
@@ -27,6 +28,7 @@ FILE_BYTES = 64 * 2**20
 FILES = 4
 MAX_CALL_CHARS = 128
 MAX_LABEL_CHARS = 512
+MAX_PARAM_CHARS = 80
 _UNCLEAN = re.compile(r"[^\x21-\x7e]")
 MAX_REQUESTS = 8  # of a call with many prompts the first ones are named
 
@@ -40,6 +42,7 @@ class CallRecord:
     id               the server's own, told to a client that gave none
     request_ids      the client's own, where messages have a field for it, cleaned
     labels           what the client calls its request: `user`, `metadata` and the like, as it wrote them
+    refusal          of an error that the client was told: its code and the field at fault, and never what stood in it
     requests         ids of its requests, as replicas know them: several prompts, several requests
     """
 
@@ -51,6 +54,7 @@ class CallRecord:
     request_ids: list[str] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
     labels: dict[str, Any] = field(default_factory=dict)
+    refusal: dict[str, str] = field(default_factory=dict)
     prompt_tokens: int = 0
     completion_tokens: int = 0
     began_s: float = field(default_factory=time.monotonic)
@@ -62,6 +66,12 @@ class CallRecord:
         name = clean_id(client_id, MAX_CLIENT_ID)
         if name and len(self.request_ids) < MAX_REQUESTS and name not in self.request_ids:
             self.request_ids.append(name)
+
+    def refused(self, error: MotleyError) -> None:
+        """Why the client did not get what it asked for; of several errors, the first."""
+        if not self.refusal:
+            told = {"code": error.code or "", "param": clean_id(error.param or "", MAX_PARAM_CHARS)}
+            self.refusal = {name: value for name, value in told.items() if value}
 
     def began(self, request: Request) -> None:
         if request.request_id not in self.requests:  # resumed on another replica it is still one request
@@ -88,6 +98,7 @@ class CallRecord:
             "protocol": self.protocol,
             "call": self.call[:MAX_CALL_CHARS],
             "status": status,
+            "refusal": self.refusal,
             "requests": self.requests[:MAX_REQUESTS],
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,

@@ -12,7 +12,12 @@ from ..replicas.errors import EngineFault, InvalidRequest, MotleyError, NotFound
 from ..replicas.shown import MAX_CHARS, shown
 
 # Paths that are asked for out of habit.
-_INSTEAD = {"/metrics": "GET /health tells the load, and Ray's agents export the rest, as ray_motley_…, on loopback"}
+_DESCRIBED = "GET /openapi.json describes every path and field, for whatever shows such descriptions"
+_INSTEAD = {
+    "/docs": _DESCRIBED,
+    "/redoc": _DESCRIBED,
+    "/metrics": "GET /health tells the load, and Ray's agents export the rest, as ray_motley_…, on loopback",
+}
 
 
 class MethodNotAllowed(MotleyError):

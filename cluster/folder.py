@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import os
 import shutil
@@ -17,18 +18,26 @@ from .failures import ConfigurationError
 # Unix socket paths end at 107 characters. Ray and HAProxy put up to 84 behind the folder's name.
 MAX_PATH_CHARS = 23
 _TRIES, _AGAIN_S = 20, 0.1  # to remove it
+_LOCK = "lock"
+_held: list[int] = []  # descriptors of locks, which are let go of with the process
 
 
 @contextmanager
 def ray_folder() -> Iterator[Path]:
-    """A new folder of our own. Removed at the end; kept, and named in the error, when starting failed."""
+    """A new folder of our own. Removed at the end; kept, and named in the error, when starting failed.
+
+    Those of services that were killed are removed first.
+    """
+    sweep_killed()
     private = _private()
+    lock = _locked(private)
     folder = private / "ray"  # Ray opens its own folder to everyone, and HAProxy's admin socket with it
     folder.mkdir()
     try:
         yield folder
     except MotleyError as error:
         if (folder / "session_latest").exists():
+            lock.unlink(missing_ok=True)  # it is kept for whoever reads the logs
             logs = folder / "session_latest" / "logs"
             raise ConfigurationError(f"{error.message} (logs: {logs})", param=error.param, code=error.code) from error
         _remove(private)
@@ -37,6 +46,39 @@ def ray_folder() -> Iterator[Path]:
         _remove(private)
         raise
     _remove(private)
+
+
+def sweep_killed() -> None:
+    """Remove this user's folders whose service holds their lock no more, and of which no process is left."""
+    for parent in {Path(tempfile.gettempdir()), Path("/tmp")}:
+        for path in parent.glob(f"motley-[0-9]*/{_LOCK}"):
+            with suppress(OSError):  # somebody else's, or locked, or it goes this moment
+                descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    if os.fstat(descriptor).st_uid == os.geteuid() and not _in_use(path.parent):
+                        shutil.rmtree(path.parent, ignore_errors=True)
+                finally:
+                    os.close(descriptor)
+
+
+def _in_use(folder: Path) -> bool:
+    """Whether a process was started with its path, as Ray's and HAProxy's are: some outlive a killed service."""
+    for command in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has just ended
+            if os.fsencode(folder) + b"/" in command.read_bytes():
+                return True
+    return False
+
+
+def _locked(private: Path) -> Path:
+    """A file there that says, for as long as this process lives, that it does, in whatever container one looks."""
+    path, part = private / _LOCK, private / f"{_LOCK}.part"
+    descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    part.rename(path)  # nobody sees it without the lock
+    _held.append(descriptor)
+    return path
 
 
 def _remove(folder: Path) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from ..client import Client
 from .edge.inside import Inside
@@ -49,6 +51,13 @@ def greet(inside: Inside) -> None:
     print(flush=True)
 
 
+def token_place(environ: Mapping[str, str]) -> str:
+    """Where the token of Ray's dashboard is, as Ray looks for it; the token itself is shown nowhere."""
+    if environ.get("RAY_AUTH_TOKEN"):
+        return "$RAY_AUTH_TOKEN"
+    return f"cat {environ.get('RAY_AUTH_TOKEN_PATH') or Path('~/.ray/auth_token').expanduser()}"
+
+
 def show(endpoints: Endpoints, *, keys: bool = False) -> None:
     """`keys`: the service wants one; the examples say where it goes."""
     bearer = ' -H "Authorization: Bearer $MOTLEY_API_KEY"' if keys else ""
@@ -63,7 +72,7 @@ def show(endpoints: Endpoints, *, keys: bool = False) -> None:
   gRPC        {endpoints.grpc} (motley.v1.Inference)
   admin       {endpoints.admin or "none"}{" (motley fleet status)" if endpoints.admin else ""}
   proxy       {endpoints.proxy}
-  dashboard   {endpoints.dashboard}
+  dashboard   {endpoints.dashboard} (asks for a token: {token_place(os.environ)})
   logs        {endpoints.folder}/session_latest/logs
 
   curl {endpoints.http}/v1/completions{bearer} -H 'Content-Type: application/json' \\

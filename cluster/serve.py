@@ -224,6 +224,8 @@ def _run(
             raise
     finally:
         watch.end()
+        if options.ready_file is not None:
+            options.ready_file.unlink(missing_ok=True)  # nobody is to take what ends for what is ready
         _stop(options.drain_s, redis, guardian, lost=watch.why is not None)
     if watch.why is not None:
         raise Lost(watch.why)

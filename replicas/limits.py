@@ -24,7 +24,10 @@ class Limits:
         self._check_ids("prompt", request.prompt_ids)
         room = self.max_model_len - len(request.prompt_ids)
         if room < (request.pooling is None):
-            message = f"prompt: {len(request.prompt_ids)} tokens leave no room in the context of {self.max_model_len}"
+            message = (
+                f"prompt: {len(request.prompt_ids)} tokens leave no room for an answer. This model's maximum context "
+                f"length is {self.max_model_len} tokens"
+            )
             raise InvalidRequest(message, param="prompt", code="context_length_exceeded")
         request.sampling.check_vocabulary(self.vocab_size)
         most = room if request.pooling is not None else most_tokens(request.sampling, room)

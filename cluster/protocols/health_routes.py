@@ -15,7 +15,8 @@ class HealthRoutes:
         self._router = router
 
     def routes(self) -> tuple[Route, ...]:
-        return (Route("GET", "/health", self.health, health=True, any_query=True),)
+        paths = ("/health", "/ping")  # the second is SageMaker's, and vLLM's
+        return tuple(Route("GET", path, self.health, health=True, any_query=True) for path in paths)
 
     async def health(self) -> Response:
         load = await self._router.load()

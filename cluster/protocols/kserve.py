@@ -10,6 +10,7 @@ from typing import Any
 
 from ...replicas.errors import InvalidRequest, MotleyError
 from ...replicas.protocol import StreamMessage, WeightsTold
+from .. import access_log
 from ..ask import Admitted
 from ..caller import MAX_CLIENT_ID, Caller
 from ..door import Door
@@ -111,6 +112,7 @@ class KServeProtocol:
 
 def failed(request_id: str, error: MotleyError) -> InferResponse:
     """As a response of a stream. Clients see the message alone, so it says whose it is; parameters say the rest."""
+    access_log.current().refused(error)
     prefix = f"[request id: {request_id[:MAX_CLIENT_ID]}] " if request_id else ""
     told = {"code": error.code, "retry_after": retry_after_s(error)}
     parameters = {FINAL: True} | {name: value for name, value in told.items() if value is not None}

@@ -264,6 +264,7 @@ _OF_LOAD: dict[type, Schema] = {int: COUNT, float: NUMBER, bool: {"type": "boole
 _LOAD: dict[str, Any] = {
     field.name: told(_OF_LOAD[type(field.default)], _LOADED[field.name]) for field in dataclasses.fields(ReplicaLoad)
 }
+VERSION = answer(version=told(TEXT, "of Motley"))
 HEALTH = answer(
     status={"const": "ok", "description": "anything else is a refusal"},
     state={

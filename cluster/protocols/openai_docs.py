@@ -44,9 +44,11 @@ OPERATIONS: Operations = {
     ("GET", "/tokenizer_info"): Operation(
         "Named tokens and chat template, for programs that have no tokenizer", answers.TOKENIZER_INFO
     ),
+    ("GET", "/version"): Operation("The service's version, as vLLM has it", answers.VERSION),
     ("GET", "/health"): Operation(
         "Whether requests are served, or held for a replica that is still to come, and what the healthy ones carry",
         answers.HEALTH,
         more=(Unavailable,),
     ),
+    ("GET", "/ping"): Operation("The same, where SageMaker asks for it", answers.HEALTH, more=(Unavailable,)),
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -25,6 +27,7 @@ class OpenAIRoutes:
             Route("POST", "/tokenize", self.tokenize),
             Route("POST", "/detokenize", self.detokenize),
             Route("GET", "/tokenizer_info", self.tokenizer_info),
+            Route("GET", "/version", self.version),
             *refused_routes(),
         )
 
@@ -45,6 +48,9 @@ class OpenAIRoutes:
 
     async def tokenizer_info(self) -> Response:
         return answer(self._protocol.tokenizer_info())
+
+    async def version(self) -> Response:
+        return answer({"version": version("motley")})
 
     async def detokenize(self, request: Request) -> Response:
         return answer(await self._protocol.detokenize(await request.body()))

@@ -22,6 +22,7 @@ from .placement import Placement
 from .pulse import Attempt, Elsewhere
 from .resume import Cut, Journey, Progress, ResumePolicy, Retry, is_too_short, too_late
 from .roster import ROSTER, Roster
+from .said import heard
 from .tally import Tally
 from .trunks import FAILURES, Line, Trunks
 from .waiting import Routing, Waiting
@@ -78,7 +79,8 @@ class Router(Asking):
         A lost replica is not seen: the request goes to another, with the output so far. If none is left that has the
         same weights, it goes on with others, and the first message of those has them. Where that cannot be,
         choices that have begun end with `replica_lost`, and then, or if nothing has begun, it raises Unavailable.
-        Whatever cuts choices off, the deadline too: they end with their reason, and then it raises why.
+        Whatever cuts choices off, the deadline too: they end with their reason, and then it raises why; but where
+        nothing was said before, as in a queue, it raises at once: the reader's answer has not begun then.
         """
         self._refuse_if_draining()
         with self._tally.counted(request) as seen:
@@ -87,7 +89,7 @@ class Router(Asking):
             self.num_streams += 1
             try:
                 journey = Journey(request, self._policy, _now())
-                async with aclosing(self._journey(journey, whole)) as messages:
+                async with aclosing(heard(self._journey(journey, whole))) as messages:
                     async for message in messages:
                         seen.message(message, journey.pool)
                         yield message

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ...replicas.errors import MotleyError
+from .. import access_log
 from ..caller import Caller
 from .answers import Answer, Object, Streaming, Written, dump
 from .readers import Reader, Readers
@@ -52,6 +53,7 @@ def error_body(error: MotleyError) -> Object:
 
 def error_response(error: MotleyError, path: str) -> Response:
     """In the form of the protocol that the path belongs to, whether or not there is such a path."""
+    access_log.current().refused(error)
     seconds = retry_after_s(error)
     headers = {} if seconds is None else {"retry-after": str(seconds)}
     if error.status == 401:
@@ -104,6 +106,7 @@ class EventStream(Response):
                 async for chunks in rest:
                     await write(_events(chunks))
             except MotleyError as error:
+                access_log.current().refused(error)
                 await write(_events([error_body(error)]), more=False)
                 return
             await write(b"data: [DONE]\n\n", more=False)

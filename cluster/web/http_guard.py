@@ -64,7 +64,7 @@ class HttpGuard:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
         elif scope["type"] == "http" or _REFUSAL in scope.get("extensions", {}):
-            await self._serve(scope, receive, send)
+            await self._serve({**scope, "path": scope["path"].rstrip("/") or "/"}, receive, send)
         else:
             await send({"type": "websocket.close", "code": 1008})  # before it is accepted: HTTP 403 without a body
 

@@ -134,6 +134,7 @@ def _admitted(ingress: Any, method: Callable[..., Any], context: Any) -> Iterato
         status = "OK"
     except MotleyError as error:
         status = error.grpc_code
+        record.refused(error)
         raise
     except (asyncio.CancelledError, GeneratorExit):
         status = "CANCELLED"
@@ -142,6 +143,7 @@ def _admitted(ingress: Any, method: Callable[..., Any], context: Any) -> Iterato
         log.exception("%s failed inside the service", method.__name__)
         bug = internal_error()
         status = bug.grpc_code
+        record.refused(bug)
         raise bug from error
     finally:
         record.ended(status)

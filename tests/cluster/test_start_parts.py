@@ -161,6 +161,43 @@ def test_hosts_before_a_port() -> None:
     assert (bracketed("::1"), bracketed("127.0.0.1")) == ("[::1]", "127.0.0.1")
 
 
+HOLDS = """
+import time
+from motley.cluster.folder import ray_folder
+with ray_folder() as folder:
+    print(folder.parent, flush=True)
+    time.sleep(600)
+"""
+WAITS = "import time; print(1, flush=True); time.sleep(600)"
+
+
+def test_the_folder_of_a_service_that_was_killed_goes_with_the_next_start_and_no_other_does() -> None:
+    with (
+        subprocess.Popen([sys.executable, "-c", HOLDS], stdout=PIPE, text=True) as killed,
+        subprocess.Popen([sys.executable, "-c", HOLDS], stdout=PIPE, text=True) as living,
+    ):
+        assert killed.stdout is not None
+        assert living.stdout is not None
+        left, held = Path(killed.stdout.readline().strip()), Path(living.stdout.readline().strip())
+        failed = left.with_name(f"{left.name}.99")  # kept for its logs: nothing there says whose it is
+        failed.mkdir()
+        killed.kill()
+        killed.wait()
+        with subprocess.Popen([sys.executable, "-c", WAITS, f"{left}/ray"], stdout=PIPE) as orphan:
+            assert orphan.stdout is not None
+            orphan.stdout.readline()
+            with ray_folder():
+                assert left.exists(), "a process that it has started is left"
+            orphan.kill()
+        with ray_folder():
+            assert (left.exists(), held.exists(), failed.exists()) == (False, True, True)
+        failed.rmdir()
+        living.kill()
+        living.wait()
+    with ray_folder():
+        assert not held.exists()
+
+
 def test_rays_folder_is_private_and_goes() -> None:
     with ray_folder() as folder:
         assert folder.parent.stat().st_mode & 0o077 == 0

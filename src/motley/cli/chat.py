@@ -23,7 +23,9 @@ Messages = list[tuple[str, str]]
 
 def chat(
     message: Annotated[str | None, typer.Argument(help="Ask this once; without it, talk.")] = None,
-    target: Annotated[str, typer.Option(help="Host and port of the service's gRPC.")] = "127.0.0.1:9000",
+    target: Annotated[
+        str, typer.Option("--address", "--target", metavar="HOST:PORT", help="Of the service's gRPC.")
+    ] = "127.0.0.1:9000",
     api_key: Annotated[str | None, typer.Option(envvar="MOTLEY_API_KEY", help="If the service wants one.")] = None,
     tls: Annotated[bool, typer.Option("--tls", help="Over TLS; --ca, --cert and --key imply it.")] = False,
     ca: Annotated[
@@ -48,7 +50,7 @@ def chat(
       motley chat "What does the with statement do?"
       motley chat --system "Answer in one sentence." --temperature 0
       git diff | motley chat "Say what changes here:"
-      motley chat --target gpu-box:9000 --tls --api-key "$KEY"
+      motley chat --address gpu-box:9000 --tls --api-key "$KEY"
     """
     from ..client import Client, Tls
 
@@ -75,7 +77,7 @@ def _told_where(target: str) -> Iterator[None]:
         if "failed to connect" not in error.message:
             raise
         raise Unavailable(
-            f"no service answers at {target}; start one with `motley serve`, or give its --target"
+            f"no service answers at {target}; start one with `motley serve`, or give its --address"
         ) from error
 
 

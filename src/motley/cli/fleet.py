@@ -32,7 +32,10 @@ CALL_S = 30.0
 UPDATE_S = 1800.0  # replicas read, check and build the weights meanwhile
 
 Address = Annotated[
-    str | None, typer.Option(metavar="HOST:PORT", help="Of the control plane; default: that of this machine.")
+    str | None,
+    typer.Option(
+        "--address", "--target", metavar="HOST:PORT", help="Of the control plane; default: that of this machine."
+    ),
 ]
 AdminKey = Annotated[
     Path | None, typer.Option(metavar="FILE", help=f"Holds an admin's key; default: ${KEY}, or this machine's own.")

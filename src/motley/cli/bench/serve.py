@@ -19,7 +19,8 @@ def serve(
     ] = None,
     protocol: Annotated[str, typer.Option(help="grpc (motley.v1) or http (OpenAI's completions).")] = "grpc",
     target: Annotated[
-        str | None, typer.Option(help="Where it runs; default: 127.0.0.1:9000, or http://127.0.0.1:8000.")
+        str | None,
+        typer.Option("--target", "--address", help="Where it runs; default: 127.0.0.1:9000, or http://127.0.0.1:8000."),
     ] = None,
     start: Annotated[bool, typer.Option("--start", help="Start a service for it, and stop it afterwards.")] = False,
     concurrency: Annotated[int, typer.Option(help="Closed loop: requests under way at any time.", min=1)] = 16,
