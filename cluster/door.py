@@ -115,6 +115,13 @@ class Door:
                 )
         except TimeoutError:
             raise DeadlineExceeded("the deadline passed before the request began") from None
+        except InvalidRequest as error:
+            if ask.truncate is None or error.code != "context_length_exceeded":
+                raise
+            field = "messages" if ask.chat else ask.prompt_name
+            raise self._too_long(
+                field, f"it is more than {LONGEST_CUT} times what it would be cut to at most"
+            ) from None
         sampling = self._fit(sampling, prompt_ids, ask)
         request = Request(
             request_id=secrets.token_hex(16),
@@ -265,7 +272,8 @@ class Door:
 
     def _too_long(self, field: str, has: str) -> InvalidRequest:
         return InvalidRequest(
-            f"{field}: {has}; the context holds {self.info.max_model_len} tokens, prompt and at least one of output",
+            f"{field}: {has}. This model's maximum context length is {self.info.max_model_len} tokens, of prompt and "
+            "at least one of output",
             param=field,
             code="context_length_exceeded",
         )

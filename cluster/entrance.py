@@ -6,13 +6,13 @@ import secrets
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from .auth.guard import Guard
 from .auth.key_file import KeyFile
 from .auth.keys import StoredKey
 from .routing.resume import ResumePolicy
 from .routing.waiting import Routing
-from .unknown_fields import UnknownFieldsPolicy
 from .web.readers import READER_TIMEOUT_S
 
 OWN_TENANT = "_motley"  # no name that a key file may hold
@@ -44,7 +44,7 @@ class Entrance:
     reader_timeout_s: float = READER_TIMEOUT_S
     resume: ResumePolicy = ResumePolicy()  # noqa: RUF009  frozen
     routing: Routing = Routing()  # noqa: RUF009  frozen
-    unknown_fields: UnknownFieldsPolicy = "ignore"
+    unknown_fields: Literal["ignore", "refuse"] = "ignore"
     salt: bytes = field(default_factory=partial(secrets.token_bytes, 16), repr=False)
 
     def guard(self) -> Guard:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from ..replicas.shown import MAX_CHARS
 from .errors import unknown_field
 
-__all__ = ["NEVER_TAKEN", "UNKNOWN_FIELDS", "UnknownFields", "UnknownFieldsPolicy", "says_nothing"]
+__all__ = ["NEVER_TAKEN", "UnknownFields", "says_nothing"]
 
 log = logging.getLogger(__name__)
 
-UnknownFieldsPolicy = Literal["ignore", "refuse"]
-UNKNOWN_FIELDS: tuple[UnknownFieldsPolicy, ...] = get_args(UnknownFieldsPolicy)
 MAX_NAMES = 256  # different names that one process remembers, and writes a line for
 # A client has no say in what separates prefix caches, nor in the template: these are refused whatever the option says.
 NEVER_TAKEN = frozenset(
@@ -25,7 +23,7 @@ NEVER_TAKEN = frozenset(
 class UnknownFields:
     """Those that come to one ingress. With "ignore" each name is logged once, and no more than MAX_NAMES of them."""
 
-    def __init__(self, policy: UnknownFieldsPolicy = "ignore") -> None:
+    def __init__(self, policy: Literal["ignore", "refuse"] = "ignore") -> None:
         self._policy = policy
         self._told: set[str] = set()
 

@@ -68,7 +68,7 @@ class ChatTemplate:
         special token in what the client wrote is divided between two, and so remains text. Raises InvalidRequest.
         """
         try:
-            return self._pieces(messages, add_generation_prompt, arguments or {}, tools)
+            return self._pieces(messages, add_generation_prompt, arguments or {}, tools, continue_final_message)
         except TemplateLimit as error:
             if isinstance(error, TemplateTime) and self.quick_s is not None:
                 raise
@@ -82,6 +82,7 @@ class ChatTemplate:
         add_generation_prompt: bool,
         arguments: Mapping[str, Any],
         tools: Sequence[Tool],
+        continue_final_message: bool,
     ) -> list[str]:
         mark = f"\ufdd0{secrets.randbits(64)}\ufdd1"  # nobody can write it into a message beforehand
         for name, value in arguments.items():

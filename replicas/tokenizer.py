@@ -230,7 +230,8 @@ class Tokenizer:
         for text in texts:
             for written in (text, f" {text}"):
                 found[tuple(self._encode(written, False, param="bad_words"))] = None
-                found[tuple(self._encode_open(written, True, None, "bad_words"))] = None
+                if self._special:  # behind one; where there are none, nothing tells how it is written inside a text
+                    found[tuple(self._encode_open(written, True, None, "bad_words"))] = None
         found.pop((), None)
         return tuple(found)
 
@@ -323,7 +324,7 @@ class Tokenizer:
                 ids += marks.ids
                 waiting = [piece[marks.end :]]
             if max_tokens is not None and len(ids) > max_tokens:
-                raise _too_long(param, f"a part of it is {len(ids)} tokens, more than the {max_tokens}")
+                raise _too_long(param, f"a part of it is {len(ids)} tokens", max_tokens)
         return ids + self._encode_open("".join(waiting), bool(ids), max_tokens, param)
 
     def _marks(self, piece: str, max_tokens: int | None, param: str) -> _Marks | None:
@@ -369,12 +370,8 @@ class Tokenizer:
             end = min(start + width, len(text))
             count += len(self._encode(text[start:end], False, backend)) - PROBE_EDGES
             if count > PROBE_SLACK * max_tokens:
-                raise InvalidRequest(
-                    f"{param}: {len(text)} characters are certainly more than the {max_tokens} tokens that the model "
-                    f"can take; the first {end} characters alone are about {count} tokens",
-                    param=param,
-                    code="context_length_exceeded",
-                )
+                what = f"{len(text)} characters are certainly too many: the first {end} alone are about {count} tokens"
+                raise _too_long(param, what, max_tokens)
 
 
 class _Marks(NamedTuple):
@@ -385,8 +382,9 @@ class _Marks(NamedTuple):
     ids: list[int]
 
 
-def _too_long(param: str, what: str) -> InvalidRequest:
-    message = f"{param}: {what} that the model can take"
+def _too_long(param: str, what: str, max_tokens: int) -> InvalidRequest:
+    """In OpenAI's words, by which libraries tell it."""
+    message = f"{param}: {what}. This model's maximum context length is {max_tokens} tokens"
     return InvalidRequest(message, param=param, code="context_length_exceeded")
 
 

@@ -106,7 +106,7 @@ def _rename(fields: dict[str, Any], foreign: Foreign, value: Any, shape: Shape, 
 def opened(schema: Schema, route: str, path: str = "", *, foreign: bool = True) -> Schema:
     """The schema as the interface's description has it: with foreign fields, and open to unknown ones.
 
-    Without `foreign`: as it is where unknown ones are refused, and with Motley's own fields alone.
+    Without `foreign`: as it is where unknown ones are refused, and of the body itself with Motley's own fields alone.
     """
     if "anyOf" in schema:
         return {**schema, "anyOf": [opened(one, route, path, foreign=foreign) for one in schema["anyOf"]]}
@@ -116,16 +116,18 @@ def opened(schema: Schema, route: str, path: str = "", *, foreign: bool = True) 
         return schema
     own = {
         name: _or_empty(opened(inner, route, _join(path, name), foreign=foreign), _join(path, name))
+        if name not in schema.get("required", ())
+        else opened(inner, route, _join(path, name), foreign=foreign)
         for name, inner in schema["properties"].items()
     }
-    if not foreign:
+    if not foreign and not path:
         return {**schema, "properties": own}
     others = {name: _described(one, own) for name, one in sorted(_foreign(route, path).items())}
     if not path:
         others |= {
             name: {"type": "null", "description": "refused: it is the service's"} for name in sorted(NEVER_TAKEN)
         }
-    rest = {key: value for key, value in schema.items() if key != "additionalProperties"}
+    rest = {key: value for key, value in schema.items() if key != "additionalProperties" or not foreign}
     return {**rest, "properties": {**own, **others}}
 
 

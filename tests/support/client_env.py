@@ -22,6 +22,9 @@ REQUIREMENTS: Mapping[str, tuple[str, ...]] = {
     "smg": ("smg-grpc-proto>=0.4.28,<0.5", "grpcio>=1.76,<2"),
     "openai": ("openai>=2,<4",),
     "lm_eval": ("lm_eval[api]>=0.4.12,<0.5",),  # without torch and transformers: it tokenizes at the service
+    "vllm_router": ("vllm-router>=0.1.17,<0.2",),
+    "sglang_router": ("sglang-router>=0.3.2,<0.4",),
+    "guidellm": ("torch==2.13.0", "guidellm>=0.8.1,<0.9"),  # this torch: what it asks for, and no more than a CPU needs
     "grpc": ("grpcio-health-checking>=1.76,<2", "grpcio-reflection>=1.76,<2"),
 }
 MAKE_S = 600.0

@@ -16,6 +16,7 @@ from client_env import run_client
 from served import Served
 
 from motley.cluster.protos import kserve_pb2, kserve_pb2_grpc, vllm_common_pb2, vllm_engine_pb2
+from motley.replicas import demo
 
 CALLS = Path(__file__).resolve().parents[1] / "support" / "third_party"
 TRITON = ("tritonclient.grpc.service_pb2", "tritonclient.grpc.model_config_pb2")
@@ -41,6 +42,25 @@ def test_stubs_of_the_published_vllm_protocol(service: Served) -> None:
 
 def test_health_and_calls_by_reflection(service: Served) -> None:
     assert run("grpc", "reflected_calls.py", service.grpc) == "done\n"
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("router", ["vllm_router", "sglang_router"])
+def test_a_router_before_the_service(router: str, service: Served) -> None:
+    """It sends its own defaults with every request; test_foreign_fields.py has such bodies each time."""
+    code = (CALLS / "router_run.py").read_text()
+    said = run_client(router, code, f"{router}.launch_router", service.http, "tiny", timeout_s=240)
+    assert said == "40 of 40 answered\n"
+    service.wait_idle()
+
+
+@pytest.mark.thorough
+def test_guidellm(service: Served) -> None:
+    tokenizer = Path(demo.__file__).parent / "model"
+    code = (CALLS / "guidellm_run.py").read_text()
+    said = run_client("guidellm", code, service.http, "tiny", str(tokenizer), timeout_s=400)
+    assert said == "/v1/chat/completions: 12 answered, 0 failed\n/v1/completions: 12 answered, 0 failed\n"
+    service.wait_idle()
 
 
 def test_kserve_over_http(service: Served) -> None:
