@@ -70,7 +70,7 @@ class _Body:
 
     async def arrived(self, max_bytes: int = 2**18) -> bool:
         """Whether it is whole by now. Reads some of what is there already, since nobody else may have looked."""
-        if self._invited:
+        if self._invited and not self.whole:
             with suppress(TimeoutError):
                 async with asyncio.timeout(0):
                     await self.discard(max_bytes)
