@@ -98,7 +98,12 @@ class Stream:
 
 @dataclass
 class Case:
-    """One row. shut_s: longest time without an answer at the door; answers: how often which, but for good ones."""
+    """One row.
+
+    stream_s  how long each stream takes
+    shut_s    the longest time without an answer at the door
+    answers   how often which, but for good ones
+    """
 
     role: str
     how: str
@@ -110,6 +115,7 @@ class Case:
     said: str = ""
     left: list[str] = field(default_factory=list)
     whole_again: bool = True
+    stream_s: float = 100.0
 
 
 class Door:
@@ -241,7 +247,7 @@ def began(pid: int) -> int:
 
 def run(service: Served, name: str, how: str, stream_s: float, say: Callable[[str], None]) -> Case:
     """One case, to the end of all its streams and until the service is whole again, or has ended."""
-    case = Case(name, how)
+    case = Case(name, how, stream_s=stream_s)
     if name == "grammar":
         ask(service.http_port, response_format={"type": "json_object"})
     tokens = min(round(stream_s * tokens_per_s(service)), CONTEXT - 1000)
@@ -390,17 +396,14 @@ def row(case: Case) -> str:
         then += "" if not case.left else f"; left: {', '.join(case.left)}"
     else:
         then = "goes on" if case.whole_again else "goes on, not whole"
-    cells = [
-        ROLES[case.role].title,
-        case.how,
-        *("; ".join(sorted({told(one) for one in of(case, name)})) for name in CLIENTS),
-    ]
-    return f"| {' | '.join([*cells, f'{case.shut_s:g} s', answers, then])} |"
+    met = ("; ".join(sorted({told(one) for one in of(case, name)})) for name in CLIENTS)
+    cells = [ROLES[case.role].title, f"{case.how}, {case.stream_s:g} s", *met, f"{case.shut_s:g} s", answers, then]
+    return f"| {' | '.join(cells)} |"
 
 
 def table(found: list[Case]) -> str:
-    head = f"| process | how | {' | '.join(CLIENTS)} | door shut | answers that were not 200 | the service |"
-    return "\n".join([head, "|" + "---|" * (len(CLIENTS) + 5), *map(row, found)])
+    heads = ["process", "how, streams of", *CLIENTS, "door shut", "answers that were not 200", "the service"]
+    return "\n".join([f"| {' | '.join(heads)} |", "|" + "---|" * len(heads), *map(row, found)])
 
 
 def read(path: Path) -> list[Case]:
