@@ -310,7 +310,7 @@ def _stop(drain_s: float, redis: OwnRedis | None, guardian: Guardian, *, lost: b
     if redis is not None:
         redis.stop()
     guardian.stop()
-    left = end_descendants(polite_s=END_S, patience_s=END_S)
+    left = end_descendants(polite_s=0.0 if lost else END_S, patience_s=END_S)
     sweep()
     if left:
         print(f"motley serve: these processes could not be ended: {left}", file=sys.stderr)

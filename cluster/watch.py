@@ -23,7 +23,7 @@ __all__ = ["LOST", "Asked", "Daemon", "Lost", "Watch"]
 
 LOST = 75  # exit status (EX_TEMPFAIL): a part has ended that only a new start brings back
 WAKE_S = 1.0  # a signal that another thread got is seen when the main one wakes
-ASK_S = 2.0  # between an answer and the next question
+ASK_S = 1.5  # between an answer and the next question
 MISSES = 3  # questions in a row without an answer: one that was only late, as after a stop of this process, is not lost
 CURES = 3  # in a row that help nothing
 MEANT_S = 0.5  # in which a signal to end arrives, of which the same signal to others has been seen already

@@ -29,8 +29,8 @@ from .watch import Asked, Daemon
 
 log = logging.getLogger(__name__)
 
-ANSWER_S = 4.0
-RAY_PATIENCE_S = 14.0  # with the end of all, half a minute from the fault
+ANSWER_S = 3.0
+RAY_PATIENCE_S = 11.0  # with the drain and the end of all, less than half a minute from the fault on a busy machine
 PATIENCE_S = 25.0  # of what is started again: a start takes seconds, on a busy machine many
 # By Ray's name of the process. What is not here is vital, as a Ray of another version may have other ones.
 NOT_VITAL = {
