@@ -75,7 +75,9 @@ RULES: dict[str, dict[str, str]] = {
     "unknown_parameter": {"chat_template_kwargs: the model's template has no argument": "the template is the model's"},
     "chat_template_refused": {"": "the template is the model's"},
     # Of 7,800 empty messages, as it was found.
-    "chat_template_limit": {"rendering took longer than": "the template is the model's, and its time the machine's"},
+    "chat_template_limit": {
+        "rendering (took longer than|them was stopped)": "the template is the model's, and its time the machine's"
+    },
     "invalid_grammar": {
         "": "a schema, expression or grammar within a value",
         r"^parameters\.(json_schema|regex|grammar|structural_tag|choice): ": "KServe's errors have no code",

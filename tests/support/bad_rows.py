@@ -89,7 +89,7 @@ class Row:
 
 
 def sampling(fields: Fields, param: str, *less: Mapping[str, str]) -> Row:
-    but = on(NO_SAMPLING, NOT_SAMPLED)
+    but = on(NO_SAMPLING, NOT_SAMPLED) | on(EMBEDDINGS, OK)  # which knows of no sampling: ignored
     for some in less:
         but |= some
     given = ", ".join(f"{name}={str(value)[:24]}" for name, value in fields.items())
@@ -178,7 +178,7 @@ def prompt(what: str, given: Any, *less: Mapping[str, Any], code: str | None = N
 
 
 NOT_IDS = on(CHATS, ONLY_TEXT)
-UNKNOWN = "unknown_parameter"
+UNKNOWN, UNSUPPORTED = "unknown_parameter", "unsupported_parameter"
 LONG = "context_length_exceeded"
 MAY_FILL = on(
     EMBEDDINGS + MOTLEY_EMBED + VLLM_EMBED + PYTHON_EMBED,
@@ -226,20 +226,23 @@ PROMPTS = [
     messages("a message without content", [{"role": "user"}], on(MOTLEY_CHAT, "an empty text is how it says nothing")),
     messages("a message that is none", [7], on(MOTLEY_CHAT, NO_TYPE)),
     Row("two prompts", Question(both=True), invalid("prompt"),
-        on(COMPLETIONS, invalid("messages", UNKNOWN)) | on(CHAT + EMBEDDINGS, invalid("?prompt", UNKNOWN))
+        on(COMPLETIONS, invalid("messages", UNSUPPORTED)) | on(CHAT + EMBEDDINGS, invalid("?prompt", UNSUPPORTED))
         | on((*MOTLEY_COMPLETE, *MOTLEY_EMBED, *VLLM), "a oneof holds one of them")
         | on(MOTLEY_CHAT, "there is one field") | on(VLLM_EMBED, "there is one field") | on(IN_PYTHON, NO_FIELDS)),
 ]  # fmt: skip
 
 
-def unknown(name: str, value: Any) -> Row:
-    return Row(f"{name}, which there is not", Question(fields={name: value}), invalid(name), NOT_A_FIELD)
+def unknown(name: str, value: Any, *less: Mapping[str, Any]) -> Row:
+    but: dict[str, Any] = dict(NOT_A_FIELD)
+    for some in less:
+        but |= some
+    return Row(f"{name}, which there is not", Question(fields={name: value}), invalid(name), but)
 
 
 ENDLESS = {"max_tokens": 60_000, "ignore_eos": True}
 NOT_TEXT = on((*MOTLEY, *MOTLEY_EMBED), NO_TYPE)
 FIELDS = [
-    unknown("temprature", 0.5),
+    unknown("temprature", 0.5, on(COMPLETIONS + CHAT + EMBEDDINGS, OK)),  # ignored, with a line in the log
     unknown("cache_salt", "mine"),
     unknown("prefix_hash", "00"),
     unknown("chat_template", "{{ 1 }}"),
@@ -256,7 +259,7 @@ FIELDS = [
     Row("timeout_s of 400 digits", Question(fields={"timeout_s": 10**400}), invalid("timeout_s"),
         NOT_TEXT | on(KSERVE, NO_TYPE) | NOT_A_FIELD),
     Row("a deadline of 1 ms", Question(sampling=ENDLESS, fields={"timeout_s": 0.001}),
-        Outcome("deadline"), on(EMBEDDINGS, invalid("max_tokens")) | on(VLLM, invalid("timeout_s"))
+        Outcome("deadline"), on(VLLM, invalid("timeout_s"))
         | on(NO_SAMPLING, NOT_SAMPLED) | NOT_A_FIELD),
 ]  # fmt: skip
 
@@ -264,7 +267,7 @@ FIELDS = [
 def schema(given: Any) -> Row:
     """What it says is no schema, or asks for what none can be kept to."""
     text = json.dumps(given)
-    but = on(NO_SAMPLING, NOT_SAMPLED) | on(EMBEDDINGS, invalid("json_schema", UNKNOWN))
+    but = on(NO_SAMPLING, NOT_SAMPLED) | on(EMBEDDINGS, OK)
     question = Question(sampling={"json_schema": text})
     return Row(f"the schema {text[:60]}", question, invalid("json_schema", "invalid_grammar"), but)
 
