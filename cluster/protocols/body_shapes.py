@@ -95,8 +95,12 @@ def _rename(fields: dict[str, Any], foreign: Foreign, value: Any, shape: Shape, 
     outer, _, inner = foreign.why.partition(".")
     if outer not in shape.known:
         return  # such as tokens of an answer that is a vector
+    if inner and fields.get(outer) is None:
+        fields[outer] = {}
     if inner:
-        fields = fields[outer] if isinstance(fields.get(outer), dict) else fields.setdefault(outer, {})
+        fields = fields[outer]
+    if not isinstance(fields, dict):
+        return  # whoever reads it refuses it by name
     name = inner or outer
     if fields.get(name) is not None and fields[name] != value:
         raise wrong_type(at, value, f"no value beside {foreign.why}")

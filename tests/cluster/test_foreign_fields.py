@@ -373,5 +373,8 @@ async def test_other_names_of_a_format(post: Any, ingress: Any, monkeypatch: pyt
     assert len({ask.sampling["grammar"].source for ask in seen}) == 1
     assert (await post(PATHS["chat"], {"messages": HELLO, "max_tokens": 1, "enable_thinking": False})).status == 200
     assert seen[-1].template_arguments == {"enable_thinking": False}
+    for given, status in ((None, 200), ({}, 200), ("x", 400), ([1], 400)):
+        body = {"messages": HELLO, "max_tokens": 1, "enable_thinking": False, "chat_template_kwargs": given}
+        assert (await post(PATHS["chat"], body)).status == status
     assert (await post(PATHS["chat"], {"messages": HELLO, "max_tokens": 1, "rid": "mine"})).status == 200
     assert seen[-1].client_id == "mine"
