@@ -26,7 +26,9 @@ from .gather import MOST_LOGPROBS
 
 T = TypeVar("T")
 
-SHORT_CHARS = 512  # a text up to this is tokenized where it is: sooner done than handed to another thread and back
+# A text up to this is tokenized where it is: sooner done than handed to another thread and back. Not where that may
+# wait for another process, or for what the first text of a special token needs.
+SHORT_CHARS = 512
 SHORT_GRAMMAR = 4096  # bytes of schemas, patterns and tools, likewise of their check
 MAX_PRIORITY = 2**31 - 1
 MAX_TIMEOUT_S = 24 * 3600.0
@@ -170,7 +172,7 @@ class Door:
         if not isinstance(prompt, str):
             return self.check_ids(name, prompt[kept] if isinstance(prompt, list | tuple) else prompt)
         encode = partial(self.tokenizer.encode, parse_special=parse_special, max_tokens=limit, param=name)
-        if len(prompt) <= SHORT_CHARS and not self.tokenizer.works_aside:
+        if len(prompt) <= SHORT_CHARS and parse_special and not self.tokenizer.works_aside:
             ids = encode(prompt, add_special_tokens)
         else:
             ids = await self._in_executor(encode, prompt, add_special_tokens)
