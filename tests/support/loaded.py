@@ -60,5 +60,6 @@ def load(service: Served, clients: int) -> Iterator[Load]:
         for thread in threads:
             thread.join(180)
     assert not any(thread.is_alive() for thread in threads)
-    assert {name: ends for name, ends in running.ends.items() if ends != ["whole"]} == {}
+    bad = {name: ends for name, ends in running.ends.items() if ends != ["whole"]}
+    assert bad == {}, f"of {len(running.ends)} requests these did not end once, and whole: {bad}"
     assert len(running.ends) > clients
