@@ -32,6 +32,7 @@ from .grammar_sets import finite_values, unique_lists
 from .grammar_text import TextRule
 
 _MARK = "x-which"  # means nothing to the library, but that a schema with another number is another schema
+MAX_MULTIPLES = 1024
 _LENGTHS = ("minLength", "maxLength")
 
 
@@ -46,6 +47,7 @@ class Words:
         self._names: dict[Place, str] = {}  # of definitions
         self._named: list[Place] = []
         self._marks = 0
+        self._tags = _tags(schemas, references)
 
     def document(self) -> Any:
         """Raises Refused where what schemas say together cannot be kept to."""
@@ -79,6 +81,8 @@ class Words:
         if "oneOf" in own:
             self._disjoint.check(place)
             own["anyOf"] = own.pop("oneOf")
+        if tags := [name for name in self._tags.get(place, ()) if name in own.get("properties", {})]:
+            own["required"] = list(dict.fromkeys([*own.get("required", ()), *tags]))
         if own.keys().isdisjoint(WHOLE):
             _reword_text(own, shown(place))
             _reword_integer(own, shown(place))
@@ -192,6 +196,36 @@ def _reword_integer(own: dict[str, Any], path: str) -> None:
     for keyword in BOUNDS:
         own.pop(keyword, None)
     own |= {key: value for key, value in (("minimum", least), ("maximum", most)) if value is not None}
+    if "multipleOf" in own and (least is not None or most is not None):
+        _reword_multiples(own, least, most, path)
+
+
+def _reword_multiples(own: dict[str, Any], least: int | None, most: int | None, path: str) -> None:
+    """The library leaves out the one or the other; few values are named instead."""
+    step = own["multipleOf"]
+    if least is None or most is None or (most - least) // step >= MAX_MULTIPLES:
+        why = f"{path}: 'multipleOf' beside bounds is supported for at most {MAX_MULTIPLES} values, between two bounds"
+        raise Refused(why, drops=["multipleOf"])
+    values = list(range(-(-least // step) * step, most + 1, step))
+    if not values:
+        raise Refused(f"{path}: no multiple of {step} lies within its bounds", drops=["multipleOf"])
+    own.clear()
+    own["enum"] = values
+
+
+def _tags(schemas: Mapping[Place, Any], references: References) -> dict[Place, list[str]]:
+    """Of members of a union the property that tells them apart, by OpenAPI's `discriminator`: pydantic reads no member
+    without, though its schema need not require one that has a default."""
+    found: dict[Place, list[str]] = {}
+    for place, node in schemas.items():
+        tag = node.get("discriminator") if isinstance(node, dict) else None
+        name = tag.get("propertyName") if isinstance(tag, dict) else None
+        if not isinstance(name, str):
+            continue
+        for keyword in ("oneOf", "anyOf"):
+            for index in range(len(node.get(keyword, ()))):
+                found.setdefault(references.end((*place, keyword, str(index))), []).append(name)
+    return found
 
 
 def _may_be_mistaken(node: dict[str, Any]) -> bool:

@@ -1,0 +1,318 @@
+"""Schemas of pydantic's models, as people write them: taken as they are, and what follows them is what they take."""
+
+from __future__ import annotations
+
+import datetime
+import enum
+import ipaddress
+import json
+import random
+import uuid
+from decimal import Decimal
+from typing import Annotated, Any, Literal, NamedTuple, Optional, Union
+
+import jsonschema
+import numpy as np
+import pydantic
+import pytest
+import typing_extensions
+import xgrammar
+from pydantic import (
+    UUID4,
+    AnyUrl,
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    HttpUrl,
+    NonNegativeInt,
+    PositiveInt,
+    SecretStr,
+    TypeAdapter,
+    confloat,
+    conint,
+    conlist,
+    constr,
+)
+
+from motley.replicas.errors import InvalidRequest
+from motley.replicas.grammar_child import Matching, Vocabulary, _compile
+from motley.replicas.grammar_spec import GrammarSpec
+from motley.replicas.grammar_wire import From
+
+END = 256
+MOST = 400  # bytes, behind which a text is brought to an end
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> Vocabulary:
+    tokens = [bytes([value]) for value in range(END)]
+    info = xgrammar.TokenizerInfo([*tokens, b"<end>"], xgrammar.VocabType.RAW, vocab_size=END + 1, stop_token_ids=[END])
+    return Vocabulary(tokens=tokens, plain=info, json=info, vocab_size=END + 1, stop_ids=(END,))
+
+
+def texts(vocabulary: Vocabulary, schema: Any, count: int) -> list[str]:
+    """Some that follow it, drawn byte by byte; few have much white space, and all end."""
+    spec = GrammarSpec.json_schema(schema)
+    matching = Matching(_compile(vocabulary, spec.kind, spec.source), vocabulary)
+    drawn = [_text(matching, random.Random(seed), seed) for seed in range(count)]
+    return [text for text in drawn if text is not None]
+
+
+def _text(matching: Matching, draw: random.Random, sequence: int) -> str | None:
+    said: list[int] = []
+    while len(said) < 10 * MOST:
+        answer, mask = matching.take(sequence, said[-1:], new=not said)
+        if answer is From.DONE:
+            break
+        assert answer is From.MASK, bytes(said)
+        able = np.unpackbits(np.frombuffer(mask, dtype=np.uint8), bitorder="little").nonzero()[0].tolist()
+        if END in able and (len(able) == 1 or draw.random() < 0.5):
+            break
+        able = [token for token in able if token < END]
+        said.append(draw.choices(able, [_weight(token, len(said) > MOST) for token in able])[0])
+    else:
+        return None
+    matching.close(sequence)
+    return bytes(said).decode()
+
+
+def _weight(token: int, late: bool) -> float:
+    char = chr(token)
+    if char in '"}]':
+        return 1e6 if late else 6
+    return 0.02 if char in " \t\n\r" else 3 if char.isalnum() else 0.3 if token < 0x80 else 0.05
+
+
+class Colour(enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Size(enum.IntEnum):
+    S = 1
+    L = 3
+
+
+class Cat(BaseModel):
+    kind: Literal["cat"]
+    lives: conint(ge=0, le=9)  # type: ignore[valid-type]
+
+
+class Dog(BaseModel):
+    kind: Literal["dog"] = "dog"
+    name: str | None = Field(None, max_length=5)
+
+
+class Bird(BaseModel):
+    kind: Literal["bird", "parrot"]
+    model_config = ConfigDict(extra="forbid")
+
+
+Pet = Annotated[Union[Cat, Dog, Bird], Field(discriminator="kind")]  # noqa: UP007  # as people write it
+
+
+class Owner(BaseModel):
+    """A person and their pets."""
+
+    pet: Pet
+    others: list[Pet] = Field(default_factory=list, max_length=2)
+
+
+class Node(BaseModel):
+    value: int
+    children: list[Node] = Field(default_factory=list, max_length=2)
+
+
+class Add(BaseModel):
+    op: Literal["add"]
+    left: Expression
+    right: Expression
+
+
+class Number(BaseModel):
+    op: Literal["number"]
+    value: float
+
+
+Expression = Annotated[Union[Add, Number], Field(discriminator="op")]  # noqa: UP007
+
+
+class Root(BaseModel):
+    expression: Expression
+
+
+class Typed(typing_extensions.TypedDict):
+    name: str
+    size: int
+
+
+class Point(NamedTuple):
+    x: int
+    y: float
+
+
+class Step(BaseModel):
+    explanation: str
+    output: str
+
+
+class Reasoning(BaseModel):
+    steps: list[Step] = Field(min_length=1, max_length=2)
+    final_answer: str = Field(description="What came out", examples=["x = 3"])
+
+
+class Everything(BaseModel):
+    model_config = ConfigDict(title="All kinds", extra="forbid", json_schema_extra={"examples": [{"id": 1}]})
+    id: PositiveInt = Field(alias="Id")
+    slug: Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$", min_length=3, max_length=20)]
+    tags: set[Colour]
+    made: datetime.datetime
+    score: Annotated[float, Field(ge=0, le=1)] | None = None
+    pet: Pet | None = None
+
+
+KINDS: dict[str, Any] = {
+    "discriminated union": Owner,
+    "recursive": Node,
+    "recursive union": Root,
+    "everything": Everything,
+    "reasoning": Reasoning,
+    "optional model": Optional[Cat],  # noqa: UP045
+    "model or null": Cat | None,
+    "union of models": Union[Cat, Dog],  # noqa: UP007
+    "list of models": list[Cat],
+    "typed dict": Typed,
+    "named tuple": Point,
+    "literal": Literal["a", 2, True, None],
+    "enum": Colour,
+    "int enum": Size,
+    "set of enum": set[Colour],
+    "set of literals": frozenset[Literal["a", "b", "c", "d", "e", "f", "g"]],
+    "set of booleans": set[bool],
+    "set of one": Annotated[set[str], Field(max_length=1)],
+    "tuple": tuple[int, str, Colour],
+    "tuple of any length": tuple[int, ...],
+    "list with bounds": conlist(int, min_length=2, max_length=4),
+    "dict": dict[str, int],
+    "dict of literals": dict[Literal["a", "b"], int],
+    "dict of enum": dict[Colour, float],
+    "dict of patterns": dict[Annotated[str, Field(pattern="^x-[a-z]{1,3}$")], bool],
+    "dict of uuids": dict[uuid.UUID, int],
+    "dict of lists": dict[str, list[Cat]],
+    "decimal": Decimal,
+    "decimal with bounds": Annotated[Decimal, Field(gt=0, le=100)],
+    "datetime": datetime.datetime,
+    "aware datetime": AwareDatetime,
+    "date": datetime.date,
+    "time": datetime.time,
+    "timedelta": datetime.timedelta,
+    "uuid": uuid.UUID,
+    "uuid4": UUID4,
+    "url": HttpUrl,
+    "any url": AnyUrl,
+    "ipv4": ipaddress.IPv4Address,
+    "ipv6": ipaddress.IPv6Address,
+    "secret": SecretStr,
+    "bytes": bytes,
+    "constrained string": constr(pattern=r"^[A-Z]{2}\d{4}$", min_length=6, max_length=6),
+    "half a pattern": constr(pattern=r"^[A-Z]"),
+    "string with lengths": constr(min_length=2, max_length=4),
+    "constrained integer": conint(ge=0, le=100, multiple_of=5),
+    "multiple": conint(multiple_of=5),
+    "integer between": conint(gt=-3, lt=1000),
+    "constrained float": confloat(gt=0, lt=1),
+    "positive": NonNegativeInt,
+    "scalars": int | str | bool | None,
+    "any": Any,
+}
+
+
+LESS = ("any url", "decimal", "decimal with bounds")  # of these pydantic takes less than its schema says
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_what_follows_a_models_schema_is_one_of_it(vocabulary: Vocabulary, name: str) -> None:
+    adapter: TypeAdapter[Any] = TypeAdapter(KINDS[name])
+    schema = adapter.json_schema()
+    validator = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER)
+    found = texts(vocabulary, schema, 8)
+    assert len(found) > 5
+    for text in found:
+        validator.validate(json.loads(text))
+        if name not in LESS:
+            adapter.validate_json(text)
+
+
+class Circle(BaseModel):
+    radius: float
+
+
+class Disc(BaseModel):
+    radius: float
+    filled: bool = False
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        (set[str], "'uniqueItems' is supported for lists of at most one item"),
+        (set[int], "'uniqueItems'"),
+        (conint(ge=0, multiple_of=5), "'multipleOf' beside bounds"),
+        (conint(ge=1, le=4, multiple_of=5), "no multiple of 5"),
+        (Annotated[float, Field(multiple_of=0.5)], "'multipleOf' is not supported for type number"),
+        (pydantic.Base64UrlStr | ipaddress.IPv4Network, "format 'ipv4network'"),
+        (dict[str, Annotated[str, Field(pattern=r"a\b")]], "word boundary"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused_by_name(kind: Any, why: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        GrammarSpec.json_schema(TypeAdapter(kind).json_schema())
+    assert why in refused.value.message
+
+
+def one_of(*kinds: Any) -> dict[str, Any]:
+    """Definitions of its members at the top, where their references lead."""
+    members = [kind if isinstance(kind, dict) else TypeAdapter(kind).json_schema() for kind in kinds]
+    definitions = {name: inner for each in members for name, inner in each.pop("$defs", {}).items()}
+    return {"oneOf": members, "$defs": definitions}
+
+
+APART: list[tuple[Any, Any, bool]] = [
+    (Cat, Dog, True),
+    (Cat, Bird, True),
+    (Circle, Disc, False),  # what has no `filled` is one of both
+    (Circle, Cat, True),  # each requires what the other is never written with
+    (int, str, True),
+    (int, float, False),
+    (Colour, Literal["green"], True),
+    (Colour, str, False),
+    (Colour, Literal["red"], False),
+    (Literal[1], Literal[True], True),
+    (Literal[1], {"const": 1.0}, False),
+    (constr(max_length=2), constr(min_length=3), True),
+    (constr(max_length=3), constr(min_length=3), False),
+    (conint(le=4), confloat(ge=5), True),
+    ({"type": "string"}, {"properties": {"a": {}}, "required": ["a"]}, False),  # a string has none to fail by
+    ({"properties": {"a": {"const": 1}}, "type": "object"}, {"properties": {"a": {"const": 2}}}, False),
+    ({"type": "object", "additionalProperties": True}, Cat, False),
+    (list[int], list[str], False),  # [] is one of both
+    (tuple[Literal["a"], int], tuple[Literal["b"], int], True),
+    ({"const": {"kind": "cat", "lives": 3}}, Cat, False),
+    ({"const": {"kind": "dog"}}, Cat, True),
+    (Cat | None, Dog, True),
+    (Cat | None, Dog | None, False),
+    ({}, str, False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("one", "other", "apart"), APART)
+def test_schemas_of_one_of_are_told_apart(vocabulary: Vocabulary, one: Any, other: Any, apart: bool) -> None:
+    """In either order; and what is written under them is one of exactly one."""
+    for schema in (one_of(one, other), one_of(other, one)):
+        if not apart:
+            with pytest.raises(InvalidRequest, match="may be one of schema"):
+                GrammarSpec.json_schema(schema)
+            continue
+        for text in texts(vocabulary, schema, 6):
+            jsonschema.Draft202012Validator(schema).validate(json.loads(text))
