@@ -126,6 +126,8 @@ def test_without_a_command_help_is_shown(capsys: pytest.CaptureFixture[str]) -> 
         (["profile", "--kv-dtype", "int4"], 2, "kv_dtype: 'int4' is not accepted; expected None or 'int8'"),
         (["profile", "--html", "/no/such/page.html"], 2, "--html /no/such/page.html cannot be written: No such file"),
         (["chat", "--target", "127.0.0.1:1", "hi"], 1, "start one with `motley serve`"),
+        (["chat", "--address", "127.0.0.1:1", "hi"], 1, "or give its --address"),
+        (["fleet", "status", "--target", "127.0.0.1:1"], 1, "127.0.0.1:1: give an admin's key"),
         (["chat", "--ca", "/no/such.pem", "hi"], 2, "--ca"),
     ],
 )

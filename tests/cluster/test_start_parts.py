@@ -21,6 +21,7 @@ from motley.cluster.edge.haproxy import choose_haproxy, launcher, open_requests,
 from motley.cluster.edge.ports import SETTLED, bracketed, check_port, settled_block
 from motley.cluster.failures import ConfigurationError
 from motley.cluster.folder import MAX_PATH_CHARS, ray_folder, write_whole
+from motley.cluster.greeting import token_place
 from motley.cluster.grpc_environment import EXPERIMENTS, OWN_POLLER, experiments
 from motley.cluster.processes import descendants, wait_until
 from motley.cluster.settings import check_environment, ray_settings
@@ -159,6 +160,12 @@ def test_settled_ports_are_out_of_the_systems_way() -> None:
 
 def test_hosts_before_a_port() -> None:
     assert (bracketed("::1"), bracketed("127.0.0.1")) == ("[::1]", "127.0.0.1")
+
+
+def test_the_ready_message_tells_where_the_token_of_the_dashboard_is() -> None:
+    assert token_place({}) == f"cat {Path.home()}/.ray/auth_token"
+    assert token_place({"RAY_AUTH_TOKEN_PATH": "/run/token"}) == "cat /run/token"
+    assert token_place({"RAY_AUTH_TOKEN": "secret"}) == "$RAY_AUTH_TOKEN", "which is shown nowhere"
 
 
 HOLDS = """

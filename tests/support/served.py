@@ -93,7 +93,9 @@ class Served:
     def interrupt(self, number: signal.Signals = signal.SIGINT) -> int:
         """Ctrl-C; the exit status."""
         self.process.send_signal(number)
-        return self.process.wait(END_S)
+        status = self.process.wait(END_S)
+        assert not self._ready.exists(), "what has ended is not ready"
+        return status
 
 
 @contextmanager
