@@ -373,7 +373,8 @@ def run_all(only: list[str], stream_s: float, out: Path | None, say: Callable[[s
                 if out is not None:
                     with out.open("a") as file:
                         file.write(json.dumps(asdict(case)) + "\n")
-                if case.exit_code is not None or not case.whole_again:
+                gone = case.exit_code is not None or process_of(service, ROLES[role]) is None  # as of Ray's dashboard
+                if gone or not case.whole_again:
                     service = end(service)
         finally:
             if service is not None:
