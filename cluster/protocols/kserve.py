@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterable
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -19,12 +19,23 @@ from ..gather import Room, gather, is_cut_off, num_values, written, written_of
 from ..happening import Happening
 from ..routing.router import Router
 from ..web.retry_after import retry_after_s
-from .kserve_ask import EMPTY_FINAL, InferRequest, check_version, grammar_bytes, infer_ask
+from .kserve_ask import EMPTY_FINAL, VERSION, InferRequest, check_version, grammar_bytes, infer_ask
 from .kserve_reply import InferResponse, made_with, outputs, usage, wanted_outputs
+from .kserve_statistics import InferStatistics
 from .wire_names import in_wire_names
 
 FINAL = "triton_final_response"
 _NOT_FINAL = {FINAL: False}  # of every response of a stream but the last
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedModel:
+    """state: "READY" or "UNAVAILABLE". reason: why the latter."""
+
+    name: str
+    version: str
+    state: str
+    reason: str
 
 
 class KServeProtocol:
@@ -33,8 +44,13 @@ class KServeProtocol:
     def __init__(self, door: Door, router: Router) -> None:
         self.door = door
         self._router = router
+        self.statistics = InferStatistics()
 
     async def infer(self, request: InferRequest, caller: Caller) -> InferResponse:
+        with self.statistics.counted():
+            return await self._infer(request, caller)
+
+    async def _infer(self, request: InferRequest, caller: Caller) -> InferResponse:
         infer = await self.door.read(infer_ask, request, grammar_bytes=grammar_bytes(request))
         if infer.streaming:
             raise InvalidRequest(
@@ -48,24 +64,31 @@ class KServeProtocol:
 
     async def infer_stream(self, request: InferRequest, caller: Caller) -> AsyncGenerator[InferResponse, None]:
         """The responses to one of a stream's requests, the last of them marked. Never raises MotleyError."""
+        empty = request.parameters.get(EMPTY_FINAL) is True
         try:
+            async with aclosing(self.parts(request, caller)) as parts:
+                async for part in parts:
+                    for response in _ending(part, empty=empty) if part.last else (part,):
+                        yield response
+        except MotleyError as error:
+            yield failed(request.id, error)
+
+    async def parts(self, request: InferRequest, caller: Caller) -> AsyncGenerator[InferResponse, None]:
+        """Of one answer, the last of them not yet marked; all in one, unless the request wants a stream."""
+        with self.statistics.counted():
             infer = await self.door.read(infer_ask, request, grammar_bytes=grammar_bytes(request))
             with in_wire_names(infer.names):
                 admitted = await self.door.admit(infer.ask, caller)
             wanted = wanted_outputs(request.outputs, admitted.request.sampling)
             if not infer.streaming:
-                for response in _ending(await self._whole(admitted, wanted), empty=infer.empty_final):
-                    yield response
+                yield await self._whole(admitted, wanted)
                 return
             async with (
                 aclosing(self._router.stream(admitted.request)) as messages,
                 aclosing(_parts(admitted, wanted, messages)) as parts,
             ):
                 async for part in parts:
-                    for response in _ending(part, empty=infer.empty_final) if part.last else (part,):
-                        yield response
-        except MotleyError as error:
-            yield failed(request.id, error)
+                    yield part
 
     @property
     def stopping(self) -> Happening:
@@ -83,6 +106,13 @@ class KServeProtocol:
         except MotleyError as error:
             return error.message
         return ""
+
+    async def index(self, *, ready: bool) -> list[IndexedModel]:
+        """What there is, or of that what is ready."""
+        reason = await self.why_not_ready()
+        if ready and reason:
+            return []
+        return [IndexedModel(self.door.info.name, VERSION, "UNAVAILABLE" if reason else "READY", reason)]
 
     def serves(self, name: str, version: str) -> bool:
         try:

@@ -29,7 +29,7 @@ INPUTS: Mapping[str, tuple[str, ...]] = {
     "stop": (BYTES,),
     "stop_token_ids": (INT32, INT64),
 }
-_SAMPLING = frozenset(field.name for field in fields(SamplingParams)) - {"grammar"}
+SAMPLING = frozenset(field.name for field in fields(SamplingParams)) - {"grammar"}
 _JSON = {
     "stop_token_ids": list,
     "allowed_token_ids": list,
@@ -42,7 +42,11 @@ _IN_WORDS = {list: "a JSON list", dict: "a JSON object"}
 
 @dataclass(frozen=True, slots=True)
 class InferRequest:
-    """As read from the wire. `parameters`: bool, int, float or str by name. `raw`: answer in raw contents."""
+    """As read from the wire. `parameters`: bool, int, float or str by name.
+
+    raw            answer in raw contents
+    binary_output  over HTTP, answer in binary data, but for outputs that `binary` has another word for
+    """
 
     model: str = ""
     version: str = ""
@@ -51,6 +55,11 @@ class InferRequest:
     inputs: Sequence[Tensor] = ()
     outputs: Sequence[str] = ()
     raw: bool = False
+    binary_output: bool = False
+    binary: Mapping[str, bool] = field(default_factory=dict)
+
+    def wants_binary(self, output: str) -> bool:
+        return self.binary.get(output, self.binary_output)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,13 +157,13 @@ def _text(name: str, element: bytes) -> str:
 def _sampling(parameters: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, str]]:
     """By SamplingParams' names, and what the client calls them."""
     given: dict[str, Any] = {}
-    names = {name: f"parameters.{name}" for name in _SAMPLING}
+    names = {name: f"parameters.{name}" for name in SAMPLING}
     for name, value in parameters.items():
         if name in _JSON:
             value = _from_json(name, value)
         if name in CONSTRAINTS:
             _constrain(given, name, value)
-        elif name in _SAMPLING:
+        elif name in SAMPLING:
             given[name] = value
         else:
             raise unknown_field(f"parameters.{name[:80]}")

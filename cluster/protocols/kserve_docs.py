@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from ...replicas.errors import NotFound
 from ...replicas.sampling_params import MAX_LOGPROBS, MAX_STOP_CHARS, MAX_STOP_STRINGS
+from ..errors import TooLarge
 from ..web.openapi import Operation, Operations, Schema, answer, object_of
-from .kserve_ask import DEFAULT_PRIORITY, EMPTY_FINAL, INPUTS, PRIORITY_LEVELS
+from .kserve_ask import DEFAULT_PRIORITY, EMPTY_FINAL, INPUTS, PRIORITY_LEVELS, VERSION
+from .kserve_generate import NEUTRAL, NO_WORDS
 from .kserve_reply import OUTPUTS
+from .kserve_tensors import BINARY_OUTPUT
 from .openai_answers import COUNT, list_of
 from .openai_schemas import INT32, NULL, SOME_TEXT, TEXT, told
 from .openai_table import SAMPLING
@@ -36,6 +39,9 @@ _PARAMETERS: dict[str, Schema] = {
                 "microseconds after which it ends with 504; 0: none"},
     EMPTY_FINAL: {"const": False, "description": "of streams, which are over gRPC"},
 }  # fmt: skip
+_BINARY_OUTPUT: Schema = {
+    "type": "boolean", "default": False, "description": "outputs in binary, behind the JSON"
+}  # fmt: skip
 _SINGLE: Schema = {"enum": [[1], [1, 1]], "description": "[1] or [1, 1]; of ids and stops [n] or [1, n]"}
 _VECTOR: Schema = {"type": "array", "minItems": 1, "maxItems": 2, "items": COUNT, "description": "[n] or [1, n]"}
 _ID: Schema = {"type": "integer", "minimum": 0, "maximum": INT32}
@@ -53,7 +59,10 @@ def _input(name: str, shape: Schema, element: Schema, about: str, **bounds: int)
                 "anyOf": [flat, {**list_of(flat), "minItems": 1, "maxItems": 1}],
                 "description": "its elements, flat or as one row",
             },
-            "parameters": told(NULL, "none are known"),
+            "parameters": told(
+                object_of({"binary_data_size": told(NULL, "of a tensor behind the JSON: its bytes; then no `data`")}),
+                "none without binary data",
+            ),
         },
         ["name", "shape", "datatype", "data"],
     )
@@ -68,16 +77,29 @@ _INPUTS = (
     _input("stop_token_ids", _VECTOR, _ID, "ids that end a choice"),
 )
 _WANTED = object_of(
-    {"name": {"enum": list(OUTPUTS), "description": "of the tensor"}, "parameters": told(NULL, "none are known")},
+    {
+        "name": {"enum": list(OUTPUTS), "description": "of the tensor"},
+        "parameters": told(
+            object_of(
+                {
+                    "binary_data": told({"type": "boolean"}, "whether in binary; default: `binary_data_output`"),
+                    "classification": {"const": 0, "description": "no output is a distribution"},
+                }
+            ),
+            "how it is wanted",
+        ),
+    },
     ["name"],
 )
 _INFER = object_of(
     {
         "id": told(TEXT, "the client's own, echoed"),
+        "model_name": told(TEXT, "that of the path, or none"),
+        "model_version": told({"enum": ["", VERSION]}, "that of the path, or none"),
         "parameters": {
             "type": "object",
             "additionalProperties": False,
-            "properties": _PARAMETERS,
+            "properties": {**_PARAMETERS, BINARY_OUTPUT: _BINARY_OUTPUT},
             "description": "how tokens are chosen, by the names of completions, and what else belongs to the request",
         },
         "inputs": told(list_of({"anyOf": list(_INPUTS)}), "each at most once, and just one prompt"),
@@ -88,11 +110,94 @@ _INFER = object_of(
     ["inputs"],
 )
 _OUTPUT = answer(
+    {
+        "data": told(
+            list_of({"type": ["string", "number", "null"]}), "flat; null where there is no number; none in binary"
+        ),
+        "parameters": told(
+            answer(binary_data_size=told(COUNT, "bytes of it behind the JSON")), "of an output in binary"
+        ),
+    },
     name={"enum": list(OUTPUTS), "description": "as asked for"},
     datatype={"enum": ["BYTES", "INT32", "FP32"], "description": "of its elements"},
     shape=told(list_of(COUNT), "as the package `inference` below lists them"),
-    data=told(list_of({"type": ["string", "number", "null"]}), "flat; null where there is no number"),
 )
+_STATISTIC = answer(count=told(COUNT, "how many"), ns=told(COUNT, "nanoseconds of all of them together"))
+_STATISTICS = answer(
+    model_stats=told(
+        list_of(
+            answer(
+                name=told(TEXT, "the name that is served"),
+                version=told(TEXT, "there is one"),
+                last_inference=told(COUNT, "milliseconds since 1970; 0: there was none"),
+                inference_count=told(COUNT, "requests that succeeded"),
+                execution_count=told(COUNT, "the same"),
+                inference_stats=told(
+                    answer(
+                        success=told(_STATISTIC, "of requests that succeeded"),
+                        fail=told(_STATISTIC, "of all others"),
+                        queue=told(_STATISTIC, "0: it is not told apart"),
+                        compute_input=told(_STATISTIC, "0, likewise"),
+                        compute_infer=told(_STATISTIC, "as `success`"),
+                        compute_output=told(_STATISTIC, "0, likewise"),
+                        cache_hit=told(_STATISTIC, "0: no answer is kept"),
+                        cache_miss=told(_STATISTIC, "0, likewise"),
+                    ),
+                    "of KServe's protocol, HTTP and gRPC, by the ingress that answers",
+                ),
+                batch_stats=told(list_of({"type": "object"}), "none"),
+            )
+        ),
+        "of the one model",
+    )
+)
+_INDEX = {
+    "type": "array",
+    "items": answer(
+        name=told(TEXT, "the name that is served"),
+        version=told(TEXT, "there is one"),
+        state={"enum": ["READY", "UNAVAILABLE"], "description": "whether a replica answers"},
+        reason=told(TEXT, "why none does; else empty"),
+    ),
+}
+_PLAIN: dict[str, Schema] = {
+    **{name: {"type": "object"} for name in ("logit_bias", "json_schema", "structural_tag")},
+    "choice": {**list_of(SOME_TEXT), "minItems": 1, "maxItems": 1024},
+}
+_IN_PLAIN_JSON: dict[str, Schema] = {
+    **_PARAMETERS,
+    "stop": {"anyOf": [_STOP, {**list_of(_STOP), "maxItems": MAX_STOP_STRINGS}],
+             "description": "strings that end a choice and are no part of it"},
+    "stop_token_ids": {"anyOf": [TEXT, list_of(_ID)], "description": f"ids that end a choice, as a list{_AS_JSON}"},
+    **{name: {"anyOf": [TEXT, plain], "description": f"{_PARAMETERS[name]['description']}, or as it is"}
+       for name, plain in _PLAIN.items()},
+    "end_id": {**_ID, "description": "one more id that ends the answer"},
+    "pad_id": {"description": "changes nothing", "type": ["integer", "string", "null"]},
+    "random_seed": {**_PARAMETERS["seed"], "description": "`seed`"},
+    "min_length": {**_PARAMETERS["min_tokens"], "description": "`min_tokens`"},
+    "stop_words": {"anyOf": [{"enum": list(NO_WORDS)}, _STOP,
+                             {**list_of(_STOP), "minItems": 1, "maxItems": MAX_STOP_STRINGS}], "description": "`stop`"},
+    **{name: {"enum": list(values), "description": f"else refused: {instead}"}
+       for name, (values, instead) in NEUTRAL.items()},
+}  # fmt: skip
+
+
+def _generate(stream: Schema) -> Schema:
+    known = {**_IN_PLAIN_JSON, "stream": stream}
+    return object_of(
+        {
+            "id": told(TEXT, "the client's own, echoed"),
+            "text_input": told(SOME_TEXT, "the prompt"),
+            "parameters": told(object_of(known), "as those of `infer`; each may stand beside text_input instead"),
+            **{name: {"description": "in `parameters` or here", **schema} for name, schema in known.items()},
+        },
+        ["text_input"],
+    )
+
+
+_GENERATE = _generate({"const": False, "description": "true only with generate_stream"})
+_STREAM = _generate({"type": "boolean", "default": True, "description": "whether there are several events"})
+_SOME_TEXTS: Schema = {"anyOf": [TEXT, list_of(TEXT)]}
 _FACTS = {
     "max_model_len": "tokens of a prompt and its answer together",
     "vocab_size": "how many token ids there are",
@@ -174,6 +279,26 @@ _SERVER = answer(
     version=told(TEXT, "of Motley"),
     extensions=told(list_of(TEXT), "what it speaks beside the protocol itself"),
 )
+_GENERATED = answer(
+    {
+        "id": told(TEXT, "the client's own"),
+        "finish_reason": told(_SOME_TEXTS, "stop, length or another; empty before the end"),
+        **{
+            name: told(list_of({"type": ["number", "null"]}), f"as `infer` has it: {datatype}")
+            for name, (datatype, _) in OUTPUTS.items()
+            if datatype != "BYTES"
+        },
+    },
+    model_name=_NAMED,
+    model_version=told(TEXT, "there is one"),
+    text_output=told(_SOME_TEXTS, "the answer, or its next part; several choices are a list"),
+    parameters=told(
+        answer(
+            {"weights": _WEIGHTS, **{name: told({"type": "integer"}, about) for name, about in _TOTALS.items()}},
+        ),
+        "of the whole request; in the last event of a stream",
+    ),
+)
 _ERROR = answer(error=told(TEXT, "what is wrong, and what is accepted"))
 
 _MODEL, _VERSIONED = "/v2/models/{name:path}", "/v2/models/{name:path}/versions/{number}"
@@ -185,8 +310,21 @@ def _of_model(path: str) -> Operations:
         ("GET", f"{path}/config"): Operation("How a model is served", _CONFIG, error=_ERROR, more=(NotFound,)),
         ("GET", f"{path}/ready"): Operation("Whether a model is ready", _READY, error=_ERROR, more=(NotFound,)),
         ("POST", f"{path}/infer"): Operation(
-            "Generate, in tensors", _INFERRED, _INFER, engine=True, error=_ERROR, more=(NotFound,)
+            "Generate, in tensors", _INFERRED, _INFER, engine=True, error=_ERROR, more=(NotFound,), binary=True
         ),
+        ("POST", f"{path}/generate"): Operation(
+            "Generate, in plain JSON", _GENERATED, _GENERATE, engine=True, error=_ERROR, more=(NotFound,)
+        ),
+        ("POST", f"{path}/generate_stream"): Operation(
+            "Generate, as events without a `[DONE]`",
+            _GENERATED,
+            _STREAM,
+            chunk=_GENERATED,
+            engine=True,
+            error=_ERROR,
+            more=(NotFound,),
+        ),
+        ("GET", f"{path}/stats"): Operation("What was served", _STATISTICS, error=_ERROR, more=(NotFound,)),
     }
 
 
@@ -200,6 +338,15 @@ OPERATIONS: Operations = {
     ("GET", "/v2/health/ready"): Operation(
         "Whether a replica's engine goes round", answer(ready=_READY["properties"]["ready"]), error=_ERROR
     ),
+    ("POST", "/v2/repository/index"): Operation(
+        "Which models there are",
+        _INDEX,
+        object_of({"ready": told({"type": "boolean", "default": False}, "those alone that are ready")}),
+        error=_ERROR,
+        bodiless=True,
+    ),
+    ("GET", "/v2/models/stats"): Operation("What was served", _STATISTICS, error=_ERROR),
     **_of_model(_MODEL),
     **_of_model(_VERSIONED),
 }
+REFUSED = Operation("Refused: there is no such API here", None, error=_ERROR, more=(NotFound, TooLarge))

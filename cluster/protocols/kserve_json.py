@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 
+from ...replicas.errors import InvalidRequest
 from ...replicas.protocol import ModelInfo
 from ...replicas.shown import shown
 from ..ask import Most
@@ -17,38 +19,104 @@ from ..web.answers import Object
 from . import kserve_wire
 from .kserve_ask import VERSION, InferRequest
 from .kserve_reply import InferResponse
-from .kserve_tensors import BOOL, BYTES, FP32, INT32, INT64, Tensor, bad_tensor, checked
+from .kserve_statistics import InferStatistics
+from .kserve_tensors import (
+    BINARY,
+    BINARY_OUTPUT,
+    BINARY_SIZE,
+    BOOL,
+    BYTES,
+    FP32,
+    INT32,
+    INT64,
+    Elements,
+    Tensor,
+    bad_tensor,
+    checked,
+    from_raw,
+)
 from .openai_fields import missing, parse_object, refuse_others, take, wrong_type
 
 _KINDS = {BYTES: (str, "strings"), BOOL: (bool, "true or false"), INT32: (int, "integers"), INT64: (int, "integers")}
 _RANGES = {INT32: 2**31, INT64: 2**63}
-_BINARY = ("binary_data_output", "binary_data", "binary_data_size")
+_CLASSES = "classification"  # how many of a distribution's largest: of outputs that are one
 
 
-def infer_request(body: bytes, model: str, version: str, most: Most | None = None) -> InferRequest:
-    """Raises InvalidRequest naming the tensor, parameter or field; TooLarge above `most`."""
+@dataclass(slots=True)
+class Behind:
+    """Binary data that follow the JSON, as tensors take them one after the other."""
+
+    data: bytes
+    at: int = 0
+
+    def take(self, name: str, size: int) -> bytes:
+        left = len(self.data) - self.at
+        if size > left:
+            raise bad_tensor(name, f"{BINARY_SIZE} {size} is more than the {left} bytes left behind the JSON")
+        self.at += size
+        return self.data[self.at - size : self.at]
+
+    def check_empty(self) -> None:
+        if left := len(self.data) - self.at:
+            raise InvalidRequest(
+                f"inputs: {left} bytes behind the JSON belong to none of them; each says its own as {BINARY_SIZE}",
+                param="inputs",
+                code="invalid_value",
+            )
+
+
+def infer_request(body: bytes, model: str, version: str, most: Most | None = None, behind: bytes = b"") -> InferRequest:
+    """Raises InvalidRequest naming the tensor, parameter or field; TooLarge above `most`.
+
+    behind  binary data of the tensors that have them
+    """
     fields = parse_object(body, most)
-    refuse_others(fields, ("id", "parameters", "inputs", "outputs"))
+    refuse_others(fields, ("id", "model_name", "model_version", "parameters", "inputs", "outputs"))
+    _check_named(fields, model, version)
     if fields.get("inputs") is None:
         raise missing("inputs")
+    parameters = take(fields, "parameters", dict, {})
+    binary_output = parameters.get(BINARY_OUTPUT, False)
+    if not isinstance(binary_output, bool):
+        raise wrong_type(f"parameters.{BINARY_OUTPUT}", binary_output, "true or false")
+    data = Behind(behind)
+    inputs = [_input(tensor, data) for tensor in _objects(fields, "inputs")]
+    data.check_empty()
+    outputs = [_wanted(output) for output in _objects(fields, "outputs")]
     return InferRequest(
         model=model,
         version=version,
         id=take(fields, "id", str, ""),
-        parameters=_parameters(take(fields, "parameters", dict, {})),
-        inputs=[_input(tensor) for tensor in _objects(fields, "inputs")],
-        outputs=[_output_name(output) for output in _objects(fields, "outputs")],
+        parameters=_parameters({name: value for name, value in parameters.items() if name != BINARY_OUTPUT}),
+        inputs=inputs,
+        outputs=[name for name, _ in outputs],
+        binary_output=binary_output,
+        binary={name: binary for name, binary in outputs if binary is not None},
     )
 
 
-def infer_response(response: InferResponse) -> Object:
+def infer_response(response: InferResponse, sizes: Mapping[str, int] | None = None) -> Object:
+    """sizes: bytes of the outputs that follow the JSON."""
+    sizes = sizes or {}
     return {
         "model_name": response.model,
         "model_version": VERSION,
         "id": response.id,
         "parameters": dict(response.parameters),
-        "outputs": [_output(tensor) for tensor in response.outputs],
+        "outputs": [_output(tensor, sizes.get(tensor.name)) for tensor in response.outputs],
     }
+
+
+def _check_named(fields: Object, model: str, version: str) -> None:
+    """Some clients say in the body what the path says too."""
+    for name, expected in (("model_name", model), ("model_version", version or VERSION)):
+        given = take(fields, name, str, "")
+        if given and given != expected:
+            raise InvalidRequest(
+                f"{name}: {shown(given)} is not what the path names; expected {shown(expected)}, or none",
+                param=name,
+                code="invalid_value",
+            )
 
 
 def metadata(info: ModelInfo) -> Object:
@@ -58,6 +126,31 @@ def metadata(info: ModelInfo) -> Object:
 def config(info: ModelInfo) -> Object:
     """In Triton's words, as ModelConfig has it over gRPC."""
     return _plain(kserve_wire.config(info))
+
+
+def statistics(info: ModelInfo, counted: InferStatistics) -> Object:
+    """In Triton's words. What requests waited is not told apart from what they computed."""
+    none = {"count": 0, "ns": 0}
+    succeeded = asdict(counted.succeeded)
+    model = {
+        "name": info.name,
+        "version": VERSION,
+        "last_inference": counted.last_ms,
+        "inference_count": counted.succeeded.count,
+        "execution_count": counted.succeeded.count,
+        "inference_stats": {
+            "success": succeeded,
+            "fail": asdict(counted.failed),
+            "queue": none,
+            "compute_input": none,
+            "compute_infer": succeeded,
+            "compute_output": none,
+            "cache_hit": none,
+            "cache_miss": none,
+        },
+        "batch_stats": [],
+    }
+    return {"model_stats": [model]}
 
 
 def _plain(message: Message) -> Object:
@@ -74,8 +167,6 @@ def _plain(message: Message) -> Object:
 
 def _parameters(given: Mapping[str, Any]) -> Mapping[str, Any]:
     for name, value in given.items():
-        if name in _BINARY:
-            raise unsupported_field(f"parameters.{name}", "bodies are JSON alone")
         if not isinstance(value, bool | int | float | str):
             raise wrong_type(f"parameters.{name[:80]}", value, "a number, a string, true or false")
     return given
@@ -89,18 +180,38 @@ def _objects(fields: Object, name: str) -> Sequence[Object]:
     return values
 
 
-def _input(tensor: Object) -> Tensor:
+def _input(tensor: Object, behind: Behind) -> Tensor:
     name = take(tensor, "name", str, "", path="inputs.")
     path = f"inputs.{name[:80]}."
-    refuse_others(tensor, ("name", "shape", "datatype", "data"), ("parameters",), path=path)
+    refuse_others(tensor, ("name", "shape", "datatype", "data", "parameters"), path=path)
     datatype = take(tensor, "datatype", str, "", path=path)
     shape = take(tensor, "shape", list, [], path=path)
     if not shape or not all(type(size) is int for size in shape):
         raise wrong_type(f"{path}shape", shape, "a list of integers")
-    if tensor.get("data") is None:
-        raise missing(f"{path}data")
-    elements = _elements(name, datatype, _flat(take(tensor, "data", list, [], path=path)))
-    return checked(name, datatype, shape, elements)
+    return checked(name, datatype, shape, _given(tensor, name, datatype, path, behind))
+
+
+def _given(tensor: Object, name: str, datatype: str, path: str, behind: Behind) -> Elements:
+    """From the JSON, or from behind it."""
+    parameters = take(tensor, "parameters", dict, {}, path=path)
+    _refuse_parameters(parameters, (BINARY_SIZE,), f"{path}parameters.")
+    size = parameters.get(BINARY_SIZE)
+    if size is None:
+        if tensor.get("data") is None:
+            raise missing(f"{path}data")
+        return _elements(name, datatype, _flat(take(tensor, "data", list, [], path=path)))
+    if type(size) is not int or size < 0:
+        raise wrong_type(f"{path}parameters.{BINARY_SIZE}", size, "a number of bytes")
+    if tensor.get("data") is not None:
+        raise unsupported_field(f"{path}data", f"{BINARY_SIZE} says that this tensor is behind the JSON")
+    return from_raw(name, datatype, behind.take(name, size))
+
+
+def _refuse_parameters(parameters: Object, known: Sequence[str], path: str) -> None:
+    for name in parameters:
+        if name not in known:
+            instead = "send the tensor in the body" if name.startswith("shared_memory") else "leave it out"
+            raise unsupported_field(f"{path}{name[:80]}", instead)
 
 
 def _flat(data: Sequence[Any]) -> Sequence[Any]:
@@ -132,17 +243,32 @@ def _utf8(name: str, text: str) -> bytes:
         raise bad_tensor(name, "it holds a lone surrogate") from None
 
 
-def _output_name(output: Object) -> str:
+def _wanted(output: Object) -> tuple[str, bool | None]:
+    """Its name, and whether it is wanted in binary; None: as the whole request says."""
     name = take(output, "name", str, "", path="outputs.")
-    refuse_others(output, ("name",), ("parameters",), path=f"outputs.{name[:80]}.")
-    return name
+    path = f"outputs.{name[:80]}."
+    refuse_others(output, ("name", "parameters"), path=path)
+    parameters = take(output, "parameters", dict, {}, path=path)
+    path += "parameters."
+    _refuse_parameters(parameters, (BINARY, _CLASSES), path)
+    if take(parameters, _CLASSES, int, 0, path=path):
+        raise unsupported_field(f"{path}{_CLASSES}", "no output is a distribution; logprobs are outputs of their own")
+    if parameters.get(BINARY) is None:
+        return name, None
+    return name, take(parameters, BINARY, bool, False, path=path)
 
 
-def _output(tensor: Tensor) -> Object:
+def _output(tensor: Tensor, size: int | None) -> Object:
+    """size: in binary, behind the JSON."""
+    about: Object = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
+    if size is not None:
+        return about | {"parameters": {BINARY_SIZE: size}}
+    return about | {"data": output_data(tensor)}
+
+
+def output_data(tensor: Tensor) -> list[Any]:
     if tensor.datatype == BYTES:
-        data: list[Any] = [element.decode() for element in tensor.elements]
-    elif tensor.datatype == FP32:
-        data = [element if math.isfinite(element) else None for element in tensor.elements]  # JSON has no NaN
-    else:
-        data = list(tensor.elements)
-    return {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape), "data": data}
+        return [element.decode() for element in tensor.elements]
+    if tensor.datatype == FP32:
+        return [element if math.isfinite(element) else None for element in tensor.elements]  # JSON has no NaN
+    return list(tensor.elements)

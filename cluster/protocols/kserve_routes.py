@@ -1,19 +1,29 @@
-"""KServe's inference protocol over HTTP."""
+"""KServe's inference protocol over HTTP, with what Triton has beside it."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from dataclasses import asdict
 from importlib.metadata import version
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..web.http import Route, answer, caller_of
-from . import kserve_json
+from ...replicas.errors import MotleyError
+from ..web.answers import Object, Streaming, Written, dump
+from ..web.http import EventStream, Route, answer, caller_of
+from . import kserve_binary, kserve_generate, kserve_json
 from .kserve import KServeProtocol
+from .kserve_ask import InferRequest
+from .kserve_refused import refused_kserve_routes
+from .kserve_reply import InferResponse
 from .kserve_rpcs import EXTENSIONS
 from .kserve_wire import PLATFORM
+from .openai_fields import parse_object, refuse_others, take
+from .wire_names import in_wire_names
 
-_EXTENSIONS = [name for name in EXTENSIONS if name != "binary_tensor_data"]  # bodies are JSON alone
+_EXTENSIONS = (*EXTENSIONS, "generate", "statistics")
 
 
 class KServeRoutes:
@@ -28,14 +38,22 @@ class KServeRoutes:
             Route("GET", "/v2", self.server),
             Route("GET", "/v2/health/live", self.live, health=True, any_query=True),
             Route("GET", "/v2/health/ready", self.ready, health=True, any_query=True),
-            Route("GET", f"{versioned}/ready", self.model_ready),
-            Route("POST", f"{versioned}/infer", self.infer),
-            Route("GET", f"{versioned}/config", self.config),
-            Route("GET", versioned, self.model),
-            Route("GET", f"{model}/ready", self.model_ready),
-            Route("POST", f"{model}/infer", self.infer),
-            Route("GET", f"{model}/config", self.config),
-            Route("GET", model, self.model),
+            Route("POST", "/v2/repository/index", self.index, tensors=True),
+            *refused_kserve_routes(),
+            Route("GET", "/v2/models/stats", self.all_statistics),
+            *self._of_model(versioned),
+            *self._of_model(model),
+        )
+
+    def _of_model(self, path: str) -> tuple[Route, ...]:
+        return (
+            Route("GET", f"{path}/ready", self.model_ready),
+            Route("POST", f"{path}/infer", self.infer, tensors=True),
+            Route("POST", f"{path}/generate", self.generate, tensors=True),
+            Route("POST", f"{path}/generate_stream", self.generate_stream, tensors=True),
+            Route("GET", f"{path}/config", self.config),
+            Route("GET", f"{path}/stats", self.model_statistics),
+            Route("GET", path, self.model),
         )
 
     async def server(self) -> Response:
@@ -47,6 +65,13 @@ class KServeRoutes:
     async def ready(self, request: Request) -> Response:
         await self._protocol.check_ready()
         return answer({"ready": True})
+
+    async def index(self, request: Request) -> Response:
+        body = await request.body()
+        fields = parse_object(body, self._protocol.door.most()) if body else {}
+        refuse_others(fields, ("ready",))
+        models = await self._protocol.index(ready=take(fields, "ready", bool, False))
+        return Response(dump([asdict(model) for model in models]), media_type="application/json")
 
     async def model_ready(self, request: Request) -> Response:
         name, number = _model(request)
@@ -62,9 +87,48 @@ class KServeRoutes:
         self._protocol.check_model(*_model(request))
         return answer(kserve_json.config(self._protocol.door.info))
 
+    async def model_statistics(self, request: Request) -> Response:
+        self._protocol.check_model(*_model(request))
+        return await self.all_statistics()
+
+    async def all_statistics(self) -> Response:
+        return answer(kserve_json.statistics(self._protocol.door.info, self._protocol.statistics))
+
     async def infer(self, request: Request) -> Response:
-        infer = kserve_json.infer_request(await request.body(), *_model(request), self._protocol.door.most())
-        return answer(kserve_json.infer_response(await self._protocol.infer(infer, caller_of(request))))
+        length = request.headers.get(kserve_binary.HEADER)
+        head, behind = kserve_binary.parted(await request.body(), length)
+        infer = kserve_json.infer_request(head, *_model(request), self._protocol.door.most(), behind)
+        body, length_said = kserve_binary.written(await self._protocol.infer(infer, caller_of(request)), infer)
+        if length_said is None:
+            return Response(body, media_type="application/json")
+        headers = {kserve_binary.HEADER: str(length_said)}
+        return Response(body, headers=headers, media_type=kserve_binary.TENSORS)
+
+    async def generate(self, request: Request) -> Response:
+        infer, names = await self._generate(request, events=False)
+        with in_wire_names(names):
+            return answer(kserve_generate.event(await self._protocol.infer(infer, caller_of(request))))
+
+    async def generate_stream(self, request: Request) -> Response:
+        infer, names = await self._generate(request, events=True)
+        events = _events(self._protocol.parts(infer, caller_of(request)))
+        with in_wire_names(names):  # a refusal must come before the response begins: wait for the first part
+            first = await anext(events)
+        return EventStream(Streaming(first, events), done=b"", error=_error)
+
+    async def _generate(self, request: Request, *, events: bool) -> tuple[InferRequest, Mapping[str, str]]:
+        body, most = await request.body(), self._protocol.door.most()
+        return kserve_generate.infer_request(body, *_model(request), most, events=events)
+
+
+async def _events(parts: AsyncGenerator[InferResponse, None]) -> AsyncGenerator[list[Object | Written], None]:
+    async with aclosing(parts):
+        async for part in parts:
+            yield [kserve_generate.event(part)]
+
+
+def _error(error: MotleyError) -> Object:
+    return {"error": error.message}
 
 
 def _model(request: Request) -> tuple[str, str]:

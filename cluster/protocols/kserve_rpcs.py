@@ -11,7 +11,6 @@ from ..protos import kserve_pb2 as pb
 from ..web.rpc import bidirectional, tells_health, unary
 from . import kserve_wire as wire
 from .kserve import KServeProtocol
-from .kserve_ask import VERSION
 from .kserve_stream import Requests, StreamInfer
 from .motley_wire import refuse_unknown
 
@@ -62,11 +61,9 @@ class KServeRpcs:
         refuse_unknown(request)
         if request.repository_name:
             raise NotFound("repository_name: there is one repository, without a name", param="repository_name")
-        reason = await self.kserve.why_not_ready()
-        state = "UNAVAILABLE" if reason else "READY"
         index = pb.RepositoryIndexResponse()
-        if not (request.ready and reason):
-            index.models.add(name=self.kserve.door.info.name, version=VERSION, state=state, reason=reason)
+        for model in await self.kserve.index(ready=request.ready):
+            index.models.add(name=model.name, version=model.version, state=model.state, reason=model.reason)
         return index
 
     @unary(pb.ModelInferResponse)

@@ -14,6 +14,7 @@ from ...replicas.errors import InvalidRequest
 from ...replicas.shown import shown
 from ..web.fields import MOST_FIELDS, MOST_NUMBERS
 
+BINARY_OUTPUT, BINARY, BINARY_SIZE = "binary_data_output", "binary_data", "binary_data_size"  # parameters
 BYTES, BOOL, INT32, INT64, FP32 = "BYTES", "BOOL", "INT32", "INT64", "FP32"
 _FORMATS = {BOOL: "?", INT32: "i", INT64: "q", FP32: "f"}  # little-endian
 _LENGTH = struct.Struct("<I")  # before each element of BYTES

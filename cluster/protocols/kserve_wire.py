@@ -11,7 +11,22 @@ from ..errors import unsupported_field
 from ..protos import kserve_pb2 as pb
 from .kserve_ask import DEFAULT_PRIORITY, INPUTS, PRIORITY_LEVELS, VERSION, InferRequest
 from .kserve_reply import OUTPUTS, InferResponse
-from .kserve_tensors import BOOL, BYTES, FP32, INT32, INT64, Elements, Tensor, checked, from_raw, to_raw
+from .kserve_tensors import (
+    BINARY,
+    BINARY_OUTPUT,
+    BINARY_SIZE,
+    BOOL,
+    BYTES,
+    FP32,
+    INT32,
+    INT64,
+    Elements,
+    Tensor,
+    bad_tensor,
+    checked,
+    from_raw,
+    to_raw,
+)
 from .motley_wire import refuse_unknown
 
 PLATFORM = "motley"
@@ -52,11 +67,18 @@ def infer_request(message: pb.ModelInferRequest) -> InferRequest:
         model=message.model_name,
         version=message.model_version,
         id=message.id,
-        parameters={name: _value(name, parameter) for name, parameter in message.parameters.items()},
+        parameters=_parameters(message),
         inputs=[_input(tensor, raw[i] if raw else None) for i, tensor in enumerate(message.inputs)],
         outputs=[_output_name(output) for output in message.outputs],
         raw=bool(raw),
     )
+
+
+def _parameters(message: pb.ModelInferRequest) -> dict[str, Any]:
+    values = {name: _value(name, parameter) for name, parameter in message.parameters.items()}
+    if isinstance(values.get(BINARY_OUTPUT), bool):  # likewise
+        del values[BINARY_OUTPUT]
+    return values
 
 
 def infer_response(response: InferResponse, *, raw: bool) -> pb.ModelInferResponse:
@@ -156,8 +178,12 @@ def _set(parameter: pb.InferParameter, value: bool | int | str) -> None:
 
 
 def _input(tensor: pb.ModelInferRequest.InferInputTensor, raw: bytes | None) -> Tensor:
-    for name in tensor.parameters:
-        raise unsupported_field(f"inputs.{tensor.name[:80]}.parameters.{name[:80]}")
+    path = f"inputs.{tensor.name[:80]}.parameters"
+    for name, parameter in tensor.parameters.items():
+        if name != BINARY_SIZE or raw is None:
+            raise unsupported_field(f"{path}.{name[:80]}")
+        if _value(name, parameter) != len(raw):  # KServe's client says over gRPC too what HTTP needs
+            raise bad_tensor(tensor.name, f"{BINARY_SIZE} is not the {len(raw)} bytes of its raw contents")
     if raw is not None and tensor.HasField("contents"):
         raise unsupported_field(f"inputs.{tensor.name[:80]}.contents", "raw_input_contents has this tensor already")
     elements = _typed(tensor) if raw is None else from_raw(tensor.name, tensor.datatype, raw)
@@ -177,6 +203,8 @@ def _typed(tensor: pb.ModelInferRequest.InferInputTensor) -> Elements:
 
 
 def _output_name(output: pb.ModelInferRequest.InferRequestedOutputTensor) -> str:
-    for name in output.parameters:
-        raise unsupported_field(f"outputs.{output.name[:80]}.parameters.{name[:80]}")
+    """Whether it is wanted in binary says nothing here: outputs are raw where inputs are."""
+    for name, parameter in output.parameters.items():
+        if name != BINARY or parameter.WhichOneof("parameter_choice") != "bool_param":
+            raise unsupported_field(f"outputs.{output.name[:80]}.parameters.{name[:80]}")
     return output.name

@@ -8,6 +8,7 @@ from ..web.answers import Object
 from ..web.http import Route, answer
 from ..web.openapi import REFUSED, Operation, Operations, document
 from . import kserve_docs, openai_docs
+from .kserve_refused import refused_kserve_routes
 from .openai_refused import refused_routes
 
 PATH = "/openapi.json"
@@ -18,7 +19,10 @@ OPERATIONS: Operations = {
 }
 
 
-REFUSALS: Operations = {(route.method, route.path): REFUSED for route in refused_routes()}
+REFUSALS: Operations = {
+    **{(route.method, route.path): REFUSED for route in refused_routes()},
+    **{(route.method, route.path): kserve_docs.REFUSED for route in refused_kserve_routes()},
+}
 
 
 class OpenApiRoutes:

@@ -14,7 +14,7 @@ from .raised import FAMILY, by_file
 
 # What stands before every route; and where the HTTP framework's own refusals are told.
 _DOOR = (Path("cluster/auth"), Path("cluster/edge"), Path("cluster/web"), Path("cluster/errors.py"))
-_REFUSED = (Path("cluster/protocols/openai_refused.py"),)
+_REFUSED = tuple(Path(f"cluster/protocols/{protocol}_refused.py") for protocol in ("openai", "kserve"))
 # The control plane, and what starts, plans, simulates and updates: no route leads there. Nor to gRPC's translators.
 _FOLDERS = ("cluster/control", "cluster/fleet", "cluster/plan", "cluster/scaling", "cluster/simulation")
 _ELSEWHERE = tuple(map(Path, (*_FOLDERS, "cluster/weights.py", "replicas/updates")))

@@ -8,10 +8,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from ..protocols.kserve_refused import REFUSED as REFUSED_OF_KSERVE
 from ..protocols.openai_refused import METHODS, REFUSED, STORED, WHY_NOT_STORED
 from ..protocols.openapi_routes import OPERATIONS
 from ..web.openapi import Schema, document
 from .markdown import table
+
+_VERSION = "/versions/{number}"  # with it every path does what it does without
 
 
 def http() -> Iterator[str]:
@@ -22,6 +25,9 @@ def http() -> Iterator[str]:
     for path, methods in document(OPERATIONS)["paths"].items():
         for method, described in methods.items():
             yield f"### {method.upper()} {path}"
+            if _VERSION in path:
+                yield f"As {method.upper()} {path.replace(_VERSION, '')}: a model has one version."
+                continue
             yield f"{described['summary']}."
             if "requestBody" in described:
                 yield table(("field", "type", "default", ""), _asked(_schema(described["requestBody"])))
@@ -61,6 +67,10 @@ def _refused() -> Iterator[str]:
         (f"`{path}`", "it and all below it", every, f"{path} is not supported; {why}") for path, why in REFUSED.items()
     ]
     rows += [(f"`{STORED}`", "it", "GET", WHY_NOT_STORED), (f"`{STORED}`", "all below it", every, WHY_NOT_STORED)]
+    rows += [
+        (f"`{path.replace(':path', '')}`", "it", "GET, POST", f"{why}; the error has KServe's form, without a code")
+        for path, why in REFUSED_OF_KSERVE.items()
+    ]
     yield table(("path", "which", "methods", "why, and what to use instead"), rows)
 
 

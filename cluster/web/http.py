@@ -27,13 +27,17 @@ _KSERVE = "/v2"  # the root of a protocol with a form of its own for errors
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """`health`: tells health and no more, so `--open-health` opens it. `any_query`: none is refused."""
+    """`health`: tells health and no more, so `--open-health` opens it. `any_query`: none is refused.
+
+    tensors  bodies are JSON, maybe with binary data behind it, whatever Triton's clients call them: `check_tensors`
+    """
 
     method: str
     path: str
     endpoint: Callable[..., Awaitable[Response]]
     health: bool = False
     any_query: bool = False
+    tensors: bool = False
 
 
 def caller_of(request: Request) -> Caller:
@@ -65,18 +69,23 @@ def error_response(error: MotleyError, path: str) -> Response:
 
 
 class EventStream(Response):
-    """Server-sent events: one write for each message of the replica, `[DONE]` at a good end.
+    """Server-sent events: one write for each message of the replica, and `done` at a good end.
 
-    An error after the beginning is an event of its own, and then there is no `[DONE]`. A client that reads nothing,
-    or hardly, is left (`Readers`): its connection is closed.
+    An error after the beginning is an event of its own, in the form that `error` gives it, and then there is no
+    `done`. A client that reads nothing, or hardly, is left (`Readers`): its connection is closed.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, streaming: Streaming) -> None:
+    def __init__(
+        self,
+        streaming: Streaming,
+        done: bytes = b"data: [DONE]\n\n",
+        error: Callable[[MotleyError], Object] = error_body,
+    ) -> None:
         super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
         del self.headers["content-length"]
-        self._streaming = streaming
+        self._streaming, self._done, self._error = streaming, done, error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         readers: Readers = scope["app"].state.readers
@@ -92,7 +101,7 @@ class EventStream(Response):
     async def _write(self, reader: Reader, send: Send) -> None:
         async def write(data: bytes, *, more: bool = True) -> None:
             """In parts, so that one who reads slowly is seen to read."""
-            for start in range(0, len(data), PART_BYTES):
+            for start in range(0, max(len(data), 1), PART_BYTES):
                 part = data[start : start + PART_BYTES]
                 last = start + PART_BYTES >= len(data)
                 reader.writing()
@@ -107,9 +116,9 @@ class EventStream(Response):
                     await write(_events(chunks))
             except MotleyError as error:
                 access_log.current().refused(error)
-                await write(_events([error_body(error)]), more=False)
+                await write(_events([self._error(error)]), more=False)
                 return
-            await write(b"data: [DONE]\n\n", more=False)
+            await write(self._done, more=False)
 
 
 def _events(chunks: Sequence[Object | Written]) -> bytes:

@@ -15,7 +15,7 @@ from ..auth.guard import Guard
 from ..errors import http_error, internal_error
 from .cors import Cors
 from .http import Route, error_response
-from .http_guard import REQUEST_ID, HttpGuard, check_media
+from .http_guard import REQUEST_ID, HttpGuard, check_media, check_tensors
 from .readers import Readers
 
 CORS_AGE_S = 600
@@ -37,7 +37,7 @@ def build(
     for route in routes:
         checks = [Depends(_named)] + ([] if route.any_query else [Depends(_no_query)])
         if route.method == "POST" and not route.any_query:  # what is refused whatever it says needs no JSON
-            checks.append(Depends(_json))
+            checks.append(Depends(_tensors if route.tensors else _json))
         methods = ["GET", "HEAD"] if route.method == "GET" else [route.method]  # the server leaves the body out
         app.add_api_route(route.path, route.endpoint, methods=methods, response_model=None, dependencies=checks)
     health_paths = [route.path for route in routes if route.health]
@@ -51,7 +51,7 @@ def build(
             allow_credentials=False,
             allow_methods=["GET", "HEAD", "POST"],
             allow_headers=["*"],  # clients name many of their own; what they say is read by name
-            expose_headers=[REQUEST_ID, "retry-after"],
+            expose_headers=[REQUEST_ID, "retry-after", "inference-header-content-length"],
             max_age=CORS_AGE_S,
         )
     app.add_exception_handler(MotleyError, _motley_error)
@@ -77,6 +77,10 @@ def _no_query(request: Request) -> None:
 
 def _json(request: Request) -> None:
     check_media(request.headers)
+
+
+def _tensors(request: Request) -> None:
+    check_tensors(request.headers)
 
 
 def _motley_error(request: Request, error: Exception) -> Response:

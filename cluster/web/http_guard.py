@@ -28,6 +28,8 @@ _SERVE_ONLY = "x-request-disconnect-disabled"
 
 REQUEST_ID = "x-request-id"
 _REFUSAL = "websocket.http.response"  # ASGI's extension: an answer with a body in place of the handshake
+_JSON, _TENSORS, _CURL = "application/json", "application/octet-stream", "application/x-www-form-urlencoded"
+_BROWSERS = ("origin", "sec-fetch-site")  # headers that a page cannot leave out of what it sends to another site
 _UTF_8 = ("utf-8", "utf8", "us-ascii", "ascii")
 MAX_PATH = 256  # characters of it in the log
 BODY_S = 30.0  # from the head of a request to the last byte of its body
@@ -140,10 +142,12 @@ class HttpGuard:
         return TooLarge(f"the body is larger than {self._max_body_bytes} bytes", code="body_too_large")
 
 
-def check_media(headers: Headers) -> None:
+def check_media(headers: Headers, kinds: Collection[str] = (_JSON,)) -> None:
     """Raise UnsupportedMedia for a body that is not plain JSON. For routes: their paths come first."""
-    if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise UnsupportedMedia("the body must be application/json", param="Content-Type", code="unsupported_media")
+    if headers.get("content-type", "").partition(";")[0].strip().lower() not in kinds:
+        raise UnsupportedMedia(
+            f"the body must be {' or '.join(filter(None, kinds))}", param="Content-Type", code="unsupported_media"
+        )
     if charset := _foreign_charset(headers):
         raise UnsupportedMedia(
             f"Content-Type: charset {shown(charset)} is not supported; JSON is UTF-8",
@@ -152,6 +156,15 @@ def check_media(headers: Headers) -> None:
         )
     if headers.get("content-encoding", "identity").lower() != "identity":
         raise UnsupportedMedia("the body must not be encoded", param="Content-Encoding", code="unsupported_media")
+
+
+def check_tensors(headers: Headers) -> None:
+    """Likewise, where Triton's clients send what they send: binary data, no type at all, or curl's own.
+
+    What a web page could send without asking first is taken from no browser: each says that it is one.
+    """
+    browser = any(name in headers for name in _BROWSERS)
+    check_media(headers, (_JSON, _TENSORS) if browser else (_JSON, _TENSORS, "", _CURL))
 
 
 def _foreign_charset(headers: Headers) -> str:

@@ -61,6 +61,8 @@ class Operation:
     engine  the model is at work: the request can be refused for lack of room, or miss its deadline
     error   schema of a refusal; None: OpenAI's
     more    error classes beside those that follow from the rest
+    bodiless  the body may be empty
+    binary  the answer may be JSON with binary data behind it
     """
 
     summary: str
@@ -70,6 +72,8 @@ class Operation:
     engine: bool = False
     error: Schema | None = None
     more: tuple[type[MotleyError], ...] = ()
+    bodiless: bool = False
+    binary: bool = False
 
     @property
     def errors(self) -> tuple[type[MotleyError], ...]:
@@ -118,7 +122,10 @@ def _described(path: str, operation: Operation) -> Object:
             for name in names
         ]
     if operation.body is not None:
-        described["requestBody"] = {"required": True, "content": {"application/json": {"schema": operation.body}}}
+        described["requestBody"] = {
+            "required": not operation.bodiless,
+            "content": {"application/json": {"schema": operation.body}},
+        }
     return described
 
 
@@ -128,8 +135,12 @@ def _responses(operation: Operation) -> Iterator[tuple[str, Object]]:
         if operation.chunk is not None:
             content["text/event-stream"] = {
                 "schema": {"type": "string"},
-                "x-event": {"anyOf": [operation.chunk, ERROR]},  # what goes wrong after the beginning is the last event
+                "x-event": {
+                    "anyOf": [operation.chunk, operation.error or ERROR]
+                },  # what goes wrong after the beginning is the last event
             }
+        if operation.binary:  # JSON as above, and behind it what its tensors say is there
+            content["application/octet-stream"] = {"schema": {"type": "string", "format": "binary"}}
         yield "200", {"description": "the answer", "content": content}
     kinds = {kind.status: kind for kind in operation.errors}
     for status in sorted({*kinds, *map(int, _codes()["edge"])}):

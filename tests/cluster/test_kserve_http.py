@@ -43,8 +43,10 @@ async def test_infer(post: Call, path: str) -> None:
 
 
 async def test_the_extensions_told_are_served(call: Call) -> None:
-    """Triton's `model_configuration` is this path; its binary tensors are refused."""
-    assert (await call("GET", "/v2")).json()["extensions"] == ["model_configuration", "parameters", "schedule_policy"]
+    """Triton's `model_configuration` is this path; the others have tests of their own below."""
+    assert (await call("GET", "/v2")).json()["extensions"] == [
+        "model_configuration", "binary_tensor_data", "parameters", "schedule_policy", "generate", "statistics",
+    ]  # fmt: skip
     for path in ("/v2/models/echo/config", "/v2/models/echo/versions/1/config"):
         config = (await call("GET", path)).json()
         assert (config["name"], config["model_transaction_policy"]) == ("echo", {"decoupled": True})
@@ -99,14 +101,20 @@ async def test_unknown_models_and_versions(call: Call, method: str, path: str) -
         (body(parameters={"temperature": -1}), "parameters.temperature: "),
         (body(parameters={"temperature": None}), "parameters.temperature: "),
         (body(parameters={"stop": ["a"]}), "parameters.stop: "),
-        (body(parameters={"binary_data_output": True}), "parameters.binary_data_output "),
+        (body(parameters={"binary_data_output": 1}), "parameters.binary_data_output: "),
+        (body(model_name="other"), "model_name: 'other' is not what the path names; expected 'echo'"),
+        (body(model_version="2"), "model_version: '2' is not what the path names; expected '1'"),
         (body({**TEXT, "data": [5]}), "text_input: "),
         (body({**TEXT, "data": ["\ud800"]}), "text_input: "),
         (body({**TEXT, "shape": [2]}), "text_input: "),
         (body({**TEXT, "shape": []}), "inputs.text_input.shape: "),
         (body({**TEXT, "shape": [1.0]}), "inputs.text_input.shape: "),
         (body({**TEXT, "extra": 1}), "inputs.text_input.extra: "),
-        (body({**TEXT, "parameters": {"binary_data_size": 3}}), "inputs.text_input.parameters "),
+        (body({**TEXT, "parameters": {"binary_data_size": 3}}), "inputs.text_input.data "),
+        (
+            body({**TEXT, "parameters": {"shared_memory_region": "r"}}),
+            "inputs.text_input.parameters.shared_memory_region is not supported; send the tensor in the body",
+        ),
         (body({**TEXT, "datatype": "FP32"}), "text_input: "),
         (body({**IDS, "data": [1, 2, True]}), "input_ids: "),
         (body({**IDS, "data": [1, 2, 2.0]}), "input_ids: "),
@@ -114,8 +122,8 @@ async def test_unknown_models_and_versions(call: Call, method: str, path: str) -
         (body({**IDS, "data": [1, 2, 300]}), "input_ids: "),
         (body(TEXT, {"name": "streaming", "datatype": "BOOL", "shape": [1], "data": [True]}), "streaming: "),
         (
-            body(outputs=[{"name": "text_output", "parameters": {"binary_data": True}}]),
-            "outputs.text_output.parameters",
+            body(outputs=[{"name": "text_output", "parameters": {"classification": 2}}]),
+            "outputs.text_output.parameters.classification is not supported",
         ),
         (body(outputs=[{"name": "other"}]), "outputs.other: "),
         (body(parameters={EMPTY_FINAL: True}), f"parameters.{EMPTY_FINAL} "),
@@ -166,7 +174,7 @@ async def test_every_parameter_is_described(call: Call) -> None:
     operation = document["paths"]["/v2/models/{name}/infer"]["post"]
     given = operation["requestBody"]["content"]["application/json"]["schema"]["properties"]
     accepted = {field.name for field in fields(SamplingParams)} - {"grammar"}
-    accepted |= {*CONSTRAINTS, "priority", "timeout", EMPTY_FINAL}
+    accepted |= {*CONSTRAINTS, "priority", "timeout", EMPTY_FINAL, "binary_data_output"}
     assert set(given["parameters"]["properties"]) == accepted
     tensors = [tensor["properties"] for tensor in given["inputs"]["items"]["anyOf"]]
     assert {tensor["name"]["const"]: tuple(tensor["datatype"]["enum"]) for tensor in tensors} == INPUTS

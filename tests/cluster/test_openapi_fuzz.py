@@ -48,9 +48,9 @@ RULES: dict[str, dict[str, str]] = {
     "invalid_value": {
         "expected no value (beside|unless|where)|expected no value, auto or none": "two fields and their values",
         "best_of: .* expected (at least n|n .* with stream)": "two fields and their values",
-        "min_tokens: .* expected at most max_tokens": "two fields and their values",
+        "(min_tokens|min_length): .* expected at most max_tokens": "two fields and their values",
         "max_tokens: 0 is not accepted": "two fields and their values: echo allows it",
-        r"min_tokens: .* that is all the room": "the context is the model's",
+        r"(min_tokens|min_length): .* that is all the room": "the context is the model's",
         "at most 128 choices for all prompts": "two fields and their values",
         "expected the text of reasoning_content": "two fields and their values",
         "truncate_prompt_tokens: .* expected -1 or an integer": "the context is the model's",
@@ -65,7 +65,9 @@ RULES: dict[str, dict[str, str]] = {
         "expected a JSON (list|object) as a string": "JSON within text",
         "give one of json_object": "two fields and their values",
         "logit_bias: .* is not accepted": "JSON within text",
-        "stop_token_ids: .* is not accepted": "JSON within text",
+        "(stop_token_ids|end_id): .* is not accepted": "JSON within text",
+        "is not what the path names": "the path",
+        "give either it or stop_token_ids": "two fields and their values",
     },
     "unsupported_parameter": {
         "the model's chat template has no place": "the template is the model's",
@@ -80,7 +82,7 @@ RULES: dict[str, dict[str, str]] = {
     },
     "invalid_grammar": {
         "": "a schema, expression or grammar within a value",
-        r"^parameters\.(json_schema|regex|grammar|structural_tag|choice): ": "KServe's errors have no code",
+        r"^(parameters\.)?(json_schema|regex|grammar|structural_tag|choice): ": "KServe's errors have no code",
     },
     "grammar_too_complex": {"": "a schema, expression or grammar within a value"},
     "context_length_exceeded": {"": "the context is the model's"},
@@ -97,6 +99,7 @@ PLAIN: dict[str, Any] = {
     "input": "a",
     "inputs": [TENSOR],
     "tokens": [1],
+    "text_input": "a",
 }
 
 
@@ -118,6 +121,10 @@ def events_are_described(ctx: Any, response: Any, case: schemathesis.Case) -> No
         for event in response.text.split("\n\n"):
             if event and event != "data: [DONE]":
                 check_part(content["text/event-stream"]["x-event"], json.loads(event.removeprefix("data: ")))
+    elif response.headers["content-type"][0] == "application/octet-stream":
+        content = case.operation.definition.raw["responses"]["200"]["content"]["application/json"]
+        length = int(response.headers["inference-header-content-length"][0])
+        check_part(content["schema"], json.loads(response.content[:length]))
     else:
         response_schema_conformance(ctx, response, case)
 
@@ -176,7 +183,10 @@ def each_field_once(described: dict[str, Any]) -> dict[str, Any]:
 
 
 schema = schemathesis.openapi.from_dict(each_field_once(DOCUMENT)).exclude(
-    path="/v2/models/{name}/versions/{number}/infer"
+    path=[
+        *(f"/v2/models/{{name}}/versions/{{number}}/{what}" for what in ("infer", "generate", "generate_stream")),
+        "/v2/models/{name}/generate_stream",  # it takes what `generate` takes
+    ]
 )
 
 

@@ -27,6 +27,9 @@ ASKED: dict[str, Any] = {
     "/v1/embeddings": {"input": "a"},
     "/tokenize": {"prompt": "a"},
     "/detokenize": {"tokens": [65]},
+    "/v2/repository/index": {"ready": True},
+    "/v2/models/echo/generate": {"text_input": "a"},
+    "/v2/models/echo/generate_stream": {"text_input": "a"},
     "/v2/models/echo/infer": {"inputs": [{"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["a"]}]},
 }
 EVERY = [(method, re.sub(r":path}", "}", path)) for method, path in [*OPERATIONS, *REFUSALS]]
@@ -54,6 +57,8 @@ def told(method: str, path: str, reply: asgi.Reply) -> tuple[int, str | None]:
     """What was answered, which the document has; its code where the protocol has codes."""
     operation = PATHS[path][method.lower()]
     check_answer(operation, reply)
+    if reply.headers["content-type"] != "application/json" or reply.body.startswith(b"["):
+        return reply.status, None
     error = reply.json().get("error", {})
     return reply.status, error.get("code") if isinstance(error, dict) else None
 
@@ -76,7 +81,7 @@ def ways(method: str, path: str) -> Iterator[tuple[dict[str, Any], int]]:
     if method == "POST":
         yield {"body": b"{}", "headers": {"content-type": "text/plain"}}, 415
         yield {"body": b"{"}, 400
-        yield {"body": b"{}"}, 400
+        yield {"body": b"{}"}, 200 if path == "/v2/repository/index" else 400
         yield {"body": {**good, "unheard_of": 1}}, 400
         yield {"body": b'{"a": [' + b"[]," * 400_000 + b"[]]}"}, 413
         if "model" in path or path.startswith("/v1") or "token" in path:

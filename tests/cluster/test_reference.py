@@ -14,6 +14,7 @@ from google.protobuf.descriptor import Descriptor, EnumDescriptor, ServiceDescri
 from motley.cluster.control.server import SERVICES as ADMIN_SERVICES
 from motley.cluster.edge.edge import Edge
 from motley.cluster.protocols.health import MAX_OF_TENANT, MAX_WATCHES
+from motley.cluster.protocols.kserve_refused import refused_kserve_routes
 from motley.cluster.protocols.openai_refused import refused_routes
 from motley.cluster.protocols.openapi_routes import OPERATIONS
 from motley.cluster.protos import inference_pb2
@@ -88,14 +89,18 @@ def test_limits_of_grpcs_own_services_are_told(text: str) -> None:
 
 
 def test_every_route_of_the_application_is_there(text: str, ingress: Any) -> None:
-    refused = {(route.method, route.path) for route in refused_routes()}
+    refused = {(route.method, route.path) for route in (*refused_routes(), *refused_kserve_routes())}
+    of_kserve = {(route.method, route.path) for route in refused_kserve_routes()}
     rows = _section(text, "###", "Endpoints that are refused by name").splitlines()
     seen = 0
     for route in ingress.__serve_build_asgi_app__().routes:
         assert isinstance(route, APIRoute), f"{route} is a kind of route that the page does not know"
         seen += 1
         for method in route.methods - {"HEAD"}:  # said once for all
-            if (method, route.path) in refused:
+            if (method, route.path) in of_kserve:
+                path = re.sub(":path", "", route.path)
+                assert any(_is_refusal(row, path, ("it",), method) for row in rows), (method, route.path)
+            elif (method, route.path) in refused:
                 path, below = route.path.removesuffix(BELOW), route.path.endswith(BELOW)
                 which = ("all below it", "it and all below it") if below else ("it", "it and all below it")
                 assert any(_is_refusal(row, path, which, method) for row in rows), (method, route.path)

@@ -18,7 +18,8 @@ from pathlib import Path
 
 # Name -> what pip installs. Ranges: what was tried here, up to the next release that may break.
 REQUIREMENTS: Mapping[str, tuple[str, ...]] = {
-    "triton": ("tritonclient[grpc]>=2.60,<3",),
+    "triton": ("tritonclient[grpc,http]>=2.60,<3",),
+    "kserve": ("kserve>=0.21,<0.22",),
     "smg": ("smg-grpc-proto>=0.4.28,<0.5", "grpcio>=1.76,<2"),
     "openai": ("openai>=2,<4",),
     "lm_eval": ("lm_eval[api]>=0.4.12,<0.5",),  # without torch and transformers: it tokenizes at the service

@@ -21,7 +21,8 @@ _PATTERNS = {path: re.compile(re.sub(r"{\w+}", "(.+)", path)) for path in sorted
 
 def operation_of(method: str, path: str) -> Any:
     """None: the document does not know it. The longer path first: a model's name would swallow its end."""
-    known = next((known for known, pattern in _PATTERNS.items() if pattern.fullmatch(path)), None)
+    matching = (known for known, pattern in _PATTERNS.items() if pattern.fullmatch(path))
+    known = path if path in PATHS else next(matching, None)
     return None if known is None else PATHS[known].get(method.lower())
 
 
@@ -35,7 +36,8 @@ async def _request(app: Any, method: str, path: str, body: Any = b"", **more: An
     operation = operation_of(method, path)
     if operation is not None and reply.status:  # 0: somebody else took the answer
         check_answer(operation, reply)
-        if reply.status == 200 and isinstance(body, bytes | dict):
+        binary = "inference-header-content-length" in (more.get("headers") or {})  # the document is of JSON alone
+        if reply.status == 200 and body and isinstance(body, bytes | dict) and not binary:
             check_accepted(operation, body)
     return reply
 
@@ -68,12 +70,15 @@ def parts_of(reply: asgi.Reply) -> list[Any]:
     """The answer, or the events of a stream."""
     if reply.headers["content-type"] == "application/json":
         return [reply.json()]
+    if reply.headers["content-type"] == "application/octet-stream":
+        return [json.loads(reply.body[: int(reply.headers["inference-header-content-length"])])]
     return [event for event in reply.events() if event != "[DONE]"]
 
 
 def schema_of(operation: Any, reply: asgi.Reply) -> Any:
     content = _response(operation, reply.status)["content"]
     kind = reply.headers["content-type"].partition(";")[0]
+    kind = "application/json" if kind == "application/octet-stream" else kind  # of the part that is JSON
     return content[kind]["x-event" if kind == "text/event-stream" else "schema"]
 
 

@@ -36,6 +36,16 @@ def test_tritonclient(service: Served) -> None:
     assert run("triton", "triton_calls.py", service.grpc, service.http) == "done\n"
 
 
+def test_tritonclient_over_http(service: Served) -> None:
+    assert run("triton", "triton_http_calls.py", service.http.removeprefix("http://")) == "done\n"
+
+
+@pytest.mark.thorough
+def test_kserves_clients(service: Served) -> None:
+    """What they send is recorded in test_kserve_clients: installing them takes minutes."""
+    assert run("kserve", "kserve_calls.py", service.http, service.grpc) == "done\n"
+
+
 def test_stubs_of_the_published_vllm_protocol(service: Served) -> None:
     assert run("smg", "smg_calls.py", service.grpc) == "done\n"
 

@@ -1,0 +1,42 @@
+"""Triton's binary tensor data over HTTP: JSON, and behind it the bytes of the tensors that it says are there.
+
+A header tells how long the JSON is. Tensors lie behind it in the order in which the JSON names them.
+"""
+
+from __future__ import annotations
+
+from ...replicas.errors import InvalidRequest
+from ...replicas.shown import shown
+from ..web.answers import dump
+from . import kserve_json
+from .kserve_ask import InferRequest
+from .kserve_reply import InferResponse
+from .kserve_tensors import to_raw
+
+__all__ = ["HEADER", "TENSORS", "parted", "written"]
+
+HEADER = "inference-header-content-length"
+TENSORS = "application/octet-stream"
+_SAID_AS = "Inference-Header-Content-Length"
+_MAX_DIGITS = 19
+
+
+def parted(body: bytes, length: str | None) -> tuple[bytes, bytes]:
+    """The JSON of a body, and what follows it. length: as the header has it. Raises InvalidRequest naming that."""
+    if length is None:
+        return body, b""
+    if not (length.isascii() and length.isdigit() and len(length) <= _MAX_DIGITS and int(length) <= len(body)):
+        message = (
+            f"{_SAID_AS}: {shown(length)} is not accepted; expected a number of bytes up to {len(body)}, the body's"
+        )
+        raise InvalidRequest(message, param=_SAID_AS, code="invalid_value")
+    return body[: int(length)], body[int(length) :]
+
+
+def written(response: InferResponse, request: InferRequest) -> tuple[bytes, int | None]:
+    """The body, and how long its JSON is; None: it is JSON alone."""
+    raw = {tensor.name: to_raw(tensor) for tensor in response.outputs if request.wants_binary(tensor.name)}
+    head = dump(kserve_json.infer_response(response, {name: len(data) for name, data in raw.items()}))
+    if not raw:
+        return head, None
+    return b"".join((head, *raw.values())), len(head)

@@ -1,0 +1,167 @@
+"""Triton's generate extension: a prompt and parameters as plain JSON, and the answer's outputs as fields of an object.
+
+Names are those of `infer`'s parameters, within `parameters` or beside the prompt, and those that Triton's backends
+for vLLM and TensorRT-LLM give the same things.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ...replicas.errors import InvalidRequest
+from ..ask import Most
+from ..door import check_text
+from ..errors import unknown_field, unsupported_field
+from ..web.answers import Object
+from . import kserve_json
+from .constraints import CONSTRAINTS
+from .kserve import FINAL
+from .kserve_ask import EMPTY_FINAL, SAMPLING, VERSION, InferRequest
+from .kserve_reply import InferResponse
+from .kserve_tensors import BOOL, BYTES, INT64, Tensor, bad_tensor, checked
+from .openai_fields import missing, parse_object, refuse_others, take, wrong_type
+from .wire_names import in_wire_names
+
+__all__ = ["NEUTRAL", "NO_WORDS", "PARAMETERS", "RENAMED", "event", "infer_request"]
+
+STOP_WORDS = "stop_words"
+NO_WORDS: tuple[Any, ...] = ("", [], [""])  # what a backend's client sends for none
+# What backends call them -> our name.
+RENAMED: Mapping[str, str] = {STOP_WORDS: "stop", "random_seed": "seed", "min_length": "min_tokens"}
+# Those with no effect here, but for one value -> whether that is given, and what is expected.
+_NOT_HERE = "the answer has none"
+NEUTRAL: Mapping[str, tuple[tuple[Any, ...], str]] = {
+    "bad_words": (NO_WORDS, "leave it out, or give no words"),
+    "beam_width": ((1,), "leave it out, or give 1"),
+    "length_penalty": ((0, 1), "it belongs to beams; leave it out"),
+    "early_stopping": ((False, 0), "it belongs to beams; leave it out"),
+    "exclude_input_in_output": ((True,), "text_output is the answer alone; leave it out, or give true"),
+    "return_log_probs": ((False,), "give logprobs: 0"),
+    "return_context_logits": ((False,), _NOT_HERE),
+    "return_generation_logits": ((False,), _NOT_HERE),
+}
+END_ID = "end_id"  # a token that ends the answer
+PADDING = "pad_id"  # of whoever batches: it changes no answer
+_TRITONS = frozenset({"priority", "timeout", EMPTY_FINAL})
+PARAMETERS = frozenset({*SAMPLING, *CONSTRAINTS, *RENAMED, *NEUTRAL, *_TRITONS, PADDING, END_ID, "stream"})
+_JSON_TEXT = frozenset({"logit_bias", "choice", "json_schema", "structural_tag"})  # `infer` takes these as text
+
+
+def infer_request(
+    body: bytes, model: str, version: str, most: Most | None = None, *, events: bool
+) -> tuple[InferRequest, Mapping[str, str]]:
+    """And what errors call its parts -> what the client does. events: the answer is a stream of them.
+
+    Raises InvalidRequest naming the field; TooLarge above `most`.
+    """
+    fields = parse_object(body, most)
+    inner = take(fields, "parameters", dict, {})
+    refuse_others(fields, {"id", "text_input", "parameters", *PARAMETERS})
+    if fields.get("text_input") is None:
+        raise missing("text_input")
+    inputs = [_texts("text_input", [take(fields, "text_input", str, "")])]
+    client_id = take(fields, "id", str, "")
+    given, names = _named(fields, inner)
+    with in_wire_names(names):
+        if _streaming(given.pop("stream", None), events=events):
+            inputs.append(Tensor("streaming", BOOL, (1,), [True]))
+        inputs += _stops(given)
+        parameters = {name: _parameter(name, value) for name, value in given.items()}
+    return InferRequest(model, version, client_id, parameters, inputs), names
+
+
+def event(response: InferResponse) -> Object:
+    """One answer, or a part of one: text of a single choice is a string, whatever else is a list."""
+    told = {name: value for name, value in response.parameters.items() if name != FINAL}
+    outputs = {tensor.name: _plain(kserve_json.output_data(tensor), tensor.datatype) for tensor in response.outputs}
+    named = {"id": response.id} if response.id else {}
+    return {**named, "model_name": response.model, "model_version": VERSION, **outputs, "parameters": told}
+
+
+def _plain(data: list[Any], datatype: str) -> Any:
+    return data[0] if datatype == BYTES and len(data) == 1 else data
+
+
+def _named(fields: Object, inner: Object) -> tuple[dict[str, Any], dict[str, str]]:
+    """Parameters by our names, but for those that change nothing; and what the client calls each."""
+    given: dict[str, Any] = {}
+    names: dict[str, str] = {}
+    outer = {name: value for name, value in fields.items() if name in PARAMETERS}
+    for path, group in (("", outer), ("parameters.", inner)):
+        for name, value in group.items():
+            if name not in PARAMETERS:
+                raise unknown_field(f"{path}{name[:80]}")
+            if _changes_nothing(f"{path}{name}", name, value):
+                continue
+            ours = RENAMED.get(name, name)
+            if ours in given:
+                raise InvalidRequest(f"{path}{name}: given twice", param=f"{path}{name}", code="invalid_value")
+            given[ours] = value
+            named = (ours, f"parameters.{ours}", *(("stop_token_ids",) if ours == END_ID else ()))
+            names |= dict.fromkeys(named, f"{path}{name}")
+    return given, names
+
+
+def _changes_nothing(path: str, name: str, value: Any) -> bool:
+    """Raises InvalidRequest for one that would, and cannot be had."""
+    if name == PADDING and value is not None and type(value) not in (int, str):
+        raise wrong_type(path, value, "a token id")
+    if value is None or name == PADDING or (name == STOP_WORDS and value in NO_WORDS):
+        return True
+    if name not in NEUTRAL:
+        return False
+    values, instead = NEUTRAL[name]
+    if not any(type(value) in (type(one), float) and value == one for one in values):
+        raise unsupported_field(path, instead, value)
+    return True
+
+
+def _streaming(stream: Any, *, events: bool) -> bool:
+    if stream is None:
+        return events
+    if not isinstance(stream, bool):
+        raise wrong_type("stream", stream, "true or false")
+    if stream and not events:
+        raise unsupported_field("stream", "use generate_stream", True)
+    return stream
+
+
+def _stops(given: dict[str, Any]) -> Iterator[Tensor]:
+    """Strings and ids that end the answer, out of `given`: as inputs, which have room for several."""
+    words = given.pop("stop", None)
+    words = [words] if isinstance(words, str) else words
+    if words is not None:
+        yield _texts("stop", words)
+    ids, end = given.pop("stop_token_ids", None), given.pop(END_ID, None)
+    if ids is not None and end is not None:
+        raise InvalidRequest("end_id: give either it or stop_token_ids", param="end_id", code="invalid_value")
+    if isinstance(ids, str):
+        given["stop_token_ids"] = ids  # a JSON list, as `infer` has it
+    elif ids is not None:
+        yield _ids("stop_token_ids", ids)
+    elif end is not None:
+        yield _ids("end_id", end if isinstance(end, list) else [end])
+
+
+def _texts(name: str, words: Any) -> Tensor:
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise wrong_type(name, words, "a string, or a list of strings")
+    for word in words:
+        check_text(name, word)
+    return checked(name, BYTES, (len(words),), [word.encode() for word in words])
+
+
+def _ids(name: str, ids: Any) -> Tensor:
+    if not isinstance(ids, list) or not all(type(one) is int and -(2**63) <= one < 2**63 for one in ids):
+        raise bad_tensor(name, "expected a list of token ids")
+    return checked("stop_token_ids", INT64, (len(ids),), ids)
+
+
+def _parameter(name: str, value: Any) -> Any:
+    if name in _JSON_TEXT and isinstance(value, dict | list):
+        return json.dumps(value)
+    if not isinstance(value, bool | int | float | str):
+        raise wrong_type(name, value, "a number, a string, true or false")
+    return value
