@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from .guard import AdminGuard
 from .plane import Plane
 
 KEY = "key"  # of the metadata
+MIN_TARGET, MAX_TARGET = 0.001, 1e9  # Kubernetes counts in thousandths; more than any queue holds
+_NUMBER = re.compile(r"\d{1,19}(\.\d{0,19})?([eE][+-]?\d{1,3})?", re.ASCII)  # as others than Python read one
 MAX_STREAMS = 512  # two for each ScaledObject
 
 
@@ -61,12 +64,9 @@ def trigger(metadata: Mapping[str, str]) -> Trigger:
     metric, target = metadata.get("metric", "replicas"), metadata.get("target", "1")
     if metric not in METRICS:
         raise _bad("metric", metric, f"one of {', '.join(METRICS)}")
-    try:
-        size = float(target)
-    except ValueError:
-        size = math.nan
-    if not 0 < size < math.inf:
-        raise _bad("target", target, "a number above 0")
+    size = float(target) if _NUMBER.fullmatch(target) else math.nan
+    if not MIN_TARGET <= size <= MAX_TARGET:
+        raise _bad("target", target, f"a number from {MIN_TARGET:g} to {MAX_TARGET:g}")
     return Trigger(metadata.get("pool", ""), metric, size)
 
 
