@@ -176,7 +176,7 @@ def explain_method(section: Fields) -> CheckpointError | None:
         method = "bitsandbytes"  # in files from before there was such a key
     if not isinstance(method, str) or method not in METHODS:
         return None
-    words = f"{shown(method)} is not accepted: weights of {METHODS[method]}, are not read here; {ORIGINAL}"
+    words = f"{shown(method)} is not accepted: weights of this kind ({METHODS[method]}) are not read here; {ORIGINAL}"
     return CheckpointError(words, file=section.file, tensor=section.prefix + "quant_method")
 
 

@@ -19,7 +19,8 @@ from .dense import Dense
 from .fp8 import FP8
 from .gptq import GPTQ
 
-READERS: dict[str, Callable[[Fields, Collection[str]], Format]] = {
+Reader = Callable[[Fields, Collection[str]], Format]
+READERS: dict[str, Reader] = {
     "auto-round": read_auto_round,
     "awq": AWQ.read,
     "compressed-tensors": read_compressed,
@@ -49,12 +50,18 @@ def read_format(config: Fields, folder: Path, model: ModelConfig, names: Collect
     if not found:
         (method, section), *others = own.items()
         _check_alike(section, [other for _, other in others])
-        return READERS[section.choice("quant_method", tuple(READERS), default=method)](section, names)
+        return _reader(section, method)(section, names)
     section = found[0]
     if (error := explain_method(section)) is not None:
         raise error
     _check_alike(section, [*found[1:], *own.values()])
-    return READERS[section.choice("quant_method", tuple(READERS))](section, names)
+    return _reader(section)(section, names)
+
+
+def _reader(section: Fields, method: str | None = None) -> Reader:
+    """By `quant_method`, else by `method`, as GPTQModel calls it in newer files, else of that method."""
+    key = "method" if "method" in section and "quant_method" not in section else "quant_method"
+    return READERS[section.choice(key, tuple(READERS), default=method)]
 
 
 def _check_alike(section: Fields, others: list[Fields]) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from steps import Session, chunk_batch, exact_ops, prompt_logits
-from tiny_checkpoints import build_checkpoint, build_model, rewrite_config, save_model
+from tiny_checkpoints import NATIVE_DIALECT, build_checkpoint, build_model, rewrite_config, save_model
+from transformers import AutoModelForCausalLM
 
 from motley.replicas.checkpoint import inspect_checkpoint
 from motley.replicas.model import load_model
@@ -206,3 +208,27 @@ def test_no_logits_wanted(tmp_path):
     session = Session(decoder)
     batch = replace(chunk_batch(PROMPT, 0, session.blocks), logit_rows=torch.arange(0))
     assert decoder.forward(batch, session.kv).shape == (0, decoder.config.vocab_size)
+
+
+@pytest.mark.skipif(NATIVE_DIALECT < 5, reason="transformers 4 does not know rope_parameters")
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope_scaling": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 32}},
+        {"use_sliding_window": True, "sliding_window": None, "max_window_layers": 1, "layer_types": None},
+        {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1, "layer_types": None},
+    ],
+    ids=["rope_scaling beside rope_parameters", "a window of null", "a window"],
+)
+def test_a_folder_whose_config_was_edited_is_read_as_transformers_reads_it(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    """As model cards tell readers to do it: transformers reads the folder anew."""
+    folder = build_checkpoint(tmp_path, "qwen3")
+    plain = prompt_logits(folder, PROMPT)
+    rewrite_config(folder, lambda config: config | changes)
+    theirs = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
+    expected = reference_logits(theirs, PROMPT)
+    assert difference(prompt_logits(folder, PROMPT), expected) <= TOLERANCE
+    slides = changes.get("use_sliding_window") and changes["sliding_window"] is None
+    assert (difference(plain, expected) > OBSERVABLE) is not bool(slides)

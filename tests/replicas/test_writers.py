@@ -90,6 +90,17 @@ def test_a_symmetric_awq_of_gptqmodel_has_its_zero_points_in_the_file(tmp_path: 
         inspect_checkpoint(packed)
 
 
+def test_a_method_under_its_newer_name(tmp_path: Path) -> None:
+    folder = build_gptq(tmp_path)
+    plain = prompt_logits(folder, PROMPT)
+    newer = {"quant_method": None, "checkpoint_format": None, "method": "gptq", "format": "gptq"}
+    section(folder, **newer)
+    assert torch.equal(prompt_logits(folder, PROMPT), plain)
+    section(folder, method="qqq")
+    with pytest.raises(CheckpointError, match=r"quantization_config\.method: 'qqq' is not accepted"):
+        inspect_checkpoint(folder)
+
+
 def test_autoawq_reads_modules_by_any_part_of_a_name(tmp_path: Path) -> None:
     """`modules_to_not_convert: ["gate"]` left gate_proj alone, and so does the file."""
     packed, dense = build_awq(tmp_path, unconverted=("gate_proj",))
