@@ -20,5 +20,5 @@ def read_auto_round(config: Fields, names: Collection[str] = ()) -> Format:
     layout = config.choice("packing_format", _LAYOUTS)
     inner = Fields({k: v for k, v in config.raw.items() if k != "packing_format"}, config.file, config.prefix)
     if layout == "auto_round:auto_gptq":
-        return GPTQ.read(inner)
+        return GPTQ.read(inner, names)
     return AWQ.read(inner, names) if layout == "auto_round:auto_awq" else FP8.read(inner, names)

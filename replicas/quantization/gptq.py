@@ -14,21 +14,23 @@ w[n, k] = scales[g, n] * (code[k, n] - zero[g, n]) with g = g_idx[k].
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 
-from ...kernels.weights import GroupedWeight
+from ...kernels.weights import DenseWeight, GroupedWeight
 from ..json_file import Fields
 from ..weights import Weights, told
-from .base import FLOATS, LinearSpec, TensorSpec
+from .base import FLOATS, LinearSpec, TensorSpec, is_part, left_plain
 from .bookkeeping import check_keys
+from .dense import Dense
 from .words import ACTIVATIONS, GROUP_SIZES, INTS, check_only_weights, check_words, group_of, scales_problem, unpack
 
 _READ = ACTIVATIONS | {
     *("quant_method", "bits", "group_size", "sym", "desc_act", "lm_head", "checkpoint_format"),
-    *("pack_dtype", "is_marlin_format", "format", "method"),
+    *("pack_dtype", "is_marlin_format", "format", "method", "modules_in_block_to_quantize"),
 }
 
 
@@ -39,6 +41,7 @@ class GPTQ:
     zero_offset   what was subtracted from a zero point before storing: 1 in v1, 0 in v2
     zeros_borrow  v1 as GPTQModel writes it: 1 is subtracted from the packed word's lanes with borrowing
     desc_act      whether g_idx is likely to be out of order; what it is, it says itself
+    unconverted   layers that are not quantized
     """
 
     bits: int
@@ -48,14 +51,17 @@ class GPTQ:
     zeros_borrow: bool = False
     quantizes_head: bool = False
     desc_act: bool = field(default=False, repr=False)
+    unconverted: tuple[str, ...] = ()
 
     @classmethod
-    def read(cls, config: Fields) -> GPTQ:
+    def read(cls, config: Fields, names: Collection[str] = ()) -> GPTQ:
         """From the `quantization_config` of config.json, or AutoGPTQ's quantize_config.json.
+
+        names: of the checkpoint's tensors, which tell what layers are left where only some are listed to be quantized
 
         Raises CheckpointError naming a key that asks for what is not supported or not understood.
         """
-        check_keys(config, _READ)  # refuses modules_in_block_to_quantize and dynamic, among others
+        check_keys(config, _READ)  # refuses dynamic, among others
         check_only_weights(config)
         bits = config.integer("bits", 1, 64)
         if bits not in (4, 8):
@@ -77,6 +83,7 @@ class GPTQ:
             zeros_borrow=not sym and "gptqmodel" in str(config.raw.get("meta")).lower(),
             desc_act=config.boolean("desc_act", False),
             quantizes_head=config.boolean("lm_head", False),
+            unconverted=_unconverted(config, names),
         )
 
     @property
@@ -88,6 +95,8 @@ class GPTQ:
         return 32 // self.bits
 
     def tensors(self, linear: LinearSpec) -> dict[str, TensorSpec]:
+        if is_part(linear.name, self.unconverted):
+            return Dense().tensors(linear)
         outputs, inputs, per_word = linear.out_features, linear.in_features, self.codes_per_word
         group = group_of(linear, self.group_size)
         check_words(linear, per_word, outputs, inputs)
@@ -99,7 +108,9 @@ class GPTQ:
             f"{linear.name}.bias": TensorSpec((outputs,), FLOATS, optional=not linear.bias),
         }
 
-    def linear(self, weights: Weights, linear: LinearSpec, dtype: torch.dtype) -> GroupedWeight:
+    def linear(self, weights: Weights, linear: LinearSpec, dtype: torch.dtype) -> DenseWeight | GroupedWeight:
+        if is_part(linear.name, self.unconverted):
+            return Dense().linear(weights, linear, dtype)
         name, group = linear.name, group_of(linear, self.group_size)
         order = _permutation(weights, linear, likely=self.desc_act)
         of_group = linear.inputs(group)
@@ -116,6 +127,8 @@ class GPTQ:
         )
 
     def units(self, linear: LinearSpec) -> tuple[int, int]:
+        if is_part(linear.name, self.unconverted):
+            return Dense().units(linear)
         return self.codes_per_word, self.codes_per_word if self.group_size == -1 else self.group_size
 
     def _codes(self, weights: Weights, linear: LinearSpec, order: torch.Tensor | None) -> torch.Tensor:
@@ -138,6 +151,29 @@ class GPTQ:
             return stored
         largest = (1 << self.bits) - 1
         return (stored + self.zero_offset).bitwise_and(largest)
+
+
+def _unconverted(config: Fields, names: Collection[str]) -> tuple[str, ...]:
+    """Layers that `modules_in_block_to_quantize` leaves out, and that the file holds so.
+
+    The key has names within a block of the model, "mlp.down_proj", in a list or in lists of those done together.
+    """
+    key = "modules_in_block_to_quantize"
+    found = config.raw.get(key) or []
+    groups = found if isinstance(found, list) else [None]
+    listed = [name for group in groups for name in (group if isinstance(group, list) else [group])]
+    if not all(isinstance(name, str) for name in listed):
+        raise config.error(key, "a list of names of layers, or lists of them")
+    if not listed:
+        return ()
+
+    def is_listed(name: str) -> bool:
+        return any(f".{name}".endswith(f".{each}") for each in listed)
+
+    quantized = (name.removesuffix(".qweight") for name in sorted(names) if name.endswith(".qweight"))
+    if surplus := next((name for name in quantized if not is_listed(name) and name != "lm_head"), None):
+        raise config.error(key, f"a list with {surplus}, which the file holds quantized")
+    return tuple(name for name in left_plain(names, ("",), "qweight") if not is_listed(name))
 
 
 def _version(config: Fields) -> str:

@@ -25,7 +25,7 @@ READERS: dict[str, Reader] = {
     "awq": AWQ.read,
     "compressed-tensors": read_compressed,
     "fp8": FP8.read,
-    "gptq": lambda config, names: GPTQ.read(config),
+    "gptq": GPTQ.read,
 }
 SECTIONS = ("quantization_config", "compression_config")  # the second in older files of compressed-tensors
 # Files of their own in which AutoGPTQ and AutoAWQ said it before config.json did, and that they still write beside it.

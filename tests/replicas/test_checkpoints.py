@@ -293,7 +293,8 @@ TABLE = [
     Bad("generation-eos", "dense", text("generation_config.json", '{"eos_token_id": [1, 999]}'),
         "generation_config.json", "eos_token_id", "999"),
     # quantization
-    Bad("aqlm", "gptq", quantization(quant_method="aqlm"), "config.json", "quant_method", "auto-round or awq"),
+    Bad("aqlm", "gptq", quantization(quant_method="aqlm"), "config.json", "quant_method", "AQLM.*not read here"),
+    Bad("method", "gptq", quantization(quant_method="x"), "config.json", "quant_method", "auto-round or awq"),
     Bad("bits-3", "gptq", quantization(bits=3), "config.json", "quantization_config.bits", "3"),
     Bad("bits-2", "gptq", quantization(bits=2), "config.json", "quantization_config.bits", "2"),
     Bad("bits-unlike-tensors", "gptq", quantization(bits=8), WEIGHTS, f"{Q}.qweight", "shape"),

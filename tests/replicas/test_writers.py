@@ -20,9 +20,11 @@ from tiny_checkpoints import build_checkpoint, rewrite_config
 from motley.replicas.checkpoint import inspect_checkpoint
 from motley.replicas.errors import CheckpointError
 from motley.replicas.json_file import Fields
+from motley.replicas.layout import layer_spec
 from motley.replicas.quantization.bookkeeping import WRITERS, check_keys
 from motley.replicas.quantization.compressed_tensors import read_compressed
 from motley.replicas.quantization.fp8 import FP8
+from motley.replicas.weights import Weights
 
 PROMPT = torch.randint(0, 256, (24,), generator=torch.Generator().manual_seed(5)).tolist()
 CORPUS = Path(__file__).parents[1] / "corpus"
@@ -88,6 +90,37 @@ def test_a_symmetric_awq_of_gptqmodel_has_its_zero_points_in_the_file(tmp_path: 
     edit_tensors(packed / "model.safetensors", lambda found: found.pop(f"{layer}.qzeros") is None)
     with pytest.raises(CheckpointError, match=rf"{layer}\.qzeros: is missing"):
         inspect_checkpoint(packed)
+
+
+LISTS: list[Any] = [["self_attn.k_proj", "self_attn.v_proj"], [["self_attn.k_proj"], ["self_attn.v_proj"]]]
+
+
+@pytest.mark.parametrize("listed", LISTS, ids=["a list", "lists"])
+def test_layers_that_gptq_leaves_out(listed: Any, tmp_path: Path) -> None:
+    """optimum and auto-round list the layers of a block that they quantize; the rest is as it was."""
+    others = ["self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj"]
+    folder = build_gptq(tmp_path)
+    checkpoint, path = inspect_checkpoint(folder), folder / "model.safetensors"
+    weights = Weights(checkpoint.tensors, torch.device("cpu"))
+    plain = prompt_logits(folder, PROMPT)
+    found = load_file(path)
+    for index in range(checkpoint.config.num_layers):
+        down = layer_spec(checkpoint.config, index).down
+        found[f"{down.name}.weight"] = checkpoint.format.linear(weights, down, torch.float32).dequantize()
+        found = {
+            name: each for name, each in found.items() if name.rpartition(".")[0] != down.name or ".weight" in name
+        }
+    save_file(found, path)
+    with pytest.raises(CheckpointError, match=r"down_proj\.qweight: is missing"):
+        inspect_checkpoint(folder)
+    section(folder, modules_in_block_to_quantize=[*listed, *([others] if isinstance(listed[0], list) else others)])
+    assert (prompt_logits(folder, PROMPT) - plain).abs().max() < 1e-3
+    section(folder, modules_in_block_to_quantize=[*LISTS[0], *others, "mlp.down_proj"])
+    with pytest.raises(CheckpointError, match=r"down_proj\.qweight: is missing"):
+        inspect_checkpoint(folder)
+    section(folder, modules_in_block_to_quantize={"mlp": 4})
+    with pytest.raises(CheckpointError, match=r"modules_in_block_to_quantize: .* a list of names"):
+        inspect_checkpoint(folder)
 
 
 def test_a_method_under_its_newer_name(tmp_path: Path) -> None:
