@@ -4,7 +4,6 @@ import asyncio
 import sys
 
 import numpy as np
-
 from kserve import InferenceGRPCClient, InferenceRESTClient, InferInput, InferRequest, RESTConfig
 from kserve.protocol.infer_type import RequestedOutput
 
