@@ -167,7 +167,7 @@ ENDS = [
 async def test_half_an_answer_is_no_answer(
     scripted: Scripted, reason: FinishReason, status: int, code: grpc.StatusCode
 ) -> None:
-    post = await scripted([BEGIN, message(Delta(0, (65,), "b", None, reason))])
+    post = await scripted([BEGIN, message(Delta(0, (65,), "b")), message(Delta(0, (), "", None, reason))])
     assert (await post(COMPLETIONS, {"prompt": "abc"})).status == status
     events = (await post(COMPLETIONS, {"prompt": "abc", "stream": True})).events()
     assert events[-2]["choices"][0]["finish_reason"] == reason

@@ -128,7 +128,6 @@ async def test_an_input_may_fill_the_context_but_not_more(post: Any) -> None:
         ({"input": "a", "encoding_format": "hex"}, "encoding_format"),
         ({"input": "a", "pooling": "max"}, "pooling"),
         ({"input": "a", "user": 7}, "user"),
-        ({"input": "a", "temperature": 0}, "temperature"),
         ({"input": "a", "priority": "high"}, "priority"),
     ],
 )
