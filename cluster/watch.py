@@ -26,6 +26,7 @@ WAKE_S = 1.0  # a signal that another thread got is seen when the main one wakes
 ASK_S = 1.5  # between an answer and the next question
 MISSES = 3  # questions in a row without an answer: one that was only late, as after a stop of this process, is not lost
 CURES = 3  # in a row that help nothing
+BUSY = 6  # times as long for what may only be late, as on a machine with far more to do than it can
 MEANT_S = 0.5  # in which a signal to end arrives, of which the same signal to others has been seen already
 
 log = logging.getLogger(__name__)
@@ -70,6 +71,7 @@ class Asked:
 
     ask       returns in time, or raises whatever it likes
     patience_s  without an answer until it is taken for one that hangs
+    certain   whether silence has no other reason, as where a signal has stopped it; else it has BUSY times as long
     cure      ends it, to be started again by whoever did; None: there is nobody, and the service ends
     vital     the service ends as well if that does not help
     """
@@ -79,6 +81,7 @@ class Asked:
     patience_s: float
     cure: Callable[[], None] | None = None
     vital: bool = True
+    certain: Callable[[], bool] = lambda: True
     _misses: int = 0
     _since: float = 0.0
     _cures: int = 0
@@ -94,7 +97,10 @@ class Asked:
             self._misses += 1
 
     def hangs(self, now: float) -> bool:
-        return self._misses >= MISSES and now - self._since >= self.patience_s
+        silent_s = now - self._since
+        if self._misses < MISSES or silent_s < self.patience_s:
+            return False
+        return silent_s >= BUSY * self.patience_s or self.certain()
 
     def judge(self, now: float) -> str | None:
         """Why the service has to end, or None. Cures what can be."""

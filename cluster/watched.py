@@ -24,7 +24,7 @@ from .control.start import NAME as CONTROL
 from .edge.inside import Inside
 from .fleet.store import APPLICATION
 from .prefix.server import OwnRedis
-from .processes import descendants
+from .processes import descendants, is_stopped
 from .watch import Asked, Daemon
 
 log = logging.getLogger(__name__)
@@ -60,8 +60,8 @@ def ray_asked() -> list[Asked]:
     raylet = f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
     gcs = str(ray.get_runtime_context().gcs_address)
     return [
-        Asked("Ray's GCS", healthy(gcs), RAY_PATIENCE_S),
-        Asked("Ray's raylet", healthy(raylet), RAY_PATIENCE_S),
+        Asked("Ray's GCS", healthy(gcs), RAY_PATIENCE_S, certain=partial(any_stopped, "gcs_server")),
+        Asked("Ray's raylet", healthy(raylet), RAY_PATIENCE_S, certain=partial(any_stopped, "raylet")),
     ]
 
 
@@ -76,7 +76,8 @@ def service_asked(inside: Inside, redis: OwnRedis | None, *, control: bool) -> l
         plane = _actor("the control plane", CONTROL, APPLICATION, "ready", "ray::ControlActor")
         found.append(replace(plane, vital=False))
     if redis is not None:
-        found.append(Asked("redis-server", redis.ask, PATIENCE_S, redis.end_hung, vital=False))
+        stopped = redis.is_stopped
+        found.append(Asked("redis-server", redis.ask, PATIENCE_S, redis.end_hung, vital=False, certain=stopped))
     return found
 
 
@@ -111,12 +112,29 @@ def _actor(name: str, actor: str, namespace: str, method: str, title: str) -> As
     def ask() -> Any:
         return ray.get(getattr(ray.get_actor(actor, namespace), method).remote(), timeout=ANSWER_S)
 
-    return Asked(name, ask, PATIENCE_S, partial(end_titled, title))
+    def stopped() -> bool:
+        return any(map(is_stopped, titled(title)))
+
+    return Asked(name, ask, PATIENCE_S, partial(end_titled, title), certain=stopped)
 
 
-def end_titled(title: str) -> None:
-    """SIGKILL to the descendants that call themselves so."""
+def any_stopped(kind: str) -> bool:
+    """Whether a signal has stopped the process that Ray calls so."""
+    return any(is_stopped(info.process.pid) for info in worker._global_node.all_processes.get(kind, ()))
+
+
+def titled(title: str) -> list[int]:
+    """The descendants that call themselves so."""
+    found = []
     for pid in descendants():
         with suppress(OSError):
             if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(title.encode()):
-                os.kill(pid, signal.SIGKILL)
+                found.append(pid)
+    return found
+
+
+def end_titled(title: str) -> None:
+    """SIGKILL to these."""
+    for pid in titled(title):
+        with suppress(OSError):
+            os.kill(pid, signal.SIGKILL)

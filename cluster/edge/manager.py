@@ -28,7 +28,7 @@ from .workers import workers_of
 LOOK_S = 0.5  # between two looks at HAProxy
 ANSWER_S = 2.0  # that it has to answer in
 STOPPED_LOOKS = 2  # in a row that find it stopped by a signal: it hangs
-SILENT_LOOKS = 6  # in a row without an answer: it hangs; more, as a busy machine is slow too
+SILENT_LOOKS = 24  # in a row without an answer, about a minute: it hangs; fewer may be for a busy machine's sake
 ROUTES_S = 20.0  # that a new manager waits for routes while the HAProxy of the one before serves
 AGAIN_S = 0.5  # before HAProxy is started again if it did not start
 

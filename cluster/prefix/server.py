@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ...replicas.remedies import pip_install
 from ..failures import ConfigurationError
+from ..processes import is_stopped
 from . import tied
 from .wire import Wire, command
 
@@ -109,6 +110,11 @@ class OwnRedis:
         """Returns in time if it answers. Raises TimeoutError."""
         if not self._answers(ASKED_S):
             raise TimeoutError("redis-server does not answer")
+
+    def is_stopped(self) -> bool:
+        """Whether a signal has stopped it."""
+        with self._lock:
+            return self._process is not None and is_stopped(self._process.pid)
 
     def end_hung(self) -> None:
         """End the process, which is started again, empty."""

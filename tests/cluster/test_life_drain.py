@@ -40,16 +40,30 @@ async def code_of(call: Any) -> grpc.StatusCode:
     return await call.code()
 
 
-async def stop(ingress: Any, streams: int) -> None:
-    """As `motley serve` does when the drain is over."""
-    async with asyncio.timeout(20):
-        while ingress.router.num_streams < streams:
+class Counting(EchoWorker):
+    """begun: how many of its streams have handed out a token of each choice, and were asked for more."""
+
+    begun = 0
+
+    async def generate(self, request: Request) -> AsyncGenerator[StreamMessage, None]:
+        choices: set[int] = set()
+        async for message in super().generate(request):
+            yield message
+            before = len(choices)
+            choices.update(delta.index for delta in message.deltas if delta.token_ids)
+            self.begun += before < len(choices) == request.sampling.n
+
+
+async def stop(ingress: Any, worker: Counting, streams: int) -> None:
+    """As `motley serve` does when the drain is over; all of these streams have begun by then."""
+    async with asyncio.timeout(60):
+        while ingress.router.num_streams < streams or worker.begun < streams:
             await asyncio.sleep(0.01)
     assert await ingress.drain() == streams
     await ingress.end_streams()
 
 
-class Hanging(EchoWorker):
+class Hanging(Counting):
     """As a replica that was stopped: after two tokens nothing more."""
 
     async def generate(self, request: Request) -> AsyncGenerator[StreamMessage, None]:
@@ -72,10 +86,11 @@ async def told_over_grpc(call: Any) -> tuple[str, list[Any]]:
     return await call.details(), messages
 
 
-@pytest.mark.parametrize("kind", [EchoWorker, Hanging], ids=["moves", "hangs"])
-async def test_what_outlasts_the_drain_is_told_so_over_every_protocol(folder: Path, kind: type[EchoWorker]) -> None:
+@pytest.mark.parametrize("kind", [Counting, Hanging], ids=["moves", "hangs"])
+async def test_what_outlasts_the_drain_is_told_so_over_every_protocol(folder: Path, kind: type[Counting]) -> None:
     """Streamed or not, whether its replica moves or hangs: the service is stopping, and nothing else is the reason."""
-    ingress = await make_ingress(folder, kind(str(folder), step_s=0.05))
+    worker = kind(str(folder), step_s=0.05)
+    ingress = await make_ingress(folder, worker)
     app = ingress.__serve_build_asgi_app__()
     chat = {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 400, "stream": True}
     over_http = [
@@ -103,7 +118,7 @@ async def test_what_outlasts_the_drain_is_told_so_over_every_protocol(folder: Pa
         ]
         told = [asyncio.create_task(told_over_grpc(call)) for call in calls]
         parts = asyncio.create_task(read(over_kserve))
-        await stop(ingress, 9)
+        await stop(ingress, worker, 9)
         said = [await one for one in told]
         assert {details for details, _ in said} == {STOPPING}
         ends = [choice.finish_reason for chunk in said[0][1] for choice in chunk.choices if choice.finish_reason]

@@ -14,7 +14,7 @@ import pytest
 from served import wait_for
 
 from motley.cluster import watch as watching
-from motley.cluster.watch import CURES, MISSES, Asked, Daemon, Watch
+from motley.cluster.watch import BUSY, CURES, MISSES, Asked, Daemon, Watch
 
 
 class Made:
@@ -71,6 +71,17 @@ def test_who_does_not_answer_hangs_after_a_while() -> None:
     asked = missed(Asked("Ray's GCS", nothing, 14), 0, 4, 8)
     assert watch([], [asked]).look(13) is None
     assert watch([], [asked]).look(14) == "Ray's GCS has not answered for 14 s"
+
+
+def test_who_may_only_be_late_has_longer() -> None:
+    """On a machine with far more to do than it can, until a signal is found to have stopped it."""
+    stopped = [False]
+    asked = missed(Asked("Ray's GCS", nothing, 14, certain=lambda: stopped[0]), 0, 4, 8)
+    made = watch([], [asked])
+    assert made.look(14 * BUSY - 1) is None
+    assert made.look(14 * BUSY) == f"Ray's GCS has not answered for {14 * BUSY} s"
+    stopped[0] = True
+    assert made.look(14) == "Ray's GCS has not answered for 14 s"
 
 
 def test_an_answer_makes_up_for_all_before() -> None:

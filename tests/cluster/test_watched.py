@@ -17,6 +17,7 @@ from grpc_health.v1 import health, health_pb2_grpc
 from served import command_line, free_port, wait_for
 
 from motley.cluster import watched
+from motley.cluster.processes import is_stopped
 
 
 @contextmanager
@@ -63,6 +64,18 @@ def test_what_is_vital_of_rays(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(found) == len(kinds)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc elsewhere")
+def test_a_part_of_ray_that_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen(["sleep", "600"]) as process:
+        processes = {"raylet": [SimpleNamespace(process=process)]}
+        monkeypatch.setattr(watched.worker, "_global_node", SimpleNamespace(all_processes=processes))
+        assert not watched.any_stopped("raylet")
+        process.send_signal(signal.SIGSTOP)
+        wait_for(lambda: watched.any_stopped("raylet"), "its stop")
+        assert not watched.any_stopped("gcs_server")
+        process.kill()
+
+
 def test_a_door_that_nobody_opens() -> None:
     with pytest.raises(ConnectionRefusedError):
         watched.open_door("127.0.0.1", free_port())
@@ -89,7 +102,10 @@ def test_who_hangs_is_ended_by_its_title() -> None:
     titles = ("ray::ServeController.listen", "ray::ServeReplica:motley:main")
     hung, other = (subprocess.Popen(["bash", "-c", f"exec -a {title} sleep 600"]) for title in titles)
     wait_for(lambda: all("ray::" in command_line(each.pid)[:5] for each in (hung, other)), "their titles")
+    assert not any(map(is_stopped, watched.titled("ray::ServeController")))
     hung.send_signal(signal.SIGSTOP)
+    wait_for(lambda: is_stopped(hung.pid), "its stop")
+    assert watched.titled("ray::ServeController") == [hung.pid]
     watched.end_titled("ray::ServeController")
     assert hung.wait(60) == -signal.SIGKILL
     assert other.poll() is None
