@@ -58,6 +58,10 @@ CASES: list[tuple[tuple[str, str], Any, int]] = [
 ]
 
 
+# Of answers with tensors behind their JSON, which are no JSON as a whole: test_kserve_clients.py has them.
+BINARY = ["outputs[].parameters", "outputs[].parameters.binary_data_size"]
+
+
 @pytest.fixture(scope="module")
 async def model(tmp_path_factory: pytest.TempPathFactory) -> Scripted:
     """It thinks, and then says something and calls a tool."""
@@ -105,7 +109,7 @@ async def test_no_less_than_is_described(model: Scripted) -> None:
         for part in parts_of(reply):
             seen.setdefault(name, set()).update(given(part))
     missing = {name: sorted(paths - seen[name]) for name, paths in told.items() if paths - seen[name]}
-    assert list(missing.values()) == [ERRORS, ERRORS], missing
+    assert list(missing.values()) == [ERRORS, ERRORS, BINARY], missing
     assert len(told) > 15
 
 
