@@ -127,6 +127,13 @@ def test_commands_in_the_readme_exist() -> None:
     assert set(re.findall(r"(?:^|`)make ([a-z]+)", text, re.MULTILINE)) <= targets
 
 
+def test_tests_that_the_list_of_faults_names_exist() -> None:
+    """A fault whose test is gone may come back."""
+    named = set(re.findall(r"\b(test_\w+\.py)", (ROOT / "docs" / "regressions.md").read_text()))
+    assert len(named) > 30
+    assert named <= {path.name for path in ROOT.glob("tests/**/*.py")}
+
+
 def test_nobody_is_told_to_install_this_by_its_name() -> None:
     """An index has a stranger's package of that name: remedies name what is missing, docs this checkout."""
     named = re.compile(r"""(pip3? install|uv add|pipx install)[^`\n]*[ '"]motley\b(?![./-])|\bmotley\[[a-z]+\]""")
