@@ -43,7 +43,7 @@ def new(folder: Path, other: Path) -> Path:
 @pytest.fixture(scope="module")
 def found(folder: Path, other: Path, new: Path) -> dict[str, dict[str, Any]]:
     """By the name of a case."""
-    with tempfile.TemporaryDirectory(dir="/tmp", prefix="m") as temp:  # paths of sockets are short
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="m", ignore_cleanup_errors=True) as temp:  # short, for sockets
         child = [sys.executable, str(SUPPORT / "shard_actors_child.py"), str(folder), str(other), str(new)]
         path = os.pathsep.join([str(SUPPORT), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = {**os.environ, "PYTHONPATH": path, "RAY_TMPDIR": temp, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}

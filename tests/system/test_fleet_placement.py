@@ -25,7 +25,7 @@ pools:
 @pytest.mark.thorough
 def test_each_pool_lands_on_its_class(tmp_path: Path) -> None:
     (tmp_path / "fleet.yaml").write_text(f"model: {write_tokenizer(tmp_path)}{POOLS}")
-    with tempfile.TemporaryDirectory(dir="/tmp", prefix="m") as temp:  # paths of sockets are short
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="m", ignore_cleanup_errors=True) as temp:  # short, for sockets
         child = [sys.executable, str(SUPPORT / "fake_nodes_child.py"), str(tmp_path / "fleet.yaml")]
         path = os.pathsep.join([str(SUPPORT), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = {**os.environ, "PYTHONPATH": path, "RAY_TMPDIR": temp, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
