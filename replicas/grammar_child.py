@@ -34,6 +34,7 @@ COMPILE_WALL = 15  # as many times as it may have of a processor
 MAX_WHITESPACE = 40  # characters in a row between JSON's parts: a model may indent, not idle
 MEMORY_BYTES = 512 * 2**20  # beyond what the process has before it compiles
 MAX_EAGER_STATES = 32  # of an automaton, whose masks are made when the grammar is compiled
+_COUNTED = re.compile(r"^\S+_l\d+ ::= \[(?!\^)", re.MULTILINE)  # a class there that is counted, state by state
 _STATE = re.compile(r"^\S+_s\d+ ::=", re.MULTILINE)  # a rule of grammar_text.py
 _BOUNDED = re.compile(r'"(minLength|maxLength|pattern|format)"\s*:')  # in a structural tag's schemas
 # First bytes of UTF-8 -> the second bytes that make no character: written too long, half of a surrogate pair, or beyond
@@ -192,7 +193,7 @@ def _rules(kind: GrammarKind, source: str) -> str:
 
 def _compiler(info: Any, rules: str) -> Any:
     """What a state of many lets follow is worked out when a text first gets there: all of it would take too long."""
-    late = len(_STATE.findall(rules)) > MAX_EAGER_STATES
+    late = len(_STATE.findall(rules)) > MAX_EAGER_STATES or _COUNTED.search(rules) is not None
     return xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False, enable_dynamic_compilation=late)
 
 

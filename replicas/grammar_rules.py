@@ -14,6 +14,9 @@ import xgrammar
 from .grammar_text import TextRule, json_text_rules, regex_grammar
 
 _TEXT_RULE = re.compile(r'^(\S+) ::= Regex\("([A-Za-z0-9_-]*)", json_string=true\)$')
+_LITERAL = re.compile(r'\[(?:\\.|[^\]\\])*\]|"(?:\\.|[^"\\])*"')
+_BRACKETS = re.compile(r"\([^()]*\)")
+_NAME = re.compile(r"(?<= )[A-Za-z_][\w.-]*(?= )")
 _HEX = "[0-9A-Fa-f]"
 _ESCAPE = "basic_escape"
 _CHARACTER = "[0-9A-CE-Fa-ce-f]"
@@ -34,17 +37,35 @@ class UnknownRules(RuntimeError):
 def with_exact_texts(grammar: Any) -> str:
     """The rules of an xgrammar.Grammar, as text. Raises ValueError where no text follows a pattern."""
     rules: list[str] = []
+    within: dict[str, str] = {}
     for line in str(grammar).splitlines():
         found = _TEXT_RULE.match(line)
         if found is not None:
-            rules += json_text_rules(TextRule.decoded(found[2]), found[1])
+            name, written = found[1], json_text_rules(TextRule.decoded(found[2]), found[1])
+            [own] = [rule for rule in written if rule.startswith(f"{name} ::= ")]
+            if _is_sequence(body := own.removeprefix(f"{name} ::= ")):
+                within[name] = body
+                written.remove(own)
+            rules += written
         elif line.startswith(f"{_ESCAPE} ::="):
             rules.append(_ESCAPE_RULE)
         elif " ::= Regex(" in line:
             raise UnknownRules(f"a pattern that is none of ours: {line[:200]}")
         else:
             rules.append(_BYTE.sub(_of_fixed_length, line))
-    return "\n".join(rules)
+    return "\n".join(_NAME.sub(lambda name: within.get(name[0], name[0]), rule) for rule in rules)
+
+
+def _is_sequence(body: str) -> bool:
+    """Whether it may stand in the place of its rule's name: it has no alternatives but in brackets.
+
+    There the library knows what follows, a quote. Of a rule that counts characters it would otherwise work out for each
+    count and token of the vocabulary whether the text may end within the token, which takes seconds.
+    """
+    body = _LITERAL.sub("", body)
+    while (left := _BRACKETS.sub("", body)) != body:
+        body = left
+    return "|" not in body
 
 
 def _of_fixed_length(escape: re.Match[str]) -> str:

@@ -20,7 +20,10 @@ __all__ = ["TextRule", "json_text_rules", "regex_grammar"]
 
 _SHORT = {'"': '"', "\\": "\\", "\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t"}
 _ESCAPED = ranges([(0, 0x1F), *single('"\\')])
+_LAST = 0x10FFFF
+_ALL: Ranges = ranges([(0, _LAST)])
 _EMPTY = '""'
+MAX_ESCAPED = 8  # characters that are counted, and may be such as JSON escapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,7 @@ class _Rules:
         self._in_json = in_json
         self._written: list[str] = []
         self._sets: dict[Ranges, str] = {}
+        self._long_sets: dict[Ranges, str] = {}
 
     def of(self, pattern: Pattern, least: int, most: int | None, other_than: tuple[str, ...]) -> list[str]:
         node = _of_length(pattern.node, least, most)
@@ -121,12 +125,30 @@ class _Rules:
             inner, least = _not_empty(node.node), 0
         if inner is None or node.most == 0:
             return _EMPTY
-        said = self._node(inner)
+        said = self._node(inner) if not self._is_long(inner, node) else self._long(inner)
         if not isinstance(inner, Chars):
             said = f"({said})"
         if node.most is None:
             return said + ("*" if least == 0 else "+" if least == 1 else f"{{{least},}}")
         return said if least == node.most == 1 else f"{said}{{{least},{node.most}}}"
+
+    def _is_long(self, inner: Node, node: Repeat) -> bool:
+        return self._in_json and isinstance(inner, Chars) and max(node.least, node.most or 0) > MAX_ESCAPED
+
+    def _long(self, inner: Node) -> str:
+        """A rule of one character that is counted far, without those that JSON escapes if there are others.
+
+        Of alternatives the library would follow each count by itself, for half a second of a processor at each token of
+        a large vocabulary; and a class that is counted without a rule of its own takes it seconds to compile.
+        """
+        assert isinstance(inner, Chars)
+        plain = without(inner.sure, _ESCAPED)
+        if not plain:
+            return self._set(inner.sure)
+        if plain not in self._long_sets:
+            self._long_sets[plain] = name = f"{self._name}_l{len(self._long_sets)}"
+            self._written.append(f"{name} ::= {_class(plain)}")
+        return self._long_sets[plain]
 
     def _set(self, given: Ranges) -> str:
         """One character of these, as it stands in the text."""
@@ -141,6 +163,9 @@ class _Rules:
 
 
 def _class(given: Ranges) -> str:
+    """Of what it leaves out where that is less: so the library counts it at once, and otherwise in seconds."""
+    if given[-1][1] == _LAST:
+        return "[^" + _class(without(_ALL, given))[1:] if given != _ALL else f"[{_char(0)}-{_char(_LAST)}]"
     return "[" + "".join(_char(first) + (f"-{_char(last)}" if last > first else "") for first, last in given) + "]"
 
 
