@@ -26,6 +26,13 @@ MAX_SHOWN = 500  # characters of a template's own complaint
 TEMPLATE_FAULTS = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 
 PROBE = "motley-probe"  # shows what of a conversation a template has a place for
+_GIVEN = frozenset(
+    ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize")
+)
+_NAMED_TOKENS = frozenset(  # whether or not this tokenizer has them
+    ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token",
+     "additional_special_tokens", "extra_special_tokens")
+)  # fmt: skip
 _PROBE_TOOL = {"type": "function", "function": {"name": PROBE, "description": "", "parameters": {}}}
 
 
@@ -47,8 +54,8 @@ class ChatTemplate:
             raise CheckpointError(f"not a valid chat template: {error}", file=file, tensor="chat_template") from error
         self._special_tokens = dict(special_tokens)
         self._literal = special_starts(literal)
-        given = {"messages", "tools", "documents", "add_generation_prompt", *special_tokens}
-        self._arguments = sorted(self._template.variables - given)
+        self._given = _GIVEN | set(special_tokens)
+        self._arguments = sorted(self._template.variables - self._given)
         self._probe(file)
 
     def render(
@@ -153,6 +160,10 @@ class ChatTemplate:
     def has_argument(self, name: str) -> bool:
         """Whether the template reads this, beside what it is always given."""
         return name in self._arguments
+
+    def is_given(self, name: str) -> bool:
+        """Whether this is the server's to say, so that a client's value would replace it."""
+        return name in self._given or name in _NAMED_TOKENS
 
     def _shows(self, messages: list[Message], tools: list[Tool]) -> bool:
         try:

@@ -1,46 +1,158 @@
-"""`reasoning_effort` and arguments of the template: what a chat says to the model's template."""
+"""What a chat says to the model's template, and of what the model thinks, in the words of several servers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ...replicas.chat_template import ChatTemplate
 from ...replicas.tools import Tool
 from ..errors import unsupported_field
+from ..parsers.styles import NONE, detect_reasoning
+from ..unknown_fields import UnknownFields
 from .openai_fields import take, wrong_type
-from .openai_schemas import EFFORTS
+from .openai_schemas import EFFORTS, THINKING_TYPES, THOUGHT_LEVELS
 
-_SWITCH = {"none": False, "medium": True}  # a template that can only think or not knows no other degrees
+_ARGUMENTS = "chat_template_kwargs"
+_OFF = "none"
+_SWITCH = {_OFF: False, "medium": True}  # a template that can only think or not knows no other degrees
+_SWITCHES = ("enable_thinking", "thinking")  # what templates call that
 TemplateFor = Callable[[Sequence[Tool]], ChatTemplate | None]  # the model's, for chats with these tools
 
 
-def template_arguments(body: dict[str, Any], template: ChatTemplate | None) -> dict[str, Any]:
+def template_arguments(body: dict[str, Any], template: ChatTemplate | None, unknown: UnknownFields) -> dict[str, Any]:
     """Raises InvalidRequest naming the field; the template checks its arguments itself."""
-    return with_effort(take(body, "chat_template_kwargs", dict, {}), body, template, "chat_template_kwargs")
+    return with_effort(read_arguments(body, template, unknown), body, template, _ARGUMENTS)
+
+
+def read_arguments(body: dict[str, Any], template: ChatTemplate | None, unknown: UnknownFields) -> dict[str, Any]:
+    """Those of `chat_template_kwargs` that the template reads, and those that it must refuse; null is none.
+
+    Elsewhere the others have no effect, so they are met as unknown fields are.
+    """
+    given = take(body, _ARGUMENTS, dict, {})
+    if template is None:
+        return given
+    read: dict[str, Any] = {}
+    for name, value in given.items():
+        ours = _as_read(name, template)
+        if not template.has_argument(ours) and not template.is_given(name):
+            unknown.meet(f"{_ARGUMENTS}.{name}", value)
+        elif ours in read and read[ours] != value:
+            raise wrong_type(f"{_ARGUMENTS}.{name}", value, f"no other value than {ours} has under another name")
+        elif value is not None:
+            read[ours] = value
+    return read
+
+
+def _as_read(name: str, template: ChatTemplate) -> str:
+    """Whether to think has two names: a template that reads one of them is given what came under the other."""
+    if name in _SWITCHES and not template.has_argument(name):
+        return next((other for other in _SWITCHES if template.has_argument(other)), name)
+    return name
 
 
 def with_effort(
     arguments: Mapping[str, Any], body: dict[str, Any], template: ChatTemplate | None, field: str
 ) -> dict[str, Any]:
-    """`arguments`, which the client calls `field`, and what `reasoning_effort` of the body is among them."""
-    effort = take(body, "reasoning_effort", str, "")
-    if body.get("reasoning_effort") is None:
+    """`arguments`, which the client calls `field`, and how much the body says that the model is to think."""
+    said = _said(body)
+    if said is None:
         return dict(arguments)
-    if effort not in EFFORTS:
-        raise wrong_type("reasoning_effort", effort, " or ".join(EFFORTS))
-    name, value = _argument(effort, template)
-    if name in arguments:
-        raise wrong_type("reasoning_effort", effort, f"no value beside {field}.{name}")
+    at, effort = said
+    argument = _argument(at, effort, template)
+    if argument is None:
+        return dict(arguments)
+    name, value = argument
+    if arguments.get(name, value) != value:
+        raise wrong_type(at, effort, f"no value beside {field}.{name}")
     return {**arguments, name: value}
 
 
-def _argument(effort: str, template: ChatTemplate | None) -> tuple[str, bool | str]:
-    """What the template calls it, and its value."""
+def shows_reasoning(body: dict[str, Any]) -> bool:
+    """Whether what the model thinks is part of the answer."""
+    shown = take(body, "include_reasoning", bool, True)
+    hidden = take(take(body, "reasoning", dict, {}), "exclude", bool, False, path="reasoning.")
+    if hidden and body.get("include_reasoning"):
+        raise wrong_type("reasoning.exclude", hidden, "no value beside include_reasoning")
+    return shown and not hidden
+
+
+def tells_reasoning_apart(body: dict[str, Any]) -> bool:
+    """Whether it stands apart from the answer's text, not within it as the model wrote it."""
+    apart = take(body, "separate_reasoning", bool, True)
+    form = take(body, "reasoning_format", str, "auto")
+    if form not in ("auto", "deepseek", "none"):
+        raise wrong_type("reasoning_format", form, "auto, deepseek or none")
+    if body.get("separate_reasoning") and form == "none":
+        raise wrong_type("reasoning_format", form, "no value beside separate_reasoning")
+    return apart and form != "none"
+
+
+def _said(body: dict[str, Any]) -> tuple[str, str | bool] | None:
+    """The field that says it best, and its value: a degree, or only whether to think."""
+    best: tuple[str, str | bool] | None = None
+    for at, effort in _all_said(body):
+        if best is None:
+            best = at, effort
+        elif isinstance(effort, bool) or isinstance(best[1], bool):
+            if _thinks(effort) != _thinks(best[1]):
+                raise wrong_type(at, effort, f"no value beside {best[0]}")
+            best = best if isinstance(effort, bool) else (at, effort)
+        elif effort != best[1]:
+            raise wrong_type(at, effort, f"no value beside {best[0]}")
+    return best
+
+
+def _all_said(body: dict[str, Any]) -> Iterator[tuple[str, str | bool]]:
+    reasoning = take(body, "reasoning", dict, {})
+    for at, fields in (("", body), ("reasoning.", reasoning)):
+        name = "effort" if at else "reasoning_effort"
+        if fields.get(name) is not None:
+            yield at + name, _one_of(at + name, take(fields, name, str, "", path=at), EFFORTS)
+    if reasoning.get("enabled") is not None:
+        yield "reasoning.enabled", take(reasoning, "enabled", bool, True, path="reasoning.")
+    for name in ("think", "thinking"):
+        if body.get(name) is not None:
+            yield from _switched(name, body[name])
+
+
+def _switched(name: str, value: Any) -> Iterator[tuple[str, str | bool]]:
+    """Ollama's word, which may be a degree; or an object that names its kind, as Anthropic and DeepSeek have it."""
+    if isinstance(value, bool):
+        yield name, value
+    elif name == "think":
+        yield name, _one_of(name, take({name: value}, name, str, ""), THOUGHT_LEVELS)
+    elif kind := take(take({name: value}, name, dict, {}), "type", str, "", path=f"{name}."):
+        yield f"{name}.type", _one_of(f"{name}.type", kind, THINKING_TYPES) != "disabled"
+
+
+def _one_of(at: str, value: str, accepted: Sequence[str]) -> str:
+    if value not in accepted:
+        raise wrong_type(at, value, " or ".join(accepted))
+    return value
+
+
+def _thinks(effort: str | bool) -> bool:
+    return effort if isinstance(effort, bool) else effort != _OFF
+
+
+def _argument(at: str, effort: str | bool, template: ChatTemplate | None) -> tuple[str, bool | str] | None:
+    """What the template calls it, and its value; None: it is so in any case."""
+    switch = next((name for name in _SWITCHES if template is not None and template.has_argument(name)), None)
     if template is not None and template.has_argument("reasoning_effort"):
-        return "reasoning_effort", effort
-    if template is None or not template.has_argument("enable_thinking"):
-        raise unsupported_field("reasoning_effort", "this model's chat template knows nothing of it")
-    if effort not in _SWITCH:
-        raise unsupported_field("reasoning_effort", "this model thinks or does not: give medium or none", effort)
-    return "enable_thinking", _SWITCH[effort]
+        if not isinstance(effort, bool):
+            return "reasoning_effort", effort
+        if switch is None:
+            return "reasoning_effort", next(word for word, thinks in _SWITCH.items() if thinks is effort)
+    if switch is None:
+        if template is not None and isinstance(effort, bool) and effort == _writes_thoughts(template):
+            return None
+        raise unsupported_field(at, "this model's chat template knows nothing of it")
+    if isinstance(effort, str) and effort not in _SWITCH:
+        raise unsupported_field(at, "this model thinks or does not: give medium or none", effort)
+    return switch, _thinks(effort)
+
+
+def _writes_thoughts(template: ChatTemplate) -> bool:
+    return detect_reasoning(template.source).name != NONE

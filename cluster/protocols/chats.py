@@ -36,13 +36,14 @@ class Chats:
         """The model's, which decides what some fields can do."""
         return self._door.tokenizer.template_for(tools)
 
-    async def admit(self, ask: Ask, tools: ToolUse, caller: Caller) -> Chat:
-        """Raises InvalidRequest naming the field."""
+    async def admit(self, ask: Ask, tools: ToolUse, caller: Caller, *, told_apart: bool = True) -> Chat:
+        """Raises InvalidRequest naming the field. Not `told_apart`: what the model thinks stays in the text."""
         if tools.tools and self._styles.tools.name not in TOOL_PARSERS:
             raise unsupported_field("tools", f"{self._styles.tools.reason}; --tool-parser of motley serve names one")
         admitted = await self._door.admit(ask, caller)
         thinks = thinking(self._door.tokenizer, admitted.request.prompt_ids) if self._styles.thinks else None
-        return Chat(enforce(admitted, tools, self._styles.tools.name, thinks), self._reading(tools, thinks))
+        reading = self._reading(tools, thinks if told_apart else None)
+        return Chat(enforce(admitted, tools, self._styles.tools.name, thinks), reading)
 
     def reader(self, chat: Chat) -> AnswerReader:
         """A new one, for one choice."""

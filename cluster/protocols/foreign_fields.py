@@ -109,7 +109,6 @@ _PLACING = "which replica answers is not the client's to choose"
 _MARKS = "prefixes are found without marks"
 _SAME_TEXT = "the answer's text is the same"
 _NO_MEDIA = "the model reads text"
-_TOLD_APART = "reasoning is always told apart from the answer"
 FOREIGN: tuple[Foreign, ...] = (
     # Sampling.
     *_works("top_k min_p repetition_penalty ignore_eos min_tokens", S.VLLM, S.SGLANG, S.LLAMA_CPP, S.TGI, S.OPENROUTER),
@@ -127,6 +126,11 @@ FOREIGN: tuple[Foreign, ...] = (
     *_works("add_generation_prompt continue_final_message", S.VLLM, S.SGLANG, S.ROUTERS, routes=(*CHAT, *TOKENIZE)),
     *_works("chat_template_kwargs", S.VLLM, S.SGLANG, S.LLAMA_CPP, routes=(*CHAT, *TOKENIZE)),
     *_works("include_reasoning", S.VLLM, S.OPENROUTER, S.ROUTERS, routes=CHAT),
+    *_works("reasoning", S.OPENROUTER, routes=CHAT),
+    *_works("think", S.OLLAMA, routes=CHAT),
+    *_works("thinking", S.ANTHROPIC, S.DEEPSEEK, routes=CHAT),
+    *_works("separate_reasoning", S.SGLANG, S.ROUTERS, routes=CHAT),
+    *_works("reasoning_format", S.LLAMA_CPP, routes=CHAT),
     *_works("continuous_usage_stats", S.VLLM, S.SGLANG, at="stream_options"),
     *_works("schema", S.LLAMA_CPP, at="response_format"),
     *_works("best_of", S.OPENAI, routes=COMPLETION),
@@ -186,8 +190,8 @@ FOREIGN: tuple[Foreign, ...] = (
     *_refused("thinking_token_budget", "reasoning_effort says whether the model thinks", S.VLLM, neutral=(-1,)),
     *_refused("repetition_detection", "give frequency_penalty or repetition_penalty", S.VLLM),
     *_refused("watermarking watermark", _OUT, S.VLLM, S.TGI, neutral=(False,)),
-    *_refused("separate_reasoning", _TOLD_APART, S.SGLANG, S.ROUTERS, neutral=(True,)),
-    *_refused("reasoning_format", _TOLD_APART, S.LLAMA_CPP, neutral=("auto", "deepseek")),
+    *_nothing("separate_reasoning reasoning_format", "a completion is its text, all of it", S.SGLANG, S.ROUTERS,
+              S.LLAMA_CPP, routes=COMPLETION),
     *_refused("thinking_forced_open", "the template says whether the prompt begins the reasoning", S.LLAMA_CPP,
               neutral=(False,)),
     *_refused("return_hidden_states return_routed_experts return_cached_tokens_details return_prompt_text "
@@ -217,8 +221,14 @@ FOREIGN: tuple[Foreign, ...] = (
     *_refused("image_data images", _NO_MEDIA, S.LLAMA_CPP, S.OLLAMA),
     *_refused("format", "give response_format", S.OLLAMA),
     *_refused("options parameters", "give each by OpenAI's name", S.OLLAMA, S.TGI),
-    *_refused("think thinking reasoning", "give reasoning_effort or chat_template_kwargs", S.OLLAMA, S.ANTHROPIC,
-              S.OPENROUTER),
+    *_refused("think thinking reasoning enable_thinking", "a completion has no template; chats do", S.OLLAMA,
+              S.ANTHROPIC, S.OPENROUTER, S.SGLANG, neutral=(False,), routes=COMPLETION),
+    *_refused("max_tokens", "give effort: how much is thought cannot be counted beforehand", S.OPENROUTER,
+              at="reasoning", routes=CHAT),
+    *_nothing("summary generate_summary", "what was thought is told whole", S.OPENAI, S.OPENROUTER, at="reasoning",
+              routes=CHAT),
+    *_refused("budget_tokens", "give reasoning_effort: how much is thought cannot be counted beforehand", S.ANTHROPIC,
+              S.LITELLM, at="thinking", routes=CHAT),
     *_refused("system", "give a message of role system", S.OLLAMA, S.ANTHROPIC),
     *_refused("template", "the model's own is used", S.OLLAMA),
     *_refused("raw", "completions take a prompt as it is", S.OLLAMA, neutral=(False,)),

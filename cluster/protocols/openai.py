@@ -21,6 +21,7 @@ from ..unknown_fields import UnknownFields
 from ..web.answers import Answer, Object, Streaming, Written
 from . import openai_ask
 from .body_shapes import settle
+from .chat_reasoning import read_arguments
 from .chats import Chats
 from .openai_ask import Call
 from .openai_bodies import SHAPES
@@ -60,9 +61,11 @@ class OpenAIProtocol:
     async def chat(self, body: bytes, caller: Caller) -> Answer:
         fields = self._read(body, "chat")
         size = len(body) if openai_ask.has_grammar(fields) else 0
-        call = await self._door.read(openai_ask.chat_call, fields, self._chats.template_for, grammar_bytes=size)
+        call = await self._door.read(
+            openai_ask.chat_call, fields, self._chats.template_for, self._unknown, grammar_bytes=size
+        )
         [ask] = call.asks
-        chat = await self._chats.admit(ask, call.tools, caller)
+        chat = await self._chats.admit(ask, call.tools, caller, told_apart=call.told_apart)
         reader = partial(self._chats.reader, chat)
         form = ChatForm(
             self._tokens_of(call), self._fingerprint, reader, token_ids=call.token_ids, reasoning=call.reasoning
@@ -73,11 +76,12 @@ class OpenAIProtocol:
         fields = self._read(body, "tokenize")
         self._door.check_model(take(fields, "model", str, ""))
         if openai_ask.tokenizes_chat(fields):
+            tools = [] if fields.get("tools") is None else check_tools(fields["tools"])
             ids = await self._door.prompt_ids(
                 openai_ask.messages(fields),
                 chat=True,
-                template_arguments=take(fields, "chat_template_kwargs", dict, {}),
-                tools=[] if fields.get("tools") is None else check_tools(fields["tools"]),
+                template_arguments=read_arguments(fields, self._chats.template_for(tools), self._unknown),
+                tools=tools,
                 **openai_ask.prompt_end(fields),
             )
         else:

@@ -10,7 +10,8 @@ from ..access_log import MAX_LABEL_CHARS, clean_id
 from ..ask import Ask
 from ..caller import MAX_CLIENT_ID
 from ..errors import unsupported_field
-from .chat_reasoning import TemplateFor, template_arguments
+from ..unknown_fields import UnknownFields
+from .chat_reasoning import TemplateFor, shows_reasoning, tells_reasoning_apart, template_arguments
 from .chat_tools import ToolUse, tool_use
 from .formats import FORMAT_FIELDS, format_of
 from .openai_fields import check_fields, missing, pick, refuse_others, take, wrong_type
@@ -43,6 +44,7 @@ class Call:
     token_ids      the answer has those of prompt and choices
     named_by_id    log-probabilities name tokens by their ids
     reasoning      what the model thought is part of the answer
+    told_apart     it is not part of the text
     """
 
     asks: tuple[Ask, ...]
@@ -52,6 +54,7 @@ class Call:
     token_ids: bool = False
     named_by_id: bool = False
     reasoning: bool = True
+    told_apart: bool = True
     echo: bool = False
     keep: int | None = None
     silent: bool = False
@@ -93,7 +96,7 @@ def completion_call(body: dict[str, Any]) -> Call:
     return Call(asks, **_shown(body), echo=echo, keep=keep, silent=silent, logprobs=logprobs)
 
 
-def chat_call(body: dict[str, Any], template_for: TemplateFor) -> Call:
+def chat_call(body: dict[str, Any], template_for: TemplateFor, unknown: UnknownFields) -> Call:
     """`template_for` given tools: the model's, which decides what some fields can do."""
     check_fields(body, _CHAT)
     sampling = pick(body, (*_SAMPLING, "max_tokens")) | _grammar(body)
@@ -105,11 +108,14 @@ def chat_call(body: dict[str, Any], template_for: TemplateFor) -> Call:
         sampling,
         chat=True,
         wire_names=names,
-        template_arguments=template_arguments(body, template_for(tools.tools)),
+        template_arguments=template_arguments(body, template_for(tools.tools), unknown),
         tools=tools.tools,
         **prompt_end(body),
     )
-    return Call((ask,), **_shown(body), tools=tools, reasoning=take(body, "include_reasoning", bool, True))
+    reasoning, told_apart = shows_reasoning(body), tells_reasoning_apart(body)
+    if tools.required and not told_apart:
+        raise wrong_type("separate_reasoning", told_apart, "no value beside a tool_choice that requires calls")
+    return Call((ask,), **_shown(body), tools=tools, reasoning=reasoning, told_apart=told_apart or not reasoning)
 
 
 def prompt_end(body: dict[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,8 @@ MAX_MESSAGES = 8192
 MAX_METADATA = 16
 INT32 = 2**31 - 1
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+THOUGHT_LEVELS = ("low", "medium", "high")  # of Ollama's `think`
+THINKING_TYPES = ("enabled", "disabled", "adaptive")
 MODES = ("auto", "none", "required")
 
 NULL: Schema = {"type": "null"}
@@ -233,7 +235,20 @@ STREAM_OPTIONS = object_of(
 )
 TEMPLATE_ARGUMENTS: Schema = {
     "type": "object",
-    "additionalProperties": {"anyOf": [TRUTH, {"type": "string", "maxLength": MAX_ARGUMENT_CHARS}]},
+    "additionalProperties": {
+        "description": f"of a name that the template reads: true, false or text of {MAX_ARGUMENT_CHARS} characters"
+    },
+}
+REASONING = object_of(
+    {
+        "effort": told({"enum": list(EFFORTS)}, "as reasoning_effort"),
+        "enabled": told(TRUTH, "whether the model thinks"),
+        "exclude": told(BOOLEAN, "true: as include_reasoning: false"),
+    }
+)
+THINK: Schema = {"anyOf": [TRUTH, {"enum": list(THOUGHT_LEVELS)}]}
+THINKING: Schema = {
+    "anyOf": [TRUTH, object_of({"type": told({"enum": list(THINKING_TYPES)}, "disabled: it does not; else it does")})]
 }
 METADATA: Schema = {
     "type": "object",

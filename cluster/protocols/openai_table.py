@@ -133,10 +133,18 @@ CHAT = (
     Field("parallel_tool_calls", "false: one call at most", {"type": "boolean", "default": True}),
     Field("reasoning_effort", "as far as the model's template knows it: its own levels, or none and medium",
           {"enum": list(schemas.EFFORTS)}),
-    Field("chat_template_kwargs", "arguments of the model's template, such as enable_thinking: true, false or text",
+    Field("reasoning", "the same in OpenRouter's words", schemas.REASONING),
+    Field("think", "whether the model thinks, as far as its template knows that; or how much", schemas.THINK),
+    Field("thinking", "whether the model thinks, as far as its template knows that", schemas.THINKING),
+    Field("chat_template_kwargs", "arguments of the model's template, such as enable_thinking: true, false or text; "
+          "those that it does not read are unknown fields, and those that are the service's are refused",
           schemas.TEMPLATE_ARGUMENTS),
     Field("include_reasoning", "false: what the model thought is left out of the answer",
           {"type": "boolean", "default": True}),
+    Field("separate_reasoning", "false: what the model thought stands in the text as it wrote it; not where calls of "
+          "tools are required", {"type": "boolean", "default": True}),
+    Field("reasoning_format", "none: as separate_reasoning: false",
+          {"enum": ["auto", "deepseek", "none"], "default": "auto"}),
     Field("add_generation_prompt", "the template begins an answer behind the messages",
           {"type": "boolean", "default": True}),
     Field("continue_final_message", "the model goes on with the last message, which is the assistant's; only with "

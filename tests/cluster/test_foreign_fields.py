@@ -43,6 +43,8 @@ CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{
 AT: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "": lambda field: field,
     "stream_options": lambda field: {"stream": True, "stream_options": field},
+    "reasoning": lambda field: {"reasoning": {"enabled": True, **field}},
+    "thinking": lambda field: {"thinking": {"type": "enabled", **field}},
     "response_format": lambda field: {"response_format": {"type": "json_object", **field}},
     "structured_outputs": lambda field: {"structured_outputs": {"regex": "a", **field}},
     "tool_choice": lambda field: {

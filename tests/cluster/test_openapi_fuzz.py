@@ -68,13 +68,17 @@ RULES: dict[str, dict[str, str]] = {
         "(stop_token_ids|end_id): .* is not accepted": "JSON within text",
         "is not what the path names": "the path",
         "give either it or stop_token_ids": "two fields and their values",
+        "chat_template_kwargs: .* must be true, false or": "the template is the model's",
     },
     "unsupported_parameter": {
         "the model's chat template has no place": "the template is the model's",
-        "reasoning_effort: .*this model thinks or does not": "the template is the model's",
+        r"(reasoning_effort|reasoning\.effort|think): .*this model thinks or does not": "the template is the model's",
         "required calls leave no room for it": "two fields and their values",
     },
-    "unknown_parameter": {"chat_template_kwargs: the model's template has no argument": "the template is the model's"},
+    "unknown_parameter": {
+        "chat_template_kwargs: the model's template has no argument": "names of what is the service's own",
+        r"chat_template_kwargs\.": "the template is the model's",
+    },
     "chat_template_refused": {"": "the template is the model's"},
     # Of 7,800 empty messages, as it was found.
     "chat_template_limit": {

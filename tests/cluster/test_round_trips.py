@@ -22,6 +22,7 @@ from motley.cluster.door import MAX_TIMEOUT_S, Door
 from motley.cluster.protocols import kserve_ask, kserve_json, kserve_wire, motley_wire, openai_ask, vllm_ask
 from motley.cluster.protocols.openai_fields import parse_object
 from motley.cluster.protos import inference_pb2, kserve_pb2, vllm_engine_pb2
+from motley.cluster.unknown_fields import UnknownFields
 from motley.replicas.errors import DeadlineExceeded, InvalidRequest, MotleyError, NotFound
 from motley.replicas.sampling_params import SamplingParams
 
@@ -110,7 +111,7 @@ def over_chat(given_fields: Fields) -> Fields:
     if "max_tokens" in body:
         body["max_completion_tokens"] = body.pop("max_tokens")
     sent = json.dumps({"messages": [{"role": "user", "content": "a"}], **body}).encode()
-    return dict(openai_ask.chat_call(parse_object(sent), lambda _: None).asks[0].sampling)
+    return dict(openai_ask.chat_call(parse_object(sent), lambda _: None, UnknownFields()).asks[0].sampling)
 
 
 def _tensors(given_fields: Fields) -> Iterator[tuple[str, str, list[Any]]]:

@@ -186,7 +186,8 @@ async def test_log_probabilities_cover_the_calls(scripted: Scripted) -> None:
 @pytest.mark.parametrize("step", [1, 5, 1000])
 async def test_reasoning_and_its_tokens(style: str, scripted: Scripted, step: int) -> None:
     thought = "Let me see:\n  a < b."
-    post = await scripted(("<think>\n" if style == "qwen3" else "") + f"{thought}\n</think>\n\nYes.", step=step)
+    text = ("<think>\n" if style == "qwen3" else "") + f"{thought}\n</think>\n\nYes."
+    post = await scripted(text, step=step)
     body = {"messages": HELLO, "stream_options": None}
     answer = (await post(CHAT, body)).json()
     message = answer["choices"][0]["message"]
@@ -198,6 +199,12 @@ async def test_reasoning_and_its_tokens(style: str, scripted: Scripted, step: in
     assert assemble(events)["reasoning"] == thought
     assert assemble(events)["content"] == "Yes."
     assert events[-2]["usage"] == answer["usage"]
+    for more, content in (({"reasoning": {"exclude": True}}, "Yes."), ({"separate_reasoning": False}, text),
+                          ({"reasoning_format": "none"}, text)):  # fmt: skip
+        message = (await post(CHAT, {**body, **more})).json()["choices"][0]["message"]
+        streamed = assemble((await post(CHAT, {**body, **more, "stream": True})).events())
+        assert (message["content"], "reasoning" in message) == (content, False)
+        assert (streamed["content"], streamed["reasoning"]) == (content, "")
 
 
 @pytest.mark.parametrize("style", ["qwen3", "opened"])
@@ -272,9 +279,7 @@ async def test_the_template_for_tools_decides_for_chats_with_tools(scripted: Scr
     thinks = {"messages": HELLO, "reasoning_effort": "none"}
     answer = (await post(CHAT, {**thinks, "tools": TOOLS})).json()
     assert answer["choices"][0]["finish_reason"] == "tool_calls"
-    for body, param in (
-        (thinks, "reasoning_effort"),
-        ({"messages": HELLO, "tools": TOOLS, "chat_template_kwargs": {"mood": "x"}}, "chat_template_kwargs"),
-    ):
-        assert (await post(CHAT, body)).json()["error"]["param"] == param
-    assert (await post(CHAT, {"messages": HELLO, "chat_template_kwargs": {"mood": "x"}})).status == 200
+    assert (await post(CHAT, thinks)).json()["error"]["param"] == "reasoning_effort"
+    for mood, more, param in ((7, {}, "chat_template_kwargs"), (7, {"tools": TOOLS}, None), ("x", {}, None)):
+        reply = await post(CHAT, {"messages": HELLO, "chat_template_kwargs": {"mood": mood}, **more})
+        assert (None if reply.status == 200 else reply.json()["error"]["param"]) == param
