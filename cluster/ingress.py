@@ -101,7 +101,7 @@ class Ingress(MotleyRpcs, KServeRpcs, VllmRpcs, HealthRpcs, ReflectionRpcs):
         chats = Chats(self.door, styles)
         unknown = UnknownFields(self.entrance.unknown_fields)
         self.motley = MotleyProtocol(self.door, self.router, chats)
-        self.kserve = KServeProtocol(self.door, self.router)
+        self.kserve = KServeProtocol(self.door, self.router, unknown)
         self.vllm = VllmProtocol(self.door, self.router, defaults)
         self.tokenizer_archive = TokenizerArchive(resolve_model(model))
         self.health = HealthProtocol(self.router)

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import unsupported_field
+from ..errors import unknown_field, unsupported_field
 from ..unknown_fields import NEVER_TAKEN, UnknownFields, says_nothing
 from ..web.openapi import Schema
-from .foreign_fields import EMPTY_IS_NONE, FOREIGN, Effect, Foreign
+from .foreign_fields import EMPTY_IS_NONE, FOREIGN, UNBOUNDED, Effect, Foreign
 from .openai_fields import wrong_type
 
 __all__ = ["Shape", "opened", "settle", "shape_of"]
@@ -69,6 +69,8 @@ def _settle(value: Any, shape: Shape, unknown: UnknownFields, at: str) -> None:
             for index, item in enumerate(value):
                 _settle(item, shape.items, unknown, f"{at}[{index}]")
     elif isinstance(value, dict):
+        for name in [name for name, one in shape.foreign.items() if one.effect is Effect.SPREAD and name in value]:
+            _spread(value, name, shape, _join(at, name))
         for name in [name for name in value if name in shape.foreign or name not in shape.known]:
             _settle_foreign(value, name, shape, unknown, _join(at, name))
         for name in [name for name in value if value[name] == EMPTY_IS_NONE.get(_join(shape.path, name))]:
@@ -76,6 +78,22 @@ def _settle(value: Any, shape: Shape, unknown: UnknownFields, at: str) -> None:
         for name, inner in shape.inner.items():
             if name in value:
                 _settle(value[name], inner, unknown, _join(at, name))
+
+
+def _spread(fields: dict[str, Any], name: str, shape: Shape, at: str) -> None:
+    """What an object within has, as if it stood beside that."""
+    inner = fields.pop(name)
+    if says_nothing(inner):
+        return
+    if not isinstance(inner, dict):
+        raise wrong_type(at, inner, "an object")
+    for one, value in inner.items():
+        foreign = shape.foreign.get(one)
+        if foreign is not None and foreign.effect is Effect.SPREAD:
+            raise unknown_field(_join(at, one))
+        if fields.get(one) is not None and fields[one] != value:
+            raise wrong_type(_join(at, one), value, f"no value beside {one}")
+        fields[one] = value
 
 
 def _settle_foreign(fields: dict[str, Any], name: str, shape: Shape, unknown: UnknownFields, at: str) -> None:
@@ -102,7 +120,10 @@ def _rename(fields: dict[str, Any], foreign: Foreign, value: Any, shape: Shape, 
     if not isinstance(fields, dict):
         return  # whoever reads it refuses it by name
     name = inner or outer
-    if fields.get(name) is not None and fields[name] != value:
+    if value in foreign.unbounded:
+        fields[name] = UNBOUNDED if fields.get(name) is None else fields[name]
+        return
+    if fields.get(name) not in (None, UNBOUNDED, value):
         raise wrong_type(at, value, f"no value beside {foreign.why}")
     fields[name] = value
 
@@ -150,8 +171,11 @@ def _described(foreign: Foreign, own: Mapping[str, Schema]) -> Schema:
     if foreign.effect is Effect.REFUSED:
         taken = _distinct([None, "", [], {}, *foreign.neutral])
         return {"enum": taken, "description": f"{about} with another value: {foreign.why}"}
+    if foreign.effect is Effect.SPREAD:
+        about = f"{', '.join(foreign.sources)}: {foreign.effect}, {foreign.why}"
+        return {"description": about, "anyOf": [{"type": "object"}, {"enum": ["", [], None]}]}
     known = own.get(foreign.why, {"type": ["boolean", "null"]})
-    taken = _distinct(["", [], {}, *foreign.neutral])
+    taken = _distinct(["", [], {}, *foreign.neutral, *foreign.unbounded])
     kept = {key: value for key, value in known.items() if key != "description"}
     return {"description": f"{about} {foreign.why}", "anyOf": [kept, {"enum": taken}]}
 

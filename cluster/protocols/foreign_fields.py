@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum, StrEnum
 from typing import Any
 
 
@@ -36,6 +36,7 @@ class Effect(StrEnum):
 
     WORKS = "works"
     RENAMED = "the same as"
+    SPREAD = "its fields count as the body's"
     CHANGES_NOTHING = "changes nothing here"
     REFUSED = "refused"
 
@@ -47,7 +48,8 @@ class Foreign:
     at       the object that has it, as a path (`messages[].content[]`); empty: the body
     routes   whose bodies have it
     neutral  values beside null and empty ones that ask for what is done anyway
-    why      CHANGES_NOTHING: why; REFUSED: what to do instead; RENAMED: the field that it is another name of
+    unbounded   RENAMED: values that ask for no bound; a bound beside them goes before
+    why      CHANGES_NOTHING and SPREAD: why; REFUSED: what to do instead; RENAMED: the field that it is another name of
     """
 
     name: str
@@ -57,6 +59,7 @@ class Foreign:
     neutral: tuple[Any, ...] = ()
     at: str = ""
     routes: tuple[str, ...] = ("completion", "chat")
+    unbounded: tuple[Any, ...] = ()
 
     @property
     def path(self) -> str:
@@ -67,6 +70,13 @@ class Foreign:
         return any(type(value) is type(one) and value == one for one in self.neutral)
 
 
+class Unbounded(Enum):
+    """A value that no JSON has: this field asks for no bound, where without it there may be one."""
+
+    VALUE = "unbounded"
+
+
+UNBOUNDED = Unbounded.VALUE
 S = Source
 COMPLETION, CHAT, EMBEDDING, TOKENIZE = ("completion",), ("chat",), ("embedding",), ("tokenize",)
 GENERATE = (*COMPLETION, *CHAT)
@@ -79,14 +89,24 @@ def _works(names: str, *sources: Source, at: str = "", routes: tuple[str, ...] =
         yield Foreign(name, sources, Effect.WORKS, at=at, routes=routes)
 
 
-def _same(name: str, of: str, *sources: Source, neutral: tuple[Any, ...] = (), routes: tuple[str, ...] = GENERATE,
-          ) -> Iterator[Foreign]:  # fmt: skip
-    yield Foreign(name, sources, Effect.RENAMED, of, neutral, routes=routes)
+def _same(
+    name: str,
+    of: str,
+    *sources: Source,
+    neutral: tuple[Any, ...] = (),
+    unbounded: tuple[Any, ...] = (),
+    routes: tuple[str, ...] = GENERATE,
+) -> Iterator[Foreign]:
+    yield Foreign(name, sources, Effect.RENAMED, of, neutral, routes=routes, unbounded=unbounded)
 
 
 def _nothing(names: str, why: str, *sources: Source, at: str = "", routes: tuple[str, ...] = ALL) -> Iterator[Foreign]:
     for name in names.split():
         yield Foreign(name, sources, Effect.CHANGES_NOTHING, why, at=at, routes=routes)
+
+
+def _spread(name: str, why: str, *sources: Source) -> Iterator[Foreign]:
+    yield Foreign(name, sources, Effect.SPREAD, why, routes=GENERATE)
 
 
 def _refused(
@@ -133,18 +153,25 @@ FOREIGN: tuple[Foreign, ...] = (
     *_works("reasoning_format", S.LLAMA_CPP, routes=CHAT),
     *_works("continuous_usage_stats", S.VLLM, S.SGLANG, at="stream_options"),
     *_works("schema", S.LLAMA_CPP, at="response_format"),
-    *_works("best_of", S.OPENAI, routes=COMPLETION),
+    *_works("value", S.TGI, at="response_format"),
+    *_works("format", S.OLLAMA),
+    *_works("best_of", S.OPENAI, S.VLLM),
     # Other names of these.
     *_same("no_stop_trim", "include_stop_str_in_output", S.SGLANG, S.ROUTERS),
     *_same("rid", "request_id", S.SGLANG, S.ROUTERS, routes=(*GENERATE, *EMBEDDING)),
     *_same("sampling_seed", "seed", S.SGLANG, S.ROUTERS),
     *_same("random_seed", "seed", S.MISTRAL),
-    *_same("n_predict", "max_tokens", S.LLAMA_CPP, neutral=(-1,)),
-    *_same("num_predict", "max_tokens", S.OLLAMA, neutral=(-1,)),
+    *_same("n_predict", "max_tokens", S.LLAMA_CPP, unbounded=(-1, -2)),
+    *_same("num_predict", "max_tokens", S.OLLAMA, unbounded=(-1, -2)),
+    *_same("max_completion_tokens", "max_tokens", S.OPENAI, routes=COMPLETION),
+    *_same("n_probs", "logprobs", S.LLAMA_CPP, neutral=(0,), routes=COMPLETION),
+    *_same("return_full_text", "echo", S.TGI, routes=COMPLETION),
     *_same("max_new_tokens", "max_tokens", S.TGI, S.SGLANG),
     *_same("stop_sequences", "stop", S.ANTHROPIC, S.TGI),
     *_same("truncate", "truncate_prompt_tokens", S.TGI),
     *_same("enable_thinking", "chat_template_kwargs.enable_thinking", S.SGLANG, routes=CHAT),
+    *_spread("options", "each may stand beside the prompt", S.OLLAMA),
+    *_spread("parameters", "each may stand beside the prompt", S.TGI),
     # Of the whole request: nothing of the answer depends on it.
     *_nothing("provider models route", _ONE_MODEL, S.OPENROUTER),
     *_nothing("usage", "whole answers always tell it, streams by stream_options", S.OPENROUTER),
@@ -155,6 +182,9 @@ FOREIGN: tuple[Foreign, ...] = (
     *_nothing("n_keep", "a context is never shifted", S.LLAMA_CPP),
     *_nothing("timings_per_token return_progress", "what is measured is in the metrics", S.LLAMA_CPP),
     *_nothing("keep_alive", "the model stays loaded", S.OLLAMA),
+    *_nothing("num_ctx num_batch num_gpu main_gpu low_vram vocab_only use_mmap use_mlock num_thread numa f16_kv "
+              "num_keep",
+              "how the model is run is the service's", S.OLLAMA, routes=GENERATE),
     *_nothing("cache_control", _MARKS, S.ANTHROPIC, S.OPENROUTER),
     *_nothing("api_key api_base base_url api_version custom_llm_provider drop_params num_retries max_retries fallbacks "
               "litellm_call_id litellm_logging_obj litellm_metadata litellm_params litellm_session_id "
@@ -167,10 +197,8 @@ FOREIGN: tuple[Foreign, ...] = (
               "min_dynamic_patch", _NO_MEDIA, S.VLLM, S.SGLANG),
     *_nothing("backend disable_fallback", _SAME_TEXT, S.VLLM, at="structured_outputs"),
     # What would change the answer, and cannot be had here.
-    *_refused("use_beam_search early_stopping", "best_of of completions makes several and keeps the likeliest", S.VLLM,
-              neutral=(False,)),
-    *_refused("length_penalty", "it is for beams", S.VLLM, neutral=(1, 1.0)),
-    *_refused("best_of", "give n", S.OPENAI, S.VLLM, neutral=(1,), routes=CHAT),
+    *_refused("use_beam_search", "best_of makes several and keeps the likeliest", S.VLLM, neutral=(False,)),
+    *_nothing("early_stopping length_penalty", "it belongs to beams, which are off", S.VLLM, routes=GENERATE),
     *_refused("echo", "completions have it", S.VLLM, neutral=(False,), routes=CHAT),
     *_refused("suffix", "text is continued, not filled in", S.OPENAI, routes=CHAT),
     *_refused("add_special_tokens", "the model's template adds them", S.VLLM, neutral=(False,), routes=CHAT),
@@ -207,20 +235,21 @@ FOREIGN: tuple[Foreign, ...] = (
     *_refused("repeat_penalty", "give repetition_penalty", S.LLAMA_CPP, S.OLLAMA, neutral=(1, 1.0)),
     *_refused("repeat_last_n", "repetition_penalty looks at all of the text", S.LLAMA_CPP, S.OLLAMA, neutral=(-1, 64)),
     *_refused("typical_p tfs_z", "give top_p or min_p", S.LLAMA_CPP, S.OLLAMA, S.TGI, neutral=(1, 1.0)),
-    *_refused("top_a mirostat dynatemp_range xtc_probability dry_multiplier min_keep", "give top_p or min_p",
+    *_refused("top_a mirostat dynatemp_range xtc_probability dry_multiplier", "give top_p or min_p",
               S.LLAMA_CPP, S.OLLAMA, S.OPENROUTER, neutral=(0, 0.0)),
-    *_refused("top_n_sigma adaptive_target", "give top_p or min_p", S.LLAMA_CPP, neutral=(-1, -1.0)),
+    *_refused("min_keep", "give top_p or min_p", S.LLAMA_CPP, neutral=(0, 1)),
+    *_refused("top_n_sigma", "give top_p or min_p", S.LLAMA_CPP, neutral=(-1, -1.0, 0, 0.0)),
+    *_refused("adaptive_target", "give top_p or min_p", S.LLAMA_CPP, neutral=(-1, -1.0)),
     *_nothing("dynatemp_exponent mirostat_eta mirostat_tau xtc_threshold dry_base dry_allowed_length "
               "dry_penalty_last_n dry_sequence_breakers penalize_nl adaptive_decay",
               "what it belongs to is off", S.LLAMA_CPP, S.OLLAMA, routes=GENERATE),
     *_refused("samplers", "the order is fixed", S.LLAMA_CPP),
-    *_refused("n_probs top_n_tokens", "give logprobs", S.LLAMA_CPP, S.TGI, neutral=(0,)),
+    *_refused("n_probs", "give logprobs and top_logprobs", S.LLAMA_CPP, neutral=(0,), routes=CHAT),
+    *_refused("top_n_tokens", "give logprobs", S.TGI, neutral=(0,)),
     *_refused("post_sampling_probs return_tokens", "give logprobs or return_token_ids", S.LLAMA_CPP, neutral=(False,)),
     *_refused("response_fields", "the answer has the fields that it has", S.LLAMA_CPP),
     *_refused("t_max_predict_ms", "give timeout_s", S.LLAMA_CPP, neutral=(0, -1)),
     *_refused("image_data images", _NO_MEDIA, S.LLAMA_CPP, S.OLLAMA),
-    *_refused("format", "give response_format", S.OLLAMA),
-    *_refused("options parameters", "give each by OpenAI's name", S.OLLAMA, S.TGI),
     *_refused("think thinking reasoning enable_thinking", "a completion has no template; chats do", S.OLLAMA,
               S.ANTHROPIC, S.OPENROUTER, S.SGLANG, neutral=(False,), routes=COMPLETION),
     *_refused("max_tokens", "give effort: how much is thought cannot be counted beforehand", S.OPENROUTER,
@@ -231,13 +260,14 @@ FOREIGN: tuple[Foreign, ...] = (
               S.LITELLM, at="thinking", routes=CHAT),
     *_refused("system", "give a message of role system", S.OLLAMA, S.ANTHROPIC),
     *_refused("template", "the model's own is used", S.OLLAMA),
-    *_refused("raw", "completions take a prompt as it is", S.OLLAMA, neutral=(False,)),
+    *_refused("raw", "completions take a prompt as it is", S.OLLAMA, neutral=(False,), routes=CHAT),
+    *_nothing("raw", "a prompt is taken as it is", S.OLLAMA, routes=COMPLETION),
     *_refused("context", "send the whole conversation", S.OLLAMA),
     *_refused("transforms", "prompts are not compressed; truncate_prompt_tokens cuts them", S.OPENROUTER),
     *_refused("plugins data_sources", "describe a search as one of the tools", S.OPENROUTER, S.OPENAI),
     *_refused("mock_response", _OUT, S.LITELLM),
     *_refused("do_sample", "temperature 0 is greedy", S.TGI, neutral=(True,)),
-    *_refused("return_full_text", "give echo", S.TGI, neutral=(False,)),
+    *_refused("return_full_text", "completions have echo", S.TGI, neutral=(False,), routes=CHAT),
     *_refused("details decoder_input_details", "give logprobs", S.TGI, neutral=(False,)),
     *_refused("guideline tool_prompt", "write it into a message", S.TGI),
     *_refused("safe_prompt", "write it into a message", S.MISTRAL, neutral=(False,)),

@@ -12,7 +12,9 @@ from .constraints import constraint
 from .openai_fields import missing, refuse_others, take, wrong_type
 from .openai_schemas import CONSTRAINT_FIELDS, JSON_SCHEMA_FIELDS, STRUCTURED_FIELDS, STRUCTURED_UNSUPPORTED
 
-FORMAT_FIELDS = ("response_format", "structured_outputs", *CONSTRAINT_FIELDS)
+FORMAT_FIELDS = ("response_format", "structured_outputs", "format", *CONSTRAINT_FIELDS)
+_EMPTY_IS_NONE = ("format", *CONSTRAINT_FIELDS)
+_SCHEMAS = ("schema", "value")  # other names of what `json_schema` holds
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
@@ -22,7 +24,7 @@ def format_of(body: dict[str, Any]) -> GrammarSpec | None:
     Raises InvalidRequest naming the field.
     """
     given = [name for name in FORMAT_FIELDS if body.get(name) is not None]
-    given = [name for name in given if name not in CONSTRAINT_FIELDS or not says_nothing(body[name])]
+    given = [name for name in given if name not in _EMPTY_IS_NONE or not says_nothing(body[name])]
     if "response_format" in given and body["response_format"] == {"type": "text"}:
         given.remove("response_format")
     if len(given) > 1:
@@ -34,7 +36,17 @@ def format_of(body: dict[str, Any]) -> GrammarSpec | None:
         return _response_format(take(body, name, dict, {}))
     if name == "structured_outputs":
         return _structured_outputs(take(body, name, dict, {}))
+    if name == "format":
+        return _ollama_format(body[name])
     return constraint(CONSTRAINT_FIELDS[name], body[name], name)
+
+
+def _ollama_format(wanted: Any) -> GrammarSpec:
+    if isinstance(wanted, dict):
+        return GrammarSpec.json_schema(wanted, field="format")
+    if wanted != "json":
+        raise wrong_type("format", wanted, "json, or a JSON schema")
+    return GrammarSpec.json_object(field="format")
 
 
 def _response_format(wanted: dict[str, Any]) -> GrammarSpec | None:
@@ -49,21 +61,25 @@ def _text(wanted: dict[str, Any]) -> None:
 
 
 def _json_object(wanted: dict[str, Any]) -> GrammarSpec:
-    """Any object; with `schema`, as llama.cpp and others have it, one that follows that."""
-    refuse_others(wanted, ("type", "schema"), path="response_format.")
-    schema = take(wanted, "schema", dict, {}, path="response_format.")
-    if schema:
-        return GrammarSpec.json_schema(schema, field="response_format.schema")
+    """Any object; with `schema`, as llama.cpp and others have it, or TGI's `value`, one that follows that."""
+    refuse_others(wanted, ("type", *_SCHEMAS), path="response_format.")
+    [*given] = [name for name in _SCHEMAS if take(wanted, name, dict, {}, path="response_format.")]
+    if len(given) > 1:
+        raise wrong_type("response_format.value", wanted["value"], "no value beside schema")
+    if given:
+        return GrammarSpec.json_schema(wanted[given[0]], field=f"response_format.{given[0]}")
     return GrammarSpec.json_object(field="response_format")
 
 
 def _json_schema(wanted: dict[str, Any]) -> GrammarSpec:
-    """`strict` changes nothing: the schema is always kept to, or refused."""
+    """`strict` changes nothing: the schema is always kept to, or refused. llama.cpp and others have it in `schema`."""
+    if wanted.get("json_schema") is None and any(wanted.get(name) for name in _SCHEMAS):
+        return _json_object(wanted)
     refuse_others(wanted, ("type", "json_schema"), path="response_format.")
     path = "response_format.json_schema."
     given = take(wanted, "json_schema", dict, {}, path="response_format.")
     refuse_others(given, JSON_SCHEMA_FIELDS, path=path)
-    if not _NAME.fullmatch(name := take(given, "name", str, "", path=path)):
+    if (name := take(given, "name", str, "", path=path)) and not _NAME.fullmatch(name):
         raise wrong_type(f"{path}name", name, "1 to 64 letters, digits, underscores or dashes")
     take(given, "description", str, "", path=path)
     take(given, "strict", bool, False, path=path)
@@ -94,6 +110,7 @@ def _structural_tag(wanted: dict[str, Any]) -> GrammarSpec:
 _RESPONSE_FORMATS: dict[str, Callable[[dict[str, Any]], GrammarSpec | None]] = {
     "text": _text,
     "json_object": _json_object,
+    "json": _json_object,
     "json_schema": _json_schema,
     "regex": _written("regex", GrammarSpec.regex),
     "grammar": _written("grammar", GrammarSpec.ebnf),

@@ -18,6 +18,7 @@ from ..errors import unsupported_field
 from ..gather import Room, gather, is_cut_off, num_values, written, written_of
 from ..happening import Happening
 from ..routing.router import Router
+from ..unknown_fields import UnknownFields
 from ..web.retry_after import retry_after_s
 from .kserve_ask import EMPTY_FINAL, VERSION, InferRequest, check_version, grammar_bytes, infer_ask
 from .kserve_reply import InferResponse, made_with, outputs, usage, wanted_outputs
@@ -41,8 +42,9 @@ class IndexedModel:
 class KServeProtocol:
     """Errors leave as MotleyError; only those of `infer_stream` are responses."""
 
-    def __init__(self, door: Door, router: Router) -> None:
+    def __init__(self, door: Door, router: Router, unknown: UnknownFields | None = None) -> None:
         self.door = door
+        self.unknown = unknown or UnknownFields()
         self._router = router
         self.statistics = InferStatistics()
 
@@ -51,7 +53,7 @@ class KServeProtocol:
             return await self._infer(request, caller)
 
     async def _infer(self, request: InferRequest, caller: Caller) -> InferResponse:
-        infer = await self.door.read(infer_ask, request, grammar_bytes=grammar_bytes(request))
+        infer = await self.door.read(infer_ask, request, self.unknown, grammar_bytes=grammar_bytes(request))
         if infer.streaming:
             raise InvalidRequest(
                 "streaming: this call has one response; use ModelStreamInfer", param="streaming", code="invalid_value"
@@ -76,7 +78,7 @@ class KServeProtocol:
     async def parts(self, request: InferRequest, caller: Caller) -> AsyncGenerator[InferResponse, None]:
         """Of one answer, the last of them not yet marked; all in one, unless the request wants a stream."""
         with self.statistics.counted():
-            infer = await self.door.read(infer_ask, request, grammar_bytes=grammar_bytes(request))
+            infer = await self.door.read(infer_ask, request, self.unknown, grammar_bytes=grammar_bytes(request))
             with in_wire_names(infer.names):
                 admitted = await self.door.admit(infer.ask, caller)
             wanted = wanted_outputs(request.outputs, admitted.request.sampling)

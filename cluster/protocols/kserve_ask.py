@@ -13,7 +13,9 @@ from ...replicas.shown import shown
 from ..ask import Ask
 from ..door import MAX_TIMEOUT_S
 from ..errors import unknown_field
+from ..unknown_fields import UnknownFields
 from .constraints import CONSTRAINTS, constraint
+from .kserve_foreign import ours
 from .kserve_tensors import BOOL, BYTES, INT32, INT64, Tensor, bad_tensor, shown_shape
 from .openai_fields import check_json_values
 
@@ -30,6 +32,7 @@ INPUTS: Mapping[str, tuple[str, ...]] = {
     "stop_token_ids": (INT32, INT64),
 }
 SAMPLING = frozenset(field.name for field in fields(SamplingParams)) - {"grammar"}
+KNOWN = SAMPLING | set(CONSTRAINTS)
 _JSON = {
     "stop_token_ids": list,
     "allowed_token_ids": list,
@@ -72,7 +75,7 @@ class InferAsk:
     empty_final: bool
 
 
-def infer_ask(request: InferRequest) -> InferAsk:
+def infer_ask(request: InferRequest, unknown: UnknownFields | None = None) -> InferAsk:
     """Raises InvalidRequest naming the input or parameter, NotFound for a version that is not served."""
     check_version(request.version)
     inputs = _inputs(request.inputs)
@@ -80,7 +83,7 @@ def infer_ask(request: InferRequest) -> InferAsk:
     empty_final = _flag(parameters, EMPTY_FINAL)
     priority = _priority(parameters.pop("priority", 0))
     timeout_s = _timeout_s(parameters.pop("timeout", 0))
-    sampling, names = _sampling(parameters, inputs)
+    sampling, names = _sampling(parameters, inputs, unknown or UnknownFields())
     prompt_name, prompt = _prompt(inputs)
     names |= {"prompt": prompt_name, "model": "model_name", "timeout_s": "parameters.timeout"}
     ask = Ask(
@@ -154,19 +157,28 @@ def _text(name: str, element: bytes) -> str:
         raise bad_tensor(name, "it is not UTF-8") from None
 
 
-def _sampling(parameters: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, str]]:
+def _sampling(
+    parameters: Mapping[str, Any], inputs: Mapping[str, Tensor], unknown: UnknownFields
+) -> tuple[dict[str, Any], dict[str, str]]:
     """By SamplingParams' names, and what the client calls them."""
     given: dict[str, Any] = {}
     names = {name: f"parameters.{name}" for name in SAMPLING}
-    for name, value in parameters.items():
+    for theirs, value in parameters.items():
+        name = ours(theirs, value, f"parameters.{theirs[:80]}", KNOWN, unknown)
+        if name is None:
+            continue
+        if not isinstance(value, bool | int | float | str):
+            raise _bad_parameter(theirs, value, "a number, a string, true or false")
+        if name != theirs and name in parameters and parameters[name] != value:
+            raise _bad_parameter(theirs, value, f"no value beside {name}")
         if name in _JSON:
-            value = _from_json(name, value)
+            value = _from_json(name, value, theirs)
         if name in CONSTRAINTS:
-            _constrain(given, name, value)
-        elif name in SAMPLING:
-            given[name] = value
-        else:
-            raise unknown_field(f"parameters.{name[:80]}")
+            _constrain(given, name, value, f"parameters.{theirs}")
+        elif name not in given or name == theirs:
+            given[name], names[name] = value, f"parameters.{theirs}"
+        elif given[name] != value:
+            raise _bad_parameter(theirs, value, f"no value beside {names[name].removeprefix('parameters.')}")
     for name in ("stop", "stop_token_ids"):
         if name in inputs:
             if name in given:
@@ -177,8 +189,7 @@ def _sampling(parameters: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> tu
     return given, names
 
 
-def _constrain(given: dict[str, Any], name: str, value: Any) -> None:
-    field = f"parameters.{name}"
+def _constrain(given: dict[str, Any], name: str, value: Any, field: str) -> None:
     grammar = constraint(name, value, field)
     if grammar is not None and "grammar" in given:
         raise InvalidRequest(f"{field}: give one of {', '.join(CONSTRAINTS)}", param=field, code="invalid_value")
@@ -186,18 +197,18 @@ def _constrain(given: dict[str, Any], name: str, value: Any) -> None:
         given["grammar"] = grammar
 
 
-def _from_json(name: str, value: Any) -> Any:
+def _from_json(name: str, value: Any, theirs: str) -> Any:
     kind = _JSON[name]
     if isinstance(value, str):
-        check_json_values(f"parameters.{name}", value)
+        check_json_values(f"parameters.{theirs}", value)
     try:
         found = parse(value) if isinstance(value, str) else None
     except Doubled as error:
-        raise _bad_parameter(name, value, f"each name once; {error}") from None
+        raise _bad_parameter(theirs, value, f"each name once; {error}") from None
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, kind):
-        raise _bad_parameter(name, value, f"{_IN_WORDS[kind]} as a string")
+        raise _bad_parameter(theirs, value, f"{_IN_WORDS[kind]} as a string")
     return found
 
 

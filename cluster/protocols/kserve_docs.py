@@ -98,9 +98,9 @@ _INFER = object_of(
         "model_version": told({"enum": ["", VERSION]}, "that of the path, or none"),
         "parameters": {
             "type": "object",
-            "additionalProperties": False,
             "properties": {**_PARAMETERS, BINARY_OUTPUT: _BINARY_OUTPUT},
-            "description": "how tokens are chosen, by the names of completions, and what else belongs to the request",
+            "description": "how tokens are chosen, by the names of completions, and what else belongs to the request; "
+            "others' names as of completions, where they are one value",
         },
         "inputs": told(list_of({"anyOf": list(_INPUTS)}), "each at most once, and just one prompt"),
         "outputs": told(
@@ -184,15 +184,23 @@ _IN_PLAIN_JSON: dict[str, Schema] = {
 
 def _generate(stream: Schema) -> Schema:
     known = {**_IN_PLAIN_JSON, "stream": stream}
-    return object_of(
+    body = object_of(
         {
             "id": told(TEXT, "the client's own, echoed"),
             "text_input": told(SOME_TEXT, "the prompt"),
-            "parameters": told(object_of(known), "as those of `infer`; each may stand beside text_input instead"),
+            "parameters": told(
+                _open(object_of(known)), "as those of `infer`; each may stand beside text_input instead"
+            ),
             **{name: {"description": "in `parameters` or here", **schema} for name, schema in known.items()},
         },
         ["text_input"],
     )
+    return _open(body)
+
+
+def _open(schema: Schema) -> Schema:
+    """With whatever else there may be: what is not known goes by --unknown-fields."""
+    return {key: value for key, value in schema.items() if key != "additionalProperties"}
 
 
 _GENERATE = _generate({"const": False, "description": "true only with generate_stream"})

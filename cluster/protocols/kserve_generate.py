@@ -13,15 +13,16 @@ from typing import Any
 from ...replicas.errors import InvalidRequest
 from ..ask import Most
 from ..door import check_text
-from ..errors import unknown_field, unsupported_field
+from ..errors import unsupported_field
+from ..unknown_fields import UnknownFields
 from ..web.answers import Object
-from . import kserve_json
+from . import kserve_foreign, kserve_json
 from .constraints import CONSTRAINTS
 from .kserve import FINAL
 from .kserve_ask import EMPTY_FINAL, SAMPLING, VERSION, InferRequest
 from .kserve_reply import InferResponse
 from .kserve_tensors import BOOL, BYTES, INT64, Tensor, bad_tensor, checked
-from .openai_fields import missing, parse_object, refuse_others, take, wrong_type
+from .openai_fields import missing, parse_object, take, wrong_type
 from .wire_names import in_wire_names
 
 __all__ = ["NEUTRAL", "NO_WORDS", "PARAMETERS", "RENAMED", "event", "infer_request"]
@@ -44,13 +45,20 @@ NEUTRAL: Mapping[str, tuple[tuple[Any, ...], str]] = {
 }
 END_ID = "end_id"  # a token that ends the answer
 PADDING = "pad_id"  # of whoever batches: it changes no answer
+_OF_REQUEST = frozenset({"id", "text_input", "parameters"})
 _TRITONS = frozenset({"priority", "timeout", EMPTY_FINAL})
 PARAMETERS = frozenset({*SAMPLING, *CONSTRAINTS, *RENAMED, *NEUTRAL, *_TRITONS, PADDING, END_ID, "stream"})
 _JSON_TEXT = frozenset({"logit_bias", "choice", "json_schema", "structural_tag"})  # `infer` takes these as text
 
 
 def infer_request(
-    body: bytes, model: str, version: str, most: Most | None = None, *, events: bool
+    body: bytes,
+    model: str,
+    version: str,
+    most: Most | None = None,
+    *,
+    events: bool,
+    unknown: UnknownFields | None = None,
 ) -> tuple[InferRequest, Mapping[str, str]]:
     """And what errors call its parts -> what the client does. events: the answer is a stream of them.
 
@@ -58,12 +66,11 @@ def infer_request(
     """
     fields = parse_object(body, most)
     inner = take(fields, "parameters", dict, {})
-    refuse_others(fields, {"id", "text_input", "parameters", *PARAMETERS})
     if fields.get("text_input") is None:
         raise missing("text_input")
     inputs = [_texts("text_input", [take(fields, "text_input", str, "")])]
     client_id = take(fields, "id", str, "")
-    given, names = _named(fields, inner)
+    given, names = _named(fields, inner, unknown or UnknownFields())
     with in_wire_names(names):
         if _streaming(given.pop("stream", None), events=events):
             inputs.append(Tensor("streaming", BOOL, (1,), [True]))
@@ -84,18 +91,17 @@ def _plain(data: list[Any], datatype: str) -> Any:
     return data[0] if datatype == BYTES and len(data) == 1 else data
 
 
-def _named(fields: Object, inner: Object) -> tuple[dict[str, Any], dict[str, str]]:
+def _named(fields: Object, inner: Object, unknown: UnknownFields) -> tuple[dict[str, Any], dict[str, str]]:
     """Parameters by our names, but for those that change nothing; and what the client calls each."""
     given: dict[str, Any] = {}
     names: dict[str, str] = {}
-    outer = {name: value for name, value in fields.items() if name in PARAMETERS}
+    outer = {name: value for name, value in fields.items() if name not in _OF_REQUEST}
     for path, group in (("", outer), ("parameters.", inner)):
         for name, value in group.items():
-            if name not in PARAMETERS:
-                raise unknown_field(f"{path}{name[:80]}")
-            if _changes_nothing(f"{path}{name}", name, value):
+            known = kserve_foreign.ours(name, value, f"{path}{name[:80]}", PARAMETERS, unknown)
+            if known is None or _changes_nothing(f"{path}{name}", known, value):
                 continue
-            ours = RENAMED.get(name, name)
+            ours = RENAMED.get(known, known)
             if ours in given:
                 raise InvalidRequest(f"{path}{name}: given twice", param=f"{path}{name}", code="invalid_value")
             given[ours] = value

@@ -17,7 +17,7 @@ from ..ask import Most
 from ..errors import unsupported_field
 from ..web.answers import Object
 from . import kserve_wire
-from .kserve_ask import VERSION, InferRequest
+from .kserve_ask import KNOWN, VERSION, InferRequest
 from .kserve_reply import InferResponse
 from .kserve_statistics import InferStatistics
 from .kserve_tensors import (
@@ -166,8 +166,9 @@ def _plain(message: Message) -> Object:
 
 
 def _parameters(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """As they came: of those that this protocol does not know, a value of any kind may be ignored."""
     for name, value in given.items():
-        if not isinstance(value, bool | int | float | str):
+        if name in KNOWN and not isinstance(value, bool | int | float | str):
             raise wrong_type(f"parameters.{name[:80]}", value, "a number, a string, true or false")
     return given
 

@@ -118,7 +118,9 @@ class KServeRoutes:
 
     async def _generate(self, request: Request, *, events: bool) -> tuple[InferRequest, Mapping[str, str]]:
         body, most = await request.body(), self._protocol.door.most()
-        return kserve_generate.infer_request(body, *_model(request), most, events=events)
+        return kserve_generate.infer_request(
+            body, *_model(request), most, events=events, unknown=self._protocol.unknown
+        )
 
 
 async def _events(parts: AsyncGenerator[InferResponse, None]) -> AsyncGenerator[list[Object | Written], None]:

@@ -13,6 +13,7 @@ from ..errors import unsupported_field
 from ..unknown_fields import UnknownFields
 from .chat_reasoning import TemplateFor, shows_reasoning, tells_reasoning_apart, template_arguments
 from .chat_tools import ToolUse, tool_use
+from .foreign_fields import UNBOUNDED
 from .formats import FORMAT_FIELDS, format_of
 from .openai_fields import check_fields, missing, pick, refuse_others, take, wrong_type
 from .openai_schemas import (
@@ -75,6 +76,9 @@ def has_grammar(body: dict[str, Any]) -> bool:
 def completion_call(body: dict[str, Any]) -> Call:
     check_fields(body, _COMPLETION)
     sampling = pick(body, (*_SAMPLING, "max_tokens", "logprobs")) | _grammar(body)
+    names = _completion_logprobs(body, sampling)
+    logprobs = "logprobs" in sampling
+    unbounded = _is_unbounded(sampling)
     echo = take(body, "echo", bool, False)
     if echo and sampling.get("logprobs") is not None:
         sampling["prompt_logprobs"] = sampling["logprobs"]
@@ -85,14 +89,13 @@ def completion_call(body: dict[str, Any]) -> Call:
         sampling["max_tokens"] = 1  # the engine always computes what follows; it is not shown
     keep = _best_of(body, sampling)
     more = {
-        "default_max_tokens": COMPLETION_MAX_TOKENS,
-        "wire_names": _names(keep),
+        "default_max_tokens": None if unbounded else COMPLETION_MAX_TOKENS,
+        "wire_names": names | _names(keep),
         "parse_special": take(body, "parse_special", bool, True),
         "add_special_tokens": take(body, "add_special_tokens", bool, True),
         "prompt_shown": keep,
     }
     asks = tuple(_ask(body, prompt, sampling, **more) for prompt in prompts(body.get("prompt")))
-    logprobs = body.get("logprobs") is not None
     return Call(asks, **_shown(body), echo=echo, keep=keep, silent=silent, logprobs=logprobs)
 
 
@@ -100,14 +103,17 @@ def chat_call(body: dict[str, Any], template_for: TemplateFor, unknown: UnknownF
     """`template_for` given tools: the model's, which decides what some fields can do."""
     check_fields(body, _CHAT)
     sampling = pick(body, (*_SAMPLING, "max_tokens")) | _grammar(body)
+    _is_unbounded(sampling)  # as without a bound
     names = _chat_logprobs(body, sampling) | _chat_max_tokens(body, sampling)
+    keep = _best_of(body, sampling)
     tools = tool_use(body)
     ask = _ask(
         body,
         messages(body),
         sampling,
         chat=True,
-        wire_names=names,
+        wire_names=names if keep is None else names | {"n": "best_of"},
+        prompt_shown=keep,
         template_arguments=template_arguments(body, template_for(tools.tools), unknown),
         tools=tools.tools,
         **prompt_end(body),
@@ -115,7 +121,15 @@ def chat_call(body: dict[str, Any], template_for: TemplateFor, unknown: UnknownF
     reasoning, told_apart = shows_reasoning(body), tells_reasoning_apart(body)
     if tools.required and not told_apart:
         raise wrong_type("separate_reasoning", told_apart, "no value beside a tool_choice that requires calls")
-    return Call((ask,), **_shown(body), tools=tools, reasoning=reasoning, told_apart=told_apart or not reasoning)
+    return Call(
+        (ask,),
+        **_shown(body),
+        tools=tools,
+        keep=keep,
+        logprobs=body.get("logprobs") is True,
+        reasoning=reasoning,
+        told_apart=told_apart or not reasoning,
+    )
 
 
 def prompt_end(body: dict[str, Any]) -> dict[str, Any]:
@@ -239,6 +253,25 @@ def _metadata(body: dict[str, Any]) -> dict[str, str]:
             expected = f"keys of 64 and values of {MAX_LABEL_CHARS} characters at most"
             raise wrong_type(f"metadata.{key[:64]}", value, expected)
     return pairs
+
+
+def _is_unbounded(sampling: dict[str, Any]) -> bool:
+    """Whether the answer may fill the context; there is no bound in `sampling` then."""
+    if sampling.get("max_tokens") is not UNBOUNDED:
+        return False
+    del sampling["max_tokens"]
+    return True
+
+
+def _completion_logprobs(body: dict[str, Any], sampling: dict[str, Any]) -> dict[str, str]:
+    """A number; or true or false and another number, which is how chats have it."""
+    if isinstance(sampling.get("logprobs"), bool):
+        del sampling["logprobs"]
+    elif body.get("top_logprobs") is None or sampling.get("logprobs") == body["top_logprobs"]:
+        return {}
+    elif "logprobs" in sampling:
+        raise wrong_type("top_logprobs", body["top_logprobs"], "no value beside a number of logprobs")
+    return _chat_logprobs(body, sampling)
 
 
 def _chat_logprobs(body: dict[str, Any], sampling: dict[str, Any]) -> dict[str, str]:

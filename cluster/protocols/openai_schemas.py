@@ -28,6 +28,7 @@ SOME_TEXT: Schema = {"type": "string", "minLength": 1}
 TRUTH: Schema = {"type": "boolean"}
 BOOLEAN: Schema = {"type": "boolean", "default": False}
 OBJECT: Schema = {"type": "object"}
+SOME_OBJECT: Schema = {"type": "object", "minProperties": 1}
 NAME: Schema = {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,64}$"}
 TOKEN_IDS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": INT32}, "minItems": 1}
 
@@ -175,20 +176,23 @@ TOOL_CHOICE: Schema = {"anyOf": [{"enum": list(MODES)}, _SOME, _NAMED]}
 _NOT_KEPT = "that names which additionalProperties lets in may come twice, or be those of properties in escapes"
 _JSON_SCHEMA = object_of(
     {
-        "name": told(NAME, "for the client's own use; changes nothing"),
+        "name": told({"anyOf": [NAME, {"const": ""}]}, "for the client's own use; changes nothing"),
         "description": told(TEXT, "changes nothing: what the text is for is said in the messages"),
         "schema": told(OBJECT, "a JSON schema; keywords that cannot be kept to are refused"),
         "strict": told(BOOLEAN, f"either value: the schema is always kept to, but {_NOT_KEPT}"),
     },
-    ["name", "schema"],
+    ["schema"],
 )
 JSON_SCHEMA_FIELDS = tuple(_JSON_SCHEMA["properties"])
-_FORMAT = "text: free text; json_object: any JSON object; the others: what the field of that name says"
+_FORMAT = "text: free text; json_object and json: any JSON object; the others: what the field of that name says"
 _TAG = "text with constrained parts, as xgrammar describes it; schemas within are kept to as those that stand alone"
+_ANY = "a JSON schema; none: any object"
 RESPONSE_FORMAT: Schema = {
     "anyOf": [
         _one_of_type("text", _FORMAT),
-        _one_of_type("json_object", _FORMAT, maybe={"schema": told(OBJECT, "a JSON schema; none: any object")}),
+        *(_one_of_type(kind, _FORMAT, maybe={"schema": told(OBJECT, _ANY)}) for kind in ("json_object", "json")),
+        *(_one_of_type(kind, _FORMAT, value=told(OBJECT, _ANY)) for kind in ("json_object", "json")),
+        _one_of_type("json_schema", _FORMAT, schema=told(SOME_OBJECT, "what the JSON text must follow")),
         _one_of_type("json_schema", _FORMAT, json_schema=told(_JSON_SCHEMA, "what the JSON text must follow")),
         _one_of_type("regex", _FORMAT, regex=told(SOME_TEXT, "the whole text matches")),
         _one_of_type("grammar", _FORMAT, grammar=told(SOME_TEXT, "GBNF, its rule `root` being the whole text")),

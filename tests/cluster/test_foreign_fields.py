@@ -17,6 +17,7 @@ from local_ingress import make_ingress
 from tool_templates import write_tool_tokenizer
 
 from motley.cluster.entrance import Entrance
+from motley.cluster.protocols import openai_ask
 from motley.cluster.protocols.body_shapes import settle
 from motley.cluster.protocols.foreign_fields import FOREIGN, Effect, Foreign
 from motley.cluster.protocols.openai_bodies import BODIES, SHAPES
@@ -126,8 +127,32 @@ def test_what_asks_for_something_is_refused_by_name_renamed_or_without_effect() 
             assert one.why in caught.value.message
         elif one.effect is Effect.RENAMED:
             is_renamed(one, route, "anything else")
+        elif one.effect is Effect.SPREAD:
+            assert settled(route, one, {"top_k": 5, "num_ctx": 9}) == {**PLAIN[route], "top_k": 5}
         else:
             assert settled(route, one, "anything else") == without(route, one), one.path
+
+
+@pytest.mark.parametrize(
+    ("options", "param", "code"),
+    [
+        ("fast", "options", "invalid_value"),
+        ({"mood": 1}, "mood", "unknown_parameter"),
+        ({"options": {"top_k": 5}}, "options.options", "unknown_parameter"),
+        ({"parameters": {"top_k": 5}}, "options.parameters", "unknown_parameter"),
+        ({"cache_salt": "mine"}, "cache_salt", "unknown_parameter"),
+        ({"mirostat": 2}, "mirostat", "unsupported_parameter"),
+        ({"seed": 2}, "options.seed", "invalid_value"),
+        ({"num_predict": 7}, "num_predict", "invalid_value"),
+    ],
+)
+def test_what_stands_in_options_is_held_to_the_same_rules(options: Any, param: str, code: str) -> None:
+    for route in ("completion", "chat"):
+        for name in ("options", "parameters"):
+            body = json.loads(json.dumps({**PLAIN[route], name: options}))
+            with pytest.raises(InvalidRequest) as caught:
+                settle(body, SHAPES[route], UnknownFields("refuse"))
+            assert (caught.value.param, caught.value.code) == (param.replace("options", name, 1), code)
 
 
 def is_renamed(one: Foreign, route: str, value: str) -> None:
@@ -136,9 +161,10 @@ def is_renamed(one: Foreign, route: str, value: str) -> None:
         found = found.get(name)
     assert found == value or one.why.partition(".")[0] not in SHAPES[route].known
     outer, _, inner = one.why.partition(".")
-    both = {**PLAIN["chat"], outer: {inner: "a"} if inner else "a", one.name: "b"}
+    route = route if outer in SHAPES[route].known else "chat"
+    both = {**PLAIN[route], outer: {inner: "a"} if inner else "a", one.name: "b"}
     with pytest.raises(InvalidRequest, match=f"no value beside {one.why}"):
-        settle(both, SHAPES["chat"], UnknownFields("refuse"))
+        settle(both, SHAPES[route], UnknownFields("refuse"))
 
 
 def test_what_works_is_in_the_tables_and_whatever_they_have_of_others_is_listed() -> None:
@@ -380,3 +406,83 @@ async def test_other_names_of_a_format(post: Any, ingress: Any, monkeypatch: pyt
         assert (await post(PATHS["chat"], body)).status == status
     assert (await post(PATHS["chat"], {"messages": HELLO, "max_tokens": 1, "rid": "mine"})).status == 200
     assert seen[-1].client_id == "mine"
+
+
+async def test_an_answer_until_the_context_is_full(post: Any, ingress: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    admit = ingress.door.admit
+    monkeypatch.setattr(ingress.door, "admit", lambda ask, caller: seen.append(ask) or admit(ask, caller))
+    plain = {"completion": {"prompt": "abc"}, "chat": {"messages": HELLO}}
+    for more in ({"n_predict": -1}, {"options": {"num_predict": -2}}, {"n_predict": -1, "num_predict": -1}):
+        for route, body in plain.items():
+            assert (await post(PATHS[route], {**body, **more})).status == 200
+            assert "max_tokens" not in seen[-1].sampling
+            assert seen[-1].default_max_tokens is None
+    bound = {"n_predict": -1, "num_predict": 3}, {"n_predict": 3, "num_predict": -1}, {"n_predict": -1, "max_tokens": 3}
+    for more in bound:
+        for route, body in plain.items():
+            assert (await post(PATHS[route], {**body, **more})).status == 200
+            assert seen[-1].sampling["max_tokens"] == 3
+    for name, wrong in (("max_tokens", -1), ("n_predict", -3)):
+        assert refused(await post(PATHS["completion"], {"prompt": "abc", name: wrong}))["param"] == "max_tokens"
+    assert (await post(PATHS["completion"], {"prompt": "abc"})).status == 200
+    assert seen[-1].default_max_tokens == 16
+
+
+async def test_log_probabilities_of_completions_in_the_words_of_others(post: Any, ingress: Any) -> None:
+    plain = {"prompt": "abc", "max_tokens": 2}
+    ways = [
+        ({"logprobs": 2}, {"logprobs": True, "top_logprobs": 2}, {"n_probs": 2}),
+        ({"logprobs": 0}, {"logprobs": True}, {"logprobs": True, "top_logprobs": 0}),
+        ({}, {"logprobs": False}, {"logprobs": False, "top_logprobs": 0}, {"n_probs": 0}),
+        ({"echo": True}, {"return_full_text": True}),
+    ]
+    for same in ways:
+        calls = [openai_ask.completion_call(settle({**plain, **one}, SHAPES["completion"], UnknownFields("refuse")))
+                 for one in same]  # fmt: skip
+        told = [(call.asks[0].sampling, call.logprobs, call.echo) for call in calls]
+        assert told == [told[0]] * len(same)
+        assert (await post(PATHS["completion"], {**plain, **same[-1]})).status == 200
+    for wrong in ({"logprobs": 2, "top_logprobs": 3}, {"top_logprobs": 3}, {"logprobs": False, "top_logprobs": 3}):
+        assert refused(await post(PATHS["completion"], {**plain, **wrong}))["param"] == "top_logprobs"
+
+
+async def test_formats_in_the_words_of_others(post: Any) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    any_object = [
+        {"format": "json"},
+        {"response_format": {"type": "json"}},
+        {"response_format": {"type": "json_object"}},
+    ]
+    kept = [
+        {"format": schema},
+        {"response_format": {"type": "json_schema", "schema": schema}},
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}},
+        {"response_format": {"type": "json_object", "value": schema}},
+        {"response_format": {"type": "json", "value": schema}},
+    ]
+    for same in (any_object, kept):
+        found = [openai_ask.completion_call({"prompt": "a", **one}).asks[0].sampling["grammar"] for one in same]
+        assert len({one.source for one in found}) == 1
+        for one in same:
+            assert (await post(PATHS["chat"], {"messages": HELLO, "max_tokens": 1, **one})).status == 200
+    assert "grammar" not in openai_ask.completion_call({"prompt": "a", "format": ""}).asks[0].sampling
+    for wrong, param in (
+        ({"format": "xml"}, "format"),
+        ({"format": "json", "regex": "a"}, "regex"),
+        ({"response_format": {"type": "json", "value": schema, "schema": schema}}, "response_format.value"),
+    ):
+        assert refused(await post(PATHS["chat"], {"messages": HELLO, **wrong}))["param"] == param
+
+
+async def test_the_best_of_several_chats(post: Any) -> None:
+    body = {"messages": HELLO, "max_tokens": 2, "best_of": 3, "n": 2}
+    for more in ({}, {"logprobs": True}):
+        call = openai_ask.chat_call({**body, **more}, lambda _: None, UnknownFields())
+        assert (call.keep, call.asks[0].sampling["n"], call.asks[0].sampling["logprobs"]) == (2, 3, 0)
+        assert call.logprobs is bool(more)
+        choices = (await post(PATHS["chat"], {**body, **more})).json()["choices"]
+        assert [choice["index"] for choice in choices] == [0, 1]
+    assert (await post(PATHS["chat"], {**body, "best_of": 2, "stream": True})).status == 200
+    assert refused(await post(PATHS["chat"], {**body, "stream": True}))["param"] == "best_of"
+    assert refused(await post(PATHS["chat"], {**body, "best_of": 1}))["param"] == "best_of"

@@ -359,12 +359,21 @@ async def test_bad_parameters_are_named(kserve: Any, fields: dict[str, Any], par
         ({"timeout": 10**15}, "timeout"),
         ({EMPTY_FINAL: 1}, EMPTY_FINAL),
         ({"sequence_id": 5}, "sequence_id"),
-        ({"temprature": 1.0}, "temprature"),
+        ({"cache_salt": "mine"}, "cache_salt: there is no such field"),
+        ({"mirostat": 2}, "mirostat: 2 is not supported; give top_p or min_p"),
     ],
     ids=label,
 )
 async def test_parameters_of_this_protocol(kserve: Any, parameters: dict[str, Any], param: str) -> None:
     assert (await refused(kserve.ModelInfer(infer(parameters=parameters)))).startswith(f"parameters.{param}")
+
+
+async def test_parameters_that_nobody_knows_are_ignored(kserve: Any) -> None:
+    plain = {"max_tokens": 2, "seed": 1}
+    expected = await kserve.ModelInfer(infer(parameters=plain))
+    for more in ({"temprature": 1.0}, {"mirostat": 0}, {"sequence_id": 0}):
+        assert await kserve.ModelInfer(infer(parameters={**plain, **more})) == expected
+    assert await kserve.ModelInfer(infer(parameters={"n_predict": 2, "sampling_seed": 1})) == expected
 
 
 async def test_a_parameter_without_a_value(kserve: Any) -> None:

@@ -154,10 +154,18 @@ def alone(route: str) -> Any:
     return opened(BODIES[route], route, foreign=False)
 
 
+def closed(body: dict[str, Any] | None) -> dict[str, Any] | None:
+    """KServe's parameters, which may stand in the body itself, without others' names."""
+    if body is None or "parameters" not in body["properties"]:
+        return body
+    inner = {**body["properties"]["parameters"], "additionalProperties": False}
+    return {**body, "properties": {**body["properties"], "parameters": inner}, "additionalProperties": False}
+
+
 # As it is with `--unknown-fields refuse`, and without the fields of others, which test_foreign_fields.py tries each.
 DOCUMENT = document(
     {
-        (method, path): replace(operation, body=alone(ROUTES[path])) if path in ROUTES else operation
+        (method, path): replace(operation, body=alone(ROUTES[path]) if path in ROUTES else closed(operation.body))
         for (method, path), operation in OPERATIONS.items()
     }
 )
@@ -240,7 +248,7 @@ def mended(body: dict[str, Any], field: str, required: list[str]) -> dict[str, A
 
 # Of these a body has one. Schemathesis gives all that there are, mostly with the same values.
 EITHER = (
-    ("response_format", "structured_outputs", *CONSTRAINT_FIELDS),
+    ("response_format", "structured_outputs", "format", *CONSTRAINT_FIELDS),
     ("max_tokens", "max_completion_tokens"),
     ("prompt", "messages"),
 )
@@ -288,6 +296,9 @@ def whole(value: Any) -> Any:
 
 def without_nothing(body: dict[str, Any], described: dict[str, Any]) -> dict[str, Any]:
     """Without fields that nobody knows and that say nothing: those are always taken."""
+    inner = described["properties"].get("parameters")
+    if isinstance(body.get("parameters"), dict) and inner is not None:
+        body = {**body, "parameters": without_nothing(body["parameters"], inner)}
     return {name: value for name, value in body.items() if name in described["properties"] or not says_nothing(value)}
 
 

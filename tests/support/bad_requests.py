@@ -123,7 +123,7 @@ UNSUPPORTED_OR_UNKNOWN: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt_logprobs": 0}, "prompt_logprobs", "unsupported_parameter"),
     ({"output_ids": [[1]]}, "output_ids", "unsupported_parameter"),
     ({"messages": [{}]}, "messages", "unsupported_parameter"),
-    ({"n_probs": 3}, "n_probs", "unsupported_parameter"),
+    ({"top_n_tokens": 3}, "top_n_tokens", "unsupported_parameter"),
     ({"cache_salt": "mine"}, "cache_salt", "unknown_parameter"),
     ({"block_hashes": []}, "block_hashes", "unknown_parameter"),
     ({"chat_template": "{{ 1 }}"}, "chat_template", "unknown_parameter"),

@@ -1,0 +1,51 @@
+"""What becomes of parameters of KServe's requests that other servers have, or that nobody knows.
+
+The table of OpenAI's routes says it, as of a completion; Triton's own that are not here stand below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from ..errors import unsupported_field
+from ..unknown_fields import UnknownFields, says_nothing
+from .constraints import CONSTRAINTS
+from .foreign_fields import FOREIGN, Effect
+from .openai_schemas import CONSTRAINT_FIELDS
+from .openai_table import COMPLETION, by_name
+
+__all__ = ["ours"]
+
+_FOREIGN = {one.name: one for one in FOREIGN if not one.at and "completion" in one.routes}
+_COMPLETIONS = by_name(COMPLETION)
+_SEQUENCES = frozenset(("sequence_id", "sequence_start", "sequence_end"))  # of models with a state, in Triton
+_CONSTRAINTS = {"json": "json_schema"} | {name: name for name in CONSTRAINTS}
+
+
+def ours(name: str, value: Any, path: str, known: Collection[str], unknown: UnknownFields) -> str | None:
+    """What the parameter `name` is called here: one of `known`; None: it asks for nothing, or is ignored.
+
+    `path` is the client's, for errors. Raises InvalidRequest for one that would change the answer and cannot be had.
+    """
+    if name in known:
+        return name
+    foreign, field = _FOREIGN.get(name), _COMPLETIONS.get(name)
+    if foreign is None and field is None and name not in _SEQUENCES:
+        unknown.meet(f"parameters.{name}", value, path)
+        return None
+    if says_nothing(value) or (name in _SEQUENCES and value in (0, False)):
+        return None
+    if name in CONSTRAINT_FIELDS:
+        return _CONSTRAINTS[CONSTRAINT_FIELDS[name]]
+    if name in _SEQUENCES:
+        raise unsupported_field(path, "send the whole conversation: its prefix is found again", value)
+    if field is not None and value == field.schema.get("default") and type(value) is type(field.schema["default"]):
+        return None
+    if foreign is None or foreign.effect in (Effect.WORKS, Effect.SPREAD):
+        raise unsupported_field(path, "/v1/completions has it")
+    if foreign.is_neutral(value) or value in foreign.unbounded or foreign.effect is Effect.CHANGES_NOTHING:
+        return None
+    if foreign.effect is Effect.REFUSED:
+        raise unsupported_field(path, foreign.why, value if foreign.neutral else None)
+    return ours(foreign.why, value, path, known, unknown)

@@ -1,0 +1,124 @@
+"""What becomes of KServe's parameters that other servers have, and of those that nobody knows."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import asgi
+import pytest
+from echo_worker import EchoWorker
+from local_ingress import make_ingress
+
+from motley.cluster.entrance import Entrance
+from motley.cluster.protocols.kserve_ask import InferRequest, infer_ask
+from motley.cluster.protocols.kserve_tensors import BYTES, Tensor
+from motley.cluster.unknown_fields import NEVER_TAKEN, UnknownFields
+from motley.replicas.errors import InvalidRequest
+
+TEXT = Tensor("text_input", BYTES, (1,), [b"abc"])
+INFER, GENERATE = "/v2/models/echo/infer", "/v2/models/echo/generate"
+INPUTS = [{"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["abc"]}]
+
+
+def sampling(policy: Any = "refuse", **parameters: Any) -> dict[str, Any]:
+    return dict(infer_ask(InferRequest(parameters=parameters, inputs=[TEXT]), UnknownFields(policy)).ask.sampling)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "expected"),
+    [
+        ({"n_predict": 5}, {"max_tokens": 5}),
+        ({"num_predict": -1}, {}),
+        ({"max_completion_tokens": 5, "max_tokens": 5}, {"max_tokens": 5}),
+        ({"max_new_tokens": 5, "n_predict": 5}, {"max_tokens": 5}),
+        ({"random_seed": 5}, {"seed": 5}),
+        ({"stop_sequences": "x"}, {"stop": "x"}),
+        ({"no_stop_trim": True}, {"include_stop_str_in_output": True}),
+        ({"n_probs": 0, "typical_p": 1.0, "repeat_last_n": 64, "dry_base": 1.75, "num_ctx": 4096}, {}),
+        ({"use_beam_search": False, "echo": False, "stream": False, "return_full_text": False}, {}),
+        ({"sequence_id": 0, "sequence_start": False, "length_penalty": 2.0}, {}),
+        ({"mood": "", "guided_regex": "", "mirostat": ""}, {}),
+    ],
+)
+def test_names_of_others_are_taken_as_of_a_completion(parameters: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert sampling(**parameters) == expected
+
+
+def test_formats_have_their_older_names() -> None:
+    schema = '{"type": "integer"}'
+    assert sampling(guided_json=schema) == sampling(json_schema=schema)
+    assert sampling(guided_choice='["a"]') == sampling(choice='["a"]')
+    assert sampling(ebnf='root ::= "a"') == sampling(guided_grammar='root ::= "a"') == sampling(grammar='root ::= "a"')
+
+
+@pytest.mark.parametrize(
+    ("parameters", "begins", "code"),
+    [
+        ({"mirostat": 2}, "mirostat: 2 is not supported; give top_p or min_p", "unsupported_parameter"),
+        ({"lora_path": "x"}, "lora_path is not supported; one model is served", "unsupported_parameter"),
+        ({"echo": True}, "echo is not supported; /v1/completions has it", "unsupported_parameter"),
+        ({"return_full_text": True}, "return_full_text is not supported", "unsupported_parameter"),
+        ({"truncate": 5}, "truncate is not supported; /v1/completions has it", "unsupported_parameter"),
+        ({"sequence_id": "a"}, "sequence_id: 'a' is not supported; send the whole", "unsupported_parameter"),
+        ({"max_tokens": 5, "n_predict": 6}, "n_predict: 6 is not accepted; expected no value", "invalid_value"),
+        ({"n_predict": 6, "max_tokens": 5}, "n_predict: 6 is not accepted; expected no value", "invalid_value"),
+        ({"n_predict": 6, "num_predict": 5}, "num_predict: 5 is not accepted; expected no value", "invalid_value"),
+        ({"stop_sequences": ["x"]}, "stop_sequences: ['x'] is not accepted", "invalid_value"),
+        ({"guided_choice": "a"}, "guided_choice: 'a' is not accepted; expected a JSON list", "invalid_value"),
+        ({"guided_json": 5}, "guided_json: expected a text", "invalid_value"),
+        ({"guided_json": "{}", "json_schema": "{}"}, "json_schema: give one of", "invalid_value"),
+    ],
+)
+def test_what_cannot_be_had_is_refused_by_the_clients_name(parameters: dict[str, Any], begins: str, code: str) -> None:
+    for policy in ("ignore", "refuse"):
+        with pytest.raises(InvalidRequest) as caught:
+            sampling(policy, **parameters)
+        assert caught.value.message.startswith(f"parameters.{begins}")
+        assert caught.value.code == code
+
+
+def test_what_nobody_knows_is_ignored_or_refused() -> None:
+    assert sampling("ignore", mood=1, max_tokens=2) == {"max_tokens": 2}
+    with pytest.raises(InvalidRequest, match=r"^parameters\.mood: there is no such field") as caught:
+        sampling(mood=1)
+    assert caught.value.code == "unknown_parameter"
+    for name in NEVER_TAKEN:
+        for policy in ("ignore", "refuse"):
+            with pytest.raises(InvalidRequest, match="there is no such field"):
+                sampling(policy, **{name: "mine"})
+
+
+@pytest.fixture(scope="module")
+async def posts(folder: Path, worker: EchoWorker) -> Any:
+    """Of a service that ignores what nobody knows, and of one that refuses it."""
+    ways = [Entrance(), Entrance(unknown_fields="refuse")]
+    apps = [(await make_ingress(folder, worker, entrance=way)).__serve_build_asgi_app__() for way in ways]
+    return [partial(asgi.request, app, "POST") for app in apps]
+
+
+def bodies(parameters: dict[str, Any]) -> list[tuple[str, dict[str, Any], str]]:
+    """Route, body, and how it calls its parameters."""
+    return [
+        (INFER, {"inputs": INPUTS, "parameters": parameters}, "parameters."),
+        (GENERATE, {"text_input": "abc", "parameters": parameters}, "parameters."),
+        (GENERATE, {"text_input": "abc", **parameters}, ""),
+    ]
+
+
+async def test_over_http(posts: Any) -> None:
+    lenient, strict = posts
+    for path, body, prefix in bodies({"max_tokens": 2, "seed": 1, "mood": {"deep": [1]}}):
+        assert (await lenient(path, body)).status == 200
+        assert (await strict(path, body)).json()["error"].startswith(f"{prefix}mood: there is no such field")
+    for path, body, _ in bodies({"n_predict": 2, "sampling_seed": 1, "mood": None, "other": [], "mirostat": 0}):
+        for post in posts:
+            reply = await post(path, body)
+            assert (reply.status, reply.json()["parameters"]["completion_tokens"]) == (200, 2)
+    for path, body, prefix in bodies({"mirostat": 2}):
+        for post in posts:
+            assert (await post(path, body)).json()["error"].startswith(f"{prefix}mirostat: 2 is not supported")
+    for path, body, prefix in bodies({"n_predict": -7}):
+        for post in posts:
+            assert (await post(path, body)).json()["error"].startswith(f"{prefix}n_predict: -7 is not accepted")
