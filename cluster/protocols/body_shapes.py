@@ -73,8 +73,8 @@ def _settle(value: Any, shape: Shape, unknown: UnknownFields, at: str) -> None:
             _spread(value, name, shape, _join(at, name))
         for name in [name for name in value if name in shape.foreign or name not in shape.known]:
             _settle_foreign(value, name, shape, unknown, _join(at, name))
-        for name in [name for name in value if value[name] == EMPTY_IS_NONE.get(_join(shape.path, name))]:
-            del value[name]  # or null
+        for name in [name for name in value if value[name] in (None, *EMPTY_IS_NONE.get(_join(shape.path, name), ()))]:
+            del value[name]
         for name, inner in shape.inner.items():
             if name in value:
                 _settle(value[name], inner, unknown, _join(at, name))
@@ -161,7 +161,7 @@ def _or_empty(schema: Schema, path: str) -> Schema:
     if path not in EMPTY_IS_NONE or schema.get("type") == "null":
         return schema
     about = {key: schema[key] for key in ("description", "default") if key in schema}
-    return about | {"anyOf": [schema, {"const": EMPTY_IS_NONE[path]}]}
+    return about | {"anyOf": [schema, {"enum": list(EMPTY_IS_NONE[path])}]}
 
 
 def _described(foreign: Foreign, own: Mapping[str, Schema]) -> Schema:

@@ -309,9 +309,12 @@ FOREIGN: tuple[Foreign, ...] = (
 )  # fmt: skip
 
 # Fields of Motley's own tables of which an empty value is none: some clients send the list that they have nothing in.
-EMPTY_IS_NONE: Mapping[str, Any] = {
-    "tools": [],
-    "stream_options": {},
-    "structured_outputs": {},
-    "messages[].tool_calls": [],
+_EMPTY: tuple[Any, ...] = ("", [], {})
+EMPTY_IS_NONE: Mapping[str, tuple[Any, ...]] = {
+    "tools": ([],),
+    "stream_options": ({},),
+    "structured_outputs": ({},),
+    "messages[].tool_calls": ([],),
+    **dict.fromkeys(("reasoning", "think", "thinking", "separate_reasoning", "reasoning_format", "best_of"), _EMPTY),
+    **dict.fromkeys(("format", "response_format.value", "response_format.schema"), _EMPTY),
 }

@@ -19,7 +19,7 @@ from tool_templates import write_tool_tokenizer
 from motley.cluster.entrance import Entrance
 from motley.cluster.protocols import openai_ask
 from motley.cluster.protocols.body_shapes import settle
-from motley.cluster.protocols.foreign_fields import FOREIGN, Effect, Foreign
+from motley.cluster.protocols.foreign_fields import EMPTY_IS_NONE, FOREIGN, Effect, Foreign
 from motley.cluster.protocols.openai_bodies import BODIES, SHAPES
 from motley.cluster.unknown_fields import MAX_NAMES, NEVER_TAKEN, UnknownFields
 from motley.replicas.errors import InvalidRequest
@@ -473,6 +473,16 @@ async def test_formats_in_the_words_of_others(post: Any) -> None:
         ({"response_format": {"type": "json", "value": schema, "schema": schema}}, "response_format.value"),
     ):
         assert refused(await post(PATHS["chat"], {"messages": HELLO, **wrong}))["param"] == param
+
+
+def test_empty_values_of_what_works_here_are_none() -> None:
+    for path, values in EMPTY_IS_NONE.items():
+        at, _, name = path.rpartition(".")
+        if at != "messages[]":
+            for value in values:
+                whole, plain = AT[at]({name: value}), AT[at]({})
+                body = json.loads(json.dumps({**PLAIN["chat"], **whole}))
+                assert settle(body, SHAPES["chat"], UnknownFields("refuse")) == {**PLAIN["chat"], **plain}
 
 
 async def test_the_best_of_several_chats(post: Any) -> None:

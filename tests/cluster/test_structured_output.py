@@ -186,8 +186,8 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     "no schema": (
         {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, SCHEMA, "missing_field",
     ),
-    "no name": (
-        {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
+    "a name with a space": (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a b", "schema": {}}}},
         "response_format.json_schema.name", "invalid_value",
     ),
     "strict is no word": (
