@@ -187,12 +187,17 @@ JSON_SCHEMA_FIELDS = tuple(_JSON_SCHEMA["properties"])
 _FORMAT = "text: free text; json_object and json: any JSON object; the others: what the field of that name says"
 _TAG = "text with constrained parts, as xgrammar describes it; schemas within are kept to as those that stand alone"
 _ANY = "a JSON schema; none: any object"
+_SCHEMA = {"schema": told(OBJECT, _ANY), "value": told(OBJECT, "the same in TGI's words")}
 RESPONSE_FORMAT: Schema = {
     "anyOf": [
         _one_of_type("text", _FORMAT),
-        *(_one_of_type(kind, _FORMAT, maybe={"schema": told(OBJECT, _ANY)}) for kind in ("json_object", "json")),
-        *(_one_of_type(kind, _FORMAT, value=told(OBJECT, _ANY)) for kind in ("json_object", "json")),
-        _one_of_type("json_schema", _FORMAT, schema=told(SOME_OBJECT, "what the JSON text must follow")),
+        *(_one_of_type(kind, _FORMAT, maybe=_SCHEMA) for kind in ("json_object", "json")),
+        _one_of_type(
+            "json_schema",
+            _FORMAT,
+            schema=told(SOME_OBJECT, "what the JSON text must follow"),
+            maybe={"json_schema": told(NULL, "beside schema")},
+        ),
         _one_of_type("json_schema", _FORMAT, json_schema=told(_JSON_SCHEMA, "what the JSON text must follow")),
         _one_of_type("regex", _FORMAT, regex=told(SOME_TEXT, "the whole text matches")),
         _one_of_type("grammar", _FORMAT, grammar=told(SOME_TEXT, "GBNF, its rule `root` being the whole text")),
