@@ -6,11 +6,14 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from motley.cluster.protocols import openai_ask, openai_table
+from motley.cluster.protocols.body_shapes import settle
+from motley.cluster.protocols.foreign_fields import FOREIGN
 from motley.cluster.protocols.openai_ask import Call
+from motley.cluster.protocols.openai_bodies import SHAPES
 from motley.cluster.protocols.openai_fields import parse_object
 from motley.cluster.unknown_fields import UnknownFields
 from motley.replicas.errors import InvalidRequest
@@ -39,6 +42,8 @@ BODIES = st.dictionaries(st.sampled_from(NAMES) | st.text(max_size=5), JSON | ME
 
 
 @given(BODIES)
+@example({"prompt": "a", "output_ids": []})
+@example({"messages": [{"role": "user", "content": "a"}], "function_call": "none"})
 def test_bodies(body: dict[str, Any]) -> None:
     for needed, translate in (("prompt", openai_ask.completion_call), ("messages", chat_call)):
         call, refusal = outcome(lambda translate=translate: translate(parse_object(json.dumps(body).encode())))
@@ -51,6 +56,26 @@ def test_bodies(body: dict[str, Any]) -> None:
             for name, value in body.items():
                 field = TABLES[needed][name]
                 assert field.instead is None or value in (None, *field.neutral)
+
+
+FOREIGN_NAMES = sorted({one.name for one in FOREIGN if not one.at})
+SETTLED = st.dictionaries(st.sampled_from(FOREIGN_NAMES) | st.sampled_from(NAMES), JSON | st.sampled_from([-1, 0, 1]))
+
+
+@given(SETTLED | st.builds(lambda inner, body: {**body, "options": inner}, SETTLED, SETTLED))
+@example({"options": {"options": {}}, "parameters": {"n_predict": -1}, "n_predict": -1, "num_predict": 3})
+def test_bodies_of_others(body: dict[str, Any]) -> None:
+    plain = {"prompt": "a"}, {"messages": [{"role": "user", "content": "a"}]}
+    for one, route, translate in zip(
+        plain, ("completion", "chat"), (openai_ask.completion_call, chat_call), strict=True
+    ):
+        sent = json.dumps({**body, **one}).encode()
+
+        def read(sent: bytes = sent, route: str = route, translate: Callable[..., Call] = translate) -> Call:
+            return translate(settle(parse_object(sent), SHAPES[route], UnknownFields()))
+
+        call, refusal = outcome(read)
+        assert isinstance(call, Call) if refusal is None else refusal.param and refusal.code
 
 
 def chat_call(body: dict[str, Any]) -> Call:
