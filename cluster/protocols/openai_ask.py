@@ -113,7 +113,6 @@ def chat_call(body: dict[str, Any], template_for: TemplateFor, unknown: UnknownF
         sampling,
         chat=True,
         wire_names=names if keep is None else names | {"n": "best_of"},
-        prompt_shown=keep,
         template_arguments=template_arguments(body, template_for(tools.tools), unknown),
         tools=tools.tools,
         **prompt_end(body),
