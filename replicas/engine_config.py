@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from .errors import InvalidRequest
+from .shown import shown
+from .sizes import MAX_SIZE
 
 if TYPE_CHECKING:  # importing the operators imports torch, which the service's other processes do without
     from ..kernels.ops import CpuWeights, KvDtype, Numerics
@@ -14,6 +16,9 @@ PrefixCache = Literal["off", "memory"]
 PrefixWire = Literal["int8", "float16", "bfloat16"]
 
 MAX_SECONDS = 24 * 3600.0
+MAX_COUNT = 2**31 - 1  # of tokens and sequences: two of them multiplied fit into 64 bits
+MAX_PARALLEL = 1024  # ranks of a stage, and stages
+MAX_THREADS = 4096
 MAX_DRAFTS = 32
 
 
@@ -106,12 +111,15 @@ class EngineConfig:
         _one_of("prefix_wire", self.prefix_wire, (None, "int8", "float16", "bfloat16"))
         for name in ("max_batch_tokens", "max_running", "max_waiting_tokens", "max_waiting"):
             _positive(name, getattr(self, name))
-        for name in ("prefix_cache_bytes", "prefix_after", "tensor_parallel", "pipeline_parallel"):
-            _positive(name, getattr(self, name))
+        _positive("prefix_cache_bytes", self.prefix_cache_bytes, MAX_SIZE)
+        _positive("prefix_after", self.prefix_after)
+        for name in ("tensor_parallel", "pipeline_parallel"):
+            _positive(name, getattr(self, name), MAX_PARALLEL)
         sizes = ("kv_memory_bytes", "prefix_buffer_bytes", "weights_memory_bytes", "weights_host_memory_bytes")
-        for name in ("max_model_len", *sizes, "threads"):
+        bounds = {"max_model_len": MAX_COUNT, "threads": MAX_THREADS} | dict.fromkeys(sizes, MAX_SIZE)
+        for name, most in bounds.items():
             if getattr(self, name) is not None:
-                _positive(name, getattr(self, name))
+                _positive(name, getattr(self, name), most)
         if self.device.count(",") not in (0, self.pipeline_parallel - 1):
             raise _bad("device", self.device, f"a device, or one for each of {self.pipeline_parallel} stages")
         if self.pipeline_layers is not None:
@@ -146,7 +154,7 @@ class EngineConfig:
 
 
 def _bad(name: str, value: object, accepted: str) -> InvalidRequest:
-    return InvalidRequest(f"{name}: {value!r} is not accepted; expected {accepted}", param=name)
+    return InvalidRequest(f"{name}: {shown(value)} is not accepted; expected {accepted}", param=name)
 
 
 def _one_of(name: str, value: object, accepted: tuple[object, ...]) -> None:
@@ -154,21 +162,23 @@ def _one_of(name: str, value: object, accepted: tuple[object, ...]) -> None:
         raise _bad(name, value, " or ".join(map(repr, accepted)))
 
 
-def _positive(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise _bad(name, value, "a positive integer")
+def _positive(name: str, value: object, most: int = MAX_COUNT) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise _bad(name, value, f"a positive integer, at most {most}")
 
 
 def _layers(value: object, stages: int) -> None:
     if not (
-        isinstance(value, tuple) and len(value) == stages and all(type(each) is int and each > 0 for each in value)
+        isinstance(value, tuple)
+        and len(value) == stages
+        and all(type(each) is int and 0 < each <= MAX_COUNT for each in value)
     ):
         raise _bad("pipeline_layers", value, f"a positive integer for each of {stages} stages")
 
 
 def _not_negative(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise _bad(name, value, "an integer, 0 or above")
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_SIZE:
+        raise _bad(name, value, f"an integer from 0 to {MAX_SIZE}")
 
 
 def _seconds(name: str, value: object) -> None:

@@ -18,6 +18,7 @@ MAX_KEYS = 10_000  # all are compared on each call: 0.1 ms for a thousand
 MAX_KEY_CHARS = 512  # what a client may give; longer is no key
 _TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+LAST = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp()  # what can be written again
 ID_CHARS = 12  # of a hash, to speak of a key without telling it
 
 
@@ -120,7 +121,14 @@ def read_expiry(value: object, where: str) -> float | None:
             param="api_keys",
             code="bad_key_file",
         ) from None
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    seconds = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    if not 0 <= seconds <= LAST:
+        raise ConfigurationError(
+            f"{where}: {str(value)[:40]!r} is not accepted; expected a time from 1970 to 9999 in UTC",
+            param="api_keys",
+            code="bad_key_file",
+        )
+    return seconds
 
 
 def write_expiry(expires: float) -> str:

@@ -16,6 +16,8 @@ __all__ = ["At", "Lines", "read_yaml"]
 
 MAX_BYTES = 2**20
 MAX_VALUES = 20_000  # an alias may stand for many others
+MAX_DIGITS = 1000  # Python reads no integers of many thousands
+INTEGER = "tag:yaml.org,2002:int"
 
 At = tuple[str | int, ...]  # keys and indices, from the outermost: ("pools", 0, "name")
 
@@ -73,6 +75,8 @@ def read_yaml(path: Path) -> tuple[dict[str, Any], Lines]:
             lines.values[at] = mark.line + 1, mark.column + 1
             if key is not None:
                 lines.keys[at] = key.start_mark.line + 1, key.start_mark.column + 1
+            if child.tag == INTEGER and len(child.value) > MAX_DIGITS:
+                raise lines.error(at, f"{shown(child.value)} is not accepted; expected at most {MAX_DIGITS} digits")
             if len(lines.values) > MAX_VALUES:
                 raise ConfigurationError(f"{path}: it holds more than {MAX_VALUES} values", code="bad_fleet")
         whole = loader.construct_document(node) if node is not None else None

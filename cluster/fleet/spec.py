@@ -18,10 +18,10 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError
 
-from ...replicas.engine_config import EngineConfig, PrefixWire
+from ...replicas.engine_config import MAX_COUNT, MAX_PARALLEL, MAX_THREADS, EngineConfig, PrefixWire
 from ...replicas.errors import InvalidRequest
 from ...replicas.shown import first_double, shown
-from ...replicas.sizes import parse_size
+from ...replicas.sizes import MAX_SIZE, parse_size
 from ..failures import ConfigurationError
 from ..prefix.source import EMBEDDED, MEMORY, OFF, check_store
 from .capability import PATTERN, capabilities_of
@@ -49,6 +49,8 @@ __all__ = [
 
 MAX_REPLICAS = 10_000
 MAX_OBJECTIVE_S = 3600.0  # more is none
+MAX_QUANTITY = 1e9  # of weights, prices, resources: their sums and products stay finite
+LEAST = 0.0001  # the least of a resource that Ray tells from none; one can divide by it
 NAME = r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"
 _DEVICE = r"(cpu|cuda(:\d{1,2})?)"
 DEVICE = f"^{_DEVICE}(,{_DEVICE})*$"
@@ -69,6 +71,10 @@ RESERVED = ("ingress",)  # a deployment of the same application
 def refused(message: str, *at: str | int) -> PydanticCustomError:
     """What a validator raises: `at` leads from its own model to the value at fault."""
     return PydanticCustomError("fleet", "{message}", {"message": message, "at": at})
+
+
+def _is_number_of_replicas(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_REPLICAS
 
 
 def _bytes(value: Any) -> Any:
@@ -92,15 +98,22 @@ def _capability(value: Any) -> Any:
     return f"{value:.1f}" if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
-_SIZE = {"type": ["string", "integer"], "pattern": r"^\s*\d+(\.\d+)?\s*([kKmMgGtT]?i?)[bB]?\s*$", "minimum": 0}
-Size = Annotated[int, BeforeValidator(_bytes), Field(ge=0), WithJsonSchema(_SIZE)]
+_SIZE = {
+    "type": ["string", "integer"],
+    "pattern": r"^\s*\d+(\.\d+)?\s*([kKmMgGtT]?i?)[bB]?\s*$",
+    "minimum": 0,
+    "maximum": MAX_SIZE,
+}
+Size = Annotated[int, BeforeValidator(_bytes), Field(ge=0, le=MAX_SIZE), WithJsonSchema(_SIZE)]
 FilePath = Annotated[Path, BeforeValidator(_path), WithJsonSchema({"type": "string"})]
 Name = Annotated[str, Field(pattern=NAME)]
 Text = Annotated[str, Field(min_length=1, max_length=1024)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Seconds = Annotated[float, Field(ge=0, le=7 * 24 * 3600, allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(ge=LEAST, le=MAX_QUANTITY, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, le=MAX_QUANTITY, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
+Parallel = Annotated[int, Field(ge=1, le=MAX_PARALLEL)]
 Objective = Annotated[float, Field(ge=0.001, le=1000 * MAX_OBJECTIVE_S, allow_inf_nan=False)]  # in milliseconds
 LabelName = Annotated[str, Field(pattern=LABEL_NAME)]
 LabelValue = Annotated[str, Field(pattern=LABEL_VALUE)]
@@ -138,8 +151,8 @@ class ReplicaRange(Spec):
         if not isinstance(value, dict):
             raise refused(f"{shown(value)} is not accepted; expected a whole number, or entries such as min: 1, max: 4")
         low = value.get("min", 1)
-        start = value.get("start", max(1, low) if isinstance(low, int) else 1)
-        high = max(low, start, 1) if isinstance(low, int) and isinstance(start, int) else 1
+        start = value.get("start", max(1, low) if _is_number_of_replicas(low) else 1)
+        high = max(low, start, 1) if _is_number_of_replicas(low) and _is_number_of_replicas(start) else 1
         return {"max": high, **value, "start": start, "min": low}
 
     @model_validator(mode="after")
@@ -162,16 +175,16 @@ class HiddenSpec(Spec):
 
     share: float = Field(0.3, ge=0, lt=1)
     """Up to this share, bandwidth and arithmetic apart."""
-    seed: int | None = None
+    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
     """The same every time, and for each replica; by default every replica is off by chance."""
 
 
 class AttainedSpec(Spec):
     """Shares of the roofline that a simulated GPU's kernels reach."""
 
-    bandwidth: float = Field(0.65, gt=0, le=2)
+    bandwidth: float = Field(0.65, ge=LEAST, le=2)
     """Of the memory's."""
-    arithmetic: float = Field(0.5, gt=0, le=2)
+    arithmetic: float = Field(0.5, ge=LEAST, le=2)
     """Of what multiplies at most."""
     step_s: float = Field(0.0005, gt=0, le=10)
     """Seconds that a step costs beside them."""
@@ -199,15 +212,15 @@ class EngineSpec(Spec):
     """Of KV on a GPU: half the memory, rounded."""
     graphs: bool | None = None
     """On a GPU, decode as CUDA graphs."""
-    max_model_len: int | None = Field(None, ge=1)
+    max_model_len: Count | None = None
     """Tokens of prompt and output together."""
-    max_batch_tokens: int | None = Field(None, ge=1)
+    max_batch_tokens: Count | None = None
     """Tokens computed per step."""
-    max_running: int | None = Field(None, ge=1)
+    max_running: Count | None = None
     """Sequences per step."""
-    max_waiting: int | None = Field(None, ge=1)
+    max_waiting: Count | None = None
     """Requests that may wait; more are refused."""
-    max_waiting_tokens: int | None = Field(None, ge=1)
+    max_waiting_tokens: Count | None = None
     """Prompt tokens that may wait; more are refused."""
     kv_memory: Size | None = None
     """Memory for KV, such as 2GiB."""
@@ -223,7 +236,7 @@ class EngineSpec(Spec):
     """Memory of the device for weights; layers beyond come from disk, or a GPU's host. By default all stay there."""
     weights_host_memory: Size | None = None
     """Pinned memory of a GPU's host for such layers; the rest is read from disk. By default most of what is free."""
-    threads: int | None = Field(None, ge=1)
+    threads: int | None = Field(None, ge=1, le=MAX_THREADS)
     """CPU threads; by default all cores."""
     watchdog_s: Positive | None = None
     """A step longer than this makes a replica unhealthy."""
@@ -324,11 +337,11 @@ class PoolSpec(Spec):
     """What its kernels reach; by default fitted to `measured`, or assumed."""
     hidden: HiddenSpec = HiddenSpec.model_validate({})
     """Of a simulated GPU."""
-    tensor_parallel: int = Field(1, ge=1)
+    tensor_parallel: Parallel = 1
     """Processes that share each layer, each with a GPU of its own where the pool has GPUs."""
-    pipeline_parallel: int = Field(1, ge=1)
+    pipeline_parallel: Parallel = 1
     """Stages that hold some of the layers each: each of as many processes as share its layers."""
-    pipeline_layers: list[Annotated[int, Field(ge=1)]] | None = None
+    pipeline_layers: list[Count] | None = None
     """How many layers each stage has; by default, so that the slowest takes the least."""
     bundles: list[BundleSpec] | None = None
     """Of each process of a divided replica, stage by stage and of each its ranks: a placement group of Ray's, where the
@@ -458,9 +471,9 @@ class QueueSpec(Spec):
     """While every replica is full; 0: they are refused at once."""
     hold_s: Seconds = 60.0
     """While there is no replica at all."""
-    max_requests: int = Field(1024, ge=1)
+    max_requests: Count = 1024
     """That may wait; more are refused."""
-    max_tokens: int = Field(1 << 20, ge=1)
+    max_tokens: Count = 1 << 20
     """Of their prompts."""
 
 
@@ -489,7 +502,7 @@ class PrefixCacheSpec(Spec):
     """How the whole fleet's numbers of KV are stored, rounded where that is less than they are. auto: as they are; with
     any_numerics bfloat16 where each pool is of a CPU or of compute capability 8.0 or above, float16 where one may be
     below. KV in int8 is stored so."""
-    after: int = Field(2, ge=1)
+    after: Count = 2
     """How often a prefix must be asked for before it is stored."""
     any_numerics: bool = False
     """Pools share what they compute whatever their numerics and GPUs: last digits may differ then, and so tokens."""
@@ -562,7 +575,7 @@ class ListenSpec(Spec):
 class ServiceSpec(Spec):
     drain_s: Seconds = 3.0
     """How long streams may go on at the end, or on a replica that is taken away before they move."""
-    stall_s: float = Field(5.0, ge=1, allow_inf_nan=False)
+    stall_s: float = Field(5.0, ge=1, le=7 * 24 * 3600, allow_inf_nan=False)
     """A replica that shows no sign of life for so long is given up."""
     ingresses: int = Field(1, ge=1, le=16)
     """Processes that take requests in and place them."""

@@ -111,7 +111,13 @@ class HttpGuard:
 
     def _check_length(self, headers: Headers) -> None:
         length = headers.get("content-length", "0")
-        if not length.isdigit() or int(length[:19]) > self._max_body_bytes:
+        if not (length.isascii() and length.isdigit()):  # some digits of Latin-1 are no numbers to `int`
+            raise InvalidRequest(
+                f"Content-Length: {shown(length)} is not accepted; expected a number of bytes",
+                param="Content-Length",
+                code="invalid_value",
+            )
+        if int(length.lstrip("0")[:19] or "0") > self._max_body_bytes:
             raise self._too_large()
 
     def _bounded(self, receive: Receive, body: Body) -> Receive:

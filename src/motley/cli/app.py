@@ -11,6 +11,7 @@ import typer
 
 from ..replicas.errors import InvalidRequest, MotleyError
 from . import bench, chat, doctor, fit, fleet, generate, kernels, keys, plan, profile, serve
+from .numbers import bound_all
 
 __all__ = ["app", "run"]
 
@@ -66,6 +67,7 @@ app.add_typer(bench.app, name="bench")
 app.add_typer(fleet.app, name="fleet")
 app.add_typer(keys.app, name="keys")
 app.add_typer(kernels.app, name="kernels")
+bound_all(app)
 
 
 def run(arguments: Sequence[str]) -> int:

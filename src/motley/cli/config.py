@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from ..replicas.shown import shown
 
 __all__ = ["ConfigFile"]
 
@@ -38,7 +41,7 @@ def _parse(text: str, path: Path) -> Any:
     if path.suffix == ".toml":
         try:
             return tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
+        except ValueError as error:  # also an integer of 5,000 digits
             raise typer.BadParameter(f"{path} is not valid TOML: {error}") from error
     if path.suffix not in (".yaml", ".yml", ".json"):
         raise typer.BadParameter(f"{path}: expected a name ending in .yaml, .yml, .json or .toml")
@@ -46,7 +49,7 @@ def _parse(text: str, path: Path) -> Any:
 
     try:
         return yaml.safe_load(text) or {}
-    except (yaml.YAMLError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise typer.BadParameter(f"{path} is not valid YAML: {error}") from error
 
 
@@ -66,12 +69,19 @@ def _options(context: typer.Context, values: Mapping[str, Any], path: Path) -> d
 
 
 def _fit(parameter: Any, value: Any, path: Path) -> Any:
-    """One value for an option that may be repeated is a list of one; a flag's value is no number."""
+    """One value for an option that may be repeated is a list of one; a flag's value is no number.
+
+    What no option takes is refused here, as versions of typer fail of it in ways of their own.
+    """
     if isinstance(value, bool) and not getattr(parameter, "is_flag", False):
         name = str(parameter.name).replace("_", "-")
         raise typer.BadParameter(
             f"{path}: {name}: {str(value).lower()} is not accepted; expected a value, not a switch"
         )
+    for one in value if isinstance(value, list) else [value]:
+        if isinstance(one, int | float) and not (math.isfinite(one) if isinstance(one, float) else abs(one) < 2**64):
+            name = str(parameter.name).replace("_", "-")
+            raise typer.BadParameter(f"{path}: {name}: {shown(one)} is not accepted; expected a number within bounds")
     repeated = getattr(parameter, "multiple", False) or parameter.nargs == -1
     return [value] if repeated and not isinstance(value, list) else value
 

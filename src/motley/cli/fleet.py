@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .fleet_words import int64, read_bounds, read_setting, why
+from .fleet_words import read_bounds, read_setting, why
 from .options import Json
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def scale(
         made = plane.ScalePool(
             pb.ScalePoolRequest(
                 pool=pool,
-                replicas=int64(replicas),
+                replicas=replicas,
                 generation=generation,
                 reason=why(reason, "scale"),
                 allow_zero=allow_zero,

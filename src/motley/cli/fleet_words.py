@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from .numbers import check_number
+
 if TYPE_CHECKING:
     from ..cluster.protos import control_pb2 as pb
 
-__all__ = ["int64", "read_bounds", "read_setting", "why"]
+__all__ = ["read_bounds", "read_setting", "why"]
 
 
 def why(reason: str | None, command: str) -> str:
@@ -30,20 +32,19 @@ def read_bounds(text: str) -> pb.Bounds:
     pool, _, range_ = text.partition("=")
     least, _, most = range_.partition(":")
     try:
-        return pb.Bounds(pool=pool, minimum=int64(int(least)), maximum=int64(int(most)))
+        minimum, maximum = int(least), int(most)
     except ValueError as error:
         raise typer.BadParameter(f"--bounds {text}: expected POOL=MIN:MAX, such as cpu=1:4") from error
+    check_number(lambda: "--bounds", minimum)
+    check_number(lambda: "--bounds", maximum)
+    return pb.Bounds(pool=pool, minimum=minimum, maximum=maximum)
 
 
 def read_setting(text: str) -> tuple[str, float]:
     name, _, number = text.partition("=")
     try:
-        return name, float(number)
+        value = float(number)
     except ValueError as error:
         raise typer.BadParameter(f"--set {text}: expected NAME=NUMBER") from error
-
-
-def int64(number: int) -> int:
-    if not -(2**63) <= number < 2**63:
-        raise typer.BadParameter(f"{number} is out of all bounds")
-    return number
+    check_number(lambda: "--set", value)
+    return name, value

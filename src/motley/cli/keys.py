@@ -31,7 +31,9 @@ File = Annotated[Path, typer.Option("--file", metavar="FILE", help="YAML, or JSO
 def new(
     tenant: Annotated[str, typer.Argument(help="Whose key: separates prefix caches and queues, and shows in logs.")],
     file: File = DEFAULT,
-    days: Annotated[float | None, typer.Option(help="Valid for so long; default: until revoked.", min=0.01)] = None,
+    days: Annotated[
+        float | None, typer.Option(help="Valid for so long; default: until revoked.", min=0.01, max=36_500)
+    ] = None,
     admin: Annotated[bool, typer.Option("--admin", help="For `motley fleet`, and for nothing else.")] = False,
 ) -> None:
     """Make a key, store its SHA-256 in the file, and print the key: it cannot be shown again.

@@ -33,8 +33,12 @@ KvDtype = Annotated[
 CpuWeights = Annotated[
     str | None, typer.Option(help="Copies of int4 weights on a CPU: int4, int8 or both.", rich_help_panel=ENGINE)
 ]
-Threads = Annotated[int | None, typer.Option(help="CPU threads; default: all cores.", rich_help_panel=ENGINE)]
-MaxModelLen = Annotated[int | None, typer.Option(help="Tokens of prompt and output together.", rich_help_panel=ENGINE)]
+Threads = Annotated[
+    int | None, typer.Option(help="CPU threads; default: all cores.", min=1, max=4096, rich_help_panel=ENGINE)
+]
+MaxModelLen = Annotated[
+    int | None, typer.Option(help="Tokens of prompt and output together.", min=1, rich_help_panel=ENGINE)
+]
 KVMemory = Annotated[
     str | None, typer.Option(metavar="SIZE", help="Memory for KV, such as 2GiB.", rich_help_panel=ENGINE)
 ]
@@ -52,6 +56,7 @@ TensorParallel = Annotated[
         metavar="N",
         help="Divide the model among N processes, each with its share of the threads, or with a GPU of its own.",
         min=1,
+        max=1024,
         rich_help_panel=ENGINE,
     ),
 ]
@@ -61,6 +66,7 @@ PipelineParallel = Annotated[
         metavar="N",
         help="Divide the layers among N stages, each of as many processes as --tensor-parallel says.",
         min=1,
+        max=1024,
         rich_help_panel=ENGINE,
     ),
 ]
@@ -75,7 +81,10 @@ PipelineLayers = Annotated[
 SpeculateNgram = Annotated[
     int,
     typer.Option(
-        metavar="N", help="Try up to N tokens that followed the same tokens before; 0: none.", rich_help_panel=ENGINE
+        metavar="N",
+        help="Try up to N tokens that followed the same tokens before; 0: none.",
+        min=0,
+        rich_help_panel=ENGINE,
     ),
 ]
 WeightsCache = Annotated[

@@ -12,6 +12,7 @@ import typer
 
 from . import options
 from .config import ConfigFile
+from .numbers import MOST, check_number
 from .progress import doing
 
 if TYPE_CHECKING:
@@ -99,8 +100,8 @@ def _slo(text: str) -> Slo:
         ttft_s, tpot_s = (float(given.pop(name).removesuffix("s")) for name in ("ttft", "tpot"))
     except (KeyError, ValueError) as error:
         raise typer.BadParameter(f"--slo {text}: expected such as ttft=3,tpot=0.1, in seconds") from error
-    if given or not (0 < ttft_s < float("inf") and 0 < tpot_s < float("inf")):
-        raise typer.BadParameter(f"--slo {text}: expected ttft and tpot, each above 0 seconds")
+    if given or not (1e-6 <= ttft_s <= MOST and 1e-6 <= tpot_s <= MOST):
+        raise typer.BadParameter(f"--slo {text}: expected ttft and tpot, each from 1e-6 to {MOST:g} seconds")
     return Slo(ttft_s, tpot_s)
 
 
@@ -114,6 +115,7 @@ def _offers(text: str) -> list[Offer]:
         found = re.fullmatch(r"\s*(.+?)\s*=\s*(\d+(?:\.\d*)?|\.\d+)\s*", part)
         if found is None:
             raise typer.BadParameter(f"--gpus {part.strip()!r}: expected GPU=PRICE, such as A10=0.75")
+        check_number(lambda: "--gpus", float(found[2]))
         device = device_named(found[1])
         if device.name in offers:
             raise typer.BadParameter(f"--gpus {found[1]}: {device.name} is there twice")

@@ -17,7 +17,7 @@ __all__ = ["engine"]
 
 
 def engine(
-    more: Annotated[list[int] | None, typer.Argument(metavar="N", help="Further values of --batch.")] = None,
+    more: Annotated[list[int] | None, typer.Argument(metavar="N", help="Further values of --batch.", min=1)] = None,
     device: options.Device = "cpu",
     shape: Annotated[
         list[str] | None,
@@ -28,7 +28,9 @@ def engine(
     ] = None,
     batch: Annotated[
         list[int] | None,
-        typer.Option(metavar="N ...", help="Sequences that decode together; default: 1 8 32, on a GPU 1 8 64 256."),
+        typer.Option(
+            metavar="N ...", help="Sequences that decode together; default: 1 8 32, on a GPU 1 8 64 256.", min=1
+        ),
     ] = None,
     peer: Annotated[
         list[str] | None, typer.Option(help="transformers or llama.cpp; may be repeated; default: all there are.")

@@ -27,6 +27,7 @@ def kernels(
         typer.Option(
             metavar="M",
             help="Rows of activations; of attention batches, above 64 new tokens; may be repeated; default: 1 to 2048.",
+            min=1,
         ),
     ] = None,
     op: Annotated[list[str] | None, typer.Option(help="Operator; may be repeated; default: all.")] = None,

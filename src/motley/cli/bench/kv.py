@@ -27,10 +27,12 @@ def kv(
         ),
     ] = None,
     tokens: Annotated[int, typer.Option(help="Of the text.", min=1)] = 4096,
-    batch: Annotated[list[int] | None, typer.Option(metavar="N", help="May be repeated; default: 1 and 8.")] = None,
+    batch: Annotated[
+        list[int] | None, typer.Option(metavar="N", help="May be repeated; default: 1 and 8.", min=1)
+    ] = None,
     context: Annotated[
         list[int] | None,
-        typer.Option(metavar="N", help="Tokens in KV before decode; may be repeated; default: 128 and 1024."),
+        typer.Option(metavar="N", help="Tokens in KV before decode; may be repeated; default: 128 and 1024.", min=1),
     ] = None,
     output_tokens: Annotated[int, typer.Option(help="Decoded by each sequence.", min=2)] = 64,
     threads: options.Threads = None,

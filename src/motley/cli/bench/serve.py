@@ -25,7 +25,8 @@ def serve(
     start: Annotated[bool, typer.Option("--start", help="Start a service for it, and stop it afterwards.")] = False,
     concurrency: Annotated[int, typer.Option(help="Closed loop: requests under way at any time.", min=1)] = 16,
     rate: Annotated[
-        float | None, typer.Option(help="Open loop instead: requests per second, arriving as a Poisson process.")
+        float | None,
+        typer.Option(help="Open loop instead: requests per second, arriving as a Poisson process.", min=1e-6),
     ] = None,
     prompt_tokens: Annotated[
         str, typer.Option(metavar="LENGTH", help="128, uniform:16:256 or lognormal:128:0.6 (median, sigma).")
@@ -38,9 +39,9 @@ def serve(
     duration_s: Annotated[float, typer.Option(help="Of the window that counts.", min=0.5)] = 10.0,
     warmup_s: Annotated[float, typer.Option(help="Before it.", min=0.0)] = 1.0,
     drain_s: Annotated[float, typer.Option(help="After it, for what was begun.", min=0.0)] = 30.0,
-    slo_ttft_ms: Annotated[float | None, typer.Option(help="Goodput: time to first token.")] = None,
-    slo_tpot_ms: Annotated[float | None, typer.Option(help="Goodput: time per token after it.")] = None,
-    slo_e2e_ms: Annotated[float | None, typer.Option(help="Goodput: the whole request.")] = None,
+    slo_ttft_ms: Annotated[float | None, typer.Option(help="Goodput: time to first token.", min=0.0)] = None,
+    slo_tpot_ms: Annotated[float | None, typer.Option(help="Goodput: time per token after it.", min=0.0)] = None,
+    slo_e2e_ms: Annotated[float | None, typer.Option(help="Goodput: the whole request.", min=0.0)] = None,
     clients: Annotated[int, typer.Option(help="Processes that make the load.", min=1)] = 1,
     seed: Annotated[int, typer.Option(help="Of lengths, prompts and arrivals.")] = 0,
     api_key: Annotated[str | None, typer.Option(envvar="MOTLEY_API_KEY", help="Sent with every request.")] = None,

@@ -1,0 +1,141 @@
+"""Every number of every command, by flag and by `--config`, as nobody should write it: right, or refused by its name.
+
+Options come from the commands' own signatures, so one that is added is tried too. No command begins: only what it
+would have been called with is looked at.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import re
+import typing
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from motley.cli import app as cli
+from motley.cli.numbers import MOST, MOST_WHOLE, WIDE, bounded
+
+TEXTS = ("nan", "inf", "-inf", "1e300", "-1e300", str(2**63), str(2**64), "1" + "0" * 400)
+TEXTS += ("-0.0", "-1", "0", "1e3", "0x10", "true", str(2**31), "5e-324")
+LONG = "9" * 5000
+YAML = (".nan", ".inf", "-.inf", "1.0e+300", str(2**64), "1" + "0" * 400, LONG, "1.5", "true", "-1", "'0x10'")
+# Where a layer below says what is accepted, with the field's name: the sampling parameters, the engine's settings, or
+# the control plane, each walked by tests of its own.
+BELOW = {
+    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens", "min_tokens", "seed", "watchdog_s",
+    "reader_timeout_s", "ttft_s", "tpot_s", "timeout_s", "generation", "replicas", "expect_version",
+}  # fmt: skip
+
+
+class Command:
+    """One of ours with nothing in it: `called` has what it was given."""
+
+    def __init__(self, path: tuple[str, ...], real: Callable[..., Any]) -> None:
+        self.path, self.called = path, list[dict[str, Any]]()
+
+        @functools.wraps(inspect.unwrap(real))
+        def noted(*_: Any, **given: Any) -> None:
+            self.called.append(given)
+
+        app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
+        app.command(name=path[-1])(bounded(noted))
+        self.built = typer.main.get_command(app)
+        self.hints = typing.get_type_hints(inspect.unwrap(real), include_extras=True)
+        self.signature = inspect.signature(noted)
+
+    def numbers(self) -> Iterator[tuple[str, type, typer.models.ParameterInfo]]:
+        for name, hint in self.hints.items():
+            if hasattr(hint, "__metadata__") and name in self.signature.parameters:
+                inner = str(hint.__origin__)
+                if re.search(r"\b(int|float)\b", inner):
+                    yield name, float if "float" in inner else int, hint.__metadata__[0]
+
+    def needed(self, but: str) -> list[str]:
+        """What has no default."""
+        given = []
+        for name, parameter in self.signature.parameters.items():
+            if parameter.default is inspect.Parameter.empty and hasattr(self.hints[name], "__metadata__"):
+                number = any(name == each for each, *_ in self.numbers())
+                option = isinstance(self.hints[name].__metadata__[0], typer.models.OptionInfo)
+                given += [] if name == but else [f"--{name.replace('_', '-')}"] * option + ["1" if number else "x"]
+        return given
+
+
+def commands(app: typer.Typer, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Callable[..., Any]]]:
+    for info in app.registered_commands:
+        assert info.callback is not None
+        yield (*path, info.name or info.callback.__name__.strip("_").replace("_", "-")), info.callback
+    for group in app.registered_groups:
+        assert group.typer_instance is not None
+        yield from commands(group.typer_instance, (*path, str(group.name or group.typer_instance.info.name)))
+
+
+COMMANDS = [Command(path, real) for path, real in commands(cli.app)]
+NUMBERS = [(command, *number) for command in COMMANDS for number in command.numbers()]
+IDS = [".".join((*command.path, name)) for command, name, *_ in NUMBERS]
+
+
+def test_all_commands_are_bounded() -> None:
+    assert all(hasattr(real, "__wrapped__") for _, real in commands(cli.app))
+    assert {"serve.stall_s", "keys.new.days", "fleet.scale.replicas", "bench.serve.rate", "serve.threads"} <= set(IDS)
+
+
+def call(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: Command, arguments: list[str]
+) -> tuple[dict[str, Any] | None, str]:
+    """What it was called with, or None; and the one line that says why."""
+    command.called.clear()
+    monkeypatch.setattr(typer.main, "get_command", lambda _: command.built)
+    status = cli.run(arguments)
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert (status, len(lines)) == ((0, 0) if command.called else (2, 1)), (arguments, lines)
+    return (command.called[0], "") if command.called else (None, lines[0])
+
+
+def sensible(value: Any, kind: type, info: Any, name: str) -> bool:
+    """Of that type, between its own bounds if it says some, and between everybody's."""
+    least = info.min if info.min is not None else -math.inf if name in BELOW or name in WIDE else 0
+    most = min(math.inf if info.max is None else info.max, MOST if kind is float else MOST_WHOLE)
+    if name in WIDE:
+        return type(value) is int and -(2**63) <= value < 2**63
+    return type(value) is kind and least <= value <= most
+
+
+@pytest.mark.parametrize(("command", "name", "kind", "info"), NUMBERS, ids=IDS)
+def test_a_number_is_right_or_refused_by_its_name(
+    command: Command,
+    name: str,
+    kind: type,
+    info: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    argument = isinstance(info, typer.models.ArgumentInfo)
+    flag = name.upper() if argument else f"--{name.replace('_', '-')}"
+
+    def check(arguments: list[str], text: str) -> None:
+        found, line = call(monkeypatch, capsys, command, [*command.needed(name), *arguments])
+        if found is None:
+            named = flag.strip("-").lower() in line.lower() or (argument and str(info.metavar) in line)
+            assert named or (text == LONG and "not valid YAML" in line), line  # Python reads no such integer
+            return
+        value = found[name]
+        for one in value if isinstance(value, list) else [value]:
+            assert sensible(one, kind, info, name), (arguments, one)
+        assert text not in ("nan", "inf", "1e300", "0x10", "true", ".nan", ".inf", "1.0e+300"), (arguments, found)
+
+    for text in TEXTS:
+        check(["--", text] if argument else [f"{flag}={text}"], text)
+    if argument or "config" not in command.signature.parameters:
+        return
+    file = tmp_path / "options.yaml"
+    for text in YAML:
+        file.write_text(f"{name.replace('_', '-')}: {text}\n")
+        check(["--config", str(file)], text)
