@@ -19,6 +19,7 @@ import pytest
 import typer
 
 from motley.cli import app as cli
+from motley.cli.fleet_words import read_bounds, read_setting
 from motley.cli.numbers import MOST, MOST_WHOLE, WIDE, bounded
 
 TEXTS = ("nan", "inf", "-inf", "1e300", "-1e300", str(2**63), str(2**64), "1" + "0" * 400)
@@ -139,3 +140,48 @@ def test_a_number_is_right_or_refused_by_its_name(
     for text in YAML:
         file.write_text(f"{name.replace('_', '-')}: {text}\n")
         check(["--config", str(file)], text)
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "1e300", "9" * 400, "9" * 5000, "-1", "0x10", ""])
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["plan", "--gpus", "T4=1", "--slo", "ttft={},tpot=0.1"], "--slo"),
+        (["plan", "--gpus", "T4=1", "--slo", "ttft=1,tpot={}"], "--slo"),
+        (["plan", "--slo", "ttft=3,tpot=0.1", "--gpus", "T4={}"], "--gpus"),
+        (["serve", "--kv-memory={}"], "--kv-memory"),
+        (["serve", "--swap-memory={}"], "--swap-memory"),
+        (["serve", "--weights-memory={}"], "--weights-memory"),
+        (["serve", "--weights-host-memory={}"], "--weights-host-memory"),
+        (["serve", "--prefix-memory={}"], "--prefix-memory"),
+        (["serve", "--pipeline-layers={}"], "pipeline.layers"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_a_number_within_a_text(
+    arguments: list[str], named: str, number: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("motley.cluster.serve.run_serve", None)
+    assert cli.run([each.format(number) for each in arguments]) == 2
+    [line] = capsys.readouterr().err.strip().splitlines()
+    assert re.search(named, line), line
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "1e300", "9" * 400, "9" * 5000, ""])
+def test_numbers_for_the_control_plane(number: str) -> None:
+    for read, text in (
+        (read_bounds, f"cpu=0:{number}"),
+        (read_bounds, f"cpu={number}:1"),
+        (read_setting, f"a={number}"),
+    ):
+        with pytest.raises(typer.BadParameter, match=r"--bounds|--set"):
+            read(text)
+
+
+@pytest.mark.parametrize("days", ["nan", "inf", "1e300", "-1", "0", "1e6", "9" * 400, "36501", "0x10"])
+def test_days_of_a_key(tmp_path: Path, capsys: pytest.CaptureFixture[str], days: str) -> None:
+    """Nothing is written."""
+    assert cli.run(["keys", "new", "alice", "--file", str(tmp_path / "keys.yaml"), f"--days={days}"]) == 2
+    [line] = capsys.readouterr().err.strip().splitlines()
+    assert "--days" in line
+    assert list(tmp_path.iterdir()) == []

@@ -7,6 +7,7 @@ answered. What reaches the engine, and what is answered, must differ for one of 
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from dataclasses import replace
@@ -15,7 +16,7 @@ from typing import Any
 
 import grpc
 import pytest
-from any_messages import TEXT
+from any_messages import TEXT, AtOnce
 from echo_worker import EchoWorker
 from google.protobuf import message_factory, text_format
 from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescriptor
@@ -269,3 +270,81 @@ async def test_every_field_changes_something_or_is_refused(rpc: MethodDescriptor
     listed = {name for name in CHANGE_NOTHING if name.startswith(f"{rpc.name}: ")}
     names = {path[-1].full_name for path in paths(rpc.input_type)}
     assert ignored == {name for name in names if name in CHANGE_NOTHING or f"{rpc.name}: {name}" in listed}
+
+
+# Numbers as no client should send them.
+RANGES = {FieldDescriptor.CPPTYPE_INT32: (-(2**31), 2**31 - 1), FieldDescriptor.CPPTYPE_INT64: (-(2**63), 2**63 - 1)}
+RANGES |= {FieldDescriptor.CPPTYPE_UINT32: (0, 2**32 - 1), FieldDescriptor.CPPTYPE_UINT64: (0, 2**64 - 1)}
+REAL = {FieldDescriptor.CPPTYPE_FLOAT, FieldDescriptor.CPPTYPE_DOUBLE}
+REALS = (math.nan, math.inf, -math.inf, 1e300, -1e300, -0.0, -1.0, 5e-324, 2.0**63, 2.0**64, 0.0)
+WHOLE = (-1, 0, 2**31 - 1, -(2**31), 2**31, 2**32 - 1, 2**63 - 1, -(2**63), 2**64 - 1)
+OURS_TO_BLAME = {"INTERNAL", "UNKNOWN", "UNAVAILABLE", "DATA_LOSS"}
+
+
+class Brief(Recorder):
+    """Every choice is one token, however many were asked for."""
+
+    generate = AtOnce.generate
+
+
+@pytest.fixture(scope="module")
+async def at_once(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = write_tool_tokenizer(tmp_path_factory.mktemp("at-once"), "qwen3")
+    ingress = await make_ingress(folder, Brief(str(folder), []))
+    async with serving(ingress) as target, grpc.aio.insecure_channel(target) as channel:
+        yield Calls(channel, [])
+
+
+def filled(rpc: MethodDescriptor, path: Path, value: float, start: dict[str, Any]) -> Message:
+    """What would be answered, with that value in that field."""
+    request = message_factory.GetMessageClass(rpc.input_type)(**start)
+    holder, field = at(request, path), path[-1]
+    if field.message_type is not None:  # a map of numbers
+        key = field.message_type.fields_by_name["key"]
+        getattr(holder, field.name)["x" if key.cpp_type == FieldDescriptor.CPPTYPE_STRING else 65] = value
+    elif field.is_repeated:
+        getattr(holder, field.name).append(value)
+    else:
+        setattr(holder, field.name, value)
+    return request
+
+
+def number_of(field: FieldDescriptor) -> FieldDescriptor:
+    return field if field.message_type is None else field.message_type.fields_by_name["value"]
+
+
+def tried(rpc: MethodDescriptor) -> list[tuple[Path, tuple[float, ...]]]:
+    found = []
+    for path in paths(rpc.input_type):
+        kind = number_of(path[-1]).cpp_type
+        if kind in REAL:
+            found.append((path, REALS))
+        elif kind in RANGES:
+            least, most = RANGES[kind]
+            found.append((path, tuple(value for value in WHOLE if least <= value <= most)))
+    return found
+
+
+NUMBERED = [rpc for rpc in RPCS if tried(rpc)]
+
+
+def test_the_walk_has_all_numbers() -> None:
+    found = {".".join(field.name for field in path) for rpc in NUMBERED for path, _ in tried(rpc)}
+    assert {
+        "sampling.temperature", "sampling.logit_bias", "timeout_s", "priority", "sampling_params.seed",
+        "parameters.double_param", "inputs.shape", "inputs.contents.int64_contents", "tokenized.input_ids",
+    } <= found  # fmt: skip
+    assert {rpc.name for rpc in NUMBERED} >= {"CompleteStream", "ChatStream", "ModelStreamInfer", "Generate", "Embed"}
+
+
+@pytest.mark.parametrize("rpc", NUMBERED, ids=lambda rpc: rpc.name)
+async def test_a_number_is_taken_or_refused(rpc: MethodDescriptor, at_once: Calls) -> None:
+    for path, values in tried(rpc):
+        for value in values:
+            request = filled(rpc, path, value, GOOD.get(rpc.input_type.name, [{}])[0])
+            status, told = await at_once(rpc, request)
+            name = ".".join(field.name for field in path)
+            if status is grpc.StatusCode.UNKNOWN:  # a stream of KServe's says it in a message
+                assert "internal" not in told, (name, value, told)
+            else:
+                assert status.name not in OURS_TO_BLAME, (name, value, status, told)

@@ -6,6 +6,7 @@ Ways to the numbers come from the models, so one that is added is tried too.
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import types
 import typing
@@ -64,11 +65,8 @@ def written(at: At, text: str) -> str:
     elif at[0] == "scaling":
         whole["scaling"] = {"policy": "slo" if at[1] in ScalingSpec.SETTINGS["slo"] else "queue"}
     place: Any = whole
-    for part, after in zip(at, at[1:], strict=False):
-        if isinstance(place, dict):
-            place = place.setdefault(part, [] if isinstance(after, int) else {})
-        else:
-            place = place[part]
+    for part, after in itertools.pairwise(at):
+        place = place.setdefault(part, [] if isinstance(after, int) else {}) if isinstance(place, dict) else place[part]
     if isinstance(place, list):
         place.append("@")
     else:
@@ -80,18 +78,21 @@ def outcome(file: Path, at: At, text: str) -> FleetSpec | None:
     """The fleet, with finite numbers that an engine and JSON take; or None: it is refused as it should be."""
     file.write_text(written(at, text))
     [number] = [n for n, line in enumerate(file.read_text().splitlines(), 1) if line.split()[-1] == text]
+    refusal, spec = None, None
     try:
         spec = load_fleet(file).spec
     except ConfigurationError as error:
-        place, _, told = error.message.removeprefix(f"{file}:").partition(": ")
-        assert len(error.message) < 400, (at, text)
-        if not told.startswith("it is no YAML"):  # an integer that Python reads no more has no name yet
-            assert place.partition(":")[0] == str(number), (at, text, error.message)
-            assert str(next(part for part in reversed(at) if isinstance(part, str))) in told.partition(": ")[0]
+        refusal = error.message
+    if spec is None:
+        place, _, told = str(refusal).removeprefix(f"{file}:").partition(": ")
+        assert len(told) < 300, (at, text)
+        assert place.partition(":")[0] == str(number), (at, text, refusal)
+        assert str(next(part for part in reversed(at) if isinstance(part, str))) in told.partition(": ")[0]
         return None
     for pool in spec.pools:
         engine_config(spec, pool)
-        assert math.isfinite(pool.booked_cpus * pool.replicas.max) and len(pool.gpus) == pool.processes
+        assert math.isfinite(pool.booked_cpus * pool.replicas.max)
+        assert len(pool.gpus) == pool.processes
         assert math.isfinite(pool.cost_per_hour * pool.replicas.max)
     assert FleetSpec.model_validate_json(spec.model_dump_json()) == spec
     return spec

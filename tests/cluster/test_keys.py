@@ -161,6 +161,23 @@ HEX = "0" * 64
         ("tenants: {a: [{expires: 2030-01-01}]}", r"a\[0\]"),
         (f"tenants: {{a: [{{sha256: '{HEX}', expire: 2030-01-01}}]}}", "expire"),
         (f"tenants: {{a: [{{sha256: '{HEX}', expires: soon}}]}}", "soon"),
+        *(
+            (f"tenants: {{a: [{{sha256: '{HEX}', expires: {bad}}}]}}", told)
+            for bad, told in (
+                (".nan", "nan"),
+                (".inf", "inf"),
+                ("1.0e+300", "1e"),
+                ("true", "True"),
+                ("-1", "-1"),
+                ("0x10", "16"),
+                ("1" + "0" * 400, "1000"),
+                ("9" * 5000, "neither YAML"),
+                ("2027-02-30", "neither YAML"),
+                ("'0001-01-01T00:00:00+23:59'", "from 1970 to 9999"),
+                ("'1969-12-31'", "from 1970 to 9999"),
+                ("'9999-12-31T23:59:59-23:59'", "from 1970 to 9999"),
+            )
+        ),
         (f"tenants: {{'a b': ['{HEX}']}}", "a b"),
         (f"tenants: {{_motley: ['{HEX}']}}", "_motley"),
         (f"tenants: {{a: ['{HEX}'], a: ['{'1' * 64}']}}", "twice"),

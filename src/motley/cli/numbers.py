@@ -11,7 +11,7 @@ import typer
 
 from ..replicas.shown import shown
 
-__all__ = ["MOST", "MOST_WHOLE", "WIDE", "bounded", "bound_all", "check_number"]
+__all__ = ["MOST", "MOST_WHOLE", "WIDE", "bound_all", "bounded", "check_number"]
 
 MOST_WHOLE = 2**31 - 1
 MOST = 1e9  # seconds, requests per second, prices: what is made of two of them is finite
