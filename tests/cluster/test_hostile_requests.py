@@ -104,7 +104,9 @@ HEADERS = (
 async def test_a_header_as_http_has_it(ingress: Any, name: str) -> None:
     app = ingress.__serve_build_asgi_app__()
     for text in HEADERS:
-        reply = await asgi.request(app, "POST", INFER, f'{{"inputs": [{TENSOR}]}}'.encode(), headers={name: text})
+        reply = await asgi.request(
+            app, "POST", INFER, f'{{"inputs": [{TENSOR}]}}'.encode(), headers={name: text.encode("latin-1")}
+        )
         assert reply.status in (200, 400, 413), (text[:20], reply.status, reply.body[:200])
         if reply.status == 400 and "length" in name:
             assert name in reply.body.decode().lower()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,7 +38,7 @@ async def request(
     path: str,
     body: bytes | Iterable[bytes] | Any = b"",
     *,
-    headers: dict[str, str | None] | None = None,
+    headers: Mapping[str, str | bytes | None] | None = None,
     client: str = "127.0.0.1",
     raises: type[Exception] | tuple[()] = (),
     send: Any = None,
@@ -62,7 +62,9 @@ async def request(
         "raw_path": path.encode(),
         "query_string": query,
         "root_path": "",
-        "headers": [(k.encode(), v.encode()) for k, v in merged.items() if v is not None],
+        "headers": [
+            (k.encode(), v if isinstance(v, bytes) else v.encode()) for k, v in merged.items() if v is not None
+        ],
         "client": (client, 4711),
         "server": ("127.0.0.1", 8000),
     }
