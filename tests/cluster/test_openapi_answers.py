@@ -114,7 +114,6 @@ async def test_no_less_than_is_described(model: Scripted) -> None:
 
 
 ERRORS = ["error", "error.code", "error.message", "error.param", "error.type"]  # of a stream: tested by itself
-BINARY = ["outputs[].parameters", "outputs[].parameters.binary_data_size"]  # of binary outputs: test_kserve_clients.py
 
 
 def described(schema: Any, at: str = "") -> Iterator[str]:
