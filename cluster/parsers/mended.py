@@ -1,19 +1,22 @@
 """Arguments as a model writes them, made valid JSON while they are written; what is valid comes through untouched.
 
 Models write line ends within strings, Python's None and True, NaN, commas before a closing bracket, keys and words
-without quotes; and they forget brackets, quotes and values. Clients parse what they get, so each of these becomes the
-JSON that comes nearest. Nothing of a value is left out: a word that is no JSON becomes a string.
+without quotes, quotes within a string that are not escaped; and they forget brackets, quotes and values. Clients parse
+what they get, so each of these becomes the JSON that comes nearest. A value is not cut short: a word that is no JSON
+becomes a string, and a quote closes its string only if what stands behind it can stand behind a string. Where a quote
+that was meant as text has a comma and another quote behind it, or a closing bracket, it cannot be told from one that
+closes.
 """
 
 from __future__ import annotations
 
 import json
 
-_CLOSES = {"}": "{", "]": "["}
+from .ahead import CLOSES, SPACE, ends_string, ends_word
+from .words import is_json, is_literal, literal
+
 _CLOSING = {"{": "}", "[": "]"}
-_SPACE = " \t\n\r"
-_WORDS = {"True": "true", "False": "false", "None": "null", "undefined": "null", "NaN": "null", "Infinity": "null",
-          "-Infinity": "null"}  # fmt: skip
+_ENDS = ",}]\n<;:"  # may end a value without quotes
 _ESCAPES = '"\\/bfnrt'
 _HEX = "0123456789abcdefABCDEF"
 _BREAKS = "<;"  # outside strings, JSON has neither: what stands between calls begins
@@ -22,7 +25,8 @@ _BREAKS = "<;"  # outside strings, JSON has neither: what stands between calls b
 class Mender:
     """Reads one object that begins with the next character, `{`.
 
-    mark   what ends it within a string as well, once a line end stands in that string: JSON has none there
+    mark   what ends it within a string as well, once a line end stands in that string, or a quote that is
+           not escaped: JSON has neither there
 
     done   the object has ended, its brackets closed if the model has not
     """
@@ -34,7 +38,9 @@ class Mender:
         self._expects = "value"  # or key, colon, next: a comma or a closing bracket
         self._quote = ""  # of the string that is being read
         self._escape = ""  # as far as it goes
-        self._has_line_end = False
+        self._is_broken = False  # the string: it holds what JSON has not
+        self._ends = False  # the next character ends the string or the word that is being read
+        self._ahead = ""  # not yet looked at: what it means is told by what comes
         self._held = ""  # may be the beginning of the mark
         self._word = ""  # without quotes, with space behind it
         self._comma = ""  # with space behind it: it is left out before a closing bracket
@@ -42,10 +48,16 @@ class Mender:
 
     def push(self, text: str) -> tuple[str, str]:
         """What to hand out, and what is left of `text` behind the object."""
+        text, self._ahead = self._ahead + text, ""
         for index, char in enumerate(text):
+            ends = self._is_end(text, index)
+            if ends is None:
+                self._ahead = text[index:]
+                break
+            self._ends = ends
             if self._quote:
                 self._in_string(char)
-            elif char in _BREAKS:
+            elif char in _BREAKS and (ends or not self._may_end(char)):
                 self._end()
             else:
                 self._outside(char)
@@ -56,25 +68,42 @@ class Mender:
 
     def rest(self) -> str:
         """What was held back, as it was written, since no more text will come."""
-        return self._comma + self._word + self._escape + self._held
+        ahead = '"' + self._ahead[1:] if self._quote and self._ahead else self._ahead
+        return self._comma + self._word + self._escape + self._held + ahead
+
+    def _is_end(self, text: str, at: int) -> bool | None:
+        """Of the string or word that is being read; None if what comes will tell."""
+        if self._quote:
+            if text[at] != self._quote or self._escape == "\\":
+                return False
+            return ends_string(text, at, self._open, self._mark, is_key=self._expects == "key")
+        return ends_word(text, at, self._open, self._mark) if self._may_end(text[at]) else False
+
+    def _may_end(self, char: str) -> bool:
+        """A value without quotes is being read, and this may end it or be of it. One that is JSON holds no commas."""
+        if char not in _ENDS or not self._word or self._expects != "value":
+            return False
+        word = self._word.rstrip()
+        return char in ":<;" or not is_literal(word)
 
     def _handed_out(self) -> str:
         said, self._out = "".join(self._out), []
         return said
 
     def _in_string(self, char: str) -> None:
-        if self._held or (char == self._mark[:1] and self._has_line_end and not self._escape):
+        if self._held or (char == self._mark[:1] and self._is_broken and not self._escape):
             self._may_be_mark(char)
         elif self._escape:
             self._escaped(char)
         elif char == "\\":
             self._escape = char
-        elif char == self._quote:
+        elif char == self._quote and self._ends:
             self._close_string()
-        elif char == '"':
-            self._out.append('\\"')
+        elif char in (self._quote, '"'):
+            self._is_broken = self._is_broken or char == self._quote
+            self._out.append('\\"' if char == '"' else char)
         elif char < " ":
-            self._has_line_end = True
+            self._is_broken = True
             self._out.append(json.dumps(char)[1:-1])
         else:
             self._out.append(char)
@@ -113,15 +142,20 @@ class Mender:
         self._expects = "colon" if self._expects == "key" else "next"
 
     def _outside(self, char: str) -> None:
-        if self._word and char == '"' and self._word[-1] in _SPACE and _is_json(self._word):
+        if self._word and char == '"' and self._word[-1] in SPACE and is_json(self._word):
             self._finish_word()  # and a comma was forgotten
             self._begin(char)
+        elif not self._ends and self._may_end(char):
+            self._word += char
+        elif char == "\n" and self._ends:
+            self._finish_word()
+            self._out.append(char)
         elif self._word and char not in ",:}]":
             self._word += char
         elif char in ",:}]":
             self._finish_word()
             self._punctuation(char)
-        elif char in _SPACE:
+        elif char in SPACE:
             if self._comma:
                 self._comma += char
             else:
@@ -140,7 +174,7 @@ class Mender:
         self._out.append(self._comma)
         self._comma = ""
         if char in "\"'":
-            self._quote, self._has_line_end = char, False
+            self._quote, self._is_broken = char, False
             self._out.append('"')
         elif char in "{[" and self._expects == "value":
             self._open.append(char)
@@ -155,10 +189,10 @@ class Mender:
         word = self._word.rstrip()
         space, self._word = self._word[len(word) :], ""
         if self._expects == "key":
-            self._out += [json.dumps(word), *(char for char in space if char in _SPACE)]
+            self._out += [json.dumps(word), *(char for char in space if char in SPACE)]
             self._expects = "colon"
             return
-        self._out += [_literal(word), *(char for char in space if char in _SPACE)]
+        self._out += [literal(word), *(char for char in space if char in SPACE)]
         self._expects = "next"
 
     def _punctuation(self, char: str) -> None:
@@ -171,7 +205,7 @@ class Mender:
             if self._expects == "next" and not self._comma:
                 self._comma = char
                 self._expects = "key" if self._open[-1] == "{" else "value"
-        elif _CLOSES[char] in self._open:
+        elif CLOSES[char] in self._open:
             self._close(char)
 
     def _complete(self) -> None:
@@ -191,7 +225,7 @@ class Mender:
         while self._open:
             opened = self._open.pop()
             self._out.append(_CLOSING[opened])
-            if opened == _CLOSES[char]:
+            if opened == CLOSES[char]:
                 break
             self._expects = "next"
         self._expects = "next"
@@ -212,21 +246,3 @@ def mended(text: str) -> str:
     """An object, and what stands behind it as it is."""
     said, rest = Mender().push(text)
     return said + rest
-
-
-def _literal(word: str) -> str:
-    if word in _WORDS:
-        return _WORDS[word]
-    return word if _is_json(word) else json.dumps(word, ensure_ascii=False)
-
-
-def _is_json(word: str) -> bool:
-    try:
-        json.loads(word, parse_constant=_refuse)
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is not JSON")

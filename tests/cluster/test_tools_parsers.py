@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from motley.cluster.parsers.calls import ObjectEnd, read_call
 from motley.cluster.parsers.events import CallPiece, CallStart, Event, Text
 from motley.cluster.parsers.hermes import HermesParser
 from motley.cluster.parsers.llama import LlamaParser
+from motley.cluster.parsers.mended import Mender
 
 NAMES = ("f", "get_weather")
 ToolClass = type[HermesParser] | type[LlamaParser]
@@ -160,8 +162,8 @@ def test_arguments_are_handed_out_while_they_are_written() -> None:
         pieces = [event.text for events in pushed for event in events if isinstance(event, CallPiece)]
         assert "".join(pieces) == ARGUMENTS
         assert (
-            len(pieces) >= len(ARGUMENTS) - 12
-        )  # numbers and words come once they are whole, commas with what follows
+            len(pieces) >= len(ARGUMENTS) - 17
+        )  # numbers and words come once they are whole, closing quotes and commas with what follows
         assert sum(isinstance(event, CallStart) for events in pushed for event in events) == 1
 
 
@@ -183,6 +185,20 @@ MENDED = {
     '{"a": "x" "b": 2}': '{"a": "x" ,"b": 2}',
     r'{"a": "C:\d\u12"}': r'{"a": "C:\\d\\u12"}',
     '{"a": 01}': '{"a": "01"}',
+    '{"cmd": "echo "hi" && rm x"}': '{"cmd": "echo \\"hi\\" && rm x"}',
+    '{"sql": "SELECT * FROM "t" WHERE 1"}': '{"sql": "SELECT * FROM \\"t\\" WHERE 1"}',
+    '{"url": http://e.com/a}': '{"url": "http://e.com/a"}',
+    '{"url": http://e.com/a?b[0]=<c>;d, "at": 10:30}': '{"url": "http://e.com/a?b[0]=<c>;d", "at": "10:30"}',
+    '{"place": "a" "b"}': '{"place": "a\\" \\"b"}',
+    '{"a": "he said "hi""}': '{"a": "he said \\"hi\\""}',
+    '{"a": "say "hi", then go", b: "x", }': '{"a": "say \\"hi\\", then go", "b": "x" }',
+    '{"a": ["x "y": "z", or so", 12, "b" , true]}': '{"a": ["x \\"y\\": \\"z\\", or so", 12, "b" , true]}',
+    '{"a": "x["y"] and"}': '{"a": "x[\\"y\\"] and"}',
+    "{'a': 'it's 'q' \"r\"'}": '{"a": "it\'s \'q\' \\"r\\""}',
+    '{"a"b": 1, "c" 2}': '{"a\\"b": 1, "c" : 2}',
+    '{"a": soon, or so}': '{"a": "soon, or so"}',
+    "{a: New\nYork\nb: 2}": '{"a": "New\\nYork"\n,"b": 2}',
+    '{"a": [x\ny, z]}': '{"a": ["x"\n,"y", "z"]}',
     '{"a": "\x00"}': r'{"a": "\u0000"}',
 }
 
@@ -198,6 +214,35 @@ def test_arguments_are_json_however_they_are_written(arguments: str) -> None:
         assert run(parser, list(text)) == run(type(parser)(NAMES), [text])
         assert run(type(parser)(NAMES), [text]) == expected
         assert parser.num_calls == 2
+
+
+QUOTED = st.text(st.sampled_from('""""\' \n,:{}[];<aé1'))
+
+
+@given(value=QUOTED, more=st.sampled_from(["", ', "b": [1, "x"]', ",\n 'b': 2", ', b: "y"']))
+@example(value='echo "hi" && rm x', more="")
+def test_a_string_with_quotes_that_are_not_escaped_comes_whole(value: str, more: str) -> None:
+    """Unless a quote in it has behind it what stands behind a string."""
+    value = re.sub(r'"(?=[\s"]*[,}\]:])', "", value)
+    text = f'{{"a": "{value}"{more}}}'
+    for make, whole in ((HermesParser, hermes(call("f", text))), (LlamaParser, call("f", text))):
+        answer = Answer().add(expected := run(make(NAMES), [whole]))
+        assert json.loads(answer.calls[0].arguments)["a"] == value
+        assert ("b" in json.loads(answer.calls[0].arguments)) == bool(more)
+        assert run(make(NAMES), list(whole)) == expected
+
+
+@given(
+    st.dictionaries(st.text(max_size=5), st.text() | st.lists(st.none() | st.integers() | st.text(max_size=5))),
+    st.sampled_from([None, 1]),
+    st.booleans(),
+)
+def test_json_comes_through_to_the_letter(arguments: dict[str, Any], indent: int | None, ascii_only: bool) -> None:
+    text = json.dumps(arguments, indent=indent, ensure_ascii=ascii_only)
+    for pieces in ([text], list(text)):
+        mender = Mender("</tool_call>")
+        assert "".join(mender.push(piece)[0] for piece in pieces) == text
+        assert mender.done
 
 
 CUT: list[tuple[ToolClass, str, str, list[tuple[str, str]]]] = [
