@@ -97,7 +97,7 @@ def test_the_schema_is_as_generated() -> None:
         ("    pipeline_parallel: 2\n    pipeline_layers: [0, 9]\n", "5:23", "expected at least 1"),
         ("    bundles: [{cpus: 1}]\n", "4:14", "expected `tensor_parallel` or `pipeline_parallel` above 1"),
         ("    tensor_parallel: 2\n    bundles: [{cpus: 1}]\n", "5:14", "1 are not accepted; expected one for each"),
-        ("    tensor_parallel: 2\n    bundles: [{}, {cpus: 0}]\n", "5:26", "0 is not accepted; expected at least 0.0001"),
+        ("    tensor_parallel: 2\n    bundles: [{}, {cpus: 0}]\n", "5:26", "0 is not accepted; expected at least"),
         ("    tensor_parallel: 2\n    bundles: [{cpus: 1}, {gpus: 1}]\n", "5:27", "bundles[1].gpus: there is no such"),
         ("    tensor_parallel: 2\n    cpus: 2\n    bundles: [{}, {}]\n", "5:11", "of a replica without `bundles`"),
         ("    strategy: STRICT_PACK\n", "4:15", "of `bundles`, and there are none"),
