@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -33,7 +33,7 @@ SHORT_GRAMMAR = 4096  # bytes of schemas, patterns and tools, likewise of their 
 MAX_PRIORITY = 2**31 - 1
 MAX_TIMEOUT_S = 24 * 3600.0
 MIN_VALUES = 65_536  # a body may hold so many values, whatever the model
-MAX_THREADS = 32  # more than can wait for a tokenizer that works aside: those of others are left
+MAX_THREADS = 32  # of each, one text is read at a time
 LONGEST_CUT = 16  # contexts: of a prompt that is to be cut to length, more than that is refused as any is
 MAX_AT_WORK = 512  # prompts that are being tokenized, or wait for it
 LEAST_S = 0.002  # the way to a replica and back: with less left, no answer could be in time
@@ -168,14 +168,14 @@ class Door:
                 "add_generation_prompt": add_generation_prompt,
                 "continue_final_message": continue_final_message,
             }
-            return (await self._in_executor(self.tokenizer.chat, prompt, max_tokens=limit, **chosen))[kept]
+            return (await self._tokens(self.tokenizer.begin_chat, prompt, max_tokens=limit, **chosen))[kept]
         if not isinstance(prompt, str):
             return self.check_ids(name, prompt[kept] if isinstance(prompt, list | tuple) else prompt)
-        encode = partial(self.tokenizer.encode, parse_special=parse_special, max_tokens=limit, param=name)
+        how: dict[str, Any] = {"parse_special": parse_special, "max_tokens": limit, "param": name}
         if len(prompt) <= SHORT_CHARS and parse_special and not self.tokenizer.works_aside:
-            ids = encode(prompt, add_special_tokens)
+            ids = self.tokenizer.encode(prompt, add_special_tokens, **how)
         else:
-            ids = await self._in_executor(encode, prompt, add_special_tokens)
+            ids = await self._tokens(self.tokenizer.begin_encode, prompt, add_special_tokens, **how)
         if not prompt or not ids:
             raise InvalidRequest(f"{name}: it is empty; give at least one token", param=name, code="invalid_value")
         return ids[kept]
@@ -208,6 +208,13 @@ class Door:
         if grammar_bytes <= SHORT_GRAMMAR:
             return translate(*args)
         return await self._in_executor(translate, *args)
+
+    async def _tokens(
+        self, begin: Callable[..., list[int] | Future[list[int]]], *args: Any, **kwargs: Any
+    ) -> list[int]:
+        """Token ids; those that another process makes are waited for without a thread, in turn with other tenants."""
+        ids = await self._in_executor(begin, *args, tenant=access_log.current().tenant, **kwargs)
+        return await asyncio.wrap_future(ids) if isinstance(ids, Future) else ids
 
     async def _in_executor(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Off the event loop. Raises Overloaded rather than queue without end."""

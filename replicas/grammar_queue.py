@@ -7,13 +7,13 @@ those who come new.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from .errors import Overloaded
 from .grammar_process import GrammarProcess
 from .grammar_spec import GrammarSpec
+from .tenant_line import TenantLine
 
 MAX_QUEUED = 64
 MAX_OF_TENANT = 16
@@ -42,7 +42,8 @@ class GrammarQueue:
     """
 
     def __init__(self) -> None:
-        self._new, self._tried = _Line(), _Line()
+        self._new: TenantLine[Waiting] = TenantLine()
+        self._tried: TenantLine[Waiting] = TenantLine()
         self._long = False  # one of those tried is compiled right now
 
     def __len__(self) -> int:
@@ -55,7 +56,7 @@ class GrammarQueue:
             count = f"{own} grammars of yours" if own >= MAX_OF_TENANT else f"{MAX_QUEUED} grammars"
             raise Overloaded(f"{spec.field}: {count} are waiting to be compiled", code="queue_full")
         waiting = Waiting(tenant, spec)
-        self._new.put(waiting)
+        self._new.put(tenant, waiting)
         return waiting.future
 
     def take(self) -> Waiting | None:
@@ -69,32 +70,8 @@ class GrammarQueue:
         self._long = self._long and not waiting.last
         if again:
             waiting.last = True
-            self._tried.put(waiting)
+            self._tried.put(waiting.tenant, waiting)
 
     def clear(self) -> list[Waiting]:
         """All that wait, who do so no more."""
         return [*iter(self._new.take, None), *iter(self._tried.take, None)]
-
-
-class _Line:
-    def __init__(self) -> None:
-        self._waiting: OrderedDict[str, deque[Waiting]] = OrderedDict()  # by tenant; whose turn is next comes first
-
-    def __len__(self) -> int:
-        return sum(map(len, self._waiting.values()))
-
-    def of(self, tenant: str) -> int:
-        return len(self._waiting.get(tenant, ()))
-
-    def put(self, waiting: Waiting) -> None:
-        self._waiting.setdefault(waiting.tenant, deque()).append(waiting)
-
-    def take(self) -> Waiting | None:
-        """The next one's, whose tenant then is the last."""
-        if not self._waiting:
-            return None
-        tenant, own = self._waiting.popitem(last=False)
-        first = own.popleft()
-        if own:
-            self._waiting[tenant] = own
-        return first

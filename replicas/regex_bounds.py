@@ -1,16 +1,18 @@
 """Which regular expressions of tokenizers are known to end soon on any text: the library that matches them backtracks.
 
 Only what is seen to be linear passes: alternatives in which whatever follows a repetition may be left out, so that
-nothing is tried again. What real tokenizers have besides is known by its shape. Everything else is doubtful, which
-says nothing against it: it runs where it can be stopped.
+nothing is tried again. What real tokenizers have besides is known by its shape. One such shape, white space at the end
+of a text, takes time in proportion to the square of a run of white space, and is safe where runs are short. Everything
+else is doubtful, which says nothing against it: it runs where it can be stopped.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from enum import Enum
 
-__all__ = ["is_linear"]
+__all__ = ["Bound", "bound_of", "has_long_runs", "is_linear"]
 
 MAX_CHARS = 4000
 MAX_ALTERNATIVES = 64
@@ -23,7 +25,18 @@ _COUNT = re.compile(r"\{(\d{0,4})(,?)(\d{0,4})\}")
 _OPENINGS = ("(?:", "(?i:", "(?=", "(?!", "(")  # the longest first
 _SPACES = "\\s+"
 _BEFORE_SPACES = ("\\s*[\\r\\n]+", "\\s*[\\r\\n]", "\\s*\\n+", "\\s*\\n")  # fail on a run that `\s+` then takes whole
-_LAST_SPACE = "\\s+(?!\\S)"
+_LAST_SPACE = "\\s+(?!\\S)"  # takes a run but for its last character, so that it is tried twice
+_END_SPACES = ("\\s+$", "\\s++$")  # tried from each place of a run that does not end the text
+_LONG_RUN = re.compile(r"\s{65,}")  # shorter ones cost no more than so many steps a character
+MAX_RUN_STEPS = 1_000_000  # the square of a run of 1,000, or of several together: about 10 ms
+
+
+class Bound(Enum):
+    """What the time of a regular expression is in proportion to."""
+
+    LINEAR = "the text"
+    SHORT_RUNS = "the text, if it has no long runs of white space"
+    UNKNOWN = "nothing that is known"
 
 
 class _Unclear(Exception):
@@ -48,28 +61,50 @@ _Alternative = list[_Item]
 
 
 def is_linear(pattern: str) -> bool:
-    """Whether matching this takes time in proportion to the text."""
+    """Whether matching this takes time in proportion to the text, whatever it is."""
+    return bound_of(pattern) is Bound.LINEAR
+
+
+def has_long_runs(text: str) -> bool:
+    """Whether a pattern that is bound to SHORT_RUNS may take long for this."""
+    return sum(len(run) ** 2 for run in _LONG_RUN.findall(text)) > MAX_RUN_STEPS
+
+
+def bound_of(pattern: str) -> Bound:
     if len(pattern) > MAX_CHARS:
-        return False
+        return Bound.UNKNOWN
     try:
         parser = _Parser(pattern)
         alternatives = parser.alternatives()
-        return parser.at == len(pattern) and _all_linear(alternatives)
     except _Unclear:
-        return False
+        return Bound.UNKNOWN
+    if parser.at != len(pattern) or len(alternatives) > MAX_ALTERNATIVES:
+        return Bound.UNKNOWN
+    others = [items for items in alternatives if _text(items) not in _END_SPACES]  # what those leave, these take
+    if others and not _all_linear(others):
+        return Bound.UNKNOWN
+    return Bound.LINEAR if len(others) == len(alternatives) else Bound.SHORT_RUNS
 
 
 def _all_linear(alternatives: list[_Alternative]) -> bool:
-    if len(alternatives) > MAX_ALTERNATIVES:
-        return False
-    takes_spaces = _text(alternatives[-1]) == _SPACES
-    for this, following in zip(alternatives, [*alternatives[1:], []], strict=True):
+    takes_spaces = _taking_spaces([_text(items) for items in alternatives])
+    for i, (this, following) in enumerate(zip(alternatives, [*alternatives[1:], []], strict=True)):
         if _ways(this) > MAX_WAYS:
             return False
-        known = _text(this) == _LAST_SPACE or (takes_spaces and _text(this) in _BEFORE_SPACES)
+        known = _text(this) == _LAST_SPACE or (i >= takes_spaces and _text(this) in _BEFORE_SPACES)
         if not known and not _never_retries(this) and not _is_retaken(this, following):
             return False
     return True
+
+
+def _taking_spaces(texts: list[str]) -> int:
+    """From which alternative on they are all of white space, and the last of them take a run whole, but for one."""
+    if texts[-1] != _SPACES and texts[-2:] != [_LAST_SPACE, "\\s"]:
+        return len(texts)
+    start = len(texts) - 1
+    while start and texts[start - 1] in (*_BEFORE_SPACES, _LAST_SPACE):
+        start -= 1
+    return start
 
 
 def _never_retries(items: _Alternative) -> bool:
@@ -133,7 +168,9 @@ class _Parser:
         low, high = self._quantifier()
         if (low, high) != (1, 1) and self._pattern.startswith("+", self.at):  # what it has taken it keeps
             if self._pattern[self.at - 1] == "}":  # there it repeats the repetition
-                raise _Unclear
+                if width != 1 or ways != 1 or low < 1 or high is None:
+                    raise _Unclear
+                high = None
             self.at += 1
             text += "+"
         if (low, high) != (1, 1) and width != 1 and (width == 0 or high is None or high > 1):

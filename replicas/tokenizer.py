@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from .errors import InvalidRequest
 from .folder import is_there
 from .messages import check_messages, is_text
 from .other_formats import explain_tokenizer
+from .regex_bounds import has_long_runs
 from .tokenizer_aside import TokenizerAside
 from .tokenizer_backend import (
     FILE,
@@ -31,7 +33,7 @@ from .tokenizer_backend import (
     refusal,
     without_steps,
 )
-from .tokenizer_bounds import doubt_about
+from .tokenizer_bounds import doubt_about, minds_long_runs
 from .tokenizer_files import DEFAULT, TOOL_USE, TokenizerConfig
 from .tokenizer_plain import PlainTokenizer, plain_tokenizer
 from .tools import Tool
@@ -42,11 +44,14 @@ log = logging.getLogger(__name__)
 
 SHOWN = ("<think>", "</think>", "<tool_call>", "</tool_call>")  # marks in an answer, even where called special
 LONG_CHARS = 4096  # a longer text takes more than about 1 ms
-# Seconds of a processor that a chat's template may take before it goes on aside. Real ones take 0.15 ms a message.
-QUICK_S = 0.02
-QUICK_MESSAGE_S = 0.0005
-MAX_QUICK_S = 0.25
-WARY_S = 10.0  # so long after one that took longer each has a quarter of that
+# Seconds of a processor that a chat's template may take before it goes on aside. Real ones take 0.15 ms a message and
+# 1.1 ms a tool, on a slow machine a few times as much.
+QUICK_S = 0.1
+QUICK_MESSAGE_S = 0.001
+QUICK_TOOL_S = 0.005
+MAX_QUICK_S = 0.5
+WARY_S = 10.0  # so long after one that took longer each has WARY_BASE_S and half as much for its messages and tools
+WARY_BASE_S = 0.01
 PROBE_CHARS = 8  # characters per allowed token that are tokenized before the rest of a long text is
 PROBE_EDGES = 2  # tokens that a cut may add to a part of a text
 PROBE_SLACK = 1.25  # how much a text's beginning may shrink once its rest is known: far more than it can
@@ -56,7 +61,7 @@ class Tokenizer:
     """A checkpoint's tokenizer. Made by `load`; safe to use from several threads.
 
     Where nothing is known to bound the time or memory of its file, texts are read in a process of their own; a chat
-    whose template takes long goes there as well.
+    whose template takes long goes there as well, and so does a text whose white space makes its expressions take long.
 
     vocab_size         one more than the highest id
     special_ids        ids whose text is control, not content
@@ -67,7 +72,13 @@ class Tokenizer:
     """
 
     def __init__(
-        self, backend: tokenizers.Tokenizer, config: TokenizerConfig, *, aside: TokenizerAside | None, doubtful: bool
+        self,
+        backend: tokenizers.Tokenizer,
+        config: TokenizerConfig,
+        *,
+        aside: TokenizerAside | None,
+        doubtful: bool,
+        minds_long_runs: bool = False,
     ) -> None:
         named = {**implied_tokens(backend, config), **config.named}
         backend.no_truncation()  # a file may ask for either; the first loses text, the second invents it
@@ -82,6 +93,7 @@ class Tokenizer:
         self.named_tokens = named
         self._aside = aside
         self._always_aside = doubtful
+        self._minds_long_runs = minds_long_runs
         if doubtful and aside is not None:
             aside.start()
         else:
@@ -116,7 +128,9 @@ class Tokenizer:
         if doubt is not None:
             log.warning("%s: texts are read in a process of their own, since of its %s %s", FILE, *doubt)
         backend = load_backend(text, state) if doubt is None else load_backend(*without_steps(state))
-        return cls(backend, config, aside=TokenizerAside(folder) if aside else None, doubtful=doubt is not None)
+        beside = TokenizerAside(folder) if aside else None
+        runs = doubt is None and beside is not None and minds_long_runs(state)
+        return cls(backend, config, aside=beside, doubtful=doubt is not None, minds_long_runs=runs)
 
     def prepare(self) -> None:
         """Make now what would else be made for the first text that needs it."""
@@ -177,12 +191,26 @@ class Tokenizer:
         `max_tokens` refuses a text that is certainly longer, soon and without tokenizing all of it; a text
         slightly longer may pass. Raises InvalidRequest naming `param`.
         """
+        arguments: dict[str, Any] = {"parse_special": parse_special, "max_tokens": max_tokens, "param": param}
+        return _done(self.begin_encode(text, add_special_tokens, **arguments))
+
+    def begin_encode(
+        self,
+        text: str,
+        add_special_tokens: bool = True,
+        *,
+        parse_special: bool = True,
+        max_tokens: int | None = None,
+        param: str = "prompt",
+        tenant: str = "",
+    ) -> list[int] | Future[list[int]]:
+        """The same as `encode`; what is read aside comes later, and in `tenant`'s turn."""
         if not is_text(text):
             raise InvalidRequest(f"{param} holds half of a surrogate pair, which is not text", param=param)
-        if self._always_aside and self._aside is not None:
-            arguments = {"text": text, "add_special_tokens": add_special_tokens, "parse_special": parse_special}
-            arguments |= {"max_tokens": max_tokens, "param": param}
-            return self._aside.call("encode", arguments, param=param, too_much=_too_much(param))
+        if self._aside is not None and self._goes_aside(text):
+            given: dict[str, Any] = {"text": text, "add_special_tokens": add_special_tokens, "param": param}
+            given |= {"max_tokens": max_tokens, "parse_special": parse_special}
+            return self._aside.begin("encode", given, tenant=tenant, param=param, too_much=_too_much(param))
         backend = self._backend if parse_special or not self._holds_special(text) else self._plain.backend
         if max_tokens is not None:
             self._refuse_too_long(text, max_tokens, param, backend)
@@ -204,6 +232,22 @@ class Tokenizer:
         special token inside a message stays text. Raises InvalidRequest naming `messages`, with code
         "chat_template_missing" if the model has no template.
         """
+        given: dict[str, Any] = {"arguments": arguments, "tools": tools, "max_tokens": max_tokens}
+        given["continue_final_message"] = continue_final_message
+        return _done(self.begin_chat(messages, add_generation_prompt, **given))
+
+    def begin_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        *,
+        arguments: Mapping[str, bool | str] | None = None,
+        tools: Sequence[Tool] = (),
+        continue_final_message: bool = False,
+        max_tokens: int | None = None,
+        tenant: str = "",
+    ) -> list[int] | Future[list[int]]:
+        """The same as `chat`; what is read aside comes later, and in `tenant`'s turn."""
         template = self.template_for(tools)
         if template is None:
             raise InvalidRequest(
@@ -216,10 +260,11 @@ class Tokenizer:
         if self._always_aside:
             check_messages(messages)
         pieces = None if self._always_aside else self._render_soon(template, messages, given)
-        if pieces is None:
-            assert self._aside is not None
+        if self._aside is not None and (pieces is None or self._goes_aside("".join(pieces))):
             given |= {"messages": messages, "max_tokens": max_tokens}
-            return self._aside.call("chat", given, param="messages", too_much=self._too_much_chat())
+            too_much = _too_much_template() if pieces is None and not self._always_aside else _too_much("messages")
+            return self._aside.begin("chat", given, tenant=tenant, param="messages", too_much=too_much)
+        assert pieces is not None
         if len(pieces) == 1:
             return self.encode(pieces[0], add_special_tokens=False, max_tokens=max_tokens, param="messages")
         return self._encode_pieces(pieces, max_tokens, "messages")
@@ -228,6 +273,8 @@ class Tokenizer:
         """The token ids that stand for each text: at the beginning, inside another text, and behind a space."""
         found: dict[tuple[int, ...], None] = {}
         for text in texts:
+            if self._goes_aside(text):
+                raise _too_much("bad_words")
             for written in (text, f" {text}"):
                 found[tuple(self._encode(written, False, param="bad_words"))] = None
                 if self._special:  # behind one; where there are none, nothing tells how it is written inside a text
@@ -263,19 +310,15 @@ class Tokenizer:
             return template.render(messages, **given)
         with self._rendering:
             count = len(messages) if isinstance(messages, Sequence) else 0  # what is no list is refused below
-            quick_s = min(QUICK_S + QUICK_MESSAGE_S * count, MAX_QUICK_S)
-            template.quick_s = quick_s / 4 if time.monotonic() < self._slow_until else quick_s
+            template.quick_s = _quick_s(count, len(given["tools"]), wary=time.monotonic() < self._slow_until)
             try:
                 return template.render(messages, **given)
             except TemplateTime:
                 self._slow_until = time.monotonic() + WARY_S
                 return None
 
-    def _too_much_chat(self) -> InvalidRequest:
-        if self._always_aside:
-            return _too_much("messages")
-        message = "messages: rendering them was stopped: the chat template takes more time or memory than it may"
-        return InvalidRequest(message, param="messages", code="chat_template_limit")
+    def _goes_aside(self, text: str) -> bool:
+        return self._always_aside or (self._minds_long_runs and has_long_runs(text))
 
     def _encode(
         self,
@@ -391,3 +434,18 @@ def _too_long(param: str, what: str, max_tokens: int) -> InvalidRequest:
 def _too_much(param: str) -> InvalidRequest:
     message = f"{param}: the model's tokenizer takes more time or memory for it than one request may use"
     return InvalidRequest(message, param=param, code="tokenizer_limit")
+
+
+def _too_much_template() -> InvalidRequest:
+    message = "messages: rendering them was stopped: the chat template takes more time or memory than it may"
+    return InvalidRequest(message, param="messages", code="chat_template_limit")
+
+
+def _quick_s(messages: int, tools: int, *, wary: bool) -> float:
+    """Seconds of a processor that the template of such a chat may take where it is."""
+    quick_s = QUICK_MESSAGE_S * messages + QUICK_TOOL_S * tools
+    return min(WARY_BASE_S + quick_s / 2 if wary else QUICK_S + quick_s, MAX_QUICK_S)
+
+
+def _done(ids: list[int] | Future[list[int]]) -> list[int]:
+    return ids.result() if isinstance(ids, Future) else ids

@@ -14,59 +14,88 @@ import sys
 import threading
 import weakref
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from . import errors
 from .errors import CheckpointError, InvalidRequest, MotleyError, Overloaded, Unavailable
 from .grammar_wire import frame, receive
+from .tenant_line import TenantLine
 
 __all__ = ["TokenizerAside"]
 
 MAX_RUNNING = 2  # texts at a time
-MAX_WAITING = 16
+MAX_WAITING = 256
+TENANT_SHARE = 0.5  # of these, for one tenant
 START_S = 120.0  # imports and the tokenizer, on a busy machine
 WALL_S = 60.0  # after the process's own limits
 # Threads would not survive the forks, and a device is none of its business.
 _ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
+@dataclass(eq=False, slots=True)
+class _Text:
+    request: bytes
+    too_much: InvalidRequest
+    ids: Future[list[int]] = field(default_factory=Future)
+
+
 class TokenizerAside:
-    """The tokenizer of a checkpoint's folder. Starts nothing before it is first needed; safe to use from threads."""
+    """The tokenizer of a checkpoint's folder. Starts nothing before it is first needed; safe to use from threads.
+
+    Tenants take turns; whoever waits holds no thread, and one who has left is passed over.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lock = threading.Lock()
         self._nursery: _Nursery | None = None
-        self._places = threading.BoundedSemaphore(MAX_RUNNING)
-        self._waiting = 0
+        self._line_lock = threading.Lock()
+        self._line: TenantLine[_Text] = TenantLine()
+        self._threads = ThreadPoolExecutor(MAX_RUNNING, "motley-aside")
 
     def start(self) -> None:
         """Load it, and let it read a short text. Raises CheckpointError if it cannot within its limits."""
         self._running()
 
-    def call(self, method: str, arguments: dict[str, Any], *, param: str, too_much: InvalidRequest) -> list[int]:
+    def begin(
+        self, method: str, arguments: dict[str, Any], *, tenant: str, param: str, too_much: InvalidRequest
+    ) -> Future[list[int]]:
         """What Tokenizer's `encode` or `chat` returns, or raises; `too_much` if that takes more than it may.
 
-        Raises Overloaded naming `param` when too many wait.
+        Raises Overloaded naming `param` when too many wait, of this tenant or of all.
         """
-        request = json.dumps({"method": method, "arguments": arguments}, default=_object).encode()
-        with self._lock:
-            if self._waiting >= MAX_RUNNING + MAX_WAITING:
-                message = f"{param}: {MAX_WAITING} texts wait that take this model's tokenizer long"
-                raise Overloaded(message, param=param, code="queue_full")
-            self._waiting += 1
+        text = _Text(json.dumps({"method": method, "arguments": arguments}, default=_object).encode(), too_much)
+        with self._line_lock:
+            self._check_room(tenant, param)
+            self._line.put(tenant, text)
+        self._threads.submit(self._read_next)
+        return text.ids
+
+    def _check_room(self, tenant: str, param: str) -> None:
+        own, most = self._line.of(tenant), int(MAX_WAITING * TENANT_SHARE)
+        if own >= most or len(self._line) >= MAX_WAITING:
+            count = f"{own} texts of yours" if own >= most else f"{MAX_WAITING} texts"
+            message = f"{param}: {count} wait that take this model's tokenizer long"
+            raise Overloaded(message, param=param, code="queue_full")
+
+    def _read_next(self) -> None:
+        """Read one that waits: for each that stands in line this is called once."""
+        with self._line_lock:
+            text = self._line.take()
+        if text is None or not text.ids.set_running_or_notify_cancel():
+            return
         try:
-            with self._places:
-                answer = self._running().ask(request)
-        finally:
-            with self._lock:
-                self._waiting -= 1
-        if answer is None:
-            raise too_much
-        if "error" in answer:
-            raise _error(answer["error"])
-        return list(map(int, answer["ids"]))
+            answer = self._running().ask(text.request)
+            if answer is None:
+                raise text.too_much
+            if "error" in answer:
+                raise _error(answer["error"])
+            text.ids.set_result(list(map(int, answer["ids"])))
+        except BaseException as error:  # noqa: BLE001 - it is for who waits
+            text.ids.set_exception(error)
 
     def _running(self) -> _Nursery:
         with self._lock:

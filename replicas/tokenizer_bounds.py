@@ -8,11 +8,12 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
-from .regex_bounds import is_linear
+from .regex_bounds import Bound, bound_of
 
-__all__ = ["doubt_about", "growth", "steps"]
+__all__ = ["doubt_about", "growth", "minds_long_runs", "steps"]
 
 MAX_GROWTH = 64  # characters that a normalizer may make of one
 MAX_STEPS = 32
@@ -53,7 +54,7 @@ def doubt_about(state: Mapping[str, Any]) -> tuple[str, str] | None:
     """The component of a tokenizer.json that nothing is known to bound, and why; None: there is none."""
     checks: dict[str, Callable[[Any], str | None]] = {
         "normalizer": _normalizer,
-        "pre_tokenizer": _pre_tokenizer,
+        "pre_tokenizer": partial(_pre_tokenizer, short_runs=_keeps_runs(state.get("normalizer"))),
         "model": _model,
         "post_processor": _post_processor,
     }
@@ -65,6 +66,17 @@ def doubt_about(state: Mapping[str, Any]) -> tuple[str, str] | None:
         if doubt is not None:
             return component, doubt
     return None
+
+
+def minds_long_runs(state: Mapping[str, Any]) -> bool:
+    """Whether a tokenizer.json that is in no doubt is so only for texts without long runs of white space."""
+    regexes = [step["pattern"].get("Regex") for step in steps(state.get("pre_tokenizer")) if step["type"] == "Split"]
+    return any(regex is not None and bound_of(regex) is Bound.SHORT_RUNS for regex in regexes)
+
+
+def _keeps_runs(normalizer: Any) -> bool:
+    """Whether no run of white space is longer behind it than in the text: nothing between two is taken out."""
+    return all(step.get("type") == "NFC" for step in steps(normalizer))
 
 
 def _normalizer(component: Any) -> str | None:
@@ -90,22 +102,23 @@ def _normalizer(component: Any) -> str | None:
     return None
 
 
-def _pre_tokenizer(component: Any) -> str | None:
+def _pre_tokenizer(component: Any, *, short_runs: bool) -> str | None:
     found = list(steps(component))
     if len(found) > MAX_STEPS:
         return f"it has {len(found)} steps"
     for step in found:
         if step["type"] == "Split":
-            if (doubt := _pattern(step["pattern"])) is not None:
+            if (doubt := _pattern(step["pattern"], short_runs=short_runs)) is not None:
                 return doubt
         elif step["type"] not in _SPLITTERS:
             return f"the step {step['type']} is not known here"
     return None
 
 
-def _pattern(pattern: Mapping[str, Any]) -> str | None:
+def _pattern(pattern: Mapping[str, Any], *, short_runs: bool = False) -> str | None:
+    """short_runs: a text with long ones does not come here"""
     regex = pattern.get("Regex")
-    if regex is None or is_linear(regex):
+    if regex is None or (bound := bound_of(regex)) is Bound.LINEAR or (short_runs and bound is Bound.SHORT_RUNS):
         return None
     return f"the regular expression {regex!r:.80} may try again and again"
 

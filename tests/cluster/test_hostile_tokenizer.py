@@ -18,6 +18,7 @@ from grpc_servers import serving
 from local_ingress import make_ingress
 from service_checkpoint import write_tokenizer
 
+from motley.cluster import access_log
 from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import inference_pb2_grpc, kserve_pb2, kserve_pb2_grpc, vllm_engine_pb2, vllm_engine_pb2_grpc
 
@@ -123,3 +124,16 @@ async def test_a_template_that_loops_is_named_on_each_protocol(looping: Any, cha
     assert over_grpc.code() == grpc.StatusCode.INVALID_ARGUMENT
     assert "messages: rendering them was stopped" in str(over_grpc.details())
     assert calm.json()["count"] == 4
+
+
+@pytest.mark.parametrize("name", ["begin_encode", "begin_chat"])
+async def test_texts_wait_in_the_line_of_their_tenant(
+    backtracking: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer, told = backtracking.door.tokenizer, []
+    begin = getattr(tokenizer, name)
+    monkeypatch.setattr(tokenizer, name, lambda *args, **given: told.append(given["tenant"]) or begin(*args, **given))
+    access_log.begin(access_log.CallRecord("grpc", "Tokenize", tenant="a"))
+    prompt = CALM if name == "begin_chat" else "calm"
+    assert await backtracking.door.prompt_ids(prompt, chat=name == "begin_chat")
+    assert told == ["a"]

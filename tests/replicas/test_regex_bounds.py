@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from motley.replicas.regex_bounds import is_linear
+from motley.replicas.regex_bounds import Bound, bound_of, has_long_runs, is_linear
 
 WORDS = r"'s|'t|'re|'ve|'m|'ll|'d"
 SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -40,8 +40,11 @@ KNOWN = {
 DOUBTFUL = [
     "(a+)+$", "(a|a)*$", "(?:a|b|ab)*c", "a*a*b", "a*a*a*b", "a+b", "a+$", r"a+\b", r"\p{L}+(?!\S)", "(?=a+b)c",
     r"(?<n>a\g<n>?b)", r"(a)\1", r"\k<x>", "(?<=a+)b", "(?>a+)b", r"\X+b", "(?i)a+", "(?m:^a+$)",
-    "a{0,64}a{0,64}b", "(a{60}){60}", "(a?){60}b", "(aa|a){0,30}b", "a{1,3}+", "a++b", "a?++", r"\s++(?!\S)|x",
+    "a{0,64}a{0,64}b", "(a{60}){60}", "(a?){60}b", "(aa|a){0,30}b", "a{1,3}+b", "a{0,3}+", "a++b", "a?++",
+    r"\s++(?!\S)|x",
     r"\s*[\r\n]+|x",  # nothing takes the spaces that it has tried
+    r"\s*[\r\n]+|\s|\s+",  # one takes them one by one
+    r"\s*[\r\n]|\s",
     "a*b+|a+b+", "a*b+c|a+b*",  # what follows does not take them either
     "(a", "[a", "a**", "a*?b", "a" * 5000, "|".join("a" * 100),
 ]  # fmt: skip
@@ -50,6 +53,32 @@ DOUBTFUL = [
 @pytest.mark.parametrize("pattern", KNOWN.values(), ids=KNOWN)
 def test_those_of_known_models_are_linear(pattern: str) -> None:
     assert is_linear(pattern)
+
+
+SHORT_RUNS = {
+    "deepseek-llm": r"\s+$",
+    "cl100k-possessive": r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|"
+    r"\s++$|\s*[\r\n]|\s+(?!\S)|\s",
+    "end-and-rest": rf" ?\p{{L}}+|\s+$|{SPACES}",
+}
+NOT_EVEN_THEN = [r"(\s+)+$", r"\s+\s+$", r"\s+$|a+b", r"[\s\p{L}]+$", r"\S+$", r"\s+\b", r"a\s+$", r"\s+$|(?:a|a)*b"]
+
+
+@pytest.mark.parametrize("pattern", SHORT_RUNS.values(), ids=SHORT_RUNS)
+def test_white_space_at_the_end_is_safe_where_runs_are_short(pattern: str) -> None:
+    assert bound_of(pattern) is Bound.SHORT_RUNS
+
+
+@pytest.mark.parametrize("pattern", NOT_EVEN_THEN)
+def test_what_only_looks_like_it_is_doubtful(pattern: str) -> None:
+    assert bound_of(pattern) is Bound.UNKNOWN
+
+
+def test_which_texts_have_long_runs() -> None:
+    assert not has_long_runs("x" * 100_000 + " " * 1000 + "x")
+    assert not has_long_runs(("x" + " \n\t\u3000" * 16) * 10_000)
+    assert has_long_runs("x" + " \n" * 501 + "x")
+    assert has_long_runs(("x" + " " * 900) * 2)
 
 
 @pytest.mark.parametrize("pattern", DOUBTFUL, ids=lambda pattern: pattern[:20])

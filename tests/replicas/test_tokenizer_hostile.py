@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,9 @@ DOUBTS = {
     "behind-and-used": (
         file(post_processor=template([{"SpecialToken": {"id": "a", "type_id": 0}}],
                                      {"a": {"id": "a", "ids": [1] * 3000, "tokens": []}})), "post_processor"),
+    "white-space": (file(pre_tokenizer=split(r"\s+$")), None),
+    "white-space-that-is-made": (
+        file(normalizer=replace({"String": "a"}, " "), pre_tokenizer=split(r"\s+$")), "pre_tokenizer"),
     "nothing": (file(), None),
     "unicode": (file(normalizer={"type": "Sequence", "normalizers": [
         {"type": "NFKD"}, {"type": "NFKC"}, {"type": "Lowercase"}, {"type": "StripAccents"}]}), None),
@@ -162,7 +166,7 @@ def test_a_process_that_has_ended_is_started_again(backtracking: Tokenizer) -> N
 
 
 def test_no_more_wait_than_may(backtracking: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenizer_aside, "MAX_WAITING", -tokenizer_aside.MAX_RUNNING)
+    monkeypatch.setattr(tokenizer_aside, "MAX_WAITING", 0)
     with pytest.raises(Overloaded) as caught:
         backtracking.encode("abc", param="input")
     assert (caught.value.param, caught.value.code) == ("input", "queue_full")
@@ -207,6 +211,77 @@ def test_nothing_is_started_before_it_is_needed(tmp_path: Path) -> None:
     assert loaded._aside._nursery is None
 
 
+# --- texts that are read aside for their white space ---
+
+
+@pytest.fixture(scope="module")
+def spaced(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder = tmp_path_factory.mktemp("spaced")
+    return load(folder, file(pre_tokenizer=split(r"\s+$")), chat_template="{{ messages[0]['content'] }}")
+
+
+def test_ordinary_texts_stay_where_white_space_alone_is_in_doubt(spaced: Tokenizer) -> None:
+    assert not spaced.works_aside
+    assert spaced.encode("a " * 1000) == [0, 8] * 1000
+    assert spaced.chat([{"role": "user", "content": "a" + " " * 900 + "b"}]) == [0, *[8] * 900, 1]
+    assert spaced._aside is not None
+    assert spaced._aside._nursery is None
+    long = "a" + " " * 1100 + "b"
+    assert isinstance(spaced.begin_encode(long), Future)
+    assert spaced.chat([{"role": "user", "content": long}]) == [0, *[8] * 1100, 1]
+
+
+def test_a_long_run_of_white_space_is_refused_alone(spaced: Tokenizer) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        spaced.encode("a" + " " * 200_000 + "b")
+    assert (caught.value.param, caught.value.code) in [("prompt", "tokenizer_limit"), ("prompt", "tokenizer_refused")]
+
+
+# --- the line of those who wait ---
+
+
+class HeldAside(TokenizerAside):
+    """What is read waits until it is let go; in which order is kept."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.begun, self.go = threading.Event(), threading.Event()
+        self.read: list[str] = []
+
+    def _running(self) -> Any:
+        return self
+
+    def ask(self, request: bytes) -> dict[str, Any]:
+        self.begun.set()
+        assert self.go.wait(60)
+        self.read.append(json.loads(request)["arguments"]["text"])
+        return {"ids": [1]}
+
+    def begin_text(self, text: str, tenant: str) -> Future[list[int]]:
+        too_much = InvalidRequest("too much", param="prompt")
+        return self.begin("encode", {"text": text}, tenant=tenant, param="prompt", too_much=too_much)
+
+
+def test_no_tenant_has_more_than_half_of_the_places_and_they_take_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizer_aside, "MAX_WAITING", 20)
+    monkeypatch.setattr(tokenizer_aside, "MAX_RUNNING", 1)
+    aside = HeldAside(tmp_path)
+    waiting = [aside.begin_text(f"a{i}", "a") for i in range(10)]
+    assert aside.begun.wait(60)  # the first stands in line no more
+    waiting.append(aside.begin_text("a10", "a"))
+    with pytest.raises(Overloaded, match="of yours"):
+        aside.begin_text("a11", "a")
+    waiting += [aside.begin_text(f"b{i}", "b") for i in range(9)]
+    left = aside.begin_text("left", "b")
+    assert left.cancel()
+    aside.go.set()
+    assert [ids.result() for ids in waiting] == [[1]] * len(waiting)
+    assert "left" not in aside.read
+    assert aside.read == ["a0", *(text for i in range(9) for text in (f"a{i + 1}", f"b{i}")), "a10"]
+
+
 # --- templates that take long ---
 
 
@@ -229,6 +304,28 @@ def test_a_chat_that_takes_long_is_read_aside_and_comes_out_the_same(
     assert slow.chat([{"role": "user", "content": "slow"}]) == [0, 1, 2]
     assert aside._nursery is not None
     assert slow.chat([{"role": "user", "content": "quick"}]) == [0, 1, 2]
+
+
+def test_many_chats_with_many_tools_at_once_are_all_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those that none was left to finish where it is: they wait, and nobody is refused."""
+    rounds = "{% for i in range(200) %}{% set x = i + 1 %}{% endfor %}{{ tool.function.name }}"
+    loaded = load(tmp_path, file(), chat_template="{% for tool in tools %}" + rounds + "{% endfor %}bc")
+    monkeypatch.setattr(tokenizer, "_quick_s", lambda *_, **__: 0.0001)
+    tools = [{"type": "function", "function": {"name": "a", "parameters": {}}}] * 40
+    chat = partial(loaded.begin_chat, [{"role": "user", "content": "a"}], tools=tools)
+    with ThreadPoolExecutor(32) as threads:
+        begun = [future.result() for future in [threads.submit(chat) for _ in range(32)]]
+    assert any(isinstance(ids, Future) for ids in begun)
+    assert [ids.result() if isinstance(ids, Future) else ids for ids in begun] == [[0] * 40 + [1, 2]] * 32
+
+
+@pytest.mark.parametrize(("messages", "tools", "takes_s"), [(1, 0, 0.001), (2, 20, 0.0197), (2, 64, 0.072)])
+def test_a_chat_has_the_time_that_ordinary_ones_need_on_slower_machines(
+    messages: int, tools: int, takes_s: float
+) -> None:
+    assert tokenizer._quick_s(messages, tools, wary=False) > 5 * takes_s
+    assert tokenizer._quick_s(messages, tools, wary=True) > 2 * takes_s
+    assert tokenizer._quick_s(10**6, 10**6, wary=True) == tokenizer.MAX_QUICK_S
 
 
 def test_without_another_process_a_chat_takes_as_long_as_it_may(slow: Tokenizer, tmp_path: Path) -> None:
