@@ -13,8 +13,8 @@ import hashlib
 import hmac
 import itertools
 import struct
-from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from .kv_log import KvLog
@@ -96,6 +96,20 @@ class BlockPool:
         """Blocks available to a sequence beside the held blocks it would begin with."""
         held = self.cached_prefix(hashes)
         return self.available - sum(self._block_of[key] in self._evictable for key in hashes[:held])
+
+    def release(self, hashes: Sequence[bytes]) -> Callable[[Sequence[int]], int]:
+        """A count of what becomes available as one holder after the other gives its blocks up; it changes nothing.
+
+        Only the last holder of a block frees it; and what is held for these hashes is kept for whoever begins with it.
+        """
+        kept = {self._block_of[key] for key in hashes[: self.cached_prefix(hashes)]}
+        given_up: Counter[int] = Counter()
+
+        def count(blocks: Sequence[int]) -> int:
+            given_up.update(blocks)
+            return sum(given_up[block] == self._references[block] and block not in kept for block in blocks)
+
+        return count
 
     def forget_prefixes(self, owner: str | None = None) -> None:
         """Drop every cached prefix (of that owner) that no sequence uses, and unlist those in use."""

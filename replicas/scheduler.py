@@ -332,47 +332,60 @@ class Scheduler:
                 planned[sequence.id] = sequence.item(count)
                 budget -= count
 
-    def _fits(self, sequence: Sequence, freed: int = 0) -> bool:
-        """Room for all its tokens and the next: admitting by its first chunk alone would only cause preemption.
+    def _fits(self, sequence: Sequence) -> bool:
+        return self._lacks(sequence) <= 0
 
-        `freed`: blocks that others would give up for it.
+    def _lacks(self, sequence: Sequence) -> int:
+        """Blocks that it would have to be given, for all its tokens and the next, beyond those that there are.
+
+        Admitting by its first chunk alone would only cause preemption.
         """
         hashes = sequence.reusable_hashes()
         wanted = blocks_for(min(sequence.num_tokens + 1, sequence.limit)) - self.pool.cached_prefix(hashes)
-        return wanted <= self.pool.headroom(hashes) + freed
+        return wanted - self.pool.headroom(hashes)
 
     def _displace(self, sequence: Sequence, planned: dict[int, PlanItem], budget: int, share: int) -> int:
-        """Take from those of a lower priority what it needs to begin: tokens of the step that it may have; 0: none."""
+        """Take from those of a lower priority what it needs to begin: tokens of the step that it may have; 0: none.
+
+        Nobody loses anything unless that is enough.
+        """
         priority = sequence.request.priority
         lesser = sorted((s for s in self.running if s.request.priority < priority), key=attrgetter("rank"))
-        victims = [one for one in lesser if one.displaced < MAX_DISPLACED]
-        if (
-            self.swap.comes
-            or not self._would_fit(sequence, victims)
-            or not (budget or any(one.id in planned for one in lesser))
-        ):
+        victims = None if self.swap.comes else self._victims(sequence, lesser)
+        if victims is None:
             return 0
-        while self.num_running >= self.max_running or not self._fits(sequence):
-            if not victims:
-                return 0
-            victim = victims.pop()
-            victim.displaced += 1
-            self._preempt(victim)
-            budget += _taken(planned.pop(victim.id, None))
-        while budget == 0 or len(planned) >= share:  # they keep their places, and go on with a later step
-            yielding = [one for one in lesser if one.id in planned and (budget or len(planned[one.id].token_ids) > 1)]
+        budget += sum(_taken(planned.get(victim.id)) for victim in victims)
+        going = {victim.id for victim in victims}
+        staying = [one for one in lesser if one.id in planned and one.id not in going]
+        while budget == 0 or len(planned.keys() - going) >= share:
+            # Who yields its part of the step keeps its place, and goes on with a later one.
+            yielding = [one for one in staying if budget or len(planned[one.id].token_ids) > 1]
             if not yielding:
                 return 0
-            budget += _taken(planned.pop(yielding[-1].id))
+            staying.remove(yielding[-1])
+            going.add(yielding[-1].id)
+            budget += _taken(planned[yielding[-1].id])
+        for victim in victims:
+            victim.displaced += 1
+            self._preempt(victim)
+        for number in going:
+            planned.pop(number, None)
         return budget
 
-    def _would_fit(self, sequence: Sequence, victims: Iterable[Sequence]) -> bool:
-        """Whether there were a place and room without those: else nobody has to go."""
-        freed, places = 0, 0
-        for one in victims:
-            assert one.allocation is not None
-            freed, places = freed + len(one.allocation.blocks), places + 1
-        return self._fits(sequence, freed) and self.num_running - places < self.max_running
+    def _victims(self, sequence: Sequence, lesser: Iterable[Sequence]) -> list[Sequence] | None:
+        """Who has to go, the least important first, that it has a place and room; None: it would not help."""
+        candidates = [one for one in lesser if one.displaced < MAX_DISPLACED]
+        lacks, victims = self._lacks(sequence), list[Sequence]()
+        if lacks > sum(len(one.allocation.blocks) for one in candidates if one.allocation is not None):
+            return None  # soon told, in the most frequent case
+        release = self.pool.release(sequence.reusable_hashes())
+        while self.num_running - len(victims) >= self.max_running or lacks > 0:
+            if not candidates:
+                return None
+            victims.append(victim := candidates.pop())
+            assert victim.allocation is not None
+            lacks -= release(victim.allocation.blocks)
+        return victims
 
     def _admit(self, sequence: Sequence, budget: int) -> int:
         """How many of its tokens this step computes; none while its KV comes from the host."""

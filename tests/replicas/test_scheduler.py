@@ -212,6 +212,45 @@ def test_nobody_goes_where_that_would_not_make_room_enough() -> None:
     assert under_test.num_preemptions == 0
 
 
+def test_nobody_goes_for_blocks_that_others_hold_too() -> None:
+    """Of the four that two share with one of a higher priority none would become free."""
+    under_test = scheduler(running=4, budget=256)
+    under_test.add(urgent := make(0, [7] * 64 + [0] * 4, 20, priority=5))
+    step(under_test)
+    for number in (1, 2):
+        under_test.add(make(number, [7] * 64 + [number] * 4, 8))
+    step(under_test)
+    assert under_test.pool.available == 3
+    under_test.add(make(3, [3] * 108, 3, priority=3))
+    while urgent.state is State.RUNNING and {1, 2} & {*running(under_test)}:
+        assert step(under_test).items
+        assert under_test.num_preemptions == 0, "they would make room for five"
+    while under_test:
+        step(under_test)
+
+
+def test_blocks_that_only_victims_share_become_free_once() -> None:
+    under_test = scheduler(running=4, budget=256)
+    under_test.add(make(0, [7] * 64 + [0] * 4, 20))
+    step(under_test)
+    under_test.add(make(1, [7] * 64 + [1] * 4, 20))
+    step(under_test)
+    assert under_test.pool.available == 4
+    under_test.add(make(2, [2] * 150, 3, priority=1))
+    assert [item.sequence_id for item in step(under_test).items] == [2]
+    assert running(under_test) == [2]
+
+
+def test_the_prefix_that_it_begins_with_is_not_counted_as_freed() -> None:
+    under_test = scheduler(running=4, budget=256)
+    under_test.add(make(0, [0] * 64, 30, priority=2))
+    under_test.add(make(1, [7] * 64, 8))
+    step(under_test)
+    under_test.add(make(2, [7] * 64 + [2] * 64, 3, priority=1))
+    step(under_test)
+    assert (running(under_test), under_test.num_preemptions) == ([0, 1], 0)
+
+
 def test_a_long_prompt_of_a_lower_priority_yields_its_part_of_the_step() -> None:
     under_test = scheduler(running=4, budget=16, blocks=40)
     under_test.add(make(0, [0] * 400, 4))
@@ -239,43 +278,51 @@ def test_who_has_lost_its_place_often_keeps_it() -> None:
 
 
 ranked = st.tuples(
-    st.integers(1, 5 * BLOCK_TOKENS), st.integers(1, 40), st.integers(-2, 2), st.integers(0, 30)
-)  # prompt, output, priority, arrives at this step
+    st.integers(1, 5 * BLOCK_TOKENS), st.integers(1, 40), st.integers(-2, 2), st.integers(0, 30), st.integers(0, 4)
+)  # prompt, output, priority, arrives at this step, begins with so many blocks that others begin with too
 
 
 @settings(max_examples=120, deadline=None, derandomize=True)
 @given(st.lists(ranked, min_size=2, max_size=14), st.integers(4, 64), st.integers(1, 4), st.integers(1, 2))
 def test_no_lower_priority_runs_in_the_place_of_a_higher_one(
-    jobs: list[tuple[int, int, int, int]], budget: int, places: int, lanes: int
+    jobs: list[tuple[int, int, int, int, int]], budget: int, places: int, lanes: int
 ) -> None:
     under_test = Scheduler(BlockPool(BLOCKS), max_batch_tokens=budget, max_running=places, lanes=lanes)
     sequences: list[Sequence] = []
     for now in range(10_000):
-        for number, (length, output, priority, arrives) in enumerate(jobs):
+        for number, (length, output, priority, arrives, shared) in enumerate(jobs):
             if arrives == now:
-                sequences.append(make(number, [number] * length, output, priority))
+                common = min(length - 1, shared * BLOCK_TOKENS)
+                prompt = [99] * common + [number] * (length - common)
+                sequences.append(make(number, prompt, output, priority))
                 under_test.add(sequences[-1])
         if now > 30 and not under_test:
             break
         forced = under_test.num_preemptions
-        displaced = sum(sequence.displaced for sequence in sequences)
+        before, ran = {sequence.id: sequence.displaced for sequence in sequences}, running(under_test)
+        displaced = sum(before.values())
+        finished = sum(sequence.state is State.FINISHED for sequence in sequences)
         plan = step(under_test)
         assert plan.items or not under_test
         assert plan.num_tokens <= budget
         assert len(under_test.running) <= places
         under_test.pool.check()
         assert all(sequence.displaced <= MAX_DISPLACED for sequence in sequences)
+        lost = [sequence for sequence in sequences if sequence.displaced > before.get(sequence.id, 0)]
+        planned = {item.sequence_id: len(item.token_ids) for item in plan.items}
+        assert not lost or planned.keys() - {*ran}, "nobody was admitted in the place of those that went"
         forced = under_test.num_preemptions - forced
         if forced > sum(sequence.displaced for sequence in sequences) - displaced:
             continue  # room was found by force for one that runs: others are admitted by the next step
-        planned = {item.sequence_id for item in plan.items}
-        for one in under_test.waiting:
+        if sum(sequence.state is State.FINISHED for sequence in sequences) > finished:
+            continue  # there was less room when the step was planned
+        for one in under_test.waiting[:1]:  # those behind it must not overtake it
             lesser = [s for s in under_test.running if s.request.priority < one.request.priority]
             free = [s for s in lesser if s.displaced < MAX_DISPLACED]
             needed = blocks_for(one.num_tokens + 1)
             assert not (
                 free
-                and any(s.id in planned and len(under_test._by_id) > 1 for s in lesser)
+                and any(planned.get(s.id, 0) > (plan.num_tokens == budget) for s in lesser)  # one token is no chunk
                 and needed <= under_test.pool.available
             ), "it had room, and a lower one had the place or the step"
     assert all(sequence.state is State.FINISHED for sequence in sequences)
