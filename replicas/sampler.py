@@ -14,7 +14,7 @@ import torch
 from .philox import uniform
 from .plan import ItemResult, SampleSpec
 from .protocol import TokenLogprob
-from .sampling_params import SamplingParams
+from .sampling_params import SamplingParams, TokenIds
 
 _COLDEST = 1e-6  # below this every draw is the most likely token already
 _SMALLEST = 1e-300  # likelier than that is the most likely token, which a nucleus always has
@@ -44,7 +44,7 @@ def _sample_row(logits: torch.Tensor, spec: SampleSpec) -> ItemResult:
         adjusted = _constrain(adjusted, spec.matcher.mask)
         if spec.suppressed and adjusted.amax() == -torch.inf:  # the grammar leaves nothing else: it wins
             adjusted = _constrain(logits, spec.matcher.mask)
-    if params.allowed_token_ids:
+    if isinstance(params.allowed_token_ids, TokenIds) and params.allowed_token_ids:
         adjusted = _only(adjusted, logits, params.allowed_token_ids)
     if params.greedy:
         token = _argmax(adjusted)
@@ -91,13 +91,13 @@ def _constrain(logits: torch.Tensor, mask: bytes) -> torch.Tensor:
     return logits.masked_fill(torch.from_numpy(bits).view(torch.bool).to(logits.device), -torch.inf)
 
 
-def _only(adjusted: torch.Tensor, logits: torch.Tensor, allowed: Sequence[int]) -> torch.Tensor:
+def _only(adjusted: torch.Tensor, logits: torch.Tensor, allowed: TokenIds) -> torch.Tensor:
     """`adjusted` with all other tokens at minus infinity; `logits` likewise where all of these are suppressed."""
-    ids = torch.tensor(allowed, device=logits.device)
+    others = torch.frombuffer(allowed.others, dtype=torch.bool).to(logits.device)
     kept = torch.full_like(adjusted, -torch.inf)
-    kept[ids] = adjusted[ids]
+    kept[: len(others)] = adjusted[: len(others)].masked_fill(others, -torch.inf)
     if kept.amax() == -torch.inf:
-        kept[ids] = logits[ids]
+        kept[: len(others)] = logits[: len(others)].masked_fill(others, -torch.inf)
     return kept
 
 

@@ -11,6 +11,7 @@ from motley.replicas.philox import philox4x32, uniform
 from motley.replicas.plan import SampleSpec
 from motley.replicas.protocol import SamplingParams
 from motley.replicas.sampler import _wide_nucleus, adjust, sample
+from motley.replicas.sampling_params import TokenIds
 
 
 def spec(
@@ -158,3 +159,19 @@ def test_neighbours_never_change_a_row(batch: list[tuple]) -> None:
     together = [result.token for result in sample(logits, specs)]
     alone = [sample(logits[i : i + 1], [specs[i]])[0].token for i in range(len(specs))]
     assert together == alone
+
+
+def test_allowed_ids_are_made_a_mask_once_for_all_rows_of_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tensor of a tuple of 65,536 ids takes longer than a step beside it may."""
+    others = vars(TokenIds)["others"]
+    make, made = others.func, list[TokenIds]()
+    monkeypatch.setattr(others, "func", lambda ids: made.append(ids) or make(ids))
+    allowed = range(0, 65_536, 2)
+    params = SamplingParams(temperature=0.0, seed=0, allowed_token_ids=[*allowed])
+    logits = torch.randn(2, 65_536)
+    specs = [SampleSpec(params, 0, choice, 0, (), (), ()) for choice in range(2)]
+    for _ in range(2):
+        tokens = [result.token.token_id for result in sample(logits, specs) if result.token]
+        assert tokens == [2 * int(row[::2].argmax()) for row in logits]
+    assert len(made) == 1
+    assert params.allowed_token_ids == tuple(allowed), "a tuple, for all others"
