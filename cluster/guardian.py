@@ -2,14 +2,16 @@
 
 Most of Ray's processes end with the one that started them; HAProxy does not, as it outlives its manager on purpose, and
 a process that is stopped ends for nobody. The guardian waits for the end of a pipe, which no death of `motley serve`
-can keep open. What belongs to the service it tells by the folder's name, in each process's environment or command.
+can keep open. To the service belong the processes whose environment has its mark, those that the guardian saw below
+`motley serve` while that lived, and whatever these have started. Who only reads its files is left alone.
 
-Runs as a program too, and then imports the standard library only. Argument: the service's own folder.
+Runs as a program too, and then imports the standard library only. Arguments: the service's own folder, and its number.
 """
 
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -23,6 +25,7 @@ MARK = "MOTLEY_SERVE_FOLDER"  # in the environment of each process of a service
 ENDED = b"ended"  # what `motley serve` says when it has ended all by itself
 END_S = 30.0
 _POLL_S = 0.1
+_LOOK_S = 2.0  # between looks at what there is below the service
 
 
 class Guardian:
@@ -34,9 +37,8 @@ class Guardian:
 
     def start(self) -> None:
         # In a session of its own: Ctrl-C and a service manager's signal to all are for those that it ends.
-        self._process = subprocess.Popen(
-            [sys.executable, "-IS", __file__, str(self._folder)], stdin=subprocess.PIPE, start_new_session=True
-        )
+        command = [sys.executable, "-IS", __file__, str(self._folder), str(os.getpid())]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
     def look(self) -> None:
         """Start it again if it has ended."""
@@ -54,24 +56,60 @@ class Guardian:
         process.wait()
 
 
-def belong(folder: str) -> Iterator[int]:
-    """Processes of that service, but for this one."""
-    for process in Path("/proc").glob("[0-9]*"):
+class Family:
+    """Processes of the service with that folder, but for this one and what this one has started."""
+
+    def __init__(self, folder: str) -> None:
+        self._mark = f"{MARK}={folder}\0".encode()
+        self._seen: dict[int, int] = {}  # when each began: its number may be another's later
+
+    def look(self, root: int) -> None:
+        """Remember who is below that process, the service's first, while it lives."""
+        living = _processes()
+        self._seen = {pid: began for pid, began in self._seen.items() if living.get(pid, (0, 0))[1] == began}
+        self._seen |= {pid: living[pid][1] for pid in _with_children(living, [root]) if pid != root}
+
+    def living(self) -> list[int]:
+        found = _processes()
+        known = [pid for pid in found if found[pid][1] == self._seen.get(pid) or self._is_marked(pid)]
+        return _with_children(found, known)
+
+    def _is_marked(self, pid: int) -> bool:
         with suppress(OSError):  # it ended meanwhile, or is another user's
-            if int(process.name) != os.getpid() and _is_of(process, folder.encode()):
-                yield int(process.name)
-
-
-def _is_of(process: Path, folder: bytes) -> bool:
-    if (process / "stat").read_text().rpartition(")")[2].split()[0] == "Z":
+            return self._mark in Path(f"/proc/{pid}/environ").read_bytes()
         return False
-    mark = MARK.encode() + b"=" + folder + b"\0"
-    return mark in (process / "environ").read_bytes() or folder + b"/" in (process / "cmdline").read_bytes()
 
 
-def end_all(folder: str, seconds: float = END_S) -> None:
+def _processes() -> dict[int, tuple[int, int]]:
+    """Of each that has not ended, but for this one: its parent, and when it began."""
+    return {pid: state for pid, state in _states() if pid != os.getpid()}
+
+
+def _states() -> Iterator[tuple[int, tuple[int, int]]]:
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it ended meanwhile
+            fields = (process / "stat").read_text().rpartition(")")[2].split()
+            if fields[0] != "Z":
+                yield int(process.name), (int(fields[1]), int(fields[19]))
+
+
+def _with_children(living: dict[int, tuple[int, int]], roots: list[int]) -> list[int]:
+    """These, and all below them."""
+    children: dict[int, list[int]] = {}
+    for pid, (parent, _) in living.items():
+        children.setdefault(parent, []).append(pid)
+    found = dict.fromkeys(roots)
+    todo = list(found)
+    for pid in todo:
+        new = [child for child in children.get(pid, []) if child not in found]
+        found.update(dict.fromkeys(new))
+        todo += new
+    return todo
+
+
+def end_all(folder: str, family: Family, seconds: float = END_S) -> None:
     deadline = time.monotonic() + seconds
-    while (left := [*belong(folder)]) and time.monotonic() < deadline:
+    while (left := family.living()) and time.monotonic() < deadline:
         for pid in left:
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
@@ -79,9 +117,13 @@ def end_all(folder: str, seconds: float = END_S) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def main(folder: str) -> None:
+def main(folder: str, service: str) -> None:
+    family = Family(folder)
+    family.look(int(service))
+    while not select.select([sys.stdin], [], [], _LOOK_S)[0]:
+        family.look(int(service))
     if sys.stdin.buffer.read() != ENDED:
-        end_all(folder)
+        end_all(folder, family)
 
 
 if __name__ == "__main__":

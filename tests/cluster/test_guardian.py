@@ -1,4 +1,4 @@
-"""What is left of a service that was killed is ended, and its folder is gone."""
+"""What the guardian ends, when `motley serve` was killed, and what it leaves."""
 
 from __future__ import annotations
 
@@ -12,22 +12,27 @@ from pathlib import Path
 import pytest
 from served import alive, children, wait_for
 
-from motley.cluster.guardian import MARK, Guardian, belong
+from motley.cluster.guardian import MARK, Family, Guardian, end_all
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc elsewhere")
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
+UNMARKED = {name: value for name, value in os.environ.items() if name != MARK}
 
 
 @pytest.fixture
 def left(tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """One that is marked, a stopped one whose command names the folder, and a stranger."""
-    marked = subprocess.Popen(SLEEP, env={**os.environ, MARK: str(tmp_path)})
-    named = subprocess.Popen([*SLEEP, f"{tmp_path}/ray/haproxy.cfg"])
-    stranger = subprocess.Popen([*SLEEP, f"{tmp_path}x/ray"], env={**os.environ, MARK: f"{tmp_path}x"})
-    named.send_signal(signal.SIGSTOP)
-    processes = [marked, named, stranger]
-    wait_for(lambda: {*belong(str(tmp_path))} == {marked.pid, named.pid}, "their commands")
+    """Two that are marked, one of them stopped; an operator who reads a log; and a stranger."""
+    log = tmp_path / "ray" / "logs" / "serve.log"
+    log.parent.mkdir(parents=True)
+    log.touch()
+    marked = subprocess.Popen(SLEEP, env={**UNMARKED, MARK: str(tmp_path)})
+    stopped = subprocess.Popen(SLEEP, env={**UNMARKED, MARK: str(tmp_path)})
+    reader = subprocess.Popen(["tail", "-f", str(log)], env=UNMARKED)
+    stranger = subprocess.Popen([*SLEEP, f"{tmp_path}x/ray"], env={**UNMARKED, MARK: f"{tmp_path}x"})
+    stopped.send_signal(signal.SIGSTOP)
+    processes = [marked, stopped, reader, stranger]
+    wait_for(lambda: {*Family(str(tmp_path)).living()} == {marked.pid, stopped.pid}, "their environments")
     yield processes
     for process in processes:
         process.kill()
@@ -36,7 +41,6 @@ def left(tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
 
 def test_it_ends_what_belongs_to_the_service(tmp_path: Path, left: list[subprocess.Popen[bytes]]) -> None:
     """The pipe's end is all that it hears of a `kill -9`."""
-    (tmp_path / "ray").mkdir()
     code = (
         f"import os, sys; sys.path.insert(0, {str(Path(__file__).parents[2] / 'src')!r})\n"
         "from pathlib import Path\n"
@@ -45,10 +49,42 @@ def test_it_ends_what_belongs_to_the_service(tmp_path: Path, left: list[subproce
         "os.kill(os.getpid(), 9)"
     )
     subprocess.run([sys.executable, "-c", code], check=False)
-    marked, named, stranger = left
-    assert (marked.wait(60), named.wait(60)) == (-signal.SIGKILL, -signal.SIGKILL)
+    marked, stopped, reader, stranger = left
+    assert (marked.wait(60), stopped.wait(60)) == (-signal.SIGKILL, -signal.SIGKILL)
     wait_for(lambda: not tmp_path.exists(), "the end of the folder")
-    assert stranger.poll() is None
+    assert (reader.poll(), stranger.poll()) == (None, None), "who only reads its logs is no part of it"
+
+
+STARTS = f"""
+import subprocess, sys, time
+child = subprocess.Popen({SLEEP!r}, start_new_session=True)
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_an_orphan_without_a_mark_is_known_from_before(tmp_path: Path, left: list[subprocess.Popen[bytes]]) -> None:
+    family = Family(str(tmp_path))
+    with subprocess.Popen([sys.executable, "-c", STARTS], env=UNMARKED, stdout=subprocess.PIPE) as service:
+        assert service.stdout is not None
+        orphan = int(service.stdout.readline())
+        family.look(service.pid)
+        service.kill()
+        service.wait()
+        family.look(service.pid)
+        assert alive([orphan])
+        end_all(str(tmp_path), family)
+    wait_for(lambda: not alive([orphan]), "the orphan's end")
+    _, _, reader, stranger = left
+    assert (reader.poll(), stranger.poll()) == (None, None)
+
+
+def test_a_number_that_another_process_has_by_now_is_not_the_services(tmp_path: Path) -> None:
+    family = Family(str(tmp_path))
+    with subprocess.Popen(SLEEP, env=UNMARKED) as another:
+        family._seen = {another.pid: 1}
+        assert family.living() == []
+        another.kill()
 
 
 def test_it_leaves_all_where_the_service_has_ended_itself(tmp_path: Path, left: list[subprocess.Popen[bytes]]) -> None:
