@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ..replicas.errors import MotleyError
 from .failures import ConfigurationError
+from .watch import Lost
 
 # Unix socket paths end at 107 characters. Ray and HAProxy put up to 84 behind the folder's name.
 MAX_PATH_CHARS = 23
@@ -24,7 +25,7 @@ _held: list[int] = []  # descriptors of locks, which are let go of with the proc
 
 @contextmanager
 def ray_folder() -> Iterator[Path]:
-    """A new folder of our own. Removed at the end; kept, and named in the error, when starting failed.
+    """A new folder of our own. Removed at the end; kept, and named in the error, when a start fails or a part is lost.
 
     Those of services that were killed are removed first.
     """
@@ -36,16 +37,27 @@ def ray_folder() -> Iterator[Path]:
     try:
         yield folder
     except MotleyError as error:
-        if (folder / "session_latest").exists():
-            lock.unlink(missing_ok=True)  # it is kept for whoever reads the logs
-            logs = folder / "session_latest" / "logs"
+        if logs := _kept_logs(folder, lock):
             raise ConfigurationError(f"{error.message} (logs: {logs})", param=error.param, code=error.code) from error
+        _remove(private)
+        raise
+    except Lost as lost:
+        if logs := _kept_logs(folder, lock):
+            raise Lost(f"{lost} (logs: {logs})") from lost
         _remove(private)
         raise
     except BaseException:
         _remove(private)
         raise
     _remove(private)
+
+
+def _kept_logs(folder: Path, lock: Path) -> Path | None:
+    """Where the logs are that somebody is to read: no start removes them. None: there are none yet."""
+    if not (folder / "session_latest").exists():
+        return None
+    lock.unlink(missing_ok=True)
+    return folder / "session_latest" / "logs"
 
 
 def sweep_killed() -> None:

@@ -25,6 +25,7 @@ from motley.cluster.greeting import token_place
 from motley.cluster.grpc_environment import EXPERIMENTS, OWN_POLLER, experiments
 from motley.cluster.processes import descendants, wait_until
 from motley.cluster.settings import check_environment, ray_settings
+from motley.cluster.watch import Lost
 from motley.replicas.errors import EngineFault
 
 EDGE = Edge(host="127.0.0.1", http_port=8000, grpc_port=9000)
@@ -221,21 +222,42 @@ def test_rays_folder_is_private_and_goes() -> None:
     assert not folder.parent.exists()
 
 
-def test_rays_folder_stays_when_its_logs_are_needed() -> None:
+@pytest.mark.parametrize(
+    ("why", "told"),
+    [(EngineFault("no"), ConfigurationError), (Lost("Ray's GCS has ended"), Lost)],
+    ids=["failed", "lost"],
+)
+def test_rays_folder_stays_when_its_logs_are_needed(why: Exception, told: type[Exception]) -> None:
     kept: list[Path] = []
 
     def fail() -> None:
         with ray_folder() as folder:
             kept.append(folder)
             (folder / "session_latest").mkdir()
-            raise EngineFault("no")
+            raise why
 
-    with pytest.raises(ConfigurationError, match="session_latest/logs") as caught:
+    with pytest.raises(told, match="session_latest/logs") as caught:
         fail()
     [folder] = kept
     assert str(folder) in str(caught.value)
+    assert str(caught.value).startswith(str(why))
+    with ray_folder():  # the next start leaves it
+        pass
     for path in (folder / "session_latest", folder, folder.parent):
         path.rmdir()  # raises if it has gone
+
+
+def test_a_service_that_is_lost_before_there_are_logs_leaves_no_folder() -> None:
+    kept: list[Path] = []
+
+    def fail() -> None:
+        with ray_folder() as folder:
+            kept.append(folder)
+            raise Lost("gone")
+
+    with pytest.raises(Lost, match=r"^gone$"):
+        fail()
+    assert not kept[0].parent.exists()
 
 
 def test_rays_folder_under_a_long_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
