@@ -143,7 +143,7 @@ def outside(params: SamplingParams) -> list[str]:
         "grammar": p.grammar is None or isinstance(p.grammar, GrammarSpec),
         "skip_special_tokens": type(p.skip_special_tokens) is bool,
         "include_stop_str_in_output": type(p.include_stop_str_in_output) is bool,
-        "allowed_token_ids": type(p.allowed_token_ids) is tuple
+        "allowed_token_ids": isinstance(p.allowed_token_ids, tuple)
         and len(p.allowed_token_ids) <= (65_536 if p.grammar is None else 0)
         and all(is_integer(token, 0, INT32) for token in p.allowed_token_ids),
         "bad_words": type(p.bad_words) is tuple
