@@ -82,16 +82,19 @@ def service_asked(inside: Inside, redis: OwnRedis | None, *, control: bool) -> l
 
 
 def healthy(address: str) -> Callable[[], object]:
-    """Asks one of Ray's servers by gRPC's own protocol of health."""
-    stub = health_pb2_grpc.HealthStub(init_grpc_channel(address))
+    """Asks one of Ray's servers by gRPC's own protocol of health.
+
+    By a connection of its own each time: of one that is open when Ray ends, grpcio writes an error to stderr.
+    """
 
     def ask() -> object:
-        try:
-            return stub.Check(health_pb2.HealthCheckRequest(), timeout=ANSWER_S)
-        except grpc.RpcError as error:
-            if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-                raise
-            return error  # it lives, and has an opinion
+        with init_grpc_channel(address) as channel:
+            try:
+                return health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=ANSWER_S)
+            except grpc.RpcError as error:
+                if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                    raise
+                return error  # it lives, and has an opinion
 
     return ask
 
