@@ -310,7 +310,7 @@ def test_the_command_shows_a_table_and_charts(service: FakeService, capsys: pyte
     [
         (["--protocol", "carrier-pigeon"], "--protocol: 'carrier-pigeon': expected grpc or http"),
         (["--prompt-tokens", "many"], "--prompt-tokens: 'many' is no length"),
-        (["--rate", "0"], "--rate: 0.0: expected requests per second"),
+        (["--rate", "0"], "Invalid value for '--rate': Input should be greater than or equal to 0.000001"),
         (["--start", "--target", "x:1"], "--target: either a service that runs, or --start"),
         (["demo"], "arguments of `motley serve` need --start"),
     ],

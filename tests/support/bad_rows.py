@@ -242,7 +242,7 @@ def unknown(name: str, value: Any, *less: Mapping[str, Any]) -> Row:
 ENDLESS = {"max_tokens": 60_000, "ignore_eos": True}
 NOT_TEXT = on((*MOTLEY, *MOTLEY_EMBED), NO_TYPE)
 FIELDS = [
-    unknown("temprature", 0.5, on((*COMPLETIONS, *CHAT, *EMBEDDINGS, *KSERVE, "kserve REST"), OK)),  # ignored, with a line in the log
+    unknown("temprature", 0.5, on((*COMPLETIONS, *CHAT, *EMBEDDINGS, *KSERVE, *KSERVE_REST), OK)),  # ignored
     unknown("cache_salt", "mine"),
     unknown("prefix_hash", "00"),
     unknown("chat_template", "{{ 1 }}"),
