@@ -51,6 +51,7 @@ RULES: dict[str, dict[str, str]] = {
         "(min_tokens|min_length): .* expected at most max_tokens": "two fields and their values",
         "max_tokens: 0 is not accepted": "two fields and their values: echo allows it",
         r"(min_tokens|min_length): .* that is all the room": "the context is the model's",
+        r"(min_tokens|min_length): .* the default of max_tokens": "the service's default, and two fields",
         "at most 128 choices for all prompts": "two fields and their values",
         "expected the text of reasoning_content": "two fields and their values",
         "truncate_prompt_tokens: .* expected -1 or an integer": "the context is the model's",
