@@ -6,9 +6,10 @@ import fcntl
 import itertools
 import os
 import shutil
+import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -18,8 +19,10 @@ from .watch import Lost
 
 # Unix socket paths end at 107 characters. Ray and HAProxy put up to 84 behind the folder's name.
 MAX_PATH_CHARS = 23
+MAX_KEPT = 5  # folders with logs of failures: a service that fails over and over must not fill the disk
 _TRIES, _AGAIN_S = 20, 0.1  # to remove it
-_LOCK = "lock"
+_LOCK = "lock"  # the name of a file in the folder of a service that runs, or was killed
+_KEPT = "kept"  # the same file of a service that has failed, as of when
 _held: list[int] = []  # descriptors of locks, which are let go of with the process
 
 
@@ -27,7 +30,7 @@ _held: list[int] = []  # descriptors of locks, which are let go of with the proc
 def ray_folder() -> Iterator[Path]:
     """A new folder of our own. Removed at the end; kept, and named in the error, when a start fails or a part is lost.
 
-    Those of services that were killed are removed first.
+    Those of services that were killed are removed first. Of those that were kept, the newest MAX_KEPT stay.
     """
     sweep_killed()
     private = _private()
@@ -53,25 +56,59 @@ def ray_folder() -> Iterator[Path]:
 
 
 def _kept_logs(folder: Path, lock: Path) -> Path | None:
-    """Where the logs are that somebody is to read: no start removes them. None: there are none yet."""
+    """Returns where the logs are that somebody is to read, or None if there are none yet.
+
+    No start removes them, only so many later failures do.
+    """
     if not (folder / "session_latest").exists():
         return None
-    lock.unlink(missing_ok=True)
+    with suppress(FileNotFoundError):  # somebody has removed it, and may have the folder for ever
+        os.utime(lock)
+        lock.rename(lock.with_name(_KEPT))
+    for mark in sorted(_own(_KEPT), key=_modified)[:-MAX_KEPT]:
+        _remove_ended(mark)
     return folder / "session_latest" / "logs"
 
 
 def sweep_killed() -> None:
     """Remove this user's folders whose service holds their lock no more, and of which no process is left."""
-    for parent in {Path(tempfile.gettempdir()), Path("/tmp")}:
-        for path in parent.glob(f"motley-[0-9]*/{_LOCK}"):
-            with suppress(OSError):  # somebody else's, or locked, or it goes this moment
-                descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-                try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    if os.fstat(descriptor).st_uid == os.geteuid() and not _in_use(path.parent):
-                        shutil.rmtree(path.parent, ignore_errors=True)
-                finally:
-                    os.close(descriptor)
+    for mark in _own(_LOCK):
+        _remove_ended(mark)
+
+
+def _own(name: str) -> list[Path]:
+    """Returns the files of that name in this user's folders of services, ended or not."""
+    return [
+        path
+        for parent in _parents()
+        for path in parent.glob(f"motley-[0-9]*/{name}")
+        if _is_own(path, stat.S_ISREG) and _is_own(path.parent, stat.S_ISDIR)
+    ]
+
+
+def _is_own(path: Path, of_kind: Callable[[int], bool]) -> bool:
+    with suppress(OSError):  # it goes this moment
+        found = path.lstat()
+        return of_kind(found.st_mode) and found.st_uid == os.geteuid()
+    return False
+
+
+def _modified(path: Path) -> float:
+    with suppress(OSError):  # it goes this moment
+        return path.lstat().st_mtime
+    return 0.0
+
+
+def _remove_ended(mark: Path) -> None:
+    """Remove the folder of that file, unless a process holds the file locked or was started with the folder's path."""
+    with suppress(OSError):  # it is locked, or goes this moment
+        descriptor = os.open(mark, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not _in_use(mark.parent):
+                shutil.rmtree(mark.parent, ignore_errors=True)
+        finally:
+            os.close(descriptor)
 
 
 def _in_use(folder: Path) -> bool:
@@ -102,12 +139,17 @@ def _remove(folder: Path) -> None:
         time.sleep(_AGAIN_S)
 
 
+def _parents() -> list[Path]:
+    """Returns the folders in which those of services are: where temporary files go, and /tmp for its short name."""
+    chosen, short = Path(tempfile.gettempdir()), Path("/tmp")
+    return [chosen, short] if short.is_dir() and chosen != short else [chosen]
+
+
 def _private() -> Path:
     """A folder of this process, open to nobody else, with a path short enough for sockets."""
     name = f"motley-{os.getpid()}"
-    parent = Path(tempfile.gettempdir())
-    if len(str(parent / name / "ray")) > MAX_PATH_CHARS and Path("/tmp").is_dir():
-        parent = Path("/tmp")
+    parents = _parents()
+    parent = next((each for each in parents if len(str(each / name / "ray")) <= MAX_PATH_CHARS), parents[-1])
     others = (f".{number}" for number in itertools.count(1))  # those before were kept by a failure long ago
     for suffix in itertools.chain(("",), others):
         with suppress(FileExistsError):

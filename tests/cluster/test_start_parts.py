@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import socket
@@ -227,24 +228,72 @@ def test_rays_folder_is_private_and_goes() -> None:
     [(EngineFault("no"), ConfigurationError), (Lost("Ray's GCS has ended"), Lost)],
     ids=["failed", "lost"],
 )
-def test_rays_folder_stays_when_its_logs_are_needed(why: Exception, told: type[Exception]) -> None:
-    kept: list[Path] = []
-
-    def fail() -> None:
-        with ray_folder() as folder:
-            kept.append(folder)
-            (folder / "session_latest").mkdir()
-            raise why
-
+def test_rays_folder_stays_when_its_logs_are_needed(
+    why: Exception, told: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folders, "_parents", lambda: [tmp_path])
     with pytest.raises(told, match="session_latest/logs") as caught:
-        fail()
-    [folder] = kept
-    assert str(folder) in str(caught.value)
+        fail_with_logs(why)
+    [folder] = tmp_path.iterdir()
+    assert str(folder / "ray" / "session_latest" / "logs") in str(caught.value)
     assert str(caught.value).startswith(str(why))
     with ray_folder():  # the next start leaves it
         pass
-    for path in (folder / "session_latest", folder, folder.parent):
-        path.rmdir()  # raises if it has gone
+    assert (folder / "ray" / "session_latest").is_dir()
+
+
+def fail_with_logs(why: Exception) -> None:
+    with ray_folder() as folder:
+        (folder / "session_latest").mkdir()
+        raise why
+
+
+def kept_folder(parent: Path, number: int) -> Path:
+    """One that a service has kept, the later the higher the number."""
+    folder = parent / f"motley-{number}"
+    (folder / "ray" / "session_latest").mkdir(parents=True)
+    (folder / folders._KEPT).touch()
+    os.utime(folder / folders._KEPT, (number, number))
+    return folder
+
+
+def test_of_folders_with_logs_of_failures_the_newest_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service manager may start over and over what fails over and over; and nobody reads a hundred such logs."""
+    monkeypatch.setattr(folders, "_parents", lambda: [tmp_path])
+    kept = [kept_folder(tmp_path, number) for number in range(1, 10)]
+    runs = kept_folder(tmp_path, 10)
+    (runs / folders._KEPT).rename(runs / folders._LOCK)
+    linked, elsewhere = tmp_path / "motley-11", tmp_path / "elsewhere"
+    kept_folder(elsewhere, 0).rename(elsewhere / "whole")
+    linked.symlink_to(elsewhere / "whole")
+    with (
+        (kept[0] / folders._KEPT).open() as ends,
+        (runs / folders._LOCK).open() as holds,
+        subprocess.Popen([sys.executable, "-c", WAITS, f"{kept[1]}/ray"], stdout=PIPE) as reads,
+    ):
+        assert reads.stdout is not None
+        reads.stdout.readline()
+        for locked in (ends, holds):
+            fcntl.flock(locked, fcntl.LOCK_EX)
+        with pytest.raises(Lost, match=r"motley-\d+/ray/session_latest/logs"):
+            fail_with_logs(Lost("gone"))
+        reads.kill()
+    [own] = {*tmp_path.glob("motley-*")} - {*kept, runs, linked}
+    stay = [folder for folder in kept if folder.exists()]
+    assert stay == [*kept[:2], *kept[1 - folders.MAX_KEPT :]], "one ends this moment, and of another a process is left"
+    assert own.exists(), "which the error names"
+    assert runs.exists(), "of a service that runs"
+    assert (elsewhere / "whole" / "ray").exists(), "no folder of a service"
+
+
+def test_folders_of_other_users_stay_and_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folders, "_parents", lambda: [tmp_path])
+    monkeypatch.setattr(folders, "MAX_KEPT", 1)
+    others = kept_folder(tmp_path, 1)
+    monkeypatch.setattr(folders.os, "geteuid", lambda: others.stat().st_uid + 1)
+    with pytest.raises(Lost, match="logs"):
+        fail_with_logs(Lost("gone"))
+    assert others.exists()
 
 
 def test_a_service_that_is_lost_before_there_are_logs_leaves_no_folder() -> None:
