@@ -29,10 +29,11 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from certificates import Certificates
 from served import Served, alive, command_line, descendants, wait_for
 from service_checkpoint import build
 
-from motley.client import Client, complete_request
+from motley.client import Client, Tls, complete_request
 from motley.cluster.protos import inference_pb2_grpc
 
 ASK_S = 0.1  # between two requests that show whether the door is open
@@ -41,6 +42,7 @@ PATIENCE_S = 2.0  # of each of them
 FOUND_S = 30.0
 SIMULATED = "simulate: P40, simulate_model: qwen2.5-7b"  # 40 tokens a second, which cost nothing
 REAL = "engine: {threads: 1, kv_memory: 128MiB}"
+DIVIDED = f"{REAL}, tensor_parallel: 2"
 CONTEXT = 131_072
 WHOLE_S = 60.0  # until a service that lives on has all its processes again
 FLEET = """
@@ -54,11 +56,19 @@ service: {{ingresses: 2}}
 
 @dataclass(frozen=True)
 class Role:
-    """A process of the service: what its command line holds, and which of several is taken."""
+    """A process of the service.
+
+    mark    what its command line holds
+    last    it is the youngest of several, else the oldest
+    engine  of the replicas, as the fleet file says it
+    tls     of the service
+    """
 
     title: str
     mark: str
     last: bool = False
+    engine: str = SIMULATED
+    tls: bool = False
 
 
 ROLES = {
@@ -66,23 +76,28 @@ ROLES = {
     "gcs": Role("Ray's GCS", "/gcs_server "),
     "raylet": Role("Ray's raylet", "/raylet/raylet "),
     "dashboard": Role("Ray's dashboard", "/dashboard/dashboard.py "),
+    "dashboard-module": Role("a module of Ray's dashboard, of 9", "ray-dashboard-NodeHead"),
+    "dashboard-fork": Role("what starts the dashboard's modules", "multiprocessing.forkserver"),
     "agent": Role("Ray's dashboard agent", "ray::DashboardAgent"),
     "runtime-env": Role("Ray's runtime-env agent", "ray::RuntimeEnvAgent"),
     "log-monitor": Role("Ray's log monitor", "/log_monitor.py "),
     "monitor": Role("Ray's autoscaler monitor", "/monitor.py "),
     "controller": Role("Serve's controller", "ray::ServeController"),
-    "manager": Role("HAProxy's manager", "Manager"),
+    "manager": Role("HAProxy's manager", "ray::HAProxyManager"),
     "fallback": Role("Serve's own proxy, behind HAProxy", "ray::ProxyActor"),
-    "haproxy": Role("HAProxy (TLS ends in it too)", "/bin/haproxy ", last=True),
+    "haproxy": Role("HAProxy", "/bin/haproxy ", last=True),
+    "haproxy-tls": Role("HAProxy, where TLS ends in it", "/bin/haproxy ", last=True, tls=True),
     "ingress": Role("an ingress, of 2", "ray::ServeReplica:motley:ingress"),
     "replica": Role("a replica of the pool, of 2", "ray::ServeReplica:motley:main"),
+    "replica-real": Role("a replica that computes, of 2", "ray::ServeReplica:motley:main", engine=REAL),
     "control": Role("the control plane", "ray::ControlActor"),
-    "redis": Role("the Redis of its own", "redis-server "),
-    "spare": Role("the process that waits for a replica", "ray::IDLE"),
-    "grammar": Role("a replica's grammar process", "grammar"),
     "guardian": Role("the guardian", "guardian.py "),
+    "redis": Role("the Redis of its own", "redis-server ", engine=REAL),
+    "spare": Role("the process that waits for a replica", "ray::IDLE", engine=REAL),
+    "grammar": Role("a replica's grammar process", "grammar", engine=REAL),
+    "rank": Role("the other process of a divided replica, of 2", "ray::Shard", engine=DIVIDED),
+    "divided": Role("a divided replica's first process, of 2", "ray::ServeReplica:motley:main", engine=DIVIDED),
 }
-NEED_ENGINES = ("redis", "spare", "grammar")  # a simulated replica has none of them
 HOW = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 
@@ -103,6 +118,7 @@ class Case:
     stream_s  how long each stream takes
     shut_s    the longest time without an answer at the door
     answers   how often which, but for good ones
+    load      of the machine as the fault began: processes that run or want to, over the last minute
     """
 
     role: str
@@ -116,13 +132,37 @@ class Case:
     left: list[str] = field(default_factory=list)
     whole_again: bool = True
     stream_s: float = 100.0
+    load: float = 0.0
+
+
+@dataclass
+class Reached:
+    """A service, and how its clients come to it."""
+
+    service: Served
+    certificates: Certificates | None = None
+
+    def http(self, timeout_s: float) -> http.client.HTTPConnection:
+        if self.certificates is None:
+            return http.client.HTTPConnection("127.0.0.1", self.service.http_port, timeout=timeout_s)
+        context = self.certificates.client_context(own=False)
+        return http.client.HTTPSConnection("127.0.0.1", self.service.http_port, timeout=timeout_s, context=context)
+
+    def channel(self) -> grpc.Channel:
+        if self.certificates is None:
+            return grpc.insecure_channel(self.service.grpc)
+        return grpc.secure_channel(self.service.grpc, self.certificates.channel_credentials(own=False))
+
+    def client(self) -> Client:
+        tls = None if self.certificates is None else Tls(ca=self.certificates.ca)
+        return Client(self.service.grpc, tls=tls)
 
 
 class Door:
     """Asks for a token again and again."""
 
-    def __init__(self, port: int) -> None:
-        self._port = port
+    def __init__(self, reached: Reached) -> None:
+        self._reached = reached
         self.good: list[float] = []
         self.bad: list[tuple[float, str]] = []
         self._ended = threading.Event()
@@ -138,7 +178,7 @@ class Door:
 
     def _ask_on(self) -> None:
         while not self._ended.wait(ASK_S):
-            answer = ask(self._port)
+            answer = ask(self._reached)
             if answer == "200":
                 self.good.append(time.monotonic())
             else:
@@ -150,10 +190,10 @@ class Door:
         return max(after - before for before, after in pairwise(times))
 
 
-def ask(port: int, **more: Any) -> str:
+def ask(reached: Reached, **more: Any) -> str:
     """The status, or how there was none."""
     body = json.dumps({"model": "tiny", "prompt": "a", "max_tokens": 1, **more})
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+    connection = reached.http(PATIENCE_S)
     try:
         connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
         response = connection.getresponse()
@@ -170,9 +210,9 @@ def ask(port: int, **more: Any) -> str:
         connection.close()
 
 
-def over_sse(service: Served, tokens: int, stream: Stream) -> None:
+def over_sse(reached: Reached, tokens: int, stream: Stream) -> None:
     body = {"model": "tiny", "prompt": "a", "max_tokens": tokens, "ignore_eos": True, "stream": True}
-    connection = http.client.HTTPConnection("127.0.0.1", service.http_port, timeout=60)
+    connection = reached.http(60)
     connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
     response = connection.getresponse()
     for line in response:
@@ -188,41 +228,41 @@ def over_sse(service: Served, tokens: int, stream: Stream) -> None:
     stream.why = "ended in silence"
 
 
-def over_grpc(service: Served, tokens: int, stream: Stream) -> None:
-    with grpc.insecure_channel(service.grpc) as channel:
+def over_grpc(reached: Reached, tokens: int, stream: Stream) -> None:
+    with reached.channel() as channel:
         request = complete_request("a", {"max_tokens": tokens, "ignore_eos": True})
         for chunk in inference_pb2_grpc.InferenceStub(channel).CompleteStream(request):
             stream.tokens += sum(len(choice.token_ids) for choice in chunk.choices)
     stream.ended = True
 
 
-def over_client(service: Served, tokens: int, stream: Stream) -> None:
-    with Client(service.grpc) as client:
+def over_client(reached: Reached, tokens: int, stream: Stream) -> None:
+    with reached.client() as client:
         for chunk in client.stream("a", max_tokens=tokens, ignore_eos=True):
             stream.tokens += sum(len(choice.token_ids) for choice in chunk.choices)
     stream.ended = True
 
 
-CLIENTS: dict[str, Callable[[Served, int, Stream], None]] = {
+CLIENTS: dict[str, Callable[[Reached, int, Stream], None]] = {
     "SSE": over_sse,
     "gRPC": over_grpc,
     "motley.client": over_client,
 }
 
 
-def tokens_per_s(service: Served) -> float:
+def tokens_per_s(reached: Reached) -> float:
     """Of one stream, when nothing else is asked."""
     began, stream = 0.0, Stream()
-    with Client(service.grpc) as client:
+    with reached.client() as client:
         for chunk in client.stream("a", max_tokens=60, ignore_eos=True):
             began = began or time.monotonic()
             stream.tokens += sum(len(choice.token_ids) for choice in chunk.choices)
     return (stream.tokens - 1) / (time.monotonic() - began)
 
 
-def heard(read: Callable[[Served, int, Stream], None], service: Served, tokens: int, stream: Stream) -> None:
+def heard(read: Callable[[Reached, int, Stream], None], reached: Reached, tokens: int, stream: Stream) -> None:
     try:
-        read(service, tokens, stream)
+        read(reached, tokens, stream)
     except grpc.RpcError as error:
         stream.why = error.code().name
     except Exception as error:  # noqa: BLE001  whatever a client meets is what is asked for
@@ -234,8 +274,7 @@ def process_of(service: Served, role: Role) -> int | None:
     if not role.mark:
         return service.process.pid
     found = [pid for pid in descendants(service.process.pid) if role.mark in command_line(pid)]
-    if role.mark == "/bin/haproxy ":  # the one that listens is the last that was started
-        found.sort(key=began)
+    found.sort(key=began)  # of HAProxy's, the one that listens is the last that was started
     return (found[-1] if role.last else found[0]) if found else None
 
 
@@ -245,21 +284,22 @@ def began(pid: int) -> int:
     return 0
 
 
-def run(service: Served, name: str, how: str, stream_s: float, say: Callable[[str], None]) -> Case:
+def run(reached: Reached, name: str, how: str, stream_s: float, say: Callable[[str], None]) -> Case:
     """One case, to the end of all its streams and until the service is whole again, or has ended."""
-    case = Case(name, how, stream_s=stream_s)
+    service, case = reached.service, Case(name, how, stream_s=stream_s)
     if name == "grammar":
-        ask(service.http_port, response_format={"type": "json_object"})
-    tokens = min(round(stream_s * tokens_per_s(service)), CONTEXT - 1000)
-    with Door(service.http_port) as door, ThreadPoolExecutor(EACH * len(CLIENTS)) as threads:
+        ask(reached, response_format={"type": "json_object"})
+    tokens = min(round(stream_s * tokens_per_s(reached)), CONTEXT - 1000)
+    with Door(reached) as door, ThreadPoolExecutor(EACH * len(CLIENTS)) as threads:
         futures = []
         for client, read in CLIENTS.items():
             for number in range(EACH):
                 stream = case.streams[f"{client} {number}"] = Stream()
-                futures.append(threads.submit(heard, read, service, tokens, stream))
+                futures.append(threads.submit(heard, read, reached, tokens, stream))
         wait_for(lambda: all(one.tokens > 20 for one in case.streams.values()), "streams")
         pid = wait_for(lambda: process_of(service, ROLES[name]), f"a process that is {ROLES[name].title}", FOUND_S)
         before = service.descendants()
+        case.load = round(os.getloadavg()[0], 1)
         struck = time.monotonic()
         os.kill(pid, HOW[how])
         say(f"{name} ({pid}): {how}")
@@ -269,7 +309,7 @@ def run(service: Served, name: str, how: str, stream_s: float, say: Callable[[st
                 time.sleep(0.1)
         for stream in case.streams.values():
             stream.at_s = round(stream.at_s - struck, 1) if stream.at_s else 0.0
-        settle(service, case, struck, [*before, service.process.pid])
+        settle(reached, case, struck, [*before, service.process.pid])
         until = struck + case.exit_s if case.exit_code is not None else time.monotonic()
         case.shut_s = round(door.shut_s(struck, until), 1)
         for at, answer in door.bad:
@@ -287,14 +327,14 @@ def note_end(service: Served, case: Case, struck: float) -> None:
         case.exit_s = round(time.monotonic() - struck, 1)
 
 
-def settle(service: Served, case: Case, struck: float, before: list[int]) -> None:
+def settle(reached: Reached, case: Case, struck: float, before: list[int]) -> None:
     """Whether it is whole again, where it goes on; what it has left, where it has ended."""
-    deadline = time.monotonic() + WHOLE_S
+    service, deadline = reached.service, time.monotonic() + WHOLE_S
     while time.monotonic() < deadline:
         note_end(service, case, struck)
         if case.exit_code is not None:
             break
-        if ask(service.http_port) == "200" and all(
+        if ask(reached) == "200" and all(
             process_of(service, ROLES[needed]) for needed in ("controller", "manager", "haproxy", "ingress", "replica")
         ):
             return
@@ -303,9 +343,14 @@ def settle(service: Served, case: Case, struck: float, before: list[int]) -> Non
         case.whole_again = False
         return
     case.said = last_line(service.output)
+
+    def left() -> list[str]:
+        named = [path for path in service.leftovers() if f"{path}/" in case.said]  # kept for its logs
+        return [line[:60] for line in alive(before)] + [path for path in service.leftovers() if path not in named]
+
     with suppress(AssertionError):
-        wait_for(lambda: not alive(before) and not service.leftovers(), "the end of all", 15)
-    case.left = [line[:60] for line in alive(before)] + service.leftovers()
+        wait_for(lambda: not left(), "the end of all", 15)
+    case.left = left()
     for pid in before:
         with suppress(ProcessLookupError):
             if alive([pid]):
@@ -324,16 +369,18 @@ def cases(only: list[str]) -> Iterator[tuple[str, str]]:
                 yield name, how
 
 
-def start(folder: Path, engine: str) -> Served:
+def start(folder: Path, role: Role) -> Reached:
     (folder / "ready.json").unlink(missing_ok=True)
-    (folder / "fleet.yaml").write_text(FLEET.format(model=folder / "model", engine=engine))
-    service = Served([str(folder / "fleet.yaml")], folder)
+    (folder / "fleet.yaml").write_text(FLEET.format(model=folder / "model", engine=role.engine))
+    certificates = Certificates(folder) if role.tls else None
+    tls = ["--tls-cert", str(certificates.cert), "--tls-key", str(certificates.key)] if certificates else []
+    service = Served([str(folder / "fleet.yaml"), *tls], folder)
     try:
         service.wait_ready()
     except BaseException:
         service.process.kill()
         raise
-    return service
+    return Reached(service, certificates)
 
 
 def end(service: Served) -> None:
@@ -354,31 +401,33 @@ def end(service: Served) -> None:
 
 def run_all(only: list[str], stream_s: float, out: Path | None, say: Callable[[str], None]) -> list[Case]:
     done: list[Case] = []
-    service: Served | None = None
-    runs = ""
+    reached: Reached | None = None
+    runs = None
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "model").mkdir()
         build(folder / "model", max_len=CONTEXT)
         try:
             for role, how in cases(only):
-                engine = REAL if role in NEED_ENGINES else SIMULATED
-                if service is not None and runs != engine:
-                    service = end(service)
-                if service is None:
-                    service, runs = start(folder, engine), engine
-                case = run(service, role, how, stream_s, say)
+                wanted = (ROLES[role].engine, ROLES[role].tls)
+                if reached is not None and runs != wanted:
+                    reached = end(reached.service)
+                if reached is None:
+                    reached, runs = start(folder, ROLES[role]), wanted
+                case = run(reached, role, how, stream_s, say)
                 done.append(case)
                 say(row(case))
                 if out is not None:
                     with out.open("a") as file:
                         file.write(json.dumps(asdict(case)) + "\n")
-                gone = case.exit_code is not None or process_of(service, ROLES[role]) is None  # as of Ray's dashboard
+                gone = (
+                    case.exit_code is not None or process_of(reached.service, ROLES[role]) is None
+                )  # as the dashboard
                 if gone or not case.whole_again:
-                    service = end(service)
+                    reached = end(reached.service)
         finally:
-            if service is not None:
-                end(service)
+            if reached is not None:
+                end(reached.service)
     return done
 
 
