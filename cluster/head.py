@@ -45,6 +45,7 @@ from .processes import wait_until
 from .protos import inference_pb2 as pb
 from .protos import inference_pb2_grpc
 from .ray_ports import free_agent_port
+from .watch import Lost
 from .web.servicers import SERVICER_FUNCTIONS
 
 log = logging.getLogger(__name__)
@@ -63,7 +64,11 @@ _HAPROXY_CONFIG = "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC"
 
 
 def start_ray(folder: Path, spec: FleetSpec) -> str:
-    """Start a new cluster, never join one. Returns the dashboard's address. Raises ConfigurationError."""
+    """Start a new cluster, never join one. Returns the dashboard's address. Raises Lost where Ray does not come up.
+
+    On a machine that is busy, or reads Python's files from a slow disk, Ray's raylet gives up after 15 s, and nothing
+    sets that. Another start may find the files in memory.
+    """
     most = sum(pool.replicas.max * pool.booked_cpus for pool in spec.pools)
     try:
         with free_agent_port():
@@ -82,7 +87,7 @@ def start_ray(folder: Path, spec: FleetSpec) -> str:
                 _temp_dir=str(folder),
             )
     except Exception as error:  # Ray has no type for it: a daemon that did not come up in time, above all
-        raise ConfigurationError(f"Ray did not start: {error}", code="deploy_failed") from error
+        raise Lost(f"Ray did not start: {str(error).rstrip('.')}") from error
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     return str(context.dashboard_url)
 
@@ -163,7 +168,7 @@ def wait_loaded(glance: Callable[[], None]) -> None:
 
 
 def wait_ready(inside: Inside, ingresses: int = 1) -> str:
-    """Wait until the loaded model answers on both doors; its name. Raises ConfigurationError if it does not."""
+    """Wait until the loaded model answers on both doors; its name. Raises Lost if it does not."""
     health = inside.request("/health")
     _expect(lambda: bool(_get(health)), f"{health.full_url} does not answer")
     if _HAPROXY in os.environ:
@@ -171,9 +176,12 @@ def wait_ready(inside: Inside, ingresses: int = 1) -> str:
         up = ingresses * len(("http", "grpc"))
         _expect(lambda: replicas_up(_haproxy_statistics()) >= up, "HAProxy does not see the ingress")
     with grpc.insecure_channel(inside.grpc) as channel:
-        model = inference_pb2_grpc.InferenceStub(channel).GetModel(
-            pb.GetModelRequest(), wait_for_ready=True, timeout=30, metadata=inside.metadata
-        )
+        try:
+            model = inference_pb2_grpc.InferenceStub(channel).GetModel(
+                pb.GetModelRequest(), wait_for_ready=True, timeout=DOOR_S, metadata=inside.metadata
+            )
+        except grpc.RpcError as error:
+            raise Lost(f"{inside.grpc} does not answer: {error.code().name}: {error.details()}") from error
         return str(model.name)
 
 
@@ -268,7 +276,7 @@ def _lives(gcs: str) -> bool:
 
 def _expect(condition: Callable[[], bool], otherwise: str) -> None:
     if not wait_until(condition, DOOR_S):
-        raise ConfigurationError(f"{otherwise}, {DOOR_S:g} s after the model was ready", code="deploy_failed")
+        raise Lost(f"{otherwise}, {DOOR_S:g} s after the model was ready")
 
 
 def _running() -> bool:

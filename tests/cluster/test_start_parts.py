@@ -8,11 +8,14 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from served import alive, wait_for
+from served import alive, free_port, wait_for
 
 from motley.cluster import folder as folders
 from motley.cluster import head
@@ -366,5 +369,18 @@ def test_waiting_ends_by_the_condition_or_by_time() -> None:
 
 def test_doors_that_stay_shut_are_an_error_and_no_endless_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(head, "DOOR_S", 0.0)
-    with pytest.raises(ConfigurationError, match="the door is shut, 0 s after"):
+    with pytest.raises(Lost, match="the door is shut, 0 s after"):
         head._expect(lambda: False, "the door is shut")
+
+
+def test_a_door_for_grpc_that_stays_shut_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head, "DOOR_S", 0.1)
+    monkeypatch.setattr(head, "_get", lambda _: "well")
+    monkeypatch.delenv(head._HAPROXY, raising=False)
+    inside: Any = SimpleNamespace(
+        request=lambda path: urllib.request.Request(f"http://127.0.0.1{path}"),
+        grpc=f"127.0.0.1:{free_port()}",
+        metadata=(),
+    )
+    with pytest.raises(Lost, match=f"^{inside.grpc} does not answer: DEADLINE_EXCEEDED"):
+        head.wait_ready(inside)

@@ -23,10 +23,14 @@ def replicas(service: Served, pool: str) -> set[str]:
 
 
 def call(service: Served, path: str) -> Any:
+    return json.loads(read(service, path))
+
+
+def read(service: Served, path: str) -> bytes:
     token = Path("~/.ray/auth_token").expanduser().read_text().strip()
     request = urllib.request.Request(
         f"{service.endpoints['dashboard']}/api/{path}",
         headers={"Authorization": f"Bearer {token}"},
     )
     with urllib.request.urlopen(request, timeout=30) as response:
-        return json.load(response)
+        return bytes(response.read())

@@ -1,4 +1,4 @@
-"""Two services on one machine, started at once: each has what it needs of its own."""
+"""Two services on one machine: each has what it needs of its own."""
 
 from __future__ import annotations
 
@@ -23,9 +23,19 @@ def completes(service: Served) -> bool:
 
 def logs(service: Served) -> dict[str, list[str]]:
     """Names that the dashboard lists of its node, by kind: it asks the node's agent for them."""
-    [node] = serve_api.call(service, "v0/nodes?detail=1")["data"]["result"]["result"]
-    listed: Any = serve_api.call(service, f"v0/logs?node_id={node['node_id']}")["data"]["result"]
+    listed: Any = serve_api.call(service, f"v0/logs?node_id={node_of(service)}")["data"]["result"]
     return dict(listed)
+
+
+def log(service: Served, name: str) -> str:
+    """The last lines of that file, as the dashboard shows it."""
+    path = f"v0/logs/file?node_id={node_of(service)}&filename={name}&lines=10"
+    return serve_api.read(service, path).decode()
+
+
+def node_of(service: Served) -> str:
+    [node] = serve_api.call(service, "v0/nodes?detail=1")["data"]["result"]["result"]
+    return str(node["node_id"])
 
 
 @pytest.mark.thorough
@@ -33,12 +43,18 @@ def test_both_answer_and_the_dashboard_of_each_shows_its_logs(tmp_path: Path) ->
     folders = [tmp_path / name for name in ("one", "other")]
     for folder in folders:
         folder.mkdir()
-    with served(["--null-engine"], folders[0]) as one, served(["--null-engine"], folders[1]) as other:
-        for service in (one, other):
-            service.wait_ready()
-        assert completes(one)
-        assert completes(other)
-        for service in (one, other):
-            assert logs(service)["raylet"]
-        shared = ("http", "grpc", "admin", "dashboard", "folder")
-        assert all(one.endpoints[name] != other.endpoints[name] for name in shared)
+    with served(["--null-engine"], folders[0]) as one:
+        one.wait_ready()
+        with served(["--null-engine"], folders[1]) as other:
+            other.wait_ready()
+            check_both(one, other)
+
+
+def check_both(one: Served, other: Served) -> None:
+    assert completes(one)
+    assert completes(other)
+    for service in (one, other):
+        name = logs(service)["raylet"][0]
+        assert log(service, name), f"{name} of {service.endpoints['folder']}"
+    shared = ("http", "grpc", "admin", "dashboard", "folder")
+    assert all(one.endpoints[name] != other.endpoints[name] for name in shared)
