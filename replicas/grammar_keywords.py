@@ -279,7 +279,8 @@ def _check_patterns(node: dict[str, Any], patterns: dict[str, Any], path: str) -
 
 def _check_least(node: dict[str, Any], path: str, least: str, named: Sized, others: str) -> None:
     """As many as are asked for must be let in: beside those named there are none unless the schema says so."""
-    more = node.get(others, False) is not False or (others == "additionalProperties" and node.get("patternProperties"))
+    more = node.get(others, others == "additionalProperties" and "propertyNames" in node) is not False
+    more = more or bool(others == "additionalProperties" and node.get("patternProperties"))
     if node.get(least, 0) > len(named) and not more:
         raise Refused(
             f"{path}/{least}: {node[least]} is more than the {len(named)} there are; {others!r} lets in others",

@@ -9,14 +9,15 @@ import copy
 from typing import Any
 from urllib.parse import unquote
 
-from .grammar_keywords import BY_NAME, LISTED, SINGLE, Refused, check_node, shown
+from .grammar_keywords import BY_NAME, KEYWORDS, LISTED, SINGLE, Refused, check_node, shown
+from .grammar_merge import merged
 from .grammar_references import Place
 from .grammar_schema import MAX_DEPTH, MAX_NODES, words
 
 MAX_MERGED = 8  # references and schemas of allOf within one another
+MAX_COPIED = 16_384  # values that are copied for the schemas of allOf
 MAX_REPAIRS = 64  # of what shows only when all schemas are seen together
 
-_OF_OBJECTS = {"properties", "required", "type"}
 _DEFINITIONS = {"$defs", "definitions"}
 _HOLDING = {"properties", "additionalProperties", "patternProperties", "propertyNames"}
 
@@ -47,6 +48,7 @@ class _Loose:
         self._root = root
         self.dropped: list[str] = []
         self._count = 0
+        self._copied = 0
 
     def note(self, place: Place, *what: str) -> None:
         self.dropped += [f"{shown(place)}: {keyword!r}" for keyword in what]
@@ -57,13 +59,64 @@ class _Loose:
             self.note(place, "the schema")
             return True
         if isinstance(node, bool):
-            return node
+            if node or not place or place[-1] in SINGLE or place[-2] == "properties":
+                return node
+            self.note(place, "the schema")  # that nothing may stand there
+            return True
         may_be_null = node.get("nullable") is True and "type" in node
         if may_be_null:
             del node["nullable"]
-        node = self._own(_merged(node, self._root), place)
+        node, lost = self._merged(node)
+        self.note(place, *lost)
+        node = self._own(node, place)
         self._inner(node, place, depth)
         return _or_null(node) if may_be_null else node
+
+    def _plain(self, part: Any, depth: int) -> tuple[dict[str, Any], list[str]] | None:
+        """One that is no choice of others, and what it lost: itself, or what it refers to in the same document."""
+        while isinstance(part, dict) and isinstance(target := part.get("$ref"), str) and depth < MAX_MERGED:
+            if not part.keys().isdisjoint(KEYWORDS - {"$ref"}):
+                return None
+            depth += 1
+            part = self._root
+            for name in unquote(target.removeprefix("#")).split("/")[1:]:
+                part = part.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(part, dict) else None
+        if isinstance(part, bool):
+            return ({}, []) if part else None
+        if not isinstance(part, dict) or depth >= MAX_MERGED or not self._may_copy(part):
+            return None
+        part, lost = self._merged(copy.deepcopy(part), depth + 1)
+        return (part, lost) if part.keys().isdisjoint({"$ref", "anyOf", "oneOf", "allOf"}) else None
+
+    def _may_copy(self, schema: Any) -> bool:
+        """Whether there is time to copy it: what is merged refers to the same schemas again and again."""
+        left = [schema]
+        while left and self._copied < MAX_COPIED:
+            value = left.pop()
+            self._copied += 1
+            left += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        return not left
+
+    def _merged(self, node: dict[str, Any], depth: int = 0) -> tuple[dict[str, Any], list[str]]:
+        """Several schemas of `allOf` as one, where they are plain, and the keywords that were lost with it."""
+        parts = node.get("allOf")
+        alone = node.keys().isdisjoint(KEYWORDS - {"allOf"})
+        if not isinstance(parts, list) or not parts or (alone and len(parts) == 1):
+            return node, []
+        both = {keyword: value for keyword, value in node.items() if keyword != "allOf"}
+        lost: list[str] = []
+        choices: list[Any] = []
+        for index, part in enumerate(parts):
+            plain = self._plain(part, depth)
+            if plain is None or not (both.keys().isdisjoint(KEYWORDS) or self._may_copy(both)):
+                lost.append(f"allOf/{index}")
+                choices.append(part)
+                continue
+            both, more = merged(both, plain[0])
+            lost += [*plain[1], *(f"allOf/{index}/{keyword}" for keyword in more)]
+        if len(choices) == 1 and both.keys().isdisjoint(KEYWORDS):  # the others say nothing
+            return {**both, "allOf": choices}, []
+        return both, lost
 
     def _own(self, node: dict[str, Any], place: Place) -> dict[str, Any]:
         """Without the keywords that cannot be kept, whatever the schemas within are."""
@@ -72,7 +125,7 @@ class _Loose:
                 del node[keyword]
                 self.note(place, keyword)
         for _ in range(len(node) + 1):
-            _name_required(node)
+            self.note(place, *_name_required(node))
             try:
                 check_node(node, shown(place))
             except Refused as refused:
@@ -112,51 +165,20 @@ def _repair(root: Any, refused: Refused) -> bool:
     return bool(drops)
 
 
-def _merged(node: dict[str, Any], root: Any, depth: int = 0) -> dict[str, Any]:
-    """Several schemas of `allOf` as one, where they are plain: properties and requirements together."""
-    parts = node.get("allOf")
-    if not isinstance(parts, list) or not parts or (len(parts) == 1 and node.keys().isdisjoint(_OF_OBJECTS)):
-        return node
-    merged = {keyword: value for keyword, value in node.items() if keyword != "allOf"}
-    for part in parts:
-        plain = _plain(part, root, depth)
-        if plain is None:
-            return node
-        for keyword, value in plain.items():
-            if keyword == "properties" and isinstance(value, dict):
-                merged[keyword] = {**value, **merged.get(keyword, {})}
-            elif keyword == "required" and isinstance(value, list):
-                merged[keyword] = [
-                    *merged.get(keyword, []),
-                    *(name for name in value if name not in merged.get(keyword, [])),
-                ]
-            else:
-                merged.setdefault(keyword, value)
-    return merged
-
-
-def _plain(part: Any, root: Any, depth: int) -> dict[str, Any] | None:
-    """One that is no choice of others: itself, or what it refers to in the same document."""
-    while isinstance(part, dict) and isinstance(target := part.get("$ref"), str) and depth < MAX_MERGED:
-        depth += 1
-        part = root
-        for name in unquote(target.removeprefix("#")).split("/")[1:]:
-            part = part.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(part, dict) else None
-    if not isinstance(part, dict) or depth >= MAX_MERGED:
-        return None
-    part = _merged(copy.deepcopy(part), root, depth + 1)
-    return part if part.keys().isdisjoint({"$ref", "anyOf", "oneOf", "allOf"}) else None
-
-
-def _name_required(node: dict[str, Any]) -> None:
-    """What is required and not described is a property all the same, of any value."""
+def _name_required(node: dict[str, Any]) -> list[str]:
+    """What is required and not described is a property all the same: of any value, or as all others are. Returns the
+    keywords that this leaves out."""
     required, properties = node.get("required"), node.get("properties", {})
     if not isinstance(required, list) or not isinstance(properties, dict):
-        return
+        return []
     names = [name for name in required if isinstance(name, str)]
     node["required"] = names
-    if unknown := [name for name in names if name not in properties]:
-        node["properties"] = {**properties, **dict.fromkeys(unknown, True)}
+    unknown = [name for name in names if name not in properties]
+    others = node.get("additionalProperties", True)
+    if unknown:
+        described = {name: copy.deepcopy(others) if isinstance(others, dict) else True for name in unknown}
+        node["properties"] = {**properties, **described}
+    return ["additionalProperties"] if unknown and others is False else []
 
 
 def _opened(node: dict[str, Any]) -> dict[str, Any]:

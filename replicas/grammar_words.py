@@ -19,6 +19,7 @@ from .grammar_keywords import (
     IMPLIED,
     KEYWORDS,
     LISTED,
+    MAX_SHOWN,
     OF_TYPE,
     SINGLE,
     WHOLE,
@@ -84,6 +85,7 @@ class Words:
         if tags := [name for name in self._tags.get(place, ()) if name in own.get("properties", {})]:
             own["required"] = list(dict.fromkeys([*own.get("required", ()), *tags]))
         if own.keys().isdisjoint(WHOLE):
+            _leave_out_forbidden(own, shown(place))
             _reword_text(own, shown(place))
             _reword_integer(own, shown(place))
             self._reword_names(own, place)
@@ -127,11 +129,13 @@ class Words:
         elif "propertyNames" in own:
             del own["propertyNames"]
             self._hold_names(own, (*place, "propertyNames"))
-        elif own.get("properties") and own.get("additionalProperties", False) is not False:
-            own["propertyNames"] = {"pattern": TextRule(other_than=tuple(own["properties"])).encoded()}
+        elif (named := self._schemas[place].get("properties")) and own.get("additionalProperties", False) is not False:
+            own["propertyNames"] = {"pattern": TextRule(other_than=tuple(named)).encoded()}
+        if own.get("additionalProperties", False) is not False:
+            _check_different(own, shown(place))
 
     def _hold_names(self, own: dict[str, Any], place: Place) -> None:
-        others = own.get("additionalProperties", False)
+        others = own.setdefault("additionalProperties", True)  # who says how names look lets in properties
         node = self._references.follow(place)
         values = finite_values(place, self._schemas, self._references)
         if others is False or node is True:
@@ -149,6 +153,28 @@ class Words:
         rule = _text_rule({"type": "string", **known}, shown(place), as_name=True)
         if rule is not None:
             own["propertyNames"] = {"pattern": rule.encoded()}
+
+
+def _leave_out_forbidden(own: dict[str, Any], path: str) -> None:
+    """A property that has no value is not there."""
+    forbidden = [name for name, inner in own.get("properties", {}).items() if inner is False]
+    for name in forbidden:
+        if name in own.get("required", ()):
+            why = f"{path}: the property {name[:MAX_SHOWN]!r} is required, and its schema lets in no value"
+            raise Refused(why, drops=["required"])
+    if forbidden:
+        own["properties"] = {name: inner for name, inner in own["properties"].items() if inner is not False}
+
+
+def _check_different(own: dict[str, Any], path: str) -> None:
+    """Of names that the schema does not list one may come twice, and then counts twice: one of them is sure."""
+    sure = len(set(own.get("required", ()))) + 1
+    if own.get("minProperties", 0) > sure:
+        raise Refused(
+            f"{path}: 'minProperties' of more than {sure} is not supported here: that names differ which the schema "
+            "does not list cannot be kept to",
+            drops=["minProperties"],
+        )
 
 
 def _text_rule(own: dict[str, Any], path: str, *, as_name: bool = False) -> TextRule | None:

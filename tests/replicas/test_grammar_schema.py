@@ -241,7 +241,13 @@ def test_more_than_is_let_in_is_refused(schema: Any, least: str) -> None:
         check_schema(schema, FIELD)
     assert (caught.value.param, caught.value.code) == (FIELD, "invalid_grammar")
     check_schema({**schema, least: schema[least] - 1}, FIELD)
-    check_schema({**schema, "additionalProperties" if least == "minProperties" else "items": True}, FIELD)
+    if least == "minItems":
+        check_schema({**schema, "items": True}, FIELD)
+    else:
+        more = {"additionalProperties": True, "required": list(schema.get("properties", ()))}
+        check_schema({**schema, **more}, FIELD)
+        with pytest.raises(InvalidRequest, match="that names differ which the schema does not list cannot be kept to"):
+            check_schema({**schema, **more, least: schema[least] + 1}, FIELD)
 
 
 def test_a_place_that_is_told_is_short() -> None:

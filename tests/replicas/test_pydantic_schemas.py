@@ -316,3 +316,70 @@ def test_schemas_of_one_of_are_told_apart(vocabulary: Vocabulary, one: Any, othe
             continue
         for text in texts(vocabulary, schema, 6):
             jsonschema.Draft202012Validator(schema).validate(json.loads(text))
+
+
+TEXT = {"type": "string"}
+TOGETHER: list[dict[str, Any]] = [
+    {"type": "object", "propertyNames": {"maxLength": 2}},
+    {"type": "object", "propertyNames": {"pattern": "^a"}, "minProperties": 1},
+    {"propertyNames": {"enum": ["a", "b", "c"]}, "minProperties": 2},
+    {"type": "object", "propertyNames": {"enum": ["a", "b"]}, "additionalProperties": False},
+    {
+        "type": "object",
+        "patternProperties": {"^a": {"type": "null"}},
+        "additionalProperties": False,
+        "maxProperties": 2,
+    },
+    {"properties": {"a": False, "b": TEXT}, "required": ["b"]},
+    {"properties": {"a": False}, "additionalProperties": {"type": "null"}, "minProperties": 1},
+    {"properties": {"a": TEXT}, "required": ["a"], "additionalProperties": {"type": "null"}, "minProperties": 2},
+    {
+        "type": "array",
+        "prefixItems": [TEXT, {"type": "null"}],
+        "items": {"type": "boolean"},
+        "minItems": 1,
+        "maxItems": 4,
+    },
+    {"type": ["array", "string"], "items": {"type": "null"}, "maxItems": 2, "maxLength": 3},
+    {"type": ["string", "integer"], "minLength": 2, "maximum": 5},
+    {"type": "integer", "exclusiveMinimum": 2.5, "minimum": 0, "maximum": 7, "exclusiveMaximum": 7},
+    {"type": "string", "format": "int32", "maxLength": 3},
+    {"allOf": [{"type": "object", "properties": {"a": TEXT}}]},
+    {"enum": ["a", 1, None], "type": ["string", "integer", "null"]},
+]
+
+
+@pytest.mark.parametrize("schema", TOGETHER)
+def test_keywords_beside_each_other_all_hold(vocabulary: Vocabulary, schema: dict[str, Any]) -> None:
+    """What is not refused is kept to, as a validator reads it."""
+    found = texts(vocabulary, schema, 8)
+    assert len(found) > 5
+    for text in found:
+        jsonschema.Draft202012Validator(schema).validate(json.loads(text))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {**TEXT, "allOf": [{"maxLength": 2}]},
+        {"allOf": [{**TEXT, "maxLength": 9}, {"maxLength": 2}]},
+        {"$ref": "#/$defs/a", "maxLength": 2, "$defs": {"a": TEXT}},
+        {"properties": {"a": TEXT}, "anyOf": [{"required": ["a"]}]},
+        {"type": "object", "if": {"required": ["a"]}, "then": {"required": ["b"]}},
+        {"type": "object", "dependentRequired": {"a": ["b"]}},
+        {"enum": ["a", "abc"], "maxLength": 2},
+        {"const": "abc", "enum": ["a"]},
+        {"const": "abc", "type": "integer"},
+        {"type": "number", "minimum": 0, "exclusiveMinimum": True},
+        {"type": "number", "multipleOf": 0.5},
+        {"properties": {"a": TEXT}, "patternProperties": {"^a": {"maxLength": 1}}, "additionalProperties": False},
+        {"patternProperties": {"^a": TEXT, "b$": {"maxLength": 1}}, "additionalProperties": False},
+        {"properties": {"a": False}, "required": ["a"]},
+        {"type": "object", "additionalProperties": TEXT, "minProperties": 2},
+        {"type": "array", "contains": TEXT},
+    ],
+)
+def test_what_does_not_hold_together_is_refused(schema: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        GrammarSpec.json_schema(schema)
+    assert refused.value.code == "invalid_grammar"

@@ -1,0 +1,151 @@
+"""Schemas of an `allOf` as one: it takes what all of them take, and no more, unless it says what it has lost."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jsonschema_rs
+import pytest
+
+from motley.replicas.grammar_loose import loosened
+from motley.replicas.grammar_merge import merged
+
+VALUES: list[Any] = [
+    None, True, False, 0, 1, 2, 3, 4, 6, 12, -1, 1.0, 2.5, "", "a", "ab", "abc", "b", "1", "2024-01-01", [], [1], ["a"],
+    [1, 1], [1, 2], ["a", 1], [1, "a"], ["a", "b", "c"], [None], {}, {"a": 1}, {"a": "a"}, {"b": 1}, {"a": 1, "b": 1},
+    {"a": "a", "b": "b"}, {"a": 1, "c": "ab"}, {"a": 1, "b": 2, "c": 3}, {"ab": None},
+]  # fmt: skip
+
+TYPES = ["string", "number", "integer", "array", "object", "null", "boolean"]
+SIMPLE: list[Any] = [{}, True, False, {"type": "string"}, {"type": "integer"}, {"const": 1}, {"maxLength": 1}]
+SAID: dict[str, Callable[[random.Random], Any]] = {
+    "type": lambda draw: draw.choice([draw.choice(TYPES), draw.sample(TYPES, draw.randint(1, 3))]),
+    "enum": lambda draw: draw.sample(VALUES, draw.randint(1, 4)),
+    "const": lambda draw: draw.choice(VALUES),
+    **{f"{end}{what}": lambda draw: draw.randint(0, 3)
+       for end in ("min", "max") for what in ("Length", "Items", "Properties")},
+    **dict.fromkeys(
+        ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
+        lambda draw: draw.choice([-1, 0, 1, 2, 2.5, 3, 4.0, 6]),
+    ),
+    "multipleOf": lambda draw: draw.choice([1, 2, 3, 4, 0.5]),
+    "pattern": lambda draw: draw.choice(["^a", "b$"]),
+    "uniqueItems": lambda draw: draw.choice([True, False]),
+    "items": lambda draw: draw.choice(SIMPLE),
+    "prefixItems": lambda draw: draw.choices(SIMPLE, k=draw.randint(1, 2)),
+    "properties": lambda draw: {name: draw.choice(SIMPLE) for name in draw.sample("abc", draw.randint(0, 2))},
+    "patternProperties": lambda draw: {draw.choice(["^a", "b$"]): draw.choice(SIMPLE)},
+    "additionalProperties": lambda draw: draw.choice(SIMPLE),
+    "propertyNames": lambda draw: draw.choice([{"maxLength": 1}, {"enum": ["a", "b"]}]),
+    "required": lambda draw: draw.sample("abc", draw.randint(0, 2)),
+}  # fmt: skip
+
+
+def part(draw: random.Random, group: Sequence[str]) -> dict[str, Any]:
+    return {keyword: SAID[keyword](draw) for keyword in draw.sample(group, draw.randint(1, 3))}
+
+
+def takes(schema: Any) -> list[Any]:
+    validator = jsonschema_rs.Draft202012Validator(schema)
+    return [value for value in VALUES if validator.is_valid(value)]
+
+
+KEYWORDS = list(SAID)
+GROUPS = [KEYWORDS[:7], KEYWORDS[3:15], KEYWORDS[15:18], KEYWORDS[17:], KEYWORDS]  # of what says something together
+
+
+def test_what_is_merged_is_no_looser_and_no_stricter() -> None:
+    draw = random.Random(0)
+    for group in GROUPS * 800:
+        check(part(draw, group), part(draw, group))
+
+
+def check(one: dict[str, Any], other: dict[str, Any]) -> None:
+    before = json.dumps([one, other])
+    both, lost = merged(one, other)
+    assert json.dumps([one, other]) == before
+    held = {keyword: value for keyword, value in other.items() if keyword not in lost}
+    assert takes(both) == takes({"allOf": [one, held]}), (one, other, both, lost)
+
+
+TEXT = {"type": "string"}
+PAIRS: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any], list[str]]] = [
+    ({**TEXT, "maxLength": 9}, {"maxLength": 3}, {**TEXT, "maxLength": 3}, []),
+    ({**TEXT, "minLength": 2}, {"minLength": 4}, {**TEXT, "minLength": 4}, []),
+    ({"minimum": 3}, {"minimum": 1, "maximum": 5}, {"minimum": 3, "maximum": 5}, []),
+    ({"type": ["string", "null"]}, TEXT, TEXT, []),
+    ({"type": "number"}, {"type": ["integer", "string"]}, {"type": "integer"}, []),
+    (TEXT, {"type": "integer"}, TEXT, ["type"]),
+    ({"enum": [1, 2, "a"]}, {"enum": ["a", 1.0]}, {"enum": [1, "a"]}, []),
+    ({"enum": [1]}, {"enum": [2]}, {"enum": [1]}, ["enum"]),
+    ({"enum": [1, 2]}, {"const": 2}, {"const": 2}, []),
+    ({"const": 1}, {"const": True}, {"const": 1}, ["const"]),
+    ({"pattern": "^a"}, {"pattern": "b$"}, {"pattern": "^a"}, ["pattern"]),
+    ({"format": "password"}, {"format": "uuid"}, {"format": "uuid"}, []),
+    ({"format": "date"}, {"format": "uuid"}, {"format": "date"}, ["format"]),
+    ({"multipleOf": 4}, {"multipleOf": 6}, {"multipleOf": 12}, []),
+    ({"uniqueItems": False}, {"uniqueItems": True}, {"uniqueItems": True}, []),
+    ({"required": ["a"]}, {"required": ["b", "a"]}, {"required": ["a", "b"]}, []),
+    ({"properties": {"a": TEXT}}, {"properties": {"a": {"maxLength": 2}}},
+     {"properties": {"a": {"allOf": [TEXT, {"maxLength": 2}]}}}, []),
+    ({"properties": {"a": TEXT}, "additionalProperties": False}, {"properties": {"a": TEXT, "b": TEXT}},
+     {"properties": {"a": TEXT, "b": False}, "additionalProperties": False}, []),
+    ({"properties": {"a": TEXT}, "required": ["a"]}, {"properties": {"b": TEXT}, "additionalProperties": False},
+     {"properties": {"a": TEXT}, "required": ["a"]}, ["properties", "additionalProperties"]),
+    ({"properties": {"a": TEXT}}, {"additionalProperties": {"type": ["string", "integer"]}},
+     {"properties": {"a": {"allOf": [TEXT, {"type": ["string", "integer"]}]}},
+      "additionalProperties": {"type": ["string", "integer"]}}, []),
+    ({"prefixItems": [TEXT]}, {"items": {"maxLength": 2}},
+     {"prefixItems": [{"allOf": [TEXT, {"maxLength": 2}]}], "items": {"maxLength": 2}}, []),
+    ({"title": "A", "x-a": 1}, {"title": "B", "x-a": 2}, {"title": "A", "x-a": 1}, []),
+    ({"properties": 5}, {"properties": {"a": TEXT}}, {"properties": 5}, ["properties"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("one", "other", "both", "lost"), PAIRS)
+def test_two_that_say_the_same_of_a_value(
+    one: dict[str, Any], other: dict[str, Any], both: dict[str, Any], lost: list[str]
+) -> None:
+    assert merged(one, other) == (both, lost)
+
+
+@pytest.mark.parametrize(
+    ("schema", "kept", "dropped"),
+    [
+        ({"allOf": [{**TEXT, "maxLength": 9}, {"maxLength": 3}, {"minLength": 1}]},
+         {**TEXT, "minLength": 1, "maxLength": 3}, []),
+        ({**TEXT, "maxLength": 2, "allOf": [{"maxLength": 5}]}, {**TEXT, "maxLength": 2}, []),
+        ({**TEXT, "pattern": "^a", "allOf": [{"pattern": "b$"}]}, {**TEXT, "pattern": "^a"},
+         ["#/properties/x: 'allOf/0/pattern'"]),
+        ({**TEXT, "maxLength": 2, "allOf": [{"anyOf": [TEXT]}, {"maxLength": 1}]}, {**TEXT, "maxLength": 1},
+         ["#/properties/x: 'allOf/0'"]),
+        ({"allOf": [True, {"anyOf": [TEXT, {"type": "null"}]}]}, {"allOf": [{"anyOf": [TEXT, {"type": "null"}]}]}, []),
+        ({**TEXT, "allOf": [False]}, TEXT, ["#/properties/x: 'allOf/0'"]),
+        ({**TEXT, "allOf": [{"$ref": "#/$defs/long", "maxLength": 5}]}, TEXT, ["#/properties/x: 'allOf/0'"]),
+        ({"type": "object", "additionalProperties": {"type": "integer"}, "required": ["a"]},
+         {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"],
+          "additionalProperties": {"type": "integer"}}, []),
+        ({"type": "object", "additionalProperties": False, "required": ["a"]},
+         {"type": "object", "properties": {"a": True}, "required": ["a"], "additionalProperties": False},
+         ["#/properties/x: 'additionalProperties'"]),
+    ],
+)  # fmt: skip
+def test_tools_arguments_are_held_to_all_of_them(
+    schema: dict[str, Any], kept: dict[str, Any], dropped: list[str]
+) -> None:
+    document = {"type": "object", "properties": {"x": schema}, "$defs": {"long": TEXT}}
+    expected, _ = loosened({"type": "object", "properties": {"x": kept}})
+    assert loosened(document) == (expected, dropped)
+
+
+@pytest.mark.parametrize(("count", "whole"), [(3, True), (400, False)])
+def test_schemas_that_refer_to_each_other_are_merged_in_bounds(count: int, whole: bool) -> None:
+    """Each refers to the next `count` times; beyond what may be copied the rest is left out by name."""
+    names = {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}] * count} for i in range(3)}
+    document = {"type": "object", "allOf": [{"$ref": "#/$defs/d0"}], "$defs": {**names, "d3": {"required": ["a"]}}}
+    kept, dropped = loosened(document)
+    assert kept["type"] == "object"
+    assert (kept.get("required") == ["a"], dropped == []) == (whole, whole)
