@@ -14,9 +14,10 @@ import jinja2
 from .bounded_jinja import COMPILE_FAULTS, BoundedTemplate, TemplateLimit, TemplateTime
 from .errors import CheckpointError, InvalidRequest
 from .messages import Message, check_messages
+from .special_starts import special_starts
 from .tools import Tool
 
-__all__ = ["ChatTemplate", "special_starts"]
+__all__ = ["ChatTemplate"]
 
 MAX_SECONDS = 2.0
 MAX_CHARS = 16_000_000
@@ -274,15 +275,6 @@ def _with_result(name: str, result: str, beside: str = "") -> list[Message]:
         },
         {"role": "tool", "content": result, "name": name, "tool_call_id": "call00001"},
     ]
-
-
-def special_starts(literal: Iterable[str]) -> re.Pattern[str] | None:
-    """Matches the first character of any of these strings, wherever one stands, also inside another."""
-    texts = sorted({text for text in literal if len(text) > 1})
-    if not texts:
-        return None
-    first = "".join(sorted({re.escape(text[0]) for text in texts}))
-    return re.compile(f"(?=[{first}])(?={'|'.join(map(re.escape, texts))}).", re.DOTALL)
 
 
 def _invalid(message: str, code: str) -> InvalidRequest:

@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 import tokenizers
 
 from .bounded_jinja import TemplateTime
-from .chat_template import ChatTemplate, special_starts
+from .chat_template import ChatTemplate
 from .detokenizer import Detokenizer, PieceTable
 from .errors import InvalidRequest
 from .folder import is_there
 from .messages import check_messages, is_text
 from .other_formats import explain_tokenizer
 from .regex_bounds import has_long_runs
+from .special_starts import special_starts
 from .tokenizer_aside import TokenizerAside
 from .tokenizer_backend import (
     FILE,
