@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
@@ -28,8 +28,18 @@ import jinja2.runtime
 import jinja2.sandbox
 import jinja2.tests
 
-from .jinja_filters import COMPARING, FILTERS
-from .jinja_meter import KEPT_ITEM_CHARS, MAX_VALUE, Meter, TemplateLimit, TemplateTime, check_size, text_size
+from .jinja_filters import COMPARING, FILTERS, NUMERIC, ROWS
+from .jinja_meter import (
+    KEPT_ITEM_CHARS,
+    MAX_VALUE,
+    VIEWS,
+    Meter,
+    TemplateLimit,
+    TemplateTime,
+    at_most,
+    check_size,
+    text_size,
+)
 from .jinja_names import expected_names
 from .jinja_text import METHODS, added, check_fields, percent, repeated
 
@@ -135,6 +145,16 @@ class _CodeGenerator(jinja2.compiler.CodeGenerator):
         super().visit_Tuple(node, frame)
         self.write(")")
 
+    def visit_Dict(self, node: jinja2.nodes.Dict, frame: jinja2.compiler.Frame) -> None:
+        self.write("{")
+        for item in node.items:
+            self.write("environment.comparable(")
+            self.visit(item.key, frame)
+            self.write("): ")
+            self.visit(item.value, frame)
+            self.write(", ")
+        self.write("}")
+
     def visit_Compare(self, node: jinja2.nodes.Compare, frame: jinja2.compiler.Frame) -> None:
         self.write("(environment.comparable(")
         self.visit(node.expr, frame)
@@ -160,11 +180,22 @@ class _Format:
 
     def __call__(self, *args: Any, **kwargs: Any) -> str:
         check_fields(self._text, args, kwargs)
-        return jinja2.sandbox.SandboxedFormatter(self._environment).vformat(self._text, args, kwargs)
+        return _Formatter(self._environment).vformat(self._text, args, kwargs)
+
+
+class _Formatter(jinja2.sandbox.SandboxedFormatter):
+    """A field may name a part of what is given, and that may be larger than its owner looks."""
+
+    _size = 0
+
+    def get_field(self, field_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, str]:
+        value, first = super().get_field(field_name, args, kwargs)
+        self._size = check_size(self._size + text_size(value))
+        return value, first
 
 
 class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    intercepted_binops = frozenset(["+", "*", "**", "%"])
+    intercepted_binops = frozenset(["+", "-", "*", "**", "%"])
     code_generator_class = _CodeGenerator
 
     def __init__(self) -> None:
@@ -178,7 +209,7 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         )
         self._rendering = threading.local()
         tests: Any = jinja2.tests.TESTS
-        self.filters = {name: self._metered(function) for name, function in FILTERS.items()}
+        self.filters = {name: self._metered(self._rows(name, function)) for name, function in FILTERS.items()}
         self.tests = {name: self._test(name, function) for name, function in tests.items()}
         self.globals = {name: self.globals[name] for name in ("range", "dict", "namespace", "cycler", "joiner")}
         self.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
@@ -204,7 +235,7 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     def getitem(self, obj: Any, argument: Any) -> Any:
         self._meter.tick()
-        return super().getitem(obj, argument)
+        return super().getitem(obj, self.comparable(argument))
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         self._meter.tick()
@@ -221,7 +252,10 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             raise TemplateLimit("operator ** is not allowed in a chat template")
         if operator == "%" and isinstance(left, str):
             return self._meter.charge(percent(left, right))
-        if operator == "+":
+        if operator == "-":  # of two views of mappings it makes a set
+            self.comparable(left)
+            self.comparable(right)
+        elif operator == "+":
             added(left, right)
         elif operator == "*":
             repeated(left, right)
@@ -233,6 +267,7 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def call(self, context: jinja2.runtime.Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         self._meter.tick()
         _check_arguments(args, kwargs)
+        self._meter.spend(KEPT_ITEM_CHARS * (len(args) + len(kwargs)))  # a macro keeps them, and a cycler
         return self._meter.charge(super().call(context, _bounded_method(function), *args, **kwargs))
 
     def concatenate(self, parts: Iterable[Any]) -> str:
@@ -249,13 +284,26 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     def comparable(self, value: Any) -> Any:
         """The same, if comparing it or hashing it comes to an end."""
-        if isinstance(value, list | tuple | dict):
+        if isinstance(value, (list, tuple, dict, set, *VIEWS)):
             text_size(value)
         return value
 
     def searchable(self, value: Any) -> Any:
         """The same, if looking for something in it does: of a mapping only a key is looked up."""
         return value if isinstance(value, dict) else self.comparable(value)
+
+    def _rows(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """What makes lists one by one counts each."""
+        if name not in ROWS:
+            return function
+
+        def rows(*args: Any, **kwargs: Any) -> Iterator[Any]:
+            for row in function(*args, **kwargs):
+                self._meter.tick()
+                yield self._meter.charge(row, KEPT_ITEM_CHARS)
+
+        rows.__dict__.update(getattr(function, "__dict__", {}))
+        return rows
 
     def _metered(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def bounded(*args: Any, **kwargs: Any) -> Any:
@@ -273,6 +321,8 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             if name in COMPARING:
                 for value in args:
                     text_size(value)
+            elif name in NUMERIC and not all(isinstance(value, int | float) for value in args):
+                raise TypeError(f"{name}: expected numbers")  # of a text it would be a format
             return function(*args)
 
         bounded.__dict__.update(getattr(function, "__dict__", {}))
@@ -290,6 +340,8 @@ def _bounded_method(function: Any) -> Any:
     """A method of a built-in type in the form that is bounded. Raises SecurityError if there is none."""
     if isinstance(function, MethodDescriptorType | WrapperDescriptorType):
         raise jinja2.exceptions.SecurityError("a method without its object is not called")
+    if function is dict:
+        return _with_keys
     if not isinstance(function, BuiltinMethodType | MethodType):
         return function
     owner, name = function.__self__, function.__name__
@@ -298,11 +350,31 @@ def _bounded_method(function: Any) -> Any:
     if isinstance(owner, list | tuple) and name in ("index", "count", "copy"):
         text_size(owner)
         return function
-    if isinstance(owner, dict) and name in ("get", "items", "keys", "values", "copy"):
+    if isinstance(owner, dict) and name in ("items", "keys", "values", "copy"):
         return function
+    if (isinstance(owner, dict) and name == "get") or (
+        isinstance(owner, jinja2.runtime.LoopContext) and name == "changed"
+    ):
+        return partial(_compared, function)
     if isinstance(function, MethodType) and not isinstance(owner, str):
         return function
     raise jinja2.exceptions.SecurityError(f"{type(owner).__name__}.{name} is not allowed in a chat template")
+
+
+def _compared(function: Callable[..., Any], *args: Any) -> Any:
+    """Call what compares its first argument, or hashes it."""
+    for value in args[:1]:
+        text_size(value)
+    return function(*args)
+
+
+def _with_keys(*args: Any, **kwargs: Any) -> dict[Any, Any]:
+    """`dict`; keys in pairs have not been hashed before."""
+    pairs = [arg if isinstance(arg, Mapping) else at_most(arg) for arg in args]
+    for value in pairs:
+        if not isinstance(value, Mapping):
+            text_size(value)
+    return dict(*pairs, **kwargs)
 
 
 def _check_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

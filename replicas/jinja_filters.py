@@ -9,26 +9,28 @@ import jinja2
 import jinja2.filters
 import jinja2.runtime
 
-from .jinja_meter import TemplateLimit, at_most, check_items, text_size
+from .jinja_meter import TemplateLimit, at_most, check_compared, check_items, text_size
 from .jinja_text import indented, joined, percent, replaced, to_json
 
-__all__ = ["COMPARING", "FILTERS"]
+__all__ = ["COMPARING", "FILTERS", "NUMERIC", "ROWS"]
 
 # What they give is no larger than what they are given, or comes one by one.
 _CHEAP = (
-    "abs", "attr", "count", "d", "default", "filesizeformat", "float", "int", "items", "length", "map", "reject",
+    "abs", "attr", "count", "d", "default", "filesizeformat", "float", "int", "length", "map", "reject",
     "rejectattr", "select", "selectattr",
 )  # fmt: skip
 # They see all of a list, and some compare its members: a text may be as long as a list at most.
-_LISTING = ("batch", "dictsort", "first", "groupby", "last", "max", "min", "slice", "sort", "unique")
+_LISTING = ("dictsort", "first", "groupby", "last", "max", "min", "slice", "sort", "unique")
 # They write out what they are given, grown by a small factor at most.
-_WRITING = ("capitalize", "e", "escape", "lower", "safe", "string", "title", "trim", "truncate", "upper", "wordcount")
+_WRITING = ("capitalize", "e", "escape", "lower", "safe", "string", "title", "truncate", "upper", "wordcount")
+_BY_WORD = ("title", "wordcount")  # of a text they make a list of words
+ROWS = ("batch", "slice")  # they give lists one by one
 
 
 def _listing(name: str) -> Callable[..., Any]:
     function = jinja2.filters.FILTERS[name]
     with_context = hasattr(function, "jinja_pass_arg")
-    compares = name not in ("batch", "first", "last", "slice")
+    compares = name not in ("first", "last", "slice")
 
     def bounded(*args: Any, **kwargs: Any) -> Any:
         value = args[with_context]
@@ -37,9 +39,25 @@ def _listing(name: str) -> Callable[..., Any]:
         check_items(len(value))
         if compares:
             text_size(value)
+            args = (*map(_Sized, args[:with_context]), *args[with_context:])
         return function(*args[:with_context], value, *args[with_context + 1 :], **kwargs)
 
     return _marked(bounded, function)
+
+
+class _Sized:
+    """The environment, for what compares attributes: an object may have one that is larger than it looks itself."""
+
+    def __init__(self, environment: jinja2.Environment) -> None:
+        self._environment = environment
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._environment, name)
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        value = self._environment.getitem(obj, argument)
+        text_size(value)
+        return value
 
 
 def _writing(name: str) -> Callable[..., Any]:
@@ -48,6 +66,8 @@ def _writing(name: str) -> Callable[..., Any]:
     def bounded(*args: Any, **kwargs: Any) -> Any:
         for value in args:
             text_size(value)
+            if name in _BY_WORD and isinstance(value, str):
+                check_items(len(value))
         result = function(*args, **kwargs)
         return str(result) if isinstance(result, str) else result  # Markup has methods of its own
 
@@ -68,6 +88,23 @@ def _join(
     if attribute is not None:
         values = [*map(jinja2.filters.make_attrgetter(environment, attribute), values)]
     return joined(str(d), values)
+
+
+def _batch(value: Iterable[Any], linecount: int, fill_with: Any = None) -> Iterable[Any]:
+    if fill_with is not None:
+        check_items(linecount)
+    return jinja2.filters.do_batch(at_most(value), linecount, fill_with)
+
+
+def _items(value: Any) -> Iterable[Any]:
+    """Made at once, so that they are counted."""
+    return at_most(jinja2.filters.do_items(value))
+
+
+def _trim(value: Any, chars: str | None = None) -> str:
+    text_size(value)
+    check_compared(str(value), chars or "")
+    return str(value).strip(chars)
 
 
 def _list(value: Iterable[Any]) -> list[Any]:
@@ -123,9 +160,11 @@ FILTERS: dict[str, Callable[..., Any]] = {
     **{name: jinja2.filters.FILTERS[name] for name in _CHEAP},
     **{name: _listing(name) for name in _LISTING},
     **{name: _writing(name) for name in _WRITING},
+    "batch": _batch,
     "center": _center,
     "format": _format,
     "indent": _indent,
+    "items": _items,
     "join": _join,
     "list": _list,
     "replace": _replace,
@@ -133,8 +172,31 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "round": _round,
     "sum": _sum,
     "tojson": to_json,
+    "trim": _trim,
 }
-# Tests that compare what they are given.
+# Tests that compare what they are given, write it out or look it up.
 COMPARING = frozenset(
-    ("eq", "==", "equalto", "ne", "!=", "lt", "<", "lessthan", "le", "<=", "gt", ">", "greaterthan", "ge", ">=", "in")
+    (
+        "lower",
+        "upper",
+        "filter",
+        "test",
+        "eq",
+        "==",
+        "equalto",
+        "ne",
+        "!=",
+        "lt",
+        "<",
+        "lessthan",
+        "le",
+        "<=",
+        "gt",
+        ">",
+        "greaterthan",
+        "ge",
+        ">=",
+        "in",
+    )
 )
+NUMERIC = ("divisibleby", "even", "odd")

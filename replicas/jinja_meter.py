@@ -17,6 +17,7 @@ __all__ = [
     "TemplateLimit",
     "TemplateTime",
     "at_most",
+    "check_compared",
     "check_items",
     "check_size",
     "text_size",
@@ -24,11 +25,14 @@ __all__ = [
 
 MAX_VALUE = 16_000_000  # characters of any one text, also of what a list would be as text
 MAX_ITEMS = 250_000  # of any one list
+MAX_DEPTH = 500  # of lists within lists: deeper ones end Python's own recursion, or its stack where they are hashed
+MAX_COMPARED = 200_000_000  # characters: about a tenth of a second
 MAX_MADE = 128_000_000  # characters of all texts that one rendering makes; also those it has dropped again
 ITEM_CHARS = 64  # what a new item of a list counts for
 KEPT_ITEM_CHARS = 8  # an item that is in another list already
 MAX_INT_BITS = 1024
 VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
+_LISTS = (list, tuple, set, *VIEWS)
 
 
 class TemplateLimit(jinja2.TemplateRuntimeError):
@@ -61,6 +65,8 @@ class Meter:
         elif isinstance(value, list | tuple | dict):
             check_items(len(value))
             self.spend(item_chars * len(value))
+        elif isinstance(value, jinja2.utils.Namespace):
+            self.spend(item_chars * len(value._Namespace__attrs))
         elif isinstance(value, int) and value.bit_length() > MAX_INT_BITS:
             raise TemplateLimit(f"a number of {value.bit_length()} bits")
         return value
@@ -85,6 +91,12 @@ def check_items(count: int) -> int:
     return count
 
 
+def check_compared(text: str, other: str) -> None:
+    """Raise TemplateLimit where comparing each character of a text with each of another would take long."""
+    if len(text) * len(other) > MAX_COMPARED:
+        raise TemplateLimit(f"comparing {len(text)} characters with {len(other)}, each with each, would take too long")
+
+
 def at_most(values: Iterable[Any]) -> list[Any]:
     """Everything in it, if that is not too much."""
     if isinstance(values, str | list | tuple | dict):
@@ -101,20 +113,27 @@ def text_size(value: Any) -> int:
     """
     if isinstance(value, str):
         return check_size(len(value))
-    size, nodes, waiting = 0, 0, [value]
-    while waiting:
-        item = waiting.pop()
-        nodes += 1
-        if isinstance(item, str):
-            size += len(item)
-        elif isinstance(item, Mapping):
-            waiting += (*item.keys(), *item.values())
-        elif isinstance(item, (list, tuple, set, *VIEWS)):
-            waiting.extend(cast(Iterable[Any], item))
-        elif isinstance(item, jinja2.utils.Namespace):
-            waiting.append(item._Namespace__attrs)  # its repr shows them
-        else:
-            size += item.bit_length() // 3 + 8 if isinstance(item, int) else 32
-        check_size(size)
-        check_items(max(nodes, len(waiting)))
+    size, nodes, depth, level = 0, 0, 0, [value]
+    while level:
+        if (depth := depth + 1) > MAX_DEPTH:
+            raise TemplateLimit(f"values within values would be deeper than {MAX_DEPTH}")
+        below: list[Any] = []
+        for item in level:
+            nodes += 1
+            if isinstance(item, str):
+                size += len(item)
+            elif isinstance(item, _LISTS):
+                below.extend(cast(Iterable[Any], item))
+            elif isinstance(item, int):
+                size += item.bit_length() // 3 + 8
+            elif isinstance(item, dict | Mapping):  # the second takes long to tell
+                below += (*item.keys(), *item.values())
+            elif isinstance(item, jinja2.utils.Namespace):
+                below.append(item._Namespace__attrs)  # its repr shows them
+            else:
+                size += 32
+            if size > MAX_VALUE or nodes > MAX_ITEMS or len(below) > MAX_ITEMS:
+                check_size(size)
+                check_items(max(nodes, len(below)))
+        level = below
     return size

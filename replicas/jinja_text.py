@@ -8,7 +8,7 @@ import string
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from .jinja_meter import MAX_ITEMS, TemplateLimit, at_most, check_items, check_size, text_size
+from .jinja_meter import MAX_ITEMS, TemplateLimit, at_most, check_compared, check_items, check_size, text_size
 
 __all__ = ["METHODS", "added", "check_fields", "indented", "joined", "percent", "repeated", "replaced", "to_json"]
 
@@ -109,10 +109,13 @@ def to_json(
 
 def _numbers(text: str) -> int:
     """The sum of the numbers in it."""
-    runs = re.findall(r"\d+", text)
-    if any(len(run) > MAX_DIGITS for run in runs):
-        raise TemplateLimit("a width as large as this is not allowed")
-    return sum(map(int, runs))
+    total = 0
+    for count, run in enumerate(re.finditer(r"\d+", text)):
+        check_items(count)
+        if run.end() - run.start() > MAX_DIGITS:
+            raise TemplateLimit("a width as large as this is not allowed")
+        total += int(run[0])
+    return total
 
 
 def _padded(name: str) -> Callable[..., str]:
@@ -126,11 +129,31 @@ def _padded(name: str) -> Callable[..., str]:
 
 def _plain(name: str) -> Callable[..., Any]:
     """What grows by no more than a small factor, or gives no text at all."""
-    return lambda text, *args, **kwargs: getattr(text, name)(*args, **kwargs)
+
+    def plain(text: str, *args: Any) -> Any:
+        for value in args:
+            if isinstance(value, tuple):  # of texts, any of which a text may start with
+                text_size(value)
+        return getattr(text, name)(*args)
+
+    return plain
+
+
+def _each_with_each(name: str) -> Callable[..., Any]:
+    """Looks from the end, or strips any of some characters: the library compares each character with each."""
+
+    def compare(text: str, *args: Any) -> Any:
+        if args and isinstance(args[0], str):
+            check_compared(text, args[0])
+        return getattr(text, name)(*args)
+
+    return compare
 
 
 def _split(name: str) -> Callable[..., list[str]]:
     def split(text: str, sep: str | None = None, maxsplit: int = -1) -> list[str]:
+        if name == "rsplit" and isinstance(sep, str):
+            check_compared(text, sep)
         most = MAX_ITEMS if maxsplit < 0 else min(maxsplit, MAX_ITEMS)
         found: list[str] = getattr(text, name)(sep, most)
         check_items(len(found) + (maxsplit < 0))
@@ -160,11 +183,12 @@ def _join(separator: str, values: Iterable[Any]) -> str:
 PLAIN = (
     "capitalize", "casefold", "count", "endswith", "find", "index", "isalnum", "isalpha", "isascii", "isdecimal",
     "isdigit", "isidentifier", "islower", "isnumeric", "isprintable", "isspace", "istitle", "isupper", "lower",
-    "lstrip", "partition", "removeprefix", "removesuffix", "rfind", "rindex", "rpartition", "rstrip", "startswith",
-    "strip", "swapcase", "title", "upper",
+    "partition", "removeprefix", "removesuffix", "startswith", "swapcase", "title", "upper",
 )  # fmt: skip
+EACH_WITH_EACH = ("lstrip", "rfind", "rindex", "rpartition", "rstrip", "strip")
 METHODS: dict[str, Callable[..., Any]] = {
     **{name: _plain(name) for name in PLAIN},
+    **{name: _each_with_each(name) for name in EACH_WITH_EACH},
     **{name: _padded(name) for name in ("center", "ljust", "rjust", "zfill")},
     **{name: _split(name) for name in ("split", "rsplit")},
     "splitlines": _splitlines,

@@ -21,7 +21,15 @@ DAG = "{% set ns = namespace(x=['ab']) %}{% for i in range(60) %}{% set ns.x = [
 MAPPING = (
     "{% set ns = namespace(x={'a': 1}) %}{% for i in range(60) %}{% set ns.x = {'b': ns.x, 'c': ns.x} %}{% endfor %}"
 )
+TUPLES = (  # small, and different ones of the same shape, until they are compared or hashed
+    "{% set ns = namespace(a=('x',), b=('x',)) %}"
+    "{% macro a() %}{% set ns.a = varargs %}{% endmacro %}{% macro b() %}{% set ns.b = varargs %}{% endmacro %}"
+    "{% for i in range(60) %}{{ a(ns.a, ns.a) }}{{ b(ns.b, ns.b) }}{% endfor %}"
+)
+CYCLERS = TUPLES + "{% set both = [cycler(ns.a), cycler(ns.b)] %}"
 BIG = "{% set big = 'ab' * 4000000 %}"
+BEHIND = BIG + "{% set a = 'a' * 8000000 %}{% set b = 'ab' + 'a' * 4000000 %}{% set c = 'b' * 8000000 + 'a' %}"
+KEEP = "{% set ns = namespace(l=[]) %}{% set big = [1] * 200000 %}"
 MANY = "{% set many = (['ab'] * 200000) %}"
 HOSTILE = [
     # operators
@@ -92,6 +100,51 @@ HOSTILE = [
     BIG + "{% set ns = namespace(x=[]) %}{% for i in range(999) %}{% set ns.x = ns.x + [big.upper()] %}{% endfor %}",
     BIG + "{% set ns = namespace(x=[]) %}{% for i in range(999) %}{% set ns.x = ns.x + [big | title] %}{% endfor %}",
 ]
+# What takes time, in one call that nothing can stop.
+COMPARED = [
+    DAG + "{{ ns.x is lower }}",
+    DAG + "{{ ns.x is upper }}",
+    DAG + "{% set a = ns.x %}" + DAG + "{% for i in [a, ns.x] %}{{ loop.changed(i) }}{% endfor %}",
+    DAG + "{% set a = {1: ns.x} %}" + DAG + "{{ a.items() == {1: ns.x}.items() }}",
+    TUPLES + "{{ ns.a is filter }}",
+    TUPLES + "{{ {ns.a: 1} | length }}",
+    TUPLES + "{{ {}[ns.a] }}",
+    TUPLES + "{{ {}.get(ns.a) }}",
+    TUPLES + "{{ dict([[ns.a, 1]]) | length }}",
+    TUPLES + "{{ ({1: ns.a}.items() - {}.items()) | length }}",
+    TUPLES + "{{ ({1: 1}.keys() - [ns.a]) | length }}",
+    CYCLERS + "{{ both | sort(attribute='items') | length }}",
+    CYCLERS + "{{ both | max(attribute='items') }}",
+    CYCLERS + "{{ both | unique(attribute='items') | list | length }}",
+    CYCLERS + "{{ both | groupby('items') | length }}",
+    CYCLERS + "{{ both | selectattr('items', 'eq', (ns.b,)) | list | length }}",
+    CYCLERS + "{{ '{0.items}'.format(both[0]) }}",
+    "{% set ns = namespace(t=('x',)) %}{% for i in range(1000) %}{% set ns.t = {'a': ns.t}.items() | first %}"
+    "{% endfor %}{{ {ns.t: 1} | length }}",
+    # what the library does in time of the product of two lengths
+    BEHIND + "{{ a.rfind(b) }}",
+    BEHIND + "{{ a.rindex(b) }}",
+    BEHIND + "{{ a.rsplit(b) | length }}",
+    BEHIND + "{{ a.rpartition(b) | length }}",
+    BEHIND + "{{ a.strip(c) | length }}",
+    BEHIND + "{{ a.lstrip(c) | length }}",
+    BEHIND + "{{ a.rstrip(c) | length }}",
+    BEHIND + "{{ a | trim(c) | length }}",
+    BEHIND + "{% macro m() %}{{ a.startswith(varargs) }}{% endmacro %}{{ m(*([a[1:] ~ 'b'] * 200000)) }}",
+]
+# What takes memory, with lists that nobody counts.
+ROWS = [
+    "{{ ('a ' * 8000000) | title | length }}",
+    "{{ ('a ' * 8000000) | wordcount }}",
+    "{{ ('1 ' * 8000000) % () }}",
+    KEEP + "{{ [1] | batch(16000000, 0) | list | length }}",
+    KEEP + "{% for i in range(9999) %}{% set ns.l = ns.l + (big | batch(200000) | list) %}{% endfor %}",
+    KEEP + "{% for i in range(9999) %}{% set ns.l = ns.l + [cycler(*big)] %}{% endfor %}",
+    KEEP + "{% set d = dict(range(99998) | batch(2) | list) %}{% for i in range(9999) %}"
+    "{% set ns.l = ns.l + [namespace(d)] %}{% endfor %}",
+    KEEP + "{% set d = dict(range(99998) | batch(2) | list) %}{% for i in range(9999) %}"
+    "{% set ns.l = ns.l + [d | items] %}{% endfor %}",
+]
 COMPILING = [
     "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
     "{% if 1 %}" * 200 + "{% endif %}" * 200,
@@ -108,6 +161,10 @@ ESCAPES = [
     "{{ (1).to_bytes(10, 'big') }}",
     "{{ dict.fromkeys([1]) }}",
     "{{ dict.get({'a': 1}, 'a') }}",
+    "{{ '%2000000000d' is odd }}",
+    "{{ '%2000000000d' is even }}",
+    "{{ '%2000000000d' is divisibleby(5) }}",
+    "{{ 1 | select('odd') | list }}",
 ]
 
 
@@ -119,7 +176,7 @@ def render(source: str, **values: Any) -> str:
     return BoundedTemplate(source, max_seconds=2, max_chars=1000).render(values)
 
 
-@pytest.mark.parametrize("source", HOSTILE, ids=range(len(HOSTILE)))
+@pytest.mark.parametrize("source", [*HOSTILE, *COMPARED], ids=range(len(HOSTILE) + len(COMPARED)))
 def test_a_template_that_takes_too_much_is_a_bad_checkpoint(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_template, "MAX_SECONDS", 0.2)
     with pytest.raises(CheckpointError, match=r"chat_template: stopped on a short chat") as caught:
@@ -157,11 +214,11 @@ for source in json.load(open(sys.argv[1])):
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 print(json.dumps([refused, slowest, (peak - before) / 1024]))
 """
-    (tmp_path / "hostile.json").write_text(json.dumps(HOSTILE))
+    (tmp_path / "hostile.json").write_text(json.dumps([*HOSTILE, *ROWS]))
     command = [sys.executable, "-c", script, str(tmp_path / "hostile.json")]
     found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
     refused, slowest, megabytes = json.loads(found.stdout)
-    assert refused == len(HOSTILE)
+    assert refused == len(HOSTILE) + len(ROWS)
     assert slowest < 3.0  # CPU seconds: the limit, and what a single call may take beyond it
     assert megabytes < 400
 
@@ -212,6 +269,27 @@ def test_a_long_complaint_is_cut() -> None:
             "{% endfor %}",
             "1False2True",
         ),
+        (
+            "{{ [4, 3] | select('odd') | list }}{{ 9 is divisibleby 3 }}{{ 'a' is lower }}{{ 'join' is filter }}",
+            "[3]TrueTrueTrue",
+        ),
+        (
+            "{{ {'a': 1}.get('b', 2) }}{{ dict([['a', 1]], b=2) }}{{ dict({'c': 3}) }}{{ {(1, 2): 3}[(1, 2)] }}"
+            "{{ 3 - 1 }}",
+            "2{'a': 1, 'b': 2}{'c': 3}32",
+        ),
+        (
+            "{% for i in [1, 1, 2] %}{{ loop.changed(i) }}{% endfor %}{{ [{'a': 2}, {'a': 1}] | sort(attribute='a') }}"
+            "{{ [{'a': 2}, {'a': 1}] | max(attribute='a') }}{{ [{'a': 2}] | groupby('a') | map('last') | list }}",
+            "TrueFalseTrue[{'a': 1}, {'a': 2}]{'a': 2}[[{'a': 2}]]",
+        ),
+        ("{{ [1, 2, 3] | batch(2, 0) | list }}{{ [1, 2, 3] | slice(2) | list }}", "[[1, 2], [3, 0]][[1, 2], [3]]"),
+        (
+            "{{ 'a.b.c'.rsplit('.', 1) }}{{ 'aXbX'.rfind('X') }}{{ 'xax'.strip('x') }}{{ ' a'.lstrip() }}"
+            "{{ 'a-' | trim('-') }}",
+            "['a.b', 'c']3aaa",
+        ),
+        ("{{ 'a b' | title }}{{ 'a b c' | wordcount }}{{ 'ab'.startswith(('b', 'a')) }}", "A B3True"),
         (
             "{{ [[1, 2], [3]] | map('join', '-') | join(' ') }}{{ undefined }}{{ [1, 2] | batch(1) | list }}",
             "1-2 3[[1], [2]]",
