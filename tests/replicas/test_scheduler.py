@@ -328,3 +328,41 @@ def test_no_lower_priority_runs_in_the_place_of_a_higher_one(
     assert all(sequence.state is State.FINISHED for sequence in sequences)
     assert all(len(sequence.output_ids) == sequence.request.sampling.max_tokens for sequence in sequences)
     under_test.pool.check(idle=True)
+
+
+def test_the_least_important_of_several_loses_its_place() -> None:
+    under_test = scheduler(budget=64, blocks=3)
+    first, second, third = (make(number, [number] * (BLOCK_TOKENS - 1), 4) for number in range(3))
+    for sequence in (first, second, third):
+        under_test.add(sequence)
+    while under_test.num_preemptions == 0:
+        step(under_test)
+    assert [sequence.state for sequence in (first, second, third)] == [State.RUNNING, State.RUNNING, State.WAITING]
+
+
+def test_a_prompt_that_fills_its_blocks_waits_for_room_for_its_first_token() -> None:
+    under_test = scheduler(blocks=3)
+    under_test.add(make(0, [1] * (BLOCK_TOKENS + 1), 8))
+    step(under_test)
+    under_test.add(fills := make(1, [2] * BLOCK_TOKENS, 4))
+    assert [item.sequence_id for item in step(under_test).items] == [0]
+    assert fills.state is State.WAITING
+
+
+def test_a_step_that_could_sample_nothing_is_made_once_more() -> None:
+    under_test = scheduler()
+    under_test.add(make(0, [1] * 5, 2))
+    plan = under_test.plan()
+    allocations = under_test.launched(plan)
+    under_test.landed(plan)
+    under_test.commit(zip(plan.items, allocations, strict=True))
+    under_test.step_back(plan.items[0])
+    assert [(item.start, item.token_ids) for item in under_test.plan().items] == [(4, (1,))]
+
+
+def test_tokens_of_a_step_without_a_result_are_planned_again() -> None:
+    under_test = scheduler()
+    under_test.add(make(0, [1] * 5, 2))
+    plan = under_test.plan()
+    under_test.recalled(plan, under_test.launched(plan))
+    assert under_test.plan().items == plan.items

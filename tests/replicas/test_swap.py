@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import hypothesis.strategies as st
@@ -21,6 +22,7 @@ from motley.replicas.protocol import BLOCK_TOKENS, Delta, FinishReason, Pooling,
 from motley.replicas.scheduler import Scheduler
 from motley.replicas.sequence import Sequence, State
 from motley.replicas.swap import Swap, SwapRates
+from motley.replicas.swapping import measure
 
 VOCAB = 27
 EOS = 26
@@ -254,6 +256,13 @@ def test_the_faster_way_is_taken(rates: SwapRates | None, swaps: bool) -> None:
     assert step_until_preempted(core) == (swaps, not swaps)
     [victim] = core.scheduler.waiting
     assert victim.num_tokens - 1 == 32
+
+
+def test_what_was_measured_of_the_way_out_is_not_taken_for_the_way_back() -> None:
+    swap = Swap(4, None)
+    told = measure(swap, SimpleNamespace(measure=lambda: (0.001, 0.002)), 0.5)
+    assert swap.rates == SwapRates(out_s=0.001, in_s=0.002, token_s=0.5)
+    assert "1 ms out and 2 ms in" in told
 
 
 def test_where_the_host_is_full_it_is_computed_again() -> None:

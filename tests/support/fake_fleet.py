@@ -44,6 +44,7 @@ class FakeFleet:
         self.plan: Planned | None = None
         self.prefix_stats: PrefixStats | None = None
         self.demand = Demand()
+        self.age_s = 0.0  # of what replicas have told
         self.marked: set[str] = set()
         self.weights: dict[str, int] = {}
         self.contents: dict[str, str] = {}
@@ -115,7 +116,7 @@ class FakeFleet:
                         weights_version=self.weights.get(one.replica_id, 0),
                         weights_contents=f"digest of {one.replica_id}'s",
                     ),
-                    age_s=0.0,
+                    age_s=self.age_s,
                 )
                 for name, pool in self.pools.items()
                 for one in pool.running

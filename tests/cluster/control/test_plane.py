@@ -59,6 +59,20 @@ async def test_a_drain_has_an_end() -> None:
     assert bench.kinds.count("drained") == 1
 
 
+async def test_a_load_that_was_told_before_the_mark_does_not_end_a_replica() -> None:
+    bench = Bench(2)
+    await bench.steps()
+    first, _ = bench.fleet.replicas("cpu")
+    bench.fleet.age_s = 1000.0
+    await bench.plane.drain(first, remove=True, by="test", reason="why")
+    await bench.steps()
+    assert first in bench.fleet.marked
+    assert first in bench.fleet.replicas("cpu")
+    bench.fleet.age_s = 0.0
+    await bench.steps()
+    assert first not in bench.fleet.replicas("cpu")
+
+
 async def test_the_one_that_is_removed_is_the_one_that_was_named() -> None:
     bench = Bench(4)
     await bench.steps()

@@ -259,6 +259,13 @@ def test_next_to_nothing_is_carried_with_room_to_spare(requests, chunk):
     assert 1e3 < share < np.inf
 
 
+def test_between_two_changes_to_fewer_the_cooldown_passes():
+    stage = Stage(policy_named("slo", SLO, settle_s=20.0, cooldown_s=100.0), [a_pool("one", target=8)])
+    stage.run(900.0, lambda now: 20.0 * 0.97 ** (now / LOOK_S))
+    at = [now for now, _ in stage.said]
+    assert at[:3] == [100.0, 200.0, 300.0], "as soon as it has passed, while less and less is asked for"
+
+
 def test_what_caches_held_once_is_not_counted_on_when_replicas_are_to_go():
     def looked(hits, looks):
         stage = Stage(policy_named("slo", SLO, settle_s=100.0, cooldown_s=0.0), [a_pool("one", target=8)])
