@@ -170,3 +170,9 @@ def test_a_leak_is_noticed() -> None:
         pool.check(idle=True)
     with pytest.raises(AssertionError, match="1 blocks still in use"):
         pool.check_idle()
+
+
+def test_a_block_is_found_only_behind_all_blocks_before_it() -> None:
+    one, other = (hashes_of([1] * BLOCK_TOKENS + [middle] * BLOCK_TOKENS + [3] * BLOCK_TOKENS) for middle in (2, 4))
+    assert one[0] == other[0]
+    assert not set(one[1:]) & set(other[1:])
