@@ -16,12 +16,13 @@ from .grammar_schema import MAX_DEPTH, MAX_NODES, words
 
 MAX_MERGED = 8  # references and schemas of allOf within one another
 MAX_COPIED = 16_384  # values that are copied for the schemas of allOf
+MAX_SETS = 32  # lists of one schema that are not held to items that differ
 MAX_REPAIRS = 64  # of what shows only when all schemas are seen together
 
 _DEFINITIONS = {"$defs", "definitions"}
 _HOLDING = {"properties", "additionalProperties", "patternProperties", "propertyNames"}
 
-__all__ = ["loosened"]
+__all__ = ["loosened", "without_unique_items"]
 
 
 def loosened(schema: dict[str, Any]) -> tuple[Any, list[str]]:
@@ -39,6 +40,21 @@ def loosened(schema: dict[str, Any]) -> tuple[Any, list[str]]:
                 break
             loose.note(refused.place, *refused.drops)
     return words(_outline(schema)), ["#: all but the names of its properties"]
+
+
+def without_unique_items(schema: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The schema without `uniqueItems` where it cannot be kept to, and the places of these; nothing else goes."""
+    lists = copy.deepcopy(schema)
+    dropped: list[str] = []
+    for _ in range(MAX_SETS):
+        try:
+            words(lists)
+            break
+        except Refused as refused:
+            if refused.drops != ("uniqueItems",) or not _repair(lists, refused):
+                break
+            dropped.append(f"{shown(refused.place)}: 'uniqueItems'")
+    return lists, dropped
 
 
 class _Loose:

@@ -115,7 +115,8 @@ class Words:
         if not lists:
             raise Refused(
                 f"{shown(place)}: 'uniqueItems' is supported for lists of at most one item, and for items of an "
-                "enum of few values; that others differ cannot be kept to",
+                "enum of few values; that others differ cannot be kept to. Take the keyword out of the schema to have "
+                "lists in which one may come twice",
                 drops=["uniqueItems"],
             )
         return {"enum": lists}

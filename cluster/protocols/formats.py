@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable
 from typing import Any
 
+from ...replicas.errors import InvalidRequest
+from ...replicas.grammar_loose import without_unique_items
 from ...replicas.grammar_spec import GrammarSpec
 from ..unknown_fields import says_nothing
 from .constraints import constraint
 from .openai_fields import missing, refuse_others, take, wrong_type
 from .openai_schemas import CONSTRAINT_FIELDS, JSON_SCHEMA_FIELDS, STRUCTURED_FIELDS, STRUCTURED_UNSUPPORTED
+
+log = logging.getLogger(__name__)
 
 FORMAT_FIELDS = ("response_format", "structured_outputs", "format", *CONSTRAINT_FIELDS)
 _EMPTY_IS_NONE = ("format", *CONSTRAINT_FIELDS)
@@ -72,7 +77,8 @@ def _json_object(wanted: dict[str, Any]) -> GrammarSpec:
 
 
 def _json_schema(wanted: dict[str, Any]) -> GrammarSpec:
-    """`strict` changes nothing: the schema is always kept to, or refused. llama.cpp and others have it in `schema`."""
+    """The schema is always kept to, or refused, but for sets if it is not `strict`. llama.cpp and others have it in
+    `schema`."""
     if wanted.get("json_schema") is None and any(wanted.get(name) for name in _SCHEMAS):
         return _json_object(wanted)
     refuse_others(wanted, ("type", "json_schema"), path="response_format.")
@@ -82,10 +88,26 @@ def _json_schema(wanted: dict[str, Any]) -> GrammarSpec:
     if (name := take(given, "name", str, "", path=path)) and not _NAME.fullmatch(name):
         raise wrong_type(f"{path}name", name, "1 to 64 letters, digits, underscores or dashes")
     take(given, "description", str, "", path=path)
-    take(given, "strict", bool, False, path=path)
+    strict = take(given, "strict", bool, False, path=path)
     if given.get("schema") is None:
         raise missing(f"{path}schema")
-    return GrammarSpec.json_schema(take(given, "schema", dict, {}, path=path), field=f"{path}schema")
+    schema = take(given, "schema", dict, {}, path=path)
+    if strict:
+        return GrammarSpec.json_schema(schema, field=f"{path}schema")
+    return _with_lists_for_sets(schema, f"{path}schema")
+
+
+def _with_lists_for_sets(schema: dict[str, Any], field: str) -> GrammarSpec:
+    """As the schema says; of `uniqueItems` that cannot be kept to, without it: who reads a set takes an item twice."""
+    try:
+        return GrammarSpec.json_schema(schema, field=field)
+    except InvalidRequest as refused:
+        lists, dropped = without_unique_items(schema) if refused.code == "invalid_grammar" else (schema, [])
+        if not dropped:
+            raise
+    kept = GrammarSpec.json_schema(lists, field=field)
+    log.info("%s: kept without %s; with strict it is refused", field, ", ".join(dropped))
+    return kept
 
 
 def _written(name: str, make: Callable[..., GrammarSpec]) -> Callable[[dict[str, Any]], GrammarSpec]:

@@ -173,13 +173,17 @@ _SOME = _one_of_type(
 )
 TOOL_CHOICE: Schema = {"anyOf": [{"enum": list(MODES)}, _SOME, _NAMED]}
 
-_NOT_KEPT = "that names which additionalProperties lets in may come twice, or be those of properties in escapes"
+_NOT_KEPT = "that names which additionalProperties lets in may come twice"
 _JSON_SCHEMA = object_of(
     {
         "name": told({"anyOf": [NAME, {"const": ""}]}, "for the client's own use; changes nothing"),
         "description": told(TEXT, "changes nothing: what the text is for is said in the messages"),
         "schema": told(OBJECT, "a JSON schema; keywords that cannot be kept to are refused"),
-        "strict": told(BOOLEAN, f"either value: the schema is always kept to, but {_NOT_KEPT}"),
+        "strict": told(
+            BOOLEAN,
+            "true: uniqueItems that cannot be kept to is refused; false: it is left out. With either value all else is "
+            f"kept to, or refused, but {_NOT_KEPT}",
+        ),
     },
     ["schema"],
 )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import re
 import socket
 from collections.abc import AsyncIterator, Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import asgi
 import grpc
@@ -18,12 +19,15 @@ import service_checkpoint
 import uvicorn
 from grammar_engine import check_json
 from local_ingress import make_ingress
+from openai.lib._parsing import type_to_response_format_param
 from pydantic import BaseModel, Field
 
+from motley.cluster.protocols.formats import format_of
 from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import inference_pb2_grpc
 from motley.cluster.web import servicers
 from motley.replicas.engine_config import EngineConfig
+from motley.replicas.errors import InvalidRequest
 from motley.replicas.worker import Worker
 
 COLOUR = {"type": "object", "properties": {"colour": {"enum": ["red", "blue"]}}, "required": ["colour"]}
@@ -174,6 +178,13 @@ def _schema(**schema: Any) -> dict[str, Any]:
     return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
 
 
+SET = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
+
+
+def _strict(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}}
+
+
 def _tagged(inner: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"response_format": {"type": "structural_tag", "format": inner, **more}}
 
@@ -199,7 +210,9 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "a schema of another name": ({"guided_json": {"not": {}}}, "guided_json", "invalid_grammar"),
     "two names of one": ({"guided_regex": "a", "regex": "a"}, "regex", "invalid_value"),
-    "unknown keyword": (_schema(type="array", uniqueItems=True), SCHEMA, "invalid_grammar"),
+    "a set where the schema is to be followed strictly": (_strict(SET), SCHEMA, "invalid_grammar"),
+    "a set and what cannot be kept to": (_schema(anyOf=[SET, {"not": {}}]), SCHEMA, "invalid_grammar"),
+    "a set alone": ({"guided_json": SET}, "guided_json", "invalid_grammar"),
     "if": (_schema(**{"if": {"type": "string"}, "then": False}), SCHEMA, "invalid_grammar"),
     "two of allOf": (_schema(allOf=[{"type": "integer"}, {"minimum": 3}]), SCHEMA, "invalid_grammar"),
     "overlapping oneOf": (_schema(oneOf=[{"type": "integer"}, {"type": "number"}]), SCHEMA, "invalid_grammar"),
@@ -281,3 +294,38 @@ async def test_one_grammar_two_names(post: Callable[..., Any]) -> None:
     ):
         reply = await post("/v1/chat/completions", {"messages": HELLO, **given})
         assert reply.json()["error"]["param"] == param
+
+
+class Labels(BaseModel):
+    """As pydantic's users write sets: the first two have no end, of the third each comes at most once."""
+
+    tags: set[str]
+    numbers: frozenset[int]
+    moods: set[Literal["calm", "glad"]]
+    few: Annotated[set[str], Field(json_schema_extra=lambda schema: schema.pop("uniqueItems"))]
+
+
+def test_sets_are_lists_where_nobody_asks_for_strictness(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="motley.cluster.protocols.formats")
+    schema = Labels.model_json_schema()
+    assert format_of(_schema(**schema)) == format_of(_strict({**schema, "properties": _lists(schema)}))
+    assert "#/properties/tags: 'uniqueItems', #/properties/numbers: 'uniqueItems'; with strict" in caplog.text
+
+
+def _lists(schema: dict[str, Any]) -> dict[str, Any]:
+    """The properties, of which those without an end are lists."""
+    found = copy.deepcopy(schema["properties"])
+    for name in ("tags", "numbers"):
+        del found[name]["uniqueItems"]
+    return found
+
+
+def test_openais_parse_says_how_to_have_a_set() -> None:
+    """Its `parse` sends each model as strict; OpenAI's own service refuses `uniqueItems` there as well."""
+    strict = type_to_response_format_param(Labels)
+    with pytest.raises(InvalidRequest, match=r"#/properties/tags: 'uniqueItems' .* Take the keyword out of the schema"):
+        format_of({"response_format": strict})
+    schema = strict["json_schema"]["schema"]
+    schema["properties"] = _lists(schema)
+    assert format_of({"response_format": strict}) is not None
+    assert Labels.model_validate_json('{"tags":["a","a"],"numbers":[1],"moods":[],"few":["b","b"]}').few == {"b"}
