@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 import xgrammar
 
 from .grammar_child import Vocabulary, serve
+from .grammar_rules import UnknownRules, check_library
 from .grammar_wire import From, frame, receive, to_vocabulary
 
 _CONTROL = re.compile(rb"[\x00-\x09\x0b-\x1f]")
@@ -32,6 +33,11 @@ def main(descriptor: int) -> None:
     control = socket.socket(fileno=descriptor)
     received = receive(control)
     if received is None:
+        return
+    try:
+        check_library()
+    except UnknownRules as error:
+        control.sendall(frame(From.REFUSED, payload=str(error).encode()))
         return
     vocabulary = _vocabulary(received[2])
     assert vocabulary.no_text  # worked out here, once for all children

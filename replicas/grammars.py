@@ -199,7 +199,8 @@ class _Nursery:
             ready = None
         if ready is None or ready[0] != From.READY:
             self.close()
-            raise Unavailable("the process that compiles grammars did not start", code="structured_output_unavailable")
+            why = "the process that compiles grammars did not start" if ready is None else ready[2].decode()
+            raise Unavailable(why, code="structured_output_unavailable")
         log.info("structured output: ready after %.1f s", time.perf_counter() - began)
 
     @property

@@ -1,0 +1,91 @@
+"""What the grammar library says of its rules is read as far as it is known; anything else is an error, and no text."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from motley.replicas import grammar_nursery, grammar_rules, grammars
+from motley.replicas.errors import Unavailable
+from motley.replicas.grammar_rules import UnknownRules, check_library, with_exact_texts
+from motley.replicas.grammar_wire import From, To, frame, receive, vocabulary
+
+REAL: Any = grammar_rules.xgrammar.Grammar.from_json_schema
+
+
+def said_otherwise(monkeypatch: pytest.MonkeyPatch, change: Callable[[str], str]) -> None:
+    """The library's rules in other words."""
+
+    def schema(*given: Any, **settings: Any) -> str:
+        return change(str(REAL(*given, **settings)))
+
+    monkeypatch.setattr(grammar_rules.xgrammar, "Grammar", SimpleNamespace(from_json_schema=schema))
+
+
+OTHERWISE: dict[str, Callable[[str], str]] = {
+    "patterns by another name": lambda said: said.replace("Regex(", "Pattern("),
+    "patterns with another setting": lambda said: said.replace("json_string=true", "json_string=true, dotall=false"),
+    "patterns within a rule": lambda said: re.sub(r"::= (Regex\(.*\))", r"::= (\1)", said),
+    "patterns as plain text": lambda said: re.sub(r"Regex\((\"[^\"]*\"), json_string=true\)", r"((\1))", said),
+    "patterns read by the library": lambda said: re.sub(r"Regex\(.*\)", r"(([a-z] [a-z]))", said),
+    "escapes by another name": lambda said: said.replace("basic_escape", "json_escape"),
+    "escapes within the rule": lambda said: re.sub(r"\"\\\\\" basic_escape", r'"\\\\" [bnu]', said),
+    "escapes as a rule of several lines": lambda said: said.replace("basic_escape ::= ((", "basic_escape ::=\n  (("),
+    "another arrow": lambda said: said.replace(" ::= ", " -> "),
+    "a heading": lambda said: f"# rules\n{said}",
+    "a rule twice": lambda said: f"{said}\nroot ::= basic_any",
+    "another way to join": lambda said: said.replace('"\\"" root_prop_0_1', '"\\"", root_prop_0_1'),
+    "nothing": lambda said: "",
+}
+
+
+@pytest.mark.parametrize("name", OTHERWISE)
+def test_rules_in_other_words_are_an_error(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    check_library()
+    said_otherwise(monkeypatch, OTHERWISE[name])
+    with pytest.raises(UnknownRules, match=r"xgrammar [\d.]+ says its rules in a form that is not known: "):
+        check_library()
+
+
+def test_words_within_texts_are_no_rules() -> None:
+    line = 'root ::= (("\\"Regex(\\" basic_escape ::= " [Regex]))'
+    assert with_exact_texts(line) == line
+
+
+def test_the_nursery_says_so_before_it_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process, by the frames that its own would send."""
+    said_otherwise(monkeypatch, OTHERWISE["escapes by another name"])
+    monkeypatch.setattr(grammar_nursery.os, "nice", lambda _: 0)
+    monkeypatch.setattr(grammar_nursery.signal, "signal", lambda *_: None)
+    ours, theirs = socket.socketpair()
+    with ours:
+        ours.sendall(frame(To.VOCABULARY, payload=vocabulary([b"a"], 2, (1,))))
+        grammar_nursery.main(theirs.detach())
+        answer = receive(ours)
+    assert answer is not None
+    assert answer[0] == From.REFUSED
+    assert b"says its rules in a form that is not known" in answer[2]
+
+
+def test_the_engine_hears_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no fault of a client's grammar, and one code tells it."""
+
+    ends: list[socket.socket] = []
+
+    def start(command: list[str], pass_fds: list[int], **_: Any) -> Any:
+        theirs = socket.socket(fileno=os.dup(pass_fds[0]))
+        ends.append(theirs)
+        theirs.sendall(frame(From.REFUSED, payload=b"xgrammar 0.9 says its rules in a form that is not known: x"))
+        return SimpleNamespace(wait=lambda *_: 0, poll=lambda: 0)
+
+    monkeypatch.setattr(grammars.subprocess, "Popen", start)
+    with pytest.raises(Unavailable, match=r"xgrammar 0\.9 says its rules") as refused:
+        grammars._Nursery(b"")
+    assert refused.value.code == "structured_output_unavailable"
+    ends[0].close()
